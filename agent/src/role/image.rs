@@ -181,7 +181,7 @@ impl Store {
             Self::Here(images) => {
                 images.remove(image).await.with_context(context)?;
                 // With this process ends whatever is still being deleted.
-                images.settled().await;
+                images.wait_until_deleted().await;
             }
         }
         Ok(())

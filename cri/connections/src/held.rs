@@ -1,4 +1,4 @@
-//! A connection that holds its place, also after HTTP has handed it over to another protocol.
+//! A stream that keeps its connection's slot, even after an HTTP upgrade to another protocol.
 
 use std::io;
 use std::pin::Pin;

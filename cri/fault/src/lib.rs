@@ -1,21 +1,21 @@
-//! Named points at which a test ends the process, to see what the next one makes of what is left.
+//! Fault points: named places at which a test aborts the process, to check the recovery of the next one.
 //!
-//! A point stands behind every step of the runtime, and of the network's plugins, that leaves something in the kernel
-//! or on the disk. Unarmed, which is always outside of such a test, it costs the look at one pointer.
+//! A point follows every step of the runtime and of the network plugins that changes the kernel or the disk.
+//! Without a test it costs one pointer comparison.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The environment variable that arms one point, by its name. `NAME:3` is the third time that it is passed.
+/// The environment variable that arms one point, by its name. `NAME:3` aborts at the third pass.
 pub const VARIABLE: &str = "CORACLE_FAULT";
 
-/// The point that is armed, and how often it is still passed, this time included.
+/// The armed point, and the number of passes until the abort.
 struct Armed {
     name: String,
     times: AtomicU32,
 }
 
-/// Ends the process here, as abruptly as a crash does, when this point is the armed one.
+/// Aborts the process, like a crash, if this point is armed and due.
 #[inline]
 pub fn point(name: &str) {
     static ARMED: OnceLock<Option<Armed>> = OnceLock::new();
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_point_is_due_when_it_is_passed_for_that_time() {
+    fn a_point_is_due_at_the_given_pass() {
         let due = |text: &str, passed: &[&str]| {
             let armed = Armed::parse(text);
             passed.iter().position(|name| armed.is_due(name))

@@ -1,7 +1,7 @@
-//! Reading tar archives as they stream by: ustar, pax and GNU headers, long names, sparse files.
+//! Streaming reader of tar archives: ustar, pax and GNU headers, long names, sparse files.
 //!
-//! Written here because nothing of an archive may be trusted: every header that goes into memory has a ceiling,
-//! and all that is left to the caller are names and numbers, unresolved.
+//! It is written here because archives are untrusted: every header that is kept in memory has a size limit,
+//! and the caller gets names and numbers without any resolution.
 
 use std::io::{self, BufRead};
 
@@ -12,21 +12,21 @@ mod pax;
 use pax::Pax;
 
 const BLOCK: usize = 512;
-/// Ceiling for extended headers and long names; Linux takes no path over 4 KiB and no attribute over 64 KiB.
+/// Maximum bytes of an extended header or a long name. Linux limits paths to 4 KiB and attributes to 64 KiB.
 const HEADER_MAX: u64 = 1 << 20;
-/// Ceiling for the segments of one sparse file.
+/// Maximum number of segments of one sparse file.
 const SEGMENTS_MAX: usize = 1 << 16;
 
-/// An archive that is read from front to back.
+/// An archive that is read sequentially.
 pub(crate) struct Archive<R> {
     input: R,
-    /// Bytes of the present entry's data that are not read yet.
+    /// Unread bytes of the current entry's data.
     data_left: u64,
-    /// Bytes after the data up to the next block.
+    /// Padding after the data up to the next block, in bytes.
     padding: u64,
 }
 
-/// One entry, as the archive describes it.
+/// One entry of the archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) path: Vec<u8>,
@@ -38,13 +38,13 @@ pub(crate) struct Entry {
     pub(crate) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// What an entry is.
+/// Type of an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Kind {
     File {
-        /// Size of the file, holes included.
+        /// Size of the file including holes.
         size: u64,
-        /// For a sparse file, where its stored data belongs.
+        /// Segments with stored data, for a sparse file.
         sparse: Option<Vec<Segment>>,
     },
     Directory,
@@ -55,7 +55,7 @@ pub(crate) enum Kind {
     Fifo,
 }
 
-/// A piece of a sparse file that is stored.
+/// A range of a sparse file whose data is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Segment {
     pub(crate) offset: u64,
@@ -69,26 +69,26 @@ pub(crate) struct Mtime {
     pub(crate) nanoseconds: u32,
 }
 
-/// Why an archive cannot be read.
+/// Errors of reading an archive.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ArchiveError {
     #[error("cannot read the archive")]
     Read(#[source] io::Error),
     #[error("the archive is damaged: {0}")]
     Damaged(&'static str),
-    #[error("the archive has an entry of a type that is not served: {0:?}")]
+    #[error("the archive has an entry of the unsupported type {0:?}")]
     Type(char),
 }
 
 // === impl Archive ===
 
 impl<R: BufRead> Archive<R> {
-    /// Reads an archive.
+    /// Reads an archive from the input.
     pub(crate) fn new(input: R) -> Archive<R> {
         Archive { input, data_left: 0, padding: 0 }
     }
 
-    /// The next entry, or none at the end. What is left of the present one's data is skipped.
+    /// The next entry, or `None` at the end. Skips the rest of the current entry's data.
     pub(crate) fn next_entry(&mut self) -> Result<Option<Entry>, ArchiveError> {
         let mut pax = Pax::default();
         let (mut long_path, mut long_link) = (None, None);
@@ -98,21 +98,21 @@ impl<R: BufRead> Archive<R> {
             let size = header.entry_size().map_err(|_bad| ArchiveError::Damaged("bad size"))?;
             self.expect_data(size);
             match header.entry_type().as_byte() {
-                b'x' | b'X' => pax = Pax::parse(&self.whole_data()?)?,
-                // Global headers carry comments in practice; the common readers of layers skip them too.
+                b'x' | b'X' => pax = Pax::parse(&self.read_data()?)?,
+                // In practice global headers contain comments; other readers of layers skip them too.
                 b'g' => {}
-                b'L' => long_path = Some(trim_nul(self.whole_data()?)),
-                b'K' => long_link = Some(trim_nul(self.whole_data()?)),
+                b'L' => long_path = Some(trim_nul(self.read_data()?)),
+                b'K' => long_link = Some(trim_nul(self.read_data()?)),
                 _ => {
                     let path = long_path.take();
                     let link = long_link.take();
-                    return self.entry(&header, pax, (path, link)).map(Some);
+                    return self.entry(&header, pax, path, link).map(Some);
                 }
             }
         }
     }
 
-    /// The next bytes of the present entry's data; empty at its end.
+    /// Buffered bytes of the current entry's data; empty at its end.
     pub(crate) fn data(&mut self) -> Result<&[u8], ArchiveError> {
         if self.data_left == 0 {
             return Ok(&[]);
@@ -125,23 +125,23 @@ impl<R: BufRead> Archive<R> {
         Ok(&buffer[..buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX))])
     }
 
-    /// Takes bytes that [`Archive::data`] gave as read.
+    /// Marks bytes of [`Archive::data`] as read.
     pub(crate) fn consume(&mut self, count: usize) {
         self.input.consume(count);
         self.data_left -= count as u64;
     }
 
-    /// The input, as far as it was read.
+    /// The input at its current position.
     pub(crate) fn get_ref(&self) -> &R {
         &self.input
     }
 
-    /// The input, to tell it what the data is.
+    /// Mutable access to the input, for hints about the data.
     pub(crate) fn get_mut(&mut self) -> &mut R {
         &mut self.input
     }
 
-    /// The input, behind what was read.
+    /// The input after the last read byte.
     pub(crate) fn into_inner(self) -> R {
         self.input
     }
@@ -150,7 +150,8 @@ impl<R: BufRead> Archive<R> {
         &mut self,
         header: &Header,
         pax: Pax,
-        (long_path, long_link): (Option<Vec<u8>>, Option<Vec<u8>>),
+        long_path: Option<Vec<u8>>,
+        long_link: Option<Vec<u8>>,
     ) -> Result<Entry, ArchiveError> {
         if let Some(size) = pax.size {
             self.expect_data(size);
@@ -159,7 +160,7 @@ impl<R: BufRead> Archive<R> {
             pax.path.clone().or(long_path).unwrap_or_else(|| trim_nul(header.path_bytes().into_owned()));
         let kind = self.kind(header, &pax, long_link, &path)?;
         if !matches!(kind, Kind::File { .. }) {
-            // Only files have data; the size of other types means nothing (as in Go's reader).
+            // Only files have data. The size of other types is ignored, as in Go's reader.
             self.expect_data(0);
         }
         let id = |field: io::Result<u64>| {
@@ -219,7 +220,7 @@ impl<R: BufRead> Archive<R> {
         Ok(Kind::File { size: real, sparse: Some(segments) })
     }
 
-    /// The map of a sparse file of format 1.0: decimal numbers, one a line, at the head of the data.
+    /// Reads the map of a sparse file of format 1.0: decimal numbers, one per line, before the data.
     fn sparse_map(&mut self) -> Result<Vec<Segment>, ArchiveError> {
         let mut taken = 0_u64;
         let count = self.sparse_number(&mut taken)?;
@@ -255,7 +256,7 @@ impl<R: BufRead> Archive<R> {
         }
     }
 
-    /// Sparse files of GNU's own format: four segments in the header, more in blocks after it.
+    /// Sparse files of the old GNU format: four segments in the header, more in following blocks.
     fn old_gnu_sparse(&mut self, header: &Header) -> Result<Kind, ArchiveError> {
         const BAD: ArchiveError = ArchiveError::Damaged("bad sparse header");
         let gnu = header.as_gnu().ok_or(BAD)?;
@@ -280,7 +281,7 @@ impl<R: BufRead> Archive<R> {
         Ok(Kind::File { size, sparse: Some(segments) })
     }
 
-    /// The next header block; none at the end of the archive, which is a block of zeros or the end of input.
+    /// The next header block. `None` at the end of the archive: a block of zeros or the end of the input.
     fn header(&mut self) -> Result<Option<Header>, ArchiveError> {
         let mut header = Header::new_old();
         let block = header.as_mut_bytes();
@@ -288,7 +289,7 @@ impl<R: BufRead> Archive<R> {
         while filled < BLOCK {
             match self.input.read(&mut block[filled..]) {
                 Ok(0) if filled == 0 => return Ok(None),
-                Ok(0) => return Err(ArchiveError::Damaged("it ends inside a header")),
+                Ok(0) => return Err(ArchiveError::Damaged("the archive ends inside a header")),
                 Ok(n) => filled += n,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => return Err(ArchiveError::Read(e)),
@@ -306,7 +307,7 @@ impl<R: BufRead> Archive<R> {
         self.padding = size.wrapping_neg() % BLOCK as u64;
     }
 
-    fn whole_data(&mut self) -> Result<Vec<u8>, ArchiveError> {
+    fn read_data(&mut self) -> Result<Vec<u8>, ArchiveError> {
         if self.data_left > HEADER_MAX {
             return Err(ArchiveError::Damaged("an extended header of over 1 MiB"));
         }
@@ -324,7 +325,7 @@ impl<R: BufRead> Archive<R> {
 
     fn skip_data(&mut self) -> Result<(), ArchiveError> {
         self.skip(self.data_left)?;
-        // The padding of the last entry may be missing, where a writer did not care.
+        // The padding of the last entry may be missing: some writers omit it.
         let mut padding = std::mem::take(&mut self.padding);
         while padding > 0 {
             let available = self.input.fill_buf().map_err(ArchiveError::Read)?.len() as u64;
@@ -342,7 +343,7 @@ impl<R: BufRead> Archive<R> {
         while count > 0 {
             let available = self.data()?.len() as u64;
             if available == 0 {
-                return Err(ArchiveError::Damaged("an entry is shorter than it says"));
+                return Err(ArchiveError::Damaged("an entry is shorter than its header says"));
             }
             let step = available.min(count);
             self.consume(usize::try_from(step).unwrap_or(usize::MAX));
@@ -352,7 +353,7 @@ impl<R: BufRead> Archive<R> {
     }
 }
 
-/// Segments must follow each other, within the file, and take all of the stored data.
+/// Checks that segments are in order, inside the file, and cover all stored data.
 fn check_segments(segments: &[Segment], size: u64, stored: u64) -> Result<(), ArchiveError> {
     const BAD: ArchiveError = ArchiveError::Damaged("sparse segments do not fit their file");
     let (mut end, mut sum) = (0_u64, 0_u64);
@@ -366,10 +367,11 @@ fn check_segments(segments: &[Segment], size: u64, stored: u64) -> Result<(), Ar
     if end <= size && sum == stored { Ok(()) } else { Err(BAD) }
 }
 
-/// The sum of all bytes, with the field itself as spaces; some old writers summed signed bytes.
+/// Checks the sum of all bytes, in which the checksum field counts as spaces. Some old writers summed signed
+/// bytes.
 fn check_sum(header: &Header) -> Result<(), ArchiveError> {
     const WRONG: ArchiveError =
-        ArchiveError::Damaged("the checksum of a header is wrong, or this is no tar archive");
+        ArchiveError::Damaged("a header has a wrong checksum, or the file is not a tar archive");
     let expected = header.cksum().map_err(|_no_number| WRONG)?;
     let bytes = header.as_bytes();
     let covered = |at: usize| if (148..156).contains(&at) { b' ' } else { bytes[at] };

@@ -1,5 +1,5 @@
-//! What a container changed of its image, put into a writable layer by the code that unpacks image layers: no path
-//! leads out of the directory.
+//! Applies a container's changes to a writable layer, by the code that unpacks image layers: no path leads
+//! out of the directory.
 
 use std::io::{self, BufRead};
 use std::path::Path;
@@ -7,23 +7,23 @@ use std::path::Path;
 use crate::config::Limits;
 use crate::unpack::unpack;
 
-/// The changes are a container's own, which had no limits either.
+/// No limits: the changes come from a container, whose disk usage was not limited either.
 const UNLIMITED: Limits =
     Limits { layer_bytes: u64::MAX, layer_entries: u64::MAX, ratio: u64::MAX, ratio_from: u64::MAX };
 
 /// Unpacks an archive of changed files into a writable layer.
 ///
 /// # Errors
-/// When the archive is none, leads out of the layer, or cannot be written.
-pub fn lay(archive: impl BufRead, layer: &Path) -> io::Result<()> {
+/// If the archive is invalid, a path leads out of the layer, or the layer cannot be written.
+pub fn apply_changes(archive: impl BufRead, layer: &Path) -> io::Result<()> {
     unpack(archive, layer, &UNLIMITED).map(drop).map_err(io::Error::other)
 }
 
-/// Hides paths of lower layers: a whiteout for each in the writable layer.
+/// Deletes paths of lower layers: writes a whiteout for each into the writable layer.
 ///
 /// # Errors
-/// When a path leads out of the layer, or cannot be written.
-pub fn hide<'a>(paths: impl IntoIterator<Item = &'a Path>, layer: &Path) -> io::Result<()> {
+/// If a path leads out of the layer, or the layer cannot be written.
+pub fn apply_deletions<'a>(paths: impl IntoIterator<Item = &'a Path>, layer: &Path) -> io::Result<()> {
     let mut archive = tar::Builder::new(Vec::new());
     for path in paths {
         let relative = path.strip_prefix("/").unwrap_or(path);
@@ -33,10 +33,10 @@ pub fn hide<'a>(paths: impl IntoIterator<Item = &'a Path>, layer: &Path) -> io::
         let mut header = header(tar::EntryType::Regular, 0o644, 0);
         archive.append_data(&mut header, relative.with_file_name(whiteout), io::empty())?;
     }
-    lay(archive.into_inner()?.as_slice(), layer)
+    apply_changes(archive.into_inner()?.as_slice(), layer)
 }
 
-/// All fields that an archive must have.
+/// A header with all required fields.
 fn header(kind: tar::EntryType, mode: u32, size: u64) -> tar::Header {
     let mut header = tar::Header::new_gnu();
     header.set_entry_type(kind);
@@ -56,14 +56,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn changes_arrive_with_what_they_hide() {
+    fn changes_and_deletions_are_applied() {
         let dir = tempfile::tempdir().expect("directory");
         let mut archive = tar::Builder::new(Vec::new());
         let mut directory = header(tar::EntryType::Directory, 0o751, 0);
         archive.append_data(&mut directory, "bin/", io::empty()).expect("directory");
         let mut new = header(tar::EntryType::Regular, 0o640, 4);
         archive.append_data(&mut new, "bin/new", &b"mine"[..]).expect("file");
-        lay(archive.into_inner().expect("archive").as_slice(), dir.path()).expect("lay");
+        apply_changes(archive.into_inner().expect("archive").as_slice(), dir.path()).expect("lay");
         hide([Path::new("/bin/old")], dir.path()).expect("hide");
         assert_eq!(fs::read_to_string(dir.path().join("bin/new")).expect("new"), "mine");
         assert_eq!(fs::metadata(dir.path().join("bin")).expect("bin").mode() & 0o777, 0o751);

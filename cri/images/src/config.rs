@@ -1,63 +1,63 @@
-//! Where images are kept, for which machine, and what they may cost.
+//! Configuration of the image store.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::pin::PinPattern;
 
-/// Where and how images are kept.
+/// Configuration of the image store.
 #[derive(Debug, Clone)]
 pub struct ImagesConfig {
-    /// The state directory; this crate owns `images/` in it.
+    /// The state directory. This crate owns `images/` in it.
     pub root: PathBuf,
-    /// Mirrors in containerd's layout: `<dir>/<host[:port]>/hosts.toml`.
+    /// Directory of registry settings in containerd's layout: `<dir>/<host[:port]>/hosts.toml`.
     pub registry_config_dir: Option<PathBuf>,
-    /// Images that are not to be collected as unused.
+    /// Images that are never collected as unused.
     pub pinned: Vec<PinPattern>,
-    /// Which platform's images to choose from an index.
+    /// Platform to select from an index.
     pub platform: Platform,
-    /// What a layer may cost.
+    /// Limits of unpacked layers.
     pub limits: Limits,
-    /// A registry that sends no byte for so long is given up (and tried again from where it stopped).
+    /// Timeout for the next byte from a registry. After it the request is retried from where it stopped.
     pub stall_timeout: Duration,
-    /// A registry of which next to nothing comes in all this time, whatever it does instead, is given up for good. Only
-    /// the time counts in which something is waited for.
+    /// Timeout for progress. A pull fails if a registry sends almost nothing for this long, in whatever way.
+    /// Only time spent waiting for the registry counts.
     pub progress_timeout: Duration,
-    /// Layers of at least so many compressed bytes are taken up where they broke off also by a later pull, for which
-    /// what arrives is kept on disk until the layer is complete.
+    /// Minimum compressed bytes of a layer that is resumed by a later pull. Its data is kept on disk until
+    /// the layer is complete.
     pub resume_from: u64,
-    /// Layers that one pull fetches at a time.
+    /// Maximum number of layers that one pull fetches at a time.
     pub parallel_layers: usize,
 }
 
-/// An operating system and processor, in the words of Go.
+/// Operating system and processor, in Go's names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Platform {
-    /// As `linux`.
+    /// Operating system, such as `linux`.
     pub os: String,
-    /// As `amd64`.
+    /// Processor architecture, such as `amd64`.
     pub architecture: String,
-    /// As `v7`, for 32-bit ARM; empty when the architecture says all.
+    /// Variant of the architecture, such as `v7` for 32-bit ARM. Empty if the architecture has none.
     pub variant: String,
 }
 
-/// What the content of an image may cost before it is taken for a bomb.
+/// Limits of an unpacked layer, against decompression bombs.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Bytes of one unpacked layer.
+    /// Maximum bytes of one unpacked layer.
     pub layer_bytes: u64,
-    /// Files, directories and the like of one layer.
+    /// Maximum number of entries (files, directories, links, devices) of one layer.
     pub layer_entries: u64,
-    /// Unpacked bytes per compressed byte, judged from [`Limits::ratio_from`] on.
+    /// Maximum unpacked bytes per compressed byte. Applies from [`Limits::ratio_from`] on.
     pub ratio: u64,
-    /// Unpacked bytes below which no ratio is suspicious.
+    /// Unpacked bytes up to which the ratio is not checked.
     pub ratio_from: u64,
 }
 
 // === impl ImagesConfig ===
 
 impl ImagesConfig {
-    /// The defaults for a state directory: this host's platform, no mirrors.
+    /// Default values for a state directory: this host's platform, no mirrors.
     #[must_use]
     pub fn new(root: impl Into<PathBuf>) -> ImagesConfig {
         ImagesConfig {
@@ -67,7 +67,7 @@ impl ImagesConfig {
             platform: Platform::host(),
             limits: Limits::default(),
             stall_timeout: Duration::from_secs(30),
-            // As containerd's image_pull_progress_timeout.
+            // containerd's default of image_pull_progress_timeout.
             progress_timeout: Duration::from_secs(300),
             resume_from: 4 << 20,
             parallel_layers: 3,
@@ -79,7 +79,7 @@ impl ImagesConfig {
 
 impl Default for Limits {
     fn default() -> Limits {
-        // Disks for virtual machines are images too, and mostly zeros.
+        // Virtual machine disks in images consist mostly of zeros, so large ratios are legitimate.
         Limits { layer_bytes: 64 << 30, layer_entries: 4_000_000, ratio: 250, ratio_from: 16 << 30 }
     }
 }

@@ -1,5 +1,5 @@
-//! Digests: the identity of all content. SHA-256 is what everybody writes and what we compute for content of our own;
-//! SHA-512 is the other algorithm that the OCI registers, and is taken wherever a document or a name has it.
+//! Digests, which identify content. The store computes SHA-256 for its own content, as is usual. SHA-512, the
+//! other algorithm that the OCI registers, is accepted wherever a document or a name has it.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -8,7 +8,7 @@ use std::str::FromStr;
 use ring::digest::{Context, SHA256, SHA512};
 use serde::{Deserialize, Serialize};
 
-/// How content is hashed.
+/// Hash algorithm.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Algorithm {
     Sha256,
@@ -20,24 +20,24 @@ pub(crate) enum Algorithm {
 #[serde(try_from = "String", into = "String")]
 pub(crate) struct Digest {
     algorithm: Algorithm,
-    /// As many as the algorithm gives; the rest is zero.
+    /// As many bytes as the algorithm produces; the rest is zero.
     bytes: [u8; 64],
 }
 
-/// Computes a digest piece by piece.
+/// Computes a digest incrementally.
 #[derive(Clone)]
 pub(crate) struct Hasher {
     algorithm: Algorithm,
     context: Context,
 }
 
-/// A reader that computes the digest of what passes.
+/// A reader that computes the digest of the bytes read.
 pub(crate) struct HashingReader<R> {
     input: R,
     hasher: Hasher,
 }
 
-/// Why a string is not a digest.
+/// Error of a string that is not a digest.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a sha256 or sha512 digest")]
 pub(crate) struct InvalidDigest(String);
@@ -47,7 +47,7 @@ pub(crate) struct InvalidDigest(String);
 impl Algorithm {
     const ALL: [Algorithm; 2] = [Algorithm::Sha256, Algorithm::Sha512];
 
-    /// As it stands before the colon.
+    /// The name before the colon.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Algorithm::Sha256 => "sha256",
@@ -66,45 +66,45 @@ impl Algorithm {
 // === impl Digest ===
 
 impl Digest {
-    /// The digest that we give to content: SHA-256.
+    /// The SHA-256 digest of the bytes.
     pub(crate) fn of(bytes: &[u8]) -> Digest {
         Digest::by(Algorithm::Sha256, bytes)
     }
 
-    /// The digest of some bytes by an algorithm.
+    /// The digest of the bytes by an algorithm.
     pub(crate) fn by(algorithm: Algorithm, bytes: &[u8]) -> Digest {
         let mut hasher = Hasher::new(algorithm);
         hasher.update(bytes);
         hasher.finish()
     }
 
-    /// Which algorithm's it is.
+    /// The digest's algorithm.
     pub(crate) fn algorithm(&self) -> Algorithm {
         self.algorithm
     }
 
-    /// All hexadecimal digits: 64, or 128 of SHA-512.
+    /// All hexadecimal digits: 64 for SHA-256, 128 for SHA-512.
     pub(crate) fn hex(&self) -> String {
         hex::encode(&self.bytes[..self.algorithm.length()])
     }
 
-    /// The digest of these digits, whose number tells the algorithm.
+    /// The digest with these digits. Their number determines the algorithm.
     pub(crate) fn from_hex(digits: &str) -> Option<Digest> {
         let algorithm = Algorithm::ALL.into_iter().find(|all| all.length() * 2 == digits.len())?;
         let mut bytes = [0; 64];
         hex::decode_to_slice(digits, &mut bytes[..algorithm.length()]).ok()?;
-        // Upper case would give one content two names.
+        // Upper case is refused: it would give one content two names.
         let upper = digits.bytes().any(|b| b.is_ascii_uppercase());
         (!upper).then_some(Digest { algorithm, bytes })
     }
 
-    /// Where a layout has the content.
+    /// Path of the content in an OCI layout.
     pub(crate) fn blob_path(&self) -> String {
         format!("blobs/{}/{}", self.algorithm.name(), self.hex())
     }
 
-    /// The first 16 digits: enough for a directory's name, with the whole digest checked inside. Short, for the
-    /// names of all layers of an image must fit on the one page of mount options that the kernel takes.
+    /// The first 16 digits, as a directory name; the complete digest is checked inside the directory. It is
+    /// short because the paths of all layers of an image must fit into one page of mount options.
     pub(crate) fn short(&self) -> String {
         hex::encode(&self.bytes[..8])
     }
@@ -150,7 +150,7 @@ impl From<Digest> for String {
 // === impl Hasher ===
 
 impl Hasher {
-    /// Begins with nothing.
+    /// A hasher without any bytes.
     pub(crate) fn new(algorithm: Algorithm) -> Hasher {
         let context = Context::new(match algorithm {
             Algorithm::Sha256 => &SHA256,
@@ -164,10 +164,10 @@ impl Hasher {
         self.context.update(bytes);
     }
 
-    /// The digest of all bytes added.
+    /// The digest of all added bytes.
     pub(crate) fn finish(self) -> Digest {
         let mut bytes = [0; 64];
-        // The algorithm has as many bytes.
+        // The algorithm produces exactly this many bytes.
         bytes[..self.algorithm.length()].copy_from_slice(self.context.finish().as_ref());
         Digest { algorithm: self.algorithm, bytes }
     }
@@ -181,7 +181,7 @@ impl<R: Read> HashingReader<R> {
         HashingReader { input, hasher: Hasher::new(algorithm) }
     }
 
-    /// The digest of what passed.
+    /// The digest of all bytes read.
     pub(crate) fn finish(self) -> Digest {
         self.hasher.finish()
     }
@@ -200,8 +200,8 @@ mod tests {
     use super::{Algorithm, Digest};
 
     #[test]
-    fn digests_of_both_algorithms_are_read_as_they_are_written() {
-        // FIPS 180, of "abc".
+    fn digests_of_both_algorithms_are_parsed_and_formatted() {
+        // From FIPS 180: the digests of "abc".
         for (algorithm, text) in [
             (Algorithm::Sha256, "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"),
             (

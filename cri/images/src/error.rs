@@ -1,4 +1,4 @@
-//! The one error that leaves this crate, and the kinds that callers decide by.
+//! The public error of this crate, and its kinds.
 
 use std::io;
 use std::path::PathBuf;
@@ -15,18 +15,18 @@ use crate::pull::PullError;
 use crate::reference::InvalidReference;
 use crate::unpack::{LinkError, UnpackError};
 
-/// Why an operation on images failed. Cheap to clone, for callers that share one pull share its failure.
+/// Error of an operation on images. Cheap to clone: all callers of one pull get its error.
 ///
-/// `Display` names the operation only; [`Error::report`] and `source` tell why.
+/// `Display` names the operation only. [`Error::report`] and `source` give the causes.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
-    /// The reference is not one.
+    /// The reference is invalid.
     #[error(transparent)]
     Reference(#[from] InvalidReference),
-    /// No such image in the store.
+    /// The store has no such image.
     #[error("no image {name:?} in the store")]
     UnknownImage {
-        /// The name or id that was asked for.
+        /// The requested name or id.
         name: String,
     },
     /// The store cannot be opened.
@@ -41,7 +41,7 @@ pub enum Error {
     /// A pull failed.
     #[error("cannot pull {reference}")]
     Pull {
-        /// What was to be pulled, normalised.
+        /// The normalised reference.
         reference: String,
         /// Why.
         #[source]
@@ -80,42 +80,43 @@ pub enum Error {
     },
 }
 
-/// What lies below an [`Error`], with its kind.
+/// Cause of an [`Error`], with its kind.
 #[derive(Debug, Clone)]
 pub struct Cause {
     kind: ErrorKind,
     error: Arc<dyn std::error::Error + Send + Sync>,
 }
 
-/// What callers decide by: gRPC codes, `ErrImagePull` or `InvalidImageName`, retry or not.
+/// Kind of an error. Callers map it to gRPC codes, to `ErrImagePull` or `InvalidImageName`, and decide about
+/// retries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// The registry does not have it, or the store does not.
+    /// The registry or the store does not have the image.
     NotFound,
-    /// The registry refuses these credentials, or wants some.
+    /// The registry refuses the credentials, or requires some.
     Unauthorized,
-    /// The registry cannot be reached, stalls, is overloaded or broken; trying later may help.
+    /// The registry is unreachable, stalled, overloaded or broken. A retry may succeed.
     Unavailable,
     /// The reference cannot be parsed.
     InvalidReference,
-    /// Content is not what its digest says, or cannot be understood.
+    /// Content does not match its digest, or cannot be parsed.
     Corrupt,
-    /// Content breaks a safety rule or a limit: paths that climb out, bombs.
+    /// Content violates a safety rule or a limit: a path outside the layer, a decompression bomb.
     Rejected,
-    /// A format, platform or scheme that is not served here.
+    /// An unsupported format, platform or scheme.
     Unsupported,
-    /// The disk is full (or the quota used up).
+    /// The disk is full, or the quota is used up.
     NoSpace,
     /// Another process has this store open.
     Locked,
-    /// The machine refused: an I/O error, a missing privilege, a configuration that cannot be used.
+    /// A local failure: I/O error, missing privilege, unusable configuration.
     Io,
 }
 
 // === impl Error ===
 
 impl Error {
-    /// What kind of failure this is.
+    /// The kind of this error.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
@@ -129,17 +130,18 @@ impl Error {
         }
     }
 
-    /// The whole chain of causes in one line, for messages that leave the process.
+    /// The error with all its causes in one line, for messages to other processes.
     #[must_use]
     pub fn report(&self) -> String {
         report(self)
     }
 }
 
-/// Longest report in bytes: registries and images choose parts of the text.
+/// Maximum bytes of a report. Registries and images control parts of the text.
 const REPORT_MAX: usize = 4096;
 
-/// Joins an error and its sources with colons. One line without control characters, cut when it is too long.
+/// Joins an error and its sources with ": ". Control characters are replaced, and the line is cut at
+/// [`REPORT_MAX`].
 pub(crate) fn report(error: &dyn std::error::Error) -> String {
     let mut line = error.to_string();
     let mut source = error.source();
@@ -152,8 +154,8 @@ pub(crate) fn report(error: &dyn std::error::Error) -> String {
     line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// Where a document is not as it should be. The words of the parser would quote the document, which may come from where
-/// only this machine can ask.
+/// Position of an error in a JSON document. The parser's own message would quote the document, which may come
+/// from a server that only this machine can reach.
 #[derive(Debug, thiserror::Error)]
 #[error("{what} at line {line} column {column}")]
 pub(crate) struct Malformed {
@@ -165,9 +167,9 @@ pub(crate) struct Malformed {
 impl From<serde_json::Error> for Malformed {
     fn from(error: serde_json::Error) -> Malformed {
         let what = match error.classify() {
-            serde_json::error::Category::Data => "a value of the wrong kind",
-            serde_json::error::Category::Eof => "the end of the text",
-            serde_json::error::Category::Io | serde_json::error::Category::Syntax => "no JSON",
+            serde_json::error::Category::Data => "a value of the wrong type",
+            serde_json::error::Category::Eof => "unexpected end of the document",
+            serde_json::error::Category::Io | serde_json::error::Category::Syntax => "invalid JSON",
         };
         Malformed { what, line: error.line(), column: error.column() }
     }
@@ -176,7 +178,7 @@ impl From<serde_json::Error> for Malformed {
 // === impl Cause ===
 
 impl Cause {
-    /// What kind of failure this is.
+    /// The kind of this error.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.kind
@@ -219,9 +221,9 @@ impl From<ImportError> for Cause {
     }
 }
 
-// === kinds of what lies below ===
+// === kinds of the causes ===
 
-/// The kind of a failure of the store itself.
+/// The kind of an error of the store.
 pub(crate) fn store_kind(error: &StoreError) -> ErrorKind {
     match error {
         StoreError::Layer(error) => layer_kind(error),
@@ -233,14 +235,14 @@ pub(crate) fn store_kind(error: &StoreError) -> ErrorKind {
     }
 }
 
-/// The kind of a failure of the layers on disk.
+/// The kind of an error of layers on disk.
 pub(crate) fn layer_kind(error: &LayerError) -> ErrorKind {
     match error {
         LayerError::Disk { source, .. } => io_kind(source),
         LayerError::Sync { source, .. } => errno_kind(*source),
         LayerError::Commit(error) => layer_kind(error),
         LayerError::Collision { .. } => ErrorKind::Rejected,
-        LayerError::Restate(error) => unpack_kind(error),
+        LayerError::DirectoryAttributes(error) => unpack_kind(error),
         LayerError::Archive(source) => io_kind(source),
         LayerError::View { source, .. } => errno_kind(*source),
         LayerError::Link { source, .. } => link_kind(source),
@@ -249,7 +251,7 @@ pub(crate) fn layer_kind(error: &LayerError) -> ErrorKind {
     }
 }
 
-/// The kind of a document's failure.
+/// The kind of an error of a manifest, index or configuration.
 pub(crate) fn manifest_kind(error: &ManifestError) -> ErrorKind {
     match error {
         ManifestError::Damaged(_) | ManifestError::Config(_) | ManifestError::Count { .. } => {
@@ -260,12 +262,12 @@ pub(crate) fn manifest_kind(error: &ManifestError) -> ErrorKind {
         | ManifestError::Size { .. }
         | ManifestError::Nesting => ErrorKind::Rejected,
         ManifestError::Schema1 | ManifestError::Unsupported { .. } => ErrorKind::Unsupported,
-        // To the user the image is not there, as with containerd.
+        // As in containerd, the user sees an absent image.
         ManifestError::Platform { .. } => ErrorKind::NotFound,
     }
 }
 
-/// The kind of a layer's failure.
+/// The kind of an error of unpacking.
 pub(crate) fn unpack_kind(error: &UnpackError) -> ErrorKind {
     match error {
         UnpackError::Archive(_) | UnpackError::Read(_) => ErrorKind::Corrupt,
@@ -290,7 +292,7 @@ fn link_kind(error: &LinkError) -> ErrorKind {
 
 fn write_kind(errno: Errno) -> ErrorKind {
     match errno {
-        // Names and links that no file system takes.
+        // Names and links that no file system accepts.
         Errno::ENAMETOOLONG | Errno::ENOTDIR | Errno::ELOOP | Errno::EINVAL | Errno::EEXIST => {
             ErrorKind::Rejected
         }
@@ -298,7 +300,7 @@ fn write_kind(errno: Errno) -> ErrorKind {
     }
 }
 
-/// The kind of an error of the kernel's.
+/// The kind of an I/O error.
 pub(crate) fn io_kind(error: &io::Error) -> ErrorKind {
     errno_kind(error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
 }

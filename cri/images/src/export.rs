@@ -1,5 +1,5 @@
-//! Exporting an image as an OCI archive, with layers that are byte for byte those that were pulled, uncompressed: the
-//! image keeps its id. Every layer is hashed on the way out, so an export also finds one that went bad on disk.
+//! Exports an image as an OCI archive. The layers are uncompressed, byte for byte as pulled, so the image
+//! keeps its id. Every layer is hashed during the export, which also detects damage on disk.
 
 use std::fs::File;
 use std::io::{self, BufWriter};
@@ -21,7 +21,7 @@ const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 
-/// Why an export failed.
+/// Errors of an export.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExportError {
     #[error("cannot write {}", path.display())]
@@ -31,7 +31,7 @@ pub(crate) enum ExportError {
         source: io::Error,
     },
     #[error(
-        "layer {diff_id} cannot be made again: its archive has a name twice, or it came with an earlier version"
+        "layer {diff_id} cannot be rebuilt: its archive contains a name twice, or an earlier version stored it; pull the image again"
     )]
     Recipe { diff_id: Digest },
     #[error("cannot read layer {diff_id}")]
@@ -48,25 +48,25 @@ pub(crate) enum ExportError {
     Stopped,
 }
 
-/// What an archive is made of.
+/// Contents of an archive to be written.
 struct Export {
     layers: Arc<Layers>,
     record: Record,
-    /// Lowest first, as the configuration has them; one may be there twice.
+    /// Lowest first, as in the configuration; one may occur twice.
     diff_ids: Vec<Digest>,
 }
 
-/// An archive being written.
+/// An archive that is being written.
 type Archive = tar::Builder<BufWriter<File>>;
 
 impl Images {
-    /// Writes an image to a file, as an OCI archive that [`Images::import`] and other tools take. The file is there
-    /// when it is whole, and replaces one that was there.
+    /// Writes an image to a file, as an OCI archive that [`Images::import`] and other tools read. The file is
+    /// renamed into place when it is complete, and replaces an existing one.
     ///
     /// # Errors
-    /// When there is no such image, a layer is damaged or cannot be made again, or the disk refuses.
+    /// If the image does not exist, a layer is damaged or cannot be rebuilt, or the disk refuses.
     pub async fn export(&self, name_or_id: &str, to: &Path) -> Result<(), Error> {
-        // Nobody removes it meanwhile.
+        // Keeps the image from being removed meanwhile.
         let held = self.hold(name_or_id)?;
         let failed = |source: ExportError| Error::Export {
             image: name_or_id.to_owned(),
@@ -135,7 +135,7 @@ impl Export {
     fn layer(&self, archive: &mut Archive, diff_id: &Digest, to: &Path) -> Result<(), ExportError> {
         let (rebuilt, size) = self.open(diff_id)?;
         let mut reader = HashingReader::new(rebuilt, diff_id.algorithm());
-        let mut counted = Marked { input: &mut reader, failed: false };
+        let mut counted = FailureTracker { input: &mut reader, failed: false };
         let added = archive.append_data(&mut header(size), diff_id.blob_path(), &mut counted);
         let failed = counted.failed;
         added.map_err(|source| match failed {
@@ -168,7 +168,7 @@ impl Export {
         })
     }
 
-    /// One entry for each name, as others write it and our import reads it.
+    /// One entry for each name, as other tools write it and the import reads it.
     fn index(&self, manifest: &[u8]) -> Value {
         let entry = |name: Option<&String>| {
             let mut entry =
@@ -187,20 +187,20 @@ impl Export {
         json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": entries})
     }
 
-    /// The same for tools that know `docker save` only.
+    /// The content of manifest.json, for tools that read the `docker save` format only.
     fn saved(&self) -> Value {
         let layers: Vec<String> = self.diff_ids.iter().map(Digest::blob_path).collect();
         json!([{"Config": self.record.id.blob_path(), "RepoTags": self.record.tags, "Layers": layers}])
     }
 }
 
-/// Remembers that it was the reading that failed.
-struct Marked<'a, R> {
+/// A reader that records whether reading has failed.
+struct FailureTracker<'a, R> {
     input: &'a mut R,
     failed: bool,
 }
 
-impl<R: io::Read> io::Read for Marked<'_, R> {
+impl<R: io::Read> io::Read for FailureTracker<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.input.read(buffer);
         self.failed |= read.is_err();
@@ -208,8 +208,8 @@ impl<R: io::Read> io::Read for Marked<'_, R> {
     }
 }
 
-/// Creates the archive, which only its owner may read, as with `docker save`. In a directory of all users, the name may
-/// already lead to a file of another user: it is removed and never opened.
+/// Creates the archive with mode 0600, as `docker save` does. In a world-writable directory the name may
+/// already link to a file of another user: that file is removed and never opened.
 fn create(path: &Path) -> io::Result<File> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -235,7 +235,7 @@ fn header(size: u64) -> tar::Header {
 // === impl ExportError ===
 
 impl ExportError {
-    /// What kind of failure this is.
+    /// The kind of this error.
     pub(crate) fn kind(&self) -> ErrorKind {
         match self {
             ExportError::Write { source, .. } => io_kind(source),
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn an_exported_image_is_the_same_where_it_is_imported() {
+    async fn an_exported_image_is_identical_after_an_import() {
         let registry = TestRegistry::start().await;
         registry.push("app", "v1", &image()).await;
         let (root, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -292,7 +292,7 @@ mod tests {
         let there = store(other.path()).await;
         let imported = there.import(&archive, None).await.unwrap();
         assert_eq!((&imported[0].id, &imported[0].tags), (&pulled.id, &pulled.tags));
-        // Other tools read it, and what they read is what was written.
+        // Other tools can read it.
         let listed = std::process::Command::new("skopeo")
             .args(["--insecure-policy", "inspect", "--config", &format!("oci-archive:{}", archive.display())])
             .output();
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_layer_that_went_bad_is_found_and_no_archive_is_left() {
+    async fn a_damaged_layer_is_detected_and_no_archive_is_left() {
         let registry = TestRegistry::start().await;
         registry.push("app", "v1", &image()).await;
         let root = tempfile::tempdir().unwrap();
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn an_archive_with_a_name_twice_cannot_be_made_again_and_that_is_said() {
+    async fn an_archive_with_a_duplicate_name_cannot_be_rebuilt_and_is_reported() {
         let registry = TestRegistry::start().await;
         let twice = layer(TestTar::new().file("a", b"1").file("a", b"2"));
         registry.push("twice", "v1", &TestImage::new(vec![twice])).await;

@@ -1,14 +1,14 @@
-//! What tests need: tar archives of any kind, images made of them, a real registry, and a bad line to it.
+//! Test fixtures: tar archives, images, a real registry, and a proxy to it that injects failures.
 
-mod line;
+mod proxy;
 mod registry;
 mod tar;
 mod tls;
 
-pub(crate) use line::{Fault, Line};
+pub(crate) use proxy::{ProxyFault, TestProxy};
 pub(crate) use registry::{PASSWORD, TestRegistry, USER};
 pub(crate) use tar::{TestTar, attributes, gzip, zstd};
-pub(crate) use tls::TlsLine;
+pub(crate) use tls::TlsProxy;
 
 use crate::digest::Digest;
 
@@ -20,12 +20,12 @@ pub(crate) struct TestImage {
 }
 
 impl TestImage {
-    /// An image of layers, given compressed or not, with the diff ids of their content.
+    /// An image of layers, compressed or not, with the diff ids of their content.
     pub(crate) fn new(layers: Vec<(Vec<u8>, Digest)>) -> TestImage {
         TestImage::with(layers, &serde_json::json!({"Env": ["A=b"], "Cmd": ["/bin/true"], "Volumes": null}))
     }
 
-    /// The same with a configuration of the process.
+    /// Like [`TestImage::new`], with the `config` object of the configuration.
     pub(crate) fn with(layers: Vec<(Vec<u8>, Digest)>, process: &serde_json::Value) -> TestImage {
         let diff_ids: Vec<String> = layers.iter().map(|(_, diff_id)| diff_id.to_string()).collect();
         let config = serde_json::json!({
@@ -46,7 +46,7 @@ impl TestImage {
         TestImage { config, manifest: serde_json::to_vec(&manifest).unwrap(), layers }
     }
 
-    /// One gzip'ed layer with one file.
+    /// An image with one gzip layer with one file.
     pub(crate) fn small(content: &str) -> TestImage {
         TestImage::new(vec![layer(TestTar::new().file("hello", content.as_bytes()))])
     }
@@ -56,7 +56,7 @@ impl TestImage {
     }
 }
 
-/// A gzip'ed layer and its diff id.
+/// A gzip layer and its diff id.
 pub(crate) fn layer(tar: TestTar) -> (Vec<u8>, Digest) {
     let tar = tar.finish();
     (gzip(&tar), Digest::of(&tar))
@@ -67,7 +67,7 @@ pub(crate) fn descriptor(media_type: &str, content: &[u8]) -> serde_json::Value 
     serde_json::json!({"mediaType": media_type, "digest": Digest::of(content), "size": content.len()})
 }
 
-/// Bytes that do not compress, always the same.
+/// Pseudorandom bytes, which do not compress. Always the same.
 pub(crate) fn noise(length: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut step = || {

@@ -1,5 +1,5 @@
-//! What the fuzz targets of `integration/fuzz` call, and the test that replays their corpora with a stable compiler.
-//! Each takes any bytes, and fails by a panic.
+//! Entry points of the fuzz targets in `integration/fuzz`, and the test that replays their corpora with a
+//! stable compiler. Each accepts any bytes and panics on a failure.
 
 use std::path::Path;
 
@@ -9,14 +9,14 @@ use crate::manifest::{self, Chosen, Search, Step};
 use crate::reference::Reference;
 use crate::unpack::{Rebuilt, unpack_with_recipe};
 
-/// So little that an input cannot keep the fuzzer busy.
+/// Small limits, so that an input cannot keep the fuzzer busy.
 const LIMITS: Limits = Limits { layer_bytes: 4 << 20, layer_entries: 200, ratio: 250, ratio_from: 1 << 20 };
 
 /// Manifests, indexes and configurations.
 pub fn manifest(data: &[u8]) {
     let platform = Platform::host();
     if let Ok(mut search) = Search::new(data, &platform) {
-        // Whatever is asked for is this again.
+        // Each requested document is this one again.
         while let Ok(step) = search.next() {
             let _refused = match step {
                 Step::Document(lead) => search.document(&lead, data),
@@ -25,19 +25,19 @@ pub fn manifest(data: &[u8]) {
             };
         }
     }
-    if let Ok(parsed) = manifest::parse_config(data, 1, (&platform, Chosen::Alone)) {
+    if let Ok(parsed) = manifest::parse_config(data, 1, &platform, Chosen::Direct) {
         assert_eq!(parsed.diff_ids.len(), 1);
-        // What was taken once is taken again after a restart.
+        // A configuration that was accepted once is accepted again after a restart.
         assert!(manifest::read_config(data).is_ok());
     }
 }
 
-/// A layer: whatever it is, nothing is written outside of its directory, and what was taken can be made again.
+/// A layer: nothing is written outside its directory, and an accepted layer can be rebuilt.
 pub fn layer(data: &[u8]) {
-    let Ok(place) = Place::new() else { return };
-    let (files, recipe) = (place.0.join("fs"), place.0.join("recipe"));
-    let unpacked = unpack_with_recipe(data, &files, &LIMITS, (&recipe, Algorithm::Sha256));
-    let Ok(entries) = std::fs::read_dir(&place.0) else { return };
+    let Ok(directory) = TempDir::new() else { return };
+    let (files, recipe) = (directory.0.join("fs"), directory.0.join("recipe"));
+    let unpacked = unpack_with_recipe(data, &files, &LIMITS, &recipe, Algorithm::Sha256);
+    let Ok(entries) = std::fs::read_dir(&directory.0) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();
         assert!(name == "fs" || name == "recipe", "{name:?} was written beside the layer");
@@ -46,19 +46,19 @@ pub fn layer(data: &[u8]) {
     if let Ok(mut rebuilt) = Rebuilt::open(&recipe, &files) {
         let mut archive = Vec::new();
         let read = std::io::Read::read_to_end(&mut rebuilt, &mut archive);
-        assert!(read.is_ok(), "the layer cannot be made again: {read:?}");
+        assert!(read.is_ok(), "the layer cannot be rebuilt: {read:?}");
         assert_eq!(Digest::of(&archive), unpacked.diff_id);
         assert_eq!(Rebuilt::length(&recipe, &files).ok(), Some(archive.len() as u64));
     }
 }
 
-/// Registry settings.
+/// Registry settings (`hosts.toml`).
 pub fn hosts(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     crate::registry::fuzz_hosts(text);
 }
 
-/// Names of images: what is taken comes back as it was written down.
+/// Image names: a parsed name is equal after formatting and parsing.
 pub fn reference(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     if let Ok(reference) = Reference::parse(text) {
@@ -67,29 +67,29 @@ pub fn reference(data: &[u8]) {
     }
 }
 
-/// What registries demand.
+/// Authentication challenges of registries.
 pub fn challenge(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     crate::registry::fuzz_challenge(text);
 }
 
-/// A directory of its own in memory, removed afterwards.
-struct Place(std::path::PathBuf);
+/// A temporary directory in memory, removed when dropped.
+struct TempDir(std::path::PathBuf);
 
-// === impl Place ===
+// === impl TempDir ===
 
-impl Place {
-    fn new() -> std::io::Result<Place> {
+impl TempDir {
+    fn new() -> std::io::Result<TempDir> {
         static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
         let next = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let name = format!("coracle-fuzz-{}-{next}", std::process::id());
-        let place = Place(Path::new("/dev/shm").join(name));
-        std::fs::create_dir_all(place.0.join("fs"))?;
-        Ok(place)
+        let directory = TempDir(Path::new("/dev/shm").join(name));
+        std::fs::create_dir_all(directory.0.join("fs"))?;
+        Ok(directory)
     }
 }
 
-impl Drop for Place {
+impl Drop for TempDir {
     fn drop(&mut self) {
         let _gone = std::fs::remove_dir_all(&self.0);
     }

@@ -1,4 +1,4 @@
-//! What this crate hands out: images, their configuration, sizes; and what it is given to pull them.
+//! Public data types: images, their configuration and sizes; credentials and progress of a pull.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -8,23 +8,24 @@ use std::time::SystemTime;
 
 use oci_spec::image::ImageConfiguration;
 
-/// An image that is completely on disk.
+/// An image that is complete on disk.
 #[derive(Debug, Clone)]
 pub struct Image {
-    /// The digest of the image's configuration, `sha256:…`: what Kubernetes calls the image id.
+    /// The digest of the image's configuration, `sha256:…`; Kubernetes calls it the image id.
     pub id: String,
-    /// Normalised names with a tag, as `docker.io/library/nginx:latest`.
+    /// Normalised names with a tag, such as `docker.io/library/nginx:latest`.
     pub tags: Vec<String>,
-    /// Normalised names with a digest, as `docker.io/library/nginx@sha256:…`.
+    /// Normalised names with a digest, such as `docker.io/library/nginx@sha256:…`.
     pub digests: Vec<String>,
-    /// Compressed size of configuration and layers, as registries count it.
+    /// Compressed bytes of configuration and layers, as registries report them.
     pub size: u64,
     /// The configuration document.
     pub config: Arc<ImageConfiguration>,
-    /// Unpacked layers, topmost first: the order of overlayfs' `lowerdir`. Never empty, and never with one
-    /// directory twice (overlayfs refuses that).
+    /// Directories of the unpacked layers, topmost first: the order of overlayfs' `lowerdir`. Never empty,
+    /// and without duplicates, which overlayfs refuses.
     pub layers: Vec<PathBuf>,
-    /// Not to be collected as unused: a name of it is [pinned](crate::ImagesConfig::pinned).
+    /// Whether one of its names is [pinned](crate::ImagesConfig::pinned), so that it is never collected as
+    /// unused.
     pub pinned: bool,
 }
 
@@ -35,70 +36,70 @@ pub enum Auth {
     Basic {
         /// The user's name.
         username: String,
-        /// The password, or an access token in its place.
+        /// The password, or an access token instead.
         password: String,
     },
     /// A refresh token, exchanged for access tokens at the registry's token service.
     IdentityToken(String),
-    /// A bearer token, sent to the registry as it is.
+    /// A bearer token, sent to the registry unchanged.
     RegistryToken(String),
 }
 
-/// Credentials, and whose they are.
+/// Credentials and the host that they are for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Login {
-    /// What is shown.
+    /// The credentials.
     pub auth: Auth,
-    /// To whom: a host, with its port if it has one of its own, as it is or in a URL. When empty, the registry of the
-    /// image's name. No other host is shown anything, mirrors of the registry included.
+    /// The host, with a port if it is not the default one, alone or in a URL. If empty: the registry of the
+    /// image's name. No other host gets the credentials, not even a mirror of the registry.
     pub address: String,
 }
 
-/// How far a pull is.
+/// Progress of a pull.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PullProgress {
-    /// Compressed bytes that this image consists of; 0 until the manifest is known.
+    /// Compressed bytes of the image; 0 until the manifest is known.
     pub bytes_total: u64,
-    /// Compressed bytes of the layers that are here or arrived so far.
+    /// Compressed bytes of the layers that are present or have arrived.
     pub bytes_done: u64,
-    /// Layers of the image.
+    /// Number of the image's layers.
     pub layers_total: usize,
-    /// Layers that are complete.
+    /// Number of complete layers.
     pub layers_done: usize,
 }
 
-/// What of an image decides whether it may go, and what that would free.
+/// What garbage collection needs to know of an image: age, use and size.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Standing {
-    /// When it was last pulled or imported.
+pub struct ImageGcInfo {
+    /// Time of the last pull or import.
     pub pulled: SystemTime,
-    /// When it was last held, pulled or imported; after a restart up to an hour before that.
+    /// Time of the last use: held, pulled or imported. After a restart up to an hour too early.
     pub used: SystemTime,
-    /// Whether somebody holds it.
+    /// Whether a [`Held`](crate::Held) exists.
     pub held: bool,
-    /// Bytes that each of its layers takes unpacked, in the order of [`Image::layers`].
+    /// Unpacked bytes of each of its layers, in the order of [`Image::layers`].
     pub layer_bytes: Vec<u64>,
 }
 
-/// What the store takes of its file system.
+/// Disk usage of the store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Bytes that the unpacked layers take.
+    /// Bytes of the unpacked layers.
     pub bytes: u64,
-    /// Inodes that the unpacked layers take.
+    /// Inodes of the unpacked layers.
     pub inodes: u64,
 }
 
 // === impl Image ===
 
 impl Image {
-    /// `USER` of the image, empty when it sets none.
+    /// `USER` of the image; empty if it sets none.
     #[must_use]
     pub fn user(&self) -> &str {
         self.process().and_then(|c| c.user().as_deref()).unwrap_or_default()
     }
 
-    /// Environment as `NAME=value`.
+    /// Environment, as `NAME=value`.
     #[must_use]
     pub fn env(&self) -> &[String] {
         self.process().and_then(|c| c.env().as_deref()).unwrap_or_default()
@@ -116,13 +117,13 @@ impl Image {
         self.process().and_then(|c| c.cmd().as_deref()).unwrap_or_default()
     }
 
-    /// Working directory, empty when the image sets none.
+    /// Working directory; empty if the image sets none.
     #[must_use]
     pub fn working_dir(&self) -> &str {
         self.process().and_then(|c| c.working_dir().as_deref()).unwrap_or_default()
     }
 
-    /// The signal that stops the image's process, empty when the image sets none.
+    /// The signal that stops the container; empty if the image sets none.
     #[must_use]
     pub fn stop_signal(&self) -> &str {
         self.process().and_then(|c| c.stop_signal().as_deref()).unwrap_or_default()
@@ -156,7 +157,7 @@ impl From<Auth> for Login {
 // === impl Auth ===
 
 impl fmt::Debug for Auth {
-    /// Never shows a secret.
+    /// Without the secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Auth::Basic { username, .. } => write!(f, "Basic({username})"),

@@ -1,4 +1,4 @@
-//! The image store: what is here, by which names, and who uses it.
+//! The image store: the images, their names and their users.
 
 mod held;
 
@@ -14,16 +14,16 @@ use tokio::sync::watch;
 use crate::config::ImagesConfig;
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::image::{Image, Standing, Usage};
+use crate::image::{Image, ImageGcInfo, Usage};
 use crate::layers::{LayerError, Layers, Lease};
 use crate::manifest::{self, ParsedConfig};
-use crate::pull::Flights;
+use crate::pull::PullsInProgress;
 use crate::records::{self, Record, RecordError};
 use crate::table::{self, Table};
 
 pub use self::held::Held;
 
-/// The store of images of one node.
+/// The image store of a node.
 #[derive(Clone)]
 pub struct Images {
     pub(crate) inner: Arc<Inner>,
@@ -32,22 +32,22 @@ pub struct Images {
 pub(crate) struct Inner {
     pub(crate) config: ImagesConfig,
     pub(crate) layers: Arc<Layers>,
-    pub(crate) flights: Flights,
-    /// Layers that all pulls together fetch at a time.
+    pub(crate) pulls: PullsInProgress,
+    /// Limits the layers that all pulls together fetch at a time.
     pub(crate) fetching: tokio::sync::Semaphore,
     directory: PathBuf,
     records: PathBuf,
     table: RwLock<Table>,
-    /// Taken by whoever changes records: the disk and the table change as one.
+    /// Held while records change, so that disk and table change together.
     writing: tokio::sync::Mutex<()>,
-    /// Told when an image or a name of one came or went.
+    /// Notified when an image or a name is added or removed.
     changes: watch::Sender<()>,
     runtime: tokio::runtime::Handle,
     sweep_due: AtomicBool,
     _lock: File,
 }
 
-/// Why the store cannot be opened or changed.
+/// Errors of opening or changing the store.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StoreError {
     #[error(transparent)]
@@ -68,31 +68,32 @@ pub(crate) enum StoreError {
     Stopped,
 }
 
-/// An image whose layers are all here, about to get its record.
-pub(crate) struct Ready {
+/// An image whose layers are complete, before its record is written.
+pub(crate) struct NewImage {
     pub(crate) id: Digest,
     pub(crate) tags: Vec<String>,
     pub(crate) digests: Vec<String>,
     pub(crate) size: u64,
     pub(crate) config: String,
     pub(crate) parsed: ParsedConfig,
-    /// One for each layer, lowest first, none twice.
+    /// One for each layer, lowest first, without duplicates.
     pub(crate) leases: Vec<Lease>,
 }
 
-/// How long [`Images::given_back`] waits for the disk.
-const SPACE_WITHIN: Duration = Duration::from_millis(500);
-/// Layers that all pulls together fetch at a time: what bounds the memory of a node that pulls twenty images.
-const FETCHING: usize = 8;
+/// How long [`Images::wait_for_space`] waits for the disk.
+const SPACE_TIMEOUT: Duration = Duration::from_millis(500);
+/// Maximum layers that all pulls together fetch at a time. It limits the memory of a node that pulls many
+/// images.
+const MAX_FETCHES: usize = 8;
 
 // === impl Images ===
 
 impl Images {
-    /// Opens the store, making it if it is not there, and puts right what an unclean stop left: half-unpacked
-    /// layers go, unreadable records are set aside with a warning, images that miss a layer are dropped.
+    /// Opens the store, and makes it if it is absent. Cleans up after an unclean stop: removes partly
+    /// unpacked layers, sets unreadable records aside with a warning, and drops images with missing layers.
     ///
     /// # Errors
-    /// When the directory cannot be made or read, or another process has it open.
+    /// If the directory cannot be made or read, or another process has the store open.
     pub async fn open(config: ImagesConfig) -> Result<Images, Error> {
         let path = config.root.join("images");
         let runtime = tokio::runtime::Handle::current();
@@ -103,13 +104,13 @@ impl Images {
         Ok(images)
     }
 
-    /// Finds an image by name, by id or by an unambiguous beginning of its id.
+    /// Finds an image by name, by id or by an unambiguous prefix of its id.
     #[must_use]
     pub fn get(&self, name_or_id: &str) -> Option<Image> {
         self.table().find(name_or_id).map(|entry| entry.image.clone())
     }
 
-    /// All images, by id.
+    /// All images, sorted by id.
     #[must_use]
     pub fn list(&self) -> Vec<Image> {
         let mut images: Vec<Image> = self.table().list().map(|entry| entry.image.clone()).collect();
@@ -117,88 +118,91 @@ impl Images {
         images
     }
 
-    /// How long an image has been here and unused, and what it takes.
+    /// Age, use and size of an image, for garbage collection.
     #[must_use]
-    pub fn standing(&self, name_or_id: &str) -> Option<Standing> {
+    pub fn gc_info(&self, name_or_id: &str) -> Option<ImageGcInfo> {
         let (record, held) =
             self.table().find(name_or_id).map(|entry| (entry.record.clone(), entry.held > 0))?;
         let bytes = |id| self.inner.layers.meta(id).map_or(0, |meta| meta.bytes);
         let mut layer_bytes: Vec<u64> = record.layers.iter().rev().map(bytes).collect();
         if layer_bytes.is_empty() {
-            // The empty one that stands for none.
+            // Stands for the empty layer of an image without layers.
             layer_bytes.push(0);
         }
         let used = if held { SystemTime::now() } else { records::time(record.used) };
-        Some(Standing { pulled: records::time(record.pulled), used, held, layer_bytes })
+        Some(ImageGcInfo { pulled: records::time(record.pulled), used, held, layer_bytes })
     }
 
-    /// Changes whenever an image or a name of one comes or goes; several changes at once may be seen as one.
+    /// Notifies whenever an image or a name is added or removed. Several changes may be merged into one
+    /// notification.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<()> {
         self.inner.changes.subscribe()
     }
 
-    /// Removes an image, by any of its names or its id, with all of its names. One that is not there is removed
-    /// already. Its layers go when no other image and no [`Held`] needs them: at once from the store, and from the disk
-    /// as fast as that can, which [`Images::given_back`] and [`Images::settled`] wait for. A power cut right after it
-    /// may bring the image back whole, and never in part.
+    /// Removes an image by any of its names or its id, with all its names. An absent image is a success.
+    ///
+    /// Layers that no other image and no [`Held`] needs are removed from the store at once, and from the disk
+    /// in the background; [`Images::wait_for_space`] and [`Images::wait_until_deleted`] wait for that. A
+    /// power failure right after the removal may restore the complete image, never a part of it.
     ///
     /// # Errors
-    /// When the disk refuses.
+    /// If the disk refuses.
     pub async fn remove(&self, name_or_id: &str) -> Result<(), Error> {
         let images = self.clone();
         let name = name_or_id.to_owned();
-        // In a task of its own: a caller that goes away must not leave disk and table apart.
+        // In a task of its own: a cancelled caller must not leave disk and table inconsistent.
         let removed = self.inner.runtime.spawn(async move { images.remove_now(&name).await }).await;
         removed.unwrap_or(Err(StoreError::Stopped)).map_err(|e| change("remove", name_or_id, e))
     }
 
-    /// Waits until what was removed is off the disk, but not for a slow one: for who is about to ask how much is free.
-    pub async fn given_back(&self) {
-        let _goes_on = tokio::time::timeout(SPACE_WITHIN, self.settled()).await;
+    /// Waits until removed layers are deleted from the disk, at most half a second. For callers that then
+    /// query the free space.
+    pub async fn wait_for_space(&self) {
+        let _timed_out = tokio::time::timeout(SPACE_TIMEOUT, self.wait_until_deleted()).await;
     }
 
-    /// Waits until all that was removed is off the disk.
-    pub async fn settled(&self) {
-        self.inner.layers.rubbish.gone().await;
+    /// Waits until all removed layers are deleted from the disk.
+    pub async fn wait_until_deleted(&self) {
+        self.inner.layers.trash.wait_until_empty().await;
     }
 
-    /// What the store takes of its file system, also of what was removed and is not off the disk yet.
+    /// Disk usage of the store, including removed layers that are not deleted yet.
     #[must_use]
     pub fn usage(&self) -> Usage {
         self.inner.layers.usage()
     }
 
-    /// Removes what nobody needs any more: images that were removed while held and are no longer, and layers of
-    /// pulls that never came to an end. To be called once after a restart, when all ids in use are held again.
+    /// Removes unused data: images that were removed while held and are not held any more, and layers of
+    /// incomplete pulls. Call it once after a restart, after all ids in use are held again.
     ///
     /// # Errors
-    /// When the disk refuses.
+    /// If the disk refuses.
     pub async fn collect(&self) -> Result<(), Error> {
         self.collect_now().await.map_err(|e| change("clean up after", "store", e))
     }
 
-    /// The directory whose file system holds the images.
+    /// The directory of the store.
     #[must_use]
     pub fn directory(&self) -> &Path {
         &self.inner.directory
     }
 
-    /// Records an image. From here on it is there.
-    pub(crate) async fn put(&self, ready: Ready) -> Result<Image, StoreError> {
+    /// Writes an image's record. After that the image exists.
+    pub(crate) async fn put(&self, new: NewImage) -> Result<Image, StoreError> {
         let images = self.clone();
-        let put = self.inner.runtime.spawn(async move { images.put_now(ready).await }).await;
+        let put = self.inner.runtime.spawn(async move { images.put_now(new).await }).await;
         put.unwrap_or(Err(StoreError::Stopped))
     }
 
-    /// Removes unused layers, as a failed pull leaves them; says so in the log when that fails.
-    pub(crate) async fn tidy(&self) {
+    /// Removes unused layers, for example of a failed pull. A failure is logged.
+    pub(crate) async fn remove_unused_layers(&self) {
         if let Err(error) = self.sweep().await {
             tracing::warn!(error = crate::error::report(&error), "cannot remove unused layers");
         }
     }
 
-    /// Removes, when its time has come, what a broken pull left for another try.
+    /// Schedules the removal of data that a broken pull left for a retry, for the time when it expires.
     pub(crate) fn schedule_sweep(&self) {
         let Some(due) = self.inner.layers.next_expiry() else { return };
         if self.inner.sweep_due.swap(true, Ordering::AcqRel) {
@@ -210,34 +214,34 @@ impl Images {
             let Some(inner) = weak.upgrade() else { return };
             inner.sweep_due.store(false, Ordering::Release);
             let images = Images { inner };
-            images.tidy().await;
+            images.remove_unused_layers().await;
             images.schedule_sweep();
         });
     }
 
-    async fn put_now(&self, ready: Ready) -> Result<Image, StoreError> {
+    async fn put_now(&self, new: NewImage) -> Result<Image, StoreError> {
         let _turn = self.inner.writing.lock().await;
         let record = Record {
             version: records::VERSION,
-            id: ready.id,
-            tags: ready.tags,
-            digests: ready.digests,
-            layers: ready.leases.iter().map(Lease::diff_id).collect(),
-            size: ready.size,
-            config: ready.config,
+            id: new.id,
+            tags: new.tags,
+            digests: new.digests,
+            layers: new.leases.iter().map(Lease::diff_id).collect(),
+            size: new.size,
+            config: new.config,
             removed: false,
             generation: 0,
             pulled: now(),
             used: now(),
         };
         let unchanged = self.table_mut().entry_mut(&record.id).and_then(|old| {
-            says_the_same(&old.record, &record).then(|| {
+            is_unchanged(&old.record, &record).then(|| {
                 old.record.pulled = record.pulled;
-                (old.image.clone(), held::note(old))
+                (old.image.clone(), held::mark_used(old))
             })
         });
         if let Some((image, noted)) = unchanged {
-            self.note_use(noted);
+            self.record_use(noted);
             return Ok(image);
         }
         let (records, known) = {
@@ -247,28 +251,29 @@ impl Images {
         };
         self.write(records.clone()).await?;
         if !known {
-            // The record's own references from now on; else it has them already and these are let go.
-            ready.leases.into_iter().for_each(Lease::into_record);
+            // The references now belong to the record. If the record existed, it has its own, and these are
+            // released.
+            new.leases.into_iter().for_each(Lease::into_record);
         }
         let mut table = self.table_mut();
         for record in records {
             let config = match table.entry(&record.id) {
                 Some(old) => old.image.config.clone(),
-                None => ready.parsed.config.clone(),
+                None => new.parsed.config.clone(),
             };
             let image = self.inner.image(&record, config);
             table.insert(record, image);
         }
         self.inner.changes.send_replace(());
-        table.entry(&ready.id).map(|entry| entry.image.clone()).ok_or(StoreError::Stopped)
+        table.entry(&new.id).map(|entry| entry.image.clone()).ok_or(StoreError::Stopped)
     }
 
     async fn remove_now(&self, name_or_id: &str) -> Result<(), StoreError> {
         let turn = self.inner.writing.lock().await;
         let found = self.table().find(name_or_id).map(|entry| entry.record.clone());
         let Some(record) = found else { return Ok(()) };
-        if !self.forget(&record.id).await? {
-            // Containers go on with its layers; the record stays until they are gone, also over a restart.
+        if !self.remove_record(&record.id).await? {
+            // Containers still use its layers. The record stays until they end, also over a restart.
             let record = Record { removed: true, tags: Vec::new(), digests: Vec::new(), ..record };
             self.write(vec![record.clone()]).await?;
             if let Some(entry) = self.table_mut().entry_mut(&record.id) {
@@ -285,16 +290,16 @@ impl Images {
         let turn = self.inner.writing.lock().await;
         let abandoned = self.table().abandoned();
         for id in abandoned {
-            self.forget(&id).await?;
+            self.remove_record(&id).await?;
         }
-        // Removing a hundred thousand files takes its time, in which others may pull.
+        // Removing very many files takes long; other pulls may proceed meanwhile.
         drop(turn);
         self.sweep().await
     }
 
-    /// Removes a record, then lets go of the layers: the other order could lose layers of an image still recorded.
-    /// Says no to an image that is held. To be called in one's turn to write.
-    async fn forget(&self, id: &Digest) -> Result<bool, StoreError> {
+    /// Removes a record, then releases its layers: the other order could lose layers of a recorded image.
+    /// Returns false if the image is held. The caller holds `writing`.
+    async fn remove_record(&self, id: &Digest) -> Result<bool, StoreError> {
         let Some(entry) = self.table_mut().take_unheld(id) else { return Ok(false) };
         let (records, digest) = (self.inner.records.clone(), *id);
         let removed = blocking(move || records::remove(&records, &digest).map_err(StoreError::from)).await;
@@ -351,8 +356,8 @@ impl Inner {
         let inner = Inner {
             config,
             layers,
-            flights: Flights::default(),
-            fetching: tokio::sync::Semaphore::new(FETCHING),
+            pulls: PullsInProgress::default(),
+            fetching: tokio::sync::Semaphore::new(MAX_FETCHES),
             directory,
             records,
             table: RwLock::default(),
@@ -366,10 +371,10 @@ impl Inner {
         Ok(inner)
     }
 
-    /// Takes in the records. An image that misses a layer, for whatever reason, is none: it will be pulled again.
+    /// Loads the records. An image with a missing layer is dropped; it will be pulled again.
     fn load(&self) -> Result<(), StoreError> {
         let mut loaded = records::load(&self.records)?;
-        table::settle(&mut loaded);
+        table::resolve_tag_conflicts(&mut loaded);
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         for record in loaded {
             let leases: Option<Vec<Lease>> = record.layers.iter().map(|id| self.layers.lease(*id)).collect();
@@ -386,7 +391,7 @@ impl Inner {
                         Ok(_) => "a layer is missing".to_owned(),
                     };
                     drop(leases);
-                    tracing::warn!(image = %record.id, tags = ?record.tags, reason, "dropping an image");
+                    tracing::warn!(image = %record.id, tags = ?record.tags, reason, "dropping an incomplete image");
                     records::remove(&self.records, &record.id)?;
                 }
             }
@@ -420,8 +425,8 @@ fn now() -> u64 {
     records::seconds(SystemTime::now())
 }
 
-/// Whether writing a record again would change nothing, so that a pull of what is here writes nothing.
-fn says_the_same(old: &Record, new: &Record) -> bool {
+/// Whether the new record adds nothing, so that pulling an unchanged image writes nothing.
+fn is_unchanged(old: &Record, new: &Record) -> bool {
     let all = |old: &[String], new: &[String]| new.iter().all(|name| old.contains(name));
     !old.removed && all(&old.tags, &new.tags) && all(&old.digests, &new.digests)
 }
@@ -430,7 +435,7 @@ fn change(verb: &'static str, name: &str, error: StoreError) -> Error {
     Error::Change { verb, name: name.to_owned(), source: error.into() }
 }
 
-/// Holds the lock for as long as the file is open.
+/// Locks the file. The lock is held while the file is open.
 fn lock(path: &Path) -> Result<File, StoreError> {
     let error = |source| StoreError::Lock { path: path.to_owned(), source };
     let file = File::options().create(true).truncate(false).write(true).open(path).map_err(error)?;

@@ -1,4 +1,4 @@
-//! Importing images from an OCI layout or archive, or from what `docker save` writes.
+//! Imports images from an OCI layout or archive, or from a `docker save` archive.
 
 use std::collections::HashMap;
 use std::io::{self, BufReader, Read};
@@ -11,8 +11,8 @@ use crate::config::Platform;
 use crate::digest::{Algorithm, Digest, HashingReader};
 use crate::error::{Error, ErrorKind, io_kind, layer_kind, manifest_kind, store_kind, unpack_kind};
 use crate::image::Image;
-use crate::images::{Images, Ready, StoreError};
-use crate::layers::{LayerError, Lease, Workshop};
+use crate::images::{Images, NewImage, StoreError};
+use crate::layers::{LayerError, Lease, UnpackDir};
 use crate::manifest::{
     self, CONFIG_MAX, Chosen, Descriptor, Document, Fitting, MANIFEST_MAX, ManifestError, Search, Step,
     choose, fits,
@@ -28,7 +28,7 @@ use source::Source;
 const CONTAINERD_NAME: &str = "io.containerd.image.name";
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
 
-/// Why an import failed.
+/// Errors of an import.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ImportError {
     #[error("cannot read {}", path.display())]
@@ -37,7 +37,7 @@ pub(crate) enum ImportError {
         #[source]
         source: io::Error,
     },
-    #[error("it is neither an OCI layout nor a saved image: {reason}")]
+    #[error("the archive is neither an OCI layout nor a saved image: {reason}")]
     Layout { reason: &'static str },
     #[error("{path} is missing")]
     Missing { path: String },
@@ -55,7 +55,7 @@ pub(crate) enum ImportError {
     Manifest(#[from] ManifestError),
     #[error(transparent)]
     Reference(#[from] InvalidReference),
-    #[error("it has {0} images, which cannot all get the same name")]
+    #[error("the archive has {0} images, so one name cannot be given to all of them; omit the name")]
     Several(usize),
     #[error("layer {path}")]
     Unpack {
@@ -69,29 +69,29 @@ pub(crate) enum ImportError {
     Layer(#[from] LayerError),
     #[error(transparent)]
     Store(#[from] StoreError),
-    #[error("the configuration is no text")]
+    #[error("the configuration is not UTF-8 text")]
     ConfigText,
     #[error("the import was stopped")]
     Stopped,
 }
 
-/// An image of the archive, as far as its documents say.
+/// An image as described by the archive's documents.
 struct Found {
     references: Vec<Reference>,
     /// The digest of its configuration.
     id: Digest,
-    /// The digest that the layout's index gives it.
+    /// The digest in the layout's index.
     digest: Option<Digest>,
     config: Vec<u8>,
     chosen: Chosen,
     layers: Vec<LayerFile>,
 }
 
-/// Where a layer is.
+/// Location of a layer.
 #[derive(Clone)]
 struct LayerFile {
     path: String,
-    /// Its digest, where the archive says so.
+    /// Its digest, if the archive has it.
     digest: Option<Digest>,
     size: u64,
 }
@@ -107,12 +107,11 @@ struct Saved {
 }
 
 impl Images {
-    /// Takes images from an OCI archive (tar, also compressed), an OCI layout directory or a `docker save` archive.
-    ///
-    /// Names are those of the archive, or the one given, if there is one image only.
+    /// Imports images from an OCI archive (tar, optionally compressed), an OCI layout directory or a `docker
+    /// save` archive. Names are those of the archive, or `name`, if there is one image only.
     ///
     /// # Errors
-    /// When the archive is not one, its content is corrupt, or the disk refuses.
+    /// If the archive is invalid, its content is corrupt, or the disk refuses.
     pub async fn import(&self, path: &Path, name: Option<&str>) -> Result<Vec<Image>, Error> {
         let name = name.map(Reference::parse).transpose()?;
         let imported = self.import_all(path, name).await;
@@ -137,9 +136,9 @@ impl Images {
             }
         }
         if images.is_err() {
-            self.tidy().await;
+            self.remove_unused_layers().await;
         }
-        // With it goes what a compressed archive was unpacked to.
+        // Also deletes the uncompressed copy of a compressed archive.
         let closed = tokio::task::spawn_blocking(move || Arc::into_inner(source).map(Source::close));
         closed.await.map_err(|_stopped| ImportError::Stopped)?;
         images
@@ -147,7 +146,7 @@ impl Images {
 
     async fn import_image(&self, source: &Arc<Source>, found: Found) -> Result<Image, ImportError> {
         let platform = &self.inner.config.platform;
-        let parsed = manifest::parse_config(&found.config, found.layers.len(), (platform, found.chosen))?;
+        let parsed = manifest::parse_config(&found.config, found.layers.len(), platform, found.chosen)?;
         let size = found.config.len() as u64 + found.layers.iter().map(|l| l.size).sum::<u64>();
         let mut leases: Vec<Lease> = Vec::new();
         for (layer, diff_id) in found.layers.iter().zip(&parsed.diff_ids) {
@@ -155,15 +154,15 @@ impl Images {
             let (source, layer, expected) = (source.clone(), layer.clone(), *diff_id);
             let lease = self.inner.layers.ensure(*diff_id, async move || {
                 let unpacking = tokio::task::spawn_blocking(move || {
-                    let workshop = layers.workshop()?;
+                    let unpack_dir = layers.unpack_dir()?;
                     let unpacked = unpack_layer(&source, &layer, expected, |reader| {
-                        let (recipe, algorithm) = (workshop.recipe(), expected.algorithm());
-                        unpack_with_recipe(reader, &workshop.files(), &limits, (&recipe, algorithm))
+                        let (recipe, algorithm) = (unpack_dir.recipe(), expected.algorithm());
+                        unpack_with_recipe(reader, &unpack_dir.files(), &limits, &recipe, algorithm)
                     });
                     match unpacked {
-                        Ok(unpacked) => Ok::<(Workshop, Unpacked), ImportError>((workshop, unpacked)),
+                        Ok(unpacked) => Ok::<(UnpackDir, Unpacked), ImportError>((unpack_dir, unpacked)),
                         Err(error) => {
-                            workshop.discard();
+                            unpack_dir.discard();
                             Err(error)
                         }
                     }
@@ -171,7 +170,7 @@ impl Images {
                 unpacking.await.map_err(|_stopped| ImportError::Stopped)?
             });
             let lease = lease.await?;
-            // Each layer once, at its topmost place, as in a pull.
+            // Each layer once, at its topmost position, as in a pull.
             leases.retain(|other| other.diff_id() != lease.diff_id());
             leases.push(lease);
         }
@@ -180,11 +179,11 @@ impl Images {
         let config = String::from_utf8(found.config).map_err(|_no_text| ImportError::ConfigText)?;
         let (mut tags, mut digests) = (Vec::new(), Vec::new());
         for reference in &found.references {
-            let (more_tags, more_digests) = table::names(reference, found.digest);
-            tags.extend(more_tags);
-            digests.extend(more_digests);
+            let names = table::names(reference, found.digest);
+            tags.extend(names.tags);
+            digests.extend(names.digests);
         }
-        Ok(self.put(Ready { id, tags, digests, size, config, parsed, leases }).await?)
+        Ok(self.put(NewImage { id, tags, digests, size, config, parsed, leases }).await?)
     }
 }
 
@@ -193,20 +192,20 @@ fn read_documents(
     platform: &Platform,
     name: Option<&Reference>,
 ) -> Result<Vec<Found>, ImportError> {
-    let mut found = if let Some(index) = source.whole("index.json", MANIFEST_MAX)? {
+    let mut found = if let Some(index) = source.read_small("index.json", MANIFEST_MAX)? {
         let Document::Index(manifests) = manifest::parse(&index)? else {
-            return Err(ImportError::Layout { reason: "index.json is no index" });
+            return Err(ImportError::Layout { reason: "index.json is not an image index" });
         };
-        for_here(manifests, platform)
+        select_platform(manifests, platform)
             .iter()
             .map(|m| read_image(source, m, platform))
             .collect::<Result<Vec<_>, _>>()?
-    } else if let Some(list) = source.whole("manifest.json", MANIFEST_MAX)? {
+    } else if let Some(list) = source.read_small("manifest.json", MANIFEST_MAX)? {
         let saved: Vec<Saved> = serde_json::from_slice(&list)
             .map_err(|source| ImportError::Json { path: "manifest.json".into(), source })?;
         saved.iter().map(|saved| read_saved(source, saved)).collect::<Result<Vec<_>, _>>()?
     } else {
-        return Err(ImportError::Layout { reason: "it has no index.json and no manifest.json" });
+        return Err(ImportError::Layout { reason: "index.json and manifest.json are missing" });
     };
     if let Some(name) = name {
         match found.as_mut_slice() {
@@ -217,9 +216,10 @@ fn read_documents(
     Ok(found)
 }
 
-/// What of a layout is for this machine. Entries of one name are one image for several platforms, those without are
-/// several images; where none says that it fits, all are taken, each as the only one of its kind.
-fn for_here(entries: Vec<Descriptor>, platform: &Platform) -> Vec<Descriptor> {
+/// Selects the entries of a layout for this machine. Entries with the same name are one image for several
+/// platforms; entries without a name are several images. If none is marked for this platform, all are
+/// imported.
+fn select_platform(entries: Vec<Descriptor>, platform: &Platform) -> Vec<Descriptor> {
     let mut named: HashMap<Reference, Vec<Descriptor>> = HashMap::new();
     for entry in &entries {
         if let Some(name) = annotated_name(entry) {
@@ -261,7 +261,7 @@ fn read_image(source: &Source, top: &Descriptor, platform: &Platform) -> Result<
             Err(none) => return Err(absent.unwrap_or(none.into())),
         };
         match read {
-            // Of several that may be it, an archive may have one.
+            // An archive may contain only one of several candidates.
             Err(error @ ImportError::Missing { .. }) if search.is_unsure() => {
                 absent.get_or_insert(error);
             }
@@ -291,7 +291,7 @@ fn read_found(source: &Source, top: &Descriptor, found: manifest::Found) -> Resu
     })
 }
 
-/// The name that an annotation gives; a bare tag, as some tools write, names no image.
+/// The name in an annotation. A bare tag, which some tools write, is not a name.
 fn annotated_name(descriptor: &Descriptor) -> Option<Reference> {
     let annotations = &descriptor.annotations;
     let name = annotations
@@ -302,7 +302,7 @@ fn annotated_name(descriptor: &Descriptor) -> Option<Reference> {
 
 fn read_saved(source: &Source, saved: &Saved) -> Result<Found, ImportError> {
     let missing = |path: &str| ImportError::Missing { path: path.to_owned() };
-    let config = source.whole(&saved.config, CONFIG_MAX)?.ok_or_else(|| missing(&saved.config))?;
+    let config = source.read_small(&saved.config, CONFIG_MAX)?.ok_or_else(|| missing(&saved.config))?;
     let layers = saved.layers.iter().map(|path| {
         let size = source.size(path)?.ok_or_else(|| missing(path))?;
         Ok::<_, ImportError>(LayerFile { path: path.clone(), digest: None, size })
@@ -313,14 +313,14 @@ fn read_saved(source: &Source, saved: &Saved) -> Result<Found, ImportError> {
         references: references.collect::<Result<Vec<_>, _>>()?,
         digest: None,
         config,
-        chosen: Chosen::Alone,
+        chosen: Chosen::Direct,
         layers: layers.collect::<Result<Vec<_>, _>>()?,
     })
 }
 
 fn read_blob(source: &Source, descriptor: &Descriptor, max: u64) -> Result<Vec<u8>, ImportError> {
     let path = descriptor.digest.blob_path();
-    let bytes = source.whole(&path, max)?.ok_or_else(|| ImportError::Missing { path: path.clone() })?;
+    let bytes = source.read_small(&path, max)?.ok_or_else(|| ImportError::Missing { path: path.clone() })?;
     let actual = Digest::by(descriptor.digest.algorithm(), &bytes);
     if actual == descriptor.digest { Ok(bytes) } else { Err(ImportError::Digest { path, actual }) }
 }
@@ -337,7 +337,7 @@ fn unpack_layer(
     let mut reader = BufReader::with_capacity(128 << 10, HashingReader::new(input, algorithm));
     let unpacked =
         unpack(&mut reader).map_err(|source| ImportError::Unpack { path: path.clone(), source })?;
-    // A decoder may stop before the end of what the digest is of.
+    // The decoder may stop before the end of the hashed data.
     io::copy(&mut reader, &mut io::sink())
         .map_err(|source| ImportError::Read { path: PathBuf::from(&path), source })?;
     let actual = reader.into_inner().finish();
@@ -353,7 +353,7 @@ fn unpack_layer(
 // === impl ImportError ===
 
 impl ImportError {
-    /// What kind of failure this is.
+    /// The kind of this error.
     pub(crate) fn kind(&self) -> ErrorKind {
         match self {
             ImportError::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => {

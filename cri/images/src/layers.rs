@@ -1,12 +1,13 @@
-//! The layers on disk: who needs which, one unpacking of each at a time, and the commit that makes them count.
+//! The layers on disk: reference counts, at most one unpacking per layer, and the commit.
 //!
 //! ```text
-//! (absent) ──ensure──► Working ──unpacked, verified, synced, renamed──► Complete{refs} ──no refs, swept──► (absent)
+//! (absent) ──ensure──► Unpacking ──unpacked, verified, synced, renamed──► Complete{refs} ──no refs, swept──►
+//! (absent)
 //!                         │                                                  ▲
-//!                         └──failed or cancelled──► (absent)                 └── found at open
+//!                         └──failed or cancelled──► (absent)                 └── found when the store is opened
 //! ```
-//! References are held by images (records) and by pulls under way. A layer without any stays until `sweep`, which
-//! spares for a while those that a broken pull left: the next try needs them.
+//! Images (records) and pulls in progress hold references. A layer without references stays until the next
+//! `sweep`, which keeps layers of a broken pull for a while, because a retry needs them.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -23,28 +24,28 @@ use crate::digest::Digest;
 use crate::image::Usage;
 use crate::unpack::{Link, LinkError, Rebuilt, UnpackError, Unpacked};
 
+mod directory_attributes;
 mod disk;
 mod links;
-mod restate;
-mod rubbish;
 mod spool;
+mod trash;
 
 pub(crate) use disk::make_private;
 use disk::{commit_all, read_meta, remove_tree};
-pub(crate) use rubbish::Rubbish;
 pub(crate) use spool::{Saved, Spool, Spools};
+pub(crate) use trash::Trash;
 
-/// How long a layer of a pull that broke off is kept for the next try.
+/// How long a layer of a broken pull is kept for a retry.
 pub(crate) const KEEP: Duration = Duration::from_secs(3600);
 
 /// All layers of a store.
 pub(crate) struct Layers {
     layers: PathBuf,
     partial: PathBuf,
-    /// What arrived of layers that broke off.
+    /// Data of partly fetched layers, for a retry.
     pub(crate) spools: Arc<Spools>,
-    /// What nobody needs any more.
-    pub(crate) rubbish: Arc<Rubbish>,
+    /// Removed layers that are being deleted.
+    pub(crate) trash: Arc<Trash>,
     next: AtomicU64,
     slots: Mutex<HashMap<Digest, Slot>>,
     queue: Mutex<VecDeque<Pending>>,
@@ -52,30 +53,30 @@ pub(crate) struct Layers {
 }
 
 enum Slot {
-    Working(watch::Receiver<()>),
+    Unpacking(watch::Receiver<()>),
     Complete { meta: Meta, refs: usize, keep_until: Option<Instant> },
 }
 
-/// What is known of a complete layer; the file `complete` beside it.
+/// Metadata of a complete layer, in the file `complete` beside its files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Meta {
     pub(crate) diff_id: Digest,
     pub(crate) bytes: u64,
     pub(crate) inodes: u64,
-    /// Directories that the layer implies but does not describe: their attributes are those of lower layers.
+    /// Directories that the layer uses but does not describe. Their attributes are those of lower layers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) implied: Vec<String>,
-    /// Hard links whose targets are in lower layers: at their paths the layer itself has empty files.
+    /// Hard links to files of lower layers. The layer itself has empty files at their paths.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) links: Vec<Link>,
 }
 
-/// A place to unpack a layer; gone with all that is in it when dropped before the commit.
-pub(crate) struct Workshop {
+/// A directory in which a layer is unpacked. It is deleted when dropped before the commit.
+pub(crate) struct UnpackDir {
     path: PathBuf,
 }
 
-/// A reference to a complete layer. Dropping it lets go.
+/// A reference to a complete layer, released when dropped.
 pub(crate) struct Lease {
     layers: Arc<Layers>,
     diff_id: Digest,
@@ -83,12 +84,12 @@ pub(crate) struct Lease {
 }
 
 struct Pending {
-    workshop: Workshop,
+    unpack_dir: UnpackDir,
     meta: Meta,
     done: oneshot::Sender<Result<(), Arc<LayerError>>>,
 }
 
-/// Why the layers on disk cannot be worked with.
+/// Errors of layers on disk.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LayerError {
     #[error("cannot {verb} {}", path.display())]
@@ -106,13 +107,13 @@ pub(crate) enum LayerError {
     },
     #[error("cannot commit the layer")]
     Commit(#[source] Arc<LayerError>),
-    #[error("{} holds another layer whose digest begins like {diff_id}", path.display())]
+    #[error("{} holds another layer whose digest has the same prefix as {diff_id}", path.display())]
     Collision { path: PathBuf, diff_id: Digest },
-    #[error("cannot restate the directories of lower layers")]
-    Restate(#[source] UnpackError),
+    #[error("cannot set the attributes of directories of lower layers")]
+    DirectoryAttributes(#[source] UnpackError),
     #[error("cannot write an archive of directories")]
     Archive(#[source] io::Error),
-    #[error("cannot link files of the layers below layer {layer}")]
+    #[error("cannot link to files of the layers below layer {layer}")]
     View {
         layer: Digest,
         #[source]
@@ -124,7 +125,7 @@ pub(crate) enum LayerError {
         #[source]
         source: LinkError,
     },
-    #[error("layer {layer} has links to layers below it, of which there are too many ({count})")]
+    #[error("layer {layer} links to files of lower layers, and there are too many layers for that ({count})")]
     Deep { layer: Digest, count: usize },
     #[error("the store is shutting down")]
     Stopped,
@@ -133,7 +134,7 @@ pub(crate) enum LayerError {
 // === impl Layers ===
 
 impl Layers {
-    /// Opens the layers below a directory: what is complete is known, everything else goes.
+    /// Opens the layers of a store. Complete layers are kept, everything else is removed.
     pub(crate) fn open(root: &Path) -> Result<Layers, LayerError> {
         let (layers, partial) = (root.join("layers"), root.join("partial"));
         for path in [&layers, &partial] {
@@ -145,10 +146,10 @@ impl Layers {
             move |source| LayerError::Disk { verb, path, source }
         };
         let emptied = layers.clone();
-        let rubbish = Rubbish::open(root, Box::new(move || disk::sync_directory(&emptied)))?;
-        let mut thrown = Vec::new();
+        let trash = Trash::open(root, Box::new(move || disk::sync_directory(&emptied)))?;
+        let mut moved = Vec::new();
         for entry in std::fs::read_dir(&partial).map_err(disk("list", &partial))? {
-            thrown.push(rubbish.throw(&entry.map_err(disk("list", &partial))?.path(), None)?);
+            moved.push(trash.move_in(&entry.map_err(disk("list", &partial))?.path(), None)?);
         }
         let mut slots = HashMap::new();
         for entry in std::fs::read_dir(&layers).map_err(disk("list", &layers))? {
@@ -159,17 +160,17 @@ impl Layers {
                     slots.insert(meta.diff_id, Slot::Complete { meta, refs: 0, keep_until });
                 }
                 None => {
-                    tracing::warn!(path = %path.display(), "removing a layer that is not complete");
-                    thrown.push(rubbish.throw(&path, None)?);
+                    tracing::warn!(path = %path.display(), "removing an incomplete layer");
+                    moved.push(trash.move_in(&path, None)?);
                 }
             }
         }
-        rubbish.delete(thrown);
+        trash.delete(moved);
         Ok(Layers {
             layers,
             partial,
             spools: Arc::new(Spools::open(root)?),
-            rubbish,
+            trash,
             next: AtomicU64::new(0),
             slots: Mutex::new(slots),
             queue: Mutex::default(),
@@ -177,32 +178,32 @@ impl Layers {
         })
     }
 
-    /// Where a layer's files are.
+    /// The directory of a layer's files.
     pub(crate) fn path(&self, diff_id: &Digest) -> PathBuf {
         self.layers.join(diff_id.short()).join(disk::FILES)
     }
 
-    /// The archive of a layer, as far as its recipe is here.
+    /// Rebuilds the archive of a layer. Fails if its recipe is missing.
     pub(crate) fn rebuild(&self, diff_id: &Digest) -> io::Result<(Rebuilt, u64)> {
         let (recipe, files) = (self.layers.join(diff_id.short()).join(disk::RECIPE), self.path(diff_id));
         Ok((Rebuilt::open(&recipe, &files)?, Rebuilt::length(&recipe, &files)?))
     }
 
-    /// A lower directory for images that have no layer at all.
+    /// An empty directory: the lower directory of images without layers.
     pub(crate) fn empty(&self) -> PathBuf {
         self.layers.with_file_name("empty")
     }
 
-    /// An empty directory to unpack into.
-    pub(crate) fn workshop(&self) -> Result<Workshop, LayerError> {
+    /// A new empty directory to unpack into.
+    pub(crate) fn unpack_dir(&self) -> Result<UnpackDir, LayerError> {
         let path = self.partial.join(self.next.fetch_add(1, Ordering::Relaxed).to_string());
-        let workshop = Workshop { path };
-        disk::make_private(&workshop.path)?;
-        disk::make(&workshop.files())?;
-        Ok(workshop)
+        let unpack_dir = UnpackDir { path };
+        disk::make_private(&unpack_dir.path)?;
+        disk::make(&unpack_dir.files())?;
+        Ok(unpack_dir)
     }
 
-    /// A reference to a layer that is here.
+    /// A reference to a layer, if it is complete.
     pub(crate) fn lease(self: &Arc<Layers>, diff_id: Digest) -> Option<Lease> {
         match self.slots().get_mut(&diff_id) {
             Some(Slot::Complete { refs, .. }) => {
@@ -213,107 +214,104 @@ impl Layers {
         }
     }
 
-    /// A reference to a layer, after unpacking it if nobody has. Whoever comes second waits for the first, and tries
-    /// for himself if that one fails.
+    /// A reference to a layer, which is unpacked if it is absent. A second caller waits for the first one,
+    /// and unpacks itself if that one fails.
     pub(crate) async fn ensure<E: From<LayerError>>(
         self: &Arc<Layers>,
         diff_id: Digest,
-        unpack: impl AsyncFnOnce() -> Result<(Workshop, Unpacked), E>,
+        unpack: impl AsyncFnOnce() -> Result<(UnpackDir, Unpacked), E>,
     ) -> Result<Lease, E> {
-        let working = loop {
+        let unpacking = loop {
             if let Some(lease) = self.lease(diff_id) {
                 return Ok(lease);
             }
-            match Working::begin(self, diff_id) {
-                Ok(working) => break working,
-                // Closed when the other is done, in whatever way.
+            match Unpacking::begin(self, diff_id) {
+                Ok(unpacking) => break unpacking,
+                // The channel closes when the other caller is done, successfully or not.
                 Err(mut other) => while other.changed().await.is_ok() {},
             }
         };
-        let (workshop, unpacked) = unpack().await?;
+        let (unpack_dir, unpacked) = unpack().await?;
         let Unpacked { bytes, inodes, implied, links, .. } = unpacked;
         let meta = Meta { diff_id, bytes, inodes, implied, links };
-        Ok(self.settle(working, workshop, meta).await?)
+        Ok(self.commit_in_task(unpacking, unpack_dir, meta).await?)
     }
 
-    /// Commits a layer, in a task of its own: the disk goes on where a caller was cancelled, and what nobody waits for
-    /// any more must not stay unknown.
-    async fn settle(
+    /// Commits a layer in a task of its own, so that a cancelled caller does not interrupt the disk
+    /// operations. If the caller is gone, the layer is swept.
+    async fn commit_in_task(
         self: &Arc<Layers>,
-        working: Working,
-        workshop: Workshop,
+        unpacking: Unpacking,
+        unpack_dir: UnpackDir,
         meta: Meta,
     ) -> Result<Lease, LayerError> {
         let (give, take) = oneshot::channel();
         let layers = self.clone();
         tokio::spawn(async move {
-            let committed = layers.commit(workshop, meta.clone()).await.map(|()| working.complete(meta));
+            let committed = layers.commit(unpack_dir, meta.clone()).await.map(|()| unpacking.complete(meta));
             if let Err(Ok(unclaimed)) = give.send(committed) {
                 drop(unclaimed);
                 let swept = tokio::task::spawn_blocking(move || layers.sweep(Instant::now())).await;
                 if let Ok(Err(error)) = swept {
-                    tracing::warn!(
-                        error = crate::error::report(&error),
-                        "cannot remove a layer of a pull that ended"
-                    );
+                    tracing::warn!(error = crate::error::report(&error), "cannot remove an unused layer");
                 }
             }
         });
         take.await.map_err(|_dropped| LayerError::Stopped)?
     }
 
-    /// Lets go of references that records held. Gives nothing back: `sweep` removes.
+    /// Releases references of records. Deletes nothing; `sweep` does.
     pub(crate) fn release(&self, diff_ids: &[Digest]) {
         for diff_id in diff_ids {
             self.drop_reference(diff_id, false);
         }
     }
 
-    /// Throws away layers that nobody refers to, except those kept for another try. Blocks, but not until they are
-    /// gone: see [`Rubbish::gone`].
+    /// Moves unreferenced layers to the trash, except those kept for a retry. Blocks, but does not wait for
+    /// their deletion: see [`Trash::wait_until_empty`].
     pub(crate) fn sweep(&self, now: Instant) -> Result<(), LayerError> {
         self.spools.sweep(now);
-        let mut thrown = Vec::new();
-        let done = self.throw_unused(now, &mut thrown);
-        if !thrown.is_empty() {
+        let mut moved = Vec::new();
+        let done = self.trash_unused(now, &mut moved);
+        if !moved.is_empty() {
             coracle_fault::point("remove-image.thrown");
-            self.rubbish.delete(thrown);
+            self.trash.delete(moved);
         }
         done
     }
 
-    fn throw_unused(&self, now: Instant, thrown: &mut Vec<rubbish::Item>) -> Result<(), LayerError> {
+    fn trash_unused(&self, now: Instant, moved: &mut Vec<trash::Item>) -> Result<(), LayerError> {
         let mut slots = self.slots();
         let unused: Vec<Digest> = slots
             .iter()
             .filter(|(_, slot)| match slot {
                 Slot::Complete { refs: 0, keep_until, .. } => keep_until.is_none_or(|t| t <= now),
-                Slot::Complete { .. } | Slot::Working(_) => false,
+                Slot::Complete { .. } | Slot::Unpacking(_) => false,
             })
             .map(|(diff_id, _)| *diff_id)
             .collect();
         for diff_id in unused {
             let Some(Slot::Complete { meta, .. }) = slots.get(&diff_id) else { continue };
-            // Out of the way in one step, while nobody can begin to unpack the same again.
-            thrown.push(self.rubbish.throw(&self.layers.join(diff_id.short()), Some(meta))?);
+            // One rename, under the lock, so that no other caller starts to unpack the same layer meanwhile.
+            moved.push(self.trash.move_in(&self.layers.join(diff_id.short()), Some(meta))?);
             slots.remove(&diff_id);
         }
         Ok(())
     }
 
-    /// When the next `sweep` would find something that it spares now.
+    /// When the next layer or spool expires that `sweep` keeps now.
     pub(crate) fn next_expiry(&self) -> Option<Instant> {
         let slots = self.slots();
         let layers = slots.values().filter_map(|slot| match slot {
             Slot::Complete { refs: 0, keep_until, .. } => *keep_until,
-            Slot::Complete { .. } | Slot::Working(_) => None,
+            Slot::Complete { .. } | Slot::Unpacking(_) => None,
         });
         layers.chain(self.spools.next_expiry()).min()
     }
 
-    /// What all complete layers take, and those that are not gone yet.
+    /// Disk usage of all complete layers and of those being deleted.
     pub(crate) fn usage(&self) -> Usage {
-        let mut usage = self.rubbish.usage();
+        let mut usage = self.trash.usage();
         for slot in self.slots().values() {
             if let Slot::Complete { meta, .. } = slot {
                 usage.bytes += meta.bytes;
@@ -323,7 +321,7 @@ impl Layers {
         usage
     }
 
-    /// What is known of a complete layer.
+    /// The metadata of a complete layer.
     pub(crate) fn meta(&self, diff_id: &Digest) -> Option<Meta> {
         match self.slots().get(diff_id) {
             Some(Slot::Complete { meta, .. }) => Some(meta.clone()),
@@ -331,10 +329,15 @@ impl Layers {
         }
     }
 
-    /// Puts an unpacked layer in its place. One flush serves all that wait for one: the first in the queue does it.
-    async fn commit(&self, workshop: Workshop, meta: Meta) -> Result<(), LayerError> {
+    /// Moves an unpacked layer into place. Group commit: the first caller flushes the file system for all
+    /// queued layers.
+    async fn commit(&self, unpack_dir: UnpackDir, meta: Meta) -> Result<(), LayerError> {
         let (done, mut result) = oneshot::channel();
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner).push_back(Pending { workshop, meta, done });
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner).push_back(Pending {
+            unpack_dir,
+            meta,
+            done,
+        });
         let _turn = self.committing.lock().await;
         if let Ok(result) = result.try_recv() {
             return result.map_err(LayerError::Commit);
@@ -362,28 +365,28 @@ impl Layers {
     }
 }
 
-/// The right and duty to unpack one layer.
-struct Working {
+/// The exclusive right to unpack one layer.
+struct Unpacking {
     layers: Arc<Layers>,
     diff_id: Digest,
     complete: bool,
-    /// Closes when dropped, which wakes those who wait.
+    /// Closed on drop, which wakes the waiting callers.
     _wake: watch::Sender<()>,
 }
 
-// === impl Working ===
+// === impl Unpacking ===
 
-impl Working {
-    fn begin(layers: &Arc<Layers>, diff_id: Digest) -> Result<Working, watch::Receiver<()>> {
+impl Unpacking {
+    fn begin(layers: &Arc<Layers>, diff_id: Digest) -> Result<Unpacking, watch::Receiver<()>> {
         let mut slots = layers.slots();
         match slots.get(&diff_id) {
-            Some(Slot::Working(other)) => Err(other.clone()),
-            // Completed since the caller looked: a closed channel sends him to look again.
+            Some(Slot::Unpacking(other)) => Err(other.clone()),
+            // It was completed after the caller looked. A closed channel makes the caller look again.
             Some(Slot::Complete { .. }) => Err(watch::channel(()).1),
             None => {
-                let (wake, working) = watch::channel(());
-                slots.insert(diff_id, Slot::Working(working));
-                Ok(Working { layers: layers.clone(), diff_id, complete: false, _wake: wake })
+                let (wake, unpacking) = watch::channel(());
+                slots.insert(diff_id, Slot::Unpacking(unpacking));
+                Ok(Unpacking { layers: layers.clone(), diff_id, complete: false, _wake: wake })
             }
         }
     }
@@ -396,13 +399,13 @@ impl Working {
     }
 }
 
-impl Drop for Working {
+impl Drop for Unpacking {
     fn drop(&mut self) {
         if self.complete {
             return;
         }
         let mut slots = self.layers.slots();
-        // A pull cancelled just after the rename leaves a layer that is good; it is unused, and known so.
+        // A pull that was cancelled just after the rename leaves a complete layer without references.
         let slot = read_meta(&self.layers.layers.join(self.diff_id.short())).map(|meta| Slot::Complete {
             meta,
             refs: 0,
@@ -418,20 +421,20 @@ impl Drop for Working {
 // === impl Lease ===
 
 impl Lease {
-    /// Whose reference this is.
+    /// The layer's diff id.
     pub(crate) fn diff_id(&self) -> Digest {
         self.diff_id
     }
 
-    /// When let go of, the layer stays a while for the next try.
+    /// Keeps the layer for a retry when this reference is dropped.
     pub(crate) fn keep(&mut self) {
         self.keep = true;
     }
 
-    /// The reference is a record's from now on.
+    /// Passes the reference to a record.
     pub(crate) fn into_record(self) {
         if let Some(Slot::Complete { refs, .. }) = self.layers.slots().get_mut(&self.diff_id) {
-            // Dropping takes away the one that this adds.
+            // The drop of `self` releases the reference that this adds.
             *refs += 1;
         }
     }
@@ -443,20 +446,20 @@ impl Drop for Lease {
     }
 }
 
-// === impl Workshop ===
+// === impl UnpackDir ===
 
-impl Workshop {
+impl UnpackDir {
     /// The directory to unpack into.
     pub(crate) fn files(&self) -> PathBuf {
         self.path.join(disk::FILES)
     }
 
-    /// Where the recipe for the layer's archive goes.
+    /// The path for the layer's recipe.
     pub(crate) fn recipe(&self) -> PathBuf {
         self.path.join(disk::RECIPE)
     }
 
-    /// Removes it here and now, for whoever is on a thread that may block.
+    /// Deletes the directory now. Blocks.
     pub(crate) fn discard(self) {
         clear(&self.path);
     }
@@ -464,16 +467,16 @@ impl Workshop {
 
 fn clear(path: &Path) {
     if let Err(error) = remove_tree(path) {
-        tracing::warn!(error = crate::error::report(&error), "cannot remove a half-unpacked layer");
+        tracing::warn!(error = crate::error::report(&error), "cannot remove a partly unpacked layer");
     }
 }
 
-impl Drop for Workshop {
+impl Drop for UnpackDir {
     fn drop(&mut self) {
         if !self.path.exists() {
             return;
         }
-        // In a task that was cancelled, removing thousands of files must not hold up the others.
+        // In a cancelled task, deleting thousands of files must not block the runtime's thread.
         match tokio::runtime::Handle::try_current() {
             Ok(runtime) => {
                 let path = self.path.clone();

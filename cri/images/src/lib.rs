@@ -1,20 +1,20 @@
-//! Container images: references, registries, content, unpacking and layers.
+//! Container images: references, registries, pulls, unpacking and layers on disk.
 //!
-//! Owns everything under `<root>/images`: one small record per image (`manifests/`), one unpacked directory per
-//! layer (`layers/`), the workshop where layers are unpacked before they are trusted (`partial/`), and what is being
-//! deleted (`rubbish/`).
-//! Start reading at [`Images`]; a pull is `pull.rs`, the way of one layer is `layers.rs` → `unpack.rs`.
+//! Owns everything under `<root>/images`: one record per image (`manifests/`), one unpacked directory per
+//! layer (`layers/`), directories in which layers are unpacked (`partial/`), partly fetched layers
+//! (`resume/`), and removed layers that are being deleted (`rubbish/`).
+//! Start reading at [`Images`]. A pull is `pull.rs`; a layer goes through `layers.rs` and `unpack.rs`.
 //!
 //! Invariants:
-//! - Compressed layers are never stored: they are unpacked while they download, and both digests (of the blob and
-//!   of the tar inside) are verified before the one rename that makes a layer exist.
-//! - A layer directory under `layers/` is whole and on disk (`syncfs` comes before the rename); nothing else is
-//!   ever handed out. Layers do not depend on each other, so images share them by diff id; what one says of
-//!   those below it (a hard link, a directory's attributes) is said in a small layer above it (`layers/links.rs`).
-//! - A registry is waited for, but never for ever: every phase of a pull has its time.
-//! - No path of a layer is resolved outside of its directory: all of `unpack/root.rs` is relative to one
+//! - Complete compressed layers are never stored. Layers are unpacked during the download, and both digests
+//!   (of the blob and of the tar inside) are verified before one rename makes the layer exist.
+//! - A directory in `layers/` is complete and on disk (`syncfs` precedes the rename). Only such directories
+//!   are handed out. Layers do not depend on each other, so images share them by diff id. References to lower
+//!   layers (hard links, attributes of directories) are in a small additional layer (`layers/links.rs`).
+//! - Every wait for a registry has a timeout.
+//! - No path of a layer is resolved outside its directory: all of `unpack/root.rs` is relative to one
 //!   descriptor, by `openat2(RESOLVE_IN_ROOT)`.
-//! - Knows nothing of pods, containers, CRI or Kubernetes.
+//! - It knows nothing of pods, containers, CRI or Kubernetes.
 
 mod archive;
 mod changes;
@@ -39,10 +39,10 @@ mod registry;
 mod table;
 mod unpack;
 
-pub use changes::{hide, lay};
+pub use changes::{apply_changes, apply_deletions};
 pub use config::{ImagesConfig, Limits, Platform};
 pub use error::{Cause, Error, ErrorKind};
-pub use image::{Auth, Image, Login, PullProgress, Standing, Usage};
+pub use image::{Auth, Image, ImageGcInfo, Login, PullProgress, Usage};
 pub use images::{Held, Images};
 pub use pin::PinPattern;
 pub use pull::ProgressFn;

@@ -1,4 +1,4 @@
-//! Manifests, indexes and configurations: what a registry's documents say, checked before anything is fetched.
+//! Manifests, indexes and configurations: parsed and checked before anything else is fetched.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,19 +16,19 @@ mod search;
 pub(crate) use platform::{Chosen, Fitting, choose, fits};
 pub(crate) use search::{Found, Search, Step};
 
-/// Largest manifest or index; registries must take 4 MiB and few take more.
+/// Maximum bytes of a manifest or index. Registries must accept 4 MiB; few accept more.
 pub(crate) const MANIFEST_MAX: u64 = 4 << 20;
-/// Largest configuration.
+/// Maximum bytes of a configuration.
 pub(crate) const CONFIG_MAX: u64 = 8 << 20;
-/// Most layers of an image; overlayfs takes 500.
+/// Maximum number of layers of an image; overlayfs supports 500.
 const LAYERS_MAX: usize = 500;
 
-/// What we ask a registry for, best first.
+/// Media types accepted from a registry, best first.
 pub(crate) const ACCEPT: &str = "application/vnd.oci.image.index.v1+json, \
     application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.oci.image.manifest.v1+json, \
     application/vnd.docker.distribution.manifest.v2+json, */*";
 
-/// What a manifest's address led to.
+/// A parsed document.
 #[derive(Debug)]
 pub(crate) enum Document {
     Manifest(Box<Manifest>),
@@ -36,7 +36,7 @@ pub(crate) enum Document {
     Index(Vec<Descriptor>),
 }
 
-/// One image: its configuration and its layers, lowest first.
+/// An image: its configuration and its layers, lowest first.
 #[derive(Debug, Clone)]
 pub(crate) struct Manifest {
     pub(crate) config: Descriptor,
@@ -55,7 +55,7 @@ pub(crate) struct Descriptor {
     pub(crate) platform: Option<PlatformField>,
     #[serde(default, deserialize_with = "or_default")]
     pub(crate) annotations: HashMap<String, String>,
-    /// Where else the content may be had.
+    /// Additional URLs of the content.
     #[serde(default, deserialize_with = "or_default")]
     pub(crate) urls: Vec<String>,
 }
@@ -78,28 +78,30 @@ pub(crate) struct ParsedConfig {
     pub(crate) diff_ids: Vec<Digest>,
 }
 
-/// Why a document cannot be used.
+/// Errors of documents.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ManifestError {
     #[error("the manifest is damaged")]
     Damaged(#[source] Malformed),
     #[error("the manifest is both an image and an index")]
     Ambiguous,
-    #[error("the manifest is of schema 1, which is obsolete and not served")]
+    #[error(
+        "the manifest has the obsolete schema 1, which is not supported; push the image with a current tool"
+    )]
     Schema1,
-    #[error("this is no container image: {what} of type {media_type:?}")]
+    #[error("not a container image: {what} of type {media_type:?}")]
     Unsupported { what: &'static str, media_type: String },
-    #[error("no image for {wanted} (there is: {available})")]
+    #[error("no image for {wanted} (available: {available})")]
     Platform { wanted: String, available: String },
     #[error("the image configuration is damaged")]
     Config(#[source] Malformed),
-    #[error("the manifest has {layers} layers, its configuration names {diff_ids}")]
+    #[error("the manifest has {layers} layers, but its configuration lists {diff_ids}")]
     Count { layers: usize, diff_ids: usize },
-    #[error("the image has {0} layers, more than overlayfs takes")]
+    #[error("the image has {0} layers; overlayfs supports 500")]
     Layers(usize),
-    #[error("{what} says that it has {size} bytes, more than is taken")]
+    #[error("{what} has a size of {size} bytes, which exceeds the limit")]
     Size { what: &'static str, size: u64 },
-    #[error("indexes nest too deeply")]
+    #[error("indexes are nested too deeply")]
     Nesting,
 }
 
@@ -113,7 +115,7 @@ struct Raw {
     manifests: Option<Vec<Descriptor>>,
 }
 
-/// Only what tells schema 1 apart, for the rest of it looks like nothing else.
+/// The part of a document that identifies schema 1, whose other fields have different types.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Version {
@@ -121,8 +123,8 @@ struct Version {
     schema_version: u32,
 }
 
-/// Parses a manifest or an index. Goes by what the document has, not by the type that it came with, but refuses one
-/// that could be read as either: two readers must never see two images behind one digest.
+/// Parses a manifest or an index, by its fields, not by its media type. A document that is valid as both is
+/// refused: otherwise two readers could see two images behind one digest.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Document, ManifestError> {
     let version: Version = serde_json::from_slice(bytes).map_err(|e| ManifestError::Damaged(e.into()))?;
     if version.schema_version == 1 {
@@ -145,11 +147,12 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Document, ManifestError> {
     }
 }
 
-/// Parses a configuration and checks that it belongs to so many layers and can be for this platform.
+/// Parses a configuration and checks that it has this number of layers and may run on the platform.
 pub(crate) fn parse_config(
     bytes: &[u8],
     layers: usize,
-    (wanted, chosen): (&Platform, Chosen),
+    wanted: &Platform,
+    chosen: Chosen,
 ) -> Result<ParsedConfig, ManifestError> {
     let mut value: serde_json::Value =
         serde_json::from_slice(bytes).map_err(|e| ManifestError::Config(e.into()))?;
@@ -170,7 +173,7 @@ pub(crate) fn parse_config(
     Ok(ParsedConfig { config: Arc::new(config), diff_ids })
 }
 
-/// For which platform a configuration says that its image is.
+/// The platform of a configuration.
 fn config_platform(bytes: &[u8]) -> Result<PlatformField, ManifestError> {
     serde_json::from_slice(bytes)
         .map(|value| platform_of(&value))
@@ -182,7 +185,7 @@ fn platform_of(config: &serde_json::Value) -> PlatformField {
     PlatformField { os: text("os"), architecture: text("architecture"), variant: text("variant") }
 }
 
-/// The layers of a configuration, lowest first.
+/// The diff ids of a configuration, lowest first.
 pub(crate) fn diff_ids(bytes: &[u8]) -> Result<Vec<Digest>, ManifestError> {
     diff_ids_of(&serde_json::from_slice(bytes).map_err(|e| ManifestError::Config(e.into()))?)
 }
@@ -194,7 +197,7 @@ fn diff_ids_of(config: &serde_json::Value) -> Result<Vec<Digest>, ManifestError>
     }
 }
 
-/// Parses a configuration that was found good before.
+/// Parses a configuration that was accepted before.
 pub(crate) fn read_config(bytes: &[u8]) -> Result<Arc<ImageConfiguration>, ManifestError> {
     let mut value: serde_json::Value =
         serde_json::from_slice(bytes).map_err(|e| ManifestError::Config(e.into()))?;
@@ -210,7 +213,7 @@ fn check(config: &Descriptor, layers: &[Descriptor]) -> Result<(), ManifestError
         ""
         | "application/vnd.oci.image.config.v1+json"
         | "application/vnd.docker.container.image.v1+json" => {}
-        // Registries, and Docker before 1.13, lost the type of some that are images nevertheless.
+        // Registries, and Docker before 1.13, lost the type of some valid configurations.
         "application/octet-stream" | "application/json" | "text/html" => {}
         other => return unsupported("a configuration", other),
     }
@@ -220,7 +223,7 @@ fn check(config: &Descriptor, layers: &[Descriptor]) -> Result<(), ManifestError
     if layers.len() > LAYERS_MAX {
         return Err(ManifestError::Layers(layers.len()));
     }
-    // What registries count with (a Go int64), and more than any disk has.
+    // Registries use a Go int64 for sizes; no disk has more.
     let total = layers.iter().try_fold(config.size, |sum, layer| sum.checked_add(layer.size));
     if total.is_none_or(|total| i64::try_from(total).is_err()) {
         let size = layers.iter().map(|layer| layer.size).max().unwrap_or_default();
@@ -240,14 +243,14 @@ fn check(config: &Descriptor, layers: &[Descriptor]) -> Result<(), ManifestError
     Ok(())
 }
 
-/// Reads null as what is absent: for Go they are the same.
+/// Deserializes null as the default value: Go does not distinguish null and absent.
 pub(crate) fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
     deserializer: D,
 ) -> Result<T, D::Error> {
     Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
-/// Go writes null for what is empty; the strict types know absent only.
+/// Removes nulls: Go writes null for empty values, which the strict types do not accept.
 fn strip_nulls(value: &mut serde_json::Value) {
     match value {
         serde_json::Value::Object(map) => {
@@ -259,7 +262,7 @@ fn strip_nulls(value: &mut serde_json::Value) {
     }
 }
 
-/// Fills in what some builders leave out and the strict types demand.
+/// Adds fields that some builders omit and the strict types require.
 fn complete(value: &mut serde_json::Value, wanted: &Platform) {
     let Some(map) = value.as_object_mut() else { return };
     for (key, default) in [("architecture", &wanted.architecture), ("os", &wanted.os)] {

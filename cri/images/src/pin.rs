@@ -1,4 +1,4 @@
-//! Which images are pinned: patterns of names, as CRI-O's `pinned_images` has them.
+//! Pinned images: name patterns in the format of CRI-O's `pinned_images`.
 
 use std::convert::Infallible;
 use std::str::FromStr;
@@ -7,8 +7,8 @@ use serde::Deserialize;
 
 use crate::reference::Reference;
 
-/// Selects images by name: `registry.k8s.io/pause:3.10` that one, `registry.k8s.io/*` all whose names begin so, `*pause*`
-/// all whose names have it anywhere. Upper and lower case are the same.
+/// A pattern for image names: `registry.k8s.io/pause:3.10` matches that name, `registry.k8s.io/*` matches a
+/// prefix, `*pause*` matches a substring. Case is ignored.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(from = "String")]
 pub struct PinPattern(Kind);
@@ -23,7 +23,7 @@ enum Kind {
 // === impl PinPattern ===
 
 impl PinPattern {
-    /// Whether it selects an image of this name: a normalised one, with a tag or a digest.
+    /// Whether a normalised name, with a tag or a digest, matches.
     #[must_use]
     pub fn matches(&self, name: &str) -> bool {
         let name = name.to_lowercase();
@@ -41,7 +41,7 @@ impl From<String> for PinPattern {
         let kind = match (lower.strip_prefix('*'), lower.strip_suffix('*')) {
             (Some(rest), Some(_)) => Kind::Keyword(rest.strip_suffix('*').unwrap_or_default().to_owned()),
             (None, Some(prefix)) => Kind::Prefix(prefix.to_owned()),
-            // A whole name may be written as in a pod.
+            // A complete name may be written as in a pod, without defaults.
             (_, None) => Kind::Exact(
                 Reference::parse(&text).map_or(lower, |reference| reference.to_string().to_lowercase()),
             ),
@@ -63,7 +63,7 @@ mod tests {
     use super::PinPattern;
 
     #[test]
-    fn a_pattern_is_a_name_its_beginning_or_a_word_of_it() {
+    fn a_pattern_matches_a_name_a_prefix_or_a_substring() {
         let pause = "registry.k8s.io/pause:3.10";
         for (pattern, name, expected) in [
             (pause, pause, true),

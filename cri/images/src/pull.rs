@@ -1,7 +1,8 @@
-//! Pulling an image: resolve, choose the platform, fetch and unpack what is missing, record.
+//! Pulls an image: resolves it, selects the platform, fetches and unpacks missing layers, writes the record.
 //!
-//! Layers never touch the disk compressed. One task reads a layer from the network and verifies its digest, a
-//! blocking thread decompresses, hashes and writes it; a short channel between them bounds the memory.
+//! Layers are not written to disk compressed, except spools for a resume. One task reads a layer from the
+//! network and verifies its digest; a blocking thread decompresses, hashes and writes it. A bounded channel
+//! between them limits the memory.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -13,20 +14,20 @@ use tokio::task::AbortHandle;
 use crate::digest::Digest;
 use crate::error::{Error, ErrorKind, layer_kind, manifest_kind, store_kind, unpack_kind};
 use crate::image::{Image, Login, PullProgress};
-use crate::images::{Images, Ready, StoreError};
+use crate::images::{Images, NewImage, StoreError};
 use crate::layers::{LayerError, Lease};
 use crate::manifest::{self, Descriptor, Found, ManifestError, ParsedConfig, Search, Step};
 use crate::reference::{Reference, Target};
-use crate::registry::{Fetched, Patience, Registry, RegistryError};
-use crate::table;
+use crate::registry::{Fetched, Registry, RegistryError, Timeouts};
+use crate::table::{self, Names};
 use crate::unpack::UnpackError;
 
 mod layer;
 
-/// Told how a pull goes; called from the task that awaits the pull.
+/// Callback for the progress of a pull. Called from the task that awaits the pull.
 pub type ProgressFn = Arc<dyn Fn(&PullProgress) + Send + Sync>;
 
-/// Why a pull failed.
+/// Errors of a pull.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PullError {
     #[error(transparent)]
@@ -45,31 +46,31 @@ pub(crate) enum PullError {
     Layer(#[from] LayerError),
     #[error(transparent)]
     Store(#[from] StoreError),
-    #[error("the configuration is no text")]
+    #[error("the configuration is not UTF-8 text")]
     ConfigText,
     #[error("the pull was stopped")]
     Stopped,
 }
 
-/// Pulls under way, so that equal ones are one. Credentials are part of what makes pulls equal: nobody gets an image
-/// by another's.
+/// Pulls in progress; equal pulls are merged. Credentials are part of the key: no caller gets an image
+/// through another caller's credentials.
 #[derive(Default)]
-pub(crate) struct Flights(Mutex<HashMap<FlightKey, Weak<Flight>>>);
+pub(crate) struct PullsInProgress(Mutex<HashMap<PullKey, Weak<SharedPull>>>);
 
 #[derive(PartialEq, Eq, Hash, Clone)]
-struct FlightKey {
+struct PullKey {
     reference: Reference,
     login: Option<Login>,
 }
 
-/// A pull that goes on for as long as somebody awaits it.
-struct Flight {
+/// A pull that runs while at least one caller awaits it.
+struct SharedPull {
     progress: watch::Receiver<PullProgress>,
     result: watch::Receiver<Option<Result<Image, Error>>>,
     task: AbortHandle,
 }
 
-/// What a pull works with.
+/// Resources of a pull.
 pub(crate) struct Pull {
     images: Images,
     registry: Registry,
@@ -77,8 +78,9 @@ pub(crate) struct Pull {
 }
 
 impl Images {
-    /// Pulls an image, or finds that what its name means at the registry is here already. Equal pulls at the same
-    /// time are one; a pull that nobody awaits any more stops and leaves nothing half-done.
+    /// Pulls an image, or finds it in the store if the name's digest at the registry is unchanged. Equal
+    /// concurrent pulls are merged. A pull that no caller awaits any more stops, and leaves nothing
+    /// incomplete.
     ///
     /// # Errors
     /// See [`ErrorKind`].
@@ -89,62 +91,62 @@ impl Images {
         progress: Option<ProgressFn>,
     ) -> Result<Image, Error> {
         let reference = Reference::parse(reference)?;
-        let flight = self.join_flight(FlightKey { reference, login });
-        flight.land(progress).await
+        let pull = self.join_pull(PullKey { reference, login });
+        pull.wait(progress).await
     }
 
-    fn join_flight(&self, key: FlightKey) -> Arc<Flight> {
-        let mut flights = self.inner.flights.0.lock().unwrap_or_else(PoisonError::into_inner);
-        flights.retain(|_, flight| flight.strong_count() > 0);
-        if let Some(flight) = flights.get(&key).and_then(Weak::upgrade)
+    fn join_pull(&self, key: PullKey) -> Arc<SharedPull> {
+        let mut pulls = self.inner.pulls.0.lock().unwrap_or_else(PoisonError::into_inner);
+        pulls.retain(|_, flight| flight.strong_count() > 0);
+        if let Some(flight) = pulls.get(&key).and_then(Weak::upgrade)
             && flight.result.borrow().is_none()
         {
             return flight;
         }
         let (progress, progress_out) = watch::channel(PullProgress::default());
         let (result, result_out) = watch::channel(None);
-        let (images, FlightKey { reference, login }) = (self.clone(), key.clone());
+        let (images, PullKey { reference, login }) = (self.clone(), key.clone());
         let task = tokio::spawn(async move {
             let pulled = pull(&images, &reference, login.as_ref(), progress).await;
             if let Err(error) = &pulled {
                 if error.kind() == ErrorKind::NoSpace {
                     images.inner.layers.spools.clear();
                 }
-                images.tidy().await;
+                images.remove_unused_layers().await;
             }
             let name = reference.to_string();
             let pulled = pulled.map_err(|e| Error::Pull { reference: name, source: e.into() });
             result.send_replace(Some(pulled));
         });
         let flight =
-            Arc::new(Flight { progress: progress_out, result: result_out, task: task.abort_handle() });
-        flights.insert(key, Arc::downgrade(&flight));
+            Arc::new(SharedPull { progress: progress_out, result: result_out, task: task.abort_handle() });
+        pulls.insert(key, Arc::downgrade(&flight));
         flight
     }
 }
 
-// === impl Flight ===
+// === impl SharedPull ===
 
-impl Flight {
-    async fn land(&self, tell: Option<ProgressFn>) -> Result<Image, Error> {
+impl SharedPull {
+    async fn wait(&self, on_progress: Option<ProgressFn>) -> Result<Image, Error> {
         let mut result = self.result.clone();
         let mut progress = self.progress.clone();
-        let mut telling = tell.is_some();
+        let mut reporting = on_progress.is_some();
         loop {
-            // Both are waits on watch channels, which lose nothing when dropped.
+            // Cancel-safe: both arms wait on watch channels, which lose nothing when dropped.
             tokio::select! {
                 biased;
                 done = result.wait_for(Option::is_some) => {
                     let done = done.ok().and_then(|done| done.clone());
-                    if let Some(tell) = &tell {
-                        tell(&progress.borrow_and_update().clone());
+                    if let Some(on_progress) = &on_progress {
+                        on_progress(&progress.borrow_and_update().clone());
                     }
                     return done.unwrap_or_else(|| Err(stopped()));
                 }
-                changed = progress.changed(), if telling => {
-                    telling = changed.is_ok();
-                    if let (Some(tell), true) = (&tell, telling) {
-                        tell(&progress.borrow_and_update().clone());
+                changed = progress.changed(), if reporting => {
+                    reporting = changed.is_ok();
+                    if let (Some(on_progress), true) = (&on_progress, reporting) {
+                        on_progress(&progress.borrow_and_update().clone());
                     }
                 }
             }
@@ -152,13 +154,13 @@ impl Flight {
     }
 }
 
-impl Drop for Flight {
+impl Drop for SharedPull {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-/// Of a pull whose task was taken down, as at shutdown.
+/// The error of a pull whose task was aborted, for example at shutdown.
 fn stopped() -> Error {
     Error::Pull { reference: "the image".to_owned(), source: PullError::Stopped.into() }
 }
@@ -171,8 +173,8 @@ async fn pull(
 ) -> Result<Image, PullError> {
     let config = &images.inner.config;
     let directory = config.registry_config_dir.as_deref();
-    let patience = Patience { stall: config.stall_timeout, progress: config.progress_timeout };
-    let registry = Registry::new(directory, reference, login, patience)?;
+    let timeouts = Timeouts { stall: config.stall_timeout, progress: config.progress_timeout };
+    let registry = Registry::new(directory, reference, login, timeouts)?;
     let pull = Pull { images: images.clone(), registry, progress };
     if let Some(image) = pull.known(reference).await? {
         return Ok(image);
@@ -189,8 +191,8 @@ async fn pull(
 // === impl Pull ===
 
 impl Pull {
-    /// The image that a reference means, if it is here: one question to the registry, which may also say that these
-    /// credentials have no right to it. Whatever goes wrong with the question is left to the pull to tell.
+    /// The image that a reference means, if it is in the store. Sends one request to the registry, which also
+    /// checks the credentials. If the request fails, the normal pull reports the error.
     async fn known(&self, reference: &Reference) -> Result<Option<Image>, PullError> {
         let repository = reference.repository();
         if !self.images.table().has_repository(&repository) {
@@ -204,10 +206,10 @@ impl Pull {
         let (Some(leases), Ok(config)) = (leases, manifest::read_config(record.config.as_bytes())) else {
             return Ok(None);
         };
-        let (tags, digests) = table::names(reference, Some(digest));
+        let Names { tags, digests } = table::names(reference, Some(digest));
         let parsed = ParsedConfig { config, diff_ids: Vec::new() };
         let (id, size, config) = (record.id, record.size, record.config);
-        Ok(Some(self.images.put(Ready { id, tags, digests, size, config, parsed, leases }).await?))
+        Ok(Some(self.images.put(NewImage { id, tags, digests, size, config, parsed, leases }).await?))
     }
 
     /// Follows indexes to the image for this platform.
@@ -228,7 +230,7 @@ impl Pull {
                 Err(none) => return Err(absent.unwrap_or(none.into())),
             };
             match read {
-                // Of several that may be it, one may have been deleted.
+                // One of several candidates may have been deleted.
                 Err(error) if search.is_unsure() && error.kind() == ErrorKind::NotFound => {
                     absent.get_or_insert(error);
                 }
@@ -237,18 +239,15 @@ impl Pull {
         }
     }
 
-    async fn image(
-        &self,
-        found: Found,
-        (tags, digests): (Vec<String>, Vec<String>),
-    ) -> Result<Image, PullError> {
+    async fn image(&self, found: Found, names: Names) -> Result<Image, PullError> {
         let Found { manifest, chosen, config } = found;
+        let Names { tags, digests } = names;
         let config = match config {
             Some(config) => String::from_utf8(config).map_err(|_no_text| PullError::ConfigText)?,
             None => self.config(&manifest.config).await?,
         };
         let platform = &self.images.inner.config.platform;
-        let parsed = manifest::parse_config(config.as_bytes(), manifest.layers.len(), (platform, chosen))?;
+        let parsed = manifest::parse_config(config.as_bytes(), manifest.layers.len(), platform, chosen)?;
         let size = manifest.config.size + manifest.layers.iter().map(|layer| layer.size).sum::<u64>();
         let wanted = wanted(&manifest.layers, &parsed.diff_ids);
         self.progress.send_replace(PullProgress {
@@ -259,8 +258,8 @@ impl Pull {
         let leases = self.layers(wanted).await?;
         coracle_fault::point("pull.layers");
         let id = manifest.config.digest;
-        let ready = Ready { id, tags, digests, size, config, parsed, leases };
-        Ok(self.images.put(ready).await?)
+        let new = NewImage { id, tags, digests, size, config, parsed, leases };
+        Ok(self.images.put(new).await?)
     }
 
     async fn config(&self, descriptor: &Descriptor) -> Result<String, PullError> {
@@ -268,12 +267,12 @@ impl Pull {
         if let Some(known) = known {
             return Ok(known);
         }
-        let bytes = self.registry.blob(descriptor).whole().await?;
+        let bytes = self.registry.blob(descriptor).read_all().await?;
         String::from_utf8(bytes).map_err(|_no_text| PullError::ConfigText)
     }
 
-    /// Gets all layers, some at a time. When one fails, the others that are complete are kept for another try if
-    /// the failure is one that may pass.
+    /// Gets all layers, several at a time. If one fails with a temporary error, the complete ones are kept
+    /// for a retry.
     async fn layers(&self, wanted: Vec<(Descriptor, Digest)>) -> Result<Vec<Lease>, PullError> {
         let order: Vec<Digest> = wanted.iter().map(|(_, diff_id)| *diff_id).collect();
         let mut kept = Kept { images: &self.images, leases: Vec::new(), keep: true };
@@ -297,7 +296,7 @@ impl Pull {
     }
 }
 
-/// Layers that are there before the whole image is. A pull that fails or is cancelled lets go of them here.
+/// Layers of an incomplete image. A failed or cancelled pull releases them here.
 struct Kept<'a> {
     images: &'a Images,
     leases: Vec<Lease>,
@@ -321,8 +320,8 @@ impl Drop for Kept<'_> {
     }
 }
 
-/// Each layer once, at its topmost place: overlayfs refuses one directory twice, and what a layer says below itself
-/// it says again above.
+/// Each layer once, at its topmost position: overlayfs refuses duplicate directories, and the topmost
+/// occurrence hides the lower ones.
 fn wanted(layers: &[Descriptor], diff_ids: &[Digest]) -> Vec<(Descriptor, Digest)> {
     let pairs: Vec<(Descriptor, Digest)> = layers.iter().cloned().zip(diff_ids.iter().copied()).collect();
     let again_above = |at: usize| pairs[at + 1..].iter().any(|(_, id)| *id == pairs[at].1);
@@ -330,7 +329,7 @@ fn wanted(layers: &[Descriptor], diff_ids: &[Digest]) -> Vec<(Descriptor, Digest
 }
 
 fn parse_digest(digest: &str) -> Result<Digest, PullError> {
-    // Checked when the reference was parsed.
+    // Was validated when the reference was parsed.
     digest.parse().map_err(|_invalid| PullError::ConfigText)
 }
 

@@ -1,4 +1,4 @@
-//! One small file per image, written whole or not at all.
+//! Image records: one small file per image, written atomically.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 
-/// What is remembered of an image. Fields are only ever added.
+/// The record of an image. New versions only add fields.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
     pub(crate) version: u32,
@@ -19,26 +19,27 @@ pub(crate) struct Record {
     /// Diff ids, lowest first, each once.
     pub(crate) layers: Vec<Digest>,
     pub(crate) size: u64,
-    /// The configuration as it came; its digest is the id.
+    /// The configuration, byte for byte; its digest is the id.
     pub(crate) config: String,
     /// Removed by the user, but containers still use its layers.
     #[serde(default)]
     pub(crate) removed: bool,
-    /// Grows with every write: where two records claim one tag, the greater is right.
+    /// Grows with every write. If two records have the same tag, the greater generation wins.
     #[serde(default)]
     pub(crate) generation: u64,
-    /// When it was last pulled or imported, in seconds since 1970.
+    /// Time of the last pull or import, in seconds since 1970.
     #[serde(default)]
     pub(crate) pulled: u64,
-    /// When it was last of use, likewise. On disk this is the file's time of modification: nothing is written anew for it.
+    /// Time of the last use, in seconds since 1970. Stored as the file's modification time, so that the file
+    /// is not rewritten.
     #[serde(skip)]
     pub(crate) used: u64,
 }
 
-/// The version that this code writes.
+/// The record version that this code writes.
 pub(crate) const VERSION: u32 = 1;
 
-/// Why records cannot be kept.
+/// Error of reading or writing records.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {verb} the image record {}", path.display())]
 pub(crate) struct RecordError {
@@ -48,14 +49,13 @@ pub(crate) struct RecordError {
     pub(crate) source: io::Error,
 }
 
-/// What every version's records say of themselves.
+/// The part of a record that all versions have in common.
 #[derive(Deserialize)]
 struct Head {
     version: u32,
 }
 
-/// Reads all records. One that cannot be read is set aside under another name, and said so; but one of a later version is
-/// an error.
+/// Reads all records. An unreadable one is renamed, with a warning. One of a later version is an error.
 pub(crate) fn load(directory: &Path) -> Result<Vec<Record>, RecordError> {
     let error = |verb| move |source| RecordError { verb, path: directory.to_owned(), source };
     let mut records = Vec::new();
@@ -64,24 +64,25 @@ pub(crate) fn load(directory: &Path) -> Result<Vec<Record>, RecordError> {
         let path = entry.path();
         match path.extension().and_then(|e| e.to_str()) {
             Some("json") if !entry.metadata().is_ok_and(|metadata| metadata.len() == 0) => {}
-            // Left by a write that was cut off.
+            // Left by an interrupted write.
             Some("json" | "new") => {
                 std::fs::remove_file(&path).map_err(error("remove the remains of"))?;
                 continue;
             }
             _ => continue,
         }
-        if let Some(version) = later(&path) {
-            // To set it aside would be to remove layers that run.
-            let why =
-                format!("it is of a later version of this program ({version}; {VERSION} is known here)");
-            return Err(RecordError { verb: "understand", path, source: io::Error::other(why) });
+        if let Some(version) = later_version(&path) {
+            // Setting it aside would remove layers of running containers.
+            let why = format!(
+                "version {version} of a later release; this release supports {VERSION}; start the later release again"
+            );
+            return Err(RecordError { verb: "use", path, source: io::Error::other(why) });
         }
         match read(&path) {
             Ok(record) => records.push(record),
             Err(reason) => {
                 let aside = path.with_extension("unreadable");
-                tracing::warn!(path = %path.display(), aside = %aside.display(), reason, "setting an image record aside");
+                tracing::warn!(path = %path.display(), aside = %aside.display(), reason, "renaming an unreadable image record");
                 std::fs::rename(&path, &aside).map_err(error("set aside"))?;
             }
         }
@@ -89,15 +90,15 @@ pub(crate) fn load(directory: &Path) -> Result<Vec<Record>, RecordError> {
     Ok(records)
 }
 
-/// Writes a record so that after a power cut either the old one or the new one is there, and where there was none either
-/// none or the new one.
+/// Writes a record. After a power failure the file is the old or the new one; if there was none, it is absent
+/// or the new one.
 pub(crate) fn write(directory: &Path, record: &Record) -> Result<(), RecordError> {
     let path = path(directory, &record.id);
     let write = || {
         let text = serde_json::to_vec(record)?;
         match File::create_new(&path) {
-            // Half of it would be no record (`read`), and nothing was there to be kept. So name and content are of one
-            // commit of the file system's journal, for which the next pull waits.
+            // A partly written file is not a valid record (`read`), and no old one is lost. Name and content
+            // are in one commit of the file system's journal, so the next pull waits once.
             Ok(file) => {
                 put(file, &text, record.used).inspect_err(|_failed| drop(std::fs::remove_file(&path)))?
             }
@@ -121,13 +122,13 @@ fn put(mut file: File, text: &[u8], used: u64) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Notes when an image was last of use. Nothing is synced: what a power cut takes of it is an order.
-pub(crate) fn note_use(directory: &Path, id: &Digest, used: u64) -> Result<(), RecordError> {
+/// Sets the time of the last use. Not synced: a power failure only makes it less exact.
+pub(crate) fn record_use(directory: &Path, id: &Digest, used: u64) -> Result<(), RecordError> {
     let path = path(directory, id);
     let noted = File::options().write(true).open(&path).and_then(|file| file.set_modified(time(used)));
     match noted {
         Err(source) if source.kind() != io::ErrorKind::NotFound => {
-            Err(RecordError { verb: "note a use in", path, source })
+            Err(RecordError { verb: "set the time of use of", path, source })
         }
         _ => Ok(()),
     }
@@ -142,9 +143,9 @@ pub(crate) fn time(seconds: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
 }
 
-/// Removes a record; one that is not there is removed already. Nothing is synced: one that a power cut brings back is
-/// that of an image which is still whole, or is dropped by [`Images::open`](crate::Images::open) since it misses a
-/// layer (`layers/rubbish.rs` sees to it that there is nothing between). The next record that is written makes it last.
+/// Removes a record. An absent one is a success. Not synced: if a power failure restores the record, either
+/// its image is still complete, or [`Images::open`](crate::Images::open) drops it because a layer is missing
+/// (`layers/trash.rs` excludes other states). The next written record makes the removal durable.
 pub(crate) fn remove(directory: &Path, id: &Digest) -> Result<(), RecordError> {
     let path = path(directory, id);
     match std::fs::remove_file(&path) {
@@ -159,8 +160,8 @@ fn path(directory: &Path, id: &Digest) -> PathBuf {
     directory.join(format!("{}.json", id.hex()))
 }
 
-/// The version of a record that a later version of this program wrote.
-fn later(path: &Path) -> Option<u32> {
+/// The version of a record, if it is later than [`VERSION`].
+fn later_version(path: &Path) -> Option<u32> {
     let head: Head = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
     Some(head.version).filter(|version| *version > VERSION)
 }
@@ -171,11 +172,11 @@ fn read(path: &Path) -> Result<Record, String> {
     let modified = std::fs::metadata(path).and_then(|metadata| metadata.modified());
     record.used = modified.map_or(0, seconds);
     if record.pulled == 0 {
-        // Of a version that did not say: no later than that.
+        // An earlier version did not record it. The modification time is an upper bound.
         record.pulled = record.used;
     }
     if Digest::by(record.id.algorithm(), record.config.as_bytes()) != record.id {
-        return Err("its configuration is not what its id says".into());
+        return Err("its configuration does not match its id".into());
     }
     Ok(record)
 }
@@ -202,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn records_come_back_and_torn_ones_are_set_aside() {
+    fn records_are_read_back_and_incomplete_ones_are_set_aside() {
         let directory = tempfile::tempdir().unwrap();
         let (good, torn) = (record("{}"), record("{ }"));
         write(directory.path(), &good).unwrap();
@@ -218,25 +219,25 @@ mod tests {
         write(directory.path(), &Record { generation: 4, ..good.clone() }).unwrap();
         assert_eq!(load(directory.path()).unwrap()[0].generation, 4);
         assert!(!path.with_extension("new").exists());
-        // A use is remembered, and no other record of the image forgets it.
-        note_use(directory.path(), &good.id, 1_700_003_600).unwrap();
+        // The time of the last use is kept, also when another record is written.
+        record_use(directory.path(), &good.id, 1_700_003_600).unwrap();
         let noted = load(directory.path()).unwrap().remove(0);
         assert_eq!((noted.pulled, noted.used, noted.generation), (1_700_000_000, 1_700_003_600, 4));
         write(directory.path(), &noted).unwrap();
         assert_eq!(load(directory.path()).unwrap(), [noted]);
-        note_use(directory.path(), &torn.id, 1).unwrap();
+        record_use(directory.path(), &torn.id, 1).unwrap();
         remove(directory.path(), &good.id).unwrap();
         remove(directory.path(), &good.id).unwrap();
         assert_eq!(load(directory.path()).unwrap(), []);
     }
 
-    /// As it was written by an earlier version: never changed, since images are on the disk for years.
+    /// A record of an earlier version. Never changed, because stores exist for years.
     const RECORDED: &str = r#"{"version":1,"id":"sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a",
         "tags":["a.b/c:d"],"digests":["a.b/c@sha256:00"],"layers":["sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"],
         "size":7,"config":"{}","removed":true,"generation":3,"pulled":1700000000}"#;
 
     #[test]
-    fn a_record_of_an_earlier_version_is_read_and_one_of_a_later_is_left_alone() {
+    fn earlier_record_versions_are_read_and_later_ones_are_not_touched() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a.json");
         std::fs::write(&path, RECORDED).unwrap();
@@ -254,7 +255,7 @@ mod tests {
         for (field, value) in recorded.as_object().unwrap() {
             assert_eq!(today.get(field), Some(value), "{field} is written in another way");
         }
-        // What a later version adds, and what it changes.
+        // A later version may add fields and change others.
         std::fs::write(&path, RECORDED.replacen('{', r#"{"new":[1],"#, 1)).unwrap();
         assert_eq!(load(directory.path()).unwrap().len(), 1);
         std::fs::write(&path, r#"{"version":2,"id":{"sha256":"00"}}"#).unwrap();

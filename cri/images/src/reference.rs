@@ -1,18 +1,17 @@
-//! Image references, parsed and normalised as the distribution project does: `nginx` is
+//! Image references, parsed and normalised as in the distribution project: `nginx` becomes
 //! `docker.io/library/nginx:latest`.
 
 use std::fmt;
 
 use crate::digest::Digest;
 
-/// Longest repository name, without domain, tag and digest (distribution's limit).
+/// Maximum length of a repository name without domain, tag and digest (distribution's limit).
 const NAME_MAX: usize = 255;
 const DEFAULT_DOMAIN: &str = "docker.io";
 const LEGACY_DOMAIN: &str = "index.docker.io";
 
-/// A normalised reference: a repository and the tag or digest that is meant in it.
-///
-/// A reference with both keeps the digest only: what the tag says can no longer matter.
+/// A normalised reference: a repository and a tag or digest. If a reference has both, only the digest is
+/// kept, because it determines the content.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Reference {
     domain: String,
@@ -20,22 +19,22 @@ pub struct Reference {
     target: Target,
 }
 
-/// What a reference points to in its repository.
+/// Tag or digest of a reference.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Target {
-    /// A tag, which may move.
+    /// A tag, which may be moved to another image.
     Tag(String),
     /// A digest, `sha256:…` or `sha512:…`.
     Digest(String),
 }
 
-/// Why a string is not an image reference.
+/// Error of a string that is not an image reference.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid image reference {reference:?}: {reason}")]
 pub struct InvalidReference {
-    /// What was given.
+    /// The string.
     pub reference: String,
-    /// What is wrong with it.
+    /// The reason.
     pub reason: &'static str,
 }
 
@@ -45,7 +44,7 @@ impl Reference {
     /// Parses and normalises a reference.
     ///
     /// # Errors
-    /// When it is not one; the reason says why.
+    /// If it is not a valid reference.
     pub fn parse(text: &str) -> Result<Reference, InvalidReference> {
         parse(text).map_err(|reason| InvalidReference { reference: text.to_owned(), reason })
     }
@@ -62,13 +61,13 @@ impl Reference {
         &self.path
     }
 
-    /// What is meant in the repository.
+    /// The tag or digest.
     #[must_use]
     pub fn target(&self) -> &Target {
         &self.target
     }
 
-    /// Registry and repository, as `docker.io/library/nginx`.
+    /// Registry and repository, such as `docker.io/library/nginx`.
     #[must_use]
     pub fn repository(&self) -> String {
         format!("{}/{}", self.domain, self.path)
@@ -76,7 +75,7 @@ impl Reference {
 }
 
 impl Target {
-    /// The tag or digest as it stands in a manifest's URL.
+    /// The tag or digest as in a manifest's URL.
     #[must_use]
     pub fn as_str(&self) -> &str {
         match self {
@@ -107,7 +106,7 @@ fn parse(text: &str) -> Result<Reference, &'static str> {
         Some((rest, digest)) => (rest, Some(check_digest(digest)?)),
         None => (text, None),
     };
-    // A colon after the last slash begins the tag; one before it is a port.
+    // A colon after the last slash starts the tag; an earlier one starts a port.
     let tail = rest.rfind('/').map_or(0, |slash| slash + 1);
     let (name, tag) = match rest[tail..].find(':') {
         Some(colon) => (&rest[..tail + colon], Some(check_tag(&rest[tail + colon + 1..])?)),
@@ -119,7 +118,7 @@ fn parse(text: &str) -> Result<Reference, &'static str> {
         return Err("the repository name must be lower case");
     }
     if !path.split('/').all(is_path_component) {
-        return Err("the repository name has characters that are not allowed, or in the wrong place");
+        return Err("the repository name has invalid characters or separators");
     }
     let (domain, path) = normalise(domain, path);
     if path.len() > NAME_MAX {
@@ -132,7 +131,8 @@ fn parse(text: &str) -> Result<Reference, &'static str> {
     Ok(Reference { domain, path, target })
 }
 
-/// The part before the first slash is a domain if it looks like one: a dot, a port, `localhost`, upper case.
+/// Splits off the domain: the part before the first slash, if it contains a dot, a port or upper case, or is
+/// `localhost`.
 fn split_domain(name: &str) -> (&str, &str) {
     match name.split_once('/') {
         Some((first, rest))
@@ -157,7 +157,7 @@ fn normalise(domain: &str, path: &str) -> (String, String) {
 }
 
 fn check_domain(domain: &str) -> Result<(), &'static str> {
-    const WRONG: &str = "the registry's host name is not one";
+    const WRONG: &str = "the registry's host name is invalid";
     let (host, port) = match domain.strip_prefix('[') {
         Some(v6) => {
             let (address, after) = v6.split_once(']').ok_or(WRONG)?;
@@ -198,7 +198,7 @@ fn check_tag(tag: &str) -> Result<&str, &'static str> {
     if first_ok && tag.len() <= 128 && tag.bytes().all(|b| word(b) || b == b'.' || b == b'-') {
         Ok(tag)
     } else {
-        Err("the tag is not one")
+        Err("the tag is invalid")
     }
 }
 
@@ -206,7 +206,7 @@ fn check_digest(digest: &str) -> Result<&str, &'static str> {
     match digest.split_once(':') {
         _ if digest.parse::<Digest>().is_ok() => Ok(digest),
         Some(("sha384" | "blake3", _)) => Err("only sha256 and sha512 digests are supported"),
-        _ => Err("the digest is not one"),
+        _ => Err("the digest is invalid"),
     }
 }
 
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_reference_is_refused() {
+    fn invalid_references_are_refused() {
         let long = format!("docker.io/{}", "a".repeat(256));
         for given in [
             "",

@@ -1,4 +1,4 @@
-//! Asking a registry: manifests and blobs, from mirrors first, verified, taken up again where they broke off.
+//! Client of a registry: fetches manifests and blobs, from mirrors first, with resume and verification.
 
 use std::io;
 use std::path::Path;
@@ -26,22 +26,22 @@ mod tls;
 mod token;
 
 pub(crate) use blob::Blob;
-use endpoint::{Ask, Endpoint};
+use endpoint::{Endpoint, Request};
 
-/// The places that have a repository's content.
+/// The hosts that serve a repository.
 pub(crate) struct Registry {
     endpoints: Vec<Endpoint>,
     domain: String,
     repository: String,
-    patience: Patience,
+    timeouts: Timeouts,
 }
 
-/// How long a registry may keep us waiting.
+/// Timeouts for a registry.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Patience {
+pub(crate) struct Timeouts {
     /// For the next byte.
     pub(crate) stall: Duration,
-    /// For a document, or for so much of a blob that it counts as progress; further tries included.
+    /// For a document, or for [`blob`]'s unit of progress, retries included.
     pub(crate) progress: Duration,
 }
 
@@ -52,14 +52,14 @@ pub(crate) struct Fetched {
     pub(crate) digest: Digest,
 }
 
-/// Why a registry did not give what it was asked for.
+/// Errors of requests to a registry.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RegistryError {
     #[error("cannot use the registry configuration")]
     Hosts(#[source] hosts::HostsError),
     #[error("cannot set up TLS for the registry")]
     Tls(#[source] tls::TlsError),
-    #[error("the configured header {name:?} is not one")]
+    #[error("the configured header {name:?} is invalid")]
     Header { name: String },
     #[error("cannot reach {url}")]
     Connect {
@@ -73,8 +73,8 @@ pub(crate) enum RegistryError {
         #[source]
         source: reqwest::Error,
     },
-    #[error("{url} made no progress in {within:?}")]
-    NoProgress { url: String, within: Duration },
+    #[error("{url} made no progress in {timeout:?}")]
+    NoProgress { url: String, timeout: Duration },
     #[error("the transfer of {url} broke off")]
     Broken {
         url: String,
@@ -90,29 +90,29 @@ pub(crate) enum RegistryError {
         url: String,
         status: StatusCode,
         detail: String,
-        /// How long it asks to be left alone.
+        /// Value of the Retry-After header.
         retry_after: Option<Duration>,
     },
-    #[error("{realm} is no token service that can be used")]
+    #[error("{realm} is not a usable token service")]
     Realm { realm: String },
-    #[error("cannot understand the token from {realm}")]
+    #[error("cannot parse the token from {realm}")]
     Token { realm: String },
     #[error("{url} is larger than {max} bytes")]
     TooLarge { url: String, max: u64 },
     #[error("{url} has the digest {actual}, not {expected}")]
     Digest { url: String, expected: Box<Digest>, actual: Box<Digest> },
-    #[error("what an earlier try kept of {digest} is damaged")]
+    #[error("the spooled data of {digest} is damaged")]
     Kept {
         digest: Box<Digest>,
         #[source]
         source: io::Error,
     },
-    #[error("no host of {domain} may be asked for this (see its hosts.toml)")]
+    #[error("no host of {domain} has the capability for this request; check its hosts.toml")]
     NoHost { domain: String },
-    #[error("no host of {domain} gives it: {before}; at last")]
+    #[error("all hosts of {domain} failed: {before}; last")]
     Everywhere {
         domain: String,
-        /// What the hosts before the last one said.
+        /// Errors of all hosts except the last.
         before: String,
         #[source]
         last: Box<RegistryError>,
@@ -122,42 +122,42 @@ pub(crate) enum RegistryError {
 // === impl Registry ===
 
 impl Registry {
-    /// Finds out whom to ask. Connects to nothing yet.
+    /// Determines the hosts. Makes no connection yet.
     pub(crate) fn new(
         configuration: Option<&Path>,
         reference: &Reference,
         login: Option<&Login>,
-        patience: Patience,
+        timeouts: Timeouts,
     ) -> Result<Registry, RegistryError> {
         let hosts = hosts::load(configuration, reference.domain()).map_err(RegistryError::Hosts)?;
         let endpoints = hosts
             .into_iter()
             .filter(|host| host.pull || host.resolve)
             .map(|host| {
-                let theirs = login.filter(|login| is_for(login, reference, &host));
-                Endpoint::new(host, reference.path(), theirs.map(|login| login.auth.clone()), patience)
+                let own = login.filter(|login| belongs_to(login, reference, &host));
+                Endpoint::new(host, reference.path(), own.map(|login| login.auth.clone()), timeouts)
             })
             .collect::<Result<Vec<_>, _>>()?;
         Ok(Registry {
             endpoints,
             domain: reference.domain().to_owned(),
             repository: reference.path().to_owned(),
-            patience,
+            timeouts,
         })
     }
 
-    /// What a tag means now.
+    /// Fetches the manifest or index of a tag.
     pub(crate) async fn resolve(&self, tag: &str) -> Result<Fetched, RegistryError> {
         self.manifest(tag, None).await
     }
 
-    /// The manifest or index of a digest.
+    /// Fetches the manifest or index with a digest.
     pub(crate) async fn by_digest(&self, digest: Digest) -> Result<Fetched, RegistryError> {
         self.manifest(&digest.to_string(), Some(digest)).await
     }
 
-    /// The digest that a tag or digest has now, by one question whose answer has no body (and that registries do
-    /// not count as a pull). None where the first host does not say: then the document itself tells.
+    /// The current digest of a tag or digest, by one HEAD request, which registries do not count as a pull.
+    /// `None` if the first host does not return it; then the document has to be fetched.
     pub(crate) async fn digest(&self, target: &Target) -> Option<Digest> {
         let may = |endpoint: &Endpoint| match target {
             Target::Tag(_) => endpoint.host.resolve,
@@ -165,7 +165,8 @@ impl Registry {
         };
         let (index, endpoint) = self.endpoints.iter().enumerate().find(|(_, endpoint)| may(endpoint))?;
         let path = self.path(index, &format!("manifests/{}", target.as_str()));
-        let answer = endpoint.ask(&Ask { path: &path, accept: ACCEPT, from: 0, head: true }).await.ok()?;
+        let answer =
+            endpoint.ask(&Request { path: &path, accept: ACCEPT, from: 0, head: true }).await.ok()?;
         content_digest(&answer).or_else(|| target.as_str().parse().ok())
     }
 
@@ -174,7 +175,7 @@ impl Registry {
         Blob::new(self, descriptor)
     }
 
-    /// Those that may be asked for content, by their places in the list.
+    /// Indexes of the endpoints with the pull capability.
     fn pull_hosts(&self) -> Vec<usize> {
         let hosts = self.endpoints.iter().enumerate().filter(|(_, endpoint)| endpoint.host.pull);
         hosts.map(|(index, _)| index).collect()
@@ -188,9 +189,9 @@ impl Registry {
                 continue;
             }
             let path = self.path(index, &format!("manifests/{target}"));
-            let within = self.patience.progress;
-            let got = tokio::time::timeout(within, manifest_from(endpoint, &path, expected)).await;
-            let late = |_late| Err(RegistryError::NoProgress { url: endpoint.url(&path), within });
+            let timeout = self.timeouts.progress;
+            let got = tokio::time::timeout(timeout, manifest_from(endpoint, &path, expected)).await;
+            let late = |_late| Err(RegistryError::NoProgress { url: endpoint.url(&path), timeout });
             match got.unwrap_or_else(late) {
                 Ok(fetched) => return Ok(fetched),
                 Err(error) => failures.push(error),
@@ -199,7 +200,7 @@ impl Registry {
         Err(self.joined(failures))
     }
 
-    /// A path below a host's base. Whoever is at another host is told whose content is meant, as containerd does.
+    /// The path of a request. Mirrors get the registry's name as `ns`, as in containerd.
     fn path(&self, endpoint: usize, rest: &str) -> String {
         let mirror = self.endpoints.get(endpoint).is_some_and(|e| e.host.mirror);
         let ns = if mirror { format!("?ns={}", self.domain) } else { String::new() };
@@ -215,24 +216,24 @@ impl Registry {
         }
         RegistryError::Everywhere {
             domain: self.domain.clone(),
-            before: told_once(&failures),
+            before: deduplicated(&failures),
             last: Box::new(last),
         }
     }
 }
 
-/// Whether credentials may be shown to a host: to the one that they name, or else to the registry of the image. A
-/// mirror is somebody else, who gets none that were not meant for it.
-fn is_for(login: &Login, reference: &Reference, host: &hosts::Host) -> bool {
-    let name = match place::name_of(&login.address) {
+/// Whether credentials are for a host: the host that they name, or, if they name none, the registry of the
+/// image. A mirror gets only credentials that name it.
+fn belongs_to(login: &Login, reference: &Reference, host: &hosts::Host) -> bool {
+    let name = match place::host_of(&login.address) {
         "" => reference.domain(),
         name => name,
     };
-    place::is_at(&host.base, name)
+    place::is_address_of(&host.base, name)
 }
 
-/// What went wrong, in order; what a host said again and again is told once.
-fn told_once(failures: &[RegistryError]) -> String {
+/// Joins errors in order. Repeated errors are listed once with their count.
+fn deduplicated(failures: &[RegistryError]) -> String {
     let mut told: Vec<(String, u32)> = Vec::new();
     for failure in failures {
         let report = crate::error::report(failure);
@@ -248,8 +249,8 @@ fn told_once(failures: &[RegistryError]) -> String {
     lines.collect::<Vec<_>>().join("; ")
 }
 
-/// Manifests are small: what breaks off is asked for again from its beginning. Of a tag, the host itself says which digest
-/// it has, so that also there what was spoiled on its way is found out.
+/// Fetches a manifest from one host. Manifests are small, so a broken transfer starts again. The content is
+/// checked against the expected digest, or, for a tag, against the digest in the response header.
 async fn manifest_from(
     endpoint: &Endpoint,
     path: &str,
@@ -258,7 +259,7 @@ async fn manifest_from(
     let url = endpoint.url(path);
     let mut failures = 0;
     let (bytes, said) = loop {
-        let ask = Ask { path, accept: ACCEPT, from: 0, head: false };
+        let ask = Request { path, accept: ACCEPT, from: 0, head: false };
         let got = match endpoint.ask(&ask).await {
             Ok(response) => {
                 let said = content_digest(&response);
@@ -286,12 +287,12 @@ async fn manifest_from(
     Ok(Fetched { bytes, digest })
 }
 
-/// The digest that a host says that its answer has.
+/// The digest in the response header.
 fn content_digest(response: &reqwest::Response) -> Option<Digest> {
     response.headers().get("docker-content-digest")?.to_str().ok()?.parse().ok()
 }
 
-/// A whole answer, if it is not larger than it may be.
+/// Reads a response of at most `max` bytes.
 async fn body(mut response: reqwest::Response, max: u64, url: &str) -> Result<Bytes, RegistryError> {
     let mut whole = Vec::new();
     while let Some(piece) = response.chunk().await.map_err(|e| RegistryError::transfer(url.to_owned(), e))? {
@@ -306,7 +307,7 @@ async fn body(mut response: reqwest::Response, max: u64, url: &str) -> Result<By
 // === impl RegistryError ===
 
 impl RegistryError {
-    /// What kind of failure this is.
+    /// The kind of this error.
     pub(crate) fn kind(&self) -> ErrorKind {
         match self {
             RegistryError::Status { status, .. } => match *status {
@@ -333,8 +334,8 @@ impl RegistryError {
         }
     }
 
-    /// Whether the same question may get a better answer in a moment.
-    fn is_passing(&self) -> bool {
+    /// Whether a retry may succeed soon.
+    fn is_temporary(&self) -> bool {
         match self {
             RegistryError::Broken { .. } | RegistryError::Short { .. } => true,
             RegistryError::Status { status, .. } => {
@@ -345,17 +346,17 @@ impl RegistryError {
         }
     }
 
-    /// How long the registry asks to be left alone.
-    fn asked_pause(&self) -> Option<Duration> {
+    /// The pause that the registry requests.
+    fn requested_pause(&self) -> Option<Duration> {
         match self {
             RegistryError::Status { retry_after, .. } => *retry_after,
             _ => None,
         }
     }
 
-    /// A request that was not answered.
+    /// The error of a request without a response.
     fn send(url: String, source: reqwest::Error) -> RegistryError {
-        // The URL is in the message already, and could hold what is secret after a redirect.
+        // The message has the URL already. After a redirect the error's own URL may contain secrets.
         let source = source.without_url();
         if source.is_connect() {
             RegistryError::Connect { url, source }
@@ -364,7 +365,7 @@ impl RegistryError {
         }
     }
 
-    /// An answer that did not come whole.
+    /// The error of an incomplete response.
     fn transfer(url: String, source: reqwest::Error) -> RegistryError {
         let source = source.without_url();
         if source.is_timeout() {
@@ -374,7 +375,7 @@ impl RegistryError {
         }
     }
 
-    /// An answer that says no, with the reason that the registry itself gives.
+    /// The error of a response with an error status, with the registry's own reason.
     async fn status(url: String, response: reqwest::Response) -> RegistryError {
         let is_own = detail::is_of(&response, &url);
         let (status, retry_after) = head(&response);
@@ -385,16 +386,16 @@ impl RegistryError {
         RegistryError::Status { url, status, detail: detail::of(&bytes), retry_after }
     }
 
-    /// An answer that says no, of one whose words are not passed on.
+    /// The error of a response with an error status from a server whose text is not passed on.
     fn refused(url: String, response: &reqwest::Response) -> RegistryError {
         let (status, retry_after) = head(response);
         RegistryError::Status { url, status, detail: String::new(), retry_after }
     }
 }
 
-/// The status of an answer, and how long it asks to be left alone.
+/// The status of a response and the value of Retry-After.
 fn head(response: &reqwest::Response) -> (StatusCode, Option<Duration>) {
-    (response.status(), retry::asked(response.headers(), jiff::Timestamp::now()))
+    (response.status(), retry::requested(response.headers(), jiff::Timestamp::now()))
 }
 
 /// Any text as registry settings.
@@ -408,13 +409,13 @@ pub(crate) fn fuzz_hosts(text: &str) {
     }
 }
 
-/// Any text as a demand for authorization.
+/// Any text as an authentication challenge.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz_challenge(text: &str) {
     let _any = challenge::parse([text]);
 }
 
-/// TLS for tests that speak to a registry themselves, in the clear.
+/// TLS for tests that use plain HTTP themselves.
 #[cfg(test)]
 pub(crate) fn plain_tls() -> rustls::ClientConfig {
     tls::config(&hosts::TlsFiles::default(), false).unwrap()

@@ -1,4 +1,4 @@
-//! Which images there are, by which names, and who holds them: decisions only, no disk.
+//! The table of images, their names and reference counts. Decisions only, without I/O.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use crate::image::Image;
 use crate::records::Record;
 use crate::reference::{Reference, Target};
 
-/// Shortest beginning of an id that counts as one: shorter words in hexadecimal digits are names.
+/// Minimum length of an id prefix; shorter hexadecimal strings are names.
 const PREFIX_MIN: usize = 8;
 
 /// All images of a store.
@@ -17,47 +17,55 @@ pub(crate) struct Table {
     generation: u64,
 }
 
-/// How far what the disk says of an image's last use may lag behind.
+/// Maximum age in seconds of the time of last use on disk.
 const USE_LAG: u64 = 3600;
 
-/// An image, its record and how many hold it.
+/// An image, its record and its reference count.
 pub(crate) struct Entry {
     pub(crate) record: Record,
     pub(crate) image: Image,
     pub(crate) held: usize,
-    /// Its last use as the disk knows it.
-    noted: u64,
+    /// Time of last use on disk.
+    use_on_disk: u64,
+}
+
+/// Names that a reference gives to an image.
+pub(crate) struct Names {
+    /// Names with a tag.
+    pub(crate) tags: Vec<String>,
+    /// Names with a digest.
+    pub(crate) digests: Vec<String>,
 }
 
 // === impl Table ===
 
 impl Table {
-    /// A generation above all that were used.
+    /// The next generation, greater than all existing ones.
     pub(crate) fn next_generation(&mut self) -> u64 {
         self.generation += 1;
         self.generation
     }
 
-    /// Takes an image in, in place of what had its id. Who holds it goes on holding it.
+    /// Inserts an image, or replaces the one with the same id and keeps its reference count.
     pub(crate) fn insert(&mut self, record: Record, image: Image) {
         self.generation = self.generation.max(record.generation);
         let held = self.entries.get(&record.id).map_or(0, |old| old.held);
-        let noted = record.used;
-        self.entries.insert(record.id, Entry { record, image, held, noted });
+        let use_on_disk = record.used;
+        self.entries.insert(record.id, Entry { record, image, held, use_on_disk });
     }
 
-    /// Takes an image out, unless somebody holds it. In one step: nobody can begin to hold it afterwards.
+    /// Removes an image unless it is held. One step under the lock: it cannot be held afterwards.
     pub(crate) fn take_unheld(&mut self, id: &Digest) -> Option<Entry> {
         self.entries.get(id).filter(|entry| entry.held == 0)?;
         self.entries.remove(id)
     }
 
-    /// An image by id, also one that was removed while held.
+    /// An image by id, including one that was removed while held.
     pub(crate) fn entry(&self, id: &Digest) -> Option<&Entry> {
         self.entries.get(id)
     }
 
-    /// The same, to change it.
+    /// Like [`Table::entry`], mutable.
     pub(crate) fn entry_mut(&mut self, id: &Digest) -> Option<&mut Entry> {
         self.entries.get_mut(id)
     }
@@ -67,13 +75,13 @@ impl Table {
         self.entries.values().filter(|entry| !entry.record.removed)
     }
 
-    /// Images that were removed, and that nobody holds any more.
+    /// Images that were removed and are not held any more.
     pub(crate) fn abandoned(&self) -> Vec<Digest> {
         let gone = self.entries.values().filter(|entry| entry.record.removed && entry.held == 0);
         gone.map(|entry| entry.record.id).collect()
     }
 
-    /// Finds an image by id, by name, or by an unambiguous beginning of its id.
+    /// Finds an image by id, by name, or by an unambiguous prefix of its id.
     pub(crate) fn find(&self, name_or_id: &str) -> Option<&Entry> {
         if let Some(id) = Digest::from_hex(name_or_id).or_else(|| name_or_id.parse().ok()) {
             return self.entries.get(&id).filter(|entry| !entry.record.removed);
@@ -95,14 +103,14 @@ impl Table {
         }
     }
 
-    /// Whether an image came from this repository, as its digests tell.
+    /// Whether an image of this repository exists, according to the digests.
     pub(crate) fn has_repository(&self, repository: &str) -> bool {
         let of = |digest: &String| digest.strip_prefix(repository).is_some_and(|rest| rest.starts_with('@'));
         self.list().any(|entry| entry.record.digests.iter().any(of))
     }
 
-    /// The records to write so that one image has these names besides its own, and no other has its tags: the image
-    /// itself first, so that a tag is never nobody's.
+    /// The records to write so that an image gets these names in addition to its own, and no other image
+    /// keeps its tags. The image itself comes first, so that a tag always refers to an image.
     pub(crate) fn plan_put(&mut self, mut new: Record) -> Vec<Record> {
         if let Some(old) = self.entries.get(&new.id) {
             merge(&mut new.tags, &old.record.tags);
@@ -127,19 +135,20 @@ impl Table {
 // === impl Entry ===
 
 impl Entry {
-    /// Takes note of a use; says whether the disk should too: not for each, since flash wears by writes.
-    pub(crate) fn is_used(&mut self, now: u64) -> bool {
+    /// Sets the time of use. Returns whether it is to be written to disk, which is rate-limited to spare
+    /// flash memory.
+    pub(crate) fn mark_used(&mut self, now: u64) -> bool {
         self.record.used = now;
-        let late = now.abs_diff(self.noted) >= USE_LAG;
+        let late = now.abs_diff(self.use_on_disk) >= USE_LAG;
         if late {
-            self.noted = now;
+            self.use_on_disk = now;
         }
         late
     }
 }
 
-/// After a crash two records may claim one tag; the one written last is right.
-pub(crate) fn settle(records: &mut [Record]) {
+/// Resolves conflicts after a crash: if two records have the same tag, the later one keeps it.
+pub(crate) fn resolve_tag_conflicts(records: &mut [Record]) {
     records.sort_by_key(|record| std::cmp::Reverse(record.generation));
     let mut taken: Vec<String> = Vec::new();
     for record in records {
@@ -148,14 +157,14 @@ pub(crate) fn settle(records: &mut [Record]) {
     }
 }
 
-/// The names that a pull or an import of a reference gives: a tag or not, and a digest if one is known.
-pub(crate) fn names(reference: &Reference, digest: Option<Digest>) -> (Vec<String>, Vec<String>) {
+/// The tags and digests that a pull or an import of a reference adds.
+pub(crate) fn names(reference: &Reference, digest: Option<Digest>) -> Names {
     let tags = match reference.target() {
         Target::Tag(_) => vec![reference.to_string()],
         Target::Digest(_) => Vec::new(),
     };
     let digests = digest.map(|digest| format!("{}@{digest}", reference.repository()));
-    (tags, digests.into_iter().collect())
+    Names { tags, digests: digests.into_iter().collect() }
 }
 
 fn has_name(record: &Record, name: &str) -> bool {
@@ -236,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_that_moves_leaves_the_old_image_its_digest() {
+    fn a_moved_tag_leaves_the_old_image_its_digest() {
         let mut table = Table::default();
         let old = put(&mut table, record("a", &["a.b/c:latest", "a.b/c:1"], &["a.b/c@sha256:old"]));
         let new = put(&mut table, record("b", &["a.b/c:latest"], &["a.b/c@sha256:new"]));
@@ -248,18 +257,18 @@ mod tests {
     }
 
     #[test]
-    fn the_disk_is_told_of_a_use_once_an_hour() {
+    fn a_use_is_written_to_disk_once_an_hour() {
         let mut table = Table::default();
         let id = put(&mut table, Record { used: 10_000, ..record("a", &[], &[]) });
         let entry = table.entry_mut(&id).unwrap();
-        let told = [10_001, 13_599, 13_600, 13_601, 17_200].map(|now| entry.is_used(now));
+        let told = [10_001, 13_599, 13_600, 13_601, 17_200].map(|now| entry.mark_used(now));
         assert_eq!(told, [false, false, true, false, true]);
         assert_eq!(entry.record.used, 17_200);
-        assert!(entry.is_used(5), "the clock was set back");
+        assert!(entry.mark_used(5), "the clock was set back");
     }
 
     #[test]
-    fn two_claims_of_one_tag_are_settled_for_the_later() {
+    fn of_two_records_with_one_tag_the_later_keeps_it() {
         let mut records = [record("a", &["t", "u"], &[]), record("b", &["t"], &[])];
         records[1].generation = 9;
         settle(&mut records);

@@ -1,8 +1,8 @@
-//! Unpacking one layer into a directory that overlayfs can take as a lower one.
+//! Unpacks one layer into a directory that overlayfs can use as a lower one.
 //!
-//! The stream is decompressed, hashed and written as it comes; nothing of it is kept. Whiteouts become overlayfs'
-//! own (a 0/0 character device, the opaque attribute). What a layer may not do: name what is outside of it (see
-//! `root.rs`), set overlayfs' attributes, or grow without measure.
+//! The stream is decompressed, hashed and written in one pass. Whiteouts become those of overlayfs (a 0/0
+//! character device, the opaque attribute). A layer may not name paths outside its directory (see `root.rs`),
+//! set overlayfs' attributes, or exceed the limits.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -28,35 +28,35 @@ mod links;
 mod recipe;
 mod root;
 
-use attributes::{Cannot, set_attributes, set_extended};
+use attributes::{MakeError, set_attributes, set_extended};
 use decompress::Decompressed;
-use links::Waiting;
+use links::DeferredLinks;
 pub(crate) use links::{Link, LinkError, place};
 pub(crate) use recipe::Rebuilt;
-use recipe::{Recorder, Tapped};
+use recipe::{Recorder, RecordingReader};
 use root::{PlainPath, Root, errno};
 
 const WHITEOUT: &[u8] = b".wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
-/// Other names that begin so are aufs' own bookkeeping.
+/// Prefix of other whiteout names, which aufs uses for its own bookkeeping.
 const AUFS: &[u8] = b".wh..wh.";
 const BUFFER: usize = 128 * 1024;
 const BLOCK: u64 = 4096;
-/// Bytes of the names that are kept until a layer ends: some ten times what the largest images have.
+/// Maximum bytes of names that are kept until the layer ends: about ten times what the largest images need.
 const NAMES: u64 = 64 << 20;
 
-/// What unpacking a layer gave.
+/// Result of unpacking a layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Unpacked {
     /// The digest of the uncompressed archive.
     pub(crate) diff_id: Digest,
-    /// Bytes that the files take, in whole blocks.
+    /// Bytes of the files, in whole blocks.
     pub(crate) bytes: u64,
-    /// Files, directories and all else.
+    /// Number of files, directories and other inodes.
     pub(crate) inodes: u64,
-    /// Directories that the layer implies but does not describe.
+    /// Directories that the layer uses but does not describe.
     pub(crate) implied: Vec<String>,
-    /// Hard links whose targets lower layers have, in the order of the archive.
+    /// Hard links to files of lower layers, in the order of the archive.
     pub(crate) links: Vec<Link>,
 }
 
@@ -64,12 +64,12 @@ pub(crate) struct Unpacked {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum At {
     Directory(Attributes),
-    /// A file, a link, a whiteout, or one of these on the way.
+    /// A file, a link or a whiteout, at the path or above it.
     Other,
     Absent,
 }
 
-/// What a directory looks like from outside.
+/// Mode and owner of a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Attributes {
     pub(crate) mode: u32,
@@ -77,7 +77,7 @@ pub(crate) struct Attributes {
     pub(crate) gid: u32,
 }
 
-/// Why a layer was not unpacked.
+/// Errors of unpacking a layer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum UnpackError {
     #[error("cannot read the layer")]
@@ -88,9 +88,9 @@ pub(crate) enum UnpackError {
     Escape { path: String },
     #[error("the layer is refused: {0}")]
     TooLarge(#[source] TooLarge),
-    #[error("the layer is refused: {path:?} has a name that whiteouts may not have")]
+    #[error("the layer is refused: the whiteout {path:?} has an invalid name")]
     WhiteoutName { path: String },
-    #[error("the layer is refused: {path:?} is a device that hides what lower layers have")]
+    #[error("the layer is refused: the device {path:?} would act as a whiteout")]
     WhiteoutDevice { path: String },
     #[error("the layer is refused: the link {path:?} leads to {target:?}, which cannot be linked")]
     LinkTarget { path: String, target: String },
@@ -110,14 +110,14 @@ pub(crate) enum UnpackError {
     },
 }
 
-/// Which limit a layer broke.
+/// The limit that a layer exceeded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum TooLarge {
     #[error("it unpacks to more than {0} bytes")]
     Bytes(u64),
     #[error("it has more than {0} entries")]
     Entries(u64),
-    #[error("it unpacks to more than {0} times its size, as only a decompression bomb does")]
+    #[error("it unpacks to more than {0} times its size, like a decompression bomb")]
     Ratio(u64),
     #[error("its sparse files are larger than {0} bytes")]
     Sparse(u64),
@@ -127,35 +127,37 @@ pub(crate) enum TooLarge {
     Path,
 }
 
-/// The archive of a layer as it comes.
-type Stream<I> = Archive<Tapped<HashingReader<Decompressed<I>>>>;
+/// The archive of a layer, as a stream.
+type Stream<I> = Archive<RecordingReader<HashingReader<Decompressed<I>>>>;
 
 /// Unpacks a layer, compressed or not, into an empty directory. Reads the input to its end.
 pub(crate) fn unpack(input: impl BufRead, into: &Path, limits: &Limits) -> Result<Unpacked, UnpackError> {
-    unpack_recorded(input, into, limits, (None, Algorithm::Sha256))
+    unpack_recorded(input, into, limits, None, Algorithm::Sha256)
 }
 
-/// The same, and writes the recipe that leads back to the archive; its digest is of this algorithm. There is no recipe
-/// afterwards for an archive that has a name twice.
+/// Like [`unpack`], and writes a recipe to rebuild the archive, whose digest has this algorithm. An archive
+/// with a duplicate name gets no recipe.
 pub(crate) fn unpack_with_recipe(
     input: impl BufRead,
     into: &Path,
     limits: &Limits,
-    (recipe, algorithm): (&Path, Algorithm),
+    recipe: &Path,
+    algorithm: Algorithm,
 ) -> Result<Unpacked, UnpackError> {
     let recorder = Recorder::create(recipe).map_err(no_recipe)?;
-    unpack_recorded(input, into, limits, (Some(recorder), algorithm))
+    unpack_recorded(input, into, limits, Some(recorder), algorithm)
 }
 
 fn unpack_recorded<I: BufRead>(
     input: I,
     into: &Path,
     limits: &Limits,
-    (recorder, algorithm): (Option<Recorder>, Algorithm),
+    recorder: Option<Recorder>,
+    algorithm: Algorithm,
 ) -> Result<Unpacked, UnpackError> {
     let decompressed = Decompressed::new(input, *limits).map_err(read_error)?;
     let reader = BufReader::with_capacity(BUFFER, HashingReader::new(decompressed, algorithm));
-    let mut archive: Stream<I> = Archive::new(Tapped::new(reader, recorder));
+    let mut archive: Stream<I> = Archive::new(RecordingReader::new(reader, recorder));
     let root =
         Root::open(into).map_err(|source| UnpackError::Write { path: into.display().to_string(), source })?;
     let mut writer = Writer::new(root, *limits);
@@ -163,7 +165,7 @@ fn unpack_recorded<I: BufRead>(
         writer.write(&entry, &mut archive)?;
     }
     let (implied, links) = writer.finish()?;
-    // What follows the archive's end belongs to its digest.
+    // Bytes after the end of the archive belong to its digest.
     let mut rest = archive.into_inner();
     loop {
         let n = rest.fill_buf().map_err(read_error)?.len();
@@ -181,24 +183,31 @@ fn unpack_recorded<I: BufRead>(
     Ok(Unpacked { diff_id, bytes: writer.bytes, inodes: writer.inodes, implied, links })
 }
 
+/// Size of a file, and the stored segments of a sparse one.
+struct FileContent<'a> {
+    size: u64,
+    sparse: Option<&'a [Segment]>,
+}
+
 struct Writer {
     root: Root,
     limits: Limits,
     bytes: u64,
     inodes: u64,
     entries: u64,
-    /// Directories' times, set at the end: every file made in one changes it.
+    /// Modification times of directories. They are set at the end, because creating a file changes its
+    /// directory's time.
     times: BTreeMap<PlainPath, Mtime>,
-    /// Bytes of the names that are kept until the end.
+    /// Bytes of names that are kept until the end.
     names: u64,
-    waiting: Waiting,
+    waiting: DeferredLinks,
 }
 
 // === impl Writer ===
 
 impl Writer {
     fn new(root: Root, limits: Limits) -> Writer {
-        let waiting = Waiting::default();
+        let waiting = DeferredLinks::default();
         Writer { root, limits, bytes: 0, inodes: 0, entries: 0, times: BTreeMap::new(), names: 0, waiting }
     }
 
@@ -206,13 +215,13 @@ impl Writer {
         self.entries += 1;
         self.bounded()?;
         self.write_entry(entry, archive)?;
-        // Also after the last one.
+        // The limits also hold after the last entry.
         self.bounded()
     }
 
-    /// Directories that an entry implies are entries too, with names to keep.
+    /// Checks the limits. Implied directories count as entries, and their names are kept too.
     fn bounded(&self) -> Result<(), UnpackError> {
-        let (implied, names) = self.root.made();
+        let (implied, names) = self.root.implied_totals();
         if self.entries + implied > self.limits.layer_entries {
             return Err(UnpackError::TooLarge(TooLarge::Entries(self.limits.layer_entries)));
         }
@@ -222,15 +231,15 @@ impl Writer {
         Ok(())
     }
 
-    /// Sets a directory's time at the end: the last that is said of it.
-    fn time_later(&mut self, path: &PlainPath, mtime: Mtime) {
+    /// Records the time of a directory, to be set at the end. The last entry wins.
+    fn defer_time(&mut self, path: &PlainPath, mtime: Mtime) {
         if self.times.insert(path.clone(), mtime).is_none() {
             self.names += path.as_bytes().len() as u64;
         }
     }
 
     fn write_entry<I: BufRead>(&mut self, entry: &Entry, archive: &mut Stream<I>) -> Result<(), UnpackError> {
-        let path = plain(&entry.path)?;
+        let path = parse_path(&entry.path)?;
         if path.is_root() {
             return if entry.kind == Kind::Directory { self.root_directory(entry) } else { Ok(()) };
         }
@@ -239,9 +248,12 @@ impl Writer {
             return self.whiteout(&parent, name, &path);
         }
         match &entry.kind {
-            Kind::File { size, sparse } => self.file(entry, &path, (*size, sparse.as_deref()), archive),
+            Kind::File { size, sparse } => {
+                let content = FileContent { size: *size, sparse: sparse.as_deref() };
+                self.file(entry, &path, &content, archive)
+            }
             Kind::HardLink(target) => self.hard_link(&path, target),
-            // Overlayfs makes none for anybody, and neither do we.
+            // overlayfs creates no such device for a container, and layers may not contain one either.
             Kind::Char(0, 0) => Err(UnpackError::WhiteoutDevice { path: path.display() }),
             _ => self.special(entry, &path).map_err(|cannot| cannot_make(&path, cannot)),
         }
@@ -265,11 +277,11 @@ impl Writer {
     }
 
     fn root_directory(&mut self, entry: &Entry) -> Result<(), UnpackError> {
-        let path = plain(b"/")?;
+        let path = parse_path(b"/")?;
         let set = |writer: &mut Writer| {
             let directory = writer.root.existing_directory(&path)?;
             set_attributes(&directory, entry)?;
-            writer.time_later(&path, entry.mtime);
+            writer.defer_time(&path, entry.mtime);
             Ok(())
         };
         set(self).map_err(|cannot| cannot_make(&path, cannot))
@@ -279,20 +291,21 @@ impl Writer {
         &mut self,
         entry: &Entry,
         path: &PlainPath,
-        (size, sparse): (u64, Option<&[Segment]>),
+        content: &FileContent<'_>,
         archive: &mut Stream<I>,
     ) -> Result<(), UnpackError> {
+        let FileContent { size, sparse } = *content;
         let cannot = |source| cannot_write(path, source);
         let mut file = self.root.make_file(path).map_err(cannot)?;
         match sparse {
-            None => copy_data(archive, &mut file, (0, u64::MAX), path)?,
+            None => copy_data(archive, &mut file, Segment { offset: 0, length: u64::MAX }, path)?,
             Some(segments) => {
                 if size > self.limits.layer_bytes {
                     return Err(UnpackError::TooLarge(TooLarge::Sparse(self.limits.layer_bytes)));
                 }
                 for segment in segments {
                     file.seek(SeekFrom::Start(segment.offset)).map_err(errno).map_err(cannot)?;
-                    copy_data(archive, &mut file, (segment.offset, segment.length), path)?;
+                    copy_data(archive, &mut file, *segment, path)?;
                 }
                 file.set_len(size).map_err(errno).map_err(cannot)?;
             }
@@ -307,12 +320,12 @@ impl Writer {
     }
 
     fn hard_link(&mut self, path: &PlainPath, target: &[u8]) -> Result<(), UnpackError> {
-        let target = plain(target)?;
+        let target = parse_path(target)?;
         if *path == target {
             return Ok(());
         }
         let made = match self.root.find(&target) {
-            Ok(Some(_)) if !self.waiting.stands_in(&self.root, &target) => {
+            Ok(Some(_)) if !self.waiting.is_placeholder(&self.root, &target) => {
                 self.root.make_hard_link(path, &target)
             }
             Ok(_) if !target.is_root() => {
@@ -324,7 +337,7 @@ impl Writer {
             Err(e) => Err(e),
         };
         match made {
-            // No file system links directories.
+            // No file system supports hard links to directories.
             Err(Errno::EPERM) => {
                 Err(UnpackError::LinkTarget { path: path.display(), target: target.display() })
             }
@@ -332,31 +345,31 @@ impl Writer {
         }
     }
 
-    /// Everything that has no data.
-    fn special(&mut self, entry: &Entry, path: &PlainPath) -> Result<(), Cannot> {
+    /// Makes an entry without data.
+    fn special(&mut self, entry: &Entry, path: &PlainPath) -> Result<(), MakeError> {
         self.inodes += 1;
         match &entry.kind {
             Kind::Directory => {
                 let directory = self.root.make_directory(path)?;
                 set_attributes(&directory, entry)?;
-                self.time_later(path, entry.mtime);
+                self.defer_time(path, entry.mtime);
                 self.bytes += BLOCK;
                 return Ok(());
             }
             Kind::Symlink(target) => self.root.make_symlink(path, target)?,
-            Kind::Char(major, minor) => self.root.make_node(path, SFlag::S_IFCHR, (*major, *minor))?,
-            Kind::Block(major, minor) => self.root.make_node(path, SFlag::S_IFBLK, (*major, *minor))?,
-            Kind::Fifo => self.root.make_node(path, SFlag::S_IFIFO, (0, 0))?,
+            Kind::Char(major, minor) => self.root.make_node(path, SFlag::S_IFCHR, *major, *minor)?,
+            Kind::Block(major, minor) => self.root.make_node(path, SFlag::S_IFBLK, *major, *minor)?,
+            Kind::Fifo => self.root.make_node(path, SFlag::S_IFIFO, 0, 0)?,
             Kind::File { .. } | Kind::HardLink(_) => {}
         }
         let (at, name) = self.root.at(path)?;
         let owner = (Uid::from_raw(entry.uid), Gid::from_raw(entry.gid));
         fchownat(at, name, Some(owner.0), Some(owner.1), AtFlags::AT_SYMLINK_NOFOLLOW)?;
         if !matches!(entry.kind, Kind::Symlink(_)) {
-            // Made just now as no link, and nobody else works here.
+            // The path was created just now and is not a link; no other process works in this directory.
             fchmodat(at, name, Mode::from_bits_truncate(entry.mode), FchmodatFlags::FollowSymlink)?;
         }
-        // Does not follow the last part, and the first leads to a directory that is open.
+        // The setter does not follow the last component, and the prefix is an open directory.
         let path = Path::new("/proc/self/fd").join(at.as_raw_fd().to_string()).join(name);
         set_extended(at, entry, |attribute, value| xattr::set(&path, attribute, value))?;
         let time = time_spec(entry.mtime);
@@ -364,11 +377,11 @@ impl Writer {
         Ok(())
     }
 
-    /// Sets what had to wait; gives the directories that were only implied, and links that go on waiting.
+    /// Applies what was deferred. Returns the implied directories and the links to lower layers.
     fn finish(&mut self) -> Result<(Vec<String>, Vec<Link>), UnpackError> {
         let links = std::mem::take(&mut self.waiting).finish(&self.root)?;
         for (path, mtime) in std::mem::take(&mut self.times) {
-            // A directory that a later entry replaced has no time to set any more.
+            // A later entry may have replaced the directory.
             if let Ok(directory) = self.root.existing_directory(&path) {
                 let time = time_spec(mtime);
                 if let Err(error) = futimens(&directory, &time, &time) {
@@ -383,32 +396,32 @@ impl Writer {
     }
 }
 
-fn plain(path: &[u8]) -> Result<PlainPath, UnpackError> {
+fn parse_path(path: &[u8]) -> Result<PlainPath, UnpackError> {
     PlainPath::new(path)
         .ok_or_else(|| UnpackError::Escape { path: String::from_utf8_lossy(path).into_owned() })
 }
 
-/// Copies data of the present entry, at most so many bytes, from the reader's buffer to the file.
+/// Copies the current entry's data, at most `range.length` bytes, from the reader's buffer to `range.offset` of the file.
 fn copy_data<I: BufRead>(
     archive: &mut Stream<I>,
     file: &mut File,
-    (offset, most): (u64, u64),
+    range: Segment,
     path: &PlainPath,
 ) -> Result<(), UnpackError> {
     let mut copied = 0;
     archive.get_mut().set_content(true);
-    while copied < most {
+    while copied < range.length {
         let data = archive.data().map_err(archive_error)?;
         if data.is_empty() {
             break;
         }
-        let take = data.len().min(usize::try_from(most - copied).unwrap_or(usize::MAX));
+        let take = data.len().min(usize::try_from(range.length - copied).unwrap_or(usize::MAX));
         file.write_all(&data[..take]).map_err(errno).map_err(|source| cannot_write(path, source))?;
         archive.consume(take);
         copied += take as u64;
     }
     archive.get_mut().set_content(false);
-    archive.get_mut().placed(path, offset, copied);
+    archive.get_mut().record_content(path, range.offset, copied);
     Ok(())
 }
 
@@ -418,16 +431,16 @@ fn time_spec(mtime: Mtime) -> TimeSpec {
 
 fn cannot_write(path: &PlainPath, source: Errno) -> UnpackError {
     match source {
-        // Of the path itself, or of the place that its links lead to.
+        // The path itself is too long, or a link's target.
         Errno::ENAMETOOLONG => UnpackError::TooLarge(TooLarge::Path),
         source => UnpackError::Write { path: path.display(), source },
     }
 }
 
-fn cannot_make(path: &PlainPath, cannot: Cannot) -> UnpackError {
+fn cannot_make(path: &PlainPath, cannot: MakeError) -> UnpackError {
     match cannot {
-        Cannot::Kernel(source) => cannot_write(path, source),
-        Cannot::Attribute { name, bytes } => UnpackError::Attribute { path: path.display(), name, bytes },
+        MakeError::Kernel(source) => cannot_write(path, source),
+        MakeError::Attribute { name, bytes } => UnpackError::Attribute { path: path.display(), name, bytes },
     }
 }
 
@@ -435,7 +448,7 @@ fn no_recipe(error: io::Error) -> UnpackError {
     UnpackError::Write { path: "the recipe".to_owned(), source: errno(error) }
 }
 
-/// Limits are noticed deep in the stream and come as I/O errors; they leave as what they are.
+/// Limits are detected inside the stream and arrive as I/O errors. They are converted back here.
 fn read_error(error: io::Error) -> UnpackError {
     match error.downcast::<TooLarge>() {
         Ok(limit) => UnpackError::TooLarge(limit),
@@ -450,10 +463,10 @@ fn archive_error(error: ArchiveError) -> UnpackError {
     }
 }
 
-/// What is at a path of an unpacked layer, of which no part may be a link.
+/// What an unpacked layer has at a path. No component may be a link.
 pub(crate) fn look(files: &Path, path: &str) -> At {
     let Some(plain) = PlainPath::new(path.as_bytes()) else { return At::Absent };
-    match Root::open(files).and_then(|root| root.stat_plainly(&plain)) {
+    match Root::open(files).and_then(|root| root.stat_without_links(&plain)) {
         Ok(stat) if root::is_directory(&stat) => {
             At::Directory(Attributes { mode: stat.st_mode & 0o7777, uid: stat.st_uid, gid: stat.st_gid })
         }
@@ -462,7 +475,7 @@ pub(crate) fn look(files: &Path, path: &str) -> At {
     }
 }
 
-/// Whether this kernel can unpack safely.
+/// Whether the kernel has what safe unpacking needs.
 pub(crate) fn supported() -> bool {
     root::supported()
 }

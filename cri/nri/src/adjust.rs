@@ -1,5 +1,5 @@
-//! What several plugins ask of one container, merged: in the order of their indices, each seeing the
-//! container as those before left it, and no two setting the same field. Pure.
+//! Merges the adjustments of several plugins for one container. Plugins are asked in the order of their
+//! indices, each with the container as adjusted so far. Two plugins may not set the same field. Pure.
 
 mod fields;
 mod resources;
@@ -11,55 +11,55 @@ use coracle_proto::nri::{
 
 use crate::owners::{Claims, Conflict, Owners};
 
-/// Why what a plugin asks for cannot be merged.
+/// Error of a merge.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MergeError {
-    /// Another plugin asked for it.
+    /// Two plugins set the same field.
     #[error(transparent)]
     Conflict(#[from] Conflict),
-    /// A container that does not exist yet cannot be updated.
-    #[error("plugin {plugin:?} asked for an update of {id} while that is being created")]
-    UpdatesItself {
-        /// Who asked.
+    /// A plugin asked to update the container that is being created.
+    #[error("plugin {plugin:?} asked to update container {id}, which is being created")]
+    UpdatesNewContainer {
+        /// The plugin.
         plugin: String,
-        /// The container.
+        /// The container's id.
         id: String,
     },
 }
 
-/// The creation of one container.
+/// State of the creation of a container.
 #[derive(Debug, Clone, Default)]
 pub struct Creation {
-    /// The container as the next plugin sees it.
+    /// The container with all adjustments so far.
     pub container: Container,
-    /// What all asked for so far.
+    /// All adjustments so far.
     pub adjustment: ContainerAdjustment,
-    /// What they ask of other containers.
+    /// Requested updates of other containers.
     pub updates: Updates,
-    /// Which containers they want stopped.
+    /// Requested evictions.
     pub evictions: Vec<ContainerEviction>,
-    /// Who asked for what.
+    /// Which plugin set which field.
     pub owners: Owners,
 }
 
-/// Updates of containers that exist, one each.
+/// Updates of existing containers, one for each container.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Updates {
-    /// In the order in which they were first asked for.
+    /// In the order of the first request for each container.
     pub list: Vec<ContainerUpdate>,
 }
 
-/// The update of one container, which plugins may change before it is made.
+/// State of the update of a container, which plugins may change.
 #[derive(Debug, Clone, Default)]
 pub struct Change {
     id: String,
-    /// The limits as the next plugin sees them.
+    /// The resources with all changes so far.
     pub resources: LinuxResources,
-    /// Whether any plugin changed them.
+    /// Whether a plugin changed the resources.
     pub changed: bool,
-    /// What plugins ask of other containers.
+    /// Requested updates of other containers.
     pub updates: Updates,
-    /// Which containers they want stopped.
+    /// Requested evictions.
     pub evictions: Vec<ContainerEviction>,
     owners: Owners,
 }
@@ -67,16 +67,16 @@ pub struct Change {
 // === impl Creation ===
 
 impl Creation {
-    /// Before any plugin was asked.
+    /// The state before any plugin was asked.
     #[must_use]
     pub fn new(container: Container) -> Self {
         Self { container, ..Self::default() }
     }
 
-    /// Merges one plugin's answer.
+    /// Merges the response of one plugin.
     ///
     /// # Errors
-    /// When it contradicts an earlier one.
+    /// If it conflicts with an earlier plugin.
     pub fn merge(&mut self, plugin: &str, answer: CreateContainerResponse) -> Result<(), MergeError> {
         if let Some(adjustment) = answer.adjust {
             self.adjust(plugin, adjustment)?;
@@ -84,7 +84,7 @@ impl Creation {
         for update in answer.update {
             if update.container_id == self.container.id {
                 let id = update.container_id;
-                return Err(MergeError::UpdatesItself { plugin: plugin.to_owned(), id });
+                return Err(MergeError::UpdatesNewContainer { plugin: plugin.to_owned(), id });
             }
             self.updates.merge(plugin, &update, &mut self.owners)?;
         }
@@ -171,11 +171,11 @@ fn adjust_linux(
 // === impl Updates ===
 
 impl Updates {
-    /// Merges one plugin's update of one container. One that may fail and contradicts an earlier one
-    /// is left out whole.
+    /// Merges one plugin's update of one container. An update with `ignore_failure` that conflicts with an
+    /// earlier one is skipped as a whole.
     ///
     /// # Errors
-    /// When it contradicts an earlier one.
+    /// If it conflicts with an earlier one and may not fail.
     pub fn merge(
         &mut self,
         plugin: &str,
@@ -195,7 +195,7 @@ impl Updates {
         merged.ignore_failure &= update.ignore_failure;
         if let Some(asked) = update.linux.as_ref().and_then(|linux| linux.resources.as_ref()) {
             let target = merged.linux.get_or_insert_default().resources.get_or_insert_default();
-            // On a copy, since a claim that is refused in the middle must leave no other behind.
+            // On a copy: if a claim is refused, the claims before it must not remain.
             let mut tried = owners.clone();
             match resources::merge(asked, &mut tried.claims(id, plugin), &mut [target]) {
                 Ok(()) => *owners = tried,
@@ -214,16 +214,16 @@ impl Updates {
 // === impl Change ===
 
 impl Change {
-    /// Before any plugin was asked.
+    /// The state before any plugin was asked.
     #[must_use]
     pub fn new(id: &str, resources: LinuxResources) -> Self {
         Self { id: id.to_owned(), resources, ..Self::default() }
     }
 
-    /// Merges one plugin's answer.
+    /// Merges the response of one plugin.
     ///
     /// # Errors
-    /// When it contradicts an earlier one.
+    /// If it conflicts with an earlier plugin.
     pub fn merge(&mut self, plugin: &str, updates: &[ContainerUpdate]) -> Result<(), Conflict> {
         for update in updates {
             if update.container_id == self.id {

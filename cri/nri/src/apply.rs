@@ -1,5 +1,5 @@
-//! Merged adjustments, put onto a container's OCI spec. Pure. What this runtime cannot do is refused
-//! by name, never left out: a plugin that is told nothing believes that it was done.
+//! Applies merged adjustments to a container's OCI spec. Pure. Unsupported adjustments are refused by name,
+//! because a plugin would take a silently ignored one as done.
 
 mod fields;
 mod resources;
@@ -7,33 +7,33 @@ mod resources;
 use coracle_proto::nri::ContainerAdjustment;
 use oci_spec::runtime::Spec;
 
-/// What the machine and the runtime can do beyond what every one can.
+/// Features of this machine and runtime on which adjustments depend.
 #[derive(Debug, Clone, Copy)]
-pub struct Abilities {
-    /// Whether cgroups are v2: `unified` files exist, and v1's own limits do not.
+pub struct Features {
+    /// Whether cgroups are v2: `unified` files exist, and v1-only limits do not.
     pub unified: bool,
-    /// Whether anything can limit huge pages.
+    /// Whether huge pages can be limited.
     pub hugetlb: bool,
 }
 
-/// An adjustment that cannot be made.
+/// An adjustment that cannot be applied.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("NRI adjustment of {field}: {why}")]
 pub struct ApplyError {
-    /// The field, as the contract names it.
+    /// The field, with its name in the NRI protocol.
     pub field: &'static str,
-    /// Why not.
+    /// The reason.
     pub why: String,
 }
 
 type Applied = Result<(), ApplyError>;
 
-/// Puts the adjustment onto the spec. References to CDI devices are the caller's: they are resolved
-/// against the machine's registry.
+/// Applies the adjustment to the spec, except CDI devices, which the caller resolves in the machine's
+/// registry.
 ///
 /// # Errors
-/// The first adjustment that cannot be made; the spec is then of no use.
-pub fn apply(spec: &mut Spec, asked: &ContainerAdjustment, abilities: Abilities) -> Applied {
+/// The first adjustment that cannot be applied. The spec must not be used then.
+pub fn apply(spec: &mut Spec, asked: &ContainerAdjustment, features: Features) -> Applied {
     fields::annotations(spec, &asked.annotations);
     fields::process(spec, asked)?;
     if let Some(hooks) = &asked.hooks {
@@ -45,7 +45,7 @@ pub fn apply(spec: &mut Spec, asked: &ContainerAdjustment, abilities: Abilities)
         if let Some(asked) = &asked.resources {
             let linux = spec.linux_mut().get_or_insert_default();
             let mut limits = linux.resources().clone().unwrap_or_default();
-            resources::apply(&mut limits, asked, abilities)?;
+            resources::apply(&mut limits, asked, features)?;
             linux.set_resources(Some(limits));
         }
     }

@@ -1,5 +1,5 @@
-//! One plugin's socket: calls both ways at once. Two tasks, one reads and one writes; both end when
-//! either side closes, and every call under way then fails at once.
+//! The connection to one plugin, with calls in both directions. One task reads and one writes. Both end when
+//! either side closes; pending calls then fail immediately.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,66 +18,66 @@ use tracing::debug;
 use crate::mux;
 use crate::ttrpc::{Assembler, Body, Frame, FrameError, code};
 
-/// Messages that may wait to be written.
-const TO_WRITE: usize = 16;
-/// Calls of the plugin's that may wait for us.
-const TO_SERVE: usize = 32;
+/// Maximum messages queued for writing.
+const WRITE_QUEUE: usize = 16;
+/// Maximum calls of the plugin queued for serving.
+const SERVE_QUEUE: usize = 32;
 
-/// What we offer to the other side.
+/// A service that the other side may call.
 pub trait Service: Send + Sync + 'static {
     /// Serves one call.
     fn serve(&self, request: Request) -> BoxFuture<'_, Result<Vec<u8>, Status>>;
 }
 
-/// Why a call has no answer, or which it has.
+/// Error of a call.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    /// The other side is gone.
+    /// The connection is closed.
     #[error("the connection is closed")]
     Closed,
-    /// The other side did not answer in time.
-    #[error("no answer within {0:?}")]
+    /// There was no response in time.
+    #[error("no response within {0:?}")]
     Timeout(Duration),
-    /// The message cannot be sent.
-    #[error("the request cannot be sent")]
+    /// The request is too long.
+    #[error("cannot send the request")]
     Frame(#[source] FrameError),
-    /// The answer makes no sense.
-    #[error("an answer that cannot be decoded")]
+    /// The response is not a valid message.
+    #[error("cannot decode the response")]
     Decode(#[source] prost::DecodeError),
-    /// The other side's own error.
+    /// The other side returned an error.
     #[error("{message} (code {code})")]
     Status {
         /// A gRPC status code.
         code: i32,
-        /// In its words.
+        /// Its error message.
         message: String,
     },
 }
 
-/// A connection, shared by all who call.
+/// A connection, shared by all callers.
 #[derive(Debug)]
 pub struct Connection {
     writing: mpsc::Sender<Vec<u8>>,
     calls: Mutex<HashMap<u32, oneshot::Sender<Response>>>,
     last: AtomicU32,
     closed: CancellationToken,
-    /// The logical connection on which we call; we are called on the other.
+    /// Number of the logical connection for our calls. The other one is for calls of the other side.
     calling: u32,
 }
 
-/// Takes a call off the table when its caller gives up.
-struct Forget<'a>(&'a Connection, u32);
+/// Removes a pending call when its caller drops it.
+struct RemoveOnDrop<'a>(&'a Connection, u32);
 
 // === impl CallError ===
 
 impl CallError {
-    /// Whether the plugin is of no use any more, as opposed to one that answered with an error.
+    /// Whether the plugin has to be dropped, because it did not respond properly.
     #[must_use]
     pub fn is_fatal(&self) -> bool {
         matches!(self, Self::Closed | Self::Timeout(_) | Self::Decode(_))
     }
 
-    /// Whether the other side does not know the method.
+    /// Whether the other side does not implement the method.
     #[must_use]
     pub fn is_unimplemented(&self) -> bool {
         matches!(self, Self::Status { code, .. } if *code == code::UNIMPLEMENTED)
@@ -87,13 +87,13 @@ impl CallError {
 // === impl Connection ===
 
 impl Connection {
-    /// Speaks over `stream`, calling on the logical connection `calling` and serving on the other.
+    /// Opens a connection over `stream`. Calls use the logical connection `calling`; the other one is served.
     pub fn open<S>(stream: S, calling: u32, service: Arc<dyn Service>) -> Arc<Self>
     where
         S: AsyncRead + AsyncWrite + Send + 'static,
     {
         let (mut reading, mut writing) = tokio::io::split(stream);
-        let (to_write, mut waiting) = mpsc::channel::<Vec<u8>>(TO_WRITE);
+        let (to_write, mut waiting) = mpsc::channel::<Vec<u8>>(WRITE_QUEUE);
         let connection = Arc::new(Self {
             writing: to_write,
             calls: Mutex::default(),
@@ -113,18 +113,18 @@ impl Connection {
             };
             closed.run_until_cancelled(write).await;
             closed.cancel();
-            // The plugin hears of the end, also while our other half still reads.
+            // Notifies the plugin of the end, even while the reading half is open.
             let _gone = writing.shutdown().await;
         });
         let (closed, reader) = (connection.closed.clone(), Arc::downgrade(&connection));
-        let served = Served::start(&connection, service);
+        let served = CallQueue::start(&connection, service);
         tokio::spawn(async move {
             let read = async {
                 let mut assemblers = [Assembler::default(), Assembler::default()];
                 while let Ok(Some((from, bytes))) = mux::read(&mut reading).await {
                     let Some(connection) = reader.upgrade() else { return };
-                    if let Err(error) = connection.hear(&served, &mut assemblers, from, &bytes) {
-                        debug!(%error, "a plugin does not speak ttrpc");
+                    if let Err(error) = connection.receive(&served, &mut assemblers, from, &bytes) {
+                        debug!(%error, "invalid ttrpc message from a plugin");
                         return;
                     }
                 }
@@ -138,9 +138,9 @@ impl Connection {
         connection
     }
 
-    fn hear(
+    fn receive(
         &self,
-        served: &Served,
+        served: &CallQueue,
         assemblers: &mut [Assembler; 2],
         from: u32,
         bytes: &[u8],
@@ -149,7 +149,7 @@ impl Connection {
         let (assembler, wants_answers) = match from {
             mux::PLUGIN | mux::RUNTIME if from == self.calling => (answers, true),
             mux::PLUGIN | mux::RUNTIME => (requests, false),
-            // A connection that nobody opened.
+            // An unknown logical connection.
             _ => return Ok(()),
         };
         assembler.push(bytes);
@@ -162,19 +162,22 @@ impl Connection {
                     }
                 }
                 Body::Request(request) if !wants_answers => served.queue(frame.stream, request),
-                Body::Request(_) | Body::Response(_) => debug!("a plugin's message on the wrong side"),
+                Body::Request(_) | Body::Response(_) => {
+                    debug!("message of a plugin on the wrong logical connection")
+                }
             }
         }
         Ok(())
     }
 
-    /// Calls a method and waits for its answer, at most for `limit`.
+    /// Calls a method and waits for its response, at most for `limit`.
     ///
     /// # Errors
-    /// As [`CallError`] tells them apart.
+    /// See [`CallError`].
     pub async fn call<A: Message + Default>(
         &self,
-        (service, method): (&str, &str),
+        service: &str,
+        method: &str,
         request: &impl Message,
         limit: Duration,
     ) -> Result<A, CallError> {
@@ -191,7 +194,7 @@ impl Connection {
         let bytes = frame.encode().map_err(CallError::Frame)?;
         let (answered, answer) = oneshot::channel();
         self.calls().insert(stream, answered);
-        let _forget = Forget(self, stream);
+        let _remove = RemoveOnDrop(self, stream);
         let exchange = async {
             self.send(&bytes, self.calling).await?;
             tokio::select! {
@@ -206,7 +209,8 @@ impl Connection {
         }
     }
 
-    /// Hands a whole message to the writer, which alone writes: a caller that gives up cannot cut it.
+    /// Queues a complete message. Only the writer task writes, so a cancelled caller cannot truncate a
+    /// message.
     async fn send(&self, message: &[u8], connection: u32) -> Result<(), CallError> {
         let bytes = mux::frames(connection, message);
         tokio::select! {
@@ -215,17 +219,17 @@ impl Connection {
         }
     }
 
-    /// Ends the connection.
+    /// Closes the connection.
     pub fn close(&self) {
         self.closed.cancel();
     }
 
-    /// Ends when the connection has.
+    /// Returns when the connection is closed.
     pub async fn closed(&self) {
         self.closed.cancelled().await;
     }
 
-    /// Whether it has ended.
+    /// Whether the connection is closed.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.closed.is_cancelled()
@@ -242,23 +246,23 @@ impl Drop for Connection {
     }
 }
 
-impl Drop for Forget<'_> {
+impl Drop for RemoveOnDrop<'_> {
     fn drop(&mut self) {
         self.0.calls().remove(&self.1);
     }
 }
 
-/// The other side's calls, served one after the other beside the reader, which never waits for us.
-struct Served {
+/// Serves the other side's calls, one after the other, in a separate task, so that the reader never blocks.
+struct CallQueue {
     waiting: mpsc::Sender<(u32, Request)>,
     connection: std::sync::Weak<Connection>,
 }
 
-// === impl Served ===
+// === impl CallQueue ===
 
-impl Served {
+impl CallQueue {
     fn start(connection: &Arc<Connection>, service: Arc<dyn Service>) -> Self {
-        let (waiting, mut requests) = mpsc::channel::<(u32, Request)>(TO_SERVE);
+        let (waiting, mut requests) = mpsc::channel::<(u32, Request)>(SERVE_QUEUE);
         let (weak, closed) = (Arc::downgrade(connection), connection.closed.clone());
         let server = weak.clone();
         tokio::spawn(async move {
@@ -281,7 +285,7 @@ impl Served {
         let Some(connection) = self.connection.upgrade() else { return };
         let status = Status { code: code::RESOURCE_EXHAUSTED, message: "too many calls at once".to_owned() };
         if let Ok(bytes) = Frame::answer(stream, Err(status)).encode() {
-            // One that does not even read its refusals gets none.
+            // If even the refusals are not read, they are dropped.
             let _full = connection.writing.try_send(mux::frames(connection.serving(), &bytes));
         }
     }
@@ -298,7 +302,7 @@ impl Connection {
             Frame::answer(stream, Err(status)).encode()
         });
         if let Ok(bytes) = bytes {
-            // Closed: nobody waits for it.
+            // On a closed connection the response is dropped.
             let _closed = self.send(&bytes, self.serving()).await;
         }
     }

@@ -1,4 +1,4 @@
-//! A container's OCI spec as plugins see it. Pure.
+//! Converts a container's OCI spec to NRI messages. Pure.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use coracle_proto::nri::{
 };
 use oci_spec::runtime as oci;
 
-/// What the spec says of a container. Its id, names, state and times are the caller's to fill in.
+/// The container as described by the spec. The caller adds id, names, state and times.
 #[must_use]
 pub fn container(spec: &oci::Spec) -> Container {
     let mut container = Container {
@@ -44,7 +44,7 @@ pub fn container(spec: &oci::Spec) -> Container {
     container
 }
 
-/// Limits as plugins see them.
+/// Converts resources.
 #[must_use]
 pub fn resources(limits: &oci::LinuxResources) -> LinuxResources {
     LinuxResources {
@@ -112,7 +112,7 @@ fn linux(linux: &oci::Linux) -> LinuxContainer {
     }
 }
 
-/// The type as the OCI's JSON names it.
+/// The namespace type with its name in the OCI's JSON.
 pub(crate) fn namespace_type(typ: oci::LinuxNamespaceType) -> &'static str {
     match typ {
         oci::LinuxNamespaceType::Mount => "mount",

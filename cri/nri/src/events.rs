@@ -1,8 +1,8 @@
-//! Event subscriptions: bit n-1 is event n.
+//! Event subscriptions: a bit mask, in which bit n-1 stands for event n.
 
 use coracle_proto::nri::Event;
 
-/// All that there are.
+/// The mask of all events.
 pub(crate) const ALL: u32 = (1 << (Event::Last as u32 - 1)) - 1;
 
 /// The bit of an event.
@@ -10,7 +10,7 @@ pub(crate) fn bit(event: Event) -> u32 {
     1 << (event as u32).saturating_sub(1)
 }
 
-/// The subscription that a plugin's answer means: 0 is everything.
+/// The subscription in a plugin's response; 0 means all events. An unknown bit is an error.
 pub(crate) fn subscription(answer: i32) -> Result<u32, i32> {
     match u32::try_from(answer) {
         Ok(0) => Ok(ALL),
@@ -19,7 +19,7 @@ pub(crate) fn subscription(answer: i32) -> Result<u32, i32> {
     }
 }
 
-/// The event as the contract's methods name it.
+/// The event's method name in the NRI protocol.
 pub(crate) fn name(event: Event) -> &'static str {
     match event {
         Event::Unknown | Event::Last => "StateChange",

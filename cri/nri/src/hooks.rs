@@ -1,5 +1,5 @@
-//! The hooks: what the runtime tells plugins, when, and what their answers mean for its call. Which
-//! errors fail the call and which are only told in the log is the caller's to decide, as in containerd.
+//! The hooks: the events that the runtime sends to plugins, and the effect of their responses. The caller
+//! decides which errors fail its call and which are only logged, as in containerd.
 
 mod chain;
 
@@ -22,35 +22,35 @@ use self::chain::Chain;
 use crate::launch::launch_all;
 use crate::plugin::{Candidate, JoinError, Plugin, update_all};
 use crate::settings::Settings;
-use crate::states::Told;
+use crate::states::SentState;
 use crate::{Error, Host, listen};
 
-/// What there is when a plugin joins.
+/// The existing pods and containers, for a plugin that joins.
 #[derive(Debug, Clone, Default)]
-pub struct Known {
+pub struct Snapshot {
     /// Every pod, and whether it runs.
-    pub pods: Vec<(PodSandbox, Runs)>,
-    /// Every container. Plugins are not told of those that ended.
+    pub pods: Vec<(PodSandbox, PodState)>,
+    /// Every container. Exited ones are not sent to plugins.
     pub containers: Vec<Container>,
 }
 
 /// Whether a pod runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Runs {
-    /// It does.
-    Yes,
+pub enum PodState {
+    /// It runs.
+    Running,
     /// It was stopped.
-    No,
+    Stopped,
 }
 
-/// Held while a pod or container comes into being or changes its state: no plugin joins meanwhile, so
-/// each learns of it either by the event or by its synchronization.
-pub type Pass<'a> = RwLockReadGuard<'a, ()>;
+/// A guard that keeps plugins from joining. It is held while a pod or container is created or changes its
+/// state. So each plugin gets it either by the event or by its synchronization.
+pub type JoinGuard<'a> = RwLockReadGuard<'a, ()>;
 
-/// A container and its pod, as plugins see them.
-pub type About = (PodSandbox, Container);
+/// A pod and one of its containers, as plugins see them.
+pub type PodAndContainer = (PodSandbox, Container);
 
-/// The plugins. Clones share them.
+/// The set of plugins. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct Nri {
     inner: Arc<Inner>,
@@ -60,7 +60,7 @@ pub struct Nri {
 pub(crate) struct Inner {
     settings: Settings,
     host: OnceLock<HostRef>,
-    /// The events that any plugin wants.
+    /// Mask of the events with a subscriber.
     wanted: AtomicU32,
     gate: RwLock<()>,
     chain: Mutex<Chain>,
@@ -88,17 +88,16 @@ impl Nri {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Starts the pre-installed plugins, waits until they have joined or failed to, and listens for
-    /// others.
+    /// Starts the pre-installed plugins, waits until they have joined or failed, and listens for others.
     ///
     /// # Errors
-    /// When the socket cannot be made.
+    /// If the socket cannot be created.
     pub async fn start(&self, host: Weak<dyn Host>) -> io::Result<()> {
         let inner = &self.inner;
         if inner.host.set(HostRef(host)).is_err() {
             return Ok(());
         }
-        join_all(launch_all(&inner.settings).into_iter().map(|candidate| self.take(candidate))).await;
+        join_all(launch_all(&inner.settings).into_iter().map(|candidate| self.add(candidate))).await;
         if let Some(path) = &inner.settings.socket {
             let listener = listen::bind(path).await?;
             // The listening task must not keep the plugins alive.
@@ -107,53 +106,53 @@ impl Nri {
         Ok(())
     }
 
-    /// Tells all plugins that the runtime ends, and disconnects them.
+    /// Sends Shutdown to all plugins and disconnects them.
     pub async fn close(&self) {
         self.inner.end.cancel();
         let plugins = self.inner.chain.lock().await.take();
         self.inner.wanted.store(0, Ordering::Release);
         join_all(plugins.iter().map(|plugin| async {
-            // One that does not listen any more is disconnected all the same.
-            let _told = plugin.call::<Empty>("Shutdown", &Empty {}).await;
+            // An unresponsive plugin is disconnected too.
+            let _response = plugin.call::<Empty>("Shutdown", &Empty {}).await;
             plugin.connection.close();
         }))
         .await;
         if let Some(path) = &self.inner.settings.socket {
-            // Nobody listens at it any more.
+            // The listener is closed.
             let _absent = std::fs::remove_file(path);
         }
     }
 
-    /// The socket where plugins connect, if they may.
+    /// The socket at which plugins connect, if it is enabled.
     #[must_use]
     pub fn socket(&self) -> Option<&PathBuf> {
         self.inner.settings.socket.as_ref()
     }
 
-    /// Keeps plugins from joining for as long as it is held.
-    pub async fn pass(&self) -> Pass<'_> {
+    /// Keeps plugins from joining while the guard is held.
+    pub async fn block_joins(&self) -> JoinGuard<'_> {
         self.inner.gate.read().await
     }
 
-    /// Whether there is any plugin. What may have changed by the time that one looks.
+    /// Whether any plugin has subscribed. The result may be outdated immediately.
     #[must_use]
     pub fn is_active(&self) -> bool {
         self.inner.wanted.load(Ordering::Acquire) != 0
     }
 
-    /// For the listening task, which keeps no plugin alive.
+    /// Upgrades the weak reference of the listening task.
     pub(crate) fn of(inner: &Weak<Inner>) -> Option<Self> {
         inner.upgrade().map(|inner| Self { inner })
     }
 
-    /// Makes a plugin of a candidate, or says in the log why not.
-    pub(crate) async fn take<S>(&self, candidate: Candidate<S>)
+    /// Adds a plugin. A failure is logged.
+    pub(crate) async fn add<S>(&self, candidate: Candidate<S>)
     where
         S: AsyncRead + AsyncWrite + Send + 'static,
     {
         if let Err(error) = self.join(candidate).await {
             let cause = std::error::Error::source(&error).map(ToString::to_string);
-            warn!(%error, cause, "an NRI plugin could not join");
+            warn!(%error, cause, "cannot add NRI plugin");
         }
     }
 
@@ -166,9 +165,9 @@ impl Nri {
         let plugin = Plugin::join(candidate, &inner.settings, Weak::clone(host)).await?;
         let Some(host) = host.upgrade() else { return Err(JoinError::Gone) };
         let updates = {
-            let _alone = inner.gate.write().await;
+            let _no_events = inner.gate.write().await;
             let mut chain = inner.chain.lock().await;
-            let known = known(&host).await;
+            let known = snapshot(&host).await;
             let (plugin, updates) = chain.join(plugin, known).await?;
             inner.wanted.store(chain.wanted(), Ordering::Release);
             self.watch(plugin);
@@ -178,7 +177,7 @@ impl Nri {
         Ok(())
     }
 
-    /// Takes a plugin off the list when its connection ends.
+    /// Removes the plugin when its connection closes.
     fn watch(&self, plugin: Arc<Plugin>) {
         let (inner, end) = (Arc::downgrade(&self.inner), self.inner.end.clone());
         tokio::spawn(async move {
@@ -186,7 +185,7 @@ impl Nri {
                 () = plugin.connection.closed() => {}
                 () = end.cancelled() => return,
             }
-            info!(plugin = plugin.identity.full(), "an NRI plugin is gone");
+            info!(plugin = plugin.identity.full(), "NRI plugin disconnected");
             drop(plugin);
             if let Some(inner) = inner.upgrade() {
                 let mut chain = inner.chain.lock().await;
@@ -196,7 +195,7 @@ impl Nri {
         });
     }
 
-    /// The plugins, when there are any.
+    /// The plugins, if there are any.
     async fn chain(&self) -> Option<MutexGuard<'_, Chain>> {
         if !self.is_active() {
             return None;
@@ -206,55 +205,55 @@ impl Nri {
         (chain.wanted() != 0).then_some(chain)
     }
 
-    /// Updates and stops other containers, as plugins asked. A failure is the plugins' problem, not
-    /// that of the call which they answered.
-    async fn carry_out(&self, updates: Vec<ContainerUpdate>, evictions: Vec<ContainerEviction>) {
+    /// Performs updates and evictions that plugins requested. A failure is logged and does not affect the
+    /// current call.
+    async fn perform(&self, updates: Vec<ContainerUpdate>, evictions: Vec<ContainerEviction>) {
         let Some(host) = self.inner.host.get().and_then(|HostRef(host)| host.upgrade()) else { return };
         for eviction in evictions {
             let (id, why) = (eviction.container_id.clone(), eviction.reason.clone());
-            info!(container = id, why, "an NRI plugin evicts a container");
+            info!(container = id, why, "NRI plugin evicts container");
             if let Err(error) = Arc::clone(&host).evict(eviction).await {
-                warn!(container = id, error, "could not evict a container for an NRI plugin");
+                warn!(container = id, error, "cannot evict container for NRI plugin");
             }
         }
         update_all(&host, updates).await;
     }
 }
 
-/// Reads the descriptions where it may take its time.
-async fn known(host: &Arc<dyn Host>) -> Known {
+/// Collects the existing pods and containers on a thread that may block.
+async fn snapshot(host: &Arc<dyn Host>) -> Snapshot {
     let host = Arc::clone(host);
-    tokio::task::spawn_blocking(move || host.known()).await.unwrap_or_default()
+    tokio::task::spawn_blocking(move || host.snapshot()).await.unwrap_or_default()
 }
 
 // === pods ===
 
 impl Nri {
-    /// A pod is complete and about to be shown. After an error it must be taken back.
+    /// A pod is complete and about to be reported. After an error it must be removed.
     ///
     /// # Errors
-    /// When a plugin refuses it.
+    /// If a plugin refuses it.
     pub async fn run_pod(&self, id: &str, pod: impl FnOnce() -> PodSandbox) -> Result<(), Error> {
         let Some(mut chain) = self.chain().await else { return Ok(()) };
-        chain.states.set(id, Told::Alive);
+        chain.states.set(id, SentState::Alive);
         if !chain.wants_any(&[Event::RunPodSandbox, Event::StopPodSandbox, Event::RemovePodSandbox]) {
             return Ok(());
         }
         let pod = pod();
-        let result = chain.tell(Event::RunPodSandbox, &pod, None).await;
+        let result = chain.send(Event::RunPodSandbox, &pod, None).await;
         if result.is_err() {
             chain.states.remove(id);
             for event in [Event::StopPodSandbox, Event::RemovePodSandbox] {
-                log(event, chain.tell(event, &pod, None).await);
+                log(event, chain.send(event, &pod, None).await);
             }
         }
         result
     }
 
-    /// The limits of a pod are about to change.
+    /// The resources of a pod are about to change.
     ///
     /// # Errors
-    /// When a plugin refuses it.
+    /// If a plugin refuses it.
     pub async fn update_pod(
         &self,
         pod: impl FnOnce() -> PodSandbox,
@@ -269,32 +268,32 @@ impl Nri {
         }
     }
 
-    /// They have changed.
+    /// The resources of a pod have changed.
     pub async fn post_update_pod(&self, pod: impl FnOnce() -> PodSandbox) {
-        self.tell_pod(Event::PostUpdatePodSandbox, pod).await;
+        self.send_pod_event(Event::PostUpdatePodSandbox, pod).await;
     }
 
-    /// A pod's containers are stopped; its network is still there.
+    /// A pod's containers are stopped. Its network still exists.
     pub async fn stop_pod(&self, id: &str, pod: impl FnOnce() -> PodSandbox) {
         let Some(mut chain) = self.chain().await else { return };
         if chain.states.stop(id) && chain.wants_any(&[Event::StopPodSandbox]) {
-            log(Event::StopPodSandbox, chain.tell(Event::StopPodSandbox, &pod(), None).await);
+            log(Event::StopPodSandbox, chain.send(Event::StopPodSandbox, &pod(), None).await);
         }
     }
 
-    /// A pod is gone.
+    /// A pod was removed.
     pub async fn remove_pod(&self, id: &str, pod: impl FnOnce() -> PodSandbox) {
         let Some(mut chain) = self.chain().await else { return };
         if chain.states.remove(id) && chain.wants_any(&[Event::RemovePodSandbox]) {
-            log(Event::RemovePodSandbox, chain.tell(Event::RemovePodSandbox, &pod(), None).await);
+            log(Event::RemovePodSandbox, chain.send(Event::RemovePodSandbox, &pod(), None).await);
         }
     }
 
-    async fn tell_pod(&self, event: Event, pod: impl FnOnce() -> PodSandbox) {
+    async fn send_pod_event(&self, event: Event, pod: impl FnOnce() -> PodSandbox) {
         if let Some(chain) = self.chain().await
             && chain.wants_any(&[event])
         {
-            log(event, chain.tell(event, &pod(), None).await);
+            log(event, chain.send(event, &pod(), None).await);
         }
     }
 }
@@ -302,60 +301,61 @@ impl Nri {
 // === containers ===
 
 impl Nri {
-    /// A container is about to be made: what plugins want changed. After an error, or when it could
-    /// not be made, [`Nri::undo_create`] must follow.
+    /// A container is about to be created. Returns the requested adjustments. After an error, or if the
+    /// creation fails, [`Nri::undo_create`] must follow.
     ///
     /// # Errors
-    /// When a plugin refuses it, or plugins contradict each other.
+    /// If a plugin refuses it, or plugins conflict.
     pub async fn create_container(
         &self,
         id: &str,
-        about: impl FnOnce() -> About,
+        about: impl FnOnce() -> PodAndContainer,
     ) -> Result<Option<ContainerAdjustment>, Error> {
         let Some(mut chain) = self.chain().await else { return Ok(None) };
-        chain.states.set(id, Told::Alive);
+        chain.states.set(id, SentState::Alive);
         if !chain.wants_any(&[Event::CreateContainer, Event::ValidateContainerAdjustment]) {
             return Ok(None);
         }
         let (pod, container) = about();
-        // Large, and without plugins never there: whoever makes a container need not hold room for it.
+        // Boxed: the future is large and rarely needed, so it must not enlarge the caller's future.
         let creation = Box::pin(chain.create(&pod, container)).await?;
-        // Not with the chain held: a container that is stopped is told of.
+        // The chain is released first, because an eviction sends events too.
         drop(chain);
-        self.carry_out(creation.updates.list, creation.evictions).await;
+        self.perform(creation.updates.list, creation.evictions).await;
         Ok(Some(creation.adjustment))
     }
 
-    /// A container that plugins were told of was not made.
-    pub async fn undo_create(&self, id: &str, about: impl FnOnce() -> About) {
+    /// The creation of a container that plugins know has failed.
+    pub async fn undo_create(&self, id: &str, about: impl FnOnce() -> PodAndContainer) {
         self.remove_container(id, about).await;
     }
 
-    /// A container is made.
-    pub async fn post_create_container(&self, about: impl FnOnce() -> About) {
-        log(Event::PostCreateContainer, self.tell(Event::PostCreateContainer, about).await);
+    /// A container was created.
+    pub async fn post_create_container(&self, about: impl FnOnce() -> PodAndContainer) {
+        log(Event::PostCreateContainer, self.send(Event::PostCreateContainer, about).await);
     }
 
     /// A container is about to be started.
     ///
     /// # Errors
-    /// When a plugin refuses it.
-    pub async fn start_container(&self, about: impl FnOnce() -> About) -> Result<(), Error> {
-        self.tell(Event::StartContainer, about).await
+    /// If a plugin refuses it.
+    pub async fn start_container(&self, about: impl FnOnce() -> PodAndContainer) -> Result<(), Error> {
+        self.send(Event::StartContainer, about).await
     }
 
     /// A container was started.
-    pub async fn post_start_container(&self, about: impl FnOnce() -> About) {
-        log(Event::PostStartContainer, self.tell(Event::PostStartContainer, about).await);
+    pub async fn post_start_container(&self, about: impl FnOnce() -> PodAndContainer) {
+        log(Event::PostStartContainer, self.send(Event::PostStartContainer, about).await);
     }
 
-    /// A container's limits are about to change: what plugins make of them, if anything else.
+    /// A container's resources are about to change. Returns the resources as changed by plugins, if they
+    /// changed any.
     ///
     /// # Errors
-    /// When a plugin refuses it, or plugins contradict each other.
+    /// If a plugin refuses it, or plugins conflict.
     pub async fn update_container(
         &self,
-        about: impl FnOnce() -> About,
+        about: impl FnOnce() -> PodAndContainer,
         resources: impl FnOnce() -> LinuxResources,
     ) -> Result<Option<LinuxResources>, Error> {
         let Some(chain) = self.chain().await else { return Ok(None) };
@@ -365,17 +365,17 @@ impl Nri {
         let (pod, container) = about();
         let change = chain.update(&pod, &container, resources()).await?;
         drop(chain);
-        self.carry_out(change.updates.list, change.evictions).await;
+        self.perform(change.updates.list, change.evictions).await;
         Ok(change.changed.then_some(change.resources))
     }
 
-    /// They have changed.
-    pub async fn post_update_container(&self, about: impl FnOnce() -> About) {
-        log(Event::PostUpdateContainer, self.tell(Event::PostUpdateContainer, about).await);
+    /// A container's resources have changed.
+    pub async fn post_update_container(&self, about: impl FnOnce() -> PodAndContainer) {
+        log(Event::PostUpdateContainer, self.send(Event::PostUpdateContainer, about).await);
     }
 
-    /// A container has ended, by a call or by itself. Told once.
-    pub async fn stop_container(&self, id: &str, about: impl FnOnce() -> About) {
+    /// A container has stopped, by a call or by itself. The event is sent once.
+    pub async fn stop_container(&self, id: &str, about: impl FnOnce() -> PodAndContainer) {
         let Some(mut chain) = self.chain().await else { return };
         if !chain.states.stop(id) || !chain.wants_any(&[Event::StopContainer]) {
             return;
@@ -383,11 +383,11 @@ impl Nri {
         let (pod, container) = about();
         let updates = chain.stop(&pod, &container).await;
         drop(chain);
-        self.carry_out(updates, Vec::new()).await;
+        self.perform(updates, Vec::new()).await;
     }
 
-    /// A container is gone. Its stop is told before, if it was not.
-    pub async fn remove_container(&self, id: &str, about: impl FnOnce() -> About) {
+    /// A container was removed. Sends the stop event first, if it was not sent.
+    pub async fn remove_container(&self, id: &str, about: impl FnOnce() -> PodAndContainer) {
         let Some(mut chain) = self.chain().await else { return };
         let stopped = chain.states.stop(id);
         if !chain.states.remove(id) || !chain.wants_any(&[Event::StopContainer, Event::RemoveContainer]) {
@@ -395,31 +395,35 @@ impl Nri {
         }
         let (pod, container) = about();
         let updates = if stopped { chain.stop(&pod, &container).await } else { Vec::new() };
-        log(Event::RemoveContainer, chain.tell(Event::RemoveContainer, &pod, Some(&container)).await);
+        log(Event::RemoveContainer, chain.send(Event::RemoveContainer, &pod, Some(&container)).await);
         drop(chain);
-        self.carry_out(updates, Vec::new()).await;
+        self.perform(updates, Vec::new()).await;
     }
 
-    async fn tell(&self, event: Event, about: impl FnOnce() -> About) -> Result<(), Error> {
+    async fn send(&self, event: Event, about: impl FnOnce() -> PodAndContainer) -> Result<(), Error> {
         let Some(chain) = self.chain().await else { return Ok(()) };
         if !chain.wants_any(&[event]) {
             return Ok(());
         }
         let (pod, container) = about();
-        chain.tell(event, &pod, Some(&container)).await
+        chain.send(event, &pod, Some(&container)).await
     }
 }
 
-/// What happened has happened, whatever a plugin says to it.
+/// Logs an error of an event that cannot be undone.
 fn log(event: Event, result: Result<(), Error>) {
     if let Err(error) = result {
         let cause = std::error::Error::source(&error).map(ToString::to_string);
-        warn!(event = crate::events::name(event), %error, cause, "an NRI plugin failed an event");
+        warn!(event = crate::events::name(event), %error, cause, "NRI plugin failed an event");
     }
 }
 
-fn told(container: &Container) -> Told {
-    if container.state == i32::from(ContainerState::ContainerStopped) { Told::Stopped } else { Told::Alive }
+fn sent_state(container: &Container) -> SentState {
+    if container.state == i32::from(ContainerState::ContainerStopped) {
+        SentState::Stopped
+    } else {
+        SentState::Alive
+    }
 }
 
 impl Drop for Inner {

@@ -1,5 +1,5 @@
-//! Pre-installed plugins: every executable file named `<index>-<name>` in a directory is started with
-//! the runtime and speaks over a socket that it inherits as descriptor 3.
+//! Pre-installed plugins: every executable file named `<index>-<name>` in the plugin directory is started
+//! with the runtime. It inherits its socket as descriptor 3.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -16,10 +16,10 @@ use tracing::warn;
 use crate::plugin::{Candidate, Identity};
 use crate::settings::Settings;
 
-/// The descriptor that a plugin finds its socket at.
+/// Number of the inherited descriptor.
 const SOCKET: i32 = 3;
 
-/// A program to start.
+/// A plugin program.
 #[derive(Debug, PartialEq, Eq)]
 struct Program {
     path: PathBuf,
@@ -27,7 +27,7 @@ struct Program {
     config: String,
 }
 
-/// Starts all of them. One that cannot be is left out, with a warning.
+/// Starts all programs. One that fails to start is skipped with a warning.
 pub(crate) fn launch_all(settings: &Settings) -> Vec<Candidate<UnixStream>> {
     let Some(dir) = &settings.plugins else { return Vec::new() };
     let mut started = Vec::new();
@@ -35,7 +35,7 @@ pub(crate) fn launch_all(settings: &Settings) -> Vec<Candidate<UnixStream>> {
         match launch(&program) {
             Ok(candidate) => started.push(candidate),
             Err(error) => {
-                warn!(plugin = %program.path.display(), %error, "could not start an NRI plugin");
+                warn!(plugin = %program.path.display(), %error, "cannot start NRI plugin");
             }
         }
     }
@@ -47,7 +47,7 @@ fn find(dir: &Path, configs: &Path) -> Vec<Program> {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Vec::new(),
         Err(error) => {
-            warn!(dir = %dir.display(), %error, "could not look for NRI plugins");
+            warn!(dir = %dir.display(), %error, "cannot list NRI plugins");
             return Vec::new();
         }
     };
@@ -70,13 +70,13 @@ fn program(path: PathBuf, configs: &Path) -> Option<Program> {
             Some(Program { path, identity, config })
         }
         Err(error) => {
-            warn!(plugin = %path.display(), %error, "not an NRI plugin: it must be named <index>-<name>");
+            warn!(plugin = %path.display(), %error, "ignoring NRI plugin: its file name must be <index>-<name>");
             None
         }
     }
 }
 
-/// Largest configuration of a plugin in bytes, below the largest message.
+/// Maximum bytes of a plugin's configuration. Smaller than a message.
 const CONFIG_MAX: u64 = 1 << 20;
 
 fn read(path: &Path) -> io::Result<String> {
@@ -85,14 +85,14 @@ fn read(path: &Path) -> io::Result<String> {
     if text.len() as u64 > CONFIG_MAX {
         return Err(io::Error::new(
             io::ErrorKind::FileTooLarge,
-            format!("it is larger than {CONFIG_MAX} bytes"),
+            format!("the configuration is larger than {CONFIG_MAX} bytes"),
         ));
     }
     Ok(text)
 }
 
-/// `<index>-<name>.conf`, or else `<name>.conf`, or else nothing. A plugin whose configuration cannot
-/// be read is not started without it.
+/// Reads `<index>-<name>.conf`, else `<name>.conf`; empty if neither exists. A plugin with an unreadable
+/// configuration is not started.
 fn config(identity: &Identity, configs: &Path) -> Option<String> {
     for name in [identity.full(), identity.name.clone()] {
         let path = configs.join(format!("{name}.conf"));
@@ -100,7 +100,7 @@ fn config(identity: &Identity, configs: &Path) -> Option<String> {
             Ok(text) => return Some(text),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
-                warn!(path = %path.display(), %error, "could not read an NRI plugin's configuration");
+                warn!(path = %path.display(), %error, "cannot read the configuration of an NRI plugin");
                 return None;
             }
         }
@@ -123,10 +123,10 @@ fn launch(program: &Program) -> io::Result<Candidate<UnixStream>> {
         .stderr(Stdio::null())
         .kill_on_drop(true);
     let given = theirs.as_raw_fd();
-    // SAFETY: between fork and exec there are only system calls that are safe there, and no
-    // allocation; the descriptor is open until after the spawn.
+    // SAFETY: between fork and exec only async-signal-safe system calls are made, without allocation; the
+    // descriptor is open until after the spawn.
     unsafe {
-        command.pre_exec(move || give(given));
+        command.pre_exec(move || pass_socket(given));
     }
     coracle_open_files::limit(command.as_std_mut());
     let child = command.spawn()?;
@@ -141,14 +141,14 @@ fn launch(program: &Program) -> io::Result<Candidate<UnixStream>> {
     })
 }
 
-/// Puts the socket where the plugin expects it, and open across exec.
+/// Makes the socket the descriptor that the plugin expects, without close-on-exec.
 #[allow(unsafe_code, reason = "plain system calls")]
-fn give(given: i32) -> io::Result<()> {
+fn pass_socket(given: i32) -> io::Result<()> {
     let result = if given == SOCKET {
         // SAFETY: clears the flags of a descriptor; touches no memory.
         unsafe { libc::fcntl(given, libc::F_SETFD, 0) }
     } else {
-        // SAFETY: what was under the number is the parent's and not needed after exec.
+        // SAFETY: a descriptor that had this number belongs to the parent and is not needed after exec.
         unsafe { libc::dup2(given, SOCKET) }
     };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }

@@ -1,5 +1,5 @@
-//! NRI, the node resource interface: plugins that watch pods and containers come and go, and adjust
-//! containers before they are made. The contract is github.com/containerd/nri's, version 0.13.
+//! NRI, the node resource interface: plugins that receive events of pods and containers, and adjust
+//! containers before they are created. The protocol is that of github.com/containerd/nri, version 0.13.
 //!
 //! ```text
 //!   the runtime ──hooks──► Nri ──in the order of their indices──► plugins   (ttrpc over mux over a
@@ -8,12 +8,12 @@
 //! ```
 //!
 //! Start reading at [`Nri`], whose methods are the hooks. Invariants:
-//! - without a plugin that wants an event, the event costs one atomic load: nothing is described;
-//! - a plugin that does not answer in its time is dropped, and the runtime goes on without it;
-//! - requests reach plugins one at a time, as upstream's adaptation sends them: plugins rely on it;
-//! - no pod and no container is lost to a plugin that joins while they are made ([`Nri::pass`]);
-//! - `adjust`, `apply` and `describe` are pure;
-//! - knows NRI and the OCI, not the CRI.
+//! - Without a subscriber an event costs one atomic load; no description is made.
+//! - A plugin that does not respond in time is dropped, and the runtime continues without it.
+//! - Requests reach plugins one at a time, as in upstream's adaptation; plugins rely on it.
+//! - A plugin that joins gets every pod and container, also those that are being created ([`Nri::block_joins`]).
+//! - `adjust`, `apply` and `describe` are pure.
+//! - It knows NRI and the OCI, not the CRI.
 
 pub mod adjust;
 pub mod apply;
@@ -31,7 +31,7 @@ mod settings;
 mod states;
 pub mod ttrpc;
 
-pub use hooks::{About, Known, Nri, Pass, Runs};
+pub use hooks::{JoinGuard, Nri, PodAndContainer, PodState, Snapshot};
 pub use settings::{REGISTRATION_TIME, REQUEST_TIME, Settings};
 
 use std::sync::Arc;
@@ -39,42 +39,42 @@ use std::sync::Arc;
 use coracle_proto::nri::{ContainerEviction, ContainerUpdate};
 use futures::future::BoxFuture;
 
-/// What plugins ask of the runtime.
+/// Requests of plugins to the runtime.
 pub trait Host: Send + Sync + 'static {
-    /// Every pod and container that there is. May read files.
-    fn known(&self) -> Known;
+    /// Every pod and container. May read files.
+    fn snapshot(&self) -> Snapshot;
 
-    /// Updates a container's limits. An absent container is none of the plugin's business any more:
-    /// a success. The error is for the log.
+    /// Updates a container's resources. An absent container is a success, because it concerns no plugin any
+    /// more. The error is for the log.
     fn update(self: Arc<Self>, update: ContainerUpdate) -> BoxFuture<'static, Result<(), String>>;
 
-    /// Stops a container by force. Must not tell plugins before it returns.
+    /// Stops a container by force. Must not send events to plugins before it returns.
     fn evict(self: Arc<Self>, eviction: ContainerEviction) -> BoxFuture<'static, Result<(), String>>;
 }
 
-/// Why a hook fails the call that it belongs to.
+/// Error of a hook, which fails the call that it belongs to.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A plugin said no.
+    /// A plugin returned an error.
     #[error("NRI plugin {plugin} failed {event}")]
     Refused {
         /// Index and name.
         plugin: String,
-        /// The event, as the contract names it.
+        /// The event, with its name in the NRI protocol.
         event: &'static str,
-        /// What it said.
+        /// The plugin's error.
         #[source]
         source: connection::CallError,
     },
-    /// A validating plugin rejects the adjustments of others.
+    /// A validating plugin rejected the adjustments of others.
     #[error("NRI validator {plugin} rejects the container's adjustment: {reason}")]
     Rejected {
         /// Index and name.
         plugin: String,
-        /// In its words.
+        /// Its reason.
         reason: String,
     },
-    /// Plugins contradict each other.
-    #[error("NRI plugins disagree")]
-    Disagree(#[from] adjust::MergeError),
+    /// Plugins conflict.
+    #[error("NRI plugins conflict")]
+    Conflict(#[from] adjust::MergeError),
 }

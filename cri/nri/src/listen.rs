@@ -1,4 +1,4 @@
-//! The socket that plugins connect to. Listening costs nothing while none does.
+//! The socket at which plugins connect. An idle listener costs nothing.
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -13,28 +13,28 @@ use tracing::warn;
 use crate::hooks::{Inner, Nri};
 use crate::plugin::Candidate;
 
-/// Plugins that may be registering at once.
-const AT_ONCE: usize = 16;
+/// Maximum plugins that register at the same time.
+const MAX_REGISTERING: usize = 16;
 
-/// Binds the socket. One that nobody listens at any more is replaced; another runtime's is not.
+/// Binds the socket. A stale socket is replaced; that of another running runtime is not.
 pub(crate) async fn bind(path: &Path) -> io::Result<UnixListener> {
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir)?;
     }
     match UnixStream::connect(path).await {
-        Ok(_somebody) => return Err(io::Error::from(io::ErrorKind::AddrInUse)),
+        Ok(_other_runtime) => return Err(io::Error::from(io::ErrorKind::AddrInUse)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(_nobody) => std::fs::remove_file(path)?,
+        Err(_stale) => std::fs::remove_file(path)?,
     }
     let listener = UnixListener::bind(path)?;
-    // A plugin changes containers at will: nobody but root may be one.
+    // Plugins change containers at will, so only root may connect.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     Ok(listener)
 }
 
-/// Takes plugins until told to end.
+/// Accepts plugins until `end` is cancelled.
 pub(crate) async fn serve(inner: Weak<Inner>, listener: UnixListener, end: CancellationToken) {
-    let places = Arc::new(Semaphore::new(AT_ONCE));
+    let places = Arc::new(Semaphore::new(MAX_REGISTERING));
     let accept = async {
         // The semaphore is never closed.
         while let Ok(place) = Arc::clone(&places).acquire_owned().await {
@@ -43,13 +43,13 @@ pub(crate) async fn serve(inner: Weak<Inner>, listener: UnixListener, end: Cance
                     let Some(nri) = Nri::of(&inner) else { return };
                     tokio::spawn(async move {
                         let _place = place;
-                        nri.take(Candidate { stream, identity: None, config: String::new(), child: None })
+                        nri.add(Candidate { stream, identity: None, config: String::new(), child: None })
                             .await;
                     });
                 }
                 Err(error) => {
                     warn!(%error, "cannot accept NRI plugins");
-                    // Out of descriptors, most likely: not at once again.
+                    // Probably out of descriptors: wait before the next attempt.
                     tokio::time::sleep(std::time::Duration::from_secs(1)).await;
                 }
             }

@@ -1,7 +1,7 @@
-//! A name that begins with `-` asks for the removal of what the rest names: an annotation, a mount's
-//! destination, a device's path, a variable, a namespace, a sysctl.
+//! Removal marks: a name with the prefix `-` requests the removal of that annotation, mount destination,
+//! device path, variable, namespace or sysctl.
 
-/// The name without its mark, and whether it had one.
+/// The name without the mark, and whether it was marked.
 pub(crate) fn unmark(name: &str) -> (&str, bool) {
     name.strip_prefix('-').map_or((name, false), |bare| (bare, true))
 }

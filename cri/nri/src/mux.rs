@@ -1,31 +1,31 @@
-//! NRI's multiplexer: logical connections over one socket. A frame is the connection's number and
-//! the payload's length, both 32 bits and big-endian, then the payload.
+//! NRI's multiplexer: logical connections over one socket. A frame consists of the connection's number and
+//! the payload's length, both 32 bits big-endian, and the payload.
 
 use std::io;
 
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-/// The connection on which we call the plugin.
+/// The logical connection for calls of the runtime to the plugin.
 pub const PLUGIN: u32 = 1;
-/// The connection on which the plugin calls us.
+/// The logical connection for calls of the plugin to the runtime.
 pub const RUNTIME: u32 = 2;
 
 const HEADER: usize = 8;
-/// One ttrpc message with its header, the most that a frame may carry.
-const LONGEST: usize = crate::ttrpc::HEADER + crate::ttrpc::LONGEST;
-/// The upstream reader takes a frame whole or fails: into its buffer of this size, or past it into
-/// the message that is wanted when the buffer is empty. So the first frame fills the buffer at most,
-/// and one other holds the rest; more would overflow its queue of 256 frames.
+/// Maximum payload of a frame: one ttrpc message with its header.
+const MAX_LENGTH: usize = crate::ttrpc::HEADER + crate::ttrpc::MAX_LENGTH;
+/// Maximum payload of the first frame of a message. The upstream reader reads a frame completely or fails:
+/// into its buffer of this size, or, if the buffer is empty, directly into the message. So the first frame
+/// fits the buffer, and a second one has the rest. More frames could overflow its queue of 256 frames.
 const FIRST: usize = 4096;
 
-/// The frames that carry one message.
+/// The frames of one message.
 pub fn frames(connection: u32, message: &[u8]) -> Vec<u8> {
     let (first, rest) = message.split_at(message.len().min(FIRST));
     let mut bytes = Vec::with_capacity(message.len() + 2 * HEADER);
     for payload in [first, rest] {
         if !payload.is_empty() {
             bytes.extend_from_slice(&connection.to_be_bytes());
-            // A message is shorter than 4 GiB: ttrpc refuses to encode others.
+            // ttrpc refuses messages of 4 GiB and more, so the length fits.
             bytes.extend_from_slice(&u32::try_from(payload.len()).unwrap_or(u32::MAX).to_be_bytes());
             bytes.extend_from_slice(payload);
         }
@@ -33,10 +33,10 @@ pub fn frames(connection: u32, message: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The next frame, or nothing at the end of the stream.
+/// Reads the next frame. `None` at the end of the stream.
 ///
 /// # Errors
-/// When the stream fails or ends inside a frame, or a frame is longer than any message.
+/// If the stream fails or ends inside a frame, or a frame is longer than any message.
 pub async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<(u32, Vec<u8>)>> {
     let mut header = [0; HEADER];
     match stream.read_exact(&mut header).await {
@@ -47,8 +47,8 @@ pub async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<(u
     let [a, b, c, d, e, f, g, h] = header;
     let length = u32::from_be_bytes([e, f, g, h]);
     let length = usize::try_from(length).unwrap_or(usize::MAX);
-    if length > LONGEST {
-        let why = format!("a frame of {length} bytes");
+    if length > MAX_LENGTH {
+        let why = format!("invalid frame length {length}");
         return Err(io::Error::new(io::ErrorKind::InvalidData, why));
     }
     let mut payload = vec![0; length];

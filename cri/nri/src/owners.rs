@@ -1,30 +1,30 @@
-//! Who set what: two plugins that both set one field of a container are in conflict, unless the
-//! later one removed what was there first.
+//! Field ownership: two plugins that set the same field of a container conflict, unless the later one has
+//! removed the value first.
 
 use coracle_proto::nri::{Field, FieldOwners, OwningPlugins};
 
 use crate::mark::{mark, unmark};
 
-/// Two plugins want the same.
+/// Two plugins set the same field.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("plugins {plugin:?} and {other:?} both tried to set {what}")]
 pub struct Conflict {
-    /// Who came last.
+    /// The later plugin.
     pub plugin: String,
-    /// Who was first.
+    /// The earlier plugin.
     pub other: String,
-    /// The field, and its entry where it has several.
+    /// The field, and its entry if it has several.
     pub what: String,
 }
 
-/// The owners of every adjusted field of every container that one request touches.
+/// The owners of all adjusted fields of all containers of one request.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Owners {
-    /// As validators are told.
+    /// In the form in which validators get them.
     pub plugins: OwningPlugins,
 }
 
-/// The claims of one plugin on one container.
+/// Claims of one plugin on one container.
 #[derive(Debug)]
 pub struct Claims<'a> {
     owners: &'a mut FieldOwners,
@@ -43,10 +43,10 @@ impl Owners {
 // === impl Claims ===
 
 impl Claims<'_> {
-    /// Claims a field that has one value.
+    /// Claims a field with one value.
     ///
     /// # Errors
-    /// When another plugin has it.
+    /// If another plugin owns it.
     pub fn set(&mut self, field: Field) -> Result<(), Conflict> {
         let key = i32::from(field);
         self.check(self.owners.simple.get(&key), || name(field).to_owned())?;
@@ -54,10 +54,10 @@ impl Claims<'_> {
         Ok(())
     }
 
-    /// Claims one entry of a field that has several.
+    /// Claims an entry of a field with several.
     ///
     /// # Errors
-    /// When another plugin has it.
+    /// If another plugin owns it.
     pub fn set_entry(&mut self, field: Field, entry: &str) -> Result<(), Conflict> {
         let key = i32::from(field);
         let owner = self.owners.compound.get(&key).and_then(|entries| entries.owners.get(entry));
@@ -67,18 +67,18 @@ impl Claims<'_> {
         Ok(())
     }
 
-    /// Notes that the plugin removed the value: it alone may set it again.
+    /// Records that the plugin removed the value. Only this plugin may set it again.
     pub fn clear(&mut self, field: Field) {
         self.owners.simple.insert(field.into(), mark(self.plugin));
     }
 
-    /// Notes that the plugin removed the entry.
+    /// Records that the plugin removed the entry.
     pub fn clear_entry(&mut self, field: Field, entry: &str) {
         let entries = self.owners.compound.entry(field.into()).or_default();
         entries.owners.insert(entry.to_owned(), mark(self.plugin));
     }
 
-    /// Adds the plugin to those who set a field that accumulates.
+    /// Adds the plugin to the owners of an accumulating field.
     pub fn join(&mut self, field: Field) {
         let owners = self.owners.simple.entry(field.into()).or_default();
         if !owners.is_empty() {
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_has_it_unless_the_second_removed_it() {
+    fn the_first_plugin_owns_a_field_unless_the_second_removed_it() {
         let mut owners = Owners::default();
         owners.claims("c", "10-a").set(Field::MemLimit).expect("free");
         let conflict = owners.claims("c", "20-b").set(Field::MemLimit).expect_err("taken");
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_are_owned_one_by_one_and_hooks_together() {
+    fn entries_have_single_owners_and_hooks_are_shared() {
         let mut owners = Owners::default();
         owners.claims("c", "a").set_entry(Field::Env, "X").expect("free");
         owners.claims("c", "b").set_entry(Field::Env, "Y").expect("free");

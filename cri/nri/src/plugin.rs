@@ -23,51 +23,51 @@ use crate::connection::{CallError, Connection, Service};
 use crate::events;
 use crate::mux;
 use crate::settings::Settings;
-use crate::ttrpc::{LONGEST, code};
+use crate::ttrpc::{MAX_LENGTH, code};
 
 const PLUGIN_SERVICE: &str = "nri.pkg.api.v1alpha1.Plugin";
 const RUNTIME_SERVICE: &str = "nri.pkg.api.v1alpha1.Runtime";
-/// The version of the contract that this is.
+/// The NRI version of this implementation.
 const NRI_VERSION: &str = "v0.13.0";
-/// What one message may hold, with room for the frame around it.
-const ROOM: usize = LONGEST - 4096;
+/// Maximum bytes of a message's content; the rest is for framing.
+const ROOM: usize = MAX_LENGTH - 4096;
 
-/// Index and name.
+/// Index and name of a plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Identity {
-    /// Two digits: plugins are called in ascending order.
+    /// Two digits; plugins are called in ascending order.
     pub(crate) index: String,
     pub(crate) name: String,
 }
 
-/// A plugin that is registered and configured.
+/// A registered and configured plugin.
 #[derive(Debug)]
 pub(crate) struct Plugin {
     pub(crate) identity: Identity,
     pub(crate) events: u32,
     pub(crate) connection: Arc<Connection>,
-    /// Events that it only knows as state changes: an older plugin.
-    old: AtomicU32,
+    /// Mask of events that the plugin receives only as StateChange, because it is older than NRI 0.10.
+    state_change_events: AtomicU32,
     request_time: Duration,
     registration_time: Duration,
-    /// A program that we started ends with its plugin.
+    /// The process of a pre-installed plugin. It is killed when the plugin is dropped.
     _child: Option<Child>,
 }
 
-/// Why a plugin is not taken.
+/// Error of a plugin that joins.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum JoinError {
-    #[error("it did not register within {0:?}")]
-    Silent(Duration),
-    #[error("it disconnected before it was registered")]
+    #[error("the plugin did not register within {0:?}")]
+    NotRegistered(Duration),
+    #[error("the plugin disconnected before its registration")]
     Gone,
     #[error("{0}")]
     Name(String),
-    #[error("it subscribed to unknown events ({0:#x})")]
+    #[error("the plugin subscribed to unknown events ({0:#x})")]
     Events(i32),
     #[error("{doing}")]
     Call { doing: &'static str, source: CallError },
-    #[error("it cannot take a synchronization in several parts")]
+    #[error("the plugin does not support a synchronization in several messages")]
     Parts,
 }
 
@@ -76,32 +76,32 @@ pub(crate) enum JoinError {
 impl Identity {
     pub(crate) fn new(index: &str, name: &str) -> Result<Self, JoinError> {
         if index.len() != 2 || !index.bytes().all(|byte| byte.is_ascii_digit()) {
-            return Err(JoinError::Name(format!("its index {index:?} is not two digits")));
+            return Err(JoinError::Name(format!("the plugin's index {index:?} is not two digits")));
         }
         let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.+".contains(c);
         if name.is_empty() || !name.chars().all(allowed) {
             return Err(JoinError::Name(format!(
-                "its name {name:?} has other characters than a-zA-Z0-9_.+-"
+                "the plugin's name {name:?} has characters other than a-zA-Z0-9_.+-"
             )));
         }
         Ok(Self { index: index.to_owned(), name: name.to_owned() })
     }
 
-    /// The whole name, by which it owns fields.
+    /// The full name, under which the plugin owns fields.
     pub(crate) fn full(&self) -> String {
         format!("{}-{}", self.index, self.name)
     }
 }
 
-/// What a plugin may call.
-struct Offered {
+/// The service that plugins may call.
+struct RuntimeService {
     host: Weak<dyn Host>,
     registered: Mutex<Option<oneshot::Sender<RegisterPluginRequest>>>,
 }
 
-// === impl Offered ===
+// === impl RuntimeService ===
 
-impl Service for Offered {
+impl Service for RuntimeService {
     fn serve(&self, request: Request) -> BoxFuture<'_, Result<Vec<u8>, Status>> {
         Box::pin(async move {
             if request.service != RUNTIME_SERVICE {
@@ -116,14 +116,14 @@ impl Service for Offered {
     }
 }
 
-impl Offered {
+impl RuntimeService {
     fn register(&self, payload: &[u8]) -> Result<Vec<u8>, Status> {
         let asked = RegisterPluginRequest::decode(payload).map_err(not_decoded)?;
         let waiting = self.registered.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(waiting) = waiting else {
-            return Err(status(code::FAILED_PRECONDITION, "it is registered already".to_owned()));
+            return Err(status(code::FAILED_PRECONDITION, "the plugin is registered already".to_owned()));
         };
-        // Nobody waits when the time for it is over: the connection closes then.
+        // After the registration timeout there is no receiver; the connection is closed then.
         let _late = waiting.send(asked);
         Ok(Empty {}.encode_to_vec())
     }
@@ -131,15 +131,15 @@ impl Offered {
     async fn update(&self, payload: &[u8]) -> Result<Vec<u8>, Status> {
         let asked = UpdateContainersRequest::decode(payload).map_err(not_decoded)?;
         if self.registered.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
-            return Err(status(code::FAILED_PRECONDITION, "it is not registered yet".to_owned()));
+            return Err(status(code::FAILED_PRECONDITION, "the plugin is not registered yet".to_owned()));
         }
         let Some(host) = self.host.upgrade() else {
-            return Err(status(code::FAILED_PRECONDITION, "the runtime ends".to_owned()));
+            return Err(status(code::FAILED_PRECONDITION, "the runtime is shutting down".to_owned()));
         };
         for eviction in asked.evict {
             let id = eviction.container_id.clone();
             if let Err(error) = Arc::clone(&host).evict(eviction).await {
-                warn!(container = id, error, "could not evict a container for an NRI plugin");
+                warn!(container = id, error, "cannot evict container for NRI plugin");
             }
         }
         let failed = update_all(&host, asked.update).await;
@@ -147,13 +147,13 @@ impl Offered {
     }
 }
 
-/// Updates containers one after the other; returns those that failed and must not.
+/// Updates containers one after the other. Returns the failed updates that must not fail.
 pub(crate) async fn update_all(host: &Arc<dyn Host>, updates: Vec<ContainerUpdate>) -> Vec<ContainerUpdate> {
     let mut failed = Vec::new();
     for update in updates {
         let id = &update.container_id;
         if let Err(error) = Arc::clone(host).update(update.clone()).await {
-            warn!(container = id, error, "could not update a container for an NRI plugin");
+            warn!(container = id, error, "cannot update container for NRI plugin");
             if !update.ignore_failure {
                 failed.push(update);
             }
@@ -171,10 +171,10 @@ fn not_decoded(error: prost::DecodeError) -> Status {
     status(code::INVALID_ARGUMENT, error.to_string())
 }
 
-/// What joins: an accepted connection, or a program that was started with one.
+/// A plugin that joins: an accepted connection, or a started program.
 pub(crate) struct Candidate<S> {
     pub(crate) stream: S,
-    /// Of a program that we started, whose file has the name.
+    /// From the program's file name, for a started program.
     pub(crate) identity: Option<Identity>,
     pub(crate) config: String,
     pub(crate) child: Option<Child>,
@@ -193,13 +193,13 @@ impl Plugin {
         S: AsyncRead + AsyncWrite + Send + 'static,
     {
         let (register, registered) = oneshot::channel();
-        let offered = Offered { host, registered: Mutex::new(Some(register)) };
-        let connection = Connection::open(candidate.stream, mux::PLUGIN, Arc::new(offered));
+        let service = RuntimeService { host, registered: Mutex::new(Some(register)) };
+        let connection = Connection::open(candidate.stream, mux::PLUGIN, Arc::new(service));
         let limit = settings.registration_time;
         let asked = tokio::select! {
             asked = timeout(limit, registered) => match asked {
                 Ok(asked) => asked.map_err(|_dropped| JoinError::Gone)?,
-                Err(_elapsed) => return Err(JoinError::Silent(limit)),
+                Err(_elapsed) => return Err(JoinError::NotRegistered(limit)),
             },
             () = connection.closed() => return Err(JoinError::Gone),
         };
@@ -207,7 +207,7 @@ impl Plugin {
             Some(identity) => identity,
             None => Identity::new(&asked.plugin_idx, &asked.plugin_name)?,
         };
-        info!(plugin = identity.full(), version = asked.nri_version, "an NRI plugin registers");
+        info!(plugin = identity.full(), version = asked.nri_version, "NRI plugin registers");
         let request = ConfigureRequest {
             config: candidate.config,
             runtime_name: settings.runtime_name.clone(),
@@ -217,14 +217,14 @@ impl Plugin {
             nri_version: NRI_VERSION.to_owned(),
         };
         let answer: ConfigureResponse = connection
-            .call((PLUGIN_SERVICE, "Configure"), &request, settings.request_time)
+            .call(PLUGIN_SERVICE, "Configure", &request, settings.request_time)
             .await
-            .map_err(|source| JoinError::Call { doing: "configure it", source })?;
+            .map_err(|source| JoinError::Call { doing: "configure the plugin", source })?;
         Ok(Self {
             identity,
             events: events::subscription(answer.events).map_err(JoinError::Events)?,
             connection,
-            old: AtomicU32::new(0),
+            state_change_events: AtomicU32::new(0),
             request_time: settings.request_time,
             registration_time: settings.registration_time,
             _child: candidate.child,
@@ -235,8 +235,8 @@ impl Plugin {
         self.events & events::bit(event) != 0
     }
 
-    /// Tells the plugin what there is; the answer is what it wants changed. As part of joining it has
-    /// the time of a registration, all parts together.
+    /// Sends all existing pods and containers. Returns the updates that the plugin requests. The registration
+    /// timeout applies to all messages together.
     pub(crate) async fn synchronize(
         &self,
         pods: Vec<PodSandbox>,
@@ -250,7 +250,7 @@ impl Plugin {
                 let answer: SynchronizeResponse = self
                     .call_for("Synchronize", &part, limit)
                     .await
-                    .map_err(|source| JoinError::Call { doing: "synchronize it", source })?;
+                    .map_err(|source| JoinError::Call { doing: "synchronize the plugin", source })?;
                 if !part.more {
                     return Ok(answer.update);
                 }
@@ -260,11 +260,12 @@ impl Plugin {
             }
             Ok(Vec::new())
         };
-        let late = |_elapsed| JoinError::Call { doing: "synchronize it", source: CallError::Timeout(limit) };
+        let late =
+            |_elapsed| JoinError::Call { doing: "synchronize the plugin", source: CallError::Timeout(limit) };
         timeout(limit, all).await.map_err(late)?
     }
 
-    /// Calls a method that every plugin knows.
+    /// Calls a method that every plugin has.
     pub(crate) async fn call<A: Message + Default>(
         &self,
         method: &str,
@@ -279,22 +280,22 @@ impl Plugin {
         request: &impl Message,
         limit: Duration,
     ) -> Result<A, CallError> {
-        self.connection.call((PLUGIN_SERVICE, method), request, limit).await
+        self.connection.call(PLUGIN_SERVICE, method, request, limit).await
     }
 
-    /// Tells an event that has no answer. Plugins before NRI 0.10 know it as a change of state.
-    pub(crate) async fn tell(
+    /// Sends an event without a response. Plugins before NRI 0.10 receive it as a state change.
+    pub(crate) async fn send(
         &self,
         event: Event,
         pod: &PodSandbox,
         container: Option<&Container>,
     ) -> Result<(), CallError> {
-        if self.old.load(Ordering::Relaxed) & events::bit(event) == 0 {
-            // The requests of all these events have the same fields under the same numbers.
+        if self.state_change_events.load(Ordering::Relaxed) & events::bit(event) == 0 {
+            // The requests of all these events have the same fields with the same numbers.
             let request = StartContainerRequest { pod: Some(pod.clone()), container: container.cloned() };
             match self.call::<Empty>(events::name(event), &request).await {
                 Err(error) if error.is_unimplemented() => {
-                    self.old.fetch_or(events::bit(event), Ordering::Relaxed);
+                    self.state_change_events.fetch_or(events::bit(event), Ordering::Relaxed);
                 }
                 other => return other.map(drop),
             }
@@ -309,9 +310,9 @@ fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// Cuts the whole into messages of at most `room` bytes; one always.
+/// Splits a synchronization into messages of at most `room` bytes; at least one.
 fn parts(pods: Vec<PodSandbox>, containers: Vec<Container>, room: usize) -> Vec<SynchronizeRequest> {
-    // The field's tag and its length.
+    // Bytes of the field's tag and length.
     let framed = |length: usize| length + 6;
     let mut parts = vec![SynchronizeRequest::default()];
     let mut left = room;
@@ -351,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_synchronization_is_cut_and_loses_nothing() {
+    fn a_large_synchronization_is_split_without_loss() {
         let pod = |at: usize| PodSandbox { id: format!("{at:0100}"), ..Default::default() };
         let container = |at: usize| Container { id: format!("{at:0200}"), ..Default::default() };
         let (pods, containers): (Vec<_>, Vec<_>) =

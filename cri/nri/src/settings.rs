@@ -1,29 +1,30 @@
-//! Where plugins are found and how long they may take.
+//! Settings of NRI: paths and timeouts.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What a plugin has for its registration, its first synchronization included, upstream's default.
+/// Default timeout of a registration with its first synchronization, as in upstream.
 pub const REGISTRATION_TIME: Duration = Duration::from_secs(5);
-/// What a plugin has for one request, upstream's default.
+/// Default timeout of a request, as in upstream.
 pub const REQUEST_TIME: Duration = Duration::from_secs(2);
 
-/// How NRI works.
+/// Settings of NRI.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where plugins connect, `/var/run/nri/nri.sock`; none = no plugin may.
+    /// The socket at which plugins connect, such as `/var/run/nri/nri.sock`. `None`: external plugins are
+    /// disabled.
     pub socket: Option<PathBuf>,
-    /// Programs that are started with the runtime, `/opt/nri/plugins`; none = no plugin is.
+    /// Directory of pre-installed plugins, such as `/opt/nri/plugins`. `None`: none are started.
     pub plugins: Option<PathBuf>,
-    /// Their configurations, `/etc/nri/conf.d`.
+    /// Directory of their configurations; default `/etc/nri/conf.d`.
     pub configs: PathBuf,
-    /// Time for registration and synchronization.
+    /// Timeout of a registration and synchronization.
     pub registration_time: Duration,
-    /// Time for any other request.
+    /// Timeout of any other request.
     pub request_time: Duration,
-    /// What plugins are told of the runtime.
+    /// Name of the runtime, as sent to plugins.
     pub runtime_name: String,
-    /// Its version.
+    /// Version of the runtime, as sent to plugins.
     pub runtime_version: String,
 }
 

@@ -1,48 +1,48 @@
-//! What plugins were told of each pod and container, so that each stop and each removal is told once,
-//! whoever causes it: a call, an exit, or the removal of the pod.
+//! The events already sent for each pod and container. So each stop and each removal is sent once, whether a
+//! call, an exit or the removal of the pod causes it.
 
 use std::collections::HashMap;
 
-/// How far the story has come.
+/// The events already sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Told {
-    /// It is there: its stop and its removal are still to be told.
+pub(crate) enum SentState {
+    /// Stop and removal are still to be sent.
     Alive,
-    /// Its removal is still to be told.
+    /// The removal is still to be sent.
     Stopped,
 }
 
-/// All stories. Empty while there is no plugin.
+/// The state of all pods and containers. Empty while there is no plugin.
 #[derive(Debug, Default)]
 pub(crate) struct States {
-    told: HashMap<String, Told>,
+    sent: HashMap<String, SentState>,
 }
 
 // === impl States ===
 
 impl States {
-    pub(crate) fn set(&mut self, id: &str, told: Told) {
-        self.told.insert(id.to_owned(), told);
+    pub(crate) fn set(&mut self, id: &str, sent: SentState) {
+        self.sent.insert(id.to_owned(), sent);
     }
 
-    /// Whether its stop is still to be told; it is, after this.
+    /// Marks the stop as sent. Returns whether it was still to be sent.
     pub(crate) fn stop(&mut self, id: &str) -> bool {
-        match self.told.get_mut(id) {
-            Some(told @ Told::Alive) => {
-                *told = Told::Stopped;
+        match self.sent.get_mut(id) {
+            Some(sent @ SentState::Alive) => {
+                *sent = SentState::Stopped;
                 true
             }
-            Some(Told::Stopped) | None => false,
+            Some(SentState::Stopped) | None => false,
         }
     }
 
-    /// Whether its removal is still to be told; it is, after this.
+    /// Marks the removal as sent. Returns whether it was still to be sent.
     pub(crate) fn remove(&mut self, id: &str) -> bool {
-        self.told.remove(id).is_some()
+        self.sent.remove(id).is_some()
     }
 
     pub(crate) fn clear(&mut self) {
-        self.told = HashMap::new();
+        self.sent = HashMap::new();
     }
 }
 
@@ -51,10 +51,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stop_and_a_removal_are_told_once() {
+    fn a_stop_and_a_removal_are_sent_once() {
         let mut states = States::default();
         assert!(!states.stop("a") && !states.remove("a"));
-        states.set("a", Told::Alive);
+        states.set("a", SentState::Alive);
         assert!(states.stop("a") && !states.stop("a"));
         assert!(states.remove("a") && !states.remove("a"));
     }

@@ -1,64 +1,64 @@
-//! ttrpc's frames: gRPC without HTTP/2. A header of ten bytes (length and stream, 32 bits each and
-//! big-endian, type, flags), then a protobuf request or response.
+//! Frames of ttrpc, which is gRPC without HTTP/2: a header of ten bytes (length and stream, 32 bits each,
+//! big-endian; type; flags), then a protobuf request or response.
 
 use coracle_proto::ttrpc::{Request, Response, Status};
 use prost::Message;
 
-/// The length of a frame's header.
+/// Length of a frame's header in bytes.
 pub const HEADER: usize = 10;
-/// The most that a frame may carry behind its header.
-pub const LONGEST: usize = 4 << 20;
+/// Maximum length of a frame's payload in bytes.
+pub const MAX_LENGTH: usize = 4 << 20;
 
 const REQUEST: u8 = 1;
 const RESPONSE: u8 = 2;
 
-/// The gRPC status codes that are used here.
+/// The gRPC status codes used here.
 pub mod code {
-    /// The peer failed in its own way.
+    /// Any other error of the peer.
     pub const UNKNOWN: i32 = 2;
-    /// The request makes no sense.
+    /// The request is invalid.
     pub const INVALID_ARGUMENT: i32 = 3;
-    /// Too much at once.
+    /// A limit is exceeded.
     pub const RESOURCE_EXHAUSTED: i32 = 8;
-    /// Not in this state.
+    /// The request is not valid in the current state.
     pub const FAILED_PRECONDITION: i32 = 9;
-    /// There is no such method.
+    /// The method does not exist.
     pub const UNIMPLEMENTED: i32 = 12;
 }
 
-/// What a frame says.
+/// Content of a frame.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Body {
     /// A call.
     Request(Request),
-    /// Its answer.
+    /// The response to a call.
     Response(Response),
 }
 
-/// A message of one stream: a call and its answer share the number.
+/// A frame. A call and its response have the same stream number.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Frame {
-    /// Chosen by the caller: odd, and larger than those before.
+    /// Chosen by the caller: odd and increasing.
     pub stream: u32,
-    /// What it says.
+    /// The content.
     pub body: Body,
 }
 
-/// Why bytes are no frames.
+/// Error of invalid frames.
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
     /// Longer than the protocol allows.
-    #[error("a message of {0} bytes, of which ttrpc takes {LONGEST} at most")]
+    #[error("the message has {0} bytes, the maximum of ttrpc is {MAX_LENGTH}")]
     TooLong(usize),
     /// Neither request nor response.
-    #[error("a frame of type {0}")]
+    #[error("unknown frame type {0}")]
     Type(u8),
-    /// Not a protobuf message.
-    #[error("a frame that cannot be decoded")]
+    /// Not a valid protobuf message.
+    #[error("cannot decode the frame")]
     Decode(#[from] prost::DecodeError),
 }
 
-/// Puts frames together from the bytes of a connection.
+/// Assembles frames from the bytes of a connection.
 #[derive(Debug, Default)]
 pub struct Assembler {
     bytes: Vec<u8>,
@@ -67,16 +67,16 @@ pub struct Assembler {
 // === impl Frame ===
 
 impl Frame {
-    /// The bytes on the wire.
+    /// Encodes the frame.
     ///
     /// # Errors
-    /// When the message is longer than the protocol allows.
+    /// If the message is longer than the protocol allows.
     pub fn encode(&self) -> Result<Vec<u8>, FrameError> {
         let (kind, length) = match &self.body {
             Body::Request(request) => (REQUEST, request.encoded_len()),
             Body::Response(response) => (RESPONSE, response.encoded_len()),
         };
-        if length > LONGEST {
+        if length > MAX_LENGTH {
             return Err(FrameError::TooLong(length));
         }
         let mut bytes = Vec::with_capacity(HEADER + length);
@@ -90,7 +90,7 @@ impl Frame {
         Ok(bytes)
     }
 
-    /// The answer to a call.
+    /// The response to a call.
     #[must_use]
     pub fn answer(stream: u32, result: Result<Vec<u8>, Status>) -> Self {
         let response = match result {
@@ -104,22 +104,22 @@ impl Frame {
 // === impl Assembler ===
 
 impl Assembler {
-    /// Adds bytes as they came.
+    /// Appends received bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next whole frame.
+    /// The next complete frame.
     ///
     /// # Errors
-    /// When the bytes are no frames: the connection is of no use any more.
+    /// If the bytes are not valid frames. The connection cannot be used any more.
     pub fn pop(&mut self) -> Result<Option<Frame>, FrameError> {
         let Some(([a, b, c, d, e, f, g, h, kind, _flags], rest)) = self.bytes.split_first_chunk::<HEADER>()
         else {
             return Ok(None);
         };
         let length = usize::try_from(u32::from_be_bytes([*a, *b, *c, *d])).unwrap_or(usize::MAX);
-        if length > LONGEST {
+        if length > MAX_LENGTH {
             return Err(FrameError::TooLong(length));
         }
         let Some(message) = rest.get(..length) else { return Ok(None) };
@@ -134,7 +134,7 @@ impl Assembler {
     }
 }
 
-/// Any bytes: what is a frame is the same frame again.
+/// Property for any bytes: a decoded frame is equal after encoding and decoding.
 #[cfg(any(test, feature = "fuzzing"))]
 pub fn fuzz(data: &[u8]) {
     let mut assembler = Assembler::default();
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_come_back_however_they_are_cut() {
+    fn frames_are_assembled_from_any_pieces() {
         let frames = [request(vec![1; 10]), Frame::answer(5, Ok(vec![2; 5000])), request(Vec::new())];
         let bytes: Vec<u8> = frames.iter().flat_map(|frame| frame.encode().expect("short")).collect();
         for cut in [1, 7, 10, 4096, bytes.len()] {
@@ -184,15 +184,15 @@ mod tests {
     }
 
     #[test]
-    fn the_header_is_as_ttrpc_has_it() {
+    fn the_header_has_the_layout_of_ttrpc() {
         let bytes = request(Vec::new()).encode().expect("short");
         assert_eq!(bytes[..HEADER], [0, 0, 0, 6, 0, 0, 0, 3, REQUEST, 0]);
         assert_eq!(bytes[HEADER..], [0x0a, 1, b's', 0x12, 1, b'm']);
     }
 
     #[test]
-    fn what_is_too_long_or_no_frame_is_refused() {
-        assert!(matches!(request(vec![0; LONGEST]).encode(), Err(FrameError::TooLong(_))));
+    fn too_long_and_invalid_frames_are_refused() {
+        assert!(matches!(request(vec![0; MAX_LENGTH]).encode(), Err(FrameError::TooLong(_))));
         for bytes in [[0xff, 0, 0, 0, 0, 0, 0, 1, REQUEST, 0], [0, 0, 0, 0, 0, 0, 0, 1, 9, 0]] {
             let mut assembler = Assembler::default();
             assembler.push(&bytes);

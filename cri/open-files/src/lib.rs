@@ -1,6 +1,6 @@
-//! How many descriptors the node may have open: some for each pod, so that the usual soft limit of 1024 is that of some
-//! three hundred pods. What the node starts (pods, plugins, hooks, CRIU) keeps that limit: programs that use select(2),
-//! or close every descriptor that they may have, count on it.
+//! The limit of open descriptors. The node needs several for each pod, so the usual soft limit of 1024
+//! suffices for about three hundred pods. Programs that the node starts (pods, plugins, hooks, CRIU) keep the
+//! original limit, because some use select(2) or close every possible descriptor.
 #![allow(
     unsafe_code,
     reason = "a child sets its limit between its fork and its exec; close_range has no safe wrapper"
@@ -12,13 +12,13 @@ use std::sync::OnceLock;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// The soft limit that this process began with.
+/// The soft limit with which this process was started.
 static BEFORE: OnceLock<u64> = OnceLock::new();
 
-/// Lets this process have as many descriptors open as it may ask for. What it starts begins with what it had until now.
+/// Raises the soft limit of this process to its hard limit. Children get the original limit by [`limit`].
 ///
 /// # Errors
-/// When the kernel refuses.
+/// If the kernel refuses.
 pub fn raise() -> std::io::Result<()> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
@@ -26,11 +26,11 @@ pub fn raise() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Keeps the descriptors that this process was started with from every program that it starts: shims, hooks, plugins.
-/// All that it opens itself is close-on-exec anyway. Linux 5.11.
+/// Marks all inherited descriptors close-on-exec, so that no started program gets them: shims, hooks,
+/// plugins. Descriptors that the process opens itself are close-on-exec anyway. Needs Linux 5.11.
 ///
 /// # Errors
-/// The kernel's.
+/// The error of close_range(2).
 pub fn keep_inherited() -> std::io::Result<()> {
     const FIRST: libc::c_uint = 3;
     // SAFETY: three integers; the call closes nothing.
@@ -39,19 +39,19 @@ pub fn keep_inherited() -> std::io::Result<()> {
     if marked == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
-/// The soft limit of what is started; none when it is our own.
+/// The soft limit for children. `None` if this process did not raise its own.
 pub fn of_children() -> Option<u64> {
     BEFORE.get().copied()
 }
 
-/// Gives a command the limit that we began with.
+/// Gives a command the original soft limit.
 pub fn limit(command: &mut Command) {
     let Some(soft) = of_children() else { return };
     let set = move || {
         let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
         Ok(setrlimit(Resource::RLIMIT_NOFILE, soft.min(hard), hard)?)
     };
-    // SAFETY: between fork and exec it makes two system calls and touches nothing that is shared.
+    // SAFETY: between fork and exec the closure makes two system calls and touches no shared memory.
     unsafe { command.pre_exec(set) };
 }
 
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_started_has_no_inherited_descriptor() {
+    fn a_started_program_has_no_inherited_descriptor() {
         let file = std::fs::File::open("/dev/null").expect("open");
         let inherited = nix::fcntl::fcntl(&file, nix::fcntl::FcntlArg::F_DUPFD(100)).expect("a duplicate");
         let has = || {
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_started_has_the_limit_that_we_began_with() {
+    fn a_started_program_has_the_original_limit() {
         let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("limit");
         setrlimit(Resource::RLIMIT_NOFILE, 777, hard).expect("limit");
         assert_eq!(of_children(), None);

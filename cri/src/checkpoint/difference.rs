@@ -418,8 +418,8 @@ mod tests {
         all.remove(Path::new("bin/gone"));
         assert_eq!(seen(&gnu), all);
         let diff = io::BufReader::new(File::open(&to).expect("archive"));
-        coracle_images::lay(diff, &restored).expect("lay");
-        coracle_images::hide(deleted.iter().map(PathBuf::as_path), &restored).expect("hide");
+        coracle_images::apply_changes(diff, &restored).expect("lay");
+        coracle_images::apply_deletions(deleted.iter().map(PathBuf::as_path), &restored).expect("hide");
         let mut found = seen(&restored);
         let hidden = found.remove(Path::new("made/old")).expect("a whiteout");
         assert!(hidden.starts_with("20000 "), "{hidden}");

@@ -1,4 +1,4 @@
-//! A connection to systemd, and what is asked of it (org.freedesktop.systemd1(5)). Blocking.
+//! A connection to systemd and its calls (org.freedesktop.systemd1(5)). Blocking.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -7,76 +7,76 @@ use std::time::Duration;
 use crate::message::{self, FIXED, Incoming, Value, Writer};
 use crate::property::Property;
 
-/// Where systemd serves its own interface, to root alone and without a message bus.
+/// systemd's private socket: for root only, without a message bus.
 const SOCKET: &str = "/run/systemd/private";
-/// No answer for so long is none. A stop may take all of it: systemd waits for processes.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Timeout of a call. A stop may take that long, because systemd waits for processes.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 const NO_SUCH_UNIT: &str = "org.freedesktop.systemd1.NoSuchUnit";
 const UNIT_EXISTS: &str = "org.freedesktop.systemd1.UnitExists";
 
-/// Why systemd did not do it.
+/// Errors of calls to systemd.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It is not there.
+    /// systemd is not reachable.
     #[error("connect to systemd at {SOCKET}")]
     Connect(#[source] io::Error),
-    /// It went away, or did not answer in time.
-    #[error("talk with systemd")]
-    Talk(#[source] io::Error),
-    /// It refused.
+    /// The connection broke, or there was no reply in time.
+    #[error("communicate with systemd")]
+    Communication(#[source] io::Error),
+    /// systemd returned an error.
     #[error("systemd refuses {member} of {unit}: {text} ({name})")]
     Refused {
-        /// The call.
+        /// The method.
         member: &'static str,
-        /// The unit that it was for.
+        /// The unit.
         unit: String,
-        /// The refusal's name on the bus.
+        /// The D-Bus error name.
         name: String,
-        /// Why.
+        /// The error text.
         text: String,
     },
-    /// It tried and failed.
+    /// The job failed.
     #[error("systemd's {member} of {unit} ended as {result:?}")]
     Job {
-        /// The call.
+        /// The method.
         member: &'static str,
-        /// The unit that it was for.
+        /// The unit.
         unit: String,
-        /// The job's result, as `systemctl` has it.
+        /// The job's result, as in `systemctl`.
         result: String,
     },
 }
 
-/// A connection to systemd, for one caller at a time. Not to be kept: systemd tells of every unit of the machine to
-/// whoever is connected.
+/// A connection to systemd, for one caller at a time. It should be short-lived: systemd sends signals about
+/// every unit of the machine to each connection.
 #[derive(Debug)]
 pub struct Systemd {
     stream: UnixStream,
     serial: u32,
-    /// Jobs that ended before the answer that names them.
+    /// Jobs that ended before the reply with their name arrived.
     ended: Vec<(String, String)>,
 }
 
 // === impl Systemd ===
 
 impl Systemd {
-    /// Connects.
+    /// Connects to systemd.
     ///
     /// # Errors
-    /// When systemd is not this machine's init, or does not let us in.
+    /// If systemd is not this machine's init, or refuses the connection.
     pub fn connect() -> Result<Self, Error> {
         let stream = UnixStream::connect(SOCKET).map_err(Error::Connect)?;
         let mut systemd = Self { stream, serial: 0, ended: Vec::new() };
-        systemd.introduce().map_err(Error::Connect)?;
+        systemd.authenticate().map_err(Error::Connect)?;
         Ok(systemd)
     }
 
-    /// Makes a scope of these processes in a slice, with the whole tree below it ours, and its limits ours to set. What
-    /// else it is to have from the beginning, it has before they are in it.
+    /// Makes a scope of these processes in a slice. It is delegated: the tree below it and its limits belong
+    /// to the caller. The properties in `others` apply before the processes enter.
     ///
     /// # Errors
-    /// systemd's.
+    /// See [`Error`].
     pub fn start_scope(
         &mut self,
         unit: &str,
@@ -90,16 +90,16 @@ impl Systemd {
             ("PIDs", Value::Numbers(pids.to_vec())),
             ("Delegate", Value::Flag(true)),
             ("DefaultDependencies", Value::Flag(false)),
-            // One whose processes the kernel killed for want of memory would be kept as failed.
+            // By default a scope with an OOM kill would be kept as failed.
             ("CollectMode", Value::Text("inactive-or-failed".to_owned())),
         ];
         self.start(unit, &[&own[..], others].concat())
     }
 
-    /// Makes a slice with these properties, or gives them to it if it is there.
+    /// Makes a slice with these properties. An existing slice gets the properties.
     ///
     /// # Errors
-    /// systemd's.
+    /// See [`Error`].
     pub fn ensure_slice(&mut self, unit: &str, properties: &[Property]) -> Result<(), Error> {
         let made = self.start(unit, &[properties, &[("DefaultDependencies", Value::Flag(false))]].concat());
         match made {
@@ -108,10 +108,10 @@ impl Systemd {
         }
     }
 
-    /// Tells systemd of a unit's limits, which it sets as well. Until the next boot.
+    /// Sets properties of a unit until the next boot. systemd also writes them to the cgroup.
     ///
     /// # Errors
-    /// systemd's.
+    /// See [`Error`].
     pub fn set(&mut self, unit: &str, limits: &[Property]) -> Result<(), Error> {
         if limits.is_empty() {
             return Ok(());
@@ -121,34 +121,34 @@ impl Systemd {
         self.call("SetUnitProperties", "sba(sv)", unit, &body).map(|_empty| ())
     }
 
-    /// Stops a unit and what is in it, and has systemd forget it. Absent is a success.
+    /// Stops a unit with its processes and removes it from systemd's memory. An absent unit is a success.
     ///
     /// # Errors
-    /// systemd's.
+    /// See [`Error`].
     pub fn stop(&mut self, unit: &str) -> Result<(), Error> {
         let mut body = Writer::default();
         body.text(unit).text("replace");
-        absent(self.run("StopUnit", "ss", unit, &body))?;
+        ignore_absent(self.run("StopUnit", "ss", unit, &body))?;
         let mut body = Writer::default();
         body.text(unit);
-        absent(self.call("ResetFailedUnit", "s", unit, &body).map(|_empty| ()))
+        ignore_absent(self.call("ResetFailedUnit", "s", unit, &body).map(|_empty| ()))
     }
 
     fn start(&mut self, unit: &str, properties: &[Property]) -> Result<(), Error> {
         let mut body = Writer::default();
         body.text(unit).text("replace");
-        body.properties(properties.iter().map(|(name, value)| (*name, value))).nothing();
+        body.properties(properties.iter().map(|(name, value)| (*name, value))).empty_array();
         self.run("StartTransientUnit", "ssa(sv)a(sa(sv))", unit, &body)
     }
 
-    /// Calls for a job, and waits for its end.
+    /// Calls a method that starts a job, and waits for the job's end.
     fn run(&mut self, member: &'static str, signature: &str, unit: &str, body: &Writer) -> Result<(), Error> {
         let job = self.call(member, signature, unit, body)?;
         let result = loop {
             if let Some(at) = self.ended.iter().position(|(ended, _)| *ended == job) {
                 break self.ended.swap_remove(at).1;
             }
-            self.hear().map_err(Error::Talk)?;
+            self.receive().map_err(Error::Communication)?;
         };
         match result.as_str() {
             "done" => Ok(()),
@@ -156,7 +156,7 @@ impl Systemd {
         }
     }
 
-    /// The answer's text.
+    /// Calls a method. Returns the text of the reply.
     fn call(
         &mut self,
         member: &'static str,
@@ -167,9 +167,9 @@ impl Systemd {
         self.serial += 1;
         self.ended.clear();
         let call = message::call(self.serial, member, signature, body);
-        self.stream.write_all(&call).map_err(Error::Talk)?;
+        self.stream.write_all(&call).map_err(Error::Communication)?;
         loop {
-            match self.hear().map_err(Error::Talk)? {
+            match self.receive().map_err(Error::Communication)? {
                 Incoming::Reply { to, text } if to == self.serial => return Ok(text),
                 Incoming::Refusal { to, name, text } if to == self.serial => {
                     return Err(Error::Refused { member, unit: unit.to_owned(), name, text });
@@ -179,8 +179,8 @@ impl Systemd {
         }
     }
 
-    /// The next message; the end of a job is noted.
-    fn hear(&mut self) -> io::Result<Incoming> {
+    /// Reads the next message. Records the end of a job.
+    fn receive(&mut self) -> io::Result<Incoming> {
         let damaged = || io::Error::from(io::ErrorKind::InvalidData);
         let mut fixed = [0; FIXED];
         self.stream.read_exact(&mut fixed)?;
@@ -189,21 +189,21 @@ impl Systemd {
         if let Some(rest) = whole.get_mut(FIXED..) {
             self.stream.read_exact(rest)?;
         }
-        let heard = message::parse(&whole).unwrap_or(Incoming::Other);
-        if let Incoming::JobRemoved { job, result } = &heard {
+        let received = message::parse(&whole).unwrap_or(Incoming::Other);
+        if let Incoming::JobRemoved { job, result } = &received {
             self.ended.push((job.clone(), result.clone()));
         }
-        Ok(heard)
+        Ok(received)
     }
 
-    /// Says who we are, as the kernel confirms (D-Bus specification, "Authentication Protocol").
-    fn introduce(&mut self) -> io::Result<()> {
-        self.stream.set_read_timeout(Some(PATIENCE))?;
-        self.stream.set_write_timeout(Some(PATIENCE))?;
+    /// Authenticates by the peer credentials (D-Bus specification, "Authentication Protocol").
+    fn authenticate(&mut self) -> io::Result<()> {
+        self.stream.set_read_timeout(Some(TIMEOUT))?;
+        self.stream.set_write_timeout(Some(TIMEOUT))?;
         let user = nix::unistd::geteuid().to_string();
         let user: String = user.bytes().map(|digit| format!("{digit:02x}")).collect();
-        // With the word to begin, and in one piece: systemd, having read that together with a call, would not look
-        // at the call before something else comes.
+        // BEGIN is sent together with AUTH. If BEGIN came together with the first call, systemd would not
+        // process the call before more data arrives.
         let words = format!("\0AUTH EXTERNAL {user}\r\nBEGIN\r\n");
         self.stream.write_all(words.as_bytes())?;
         let mut answer = Vec::new();
@@ -220,7 +220,7 @@ impl Systemd {
     }
 }
 
-fn absent(result: Result<(), Error>) -> Result<(), Error> {
+fn ignore_absent(result: Result<(), Error>) -> Result<(), Error> {
     match result {
         Err(Error::Refused { name, .. }) if name == NO_SUCH_UNIT => Ok(()),
         result => result,

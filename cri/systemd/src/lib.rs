@@ -1,16 +1,17 @@
-//! Slices and scopes: cgroups that systemd makes for us, so that it knows their limits and leaves them alone.
+//! systemd slices and scopes: cgroups that systemd makes, so that it knows their limits and does not change
+//! them.
 //!
-//! Owns the talk with systemd, which goes over its private socket, in blocking calls: the socket is there
-//! wherever systemd is, without a message bus, and no thread or executor is needed, so that a fork of the shim may
-//! call. Start reading at [`Systemd`]; names and paths are [`mod@unit`]'s, limits [`property`]'s, the wire [`message`]'s.
+//! Communicates with systemd over its private socket, in blocking calls. The socket exists wherever systemd
+//! runs and needs no message bus, thread or executor, so a fork of the shim may use it. Start reading at
+//! [`Systemd`]. Names and paths are in [`mod@unit`], limits in [`property`], the wire format in [`message`].
 //!
-//! It is our own, since the libraries at hand do not fit: `zbus` runs threads, and the container library's client
-//! asks the message bus first, starts a scope with no other properties than its own, and polls for its end.
+//! It is written here, because existing libraries do not fit: `zbus` runs threads; the container library's
+//! client uses the message bus, supports no additional properties of a scope, and polls for the end of a job.
 //!
 //! Invariants:
-//! - systemd is told what the kernel holds ([`property::held`]), never something worked out a second time;
-//! - a call returns when its job is done, never before;
-//! - knows neither pods nor containers.
+//! - systemd gets the limits that the kernel has ([`property::held`]), never separately calculated ones.
+//! - A call returns when its job has ended, not earlier.
+//! - It knows neither pods nor containers.
 
 mod connection;
 mod message;

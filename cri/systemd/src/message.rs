@@ -1,9 +1,9 @@
-//! D-Bus messages: calls to systemd, and what comes back (D-Bus specification, "Message Protocol"). Pure.
+//! D-Bus messages: calls to systemd and its replies (D-Bus specification, "Message Protocol"). Pure.
 
-/// What every message begins with, up to the length of its header fields.
+/// Length of the fixed part of a header, up to the length of the header fields.
 pub(crate) const FIXED: usize = 16;
-/// Nothing that systemd sends us is near this.
-const LONGEST: usize = 16 << 20;
+/// Maximum length of a message. Messages of systemd are much smaller.
+const MAX_LENGTH: usize = 16 << 20;
 
 const OBJECT: &str = "/org/freedesktop/systemd1";
 const SERVICE: &str = "org.freedesktop.systemd1";
@@ -25,30 +25,30 @@ pub enum Value {
     Pairs(Vec<(String, String)>),
 }
 
-/// The body of a call, written from left to right.
+/// The body of a call, written sequentially.
 #[derive(Debug, Default)]
 pub(crate) struct Writer(Vec<u8>);
 
-/// A message that came.
+/// A received message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Incoming {
-    /// The answer to the call of this number, and what it holds if that is one text or path.
+    /// The reply to the call with this serial number, and its first value if that is a string or path.
     Reply { to: u32, text: String },
-    /// Its refusal.
+    /// An error reply.
     Refusal { to: u32, name: String, text: String },
     /// A job has ended.
     JobRemoved { job: String, result: String },
-    /// Something else.
+    /// Any other message.
     Other,
 }
 
-/// Reads a message's parts, none where it ends early.
+/// Reads a message. `None` if the message ends early.
 struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
-/// The header fields that matter here.
+/// The header fields that are used.
 #[derive(Default)]
 struct Fields {
     reply_to: u32,
@@ -99,8 +99,8 @@ impl Writer {
         })
     }
 
-    /// An array of structs without any.
-    pub(crate) fn nothing(&mut self) -> &mut Self {
+    /// An empty array of structs.
+    pub(crate) fn empty_array(&mut self) -> &mut Self {
         self.array(8, |_| {})
     }
 
@@ -151,7 +151,7 @@ impl Writer {
         }
     }
 
-    /// The length says how much follows, without the padding before the first element.
+    /// The length counts the elements, without the padding before the first one.
     fn array(&mut self, alignment: usize, fill: impl FnOnce(&mut Self)) -> &mut Self {
         self.number(0);
         let at = self.0.len();
@@ -179,7 +179,7 @@ impl Writer {
     }
 }
 
-/// A call of systemd's manager. `signature` is that of the body.
+/// Encodes a call of systemd's manager. `signature` is that of the body.
 pub(crate) fn call(serial: u32, member: &str, signature: &str, body: &Writer) -> Vec<u8> {
     // Little endian, a method call, no flags, version 1.
     let mut out = Writer(vec![b'l', 1, 0, 1]);
@@ -196,16 +196,16 @@ pub(crate) fn call(serial: u32, member: &str, signature: &str, body: &Writer) ->
     out.0
 }
 
-/// How many bytes follow the fixed part; none if no such message can be.
+/// The number of bytes after the fixed part. `None` if the message is invalid.
 pub(crate) fn rest(fixed: &[u8; FIXED]) -> Option<usize> {
     let mut header = Reader { bytes: fixed, at: 4 };
     let (body, _serial, fields) = (header.number()?, header.number()?, header.number()?);
-    let size = |size: u32| usize::try_from(size).ok().filter(|size| *size <= LONGEST);
+    let size = |size: u32| usize::try_from(size).ok().filter(|size| *size <= MAX_LENGTH);
     (fixed[0] == b'l').then_some(())?;
     Some(size(fields)?.next_multiple_of(8) + size(body)?)
 }
 
-/// What a whole message says; none if it is damaged.
+/// Parses a complete message. `None` if it is invalid.
 pub(crate) fn parse(bytes: &[u8]) -> Option<Incoming> {
     let kind = *bytes.get(1)?;
     let mut reader = Reader { bytes, at: 12 };
@@ -252,7 +252,7 @@ impl Reader<'_> {
         self.characters(length)
     }
 
-    /// With the zero byte after them.
+    /// Reads characters and the terminating NUL.
     fn characters(&mut self, length: usize) -> Option<String> {
         let text = self.bytes.get(self.at..self.at.checked_add(length)?)?;
         self.at += length + 1;
@@ -290,7 +290,7 @@ fn length(length: usize) -> u32 {
 mod tests {
     use super::*;
 
-    /// As it comes from systemd: header fields in its order, a sender, a body of any types.
+    /// A message as systemd sends it: header fields in its order, a sender, a body of any types.
     fn incoming(kind: u8, fields: &[(u8, &str, &str)], reply_to: Option<u32>, body: &Writer) -> Vec<u8> {
         let mut out = Writer(vec![b'l', kind, 1, 1]);
         out.number(length(body.0.len())).number(7);
@@ -307,17 +307,17 @@ mod tests {
         out.0
     }
 
-    fn heard(bytes: &[u8]) -> Incoming {
+    fn parsed(bytes: &[u8]) -> Incoming {
         let fixed = bytes.first_chunk().unwrap();
         assert_eq!(rest(fixed), Some(bytes.len() - FIXED));
         parse(bytes).unwrap()
     }
 
     #[test]
-    fn a_call_is_aligned_and_measured_as_the_specification_says() {
+    fn a_call_has_the_alignment_and_lengths_of_the_specification() {
         let mut body = Writer::default();
         let (slice, pids) = (Value::Text("a.slice".into()), Value::Numbers(vec![1, 2]));
-        body.text("x.scope").text("replace").properties([("Slice", &slice), ("PIDs", &pids)]).nothing();
+        body.text("x.scope").text("replace").properties([("Slice", &slice), ("PIDs", &pids)]).empty_array();
         let expected = [
             b"\x07\0\0\0x.scope\0\x07\0\0\0replace\0".as_slice(),
             // 60 bytes of properties, the first aligned to 8.
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_are_structs_each_of_which_is_aligned() {
+    fn pairs_are_aligned_structs() {
         let mut body = Writer::default();
         let pairs = Value::Pairs(vec![("a-b".into(), "m".into()), ("c".into(), "rw".into())]);
         body.properties([("DeviceAllow", &pairs)]);
@@ -349,24 +349,24 @@ mod tests {
     }
 
     #[test]
-    fn replies_refusals_and_ends_of_jobs_are_told_apart() {
+    fn replies_errors_and_ends_of_jobs_are_distinguished() {
         let mut path = Writer::default();
         path.text("/job/12");
         let reply = incoming(2, &[(8, "g", "o"), (7, "s", "org.freedesktop.systemd1")], Some(3), &path);
-        assert_eq!(heard(&reply), Incoming::Reply { to: 3, text: "/job/12".into() });
+        assert_eq!(parsed(&reply), Incoming::Reply { to: 3, text: "/job/12".into() });
         let empty = incoming(2, &[], Some(4), &Writer::default());
-        assert_eq!(heard(&empty), Incoming::Reply { to: 4, text: String::new() });
+        assert_eq!(parsed(&empty), Incoming::Reply { to: 4, text: String::new() });
         let mut why = Writer::default();
         why.text("not loaded");
         let refusal = incoming(3, &[(4, "s", "x.NoSuchUnit"), (8, "g", "s")], Some(5), &why);
         let expected = Incoming::Refusal { to: 5, name: "x.NoSuchUnit".into(), text: "not loaded".into() };
-        assert_eq!(heard(&refusal), expected);
+        assert_eq!(parsed(&refusal), expected);
         let mut removed = Writer::default();
         removed.number(12).text("/job/12").text("x.scope").text("done");
         let signal = incoming(4, &[(1, "o", "/"), (3, "s", "JobRemoved"), (8, "g", "uoss")], None, &removed);
-        assert_eq!(heard(&signal), Incoming::JobRemoved { job: "/job/12".into(), result: "done".into() });
+        assert_eq!(parsed(&signal), Incoming::JobRemoved { job: "/job/12".into(), result: "done".into() });
         let other = incoming(4, &[(3, "s", "UnitNew"), (8, "g", "so")], None, &path);
-        assert_eq!(heard(&other), Incoming::Other);
+        assert_eq!(parsed(&other), Incoming::Other);
     }
 
     #[test]

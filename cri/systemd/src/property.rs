@@ -1,5 +1,5 @@
-//! A cgroup's limits as properties of its unit (systemd.resource-control(5)), from the files of v2, and by [`v1`] of v1.
-//! Pure, but for [`held`].
+//! Converts a cgroup's limits to properties of its unit (systemd.resource-control(5)): from v2 files here,
+//! from v1 files in [`v1`]. Pure, except [`held`].
 
 pub mod v1;
 
@@ -10,7 +10,7 @@ use crate::message::Value;
 /// A property of a unit.
 pub type Property = (&'static str, Value);
 
-/// What systemd writes again at its next opportunity, a reload for example, unless it was told.
+/// The v2 files that systemd rewrites, for example at a daemon-reload, if it has other values.
 const FILES: [&str; 11] = [
     "cpu.weight",
     "cpu.max",
@@ -25,32 +25,32 @@ const FILES: [&str; 11] = [
     "pids.max",
 ];
 
-/// Percent of a processor are the finest in which systemd keeps a quota: this many microseconds in a second.
+/// Microseconds per second in one percent of a processor: the resolution of systemd's CPU quota.
 const PERCENT: u64 = 10_000;
 const SECOND: u64 = 1_000_000;
 
-/// Devices that a unit may use: of one number, or of all numbers of a driver, or all of their kind.
+/// Devices that a unit may use: a single one, all of a driver, or all of a type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
-    /// Whether it is a block device, and not a character device.
+    /// Block device if true, character device if false.
     pub block: bool,
-    /// Absent for all.
+    /// `None` matches every number.
     pub major: Option<u32>,
-    /// Absent for all.
+    /// `None` matches every number.
     pub minor: Option<u32>,
     /// Letters of `rwm`.
     pub access: String,
 }
 
-/// That systemd counts what a unit of v2 uses.
+/// Properties that enable accounting of a v2 unit's resources.
 pub fn accounting() -> Vec<Property> {
     let names = ["CPUAccounting", "MemoryAccounting", "IOAccounting", "TasksAccounting"];
     names.map(|name| (name, Value::Flag(true))).to_vec()
 }
 
-/// That these devices may be used and no others; that all may be without a list. Drivers are known to systemd by
-/// their names, which are in `/proc/devices`. Where one has none, systemd is told to allow all devices: it cannot
-/// say what is meant, and must not deny it.
+/// Properties that allow only these devices; without a list all are allowed. systemd identifies drivers by
+/// their names in `/proc/devices`. If a driver has no name, systemd cannot express the rule, and all devices
+/// are allowed so that none is wrongly denied.
 pub fn devices(allowed: Option<&[Device]>, drivers: &str) -> Vec<Property> {
     let patterns: Option<Vec<(String, String)>> =
         allowed.and_then(|allowed| allowed.iter().map(|device| pattern(device, drivers)).collect());
@@ -59,7 +59,7 @@ pub fn devices(allowed: Option<&[Device]>, drivers: &str) -> Vec<Property> {
     vec![("DevicePolicy", Value::Text(policy.to_owned())), ("DeviceAllow", list)]
 }
 
-/// systemd.resource-control(5), "DeviceAllow".
+/// A pattern of `DeviceAllow`, see systemd.resource-control(5).
 fn pattern(device: &Device, drivers: &str) -> Option<(String, String)> {
     let kind = if device.block { "block" } else { "char" };
     let name = match (device.major, device.minor) {
@@ -71,7 +71,7 @@ fn pattern(device: &Device, drivers: &str) -> Option<(String, String)> {
     Some((name, device.access.clone()))
 }
 
-/// The name under which a driver's number is listed.
+/// The name of a driver in `/proc/devices`.
 fn driver(block: bool, major: u32, drivers: &str) -> Option<&str> {
     let title = if block { "Block devices:" } else { "Character devices:" };
     let lines = drivers.lines().skip_while(|line| *line != title).skip(1);
@@ -79,13 +79,13 @@ fn driver(block: bool, major: u32, drivers: &str) -> Option<&str> {
     listed.filter(|(number, _)| number.parse() == Ok(major)).map(|(_, name)| name).next()
 }
 
-/// The limits that a cgroup of v2 has now. Those whose controller it lacks have no file.
+/// The current limits of a v2 cgroup. Without a controller its files are absent.
 pub fn held(cgroup: &Path) -> Vec<Property> {
     let text = |file: &&str| std::fs::read_to_string(cgroup.join(file)).ok();
     FILES.iter().filter_map(|file| text(file).map(|text| of_file(file, &text))).flatten().collect()
 }
 
-/// What a file's content is called by systemd; nothing for what it does not know, or cannot read.
+/// The property for a file's content. Empty for unknown files and invalid contents.
 pub fn of_file(file: &str, text: &str) -> Vec<Property> {
     let text = text.trim();
     let one = |name| number(text).map(|number| vec![(name, Value::Number(number))]).unwrap_or_default();
@@ -108,12 +108,12 @@ pub fn of_file(file: &str, text: &str) -> Vec<Property> {
     }
 }
 
-/// systemd's word for no limit is the greatest number.
+/// Parses a number. systemd's value for no limit is the greatest number.
 fn number(text: &str) -> Option<u64> {
     if text == "max" { Some(u64::MAX) } else { text.parse().ok() }
 }
 
-/// Rounded up to what systemd keeps: less than the container was promised it must not get.
+/// Rounded up to systemd's resolution, so that the container does not get less than it was promised.
 fn quota(text: &str) -> Option<Vec<Property>> {
     let (quota, period) = text.split_once(' ')?;
     let (quota, period) = (number(quota)?, number(period)?);
@@ -124,7 +124,7 @@ fn quota(text: &str) -> Option<Vec<Property>> {
     Some(vec![("CPUQuotaPeriodUSec", Value::Number(period)), ("CPUQuotaPerSecUSec", Value::Number(second))])
 }
 
-/// `0-2,5` as a mask, the first byte that of the first eight.
+/// Converts a list such as `0-2,5` to a bit mask; the first byte has the first eight bits.
 fn set(name: &'static str, list: &str) -> Vec<Property> {
     let mut mask: Vec<u8> = Vec::new();
     for range in list.split(',').filter(|range| !range.is_empty()) {
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_limits_have_names_of_systemds() {
+    fn limits_of_the_kernel_become_properties_of_systemd() {
         assert_eq!(numbers("cpu.weight", "39\n"), [("CPUWeight", 39)]);
         assert_eq!(numbers("memory.max", "max\n"), [("MemoryMax", u64::MAX)]);
         assert_eq!(numbers("memory.swap.max", "0"), [("MemorySwapMax", 0)]);
@@ -177,7 +177,7 @@ Block devices:
 ";
 
     #[test]
-    fn devices_are_named_as_systemd_knows_them() {
+    fn devices_become_patterns_of_systemd() {
         let device = |block, major, minor| Device { block, major, minor, access: "r".into() };
         let all = [
             device(false, None, None),
@@ -194,7 +194,7 @@ Block devices:
     }
 
     #[test]
-    fn of_devices_that_have_no_name_systemd_denies_none() {
+    fn devices_without_a_driver_name_are_not_denied() {
         let free = vec![("DevicePolicy", Value::Text("auto".into())), ("DeviceAllow", Value::Pairs(vec![]))];
         assert_eq!(devices(None, DRIVERS), free);
         let nameless = |major, minor| [Device { block: true, major, minor, access: "r".into() }];
@@ -213,7 +213,7 @@ Block devices:
     }
 
     #[test]
-    fn processors_become_a_mask() {
+    fn a_list_of_processors_becomes_a_mask() {
         let mask = |text| of_file("cpuset.cpus", text);
         assert_eq!(mask("0-2,9\n"), [("AllowedCPUs", Value::Bytes(vec![0b111, 0b10]))]);
         assert_eq!(mask("\n"), []);
@@ -221,7 +221,7 @@ Block devices:
     }
 
     #[test]
-    fn what_a_cgroup_holds_is_what_its_files_say() {
+    fn the_limits_of_a_cgroup_are_read_from_its_files() {
         let dir = std::env::temp_dir().join(format!("coracle-systemd-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         std::fs::write(dir.join("pids.max"), "7\n").unwrap();

@@ -1,13 +1,13 @@
-//! Names of units, and where their cgroups are (systemd.slice(5), systemd.unit(5)). Pure.
+//! Names of units and the paths of their cgroups (systemd.slice(5), systemd.unit(5)). Pure.
 
-/// What a slice's name ends with.
+/// Suffixes of unit names.
 const SLICE: &str = ".slice";
 const SCOPE: &str = ".scope";
 
-/// A scope as the runtime specification's `cgroupsPath` names it: `slice:prefix:name`.
+/// A scope in the form of the OCI runtime specification's `cgroupsPath`: `slice:prefix:name`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Scope {
-    /// The slice that it is in, such as `kubepods-burstable.slice`.
+    /// The slice of the scope, such as `kubepods-burstable.slice`.
     pub slice: String,
     prefix: String,
     name: String,
@@ -21,7 +21,7 @@ impl Scope {
         Self { slice: slice.to_owned(), prefix: prefix.to_owned(), name: name.to_owned() }
     }
 
-    /// Reads `slice:prefix:name`; none if it is something else.
+    /// Parses `slice:prefix:name`. `None` for other formats.
     pub fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split(':');
         let scope = Self::new(parts.next()?, parts.next()?, parts.next()?);
@@ -30,7 +30,7 @@ impl Scope {
         (whole && is_slice(&scope.slice)).then_some(scope)
     }
 
-    /// The scope whose cgroup a path is; none if it is no scope's.
+    /// The scope of a cgroup path. `None` if the path is not that of a scope.
     pub fn of_path(path: &str) -> Option<Self> {
         let (slice, unit) = path.trim_end_matches('/').rsplit_once('/')?;
         let (prefix, name) = unit.strip_suffix(SCOPE)?.rsplit_once('-')?;
@@ -43,7 +43,7 @@ impl Scope {
         format!("{}-{}{SCOPE}", self.prefix, self.name)
     }
 
-    /// Its cgroup, below the hierarchy's mount.
+    /// Path of its cgroup below the hierarchy's mount.
     pub fn path(&self) -> String {
         format!("{}/{}", slice_path(&self.slice), self.unit())
     }
@@ -55,7 +55,7 @@ impl std::fmt::Display for Scope {
     }
 }
 
-/// Whether it is the name of a slice: dashes part it, and none of its parts is empty.
+/// Whether a string is the name of a slice: components separated by dashes, none of them empty.
 pub fn is_slice(name: &str) -> bool {
     let stem = name.strip_suffix(SLICE);
     let fits = |part: &str| {
@@ -64,14 +64,15 @@ pub fn is_slice(name: &str) -> bool {
     stem.is_some_and(|stem| stem == "-" || stem.split('-').all(fits))
 }
 
-/// The slice of these names, each below the one before. A dash in a name would part it, and becomes an underscore,
-/// as the kubelet has it. Without any it is the root, `-.slice`.
+/// The slice with these nested names. Dashes separate components, so dashes in a name become underscores, as
+/// in the kubelet. Without names: the root `-.slice`.
 pub fn slice_of<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     let names: Vec<String> = names.into_iter().map(|name| name.replace('-', "_")).collect();
     if names.is_empty() { format!("-{SLICE}") } else { names.join("-") + SLICE }
 }
 
-/// Where a slice's cgroup is, below the hierarchy's mount: `a-b.slice` is `/a.slice/a-b.slice`, the root is empty.
+/// Path of a slice's cgroup below the hierarchy's mount: `a-b.slice` is `/a.slice/a-b.slice`; the root is
+/// empty.
 pub fn slice_path(slice: &str) -> String {
     let stem = slice.strip_suffix(SLICE).unwrap_or(slice);
     let ends = stem.match_indices('-').map(|(at, _)| at).chain([stem.len()]);
@@ -79,7 +80,7 @@ pub fn slice_path(slice: &str) -> String {
     all.map(|part| format!("/{part}{SLICE}")).collect()
 }
 
-/// The unit whose cgroup a path is; none if systemd has not made it.
+/// The unit of a cgroup path. `None` if systemd did not make the cgroup.
 pub fn of_path(path: &str) -> Option<&str> {
     let last = path.trim_end_matches('/').rsplit('/').next()?;
     (last.ends_with(SLICE) || last.ends_with(SCOPE)).then_some(last)
@@ -90,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slices_path_is_that_of_all_slices_that_it_is_in() {
+    fn a_slices_path_contains_all_its_parent_slices() {
         assert_eq!(slice_path("-.slice"), "");
         assert_eq!(slice_path("kubepods.slice"), "/kubepods.slice");
         let pod = slice_of(["kubepods", "besteffort", "pod1-2-3"]);
@@ -103,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scope_is_named_as_the_runtime_specification_has_it() {
+    fn a_scope_is_parsed_from_the_format_of_the_runtime_specification() {
         let scope = Scope::parse("kubepods-pod1.slice:cri-coracle:f00").unwrap();
         assert_eq!(scope.unit(), "cri-coracle-f00.scope");
         assert_eq!(scope.path(), "/kubepods.slice/kubepods-pod1.slice/cri-coracle-f00.scope");
@@ -119,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slices_name_has_no_empty_part_and_no_path() {
+    fn slice_names_have_no_empty_component_and_no_slash() {
         assert!(is_slice("-.slice") && is_slice("a.slice") && is_slice("a-b_c.slice"));
         for wrong in ["", ".slice", "a", "a-.slice", "-a.slice", "a--b.slice", "/a.slice", "a b.slice"] {
             assert!(!is_slice(wrong), "{wrong}");
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_systemd_made_is_known_by_its_paths_end() {
+    fn units_are_recognized_by_the_last_path_component() {
         assert_eq!(of_path("/a.slice/a-b.slice"), Some("a-b.slice"));
         assert_eq!(of_path("/a.slice/x.scope/"), Some("x.scope"));
         assert_eq!(of_path("/a.slice/x.scope/inner"), None);

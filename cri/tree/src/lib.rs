@@ -1,8 +1,9 @@
-//! Files and directory trees of other parties: reading, removing and walking them.
+//! Reads, removes and walks files and directory trees of untrusted processes.
 //!
-//! A process without any privilege nests directories as deep as there are inodes, by renaming them into one another,
-//! while a thread has a stack of 2 MiB and a process some thousand descriptors, and no path may have more than 4095
-//! bytes. Nothing here recurses, holds a descriptor per level, writes out a path, follows a link or enters a mount.
+//! A process without privileges can nest directories as deep as there are inodes, by renaming them into each
+//! other. But a thread has a stack of 2 MiB, a process has about a thousand descriptors, and a path has at
+//! most 4095 bytes. So no function here recurses, holds a descriptor per level, builds a complete path,
+//! follows a link or enters a mount.
 //! Start with [`remove()`].
 
 mod read;
@@ -19,6 +20,6 @@ pub use remove::{remove, remove_at};
 pub use usage::usage;
 pub use walk::{Found, walk};
 
-/// How directories are opened.
+/// Flags for opening directories.
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);

@@ -1,4 +1,4 @@
-//! Reads a file that somebody else wrote.
+//! Reads files of untrusted processes.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom};
@@ -7,29 +7,30 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// The content of a regular file of at most `most` bytes. Links are followed.
+/// Reads a regular file of at most `most` bytes. Links are followed.
 ///
 /// # Errors
-/// `FileTooLarge` for a larger file, `InvalidInput` for what is no regular file: a FIFO would wait for its writer, and
-/// a device may never end.
+/// `FileTooLarge` for a larger file. `InvalidInput` for anything but a regular file: a FIFO would block, and
+/// a device may have no end.
 pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let flags = OFlags::NONBLOCK.union(OFlags::NOCTTY).bits().cast_signed();
     let file = File::options().read(true).custom_flags(flags).open(path)?;
     let found = file.metadata()?;
     if !found.is_file() {
-        return Err(io::Error::new(ErrorKind::InvalidInput, "it is no regular file"));
+        return Err(io::Error::new(ErrorKind::InvalidInput, "not a regular file"));
     }
-    let too_large = || io::Error::new(ErrorKind::FileTooLarge, format!("it is larger than {most} bytes"));
+    let too_large =
+        || io::Error::new(ErrorKind::FileTooLarge, format!("the file is larger than {most} bytes"));
     if found.len() > most {
         return Err(too_large());
     }
     let mut bytes = Vec::new();
-    // Files of /proc say that they are empty, and others may grow.
+    // Files in /proc have length 0, and other files may grow.
     file.take(most + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most { Err(too_large()) } else { Ok(bytes) }
 }
 
-/// The end of a log of at most `most` bytes; empty when it cannot be read.
+/// The last `most` bytes of a log; empty if it cannot be read.
 #[must_use]
 pub fn read_end(path: &Path, most: u64) -> String {
     let end = || -> io::Result<Vec<u8>> {
@@ -48,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_too_large_or_no_file_is_refused() {
+    fn too_large_and_irregular_files_are_refused() {
         let dir = tempfile::tempdir().expect("directory");
         let path = dir.path().join("file");
         std::fs::write(&path, "12345").expect("write");

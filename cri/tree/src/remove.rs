@@ -1,8 +1,8 @@
-//! Removing a tree.
+//! Removes a directory tree.
 //!
-//! The first levels are emptied depth first, as they lie. A directory below them is renamed to near the top instead,
-//! and waits there for a later pass: with each pass the tree is as many levels less deep, and what one interrupts,
-//! whoever removes the tree next finds in it.
+//! The first levels are emptied depth first. Deeper directories are renamed to near the top and removed by a
+//! later pass. So each pass reduces the depth by a fixed number of levels. An interrupted removal leaves a
+//! tree that can be removed again.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -16,47 +16,47 @@ use rustix::io::Errno;
 
 use crate::DIRECTORY;
 
-/// Levels that are open at once, each with a descriptor and a buffer. More than what people make; what is below
-/// costs a rename for each directory.
-const OPEN: usize = 32;
-/// Passes in which nothing was renamed: a file system may pass over entries of a directory that changes.
+/// Maximum number of open levels, each with a descriptor and a buffer. Real trees are rarely deeper. Each
+/// deeper directory costs a rename.
+const MAX_OPEN_LEVELS: usize = 32;
+/// Maximum passes without a rename: a file system may skip entries of a directory that changes.
 const IDLE_PASSES: u32 = 8;
 
-/// The levels that are being emptied; the first is the top, and always there.
+/// The state of a removal: the open levels, of which the first is the top and always present.
 struct Removal {
     levels: Vec<Level>,
-    /// Numbers the names that directories are renamed to.
+    /// Counter for the names of renamed directories.
     number: u64,
     /// Whether this pass has renamed a directory.
     renamed: bool,
-    /// Why a directory could not be renamed, and is still where it was.
+    /// The error of a directory that could not be renamed.
     stuck: Option<Errno>,
 }
 
 struct Level {
     dir: Dir,
-    /// Its name in the level above.
+    /// Its name in the parent.
     name: CString,
 }
 
-/// Removes what is at a path, with all that is below it; what is not there is removed already. A link is removed
-/// itself, not what it leads to.
+/// Removes a file or a directory tree. An absent path is a success. A symbolic link is removed itself, not
+/// its target.
 ///
 /// # Errors
-/// The first thing that cannot be removed ends the removal. A mount below the path is such a thing, and stays whole.
+/// The first error ends the removal. A mount below the path is an error and is left intact.
 pub fn remove(path: &Path) -> io::Result<()> {
     remove_at(CWD, path)
 }
 
-/// The same, for a path that is relative to an open directory.
+/// Like [`remove`], for a path relative to an open directory.
 ///
 /// # Errors
-/// As for [`remove`].
+/// See [`remove`].
 pub fn remove_at(at: impl AsFd, path: &Path) -> io::Result<()> {
     match openat(&at, path, DIRECTORY, Mode::empty()) {
         Ok(top) => Ok(remove_directory(at, path, top)?),
         Err(Errno::NOENT) => Ok(()),
-        Err(Errno::NOTDIR | Errno::LOOP) => Ok(gone(unlinkat(at, path, AtFlags::empty()))?),
+        Err(Errno::NOTDIR | Errno::LOOP) => Ok(ignore_absent(unlinkat(at, path, AtFlags::empty()))?),
         Err(error) => Err(error.into()),
     }
 }
@@ -67,7 +67,7 @@ fn remove_directory(at: impl AsFd, path: &Path, top: OwnedFd) -> Result<(), Errn
     let mut idle = 0;
     loop {
         removal.pass()?;
-        match gone(unlinkat(&at, path, AtFlags::REMOVEDIR)) {
+        match ignore_absent(unlinkat(&at, path, AtFlags::REMOVEDIR)) {
             Err(Errno::NOTEMPTY | Errno::EXIST) if removal.renamed || idle < IDLE_PASSES => {}
             Err(error) => return Err(removal.stuck.unwrap_or(error)),
             Ok(()) => return Ok(()),
@@ -80,7 +80,7 @@ fn remove_directory(at: impl AsFd, path: &Path, top: OwnedFd) -> Result<(), Errn
 // === impl Removal ===
 
 impl Removal {
-    /// Goes through the tree once.
+    /// Passes through the tree once.
     fn pass(&mut self) -> Result<(), Errno> {
         while let Some(level) = self.levels.last_mut() {
             match level.dir.read() {
@@ -104,17 +104,17 @@ impl Removal {
         }
         if entry.file_type() != FileType::Directory {
             match self.unlink(name) {
-                // The file system does not tell, or it is another one by now.
+                // The file system does not report types, or the entry has changed.
                 Err(Errno::ISDIR) => {}
                 done => return done,
             }
         }
-        if self.levels.len() > OPEN { self.raise(name) } else { self.enter(name) }
+        if self.levels.len() > MAX_OPEN_LEVELS { self.move_up(name) } else { self.enter(name) }
     }
 
     fn unlink(&self, name: &CStr) -> Result<(), Errno> {
         let Some(level) = self.levels.last() else { return Ok(()) };
-        gone(unlinkat(level.dir.fd()?, name, AtFlags::empty()))
+        ignore_absent(unlinkat(level.dir.fd()?, name, AtFlags::empty()))
     }
 
     fn enter(&mut self, name: &CStr) -> Result<(), Errno> {
@@ -122,19 +122,20 @@ impl Removal {
         match openat2(level.dir.fd()?, name, DIRECTORY, Mode::empty(), ResolveFlags::NO_XDEV) {
             Ok(fd) => self.levels.push(Level { dir: Dir::new(fd)?, name: name.to_owned() }),
             Err(Errno::NOENT) => {}
-            // A link or a file took its place.
+            // It was replaced by a link or a file.
             Err(Errno::NOTDIR | Errno::LOOP) => return self.unlink(name),
-            Err(Errno::MFILE | Errno::NFILE) if self.levels.len() > 1 => return self.raise(name),
-            // Something is mounted on it.
+            Err(Errno::MFILE | Errno::NFILE) if self.levels.len() > 1 => return self.move_up(name),
+            // It is a mount point.
             Err(Errno::XDEV) => return Err(Errno::BUSY),
             Err(error) => return Err(error),
         }
         Ok(())
     }
 
-    /// Renames a directory of the last level into the first one that takes it: the top, but for a file system full of
-    /// links or a subvolume of its own. One that none takes waits for a pass with more room.
-    fn raise(&mut self, name: &CStr) -> Result<(), Errno> {
+    /// Moves a directory of the deepest open level to the highest level that accepts it. That is the top,
+    /// except on a file system with full directories or on a subvolume. If no level accepts it, it stays for
+    /// a later pass.
+    fn move_up(&mut self, name: &CStr) -> Result<(), Errno> {
         let Some((last, above)) = self.levels.split_last() else { return Ok(()) };
         for level in above {
             loop {
@@ -146,7 +147,7 @@ impl Removal {
                         return Ok(());
                     }
                     Err(Errno::NOENT) => return Ok(()),
-                    // Somebody has a name like ours.
+                    // The name exists already.
                     Err(Errno::EXIST | Errno::NOTEMPTY | Errno::NOTDIR) => {}
                     Err(error) => {
                         self.stuck = Some(error);
@@ -158,20 +159,20 @@ impl Removal {
         Ok(())
     }
 
-    /// Removes the last level, which was emptied.
+    /// Removes the deepest open level, which is empty now.
     fn leave(&mut self) -> Result<(), Errno> {
         let Some(emptied) = self.levels.pop() else { return Ok(()) };
         let Some(above) = self.levels.last() else { return Ok(()) };
-        match gone(unlinkat(above.dir.fd()?, &emptied.name, AtFlags::REMOVEDIR)) {
-            // What is still in it is for the next pass.
+        match ignore_absent(unlinkat(above.dir.fd()?, &emptied.name, AtFlags::REMOVEDIR)) {
+            // Remaining entries are removed by the next pass.
             Err(Errno::NOTEMPTY | Errno::EXIST) => Ok(()),
             done => done,
         }
     }
 }
 
-/// What is gone already needs no removing.
-fn gone(removed: Result<(), Errno>) -> Result<(), Errno> {
+/// An absent entry counts as removed.
+fn ignore_absent(removed: Result<(), Errno>) -> Result<(), Errno> {
     match removed {
         Err(Errno::NOENT) => Ok(()),
         done => done,
@@ -187,7 +188,7 @@ mod tests {
     use crate::scratch::{deep, frugally, in_memory};
 
     #[test]
-    fn a_tree_deeper_than_any_stack_is_removed_with_few_descriptors() {
+    fn a_tree_deeper_than_the_stack_is_removed_with_few_descriptors() {
         let place = in_memory();
         let top = place.path().join("top");
         deep(&top, 25_000);
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn wide_and_deep_trees_with_names_like_ours_are_removed() {
+    fn wide_and_deep_trees_with_conflicting_names_are_removed() {
         let place = in_memory();
         let top = place.path().join("top");
         deep(&top, 200);
@@ -235,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_removed_and_what_is_absent_is_so_already() {
+    fn a_file_is_removed_and_an_absent_path_is_a_success() {
         let place = tempfile::tempdir().expect("directory");
         fs::write(place.path().join("file"), "file").expect("write");
         let opened = fs::File::open(place.path()).expect("open");

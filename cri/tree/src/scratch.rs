@@ -1,4 +1,4 @@
-//! Trees as somebody would make them who means harm, and threads that can bear little.
+//! Test fixtures: deep directory trees, and threads with few resources.
 
 use std::fs;
 use std::path::Path;
@@ -6,12 +6,12 @@ use std::path::Path;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tempfile::TempDir;
 
-/// A place for a tree that a disk would take minutes for.
+/// A temporary directory in memory, for trees that would take minutes on a disk.
 pub(crate) fn in_memory() -> TempDir {
     tempfile::tempdir_in("/dev/shm").expect("directory")
 }
 
-/// Makes so many directories in one another, each called `down`, by renaming: no path is ever long.
+/// Makes `levels` nested directories, each called `down`, by renaming, so that no path is long.
 pub(crate) fn deep(top: &Path, levels: usize) {
     let (down, next) = (top.join("down"), top.join("next"));
     fs::create_dir_all(&down).expect("make");
@@ -22,8 +22,8 @@ pub(crate) fn deep(top: &Path, levels: usize) {
     }
 }
 
-/// Does something on a small stack, in a process that may open few files.
-pub(crate) fn frugally(work: impl FnOnce() + Send) {
+/// Runs `work` on a small stack, with a low limit of descriptors.
+pub(crate) fn with_few_resources(work: impl FnOnce() + Send) {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("limit");
     setrlimit(Resource::RLIMIT_NOFILE, most.min(256), most).expect("limit");
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Walking a tree that changes meanwhile.
+//! Walks a tree that may change meanwhile.
 
 use std::ffi::CStr;
 use std::io;
@@ -13,34 +13,36 @@ use rustix::io::Errno;
 
 use crate::DIRECTORY;
 
-/// The first levels stay open. Of those below only the last one is: the others are found again by its `..`.
-const OPEN: usize = 64;
+/// Number of levels that stay open. Of deeper levels only the last one is open; the others are reopened
+/// through its `..`.
+const OPEN_LEVELS: usize = 64;
 
-/// A directory on the way down. A closed one takes 40 bytes, far less than the kernel spends on it.
+/// A directory on the current path. A closed one takes 40 bytes, far less than the kernel uses for it.
 enum Level {
     Open(Box<Dir>, i64),
     Closed { device: u64, inode: u64, offset: i64 },
 }
 
-/// Something that was found.
+/// An entry found by the walk.
 #[derive(Clone, Copy, Debug)]
 pub struct Found<'a> {
-    /// The directory that it is in.
+    /// The directory of the entry.
     pub dir: BorrowedFd<'a>,
-    /// What it is called there.
+    /// The entry's name.
     pub name: &'a CStr,
-    /// What it was when it was looked at.
+    /// Its metadata when it was found.
     pub stat: &'a Stat,
-    /// How many directories below the walk's it is in. The directories on the way to it were told of before it, and
-    /// nothing that is outside of them in between.
+    /// Depth of its directory below the top. All parent directories are reported before it, without other
+    /// entries in between.
     pub depth: usize,
 }
 
-/// Tells of everything below a directory, in no order. Links are not followed, and mounts not entered or told of. Who
-/// moves directories that are more than 64 levels deep during the walk hides what is in them, and nothing else.
+/// Reports every entry below a directory, in any order. Links are not followed; mounts are neither entered
+/// nor reported. A process that moves directories at depths above 64 during the walk can hide their contents,
+/// but nothing else.
 ///
 /// # Errors
-/// When the directory cannot be opened, or one below it for want of descriptors.
+/// If the directory cannot be opened, or there are too few descriptors for one below it.
 pub fn walk(top: &Path, mut found: impl FnMut(Found<'_>)) -> io::Result<()> {
     let mut levels = vec![Level::open(openat(CWD, top, DIRECTORY, Mode::empty())?, 0)?];
     loop {
@@ -49,18 +51,18 @@ pub fn walk(top: &Path, mut found: impl FnMut(Found<'_>)) -> io::Result<()> {
         match dir.read() {
             Some(Ok(entry)) => {
                 *offset = entry.offset();
-                if let Some(below) = look(dir, &entry, depth, &mut found)? {
+                if let Some(below) = report(dir, &entry, depth, &mut found)? {
                     go_down(&mut levels, below)?;
                 }
             }
-            // One that cannot be read any more is as good as one at its end.
+            // An unreadable directory counts as ended.
             Some(Err(_)) | None => go_up(&mut levels)?,
         }
     }
 }
 
-/// Tells of an entry, and opens it if it is a directory.
-fn look(
+/// Reports an entry, and opens it if it is a directory.
+fn report(
     dir: &Dir,
     entry: &DirEntry,
     depth: usize,
@@ -85,7 +87,7 @@ fn look(
 }
 
 fn go_down(levels: &mut Vec<Level>, below: OwnedFd) -> Result<(), Errno> {
-    if levels.len() > OPEN
+    if levels.len() > OPEN_LEVELS
         && let Some(last) = levels.last_mut()
     {
         last.close()?;
@@ -100,14 +102,14 @@ fn go_up(levels: &mut Vec<Level>) -> Result<(), Errno> {
     if let Level::Closed { device, inode, offset } = *last {
         match reopen(&below, (device, inode), offset)? {
             Some(level) => *last = level,
-            // Somebody moved it: on from where we are sure to be.
-            None => levels.truncate(OPEN),
+            // It was moved. Continue at the deepest level that is still open.
+            None => levels.truncate(OPEN_LEVELS),
         }
     }
     Ok(())
 }
 
-/// The directory above, if it still is the one that we came from.
+/// Opens the parent directory, if it is still the same one.
 fn reopen(below: &Dir, known: (u64, u64), offset: i64) -> Result<Option<Level>, Errno> {
     let above = match openat(below.fd()?, "..", DIRECTORY, Mode::empty()) {
         Err(error @ (Errno::MFILE | Errno::NFILE)) => return Err(error),
@@ -163,7 +165,7 @@ mod tests {
         let place = in_memory();
         let top = place.path().join("top");
         deep(&top, 25_000);
-        // The way back leads through these, which lie on both sides of what stays open.
+        // The walk returns through these, on both sides of the limit of open levels.
         for level in [1, OPEN - 1, OPEN, OPEN + 1, 300] {
             let at =
                 top.join(["down"; 300].join("/")).ancestors().nth(300 - level).expect("level").to_owned();
@@ -176,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn how_deep_something_is_leads_to_its_path() {
+    fn the_depth_of_entries_gives_their_paths() {
         let place = tempfile::tempdir().expect("directory");
         for path in ["a/b/c", "a/d", "e/f/g/h"] {
             fs::create_dir_all(place.path().join(path)).expect("make");
@@ -195,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_links_lead_to_is_not_found() {
+    fn targets_of_links_are_not_reported() {
         let place = tempfile::tempdir().expect("directory");
         let (top, outside) = (place.path().join("top"), place.path().join("outside"));
         fs::create_dir(&top).expect("make");

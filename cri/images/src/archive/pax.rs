@@ -1,8 +1,8 @@
-//! Extended headers of POSIX tar: `length key=value\n`, again and again.
+//! Extended headers of POSIX tar: records of the form `length key=value\n`.
 
 use super::{ArchiveError, Mtime, Segment};
 
-/// What an extended header says about the next entry.
+/// Attributes that an extended header sets for the next entry.
 #[derive(Debug, Default)]
 pub(super) struct Pax {
     pub(super) path: Option<Vec<u8>>,
@@ -12,11 +12,11 @@ pub(super) struct Pax {
     pub(super) gid: Option<u64>,
     pub(super) mtime: Option<Mtime>,
     pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-    /// For a sparse file, its size with the holes.
+    /// Size of a sparse file including holes.
     pub(super) sparse_size: Option<u64>,
-    /// Format 1.0: the segments are at the head of the data.
+    /// Format 1.0: the segments are listed before the data.
     pub(super) sparse_map_in_data: bool,
-    /// Formats 0.0 and 0.1: the segments themselves.
+    /// Formats 0.0 and 0.1: the segments.
     pub(super) sparse: Vec<Segment>,
 }
 
@@ -37,16 +37,16 @@ impl Pax {
             if key == b"GNU.sparse.name" {
                 sparse_name = Some(value.to_vec());
             } else {
-                pax.take(key, value)?;
+                pax.set(key, value)?;
             }
             data = &data[length..];
         }
-        // The plain path of a sparse entry is made up, for readers that do not know sparse files.
+        // The plain path of a sparse entry is artificial, for readers without support for sparse files.
         pax.path = sparse_name.or(pax.path);
         Ok(pax)
     }
 
-    fn take(&mut self, key: &[u8], value: &[u8]) -> Result<(), ArchiveError> {
+    fn set(&mut self, key: &[u8], value: &[u8]) -> Result<(), ArchiveError> {
         let text = || (!value.is_empty()).then(|| value.to_vec());
         match key {
             b"path" | b"linkpath" if value.contains(&0) => return Err(BAD),

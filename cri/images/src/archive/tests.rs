@@ -1,4 +1,4 @@
-//! Headers, good and bad. What they lead to on disk is tested with `unpack`.
+//! Tests of valid and invalid headers. Their effects on disk are tested in `unpack`.
 
 use super::{Archive, ArchiveError, Entry, Kind};
 use crate::fixture::TestTar;
@@ -13,7 +13,7 @@ fn entries(bytes: &[u8]) -> Result<Vec<Entry>, ArchiveError> {
 }
 
 #[test]
-fn data_is_skipped_and_the_end_may_be_abrupt() {
+fn data_is_skipped_and_end_blocks_may_be_missing() {
     let tar = TestTar::new().file("a", &[7; 1000]).file("b", b"").directory("c").finish();
     for end in [tar.len(), tar.len() - 512, tar.len() - 1024] {
         let kinds: Vec<Kind> = entries(&tar[..end]).unwrap().into_iter().map(|e| e.kind).collect();

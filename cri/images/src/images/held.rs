@@ -1,4 +1,4 @@
-//! Who uses an image, and when it was used last.
+//! Users of an image, and the time of its last use.
 
 use super::{Images, now};
 use crate::digest::Digest;
@@ -7,7 +7,7 @@ use crate::image::Image;
 use crate::records;
 use crate::table::Entry;
 
-/// Keeps the layers of an image on disk, whoever removes the image meanwhile, until it is dropped.
+/// A reference that keeps an image's layers on disk until it is dropped, even if the image is removed.
 #[must_use]
 pub struct Held {
     images: Images,
@@ -17,11 +17,11 @@ pub struct Held {
 // === impl Images ===
 
 impl Images {
-    /// Keeps an image's layers while a container uses them. Also finds, by id, an image that was removed while it
-    /// was held before a restart.
+    /// Keeps an image's layers while a container uses them. By id it also finds an image that was removed
+    /// while it was held before a restart.
     ///
     /// # Errors
-    /// When there is no such image.
+    /// If there is no such image.
     pub fn hold(&self, id: &str) -> Result<Held, Error> {
         let mut table = self.table_mut();
         let id_digest = match id.parse::<Digest>() {
@@ -32,20 +32,20 @@ impl Images {
         let entry = id_digest.and_then(|digest| table.entry_mut(&digest)).ok_or_else(unknown)?;
         entry.held += 1;
         let held = Held { images: self.clone(), image: entry.image.clone() };
-        let noted = note(entry);
+        let noted = mark_used(entry);
         drop(table);
-        self.note_use(noted);
+        self.record_use(noted);
         Ok(held)
     }
 
-    /// Tells the disk of a use, in its own time.
-    pub(super) fn note_use(&self, noted: Option<(Digest, u64)>) {
+    /// Writes the time of use to the disk in the background.
+    pub(super) fn record_use(&self, noted: Option<(Digest, u64)>) {
         let Some((id, used)) = noted else { return };
         let records = self.inner.records.clone();
-        // Nobody waits for it: the journal of a busy file system may.
+        // Not awaited: it may wait for the journal of a busy file system.
         drop(self.inner.runtime.spawn_blocking(move || {
-            if let Err(error) = records::note_use(&records, &id, used) {
-                tracing::debug!(error = crate::error::report(&error), "an image's use is not noted");
+            if let Err(error) = records::record_use(&records, &id, used) {
+                tracing::debug!(error = crate::error::report(&error), "cannot record the use of an image");
             }
         }));
     }
@@ -68,10 +68,10 @@ impl Drop for Held {
             let Ok(id) = self.image.id.parse::<Digest>() else { return };
             let Some(entry) = table.entry_mut(&id) else { return };
             entry.held = entry.held.saturating_sub(1);
-            (entry.held == 0 && entry.record.removed, note(entry))
+            (entry.held == 0 && entry.record.removed, mark_used(entry))
         };
         if !abandoned {
-            self.images.note_use(noted);
+            self.images.record_use(noted);
         } else {
             let images = self.images.clone();
             self.images.inner.runtime.spawn(async move {
@@ -89,8 +89,8 @@ impl std::fmt::Debug for Held {
     }
 }
 
-/// Takes note of a use; what the disk should be told of it.
-pub(super) fn note(entry: &mut Entry) -> Option<(Digest, u64)> {
+/// Marks an image as used. Returns the time to write to the disk, if it is due.
+pub(super) fn mark_used(entry: &mut Entry) -> Option<(Digest, u64)> {
     let now = now();
-    entry.is_used(now).then_some((entry.record.id, now))
+    entry.mark_used(now).then_some((entry.record.id, now))
 }

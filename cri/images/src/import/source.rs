@@ -1,4 +1,4 @@
-//! The files of an archive or a layout directory, by name. An archive is indexed once and read in place.
+//! The files of an archive or a layout directory, by name. An archive is indexed once and then read in place.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -11,14 +11,14 @@ use flate2::bufread::MultiGzDecoder;
 
 use super::ImportError;
 use crate::archive::{Archive, ArchiveError, Kind};
-use crate::layers::{Layers, Workshop};
+use crate::layers::{Layers, UnpackDir};
 
-/// Most files of an archive that are looked at.
+/// Maximum number of files in an archive.
 const FILES_MAX: usize = 100_000;
-/// Most links that may lead to one another.
+/// Maximum length of a chain of links.
 const LINKS_MAX: usize = 40;
 
-/// Where files come from.
+/// Origin of the files.
 pub(super) enum Source {
     Directory(PathBuf),
     Archive {
@@ -26,19 +26,19 @@ pub(super) enum Source {
         file: Arc<File>,
         /// Offset and size of each file.
         index: HashMap<String, (u64, u64)>,
-        /// Where a compressed archive was unpacked to; gone with this.
-        scratch: Option<Workshop>,
+        /// Where a compressed archive was uncompressed to; deleted with this value.
+        scratch: Option<UnpackDir>,
     },
 }
 
-/// A stretch of a file.
+/// A range of a file.
 struct Section {
     file: Arc<File>,
     offset: u64,
     left: u64,
 }
 
-/// A file that counts what was read, to know where each entry's data begins.
+/// A reader that counts the bytes read, to know the offset of each entry's data.
 struct Positioned<R> {
     input: R,
     position: u64,
@@ -47,8 +47,8 @@ struct Positioned<R> {
 // === impl Source ===
 
 impl Source {
-    /// Opens a layout directory or an archive. A compressed archive is uncompressed into a scratch file first, for
-    /// its files come in any order.
+    /// Opens a layout directory or an archive. A compressed archive is uncompressed into a scratch file
+    /// first, because its files are read in any order.
     pub(super) fn open(path: &Path, layers: &Layers) -> Result<Source, ImportError> {
         let error = |source| ImportError::Read { path: path.to_owned(), source };
         if std::fs::metadata(path).map_err(error)?.is_dir() {
@@ -68,39 +68,39 @@ impl Source {
         };
         let index = index(&file).map_err(|failure| match failure {
             ArchiveError::Read(source) => ImportError::Read { path: path.to_owned(), source },
-            _ => ImportError::Layout { reason: "it is no tar archive" },
+            _ => ImportError::Layout { reason: "it is not a tar archive" },
         })?;
         Ok(Source::Archive { path: path.to_owned(), file: Arc::new(file), index, scratch })
     }
 
-    /// Removes what it needed on disk. Blocks.
+    /// Deletes the scratch file. Blocks.
     pub(super) fn close(self) {
         if let Source::Archive { scratch: Some(scratch), .. } = self {
             scratch.discard();
         }
     }
 
-    /// The size of a file; none if there is no such file.
+    /// The size of a file; `None` if it does not exist.
     pub(super) fn size(&self, name: &str) -> Result<Option<u64>, ImportError> {
         match self {
-            Source::Archive { index, .. } => Ok(index.get(&plain(name)).map(|(_, size)| *size)),
-            Source::Directory(directory) => match std::fs::metadata(directory.join(plain(name))) {
+            Source::Archive { index, .. } => Ok(index.get(&normalize(name)).map(|(_, size)| *size)),
+            Source::Directory(directory) => match std::fs::metadata(directory.join(normalize(name))) {
                 Ok(metadata) => Ok(Some(metadata.len())),
                 Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-                Err(source) => Err(ImportError::Read { path: directory.join(plain(name)), source }),
+                Err(source) => Err(ImportError::Read { path: directory.join(normalize(name)), source }),
             },
         }
     }
 
-    /// A reader of a file; none if there is no such file.
+    /// A reader of a file; `None` if it does not exist.
     pub(super) fn reader(&self, name: &str) -> Result<Option<Box<dyn Read + Send>>, ImportError> {
         match self {
-            Source::Archive { index, file, .. } => Ok(index.get(&plain(name)).map(|(offset, size)| {
+            Source::Archive { index, file, .. } => Ok(index.get(&normalize(name)).map(|(offset, size)| {
                 let section = Section { file: file.clone(), offset: *offset, left: *size };
                 Box::new(section) as Box<dyn Read + Send>
             })),
             Source::Directory(directory) => {
-                let path = directory.join(plain(name));
+                let path = directory.join(normalize(name));
                 match File::open(&path) {
                     Ok(file) => Ok(Some(Box::new(file))),
                     Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -110,8 +110,8 @@ impl Source {
         }
     }
 
-    /// The whole of a small file; none if there is no such file.
-    pub(super) fn whole(&self, name: &str, max: u64) -> Result<Option<Vec<u8>>, ImportError> {
+    /// The content of a small file; `None` if it does not exist.
+    pub(super) fn read_small(&self, name: &str, max: u64) -> Result<Option<Vec<u8>>, ImportError> {
         let Some(reader) = self.reader(name)? else { return Ok(None) };
         let mut whole = Vec::new();
         let error = |source| ImportError::Read { path: self.path().join(name), source };
@@ -133,8 +133,8 @@ fn uncompressed(
     mut input: impl Read,
     layers: &Layers,
     path: &Path,
-) -> Result<(File, Option<Workshop>), ImportError> {
-    let scratch = layers.workshop()?;
+) -> Result<(File, Option<UnpackDir>), ImportError> {
+    let scratch = layers.unpack_dir()?;
     let mut copy = || {
         let name = scratch.files().join("archive");
         let mut file = File::options().create_new(true).read(true).write(true).open(name)?;
@@ -152,24 +152,24 @@ fn uncompressed(
     }
 }
 
-/// Where the files of an archive are. Docker, before 25, saved a layer that it had written already as a link to that.
+/// Offsets of the files of an archive. Docker before 25 stored a repeated layer as a link to the first copy.
 fn index(file: &File) -> Result<HashMap<String, (u64, u64)>, ArchiveError> {
     let (mut index, mut links) = (HashMap::new(), HashMap::new());
     let input = BufReader::with_capacity(128 << 10, file);
     let mut archive = Archive::new(Positioned { input, position: 0 });
     while let Some(entry) = archive.next_entry()? {
         let Ok(path) = String::from_utf8(entry.path) else { continue };
-        let path = plain(&path);
+        let path = normalize(&path);
         match entry.kind {
             Kind::File { size, sparse: None } => {
                 links.remove(&path);
                 index.insert(path, (archive.get_ref().position, size));
             }
             Kind::HardLink(target) => {
-                links.extend(String::from_utf8(target).ok().map(|target| (path, plain(&target))));
+                links.extend(String::from_utf8(target).ok().map(|target| (path, normalize(&target))));
             }
             Kind::Symlink(target) => {
-                let target = String::from_utf8(target).ok().map(|target| beside(&path, &target));
+                let target = String::from_utf8(target).ok().map(|target| link_target(&path, &target));
                 links.extend(target.map(|target| (path, target)));
             }
             _ => {}
@@ -184,7 +184,7 @@ fn index(file: &File) -> Result<HashMap<String, (u64, u64)>, ArchiveError> {
     Ok(index)
 }
 
-/// The file that a link leads to, if it does.
+/// The file at the end of a chain of links, if there is one.
 fn follow(
     link: &str,
     links: &HashMap<String, String>,
@@ -194,8 +194,8 @@ fn follow(
     targets.take(LINKS_MAX).last().and_then(|target| index.get(target)).copied()
 }
 
-/// The name that a symbolic link means. What would climb out of the archive stays at its top.
-fn beside(link: &str, target: &str) -> String {
+/// The target of a symbolic link, relative to the archive's root. `..` never leads above the root.
+fn link_target(link: &str, target: &str) -> String {
     let from =
         if target.starts_with('/') { "" } else { link.rsplit_once('/').map_or("", |(parent, _)| parent) };
     let mut parts: Vec<&str> = from.split('/').filter(|part| !part.is_empty()).collect();
@@ -209,8 +209,8 @@ fn beside(link: &str, target: &str) -> String {
     parts.join("/")
 }
 
-/// A name without `./` and slashes at its front, and without anything that climbs.
-fn plain(name: &str) -> String {
+/// A normalised name: without leading `./` and slashes, and without `..`.
+fn normalize(name: &str) -> String {
     let parts = name.split('/').filter(|part| !matches!(*part, "" | "." | ".."));
     parts.collect::<Vec<_>>().join("/")
 }

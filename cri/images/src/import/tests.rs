@@ -1,4 +1,4 @@
-//! Archives and layouts as other tools write them.
+//! Tests with archives and layouts as other tools write them.
 
 use std::path::Path;
 
@@ -38,7 +38,7 @@ async fn store(root: &Path) -> Images {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn layouts_and_archives_of_any_compression_are_taken() {
+async fn layouts_and_archives_of_any_compression_are_imported() {
     let image = TestImage::small("imported");
     let files =
         layout(&[(&image, serde_json::json!({"io.containerd.image.name": "docker.io/library/app:1"}))]);
@@ -92,7 +92,7 @@ async fn names_come_from_annotations_or_the_caller() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_one_name_for_several_platforms_the_one_for_this_machine_is_taken() {
+async fn of_several_platforms_under_one_name_this_machines_is_imported() {
     let images = ["first", "second", "third"].map(TestImage::small);
     let name = serde_json::json!({"io.containerd.image.name": "example.com/app:1"});
     let host = crate::Platform::host().architecture;
@@ -101,7 +101,7 @@ async fn of_one_name_for_several_platforms_the_one_for_this_machine_is_taken() {
     for (name, platforms, expected) in [
         (&name, [Some("s390x"), Some(host.as_str()), Some("mips")], vec![1]),
         (&name, [Some("s390x"), Some("mips"), Some("mips64")], vec![0, 1, 2]),
-        // Without a name they are several images.
+        // Without names they are several images.
         (&serde_json::json!({}), [Some(host.as_str()), None, Some("mips")], vec![0, 1]),
     ] {
         let mut files = layout(&images.each_ref().map(|image| (image, name.clone())));
@@ -124,7 +124,7 @@ async fn of_one_name_for_several_platforms_the_one_for_this_machine_is_taken() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_docker_saves_is_taken() {
+async fn docker_save_archives_are_imported() {
     let tar = TestTar::new().file("hello", b"saved").finish();
     let image = TestImage::new(vec![(tar.clone(), Digest::of(&tar))]);
     let list = serde_json::json!([{"Config": "c.json", "RepoTags": ["saved:1", "example.com/x:2"], "Layers": ["l/layer.tar"]}]);
@@ -144,13 +144,13 @@ async fn what_docker_saves_is_taken() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn layers_that_older_dockers_saved_as_links_are_taken() {
+async fn layers_saved_as_links_by_older_dockers_are_imported() {
     let one = TestTar::new().file("one", b"1").finish();
     let two = TestTar::new().file("two", b"2").finish();
     let image = |layers: &[&Vec<u8>]| {
         TestImage::new(layers.iter().map(|tar| ((*tar).clone(), Digest::of(tar))).collect())
     };
-    // Two images that share their layers; the second has them as links, of which one leads to a link.
+    // Two images share their layers. The second one has links, one of them to another link.
     let (first, second) = (image(&[&one, &two]), image(&[&two, &one]));
     let list = serde_json::json!([
         {"Config": "first.json", "RepoTags": ["first:1"], "Layers": ["a/layer.tar", "b/layer.tar"]},
@@ -202,7 +202,7 @@ async fn layers_that_older_dockers_saved_as_links_are_taken() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn links_that_lead_to_no_layer_of_the_archive_are_refused() {
+async fn links_to_files_outside_the_archive_are_refused() {
     let tar = TestTar::new().file("one", b"1").finish();
     let image = TestImage::new(vec![(tar.clone(), Digest::of(&tar))]);
     let list = serde_json::json!([{"Config": "c.json", "RepoTags": ["a:1"], "Layers": ["d/layer.tar"]}]);
@@ -220,7 +220,7 @@ async fn links_that_lead_to_no_layer_of_the_archive_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bad_archives_are_refused_and_leave_nothing() {
+async fn invalid_archives_are_refused_and_leave_nothing() {
     let image = TestImage::small("x");
     let files = layout(&[(&image, serde_json::json!({}))]);
     let mut torn = files.clone();

@@ -1,4 +1,4 @@
-//! What the layer store does to the disk.
+//! Disk operations of the layer store.
 
 use std::fs::{DirBuilder, File, Permissions};
 use std::io::Write;
@@ -9,14 +9,15 @@ use std::sync::Arc;
 
 use super::{LayerError, Meta, Pending};
 
-/// The unpacked files of a layer.
+/// Directory of a layer's unpacked files.
 pub(super) const FILES: &str = "fs";
-/// How to make its archive again, where that is possible.
+/// File with the recipe to rebuild the layer's archive, if that is possible.
 pub(super) const RECIPE: &str = "recipe";
-/// What makes a layer one: its [`Meta`].
+/// File that marks a layer as complete: its [`Meta`].
 const COMPLETE: &str = "complete";
 
-/// Makes a directory that only root may enter, for images have set-user-id programs. One that is there is fine.
+/// Makes a directory that only root may enter, because images contain set-user-id programs. An existing one
+/// is kept.
 pub(crate) fn make_private(path: &Path) -> Result<(), LayerError> {
     DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|source| LayerError::Disk {
         verb: "make",
@@ -25,8 +26,7 @@ pub(crate) fn make_private(path: &Path) -> Result<(), LayerError> {
     })
 }
 
-/// Makes the root of a layer, which has a root directory's usual mode, whatever our umask, until the layer says
-/// otherwise.
+/// Makes the root directory of a layer. It has mode 0755 whatever the umask, until the layer sets another.
 pub(super) fn make(path: &Path) -> Result<(), LayerError> {
     DirBuilder::new()
         .recursive(true)
@@ -35,7 +35,7 @@ pub(super) fn make(path: &Path) -> Result<(), LayerError> {
         .map_err(|source| LayerError::Disk { verb: "make", path: path.to_owned(), source })
 }
 
-/// Removes a directory; one that is not there is removed already.
+/// Deletes a directory tree. An absent one is a success.
 pub(super) fn remove_tree(path: &Path) -> Result<(), LayerError> {
     coracle_tree::remove(path).map_err(|source| LayerError::Disk {
         verb: "remove",
@@ -44,25 +44,26 @@ pub(super) fn remove_tree(path: &Path) -> Result<(), LayerError> {
     })
 }
 
-/// What a layer says of itself, wherever and in whatever state it is.
+/// Reads a layer's metadata, without checking its state or name.
 pub(super) fn read_meta_anywhere(layer: &Path) -> Option<Meta> {
     serde_json::from_slice(&std::fs::read(layer.join(COMPLETE)).ok()?).ok()
 }
 
-/// What a complete layer says of itself; none if it is not one, or not the one that its name says.
+/// Reads the metadata of a complete layer. `None` if it is incomplete or does not match the directory's name.
 pub(super) fn read_meta(layer: &Path) -> Option<Meta> {
     let meta = read_meta_anywhere(layer)?;
     let named = layer.file_name().is_some_and(|name| name == meta.diff_id.short().as_str());
     (named && layer.join(FILES).is_dir()).then_some(meta)
 }
 
-/// Flushes the file system once, then renames every layer of the batch into place, and tells each who waits.
+/// Flushes the file system once, then renames every layer of the batch into place and notifies the waiting
+/// callers.
 pub(super) fn commit_all(layers: &Path, batch: Vec<Pending>) {
     let mut ready = Vec::new();
     for pending in batch {
         match write_meta(&pending) {
             Ok(()) => ready.push(pending),
-            // Whoever waited may have been cancelled; the workshop goes in either case.
+            // The receiver may be cancelled. The unpacked files are deleted in either case.
             Err(error) => drop(pending.done.send(Err(Arc::new(error)))),
         }
     }
@@ -75,15 +76,15 @@ pub(super) fn commit_all(layers: &Path, batch: Vec<Pending>) {
         renamed.push((pending, result));
     }
     coracle_fault::point("pull.layer-placed");
-    // The names must last too, before any record speaks of them.
+    // The new names must be durable before a record refers to them.
     let named = sync_directory(layers).map_err(Arc::new);
     for (pending, result) in renamed {
-        let _nobody_waits = pending.done.send(result.and_then(|()| named.clone()));
+        let _receiver_gone = pending.done.send(result.and_then(|()| named.clone()));
     }
 }
 
 fn write_meta(pending: &Pending) -> Result<(), LayerError> {
-    let path = pending.workshop.path.join(COMPLETE);
+    let path = pending.unpack_dir.path.join(COMPLETE);
     let write = || File::create(&path)?.write_all(&serde_json::to_vec(&pending.meta)?);
     write().map_err(|source| LayerError::Disk { verb: "write", path: path.clone(), source })
 }
@@ -91,21 +92,21 @@ fn write_meta(pending: &Pending) -> Result<(), LayerError> {
 fn rename(layers: &Path, pending: &Pending) -> Result<(), LayerError> {
     let to = layers.join(pending.meta.diff_id.short());
     match read_meta(&to) {
-        // There already: a pull that was cancelled between its rename and its end.
+        // Exists already: the pull was cancelled between the rename and its end.
         Some(meta) if meta == pending.meta => return Ok(()),
         Some(_) => {
             return Err(LayerError::Collision { path: to, diff_id: pending.meta.diff_id });
         }
         None => remove_tree(&to)?,
     }
-    std::fs::rename(&pending.workshop.path, &to).map_err(|source| LayerError::Disk {
+    std::fs::rename(&pending.unpack_dir.path, &to).map_err(|source| LayerError::Disk {
         verb: "put in place",
         path: to,
         source,
     })
 }
 
-/// Makes the names in a directory last.
+/// Makes the names in a directory durable.
 pub(super) fn sync_directory(path: &Path) -> Result<(), LayerError> {
     File::open(path).and_then(|directory| directory.sync_all()).map_err(|source| LayerError::Disk {
         verb: "sync",

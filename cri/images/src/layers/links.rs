@@ -1,11 +1,13 @@
-//! The layers of an image with what they say of each other: hard links to files of lower layers, and attributes of
-//! directories (`restate.rs`).
+//! Composes the layers of an image: hard links to files of lower layers, and attributes of directories
+//! (`directory_attributes.rs`).
 //!
-//! A layer may link what it does not bring (`unpack/links.rs`). Layers are shared, and the same one may stand on others
-//! in another image, so its links cannot be made in itself: directly above it comes one more, which has the links with
-//! the files that they lead to. It is what overlayfs writes when the links are made in a mount of the layers, as the
-//! usual applier makes them: a file and its link are one inode, with all that the lower file had. The layer is named by
-//! the digest of all that it stands on, so images share it too; it is counted and removed like any other.
+//! A layer may contain a hard link to a file of a lower layer (`unpack/links.rs`). Layers are shared, and the
+//! same layer may have other layers below it in another image. So its links cannot be made in the layer
+//! itself. An additional layer directly above it contains the links together with their target files.
+//!
+//! overlayfs writes that layer when the links are made in a mount of the layers, as other appliers make them:
+//! file and link are one inode with all attributes of the lower file. The layer's name is the digest of the
+//! list of layers below, so images share it too. It is counted and removed like any other layer.
 
 use std::collections::HashSet;
 use std::io;
@@ -17,16 +19,17 @@ use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 
-use super::{LayerError, Layers, Lease, Workshop, disk};
+use super::{LayerError, Layers, Lease, UnpackDir, disk};
 use crate::config::Limits;
 use crate::digest::Digest;
 use crate::unpack::{Link, LinkError, Unpacked, place};
 
-/// So long may the options of a mount be, the end included.
+/// Maximum bytes of a mount's options, including the terminating NUL: one page.
 const OPTIONS_MAX: usize = 4096;
 
 impl Layers {
-    /// Completes the layers of an image, lowest first: with links between them, and directories restated on top.
+    /// Completes the layers of an image, lowest first: adds layers for links and for attributes of
+    /// directories.
     pub(crate) async fn compose(self: &Arc<Layers>, order: Vec<Lease>) -> Result<Vec<Lease>, LayerError> {
         let mut leases: Vec<Lease> = Vec::new();
         for lease in order {
@@ -37,22 +40,22 @@ impl Layers {
                 leases.push(self.linked(ids, links).await?);
             }
         }
-        let restated = self.restate(&leases).await?;
+        let restated = self.repeat_directory_attributes(&leases).await?;
         leases.extend(restated);
         Ok(leases)
     }
 
-    /// The layer with the links of the topmost of these.
+    /// The additional layer with the links of the topmost of these layers.
     async fn linked(self: &Arc<Layers>, ids: Vec<Digest>, links: Vec<Link>) -> Result<Lease, LayerError> {
         let layers = self.clone();
         let name = name(&ids);
         let lease = self.ensure(name, async move || {
             let making = tokio::task::spawn_blocking(move || {
-                let workshop = layers.workshop()?;
-                match layers.link(&workshop, &ids, &links) {
-                    Ok(made) => Ok((workshop, Unpacked { diff_id: name, ..made })),
+                let unpack_dir = layers.unpack_dir()?;
+                match layers.link(&unpack_dir, &ids, &links) {
+                    Ok(made) => Ok((unpack_dir, Unpacked { diff_id: name, ..made })),
                     Err(error) => {
-                        workshop.discard();
+                        unpack_dir.discard();
                         Err(error)
                     }
                 }
@@ -62,13 +65,13 @@ impl Layers {
         lease.await
     }
 
-    fn link(&self, workshop: &Workshop, ids: &[Digest], links: &[Link]) -> Result<Unpacked, LayerError> {
+    fn link(&self, unpack_dir: &UnpackDir, ids: &[Digest], links: &[Link]) -> Result<Unpacked, LayerError> {
         let Some(layer) = ids.last().copied() else { return Err(LayerError::Stopped) };
-        let [work, view] = ["work", "view"].map(|name| workshop.path.join(name));
+        let [work, view] = ["work", "view"].map(|name| unpack_dir.path.join(name));
         for path in [&work, &view] {
             disk::make_private(path)?;
         }
-        let near = Path::new("..").join("partial").join(workshop.path.file_name().unwrap_or_default());
+        let near = Path::new("..").join("partial").join(unpack_dir.path.file_name().unwrap_or_default());
         let view_of = View { layers: &self.layers, options: options(&near, ids), at: near.join("view") };
         if view_of.options.len() >= OPTIONS_MAX {
             return Err(LayerError::Deep { layer, count: ids.len() });
@@ -84,21 +87,21 @@ impl Layers {
         for path in [&work, &view] {
             disk::remove_tree(path)?;
         }
-        let files = workshop.files();
+        let files = unpack_dir.files();
         let mut made = Made::default();
         made.measure(&files, "").map_err(|source| LayerError::Disk { verb: "read", path: files, source })?;
         Ok(made.unpacked(layer))
     }
 }
 
-/// A mount that shows layers as an image does; what is changed goes into the workshop.
+/// A mount of the layers as in an image. Changes are written into the new layer.
 struct View<'a> {
     layers: &'a Path,
     options: String,
     at: PathBuf,
 }
 
-/// What is in the layer that was made.
+/// Size and directories of the new layer.
 #[derive(Default)]
 struct Made {
     inodes: HashSet<u64>,
@@ -109,8 +112,8 @@ struct Made {
 // === impl View ===
 
 impl View<'_> {
-    /// Makes the links. To be called on a thread of its own: the mount is in a namespace that ends with the thread, so
-    /// that nobody else sees it, and nothing of it is left however this ends.
+    /// Makes the links. Must be called on a separate thread: the mount is in a namespace that ends with the
+    /// thread, so it is invisible elsewhere and cannot be left over.
     fn link(&self, links: &[Link]) -> Result<Result<(), LinkError>, Errno> {
         unshare(CloneFlags::CLONE_NEWNS)?;
         mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)?;
@@ -142,24 +145,24 @@ impl Made {
         Ok(())
     }
 
-    /// Its directories are all only implied: they say what those below say.
+    /// All its directories count as implied: their attributes are those of lower layers.
     fn unpacked(self, diff_id: Digest) -> Unpacked {
         let inodes = self.inodes.len() as u64;
         Unpacked { diff_id, bytes: self.bytes, inodes, implied: self.directories, links: Vec::new() }
     }
 }
 
-/// The name of the layer with the links of the topmost of these.
+/// The name of the additional layer for the topmost of these layers.
 fn name(ids: &[Digest]) -> Digest {
     let lines = ids.iter().map(|id| format!("{id}\n"));
     Digest::of(std::iter::once("links of layers\n".to_owned()).chain(lines).collect::<String>().as_bytes())
 }
 
-/// Relative to the directory of all layers, and so as short as they can be.
+/// Mount options with relative paths, which keeps them short.
 fn options(near: &Path, ids: &[Digest]) -> String {
     let lower: Vec<String> = ids.iter().rev().map(|id| format!("{}/{}", id.short(), disk::FILES)).collect();
     let (upper, work) = (near.join(disk::FILES), near.join("work"));
-    // Files are copied whole, and carry nothing that only this mount could make sense of.
+    // Complete copies, without attributes that are meaningful for this mount only.
     format!(
         "lowerdir={},upperdir={},workdir={},index=off,metacopy=off,redirect_dir=off",
         lower.join(":"),

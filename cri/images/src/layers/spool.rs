@@ -1,8 +1,8 @@
-//! What arrived of layers that are not complete: kept beside the unpacking, so that after a broken pull, also of a
-//! process that was killed, the next one asks the registry for the rest only.
+//! Spools: compressed data of incomplete layers, kept beside the unpacking. After a broken pull, even of a
+//! killed process, the next pull asks the registry only for the rest.
 //!
-//! Nothing here is trusted: a spool is read again from its beginning, decompressed and hashed as if it came from the
-//! network, and thrown away when the digest is wrong. So it is never flushed to disk.
+//! Spools are untrusted: the data is decompressed and hashed again as if it came from the network, and
+//! discarded if the digest is wrong. So a spool is never flushed to disk.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -23,12 +23,12 @@ pub(crate) struct Spools {
 
 struct Known {
     busy: bool,
-    /// To be removed also by whoever has it now.
+    /// To be removed even by its current user.
     unwanted: bool,
     keep_until: Instant,
 }
 
-/// What arrived of one blob. Kept when dropped, unless it was discarded.
+/// The data of one blob. It is kept when dropped, unless it was discarded.
 pub(crate) struct Spool {
     spools: Arc<Spools>,
     digest: Digest,
@@ -37,7 +37,7 @@ pub(crate) struct Spool {
     keep: bool,
 }
 
-/// Reads what an earlier try left.
+/// Reads the data of an earlier attempt.
 pub(crate) struct Saved {
     file: Arc<File>,
     length: u64,
@@ -47,7 +47,7 @@ pub(crate) struct Saved {
 // === impl Spools ===
 
 impl Spools {
-    /// Opens the spools below a directory.
+    /// Opens the spools of a store.
     pub(super) fn open(root: &Path) -> Result<Spools, LayerError> {
         let directory = root.join("resume");
         disk::make_private(&directory)?;
@@ -66,8 +66,8 @@ impl Spools {
         Ok(Spools { directory, known: Mutex::new(known) })
     }
 
-    /// The spool of a blob, for one user at a time. None where another has it, or the disk refuses: a pull goes on
-    /// without.
+    /// The spool of a blob, for one user at a time. `None` if another pull uses it or the disk refuses; the
+    /// pull then works without it.
     pub(crate) fn take(self: &Arc<Spools>, digest: Digest) -> Option<Spool> {
         let mut known = self.known();
         if known.get(&digest).is_some_and(|known| known.busy) {
@@ -89,13 +89,13 @@ impl Spools {
                 Some(Spool { spools: self.clone(), digest, file: Arc::new(file), length, keep: true })
             }
             Err(error) => {
-                tracing::debug!(%digest, %error, "a broken pull of this layer will begin anew");
+                tracing::debug!(%digest, %error, "cannot open a spool: a broken pull of this layer cannot be resumed");
                 None
             }
         }
     }
 
-    /// Removes what nobody came back for. Blocks.
+    /// Removes expired spools. Blocks.
     pub(super) fn sweep(&self, now: Instant) {
         self.known().retain(|digest, known| {
             let stays = known.busy || known.keep_until > now;
@@ -106,13 +106,13 @@ impl Spools {
         });
     }
 
-    /// Removes all: the disk is full. Blocks.
+    /// Removes all spools, because the disk is full. Blocks.
     pub(crate) fn clear(&self) {
         self.known().values_mut().for_each(|known| known.unwanted = true);
         self.sweep(Instant::now() + KEEP);
     }
 
-    /// When the next `sweep` may find something.
+    /// When the next spool may expire.
     pub(super) fn next_expiry(&self) -> Option<Instant> {
         self.known().values().map(|known| known.keep_until).min()
     }
@@ -123,7 +123,7 @@ impl Spools {
 
     fn remove(&self, digest: &Digest) {
         if let Err(error) = disk::remove_tree(&self.path(digest)) {
-            tracing::warn!(error = crate::error::report(&error), "cannot remove what arrived of a layer");
+            tracing::warn!(error = crate::error::report(&error), "cannot remove a spool");
         }
     }
 
@@ -143,7 +143,7 @@ impl Known {
 // === impl Spool ===
 
 impl Spool {
-    /// What an earlier try left, if it can be of this blob.
+    /// The data of an earlier attempt, if its length is plausible.
     pub(crate) fn saved(&mut self, size: u64) -> Option<Saved> {
         if self.length > size {
             self.clear();
@@ -151,21 +151,21 @@ impl Spool {
         (self.length > 0).then(|| Saved { file: self.file.clone(), length: self.length, offset: 0 })
     }
 
-    /// Throws away what an earlier try left.
+    /// Discards the data of an earlier attempt.
     pub(crate) fn clear(&mut self) {
         self.length = 0;
-        // What cannot be cut off will not have the right digest.
+        // If truncating fails, the digest will be wrong and the pull starts again.
         let _too_long = self.file.set_len(0);
     }
 
-    /// Adds what arrived.
+    /// Appends data.
     pub(crate) fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.file.write_all_at(bytes, self.length)?;
         self.length += bytes.len() as u64;
         Ok(())
     }
 
-    /// Removes it: the blob is complete, or what is here is not of it.
+    /// Removes the spool: the blob is complete, or the data does not belong to it.
     pub(crate) fn discard(mut self) {
         self.keep = false;
     }
@@ -187,7 +187,7 @@ impl Drop for Spool {
 // === impl Saved ===
 
 impl Saved {
-    /// The next piece, at most so long; empty at the end. Blocks.
+    /// The next chunk of at most `most` bytes; empty at the end. Blocks.
     pub(crate) fn next(&mut self, most: usize) -> io::Result<Vec<u8>> {
         let left = usize::try_from(self.length - self.offset).unwrap_or(usize::MAX);
         let mut piece = vec![0; most.min(left)];

@@ -1,4 +1,4 @@
-//! The life of layers: one unpacking each, references, and what an unclean stop leaves.
+//! Tests of layers: one unpacking each, references, and recovery from an unclean stop.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,15 +15,15 @@ fn unpacked(diff_id: Digest) -> Unpacked {
 async fn add(layers: &Arc<Layers>, name: &str) -> super::Lease {
     let diff_id = Digest::of(name.as_bytes());
     let made = layers.ensure(diff_id, async || {
-        let workshop = layers.workshop()?;
-        std::fs::write(workshop.files().join(name), name).unwrap();
-        Ok::<_, LayerError>((workshop, unpacked(diff_id)))
+        let unpack_dir = layers.unpack_dir()?;
+        std::fs::write(unpack_dir.files().join(name), name).unwrap();
+        Ok::<_, LayerError>((unpack_dir, unpacked(diff_id)))
     });
     made.await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_layer_is_unpacked_once_and_lives_while_it_is_needed() {
+async fn a_layer_is_unpacked_once_and_kept_while_referenced() {
     let root = tempfile::tempdir().unwrap();
     let layers = Arc::new(Layers::open(root.path()).unwrap());
     let id = Digest::of(b"a");
@@ -32,7 +32,7 @@ async fn a_layer_is_unpacked_once_and_lives_while_it_is_needed() {
         layers.ensure(id, async || {
             count.fetch_add(1, Ordering::SeqCst);
             tokio::time::sleep(Duration::from_millis(20)).await;
-            Ok::<_, LayerError>((layers.workshop()?, unpacked(id)))
+            Ok::<_, LayerError>((layers.unpack_dir()?, unpacked(id)))
         })
     };
     let (one, two, three) = tokio::join!(get(), get(), get());
@@ -48,13 +48,13 @@ async fn a_layer_is_unpacked_once_and_lives_while_it_is_needed() {
 }
 
 #[tokio::test]
-async fn whoever_waits_tries_again_when_the_first_fails() {
+async fn a_waiting_caller_retries_when_the_first_fails() {
     let root = tempfile::tempdir().unwrap();
     let layers = Arc::new(Layers::open(root.path()).unwrap());
     let id = Digest::of(b"a");
     let failing = layers.ensure(id, async || {
         tokio::time::sleep(Duration::from_millis(20)).await;
-        Err::<(super::Workshop, Unpacked), _>(LayerError::Stopped)
+        Err::<(super::UnpackDir, Unpacked), _>(LayerError::Stopped)
     });
     let second = async {
         tokio::task::yield_now().await;
@@ -66,7 +66,7 @@ async fn whoever_waits_tries_again_when_the_first_fails() {
 }
 
 #[tokio::test]
-async fn layers_of_a_broken_pull_wait_for_the_next_try() {
+async fn layers_of_a_broken_pull_are_kept_for_a_retry() {
     let root = tempfile::tempdir().unwrap();
     let layers = Arc::new(Layers::open(root.path()).unwrap());
     let mut lease = add(&layers, "a").await;
@@ -81,11 +81,11 @@ async fn layers_of_a_broken_pull_wait_for_the_next_try() {
 }
 
 #[tokio::test]
-async fn after_an_unclean_stop_only_complete_layers_count() {
+async fn after_an_unclean_stop_only_complete_layers_are_kept() {
     let root = tempfile::tempdir().unwrap();
     let layers = Arc::new(Layers::open(root.path()).unwrap());
     drop((add(&layers, "good").await, add(&layers, "torn").await, add(&layers, "other").await));
-    let half = layers.workshop().unwrap();
+    let half = layers.unpack_dir().unwrap();
     std::fs::create_dir(half.files().join("sub")).unwrap();
     std::mem::forget(half);
     drop(layers);
@@ -100,15 +100,16 @@ async fn after_an_unclean_stop_only_complete_layers_count() {
 }
 
 #[tokio::test]
-async fn a_half_digest_shared_by_two_layers_is_no_mix_up() {
+async fn two_layers_with_a_common_digest_prefix_are_not_confused() {
     let root = tempfile::tempdir().unwrap();
     let layers = Arc::new(Layers::open(root.path()).unwrap());
     let first = add(&layers, "a").await;
-    // Another digest with the same beginning, as an attacker might find one.
+    // A digest with the same prefix, which an attacker might find.
     let mut hex = first.diff_id().hex();
     hex.replace_range(63.., if hex.ends_with('0') { "1" } else { "0" });
     let twin: Digest = format!("sha256:{hex}").parse().unwrap();
-    let made = layers.ensure(twin, async || Ok::<_, LayerError>((layers.workshop()?, unpacked(twin)))).await;
+    let made =
+        layers.ensure(twin, async || Ok::<_, LayerError>((layers.unpack_dir()?, unpacked(twin)))).await;
     assert!(matches!(made, Err(LayerError::Commit(_))));
     assert!(layers.path(&first.diff_id()).join("a").is_file());
 }

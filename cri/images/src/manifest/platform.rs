@@ -1,29 +1,29 @@
-//! Which manifest of an index is for this machine.
+//! Selects the manifest of an index for this machine.
 
 use super::{Descriptor, ManifestError, PlatformField};
 use crate::config::Platform;
 
-/// How a manifest was come by.
+/// How a manifest was selected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Chosen {
-    /// The name means it, and no other.
-    Alone,
-    /// An index says that it is for this machine.
+    /// The name refers to it directly.
+    Direct,
+    /// The index marks it for this platform.
     ByPlatform,
-    /// An index has it, and does not say for whom.
+    /// It is in an index that does not state its platform.
     Unmarked,
 }
 
-/// What of an index may be for a machine.
+/// Candidates of an index for a machine.
 #[derive(Debug)]
 pub(crate) enum Fitting<'a> {
-    /// The one that fits best by what the index says; the first among equals.
+    /// The best match by the platforms in the index; the first of equal ones.
     Marked(&'a Descriptor),
-    /// The index says of none that it fits, and of these nothing.
+    /// No manifest is marked as matching; these have no platform.
     Unmarked(Vec<&'a Descriptor>),
 }
 
-/// Chooses among the manifests of an index.
+/// Selects from the manifests of an index.
 pub(crate) fn choose<'a>(
     manifests: &'a [Descriptor],
     wanted: &Platform,
@@ -44,31 +44,33 @@ pub(crate) fn choose<'a>(
     Ok(Fitting::Unmarked(unmarked))
 }
 
-/// Whether an index says of a manifest that it is for such a machine.
+/// Whether the index marks a manifest for this platform.
 pub(crate) fn fits(manifest: &Descriptor, wanted: &Platform) -> bool {
     manifest.platform.as_ref().is_some_and(|given| platform_rank(wanted, given).is_some())
 }
 
-/// How well an image fits whose configuration says this. Smaller is better; one that does not say it is the last choice.
+/// Rank of an image with this platform in its configuration; smaller is better. One without a platform ranks
+/// last.
 pub(super) fn config_rank(wanted: &Platform, given: &PlatformField) -> Option<usize> {
     let other_system = !given.os.is_empty() && given.os != wanted.os;
-    let unsaid = given.architecture.is_empty() && !other_system;
-    platform_rank(wanted, given).or(unsaid.then_some(usize::MAX))
+    let unstated = given.architecture.is_empty() && !other_system;
+    platform_rank(wanted, given).or(unstated.then_some(usize::MAX))
 }
 
-/// Whether an image whose configuration says this platform may be taken for that. An index that says what is for whom is
-/// believed, as its publisher's choice. An image that there is alone was asked for as it is: its architecture is often
-/// written down wrongly, or is emulated (binfmt_misc), so it is the machine that knows; containerd, CRI-O and Docker
-/// take it too. Another operating system is nothing that a machine could run.
+/// Whether an image may be used whose configuration states the platform `given`.
+///
+/// An index that states platforms is trusted, as its publisher's choice. A single image was requested
+/// explicitly. Its architecture is often stated wrongly or is emulated (binfmt_misc), so it is used with a
+/// warning; containerd, CRI-O and Docker do the same. An image for another operating system is refused.
 pub(super) fn may_be(wanted: &Platform, given: &PlatformField, chosen: Chosen) -> bool {
     let fits = config_rank(wanted, given).is_some();
     match chosen {
         Chosen::Unmarked => fits,
-        Chosen::Alone => {
+        Chosen::Direct => {
             let same_system = given.os.is_empty() || given.os == wanted.os;
             if same_system && !fits {
                 let (given, wanted) = (field_name(given), name(wanted));
-                tracing::warn!(given, wanted, "an image that there is for one platform only is for another");
+                tracing::warn!(given, wanted, "the image is for another platform");
             }
             same_system
         }
@@ -76,12 +78,12 @@ pub(super) fn may_be(wanted: &Platform, given: &PlatformField, chosen: Chosen) -
     }
 }
 
-/// A platform in one word.
+/// Formats a platform as `os/architecture[/variant]`.
 pub(super) fn name(platform: &Platform) -> String {
     joined(&platform.os, &platform.architecture, &platform.variant)
 }
 
-/// The same for one from a document.
+/// Formats the platform of a document.
 pub(super) fn field_name(field: &PlatformField) -> String {
     joined(&field.os, &field.architecture, &field.variant)
 }
@@ -114,8 +116,8 @@ fn platform_rank(wanted: &Platform, given: &PlatformField) -> Option<usize> {
     runs(wanted).iter().position(|(a, v)| *a == architecture && *v == variant)
 }
 
-/// What runs on a machine, best first. Variants of amd64 beyond the first need instructions that a machine may not
-/// have, so they are taken only when they were asked for.
+/// The architectures and variants that a machine runs, best first. Variants of amd64 above v1 need
+/// instructions that a machine may lack, so they are used only if configured.
 fn runs(wanted: &Platform) -> Vec<(&str, &str)> {
     let arm = ["v8", "v7", "v6", "v5"].into_iter().map(|v| ("arm", v));
     match (wanted.architecture.as_str(), wanted.variant.as_str()) {

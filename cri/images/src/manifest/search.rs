@@ -1,37 +1,38 @@
-//! Which image a document leads to, on this machine: what is to be read next, and what follows from it. Pure.
+//! Searches the image for this machine: which document to read next, and its consequences. Pure.
 //!
-//! An index mostly says for whom its manifests are, and is believed. Of those of which it does not say it, their own
-//! configurations do; then several are looked at, and what is no image at all (a signature, say) is passed over.
+//! Most indexes state the platforms of their manifests and are trusted. If an index does not, the
+//! configurations of its manifests are read. Then several are examined, and entries that are not images (such
+//! as signatures) are skipped.
 
 use super::platform::{self, Chosen, Fitting, choose};
 use super::{Descriptor, Document, Manifest, ManifestError, config_platform, parse};
 use crate::config::Platform;
 
-/// How deep indexes may lie in each other.
+/// Maximum nesting depth of indexes.
 const NESTING_MAX: usize = 3;
-/// Most documents that are looked at because an index does not say for whom they are.
+/// Maximum documents that are read because an index does not state platforms.
 pub(super) const UNMARKED_MAX: usize = 16;
 
-/// A search, from a document on.
+/// The state of a search.
 pub(crate) struct Search<'a> {
     wanted: &'a Platform,
-    /// To be read, the last one first.
+    /// Documents to read, the last one first.
     leads: Vec<Lead>,
-    /// To be judged by its configuration.
+    /// A manifest whose configuration is read next.
     candidate: Option<Candidate>,
-    /// The only one, by what its name or its index says.
+    /// The result, if name or index identify it.
     found: Option<Found>,
-    /// Some index did not say for whom its manifests are.
+    /// Some index does not state platforms.
     unsure: bool,
-    looked_at: usize,
-    /// The best so far, smaller ranks being better.
+    documents_read: usize,
+    /// The best candidate so far, with its rank; smaller is better.
     best: Option<(usize, Found)>,
-    /// What there is for others.
+    /// Platforms of unsuitable images, for the error.
     available: Vec<String>,
     refused: Option<ManifestError>,
 }
 
-/// What is to be read next.
+/// The next step.
 pub(crate) enum Step {
     /// A manifest or an index.
     Document(Lead),
@@ -41,20 +42,20 @@ pub(crate) enum Step {
     Found(Found),
 }
 
-/// A document that may lead to the image.
+/// A document to read.
 pub(crate) struct Lead {
     pub(crate) descriptor: Descriptor,
     depth: usize,
     chosen: Chosen,
 }
 
-/// An image that may be it.
+/// A manifest that may be the image.
 pub(crate) struct Candidate {
     pub(crate) manifest: Manifest,
     chosen: Chosen,
 }
 
-/// The image, how it was come by, and its configuration where that was read.
+/// The result: manifest, how it was selected, and the configuration if it was read.
 pub(crate) struct Found {
     pub(crate) manifest: Manifest,
     pub(crate) chosen: Chosen,
@@ -64,7 +65,7 @@ pub(crate) struct Found {
 // === impl Search ===
 
 impl<'a> Search<'a> {
-    /// Begins with the document that a name means.
+    /// Starts with the document that the name refers to.
     pub(crate) fn new(top: &[u8], wanted: &'a Platform) -> Result<Search<'a>, ManifestError> {
         let mut search = Search {
             wanted,
@@ -72,16 +73,16 @@ impl<'a> Search<'a> {
             candidate: None,
             found: None,
             unsure: false,
-            looked_at: 0,
+            documents_read: 0,
             best: None,
             available: Vec::new(),
             refused: None,
         };
-        search.follow(parse(top)?, Chosen::Alone, 0)?;
+        search.follow(parse(top)?, Chosen::Direct, 0)?;
         Ok(search)
     }
 
-    /// What to read, or what was found.
+    /// The document to read next, or the result.
     pub(crate) fn next(&mut self) -> Result<Step, ManifestError> {
         if let Some(found) = self.found.take() {
             return Ok(Step::Found(found));
@@ -89,8 +90,8 @@ impl<'a> Search<'a> {
         if let Some(candidate) = self.candidate.take() {
             return Ok(Step::Configuration(candidate));
         }
-        if let Some(lead) = self.leads.pop().filter(|_| self.looked_at < UNMARKED_MAX) {
-            self.looked_at += usize::from(self.unsure);
+        if let Some(lead) = self.leads.pop().filter(|_| self.documents_read < UNMARKED_MAX) {
+            self.documents_read += usize::from(self.unsure);
             return Ok(Step::Document(lead));
         }
         match self.best.take() {
@@ -99,18 +100,18 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Whether there may be another one than the document that is read: it may be absent.
+    /// Whether there are several candidates, so that a missing document is not an error yet.
     pub(crate) fn is_unsure(&self) -> bool {
         self.unsure
     }
 
-    /// Takes in what a lead led to.
+    /// Processes the document of a lead.
     pub(crate) fn document(&mut self, lead: &Lead, bytes: &[u8]) -> Result<(), ManifestError> {
         let followed = parse(bytes).and_then(|document| self.follow(document, lead.chosen, lead.depth));
-        if self.unsure { self.pass_over(followed) } else { followed }
+        if self.unsure { self.skip(followed) } else { followed }
     }
 
-    /// Takes in the configuration of a candidate.
+    /// Processes the configuration of a candidate.
     pub(crate) fn configuration(
         &mut self,
         candidate: Candidate,
@@ -118,10 +119,10 @@ impl<'a> Search<'a> {
     ) -> Result<(), ManifestError> {
         let given = match config_platform(&bytes) {
             Ok(given) => given,
-            Err(error) => return self.pass_over(Err(error)),
+            Err(error) => return self.skip(Err(error)),
         };
         let rank = platform::config_rank(self.wanted, &given);
-        // An index of its own may have marked it.
+        // A nested index may have marked it.
         let rank = rank.or((candidate.chosen == Chosen::ByPlatform).then_some(usize::MAX));
         let Some(rank) = rank else {
             self.available.push(platform::field_name(&given));
@@ -165,8 +166,8 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// One of several is nothing for us. Remembers why, should the others be neither.
-    fn pass_over(&mut self, followed: Result<(), ManifestError>) -> Result<(), ManifestError> {
+    /// Skips one of several candidates. Keeps the first error, for the case that no other one matches.
+    fn skip(&mut self, followed: Result<(), ManifestError>) -> Result<(), ManifestError> {
         if let Err(error) = followed {
             self.refused.get_or_insert(error);
         }

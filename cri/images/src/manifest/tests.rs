@@ -1,4 +1,4 @@
-//! Documents as registries send them, and as they had better not.
+//! Tests with valid and invalid documents of registries.
 
 use std::collections::HashMap;
 
@@ -67,7 +67,7 @@ fn the_best_platform_of_an_index_is_chosen() {
     }
 }
 
-/// Documents by their digests.
+/// Documents by digest.
 #[derive(Default)]
 struct Documents(HashMap<Digest, Vec<u8>>);
 
@@ -79,7 +79,7 @@ impl Documents {
         serde_json::json!({"digest": digest, "size": size})
     }
 
-    /// An image for `os/architecture/variant`, without a word of it where it is named.
+    /// An image for `os/architecture/variant`. The descriptor states no platform.
     fn image(&mut self, name: &str) -> serde_json::Value {
         let mut parts = name.split('/').chain(["", "", ""]);
         let mut part = || parts.next().unwrap_or_default();
@@ -88,7 +88,7 @@ impl Documents {
         self.add(&serde_json::json!({"schemaVersion": 2, "config": config, "layers": []}))
     }
 
-    /// Searches from an index on; gives the platform of what is found, and how many documents were read for it.
+    /// Searches from an index. Returns the platform of the result and the number of documents read.
     fn search(&self, manifests: &[serde_json::Value]) -> (Result<String, ManifestError>, usize) {
         let top = serde_json::json!({"schemaVersion": 2, "manifests": manifests}).to_string();
         let (wanted, mut read) = (platform("amd64", ""), 0);
@@ -116,7 +116,7 @@ impl Documents {
 }
 
 #[test]
-fn images_of_which_the_index_says_nothing_are_told_by_their_configurations() {
+fn images_without_a_platform_in_the_index_are_selected_by_configuration() {
     let mut documents = Documents::default();
     let [other, ours, small, windows, silent] =
         ["linux/s390x", "linux/amd64", "linux/386", "windows/amd64", "linux/"]
@@ -151,7 +151,7 @@ fn images_of_which_the_index_says_nothing_are_told_by_their_configurations() {
 }
 
 #[test]
-fn not_more_than_some_are_looked_at() {
+fn the_number_of_documents_read_is_limited() {
     let mut documents = Documents::default();
     let (other, ours) = (documents.image("linux/s390x"), documents.image("linux/amd64"));
     let mut manifests = vec![other; UNMARKED_MAX - 1];
@@ -160,7 +160,7 @@ fn not_more_than_some_are_looked_at() {
     manifests.insert(0, manifests[0].clone());
     let (none, read) = documents.search(&manifests);
     assert!(none.is_err() && read == 2 * UNMARKED_MAX + 1, "{read}");
-    // Nor deeper than some.
+    // The nesting depth is limited too.
     let mut deep = ours;
     for depth in 0..4 {
         assert_eq!(documents.search(std::slice::from_ref(&deep)).0.is_ok(), depth < 3);
@@ -169,7 +169,7 @@ fn not_more_than_some_are_looked_at() {
 }
 
 #[test]
-fn documents_that_are_no_image_are_refused() {
+fn documents_that_are_not_images_are_refused() {
     let digest = Digest::of(b"x");
     let descriptor = |media_type: &str, size: u64| serde_json::json!({"mediaType": media_type, "digest": digest, "size": size});
     let config = descriptor("application/vnd.oci.image.config.v1+json", 2);
@@ -198,7 +198,7 @@ fn documents_that_are_no_image_are_refused() {
 }
 
 #[test]
-fn what_some_write_as_null_is_absent_and_old_words_for_a_configuration_are_known() {
+fn null_means_absent_and_old_configuration_types_are_accepted() {
     let digest = Digest::of(b"x");
     let descriptor = serde_json::json!({"mediaType": null, "digest": digest, "size": 1, "annotations": null,
         "urls": null, "platform": null, "data": null, "artifactType": null});
@@ -221,7 +221,7 @@ fn what_some_write_as_null_is_absent_and_old_words_for_a_configuration_are_known
 }
 
 #[test]
-fn configurations_of_all_writers_are_read() {
+fn configurations_of_all_builders_are_parsed() {
     let diff_id = Digest::of(b"layer");
     let host = platform("amd64", "");
     let text = format!(
@@ -229,33 +229,33 @@ fn configurations_of_all_writers_are_read() {
         "ExposedPorts":null,"Labels":null,"User":"12:34","StopSignal":"SIGQUIT","OnBuild":null}},
         "rootfs":{{"type":"layers","diff_ids":["{diff_id}"]}},"history":[{{"created_by":"x"}}]}}"#
     );
-    let parsed = parse_config(text.as_bytes(), 1, (&host, Chosen::Alone)).unwrap();
+    let parsed = parse_config(text.as_bytes(), 1, &host, Chosen::Direct).unwrap();
     let process = parsed.config.config().as_ref().unwrap();
     assert_eq!(process.volumes().as_deref(), Some(["/data".to_owned()].as_slice()));
     assert_eq!((process.user().as_deref(), process.cmd()), (Some("12:34"), &None));
     assert_eq!(parsed.diff_ids, [diff_id]);
-    // What some builders leave out.
-    assert!(parse_config(b"{}", 0, (&host, Chosen::Alone)).is_ok());
-    assert!(parse_config(br#"{"rootfs":{"diff_ids":null}}"#, 0, (&host, Chosen::Alone)).is_ok());
+    // Fields that some builders omit.
+    assert!(parse_config(b"{}", 0, &host, Chosen::Direct).is_ok());
+    assert!(parse_config(br#"{"rootfs":{"diff_ids":null}}"#, 0, &host, Chosen::Direct).is_ok());
     assert!(matches!(
-        parse_config(text.as_bytes(), 2, (&host, Chosen::Alone)),
+        parse_config(text.as_bytes(), 2, &host, Chosen::Direct),
         Err(ManifestError::Count { .. })
     ));
-    assert!(matches!(parse_config(b"{", 0, (&host, Chosen::Alone)), Err(ManifestError::Config(_))));
+    assert!(matches!(parse_config(b"{", 0, &host, Chosen::Direct), Err(ManifestError::Config(_))));
 }
 
 #[test]
-fn an_image_that_there_is_alone_may_be_for_another_processor_but_for_no_other_system() {
+fn a_single_image_may_be_for_another_processor_but_not_for_another_system() {
     let arm = platform("arm64", "v8");
     let config = |os: &str| format!(r#"{{"architecture":"amd64","os":"{os}"}}"#);
     for (os, chosen, taken) in [
-        ("linux", Chosen::Alone, true),
-        ("", Chosen::Alone, true),
-        ("windows", Chosen::Alone, false),
+        ("linux", Chosen::Direct, true),
+        ("", Chosen::Direct, true),
+        ("windows", Chosen::Direct, false),
         ("linux", Chosen::ByPlatform, true),
         ("linux", Chosen::Unmarked, false),
     ] {
-        let parsed = parse_config(config(os).as_bytes(), 0, (&arm, chosen));
+        let parsed = parse_config(config(os).as_bytes(), 0, &arm, chosen);
         assert_eq!(parsed.is_ok(), taken, "{os} {chosen:?}");
         assert!(taken || matches!(parsed, Err(ManifestError::Platform { .. })));
     }

@@ -1,4 +1,4 @@
-//! One layer: from the registry through a channel to the thread that unpacks it.
+//! Fetches one layer: from the registry through a channel to the thread that unpacks it.
 
 use std::io::{self, BufRead, Read};
 
@@ -9,29 +9,42 @@ use super::{Pull, PullError};
 use crate::config::Limits;
 use crate::digest::{Algorithm, Digest};
 use crate::error::{ErrorKind, report, unpack_kind};
-use crate::layers::{LayerError, Layers, Lease, Saved, Spool, Workshop};
+use crate::layers::{LayerError, Layers, Lease, Saved, Spool, UnpackDir};
 use crate::manifest::Descriptor;
 use crate::registry::{Blob, RegistryError};
 use crate::unpack::{UnpackError, Unpacked, unpack_with_recipe};
 
-/// Pieces between the two sides; each is what one read from the network gave, some 8 to 64 KiB.
+/// Capacity of the channel, in network reads of about 8 to 64 KiB.
 const CHANNEL: usize = 16;
-/// Progress is told in steps of so many bytes: whoever listens does not want each packet.
+/// Progress is reported in steps of this many bytes.
 const STEP: u64 = 1 << 20;
-/// How much of an earlier try's bytes is read at once.
+/// Bytes of one read from a spool.
 const SAVED_PIECE: usize = 256 << 10;
 
-/// What goes through the channel. A channel that closes without an end is a download that broke off.
+/// A message in the channel. If the channel closes without `End`, the download broke off.
 enum Piece {
     Data(Bytes),
-    /// From an earlier try: on disk already.
+    /// From a spool: on disk already.
     Saved(Bytes),
     End,
-    /// All is here, and it is not what its digest says.
+    /// The content is complete and its digest is wrong.
     Wrong,
 }
 
-/// The unpacking thread's side.
+/// A layer to fetch.
+struct LayerContent<'a> {
+    descriptor: &'a Descriptor,
+    /// The diff id in the configuration.
+    expected: Digest,
+}
+
+/// The spool of a layer, and its data of an earlier attempt.
+struct Resume {
+    spool: Option<Spool>,
+    saved: Option<Saved>,
+}
+
+/// The unpacking thread's end of the channel.
 struct PieceReader {
     pieces: mpsc::Receiver<Piece>,
     current: Bytes,
@@ -47,20 +60,20 @@ enum State {
     Wrong,
 }
 
-/// What the unpacking thread gives back.
-type Outcome = Result<Result<(Workshop, Unpacked), UnpackError>, LayerError>;
+/// Result of the unpacking thread.
+type Outcome = Result<Result<(UnpackDir, Unpacked), UnpackError>, LayerError>;
 
 impl Pull {
-    /// A reference to a layer, fetched if it is not here.
+    /// A reference to a layer. Fetches it if it is missing.
     pub(super) async fn layer(&self, descriptor: &Descriptor, diff_id: Digest) -> Result<Lease, PullError> {
-        let mut told = 0;
+        let mut reported = 0;
         let lease = self
             .images
             .inner
             .layers
-            .ensure(diff_id, async || self.fetch(descriptor, diff_id, &mut told).await)
+            .ensure(diff_id, async || self.fetch(descriptor, diff_id, &mut reported).await)
             .await?;
-        let left = descriptor.size.saturating_sub(told);
+        let left = descriptor.size.saturating_sub(reported);
         self.progress.send_modify(|progress| {
             progress.bytes_done += left;
             progress.layers_done += 1;
@@ -68,14 +81,15 @@ impl Pull {
         Ok(lease)
     }
 
-    /// Fetches a layer; again from its beginning, when what came was not what its digest says and another host is left.
+    /// Fetches a layer. If its digest is wrong and another host is left, starts again from the beginning.
     async fn fetch(
         &self,
         descriptor: &Descriptor,
         expected: Digest,
-        told: &mut u64,
-    ) -> Result<(Workshop, Unpacked), PullError> {
+        reported: &mut u64,
+    ) -> Result<(UnpackDir, Unpacked), PullError> {
         let _permit = self.images.inner.fetching.acquire().await.map_err(|_closed| PullError::Stopped)?;
+        let layer = LayerContent { descriptor, expected };
         let mut blob = self.registry.blob(descriptor);
         let mut first = true;
         loop {
@@ -88,20 +102,20 @@ impl Pull {
                 }
                 None => None,
             };
-            let fetched = self.fetch_once((&mut blob, descriptor, expected), (spool, saved), told).await;
+            let fetched = self.fetch_once(&layer, &mut blob, Resume { spool, saved }, reported).await;
             let Err(error) = fetched else { return fetched };
-            // What was told of this layer is not so.
-            let back = std::mem::take(told);
+            // The reported progress of this layer is void.
+            let back = std::mem::take(reported);
             self.progress.send_modify(|progress| progress.bytes_done -= back.min(progress.bytes_done));
             match error {
-                PullError::Registry(error) => blob.begin_again(error)?,
+                PullError::Registry(error) => blob.start_again(error)?,
                 error => return Err(error),
             }
             first = false;
         }
     }
 
-    /// Where what arrives is kept, for layers that are large enough to be worth it.
+    /// The spool for a layer that is large enough.
     fn spool(&self, descriptor: &Descriptor) -> Option<Spool> {
         let inner = &self.images.inner;
         let spool = (descriptor.size >= inner.config.resume_from)
@@ -115,25 +129,28 @@ impl Pull {
 
     async fn fetch_once(
         &self,
-        (blob, descriptor, expected): (&mut Blob<'_>, &Descriptor, Digest),
-        (spool, saved): (Option<Spool>, Option<Saved>),
-        told: &mut u64,
-    ) -> Result<(Workshop, Unpacked), PullError> {
+        layer: &LayerContent<'_>,
+        blob: &mut Blob<'_>,
+        resume: Resume,
+        reported: &mut u64,
+    ) -> Result<(UnpackDir, Unpacked), PullError> {
+        let LayerContent { descriptor, expected } = *layer;
+        let Resume { spool, saved } = resume;
         let inner = &self.images.inner;
         let (layers, limits) = (inner.layers.clone(), inner.config.limits);
         let (sender, pieces) = mpsc::channel(CHANNEL);
         let reader = PieceReader { pieces, current: Bytes::new(), state: State::Reading, spool };
         let algorithm = expected.algorithm();
         let unpacking = tokio::task::spawn_blocking(move || reader.unpack(&layers, &limits, algorithm));
-        let sent = self.send(blob, saved, &sender, told).await;
+        let sent = self.send(blob, saved, &sender, reported).await;
         if matches!(sent, Err(PullError::Registry(RegistryError::Digest { .. }))) {
-            let _given_up = sender.send(Piece::Wrong).await;
+            let _receiver_gone = sender.send(Piece::Wrong).await;
         }
         drop(sender);
         let unpacked = unpacking.await.map_err(|_stopped| PullError::Stopped)?;
-        // A download that failed is why the other side could not go on.
+        // A failed download is the cause of the unpacking error.
         sent?;
-        let (workshop, unpacked) = match unpacked? {
+        let (unpack_dir, unpacked) = match unpacked? {
             Ok(unpacked) => unpacked,
             Err(error) => return Err(refused(blob, descriptor, error).await),
         };
@@ -141,16 +158,17 @@ impl Pull {
             let (digest, actual) = (descriptor.digest.into(), unpacked.diff_id.into());
             return Err(PullError::DiffId { digest, expected: expected.into(), actual });
         }
-        Ok((workshop, unpacked))
+        Ok((unpack_dir, unpacked))
     }
 
-    /// Sends a layer's bytes on. Ends early, without an error, when the other side has given up: it says why.
+    /// Sends a layer's bytes to the unpacking thread. Returns early without an error if that thread failed;
+    /// its result has the error.
     async fn send(
         &self,
         blob: &mut Blob<'_>,
         saved: Option<Saved>,
         sender: &mpsc::Sender<Piece>,
-        told: &mut u64,
+        reported: &mut u64,
     ) -> Result<(), PullError> {
         let mut arrived = 0;
         if let Some(saved) = saved {
@@ -161,29 +179,30 @@ impl Pull {
             if sender.send(Piece::Data(data)).await.is_err() {
                 return Ok(());
             }
-            if arrived - *told >= STEP {
-                let step = arrived - *told;
-                *told = arrived;
+            if arrived - *reported >= STEP {
+                let step = arrived - *reported;
+                *reported = arrived;
                 self.progress.send_modify(|progress| progress.bytes_done += step);
             }
         }
-        let _given_up = sender.send(Piece::End).await;
+        let _receiver_gone = sender.send(Piece::End).await;
         Ok(())
     }
 }
 
-/// Why a layer was not unpacked. What is wrong with it may be of whoever sent it, and not of the image.
+/// The error of a layer that could not be unpacked. The content may be wrong at one host only, not in the
+/// image.
 async fn refused(blob: &mut Blob<'_>, descriptor: &Descriptor, error: UnpackError) -> PullError {
     if !matches!(unpack_kind(&error), ErrorKind::Corrupt | ErrorKind::Rejected) {
         return PullError::Unpack { digest: descriptor.digest.into(), source: error };
     }
-    match blob.doubted(io::Error::other(report(&error))).await {
+    match blob.check_rest(io::Error::other(report(&error))).await {
         Ok(()) => PullError::Unpack { digest: descriptor.digest.into(), source: error },
         Err(error) => error.into(),
     }
 }
 
-/// Sends on what an earlier try left; gives how much that was.
+/// Sends the data of a spool. Returns its length.
 async fn send_saved(
     mut saved: Saved,
     blob: &mut Blob<'_>,
@@ -198,7 +217,7 @@ async fn send_saved(
         if piece.is_empty() {
             return Ok(sent);
         }
-        blob.known(&piece);
+        blob.resume_with(&piece);
         sent += piece.len() as u64;
         if sender.send(Piece::Saved(piece.into())).await.is_err() {
             return Ok(sent);
@@ -210,22 +229,22 @@ async fn send_saved(
 
 impl PieceReader {
     fn unpack(mut self, layers: &Layers, limits: &Limits, algorithm: Algorithm) -> Outcome {
-        let workshop = layers.workshop()?;
+        let unpack_dir = layers.unpack_dir()?;
         let unpacked =
-            unpack_with_recipe(&mut self, &workshop.files(), limits, (&workshop.recipe(), algorithm));
+            unpack_with_recipe(&mut self, &unpack_dir.files(), limits, &unpack_dir.recipe(), algorithm);
         let unpacked = unpacked.and_then(|unpacked| {
-            // A decoder may stop before the end of what the digest is of.
+            // The decoder may stop before the end of the hashed data.
             io::copy(&mut self, &mut io::sink()).map_err(UnpackError::Read)?;
             Ok(unpacked)
         });
-        // Kept for the next try is what only broke off.
+        // The spool is kept only if the download broke off.
         if let Some(spool) = self.spool.take().filter(|_| self.state != State::BrokeOff) {
             spool.discard();
         }
         Ok(match unpacked {
-            Ok(unpacked) => Ok((workshop, unpacked)),
+            Ok(unpacked) => Ok((unpack_dir, unpacked)),
             Err(error) => {
-                workshop.discard();
+                unpack_dir.discard();
                 Err(error)
             }
         })
@@ -234,8 +253,8 @@ impl PieceReader {
     fn save(&mut self, data: &Bytes) {
         let Some(spool) = &mut self.spool else { return };
         if let Err(error) = spool.append(data) {
-            // A pull that will not be taken up again is better than none.
-            tracing::debug!(%error, "cannot keep what arrives of a layer");
+            // The pull continues; only a later resume is impossible.
+            tracing::debug!(%error, "cannot write to a spool");
             if let Some(spool) = self.spool.take() {
                 spool.discard();
             }
@@ -270,7 +289,7 @@ impl BufRead for PieceReader {
         let failed = |kind, what| Err(io::Error::new(kind, what));
         match self.state {
             State::BrokeOff => failed(io::ErrorKind::UnexpectedEof, "the download broke off"),
-            State::Wrong => failed(io::ErrorKind::InvalidData, "the content is not what its digest says"),
+            State::Wrong => failed(io::ErrorKind::InvalidData, "the content does not match its digest"),
             State::Reading | State::Ended => Ok(&self.current),
         }
     }

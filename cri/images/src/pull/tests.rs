@@ -1,4 +1,4 @@
-//! Pulls from the real registry, over good lines and bad ones.
+//! Tests of pulls from a real registry, with and without injected failures.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -17,18 +17,20 @@ mod resume;
 mod stall;
 
 use crate::digest::Digest;
-use crate::fixture::{Fault, Line, TestImage, TestRegistry, TestTar, attributes, gzip, layer, noise, zstd};
+use crate::fixture::{
+    ProxyFault, TestImage, TestProxy, TestRegistry, TestTar, attributes, gzip, layer, noise, zstd,
+};
 use crate::{ErrorKind, Images, ImagesConfig, ProgressFn, Usage};
 
-/// However slow the machine is: long enough for what happens at all.
+/// Timeout for anything that happens at all, even on a slow machine.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Opens a store. A task of the one before, in this same process, may be about to let go of the lock.
+/// Opens a store. A task of the previous one in this process may still hold the lock.
 async fn store(root: &Path) -> Images {
     opened(&ImagesConfig { stall_timeout: Duration::from_secs(5), ..ImagesConfig::new(root) }).await
 }
 
-/// Opens a store, also one that was dropped just now: what runs in it yet keeps its lock.
+/// Opens a store that may have been dropped just now: its running tasks still hold the lock.
 async fn opened(config: &ImagesConfig) -> Images {
     let begun = Instant::now();
     loop {
@@ -49,7 +51,7 @@ fn entries(path: &Path) -> usize {
     std::fs::read_dir(path).unwrap().count()
 }
 
-/// Nothing of a failed pull is left: threads that were cut off may need a moment.
+/// Waits until nothing of a failed pull is left: aborted threads may need a moment.
 async fn nothing_left(root: &Path) {
     let images = root.join("images");
     let begun = Instant::now();
@@ -105,13 +107,13 @@ async fn an_image_is_pulled_unpacked_found_and_removed() {
     images.remove(&by_digest).await.unwrap();
     images.remove(&by_digest).await.unwrap();
     assert!(images.list().is_empty());
-    images.settled().await;
+    images.wait_until_deleted().await;
     assert_eq!(images.usage(), Usage::default());
     nothing_left(root.path()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_not_there_is_said_so() {
+async fn absent_images_are_reported_as_not_found() {
     let registry = TestRegistry::start().await;
     let root = tempfile::tempdir().unwrap();
     let images = store(root.path()).await;
@@ -132,17 +134,17 @@ async fn what_is_not_there_is_said_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_transfer_that_breaks_is_taken_up_where_it_broke() {
+async fn a_broken_transfer_is_resumed_where_it_broke() {
     let registry = TestRegistry::start().await;
     let image = big_image();
     registry.push("big", "latest", &image).await;
-    for fault in [Fault::Cut(1_000_000), Fault::Stall(1_000_000)] {
+    for fault in [ProxyFault::Cut(1_000_000), ProxyFault::Stall(1_000_000)] {
         let root = tempfile::tempdir().unwrap();
         let images = store(root.path()).await;
         let (blob, once) = (Digest::of(&image.layers[0]).to_string(), Mutex::new(Some(fault)));
-        let line = Line::to(registry.address(), move |head, _| {
+        let line = TestProxy::to(registry.address(), move |head, _| {
             let spoiled = head.contains(&blob).then(|| once.lock().unwrap().take()).flatten();
-            spoiled.unwrap_or(Fault::Pass)
+            spoiled.unwrap_or(ProxyFault::Pass)
         })
         .await;
         let pulled = images.pull(&line.name("big"), None, None).await.unwrap();
@@ -154,7 +156,7 @@ async fn a_transfer_that_breaks_is_taken_up_where_it_broke() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_registry_that_gives_no_rest_is_asked_for_the_whole() {
+async fn a_registry_without_ranges_is_asked_for_the_whole_layer() {
     let registry = TestRegistry::start().await;
     let image = big_image();
     registry.push("big", "latest", &image).await;
@@ -167,12 +169,12 @@ async fn a_registry_that_gives_no_rest_is_asked_for_the_whole() {
         let root = tempfile::tempdir().unwrap();
         let images = store(root.path()).await;
         let (blob, once) =
-            (Digest::of(&image.layers[0]).to_string(), Mutex::new(Some(Fault::Cut(1_000_000))));
-        let line = Line::to(registry.address(), move |head, _| match head.contains("range: bytes=") {
-            true => Fault::Reply(answer.clone()),
+            (Digest::of(&image.layers[0]).to_string(), Mutex::new(Some(ProxyFault::Cut(1_000_000))));
+        let line = TestProxy::to(registry.address(), move |head, _| match head.contains("range: bytes=") {
+            true => ProxyFault::Reply(answer.clone()),
             false => {
                 let spoiled = head.contains(&blob).then(|| once.lock().unwrap().take()).flatten();
-                spoiled.unwrap_or(Fault::Pass)
+                spoiled.unwrap_or(ProxyFault::Pass)
             }
         })
         .await;
@@ -183,35 +185,35 @@ async fn a_registry_that_gives_no_rest_is_asked_for_the_whole() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_registry_that_stays_broken_is_given_up_and_nothing_half_done_is_kept() {
+async fn a_pull_from_a_broken_registry_fails_and_leaves_nothing_incomplete() {
     let registry = TestRegistry::start().await;
     let image = big_image();
     registry.push("big", "latest", &image).await;
     let config_blob = Digest::of(&image.config).to_string();
     let manifest_unavailable = "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n";
-    type Rule = Box<dyn Fn(&str, usize) -> Fault + Send + Sync>;
-    let spoil = |fault: Fault| -> Rule {
+    type Rule = Box<dyn Fn(&str, usize) -> ProxyFault + Send + Sync>;
+    let spoil = |fault: ProxyFault| -> Rule {
         let config_blob = config_blob.clone();
         Box::new(move |head, _| {
             let spoiled = head.contains("/blobs/") && !head.contains(&config_blob);
-            if spoiled { fault.clone() } else { Fault::Pass }
+            if spoiled { fault.clone() } else { ProxyFault::Pass }
         })
     };
     let cases: Vec<(Rule, ErrorKind, &str)> = vec![
-        (spoil(Fault::Cut(2_000)), ErrorKind::Unavailable, "broke off"),
-        (spoil(Fault::Flip(1_000_000)), ErrorKind::Corrupt, "digest"),
+        (spoil(ProxyFault::Cut(2_000)), ErrorKind::Unavailable, "broke off"),
+        (spoil(ProxyFault::Flip(1_000_000)), ErrorKind::Corrupt, "digest"),
         (
-            spoil(Fault::Reply("HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".into())),
+            spoil(ProxyFault::Reply("HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".into())),
             ErrorKind::NotFound,
             "404",
         ),
-        (Box::new(move |_, _| Fault::Reply(manifest_unavailable.into())), ErrorKind::Unavailable, "503"),
-        (Box::new(|_, _| Fault::Stall(0)), ErrorKind::Unavailable, "nothing for too long"),
+        (Box::new(move |_, _| ProxyFault::Reply(manifest_unavailable.into())), ErrorKind::Unavailable, "503"),
+        (Box::new(|_, _| ProxyFault::Stall(0)), ErrorKind::Unavailable, "nothing for too long"),
     ];
     for (rule, kind, part) in cases {
         let root = tempfile::tempdir().unwrap();
         let images = store(root.path()).await;
-        let line = Line::to(registry.address(), rule).await;
+        let line = TestProxy::to(registry.address(), rule).await;
         let error = images.pull(&line.name("big"), None, None).await.unwrap_err();
         assert_eq!(error.kind(), kind, "{}", error.report());
         assert!(error.report().contains(part), "{}", error.report());
@@ -220,21 +222,21 @@ async fn a_registry_that_stays_broken_is_given_up_and_nothing_half_done_is_kept(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_passing_failure_of_the_registry_is_not_the_end() {
+async fn a_temporary_failure_of_the_registry_is_retried() {
     let registry = TestRegistry::start().await;
     registry.push("small", "latest", &TestImage::small("x")).await;
     let root = tempfile::tempdir().unwrap();
     let images = store(root.path()).await;
-    let line = Line::to(registry.address(), |_, number| match number % 2 {
-        0 => Fault::Reply("HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n".into()),
-        _ => Fault::Pass,
+    let line = TestProxy::to(registry.address(), |_, number| match number % 2 {
+        0 => ProxyFault::Reply("HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n".into()),
+        _ => ProxyFault::Pass,
     })
     .await;
     images.pull(&line.name("small"), None, None).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn equal_pulls_are_one_and_shared_layers_come_once() {
+async fn equal_pulls_are_merged_and_shared_layers_are_fetched_once() {
     let registry = TestRegistry::start().await;
     let shared = layer(TestTar::new().file("shared", &noise(1 << 20)));
     let one = TestImage::new(vec![shared.clone(), layer(TestTar::new().file("one", b"1"))]);
@@ -243,7 +245,7 @@ async fn equal_pulls_are_one_and_shared_layers_come_once() {
     registry.push("r", "two", &two).await;
     let root = tempfile::tempdir().unwrap();
     let images = store(root.path()).await;
-    let line = Line::to(registry.address(), |_, _| Fault::Pass).await;
+    let line = TestProxy::to(registry.address(), |_, _| ProxyFault::Pass).await;
     let (name_one, name_two) = (line.name("r:one"), line.name("r:two"));
     let pulls = tokio::join!(
         images.pull(&name_one, None, None),
@@ -261,15 +263,15 @@ async fn equal_pulls_are_one_and_shared_layers_come_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pull_that_nobody_awaits_stops() {
+async fn a_pull_without_a_caller_stops() {
     let registry = TestRegistry::start().await;
     registry.push("big", "latest", &big_image()).await;
     let root = tempfile::tempdir().unwrap();
     let config = ImagesConfig { stall_timeout: Duration::from_secs(60), ..ImagesConfig::new(root.path()) };
     let images = Images::open(config).await.unwrap();
-    let line = Line::to(registry.address(), |head, _| match head.contains("/blobs/") {
-        true => Fault::Stall(1_000_000),
-        false => Fault::Pass,
+    let line = TestProxy::to(registry.address(), |head, _| match head.contains("/blobs/") {
+        true => ProxyFault::Stall(1_000_000),
+        false => ProxyFault::Pass,
     })
     .await;
     let name = line.name("big");
@@ -298,7 +300,7 @@ async fn a_moved_tag_leaves_the_old_image_and_held_layers_stay() {
     drop(held);
     let begun = Instant::now();
     while first.layers[0].exists() {
-        assert!(begun.elapsed() < LONG, "nobody holds it");
+        assert!(begun.elapsed() < LONG, "the image is not held any more");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert!(images.hold(&first.id).is_err());
@@ -314,7 +316,7 @@ async fn an_image_removed_while_held_can_be_held_again_after_a_restart() {
     let image = images.pull(&registry.name("app"), None, None).await.unwrap();
     let held = images.hold(&image.id).unwrap();
     images.remove(&image.id).await.unwrap();
-    // As a process that is killed: nothing is dropped. A copy of the state is what the next one finds.
+    // Simulates a killed process: nothing is dropped, and a copy of the state is opened.
     let copy = tempfile::tempdir().unwrap();
     let copied =
         std::process::Command::new("cp").arg("-a").arg(root.path().join("images")).arg(copy.path()).status();
@@ -325,7 +327,7 @@ async fn an_image_removed_while_held_can_be_held_again_after_a_restart() {
     again.collect().await.unwrap();
     assert!(held_again.image().layers[0].join("hello").is_file());
     let path = held_again.image().layers[0].clone();
-    // Pulled again it is an image as any other.
+    // After another pull it is a normal image.
     again.pull(&registry.name("app"), None, None).await.unwrap();
     drop(held_again);
     assert_eq!(again.list().len(), 1);
@@ -335,7 +337,7 @@ async fn an_image_removed_while_held_can_be_held_again_after_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_image_is_pinned_by_its_names_and_removed_by_whoever_asks_for_it() {
+async fn a_pinned_image_is_marked_and_can_be_removed_explicitly() {
     let registry = TestRegistry::start().await;
     registry.push("app", "latest", &TestImage::small("x")).await;
     let root = tempfile::tempdir().unwrap();
@@ -359,7 +361,7 @@ async fn an_image_is_pinned_by_its_names_and_removed_by_whoever_asks_for_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_use_is_remembered_over_a_restart() {
+async fn the_time_of_last_use_survives_a_restart() {
     let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
     let registry = TestRegistry::start().await;
     for tag in ["used", "unused"] {
@@ -371,7 +373,7 @@ async fn a_use_is_remembered_over_a_restart() {
     for tag in ["app:used", "app:unused"] {
         ids.push(images.pull(&registry.name(tag), None, None).await.unwrap().id);
     }
-    let pulled = images.standing(&ids[0]).unwrap();
+    let pulled = images.gc_info(&ids[0]).unwrap();
     assert!(pulled.pulled.elapsed().unwrap() < Duration::from_secs(60) && !pulled.held);
     assert!(pulled.layer_bytes.len() == 1 && pulled.layer_bytes[0] > 0);
     drop(images);
@@ -379,15 +381,15 @@ async fn a_use_is_remembered_over_a_restart() {
         std::fs::File::open(record.unwrap().path()).unwrap().set_modified(long_ago).unwrap();
     }
     let images = store(root.path()).await;
-    assert_eq!(ids.iter().map(|id| images.standing(id).unwrap().used).max(), Some(long_ago));
+    assert_eq!(ids.iter().map(|id| images.gc_info(id).unwrap().used).max(), Some(long_ago));
     let held = images.hold(&ids[0]).unwrap();
-    assert!(images.standing(&ids[0]).unwrap().held);
+    assert!(images.gc_info(&ids[0]).unwrap().held);
     drop((held, images));
     let begun = Instant::now();
     while begun.elapsed() < LONG {
-        // The store is closed when the use is noted.
+        // The store is closed when the use has been recorded.
         let images = store(root.path()).await;
-        let [used, unused] = [0, 1].map(|at| images.standing(&ids[at]).unwrap());
+        let [used, unused] = [0, 1].map(|at| images.gc_info(&ids[at]).unwrap());
         assert_eq!(unused.used, long_ago);
         assert!(unused.pulled.elapsed().unwrap() < Duration::from_secs(60), "a pull is no use");
         if used.used.elapsed().unwrap() < Duration::from_secs(60) {
@@ -400,7 +402,7 @@ async fn a_use_is_remembered_over_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bad_layers_are_refused_with_the_reason_and_nothing_is_kept() {
+async fn invalid_layers_are_refused_with_the_reason_and_nothing_is_kept() {
     let registry = TestRegistry::start().await;
     let wrong = (gzip(&TestTar::new().file("a", b"").finish()), Digest::of(b"something else"));
     let cases = [
@@ -422,7 +424,7 @@ async fn bad_layers_are_refused_with_the_reason_and_nothing_is_kept() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn odd_images_have_layers_that_overlayfs_takes() {
+async fn unusual_images_have_layers_that_overlayfs_accepts() {
     let registry = TestRegistry::start().await;
     let (a, b) = (layer(TestTar::new().file("a", b"")), layer(TestTar::new().file("b", b"")));
     registry.push("twice", "latest", &TestImage::new(vec![a.clone(), b, a])).await;
@@ -441,7 +443,7 @@ async fn odd_images_have_layers_that_overlayfs_takes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_image_that_lost_a_layer_is_none_and_one_process_owns_the_store() {
+async fn an_image_with_a_missing_layer_is_dropped_and_the_store_is_locked() {
     let registry = TestRegistry::start().await;
     registry.push("app", "latest", &TestImage::small("x")).await;
     let root = tempfile::tempdir().unwrap();
@@ -458,7 +460,7 @@ async fn an_image_that_lost_a_layer_is_none_and_one_process_owns_the_store() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn directories_that_a_layer_only_implies_keep_what_lower_layers_say() {
+async fn implied_directories_keep_the_attributes_of_lower_layers() {
     use std::os::unix::fs::MetadataExt;
     let registry = TestRegistry::start().await;
     let base = TestTar::new()

@@ -1,13 +1,15 @@
-//! One blob, in pieces: taken up again where it broke off, from the next host if need be, and verified at its end.
+//! Reads one blob in pieces: resumes broken transfers, if necessary at the next host, and verifies the
+//! digest.
 //!
 //! ```text
-//! all hosts, each from where the one before broke off ──wrong digest──► one host alone, from the beginning
+//! all hosts, each resumes where the one before broke off ──wrong digest──► one host alone, from the
+//! beginning
 //!                     ▲         │                                          │   ▲              │
-//!                     └─────────┘ what an earlier try kept is damaged      │   └──next host──┘ wrong, or broken
-//!                                                                          └──none left──► all that was said
+//!                     └─────────┘ the spooled data is damaged              │   └──next host──┘ wrong, or broken
+//!                                                                          └──none left──► error of all hosts
 //! ```
-//! Who sent all of a blob that is not what its digest says is not asked for it again. When several sent parts of it,
-//! nobody knows whose are wrong: then each is asked alone.
+//! A host that sent a complete blob with a wrong digest is not asked again. If several hosts sent parts, the
+//! wrong part is unknown, so each is asked alone.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
@@ -18,25 +20,25 @@ use reqwest::header::CONTENT_RANGE;
 use reqwest::{Response, StatusCode, Url};
 use tokio::time::{Instant, timeout};
 
-use super::endpoint::Ask;
+use super::endpoint::Request;
 use super::{Registry, RegistryError, foreign, retry};
 use crate::digest::{Digest, Hasher};
 use crate::manifest::Descriptor;
 
-/// Failures in a row, without progress between, after which a blob is given up.
+/// Maximum consecutive failures without progress.
 const FAILURES_MAX: u32 = 5;
-/// What counts as progress.
+/// Bytes that count as progress.
 const PROGRESS: u64 = 64 << 10;
 
-/// How much of a blob that cannot be used is read for its digest alone: who sends it also says how long it is.
-const DOUBTED_MAX: u64 = 8 << 30;
+/// Maximum bytes of an unusable blob that are read only to check its digest. The sender states the length.
+const CHECKED_REST_MAX: u64 = 8 << 30;
 
-/// Who may have a blob.
+/// A host that may have a blob.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Host {
-    /// One of the registry's, by its place in the list.
+    /// An endpoint of the registry, by its index.
     Own(usize),
-    /// One that the manifest names.
+    /// A URL in the manifest, by its index.
     Foreign(usize),
 }
 
@@ -47,28 +49,28 @@ pub(crate) struct Blob<'a> {
     size: u64,
     offset: u64,
     hasher: Hasher,
-    /// All is here, and is what the digest says.
+    /// The blob is complete and its digest is right.
     verified: bool,
-    /// The transfer under way, and bytes at its head that we have already.
+    /// The current transfer, and the number of its first bytes to skip.
     response: Option<(Response, u64)>,
-    /// The hosts that may be asked, and which of them is.
+    /// The hosts to ask, and the index of the current one.
     hosts: Vec<Host>,
     at: usize,
     foreign: Vec<Url>,
-    /// Who sent what we have.
-    givers: BTreeSet<Host>,
-    /// An earlier try kept some of it.
+    /// The hosts that sent the data so far.
+    senders: BTreeSet<Host>,
+    /// Some data comes from a spool.
     kept: bool,
-    /// Those to be asked next, each alone: what came from all together was wrong.
+    /// Hosts to ask next, each alone, because the joint data was wrong.
     left: Option<VecDeque<Host>>,
-    /// What came of those before.
+    /// Errors of earlier hosts.
     refused: Vec<RegistryError>,
-    /// The host gave no part of the blob that begins where it was to: it is asked for the whole.
+    /// The host returned a wrong range, so the whole blob is requested.
     whole: bool,
     failures: Vec<RegistryError>,
-    /// Where the last failure was.
+    /// Offset of the last failure.
     mark: u64,
-    /// Where the last progress was, and how long we waited since.
+    /// Offset of the last progress, and the waiting time since.
     reached: u64,
     waited: Duration,
 }
@@ -91,7 +93,7 @@ impl<'a> Blob<'a> {
             hosts,
             at: 0,
             foreign,
-            givers: BTreeSet::new(),
+            senders: BTreeSet::new(),
             kept: false,
             left: None,
             refused: Vec::new(),
@@ -103,21 +105,23 @@ impl<'a> Blob<'a> {
         }
     }
 
-    /// The next piece; none at the end, when all pieces together were found to be what the digest says.
+    /// The next piece. `None` at the end, after the digest was verified.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, RegistryError> {
         loop {
             if self.offset == self.size {
                 return self.verify().map(|()| None);
             }
-            let within = self.registry.patience.progress;
-            // The time that the caller takes with a piece is not the registry's.
+            let timeout_after = self.registry.timeouts.progress;
+            // The time that the caller needs for a piece does not count.
             let began = Instant::now();
-            let piece = timeout(within.saturating_sub(self.waited), self.piece()).await;
+            let piece = timeout(timeout_after.saturating_sub(self.waited), self.piece()).await;
             self.waited += began.elapsed();
-            match piece.unwrap_or_else(|_late| Err(RegistryError::NoProgress { url: self.url(), within })) {
+            match piece.unwrap_or_else(|_late| {
+                Err(RegistryError::NoProgress { url: self.url(), timeout: timeout_after })
+            }) {
                 Ok(piece) if piece.is_empty() => {}
                 Ok(piece) => {
-                    self.givers.extend(self.hosts.get(self.at));
+                    self.senders.extend(self.hosts.get(self.at));
                     self.hasher.update(&piece);
                     self.offset += piece.len() as u64;
                     if self.offset >= self.reached + PROGRESS {
@@ -130,69 +134,69 @@ impl<'a> Blob<'a> {
         }
     }
 
-    /// Takes in what came in an earlier try, before anything is asked for.
-    pub(crate) fn known(&mut self, piece: &[u8]) {
+    /// Takes data of a spool, before anything is requested.
+    pub(crate) fn resume_with(&mut self, piece: &[u8]) {
         self.hasher.update(piece);
         self.offset += piece.len() as u64;
         (self.mark, self.reached) = (self.offset, self.offset);
         self.kept = true;
     }
 
-    /// The whole of a small blob.
-    pub(crate) async fn whole(mut self) -> Result<Vec<u8>, RegistryError> {
+    /// Reads a small blob completely.
+    pub(crate) async fn read_all(mut self) -> Result<Vec<u8>, RegistryError> {
         loop {
             match self.rest().await {
                 Ok(whole) => return Ok(whole),
-                Err(error) => self.begin_again(error)?,
+                Err(error) => self.start_again(error)?,
             }
         }
     }
 
-    /// For whoever cannot use what came: an error if that is the fault of those who sent it. Where another host could
-    /// have what this one has not, the rest is read, for the digest to tell.
-    pub(crate) async fn doubted(&mut self, why: io::Error) -> Result<(), RegistryError> {
+    /// Called if the content cannot be unpacked. Returns an error if the host is at fault. If another host
+    /// could have better content, the rest is read to check the digest.
+    pub(crate) async fn check_rest(&mut self, why: io::Error) -> Result<(), RegistryError> {
         if self.kept {
             return Err(self.damaged(why));
         }
         let others = self.hosts.len() > 1 || self.left.is_some();
-        if others && self.size - self.offset <= DOUBTED_MAX {
+        if others && self.size - self.offset <= CHECKED_REST_MAX {
             while self.next().await?.is_some() {}
         }
         Ok(())
     }
 
-    /// Of what an earlier try kept.
+    /// The error of damaged spooled data.
     pub(crate) fn damaged(&self, source: io::Error) -> RegistryError {
         RegistryError::Kept { digest: self.digest.into(), source }
     }
 
-    /// Forgets what came, to be read from the beginning again, from a host that may have what those before had not.
-    /// Gives the error back, with what the others said, where there is no such host.
-    pub(crate) fn begin_again(&mut self, error: RegistryError) -> Result<(), RegistryError> {
+    /// Starts again from the beginning, at a host that may have better content. If there is none, returns the
+    /// error with those of the other hosts.
+    pub(crate) fn start_again(&mut self, error: RegistryError) -> Result<(), RegistryError> {
         let wrong = matches!(error, RegistryError::Digest { .. });
         if matches!(error, RegistryError::Kept { .. }) || (self.kept && wrong) {
-            tracing::info!(digest = %self.digest, "what was kept of a layer is damaged: getting it anew");
-            self.forget();
+            tracing::info!(digest = %self.digest, "spooled data of a layer is damaged: fetching it again");
+            self.reset();
             return Ok(());
         }
         if self.left.is_none() && !wrong {
             return Err(error);
         }
-        let givers = std::mem::take(&mut self.givers);
-        let alone = |host: &Host| givers.len() > 1 || !givers.contains(host);
+        let senders = std::mem::take(&mut self.senders);
+        let alone = |host: &Host| senders.len() > 1 || !senders.contains(host);
         let left = self.left.get_or_insert_with(|| self.hosts.iter().copied().filter(alone).collect());
         self.refused.push(error);
         let Some(next) = left.pop_front() else {
             return Err(self.registry.joined(std::mem::take(&mut self.refused)));
         };
         (self.hosts, self.at) = (vec![next], 0);
-        self.forget();
+        self.reset();
         Ok(())
     }
 
-    fn forget(&mut self) {
+    fn reset(&mut self) {
         self.hasher = Hasher::new(self.digest.algorithm());
-        self.givers.clear();
+        self.senders.clear();
         self.failures.clear();
         (self.response, self.whole) = (None, false);
         (self.kept, self.verified) = (false, false);
@@ -225,8 +229,8 @@ impl<'a> Blob<'a> {
         Ok(new)
     }
 
-    /// Asks for what is missing. A host that does not know ranges sends all again, and we leave out what we have; one
-    /// that answers with another part than that, or says that there is none, is asked for all of it the next time.
+    /// Requests the missing part. If a host does not support ranges, the known bytes are skipped. If it
+    /// returns a wrong range or refuses it, the next request is for the whole blob.
     async fn open(&mut self) -> Result<(Response, u64), RegistryError> {
         let from = if self.whole { 0 } else { self.offset };
         let no_part = || RegistryError::Short { url: self.url(), got: self.offset, size: self.size };
@@ -239,7 +243,7 @@ impl<'a> Blob<'a> {
             response => response?,
         };
         if response.status() != StatusCode::PARTIAL_CONTENT {
-            // Something else altogether, as the page of a portal: not a byte of it is taken.
+            // Different content, such as a login page of a captive portal, is not used at all.
             return match response.content_length() {
                 Some(length) if length != self.size => {
                     Err(RegistryError::Length { url: self.url(), length, size: self.size })
@@ -265,16 +269,16 @@ impl<'a> Blob<'a> {
             Host::Own(index) => {
                 let endpoint = registry.endpoints.get(index).ok_or_else(none)?;
                 let path = registry.path(index, &format!("blobs/{}", self.digest));
-                endpoint.ask(&Ask { path: &path, accept: "*/*", from, head: false }).await
+                endpoint.ask(&Request { path: &path, accept: "*/*", from, head: false }).await
             }
             Host::Foreign(index) => {
                 let url = self.foreign.get(index).ok_or_else(none)?;
-                foreign::ask(url, from, registry.patience).await
+                foreign::ask(url, from, registry.timeouts).await
             }
         }
     }
 
-    /// Counts a failure and waits before the next try, or gives up with all that was said.
+    /// Counts a failure and waits before the next attempt, or gives up with all errors.
     async fn failed(&mut self, error: RegistryError) -> Result<(), RegistryError> {
         if self.offset >= self.mark + PROGRESS {
             self.failures.clear();
@@ -283,21 +287,21 @@ impl<'a> Blob<'a> {
         let hosts = self.hosts.len().max(1);
         let count = u32::try_from(self.failures.len()).unwrap_or(u32::MAX).saturating_add(1);
         let stalled = matches!(error, RegistryError::Stalled { .. })
-            // A host that was there a moment ago may be back in another.
+            // A host that was reachable before may be so again soon.
             || (self.offset > 0 && matches!(error, RegistryError::Connect { .. }));
-        let pause = retry::pause(&error, count).or(stalled.then(|| retry::growing(count)));
+        let pause = retry::pause(&error, count).or(stalled.then(|| retry::backoff(count)));
         let other_host = self.at + 1 < hosts;
         if matches!(error, RegistryError::NoProgress { .. }) {
-            // Another host, if there is one, has all the time again.
+            // The next host, if there is one, gets the full timeout.
             self.waited = Duration::ZERO;
         }
         self.failures.push(error);
-        // The first may fail twice before the others get their turn.
+        // The first host may fail twice before the others are asked.
         let most = FAILURES_MAX.max(u32::try_from(hosts).unwrap_or(u32::MAX).saturating_add(1));
         if count >= most || !(pause.is_some() || other_host) {
             let mut failures = std::mem::take(&mut self.failures);
             if self.left.is_some() {
-                // What one host said is told with what the others did.
+                // Only the last error: those of the other hosts are kept in `refused`.
                 failures.drain(..failures.len() - 1);
             }
             return Err(self.registry.joined(failures));
@@ -324,7 +328,7 @@ impl<'a> Blob<'a> {
         if self.verified {
             return Ok(());
         }
-        let urls: Vec<String> = self.givers.iter().map(|host| self.url_at(*host)).collect();
+        let urls: Vec<String> = self.senders.iter().map(|host| self.url_at(*host)).collect();
         let url = if urls.is_empty() { self.url() } else { urls.join(" and ") };
         Err(RegistryError::Digest { url, expected: self.digest.into(), actual: actual.into() })
     }
@@ -344,7 +348,7 @@ impl<'a> Blob<'a> {
     }
 }
 
-/// The first byte of `bytes 100-199/200`.
+/// The first byte of a range such as `bytes 100-199/200`.
 fn range_start(value: &str) -> Option<u64> {
     value.strip_prefix("bytes ")?.split('-').next()?.trim().parse().ok()
 }

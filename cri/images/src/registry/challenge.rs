@@ -1,6 +1,6 @@
-//! `WWW-Authenticate`: which scheme a registry wants, and where its tokens come from.
+//! Parses `WWW-Authenticate`: the scheme and the token service that a registry requires.
 
-/// What a registry asks for.
+/// An authentication challenge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Challenge {
     /// User name and password with every request.
@@ -9,7 +9,7 @@ pub(crate) enum Challenge {
     Bearer { realm: String, service: String, scope: String },
 }
 
-/// The strongest challenge that we can answer, of all in the headers' values.
+/// The strongest supported challenge in the header's values.
 pub(crate) fn parse<'a>(values: impl IntoIterator<Item = &'a str>) -> Option<Challenge> {
     let mut found = None;
     for value in values {
@@ -61,7 +61,7 @@ fn split(value: &str) -> Vec<(String, Parameters)> {
     challenges
 }
 
-/// A token or a quoted string, and what follows it.
+/// Parses a token or a quoted string. Returns it and the rest.
 fn parameter(text: &str) -> (String, &str) {
     let Some(quoted) = text.strip_prefix('"') else {
         let end = text.find(|c: char| c == ',' || c.is_whitespace()).unwrap_or(text.len());
@@ -84,7 +84,7 @@ mod tests {
     use super::{Challenge, parse};
 
     #[test]
-    fn challenges_are_read_as_registries_write_them() {
+    fn challenges_of_real_registries_are_parsed() {
         let bearer = |realm: &str, service: &str, scope: &str| {
             Some(Challenge::Bearer { realm: realm.into(), service: service.into(), scope: scope.into() })
         };

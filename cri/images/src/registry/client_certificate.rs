@@ -1,4 +1,4 @@
-//! The certificates that a client may show, of which each registry wants one of its own authorities'.
+//! Selects the client certificate that a registry's authorities accept.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use rustls::client::ResolvesClientCert;
 use rustls::sign::CertifiedKey;
 use x509_parser::parse_x509_certificate;
 
-/// All certificates of a host, in the order of its settings.
+/// All client certificates of a host, in the order of its settings.
 #[derive(Debug)]
 pub(super) struct ClientCertificates(Vec<Arc<CertifiedKey>>);
 
@@ -20,8 +20,9 @@ impl ClientCertificates {
 }
 
 impl ResolvesClientCert for ClientCertificates {
-    /// The first of an authority that the server knows (RFC 8446, 4.2.4). Where it names none, or none of ours is of
-    /// them, the first that it could check at all: refused it would be without one too, and some servers name too few.
+    /// The first certificate that an authority known to the server issued (RFC 8446, 4.2.4). If there is
+    /// none, the first one with a supported signature: without a certificate the server would refuse anyway,
+    /// and some servers list too few authorities.
     fn resolve(
         &self,
         root_hint_subjects: &[&[u8]],
@@ -37,7 +38,7 @@ impl ResolvesClientCert for ClientCertificates {
     }
 }
 
-/// Whether one of these authorities issued a certificate, or one of those between.
+/// Whether one of these authorities issued the certificate or an intermediate one.
 fn is_of(certificate: &CertifiedKey, authorities: &[&[u8]]) -> bool {
     certificate.cert.iter().any(|link| {
         let parsed = parse_x509_certificate(link);

@@ -1,17 +1,18 @@
-//! What of a registry's answer goes into an error, and from there into events of pods.
+//! The part of a registry's response that goes into an error, and thereby into events of pods.
 //!
-//! The author of an image's name chooses the registry, and the registry chooses its token service and where it redirects
-//! to. Each may be a service that only this machine reaches. So nothing of a body is passed on but the error document of
-//! the distribution specification, from the registry itself (compare CVE-2020-8555 and CVE-2020-15157).
+//! The image's name determines the registry, and the registry determines its token service and redirects.
+//! Each may be a service that only this machine can reach. So only the error document of the distribution
+//! specification from the registry itself is passed on, and no other text (compare CVE-2020-8555 and
+//! CVE-2020-15157).
 
 use reqwest::{Response, Url};
 
-/// Most of a registry's reason that goes into an error, in bytes.
+/// Maximum bytes of a registry's reason in an error.
 const DETAIL_MAX: usize = 300;
-/// Most of a URL of another's choice that goes into an error, in bytes.
+/// Maximum bytes of a foreign URL in an error.
 const URL_MAX: usize = 256;
 
-/// Codes of the distribution specification, and the ones that registries use beside them.
+/// Error codes of the distribution specification, and others that registries use.
 const CODES: [&str; 19] = [
     "BLOB_UNKNOWN",
     "BLOB_UPLOAD_INVALID",
@@ -34,13 +35,13 @@ const CODES: [&str; 19] = [
     "UNSUPPORTED",
 ];
 
-/// Whether an answer comes from the server that was asked, and not from where that redirected to.
+/// Whether a response comes from the requested server, not from a redirect target.
 pub(super) fn is_of(response: &Response, asked: &str) -> bool {
     let place = |url: &Url| (url.host_str().map(str::to_owned), url.port_or_known_default());
     asked.parse().is_ok_and(|asked: Url| place(&asked) == place(response.url()))
 }
 
-/// The known codes of an error document with their messages, in brackets; nothing of any other text.
+/// The known codes of an error document with their messages, in brackets. Empty for any other text.
 pub(super) fn of(body: &[u8]) -> String {
     let document: Option<serde_json::Value> = serde_json::from_slice(body).ok();
     let errors = document.as_ref().and_then(|d| d.get("errors")).and_then(|e| e.as_array());
@@ -56,17 +57,17 @@ pub(super) fn of(body: &[u8]) -> String {
     if reasons.is_empty() { reasons } else { format!(" ({reasons})") }
 }
 
-/// A URL that another chose, without what may be secret in it.
-pub(super) fn shown(url: &str) -> String {
-    let Ok(mut url) = url.parse::<Url>() else { return "an address that is no URL".to_owned() };
-    // Where these cannot be, there are none.
+/// A URL from outside, without credentials, query and fragment, which may be secret.
+pub(super) fn without_secrets(url: &str) -> String {
+    let Ok(mut url) = url.parse::<Url>() else { return "an invalid URL".to_owned() };
+    // These fail for URLs that cannot have credentials.
     let _ = (url.set_username(""), url.set_password(None));
     url.set_query(None);
     url.set_fragment(None);
     line(url.as_str(), URL_MAX)
 }
 
-/// The beginning of a text in one line, without control characters.
+/// The beginning of a text, in one line and without control characters.
 fn line(text: &str, most: usize) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     let mut clean: String = line.chars().filter(|c| !c.is_control()).collect();
@@ -79,7 +80,7 @@ mod tests {
     use super::{DETAIL_MAX, of, shown};
 
     #[test]
-    fn the_reason_of_a_registry_is_kept_short_and_clean() {
+    fn the_reason_of_a_registry_is_short_and_printable() {
         let document =
             br#"{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest\n\u0007 unknown","detail":{"a":"b"}}]}"#;
         assert_eq!(of(document), " (MANIFEST_UNKNOWN: manifest unknown)");
@@ -88,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_no_error_document_is_not_passed_on() {
+    fn text_other_than_error_documents_is_not_passed_on() {
         for other in [
             &b"<html>\n \x07Bad gateway"[..],
             b"root:x:0:0",
@@ -102,9 +103,9 @@ mod tests {
     }
 
     #[test]
-    fn a_url_of_anothers_choice_shows_no_secrets() {
-        assert_eq!(shown("https://u:p@h.example/t?key=s#f"), "https://h.example/t");
-        assert_eq!(shown("Registry Realm\n"), "an address that is no URL");
-        assert!(shown(&format!("https://h.example/{}", "x".repeat(5000))).len() <= 256);
+    fn secrets_are_removed_from_a_foreign_url() {
+        assert_eq!(without_secrets("https://u:p@h.example/t?key=s#f"), "https://h.example/t");
+        assert_eq!(without_secrets("Registry Realm\n"), "an invalid URL");
+        assert!(without_secrets(&format!("https://h.example/{}", "x".repeat(5000))).len() <= 256);
     }
 }

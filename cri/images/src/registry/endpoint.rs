@@ -1,4 +1,4 @@
-//! One host of a registry: its client, its address, and the authorization that it asked for.
+//! One host of a registry: its HTTP client, address, and authorization.
 
 use std::time::Duration;
 
@@ -8,44 +8,44 @@ use tokio::sync::Mutex;
 
 use super::challenge::{self, Challenge};
 use super::hosts::{Host, is_loopback};
-use super::{Patience, RegistryError, token};
+use super::{RegistryError, Timeouts, token};
 use crate::image::Auth;
 
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 pub(super) const AGENT: &str = concat!("coracle/", env!("CARGO_PKG_VERSION"));
 
-/// A host that can be asked.
+/// A host to send requests to.
 pub(super) struct Endpoint {
     pub(super) host: Host,
     client: Client,
     auth: Option<Auth>,
-    /// The scope that pulling needs, for services whose challenge does not say.
+    /// The scope of a pull, for challenges without a scope.
     scope: String,
-    /// The `Authorization` that was accepted last.
+    /// The last accepted `Authorization`.
     granted: Mutex<Option<String>>,
-    patience: Patience,
+    timeouts: Timeouts,
 }
 
-/// One request.
-pub(super) struct Ask<'a> {
-    /// Below the base, as `/library/nginx/manifests/latest`.
+/// A request.
+pub(super) struct Request<'a> {
+    /// Path below the base, such as `/library/nginx/manifests/latest`.
     pub(super) path: &'a str,
     pub(super) accept: &'a str,
-    /// Bytes to leave out at the beginning.
+    /// Number of bytes to skip at the beginning.
     pub(super) from: u64,
-    /// Only the answer's head is wanted.
+    /// Whether to send HEAD instead of GET.
     pub(super) head: bool,
 }
 
 // === impl Endpoint ===
 
 impl Endpoint {
-    /// Sets up a client for a host. Connects to nothing yet.
+    /// Makes the client of a host. Makes no connection yet.
     pub(super) fn new(
         host: Host,
         repository: &str,
         auth: Option<Auth>,
-        patience: Patience,
+        timeouts: Timeouts,
     ) -> Result<Endpoint, RegistryError> {
         let secure = host.base.starts_with("https:");
         let tls = super::tls::config(&host.tls, secure).map_err(RegistryError::Tls)?;
@@ -62,10 +62,10 @@ impl Endpoint {
             .user_agent(AGENT)
             .default_headers(headers)
             .referer(false)
-            // A connection for each layer: what one loses does not hold up the others.
+            // One connection per layer, so that a lost packet delays one layer only.
             .http1_only()
             .connect_timeout(host.dial_timeout.unwrap_or(CONNECT_TIMEOUT))
-            .read_timeout(patience.stall);
+            .read_timeout(timeouts.stall);
         let url: Option<reqwest::Url> = host.base.parse().ok();
         if url.as_ref().and_then(|url| url.host_str()).is_some_and(is_loopback) {
             builder = builder.no_proxy();
@@ -76,28 +76,28 @@ impl Endpoint {
             _ => None,
         };
         let scope = format!("repository:{repository}:pull");
-        Ok(Endpoint { host, client, auth, scope, granted: Mutex::new(granted), patience })
+        Ok(Endpoint { host, client, auth, scope, granted: Mutex::new(granted), timeouts })
     }
 
-    /// The address of a path below the base.
+    /// The URL of a path below the base.
     pub(super) fn url(&self, path: &str) -> String {
         format!("{}{path}", self.host.base)
     }
 
-    /// Asks, answering one challenge on the way: tokens expire in the middle of long pulls too. Ends in time, whoever
-    /// stalls: the host, the token service, or another who waits for that.
-    pub(super) async fn ask(&self, ask: &Ask<'_>) -> Result<Response, RegistryError> {
+    /// Sends a request and answers one challenge: tokens may expire during a long pull. The timeout also
+    /// covers the token service, and waiting for another request that fetches a token.
+    pub(super) async fn ask(&self, ask: &Request<'_>) -> Result<Response, RegistryError> {
         let url = self.url(ask.path);
-        let within = self.patience.progress;
-        let answer = tokio::time::timeout(within, self.ask_now(url.clone(), ask)).await;
-        answer.unwrap_or(Err(RegistryError::NoProgress { url, within }))
+        let timeout = self.timeouts.progress;
+        let answer = tokio::time::timeout(timeout, self.ask_without_timeout(url.clone(), ask)).await;
+        answer.unwrap_or(Err(RegistryError::NoProgress { url, timeout }))
     }
 
-    async fn ask_now(&self, url: String, ask: &Ask<'_>) -> Result<Response, RegistryError> {
+    async fn ask_without_timeout(&self, url: String, ask: &Request<'_>) -> Result<Response, RegistryError> {
         let granted = self.granted.lock().await.clone();
         let response = self.send(&url, ask, granted.as_deref()).await?;
         if response.status() != StatusCode::UNAUTHORIZED {
-            return check(url, response).await;
+            return check_status(url, response).await;
         }
         let values = response.headers().get_all(WWW_AUTHENTICATE);
         let Some(challenge) = challenge::parse(values.iter().filter_map(|v| v.to_str().ok())) else {
@@ -107,16 +107,16 @@ impl Endpoint {
             return Err(RegistryError::status(url, response).await);
         };
         let response = self.send(&url, ask, Some(&granted)).await?;
-        check(url, response).await
+        check_status(url, response).await
     }
 
-    /// Gets what a challenge asks for; none if we have already shown all that we have.
+    /// Gets the authorization for a challenge. `None` if everything available was refused already.
     async fn answer(
         &self,
         challenge: &Challenge,
         refused: Option<String>,
     ) -> Result<Option<String>, RegistryError> {
-        // Several layers may be refused at once when a token expires: the first gets the new one for all.
+        // Several layers may be refused when a token expires. The first one fetches a token for all.
         let mut granted = self.granted.lock().await;
         if *granted != refused {
             return Ok(granted.clone());
@@ -140,7 +140,7 @@ impl Endpoint {
     async fn send(
         &self,
         url: &str,
-        ask: &Ask<'_>,
+        ask: &Request<'_>,
         authorization: Option<&str>,
     ) -> Result<Response, RegistryError> {
         let method = if ask.head { Method::HEAD } else { Method::GET };
@@ -155,7 +155,7 @@ impl Endpoint {
     }
 }
 
-async fn check(url: String, response: Response) -> Result<Response, RegistryError> {
+async fn check_status(url: String, response: Response) -> Result<Response, RegistryError> {
     if response.status().is_success() {
         Ok(response)
     } else {

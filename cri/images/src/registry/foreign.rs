@@ -1,21 +1,21 @@
-//! What a manifest says can be had elsewhere: the `urls` of a descriptor, for layers that registries may not give away.
+//! The `urls` of a descriptor: other sources of layers that registries may not distribute.
 //!
-//! Whoever wrote the manifest chose these hosts, and nobody configured them. So they are asked last, when no host of the
-//! registry has the content; they get no credentials, headers or certificates, and no answer to a demand for any
-//! (CVE-2020-15157). What they say instead of the content is not passed on: it may come from where only this machine can
-//! ask.
+//! The author of the manifest selects these hosts; no administrator does. So they are asked last, if no host
+//! of the registry has the content. They get no credentials, headers or certificates, and no reply to a
+//! challenge (CVE-2020-15157). Their error texts are not passed on, because they may come from a service that
+//! only this machine can reach.
 
 use reqwest::header::RANGE;
 use reqwest::{Client, Response, Url};
 
 use super::endpoint::{AGENT, CONNECT_TIMEOUT};
 use super::hosts::{TlsFiles, is_loopback};
-use super::{Patience, RegistryError, detail, tls};
+use super::{RegistryError, Timeouts, detail, tls};
 
-/// Most places of one blob that are asked.
+/// Maximum number of URLs of one blob that are tried.
 const URLS_MAX: usize = 8;
 
-/// Those of a descriptor's places that can be asked.
+/// The usable URLs of a descriptor.
 pub(super) fn places(urls: &[String]) -> Vec<Url> {
     urls.iter().filter_map(|url| place(url)).take(URLS_MAX).collect()
 }
@@ -25,15 +25,15 @@ fn place(url: &str) -> Option<Url> {
     if !matches!(url.scheme(), "http" | "https") {
         return None;
     }
-    // A name and a password would be sent as such.
+    // User and password would be sent as credentials.
     url.set_username("").ok()?;
     url.set_password(None).ok()?;
     Some(url)
 }
 
-/// Asks for what is at a place, without so many bytes at its beginning.
-pub(super) async fn ask(url: &Url, from: u64, patience: Patience) -> Result<Response, RegistryError> {
-    // It may lead from the one scheme to the other.
+/// Requests the content of a URL, starting at byte `from`.
+pub(super) async fn ask(url: &Url, from: u64, timeouts: Timeouts) -> Result<Response, RegistryError> {
+    // A redirect may lead from HTTP to HTTPS.
     let tls = tls::config(&TlsFiles::default(), true).map_err(RegistryError::Tls)?;
     let mut builder = Client::builder()
         .tls_backend_preconfigured(tls)
@@ -41,11 +41,11 @@ pub(super) async fn ask(url: &Url, from: u64, patience: Patience) -> Result<Resp
         .referer(false)
         .http1_only()
         .connect_timeout(CONNECT_TIMEOUT)
-        .read_timeout(patience.stall);
+        .read_timeout(timeouts.stall);
     if url.host_str().is_some_and(is_loopback) {
         builder = builder.no_proxy();
     }
-    let failed = |error| RegistryError::send(detail::shown(url.as_str()), error);
+    let failed = |error| RegistryError::send(detail::without_secrets(url.as_str()), error);
     let mut request = builder.build().map_err(failed)?.get(url.clone());
     if from > 0 {
         request = request.header(RANGE, format!("bytes={from}-"));
@@ -54,7 +54,7 @@ pub(super) async fn ask(url: &Url, from: u64, patience: Patience) -> Result<Resp
     if response.status().is_success() {
         return Ok(response);
     }
-    Err(RegistryError::refused(detail::shown(url.as_str()), &response))
+    Err(RegistryError::refused(detail::without_secrets(url.as_str()), &response))
 }
 
 #[cfg(test)]
@@ -62,7 +62,7 @@ mod tests {
     use super::{URLS_MAX, places};
 
     #[test]
-    fn places_are_of_the_web_without_anybodys_password_and_not_too_many() {
+    fn urls_are_limited_to_http_without_credentials_and_in_number() {
         for (url, expected) in [
             ("https://e.example/a?b=c", Some("https://e.example/a?b=c")),
             ("http://user:password@e.example/a", Some("http://e.example/a")),

@@ -1,7 +1,7 @@
-//! Where the content of a registry's name really comes from: `hosts.toml` in containerd's layout.
+//! The hosts of a registry's content: `hosts.toml` in containerd's layout.
 //!
-//! `<dir>/<host>_<port>_/hosts.toml`, `<dir>/<host[:port]>/hosts.toml` or `<dir>/_default/hosts.toml`, the first
-//! that is there. Mirrors come in the order of the file, then the server itself.
+//! Read is the first existing file of `<dir>/<host>_<port>_/hosts.toml`, `<dir>/<host[:port]>/hosts.toml` and
+//! `<dir>/_default/hosts.toml`. Mirrors come in the order of the file, then the server itself.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,35 +9,35 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::place::is_at;
+use super::place::is_address_of;
 
-/// One place to ask.
+/// A host to send requests to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Host {
-    /// Base of all requests, as `https://registry-1.docker.io/v2`.
+    /// Base URL of all requests, such as `https://registry-1.docker.io/v2`.
     pub(crate) base: String,
-    /// May be asked what a tag means.
+    /// Capability "resolve": may resolve tags.
     pub(crate) resolve: bool,
-    /// May be asked for content.
+    /// Capability "pull": may serve content.
     pub(crate) pull: bool,
-    /// Is at another host than the registry of the name, for which it stands in.
+    /// Whether it is another host than the registry of the name.
     pub(crate) mirror: bool,
     pub(crate) tls: TlsFiles,
     pub(crate) headers: Vec<(String, String)>,
-    /// How long to wait for a connection, where the file says so.
+    /// Timeout of a connection attempt, if configured.
     pub(crate) dial_timeout: Option<Duration>,
 }
 
-/// What a host's TLS needs beyond the system's authorities.
+/// TLS settings of a host, besides the system's authorities.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct TlsFiles {
     pub(crate) ca: Vec<PathBuf>,
-    /// Certificates with their keys; both in one file when the key is absent.
+    /// Certificates with their keys. Without a key file, the certificate's file has both.
     pub(crate) client: Vec<(PathBuf, Option<PathBuf>)>,
     pub(crate) skip_verify: bool,
 }
 
-/// Why a `hosts.toml` cannot be used.
+/// Errors of a `hosts.toml`.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HostsError {
     #[error("cannot read {}", path.display())]
@@ -46,7 +46,7 @@ pub(crate) enum HostsError {
         #[source]
         source: io::Error,
     },
-    #[error("cannot understand {}", path.display())]
+    #[error("cannot parse {}", path.display())]
     Parse {
         path: PathBuf,
         #[source]
@@ -72,7 +72,7 @@ struct Section {
     header: std::collections::BTreeMap<String, OneOrMany<String>>,
 }
 
-/// A file with certificate and key, or several, each such a file or a pair of files.
+/// A file with certificate and key, or a list of such files or of pairs of files.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum Client {
@@ -87,10 +87,10 @@ enum OneOrMany<T> {
     Many(Vec<T>),
 }
 
-/// Largest hosts.toml in bytes.
+/// Maximum bytes of a hosts.toml.
 const FILE_MAX: u64 = 1 << 20;
 
-/// The places to ask for a registry's content, in order.
+/// The hosts for a registry's content, in order.
 pub(crate) fn load(directory: Option<&Path>, domain: &str) -> Result<Vec<Host>, HostsError> {
     for name in directory_names(domain) {
         let Some(directory) = directory else { break };
@@ -111,8 +111,8 @@ pub(crate) fn load(directory: Option<&Path>, domain: &str) -> Result<Vec<Host>, 
     Ok(vec![server(domain)])
 }
 
-/// What a directory without a `hosts.toml` has of Docker's: authorities as `*.crt`, a client's certificate and key as
-/// `*.cert` and `*.key`. None where there is no such directory.
+/// Certificates in Docker's layout, for a directory without a `hosts.toml`: authorities as `*.crt`, client
+/// certificate and key as `*.cert` and `*.key`. `None` if the directory does not exist.
 fn certificates(file: &Path) -> Result<Option<TlsFiles>, HostsError> {
     let Some(directory) = file.parent().filter(|directory| directory.is_dir()) else { return Ok(None) };
     let error = |source| HostsError::Read { path: directory.to_owned(), source };
@@ -129,10 +129,10 @@ fn certificates(file: &Path) -> Result<Option<TlsFiles>, HostsError> {
     Ok(Some(TlsFiles { ca: with("crt").collect(), client: client.collect(), skip_verify: false }))
 }
 
-/// The registry itself, without any configuration.
+/// The registry itself, with default settings.
 fn server(domain: &str) -> Host {
     let (host, port) = split_port(domain);
-    // As containerd and docker do: a registry on this very machine speaks plain HTTP unless its port says TLS.
+    // As in containerd and docker: a registry on this machine uses plain HTTP, except on port 443.
     let scheme = if is_loopback(host) && port != Some("443") { "http" } else { "https" };
     let address = if domain == "docker.io" { "registry-1.docker.io" } else { domain };
     Host {
@@ -146,7 +146,7 @@ fn server(domain: &str) -> Host {
     }
 }
 
-/// Whether a host's name can only mean this machine.
+/// Whether a host name always means this machine.
 pub(crate) fn is_loopback(host: &str) -> bool {
     let host = host.trim_start_matches('[').trim_end_matches(']');
     host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
@@ -179,21 +179,21 @@ pub(super) fn parse(text: &str, path: &Path, domain: &str) -> Result<Vec<Host>, 
         None => toml::Table::new(),
     };
     let mut sections: Vec<(String, toml::Value)> = hosts.into_iter().collect();
-    // The order of the file is the order to ask in, which tables do not keep.
+    // Hosts are asked in the order of the file, which the table does not keep.
     let order = host_order(text);
     sections.sort_by_key(|(url, _)| order.iter().position(|o| o == url).unwrap_or(usize::MAX));
     let mut found = Vec::new();
     for (url, section) in sections {
         let section: Section = section.try_into().map_err(parse_error)?;
-        found.push(host(&url, &section, (path, domain))?);
+        found.push(host(&url, &section, path, domain)?);
     }
     let address = table.remove("server");
     let own: Section = toml::Value::Table(table).try_into().map_err(parse_error)?;
     found.push(match address {
-        Some(toml::Value::String(url)) if !url.is_empty() => host(&url, &own, (path, domain))?,
+        Some(toml::Value::String(url)) if !url.is_empty() => host(&url, &own, path, domain)?,
         Some(toml::Value::String(_)) | None => {
             let plain = server(domain);
-            Host { base: plain.base.clone(), ..host(&plain.base, &own, (path, domain))? }
+            Host { base: plain.base.clone(), ..host(&plain.base, &own, path, domain)? }
         }
         Some(_) => {
             return Err(HostsError::Value { path: path.to_owned(), what: "server is not a string".into() });
@@ -202,7 +202,7 @@ pub(super) fn parse(text: &str, path: &Path, domain: &str) -> Result<Vec<Host>, 
     Ok(found)
 }
 
-/// The keys of `[host.…]` in the order of the text, by the parser's own idea of where they stand.
+/// The keys of `[host.…]` in the order of the text, by the parser's spans.
 fn host_order(text: &str) -> Vec<String> {
     let Ok(table) = toml::de::DeTable::parse(text) else { return Vec::new() };
     let Some(toml::de::DeValue::Table(hosts)) = table.get_ref().get("host").map(|host| host.get_ref()) else {
@@ -214,17 +214,17 @@ fn host_order(text: &str) -> Vec<String> {
     keys.into_iter().map(|(_, key)| key).collect()
 }
 
-fn host(url: &str, section: &Section, (path, domain): (&Path, &str)) -> Result<Host, HostsError> {
+fn host(url: &str, section: &Section, path: &Path, domain: &str) -> Result<Host, HostsError> {
     let bad = |what: String| HostsError::Value { path: path.to_owned(), what };
     let able = |what: &str| {
         section.capabilities.as_ref().is_none_or(|all| all.is_empty() || all.iter().any(|c| c == what))
     };
-    // An empty name, as a key that is in the certificate's file, is none.
+    // Empty names are ignored, such as the key of a file that has both.
     let files = |names: &OneOrMany<String>| {
-        names.iter().filter(|n| !n.is_empty()).map(|n| beside(path, n)).collect::<Vec<_>>()
+        names.iter().filter(|n| !n.is_empty()).map(|n| relative_to(path, n)).collect::<Vec<_>>()
     };
     let pairs: Vec<Vec<PathBuf>> = match &section.client {
-        Client::One(file) => vec![vec![beside(path, file)]],
+        Client::One(file) => vec![vec![relative_to(path, file)]],
         Client::Many(entries) => entries.iter().map(files).collect(),
     };
     let pairs = pairs.into_iter().map(|pair| match pair.as_slice() {
@@ -234,15 +234,17 @@ fn host(url: &str, section: &Section, (path, domain): (&Path, &str)) -> Result<H
     });
     let client = pairs.collect::<Result<Vec<_>, _>>()?;
     let dial_timeout = match &section.dial_timeout {
-        Some(text) => {
-            Some(duration(text).ok_or_else(|| bad(format!("dial_timeout {text:?} is no duration")))?)
-        }
+        Some(text) => Some(
+            duration(text)
+                .ok_or_else(|| bad(format!("dial_timeout {text:?} is not a duration, such as 30s")))?,
+        ),
         None => None,
     };
     let headers = section.header.iter();
-    let base = base_url(url, section.override_path).ok_or_else(|| bad(format!("{url:?} is no address")))?;
+    let base = base_url(url, section.override_path)
+        .ok_or_else(|| bad(format!("{url:?} is not a valid http or https address")))?;
     Ok(Host {
-        mirror: !is_at(&base, domain),
+        mirror: !is_address_of(&base, domain),
         base,
         resolve: able("resolve"),
         pull: able("pull"),
@@ -254,7 +256,7 @@ fn host(url: &str, section: &Section, (path, domain): (&Path, &str)) -> Result<H
     })
 }
 
-/// The base of requests for an address: the path ends in `/v2`, unless the file says to leave it.
+/// The base URL for an address. The path ends in `/v2`, unless the file overrides it.
 fn base_url(url: &str, override_path: bool) -> Option<String> {
     let full = if url.contains("://") {
         url.to_owned()
@@ -265,7 +267,7 @@ fn base_url(url: &str, override_path: bool) -> Option<String> {
     };
     let base = full.trim_end_matches('/');
     let base = if override_path || base.ends_with("/v2") { base.to_owned() } else { format!("{base}/v2") };
-    // With what was added too: parsers forgive spaces at the end, but not in the middle.
+    // Checked again with the suffix: parsers accept spaces at the end, but not in the middle.
     let usable = |text: &str| {
         let url = text.parse::<reqwest::Url>();
         url.is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
@@ -273,12 +275,13 @@ fn base_url(url: &str, override_path: bool) -> Option<String> {
     (usable(&full) && usable(&base)).then_some(base)
 }
 
-/// A duration as Go writes it.
+/// A duration in Go's format.
 fn duration(text: &str) -> Option<Duration> {
     text.parse::<jiff::SignedDuration>().ok()?.try_into().ok()
 }
 
-fn beside(file: &Path, name: &str) -> PathBuf {
+/// A path relative to the file's directory.
+fn relative_to(file: &Path, name: &str) -> PathBuf {
     file.parent().map_or_else(|| PathBuf::from(name), |directory| directory.join(name))
 }
 
@@ -383,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_at_another_host_stands_in_whatever_the_file_calls_it() {
+    fn a_host_other_than_the_registry_counts_as_a_mirror() {
         let text = "server = \"https://s.example\"\n[host.\"https://r.example/x\"]\n[host.\"https://r.example:5000\"]\n";
         let mirrors = |domain: &str| {
             let hosts = parse(text, Path::new("/hosts.toml"), domain).unwrap();
@@ -398,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_files_are_refused() {
+    fn invalid_files_are_refused() {
         for text in [
             "server = 1",
             "host = 1",
@@ -416,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_of_certificates_is_taken_as_docker_does() {
+    fn a_directory_of_certificates_is_read_as_in_docker() {
         let place = tempfile::tempdir().unwrap();
         let directory = place.path().join("r.example:5000");
         std::fs::create_dir(&directory).unwrap();

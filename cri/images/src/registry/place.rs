@@ -1,21 +1,22 @@
-//! Whether an address is that of a registry's name: what decides where credentials go, and who is told for whom he
-//! stands in.
+//! Whether an address belongs to a registry's name. This decides which hosts get credentials, and which are
+//! mirrors.
 
 use reqwest::Url;
 
-/// Names of the one registry that is not where its images' names say.
+/// Names of Docker Hub, the only registry whose address differs from the names of its images.
 const HUB: [&str; 3] = ["docker.io", "index.docker.io", "registry-1.docker.io"];
 
-/// Whether requests to this base go to the host and port of a name: `r.example` is at its scheme's own port.
-pub(super) fn is_at(base: &str, name: &str) -> bool {
+/// Whether requests to this base URL go to the host and port of a name. Without a port the name means the
+/// scheme's default port.
+pub(super) fn is_address_of(base: &str, name: &str) -> bool {
     let Ok(url) = base.parse::<Url>() else { return false };
     let Ok(named) = format!("{}://{name}", url.scheme()).parse::<Url>() else { return false };
     let same_host = url.host_str() == named.host_str() || [&url, &named].into_iter().all(is_hub);
     same_host && url.port_or_known_default() == named.port_or_known_default()
 }
 
-/// The host of an address as credentials have it: `https://index.docker.io/v1/`, `r.example:5000`.
-pub(super) fn name_of(address: &str) -> &str {
+/// The host of an address in credentials: `https://index.docker.io/v1/`, `r.example:5000`.
+pub(super) fn host_of(address: &str) -> &str {
     let bare = address.split_once("://").map_or(address, |(_scheme, rest)| rest);
     bare.split('/').next().unwrap_or_default()
 }
@@ -26,10 +27,10 @@ fn is_hub(url: &Url) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{is_at, name_of};
+    use super::{host_of, is_address_of};
 
     #[test]
-    fn an_address_is_a_names_by_host_and_port() {
+    fn addresses_match_names_by_host_and_port() {
         for (base, name, expected) in [
             ("https://r.example/v2", "r.example", true),
             ("http://r.example/v2", "r.example", true),
@@ -47,14 +48,14 @@ mod tests {
             ("https://registry-1.docker.io/v2", "r.example", false),
             ("https://evil/v2", "", false),
         ] {
-            assert_eq!(is_at(base, name), expected, "{base} {name}");
+            assert_eq!(is_address_of(base, name), expected, "{base} {name}");
         }
     }
 
     #[test]
-    fn addresses_of_credentials_lose_what_is_no_host() {
-        assert_eq!(name_of("https://index.docker.io/v1/"), "index.docker.io");
-        assert_eq!(name_of("r.example:5000"), "r.example:5000");
-        assert_eq!(name_of(""), "");
+    fn only_the_host_of_a_credentials_address_is_used() {
+        assert_eq!(host_of("https://index.docker.io/v1/"), "index.docker.io");
+        assert_eq!(host_of("r.example:5000"), "r.example:5000");
+        assert_eq!(host_of(""), "");
     }
 }

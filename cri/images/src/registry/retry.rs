@@ -1,4 +1,4 @@
-//! When to ask a registry again: passing failures, after a pause that grows, or the one that it asked for.
+//! Retries of requests: which errors are temporary, and how long to wait.
 
 use std::time::Duration;
 
@@ -7,29 +7,29 @@ use reqwest::header::{HeaderMap, RETRY_AFTER};
 
 use super::RegistryError;
 
-/// Failures in a row after which a document is given up.
+/// Maximum attempts for a document.
 pub(super) const TRIES: u32 = 4;
-/// The longest pause that a registry may ask for. Beyond it the caller is told, who has other things to do.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Maximum pause that a registry may request. If it requests more, the error is returned to the caller.
+const PAUSE_MAX: Duration = Duration::from_secs(30);
 
-/// How long to wait after so many failures in a row; none if asking again makes no sense.
+/// The pause after this many consecutive failures. `None` if a retry is pointless.
 pub(super) fn pause(error: &RegistryError, failures: u32) -> Option<Duration> {
-    if !error.is_passing() {
+    if !error.is_temporary() {
         return None;
     }
-    match error.asked_pause() {
-        Some(asked) if asked > PATIENCE => None,
-        asked => Some(growing(failures).max(asked.unwrap_or_default())),
+    match error.requested_pause() {
+        Some(requested) if requested > PAUSE_MAX => None,
+        requested => Some(backoff(failures).max(requested.unwrap_or_default())),
     }
 }
 
-/// 0.1 s, 0.3 s, 0.9 s, 2.7 s and no more.
-pub(super) fn growing(failures: u32) -> Duration {
+/// 0.1 s, 0.3 s, 0.9 s, then always 2.7 s.
+pub(super) fn backoff(failures: u32) -> Duration {
     Duration::from_millis(100 * 3_u64.pow(failures.saturating_sub(1).min(3)))
 }
 
-/// `Retry-After`: seconds, or a date (RFC 9110, 10.2.3).
-pub(super) fn asked(headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
+/// Parses `Retry-After`: seconds, or a date (RFC 9110, 10.2.3).
+pub(super) fn requested(headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
     let value = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     if let Ok(seconds) = value.parse() {
         return Some(Duration::from_secs(seconds));
@@ -45,7 +45,7 @@ mod tests {
     use reqwest::StatusCode;
     use reqwest::header::{HeaderMap, RETRY_AFTER};
 
-    use super::{asked, pause};
+    use super::{pause, requested};
     use crate::registry::RegistryError;
 
     fn busy(retry_after: Option<u64>) -> RegistryError {
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn a_registry_is_given_the_time_that_it_asks_for_within_reason() {
+    fn requested_pauses_are_respected_up_to_a_maximum() {
         assert_eq!(pause(&busy(None), 1), Some(Duration::from_millis(100)));
         assert_eq!(pause(&busy(None), 3), Some(Duration::from_millis(900)));
         assert_eq!(pause(&busy(Some(2)), 1), Some(Duration::from_secs(2)));
@@ -75,7 +75,7 @@ mod tests {
             ("soon", None),
         ] {
             let headers = HeaderMap::from_iter([(RETRY_AFTER, value.parse().unwrap())]);
-            assert_eq!(asked(&headers, now), seconds.map(Duration::from_secs), "{value}");
+            assert_eq!(requested(&headers, now), seconds.map(Duration::from_secs), "{value}");
         }
     }
 }

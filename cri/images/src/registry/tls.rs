@@ -1,4 +1,4 @@
-//! TLS for a registry: the system's authorities, read when they are needed, and the files of `hosts.toml`.
+//! TLS settings for a registry: the system's authorities, read when needed, and the files of `hosts.toml`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme
 use super::client_certificate::ClientCertificates;
 use super::hosts::TlsFiles;
 
-/// Where distributions keep their bundle of authorities.
+/// Paths of the authority bundle in distributions.
 const BUNDLES: &[&str] = &[
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -21,7 +21,7 @@ const BUNDLES: &[&str] = &[
     "/etc/ssl/cert.pem",
 ];
 
-/// Why TLS cannot be set up.
+/// Errors of setting up TLS.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TlsError {
     #[error("cannot read certificates or keys from {}", path.display())]
@@ -30,7 +30,7 @@ pub(crate) enum TlsError {
         #[source]
         source: pem::Error,
     },
-    #[error("{} has no certificate that can be used as an authority", path.display())]
+    #[error("{} contains no certificate that is usable as an authority", path.display())]
     Authority { path: PathBuf },
     #[error("cannot use the client certificate {}", path.display())]
     Client {
@@ -42,7 +42,7 @@ pub(crate) enum TlsError {
     Setup(#[source] rustls::Error),
 }
 
-/// A client's TLS for one host; without TLS nothing is read.
+/// The TLS client configuration for one host. Without TLS no file is read.
 pub(crate) fn config(files: &TlsFiles, secure: bool) -> Result<ClientConfig, TlsError> {
     let provider = Arc::new(ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider.clone())
@@ -62,7 +62,7 @@ pub(crate) fn config(files: &TlsFiles, secure: bool) -> Result<ClientConfig, Tls
     Ok(builder.with_client_cert_resolver(Arc::new(ClientCertificates::new(own))))
 }
 
-/// A client's certificate, with the key to it.
+/// A client certificate with its key.
 fn certified(
     certificate: &Path,
     key_file: &Path,
@@ -78,7 +78,8 @@ fn certified(
     CertifiedKey::from_der(chain, key, provider).map_err(error)
 }
 
-/// The system's authorities and some more. A bundle may hold what we cannot use; a file that was named may not.
+/// The system's authorities and additional ones. Unusable certificates in the bundle are ignored; a
+/// configured file must have a usable one.
 fn roots(more: &[PathBuf]) -> Result<RootCertStore, TlsError> {
     let mut store = RootCertStore::empty();
     let chosen = std::env::var_os("SSL_CERT_FILE").map(PathBuf::from);
@@ -100,7 +101,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     CertificateDer::pem_file_iter(path).map_err(error)?.collect::<Result<_, _>>().map_err(error)
 }
 
-/// `skip_verify`: any certificate will do, for whoever wrote so into `hosts.toml`.
+/// `skip_verify`: accepts any certificate, as configured in `hosts.toml`.
 #[derive(Debug)]
 struct Unverified(Arc<CryptoProvider>);
 

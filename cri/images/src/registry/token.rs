@@ -1,4 +1,4 @@
-//! Tokens of a registry's token service, by password or by refresh token.
+//! Fetches tokens from a registry's token service, by password or refresh token.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -10,7 +10,7 @@ use super::detail;
 use crate::image::Auth;
 use crate::manifest::or_default;
 
-/// Who we say that we are, where OAuth2 wants a name.
+/// The OAuth2 client id.
 const CLIENT: &str = "coracle";
 
 #[derive(Deserialize)]
@@ -21,26 +21,28 @@ struct Answer {
     access_token: String,
 }
 
-/// What a token is for.
+/// Parameters of a token request.
 pub(super) struct Grant<'a> {
     pub(super) realm: &'a str,
     pub(super) service: &'a str,
     pub(super) scope: &'a str,
 }
 
-/// `Authorization` of a user name and a password.
+/// The `Authorization` value for a user name and a password.
 pub(super) fn basic(username: &str, password: &str) -> String {
     format!("Basic {}", STANDARD.encode(format!("{username}:{password}")))
 }
 
-/// Gets a token. Without credentials, an anonymous one.
+/// Fetches a token; an anonymous one without credentials.
 pub(super) async fn fetch(
     client: &reqwest::Client,
     grant: &Grant<'_>,
     auth: Option<&Auth>,
 ) -> Result<String, RegistryError> {
-    let mut url: reqwest::Url =
-        grant.realm.parse().map_err(|_bad| RegistryError::Realm { realm: detail::shown(grant.realm) })?;
+    let mut url: reqwest::Url = grant
+        .realm
+        .parse()
+        .map_err(|_bad| RegistryError::Realm { realm: detail::without_secrets(grant.realm) })?;
     let request = if let Some(Auth::IdentityToken(refresh)) = auth {
         let form = form(&[
             ("grant_type", "refresh_token"),
@@ -67,16 +69,16 @@ pub(super) async fn fetch(
             _ => request,
         }
     };
-    let realm = || detail::shown(grant.realm);
+    let realm = || detail::without_secrets(grant.realm);
     let what = || format!("a token from {}", realm());
     let response = request.send().await.map_err(|e| RegistryError::send(what(), e))?;
-    // The registry chose this service: none of its words are passed on.
+    // The registry chose this service, so its error text is not passed on.
     if !response.status().is_success() {
         return Err(RegistryError::refused(what(), &response));
     }
     let bytes = body(response, 1 << 20, &what()).await?;
-    let answer: Answer =
-        serde_json::from_slice(&bytes).map_err(|_quotes_it| RegistryError::Token { realm: realm() })?;
+    let answer: Answer = serde_json::from_slice(&bytes)
+        .map_err(|_contains_the_response| RegistryError::Token { realm: realm() })?;
     let token = if answer.token.is_empty() { answer.access_token } else { answer.token };
     if token.is_empty() {
         return Err(RegistryError::Realm { realm: realm() });
@@ -85,7 +87,7 @@ pub(super) async fn fetch(
 }
 
 fn form(pairs: &[(&str, &str)]) -> String {
-    // A URL's query is encoded as a form is.
+    // Forms and URL queries have the same encoding.
     let mut url = reqwest::Url::parse("http://form").ok();
     if let Some(url) = &mut url {
         url.query_pairs_mut().extend_pairs(pairs);

@@ -1,4 +1,4 @@
-//! What an entry says of its file besides the content: owner, mode, extended attributes.
+//! Attributes of an entry: owner, mode, extended attributes.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -15,44 +15,47 @@ use xattr::FileExt as _;
 use super::root::errno;
 use crate::archive::Entry;
 
-/// Blocks that must be free before a disk is called anything but full: an attribute takes one, and others write too.
+/// Free blocks above which the disk is not considered full. An attribute takes one, and other processes write
+/// too.
 const BLOCKS: u64 = 256;
 
-/// Why an entry cannot be made as it is.
+/// Error of making an entry.
 #[derive(Debug)]
-pub(super) enum Cannot {
+pub(super) enum MakeError {
     Kernel(Errno),
-    /// The file system has no room in the file itself for this attribute.
+    /// The attribute does not fit into the space that the file system has for a file's attributes.
     Attribute {
         name: String,
         bytes: usize,
     },
 }
 
-/// Owner first: changing it clears set-id bits and capabilities.
-pub(super) fn set_attributes(file: &File, entry: &Entry) -> Result<(), Cannot> {
+/// Sets owner, mode and extended attributes. The owner comes first: changing it clears set-id bits and
+/// capabilities.
+pub(super) fn set_attributes(file: &File, entry: &Entry) -> Result<(), MakeError> {
     fchown(file.as_fd(), Some(Uid::from_raw(entry.uid)), Some(Gid::from_raw(entry.gid)))?;
     fchmod(file.as_fd(), Mode::from_bits_truncate(entry.mode))?;
     set_extended(file.as_fd(), entry, |name, value| file.set_xattr(name, value))
 }
 
-/// Sets an entry's extended attributes by a verb of the caller's; the descriptor is of the same file system.
+/// Sets an entry's extended attributes by the function `set`. `near` is a descriptor on the same file system.
 pub(super) fn set_extended(
     near: BorrowedFd<'_>,
     entry: &Entry,
     set: impl Fn(&OsStr, &[u8]) -> io::Result<()>,
-) -> Result<(), Cannot> {
-    let all = entry.xattrs.iter().filter(|(name, _)| is_images(name));
+) -> Result<(), MakeError> {
+    let all = entry.xattrs.iter().filter(|(name, _)| is_allowed(name));
     for (name, value) in all {
         match set(OsStr::from_bytes(name), value).map_err(errno) {
             Ok(()) => {}
-            // A label or access list that this file system does not have is no reason to refuse an image.
+            // An image may have labels or access lists that the file system does not support.
             Err(Errno::ENOTSUP) => {}
-            // Only files and directories have these; whoever wrote the archive could not have read one.
+            // `user.` attributes are for files and directories only; on other types they cannot be
+            // meaningful.
             Err(Errno::EPERM) if name.starts_with(b"user.") => {}
             Err(error) if is_too_large(error, || has_room(near)) => {
                 let name = String::from_utf8_lossy(name).into_owned();
-                return Err(Cannot::Attribute { name, bytes: value.len() });
+                return Err(MakeError::Attribute { name, bytes: value.len() });
             }
             Err(error) => return Err(error.into()),
         }
@@ -60,13 +63,13 @@ pub(super) fn set_extended(
     Ok(())
 }
 
-/// Attributes in `trusted.` steer overlayfs itself, where no image has a say; so does `user.overlay.`.
-fn is_images(name: &[u8]) -> bool {
+/// Whether an image may set the attribute. `trusted.` and `user.overlay.` control overlayfs itself.
+fn is_allowed(name: &[u8]) -> bool {
     !name.starts_with(b"trusted.") && !name.starts_with(b"user.overlay.") && !name.contains(&0)
 }
 
-/// Whether it is the attribute that does not fit. A file's attributes have their own small place (ext4: the inode and one
-/// block), and when that is used up setxattr(2) says ENOSPC as it does for a full disk.
+/// Whether the attribute does not fit. A file's attributes have limited space (ext4: the inode and one
+/// block); when it is used up, setxattr(2) returns ENOSPC, as for a full disk.
 fn is_too_large(error: Errno, has_room: impl FnOnce() -> bool) -> bool {
     match error {
         Errno::E2BIG | Errno::ERANGE => true,
@@ -79,11 +82,11 @@ fn has_room(near: BorrowedFd<'_>) -> bool {
     fstatvfs(near).is_ok_and(|disk| disk.blocks_available() > BLOCKS)
 }
 
-// === impl Cannot ===
+// === impl MakeError ===
 
-impl From<Errno> for Cannot {
-    fn from(error: Errno) -> Cannot {
-        Cannot::Kernel(error)
+impl From<Errno> for MakeError {
+    fn from(error: Errno) -> MakeError {
+        MakeError::Kernel(error)
     }
 }
 
@@ -94,7 +97,7 @@ mod tests {
     use super::is_too_large;
 
     #[test]
-    fn no_room_for_an_attribute_is_a_full_disk_only_where_the_disk_is_full() {
+    fn a_failed_attribute_counts_as_full_disk_only_if_the_disk_is_full() {
         for (error, room, expected) in [
             (Errno::ENOSPC, true, true),
             (Errno::ENOSPC, false, false),

@@ -1,4 +1,4 @@
-//! Finding out how a layer is compressed, and undoing it within limits.
+//! Detects a layer's compression and decompresses it within limits.
 
 use std::io::{self, BufRead, Chain, Cursor, Read};
 
@@ -7,7 +7,7 @@ use flate2::bufread::MultiGzDecoder;
 use super::TooLarge;
 use crate::config::Limits;
 
-/// The uncompressed content of a layer. Fails when it grows beyond the limits.
+/// The uncompressed content of a layer. Reading fails when a limit is exceeded.
 pub(super) struct Decompressed<R: BufRead> {
     decoder: Decoder<R>,
     limits: Limits,
@@ -20,10 +20,10 @@ enum Decoder<R: BufRead> {
     Zstd(zstd::Decoder<'static, Counted<Whole<R>>>),
 }
 
-/// The input with its beginning, which was looked at.
+/// The complete input, after its first bytes were examined.
 type Whole<R> = Chain<Cursor<Vec<u8>>, R>;
 
-/// Counts what goes into a decoder.
+/// Counts the compressed bytes.
 struct Counted<R> {
     input: R,
     count: u64,
@@ -31,15 +31,15 @@ struct Counted<R> {
 
 const GZIP: &[u8] = &[0x1f, 0x8b];
 const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
-/// The largest window that a decoder must take (`zstd --long`); more is memory that a layer may not claim.
+/// The largest window that a decoder must support (`zstd --long`). A larger one would use more memory.
 const ZSTD_WINDOW_LOG: u32 = 27;
 
 // === impl Decompressed ===
 
 impl<R: BufRead> Decompressed<R> {
-    /// Looks at the first bytes: media types are often wrong, content is not.
+    /// Detects the compression by the first bytes, because media types are often wrong.
     pub(super) fn new(mut input: R, limits: Limits) -> io::Result<Decompressed<R>> {
-        // A slow line may give a single byte at first.
+        // A slow connection may return a single byte first.
         let mut head = Vec::new();
         input.by_ref().take(ZSTD.len() as u64).read_to_end(&mut head)?;
         let (gzip, zstd) = (head.starts_with(GZIP), head.starts_with(ZSTD) || is_skippable(&head));
@@ -105,7 +105,7 @@ impl<R: BufRead> BufRead for Counted<R> {
     }
 }
 
-/// Seekable variants of zstd may begin with a frame that decoders skip.
+/// Whether the data starts with a skippable frame, as in seekable variants of zstd.
 fn is_skippable(head: &[u8]) -> bool {
     matches!(head, [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..])
 }

@@ -1,8 +1,8 @@
-//! Hard links to files that a layer does not have itself, but one below it has.
+//! Hard links to files of lower layers.
 //!
-//! A layer is unpacked on its own, so such a link waits: an empty file stands in for it, and the layer's mark says
-//! where it leads. What later entries of the archive do to the link they do to that file. When an image is composed,
-//! `place` makes the links in a view of all its layers up to this one.
+//! A layer is unpacked alone, so such a link is deferred: an empty placeholder file takes its place, and the
+//! layer's metadata records the target. Later entries of the archive act on the placeholder. When an image is
+//! composed, `place` makes the links in a mount of all its layers up to this one.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
@@ -17,30 +17,31 @@ use super::root::{PlainPath, Root, errno, is_directory};
 use super::{TooLarge, UnpackError};
 use crate::config::Limits;
 
-/// Which waiting link a file stands in for: its number. No image can set attributes of this kind.
-const STANDS_IN: &str = "trusted.coracle.link";
+/// Attribute with the number of the link that a placeholder file stands for. Images cannot set `trusted.`
+/// attributes.
+const PLACEHOLDER: &str = "trusted.coracle.link";
 /// The unit of a file's allocated size.
 const SECTOR: u64 = 512;
 
-/// A hard link whose target a lower layer has. Names are bytes, as in the archive.
+/// A hard link to a file of a lower layer. Names are bytes, as in the archive.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Link {
-    /// Where the link is: no part of it is a symbolic link.
+    /// Path of the link, without symbolic links.
     pub(crate) path: Vec<u8>,
-    /// Where it leads; only its last part is not followed.
+    /// Path of the target. Only its last component is not followed.
     pub(crate) target: Vec<u8>,
 }
 
-/// Links that wait, while their layer is unpacked.
+/// Deferred links of a layer that is being unpacked.
 #[derive(Default)]
-pub(super) struct Waiting(Vec<(PlainPath, PlainPath)>);
+pub(super) struct DeferredLinks(Vec<(PlainPath, PlainPath)>);
 
-/// Why a link to a lower layer cannot be made.
+/// Errors of links to lower layers.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LinkError {
-    #[error("the link {path:?} leads to {target:?}, which is no file of this layer or of those below it")]
+    #[error("the link {path:?} leads to {target:?}, which is not a file of this layer or of those below it")]
     Target { path: String, target: String },
-    #[error("the files that its links lead to are copied")]
+    #[error("the target files of the layer's links are too large")]
     TooLarge(#[source] TooLarge),
     #[error("cannot make the link {path:?} to {target:?}")]
     Write {
@@ -49,18 +50,18 @@ pub(crate) enum LinkError {
         #[source]
         source: Errno,
     },
-    #[error("cannot look into the layers below")]
+    #[error("cannot open the mount of the lower layers")]
     Open(#[source] Errno),
 }
 
-/// Links being made.
+/// The state of making links.
 struct Placing {
     root: Root,
-    /// What was copied, by inode: each file once.
+    /// Inodes of copied files, so that each file is counted once.
     copied: HashSet<u64>,
     bytes: u64,
     most: u64,
-    /// Of directories that get links: a link is no news of the image's.
+    /// Times of directories that get links: a link must not change them.
     times: BTreeMap<Vec<u8>, TimeSpec>,
 }
 
@@ -83,19 +84,19 @@ impl Link {
     }
 }
 
-// === impl Waiting ===
+// === impl DeferredLinks ===
 
-impl Waiting {
-    /// Whether there is no real file at a path, but one that stands in for a link.
-    pub(super) fn stands_in(&self, root: &Root, path: &PlainPath) -> bool {
+impl DeferredLinks {
+    /// Whether the file at a path is a placeholder.
+    pub(super) fn is_placeholder(&self, root: &Root, path: &PlainPath) -> bool {
         !self.0.is_empty() && number(root, path).is_some()
     }
 
-    /// Puts a file where a link will be.
+    /// Creates a placeholder for a link.
     pub(super) fn add(&mut self, root: &mut Root, path: &PlainPath, target: &PlainPath) -> Result<(), Errno> {
         let file = root.make_file(path)?;
-        file.set_xattr(STANDS_IN, self.0.len().to_string().as_bytes()).map_err(errno)?;
-        self.0.push((root.whereabouts(&file)?, target.clone()));
+        file.set_xattr(PLACEHOLDER, self.0.len().to_string().as_bytes()).map_err(errno)?;
+        self.0.push((root.real_path(&file)?, target.clone()));
         Ok(())
     }
 
@@ -106,7 +107,7 @@ impl Waiting {
             if number(root, path) != Some(own) {
                 continue;
             }
-            // A target that came after the link is not what it means, and hides that.
+            // A target that comes after the link in the archive is not meant, and would hide the lower file.
             let there = root.find(target).map_err(|source| super::cannot_write(path, source))?;
             if there.is_some() && number(root, target).is_none_or(|other| other >= own) {
                 return Err(UnpackError::LinkOrder { path: path.display(), target: target.display() });
@@ -118,7 +119,7 @@ impl Waiting {
 }
 
 fn number(root: &Root, path: &PlainPath) -> Option<usize> {
-    String::from_utf8(root.attribute(path, STANDS_IN)?).ok()?.parse().ok()
+    String::from_utf8(root.attribute(path, PLACEHOLDER)?).ok()?.parse().ok()
 }
 
 // === impl Placing ===
@@ -156,7 +157,7 @@ impl Placing {
     }
 }
 
-/// Makes waiting links, in their order, in a directory that shows an image up to the layer that has them.
+/// Makes the deferred links, in order, in a mount of an image's layers up to the one that has the links.
 pub(crate) fn place(view: &Path, links: &[Link], limits: &Limits) -> Result<(), LinkError> {
     let root = Root::open(view).map_err(LinkError::Open)?;
     let most = limits.layer_bytes;

@@ -1,6 +1,6 @@
-//! How to make a layer's archive again from its unpacked files, byte for byte: all of the archive that is no file's
-//! content (headers, padding, the end), and where each content lies. Layers are not kept compressed, so this is what
-//! an export is made of, and what tells whether a layer on disk is still what its digest says.
+//! Recipes: how to rebuild a layer's archive byte for byte from its unpacked files. A recipe has all bytes of
+//! the archive that are not file contents (headers, padding, the end), and the position of each content.
+//! Layers are not kept compressed, so exports need the recipe, and it allows to verify a layer on disk.
 //!
 //! The file is a zstd stream of `R <length: u32> <bytes>` and `F <path length: u32> <path> <offset: u64> <length: u64>`,
 //! numbers little-endian.
@@ -11,14 +11,14 @@ use std::path::{Path, PathBuf};
 
 use super::root::{PlainPath, Root};
 
-/// Raw bytes are written in pieces of about so many.
+/// Raw bytes are written in chunks of about this size.
 const PIECE: usize = 64 << 10;
-/// Longest path that is read back: the kernel takes no longer one.
+/// Maximum length of a path that is read back (PATH_MAX of the kernel).
 const PATH_MAX: u32 = 4096;
-/// The window of the compressor, and so its memory: 128 KiB.
+/// Window of the compressor, which determines its memory: 128 KiB.
 const WINDOW_LOG: u32 = 17;
 
-/// Writes a recipe while a layer is being unpacked. The first failure is told at the end.
+/// Writes a recipe during unpacking. The first error is returned at the end.
 pub(super) struct Recorder {
     path: PathBuf,
     output: zstd::Encoder<'static, BufWriter<File>>,
@@ -26,14 +26,14 @@ pub(super) struct Recorder {
     failed: io::Result<()>,
 }
 
-/// A reader that records what passes, except where it is told that a file's content passes.
-pub(super) struct Tapped<R> {
+/// A reader that records the bytes read, except file contents.
+pub(super) struct RecordingReader<R> {
     input: BufReader<R>,
     recorder: Option<Recorder>,
     content: bool,
 }
 
-/// The archive of a layer, made again from its files.
+/// The rebuilt archive of a layer, as a reader.
 pub(crate) struct Rebuilt {
     recipe: zstd::Decoder<'static, BufReader<File>>,
     root: Root,
@@ -44,7 +44,7 @@ pub(crate) struct Rebuilt {
 // === impl Recorder ===
 
 impl Recorder {
-    /// Begins a recipe.
+    /// Starts a recipe.
     pub(super) fn create(path: &Path) -> io::Result<Recorder> {
         let file = File::create(path)?;
         let mut output = zstd::Encoder::new(BufWriter::new(file), 1)?;
@@ -59,7 +59,7 @@ impl Recorder {
         }
     }
 
-    /// A stretch of a file's content comes here.
+    /// Records that a range of a file's content comes here.
     fn content(&mut self, path: &PlainPath, offset: u64, length: u64) {
         self.flush();
         let path = path.as_bytes();
@@ -96,44 +96,44 @@ impl Recorder {
         self.output.finish()?.flush()
     }
 
-    /// Drops the recipe: it would not lead back to the archive.
+    /// Deletes the recipe, because it would not reproduce the archive.
     pub(super) fn discard(self) -> io::Result<()> {
         std::fs::remove_file(self.path)
     }
 }
 
-/// Pieces and paths are far below the limit of the number.
+// Chunks and paths are far smaller than u32::MAX.
 fn length_of(bytes: &[u8]) -> [u8; 4] {
     u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_le_bytes()
 }
 
-// === impl Tapped ===
+// === impl RecordingReader ===
 
-impl<R: Read> Tapped<R> {
-    /// Reads through a buffer, recording where a recorder is given.
-    pub(super) fn new(input: BufReader<R>, recorder: Option<Recorder>) -> Tapped<R> {
-        Tapped { input, recorder, content: false }
+impl<R: Read> RecordingReader<R> {
+    /// Reads through a buffer. Records if there is a recorder.
+    pub(super) fn new(input: BufReader<R>, recorder: Option<Recorder>) -> RecordingReader<R> {
+        RecordingReader { input, recorder, content: false }
     }
 
-    /// Whether what is consumed from now on is a file's content.
+    /// Sets whether the bytes consumed from now on are a file's content.
     pub(super) fn set_content(&mut self, content: bool) {
         self.content = content;
     }
 
-    /// Where the content that passed went.
-    pub(super) fn placed(&mut self, path: &PlainPath, offset: u64, length: u64) {
+    /// Records where the content that was read was written to.
+    pub(super) fn record_content(&mut self, path: &PlainPath, offset: u64, length: u64) {
         if let Some(recorder) = self.recorder.as_mut().filter(|_| length > 0) {
             recorder.content(path, offset, length);
         }
     }
 
-    /// The reader below and the recorder.
+    /// The inner reader and the recorder.
     pub(super) fn into_parts(self) -> (R, Option<Recorder>) {
         (self.input.into_inner(), self.recorder)
     }
 }
 
-impl<R: Read> Read for Tapped<R> {
+impl<R: Read> Read for RecordingReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let available = self.fill_buf()?;
         let n = available.len().min(buffer.len());
@@ -143,7 +143,7 @@ impl<R: Read> Read for Tapped<R> {
     }
 }
 
-impl<R: Read> BufRead for Tapped<R> {
+impl<R: Read> BufRead for RecordingReader<R> {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         self.input.fill_buf()
     }
@@ -159,13 +159,13 @@ impl<R: Read> BufRead for Tapped<R> {
 // === impl Rebuilt ===
 
 impl Rebuilt {
-    /// The archive of the layer with this recipe and these files.
+    /// Rebuilds the archive of the layer with this recipe and these files.
     pub(crate) fn open(recipe: &Path, files: &Path) -> io::Result<Rebuilt> {
         let recipe = zstd::Decoder::new(File::open(recipe)?)?;
         Ok(Rebuilt { recipe, root: Root::open(files)?, raw_left: 0, file: None })
     }
 
-    /// How long the archive is.
+    /// The length of the archive in bytes.
     pub(crate) fn length(recipe: &Path, files: &Path) -> io::Result<u64> {
         let mut rebuilt = Rebuilt::open(recipe, files)?;
         let mut length = 0;

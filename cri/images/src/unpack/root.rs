@@ -1,8 +1,8 @@
-//! File system verbs inside one directory, for names that nobody may trust.
+//! File operations inside one directory with untrusted names.
 //!
-//! A path is made plain first (no `.`, `..` or empty parts; one that climbs out is refused), then its parent
-//! directory is opened with `openat2(RESOLVE_IN_ROOT)`, where links, absolute ones too, lead no further than the
-//! directory itself; the last part is only ever used relative to that descriptor and never followed.
+//! A path is normalised first (no `.`, `..` or empty components; one that leads out is refused). Then its
+//! parent directory is opened with `openat2(RESOLVE_IN_ROOT)`, so that links, also absolute ones, stay inside
+//! the directory. The last component is only used relative to that descriptor and is never followed.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -17,32 +17,32 @@ use nix::sys::stat::{FileStat, Mode, SFlag, fchmod, fstat, fstatat, makedev, mkd
 use nix::unistd::{LinkatFlags, UnlinkatFlags, linkat, symlinkat, unlinkat};
 use xattr::FileExt as _;
 
-/// A path below the root, made plain: no leading slash, no `.`, no `..`, nothing empty.
+/// A normalised path relative to the root: no leading slash, no `.`, `..` or empty components.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PlainPath(Vec<u8>);
 
-/// A directory that no name leads out of.
+/// A directory that no path leads out of.
 pub(super) struct Root {
     fd: OwnedFd,
-    /// The directory of the last entry: archives list a directory's files one after the other.
+    /// The last parent directory: archives list a directory's files consecutively.
     recent: Option<(PlainPath, OwnedFd)>,
-    /// Directories that were made because something in them came without them.
+    /// Directories that were created because an entry needed them.
     implied: BTreeSet<PlainPath>,
-    /// How many were made so, and the bytes of their names.
+    /// The number of such creations, and the bytes of their paths.
     made: (u64, u64),
-    /// Whether something that the archive brought had to go for something later in it.
+    /// Whether an entry of the archive was replaced by a later one.
     replaced: bool,
 }
 
-/// The mode of directories that nobody describes.
+/// Mode of directories that no entry describes.
 const DIRECTORY: Mode = Mode::from_bits_truncate(0o755);
-/// The mark that hides what lower layers have in a directory.
+/// Attribute of a directory that hides the lower layers' directory.
 const OPAQUE: &str = "trusted.overlay.opaque";
 
 // === impl PlainPath ===
 
 impl PlainPath {
-    /// Makes a path plain; none if it climbs out or could not be a path at all.
+    /// Normalises a path. `None` if it leads out or contains a NUL.
     pub(super) fn new(path: &[u8]) -> Option<PlainPath> {
         let mut parts: Vec<&[u8]> = Vec::new();
         for part in path.split(|b| *b == b'/') {
@@ -58,12 +58,12 @@ impl PlainPath {
         Some(PlainPath(parts.join(&b'/')))
     }
 
-    /// The root itself.
+    /// Whether it is the root itself.
     pub(super) fn is_root(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The path's last part and the rest; not for the root.
+    /// The parent and the last component. Not for the root.
     pub(super) fn split(&self) -> (PlainPath, &OsStr) {
         match self.0.iter().rposition(|b| *b == b'/') {
             Some(slash) => (PlainPath(self.0[..slash].to_vec()), OsStr::from_bytes(&self.0[slash + 1..])),
@@ -71,12 +71,12 @@ impl PlainPath {
         }
     }
 
-    /// For messages and records.
+    /// The path as text, for messages and records.
     pub(super) fn display(&self) -> String {
         String::from_utf8_lossy(&self.0).into_owned()
     }
 
-    /// The path, relative to the root.
+    /// The path as bytes, relative to the root.
     pub(super) fn as_bytes(&self) -> &[u8] {
         &self.0
     }
@@ -89,64 +89,64 @@ impl PlainPath {
 // === impl Root ===
 
 impl Root {
-    /// Works in a directory.
+    /// Opens the directory to work in.
     pub(super) fn open(path: &Path) -> Result<Root, Errno> {
         let fd = open(path, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
         Ok(Root { fd, recent: None, implied: BTreeSet::new(), made: (0, 0), replaced: false })
     }
 
-    /// Directories that were made because something in them came without them.
+    /// Takes the list of directories that were created because an entry needed them.
     pub(super) fn take_implied(&mut self) -> BTreeSet<PlainPath> {
         std::mem::take(&mut self.implied)
     }
 
-    /// How many of them were made so far, and the bytes of their names, as often as they were.
-    pub(super) fn made(&self) -> (u64, u64) {
+    /// The number of such creations and the bytes of their paths. Repeated creations count each time.
+    pub(super) fn implied_totals(&self) -> (u64, u64) {
         self.made
     }
 
-    /// Whether something that the archive brought is not here any more.
+    /// Whether an entry of the archive was replaced by a later one.
     pub(super) fn replaced(&self) -> bool {
         self.replaced
     }
 
-    /// Opens a directory, making it and those above it where they are missing.
+    /// Opens a directory. Makes it and its parents if they are missing.
     pub(super) fn directory(&mut self, path: &PlainPath) -> Result<BorrowedFd<'_>, Errno> {
         if self.recent.as_ref().is_none_or(|(recent, _)| recent != path) {
             let fd = self.open_or_make(path)?;
             self.recent = Some((path.clone(), fd));
         }
-        // Set just now, or found to be the one.
+        // It was set just now, or was equal before.
         Ok(self.recent.as_ref().map_or(self.fd.as_fd(), |(_, fd)| fd.as_fd()))
     }
 
-    /// Opens what is at a path, if it is a directory, to change its attributes.
+    /// Opens an existing directory, to change its attributes.
     pub(super) fn existing_directory(&self, path: &PlainPath) -> Result<File, Errno> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW;
         self.open_in_root(path.as_path(), flags).map(File::from)
     }
 
-    /// Opens a file to read it.
+    /// Opens a file for reading.
     pub(super) fn existing_file(&self, path: &PlainPath) -> Result<File, Errno> {
         self.open_in_root(path.as_path(), OFlag::O_RDONLY | OFlag::O_NOFOLLOW).map(File::from)
     }
 
-    /// What is at a path on which nothing is a link.
-    pub(super) fn stat_plainly(&self, path: &PlainPath) -> Result<FileStat, Errno> {
+    /// The metadata at a path. A link in any component is an error.
+    pub(super) fn stat_without_links(&self, path: &PlainPath) -> Result<FileStat, Errno> {
         let how = OpenHow::new()
             .flags(OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC)
             .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS);
         fstat(openat2(&self.fd, path.as_path(), how)?)
     }
 
-    /// Makes a directory, or finds it. Where there was a whiteout the new directory hides what lower layers have.
+    /// Makes a directory, or opens an existing one. A directory that replaces a whiteout is opaque.
     pub(super) fn make_directory(&mut self, path: &PlainPath) -> Result<File, Errno> {
         let (parent, name) = path.split();
         let at = self.directory(&parent)?;
         match mkdirat(at, name, DIRECTORY) {
             Ok(()) => {
                 let made = open_directory_at(at, name)?;
-                self.whereabouts(&made)?;
+                self.real_path(&made)?;
                 return Ok(made);
             }
             Err(Errno::EEXIST) => {}
@@ -166,7 +166,7 @@ impl Root {
         Ok(made)
     }
 
-    /// Makes a file that was not there; one that was, of whatever kind, is replaced.
+    /// Makes a new file. An existing entry of any type is replaced.
     pub(super) fn make_file(&mut self, path: &PlainPath) -> Result<File, Errno> {
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         self.replace(path, |at, name| {
@@ -179,18 +179,19 @@ impl Root {
         self.replace(path, |at, name| symlinkat(OsStr::from_bytes(target), at, name))
     }
 
-    /// Makes a device or a fifo.
+    /// Makes a device or a FIFO.
     pub(super) fn make_node(
         &mut self,
         path: &PlainPath,
         kind: SFlag,
-        (major, minor): (u32, u32),
+        major: u32,
+        minor: u32,
     ) -> Result<(), Errno> {
         let device = makedev(major.into(), minor.into());
         self.replace(path, |at, name| mknodat(at, name, kind, Mode::from_bits_truncate(0o600), device))
     }
 
-    /// What is at a path, of which the last part is not followed. What the layer hides is not there.
+    /// The metadata at a path, without following the last component. A whiteout counts as absent.
     pub(super) fn find(&self, path: &PlainPath) -> Result<Option<FileStat>, Errno> {
         let (parent, name) = path.split();
         let found = self
@@ -203,9 +204,9 @@ impl Root {
         }
     }
 
-    /// Where an open file is, by a path without links. A place that no path leads to is an error: links that lead
-    /// into one another would nest directories without end.
-    pub(super) fn whereabouts(&self, file: impl AsFd) -> Result<PlainPath, Errno> {
+    /// The path of an open file, without links. An error if no path leads to it: links that lead into each
+    /// other could otherwise nest directories without limit.
+    pub(super) fn real_path(&self, file: impl AsFd) -> Result<PlainPath, Errno> {
         let path =
             |fd: BorrowedFd<'_>| nix::fcntl::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()).as_str());
         let (root, file) = (path(self.fd.as_fd())?, path(file.as_fd())?);
@@ -213,21 +214,21 @@ impl Root {
         PlainPath::new(below.as_os_str().as_bytes()).ok_or(Errno::ENOENT)
     }
 
-    /// An attribute of what is at a path, of which the last part is not followed.
+    /// An extended attribute at a path, without following the last component.
     pub(super) fn attribute(&self, path: &PlainPath, name: &str) -> Option<Vec<u8>> {
         let (parent, file) = path.split();
         let at = self.open_in_root(parent.as_path(), OFlag::O_PATH | OFlag::O_DIRECTORY).ok()?;
         xattr::get(Path::new("/proc/self/fd").join(at.as_raw_fd().to_string()).join(file), name).ok()?
     }
 
-    /// Makes another name for a file. A link is linked itself, not what it leads to.
+    /// Makes a hard link. A symbolic link is linked itself, not its target.
     pub(super) fn make_hard_link(&mut self, path: &PlainPath, target: &PlainPath) -> Result<(), Errno> {
         let (target_parent, target_name) = target.split();
         let target_at = self.open_in_root(target_parent.as_path(), OFlag::O_PATH | OFlag::O_DIRECTORY)?;
         self.replace(path, |at, name| linkat(&target_at, target_name, at, name, LinkatFlags::empty()))
     }
 
-    /// Hides what lower layers have at a path. What this layer itself has there stays.
+    /// Makes a whiteout, which hides the path of lower layers. An entry of this layer stays.
     pub(super) fn make_whiteout(&mut self, parent: &PlainPath, name: &OsStr) -> Result<(), Errno> {
         let at = self.directory(parent)?;
         match mknodat(at, name, SFlag::S_IFCHR, Mode::empty(), makedev(0, 0)) {
@@ -241,20 +242,20 @@ impl Root {
         }
     }
 
-    /// Hides all that lower layers have in a directory.
+    /// Makes a directory opaque: it hides the lower layers' directory.
     pub(super) fn make_opaque(&mut self, path: &PlainPath) -> Result<(), Errno> {
         self.directory(path)?;
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
         set_opaque(&self.open_in_root(path.as_path(), flags)?.into())
     }
 
-    /// The directory of a path for verbs of the caller's, with the last part to use there.
+    /// The parent directory and last component of a path, for system calls of the caller.
     pub(super) fn at<'p>(&mut self, path: &'p PlainPath) -> Result<(BorrowedFd<'_>, &'p OsStr), Errno> {
         let (parent, name) = path.split();
         Ok((self.directory(&parent)?, name))
     }
 
-    /// Does a making verb; where something is in the way, removes that and does it again.
+    /// Creates an entry. If the path exists, removes it and tries again.
     fn replace<T>(
         &mut self,
         path: &PlainPath,
@@ -279,7 +280,7 @@ impl Root {
         } else {
             unlinkat(at, name, UnlinkatFlags::NoRemoveDir)
         };
-        // The directory kept open may be one of those that went.
+        // The cached directory may have been removed.
         self.recent = None;
         removed
     }
@@ -306,8 +307,8 @@ impl Root {
             }
             Err(e) => return Err(e),
         };
-        self.whereabouts(&made)?;
-        // Nobody says how it should be: as directories are, whatever our umask.
+        self.real_path(&made)?;
+        // No entry describes it, so it gets the default mode, whatever the umask.
         fchmod(&made, DIRECTORY)?;
         self.made = (self.made.0 + 1, self.made.1 + path.as_bytes().len() as u64);
         self.implied.insert(path.clone());
@@ -320,7 +321,7 @@ impl Root {
             .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
         loop {
             match openat2(&self.fd, path, how) {
-                // A rename anywhere on the machine, while the kernel looked at a `..` of a link.
+                // Another process renamed a file while the kernel resolved a `..` in a link.
                 Err(Errno::EAGAIN) => {}
                 done => return done,
             }
@@ -328,7 +329,7 @@ impl Root {
     }
 }
 
-/// Whether the kernel can resolve paths as all of this needs (5.6 or later).
+/// Whether the kernel supports the path resolution that is needed (Linux 5.6).
 pub(super) fn supported() -> bool {
     let how = OpenHow::new().flags(OFlag::O_PATH).resolve(ResolveFlag::RESOLVE_IN_ROOT);
     openat2(AT_FDCWD, Path::new("/"), how).is_ok()
@@ -338,7 +339,7 @@ fn stat_at(at: BorrowedFd<'_>, name: &OsStr) -> Result<FileStat, Errno> {
     fstatat(at, name, AtFlags::AT_SYMLINK_NOFOLLOW)
 }
 
-/// Whether this is a directory.
+/// Whether it is a directory.
 pub(super) fn is_directory(stat: &FileStat) -> bool {
     SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFDIR
 }
@@ -356,7 +357,7 @@ fn set_opaque(directory: &File) -> Result<(), Errno> {
     directory.set_xattr(OPAQUE, b"y").map_err(errno)
 }
 
-/// The kernel's number of an error from a wrapper that hides it.
+/// The errno of an I/O error.
 pub(super) fn errno(error: std::io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }
@@ -366,7 +367,7 @@ mod tests {
     use super::PlainPath;
 
     #[test]
-    fn paths_are_made_plain_or_refused() {
+    fn paths_are_normalised_or_refused() {
         for (given, plain) in [
             ("a", Some("a")),
             ("./a/./b//c/", Some("a/b/c")),

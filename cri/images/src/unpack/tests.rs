@@ -1,4 +1,4 @@
-//! Layers good and bad, unpacked for real and judged by what is on disk.
+//! Valid and invalid layers, unpacked and checked on disk.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
@@ -37,14 +37,14 @@ fn opaque(path: &Path) -> Option<Vec<u8>> {
 }
 
 #[test]
-fn a_layer_unpacks_the_same_whatever_its_compression() {
+fn a_layer_unpacks_the_same_with_any_compression() {
     let tar = TestTar::new().directory("d/").file("d/f", b"content").finish();
     for blob in [tar.clone(), gzip(&tar), zstd(&tar), [gzip(&tar[..700]), gzip(&tar[700..])].concat()] {
         let into = tempfile::tempdir().unwrap();
         let unpacked = unpack(blob.as_slice(), into.path(), &Limits::default()).unwrap();
         assert_eq!(unpacked.diff_id, Digest::of(&tar));
         assert_eq!(std::fs::read(into.path().join("d/f")).unwrap(), b"content");
-        // As a line may be that gives a byte at a time.
+        // As from a connection that returns a byte at a time.
         let slow = std::io::BufReader::with_capacity(1, blob.as_slice());
         let into = tempfile::tempdir().unwrap();
         assert_eq!(unpack(slow, into.path(), &Limits::default()).unwrap(), unpacked);
@@ -158,7 +158,7 @@ fn later_entries_replace_earlier_ones() {
 }
 
 #[test]
-fn names_that_climb_out_are_refused() {
+fn names_that_lead_out_are_refused() {
     for path in ["../evil", "a/../../evil", "/../evil", "..", "./../evil/x", "../.wh.evil"] {
         let (into, error) = refused(TestTar::new().file("fine", b"").file(path, b"evil"));
         assert!(matches!(error, UnpackError::Escape { .. }), "{path}: {error}");
@@ -195,20 +195,20 @@ fn absolute_names_and_links_stay_inside() {
 }
 
 #[test]
-fn links_to_what_is_outside_are_neither_followed_nor_linked() {
+fn links_to_the_outside_are_neither_followed_nor_linked() {
     let outside = tempfile::tempdir().unwrap();
     let secret = outside.path().join("secret");
     std::fs::write(&secret, "secret").unwrap();
     let path = secret.to_str().unwrap();
-    // The file that the link names is replaced, not written through.
+    // The link itself is replaced; its target is not written.
     let (into, _) = unpacked(TestTar::new().symlink("s", path).file("s", b"mine").directory("s2"));
     assert_eq!(std::fs::read(&secret).unwrap(), b"secret");
     assert_eq!(std::fs::read(into.path().join("s")).unwrap(), b"mine");
-    // An absolute hard link means a file of the image, which waits for a layer below that has it.
+    // An absolute hard link means a file of the image. It is deferred until a lower layer has the file.
     let (into, layer) = unpacked(TestTar::new().hard_link("h", path));
     assert_eq!(links(&layer), [("h".to_owned(), path.trim_start_matches('/').to_owned())]);
     assert_eq!(std::fs::read(into.path().join("h")).unwrap(), b"");
-    // A directory entry over a link makes a directory; its mode is not given to what the link names.
+    // A directory entry replaces a link by a directory. The mode of the link's target does not change.
     let (_into, _) = unpacked(TestTar::new().symlink("d", outside.path().to_str().unwrap()).with(
         b'5',
         "d",
@@ -225,7 +225,7 @@ fn links(layer: &Unpacked) -> Vec<(String, String)> {
 }
 
 #[test]
-fn links_to_lower_layers_wait_unless_something_comes_in_their_place() {
+fn links_to_lower_layers_are_deferred_unless_replaced() {
     let (into, layer) = unpacked(
         TestTar::new()
             .directory("real")
@@ -257,7 +257,7 @@ fn links_to_lower_layers_wait_unless_something_comes_in_their_place() {
 }
 
 #[test]
-fn links_to_what_comes_later_or_cannot_be_linked_are_refused() {
+fn links_to_later_entries_or_directories_are_refused() {
     for later in [
         TestTar::new().hard_link("h", "f").file("f", b"later"),
         TestTar::new().hard_link("h", "later").hard_link("later", "lower/file"),
@@ -272,7 +272,7 @@ fn links_to_what_comes_later_or_cannot_be_linked_are_refused() {
 }
 
 #[test]
-fn bad_whiteouts_and_entries_are_refused() {
+fn invalid_whiteouts_and_entries_are_refused() {
     for name in [".wh.", "d/.wh..", ".wh..."] {
         let (_into, error) = refused(TestTar::new().file(name, b""));
         assert!(matches!(error, UnpackError::WhiteoutName { .. }), "{name}: {error}");
@@ -359,7 +359,7 @@ fn sparse_files_keep_their_holes() {
 }
 
 #[test]
-fn what_gnu_tar_writes_is_read() {
+fn archives_of_gnu_tar_are_read() {
     let from = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(from.path().join("a/b")).unwrap();
     std::fs::write(from.path().join("a/b").join("n".repeat(150)), "long").unwrap();
@@ -381,7 +381,7 @@ fn what_gnu_tar_writes_is_read() {
     }
 }
 
-/// A header of GNU's that gives the next entry its name, or its target.
+/// A GNU header with the next entry's name or link target.
 fn long(tar: TestTar, kind: u8, name: &str) -> TestTar {
     tar.entry(kind, "././@LongLink", "", format!("{name}\0").as_bytes())
 }
@@ -404,7 +404,7 @@ fn links_do_not_nest_directories_deeper_than_a_path_can_be() {
 }
 
 #[test]
-fn a_directory_that_is_named_often_is_kept_once_with_its_last_time() {
+fn a_repeated_directory_is_kept_once_with_its_last_time() {
     let mut tar = TestTar::new();
     for time in 1..=1000 {
         tar = tar.with(b'5', "d/e", "", attributes(0o755, (0, 0), time));

@@ -1,5 +1,5 @@
-//! The fields that have entries. Each function merges one plugin's entries into what all asked for
-//! (`all`) and into the container as the next plugin sees it (`seen`).
+//! Merges fields with several entries. Each function merges one plugin's entries into the adjustment of all
+//! plugins (`all`) and into the container for the next plugin (`seen`).
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -11,9 +11,13 @@ use coracle_proto::nri::{
 use crate::mark::{mark, unmark, variable};
 use crate::owners::{Claims, Conflict};
 
-type Merged = Result<(), Conflict>;
+/// A field, and the claims of the plugin that changes it.
+struct FieldClaims<'a, 'b> {
+    field: Field,
+    claims: &'a mut Claims<'b>,
+}
 
-/// One plugin's entries of a map: those to set, and the names of those to remove.
+/// Splits a plugin's map into the entries to set and the names to remove.
 fn split<T>(asked: &BTreeMap<String, T>) -> (Vec<(&str, &T)>, HashSet<&str>) {
     let (mut set, mut removed) = (Vec::new(), HashSet::new());
     for (name, value) in asked {
@@ -25,13 +29,14 @@ fn split<T>(asked: &BTreeMap<String, T>) -> (Vec<(&str, &T)>, HashSet<&str>) {
     (set, removed)
 }
 
-/// Merges entries of a map: an entry that is removed and set again belongs to who did both.
+/// Merges entries of a map. A plugin that removes an entry may set it again.
 fn map<T: Clone + Default>(
     asked: &BTreeMap<String, T>,
-    (field, claims): (Field, &mut Claims<'_>),
+    target: FieldClaims<'_, '_>,
     seen: &mut BTreeMap<String, T>,
     all: &mut BTreeMap<String, T>,
-) -> Merged {
+) -> Result<(), Conflict> {
+    let FieldClaims { field, claims } = target;
     let (set, removed) = split(asked);
     for name in &removed {
         claims.clear_entry(field, name);
@@ -52,8 +57,8 @@ pub(super) fn annotations(
     claims: &mut Claims<'_>,
     seen: &mut Container,
     all: &mut ContainerAdjustment,
-) -> Merged {
-    map(asked, (Field::Annotations, claims), &mut seen.annotations, &mut all.annotations)
+) -> Result<(), Conflict> {
+    map(asked, FieldClaims { field: Field::Annotations, claims }, &mut seen.annotations, &mut all.annotations)
 }
 
 pub(super) fn sysctls(
@@ -61,8 +66,8 @@ pub(super) fn sysctls(
     claims: &mut Claims<'_>,
     seen: &mut LinuxContainer,
     all: &mut LinuxContainerAdjustment,
-) -> Merged {
-    map(asked, (Field::Sysctl, claims), &mut seen.sysctl, &mut all.sysctl)
+) -> Result<(), Conflict> {
+    map(asked, FieldClaims { field: Field::Sysctl, claims }, &mut seen.sysctl, &mut all.sysctl)
 }
 
 pub(super) fn net_devices(
@@ -70,18 +75,24 @@ pub(super) fn net_devices(
     claims: &mut Claims<'_>,
     seen: &mut LinuxContainer,
     all: &mut LinuxContainerAdjustment,
-) -> Merged {
-    map(&asked, (Field::LinuxNetDevices, claims), &mut seen.net_devices, &mut all.net_devices)
+) -> Result<(), Conflict> {
+    map(
+        &asked,
+        FieldClaims { field: Field::LinuxNetDevices, claims },
+        &mut seen.net_devices,
+        &mut all.net_devices,
+    )
 }
 
-/// Merges entries of a list whose items are found by a name in them.
+/// Merges entries of a list, which are identified by a name.
 fn list<T: Clone>(
     asked: Vec<T>,
     name: impl Fn(&T) -> &str,
-    (field, claims): (Field, &mut Claims<'_>),
+    target: FieldClaims<'_, '_>,
     seen: &mut Vec<T>,
     all: &mut Vec<T>,
-) -> Merged {
+) -> Result<(), Conflict> {
+    let FieldClaims { field, claims } = target;
     let (removals, set): (Vec<T>, Vec<T>) = asked.into_iter().partition(|item| unmark(name(item)).1);
     let removed: HashSet<&str> = removals.iter().map(|item| unmark(name(item)).0).collect();
     let changed: HashSet<&str> = set.iter().map(&name).collect();
@@ -93,7 +104,7 @@ fn list<T: Clone>(
     for item in &set {
         claims.set_entry(field, name(item))?;
     }
-    // A removal stays in the list, before what is set in its place: the container had it perhaps.
+    // A removal stays in the list before the new entry, because the container itself may have the old entry.
     all.extend(removals);
     all.extend(set.iter().cloned());
     seen.extend(set);
@@ -105,8 +116,14 @@ pub(super) fn mounts(
     claims: &mut Claims<'_>,
     seen: &mut Container,
     all: &mut ContainerAdjustment,
-) -> Merged {
-    list(asked, |mount| &mount.destination, (Field::Mounts, claims), &mut seen.mounts, &mut all.mounts)
+) -> Result<(), Conflict> {
+    list(
+        asked,
+        |mount| &mount.destination,
+        FieldClaims { field: Field::Mounts, claims },
+        &mut seen.mounts,
+        &mut all.mounts,
+    )
 }
 
 pub(super) fn devices(
@@ -114,8 +131,14 @@ pub(super) fn devices(
     claims: &mut Claims<'_>,
     seen: &mut LinuxContainer,
     all: &mut LinuxContainerAdjustment,
-) -> Merged {
-    list(asked, |device| &device.path, (Field::Devices, claims), &mut seen.devices, &mut all.devices)
+) -> Result<(), Conflict> {
+    list(
+        asked,
+        |device| &device.path,
+        FieldClaims { field: Field::Devices, claims },
+        &mut seen.devices,
+        &mut all.devices,
+    )
 }
 
 pub(super) fn env(
@@ -123,21 +146,21 @@ pub(super) fn env(
     claims: &mut Claims<'_>,
     seen: &mut Container,
     all: &mut ContainerAdjustment,
-) -> Merged {
+) -> Result<(), Conflict> {
     let names: HashSet<String> = asked.iter().map(|entry| unmark(&entry.key).0.to_owned()).collect();
     seen.env.retain(|entry| !names.contains(variable(entry)));
     let set = asked.iter().filter(|entry| !unmark(&entry.key).1);
     seen.env.extend(set.map(|entry| format!("{}={}", entry.key, entry.value)));
-    list(asked, |entry| &entry.key, (Field::Env, claims), &mut Vec::new(), &mut all.env)
+    list(asked, |entry| &entry.key, FieldClaims { field: Field::Env, claims }, &mut Vec::new(), &mut all.env)
 }
 
-/// The arguments as a whole. An empty first one says that those of an earlier plugin may be replaced.
+/// Merges the arguments as a whole. An empty first argument allows to replace those of an earlier plugin.
 pub(super) fn args(
     mut asked: Vec<String>,
     claims: &mut Claims<'_>,
     seen: &mut Container,
     all: &mut ContainerAdjustment,
-) -> Merged {
+) -> Result<(), Conflict> {
     if asked.is_empty() {
         return Ok(());
     }
@@ -151,7 +174,7 @@ pub(super) fn args(
     Ok(())
 }
 
-/// Hooks accumulate: no two plugins' are in conflict.
+/// Merges hooks. They accumulate, so plugins never conflict.
 pub(super) fn hooks(
     asked: &Hooks,
     claims: &mut Claims<'_>,
@@ -172,13 +195,13 @@ pub(super) fn hooks(
     }
 }
 
-/// Namespaces by type. A removal claims the type, too: nobody may bring back what it removed.
+/// Merges namespaces by type. A removal claims the type too, so that no later plugin adds it again.
 pub(super) fn namespaces(
     asked: Vec<LinuxNamespace>,
     claims: &mut Claims<'_>,
     seen: &mut LinuxContainer,
     all: &mut LinuxContainerAdjustment,
-) -> Merged {
+) -> Result<(), Conflict> {
     let mut types: HashMap<String, usize> = HashMap::new();
     for (at, namespace) in asked.iter().enumerate() {
         let (bare, _removed) = unmark(&namespace.r#type);
@@ -191,7 +214,11 @@ pub(super) fn namespaces(
     Ok(())
 }
 
-pub(super) fn rdt(asked: LinuxRdt, claims: &mut Claims<'_>, all: &mut LinuxContainerAdjustment) -> Merged {
+pub(super) fn rdt(
+    asked: LinuxRdt,
+    claims: &mut Claims<'_>,
+    all: &mut LinuxContainerAdjustment,
+) -> Result<(), Conflict> {
     let all = all.rdt.get_or_insert_default();
     if asked.remove {
         for field in [Field::RdtClosId, Field::RdtSchemata, Field::RdtEnableMonitoring] {

@@ -1,10 +1,11 @@
-//! Limits, field by field: each has one owner.
+//! Merges resources field by field; each field has one owner.
 
 use coracle_proto::nri::{Field, LinuxCpu, LinuxMemory, LinuxResources};
 
 use crate::owners::{Claims, Conflict};
 
-/// Sets what is asked for in every target. Device rules are not for updates and stay with the caller.
+/// Sets the requested fields in every target. Device rules are handled by the caller, because updates have
+/// none.
 pub(super) fn merge(
     asked: &LinuxResources,
     claims: &mut Claims<'_>,

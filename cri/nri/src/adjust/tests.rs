@@ -130,7 +130,7 @@ fn updates_of_other_containers_are_merged_and_of_the_new_one_refused() {
     creation.merge("20-b", asks(polite)).expect("may fail");
     assert_eq!(creation.updates.list, [update("other", 1)]);
     let error = creation.merge("30-c", asks(update("new", 1))).expect_err("itself");
-    assert!(matches!(error, MergeError::UpdatesItself { .. }));
+    assert!(matches!(error, MergeError::UpdatesNewContainer { .. }));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Everything but limits.
+//! Applies all adjustments except resources.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use super::{Applied, ApplyError, refuse};
 use crate::describe::namespace_type;
 use crate::mark::{unmark, variable};
 
-/// Sets and removes entries of a map: removals first, since one of them may clear what is then set.
+/// Removes and sets entries of a map. Removals come first, because an entry may be removed and set again.
 fn entries(map: &mut HashMap<String, String>, asked: &BTreeMap<String, String>) {
     for name in asked.keys() {
         if let (bare, true) = unmark(name) {
@@ -35,7 +35,7 @@ pub(super) fn annotations(spec: &mut oci::Spec, asked: &BTreeMap<String, String>
     }
 }
 
-/// A value of the OCI's JSON, whose names NRI shares: an unknown one is refused by its name.
+/// Converts a value through the OCI's JSON, whose names NRI shares. The error names an unknown value.
 fn parse<T: DeserializeOwned>(field: &'static str, value: serde_json::Value) -> Result<T, ApplyError> {
     serde_json::from_value(value).map_err(|error| refuse(field, error.to_string()))
 }
@@ -59,7 +59,7 @@ pub(super) fn process(spec: &mut oci::Spec, asked: &ContainerAdjustment) -> Appl
     }
     if let Some(score) = linux.and_then(|linux| linux.oom_score_adj) {
         let score = i32::try_from(score.value).ok().filter(|score| (-1000..=1000).contains(score));
-        let why = "a score is from -1000 to 1000";
+        let why = "the score must be from -1000 to 1000";
         process.set_oom_score_adj(Some(score.ok_or_else(|| refuse("oom_score_adj", why))?));
     }
     if let Some(asked) = linux.and_then(|linux| linux.io_priority.as_ref()) {
@@ -91,7 +91,7 @@ fn env(process: &mut oci::Process, asked: &[nri::KeyValue]) {
 
 fn io_priority(asked: nri::LinuxIoPriority) -> Result<Option<oci::LinuxIOPriority>, ApplyError> {
     let class = IoPrioClass::try_from(asked.class)
-        .map_err(|_unknown| refuse("io_priority", format!("there is no class {}", asked.class)))?;
+        .map_err(|_unknown| refuse("io_priority", format!("unknown class {}", asked.class)))?;
     if class == IoPrioClass::IoprioClassNone {
         return Ok(None);
     }
@@ -101,7 +101,7 @@ fn io_priority(asked: nri::LinuxIoPriority) -> Result<Option<oci::LinuxIOPriorit
 
 fn scheduler(asked: &nri::LinuxScheduler) -> Result<Option<oci::Scheduler>, ApplyError> {
     let policy = LinuxSchedulerPolicy::try_from(asked.policy)
-        .map_err(|_unknown| refuse("scheduler", format!("there is no policy {}", asked.policy)))?;
+        .map_err(|_unknown| refuse("scheduler", format!("unknown policy {}", asked.policy)))?;
     if policy == LinuxSchedulerPolicy::SchedNone {
         return Ok(None);
     }
@@ -115,7 +115,7 @@ fn scheduler(asked: &nri::LinuxScheduler) -> Result<Option<oci::Scheduler>, Appl
             Ok(LinuxSchedulerFlag::SchedFlagKeepParams) => oci::LinuxSchedulerFlag::SchedFlagKeepParams,
             Ok(LinuxSchedulerFlag::SchedFlagUtilClampMin) => oci::LinuxSchedulerFlag::SchedFlagUtilClampMin,
             Ok(LinuxSchedulerFlag::SchedFlagUtilClampMax) => oci::LinuxSchedulerFlag::SchedFlagUtilClampMax,
-            Err(_unknown) => return Err(refuse("scheduler", format!("there is no flag {flag}"))),
+            Err(_unknown) => return Err(refuse("scheduler", format!("unknown flag {flag}"))),
         });
     }
     let deadline = |value: u64| (value != 0).then_some(value);
@@ -129,7 +129,7 @@ fn scheduler(asked: &nri::LinuxScheduler) -> Result<Option<oci::Scheduler>, Appl
     Ok(Some(scheduler))
 }
 
-/// Hooks are added to those that there are.
+/// Appends hooks to the existing ones.
 pub(super) fn hooks(spec: &mut oci::Spec, asked: &nri::Hooks) {
     if *asked == nri::Hooks::default() {
         return;
@@ -158,7 +158,7 @@ fn hook(asked: &nri::Hook) -> oci::Hook {
     hook
 }
 
-/// Replaces, adds and removes mounts by their destination; all in the order in which they nest.
+/// Replaces, adds and removes mounts by destination. Then sorts them by depth, so that parents come first.
 pub(super) fn mounts(spec: &mut oci::Spec, asked: &[nri::Mount]) -> Applied {
     if asked.is_empty() {
         return Ok(());
@@ -179,7 +179,7 @@ pub(super) fn mounts(spec: &mut oci::Spec, asked: &[nri::Mount]) -> Applied {
             mounts.push(added);
         }
     }
-    // Stable: what is equally deep stays in its order.
+    // A stable sort: mounts of equal depth keep their order.
     mounts.sort_by_key(|mount| mount.destination().components().count());
     spec.set_mounts(Some(mounts));
     Ok(())
@@ -254,7 +254,7 @@ fn set_namespace(linux: &mut oci::Linux, asked: &nri::LinuxNamespace) -> Applied
     let mut kept: Vec<_> = known.into_iter().filter(|known| namespace_type(known.typ()) != name).collect();
     if removed {
         if name == "mount" {
-            return Err(refuse("namespaces", "a container cannot be without a mount namespace of its own"));
+            return Err(refuse("namespaces", "a container needs a mount namespace of its own"));
         }
     } else {
         let mut added: oci::LinuxNamespace = parse("namespaces", json!({ "type": name }))?;
@@ -299,11 +299,11 @@ fn syscall(asked: &nri::LinuxSyscall) -> serde_json::Value {
 fn memory_policy(asked: &nri::LinuxMemoryPolicy) -> Result<oci::LinuxMemoryPolicy, ApplyError> {
     let field = "memory_policy";
     let mode = MpolMode::try_from(asked.mode)
-        .map_err(|_unknown| refuse(field, format!("there is no mode {}", asked.mode)))?;
+        .map_err(|_unknown| refuse(field, format!("unknown mode {}", asked.mode)))?;
     let mut flags = Vec::new();
     for flag in &asked.flags {
-        let flag = MpolFlag::try_from(*flag)
-            .map_err(|_unknown| refuse(field, format!("there is no flag {flag}")))?;
+        let flag =
+            MpolFlag::try_from(*flag).map_err(|_unknown| refuse(field, format!("unknown flag {flag}")))?;
         flags.push(flag.as_str_name());
     }
     let nodes = (!asked.nodes.is_empty()).then_some(&asked.nodes);

@@ -1,15 +1,15 @@
-//! Limits.
+//! Applies adjustments of resources.
 
 use coracle_proto::nri::{LinuxCpu, LinuxMemory, LinuxResources};
 use oci_spec::runtime as oci;
 use serde_json::json;
 
-use super::{Abilities, Applied, refuse};
+use super::{Applied, Features, refuse};
 
-pub(super) fn apply(limits: &mut oci::LinuxResources, asked: &LinuxResources, can: Abilities) -> Applied {
+pub(super) fn apply(limits: &mut oci::LinuxResources, asked: &LinuxResources, features: Features) -> Applied {
     if let Some(asked) = &asked.memory {
         let mut known = limits.memory().unwrap_or_default();
-        memory(&mut known, asked, can)?;
+        memory(&mut known, asked, features)?;
         limits.set_memory(Some(known));
     }
     if let Some(asked) = &asked.cpu {
@@ -17,46 +17,46 @@ pub(super) fn apply(limits: &mut oci::LinuxResources, asked: &LinuxResources, ca
         cpu(&mut known, asked);
         limits.set_cpu(Some(known));
     }
-    hugepages(limits, asked, can)?;
+    hugepages(limits, asked, features)?;
     if !asked.unified.is_empty() {
-        if !can.unified {
-            return Err(refuse("unified", "cgroups are not v2 here"));
+        if !features.unified {
+            return Err(refuse("unified", "this machine does not use cgroups v2"));
         }
         let files = limits.unified_mut().get_or_insert_default();
         files.extend(asked.unified.iter().map(|(file, value)| (file.clone(), value.clone())));
     }
     if let Some(pids) = asked.pids {
         let mut limit = oci::LinuxPids::default();
-        // Less than none is no limit.
+        // Negative values mean unlimited.
         limit.set_limit(pids.limit.max(-1));
         limits.set_pids(Some(limit));
     }
     device_rules(limits, asked)?;
     for (field, class) in [("blockio_class", &asked.blockio_class), ("rdt_class", &asked.rdt_class)] {
-        // An empty name takes away a class, and there is none.
+        // An empty name removes the class; no classes are supported, so there is nothing to remove.
         if class.as_ref().is_some_and(|class| !class.value.is_empty()) {
-            return Err(refuse(field, "classes are not supported: none is configured"));
+            return Err(refuse(field, "classes are not supported"));
         }
     }
     Ok(())
 }
 
-fn memory(known: &mut oci::LinuxMemory, asked: &LinuxMemory, can: Abilities) -> Applied {
+fn memory(known: &mut oci::LinuxMemory, asked: &LinuxMemory, features: Features) -> Applied {
     let v1_only = [
         ("memory.kernel", asked.kernel.is_some()),
         ("memory.kernel_tcp", asked.kernel_tcp.is_some()),
         ("memory.swappiness", asked.swappiness.is_some()),
         ("memory.disable_oom_killer", asked.disable_oom_killer.is_some_and(|flag| flag.value)),
     ];
-    if let Some((field, _)) = v1_only.iter().find(|(_, asked)| can.unified && *asked) {
+    if let Some((field, _)) = v1_only.iter().find(|(_, asked)| features.unified && *asked) {
         return Err(refuse(field, "cgroups v2 have no such limit"));
     }
     if asked.use_hierarchy.is_some_and(|flag| !flag.value) {
-        return Err(refuse("memory.use_hierarchy", "the kernel always accounts by the hierarchy"));
+        return Err(refuse("memory.use_hierarchy", "the kernel always uses hierarchical accounting"));
     }
     if let Some(limit) = asked.limit {
         known.set_limit(Some(limit.value));
-        // Swap is limited with memory unless a plugin says otherwise.
+        // The swap limit follows the memory limit, unless a plugin sets it.
         known.set_swap(Some(limit.value));
     }
     if let Some(swap) = asked.swap {
@@ -104,11 +104,11 @@ fn cpu(known: &mut oci::LinuxCpu, asked: &LinuxCpu) {
     }
 }
 
-fn hugepages(limits: &mut oci::LinuxResources, asked: &LinuxResources, can: Abilities) -> Applied {
+fn hugepages(limits: &mut oci::LinuxResources, asked: &LinuxResources, features: Features) -> Applied {
     if asked.hugepage_limits.is_empty() {
         return Ok(());
     }
-    if !can.hugetlb {
+    if !features.hugetlb {
         return Err(refuse("hugepage_limits", "this machine cannot limit huge pages"));
     }
     let known = limits.hugepage_limits_mut().get_or_insert_default();

@@ -10,8 +10,8 @@ use serde_json::json;
 use super::*;
 use crate::describe;
 
-const V1: Abilities = Abilities { unified: false, hugetlb: false };
-const V2: Abilities = Abilities { unified: true, hugetlb: true };
+const V1: Features = Features { unified: false, hugetlb: false };
+const V2: Features = Features { unified: true, hugetlb: true };
 
 fn spec() -> Spec {
     serde_json::from_value(json!({
@@ -219,8 +219,8 @@ fn what_cannot_be_done_is_refused_by_name() {
             "oom_score_adj",
         ),
     ];
-    for (asked, abilities, field) in cases {
-        let error = apply(&mut spec(), &asked, abilities).expect_err(field);
+    for (asked, features, field) in cases {
+        let error = apply(&mut spec(), &asked, features).expect_err(field);
         assert_eq!(error.field, field);
     }
     let none = limits(LinuxResources { blockio_class: named(""), ..Default::default() });

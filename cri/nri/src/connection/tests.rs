@@ -2,7 +2,7 @@ use coracle_proto::nri::{ConfigureRequest, ConfigureResponse};
 
 use super::*;
 
-/// Answers with as many events as the configuration has bytes; waits or fails when told to.
+/// Returns as many events as the configuration has bytes. The method name makes it wait or fail.
 struct Echo;
 
 impl Service for Echo {
@@ -46,7 +46,7 @@ async fn both_sides_call_at_once_with_messages_of_any_length() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn errors_are_told_apart() {
+async fn errors_are_distinguished() {
     let (ours, theirs) = pair();
     let failed = ask(&ours, "Fail", 0).await.expect_err("refused");
     assert!(failed.is_unimplemented() && !failed.is_fatal());
@@ -59,7 +59,7 @@ async fn errors_are_told_apart() {
 }
 
 #[tokio::test]
-async fn a_call_under_way_fails_when_the_connection_ends() {
+async fn a_pending_call_fails_when_the_connection_closes() {
     let (ours, theirs) = pair();
     let (called, ()) = tokio::join!(ask(&ours, "Wait", 0), async {
         tokio::task::yield_now().await;
@@ -69,7 +69,7 @@ async fn a_call_under_way_fails_when_the_connection_ends() {
 }
 
 #[tokio::test]
-async fn a_peer_that_speaks_nonsense_is_disconnected() {
+async fn a_peer_with_invalid_messages_is_disconnected() {
     let (ours, mut theirs) = tokio::io::duplex(1000);
     let connection = Connection::open(ours, mux::PLUGIN, Arc::new(Echo));
     theirs.write_all(&mux::frames(mux::PLUGIN, &[0xff; 20])).await.expect("write");

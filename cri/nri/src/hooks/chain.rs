@@ -1,4 +1,4 @@
-//! The plugins in the order of their indices, and one request through all of them.
+//! The plugins in the order of their indices, and requests to all of them.
 
 use std::sync::Arc;
 
@@ -12,16 +12,16 @@ use futures::future::join_all;
 use prost::Message;
 use tracing::{error, info, warn};
 
-use super::{Known, Runs, told};
+use super::{PodState, Snapshot, sent_state};
 use crate::adjust::{Change, Creation, Updates};
 use crate::connection::CallError;
 use crate::events;
 use crate::owners::Owners;
 use crate::plugin::{JoinError, Plugin};
-use crate::states::{States, Told};
+use crate::states::{SentState, States};
 use crate::{Error, adjust};
 
-/// All plugins and what they were told.
+/// All plugins, and the events already sent for each pod and container.
 #[derive(Debug, Default)]
 pub(super) struct Chain {
     plugins: Vec<Arc<Plugin>>,
@@ -31,21 +31,23 @@ pub(super) struct Chain {
 // === impl Chain ===
 
 impl Chain {
-    /// Synchronizes a plugin with what there is, and adds it. What it wants updated comes back with it.
+    /// Synchronizes a plugin with the existing pods and containers, and adds it. Returns it with the updates
+    /// that it requests.
     pub(super) async fn join(
         &mut self,
         plugin: Plugin,
-        known: Known,
+        known: Snapshot,
     ) -> Result<(Arc<Plugin>, Vec<ContainerUpdate>), JoinError> {
         for (pod, runs) in &known.pods {
-            self.states.set(&pod.id, if *runs == Runs::Yes { Told::Alive } else { Told::Stopped });
+            self.states
+                .set(&pod.id, if *runs == PodState::Running { SentState::Alive } else { SentState::Stopped });
         }
         for container in &known.containers {
-            self.states.set(&container.id, told(container));
+            self.states.set(&container.id, sent_state(container));
         }
         let pods = known.pods.into_iter().map(|(pod, _)| pod).collect();
-        let there = |container: &Container| told(container) == Told::Alive;
-        let containers = known.containers.into_iter().filter(there).collect();
+        let is_alive = |container: &Container| sent_state(container) == SentState::Alive;
+        let containers = known.containers.into_iter().filter(is_alive).collect();
         let updates = match plugin.synchronize(pods, containers).await {
             Ok(updates) => updates,
             Err(error) => {
@@ -53,20 +55,20 @@ impl Chain {
                 return Err(error);
             }
         };
-        info!(plugin = plugin.identity.full(), events = plugin.events, "an NRI plugin joined");
+        info!(plugin = plugin.identity.full(), events = plugin.events, "NRI plugin joined");
         let plugin = Arc::new(plugin);
         self.plugins.push(Arc::clone(&plugin));
         self.plugins.sort_by(|one, other| one.identity.index.cmp(&other.identity.index));
         Ok((plugin, updates))
     }
 
-    /// All plugins, none of which is left.
+    /// Removes and returns all plugins.
     pub(super) fn take(&mut self) -> Vec<Arc<Plugin>> {
         self.states.clear();
         std::mem::take(&mut self.plugins)
     }
 
-    /// Forgets plugins that are gone.
+    /// Removes disconnected plugins.
     pub(super) fn prune(&mut self) {
         self.plugins.retain(|plugin| !plugin.connection.is_closed());
         if self.plugins.is_empty() {
@@ -74,7 +76,7 @@ impl Chain {
         }
     }
 
-    /// The events that any plugin wants.
+    /// Mask of the events with a subscriber.
     pub(super) fn wanted(&self) -> u32 {
         self.plugins.iter().fold(0, |wanted, plugin| wanted | plugin.events)
     }
@@ -83,20 +85,20 @@ impl Chain {
         events.iter().any(|event| self.wanted() & events::bit(*event) != 0)
     }
 
-    /// Those that want an event.
+    /// The subscribers of an event.
     fn of(&self, event: Event) -> impl Iterator<Item = &Arc<Plugin>> {
         self.plugins.iter().filter(move |plugin| plugin.wants(event))
     }
 
-    /// Tells an event that has no answer.
-    pub(super) async fn tell(
+    /// Sends an event without a response.
+    pub(super) async fn send(
         &self,
         event: Event,
         pod: &PodSandbox,
         container: Option<&Container>,
     ) -> Result<(), Error> {
         for plugin in self.of(event) {
-            survive(plugin, event, plugin.tell(event, pod, container).await)?;
+            drop_unresponsive(plugin, event, plugin.send(event, pod, container).await)?;
         }
         Ok(())
     }
@@ -118,7 +120,7 @@ impl Chain {
         Ok(())
     }
 
-    /// Asks for adjustments, merges them, and has them validated.
+    /// Requests adjustments, merges them, and has them validated.
     pub(super) async fn create(&self, pod: &PodSandbox, container: Container) -> Result<Creation, Error> {
         let pristine = self.wants_any(&[Event::ValidateContainerAdjustment]).then(|| container.clone());
         let mut creation = Creation::new(container);
@@ -167,7 +169,8 @@ impl Chain {
                 Ok(ValidateContainerAdjustmentResponse { reason, .. }) => {
                     return Err(Error::Rejected { plugin: name, reason });
                 }
-                // What could not be validated is not valid, also when the validator is gone.
+                // Without a response from the validator the adjustment counts as invalid, even if the
+                // validator is gone.
                 Err(source) => {
                     if source.is_fatal() {
                         plugin.connection.close();
@@ -179,7 +182,7 @@ impl Chain {
         Ok(())
     }
 
-    /// Asks what the update of a container should be.
+    /// Requests changes to the update of a container.
     pub(super) async fn update(
         &self,
         pod: &PodSandbox,
@@ -203,8 +206,8 @@ impl Chain {
         Ok(change)
     }
 
-    /// Tells that a container ended; the answers are updates of others. It has ended whatever a plugin
-    /// says.
+    /// Sends the stop of a container, which cannot be refused. Returns the updates of other containers that
+    /// plugins request.
     pub(super) async fn stop(&self, pod: &PodSandbox, container: &Container) -> Vec<ContainerUpdate> {
         let (mut updates, mut owners) = (Updates::default(), Owners::default());
         let request = StopContainerRequest { pod: Some(pod.clone()), container: Some(container.clone()) };
@@ -219,7 +222,7 @@ impl Chain {
             };
             for update in &answer.update {
                 if let Err(error) = updates.merge(&plugin.identity.full(), update, &mut owners) {
-                    warn!(%error, "NRI plugins disagree on an update");
+                    warn!(%error, "conflicting updates of NRI plugins");
                 }
             }
         }
@@ -227,22 +230,26 @@ impl Chain {
     }
 }
 
-/// Asks one plugin. No answer means that it is gone, and the runtime goes on without it.
+/// Sends a request to one plugin. `None` if the plugin is dropped because it does not respond.
 async fn ask<A: Message + Default>(
     plugin: &Arc<Plugin>,
     event: Event,
     request: &impl Message,
 ) -> Result<Option<A>, Error> {
-    survive(plugin, event, plugin.call::<A>(events::name(event), request).await)
+    drop_unresponsive(plugin, event, plugin.call::<A>(events::name(event), request).await)
 }
 
-/// Drops a plugin that did not answer; an error that it answered with is the call's.
-fn survive<A>(plugin: &Arc<Plugin>, event: Event, answer: Result<A, CallError>) -> Result<Option<A>, Error> {
+/// Drops a plugin that does not respond. An error in its response is returned.
+fn drop_unresponsive<A>(
+    plugin: &Arc<Plugin>,
+    event: Event,
+    answer: Result<A, CallError>,
+) -> Result<Option<A>, Error> {
     match answer {
         Ok(answer) => Ok(Some(answer)),
         Err(error) if error.is_fatal() => {
             let name = plugin.identity.full();
-            error!(plugin = name, event = events::name(event), %error, "an NRI plugin is dropped");
+            error!(plugin = name, event = events::name(event), %error, "dropping unresponsive NRI plugin");
             plugin.connection.close();
             Ok(None)
         }

@@ -1,36 +1,37 @@
-//! What systemd manages of cgroup v1, beside v2 or alone, and what it calls the limits there. Pure.
+//! Limits of cgroup v1 as properties of systemd, for v1 alone or beside v2. Pure.
 
 use super::{Device, Property, Value, number, quota};
 
-/// The controllers in whose hierarchies systemd makes and removes cgroups (`CGROUP_MASK_V1` in its
-/// src/basic/cgroup-util.h). It knows no others.
+/// The controllers whose hierarchies systemd manages (`CGROUP_MASK_V1` in its src/basic/cgroup-util.h). It
+/// supports no others.
 const MANAGED: [&str; 6] = ["blkio", "cpu", "cpuacct", "devices", "memory", "pids"];
 
-/// The kernel's word for no limit is the greatest number of whole pages.
+/// Values above this mean "no limit": the kernel reports the greatest number of whole pages.
 const UNLIMITED: u64 = 1 << 62;
 
-/// What systemd takes as the weight of a unit.
+/// The range of weights that systemd accepts.
 const BLOCK_WEIGHTS: std::ops::RangeInclusive<u64> = 10..=1000;
 
-/// Whether systemd makes and removes the cgroups of a hierarchy, by its controllers or its name, comma-separated. None
-/// are those of v2: beside v1 systemd finds by it who is in a unit.
+/// Whether systemd manages the cgroups of a hierarchy, given its comma-separated controllers or its name.
+/// Without controllers it is the v2 hierarchy, in which systemd, also beside v1, finds a unit's processes.
 pub fn manages(controllers: &str) -> bool {
     let is_its_own = |name: &str| MANAGED.contains(&name) || name == "name=systemd";
     controllers.is_empty() || controllers.split(',').any(is_its_own)
 }
 
-/// That systemd counts what a unit uses. Without that it takes a unit's processes out of the hierarchy of a controller
-/// as soon as neither a limit nor a sibling needs it.
+/// Properties that enable accounting. Without them systemd moves a unit's processes out of a controller's
+/// hierarchy as soon as neither a limit nor a sibling needs it.
 pub fn accounting() -> Vec<Property> {
     let names = ["CPUAccounting", "MemoryAccounting", "BlockIOAccounting", "TasksAccounting"];
     names.map(|name| (name, Value::Flag(true))).to_vec()
 }
 
-/// That these devices may be used and no others. On v1 what systemd writes is what the kernel goes by, so it is told of
-/// no more than it can say: "every driver's third device" it cannot. Drivers go by their numbers, some have no name.
+/// Properties that allow only these devices. On v1 systemd writes the rules to the kernel, so devices that it
+/// cannot express are omitted, such as "minor number 3 of every driver". Drivers are identified by number,
+/// because some have no name.
 ///
-/// There always is a list, also one of all devices: without one systemd has no use for the hierarchy, and takes the
-/// unit's cgroup away there.
+/// There is always a list, even if it contains all devices. Without one systemd does not use the hierarchy
+/// and removes the unit's cgroup from it.
 pub fn devices(allowed: &[Device]) -> Vec<Property> {
     let list = allowed.iter().filter_map(|device| {
         let kind = if device.block { "block" } else { "char" };
@@ -46,14 +47,14 @@ pub fn devices(allowed: &[Device]) -> Vec<Property> {
     vec![("DevicePolicy", Value::Text("strict".to_owned())), ("DeviceAllow", list)]
 }
 
-/// The limits of a cgroup, by what `read` finds in a file of a controller. Of what systemd does not manage nothing is
-/// told, since it will not undo it.
+/// The limits of a cgroup. `read` returns the content of a controller's file. Limits that systemd does not
+/// manage are omitted, because it does not reset them.
 pub fn limits(read: impl Fn(&'static str, &'static str) -> Option<String>) -> Vec<Property> {
     let read_number = |controller, file| number(read(controller, file)?.trim());
     let one = |name, value: Option<u64>| value.map(|value| (name, Value::Number(value)));
     let memory = read_number("memory", "memory.limit_in_bytes");
     let memory = memory.map(|bytes| if bytes < UNLIMITED { bytes } else { u64::MAX });
-    // The one of the scheduler BFQ, or that of CFQ before Linux 5.0.
+    // The weight of the scheduler BFQ, or of CFQ before Linux 5.0.
     let block = ["blkio.bfq.weight", "blkio.weight"].into_iter();
     let block = block.filter_map(|file| read_number("blkio", file)).find(|one| BLOCK_WEIGHTS.contains(one));
     let mut found: Vec<Property> = Vec::new();
@@ -65,7 +66,7 @@ pub fn limits(read: impl Fn(&'static str, &'static str) -> Option<String>) -> Ve
     found
 }
 
-/// v1 has in two files, and with a negative number for none, what v2 has in one.
+/// Converts v1's two files for the quota. A negative number means no limit.
 fn bandwidth(microseconds: Option<String>, period: Option<String>) -> Vec<Property> {
     let (Some(microseconds), Some(period)) = (microseconds, period) else { return Vec::new() };
     let microseconds = microseconds.trim();
@@ -77,7 +78,7 @@ fn bandwidth(microseconds: Option<String>, period: Option<String>) -> Vec<Proper
 mod tests {
     use super::*;
 
-    fn told(files: &[(&str, &str)]) -> Vec<(&'static str, u64)> {
+    fn properties(files: &[(&str, &str)]) -> Vec<(&'static str, u64)> {
         let read = |_: &str, file: &str| {
             files.iter().find(|(name, _)| *name == file).map(|(_, text)| (*text).to_owned())
         };
@@ -89,8 +90,8 @@ mod tests {
     }
 
     #[test]
-    fn limits_have_the_names_that_systemd_gave_them_for_v1() {
-        let found = told(&[
+    fn limits_of_v1_become_properties_of_systemd() {
+        let found = properties(&[
             ("cpu.shares", "512\n"),
             ("cpu.cfs_quota_us", "20500\n"),
             ("cpu.cfs_period_us", "100000\n"),
@@ -110,8 +111,8 @@ mod tests {
     }
 
     #[test]
-    fn no_limit_is_told_as_none_and_an_absent_file_not_at_all() {
-        let found = told(&[
+    fn no_limit_becomes_infinity_and_absent_files_are_omitted() {
+        let found = properties(&[
             ("cpu.cfs_quota_us", "-1\n"),
             ("cpu.cfs_period_us", "100000\n"),
             ("memory.limit_in_bytes", "9223372036854771712\n"),
@@ -128,12 +129,12 @@ mod tests {
 
     #[test]
     fn a_weight_that_systemd_would_refuse_does_not_cost_the_other_limits() {
-        assert_eq!(told(&[("blkio.bfq.weight", "1\n"), ("pids.max", "7\n")]), [("TasksMax", 7)]);
-        assert_eq!(told(&[("blkio.weight", "500\n")]), [("BlockIOWeight", 500)]);
+        assert_eq!(properties(&[("blkio.bfq.weight", "1\n"), ("pids.max", "7\n")]), [("TasksMax", 7)]);
+        assert_eq!(properties(&[("blkio.weight", "500\n")]), [("BlockIOWeight", 500)]);
     }
 
     #[test]
-    fn systemd_is_told_of_devices_by_number_and_never_that_all_are_allowed() {
+    fn devices_are_passed_by_number_and_never_without_a_list() {
         let device = |block, major, minor| Device { block, major, minor, access: "rw".into() };
         let all = [
             device(false, None, None),
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_systemd_does_not_know_is_left_to_us() {
+    fn limits_unknown_to_systemd_are_omitted() {
         for its_own in ["", "name=systemd", "cpu,cpuacct", "memory", "devices", "blkio", "pids"] {
             assert!(manages(its_own), "{its_own}");
         }

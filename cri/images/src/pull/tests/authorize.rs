@@ -1,12 +1,12 @@
-//! Who may pull, from where: passwords, tokens, mirrors, certificates.
+//! Authorization of pulls: passwords, tokens, mirrors, certificates.
 
 use std::sync::Mutex;
 
 use super::store;
-use crate::fixture::{Fault, Line, PASSWORD, TestImage, TestRegistry, TlsLine, USER};
+use crate::fixture::{PASSWORD, ProxyFault, TestImage, TestProxy, TestRegistry, TlsProxy, USER};
 use crate::{Auth, ErrorKind, Images, ImagesConfig, Login};
 
-/// A client's certificate of an authority of this name, and its key.
+/// A client certificate issued by an authority of this name, and its key.
 fn certified(name: &str) -> (rcgen::Certificate, rcgen::KeyPair) {
     let mut parameters = rcgen::CertificateParams::new(vec!["client".to_owned()]).unwrap();
     parameters.distinguished_name.push(rcgen::DnType::CommonName, name);
@@ -19,7 +19,7 @@ fn login(password: &str) -> Login {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn passwords_are_asked_for_and_given() {
+async fn passwords_are_sent_when_requested() {
     let registry = TestRegistry::start_with_password().await;
     registry.push("private", "latest", &TestImage::small("x")).await;
     let root = tempfile::tempdir().unwrap();
@@ -36,33 +36,33 @@ async fn passwords_are_asked_for_and_given() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tokens_are_fetched_used_and_fetched_again_when_they_expire() {
+async fn tokens_are_fetched_and_renewed_when_they_expire() {
     let registry = TestRegistry::start().await;
     registry.push("private", "latest", &TestImage::small("x")).await;
-    let service = Line::to(registry.address(), |head, number| {
+    let service = TestProxy::to(registry.address(), |head, number| {
         let first = head.lines().next().unwrap();
         let allowed = head.contains("authorization: Basic dXNlcjpzM2NyZXQ=") || first.starts_with("POST");
         if !allowed || !(first.contains("service=test") || first.starts_with("POST")) {
-            return Fault::Reply("HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n".into());
+            return ProxyFault::Reply("HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n".into());
         }
         let body = format!("{{\"token\":\"t{number}\",\"access_token\":null}}");
-        Fault::Reply(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len()))
+        ProxyFault::Reply(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len()))
     })
     .await;
     let realm = service.address().to_owned();
-    // Every token is good for two requests.
+    // Every token is valid for two requests.
     let uses = Mutex::new(std::collections::HashMap::<String, usize>::new());
-    let line = Line::to(registry.address(), move |head, _| {
+    let line = TestProxy::to(registry.address(), move |head, _| {
         let token = head.lines().find_map(|l| l.strip_prefix("authorization: Bearer "));
         let mut uses = uses.lock().unwrap();
         if let Some(token) = token {
             let used = uses.entry(token.to_owned()).or_default();
             *used += 1;
             if *used <= 2 {
-                return Fault::Pass;
+                return ProxyFault::Pass;
             }
         }
-        Fault::Reply(format!(
+        ProxyFault::Reply(format!(
             "HTTP/1.1 401 Unauthorized\r\nwww-authenticate: Bearer realm=\"http://{realm}/token\",service=\"test\",scope=\"repository:private:pull\"\r\ncontent-length: 0\r\n\r\n"
         ))
     })
@@ -84,12 +84,12 @@ async fn tokens_are_fetched_used_and_fetched_again_when_they_expire() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn mirrors_stand_in_and_names_stay_those_asked_for() {
+async fn mirrors_are_used_and_image_names_stay_unchanged() {
     let registry = TestRegistry::start().await;
     let image = TestImage::small("x");
     registry.push("e2e/busybox", "1", &image).await;
     let dead = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    let line = Line::to(registry.address(), |_, _| Fault::Pass).await;
+    let line = TestProxy::to(registry.address(), |_, _| ProxyFault::Pass).await;
     let hosts = tempfile::tempdir().unwrap();
     std::fs::create_dir(hosts.path().join("registry.example")).unwrap();
     let text = format!(
@@ -110,10 +110,10 @@ async fn mirrors_stand_in_and_names_stay_those_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_is_at_another_host_is_told_whose_content_is_meant_and_the_registry_is_not() {
+async fn mirrors_get_the_ns_parameter_and_the_registry_does_not() {
     let registry = TestRegistry::start().await;
     registry.push("app", "latest", &TestImage::small("x")).await;
-    let line = Line::to(registry.address(), |_, _| Fault::Pass).await;
+    let line = TestProxy::to(registry.address(), |_, _| ProxyFault::Pass).await;
     let hosts = tempfile::tempdir().unwrap();
     for (key, told) in [("server", true), ("own", false)] {
         let domain = if told { "registry.example" } else { line.address() };
@@ -130,7 +130,7 @@ async fn whoever_is_at_another_host_is_told_whose_content_is_meant_and_the_regis
         let before = line.seen().len();
         let name = format!("{domain}/app");
         images.pull(&name, None, None).await.unwrap();
-        // By one question without a body, since it is here.
+        // By one request without a body, because the image is in the store.
         images.pull(&name, None, None).await.unwrap();
         let seen = &line.seen()[before..];
         let lines: Vec<&str> = seen.iter().filter_map(|head| head.lines().next()).collect();
@@ -147,11 +147,11 @@ async fn whoever_is_at_another_host_is_told_whose_content_is_meant_and_the_regis
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn credentials_are_shown_to_nobody_but_the_host_that_they_are_for() {
+async fn credentials_are_sent_only_to_their_host() {
     let registry = TestRegistry::start_with_password().await;
     registry.push("private", "latest", &TestImage::small("x")).await;
-    let mirror = Line::to(registry.address(), |_, _| Fault::Pass).await;
-    let own = Line::to(registry.address(), |_, _| Fault::Pass).await;
+    let mirror = TestProxy::to(registry.address(), |_, _| ProxyFault::Pass).await;
+    let own = TestProxy::to(registry.address(), |_, _| ProxyFault::Pass).await;
     let hosts = tempfile::tempdir().unwrap();
     let directory = hosts.path().join(own.address());
     std::fs::create_dir(&directory).unwrap();
@@ -160,7 +160,7 @@ async fn credentials_are_shown_to_nobody_but_the_host_that_they_are_for() {
     let token = Login::from(Auth::RegistryToken("t0ken".into()));
     let to_mirror = Login { address: format!("http://{}/v2/", mirror.address()), ..login(PASSWORD) };
     let to_other = Login { address: "other.example".into(), ..login(PASSWORD) };
-    // Of whose pull the image comes, and who was shown something.
+    // The expected result, and which host got credentials.
     for (login, works, shown) in [
         (login(PASSWORD), true, (false, true)),
         (token, false, (false, true)),
@@ -181,18 +181,18 @@ async fn credentials_are_shown_to_nobody_but_the_host_that_they_are_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn where_a_registry_sends_us_on_to_nothing_is_shown() {
+async fn credentials_are_not_sent_to_redirect_targets() {
     let registry = TestRegistry::start().await;
     registry.push("app", "latest", &TestImage::small("x")).await;
-    let storage = Line::to(registry.address(), |_, _| Fault::Pass).await;
+    let storage = TestProxy::to(registry.address(), |_, _| ProxyFault::Pass).await;
     let to = storage.address().to_owned();
-    let line = Line::to(registry.address(), move |head, _| {
+    let line = TestProxy::to(registry.address(), move |head, _| {
         let path = head.split(' ').nth(1).unwrap();
         match path.contains("/blobs/") {
-            true => Fault::Reply(format!(
+            true => ProxyFault::Reply(format!(
                 "HTTP/1.1 307 Temporary Redirect\r\nlocation: http://{to}{path}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
             )),
-            false => Fault::Pass,
+            false => ProxyFault::Pass,
         }
     })
     .await;
@@ -226,7 +226,7 @@ async fn where_a_registry_sends_us_on_to_nothing_is_shown() {
 async fn tls_registries_are_verified_by_the_authorities_of_hosts_toml() {
     let registry = TestRegistry::start().await;
     registry.push("app", "latest", &TestImage::small("x")).await;
-    let line = TlsLine::to(registry.address()).await;
+    let line = TlsProxy::to(registry.address()).await;
     let hosts = tempfile::tempdir().unwrap();
     let directory = hosts.path().join("tls.example");
     std::fs::create_dir(&directory).unwrap();
@@ -251,11 +251,11 @@ async fn tls_registries_are_verified_by_the_authorities_of_hosts_toml() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_registry_is_shown_the_certificate_of_hosts_toml() {
+async fn the_client_certificate_of_hosts_toml_is_presented() {
     let registry = TestRegistry::start().await;
     registry.push("app", "latest", &TestImage::small("x")).await;
     let [ours, other] = ["ours", "other"].map(certified);
-    let line = TlsLine::for_client(registry.address(), ours.0.der().clone()).await;
+    let line = TlsProxy::for_client(registry.address(), ours.0.der().clone()).await;
     let hosts = tempfile::tempdir().unwrap();
     let directory = hosts.path().join("tls.example");
     std::fs::create_dir(&directory).unwrap();
@@ -278,7 +278,7 @@ async fn a_registry_is_shown_the_certificate_of_hosts_toml() {
     for (extra, works) in cases {
         let text = format!("server = \"https://{}\"\nca = \"ca.pem\"\n{extra}\n", line.address);
         std::fs::write(directory.join("hosts.toml"), text).unwrap();
-        // Each with a store of its own, which has no connection yet.
+        // Each has its own store, which has no connection yet.
         let root = tempfile::tempdir().unwrap();
         let config = ImagesConfig {
             registry_config_dir: Some(hosts.path().to_owned()),
@@ -291,9 +291,9 @@ async fn a_registry_is_shown_the_certificate_of_hosts_toml() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_words_of_a_token_service_or_of_where_a_registry_leads_are_passed_on() {
+async fn text_of_token_services_and_redirect_targets_is_not_passed_on() {
     let reply = |status: &str, body: &str| {
-        Fault::Reply(format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len()))
+        ProxyFault::Reply(format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len()))
     };
     let oci = r#"{"errors":[{"code":"DENIED","message":"AKIA-SECRET"}]}"#;
     for (status, body) in [
@@ -303,10 +303,10 @@ async fn no_words_of_a_token_service_or_of_where_a_registry_leads_are_passed_on(
         ("200 OK", r#"{"token":["AKIA-SECRET"]}"#),
         ("200 OK", "AKIA-SECRET"),
     ] {
-        let service = Line::to("127.0.0.1:1", move |_, _| reply(status, body)).await;
+        let service = TestProxy::to("127.0.0.1:1", move |_, _| reply(status, body)).await;
         let realm = format!("http://u:PASS-SECRET@{}/latest/meta-data?key=QUERY-SECRET", service.address());
-        let registry = Line::to("127.0.0.1:1", move |_, _| {
-            Fault::Reply(format!(
+        let registry = TestProxy::to("127.0.0.1:1", move |_, _| {
+            ProxyFault::Reply(format!(
                 "HTTP/1.1 401 Unauthorized\r\nwww-authenticate: Bearer realm=\"{realm}\"\r\ncontent-length: 0\r\n\r\n"
             ))
         })
@@ -316,10 +316,10 @@ async fn no_words_of_a_token_service_or_of_where_a_registry_leads_are_passed_on(
         assert!(report.contains(service.address()), "{report}");
         assert!(!service.seen().is_empty(), "the service was asked");
     }
-    let inside = Line::to("127.0.0.1:1", move |_, _| reply("403 Forbidden", oci)).await;
+    let inside = TestProxy::to("127.0.0.1:1", move |_, _| reply("403 Forbidden", oci)).await;
     let to = inside.address().to_owned();
-    let registry = Line::to("127.0.0.1:1", move |_, _| {
-        Fault::Reply(format!(
+    let registry = TestProxy::to("127.0.0.1:1", move |_, _| {
+        ProxyFault::Reply(format!(
             "HTTP/1.1 302 Found\r\nlocation: http://{to}/\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
         ))
     })
@@ -329,13 +329,13 @@ async fn no_words_of_a_token_service_or_of_where_a_registry_leads_are_passed_on(
     for (body, shown) in [(oci, true), ("AKIA-SECRET", false), (r#"{"schemaVersion":"AKIA-SECRET"}"#, false)]
     {
         let status = if body.contains("schema") { "200 OK" } else { "403 Forbidden" };
-        let registry = Line::to("127.0.0.1:1", move |_, _| reply(status, body)).await;
+        let registry = TestProxy::to("127.0.0.1:1", move |_, _| reply(status, body)).await;
         let report = refusal(&registry.name("app")).await;
         assert_eq!(report.contains("SECRET"), shown, "the registry's own error document alone: {report}");
     }
 }
 
-/// The report of a pull that fails.
+/// The report of a failing pull.
 async fn refusal(name: &str) -> String {
     let root = tempfile::tempdir().unwrap();
     store(root.path()).await.pull(name, None, None).await.unwrap_err().report()

@@ -1,4 +1,4 @@
-//! What a pull leaves when the disk is full, when its process is killed, and when what it wrote is damaged afterwards.
+//! Pulls with a full disk, with a killed process, and with damage to the store afterwards.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -11,7 +11,7 @@ use crate::{ErrorKind, Images};
 const SMALL_DISK: &str = "CORACLE_TEST_SMALL_DISK";
 const PULL_FOR_EVER: &str = "CORACLE_TEST_PULL";
 
-/// Two layers of many files, and what is in them.
+/// Two layers of many files, and the files' contents.
 fn image() -> (TestImage, Vec<(String, Vec<u8>)>) {
     let bytes = noise(6 << 20);
     let files: Vec<(String, Vec<u8>)> =
@@ -23,7 +23,7 @@ fn image() -> (TestImage, Vec<(String, Vec<u8>)>) {
     (TestImage::new(vec![tar(first), tar(second)]), files)
 }
 
-/// This test again, in a process of its own.
+/// This test in a process of its own.
 fn myself(test: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
@@ -34,7 +34,7 @@ fn myself(test: &str) -> Command {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_disk_is_said_and_nothing_is_left() {
+async fn a_full_disk_is_reported_and_nothing_is_left() {
     let Ok(root) = std::env::var(SMALL_DISK) else {
         let place = tempfile::tempdir().unwrap();
         let status = Command::new("unshare")
@@ -47,7 +47,7 @@ async fn a_full_disk_is_said_and_nothing_is_left() {
             ])
             .arg(place.path())
             .arg(std::env::current_exe().unwrap())
-            .args(["--exact", "pull::tests::crash::a_full_disk_is_said_and_nothing_is_left"])
+            .args(["--exact", "pull::tests::crash::a_full_disk_is_reported_and_nothing_is_left"])
             .env(SMALL_DISK, place.path())
             .status();
         assert!(status.unwrap().success());
@@ -79,7 +79,7 @@ fn assert_whole(images: &Images, files: &[(String, Vec<u8>)]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_killed_at_any_moment_leaves_nothing_that_is_trusted() {
+async fn a_process_killed_at_any_moment_leaves_no_incomplete_layer() {
     if let Ok(job) = std::env::var(PULL_FOR_EVER) {
         let (root, name) = job.split_once('|').unwrap();
         let images = store(Path::new(root)).await;
@@ -94,7 +94,7 @@ async fn a_process_killed_at_any_moment_leaves_nothing_that_is_trusted() {
     let root = tempfile::tempdir().unwrap();
     let name = registry.name("app");
     for moment in 0..14 {
-        let mut child = myself("a_process_killed_at_any_moment_leaves_nothing_that_is_trusted")
+        let mut child = myself("a_process_killed_at_any_moment_leaves_no_incomplete_layer")
             .env(PULL_FOR_EVER, format!("{}|{name}", root.path().display()))
             .spawn()
             .unwrap();
@@ -113,7 +113,7 @@ async fn a_process_killed_at_any_moment_leaves_nothing_that_is_trusted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_layer_whose_mark_is_damaged_is_none_and_comes_again() {
+async fn a_layer_with_damaged_metadata_is_dropped_and_fetched_again() {
     let registry = TestRegistry::start().await;
     registry.push("app", "latest", &TestImage::small("x")).await;
     let root = tempfile::tempdir().unwrap();

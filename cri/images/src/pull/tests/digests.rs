@@ -1,9 +1,9 @@
-//! Content whose digests are not SHA-256's.
+//! Content with SHA-512 digests.
 
 use super::store;
 use crate::ErrorKind;
 use crate::digest::{Algorithm, Digest};
-use crate::fixture::{Fault, Line, TestTar};
+use crate::fixture::{ProxyFault, TestProxy, TestTar};
 
 fn by_512(content: &str) -> String {
     Digest::by(Algorithm::Sha512, content.as_bytes()).to_string()
@@ -13,12 +13,12 @@ fn descriptor(media_type: &str, content: &str) -> serde_json::Value {
     serde_json::json!({"mediaType": media_type, "digest": by_512(content), "size": content.len()})
 }
 
-/// A registry that has these under their SHA-512 digests, and the first also as `latest`.
-async fn serve(contents: Vec<(String, String)>) -> Line {
-    Line::to("nobody", move |head, _| {
+/// A registry with these contents under their SHA-512 digests, the first one also as `latest`.
+async fn serve(contents: Vec<(String, String)>) -> TestProxy {
+    TestProxy::to("nobody", move |head, _| {
         let found = contents.iter().find(|(name, _)| head.lines().next().unwrap().contains(name));
         let first = head.contains("/manifests/latest").then(|| &contents[0]);
-        Fault::Reply(match found.or(first) {
+        ProxyFault::Reply(match found.or(first) {
             Some((_, body)) => {
                 let shown = if head.starts_with("HEAD") { "" } else { body };
                 format!(
@@ -34,7 +34,7 @@ async fn serve(contents: Vec<(String, String)>) -> Line {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_image_of_sha512_digests_is_pulled_kept_exported_and_imported() {
-    // Not compressed, so that all of it is text.
+    // Uncompressed, so that all content is text.
     let layer = String::from_utf8(TestTar::new().file("hello", b"by 512").finish()).unwrap();
     let config = serde_json::json!({
         "architecture": crate::Platform::host().architecture,

@@ -1,16 +1,16 @@
-//! Layers that a registry may not give away, and the places where the manifest says that they are.
+//! Layers with `urls`: layers that a registry may not distribute.
 
 use super::{nothing_left, store};
 use crate::digest::Digest;
 use crate::fixture::{
-    Fault, Line, PASSWORD, TestImage, TestRegistry, TestTar, USER, descriptor, layer, noise,
+    PASSWORD, ProxyFault, TestImage, TestProxy, TestRegistry, TestTar, USER, descriptor, layer, noise,
 };
 use crate::{Auth, ErrorKind};
 
 const TYPE: &str = "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip";
 const SIZE: usize = 2 << 20;
 
-/// An image whose layer is at these places.
+/// An image whose layer is at these URLs.
 fn image(places: &[String]) -> TestImage {
     let mut image = TestImage::new(vec![layer(TestTar::new().file("noise", &noise(SIZE)))]);
     let mut manifest: serde_json::Value = serde_json::from_slice(&image.manifest).unwrap();
@@ -20,38 +20,37 @@ fn image(places: &[String]) -> TestImage {
     image
 }
 
-/// A line to a registry that gets no more of the image than its configuration. It gives the manifest itself, since
-/// registries refuse such.
-async fn without_layer(registry: &TestRegistry, image: &TestImage) -> Line {
+/// A proxy to a registry that serves the configuration but not the layer. The proxy serves the manifest
+/// itself, because registries refuse such manifests.
+async fn without_layer(registry: &TestRegistry, image: &TestImage) -> TestProxy {
     registry.push_blob("app", &image.config).await;
     let manifest = String::from_utf8(image.manifest.clone()).unwrap();
     let length = manifest.len();
     let reply = format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{manifest}");
-    Line::to(registry.address(), move |head, _| match head.contains("/manifests/") {
-        true => Fault::Reply(reply.clone()),
-        false => Fault::Pass,
+    TestProxy::to(registry.address(), move |head, _| match head.contains("/manifests/") {
+        true => ProxyFault::Reply(reply.clone()),
+        false => ProxyFault::Pass,
     })
     .await
 }
 
-/// A place where the layer is, with such answers.
-async fn place(elsewhere: &TestRegistry, fault: Fault) -> (Line, String) {
+/// A URL at which the layer is available, with a failure to inject.
+async fn place(elsewhere: &TestRegistry, fault: ProxyFault) -> (TestProxy, String) {
     let layer = &image(&[]).layers[0];
     elsewhere.push_blob("elsewhere", layer).await;
-    let line = Line::to(elsewhere.address(), move |_, _| fault.clone()).await;
+    let line = TestProxy::to(elsewhere.address(), move |_, _| fault.clone()).await;
     let url = format!("http://{}", line.name(&format!("v2/elsewhere/blobs/{}", Digest::of(layer))));
     (line, url)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_registry_does_not_have_comes_from_where_the_manifest_says_and_nobodys_password_goes_there()
-{
+async fn layers_missing_at_the_registry_come_from_their_urls_without_credentials() {
     let (registry, elsewhere) = (TestRegistry::start_with_password().await, TestRegistry::start().await);
     let challenge =
         "HTTP/1.1 401 Unauthorized\r\nwww-authenticate: Basic realm=\"x\"\r\ncontent-length: 6\r\n\r\nsecret";
-    let (greedy, first) = place(&elsewhere, Fault::Reply(challenge.into())).await;
-    let (spoiled, second) = place(&elsewhere, Fault::Flip(1_000_000)).await;
-    let (good, third) = place(&elsewhere, Fault::Pass).await;
+    let (greedy, first) = place(&elsewhere, ProxyFault::Reply(challenge.into())).await;
+    let (spoiled, second) = place(&elsewhere, ProxyFault::Flip(1_000_000)).await;
+    let (good, third) = place(&elsewhere, ProxyFault::Pass).await;
     let image = image(&["ftp://e.example/layer".to_owned(), first, second, third]);
     let line = without_layer(&registry, &image).await;
     let root = tempfile::tempdir().unwrap();
@@ -68,9 +67,9 @@ async fn what_the_registry_does_not_have_comes_from_where_the_manifest_says_and_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_registry_has_is_asked_of_nobody_else() {
+async fn layers_at_the_registry_are_not_requested_from_their_urls() {
     let (registry, elsewhere) = (TestRegistry::start().await, TestRegistry::start().await);
-    let (line, url) = place(&elsewhere, Fault::Pass).await;
+    let (line, url) = place(&elsewhere, ProxyFault::Pass).await;
     let image = image(&[url]);
     registry.push_blob("app", &image.layers[0]).await;
     let own = without_layer(&registry, &image).await;
@@ -81,11 +80,11 @@ async fn what_the_registry_has_is_asked_of_nobody_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_layer_that_is_nowhere_is_an_error_that_names_all_places_and_not_what_they_said() {
+async fn a_layer_without_a_source_is_an_error_with_all_urls_and_none_of_their_text() {
     let (registry, elsewhere) = (TestRegistry::start().await, TestRegistry::start().await);
     let secret = "HTTP/1.1 403 Forbidden\r\ncontent-length: 6\r\n\r\nsecret";
-    let (_refusing, refused) = place(&elsewhere, Fault::Reply(secret.into())).await;
-    let (_spoiling, spoiled) = place(&elsewhere, Fault::Flip(9)).await;
+    let (_refusing, refused) = place(&elsewhere, ProxyFault::Reply(secret.into())).await;
+    let (_spoiling, spoiled) = place(&elsewhere, ProxyFault::Flip(9)).await;
     for (places, kind, said) in [
         (vec![refused.clone()], ErrorKind::Unauthorized, "answers 403 Forbidden"),
         (vec![refused.clone(), spoiled.clone()], ErrorKind::Unauthorized, "has the digest"),

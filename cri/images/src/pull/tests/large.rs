@@ -1,32 +1,32 @@
-//! Registries and token services that answer with more than is read of them.
+//! Oversized responses of registries and token services.
 
 use super::store;
-use crate::fixture::{Fault, Line, TestImage, TestRegistry};
+use crate::fixture::{ProxyFault, TestImage, TestProxy, TestRegistry};
 use crate::manifest::MANIFEST_MAX;
 
-fn answer(head: &str, length: u64) -> Fault {
+fn answer(head: &str, length: u64) -> ProxyFault {
     let body = "x".repeat(usize::try_from(length).unwrap());
-    Fault::Reply(format!("HTTP/1.1 {head}\r\ncontent-length: {length}\r\n\r\n{body}"))
+    ProxyFault::Reply(format!("HTTP/1.1 {head}\r\ncontent-length: {length}\r\n\r\n{body}"))
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn more_than_the_limit_is_not_read_of_any_answer() {
+async fn responses_are_not_read_beyond_their_limit() {
     let registry = TestRegistry::start().await;
     registry.push("large", "latest", &TestImage::small("x")).await;
     let kind = "200 OK\r\ncontent-type: application/vnd.oci.image.manifest.v1+json";
-    let manifests = Line::to(registry.address(), move |head, _| {
-        if head.contains("/manifests/") { answer(kind, MANIFEST_MAX + 1) } else { Fault::Pass }
+    let manifests = TestProxy::to(registry.address(), move |head, _| {
+        if head.contains("/manifests/") { answer(kind, MANIFEST_MAX + 1) } else { ProxyFault::Pass }
     })
     .await;
-    let tokens = Line::to(registry.address(), |_, _| answer("200 OK", (1 << 20) + 1)).await;
+    let tokens = TestProxy::to(registry.address(), |_, _| answer("200 OK", (1 << 20) + 1)).await;
     let realm = tokens.address().to_owned();
-    let asks = Line::to(registry.address(), move |_, _| {
+    let asks = TestProxy::to(registry.address(), move |_, _| {
         let challenge = format!("www-authenticate: Bearer realm=\"http://{realm}/token\",service=\"test\"");
-        Fault::Reply(format!("HTTP/1.1 401 Unauthorized\r\n{challenge}\r\ncontent-length: 0\r\n\r\n"))
+        ProxyFault::Reply(format!("HTTP/1.1 401 Unauthorized\r\n{challenge}\r\ncontent-length: 0\r\n\r\n"))
     })
     .await;
-    // The error has only the beginning of the registry's text.
-    let refuses = Line::to(registry.address(), |_, _| answer("403 Forbidden", 10 << 20)).await;
+    // The error contains only the beginning of the registry's text.
+    let refuses = TestProxy::to(registry.address(), |_, _| answer("403 Forbidden", 10 << 20)).await;
     let root = tempfile::tempdir().unwrap();
     let images = store(root.path()).await;
     for (line, said) in [(&manifests, "larger than"), (&asks, "larger than"), (&refuses, "403")] {

@@ -1,4 +1,4 @@
-//! Hard links from one layer to files of another, judged by what overlayfs shows of the image.
+//! Hard links from one layer to files of another, checked in an overlayfs mount of the image.
 
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
@@ -7,12 +7,12 @@ use super::{nothing_left, store};
 use crate::fixture::{TestImage, TestRegistry, TestTar, attributes, layer};
 use crate::{ErrorKind, Image};
 
-/// What a shell says in a mount of the image, read-only and of its own.
+/// Output lines of a shell script in a read-only mount of the image.
 fn in_image(image: &Image, script: &str) -> Vec<String> {
     let place = tempfile::tempdir().unwrap();
     let lower: Vec<String> = image.layers.iter().map(|layer| layer.display().to_string()).collect();
     let mount = "mount -t overlay -o \"lowerdir=$1\" overlay \"$2\" && cd \"$2\" && eval \"$3\"";
-    // An image of one layer is no mount of overlayfs'.
+    // An image of one layer is not an overlayfs mount.
     let lower = format!("{}:{}", lower.join(":"), place.path().display());
     let view = tempfile::tempdir().unwrap();
     let output = Command::new("unshare")
@@ -39,7 +39,7 @@ fn base(content: &str) -> (Vec<u8>, crate::digest::Digest) {
     )
 }
 
-/// Links to all of it; the same layer for every image.
+/// A layer with links to all files; the same for every image.
 fn linking() -> (Vec<u8>, crate::digest::Digest) {
     layer(
         TestTar::new()
@@ -52,7 +52,7 @@ fn linking() -> (Vec<u8>, crate::digest::Digest) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_layer_links_what_is_below_it_in_each_image() {
+async fn a_layer_links_to_the_layers_below_it_in_each_image() {
     let registry = TestRegistry::start().await;
     let top = layer(TestTar::new().file("top", b"").file(".wh.again", b""));
     registry.push("r", "one", &TestImage::new(vec![base("one"), linking(), top])).await;
@@ -76,7 +76,7 @@ async fn a_layer_links_what_is_below_it_in_each_image() {
     }
     let shared: Vec<_> = one.layers.iter().filter(|layer| two.layers.contains(layer)).collect();
     assert!(shared.iter().any(|layer| layer.join("own").exists()), "{shared:?}");
-    // What is here is found again, also by the next process, and goes with its image.
+    // The additional layer is found again, also by the next process, and is removed with its image.
     assert_eq!(images.pull(&registry.name("r:one"), None, None).await.unwrap().layers, one.layers);
     let usage = images.usage();
     drop(images);
@@ -89,7 +89,7 @@ async fn a_layer_links_what_is_below_it_in_each_image() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn links_of_links_and_of_several_layers_are_one_file() {
+async fn links_to_links_and_across_several_layers_are_one_file() {
     let registry = TestRegistry::start().await;
     let second = layer(TestTar::new().hard_link("deep/b", "usr/text"));
     let third = layer(TestTar::new().hard_link("c", "deep/b").directory("deep").file("usr/text", b"new"));
@@ -103,7 +103,7 @@ async fn links_of_links_and_of_several_layers_are_one_file() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn links_to_what_the_image_does_not_have_are_refused_by_name() {
+async fn links_to_absent_files_are_refused_by_name() {
     let registry = TestRegistry::start().await;
     let outside = tempfile::tempdir().unwrap();
     std::fs::write(outside.path().join("secret"), "secret").unwrap();

@@ -1,4 +1,4 @@
-//! Mirrors that give something else than what was asked for, and those that do not have it.
+//! Mirrors with wrong content, and mirrors without the image.
 
 use std::path::Path;
 use std::sync::Mutex;
@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use super::{entries, nothing_left, opened};
 use crate::digest::Digest;
-use crate::fixture::{Fault, Line, TestImage, TestRegistry, TestTar, layer, noise};
+use crate::fixture::{ProxyFault, TestImage, TestProxy, TestRegistry, TestTar, layer, noise};
 use crate::{ErrorKind, Images, ImagesConfig};
 
 const DOMAIN: &str = "registry.example";
@@ -17,8 +17,8 @@ fn image() -> TestImage {
     TestImage::new(vec![layer(TestTar::new().file("noise", &noise(SIZE)))])
 }
 
-/// A store that asks these for what is at `DOMAIN`, the registry itself being the last of them.
-async fn mirrored(root: &Path, lines: &[&Line]) -> (Images, TempDir) {
+/// A store that uses these proxies for `DOMAIN`, the last one as the registry itself.
+async fn mirrored(root: &Path, lines: &[&TestProxy]) -> (Images, TempDir) {
     let hosts = tempfile::tempdir().unwrap();
     std::fs::create_dir(hosts.path().join(DOMAIN)).unwrap();
     let (server, mirrors) = lines.split_last().unwrap();
@@ -29,30 +29,34 @@ async fn mirrored(root: &Path, lines: &[&Line]) -> (Images, TempDir) {
     std::fs::write(hosts.path().join(DOMAIN).join("hosts.toml"), text).unwrap();
     let config = ImagesConfig {
         registry_config_dir: Some(hosts.path().to_owned()),
-        // What arrives is kept, so that what must not be kept could be.
+        // All data is spooled, so that wrong data could be kept by mistake.
         resume_from: 1 << 20,
         ..ImagesConfig::new(root)
     };
     (opened(&config).await, hosts)
 }
 
-/// Spoils a byte of every answer to a GET whose first line has this.
-async fn spoiling(registry: &TestRegistry, part: &str, at: usize) -> Line {
+/// Changes a byte of every response to a GET whose first line contains `part`.
+async fn spoiling(registry: &TestRegistry, part: &str, at: usize) -> TestProxy {
     let part = part.to_owned();
-    Line::to(registry.address(), move |head, _| {
+    TestProxy::to(registry.address(), move |head, _| {
         let first = head.lines().next().unwrap();
-        if first.starts_with("GET") && first.contains(&part) { Fault::Flip(at) } else { Fault::Pass }
+        if first.starts_with("GET") && first.contains(&part) {
+            ProxyFault::Flip(at)
+        } else {
+            ProxyFault::Pass
+        }
     })
     .await
 }
 
-async fn good(registry: &TestRegistry) -> Line {
-    Line::to(registry.address(), |_, _| Fault::Pass).await
+async fn good(registry: &TestRegistry) -> TestProxy {
+    TestProxy::to(registry.address(), |_, _| ProxyFault::Pass).await
 }
 
-async fn without(registry: &TestRegistry) -> Line {
+async fn without(registry: &TestRegistry) -> TestProxy {
     let none = "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
-    Line::to(registry.address(), |_, _| Fault::Reply(none.into())).await
+    TestProxy::to(registry.address(), |_, _| ProxyFault::Reply(none.into())).await
 }
 
 async fn pull(images: &Images) -> Result<(), (ErrorKind, String)> {
@@ -63,12 +67,13 @@ async fn pull(images: &Images) -> Result<(), (ErrorKind, String)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_mirror_spoils_comes_from_the_next_host_and_from_its_beginning() {
+async fn content_damaged_by_a_mirror_is_fetched_completely_from_the_next_host() {
     let registry = TestRegistry::start().await;
     let image = image();
     let manifest = registry.push("big", "latest", &image).await.to_string();
     let (config, blob) = (Digest::of(&image.config).to_string(), Digest::of(&image.layers[0]).to_string());
-    // Noticed by the decoder at once, and at its end, and by the digest alone: the name of a system in gzip's header.
+    // Detected by the decoder immediately, by the decoder at the end, and by the digest only: the OS field of
+    // gzip's header.
     for (part, at) in [(&blob, 0), (&blob, 1_000_000), (&blob, 9), (&config, 5), (&manifest, 9)] {
         let root = tempfile::tempdir().unwrap();
         let (mirror, server) = (spoiling(&registry, part, at).await, good(&registry).await);
@@ -83,21 +88,21 @@ async fn what_a_mirror_spoils_comes_from_the_next_host_and_from_its_beginning() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_mirror_that_has_a_page_for_whoever_asks_is_passed_by() {
+async fn a_mirror_that_answers_everything_with_a_page_is_skipped() {
     let registry = TestRegistry::start().await;
     let image = image();
     registry.push("big", "latest", &image).await;
     for (head, body, asked) in [
         ("content-length: 7", "<html/>", 1),
-        // Without its length it is found out by what it is.
+        // Without a length it is detected by its content.
         ("transfer-encoding: chunked", "7\r\n<html/>\r\n0\r\n\r\n", 7),
     ] {
         let root = tempfile::tempdir().unwrap();
         let (page, blob) =
             (format!("HTTP/1.1 200 OK\r\n{head}\r\n\r\n{body}"), Digest::of(&image.layers[0]).to_string());
         let part = blob.clone();
-        let mirror = Line::to(registry.address(), move |head, _| {
-            if head.contains(&part) { Fault::Reply(page.clone()) } else { Fault::Pass }
+        let mirror = TestProxy::to(registry.address(), move |head, _| {
+            if head.contains(&part) { ProxyFault::Reply(page.clone()) } else { ProxyFault::Pass }
         })
         .await;
         let server = good(&registry).await;
@@ -108,12 +113,12 @@ async fn a_mirror_that_has_a_page_for_whoever_asks_is_passed_by() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tag_that_a_mirror_gives_with_other_bytes_than_it_says_is_asked_of_the_next() {
+async fn a_manifest_that_does_not_match_its_header_digest_is_fetched_from_the_next_host() {
     let registry = TestRegistry::start().await;
     let image = image();
     registry.push("big", "latest", &image).await;
     let root = tempfile::tempdir().unwrap();
-    // In the document's own type, which is not looked at: it would be read without any complaint.
+    // In the media type, which is not checked: the document would be accepted otherwise.
     let at = image.manifest.windows(12).position(|bytes| bytes == b"distribution").unwrap();
     let (mirror, server) = (spoiling(&registry, "/manifests/latest", at).await, good(&registry).await);
     let (images, _hosts) = mirrored(root.path(), &[&mirror, &server]).await;
@@ -122,7 +127,7 @@ async fn a_tag_that_a_mirror_gives_with_other_bytes_than_it_says_is_asked_of_the
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn when_all_hosts_spoil_it_each_is_named_with_what_it_gave() {
+async fn when_all_hosts_are_wrong_the_error_lists_each_with_its_digest() {
     let registry = TestRegistry::start().await;
     let image = image();
     let manifest = registry.push("big", "latest", &image).await.to_string();
@@ -147,30 +152,30 @@ async fn when_all_hosts_spoil_it_each_is_named_with_what_it_gave() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn when_it_is_unknown_whose_part_is_wrong_each_is_asked_for_all_of_it() {
+async fn when_the_wrong_part_is_unknown_each_host_is_asked_for_the_whole_blob() {
     let registry = TestRegistry::start().await;
     let image = image();
     registry.push("big", "latest", &image).await;
     let blob = Digest::of(&image.layers[0]).to_string();
     let root = tempfile::tempdir().unwrap();
     let none =
-        Fault::Reply("HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".into());
-    let (part, faults) = (blob.clone(), Mutex::new(vec![none, Fault::Cut(1_000_000)]));
-    let mirror = Line::to(registry.address(), move |head, _| {
+        ProxyFault::Reply("HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".into());
+    let (part, faults) = (blob.clone(), Mutex::new(vec![none, ProxyFault::Cut(1_000_000)]));
+    let mirror = TestProxy::to(registry.address(), move |head, _| {
         let cut = head.contains(&part).then(|| faults.lock().unwrap().pop()).flatten();
-        cut.unwrap_or(Fault::Pass)
+        cut.unwrap_or(ProxyFault::Pass)
     })
     .await;
     let server = spoiling(&registry, &blob, 9_000).await;
     let (images, _hosts) = mirrored(root.path(), &[&mirror, &server]).await;
     pull(&images).await.unwrap();
-    let ranges = |line: &Line| line.seen().iter().filter(|head| head.contains("range:")).count();
+    let ranges = |line: &TestProxy| line.seen().iter().filter(|head| head.contains("range:")).count();
     assert_eq!((mirror.count(&blob), ranges(&mirror)), (3, 1), "{:?}", mirror.seen());
     assert_eq!((server.count(&blob), ranges(&server)), (1, 1), "{:?}", server.seen());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_layer_that_is_bad_in_the_image_itself_is_asked_for_once() {
+async fn a_layer_that_is_invalid_in_the_image_is_fetched_once() {
     let registry = TestRegistry::start().await;
     let bad = layer(TestTar::new().file("noise", &noise(SIZE)).file("../evil", b""));
     let image = TestImage::new(vec![bad]);
@@ -186,7 +191,7 @@ async fn a_layer_that_is_bad_in_the_image_itself_is_asked_for_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_registry_is_asked_after_however_many_mirrors_that_have_nothing() {
+async fn the_registry_is_asked_after_any_number_of_mirrors_without_the_image() {
     let registry = TestRegistry::start().await;
     registry.push("big", "latest", &image()).await;
     let root = tempfile::tempdir().unwrap();

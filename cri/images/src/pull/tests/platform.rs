@@ -1,12 +1,12 @@
-//! Which image a name leads to, on this machine.
+//! Selection of the image for this machine.
 
 use super::store;
 use crate::ErrorKind;
 use crate::digest::Digest;
-use crate::fixture::{Fault, Line, TestImage, TestRegistry, descriptor};
+use crate::fixture::{ProxyFault, TestImage, TestProxy, TestRegistry, descriptor};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_index_leads_to_the_image_for_this_machine() {
+async fn the_image_for_this_machine_is_selected_from_an_index() {
     let registry = TestRegistry::start().await;
     let root = tempfile::tempdir().unwrap();
     let (ours, other) = (TestImage::small("ours"), TestImage::small("other"));
@@ -38,7 +38,7 @@ async fn an_index_leads_to_the_image_for_this_machine() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_index_that_does_not_say_for_whom_its_images_are_leads_to_the_one_for_this_machine() {
+async fn the_image_is_selected_from_an_index_without_platforms() {
     let registry = TestRegistry::start().await;
     let root = tempfile::tempdir().unwrap();
     let (ours, mut other) = (TestImage::small("ours"), TestImage::small("other"));
@@ -54,25 +54,25 @@ async fn an_index_that_does_not_say_for_whom_its_images_are_leads_to_the_one_for
         serde_json::json!({"schemaVersion": 2, "mediaType": media_type, "manifests": [first, second]});
     registry.push_manifest("unmarked", "latest", media_type, index.to_string().as_bytes()).await;
     let images = store(root.path()).await;
-    let line = Line::to(registry.address(), |_, _| Fault::Pass).await;
+    let line = TestProxy::to(registry.address(), |_, _| ProxyFault::Pass).await;
     let pulled = images.pull(&line.name("unmarked"), None, None).await;
     assert_eq!(pulled.map(|pulled| pulled.id).map_err(|error| error.report()), Ok(ours.id()));
     let config = Digest::of(&ours.config).to_string();
     assert_eq!(line.count(&config), 1, "{:?}", line.seen());
-    // The second may be the only one that is there.
+    // The second one may be the only one present.
     let root = tempfile::tempdir().unwrap();
     let images = store(root.path()).await;
     let gone = Digest::of(&other.manifest).to_string();
-    let line = Line::to(registry.address(), move |head, _| match head.contains(&gone) {
-        true => Fault::Reply("HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".into()),
-        false => Fault::Pass,
+    let line = TestProxy::to(registry.address(), move |head, _| match head.contains(&gone) {
+        true => ProxyFault::Reply("HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".into()),
+        false => ProxyFault::Pass,
     })
     .await;
     let pulled = images.pull(&line.name("unmarked"), None, None).await;
     assert_eq!(pulled.map(|pulled| pulled.id).map_err(|error| error.report()), Ok(ours.id()));
 }
 
-/// Rewrites the image's configuration.
+/// Changes the image's configuration to another architecture.
 fn for_another_processor(image: &mut TestImage) {
     let host = crate::Platform::host().architecture;
     let text = String::from_utf8(image.config.clone()).unwrap();
@@ -86,7 +86,7 @@ fn for_another_processor(image: &mut TestImage) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_image_for_another_processor_is_pulled_where_there_is_no_other() {
+async fn a_single_image_for_another_processor_is_pulled() {
     let registry = TestRegistry::start().await;
     let mut image = TestImage::small("x");
     for_another_processor(&mut image);

@@ -1,4 +1,4 @@
-//! Removals: what a slow disk, a killed process and other calls make of them.
+//! Removals with a slow disk, a killed process, and concurrent calls.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,14 +17,14 @@ fn image() -> TestImage {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_removed_counts_until_it_is_off_the_disk() {
+async fn removed_layers_count_as_usage_until_they_are_deleted() {
     let registry = TestRegistry::start().await;
     registry.push("app", "latest", &image()).await;
     let root = tempfile::tempdir().unwrap();
     let images = store(root.path()).await;
     let pulled = images.pull(&registry.name("app"), None, None).await.unwrap();
     let usage = images.usage();
-    // A process that ended between the renaming and the deleting.
+    // Simulates a process that ended between renaming and deleting.
     drop(images);
     let rubbish = root.path().join("images/rubbish");
     std::fs::remove_dir_all(root.path().join("images/manifests")).unwrap();
@@ -32,7 +32,7 @@ async fn what_was_removed_counts_until_it_is_off_the_disk() {
         std::fs::rename(layer.parent().unwrap(), rubbish.join(number.to_string())).unwrap();
     }
     let images = store(root.path()).await;
-    // At any moment what is told is not less than what is there.
+    // The reported usage is never less than the actual one.
     loop {
         let left = entries(&rubbish);
         if left == 0 {
@@ -42,9 +42,9 @@ async fn what_was_removed_counts_until_it_is_off_the_disk() {
         assert!(told.bytes <= usage.bytes && (told.bytes > 0 || entries(&rubbish) < left), "{told:?}");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    images.settled().await;
+    images.wait_until_deleted().await;
     assert_eq!(images.usage(), Usage::default());
-    // And the same image comes again as ever.
+    // The same image can be pulled again.
     assert_eq!(images.pull(&registry.name("app"), None, None).await.unwrap().layers, pulled.layers);
     assert_eq!(images.usage(), usage);
 }
@@ -58,7 +58,7 @@ async fn an_image_is_pulled_again_while_its_layers_are_deleted() {
     let name = registry.name("app");
     for _ in 0..5 {
         let pulled = images.pull(&name, None, None).await.unwrap();
-        // As soon as the store forgot it, without waiting for the disk.
+        // Immediately after the record is removed, without waiting for the disk.
         let removing = images.remove(&name);
         assert!(
             tokio::time::timeout(Duration::from_millis(20), removing).await.is_err()
@@ -68,11 +68,11 @@ async fn an_image_is_pulled_again_while_its_layers_are_deleted() {
         assert_eq!(std::fs::read(again.layers[0].join("d0/2002")).unwrap(), noise(3002));
         images.remove(&name).await.unwrap();
     }
-    images.settled().await;
+    images.wait_until_deleted().await;
     nothing_left(root.path()).await;
 }
 
-/// The layers that are there are those of images that are listed, each whole.
+/// Asserts that exactly the layers of listed images exist, each complete.
 fn consistent(images: &crate::Images, root: &Path) {
     let layers = entries(&root.join("images/layers"));
     let listed = images.list();
@@ -83,7 +83,7 @@ fn consistent(images: &crate::Images, root: &Path) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn removals_pulls_and_holders_at_once_agree() {
+async fn concurrent_removals_pulls_and_holds_are_consistent() {
     let registry = TestRegistry::start().await;
     let id = image().id();
     registry.push("app", "latest", &image()).await;
@@ -104,7 +104,7 @@ async fn removals_pulls_and_holders_at_once_agree() {
             let (images, id) = (images.clone(), id.clone());
             tasks.spawn(async move {
                 tokio::time::sleep(Duration::from_micros(300 * n)).await;
-                // Who has it has all of it, for as long as he wants.
+                // A held image stays complete while it is held.
                 let Ok(held) = images.hold(&id) else { return };
                 for _ in 0..3 {
                     tokio::time::sleep(Duration::from_millis(5)).await;

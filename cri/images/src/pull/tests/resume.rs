@@ -1,4 +1,4 @@
-//! What is not asked for twice: layers that broke off, over a restart too, and images that are here.
+//! Data that is not requested twice: broken layers, also over a restart, and images in the store.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::{LONG, entries, nothing_left, store};
 use crate::digest::Digest;
-use crate::fixture::{Fault, Line, TestImage, TestRegistry, TestTar, layer, noise};
+use crate::fixture::{ProxyFault, TestImage, TestProxy, TestRegistry, TestTar, layer, noise};
 use crate::{ErrorKind, Images};
 
 const SIZE: usize = 6 << 20;
@@ -19,24 +19,24 @@ fn spools(root: &Path) -> Vec<PathBuf> {
     std::fs::read_dir(root.join("images/resume")).unwrap().map(|entry| entry.unwrap().path()).collect()
 }
 
-/// Pulls over a line that gives only the first bytes of the layer, and again stops the process.
+/// Pulls through a proxy that passes only the first bytes of the layer, then stops the process.
 async fn broken(registry: &TestRegistry, image: &TestImage, root: &Path) {
     let blob = Digest::of(&image.layers[0]).to_string();
-    let line = Line::to(registry.address(), move |head, _| match head.contains(&blob) {
+    let line = TestProxy::to(registry.address(), move |head, _| match head.contains(&blob) {
         true if head.contains("range:") => {
-            Fault::Reply("HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".into())
+            ProxyFault::Reply("HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".into())
         }
-        true => Fault::Cut(3_000_000),
-        false => Fault::Pass,
+        true => ProxyFault::Cut(3_000_000),
+        false => ProxyFault::Pass,
     })
     .await;
     let images = store(root).await;
     images.pull(&line.name("big"), None, None).await.unwrap_err();
 }
 
-/// Pulls over a good line; gives the ranges that were asked for.
+/// Pulls through a working proxy. Returns the requested ranges.
 async fn whole(registry: &TestRegistry, images: &Images) -> Vec<String> {
-    let line = Line::to(registry.address(), |_, _| Fault::Pass).await;
+    let line = TestProxy::to(registry.address(), |_, _| ProxyFault::Pass).await;
     let pulled = images.pull(&line.name("big"), None, None).await.unwrap();
     assert_eq!(std::fs::read(pulled.layers[0].join("noise")).unwrap(), noise(SIZE));
     line.seen()
@@ -46,7 +46,7 @@ async fn whole(registry: &TestRegistry, images: &Images) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_layer_that_broke_off_is_taken_up_after_a_restart() {
+async fn a_broken_layer_is_resumed_after_a_restart() {
     let registry = TestRegistry::start().await;
     let image = image();
     registry.push("big", "latest", &image).await;
@@ -60,7 +60,7 @@ async fn a_layer_that_broke_off_is_taken_up_after_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_kept_of_a_layer_is_not_trusted() {
+async fn spooled_data_is_not_trusted() {
     let registry = TestRegistry::start().await;
     let image = image();
     registry.push("big", "latest", &image).await;
@@ -84,13 +84,13 @@ async fn what_was_kept_of_a_layer_is_not_trusted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_image_that_is_here_costs_one_question() {
+async fn an_unchanged_image_costs_one_request() {
     let registry = TestRegistry::start().await;
     registry.push("app", "one", &TestImage::small("x")).await;
     registry.push("app", "two", &TestImage::small("x")).await;
     let root = tempfile::tempdir().unwrap();
     let images = store(root.path()).await;
-    let line = Line::to(registry.address(), |_, _| Fault::Pass).await;
+    let line = TestProxy::to(registry.address(), |_, _| ProxyFault::Pass).await;
     let first = images.pull(&line.name("app:one"), None, None).await.unwrap();
     let before = line.seen().len();
     for name in [line.name("app:one"), first.digests[0].clone(), line.name("app:two")] {
@@ -98,35 +98,35 @@ async fn an_image_that_is_here_costs_one_question() {
     }
     assert_eq!((line.seen().len() - before, line.count("HEAD")), (3, 3), "{:?}", line.seen());
     assert_eq!(images.get(&first.id).unwrap().tags, [line.name("app:two"), line.name("app:one")]);
-    // With a digest the tag says nothing more.
+    // With a digest the tag is not requested.
     let both = format!("{}:gone@{}", line.name("app"), first.digests[0].split_once('@').unwrap().1);
     assert_eq!(images.pull(&both, None, None).await.unwrap().tags.len(), 2);
     assert_eq!(images.get(&both).map(|image| image.id), Some(first.id));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_busy_registry_is_given_the_time_that_it_asks_for() {
+async fn the_retry_after_header_of_a_busy_registry_is_respected() {
     let registry = TestRegistry::start().await;
     registry.push("app", "latest", &TestImage::small("x")).await;
     let busy = |seconds: u32| {
         let head = "HTTP/1.1 429 Too Many Requests\r\ncontent-length: 0\r\n";
-        Fault::Reply(format!("{head}retry-after: {seconds}\r\n\r\n"))
+        ProxyFault::Reply(format!("{head}retry-after: {seconds}\r\n\r\n"))
     };
     let root = tempfile::tempdir().unwrap();
     let images = store(root.path()).await;
     let seen = Mutex::new(std::collections::HashSet::new());
-    let line = Line::to(registry.address(), move |head, _| {
+    let line = TestProxy::to(registry.address(), move |head, _| {
         let first = head.lines().next().unwrap().to_owned();
-        if seen.lock().unwrap().insert(first) { busy(1) } else { Fault::Pass }
+        if seen.lock().unwrap().insert(first) { busy(1) } else { ProxyFault::Pass }
     })
     .await;
     let began = Instant::now();
     images.pull(&line.name("app"), None, None).await.unwrap();
-    // Manifest, configuration and layer, each after its second.
+    // Manifest, configuration and layer, each after a second.
     assert!(began.elapsed() >= Duration::from_secs(3), "{:?}", began.elapsed());
     let root = tempfile::tempdir().unwrap();
     let images = store(root.path()).await;
-    let line = Line::to(registry.address(), move |_, _| busy(3600)).await;
+    let line = TestProxy::to(registry.address(), move |_, _| busy(3600)).await;
     let began = Instant::now();
     let error = images.pull(&line.name("app"), None, None).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);

@@ -1,4 +1,4 @@
-//! Registries that accept and then keep us waiting, at every phase of a pull.
+//! Registries that accept connections and then stall, in every phase of a pull.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use tokio::net::TcpListener;
 
 use super::{entries, nothing_left};
 use crate::digest::Digest;
-use crate::fixture::{Fault, Line, TestImage, TestRegistry, TestTar, layer, noise};
+use crate::fixture::{ProxyFault, TestImage, TestProxy, TestRegistry, TestTar, layer, noise};
 use crate::{ErrorKind, Images, ImagesConfig};
 
 async fn impatient(root: &Path, hosts: Option<&Path>) -> Images {
@@ -20,40 +20,40 @@ async fn impatient(root: &Path, hosts: Option<&Path>) -> Images {
     Images::open(config).await.unwrap()
 }
 
-/// Pulls what will not come; gives what was said, in time.
+/// Pulls from a stalled registry. Returns the error, which must come in time.
 async fn given_up(images: &Images, name: &str) -> String {
     let began = Instant::now();
     let error = images.pull(name, None, None).await.unwrap_err();
-    // Two documents and a blob, each with its time, on a busy machine.
+    // Two documents and a blob, each with its timeout, on a busy machine.
     assert!(began.elapsed() < Duration::from_secs(90), "{:?}: {}", began.elapsed(), error.report());
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{}", error.report());
     error.report()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pull_that_makes_no_progress_ends_wherever_it_stands() {
+async fn a_pull_without_progress_ends_in_every_phase() {
     let registry = TestRegistry::start().await;
     let image = TestImage::new(vec![layer(TestTar::new().file("noise", &noise(6 << 20)))]);
     registry.push("big", "latest", &image).await;
     let (config, blob) = (Digest::of(&image.config).to_string(), Digest::of(&image.layers[0]).to_string());
-    let cases: [(&str, Fault, &str); 8] = [
-        ("/manifests/", Fault::Stall(0), "nothing for too long"),
-        ("/manifests/", Fault::Stall(20), "nothing for too long"),
-        ("/manifests/", Fault::Stall(400), "nothing for too long"),
-        ("/manifests/", Fault::Drip(0), "no progress in 5s"),
-        (&config, Fault::Stall(0), "no progress in 5s"),
-        (&blob, Fault::Stall(0), "no progress in 5s"),
-        (&blob, Fault::Stall(3000), "no progress in 5s"),
-        (&blob, Fault::Drip(20_000), "no progress in 5s"),
+    let cases: [(&str, ProxyFault, &str); 8] = [
+        ("/manifests/", ProxyFault::Stall(0), "nothing for too long"),
+        ("/manifests/", ProxyFault::Stall(20), "nothing for too long"),
+        ("/manifests/", ProxyFault::Stall(400), "nothing for too long"),
+        ("/manifests/", ProxyFault::Drip(0), "no progress in 5s"),
+        (&config, ProxyFault::Stall(0), "no progress in 5s"),
+        (&blob, ProxyFault::Stall(0), "no progress in 5s"),
+        (&blob, ProxyFault::Stall(3000), "no progress in 5s"),
+        (&blob, ProxyFault::Drip(20_000), "no progress in 5s"),
     ];
-    // All at once: each waits, and does little else.
+    // Concurrently: each pull only waits.
     let all = cases.map(async |(part, fault, said)| {
         let root = tempfile::tempdir().unwrap();
         let images = impatient(root.path(), None).await;
         let (part, what) = (part.to_owned(), fault.clone());
-        let line = Line::to(registry.address(), move |head, _| {
+        let line = TestProxy::to(registry.address(), move |head, _| {
             let first = head.lines().next().unwrap();
-            if first.starts_with("GET") && first.contains(&part) { fault.clone() } else { Fault::Pass }
+            if first.starts_with("GET") && first.contains(&part) { fault.clone() } else { ProxyFault::Pass }
         })
         .await;
         let report = given_up(&images, &line.name("big")).await;
@@ -65,19 +65,19 @@ async fn a_pull_that_makes_no_progress_ends_wherever_it_stands() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_silent_token_service_is_given_up_for_all_who_wait_for_it() {
+async fn a_silent_token_service_times_out_for_all_waiting_requests() {
     let registry = TestRegistry::start().await;
     let layers = (0..3).map(|n| layer(TestTar::new().file("f", format!("{n}").as_bytes()))).collect();
     registry.push("app", "latest", &TestImage::new(layers)).await;
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let realm = silent.local_addr().unwrap();
     for path in ["/manifests/", "/blobs/"] {
-        let line = Line::to(registry.address(), move |head, _| match head.contains(path) {
-            true => Fault::Reply(format!(
+        let line = TestProxy::to(registry.address(), move |head, _| match head.contains(path) {
+            true => ProxyFault::Reply(format!(
                 "HTTP/1.1 401 Unauthorized\r\nwww-authenticate: Bearer realm=\"http://{realm}/token\",service=\"s\"\r\n\
                  content-length: 0\r\n\r\n"
             )),
-            false => Fault::Pass,
+            false => ProxyFault::Pass,
         })
         .await;
         let root = tempfile::tempdir().unwrap();
@@ -89,7 +89,7 @@ async fn a_silent_token_service_is_given_up_for_all_who_wait_for_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn hosts_that_accept_and_say_nothing_are_given_up() {
+async fn silent_hosts_time_out() {
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = silent.local_addr().unwrap();
     let hosts = tempfile::tempdir().unwrap();
@@ -106,16 +106,16 @@ async fn hosts_that_accept_and_say_nothing_are_given_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_mirror_that_stalls_is_left_for_the_server_and_every_host_has_its_say() {
+async fn a_stalled_mirror_is_skipped_and_the_error_lists_every_host() {
     let registry = TestRegistry::start().await;
     let image = TestImage::small("x");
     registry.push("app", "latest", &image).await;
     let not_found = "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n";
-    let absent = Line::to(registry.address(), move |_, _| Fault::Reply(not_found.into())).await;
-    let stalling = Line::to(registry.address(), |_, _| Fault::Drip(0)).await;
-    let forbidding = Line::to(registry.address(), |_, _| {
+    let absent = TestProxy::to(registry.address(), move |_, _| ProxyFault::Reply(not_found.into())).await;
+    let stalling = TestProxy::to(registry.address(), |_, _| ProxyFault::Drip(0)).await;
+    let forbidding = TestProxy::to(registry.address(), |_, _| {
         let body = r#"{"errors":[{"code":"DENIED","message":"not yours"}]}"#;
-        Fault::Reply(format!("HTTP/1.1 403 Forbidden\r\ncontent-length: {}\r\n\r\n{body}", body.len()))
+        ProxyFault::Reply(format!("HTTP/1.1 403 Forbidden\r\ncontent-length: {}\r\n\r\n{body}", body.len()))
     })
     .await;
     let hosts = tempfile::tempdir().unwrap();

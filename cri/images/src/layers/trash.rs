@@ -1,16 +1,19 @@
-//! Layers that nobody needs any more, on their way off the disk.
+//! The trash: removed layers that are being deleted in the background.
 //!
-//! What is thrown away is renamed into a directory of its own, where nobody looks for layers, and deleted by a few
-//! threads: how long that takes is the disk's affair (one that discards what is freed may take seconds for a large
-//! image). What a killed process left here is deleted by the next one. Until it is gone it counts as used.
+//! A removed layer is renamed into the trash directory and deleted by a few threads. Deleting may take
+//! seconds for a large image, for example on a disk that discards freed blocks. What a killed process leaves
+//! there, the next process deletes. Layers in the trash count as disk usage.
 //!
-//! What a power cut must not leave is an image with a layer that has lost files. So one sync stands between renaming
-//! and deleting: a layer whose old name may come back is whole. It is the only one that a removal needs. A record
-//! whose own removal did not last brings its image back whole, or finds a layer missing, and is dropped then. So
-//! whoever removes waits for no sync, and the thread that deletes next syncs once for all that came meanwhile: a sync
-//! waits for a commit of the file system's journal, and behind it for the disk to discard what was deleted before.
+//! After a power failure no image may have a layer with missing files. So there is one sync between renaming
+//! and deleting: a layer whose old name may reappear is still complete. A removal needs no other sync. If the
+//! removal of a record is lost, its image is either complete again, or a layer is missing and the image is
+//! dropped.
 //!
-//! The threads are the process's own and not the async runtime's, which would wait for them at its end.
+//! A removal itself waits for no sync, because a sync waits for a commit of the file system's journal, and
+//! that for discards of earlier deletions. The thread that deletes next syncs once for all layers that were
+//! renamed meanwhile.
+//!
+//! The threads belong to the process, not to the async runtime, which would wait for them at its end.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -22,71 +25,71 @@ use super::disk::{self, FILES, read_meta_anywhere};
 use super::{LayerError, Meta};
 use crate::image::Usage;
 
-/// Directories that are deleted at a time: such a disk does several at once.
+/// Maximum number of deleting threads: disks process several deletions in parallel.
 const WORKERS: usize = 4;
 
-/// Has it last that what was thrown away is not at its old place any more.
-type MakeLast = Box<dyn Fn() -> Result<(), LayerError> + Send + Sync>;
+/// Makes the renames durable.
+type SyncRenames = Box<dyn Fn() -> Result<(), LayerError> + Send + Sync>;
 
-/// The directory of what is thrown away.
-pub(crate) struct Rubbish {
+/// The trash directory.
+pub(crate) struct Trash {
     directory: PathBuf,
-    make_last: MakeLast,
+    sync_renames: SyncRenames,
     state: Mutex<State>,
-    /// How many are not gone yet.
+    /// Number of items that are not deleted yet.
     left: watch::Sender<usize>,
 }
 
 #[derive(Default)]
 struct State {
     next: u64,
-    /// What may be at its old place after a power cut.
-    thrown: Vec<Item>,
-    /// Somebody makes what was thrown away before last.
+    /// Renamed, but the rename is not durable yet.
+    unsynced: Vec<Item>,
+    /// A thread is making earlier renames durable.
     syncing: bool,
-    /// What may be deleted.
-    waiting: VecDeque<Item>,
+    /// NewImage to be deleted.
+    deletable: VecDeque<Item>,
     workers: usize,
     usage: Usage,
 }
 
-/// Something thrown away.
+/// A directory in the trash.
 pub(super) struct Item {
     path: PathBuf,
     usage: Usage,
 }
 
-/// What a thread does next.
+/// A thread's next step.
 enum Work {
     Sync(Vec<Item>),
     Delete(Item),
 }
 
-// === impl Rubbish ===
+// === impl Trash ===
 
-impl Rubbish {
-    /// Opens the directory below a store's, and begins to delete what is in it.
-    pub(super) fn open(root: &Path, make_last: MakeLast) -> Result<Arc<Rubbish>, LayerError> {
+impl Trash {
+    /// Opens the trash of a store and starts to delete its content.
+    pub(super) fn open(root: &Path, sync_renames: SyncRenames) -> Result<Arc<Trash>, LayerError> {
         let directory = root.join("rubbish");
         disk::make_private(&directory)?;
         let (state, left) = (Mutex::default(), watch::Sender::new(0));
-        let rubbish = Arc::new(Rubbish { directory, make_last, state, left });
-        let list = |source| LayerError::Disk { verb: "list", path: rubbish.directory.clone(), source };
+        let trash = Arc::new(Trash { directory, sync_renames, state, left });
+        let list = |source| LayerError::Disk { verb: "list", path: trash.directory.clone(), source };
         let mut left = Vec::new();
-        for entry in std::fs::read_dir(&rubbish.directory).map_err(list)? {
+        for entry in std::fs::read_dir(&trash.directory).map_err(list)? {
             let entry = entry.map_err(list)?;
             let number = entry.file_name().to_str().and_then(|name| name.parse::<u64>().ok());
-            let mut state = rubbish.state();
+            let mut state = trash.state();
             state.next = state.next.max(number.map_or(0, |number| number + 1));
             drop(state);
-            left.push(rubbish.item(entry.path(), read_meta_anywhere(&entry.path()).as_ref()));
+            left.push(trash.item(entry.path(), read_meta_anywhere(&entry.path()).as_ref()));
         }
-        rubbish.delete(left);
-        Ok(rubbish)
+        trash.delete(left);
+        Ok(trash)
     }
 
-    /// Takes a directory out of the way, in one step, to be deleted next.
-    pub(super) fn throw(&self, from: &Path, meta: Option<&Meta>) -> Result<Item, LayerError> {
+    /// Renames a directory into the trash. Deletion starts with [`Trash::delete`].
+    pub(super) fn move_in(&self, from: &Path, meta: Option<&Meta>) -> Result<Item, LayerError> {
         let to = {
             let mut state = self.state();
             state.next += 1;
@@ -109,25 +112,25 @@ impl Rubbish {
         Item { path, usage }
     }
 
-    /// Begins to delete what was thrown away, and returns.
-    pub(super) fn delete(self: &Arc<Rubbish>, items: Vec<Item>) {
+    /// Starts to delete items, and returns.
+    pub(super) fn delete(self: &Arc<Trash>, items: Vec<Item>) {
         let mut state = self.state();
-        state.thrown.extend(items);
-        if !self.hire(&mut state) {
+        state.unsynced.extend(items);
+        if !self.start_threads(&mut state) {
             drop(state);
             self.work();
         }
     }
 
-    /// As many threads as there is work for. Whether there is one at all.
-    fn hire(self: &Arc<Rubbish>, state: &mut State) -> bool {
-        while state.workers < (state.thrown.len() + state.waiting.len()).min(WORKERS) {
-            let rubbish = self.clone();
-            let thread = std::thread::Builder::new().name("rubbish".to_owned());
+    /// Starts as many threads as there is work for. Returns false if no thread runs.
+    fn start_threads(self: &Arc<Trash>, state: &mut State) -> bool {
+        while state.workers < (state.unsynced.len() + state.deletable.len()).min(WORKERS) {
+            let trash = self.clone();
+            let thread = std::thread::Builder::new().name("trash".to_owned());
             state.workers += 1;
-            if let Err(error) = thread.spawn(move || rubbish.work()) {
-                tracing::debug!(%error, "no thread to delete layers");
-                // The others do it all, or the caller in this one's place.
+            if let Err(error) = thread.spawn(move || trash.work()) {
+                tracing::debug!(%error, "cannot start a thread to delete layers");
+                // The running threads do all the work, or, if there is none, the caller.
                 let alone = state.workers == 1;
                 state.workers -= usize::from(!alone);
                 return !alone;
@@ -136,19 +139,19 @@ impl Rubbish {
         true
     }
 
-    /// Waits until all is gone.
-    pub(crate) async fn gone(&self) {
+    /// Waits until the trash is empty.
+    pub(crate) async fn wait_until_empty(&self) {
         let mut left = self.left.subscribe();
-        // The sender is our own, so that there is no error.
+        // `self` owns the sender, so this cannot fail.
         drop(left.wait_for(|left| *left == 0).await);
     }
 
-    /// What is not gone yet.
+    /// Disk usage of the trash.
     pub(super) fn usage(&self) -> Usage {
         self.state().usage
     }
 
-    fn work(self: &Arc<Rubbish>) {
+    fn work(self: &Arc<Trash>) {
         while let Some(work) = self.next() {
             match work {
                 Work::Sync(items) => self.sync(items),
@@ -157,32 +160,34 @@ impl Rubbish {
         }
     }
 
-    /// Deleting comes first: the more is thrown away meanwhile, the more one sync is for. None lets the thread go.
+    /// The next step. Deleting comes before syncing, so that one sync serves more items. `None` ends the
+    /// thread.
     fn next(&self) -> Option<Work> {
         let mut state = self.state();
-        if let Some(item) = state.waiting.pop_front() {
+        if let Some(item) = state.deletable.pop_front() {
             return Some(Work::Delete(item));
         }
-        if !state.syncing && !state.thrown.is_empty() {
+        if !state.syncing && !state.unsynced.is_empty() {
             state.syncing = true;
-            return Some(Work::Sync(std::mem::take(&mut state.thrown)));
+            return Some(Work::Sync(std::mem::take(&mut state.unsynced)));
         }
         state.workers -= 1;
         None
     }
 
-    fn sync(self: &Arc<Rubbish>, items: Vec<Item>) {
-        let synced = (self.make_last)();
+    fn sync(self: &Arc<Trash>, items: Vec<Item>) {
+        let synced = (self.sync_renames)();
         let mut state = self.state();
         state.syncing = false;
         match synced {
             Ok(()) => {
-                state.waiting.extend(items);
-                self.hire(&mut state);
+                state.deletable.extend(items);
+                self.start_threads(&mut state);
             }
             Err(error) => {
                 drop(state);
-                // Deleted now, they could come back in pieces. They count on; the next start tries again.
+                // Deleted now, the layers could reappear incomplete. They still count as usage; the next
+                // start deletes them.
                 tracing::warn!(
                     error = crate::error::report(&error),
                     layers = items.len(),
@@ -194,10 +199,10 @@ impl Rubbish {
     }
 
     fn remove(&self, item: &Item) {
-        // The mark goes last: until then it says what the rest takes.
+        // The metadata file is deleted last, because it has the size of what is left.
         let deleted = disk::remove_tree(&item.path.join(FILES)).and_then(|()| disk::remove_tree(&item.path));
         if let Err(error) = deleted {
-            // It is still there, and counted; the next start tries again.
+            // The directory still exists and counts. The next start deletes it.
             tracing::warn!(error = crate::error::report(&error), "cannot delete a layer");
         } else {
             let mut state = self.state();
@@ -220,12 +225,12 @@ mod tests {
 
     use super::*;
 
-    fn throw(rubbish: &Arc<Rubbish>, root: &Path, name: &str) {
+    fn throw(trash: &Arc<Trash>, root: &Path, name: &str) {
         let old = root.join(name);
         std::fs::create_dir_all(old.join(FILES)).unwrap();
         std::fs::write(old.join(FILES).join("file"), name).unwrap();
-        let item = rubbish.throw(&old, None).unwrap();
-        rubbish.delete(vec![item]);
+        let item = trash.throw(&old, None).unwrap();
+        trash.delete(vec![item]);
     }
 
     fn left(root: &Path) -> usize {
@@ -233,7 +238,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn one_sync_is_for_all_that_was_thrown_away_while_another_ran_and_nothing_is_deleted_before() {
+    async fn one_sync_is_for_all_that_was_unsynced_away_while_another_ran_and_nothing_is_deleted_before() {
         let root = tempfile::tempdir().unwrap();
         let (began, begins) = mpsc::channel();
         let (go, gone_on) = mpsc::channel::<()>();
@@ -243,10 +248,10 @@ mod tests {
             gone_on.lock().unwrap().recv().unwrap();
             Ok(())
         };
-        let rubbish = Rubbish::open(root.path(), Box::new(sync)).unwrap();
-        throw(&rubbish, root.path(), "first");
+        let trash = Trash::open(root.path(), Box::new(sync)).unwrap();
+        throw(&trash, root.path(), "first");
         begins.recv().unwrap();
-        (0..20).for_each(|number| throw(&rubbish, root.path(), &number.to_string()));
+        (0..20).for_each(|number| throw(&trash, root.path(), &number.to_string()));
         assert_eq!(left(root.path()), 21);
         go.send(()).unwrap();
         begins.recv().unwrap();
@@ -254,13 +259,13 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         go.send(()).unwrap();
-        rubbish.gone().await;
+        trash.gone().await;
         assert_eq!(left(root.path()), 0);
         assert!(begins.try_recv().is_err(), "two syncs for 21 layers");
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn what_cannot_be_synced_stays_for_the_next_start() {
+    async fn layers_whose_rename_cannot_be_synced_stay_for_the_next_start() {
         let root = tempfile::tempdir().unwrap();
         let tries = Arc::new(AtomicUsize::new(0));
         let tried = tries.clone();
@@ -268,12 +273,12 @@ mod tests {
             tried.fetch_add(1, Ordering::SeqCst);
             Err(LayerError::Stopped)
         };
-        let rubbish = Rubbish::open(root.path(), Box::new(refuse)).unwrap();
-        throw(&rubbish, root.path(), "a");
-        rubbish.gone().await;
+        let trash = Trash::open(root.path(), Box::new(refuse)).unwrap();
+        throw(&trash, root.path(), "a");
+        trash.gone().await;
         assert_eq!((tries.load(Ordering::SeqCst), left(root.path())), (1, 1));
-        let rubbish = Rubbish::open(root.path(), Box::new(|| Ok(()))).unwrap();
-        rubbish.gone().await;
+        let trash = Trash::open(root.path(), Box::new(|| Ok(()))).unwrap();
+        trash.gone().await;
         assert_eq!(left(root.path()), 0);
     }
 }

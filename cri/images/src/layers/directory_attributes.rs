@@ -1,9 +1,9 @@
-//! Attributes of directories that a layer implies but does not describe.
+//! Attributes of directories that a layer uses but does not describe.
 //!
-//! A layer may have `tmp/x` without an entry for `tmp`. Unpacked on its own it gets a plain `tmp`, which overlayfs
-//! would then show in place of the lower layer's `tmp` with its sticky bit. Where that makes a difference, one more
-//! layer on top, of directories alone, says again what the lower layer said. It is a layer as any other, named by the
-//! digest of its archive, so images share it too.
+//! A layer may contain `tmp/x` without an entry for `tmp`. Unpacked alone it gets a plain directory `tmp`,
+//! which overlayfs would show instead of the lower layer's `tmp` with its sticky bit. If the attributes
+//! differ, an additional top layer of directories repeats those of the lower layer. It is a layer like any
+//! other, named by the digest of its archive, so images share it too.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -14,15 +14,18 @@ use crate::config::Limits;
 use crate::digest::Digest;
 use crate::unpack::{At, Attributes, look, unpack};
 
-/// A layer to look at: its files, and what it only implies.
+/// A layer's files, and the directories that it uses but does not describe.
 struct Lower {
     files: PathBuf,
     implied: BTreeSet<String>,
 }
 
 impl Layers {
-    /// The layer to put on top of these (lowest first), if one is needed.
-    pub(super) async fn restate(self: &Arc<Layers>, order: &[Lease]) -> Result<Option<Lease>, LayerError> {
+    /// The additional layer for the top of these layers (lowest first), if one is needed.
+    pub(super) async fn repeat_directory_attributes(
+        self: &Arc<Layers>,
+        order: &[Lease],
+    ) -> Result<Option<Lease>, LayerError> {
         let lowers: Vec<Lower> = order
             .iter()
             .map(|lease| Lower {
@@ -42,10 +45,10 @@ impl Layers {
         let layers = self.clone();
         let lease = self.ensure(Digest::of(&archive), async move || {
             let unpacking = tokio::task::spawn_blocking(move || {
-                let workshop = layers.workshop()?;
-                let unpacked = unpack(archive.as_slice(), &workshop.files(), &Limits::default())
-                    .map_err(LayerError::Restate)?;
-                Ok((workshop, unpacked))
+                let unpack_dir = layers.unpack_dir()?;
+                let unpacked = unpack(archive.as_slice(), &unpack_dir.files(), &Limits::default())
+                    .map_err(LayerError::DirectoryAttributes)?;
+                Ok((unpack_dir, unpacked))
             });
             unpacking.await.map_err(stopped)?
         });
@@ -53,7 +56,7 @@ impl Layers {
     }
 }
 
-/// The archive of all directories whose attributes would be lost, and of those above them.
+/// An archive of all directories whose attributes would be hidden, and of their parents.
 fn archive(lowers: &[Lower]) -> Result<Option<Vec<u8>>, LayerError> {
     let implied: BTreeSet<&String> = lowers.iter().flat_map(|lower| &lower.implied).collect();
     let lost = implied.into_iter().filter(|path| {
@@ -70,7 +73,7 @@ fn archive(lowers: &[Lower]) -> Result<Option<Vec<u8>>, LayerError> {
     }
     let mut builder = tar::Builder::new(Vec::new());
     for path in paths {
-        // A directory that nobody describes is as the topmost layer shows it.
+        // If no layer describes a directory, it keeps the attributes of the topmost layer.
         let Some(attributes) = described(lowers, path).or_else(|| shown(lowers, path)) else { continue };
         let mut header = tar::Header::new_gnu();
         header.set_entry_type(tar::EntryType::Directory);
@@ -84,7 +87,7 @@ fn archive(lowers: &[Lower]) -> Result<Option<Vec<u8>>, LayerError> {
     builder.into_inner().map(Some).map_err(LayerError::Archive)
 }
 
-/// What overlayfs shows: the attributes in the topmost layer that has the directory.
+/// The attributes that overlayfs shows: those of the topmost layer with the directory.
 fn shown(lowers: &[Lower], path: &str) -> Option<Attributes> {
     lowers.iter().rev().find_map(|lower| match look(&lower.files, path) {
         At::Directory(attributes) => Some(Some(attributes)),
@@ -93,7 +96,8 @@ fn shown(lowers: &[Lower], path: &str) -> Option<Attributes> {
     })?
 }
 
-/// What the topmost layer says that describes the directory, if none above it has something else there.
+/// The attributes in the topmost layer that describes the directory. `None` if a higher layer has a file
+/// there.
 fn described(lowers: &[Lower], path: &str) -> Option<Attributes> {
     for lower in lowers.iter().rev() {
         match look(&lower.files, path) {
