@@ -188,9 +188,9 @@ impl NodeAgent {
     ///
     /// # Errors
     /// When another one's has the same device, or routes of the same number.
-    pub async fn be_alone(&mut self) -> Result<(), NodeError> {
+    pub async fn lock_names(&mut self) -> Result<(), NodeError> {
         match &mut self.overlay {
-            Some(overlay) => overlay.be_alone().await.map_err(NodeError::Overlay),
+            Some(overlay) => overlay.lock_names().await.map_err(NodeError::Overlay),
             None => Ok(()),
         }
     }

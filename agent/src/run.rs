@@ -138,7 +138,7 @@ pub async fn run<R: Runtime + Streams + ImageNews>(
     let recording = (client.clone(), recorder.clone());
     let mut agent =
         NodeAgent::new(node_config(&config, &*runtime).await?, recording, network).map_err(Error::Node)?;
-    agent.be_alone().await.map_err(Error::Node)?;
+    agent.lock_names().await.map_err(Error::Node)?;
     let facts = agent.facts();
     let node_object = agent.node();
     let server = Server::bind(&server_config(&config)).await.map_err(Error::Server)?;

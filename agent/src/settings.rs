@@ -1,13 +1,14 @@
 //! Settings of all roles. Each is a flag, an environment variable and a key of the configuration file, in this order of
 //! precedence, and has a default.
 //!
-//! [`table`] declares settings, [`sources`] resolves them, [`value`] parses them. [`mod@file`] reads TOML, [`kubelet`] the
+//! [`table`] declares settings, [`sources`] resolves them, [`value`] parses them. [`mod@file`] parses TOML, [`kubelet`] the
 //! kubelet's YAML. [`node`], [`control_plane`] and [`runtime`] are the tables. All invalid settings are reported together.
 
 mod cgroup;
 mod cni;
 mod control_plane;
 mod eviction;
+mod field;
 mod file;
 mod image_gc;
 mod kubelet;
@@ -43,6 +44,10 @@ pub(crate) use runtime::{Runtime, RuntimeSettings};
 pub(crate) use serving::Serving;
 pub(crate) use table::Flags;
 
+/// The file that is read if `--config` names none.
+const DEFAULT_FILE: &str = "/etc/coracle/config.toml";
+/// Maximum size of the configuration in bytes.
+const FILE_MAX: u64 = 1 << 20;
 /// All tables of the file.
 const TABLES: &Tables = &[
     (LogSettings::KEY, LogSettings::FIELDS),
@@ -116,12 +121,12 @@ impl Settings {
 
     /// Resolves all settings. Returns `None` if `sources` has problems.
     fn resolve(flags: AllFlags, sources: &mut Sources) -> Option<(LogSettings, Self)> {
-        let log = sources.resolve(&flags.log);
-        let places = sources.resolve(&flags.places);
-        let node = sources.resolve(&flags.node);
-        let plane = sources.resolve(&flags.plane);
+        let log = flags.log.resolve(sources);
+        let places = flags.places.resolve(sources);
+        let node = flags.node.resolve(sources);
+        let plane = flags.plane.resolve(sources);
         // The file may have settings of other roles. They are checked, too.
-        let _checked = sources.resolve(&Flags::<RuntimeSettings>::default());
+        let _checked = Flags::<RuntimeSettings>::default().resolve(sources);
         let places: Places = places?;
         let state = sources.take(absolute(&places.state_dir));
         let run = sources.take(absolute(&places.run_dir));
@@ -147,7 +152,7 @@ impl Settings {
 /// Starts the log of a role that has no other settings.
 pub(crate) fn start_log(flags: &Flags<LogSettings>) -> anyhow::Result<()> {
     let mut sources = Sources::new(std::env::vars_os());
-    let log = sources.resolve(flags);
+    let log = flags.resolve(&mut sources);
     sources.check()?;
     if let Some(log) = log {
         log.start();
@@ -159,9 +164,24 @@ pub(crate) fn start_log(flags: &Flags<LogSettings>) -> anyhow::Result<()> {
 fn sources<T: Table>(flags: &Flags<T>) -> anyhow::Result<Sources> {
     let mut sources = Sources::new(std::env::vars_os());
     let flag = flags.given().get("config").and_then(|texts| texts.last());
-    let named = flag.or_else(|| sources.environment.get(&table::variable("config"))).map(PathBuf::from);
-    sources.file = File::find(named.as_deref(), TABLES)?;
+    let named = flag.or_else(|| sources.environment.get(&field::variable("config"))).map(PathBuf::from);
+    sources.file = match named {
+        Some(path) => read(&path)?,
+        None if Path::new(DEFAULT_FILE).exists() => read(Path::new(DEFAULT_FILE))?,
+        None => File::default(),
+    };
     Ok(sources)
+}
+
+/// Reads TOML, or the kubelet's YAML.
+fn read(path: &Path) -> anyhow::Result<File> {
+    let text = coracle_agent::read_text(path, FILE_MAX)
+        .with_context(|| format!("cannot read the configuration {}", path.display()))?;
+    let place = path.display().to_string();
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("yaml" | "yml" | "json") => kubelet::parse(&text, &place),
+        _ => File::parse_toml(&text, &place, TABLES),
+    }
 }
 
 fn log_unknown_variables(sources: &Sources) {

@@ -67,7 +67,7 @@ async fn idle(overlay: &mut Overlay) -> u64 {
         end.send(()).unwrap();
     });
     tokio::select! {
-        () = overlay.news() => panic!("news of nothing"),
+        () = overlay.foreign_change() => panic!("a change was notified although there was none"),
         told = ended => told.unwrap(),
     }
     // It slept once, until the end.
@@ -127,13 +127,13 @@ async fn bench() {
     }
     for _ in 0..TIMES {
         ip("route del 10.100.9.0/24");
-        overlay.news().await;
+        overlay.foreign_change().await;
         let start = Instant::now();
         assert_eq!(overlay.apply(&local, &peers, &none).unwrap().changes, 1);
         found.push(start.elapsed());
     }
     // What we did ourselves has been told by now.
-    drop(tokio::time::timeout(Duration::from_millis(200), overlay.news()).await);
+    drop(tokio::time::timeout(Duration::from_millis(200), overlay.foreign_change()).await);
     let woken = idle(&mut overlay).await;
     println!("{PEERS} peers of both families programmed (p50): {:.1?}", median(all));
     let least = one.iter().min().copied().unwrap();

@@ -1,5 +1,5 @@
-//! Telling the neighbours who has an address now: a gratuitous ARP request for IPv4, an unsolicited neighbour
-//! advertisement for IPv6 (RFC 5227 §3, RFC 4861 §7.2.6), so that nobody sends to an earlier owner.
+//! Announcement of addresses: a gratuitous ARP request for IPv4, an unsolicited neighbour advertisement for IPv6 (RFC
+//! 5227 §3, RFC 4861 §7.2.6). Neighbours replace cached entries of earlier owners.
 #![allow(unsafe_code, reason = "AF_PACKET sockets have no safe address type")]
 
 use std::io;
@@ -17,9 +17,8 @@ use crate::netns::Netns;
 const ARP: u16 = 0x0806;
 const IPV6: u16 = 0x86dd;
 
-/// Announces the addresses from inside the link's namespace, on a thread of its own: closing such a socket
-/// waits for the kernel's grace period, some 10 ms. Nobody is told of a failure but the log: neighbours learn the
-/// address all the same, by asking.
+/// Announces the addresses from inside the link's namespace, on a thread of its own: closing such a socket waits some
+/// 10 ms for the kernel's grace period. A failure is only logged: neighbours also learn the address by asking.
 pub(crate) fn announce(netns: Netns, link: &Link, addresses: &[IpAddr]) -> Option<JoinHandle<()>> {
     let mac = <[u8; 6]>::try_from(&link.mac[..]).ok()?;
     let frames: Vec<_> = addresses.iter().map(|address| frame(mac, *address)).collect();
@@ -70,7 +69,7 @@ fn ethernet(to: [u8; 6], from: [u8; 6], kind: u16) -> Vec<u8> {
     [&to[..], &from[..], &kind.to_be_bytes()[..]].concat()
 }
 
-/// An ARP request of the address for itself, to all.
+/// An ARP request of the address for itself, as broadcast.
 fn request(mac: [u8; 6], address: Ipv4Addr) -> Vec<u8> {
     let mut frame = ethernet([0xff; 6], mac, ARP);
     frame.extend_from_slice(&[0, 1, 8, 0, 6, 4, 0, 1]);

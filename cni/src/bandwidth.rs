@@ -1,11 +1,11 @@
-//! Limits of a sandbox's traffic (`bandwidth`): a token bucket on the host's end for what it receives, and for
-//! what it sends a bucket on an intermediate device, to which the host's end leads it.
+//! The `bandwidth` plugin: a token bucket on the host's end of the veth pair for received packets, and another one on
+//! an intermediate device for sent packets, to which the host's end redirects them.
 
 use serde::Deserialize;
 
-use crate::bridge::host_interface;
 use crate::error::Error;
 use crate::host::Host;
+use crate::link::derived::host_interface;
 use crate::link::traffic::Bucket;
 use crate::link::{Link, Links, format_mac};
 use crate::netns::Netns;
@@ -13,7 +13,7 @@ use crate::spec::Command;
 use crate::spec::request::Request;
 use crate::spec::result::{Answer, Interface};
 
-/// Bits per second, and bits at once; 0 is no limit.
+/// Rates in bits per second, bursts in bits. 0: no limit.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 struct Conf {
@@ -29,7 +29,7 @@ struct Limits {
     egress: Option<Bucket>,
 }
 
-/// Does what the request asks; ADD answers what came before it and the intermediate device.
+/// Runs the request. ADD returns the previous result with the intermediate device.
 pub(crate) async fn run(host: &Host, request: &Request) -> Result<Option<Answer>, Error> {
     let limits = Limits::of(request)?;
     let device = device(request);
@@ -55,7 +55,7 @@ pub(crate) async fn run(host: &Host, request: &Request) -> Result<Option<Answer>
     }
 }
 
-/// The intermediate device: a name that follows from whose it is.
+/// Name of the intermediate device, derived from the attachment.
 fn device(request: &Request) -> String {
     let name = host_interface(&request.container_id, &format!("{}/{}", request.network(), request.ifname));
     format!("bwp{}", &name[3..])
@@ -109,7 +109,7 @@ async fn check(host: &Host, request: &Request, limits: &Limits) -> Result<(), Er
     Ok(())
 }
 
-/// The other end of the sandbox's interface.
+/// The host's end of the sandbox's veth pair.
 async fn host_end(host: &Host, request: &Request, previous: &Answer) -> Result<Link, Error> {
     let inside = Links::inside(&Netns::open(request.netns()?)?)?;
     let peer = inside.get(&request.ifname).await?.peer;
@@ -129,8 +129,8 @@ impl Limits {
     fn of(request: &Request) -> Result<Self, Error> {
         let mut conf: Conf = request.own()?;
         let is_own = [conf.ingress_rate, conf.ingress_burst, conf.egress_rate, conf.egress_burst] != [0; 4];
-        if !is_own && let Some(told) = request.capability("bandwidth")? {
-            conf = told;
+        if !is_own && let Some(given) = request.capability("bandwidth")? {
+            conf = given;
         }
         Ok(Self {
             ingress: bucket("ingress", conf.ingress_rate, conf.ingress_burst)?,

@@ -1,8 +1,8 @@
-//! What conntrack remembers of datagrams that came by a host port.
+//! Removal of conntrack entries of datagrams to host ports.
 //!
-//! It decides with the first packet between two addresses and ports where all of them are led, and forgets only what
-//! is silent for a while. Who sends on to a port by UDP would be led to a pod that is gone for as long as he sends, and
-//! to whichever pod gets its address; who sent before the port was there would never come by it.
+//! An entry is made by the first packet between two addresses and ports, and decides the target of all further packets
+//! until it expires. A client that keeps sending by UDP would reach a removed pod, or the next pod with its address. A
+//! client that sent before the port existed would never reach the pod.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -19,23 +19,23 @@ const NLMSG_DONE: u16 = 3;
 const ACK: u16 = 0x4;
 const DUMP: u16 = 0x300;
 
-/// Of a connection: the packets as they came, its number and its zone.
+/// Attributes of a connection: the packets in the original direction, the id and the zone.
 const ORIGINAL: u16 = 1;
 const ID: u16 = 12;
 const ZONE: u16 = 18;
 const FILTER: u16 = 25;
 
-/// A connection, as far as it is asked after.
+/// The parts of a connection that are needed here.
 struct Flow<'a> {
     original: &'a [u8],
     protocol: u8,
     to: IpAddr,
     port: u16,
-    /// What tells it apart from another between the same ends.
+    /// Id and zone, which distinguish it from another connection between the same ends.
     exactly: Attributes,
 }
 
-/// Forgets what came by these ports to this machine, wherever it was led.
+/// Removes entries of packets to these ports of this machine, whatever their target is.
 pub(crate) fn forget(channel: &mut Channel, ports: &[Mapping]) -> io::Result<()> {
     let mut groups: BTreeMap<(u8, u8), Vec<&Mapping>> = BTreeMap::new();
     for port in ports {
@@ -59,7 +59,8 @@ pub(crate) fn forget(channel: &mut Channel, ports: &[Mapping]) -> io::Result<()>
     first
 }
 
-/// All of the protocol, or what came by the one port. The kernel need not do as it is asked: not for SCTP.
+/// Lists the connections of the protocol, filtered by port if there is one port only. The kernel may ignore the
+/// filter, as for SCTP.
 fn question(protocol: u8, ports: &[&Mapping]) -> Attributes {
     const BY_PROTOCOL: u32 = 1 << 3;
     const BY_PORT: u32 = 1 << 5;
@@ -76,14 +77,14 @@ fn delete(channel: &mut Channel, family: u8, flow: &Flow<'_>) -> io::Result<()> 
     let named = Attributes::default().nested(ORIGINAL, flow.original).and(&flow.exactly);
     let answer = channel.request(DELETE, ACK, family, &named)?;
     match messages(&answer).find_map(error_of) {
-        // It ended by itself.
+        // It expired in the meantime.
         Some(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
         Some(error) => Err(error),
         None => Ok(()),
     }
 }
 
-/// The error that a message tells, also the one at the end of a list.
+/// The error in a message, also in the end of a list.
 fn error_of(message: &[u8]) -> Option<io::Error> {
     let errno = errno_of(message);
     let tells = [NLMSG_ERROR, NLMSG_DONE].contains(&kind_of(message)) && errno > 0;
@@ -115,7 +116,8 @@ impl<'a> Flow<'a> {
         })
     }
 
-    /// Whether the port leads it, or would have. What is forwarded to the same port of another machine is not of it.
+    /// Whether the port's rules apply to it. Packets that are forwarded to the same port of another machine do not
+    /// count.
     fn came_by(&self, port: &Mapping, here: &mut HashMap<IpAddr, bool>) -> bool {
         self.port == port.host_port
             && match port.host_ip {
@@ -125,7 +127,7 @@ impl<'a> Flow<'a> {
     }
 }
 
-/// Whether the address is one of this machine's: nobody can listen on another.
+/// Whether the address belongs to this machine: binding to another fails.
 fn is_here(address: IpAddr) -> bool {
     UdpSocket::bind((address, 0)).err().is_none_or(|error| error.kind() != io::ErrorKind::AddrNotAvailable)
 }

@@ -1,4 +1,4 @@
-//! What can go wrong, one variant per operation.
+//! Errors of network operations, one variant per operation.
 
 use std::io;
 use std::path::PathBuf;
@@ -15,21 +15,21 @@ pub enum Error {
         /// What is missing.
         reason: String,
     },
-    /// The network has nothing to attach sandboxes to, and those that were attached may have lost it, too.
+    /// The network is not ready, and attached sandboxes may have lost their connection, too.
     #[error("the network is not ready, and sandboxes may be cut off: {reason}")]
     CutOff {
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
-    /// Every address of a range set is taken.
+    /// All addresses of a range set are in use.
     #[error("no address is free in {range}: all {size} are in use")]
     RangeFull {
         /// The full ranges.
         range: String,
-        /// Addresses that they could give.
+        /// Number of their addresses.
         size: u128,
     },
-    /// An address that a sandbox has already.
+    /// The requested address belongs to another sandbox.
     #[error("the address {address} is taken by {owner}")]
     AddressTaken {
         /// The address.
@@ -37,7 +37,7 @@ pub enum Error {
         /// Who has it.
         owner: String,
     },
-    /// A hardware address that a sandbox of the same network has already.
+    /// The requested hardware address belongs to another sandbox of the network.
     #[error("the hardware address {mac} is taken by {owner}")]
     MacTaken {
         /// The address.
@@ -45,9 +45,9 @@ pub enum Error {
         /// Who has it.
         owner: String,
     },
-    /// A sandbox asks for something that no plugin of its network takes.
+    /// A sandbox requests a capability that no plugin of its network declares.
     #[error(
-        "no plugin of the network {network} declares the capability {capability}, by which it is asked for"
+        "no plugin of the network {network} declares the capability {capability}, which the sandbox requests"
     )]
     Undeclared {
         /// The network.
@@ -55,23 +55,23 @@ pub enum Error {
         /// The capability.
         capability: &'static str,
     },
-    /// The plugins take what is asked for, and give something else.
-    #[error("the network {network} did not give {asked}, though it declares the capability {capability}")]
+    /// The plugins declare a capability and ignore its value.
+    #[error("the network {network} did not assign {asked} although it declares the capability {capability}")]
     NotGiven {
         /// The network.
         network: String,
         /// The capability.
         capability: &'static str,
-        /// What was asked for.
+        /// The requested value.
         asked: String,
     },
-    /// A range too small to hold the gateway and one pod.
+    /// A range without room for a gateway and a pod.
     #[error("the range {range} is too small: it needs room for a gateway and a pod")]
     RangeTooSmall {
         /// The range.
         range: IpNetwork,
     },
-    /// A field of a network configuration whose value cannot be used.
+    /// An invalid value in a network configuration.
     #[error("{field}: {reason}")]
     InvalidField {
         /// The field, with the path to it.
@@ -79,29 +79,29 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
-    /// A field of a network configuration that is not known or not supported here.
+    /// An unknown or unsupported field of a network configuration.
     #[error("the field {field} is not supported, its value is {value}")]
     UnsupportedField {
         /// The field, with the path to it.
         field: String,
-        /// What it says, as JSON.
+        /// Its value as JSON.
         value: String,
     },
-    /// A version of the CNI specification that is not known here.
+    /// An unknown version of the CNI specification.
     #[error("CNI version {version:?} is not supported, only 0.3.0, 0.3.1, 0.4.0, 1.0.0 and 1.1.0")]
     IncompatibleVersion {
         /// The version.
         version: String,
     },
-    /// Something that should be JSON of a certain form is not.
+    /// JSON that cannot be decoded.
     #[error("cannot read {what}: {reason}")]
     Decode {
-        /// What was read.
+        /// The kind of document.
         what: &'static str,
         /// What is wrong with it.
         reason: String,
     },
-    /// A variable of a plugin's environment that is missing or wrong.
+    /// A missing or invalid environment variable of a plugin.
     #[error("{variable} {reason}")]
     Environment {
         /// Its name.
@@ -109,16 +109,16 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
-    /// CHECK found something that is not as ADD left it.
-    #[error("{what} is not as it was made: {reason}")]
+    /// CHECK found a difference from the result of ADD.
+    #[error("{what} differs from the result of ADD: {reason}")]
     Changed {
         /// The interface, address, route or rule.
         what: String,
-        /// In which way.
+        /// The difference.
         reason: String,
     },
-    /// An interface that should be made is there already.
-    #[error("an interface named {name} is in the sandbox already")]
+    /// The interface to make exists in the sandbox.
+    #[error("an interface named {name} exists in the sandbox")]
     InterfaceExists {
         /// The interface's name.
         name: String,
@@ -129,27 +129,27 @@ pub enum Error {
         /// The address.
         address: std::net::IpAddr,
     },
-    /// A plugin that is nowhere on the path.
-    #[error("there is no plugin {kind} in {}", path.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(":"))]
+    /// No executable exists for a plugin type.
+    #[error("cannot find the plugin {kind} in {}", path.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(":"))]
     NoPlugin {
         /// Its type.
         kind: String,
-        /// Where it was looked for.
+        /// The searched directories.
         path: Vec<PathBuf>,
     },
-    /// A plugin that was run and refused.
+    /// A plugin returned an error.
     #[error("plugin {kind}: {message}{} (code {code})", if details.is_empty() { String::new() } else { format!("; {details}") })]
     Plugin {
         /// Its type.
         kind: String,
-        /// The error's code by the CNI specification, or the plugin's own from 100.
+        /// The error code of the CNI specification. Codes of plugins begin at 100.
         code: u32,
-        /// What it said.
+        /// The message.
         message: String,
-        /// What else it said.
+        /// The details.
         details: String,
     },
-    /// A plugin that could not be run, or did not end.
+    /// A plugin could not be run, or did not end.
     #[error("cannot run plugin {kind}")]
     Run {
         /// Its type.
@@ -164,29 +164,29 @@ pub enum Error {
         /// The interface's name.
         name: String,
     },
-    /// A bridge of the network's name exists and is somebody else's.
+    /// A bridge with the network's name exists and has other users.
     #[error(
-        "the bridge {name} is somebody else's and is left alone: name another one for the pods (--bridge), or remove it \
-         if nobody needs it (ip link delete {name})"
+        "the bridge {name} exists and was not made by coracle: use another name (--bridge), or remove it if it is unused \
+         (ip link delete {name})"
     )]
     ForeignBridge {
         /// The bridge's name.
         name: String,
     },
-    /// Another network of the network namespace has the bridge or the table, and would sweep away what is of this one.
+    /// Another network of the network namespace uses the bridge or the table, and would remove objects of this one.
     #[error(
-        "the {what} {name} is that of another runtime or agent in this network namespace: end it, or give this one \
-         another ({setting})"
+        "the {what} {name} is in use by another runtime or agent in this network namespace: stop it, or use another one \
+         ({setting})"
     )]
     NameInUse {
-        /// A bridge or a table.
+        /// The kind of object.
         what: &'static str,
         /// Its name.
         name: String,
-        /// The setting that gives another one.
+        /// The setting for another name.
         setting: &'static str,
     },
-    /// The lock that keeps others from a name of this network could not be taken.
+    /// A name lock could not be taken.
     #[error("cannot lock {}", path.display())]
     Name {
         /// The lock, or the directory of the locks.
@@ -195,7 +195,7 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    /// A host port that another sandbox holds.
+    /// A host port belongs to another sandbox.
     #[error("host port {port}/{protocol} is taken by sandbox {owner}")]
     HostPortTaken {
         /// The port.
@@ -205,15 +205,15 @@ pub enum Error {
         /// The sandbox that has it.
         owner: String,
     },
-    /// A network configuration list that cannot be used.
-    #[error("{} cannot be used: {reason}", path.display())]
+    /// An unusable network configuration list.
+    #[error("{} cannot be used as a network configuration: {reason}", path.display())]
     Configuration {
         /// The list's file.
         path: PathBuf,
         /// What is wrong with it.
         reason: String,
     },
-    /// A file of ours could not be read or written.
+    /// A file could not be read or written.
     #[error("cannot {action} {}", path.display())]
     File {
         /// What was tried, as a verb.
@@ -233,8 +233,8 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    /// The namespace of a sandbox is that of the plugin.
-    #[error("{} is the plugin's own network namespace and no sandbox's", path.display())]
+    /// The sandbox's namespace is the plugin's own.
+    #[error("{} is the plugin's own network namespace, not that of a sandbox", path.display())]
     OwnNamespace {
         /// Its path.
         path: PathBuf,
@@ -248,7 +248,7 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    /// The kernel refused a link, address or route.
+    /// The kernel refused an operation on a link, address or route.
     #[error("cannot {action} {what}")]
     Link {
         /// What was tried, as a verb.
@@ -275,15 +275,15 @@ pub enum Error {
 // === impl Error ===
 
 impl Error {
-    /// A field that is not known, of the value that it is found in.
+    /// The error of an unknown field with its value.
     pub(crate) fn unsupported(field: &str, value: &serde_json::Value) -> Self {
         Self::UnsupportedField { field: field.to_owned(), value: value.to_string() }
     }
 
-    /// The answer to STATUS: an error of the request, or one of the two codes that the specification has for it.
+    /// The error of STATUS: an error of the request, or one of the two codes of the specification.
     pub(crate) fn of_status(self) -> Self {
         match self {
-            // Something else has the name of the bridge that pods hang on.
+            // Another object has the name of the bridge.
             Self::ForeignInterface { .. } => Self::CutOff { reason: self.chain() },
             _ if matches!(self.code(), 1..=7 | 50 | 51) => self,
             _ => Self::NotReady { reason: self.chain() },
@@ -328,12 +328,12 @@ impl Error {
         }
     }
 
-    /// Whether it may be had when another sandbox is gone.
+    /// Whether the resource may become free when another sandbox is removed.
     pub(crate) fn is_taken(&self) -> bool {
         matches!(self, Self::RangeFull { .. } | Self::AddressTaken { .. } | Self::MacTaken { .. })
     }
 
-    /// The sentence with all its causes.
+    /// The message with all its causes.
     #[must_use]
     pub fn chain(&self) -> String {
         let mut text = self.to_string();

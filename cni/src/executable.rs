@@ -1,5 +1,5 @@
-//! A plugin of our own as an executable: environment and standard input in, a result or an error object out
-//! (section 2 of the specification).
+//! Our own plugins as executables: environment and standard input in, a result or an error object out (section 2 of
+//! the specification).
 
 use std::io::{Read, Write};
 use std::path::PathBuf;
@@ -12,20 +12,21 @@ use serde_json::{Map, Value, json};
 use crate::error::Error;
 use crate::firewall::Firewall;
 use crate::host::Host;
-use crate::invoke::{self, Executables};
+use crate::invoke::{self, exec::Executables};
 use crate::netns;
-use crate::plugin::{self, Kind};
+use crate::plugin;
+use crate::plugin_kind::Kind;
 use crate::spec::request::{Request, from_value};
 use crate::spec::result::Answer;
 use crate::spec::{Command, Version, is_identifier, is_interface_name};
 
-/// The key `coracle` of a plugin's configuration: what several networks of one machine may need apart.
+/// The key `coracle` of a plugin's configuration: names for machines with several networks.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 struct Places {
-    /// The nftables table of the executables, apart from a node's.
+    /// The nftables table of the executables. The node has another one.
     table: String,
-    /// What the executables keep of the table; it goes with the boot, as the table does.
+    /// Directory of claims. It ends with the boot, like the table.
     state_dir: PathBuf,
 }
 
@@ -35,10 +36,10 @@ impl Default for Places {
     }
 }
 
-/// How long a plugin that gives addresses may take.
+/// Timeout of an IPAM plugin.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Runs as the plugin of this type, to the end of the process.
+/// Main function of the plugin of this type.
 #[must_use]
 pub fn main(kind: Kind) -> ExitCode {
     let environment = |name: &str| std::env::var(name).unwrap_or_default();
@@ -66,7 +67,7 @@ pub fn main(kind: Kind) -> ExitCode {
     code
 }
 
-/// Does what the environment asks; what is to be written.
+/// Runs the command of the environment. Returns the output.
 async fn serve(
     kind: Kind,
     environment: &dyn Fn(&str) -> String,
@@ -80,8 +81,8 @@ async fn serve(
     let version = request.version()?;
     let is_checked = kind != Kind::HostLocal && !may_be_own(environment);
     if is_checked && let Some(path) = request.netns.take_if(|path| netns::is_own(path)) {
-        // The sandbox is gone, and its path is another's now. What is the machine's own stays as it is. What is of no
-        // sandbox may be told any.
+        // The sandbox is gone, and its path leads to another namespace now. The machine's own namespace is not
+        // changed. Commands without a sandbox may name any path.
         if matches!(command, Command::Add | Command::Check) {
             return Err(Error::OwnNamespace { path });
         }
@@ -97,7 +98,7 @@ async fn serve(
     Ok(answer.map(|answer| answer.to_value(version)))
 }
 
-/// Whether the caller means what looks wrong: to work on the namespace that the plugin itself runs in.
+/// Whether the caller explicitly requests to work in the plugin's own namespace.
 fn may_be_own(environment: &dyn Fn(&str) -> String) -> bool {
     let said = environment("CNI_NETNS_OVERRIDE");
     said == "1" || said.eq_ignore_ascii_case("true")
@@ -134,7 +135,7 @@ fn request(command: Command, environment: &dyn Fn(&str) -> String, input: &[u8])
     Ok(Request { command, container_id, netns, ifname, args: environment("CNI_ARGS"), path, conf })
 }
 
-/// The error object (section 5, "Error"), in the version that was asked in, if it is known.
+/// The error object (section 5, "Error"), in the version of the request if it is known.
 fn refusal(error: &Error, input: &[u8]) -> Value {
     let asked = serde_json::from_slice::<Value>(input).ok();
     let version = asked.as_ref().and_then(|conf| Version::parse(conf.get("cniVersion")?.as_str()?));

@@ -1,4 +1,4 @@
-//! Who may reach a sandbox (`firewall`): everybody, or only who is on the same bridge, in our one table.
+//! The `firewall` plugin: isolates sandboxes by bridge, in our table.
 
 use serde::Deserialize;
 
@@ -19,7 +19,7 @@ struct Conf {
     firewalld_zone: String,
 }
 
-/// Does what the request asks; ADD answers what came before it.
+/// Runs the request. ADD returns the previous result.
 pub(crate) fn run(host: &Host, request: &Request) -> Result<Option<Answer>, Error> {
     let conf: Conf = request.own()?;
     conf.check()?;
@@ -40,7 +40,7 @@ pub(crate) fn run(host: &Host, request: &Request) -> Result<Option<Answer>, Erro
         Command::Check => {
             let claim = conf.claim(request, &request.chained()?)?;
             if claim.is_some_and(|claim| !host.firewall.holds(&claim).unwrap_or(false)) {
-                let (what, reason) = ("the isolation".to_owned(), "it is gone".to_owned());
+                let (what, reason) = ("the isolation".to_owned(), "it is missing".to_owned());
                 return Err(Error::Changed { what, reason });
             }
         }
@@ -50,7 +50,7 @@ pub(crate) fn run(host: &Host, request: &Request) -> Result<Option<Answer>, Erro
     Ok(None)
 }
 
-/// What an attachment that was made wants of the firewall.
+/// The firewall claim of an attachment that was made.
 pub(crate) fn claim(request: &Request) -> Result<Option<Claim>, Error> {
     request.own::<Conf>()?.claim(request, &request.chained()?)
 }

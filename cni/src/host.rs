@@ -1,4 +1,4 @@
-//! What plugins of one process share: the host's links, and the firewall table.
+//! State shared by the plugins of one process: links and firewall table.
 
 use std::sync::Arc;
 
@@ -7,11 +7,11 @@ use crate::firewall::Firewall;
 use crate::invoke::cache::Cache;
 use crate::link::Links;
 
-/// The host that attachments are made on: the network namespace of this process.
+/// The network namespace of this process, the host of all attachments.
 pub(crate) struct Host {
     pub(crate) links: Links,
     pub(crate) firewall: Firewall,
-    /// The attachments of the runtime that this process is; none in an executable, which knows no other than its own.
+    /// Attachments of this runtime. `None` in an executable, which knows only its own attachment.
     pub(crate) attachments: Option<Arc<Cache>>,
 }
 
@@ -22,8 +22,8 @@ impl Host {
         Ok(Self { links: Links::here()?, firewall, attachments })
     }
 
-    /// Whether plugins of our own types are called here instead of being run. Then the caller also sees to it
-    /// that no attachment is added twice.
+    /// Whether our own plugins run in this process instead of as executables. Then the caller also ensures that no
+    /// attachment is added twice.
     pub(crate) fn in_process(&self) -> bool {
         self.attachments.is_some()
     }

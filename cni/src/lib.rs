@@ -12,7 +12,6 @@
 //!   from the namespaces that live, and removes what nobody owns;
 //! - the firewall is one nftables table of ours, changed by one atomic transaction at a time.
 
-mod alone;
 mod announce;
 mod bandwidth;
 mod bridge;
@@ -24,15 +23,17 @@ mod gate;
 mod host;
 mod host_local;
 mod invoke;
-mod leaving;
+mod ipam;
 mod link;
 mod listeners;
 mod loopback;
+mod name_lock;
 mod netns;
 mod network;
 mod nft;
 mod overlay;
 mod plugin;
+mod plugin_kind;
 mod portmap;
 mod ports;
 mod route_socket;
@@ -46,10 +47,10 @@ pub use executable::main as plugin_main;
 pub use listeners::{Listener, listeners};
 pub use network::{Attached, Attachment, Network, NetworkConfig};
 pub use overlay::{
-    AddressNews, Applied, Backend, End, Local, LocalAddress, Mac, Offload, Overlay, OverlayConfig,
+    AddressMonitor, Applied, Backend, End, Local, LocalAddress, Mac, Offload, Overlay, OverlayConfig,
     OverlayError, Passes, Peer, PeerKind, Rival, Way, examine, local_addresses, merged,
 };
-pub use plugin::Kind as PluginKind;
+pub use plugin_kind::Kind as PluginKind;
 pub use ports::{PortMapping, Protocol};
 #[cfg(any(test, feature = "fuzzing"))]
 pub use spec::list::fuzz;

@@ -1,6 +1,7 @@
-//! Links: the verbs that pod networks need of rtnetlink.
+//! Links: the operations of rtnetlink that pod networks need.
 
 pub(crate) mod address;
+pub(crate) mod derived;
 pub(crate) mod inside;
 pub(crate) mod mac;
 mod removal;
@@ -26,21 +27,20 @@ use crate::error::Error;
 use crate::netns::Netns;
 use crate::sysctl;
 
-/// What says of a bridge that it is of our making and for our pods alone: its alias, which `ip link` shows.
+/// Alias of a bridge that this program made and that has no other users; `ip link` shows it.
 const OURS: &str = "coracle: pod network";
-/// How long the kernel may take to let a port's packets pass.
+/// Timeout until the kernel forwards a port's packets.
 const PASSING: Duration = Duration::from_secs(2);
 
 /// The links of one network namespace.
 pub(crate) struct Links {
     handle: Handle,
-    /// Held while the kernel lists something: a socket can have it list one thing at a time, and is told that it is
-    /// busy (EBUSY) when it asks for another.
+    /// Held during a dump: the kernel refuses a second dump on the same socket (EBUSY).
     listing: tokio::sync::Mutex<()>,
     task: tokio::task::JoinHandle<()>,
-    /// Whether they are those of the caller's own namespace.
+    /// Whether they belong to the caller's own namespace.
     is_here: bool,
-    /// Held while a bridge is looked for, made and marked: who comes between would take it for a stranger's.
+    /// Held while a bridge is looked up, made and marked: a concurrent call would take it for a foreign bridge.
     bridging: tokio::sync::Mutex<()>,
 }
 
@@ -55,28 +55,28 @@ pub(crate) struct Link {
     pub(crate) up: bool,
     pub(crate) promiscuous: bool,
     pub(crate) all_multicast: bool,
-    /// The bridge that it is a port of.
+    /// Index of the bridge of which it is a port.
     pub(crate) controller: Option<u32>,
-    /// What the bridge does with what comes by this port.
+    /// Settings of the bridge's port.
     pub(crate) port_state: Option<BridgePortState>,
-    /// The other end of a veth pair, by its index there.
+    /// Index of the veth peer in the peer's namespace.
     pub(crate) peer: Option<u32>,
-    /// Whether the bridge tells VLANs apart; none when the kernel's cannot.
+    /// Whether the bridge filters VLANs. `None` if the kernel cannot.
     pub(crate) vlan_filtering: Option<bool>,
-    /// The VLAN that the bridge gives each new port.
+    /// Default VLAN of the bridge's new ports.
     pub(crate) default_vlan: Option<u16>,
     alias: String,
     kind: Option<InfoKind>,
 }
 
-/// What a bridge is to be.
+/// Desired state of a bridge.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Bridge {
     pub(crate) mtu: Option<u32>,
     pub(crate) promiscuous: bool,
-    /// Whether it tells VLANs apart; only a new one is made to.
+    /// Whether it filters VLANs. An existing bridge is not changed.
     pub(crate) vlan_filtering: bool,
-    /// Whether it is to be ours alone: one that is there must bear our mark, and a new one gets it.
+    /// Whether it must be ours: an existing bridge needs our mark, a new one gets it.
     pub(crate) ours: bool,
 }
 
@@ -89,18 +89,18 @@ pub(crate) struct Pair<'a> {
     pub(crate) mac: [u8; 6],
 }
 
-/// What a bridge does with a port.
+/// Settings of a bridge's port.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Port {
-    /// Packets may leave by the port they came in: a pod reaches itself through its own host port.
+    /// Hairpin mode: a pod can reach itself through its own host port.
     pub(crate) hairpin: bool,
-    /// No packets to and from other ports that are isolated.
+    /// Port isolation: no packets to and from other isolated ports.
     pub(crate) isolated: bool,
-    /// Only packets from the hardware address that the bridge has on file for the port.
+    /// Only packets from the hardware address that the bridge has recorded for the port.
     pub(crate) locked: bool,
 }
 
-/// How a property of a link is changed.
+/// A change of a link's property.
 pub(crate) type Change = LinkMessageBuilder<LinkUnspec>;
 
 fn no_socket(source: io::Error) -> Error {
@@ -115,7 +115,7 @@ impl Links {
         Self::connect(true).map_err(no_socket)
     }
 
-    /// The links inside `netns`: a socket belongs for life to the namespace it was opened in.
+    /// The links inside `netns`: a socket belongs to the namespace in which it was opened.
     pub(crate) fn inside(netns: &Netns) -> Result<Self, Error> {
         let runtime = tokio::runtime::Handle::current();
         netns
@@ -132,7 +132,7 @@ impl Links {
         Ok(Self { handle, listing, task: tokio::spawn(connection), is_here, bridging })
     }
 
-    /// Makes the bridge or takes the one that is there, with these properties and up. True when it is new.
+    /// Makes the bridge or uses the existing one, sets its properties, and sets it up. Returns whether it is new.
     pub(crate) async fn ensure_bridge(&self, name: &str, wanted: Bridge) -> Result<(Link, bool), Error> {
         let Bridge { mtu, promiscuous, .. } = wanted;
         let _alone = self.bridging.lock().await;
@@ -150,7 +150,7 @@ impl Links {
         sysctl::no_router_advertisements(name)?;
         let mut change = LinkUnspec::new_with_index(link.index);
         if wanted.ours && is_new {
-            // With the same word as `up`: what is down and not marked was being made.
+            // In the same message as `up`: a bridge that is down and not marked is still being made.
             change = change.alias(OURS);
         }
         if let Some(mtu) = mtu {
@@ -166,9 +166,9 @@ impl Links {
         Ok((link, is_new))
     }
 
-    /// The bridge, and whether it is of our making: another process may be faster.
+    /// The bridge, and whether this call made it: another process may be faster.
     async fn make_bridge(&self, name: &str, wanted: Bridge) -> Result<(Link, bool), Error> {
-        // An address of its own: otherwise it takes the least of its ports', and changes as they come and go.
+        // A fixed address: otherwise the bridge has the lowest address of its ports, and changes it with them.
         let mut message = LinkBridge::new(name).address(random_mac().to_vec()).down();
         if let Some(mtu) = wanted.mtu {
             message = message.mtu(mtu);
@@ -187,9 +187,9 @@ impl Links {
         Ok((self.get(name).await?, is_new))
     }
 
-    /// Makes a pair, its near end here, with the far end born inside the sandbox, so that no name can clash on the host.
-    /// The host's end, of which no more than name and index is known yet: to be asked about a link that is up and
-    /// whose other end is not, the kernel first takes its queues down, with a grace period under everybody's lock.
+    /// Makes a veth pair with one end here and the other inside the sandbox, so that its name cannot collide on the
+    /// host. Returns name and index of the host's end only: a query of a link that is up while its peer is down makes
+    /// the kernel stop its queues, which takes a grace period under a global lock.
     pub(crate) async fn add_pair(&self, pair: &Pair<'_>, netns: &Netns) -> Result<Link, Error> {
         if let Err(error) = self.try_pair(pair, netns).await {
             if !is_errno(&error, libc::EEXIST) {
@@ -198,15 +198,15 @@ impl Links {
             if self.find(pair.host).await?.is_none() {
                 return Err(Error::InterfaceExists { name: pair.inside.to_owned() });
             }
-            // Left by a crash between the kernel's work and ours: one more try on clean ground.
+            // Left by a crash after the kernel made it: remove it and try once more.
             self.delete(pair.host).await?;
             self.try_pair(pair, netns).await.map_err(|error| match is_errno(&error, libc::EEXIST) {
                 true => Error::InterfaceExists { name: pair.inside.to_owned() },
                 false => failed("create veth", pair.host)(error),
             })?;
         }
-        // A bridge hands frames to the addresses of link-local protocols (01:80:c2:00:00:0X) to its port itself. None comes
-        // before the far end is up.
+        // A bridge delivers frames to link-local protocol addresses (01:80:c2:00:00:0X) locally. None can arrive
+        // before the peer is up.
         sysctl::no_router_advertisements(pair.host)?;
         let index = nix::net::if_::if_nametoindex(pair.host).map_err(failed("look up", pair.host))?;
         Ok(Link { index, name: pair.host.to_owned(), ..Link::default() })
@@ -221,7 +221,7 @@ impl Links {
             .name(pair.host)
             .controller(pair.bridge)
             .up();
-        // One is all that a pair uses. Unasked it gets one for each processor, and a grace period to disable them.
+        // A pair uses one queue. By default it gets one for each processor, and their removal takes a grace period.
         for queues in [LinkAttribute::NumTxQueues(1), LinkAttribute::NumRxQueues(1)] {
             far = far.append_extra_attribute(queues.clone());
             near = near.append_extra_attribute(queues);
@@ -235,7 +235,7 @@ impl Links {
         self.handle.link().add(message).set_flags(flags).execute().await
     }
 
-    /// Sets what the bridge does with a port.
+    /// Changes the settings of a bridge's port.
     pub(crate) async fn set_port(&self, link: &Link, port: Port) -> Result<(), Error> {
         let mut change = LinkBridgePort::new(link.index);
         if port.hairpin {
@@ -252,10 +252,10 @@ impl Links {
         set.map_err(failed("set bridge port", &link.name))
     }
 
-    /// Puts a hardware address on file for a port.
+    /// Records a hardware address for a port of a bridge.
     pub(crate) async fn add_forwarding(&self, link: &Link, mac: [u8; 6]) -> Result<(), Error> {
         let add = self.handle.neighbours().add_bridge(link.index, &mac).replace();
-        // The bridge's own table, not the port's.
+        // In the table of the bridge, not of the port.
         add.flags(netlink_packet_route::neighbour::NeighbourFlags::Controller)
             .state(netlink_packet_route::neighbour::NeighbourState::Noarp)
             .execute()
@@ -263,8 +263,8 @@ impl Links {
             .map_err(failed("add a forwarding entry to", &link.name))
     }
 
-    /// Waits until a bridge passes on what comes by a port of it: the kernel sees to that some time after both ends of the
-    /// pair are up, mostly at once. Not for ever, since a bridge that looks for loops takes half a minute.
+    /// Waits until the bridge forwards packets of a port. The kernel enables this shortly after both ends of the pair
+    /// are up. The wait has a timeout, because a bridge with spanning tree takes half a minute.
     pub(crate) async fn passes_on(&self, port: &str) -> Result<(), Error> {
         let connected = rtnetlink::new_multicast_connection(&[rtnetlink::MulticastGroup::Link]);
         let (connection, _handle, mut changes) =
@@ -296,7 +296,7 @@ impl Links {
         self.change(LinkUnspec::new_with_index(link.index).down(), "set down", &link.name).await
     }
 
-    /// Removes a link; an absent one is no error.
+    /// Removes a link. An absent link is no error.
     pub(crate) async fn delete(&self, name: &str) -> Result<(), Error> {
         let Some(link) = self.find(name).await? else { return Ok(()) };
         if self.is_here {
@@ -308,7 +308,7 @@ impl Links {
         }
     }
 
-    /// Removes the bridge, if it is one.
+    /// Removes the link if it is a bridge.
     pub(crate) async fn delete_bridge(&self, name: &str) -> Result<(), Error> {
         match self.find(name).await? {
             Some(link) if link.kind == Some(InfoKind::Bridge) => self.delete(name).await,
@@ -316,8 +316,8 @@ impl Links {
         }
     }
 
-    /// Marks a bridge as ours that we made before there was a mark, or made and had no time to mark: its hardware
-    /// address is of the form that we give, and it has addresses of ours and no others, or is not in use at all.
+    /// Marks an unmarked bridge as ours if an earlier version or an interrupted process made it: its hardware address
+    /// has our prefix, and it has addresses of ours and no others, or is not in use at all.
     pub(crate) async fn claim_bridge(&self, name: &str, ours: &[IpNetwork]) -> Result<(), Error> {
         let Some(link) = self.find(name).await? else { return Ok(()) };
         if link.is_ours() || link.must_be_bridge().is_err() || link.mac.first() != Some(&mac::OUR_PREFIX) {
@@ -334,12 +334,12 @@ impl Links {
         self.change(LinkUnspec::new_with_index(link.index).alias(OURS), "mark", name).await
     }
 
-    /// The bridge, if it bears our mark.
+    /// The bridge, if it has our mark.
     pub(crate) async fn find_ours(&self, name: &str) -> Result<Option<Link>, Error> {
         Ok(self.find(name).await?.filter(|link| link.kind == Some(InfoKind::Bridge) && link.is_ours()))
     }
 
-    /// Removes the bridge's ports that are veth and of no wanted name.
+    /// Removes the bridge's veth ports whose names are not wanted.
     pub(crate) async fn delete_ports_except(&self, bridge: &Link, wanted: &[String]) -> Result<(), Error> {
         for port in self.ports(bridge).await? {
             if port.kind == Some(InfoKind::Veth) && !wanted.contains(&port.name) {
@@ -364,7 +364,7 @@ impl Links {
         self.find_message(self.handle.link().get().match_name(name), name).await
     }
 
-    /// A link that must be there.
+    /// A link that must exist.
     pub(crate) async fn get(&self, name: &str) -> Result<Link, Error> {
         let absent = || io::Error::from_raw_os_error(libc::ENODEV);
         let wrap = |source| Error::Socket { action: "find a link", source };
@@ -396,7 +396,7 @@ impl Drop for Links {
 // === impl Link ===
 
 impl Link {
-    /// Refuses what has a bridge's name and is none.
+    /// Refuses a link that is not a bridge.
     pub(crate) fn must_be_bridge(&self) -> Result<(), Error> {
         match self.kind {
             Some(InfoKind::Bridge) => Ok(()),
@@ -404,7 +404,7 @@ impl Link {
         }
     }
 
-    /// Refuses a bridge that is somebody else's.
+    /// Refuses a bridge without our mark.
     pub(crate) fn must_be_ours(&self) -> Result<(), Error> {
         match self.is_ours() {
             true => Ok(()),
@@ -412,7 +412,7 @@ impl Link {
         }
     }
 
-    /// Whether it bears our mark.
+    /// Whether it has our mark.
     fn is_ours(&self) -> bool {
         self.alias == OURS
     }

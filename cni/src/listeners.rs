@@ -1,4 +1,4 @@
-//! Sockets that listen in the caller's network namespace, by `sock_diag(7)`.
+//! Listening sockets in the caller's network namespace, by `sock_diag(7)`.
 
 use std::io;
 use std::net::IpAddr;
@@ -15,35 +15,35 @@ use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_SOCK_DIAG};
 
 use crate::ports::Protocol;
 
-/// `TCP_CLOSE` and `TCP_LISTEN` (`net/tcp_states.h`). A UDP socket that is bound and not connected is in the former.
+/// `TCP_CLOSE` and `TCP_LISTEN` (`net/tcp_states.h`). A bound, unconnected UDP socket is in state `TCP_CLOSE`.
 const CLOSED: u32 = 1 << 7;
 const LISTENING: u32 = 1 << 10;
 /// `IPPROTO_SCTP`.
 const SCTP: u8 = 132;
 /// `INET_DIAG_SKV6ONLY` (`linux/inet_diag.h`).
 const V6_ONLY: u16 = 11;
-/// Largest part of a dump.
+/// Maximum size of a dump's part in bytes.
 const LONGEST: usize = 64 << 10;
 
-/// A socket that takes what arrives at a port.
+/// A socket that receives packets to a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listener {
-    /// The transport.
+    /// The transport protocol.
     pub protocol: Protocol,
-    /// The address; an unspecified one stands for all of its family.
+    /// The address. An unspecified address means all addresses of its family.
     pub address: IpAddr,
     /// The port.
     pub port: u16,
     /// The socket's inode, as links in `/proc/<pid>/fd` name it; 0 for a socket of the kernel's.
     pub inode: u32,
-    /// An IPv6 socket that does not take IPv4.
+    /// Whether it is an IPv6 socket that does not accept IPv4.
     pub v6_only: bool,
 }
 
 // === impl Listener ===
 
 impl Listener {
-    /// Whether packets to an address may be the socket's; every address when absent.
+    /// Whether packets to this address may reach the socket. `None`: to any address.
     #[must_use]
     pub fn takes(&self, address: Option<IpAddr>) -> bool {
         let Some(address) = address else { return true };
@@ -56,7 +56,7 @@ impl Listener {
     }
 }
 
-/// All sockets that listen by a transport. Blocks for as long as the kernel works.
+/// All listening sockets of a transport protocol. Blocks until the kernel answers.
 ///
 /// # Errors
 /// When the kernel does not answer.
@@ -66,7 +66,7 @@ pub fn listeners(protocol: Protocol) -> io::Result<Vec<Listener>> {
         Protocol::Udp => (IPPROTO_UDP, CLOSED),
         Protocol::Sctp => (SCTP, LISTENING),
     };
-    // The question alone would make the kernel load the protocol's module.
+    // The request itself would make the kernel load the protocol's module.
     if protocol == Protocol::Sctp && !Path::new("/proc/net/sctp").exists() {
         return Ok(Vec::new());
     }
@@ -77,7 +77,7 @@ pub fn listeners(protocol: Protocol) -> io::Result<Vec<Listener>> {
         let request = InetRequest { family, protocol: number, extensions, states, socket_id };
         dump(request, |answer| found.push(listener(protocol, &answer)))?;
     }
-    // A bound port is none before the first use of a UDP socket.
+    // A UDP socket has no bound port before its first use.
     found.retain(|listener| listener.port != 0);
     Ok(found)
 }

@@ -1,4 +1,4 @@
-//! The loopback interface of a sandbox, set up (`loopback`).
+//! The `loopback` plugin: sets a sandbox's loopback interface up.
 
 use serde::Deserialize;
 
@@ -15,13 +15,13 @@ const LO: &str = "lo";
 #[serde(deny_unknown_fields)]
 struct Conf {}
 
-/// Does what the request asks; ADD answers what came before it, or the interface.
+/// Runs the request. ADD returns the previous result, or the interface.
 pub(crate) async fn run(request: &Request) -> Result<Option<Answer>, Error> {
     let Conf {} = request.own()?;
     match request.command {
         Command::Add => add(request).await.map(Some),
         Command::Del => {
-            // The namespace may have gone, and its loopback with it.
+            // The namespace may be gone with its loopback interface.
             if let Some(netns) = request.netns.as_deref().and_then(|path| Netns::open(path).ok()) {
                 let links = Links::inside(&netns)?;
                 links.down(&links.get(LO).await?).await?;

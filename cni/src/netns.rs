@@ -1,4 +1,4 @@
-//! Network namespaces by path: opening one, and doing a thing inside it.
+//! Network namespaces by path: opening one, and running code inside it.
 
 use std::fs::File;
 use std::io;
@@ -10,14 +10,15 @@ use nix::sys::statfs::{NSFS_MAGIC, fstatfs};
 
 use crate::error::Error;
 
-/// An open network namespace: it lives at least as long as this value.
+/// An open network namespace. It exists at least as long as this value.
 pub(crate) struct Netns {
     file: File,
     path: PathBuf,
 }
 
 impl Netns {
-    /// What is no namespace is as good as none: a file that one was mounted on outlives it.
+    /// Opens the namespace. A path to anything else counts as absent: after an unmount, the mount point is a plain
+    /// file.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
         let open = || -> io::Result<File> {
             let file = File::open(path)?;
@@ -30,19 +31,19 @@ impl Netns {
         Ok(Self { file, path: path.to_owned() })
     }
 
-    /// The descriptor that a netlink message names the namespace by.
+    /// The descriptor that identifies the namespace in netlink messages.
     pub(crate) fn fd(&self) -> RawFd {
         self.file.as_raw_fd()
     }
 
-    /// Takes the calling thread into the namespace, for good: a thread that ends with what it does there.
+    /// Moves the calling thread into the namespace, permanently. For threads that end with their work there.
     pub(crate) fn enter(&self) -> io::Result<()> {
         Ok(setns(&self.file, CloneFlags::CLONE_NEWNET)?)
     }
 
-    /// Runs `work` inside the namespace, on a thread that is thrown away afterwards: a pool's thread
-    /// that could not return to its own namespace would poison whatever runs on it next. The error is that of entering
-    /// alone: a runtime may take it for word that the sandbox is gone, and that there is nothing to take back.
+    /// Runs `work` inside the namespace, on a new thread: a thread of a pool that cannot return to its own namespace
+    /// would break later work. An error only means that the namespace cannot be entered: a runtime may conclude that
+    /// the sandbox is gone and nothing has to be removed.
     pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, Error> {
         let failed = |source| Error::Namespace { path: self.path.clone(), source };
         std::thread::scope(|scope| {
@@ -52,8 +53,8 @@ impl Netns {
         .map_err(failed)
     }
 
-    /// Runs `work` inside as [`run`](Self::run) does, without keeping the caller's thread meanwhile. Who does not wait
-    /// for its end has it done all the same.
+    /// Runs `work` inside like [`run`](Self::run), without blocking the caller's thread. If the caller is dropped, the
+    /// work continues.
     pub(crate) async fn visit<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -62,7 +63,7 @@ impl Netns {
             let inside = Self { file: self.file.try_clone()?, path: PathBuf::new() };
             let (tell, told) = tokio::sync::oneshot::channel();
             std::thread::Builder::new().name("netns".to_owned()).spawn(move || {
-                // Nobody waits any more for what cannot be told.
+                // The caller was dropped and needs no result.
                 drop(tell.send(inside.enter().map(|()| work())));
             })?;
             told.await.unwrap_or_else(|_| Err(io::Error::other("the thread inside panicked")))
@@ -71,14 +72,14 @@ impl Netns {
     }
 }
 
-/// Whether the path leads to the namespace that this thread is in.
+/// Whether the path leads to the namespace of this thread.
 pub(crate) fn is_own(path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     let at = |path: &Path| std::fs::metadata(path).ok().map(|meta| (meta.dev(), meta.ino()));
     at(path).is_some_and(|there| at("/proc/thread-self/ns/net".as_ref()) == Some(there))
 }
 
-/// What the path leads to: a number that no other namespace has while this one lives.
+/// Inode of the namespace: unique as long as the namespace exists.
 pub(crate) fn id(path: &Path) -> Option<u64> {
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata(path).ok().map(|meta| meta.ino())

@@ -1,10 +1,11 @@
-//! A runtime's pod network: the one entry point of this crate for it.
+//! The pod network of a runtime: the entry point of this crate.
 
-mod asked;
-mod collecting;
 mod default;
 mod derive;
+mod gc_lock;
+mod release;
 mod reload;
+mod requested;
 mod resize;
 
 use std::net::IpAddr;
@@ -17,72 +18,73 @@ use tokio::sync::{RwLock, RwLockReadGuard, watch};
 use tokio::task::AbortHandle;
 use tracing::warn;
 
-use crate::alone::Alone;
 use crate::error::Error;
 use crate::firewall::Firewall;
 use crate::host::Host;
 use crate::invoke::cache::{Cache, Entry};
-use crate::invoke::{self, Executables, Invoker, Parameters};
-use crate::leaving::Leaving;
+use crate::invoke::exec::Executables;
+use crate::invoke::{self, Invoker, Parameters};
 use crate::link::inside;
+use crate::name_lock::{NameLocks, SharedName};
 use crate::netns::{self, Netns};
 use crate::ports::PortMapping;
 use crate::spec::Version;
 use crate::spec::list::{Capabilities, List};
 use crate::spec::result::Answer;
-use collecting::{Collecting, Recording};
+use gc_lock::{GcLock, RecordGuard};
+use release::ReleaseQueue;
 
-/// How long one plugin may take, as runtimes have it by custom.
+/// Timeout of one plugin. Runtimes use this value by convention.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What the network is called where names are shared with the machine, and where its plugins are.
+/// Names and directories of the network.
 #[derive(Debug, Clone)]
 pub struct NetworkConfig {
-    /// CNI configuration lists (`/etc/cni/net.d`); the default network alone when absent.
+    /// Directory of CNI configuration lists (`/etc/cni/net.d`). `None`: only the default network.
     pub conf_dir: Option<PathBuf>,
-    /// Plugins that are not our own (`/opt/cni/bin`), looked for in this order.
+    /// Directories of plugins that are not our own (`/opt/cni/bin`), in search order.
     pub bin_dirs: Vec<PathBuf>,
-    /// Where records and addresses are kept, for example `/run/coracle/cni`.
+    /// Directory of records and addresses, for example `/run/coracle/cni`.
     pub state_dir: PathBuf,
-    /// Where records are kept of what outlasts a boot, as the addresses do that plugins of others gave; for example
+    /// Directory of records that must survive a boot, because executables may keep addresses on disk; for example
     /// `/var/lib/coracle/cni`.
     pub root_dir: PathBuf,
-    /// The bridge of the default network, for example `coracle0`.
+    /// Name of the default network's bridge, for example `coracle0`.
     pub bridge: String,
-    /// The nftables table that is ours alone, for example `coracle`.
+    /// Name of the nftables table, for example `coracle`. Nothing else may use it.
     pub table: String,
-    /// MTU of bridge and pods of the default network; the kernel's default when absent.
+    /// MTU of the default network's bridge and pods. `None`: the kernel's default.
     pub mtu: Option<u32>,
 }
 
-/// A sandbox that wants the network.
+/// A sandbox to attach.
 #[derive(Debug, Clone, Default)]
 pub struct Attachment {
-    /// The sandbox's id: the key for [`Network::del`].
+    /// ID of the sandbox: the key for [`Network::del`].
     pub id: String,
     /// Its network namespace, for example `/proc/42/ns/net`.
     pub netns: PathBuf,
-    /// The interface to make inside, `eth0`.
+    /// Name of the interface to make inside, `eth0`.
     pub ifname: String,
-    /// What plugins are told as `CNI_ARGS`, in order.
+    /// `CNI_ARGS` of the plugins, in order.
     pub args: Vec<(String, String)>,
-    /// Host ports that lead to it: the capability `portMappings`.
+    /// Host ports that are forwarded to it: the capability `portMappings`.
     pub ports: Vec<PortMapping>,
-    /// Other capabilities, by name (the CNI conventions): `bandwidth`, `dns` and so on. `ips` and `mac` are given as they
-    /// are asked for, or refused.
+    /// Other capabilities by name (the CNI conventions): `bandwidth`, `dns` and so on. Requests by `ips` and `mac` are
+    /// fulfilled exactly, or ADD fails.
     pub capabilities: Capabilities,
 }
 
-/// What a sandbox got.
+/// The result of an ADD.
 #[derive(Debug, Clone)]
 pub struct Attached {
     /// The addresses of its interface with the prefix of the pod network.
     pub addresses: Vec<IpNetwork>,
-    /// The ways out, one for each address that has one.
+    /// Gateways, one for each address that has one.
     pub gateways: Vec<IpAddr>,
-    /// Hardware address of its interface; empty when its plugins do not tell.
+    /// Hardware address of its interface. Empty if the plugins do not report it.
     pub mac: String,
-    /// The host's interfaces that its plugins made or used.
+    /// Interfaces of the host that its plugins made or used.
     pub host_interfaces: Vec<String>,
 }
 
@@ -97,48 +99,48 @@ struct Inner {
     host: Arc<Host>,
     executables: Executables,
     cache: Arc<Cache>,
-    /// Held for reading by ADD and DEL, for writing by whatever may free what they make (GC). Those of lists with
-    /// executables hold it only until they are on record, by which GC knows what to leave alone: nobody waits for a
-    /// plugin of others that hangs.
+    /// ADD and DEL hold it for reading, GC for writing: GC may free what they make. With executables, ADD and DEL hold
+    /// it only until the attachment is recorded, so that a plugin that hangs blocks nothing else.
     state: RwLock<State>,
-    /// Held while an attachment of a list with executables goes on record, and while they are told which are valid: one
-    /// that nobody told them of would lose what it is given.
-    collecting: Collecting,
-    /// Held from the look whether a hardware address is somebody's until it is on record who has it.
+    /// Held while an attachment of a list with executables is recorded, and while GC runs executables: an attachment
+    /// missing in their list would lose its resources.
+    gc_lock: GcLock,
+    /// Held from the check of a requested hardware address until its owner is recorded.
     claiming: tokio::sync::Mutex<()>,
-    leaving: Leaving,
-    /// The plugins that the network needs as executables, or why there is no network.
+    releases: ReleaseQueue,
+    /// Types of the executables that the network needs, or the reason why there is no network.
     ready: std::sync::RwLock<Result<Vec<String>, String>>,
-    /// Told that [`Network::status`] may say something else than before.
+    /// Notified when the result of [`Network::status`] may have changed.
     doubts: watch::Sender<()>,
     tasks: std::sync::Mutex<Vec<AbortHandle>>,
-    _alone: Alone,
+    /// Held as long as the network exists.
+    _names: NameLocks,
 }
 
 #[derive(Default)]
 struct State {
-    /// The node's own ranges, for the default network.
+    /// Ranges of the node, for the default network.
     cidrs: Vec<IpNetwork>,
-    /// Ranges that pods' packets keep their address to.
+    /// Destination ranges without masquerading.
     unmasqueraded: Vec<IpNetwork>,
-    /// MTU of the default network, in place of the configured one, and whether not all have it yet.
+    /// MTU of the default network instead of the configured one, and whether some pods do not have it yet.
     mtu: Option<u32>,
     mtu_is_new: bool,
     list: Option<Arc<List>>,
-    /// Whether the list is of the configuration directory.
+    /// Whether the list comes from the configuration directory.
     configured: bool,
-    /// Whether what the configuration directory has cannot be used.
+    /// Whether the configuration directory has an unusable list.
     unusable: bool,
-    /// Sandboxes that live and that nothing is on record of; none before it was said which live, when nobody knows what is
-    /// to be freed.
+    /// Running sandboxes without a record. `None` until the first reconcile: until then it is unknown what may be
+    /// freed.
     unowned: Option<Vec<Attachment>>,
 }
 
-/// What an ADD goes by until it is on record.
+/// List and locks of an ADD until its attachment is recorded.
 struct Today<'n> {
     list: Arc<List>,
     state: RwLockReadGuard<'n, State>,
-    recording: Option<Recording<'n>>,
+    recording: Option<RecordGuard<'n>>,
 }
 
 impl Drop for Inner {
@@ -151,24 +153,26 @@ impl Drop for Inner {
 // === impl Network ===
 
 impl Network {
-    /// Opens the network's records and reads the configuration directory, which is watched from then on. The
-    /// default network is made by [`set_pod_cidrs`](Self::set_pod_cidrs).
+    /// Opens the network's records and reads the configuration directory, which is watched from then on.
+    /// [`set_pod_cidrs`](Self::set_pod_cidrs) makes the default network.
     ///
     /// # Errors
-    /// When another network of this network namespace has the same bridge or table, the state directory cannot be made
-    /// or a netlink socket cannot be opened. One that is just ending is waited for. A configuration that
-    /// cannot be used is no error here: [`ready`](Self::ready) says so until it is repaired.
+    /// When another network of this network namespace has the same bridge or table (one that is about to end is waited
+    /// for), or the state directory or a netlink socket cannot be opened. An unusable configuration is no error:
+    /// [`ready`](Self::ready) reports it until it is repaired.
     pub async fn open(config: NetworkConfig) -> Result<Self, Error> {
-        let names =
-            [("bridge", &*config.bridge, "--bridge"), ("nftables table", &config.table, "--nft-table")];
-        let alone = Alone::take(&names).await?;
+        let names = [
+            SharedName { kind: "bridge", name: &config.bridge, setting: "--bridge" },
+            SharedName { kind: "nftables table", name: &config.table, setting: "--nft-table" },
+        ];
+        let names = NameLocks::take(&names).await?;
         let events = Firewall::listen();
         let events = events.map_err(|source| Error::Socket { action: "listen to nftables", source })?;
         let firewall = Firewall::open(&config.table, &config.state_dir, false)?;
         let cache = Arc::new(Cache::open(&config.state_dir, &config.root_dir)?);
         let host = Arc::new(Host::here(firewall, Some(Arc::clone(&cache)))?);
         let executables = Executables { path: config.bin_dirs.clone(), timeout: TIMEOUT, lead: true };
-        // Packets to pods of other nodes keep their source, also before it is known again which they are.
+        // Packets to pods of other nodes are not masqueraded, also before the other nodes are known again.
         let state = State { unmasqueraded: default::unmasqueraded(&host.firewall), ..State::default() };
         let keeper = tokio::spawn(Firewall::keep(Arc::downgrade(&host), events)).abort_handle();
         let network = Self {
@@ -177,13 +181,13 @@ impl Network {
                 host,
                 executables,
                 state: RwLock::new(state),
-                collecting: Collecting::default(),
+                gc_lock: GcLock::default(),
                 claiming: tokio::sync::Mutex::default(),
-                leaving: Leaving::default(),
+                releases: ReleaseQueue::default(),
                 ready: std::sync::RwLock::new(Err(default::NO_RANGE.to_owned())),
                 doubts: watch::channel(()).0,
                 tasks: std::sync::Mutex::new(vec![keeper]),
-                _alone: alone,
+                _names: names,
                 config,
             }),
         };
@@ -192,11 +196,11 @@ impl Network {
         Ok(network)
     }
 
-    /// Whether pods can be attached, without asking plugins. Those of others are looked for each time: they may be
-    /// installed after the list that names them, and nobody tells.
+    /// Whether pods can be attached, without running plugins. Executables are looked up each time: they may be
+    /// installed after the list that names them, and there is no notification.
     ///
     /// # Errors
-    /// The reason why not yet.
+    /// The reason why pods cannot be attached.
     pub fn ready(&self) -> Result<(), String> {
         let ready = self.inner.ready.read().unwrap_or_else(std::sync::PoisonError::into_inner);
         let missing = |kind: &String| self.inner.executables.find(kind).err();
@@ -206,10 +210,10 @@ impl Network {
         }
     }
 
-    /// Whether pods can be attached, by the word of every plugin (CNI STATUS).
+    /// Whether pods can be attached, by the STATUS command of each plugin.
     ///
     /// # Errors
-    /// The reason why not.
+    /// The reason why pods cannot be attached.
     pub async fn status(&self) -> Result<(), String> {
         self.ready()?;
         let list = self.inner.state.read().await.list.clone();
@@ -217,31 +221,31 @@ impl Network {
         self.invoker().status(&list).await.map_err(|error| error.chain())
     }
 
-    /// Whether a plugin of the network is somebody else's: what becomes of it is not told unless it is asked for its
+    /// Whether a plugin of the network is an executable: changes of its state are only visible by
     /// [`status`](Self::status).
     pub async fn has_others(&self) -> bool {
         self.inner.state.read().await.list.as_deref().is_some_and(|list| !invoke::is_own(list))
     }
 
-    /// Changes when [`status`](Self::status) may say something else than before, as far as it shows by itself: the
-    /// network is another, or a sandbox could not be attached.
+    /// Notifies when the result of [`status`](Self::status) may have changed: after a change of the configuration, or
+    /// a failed ADD.
     #[must_use]
     pub fn doubts(&self) -> watch::Receiver<()> {
         self.inner.doubts.subscribe()
     }
 
-    /// Gives a sandbox its interface, addresses, routes and what else the network's plugins make (CNI ADD).
+    /// Attaches a sandbox: interface, addresses, routes and everything else of the network's plugins (CNI ADD).
     ///
     /// # Errors
-    /// When the network is not ready or a plugin refuses; nothing half-made remains.
+    /// When the network is not ready or a plugin fails. A failed ADD is undone.
     pub async fn add(&self, at: &Attachment) -> Result<Attached, Error> {
         self.ready().map_err(|reason| Error::NotReady { reason })?;
         let added = match self.try_add(at).await {
-            // What was released may not have been freed yet.
-            Err(error) if error.is_taken() && self.inner.leaving.sweep(self).await => self.try_add(at).await,
+            // Resources of released sandboxes may not be freed yet.
+            Err(error) if error.is_taken() && self.sweep().await => self.try_add(at).await,
             added => added,
         };
-        // That all is taken says nothing of the network.
+        // A full range does not change the status of the network.
         if added.as_ref().is_err_and(|error| !error.is_taken()) {
             self.inner.doubts.send_replace(());
         }
@@ -250,16 +254,16 @@ impl Network {
 
     async fn try_add(&self, at: &Attachment) -> Result<Attached, Error> {
         let inner = &self.inner;
-        inner.leaving.forget(&at.id);
+        inner.releases.forget(&at.id);
         if let Some(earlier) = inner.cache.get(&at.id) {
             self.take_back(&earlier).await?;
         }
         let Today { list, state, recording } = self.today().await?;
         let mut entry = Entry::new(Arc::clone(&list), parameters(at), netns::id(&at.netns));
-        let claiming = if asked::claims(&entry.at) { Some(inner.claiming.lock().await) } else { None };
-        self.may_ask(&entry.list, &entry.at)?;
-        // On record before the first plugin acts: a crash at any later instruction leaves what `del` and
-        // `reconcile` work from.
+        let claiming =
+            if requested::needs_unique_mac(&entry.at) { Some(inner.claiming.lock().await) } else { None };
+        self.check_declared(&entry.list, &entry.at)?;
+        // Recorded before the first plugin runs: after a crash, `del` and `reconcile` work from the record.
         inner.cache.keep(entry.clone()).await?;
         coracle_fault::point("network.recorded");
         drop(claiming);
@@ -268,7 +272,7 @@ impl Network {
         let invoker = self.invoker();
         let (loopback, added) = tokio::join!(self.loopback(&entry.at), invoker.add(&entry.list, &entry.at));
         let given = loopback.and(added).and_then(|answer| {
-            asked::must_be_given(&entry.list, &entry.at, &answer)?;
+            requested::must_be_given(&entry.list, &entry.at, &answer)?;
             Ok(answer)
         });
         match given {
@@ -282,42 +286,41 @@ impl Network {
             }
             Err(error) => {
                 if let Err(undo) = self.give_back(&entry).await {
-                    warn!(sandbox = %at.id, error = undo.chain(), "cannot undo a half-made attachment");
+                    warn!(sandbox = %at.id, error = undo.chain(), "cannot undo a failed attachment");
                 }
                 Err(error)
             }
         }
     }
 
-    /// The list by which attachments are made, which stays that for as long as its locks are held.
+    /// The current list, which stays current as long as the returned locks are held.
     async fn today(&self) -> Result<Today<'_>, Error> {
         let inner = &self.inner;
         let mut recording = None;
         loop {
             let state = inner.state.read().await;
-            // It may have been replaced by one that cannot be used since this began.
+            // The network may have got an unusable configuration since the first check.
             self.ready().map_err(|reason| Error::NotReady { reason })?;
             let no_range = || Error::NotReady { reason: default::NO_RANGE.to_owned() };
             let list = state.list.clone().ok_or_else(no_range)?;
             if invoke::is_own(&list) || recording.is_some() {
                 return Ok(Today { list, state, recording });
             }
-            // GC may take its time, and needs the state to end. Another list may come meanwhile.
+            // GC may take long, and needs the state to end. The list may change in the meantime.
             drop(state);
-            recording = Some(inner.collecting.recording().await);
+            recording = Some(inner.gc_lock.record().await);
         }
     }
 
-    /// What the plugins answered when a sandbox was given the network, as the newest version of CNI tells it. None of one
-    /// that has none.
+    /// The result of the sandbox's ADD in the newest version of CNI. `None` without a result.
     pub fn answer(&self, id: &str) -> Option<serde_json::Value> {
         Some(self.inner.cache.get(id)?.result?.to_value(Version::NEWEST))
     }
 
-    /// Asks every plugin whether all is as it was made (CNI CHECK). A sandbox never added is no error.
+    /// Runs CHECK of each plugin. A sandbox that was never added is no error.
     ///
     /// # Errors
-    /// What is not.
+    /// The first difference from the result of ADD.
     pub async fn check(&self, id: &str) -> Result<(), Error> {
         let shared = self.inner.state.read().await;
         match self.inner.cache.get(id) {
@@ -329,11 +332,11 @@ impl Network {
         }
     }
 
-    /// Takes all back that [`add`](Self::add) gave (CNI DEL). A sandbox never added is no error, and the
+    /// Removes everything that [`add`](Self::add) made (CNI DEL). A sandbox that was never added is no error, and its
     /// namespace may be gone.
     ///
     /// # Errors
-    /// When a plugin refuses; calling again resumes.
+    /// When a plugin fails. The call can be repeated.
     pub async fn del(&self, id: &str) -> Result<(), Error> {
         match self.inner.cache.get(id) {
             Some(entry) => self.take_back(&entry).await,
@@ -341,52 +344,40 @@ impl Network {
         }
     }
 
-    /// Takes all back as [`del`](Self::del) does, but, when all plugins are our own, returns once nothing leads
-    /// to the sandbox any more: its host ports are free. Its interface goes with its namespace, which the
-    /// kernel takes down in its own time and many at once, or a moment later in any case; its addresses then.
-    /// To be called when the namespace ends.
+    /// Removes the sandbox's network like [`del`](Self::del). If all plugins are our own, it returns when the host
+    /// ports are free. The kernel removes the interface with the namespace, many at once; a sweep a moment later
+    /// removes what is left, and frees the addresses. Must be called when the namespace ends.
     ///
     /// # Errors
-    /// When a record cannot be written, the kernel or a plugin refuses; calling again resumes.
+    /// When a record cannot be written, or the kernel or a plugin fails. The call can be repeated.
     pub async fn release(&self, id: &str) -> Result<(), Error> {
         let inner = &self.inner;
         let Some(entry) = inner.cache.get(id) else { return Ok(()) };
         if !invoke::is_own(&entry.list) {
             return self.del(id).await;
         }
-        // From here on nobody makes its host ports again.
+        // From here on GC does not restore its host ports.
         inner.cache.leave(id);
         inner.host.firewall.retain(|claim| claim.id != id)?;
         coracle_fault::point("network.released");
-        inner.leaving.add(id, self);
+        self.sweep_later(id);
         Ok(())
     }
 
-    /// Takes all back as [`del`](Self::del) does, in a while, and tries again until it can: for who has nobody to
-    /// tell of a failure.
+    /// Removes the sandbox's network later and retries until that succeeds, for callers that cannot handle a failure.
     pub fn del_later(&self, id: &str) {
-        self.inner.leaving.refused(id, self);
+        self.retry_later(id);
     }
 
-    /// Takes down what was released.
-    pub(crate) async fn sweep(&self) {
-        self.inner.leaving.sweep(self).await;
-    }
-
-    /// Tries again to take down what was refused; true when nothing is left of it.
-    pub(crate) async fn retry(&self) -> bool {
-        self.inner.leaving.retry(self).await
-    }
-
-    /// The network, for as long as it is somebody else's, too.
-    pub(crate) fn weak(&self) -> impl Fn() -> Option<Self> + Send + use<> {
+    /// A weak reference to the network.
+    fn weak(&self) -> impl Fn() -> Option<Self> + Send + use<> {
         let weak = Arc::downgrade(&self.inner);
         move || weak.upgrade().map(|inner| Self { inner })
     }
 
     async fn take_back(&self, entry: &Entry) -> Result<(), Error> {
         let shared = self.inner.state.read().await;
-        // From here on GC makes nothing of it again.
+        // From here on GC restores nothing of it.
         self.inner.cache.leave(&entry.at.container_id);
         let _shared = invoke::is_own(&entry.list).then_some(shared);
         self.give_back(entry).await
@@ -395,7 +386,7 @@ impl Network {
     async fn give_back(&self, entry: &Entry) -> Result<(), Error> {
         let mut at = entry.at.clone();
         self.inner.cache.leave(&at.container_id);
-        // The path may lead to somebody else's namespace by now.
+        // The path may lead to another namespace by now.
         at.netns = at.netns.filter(|path| entry.netns_id.is_some() && netns::id(path) == entry.netns_id);
         self.invoker().del(&entry.list, &at, entry.result.as_ref()).await?;
         coracle_fault::point("network.deleted");
@@ -404,7 +395,7 @@ impl Network {
         Ok(())
     }
 
-    /// Every sandbox's loopback is up, whatever its list says.
+    /// Sets the sandbox's loopback interface up, which no list has to do.
     async fn loopback(&self, at: &Parameters) -> Result<(), Error> {
         match &at.netns {
             Some(path) => inside::loopback_up(&Netns::open(path)?).await,

@@ -1,8 +1,8 @@
-//! The nftables table: masquerading of what leaves the node, host ports, and bridges kept apart.
+//! The nftables table: masquerading, host ports, and isolated bridges.
 //!
-//! Every change is one transaction, so that a packet sees the old table or the new one: ports and ranges come and go as
-//! elements of maps and sets, rules are added, and where one has to go the whole table is replaced. Connections keep
-//! their translation: it lives in conntrack, not in the rules.
+//! Each change is one transaction: a packet sees the old table or the new one. Ports and ranges are elements of maps
+//! and sets, rules are added; to remove a rule, the whole table is replaced. Connections keep their translation: it is
+//! stored in conntrack, not in the rules.
 //!
 //! ```text
 //! prerouting, output ─ to an address of this machine ─► hostports ─ map ─► DNAT to a pod
@@ -33,30 +33,30 @@ use message::{Attributes, Verb};
 pub(crate) use message::{Batch, Channel};
 use ranges::{exceptions_of, ranges};
 
-/// What the table is to say.
+/// Content of the table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Plan {
     pub(crate) mappings: BTreeSet<Mapping>,
-    /// Ways in that are open only to packets of which all of this holds.
+    /// Host ports with conditions, all of which a packet must fulfil.
     pub(crate) conditional: BTreeSet<(Mapping, Vec<Condition>)>,
-    /// Networks whose packets to beyond take the node's address, with the networks that do not count as beyond.
+    /// Networks whose outgoing packets are masqueraded, with excepted destinations.
     pub(crate) masquerade: BTreeMap<IpNetwork, Vec<IpNetwork>>,
-    /// Networks whose members may reach each other by host ports.
+    /// Networks whose members may reach each other through host ports.
     pub(crate) hairpin: BTreeSet<IpNetwork>,
     /// Whether 127.0.0.1 may use host ports.
     pub(crate) loopback: bool,
-    /// Addresses to which packets by a host port come as from who sent them, whatever holds for their network.
+    /// Addresses to which packets through host ports keep their source, whatever the rules of their network are.
     pub(crate) untouched: BTreeSet<IpAddr>,
-    /// Addresses to which every packet by a host port takes the node's address.
+    /// Addresses to which all packets through host ports are masqueraded.
     pub(crate) masquerade_all: BTreeSet<IpAddr>,
     /// Bridges between which nothing is forwarded.
     pub(crate) isolated: BTreeSet<String>,
-    /// Interfaces that are opened for packets of 127.0.0.0/8, so that 127.0.0.1 may use host ports: to the machine's own
-    /// such addresses nobody gets by them.
+    /// Interfaces that are open for packets of 127.0.0.0/8, so that 127.0.0.1 may use host ports. Packets from them to
+    /// 127.0.0.0/8 of the machine are dropped.
     pub(crate) opened: BTreeSet<String>,
 }
 
-/// One way in: a port of the node that leads to an address and port of a pod.
+/// A host port with one target.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Mapping {
     pub(crate) host_ip: Option<IpAddr>,
@@ -66,13 +66,13 @@ pub(crate) struct Mapping {
     pub(crate) to_port: u16,
 }
 
-/// What differs between the two families of addresses.
+/// Differences between IPv4 and IPv6.
 struct Family {
     number: u8,
     source: u32,
     destination: u32,
     length: u32,
-    /// `TYPE_IPADDR` or `TYPE_IP6ADDR` of the nft tool, so that it lists our maps readably.
+    /// `TYPE_IPADDR` or `TYPE_IP6ADDR` of the nft tool, so that it prints our maps readably.
     kind: u32,
     any: &'static str,
     one: &'static str,
@@ -96,18 +96,18 @@ const V6: Family = Family {
     any: "hostports6",
     one: "hostports6_by_address",
 };
-/// The addresses that every machine has for itself.
+/// The loopback range of each family.
 const LOOPBACK: Ipv4Network = match Ipv4Network::new_checked(Ipv4Addr::new(127, 0, 0, 0), 8) {
     Some(network) => network,
     None => unreachable!(),
 };
 const INET_PROTO: u32 = 12;
 const INET_SERVICE: u32 = 13;
-/// A list of elements that is this long goes in a message: with another element it stays far below what an attribute
-/// can hold.
+/// Size at which a list of elements is sent as one message: with one more element it is still far below the maximum
+/// size of an attribute.
 const LONG_LIST: usize = 32 << 10;
 
-/// The transaction that makes the table exactly this.
+/// The transaction that replaces the table.
 pub(crate) fn replace(table: &str, plan: &Plan) -> Batch {
     let mut table = Table::new(table);
     table.delete();
@@ -125,8 +125,8 @@ pub(crate) fn replace(table: &str, plan: &Plan) -> Batch {
     table.batch
 }
 
-/// The transaction that turns a table that says `present` into what is wanted; none when a rule has to go, or when
-/// there is no table or should be none.
+/// The transaction that changes the table from `present` to `wanted`. `None` if a rule has to be removed, or if one of
+/// the two is empty.
 pub(crate) fn change(table: &str, present: &Plan, wanted: &Plan) -> Option<Batch> {
     if [present, wanted].contains(&&Plan::default()) || !present.has_rules_within(wanted) {
         return None;
@@ -143,18 +143,18 @@ pub(crate) fn remove(table: &str) -> Batch {
     table.batch
 }
 
-/// Whether the kernel has a table of this name.
+/// Whether the kernel has a table with this name.
 pub(crate) fn exists(channel: &mut Channel, table: &str) -> io::Result<bool> {
     channel.has(Verb::GetTable, message::INET, &Attributes::default().text(1, table))
 }
 
-/// Whether the table has the first rule that each of ours has: whoever flushes one leaves it there without any.
+/// Whether the table has the first rule of all our tables: a flushed table has no rules.
 pub(crate) fn has_rules(channel: &mut Channel, table: &str) -> io::Result<bool> {
     let rules = Attributes::default().text(1, table).text(2, "prerouting");
     channel.lists(Verb::GetRule, message::INET, &rules)
 }
 
-/// Whether the chain `FORWARD` of iptables' filter table, of either family, drops what no rule accepts.
+/// Whether the chain `FORWARD` of iptables' filter table, of either family, drops by default.
 pub(crate) fn forward_drops(channel: &mut Channel) -> io::Result<bool> {
     const POLICY: u16 = 5;
     const DROP: u32 = 0;
@@ -172,17 +172,17 @@ pub(crate) fn forward_drops(channel: &mut Channel) -> io::Result<bool> {
 // === impl Plan ===
 
 impl Plan {
-    /// The ways in by which no connection is made: datagrams, whose sender does not notice who answers.
+    /// Host ports without connections: a sender of datagrams does not notice who answers.
     pub(crate) fn connectionless(&self) -> BTreeSet<Mapping> {
         let all = self.mappings.iter().chain(self.conditional.iter().map(|(mapping, _)| mapping));
         all.filter(|mapping| mapping.protocol != Protocol::Tcp).cloned().collect()
     }
 
-    /// Whether the other one has all the rules of this one, and maybe more, whatever is in their maps and sets. In
-    /// which order it is said makes no difference, but where addresses are untouched.
+    /// Whether `other` has all rules of this plan, and possibly more, independent of the elements of maps and sets.
+    /// The order does not matter, except for untouched addresses.
     fn has_rules_within(&self, other: &Self) -> bool {
         let masquerades = |(network, except): (&IpNetwork, &Vec<_>)| {
-            // Where there is nothing to except, there is no set.
+            // Without exceptions there is no set.
             other.masquerade.get(network).is_some_and(|other| other.is_empty() == except.is_empty())
         };
         self.conditional.is_subset(&other.conditional)
@@ -197,11 +197,11 @@ impl Plan {
     }
 }
 
-/// The table's transaction under construction.
+/// A transaction under construction.
 struct Table<'a> {
     name: &'a str,
     batch: Batch,
-    /// How many maps and sets it makes: the number is what each is told apart by in a transaction.
+    /// Number of maps and sets that it makes. The number identifies each of them within the transaction.
     sets: u32,
 }
 
@@ -212,8 +212,8 @@ impl<'a> Table<'a> {
         Self { name, batch: Batch::new(), sets: 0 }
     }
 
-    /// Deletes the table whether or not it is there: making one that exists is no error, deleting an
-    /// absent one is.
+    /// Deletes the table if it exists. The deletion of an absent table is an error, so the table is made first, which
+    /// is no error for an existing one.
     fn delete(&mut self) {
         let named = self.named();
         self.batch.push(Verb::NewTable, &named);
@@ -224,7 +224,7 @@ impl<'a> Table<'a> {
         Attributes::default().text(1, self.name)
     }
 
-    /// Adds elements and rules that say what is wanted and was not said, and takes elements away that are not wanted.
+    /// Adds missing elements and rules, and removes elements that are not wanted.
     fn turn(&mut self, present: &Plan, wanted: &Plan) {
         for family in [V4, V6] {
             self.mappings(&family, &present.mappings, &wanted.mappings);
@@ -267,7 +267,7 @@ impl<'a> Table<'a> {
         self.batch.push(Verb::NewSet, &set.number(10, self.sets));
     }
 
-    /// The elements of the maps: those that have to go go first, for others may take their keys.
+    /// Changes the elements of the maps. Removals come first, because new elements may have the same keys.
     fn mappings(&mut self, family: &Family, present: &BTreeSet<Mapping>, wanted: &BTreeSet<Mapping>) {
         for (name, by_address) in [(family.any, false), (family.one, true)] {
             let of_map = |mapping: &&Mapping| {
@@ -281,7 +281,7 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// Adds or deletes these, in as many messages as it takes.
+    /// Adds or deletes these elements, in as many messages as necessary.
     fn elements(&mut self, verb: Verb, set: &str, elements: impl Iterator<Item = Attributes>) {
         let mut list = Attributes::default();
         let mut elements = elements.peekable();
@@ -306,7 +306,7 @@ impl<'a> Table<'a> {
         self.rule("hostports", any);
     }
 
-    /// Ports with conditions have rules of their own: a map knows no conditions.
+    /// Adds a rule for each port with conditions: elements of maps cannot have conditions.
     fn conditional_rules(&mut self, present: &Plan, wanted: &Plan) {
         for (mapping, conditions) in wanted.conditional.difference(&present.conditional) {
             let network = IpNetwork::from(mapping.to);
@@ -351,7 +351,7 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// The set has to be there before the rule that looks into it.
+    /// The set must exist before the rule that uses it.
     fn masquerade_rule(&mut self, network: IpNetwork, has_exceptions: bool) {
         const INTERVAL: u32 = 0x4;
         let family = family(network);
@@ -391,8 +391,8 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// The kernel takes a packet to 127.0.0.0/8 that comes by an opened interface for one to the machine, and whoever sends
-    /// a frame there would reach what listens on 127.0.0.1. Only answers, and what was sent to another address, pass.
+    /// Protects an open interface: the kernel delivers its packets to 127.0.0.0/8 locally, so any neighbour could
+    /// reach services on 127.0.0.1. Only replies, and packets that were sent to another address, pass.
     fn loopback_rules(&mut self, present: &BTreeSet<String>, wanted: &BTreeSet<String>) {
         if present.is_empty() && !wanted.is_empty() {
             self.chain("input", (1, 0), "filter");
@@ -400,7 +400,7 @@ impl<'a> Table<'a> {
         for name in wanted.difference(present) {
             let loopback = IpNetwork::V4(LOOPBACK);
             let by = || of_family(loopback).meta(Meta::InInterface, R0).equal(R0, &interface(name));
-            // In two rules, for what conntrack knows nothing of has no status that could be compared.
+            // Two rules, because packets unknown to conntrack have no status to compare.
             self.rule("input", to(by(), loopback).translated().accept());
             self.rule("input", to(by(), loopback).unasked().drop());
         }
@@ -426,23 +426,23 @@ fn of_family(network: IpNetwork) -> Rule {
     Rule::default().meta(Meta::Family, R0).equal(R0, &[family(network).number])
 }
 
-/// Packets from the network.
+/// Matches packets from the network.
 fn from(network: IpNetwork) -> Rule {
     sent(of_family(network), network, false)
 }
 
-/// Of these packets those to the network.
+/// Matches packets to the network.
 fn to(rule: Rule, network: IpNetwork) -> Rule {
     destined(rule, network, false)
 }
 
-/// Of these packets those from the network, or those from elsewhere.
+/// Matches packets from the network, or from elsewhere.
 fn sent(rule: Rule, network: IpNetwork, elsewhere: bool) -> Rule {
     let family = family(network);
     masked(rule.payload(Header::Network, family.source, family.length, R0), network, elsewhere)
 }
 
-/// Of these packets those to the network, or those to elsewhere.
+/// Matches packets to the network, or to elsewhere.
 fn destined(rule: Rule, network: IpNetwork, elsewhere: bool) -> Rule {
     let family = family(network);
     masked(rule.payload(Header::Network, family.destination, family.length, R0), network, elsewhere)
@@ -457,7 +457,7 @@ fn compared(rule: Rule, value: &[u8], elsewhere: bool) -> Rule {
     if elsewhere { rule.unequal(R0, value) } else { rule.equal(R0, value) }
 }
 
-/// An interface's name as the kernel compares it.
+/// An interface name in the kernel's form for comparison.
 fn interface(name: &str) -> [u8; 16] {
     let mut padded = [0u8; 16];
     for (to, from) in padded.iter_mut().zip(name.bytes().take(15)) {

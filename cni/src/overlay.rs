@@ -1,14 +1,13 @@
-//! The overlay: pods of other nodes are reached from here. Knows nodes by name, ranges and addresses; what tells of
-//! them, and to whom this node is told, is its user's.
+//! The overlay between nodes: pods reach the pods of other nodes. It knows nodes by name, ranges and addresses; the caller
+//! finds other nodes and publishes this one.
 //!
 //! ```text
 //! peers ──► plan::Plan ──► plan::difference ──► one batch of netlink messages
 //!                               ▲
-//!   kernel's tables ── one dump ┘   at the start, and when a notification tells of a foreign change
+//!   kernel's tables ── one dump ┘   at the start, and after the notification of a foreign change
 //! ```
-//! Between dumps the tables are known: whatever changes them is notified, and what is notified is compared with
-//! what is wanted. So a changed peer is planned alone and costs a few messages, however many peers there are, and an
-//! idle node nothing.
+//! Between dumps the tables are known: the kernel notifies each change, which is compared with the plan. So a changed
+//! peer costs a few messages, independent of the number of peers, and an idle node costs nothing.
 //!
 //! The layout on the wire and in the kernel is flannel's: per peer a forwarding entry (its hardware address → its
 //! node), a neighbour entry and a route (its range → by the range's first address → by the device).
@@ -16,6 +15,7 @@
 mod address;
 mod device;
 mod error;
+mod foreign_change;
 mod kernel;
 mod message;
 mod monitor;
@@ -31,25 +31,25 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ipnetwork::IpNetwork;
 
-pub use address::{AddressNews, LocalAddress, local_addresses};
+pub use address::{AddressMonitor, LocalAddress, local_addresses};
 pub use error::{OverlayError, Rival};
 use kernel::Kernel;
-use monitor::{Monitor, SHOWER};
+use monitor::{BURST, Monitor};
 pub use offload::Offload;
 use plan::{Change, Node, Plan, Port, Tables, Uplink};
 pub use probe::{Passes, Way, examine};
 pub use range::merged;
 use tunnel::Tunnel;
 
-use crate::alone::Alone;
+use crate::name_lock::{NameLocks, SharedName};
 
 /// A hardware address.
 pub type Mac = [u8; 6];
 
-/// How this node reaches others.
+/// Backend of the overlay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backend {
-    /// VXLAN (RFC 7348), in the kernel. Where the kernel has none, [`Backend::Udp`] takes its place.
+    /// VXLAN (RFC 7348), in the kernel. [`Backend::Udp`] replaces it on kernels without VXLAN.
     Vxlan {
         /// The network's number.
         vni: u32,
@@ -58,31 +58,31 @@ pub enum Backend {
         /// Nodes in one subnet route to each other without a tunnel.
         direct_routing: bool,
     },
-    /// Routes by the nodes' addresses, which must all be in one subnet.
+    /// Routes to the nodes' addresses, which must all be in one subnet.
     HostGw,
-    /// IP in UDP, through a tun device: slow, and needs nothing of the kernel.
+    /// IP in UDP, through a tun device. Slow, but needs no kernel support except tun.
     Udp,
 }
 
-/// What is set about the overlay.
+/// Configuration of the overlay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OverlayConfig {
-    /// How nodes are reached.
+    /// Backend for all peers.
     pub backend: Backend,
-    /// The VXLAN interface's name; of others that are needed it is the head.
+    /// Name of the VXLAN interface. Names of further interfaces begin with it.
     pub interface: String,
-    /// What the interfaces' hardware addresses follow from: the node's name.
+    /// Name of the node. Hardware addresses are derived from it.
     pub identity: String,
-    /// Most bytes of a packet between pods; what the uplink leaves when absent.
+    /// Maximum packet size between pods in bytes. `None`: derived from the uplink's MTU.
     pub mtu: Option<u32>,
     /// The UDP port of [`Backend::Udp`].
     pub udp_port: u16,
-    /// The number by which its routes are known (`rtm_protocol`): all that have it are its own, to remove, too.
+    /// Number of its routes (`rtm_protocol`). The overlay removes any other route with this number.
     pub route_protocol: u8,
 }
 
 impl OverlayConfig {
-    /// A number that nobody has registered.
+    /// The default: a number without a registered owner.
     pub const ROUTE_PROTOCOL: u8 = 67;
 }
 
@@ -100,70 +100,70 @@ pub struct Local {
 pub struct Peer {
     /// The ranges of its pods.
     pub cidrs: Vec<IpNetwork>,
-    /// What it speaks.
+    /// Its backend.
     pub kind: PeerKind,
-    /// Where it is reached, at most once in each family.
+    /// Its addresses, at most one of each family.
     pub ends: Vec<End>,
-    /// Whether it has a bridge with the second address of each range also while it has no pods, as our nodes have.
+    /// Whether its bridge has the second address of each range even without pods, as on our nodes.
     pub bridged: bool,
 }
 
-/// An address of a node's.
+/// An address of a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct End {
     /// The address.
     pub ip: IpAddr,
-    /// Network number and hardware address of the VXLAN interface behind it.
+    /// VNI and hardware address of its VXLAN interface.
     pub vtep: Option<(u32, Mac)>,
 }
 
-/// What a node speaks.
+/// Backend of a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerKind {
     /// VXLAN.
     Vxlan,
-    /// Nothing: it routes.
+    /// Routes.
     HostGw,
     /// IP in UDP.
     Udp,
 }
 
-/// What came of an [`Overlay::apply`].
+/// Result of [`Overlay::apply`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Applied {
-    /// Bytes of the longest packet between pods that passes every device.
+    /// Maximum packet size between pods in bytes.
     pub mtu: Option<u32>,
-    /// Peers that cannot be reached as they are, and why.
+    /// Peers that cannot be reached, and why.
     pub refused: Vec<(String, String)>,
     /// Changes made in the kernel.
     pub changes: usize,
-    /// Whether the ways to all peers are others than before: another uplink, address or MTU, or a device made anew.
+    /// Whether the paths to all peers changed: another uplink, address or MTU, or a new device.
     pub moved: bool,
 }
 
 /// The overlay of one network namespace. Blocks only as long as the kernel works.
 pub struct Overlay {
-    /// With the backend that the kernel has.
+    /// The backend is one that the kernel supports.
     config: OverlayConfig,
     kernel: Kernel,
     monitor: Monitor,
     tunnel: Option<Tunnel>,
     plan: Plan,
-    /// Whether the kernel's tables are as planned: not after an error or a foreign change.
+    /// Whether the kernel's tables are as planned. False after an error or a foreign change.
     known: bool,
     uplinks: Vec<Uplink>,
-    /// A foreign change was told of, and what else comes with it not waited for.
-    told: bool,
-    /// Something was told of an uplink.
-    shaken: bool,
-    /// Held for as long as this is.
-    alone: Option<Alone>,
+    /// A foreign change was notified, but [`foreign_change`](Self::foreign_change) was cancelled before the rest arrived.
+    notified: bool,
+    /// A notification concerned an uplink.
+    uplink_changed: bool,
+    /// Locks of interface name and route protocol number.
+    names: Option<NameLocks>,
 }
 
 // === impl PeerKind ===
 
 impl PeerKind {
-    /// Its name, as flannel has it.
+    /// Flannel's name of the backend.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -177,11 +177,11 @@ impl PeerKind {
 // === impl Overlay ===
 
 impl Overlay {
-    /// Opens sockets, and finds out whether the kernel has VXLAN if that is wanted. Nothing else is changed yet. To
-    /// be called within a tokio runtime.
+    /// Opens sockets, and checks the kernel's support for VXLAN if it is configured. Changes nothing in the kernel. Must be
+    /// called within a tokio runtime.
     ///
     /// # Errors
-    /// When the interface's name cannot be one, or netlink cannot be used.
+    /// When the interface name is invalid, or a netlink socket cannot be opened.
     pub fn open(mut config: OverlayConfig) -> Result<Self, OverlayError> {
         let names = names(&config.interface)?;
         // `RTPROT_STATIC` and below (linux/rtnetlink.h).
@@ -190,9 +190,7 @@ impl Overlay {
         }
         let mut kernel = Kernel::open(names, config.route_protocol)?;
         if matches!(config.backend, Backend::Vxlan { .. }) && !kernel.has_vxlan()? {
-            tracing::warn!(
-                "the kernel has no VXLAN: pod packets between nodes go through this process, in UDP"
-            );
+            tracing::warn!("the kernel has no VXLAN, using a UDP tunnel in this process");
             config.backend = Backend::Udp;
         }
         let nowhere = Node { config: config.clone(), local: Local::default(), uplinks: Vec::new() };
@@ -204,25 +202,26 @@ impl Overlay {
             plan: Plan::new(nowhere, &BTreeMap::new(), &BTreeMap::new()),
             known: false,
             uplinks: Vec::new(),
-            told: false,
-            shaken: false,
-            alone: None,
+            notified: false,
+            uplink_changed: false,
+            names: None,
         })
     }
 
-    /// Sees to it that no other overlay of the network namespace takes this one's device and routes for its own. One that
-    /// is just ending is waited for.
+    /// Locks the names of interface and route protocol number in the network namespace, so that no other overlay removes
+    /// this one's device and routes. Waits for an overlay that is about to end.
     ///
     /// # Errors
-    /// When another one has an interface of that name, or routes of the same number.
-    pub async fn be_alone(&mut self) -> Result<(), OverlayError> {
+    /// When another overlay has the same interface name or number.
+    pub async fn lock_names(&mut self) -> Result<(), OverlayError> {
         let number = self.config.route_protocol.to_string();
+        let interface = &self.config.interface;
         let names = [
-            ("overlay interface", &*self.config.interface, "--overlay-interface"),
-            ("route protocol number", &number, "--overlay-route-protocol"),
+            SharedName { kind: "overlay interface", name: interface, setting: "--overlay-interface" },
+            SharedName { kind: "route protocol number", name: &number, setting: "--overlay-route-protocol" },
         ];
-        let alone = Alone::take(&names).await;
-        self.alone = Some(alone.map_err(|error| OverlayError::NotAlone(Box::new(error)))?);
+        let names = NameLocks::take(&names).await;
+        self.names = Some(names.map_err(|error| OverlayError::NameInUse(Box::new(error)))?);
         Ok(())
     }
 
@@ -272,7 +271,7 @@ impl Overlay {
         let mut applied = made?;
         let uplinks = self.plan.uplinks();
         applied.refused = self.plan.refused().to_vec();
-        applied.moved |= std::mem::take(&mut self.shaken) || self.uplinks != uplinks;
+        applied.moved |= std::mem::take(&mut self.uplink_changed) || self.uplinks != uplinks;
         self.uplinks = uplinks.to_vec();
         self.known = true;
         Ok(applied)
@@ -306,27 +305,27 @@ impl Overlay {
         Ok(applied)
     }
 
-    /// Waits until somebody else changed what the overlay keeps in the kernel or stands on, such as the uplink's
-    /// MTU. Then [`apply`](Self::apply) looks at everything. Cancel safe.
-    pub async fn news(&mut self) {
+    /// Waits until another process changed the overlay's objects in the kernel, or an uplink's state such as its MTU. The
+    /// next [`apply`](Self::apply) compares all tables. Cancel safe.
+    pub async fn foreign_change(&mut self) {
         let Self { kernel, monitor, plan, .. } = self;
-        if !self.told {
-            let shaken = AtomicBool::new(false);
-            let is_news = |message: &_| {
-                let news = kernel.is_news(message, plan.tables());
-                shaken.fetch_or(news && kernel.is_foreign_link(message), Ordering::Relaxed);
-                news
+        if !self.notified {
+            let uplink_changed = AtomicBool::new(false);
+            let is_foreign_change = |message: &_| {
+                let is_foreign = kernel.is_foreign_change(message, plan.tables());
+                uplink_changed.fetch_or(is_foreign && kernel.is_foreign_link(message), Ordering::Relaxed);
+                is_foreign
             };
-            monitor.news(is_news).await;
-            self.shaken |= shaken.into_inner();
-            (self.known, self.told) = (false, true);
+            monitor.wait_for(is_foreign_change).await;
+            self.uplink_changed |= uplink_changed.into_inner();
+            (self.known, self.notified) = (false, true);
         }
-        // What changes comes in showers: one look for all of it.
-        tokio::time::sleep(SHOWER).await;
-        let is_shaking =
-            |message: &_| kernel.is_news(message, plan.tables()) && kernel.is_foreign_link(message);
-        self.shaken |= monitor.drain(is_shaking);
-        self.told = false;
+        // Related changes arrive together: wait for all of them.
+        tokio::time::sleep(BURST).await;
+        let is_uplink_change =
+            |message: &_| kernel.is_foreign_change(message, plan.tables()) && kernel.is_foreign_link(message);
+        self.uplink_changed |= monitor.drain(is_uplink_change);
+        self.notified = false;
     }
 
     /// The ways to these peers of the last [`apply`](Self::apply), for [`examine`].
@@ -383,9 +382,9 @@ impl Overlay {
     }
 
     fn observe(&mut self, local: &Local, needed: bool) -> Result<(Tables, Vec<Uplink>), OverlayError> {
-        // What was told until now is in the tables that are read now.
+        // The tables that are read now contain all changes notified so far.
         self.monitor.drain(|_| false);
-        self.told = false;
+        self.notified = false;
         let uplinks = self.kernel.uplinks(&local.addresses)?;
         if needed && uplinks.is_empty() {
             let addresses: Vec<String> = local.addresses.iter().map(IpAddr::to_string).collect();

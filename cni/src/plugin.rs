@@ -1,69 +1,16 @@
-//! Our own plugin types, by name: the same code in process, in a chain with executables, and as executables.
+//! Our own plugins: the same code runs in process, in a list with executables, and as executables.
 
 use crate::error::Error;
 use crate::firewall::Claim;
 use crate::host::Host;
-use crate::invoke::Executables;
+use crate::invoke::exec::Executables;
+use crate::plugin_kind::Kind;
 use crate::spec::Command;
 use crate::spec::request::Request;
 use crate::spec::result::Answer;
 use crate::{bandwidth, bridge, gate, host_local, loopback, portmap, tuning};
 
-/// A type of our own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// A bridge of the host, and a veth pair for each sandbox.
-    Bridge,
-    /// Addresses out of ranges, kept in files.
-    HostLocal,
-    /// The loopback interface, set up.
-    Loopback,
-    /// Ports of the host that lead to ports of a sandbox.
-    Portmap,
-    /// Limits of the traffic to and from a sandbox.
-    Bandwidth,
-    /// Kernel parameters and properties of a sandbox's interface.
-    Tuning,
-    /// Who may reach a sandbox.
-    Firewall,
-}
-
-// === impl Kind ===
-
-impl Kind {
-    /// All of them.
-    pub const ALL: [Self; 7] = [
-        Self::Bridge,
-        Self::HostLocal,
-        Self::Loopback,
-        Self::Portmap,
-        Self::Bandwidth,
-        Self::Tuning,
-        Self::Firewall,
-    ];
-
-    /// The type's name, which is its executable's.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Bridge => "bridge",
-            Self::HostLocal => "host-local",
-            Self::Loopback => "loopback",
-            Self::Portmap => "portmap",
-            Self::Bandwidth => "bandwidth",
-            Self::Tuning => "tuning",
-            Self::Firewall => "firewall",
-        }
-    }
-
-    /// The type of this name.
-    #[must_use]
-    pub fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name)
-    }
-}
-
-/// What the plugin wants of the firewall for the attachment of a request, which has the result of its ADD.
+/// The plugin's firewall claim for the attachment of a request, which contains the result of ADD.
 pub(crate) fn claim(kind: Kind, request: &Request) -> Result<Option<Claim>, Error> {
     match kind {
         Kind::Bridge => bridge::claim(request),
@@ -73,7 +20,7 @@ pub(crate) fn claim(kind: Kind, request: &Request) -> Result<Option<Claim>, Erro
     }
 }
 
-/// Does what the request asks. An answer to ADD alone.
+/// Runs the request. Only ADD has an answer.
 pub(crate) async fn run(
     host: &Host,
     executables: &Executables,

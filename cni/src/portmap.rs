@@ -1,4 +1,4 @@
-//! Ports of the host that lead to ports of a sandbox (`portmap`), in our one nftables table.
+//! The `portmap` plugin: host ports that are forwarded to a sandbox, in our nftables table.
 
 pub(crate) mod condition;
 
@@ -23,7 +23,7 @@ struct Conf {
     snat: bool,
     #[serde(default)]
     masq_all: bool,
-    /// Packets are not marked here: conntrack knows those that a port has led. Any bit is as good as none.
+    /// Ignored: our rules do not mark packets, because conntrack knows those of host ports.
     mark_masq_bit: Option<u8>,
     external_set_mark_chain: Option<Value>,
     #[serde(rename = "conditionsV4")]
@@ -36,7 +36,7 @@ fn yes() -> bool {
     true
 }
 
-/// Does what the request asks; ADD answers what came before it.
+/// Runs the request. ADD returns the previous result.
 pub(crate) fn run(host: &Host, request: &Request) -> Result<Option<Answer>, Error> {
     let conf: Conf = request.own()?;
     conf.check()?;
@@ -75,7 +75,7 @@ fn ports(request: &Request) -> Result<Vec<PortMapping>, Error> {
     }
 }
 
-/// What an attachment wants of the firewall: its ports lead to the first address of each family.
+/// The firewall claim of an attachment: its ports are forwarded to the first address of each family.
 pub(crate) fn claim(request: &Request) -> Result<Option<Claim>, Error> {
     let (conf, ports, previous): (Conf, _, _) = (request.own()?, ports(request)?, request.chained()?);
     if ports.is_empty() {
@@ -87,7 +87,7 @@ pub(crate) fn claim(request: &Request) -> Result<Option<Claim>, Error> {
         of_family.next().map(|ip| ip.address)
     };
     let to: Vec<IpNetwork> = [first(true), first(false)].into_iter().flatten().collect();
-    // By it come the answers to 127.0.0.1 of the node.
+    // Replies to 127.0.0.1 of the node come through this interface.
     let opened = previous.routed_by().filter(|_| conf.snat && to.iter().any(IpNetwork::is_ipv4));
     let opened = opened.map(|interface| interface.name.clone());
     let conditions = conf.conditions()?;
@@ -100,21 +100,21 @@ pub(crate) fn claim(request: &Request) -> Result<Option<Claim>, Error> {
 
 impl Conf {
     fn check(&self) -> Result<(), Error> {
-        // Both are done by nftables here.
+        // nftables does both here.
         if let Some(backend) = self.backend.as_deref().filter(|b| !["iptables", "nftables"].contains(b)) {
             return Err(Error::invalid("backend", format!("{backend:?} is neither iptables nor nftables")));
         }
         if let Some(bit) = self.mark_masq_bit.filter(|bit| *bit > 31) {
             return Err(Error::invalid("markMasqBit", format!("{bit} is not between 0 and 31")));
         }
-        // Whoever has a chain of iptables for it wants their own rules to act, not ours.
+        // A configuration with its own iptables chain expects its own rules, not ours.
         if let Some(chain) = self.external_set_mark_chain.as_ref().filter(|chain| !chain.is_null()) {
             return Err(Error::unsupported("externalSetMarkChain", chain));
         }
         self.conditions().map(drop)
     }
 
-    /// Of packets of IPv4, and of IPv6.
+    /// Conditions for IPv4 and for IPv6.
     fn conditions(&self) -> Result<[Vec<Condition>; 2], Error> {
         let words = |parts: &Option<Vec<String>>| parts.clone().unwrap_or_default();
         Ok([

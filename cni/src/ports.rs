@@ -1,21 +1,21 @@
-//! Host ports: what leads from the node to a sandbox.
+//! Host ports that are forwarded to sandboxes.
 
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-/// One port of the node that leads to one port of a sandbox, as the capability `portMappings` tells it.
+/// One host port and its target port in a sandbox: an element of the capability `portMappings`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PortMapping {
-    /// The node's address to listen on; every one when absent.
+    /// The node's address. `None`: all addresses.
     #[serde(default, rename = "hostIP", with = "lenient", skip_serializing_if = "Option::is_none")]
     pub host_ip: Option<IpAddr>,
     /// The node's port.
     pub host_port: u16,
     /// The sandbox's port.
     pub container_port: u16,
-    /// The transport.
+    /// The transport protocol.
     #[serde(default)]
     pub protocol: Protocol,
 }
@@ -36,7 +36,7 @@ pub enum Protocol {
     Sctp,
 }
 
-/// Runtimes write an empty text for no address.
+/// Runtimes write an empty text if there is no address.
 mod lenient {
     use std::net::IpAddr;
 
@@ -59,7 +59,7 @@ mod lenient {
 // === impl PortMapping ===
 
 impl PortMapping {
-    /// Whether both cannot be had: the same port of an address that both listen on.
+    /// Whether two mappings have the same port of a common address.
     pub(crate) fn clashes(&self, other: &Self) -> bool {
         let wild = |ip: Option<IpAddr>| ip.is_none_or(|ip| ip.is_unspecified());
         self.host_port == other.host_port

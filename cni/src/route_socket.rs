@@ -1,4 +1,4 @@
-//! A route netlink socket: dumps, and many changes in one message.
+//! A route netlink socket for dumps, and for many changes in one message.
 
 use std::io;
 
@@ -8,17 +8,17 @@ use netlink_packet_core::{
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
-/// Most bytes in one send: well below the kernel's default for a socket's buffer.
+/// Maximum size of a send: well below the kernel's default socket buffer.
 const CHUNK: usize = 48 << 10;
-/// No answer of the kernel is longer: it fills dumps up to 32 KiB.
+/// Maximum size of an answer: the kernel fills dumps up to 32 KiB.
 const LONGEST: usize = 64 << 10;
 /// `NLM_F_DUMP_INTR`: the table changed while it was read.
 const INTERRUPTED: u16 = 0x10;
 
-/// A request and the flags beside `NLM_F_REQUEST`.
+/// A request and its flags besides `NLM_F_REQUEST`.
 pub(crate) type Request = (RouteNetlinkMessage, u16);
 
-/// A socket for life in the namespace that it was opened in. Calls block for as long as the kernel works.
+/// A socket of the namespace in which it was opened. Calls block until the kernel answers.
 pub(crate) struct RouteSocket {
     socket: Socket,
     sequence: u32,
@@ -31,14 +31,14 @@ impl RouteSocket {
     pub(crate) fn open() -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_ROUTE)?;
         socket.bind_auto()?;
-        // Without it the kernel ignores the filters of dumps.
+        // Without this option the kernel ignores the filters of dumps.
         socket.set_netlink_get_strict_chk(true)?;
-        // An error need not repeat the request.
+        // Errors without a copy of the request.
         socket.set_cap_ack(true)?;
         Ok(Self { socket, sequence: 0, buffer: Vec::with_capacity(LONGEST) })
     }
 
-    /// Asks for a table and gives each entry to `each`.
+    /// Dumps a table, and calls `each` for each entry.
     pub(crate) fn dump(
         &mut self,
         request: RouteNetlinkMessage,
@@ -67,7 +67,7 @@ impl RouteSocket {
         end.unwrap_or(Ok(()))
     }
 
-    /// Asks for one object.
+    /// Requests one object.
     pub(crate) fn get(&mut self, request: RouteNetlinkMessage) -> io::Result<RouteNetlinkMessage> {
         self.sequence += 1;
         let mut out = Vec::new();
@@ -82,8 +82,8 @@ impl RouteSocket {
         answer
     }
 
-    /// Has the kernel make all these changes, each on its own; those that failed, by their place in the list.
-    /// The kernel answers errors and what asks for an answer: so one answer for some hundred changes is enough.
+    /// Makes these changes, each on its own. Returns the failed ones with their index in the list. The kernel answers
+    /// errors and requests with an acknowledgement flag, so one acknowledgement for some hundred changes is enough.
     pub(crate) fn batch(&mut self, requests: Vec<Request>) -> io::Result<Vec<(usize, io::Error)>> {
         let first = self.sequence.wrapping_add(1);
         let mut failed = Vec::new();
@@ -102,7 +102,7 @@ impl RouteSocket {
         Ok(failed)
     }
 
-    /// Reads errors until the answer to the last request sent.
+    /// Reads errors until the acknowledgement of the last request.
     fn answers(&mut self, first: u32, failed: &mut Vec<(usize, io::Error)>) -> io::Result<()> {
         let last = self.sequence;
         let mut ended = false;
@@ -131,7 +131,7 @@ impl RouteSocket {
     }
 }
 
-/// Gives every message that can be read to `each`: an attribute of a newer kernel is no reason to stop.
+/// Calls `each` for each message that can be parsed. Attributes of newer kernels are ignored.
 pub(crate) fn parse(bytes: &[u8], mut each: impl FnMut(NetlinkHeader, NetlinkPayload<RouteNetlinkMessage>)) {
     let mut rest = bytes;
     while let Some(length) = rest.first_chunk().map(|length| u32::from_ne_bytes(*length) as usize) {

@@ -1,5 +1,5 @@
-//! The CNI specification's types: versions, network configuration lists, requests to plugins and what they
-//! answer. Pure data; nothing here touches the kernel.
+//! Types of the CNI specification: versions, network configuration lists, requests to plugins and their results. Pure
+//! data without access to the kernel.
 //!
 //! Source of every rule: the Container Network Interface specification, 0.3.1 to 1.1.0.
 
@@ -37,12 +37,12 @@ impl Version {
         Self::ALL.into_iter().find(|version| version.name() == text)
     }
 
-    /// CHECK, and the previous result in DEL, came with 0.4.0.
+    /// Whether the version has CHECK, and the previous result in DEL: since 0.4.0.
     pub(crate) fn has_check(self) -> bool {
         self >= Self::V0_4_0
     }
 
-    /// STATUS and GC came with 1.1.0.
+    /// Whether the version has STATUS and GC: since 1.1.0.
     pub(crate) fn has_status_and_gc(self) -> bool {
         self >= Self::V1_1_0
     }
@@ -54,7 +54,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// What a plugin is asked to do: `CNI_COMMAND`.
+/// The command of a request: `CNI_COMMAND`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Command {
     Add,
@@ -80,19 +80,20 @@ impl Command {
         }
     }
 
-    /// Whether it is about one attachment, and so carries its container and interface.
+    /// Whether it concerns one attachment, and so needs container and interface.
     pub(crate) fn is_of_attachment(self) -> bool {
         matches!(self, Self::Add | Self::Del | Self::Check)
     }
 }
 
-/// Whether the text may be a container's id or a network's name: alphanumeric, then also `_`, `.` and `-`.
+/// Whether the text is a valid container ID or network name: the first character is alphanumeric, further ones may
+/// also be `_`, `.` and `-`.
 pub(crate) fn is_identifier(text: &str) -> bool {
     let follows = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
     text.starts_with(|c: char| c.is_ascii_alphanumeric()) && text.chars().all(follows)
 }
 
-/// Whether the kernel takes the text as an interface's name.
+/// Whether the kernel accepts the text as an interface name.
 pub(crate) fn is_interface_name(text: &str) -> bool {
     let taken = |c: char| !c.is_whitespace() && !matches!(c, '/' | ':');
     (1..=15).contains(&text.len()) && text != "." && text != ".." && text.chars().all(taken)

@@ -1,5 +1,5 @@
-//! The kernel parameters that a pod network needs. Written only when they differ, because writing
-//! some of them has side effects (`ip_forward` resets per-interface settings).
+//! Sysctls that a pod network needs. They are written only if they differ, because writing some of them has side
+//! effects (`ip_forward` resets per-interface settings).
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -9,7 +9,7 @@ use ipnetwork::IpNetwork;
 
 use crate::error::Error;
 
-/// Lets the node route between pods and the world, for each family in use.
+/// Enables forwarding for each address family in use.
 pub(crate) fn forwarding(cidrs: &[IpNetwork]) -> Result<(), Error> {
     if cidrs.iter().any(IpNetwork::is_ipv4) {
         ensure("/proc/sys/net/ipv4/ip_forward", "1")?;
@@ -20,9 +20,9 @@ pub(crate) fn forwarding(cidrs: &[IpNetwork]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Who forwards hears no router any more (`accept_ra` of 1), and what was heard of default routes is dropped at that
-/// moment: a node that has its way to the world by router advertisements would cut itself off. So interfaces that
-/// lead to a router, or may, are told to listen all the same (2); not all, since a pod is no router.
+/// With forwarding enabled the kernel ignores router advertisements (`accept_ra` = 1), and drops the default routes
+/// that it learned from them: the node would lose its default route. So interfaces with such a route, or that may get
+/// one, are set to `accept_ra` = 2. Other interfaces are not changed: a pod must not be a router.
 fn forward_v6() -> Result<(), Error> {
     let all = Path::new("/proc/sys/net/ipv6/conf");
     let forwarding = all.join("all/forwarding");
@@ -39,7 +39,7 @@ fn forward_v6() -> Result<(), Error> {
     for name in interfaces.flatten().filter_map(|entry| entry.file_name().into_string().ok()) {
         let is_hardware = || Path::new("/sys/class/net").join(&name).join("device").exists();
         let heeds = all.join(&name).join("accept_ra");
-        // One that is gone meanwhile needs nothing.
+        // The interface may be gone in the meantime.
         let listens = || std::fs::read_to_string(&heeds).is_ok_and(|now| now.trim() == "1");
         if (led.contains(name.as_str()) || is_hardware()) && listens() {
             unless_absent(write(&heeds, "2"))?;
@@ -48,7 +48,7 @@ fn forward_v6() -> Result<(), Error> {
     write(&forwarding, "1")
 }
 
-/// The interfaces with a default route that a router advertised, by `/proc/net/ipv6_route`.
+/// Interfaces with a default route of a router advertisement, from `/proc/net/ipv6_route`.
 fn led_by_routers(routes: &str) -> BTreeSet<&str> {
     /// `RTF_DEFAULT` and `RTF_ADDRCONF` of linux/ipv6_route.h.
     const ADVERTISED: u32 = 0x0001_0000 | 0x0004_0000;
@@ -63,20 +63,20 @@ fn led_by_routers(routes: &str) -> BTreeSet<&str> {
         .collect()
 }
 
-/// Whether 127.0.0.1 of the node may reach host ports: such packets leave by the interface with a loopback source until
-/// they are masqueraded. It also lets packets in that are sent to 127.0.0.1: see to them first. An interface that is not
-/// there needs nothing.
+/// Sets whether 127.0.0.1 of the node may use host ports: such packets leave through the interface with a loopback
+/// source until they are masqueraded. The sysctl also accepts packets that arrive for 127.0.0.1, so the rules against
+/// these must exist before. An absent interface is no error.
 pub(crate) fn route_localnet(interface: &str, on: bool) -> Result<(), Error> {
     let path = format!("/proc/sys/net/ipv4/conf/{interface}/route_localnet");
     unless_absent(ensure(&path, if on { "1" } else { "0" }))
 }
 
-/// The interface by whose network an address is reached, without a router.
+/// The interface that reaches an address without a router.
 pub(crate) fn leads_to(address: Ipv4Addr) -> Option<String> {
     on_link(&std::fs::read_to_string("/proc/thread-self/net/route").ok()?, address).map(str::to_owned)
 }
 
-/// The same by `/proc/net/route`, whose numbers are as they lie in memory.
+/// The same from the text of `/proc/net/route`, whose numbers are in memory order.
 fn on_link(routes: &str, address: Ipv4Addr) -> Option<&str> {
     let found = routes.lines().skip(1).filter_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
@@ -88,8 +88,8 @@ fn on_link(routes: &str, address: Ipv4Addr) -> Option<&str> {
     found.max_by_key(|(length, _)| *length).filter(|(length, _)| *length > 0).map(|(_, interface)| interface)
 }
 
-/// Keeps an interface from taking router advertisements: a pod may send them, too, and would be the node's router
-/// (CVE-2020-10749). To be called before anything can come by it. A kernel without IPv6 takes none.
+/// Disables router advertisements on an interface: a pod may send them and become the node's router (CVE-2020-10749).
+/// Must be called before packets can arrive. A kernel without IPv6 is no error.
 pub(crate) fn no_router_advertisements(interface: &str) -> Result<(), Error> {
     unless_absent(ensure(&format!("/proc/sys/net/ipv6/conf/{interface}/accept_ra"), "0"))
 }

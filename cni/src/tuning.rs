@@ -1,7 +1,6 @@
-//! Kernel parameters of a sandbox's network and properties of its interface (`tuning`).
+//! The `tuning` plugin: sysctls of a sandbox's network and properties of its interface.
 //!
-//! What was there before is written down before it is changed; DEL puts it back, for the interface may be one
-//! that outlives the sandbox.
+//! Previous values are recorded before a change. DEL restores them, because the interface may survive the sandbox.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsString;
@@ -18,7 +17,8 @@ use crate::spec::Command;
 use crate::spec::request::Request;
 use crate::spec::result::Answer;
 
-/// What is written down of an interface, and the network that it is of: others may have the directory, too.
+/// The record of an interface's previous values, and its network: the directory may be shared with other
+/// implementations.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 struct Backup {
@@ -27,7 +27,7 @@ struct Backup {
     before: Properties,
 }
 
-/// What is to be changed of the interface. Also what it was.
+/// Properties to change. Also the type of previous values.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Properties {
@@ -53,17 +53,17 @@ struct Conf {
     queue_length: Option<u32>,
 }
 
-/// The configuration, decided.
+/// The checked configuration.
 struct Tuning {
     backup: PathBuf,
-    /// The same while it is written. It says by its name which network it is of, since its text may not.
+    /// The temporary file of the record. Its name contains the network, because its content may be incomplete.
     under_way: PathBuf,
-    /// Paths below /proc/sys, and values.
+    /// Paths below /proc/sys and their values.
     sysctl: Vec<(String, String)>,
     wanted: Properties,
 }
 
-/// Does what the request asks; ADD answers what came before it, with the new properties.
+/// Runs the request. ADD returns the previous result with the new properties.
 pub(crate) async fn run(request: &Request) -> Result<Option<Answer>, Error> {
     let tuning = Tuning::of(request)?;
     match request.command {
@@ -98,7 +98,7 @@ impl Tuning {
         if let Some(mtu) = wanted.mtu.filter(|mtu| !(68..=65535).contains(mtu)) {
             return Err(Error::invalid("mtu", format!("{mtu} is not between 68 and 65535")));
         }
-        // STATUS and GC are of no interface in particular.
+        // STATUS and GC do not concern a single interface.
         let ifname = if request.ifname.is_empty() { "lo" } else { &request.ifname };
         let sysctl = sysctl.into_iter().map(|(name, value)| Ok((path_of(&name, ifname)?, value)));
         let dir = conf.data_dir.filter(|dir| !dir.as_os_str().is_empty());
@@ -137,7 +137,7 @@ impl Tuning {
         Ok(previous)
     }
 
-    /// Writes down what is about to be changed; the first word counts.
+    /// Records previous values. An existing record is kept: it has the original values.
     fn write_down(&self, network: &str, link: &Link) -> Result<(), Error> {
         let failed = |source| Error::File { action: "write", path: self.backup.clone(), source };
         if self.backup.exists() {
@@ -163,7 +163,7 @@ impl Tuning {
         remove(&self.under_way)?;
         let Ok(text) = std::fs::read(&self.backup) else { return Ok(()) };
         let Backup { before, .. } = serde_json::from_slice(&text).unwrap_or_default();
-        // The namespace may have gone, and the interface with it.
+        // The namespace may be gone with the interface.
         if let Some(netns) = request.netns.as_deref().and_then(|path| Netns::open(path).ok()) {
             let links = Links::inside(&netns)?;
             if let Some(link) = links.find(&request.ifname).await? {
@@ -174,7 +174,7 @@ impl Tuning {
         remove(&self.backup)
     }
 
-    /// Forgets what was written down of attachments of the network that are not valid.
+    /// Removes records of the network's attachments that are not valid.
     fn collect(&self, request: &Request) -> Result<(), Error> {
         let valid = request.valid_attachments()?;
         let valid: HashSet<OsString> =
@@ -252,7 +252,7 @@ impl Properties {
     }
 }
 
-/// What an attachment's file is called.
+/// Name of an attachment's record.
 fn name_of(id: &str, ifname: &str) -> String {
     format!("{id}_{ifname}.json")
 }
@@ -266,7 +266,7 @@ fn remove(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// The file of a kernel parameter, which must be the network's; `IFNAME` stands for the interface.
+/// The file of a sysctl, which must belong to the network. `IFNAME` is replaced by the interface's name.
 fn path_of(name: &str, ifname: &str) -> Result<String, Error> {
     let wrong = |reason: &str| Error::invalid(&format!("sysctl.{name}"), reason);
     let path = if name.contains('/') { name.to_owned() } else { name.replace('.', "/") };
@@ -277,7 +277,7 @@ fn path_of(name: &str, ifname: &str) -> Result<String, Error> {
     Ok(format!("/proc/sys/{path}"))
 }
 
-/// Names the file in an error.
+/// Adds the file's path to an error.
 fn at(action: &'static str, path: &str) -> impl Fn(io::Error) -> Error {
     move |source| Error::File { action, path: path.into(), source }
 }

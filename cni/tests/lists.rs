@@ -467,7 +467,7 @@ fn what_is_asked_for_reaches_the_plugins_that_declare_it_and_must_be_given() {
         let mut at = attachment("a1", &sandbox);
         at.capabilities.insert("ips".into(), json!(["10.86.0.9"]));
         at.capabilities.insert("mac".into(), json!("0A-00-00-00-00-02"));
-        network.check_asked(&at).await.unwrap();
+        network.check_requested(&at).await.unwrap();
         let attached = network.add(&at).await.unwrap();
         assert_eq!(
             (text(&attached), attached.mac.as_str()),
@@ -482,12 +482,12 @@ fn what_is_asked_for_reaches_the_plugins_that_declare_it_and_must_be_given() {
         assert!(nothing());
         at.capabilities.insert("ips".into(), json!(["10.86.0.10"]));
         let error = network.add(&at).await.unwrap_err().to_string();
-        let said = "the network asked did not give 10.86.0.10, though it declares the capability ips";
+        let said = "the network asked did not assign 10.86.0.10 although it declares the capability ips";
         assert!(error == said && nothing(), "{error}");
         host.configure(&list(json!({"portMappings": true})));
-        let said = "no plugin of the network asked declares the capability ips, by which it is asked for";
+        let said = "no plugin of the network asked declares the capability ips, which the sandbox requests";
         eventually_async("the other list", 20, async || {
-            network.check_asked(&at).await.is_err_and(|error| error.to_string() == said)
+            network.check_requested(&at).await.is_err_and(|error| error.to_string() == said)
         })
         .await;
         std::fs::remove_file(&told).unwrap();

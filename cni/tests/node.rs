@@ -229,7 +229,7 @@ fn a_sandbox_gets_what_it_asks_for_or_nothing_is_left() {
         let (a, b) = (Sandbox::new(), Sandbox::new());
         let mac = "0a:00:00:00:00:77";
         let first = asking("aaaa", &a, &["10.99.0.77"], Some(mac));
-        node.network.check_asked(&first).await.unwrap();
+        node.network.check_requested(&first).await.unwrap();
         let got = node.network.add(&first).await.unwrap();
         assert_eq!((got.addresses[0].to_string(), got.mac.as_str()), ("10.99.0.77/24".into(), mac));
         let inside = run_in(&a, &["ip", "addr", "show", "eth0"]);
@@ -247,7 +247,7 @@ fn a_sandbox_gets_what_it_asks_for_or_nothing_is_left() {
         ] {
             let second = asking("bbbb", &b, &ips, mac);
             for refused in
-                [node.network.check_asked(&second).await, node.network.add(&second).await.map(drop)]
+                [node.network.check_requested(&second).await, node.network.add(&second).await.map(drop)]
             {
                 let error = refused.unwrap_err().to_string();
                 assert!(error.ends_with(said), "{error}");
@@ -261,7 +261,7 @@ fn a_sandbox_gets_what_it_asks_for_or_nothing_is_left() {
         // What was released is still there for a moment, and in nobody's way.
         node.network.release("aaaa").await.unwrap();
         let second = asking("bbbb", &b, &["10.99.0.77/24"], Some(mac));
-        node.network.check_asked(&second).await.unwrap();
+        node.network.check_requested(&second).await.unwrap();
         assert_eq!(node.network.add(&second).await.unwrap().addresses, got.addresses);
         drop((a.stop, b.stop));
     });
@@ -385,8 +385,8 @@ fn a_foreign_bridge_of_our_bridges_name_is_refused_and_left_alone() {
         let second = async || open_with(&node.dir.path().join("second"), "foreign0").await;
         let network = second().await;
         let error = network.set_pod_cidrs(vec!["10.98.0.0/24".parse().unwrap()]).await.unwrap_err();
-        let said = "the bridge foreign0 is somebody else's and is left alone: name another one for the pods (--bridge), \
-                    or remove it if nobody needs it (ip link delete foreign0)";
+        let said = "the bridge foreign0 exists and was not made by coracle: use another name (--bridge), or remove it if it \
+                    is unused (ip link delete foreign0)";
         assert_eq!(error.to_string(), said);
         assert_eq!(network.ready().unwrap_err(), said);
         let sandbox = Sandbox::new();
@@ -401,7 +401,7 @@ fn a_foreign_bridge_of_our_bridges_name_is_refused_and_left_alone() {
         run("ip", &["link", "add", "coracle0", "type", "bridge"]);
         let before = picture();
         let error = node.network.add(&attachment("bbbb", &sandbox, vec![])).await.unwrap_err();
-        assert!(error.to_string().contains("coracle0 is somebody else's"), "{error}");
+        assert!(error.to_string().contains("coracle0 exists and was not made by coracle"), "{error}");
         assert_eq!(node.network.status().await.unwrap_err(), error.to_string());
         assert_eq!(picture(), before);
         // It goes away, and the pod after it finds a bridge of ours again.
@@ -419,14 +419,14 @@ fn who_has_the_bridge_or_the_table_of_another_is_refused_unless_that_ends() {
             (
                 "coracle0",
                 "second",
-                "the bridge coracle0 is that of another runtime or agent in this network namespace: \
-                end it, or give this one another (--bridge)",
+                "the bridge coracle0 is in use by another runtime or agent in this network namespace: \
+                stop it, or use another one (--bridge)",
             ),
             (
                 "second0",
                 "coracle",
-                "the nftables table coracle is that of another runtime or agent in this network \
-                namespace: end it, or give this one another (--nft-table)",
+                "the nftables table coracle is in use by another runtime or agent in this network \
+                namespace: stop it, or use another one (--nft-table)",
             ),
         ] {
             let refused = Network::open(config(&second, bridge, table)).await.err().unwrap();

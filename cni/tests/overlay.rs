@@ -93,12 +93,12 @@ struct Other {
 
 impl Other {
     fn new(number: u8, backend: Backend, peers: BTreeMap<String, Peer>) -> Self {
-        let (tell, told) = mpsc::channel();
+        let (send, received) = mpsc::channel();
         let (commands, wait) = mpsc::channel::<()>();
         let thread = std::thread::spawn(move || {
             unshare(CloneFlags::CLONE_NEWNET).unwrap();
             ip("link set lo up");
-            tell.send(nix::unistd::gettid().as_raw()).unwrap();
+            send.send(nix::unistd::gettid().as_raw()).unwrap();
             wait.recv().unwrap();
             uplink(number);
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -115,15 +115,15 @@ impl Other {
                         }
                     });
                 }
-                tell.send(0).unwrap();
+                send.send(0).unwrap();
                 let ended = tokio::task::spawn_blocking(move || wait.recv());
                 drop(ended.await);
             });
         });
-        let tid = told.recv().unwrap();
+        let tid = received.recv().unwrap();
         ip(&format!("link add eth0 type veth peer name eth0 netns {tid}"));
         commands.send(()).unwrap();
-        told.recv().unwrap();
+        received.recv().unwrap();
         Self { tid, commands, thread }
     }
 
@@ -138,7 +138,7 @@ fn echoes(from: &str, to: &str, length: usize) -> bool {
     let socket = UdpSocket::bind((from, 0)).unwrap();
     socket.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
     let (to, mut buffer) = (SocketAddr::new(to.parse().unwrap(), 7), vec![0; 65536]);
-    // The first packet may find the underlay's neighbour unknown, or news of a narrower way on the way back.
+    // The first packet may find the underlay's neighbour unknown, or a message about a smaller MTU on the way back.
     let begun = Instant::now();
     while begun.elapsed() < LONG {
         if socket.send_to(&vec![7; length], to).is_ok()
@@ -263,7 +263,7 @@ fn a_deleted_tun_device_keeps_no_processor_busy() {
         tokio::time::sleep(Duration::from_secs(1)).await;
         let busy = processor_time() - before;
         assert!(busy < Duration::from_millis(300), "{busy:?} in a second");
-        tokio::time::timeout(LONG, overlay.news()).await.unwrap();
+        tokio::time::timeout(LONG, overlay.foreign_change()).await.unwrap();
         overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
         assert!(ip("-d link show coracle.1-udp").contains("tun type tun"));
     });
@@ -397,8 +397,8 @@ fn whatever_somebody_else_changes_is_noticed_and_repaired() {
         ] {
             ip(damage);
             assert!(tables() != right, "no damage: {damage}");
-            let news = tokio::time::timeout(LONG, overlay.news());
-            news.await.unwrap_or_else(|_| panic!("not noticed: {damage}"));
+            let change = tokio::time::timeout(LONG, overlay.foreign_change());
+            change.await.unwrap_or_else(|_| panic!("not noticed: {damage}"));
             overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
             assert!(tables() == right, "after {damage}\n{}", tables());
         }
@@ -407,14 +407,14 @@ fn whatever_somebody_else_changes_is_noticed_and_repaired() {
             &["fdb", "append", "02:00:00:00:00:77", "dev", "coracle.1", "dst", "192.0.2.77"],
         ] {
             run("bridge", arguments);
-            let news = tokio::time::timeout(LONG, overlay.news());
-            news.await.unwrap_or_else(|_| panic!("not noticed: {arguments:?}"));
+            let change = tokio::time::timeout(LONG, overlay.foreign_change());
+            change.await.unwrap_or_else(|_| panic!("not noticed: {arguments:?}"));
             overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
             assert!(tables() == right, "after {arguments:?}\n{}", tables());
         }
         // The uplink's MTU is the overlay's.
         ip("link set eth0 mtu 1400");
-        tokio::time::timeout(LONG, overlay.news()).await.unwrap();
+        tokio::time::timeout(LONG, overlay.foreign_change()).await.unwrap();
         assert_eq!(overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap().mtu, Some(1330));
         assert!(ip("link show coracle.1").contains("mtu 1350"));
     });
@@ -435,8 +435,8 @@ fn what_is_nearly_ours_is_not_taken_for_ours() {
             let of = ["fdb", "replace", "02:00:00:00:00:05", "dev", "coracle.1", "dst", &to, what, value];
             run("bridge", &of);
             assert!(fdb().contains(&format!("{what} {value}")), "{}", fdb());
-            let news = tokio::time::timeout(LONG, overlay.news());
-            news.await.unwrap_or_else(|_| panic!("not noticed: {of:?}"));
+            let change = tokio::time::timeout(LONG, overlay.foreign_change());
+            change.await.unwrap_or_else(|_| panic!("not noticed: {of:?}"));
             overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
             assert!(fdb().contains(&entry) && !fdb().contains(value), "after {of:?}\n{}", fdb());
         }
@@ -447,7 +447,7 @@ fn what_is_nearly_ours_is_not_taken_for_ours() {
         ip(&format!("route add {ours} metric 5"));
         ip("route del 10.100.7.0/24");
         assert!(!shown().contains(&ours), "{:?}", shown());
-        tokio::time::timeout(LONG, overlay.news()).await.unwrap();
+        tokio::time::timeout(LONG, overlay.foreign_change()).await.unwrap();
         overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
         assert!(shown().contains(&ours), "{:?}", shown());
         ip("route del 10.100.7.0/24 metric 5");
@@ -455,7 +455,7 @@ fn what_is_nearly_ours_is_not_taken_for_ours() {
 }
 
 #[test]
-fn own_changes_and_those_of_pods_are_no_news() {
+fn own_changes_and_those_of_pods_are_not_notified() {
     in_a_namespace(async || {
         ip("link add eth0 type veth peer name eth1");
         uplink(1);
@@ -471,9 +471,9 @@ fn own_changes_and_those_of_pods_are_no_news() {
         ip("link set vethpod up");
         ip("neigh add 10.42.1.9 lladdr 02:00:00:00:00:09 dev vethpod nud reachable");
         ip("link del vethpod");
-        let news = tokio::time::timeout(Duration::from_millis(300), overlay.news()).await;
+        let change = tokio::time::timeout(Duration::from_millis(300), overlay.foreign_change()).await;
         // A pod's interface may come with an address of its own, of which nothing follows.
-        if news.is_ok() {
+        if change.is_ok() {
             assert_eq!(overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap().changes, 0);
         }
         // Another process finds all as it should be.
@@ -500,7 +500,10 @@ fn an_address_may_change_and_a_foreign_interface_is_left_alone() {
         overlay.remove().unwrap();
         ip("link add coracle.1 type bridge");
         let error = overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap_err();
-        assert_eq!(error.to_string(), "an interface named coracle.1 exists and is not the overlay's");
+        assert_eq!(
+            error.to_string(),
+            "an interface named coracle.1 exists and is no device of the overlay; remove it or use --overlay-interface"
+        );
         assert!(ip("-d link show coracle.1").contains("bridge"));
     });
 }
@@ -511,20 +514,20 @@ fn two_overlays_of_a_network_namespace_leave_each_others_routes_alone() {
         ip("link add eth0 type veth peer name eth1");
         uplink(1);
         let mut one = Overlay::open(config(1, VXLAN)).unwrap();
-        one.be_alone().await.unwrap();
+        one.lock_names().await.unwrap();
         let same = |interface: &str| OverlayConfig { interface: interface.into(), ..config(1, VXLAN) };
         for (interface, taken, setting) in [
             ("coracle.1", "overlay interface coracle.1", "--overlay-interface"),
             ("coracle.3", "route protocol number 67", "--overlay-route-protocol"),
         ] {
-            let refused = Overlay::open(same(interface)).unwrap().be_alone().await.unwrap_err();
+            let refused = Overlay::open(same(interface)).unwrap().lock_names().await.unwrap_err();
             let why = std::error::Error::source(&refused).unwrap().to_string();
             assert!(why.contains(taken) && why.contains(setting), "{why}");
         }
         let backend = Backend::Vxlan { vni: 2, port: 8472, direct_routing: true };
         let other = OverlayConfig { interface: "coracle.2".into(), route_protocol: 68, ..config(1, backend) };
         let mut other = Overlay::open(other).unwrap();
-        other.be_alone().await.unwrap();
+        other.lock_names().await.unwrap();
         one.apply(&local(1), &peers(3), &BTreeMap::new()).unwrap();
         let near = Peer {
             cidrs: vec!["10.77.2.0/24".parse().unwrap()],
@@ -548,7 +551,7 @@ fn two_overlays_of_a_network_namespace_leave_each_others_routes_alone() {
         one.remove().unwrap();
         assert_eq!((routes(67), routes(68)), (0, 2));
         drop(one);
-        Overlay::open(same("coracle.1")).unwrap().be_alone().await.unwrap();
+        Overlay::open(same("coracle.1")).unwrap().lock_names().await.unwrap();
     });
 }
 
@@ -565,28 +568,28 @@ fn a_foreign_device_with_the_same_number_is_told_of_and_its_end_is_noticed() {
         ip("link add vxlan.3 type vxlan id 1 dstport 4789 local 192.0.2.1 dev eth0 nolearning");
         for _ in 0..2 {
             let error = overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap_err();
-            let told = "coracle.1 cannot be made: the interface flannel.1 has VXLAN number 1 on UDP port 8472 \
-                        already; remove it, or give all nodes another --overlay-vni";
-            assert_eq!(error.to_string(), told);
+            let expected = "cannot make coracle.1: the interface flannel.1 has the VNI 1 on UDP port 8472; remove it, or \
+                        give all nodes another --overlay-vni";
+            assert_eq!(error.to_string(), expected);
             assert!(ip("-d link show flannel.1").contains("vxlan id 1"), "what is another's is left alone");
         }
         ip("link del flannel.1");
-        tokio::time::timeout(LONG, overlay.news()).await.unwrap();
+        tokio::time::timeout(LONG, overlay.foreign_change()).await.unwrap();
         overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
         assert_eq!(ip("route show proto 67").lines().count(), 3);
         // One that lies elsewhere still gets what comes for its number.
         overlay.remove().unwrap();
         ip("link add flannel.1 type vxlan id 1 dstport 8472 local 192.0.2.1 dev eth0 nolearning");
-        let (tell, told) = mpsc::channel();
+        let (send, received) = mpsc::channel();
         let (end, ended) = mpsc::channel::<()>();
         let other = std::thread::spawn(move || {
             unshare(CloneFlags::CLONE_NEWNET).unwrap();
-            tell.send(nix::unistd::gettid()).unwrap();
+            send.send(nix::unistd::gettid()).unwrap();
             ended.recv().ok();
         });
-        ip(&format!("link set flannel.1 netns {}", told.recv().unwrap()));
+        ip(&format!("link set flannel.1 netns {}", received.recv().unwrap()));
         let error = overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap_err().to_string();
-        assert!(error.contains("moved to another network namespace has VXLAN number 1"), "{error}");
+        assert!(error.contains("moved to another network namespace has the VNI 1"), "{error}");
         drop(end);
         other.join().unwrap();
     });

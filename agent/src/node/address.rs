@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
 
-use coracle_cni::{AddressNews, LocalAddress};
+use coracle_cni::{AddressMonitor, LocalAddress};
 use tokio::sync::watch;
 
 /// The node's addresses as the machine's routes and interfaces say: the primary one, and one of the other family
@@ -34,7 +34,7 @@ pub(crate) fn find_again(ips: &watch::Sender<Vec<IpAddr>>) {
 
 /// Keeps them true, for ever.
 pub(super) async fn follow(ips: &watch::Sender<Vec<IpAddr>>) {
-    let mut news = match AddressNews::open() {
+    let mut news = match AddressMonitor::open() {
         Ok(news) => news,
         Err(error) => {
             tracing::warn!(error = super::chain(&error), "the node's addresses stay as they were found");

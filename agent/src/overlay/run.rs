@@ -107,7 +107,7 @@ impl OverlayAgent {
                 // The stream and the receivers keep their place; the overlay remembers that it was told.
                 event = events.next() => event.map_or(Wake::End, |event| Wake::Node(Box::new(event))),
                 changed = self.ranges.changed() => changed.map_or(Wake::End, |()| Wake::Apply),
-                () = self.overlay.news() => {
+                () = self.overlay.foreign_change() => {
                     self.look_at_addresses();
                     Wake::Apply
                 }

@@ -131,7 +131,7 @@ async fn stop_holder(run_dir: &Path) -> anyhow::Result<()> {
 async fn remove_overlay(node: &crate::settings::Node) -> anyhow::Result<()> {
     let Some(config) = node.overlay.clone() else { return Ok(()) };
     let mut overlay = coracle_cni::Overlay::open(config)?;
-    overlay.be_alone().await?;
+    overlay.lock_names().await?;
     Ok(overlay.remove()?)
 }
 

@@ -1,17 +1,8 @@
-//! The configuration file: TOML, or the kubelet's YAML.
+//! The settings of a configuration file, and their parsing from TOML.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
-use anyhow::Context;
-
-use super::kubelet;
-use super::table::Field;
-
-/// The file that is read if `--config` names none.
-const DEFAULT_FILE: &str = "/etc/coracle/config.toml";
-/// Maximum size of the configuration in bytes.
-const FILE_MAX: u64 = 1 << 20;
+use super::field::Field;
 
 /// The settings of a file, by table and name, and the problems found in it.
 #[derive(Debug, Default)]
@@ -38,25 +29,6 @@ pub(crate) type Tables = [(&'static str, &'static [Field])];
 // === impl File ===
 
 impl File {
-    /// Reads the file `named` by the user, or the default file if it exists.
-    pub(crate) fn find(named: Option<&Path>, tables: &Tables) -> anyhow::Result<Self> {
-        match named {
-            Some(path) => Self::read(path, tables),
-            None if Path::new(DEFAULT_FILE).exists() => Self::read(Path::new(DEFAULT_FILE), tables),
-            None => Ok(Self::default()),
-        }
-    }
-
-    fn read(path: &Path, tables: &Tables) -> anyhow::Result<Self> {
-        let text = coracle_agent::read_text(path, FILE_MAX)
-            .with_context(|| format!("cannot read the configuration {}", path.display()))?;
-        let place = path.display().to_string();
-        match path.extension().and_then(|extension| extension.to_str()) {
-            Some("yaml" | "yml" | "json") => kubelet::parse(&text, &place),
-            _ => Self::parse_toml(&text, &place, tables),
-        }
-    }
-
     /// Parses TOML. Keys outside tables belong to the table with an empty name.
     pub(crate) fn parse_toml(text: &str, place: &str, tables: &Tables) -> anyhow::Result<Self> {
         let parsed = toml::from_str::<toml::Table>(text).map_err(|error| {

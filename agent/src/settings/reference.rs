@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
+use super::field::{Field, Shape, variable};
 use super::kubelet::reference as kubelet_fields;
-use super::table::{Field, Shape, variable};
 use super::{ControlPlaneSettings, LogSettings, NodeSettings, Places, RuntimeSettings};
 use crate::settings::table::Table as _;
 

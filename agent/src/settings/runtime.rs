@@ -83,8 +83,8 @@ impl RuntimeSettings {
     /// Resolves flags, environment and file, and starts the log.
     pub(crate) fn load(log: &Flags<LogSettings>, flags: &Flags<Self>) -> anyhow::Result<Runtime> {
         let mut sources = sources(flags)?;
-        let log = sources.resolve(log);
-        let settings = sources.resolve::<Self>(flags);
+        let log = log.resolve(&mut sources);
+        let settings = flags.resolve(&mut sources);
         let file = settings.as_ref().and_then(|settings| settings.config.clone());
         let runtime = settings.and_then(|settings| settings.decide(&mut sources));
         sources.check()?;
@@ -143,7 +143,7 @@ mod tests {
         let mut sources =
             Sources { file: File::parse_toml(file, "f.toml", TABLES).unwrap(), ..Sources::default() };
         let runtime =
-            sources.resolve(&flags).and_then(|runtime: RuntimeSettings| runtime.decide(&mut sources));
+            flags.resolve(&mut sources).and_then(|runtime: RuntimeSettings| runtime.decide(&mut sources));
         sources.check().map_err(|problems| problems.to_string())?;
         Ok(runtime.unwrap())
     }

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
+use super::field::{DefaultValue, Field, Shape, variable};
 use super::file::{File, FileValue};
-use super::table::{DefaultValue, Field, Flags, Shape, Table};
 use super::value::Value;
 
 /// Prefix of all environment variables of settings.
@@ -50,11 +50,6 @@ impl Sources {
         sources
     }
 
-    /// Resolves one table. Problems are collected.
-    pub(crate) fn resolve<T: Table>(&mut self, flags: &Flags<T>) -> Option<T> {
-        T::resolve(&mut Resolver { table: T::KEY, flags: flags.given(), sources: self })
-    }
-
     /// Takes the value, or collects the problem.
     pub(crate) fn take<T>(&mut self, result: anyhow::Result<T>) -> Option<T> {
         result.map_err(|error| self.problems.push(format!("{error:#}"))).ok()
@@ -78,9 +73,9 @@ impl Sources {
         &'a self,
         known: &'a [&'static [Field]],
     ) -> impl Iterator<Item = &'a str> {
-        let is_known = |variable: &str| {
+        let is_known = |text: &str| {
             let mut names = known.iter().flat_map(|fields| fields.iter()).flat_map(Field::names);
-            names.any(|name| super::table::variable(name) == variable) || OTHER_VARIABLES.contains(&variable)
+            names.any(|name| variable(name) == text) || OTHER_VARIABLES.contains(&text)
         };
         self.environment.keys().map(String::as_str).filter(move |variable| !is_known(variable))
     }
@@ -88,7 +83,16 @@ impl Sources {
 
 // === impl Resolver ===
 
-impl Resolver<'_> {
+impl<'a> Resolver<'a> {
+    /// Resolves the table with this key.
+    pub(crate) fn new(
+        table: &'static str,
+        flags: &'a BTreeMap<&'static str, Vec<String>>,
+        sources: &'a mut Sources,
+    ) -> Self {
+        Self { table, flags, sources }
+    }
+
     /// The value of the first source that has one. An invalid value is a problem, and `None`.
     pub(crate) fn value<V: Value>(&mut self, field: &Field) -> Option<V> {
         let (texts, source) = match self.given(field) {
@@ -116,7 +120,7 @@ impl Resolver<'_> {
             return Some((Ok(split(field.shape, texts)), format!("flag --{}", field.name)));
         }
         for name in field.names() {
-            let variable = super::table::variable(name);
+            let variable = variable(name);
             if let Some(text) = self.sources.environment.get(&variable) {
                 return Some((Ok(split(field.shape, [text])), format!("environment variable {variable}")));
             }

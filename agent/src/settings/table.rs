@@ -17,46 +17,10 @@
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
 
-use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+use clap::{ArgMatches, Args, Command, FromArgMatches};
 
-use super::sources::Resolver;
-
-/// One setting of a table.
-#[derive(Debug)]
-pub(crate) struct Field {
-    /// Flag and file key, `max-pods`.
-    pub(crate) name: &'static str,
-    /// A second name with the same meaning.
-    pub(crate) alias: Option<&'static str>,
-    /// Placeholder of the value in `--help`.
-    pub(crate) value_name: &'static str,
-    /// Lines of the help text.
-    pub(crate) help: &'static [&'static str],
-    pub(crate) default: DefaultValue,
-    pub(crate) shape: Shape,
-}
-
-/// The value of a setting that no source gives.
-#[derive(Debug)]
-pub(crate) enum DefaultValue {
-    /// Parsed like the value of a flag.
-    Text(&'static str),
-    /// No value; the text says what follows from that.
-    Unset(&'static str),
-}
-
-/// How a value is written in flags, environment and file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Shape {
-    /// One value.
-    Single,
-    /// `true` or `false`; the flag alone means `true`.
-    Switch,
-    /// Values separated by commas, or an array in the file.
-    List,
-    /// `key=value` pairs separated by commas, or a table in the file.
-    Map,
-}
+use super::field::Field;
+use super::sources::{Resolver, Sources};
 
 /// A struct of settings, made by [`settings!`].
 pub(crate) trait Table: Sized {
@@ -75,63 +39,6 @@ pub(crate) struct Flags<T> {
     table: PhantomData<fn() -> T>,
 }
 
-// === impl Field ===
-
-impl Field {
-    /// The help text in one line, with the default.
-    pub(crate) fn help(&self) -> String {
-        let mut text = self.description();
-        match self.default_text() {
-            "" => {}
-            default => text += &format!(" [default: {default}]"),
-        }
-        text
-    }
-
-    /// The help text in one line.
-    pub(crate) fn description(&self) -> String {
-        let text = self.help.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ");
-        text.trim_end_matches('.').to_owned()
-    }
-
-    /// The default value, or what an absent value means.
-    pub(crate) fn default_text(&self) -> &'static str {
-        match self.default {
-            DefaultValue::Text(text) | DefaultValue::Unset(text) => text,
-        }
-    }
-
-    /// All names of the setting, its own first.
-    pub(crate) fn names(&self) -> impl Iterator<Item = &'static str> + use<> {
-        std::iter::once(self.name).chain(self.alias)
-    }
-
-    fn arg(&self) -> Arg {
-        let arg = Arg::new(self.name).long(self.name).value_name(self.value_name).help(styled(&self.help()));
-        let arg = match self.alias {
-            Some(alias) => arg.visible_alias(alias),
-            None => arg,
-        };
-        match self.shape {
-            Shape::Single => arg.action(ArgAction::Set),
-            Shape::Switch => arg.action(ArgAction::Set).num_args(0..=1).default_missing_value("true"),
-            Shape::List | Shape::Map => arg.action(ArgAction::Append),
-        }
-    }
-}
-
-/// Name of the environment variable of a setting: `CORACLE_MAX_PODS`.
-pub(crate) fn variable(name: &str) -> String {
-    format!("CORACLE_{}", name.replace('-', "_").to_uppercase())
-}
-
-fn styled(text: &str) -> clap::builder::StyledStr {
-    let mut styled = clap::builder::StyledStr::new();
-    // Writing to a string cannot fail.
-    let _infallible = std::fmt::Write::write_str(&mut styled, text);
-    styled
-}
-
 // === impl Flags ===
 
 impl<T> Default for Flags<T> {
@@ -144,6 +51,11 @@ impl<T: Table> Flags<T> {
     /// The values that flags give, by the setting's name.
     pub(crate) fn given(&self) -> &BTreeMap<&'static str, Vec<String>> {
         &self.given
+    }
+
+    /// Resolves the table. Problems are collected in `sources`.
+    pub(crate) fn resolve(&self, sources: &mut Sources) -> Option<T> {
+        T::resolve(&mut Resolver::new(T::KEY, &self.given, sources))
     }
 }
 
@@ -204,9 +116,9 @@ macro_rules! settings {
 
         impl $crate::settings::table::Table for $table {
             const KEY: &'static str = $key;
-            const FIELDS: &'static [$crate::settings::table::Field] = &[
+            const FIELDS: &'static [$crate::settings::field::Field] = &[
                 $(
-                    $crate::settings::table::Field {
+                    $crate::settings::field::Field {
                         name: {
                             const BYTES: &[u8] =
                                 &$crate::settings::table::dashed::<{ stringify!($field).len() }>(stringify!($field));
@@ -233,7 +145,7 @@ macro_rules! settings {
     };
     (@alias) => { None };
     (@alias $alias:literal) => { Some($alias) };
-    (@default default $text:literal) => { $crate::settings::table::DefaultValue::Text($text) };
-    (@default unset $text:literal) => { $crate::settings::table::DefaultValue::Unset($text) };
+    (@default default $text:literal) => { $crate::settings::field::DefaultValue::Text($text) };
+    (@default unset $text:literal) => { $crate::settings::field::DefaultValue::Unset($text) };
 }
 pub(crate) use settings;

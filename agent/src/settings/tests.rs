@@ -2,15 +2,15 @@
 
 use clap::{Args as _, FromArgMatches as _};
 
+use super::field::Shape;
 use super::file::FileValue;
-use super::table::Shape;
 use super::value::Value as _;
 use super::*;
 
 /// Settings of a node from keys of the file.
 pub(super) fn node_settings(text: &str) -> Result<NodeSettings, String> {
     let mut sources = sources_of(&format!("[node]\n{text}"));
-    let node = sources.resolve(&Flags::<NodeSettings>::default());
+    let node = Flags::<NodeSettings>::default().resolve(&mut sources);
     sources.check().map_err(|problems| problems.to_string())?;
     Ok(node.unwrap())
 }
@@ -34,7 +34,7 @@ fn with_environment(variables: &[(&str, &str)], toml: &str) -> Sources {
 fn a_flag_overrides_the_environment_the_file_and_the_default() {
     let toml = "[node]\nbridge = \"fromfile\"\nmtu = 1300\nmax-pods = 7\ncluster-domain = \"file.local\"";
     let mut sources = with_environment(&[("CORACLE_BRIDGE", "fromenv"), ("CORACLE_MTU", "1400")], toml);
-    let node = sources.resolve(&node_flags(&["--bridge", "fromflag"])).unwrap();
+    let node = node_flags(&["--bridge", "fromflag"]).resolve(&mut sources).unwrap();
     assert_eq!((node.bridge.as_str(), node.mtu, node.max_pods), ("fromflag", Some(1400), 7));
     assert_eq!((node.cluster_domain.as_str(), node.cgroup_root.as_str()), ("file.local", "/"));
     assert!(sources.check().is_ok());
@@ -84,7 +84,7 @@ fn every_default_is_valid() {
 #[test]
 fn lists_and_maps_are_written_with_commas_or_as_arrays_and_tables() {
     let words = ["--node-labels", "a=b,c=", "--node-labels", "d=e", "--cluster-dns", "10.43.0.10,fd43::a"];
-    let flag = Sources::default().resolve(&node_flags(&words)).unwrap();
+    let flag = node_flags(&words).resolve(&mut Sources::default()).unwrap();
     let file = node_settings(
         "node-labels = { a = \"b\", c = \"\", d = \"e\" }\ncluster-dns = [\"10.43.0.10\", \"fd43::a\"]",
     );
@@ -98,7 +98,7 @@ fn lists_and_maps_are_written_with_commas_or_as_arrays_and_tables() {
 #[test]
 fn taints_are_written_as_for_the_kubelet() {
     let words = ["--register-with-taints", "gpu=yes:NoSchedule,spot:NoExecute"];
-    let taints = Sources::default().resolve(&node_flags(&words)).unwrap().register_with_taints;
+    let taints = node_flags(&words).resolve(&mut Sources::default()).unwrap().register_with_taints;
     let taints: Vec<_> =
         taints.iter().map(|t| (t.key.as_str(), t.value.as_deref(), t.effect.as_str())).collect();
     assert_eq!(taints, [("gpu", Some("yes"), "NoSchedule"), ("spot", None, "NoExecute")]);
@@ -106,7 +106,7 @@ fn taints_are_written_as_for_the_kubelet() {
 
 #[test]
 fn a_switch_needs_no_value() {
-    let of = |words: &[&str]| Sources::default().resolve(&node_flags(words)).unwrap();
+    let of = |words: &[&str]| node_flags(words).resolve(&mut Sources::default()).unwrap();
     assert!(of(&["--server-tls-bootstrap"]).server_tls_bootstrap);
     assert!(!of(&["--register-node=false"]).register_node);
     assert!(of(&["--overlay-direct-routing", "true"]).overlay_direct_routing);
@@ -118,7 +118,10 @@ fn a_setting_with_two_names_is_given_once() {
     assert_eq!(node_settings("container-log-max-size = \"1Ki\"").unwrap().container_log_max_size.0, 1024);
     assert!(node_settings("log-max-size = 1024\ncontainer-log-max-size = 1").is_err());
     let mut sources = with_environment(&[("CORACLE_LOG_MAX_FILES", "3")], "");
-    assert_eq!(sources.resolve(&node_flags(&["--log-max-size", "7"])).unwrap().container_log_max_files, 3);
+    assert_eq!(
+        node_flags(&["--log-max-size", "7"]).resolve(&mut sources).unwrap().container_log_max_files,
+        3
+    );
 }
 
 #[test]

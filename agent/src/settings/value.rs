@@ -12,7 +12,7 @@ use coracle_images::PinPattern;
 use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::Taint;
 
-use super::table::Shape;
+use super::field::Shape;
 
 /// The type of a setting: a single value, an optional one, a list or a map.
 pub(crate) trait Value: Sized {

@@ -1,4 +1,4 @@
-//! The bridge's configuration: every field is honoured, or refused by name.
+//! Configuration of the bridge plugin: each field is honoured, or refused by name.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use crate::spec::is_interface_name;
 use crate::spec::request::Request;
 use crate::spec::result::{Answer, Dns};
 
-/// The configuration, decided.
+/// The checked configuration.
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "the configuration that the plugin is known by has them")]
 pub(crate) struct Conf {
@@ -31,16 +31,16 @@ pub(crate) struct Conf {
     pub(crate) disable_container_interface: bool,
     pub(crate) port_isolation: bool,
     pub(crate) vlans: Vlans,
-    /// Whether the bridge is to be ours alone, as the default network's is. Others are shared with whoever has them.
+    /// Whether the bridge must have no other users, as the default network's. Other bridges are shared.
     pub(crate) ours: bool,
-    /// The type of the plugin that gives addresses.
+    /// Type of the IPAM plugin.
     pub(crate) ipam: Option<String>,
     pub(crate) dns: Dns,
-    /// The hardware address that is asked for.
+    /// The requested hardware address.
     pub(crate) mac: Option<[u8; 6]>,
 }
 
-/// The configuration as it is written.
+/// The configuration as JSON.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 #[expect(clippy::struct_excessive_bools, reason = "the configuration that the plugin is known by has them")]
@@ -65,7 +65,7 @@ struct Written {
     dns: Dns,
 }
 
-/// A part of a trunk: one VLAN, several in a row, or both.
+/// A part of a trunk: one VLAN, a range, or both.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Trunk {
@@ -119,7 +119,7 @@ impl Conf {
         }
     }
 
-    /// What an attachment with these addresses wants of the firewall.
+    /// The firewall claim of an attachment with these addresses.
     pub(crate) fn claim(&self, request: &Request, answer: &Answer) -> Option<Claim> {
         let networks =
             answer.ips.iter().filter_map(|ip| IpNetwork::new(ip.address.network(), ip.address.prefix()).ok());
@@ -128,7 +128,7 @@ impl Conf {
         wanted.then(|| Claim { masquerade, ..Claim::of(request) })
     }
 
-    /// The host's interface in a VLAN of the bridge, where it is the gateway.
+    /// Name of the host's gateway interface in a VLAN of the bridge.
     pub(crate) fn gateway_of(&self, vlan: u16) -> String {
         format!("{}.{vlan}", self.bridge)
     }
@@ -148,7 +148,7 @@ impl Default for Written {
             promisc_mode: false,
             vlan: 0,
             vlan_trunk: None,
-            // As in the reference since 1.8.0: nothing but what is asked for.
+            // As in the reference plugin since 1.8.0: only requested VLANs.
             preserve_default_vlan: false,
             macspoofchk: false,
             enabledad: false,
@@ -171,7 +171,7 @@ impl Written {
         if self.hairpin_mode && self.promisc_mode {
             return Err(Error::invalid("promiscMode", "cannot be had together with hairpinMode"));
         }
-        // Both are done by nftables here.
+        // nftables does both here.
         if let Some(backend) =
             self.ip_masq_backend.as_deref().filter(|b| !["iptables", "nftables"].contains(b))
         {
@@ -215,7 +215,7 @@ impl Written {
     }
 }
 
-/// The hardware address, by `CNI_ARGS`, over them by `args`, over them by capability.
+/// The hardware address: of the capability, else of `args`, else of `CNI_ARGS`.
 fn requested_mac(request: &Request) -> Result<Option<[u8; 6]>, Error> {
     let by_env = request.env_arg("MAC").filter(|mac| !mac.is_empty()).map(str::to_owned);
     let asked: [(&str, Option<String>); 3] = [

@@ -1,4 +1,4 @@
-//! What one plugin wants of the firewall for one attachment, and what the table is to say for all of these.
+//! Firewall claims, and the table that is derived from them.
 
 use std::net::IpAddr;
 
@@ -12,38 +12,37 @@ use crate::ports::PortMapping;
 use crate::spec::request::Request;
 use crate::sysctl;
 
-/// What one plugin wants for one attachment.
+/// What one plugin needs of the firewall for one attachment.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Claim {
-    /// The plugin, and the network it acts for.
+    /// The plugin and its network.
     pub(crate) plugin: String,
     pub(crate) network: String,
-    /// The attachment; empty for what a network as a whole wants.
+    /// The attachment. Empty for a claim of the whole network.
     pub(crate) id: String,
     pub(crate) ifname: String,
-    /// Host ports, and the addresses that they lead to.
+    /// Host ports and their target addresses.
     pub(crate) ports: Vec<PortMapping>,
     pub(crate) to: Vec<IpNetwork>,
-    /// What must hold of packets to them, of IPv4 and of IPv6.
+    /// Conditions on packets to the ports, for IPv4 and IPv6.
     pub(crate) conditions: [Vec<Condition>; 2],
-    /// Whether its own network and 127.0.0.1 may use the ports, and whether every packet by them takes the
-    /// node's address.
+    /// Whether its own network and 127.0.0.1 may use the ports, and whether all packets through them are masqueraded.
     pub(crate) hairpin: bool,
     pub(crate) masquerade_all: bool,
-    /// Networks whose packets to beyond take the node's address, and what does not count as beyond.
+    /// Networks whose outgoing packets are masqueraded, and destinations that are excepted.
     pub(crate) masquerade: Vec<IpNetwork>,
     pub(crate) except: Vec<IpNetwork>,
-    /// A bridge that is to be kept apart from others of this kind.
+    /// A bridge that is isolated from other isolated bridges.
     pub(crate) isolated: Option<String>,
-    /// The interface that is opened for packets of 127.0.0.0/8, for as long as there is such a claim.
+    /// The interface that is open for packets of 127.0.0.0/8 as long as such a claim exists.
     pub(crate) opened: Option<String>,
 }
 
 // === impl Claim ===
 
 impl Claim {
-    /// Of an attachment, with nothing wanted yet.
+    /// An empty claim of the request's attachment.
     pub(crate) fn of(request: &Request) -> Self {
         Self {
             plugin: request.kind().to_owned(),
@@ -54,7 +53,7 @@ impl Claim {
         }
     }
 
-    /// What is on file; none when that is torn.
+    /// Parses a recorded claim. `None` if it is incomplete.
     pub(super) fn of_file(text: &[u8]) -> Option<Self> {
         let mut claim: Self = serde_json::from_slice(text).ok()?;
         if claim.hairpin && !claim.ports.is_empty() && claim.opened.is_none() && is_of_earlier_version(text) {
@@ -67,13 +66,13 @@ impl Claim {
         Some(claim)
     }
 
-    /// What its file is called.
+    /// Name of its file.
     pub(super) fn key(&self) -> String {
         [&self.plugin, &self.network, &self.id, &self.ifname].map(|part| part.replace('/', "%")).join("@")
     }
 
-    /// What does not count as beyond the network, in order, beside the network itself.
-    fn beside(&self, network: IpNetwork) -> Vec<IpNetwork> {
+    /// Excepted destinations besides the network itself, sorted.
+    fn excepted(&self, network: IpNetwork) -> Vec<IpNetwork> {
         let of_family = |other: &&IpNetwork| other.is_ipv4() == network.is_ipv4() && **other != network;
         let mut except: Vec<IpNetwork> = self.except.iter().filter(of_family).copied().collect();
         except.sort_unstable();
@@ -101,7 +100,7 @@ impl Claim {
     }
 }
 
-/// Earlier versions opened the same interface, and did not write down which.
+/// Earlier versions opened the same interface without recording it.
 fn is_of_earlier_version(text: &[u8]) -> bool {
     #[derive(Deserialize)]
     struct Written {
@@ -114,7 +113,7 @@ fn is_of_earlier_version(text: &[u8]) -> bool {
     serde_json::from_slice::<Written>(text).is_ok_and(|written| !written.opened)
 }
 
-/// What the table is to say for all of these.
+/// The table for these claims.
 pub(super) fn plan<'a>(claims: impl Iterator<Item = &'a Claim>) -> Plan {
     let mut plan = Plan::default();
     for claim in claims {
@@ -125,8 +124,8 @@ pub(super) fn plan<'a>(claims: impl Iterator<Item = &'a Claim>) -> Plan {
             }
         }
         for network in &claim.masquerade {
-            // What is beyond for one claim is beyond for all.
-            let except = claim.beside(*network);
+            // A destination is excepted if all claims except it.
+            let except = claim.excepted(*network);
             let all = plan.masquerade.entry(*network);
             all.and_modify(|all| all.retain(|range| except.contains(range))).or_insert(except);
         }

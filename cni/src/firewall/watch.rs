@@ -1,4 +1,4 @@
-//! Noticing that somebody else changed our table: the kernel tells every change of nftables, with its author.
+//! Detection of foreign changes of our table: the kernel notifies each change of nftables with its author.
 
 use std::io;
 use std::time::Duration;
@@ -13,26 +13,26 @@ use crate::nft::{Channel, event};
 
 /// `NFNLGRP_NFTABLES`.
 const GROUP: u32 = 7;
-/// What is kept for us: more than a table of some ten thousand ranges is told in, or making it again would be missed
-/// again.
-const KEPT: usize = 8 << 20;
-/// How long after a failure it is tried again.
+/// Receive buffer in bytes: larger than the notifications for a table of some ten thousand ranges. With less, the
+/// repair itself would overflow it and cause the next repair.
+const RECEIVE_BUFFER: usize = 8 << 20;
+/// Delay before a retry.
 const PAUSE: Duration = Duration::from_secs(10);
 
 impl super::Firewall {
-    /// Listens for changes, to be called before the table is made first.
+    /// Opens the socket. Must be called before the table is made.
     pub(crate) fn listen() -> io::Result<TokioSocket> {
         let mut socket = TokioSocket::new(NETLINK_NETFILTER)?;
         socket.socket_mut().bind(&SocketAddr::new(0, 0))?;
         socket.socket_mut().add_membership(GROUP)?;
-        if let Err(error) = setsockopt(socket.socket_ref(), RcvBufForce, &KEPT) {
-            debug!(%error, "many changes of the firewall at once may be missed");
+        if let Err(error) = setsockopt(socket.socket_ref(), RcvBufForce, &RECEIVE_BUFFER) {
+            debug!(%error, "cannot enlarge the receive buffer for firewall notifications");
         }
         Ok(socket)
     }
 
-    /// Repairs the table after every foreign change of it, until the host goes. The kernel's word wakes it, and while
-    /// something does not work, a timer: then it is tried again.
+    /// Repairs the table after each foreign change, as long as the host exists. Notifications of the kernel wake it,
+    /// and a timer while a repair fails.
     pub(crate) async fn keep(host: std::sync::Weak<Host>, mut socket: TokioSocket) {
         let mut buffer = Vec::with_capacity(65536);
         loop {
@@ -44,29 +44,29 @@ impl super::Firewall {
                     Some(_) => {}
                     None => return,
                 },
-                // More happened than was kept for us: it may have been ours.
+                // Notifications were lost: one of them may have been a foreign change.
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {}
                 Err(error) => {
-                    warn!(%error, "changes of the firewall are not noticed until the kernel is listened to again");
+                    warn!(%error, "cannot receive firewall notifications, opening another socket");
                     tokio::time::sleep(PAUSE).await;
                     match Self::listen() {
                         Ok(anew) => socket = anew,
-                        // The old one says so again.
+                        // The old socket reports its error again.
                         Err(error) => {
-                            warn!(%error, "the kernel cannot be listened to");
+                            warn!(%error, "cannot open a socket for firewall notifications");
                             continue;
                         }
                     }
                 }
             }
-            info!("somebody changed the firewall table, or may have: it is made again");
-            while !host.upgrade().is_none_or(|host| mend(&host)) {
+            info!("the firewall table was or may have been changed by another process, repairing it");
+            while !host.upgrade().is_none_or(|host| repair(&host)) {
                 tokio::time::sleep(PAUSE).await;
             }
         }
     }
 
-    /// Whether somebody else changed our table.
+    /// Whether another process changed our table.
     fn is_foreign(&self, events: &[u8]) -> bool {
         let state = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let ours = state.channel.as_ref().map(Channel::port);
@@ -74,11 +74,11 @@ impl super::Firewall {
     }
 }
 
-/// Makes the table again; whether it could be.
-fn mend(host: &Host) -> bool {
-    let mended = host.firewall.repair();
-    if let Err(error) = &mended {
-        warn!(error = error.chain(), "the firewall table cannot be made again; it is tried once more");
+/// Repairs the table. Returns whether that succeeded.
+fn repair(host: &Host) -> bool {
+    let repaired = host.firewall.repair();
+    if let Err(error) = &repaired {
+        warn!(error = error.chain(), "cannot repair the firewall table, retrying");
     }
-    mended.is_ok()
+    repaired.is_ok()
 }

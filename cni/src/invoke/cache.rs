@@ -1,8 +1,8 @@
-//! What each attachment was given, a small file each, from which DEL, CHECK and GC work, also after a crash.
+//! Records of attachments, one file each. DEL, CHECK and GC work from them, also after a crash.
 //!
-//! Written before the first plugin runs and again with the result. Records lie on a tmpfs (`/run`) and go with the
-//! boot, as what they describe does. Those of lists with plugins of others do not: such a plugin may keep what it gave
-//! on disk, as host-local does below `/var/lib`. They outlast the boot, too, and the next start runs the DEL.
+//! A record is written before the first plugin runs, and again with the result. Records are on a tmpfs (`/run`) and
+//! end with the boot, like the objects that they describe. Records of lists with executables are kept across boots:
+//! such a plugin may keep its data on disk, as host-local does below `/var/lib`, and the next start runs DEL.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
@@ -22,21 +22,21 @@ use crate::spec::Version;
 use crate::spec::list::{Capabilities, List};
 use crate::spec::result::Answer;
 
-/// One attachment, with the list that made it: that is not always the list of today.
+/// One attachment, with the list that made it. The network may have another list by now.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
     /// Shared: most attachments of a node are made by one list.
     pub(crate) list: Arc<List>,
     pub(crate) at: Parameters,
-    /// Which namespace it is, however its path is reused.
+    /// Inode of the network namespace: its path may be reused.
     pub(crate) netns_id: Option<u64>,
-    /// Absent while ADD runs, or when it never ended.
+    /// Absent while ADD runs, or if it never ended.
     pub(crate) result: Option<Answer>,
-    /// Whether its DEL has begun: what it was given is not certain to be its own any more.
-    leaving: bool,
+    /// Whether its DEL has begun: its resources may already belong to another attachment.
+    releasing: bool,
 }
 
-/// The same as JSON, as other runtimes lay it down.
+/// The record of an attachment as JSON, similar to other runtimes' records.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct File {
@@ -46,7 +46,7 @@ struct File {
     network_name: String,
     netns: Option<PathBuf>,
     netns_id: Option<u64>,
-    /// The boot that the namespace is of: its number may be another one's in the next.
+    /// Boot ID: inodes of namespaces are reused after a boot.
     #[serde(default)]
     boot: Option<String>,
     cni_args: String,
@@ -55,12 +55,12 @@ struct File {
     result: Option<Value>,
 }
 
-/// What `kind` says of our files.
+/// Value of `kind` in our records.
 const KIND: &str = "coracleCacheV1";
 
 /// All attachments, in memory and on disk.
 pub(crate) struct Cache {
-    /// For records that go with the boot, and for those that do not.
+    /// Directories of records that end with the boot, and of records that are kept.
     volatile: PathBuf,
     lasting: PathBuf,
     boot: String,
@@ -103,17 +103,17 @@ impl Cache {
         self.lock().values().cloned().collect()
     }
 
-    /// Notes that the DEL of an attachment begins.
+    /// Marks an attachment whose DEL begins.
     pub(crate) fn leave(&self, id: &str) {
         if let Some(entry) = self.lock().get_mut(id) {
-            entry.leaving = true;
+            entry.releasing = true;
         }
     }
 
-    /// Addresses that attachments of the network have and that are not among `present`, with their owners.
+    /// Addresses of the network's attachments that are not in `present`, with their owners.
     pub(crate) fn missing(&self, network: &str, present: &HashSet<IpAddr>) -> Vec<(IpAddr, Owner)> {
         let known = self.lock();
-        let of_network = known.values().filter(|entry| entry.list.name == network && !entry.leaving);
+        let of_network = known.values().filter(|entry| entry.list.name == network && !entry.releasing);
         let addresses = of_network.flat_map(|Entry { at, result, .. }| {
             let ips = result.iter().flat_map(|result| result.addresses_of(&at.ifname));
             ips.map(move |ip| (ip.address.ip(), at))
@@ -122,7 +122,7 @@ impl Cache {
         addresses.filter(|(ip, _)| !present.contains(ip)).map(|(ip, at)| (ip, owner(at))).collect()
     }
 
-    /// The attachment of the network that has this hardware address, or asks for it, until it is taken down.
+    /// The attachment of the network that has or requests this hardware address.
     pub(crate) fn owner_of_mac(&self, network: &str, mac: [u8; 6]) -> Option<String> {
         let known = self.lock();
         let mut of_network = known.values().filter(|entry| entry.list.name == network);
@@ -135,7 +135,7 @@ impl Cache {
         of_network.find(has).map(|entry| entry.at.container_id.clone())
     }
 
-    /// Puts an entry on record. One that outlasts the boot is on the disk then, which nobody's thread waits for.
+    /// Records an entry. A record that is kept across boots is synced to disk, in a blocking thread.
     pub(crate) async fn keep(self: &Arc<Self>, entry: Entry) -> Result<(), Error> {
         if !outlasts_the_boot(&entry.list) {
             return self.put(entry);
@@ -170,14 +170,14 @@ impl Cache {
 }
 
 impl Entry {
-    /// Of an attachment that is to be made.
+    /// Record of an attachment before its ADD.
     pub(crate) fn new(list: Arc<List>, at: Parameters, netns_id: Option<u64>) -> Self {
-        Self { list, at, netns_id, result: None, leaving: false }
+        Self { list, at, netns_id, result: None, releasing: false }
     }
 
     /// Whether its DEL has begun, or it was released.
-    pub(crate) fn is_leaving(&self) -> bool {
-        self.leaving
+    pub(crate) fn is_releasing(&self) -> bool {
+        self.releasing
     }
 
     fn to_file(&self, boot: &str) -> File {
@@ -206,13 +206,13 @@ impl Entry {
             capabilities: file.capability_args,
         };
         (file.kind == KIND).then_some(())?;
-        // Records without a boot are of a version that kept none longer.
+        // Records without a boot ID are of an earlier version, which kept none across boots.
         let netns_id = file.netns_id.filter(|_| file.boot.is_none_or(|of| of == boot));
         Some(Self { result, ..Self::new(List::parse(file.config).ok()?.into(), at, netns_id) })
     }
 }
 
-/// Whether plugins may keep what they gave beyond the boot, and nobody but a DEL takes it back.
+/// Whether plugins may keep data of the attachment across boots, which only a DEL removes.
 fn outlasts_the_boot(list: &List) -> bool {
     !super::is_own(list) || list.disable_gc
 }
@@ -221,10 +221,10 @@ fn file(dir: &Path, id: &str) -> PathBuf {
     dir.join(format!("{id}.json"))
 }
 
-/// Written under another name first: a reader sees all of it or nothing. What is to outlast the boot is on the disk
-/// then, for who knows how that ends.
+/// Writes a temporary file and renames it: a reader sees the whole record or none. A record that is kept across boots
+/// is synced.
 fn write(dir: &Path, path: &Path, text: &[u8], lasts: bool) -> std::io::Result<()> {
-    // Whoever deleted it, attachments go on.
+    // The directory may have been deleted.
     fs::create_dir_all(dir)?;
     let temporary = path.with_extension("new");
     fs::write(&temporary, text)?;
@@ -243,7 +243,7 @@ fn read(path: &Path, boot: &str) -> Option<Entry> {
     Entry::of_file(serde_json::from_slice(&fs::read(path).ok()?).ok()?, boot)
 }
 
-/// A torn record is no reason not to start: what it described is found by `reconcile`.
+/// An incomplete record is ignored: `reconcile` finds what it described.
 fn set_aside(path: &Path) -> Result<(), Error> {
     warn!(path = %path.display(), "removing a network record that cannot be read");
     remove_file(path)

@@ -1,4 +1,4 @@
-//! Plugins as executables: environment and standard input in, a result or an error object out.
+//! Execution of plugins: environment and standard input in, a result or an error object out.
 
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -13,17 +13,26 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command as Process};
 use tracing::warn;
 
-use super::Executables;
 use crate::error::Error;
 use crate::spec::Command;
 use crate::spec::request::Request;
 use crate::spec::result::Answer;
 
-/// How often, and how far apart, a plugin that is still being written is tried again: for five seconds.
+/// Attempts to run a plugin that is being written, and the delay between them: five seconds in total.
 const BUSY_TRIES: u32 = 100;
 const BUSY_PAUSE: Duration = Duration::from_millis(50);
 
-/// What a plugin says when it refuses (section 5, "Error").
+/// Directories of plugin executables, and how they run.
+#[derive(Debug, Clone)]
+pub(crate) struct Executables {
+    pub(crate) path: Vec<PathBuf>,
+    pub(crate) timeout: Duration,
+    /// Each executable leads a process group and is killed with it. A runtime sets this; a plugin that delegates does not:
+    /// its delegates are killed with it.
+    pub(crate) lead: bool,
+}
+
+/// Error object of a plugin (section 5, "Error").
 #[derive(Deserialize)]
 struct Refusal {
     code: u32,
@@ -50,13 +59,13 @@ impl Executables {
             .is_ok_and(|path| file(&path).is_some() && file(&path) == file(Path::new("/proc/self/exe")))
     }
 
-    /// Runs it to its end, or kills it when its time is over.
+    /// Runs the plugin, or kills it after the timeout.
     pub(crate) async fn run(&self, kind: &str, request: &Request) -> Result<Option<Answer>, Error> {
         let program = self.find(kind)?;
         let failed = |source| Error::Run { kind: kind.to_owned(), source };
         let input = serde_json::to_vec(&request.conf).map_err(|error| failed(error.into()))?;
         let mut child = self.start_when_written(&program, request).await.map_err(failed)?;
-        // Dropped before the child is, which keeps the group's number from being another's.
+        // Dropped before the child: until then the number of the process group cannot be reused.
         let group = self.lead.then(|| Group::of(&child));
         let Ok(output) = tokio::time::timeout(self.timeout, talk(&mut child, &input)).await else {
             let reason = format!("it did not end within {} s and was killed", self.timeout.as_secs());
@@ -76,8 +85,8 @@ impl Executables {
         answer(request, &output.stdout)
     }
 
-    /// A plugin that is being replaced right now cannot run yet, nor one whose writer's descriptor a
-    /// process that forked meanwhile holds for a moment: both end by themselves. libcni waits as well.
+    /// Waits while the executable is being replaced, or while a process that forked in the meantime still has its
+    /// descriptor open for writing (ETXTBSY). libcni waits as well.
     async fn start_when_written(&self, program: &Path, request: &Request) -> io::Result<Child> {
         let busy = |error: &io::Error| error.kind() == io::ErrorKind::ExecutableFileBusy;
         for _ in 0..BUSY_TRIES {
@@ -111,12 +120,12 @@ impl Executables {
     }
 }
 
-/// Gives it its configuration, and waits for its end and for that of all that it says.
+/// Writes the configuration to the plugin, and waits for its output and its end.
 async fn talk(child: &mut Child, input: &[u8]) -> io::Result<Output> {
     let (stdin, out, err) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     if let Some(mut stdin) = stdin
         && let Err(error) = stdin.write_all(input).await
-        // A plugin may answer without reading all of it.
+        // A plugin may answer without reading all of its input.
         && error.kind() != io::ErrorKind::BrokenPipe
     {
         return Err(error);
@@ -133,8 +142,7 @@ async fn read(pipe: Option<impl AsyncRead + Unpin>) -> io::Result<Vec<u8>> {
     Ok(said)
 }
 
-/// The processes of a plugin that has not ended: one that it asks for addresses would go on without it, by what it was
-/// told when that was true.
+/// Process group of a running plugin. Its delegates would otherwise continue with outdated parameters.
 struct Group(Option<Pid>);
 
 // === impl Group ===
@@ -144,7 +152,7 @@ impl Group {
         Self(leader.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw))
     }
 
-    /// The plugin has ended by itself, and what it leaves behind is meant to stay.
+    /// The plugin has ended: processes that it leaves behind are not killed.
     fn ended(mut self) {
         self.0 = None;
     }
@@ -153,13 +161,13 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         if let Some(leader) = self.0 {
-            // That there is nobody left is what is wanted.
+            // No process is left: that is the goal.
             let _ = killpg(leader, Signal::SIGKILL);
         }
     }
 }
 
-/// What the plugin's end means: its own error object, or what it wrote instead of one.
+/// The error of a plugin: its error object, or its output.
 fn refusal(kind: &str, stdout: &[u8], stderr: &str, status: &str) -> Error {
     let kind = kind.to_owned();
     match serde_json::from_slice::<Refusal>(stdout) {
@@ -245,7 +253,7 @@ mod tests {
         let error = executables.run("test", &request()).await.unwrap_err();
         assert!(error.chain().contains("was killed"), "{}", error.chain());
         let error = executables.run("other", &request()).await.unwrap_err();
-        assert!(error.to_string().starts_with("there is no plugin other in /absent:"), "{error}");
+        assert!(error.to_string().starts_with("cannot find the plugin other in /absent:"), "{error}");
     }
 
     #[tokio::test]

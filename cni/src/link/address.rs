@@ -25,11 +25,11 @@ pub(crate) struct Present {
 }
 
 impl Links {
-    /// The link's addresses, without those of the link alone (fe80::/10).
+    /// The link's addresses without link-local ones (fe80::/10).
     pub(crate) async fn addresses(&self, link: &Link) -> Result<Vec<Present>, Error> {
         let all: Vec<_> = if self.is_here {
-            // Each pod has an address on the host's side, so the kernel must filter: rtnetlink does so by itself, after
-            // it has read them all.
+            // The kernel must filter, because each pod has an address on the host's side. rtnetlink would read all and
+            // filter afterwards.
             of_link(link.index).map_err(failed("list addresses of", &link.name))?
         } else {
             let request = self.handle.address().get().set_link_index_filter(link.index);
@@ -41,7 +41,7 @@ impl Links {
         Ok(present.filter(|present| !of_link_alone(present.network.ip())).collect())
     }
 
-    /// Adds an address. Without `detect`, it is used at once, no duplicates looked for.
+    /// Adds an address. Without `detect`, it is used at once, without duplicate address detection.
     pub(crate) async fn add_address(
         &self,
         link: &Link,
@@ -63,7 +63,7 @@ impl Links {
         }
     }
 
-    /// Gives the link these addresses and takes away all others (an earlier range's gateway).
+    /// Sets the link's addresses, and removes all others, such as the gateway of an earlier range.
     pub(crate) async fn ensure_addresses(&self, link: &Link, wanted: &[IpNetwork]) -> Result<(), Error> {
         let present = self.addresses(link).await?;
         for address in wanted.iter().filter(|w| present.iter().all(|p| p.network != **w)) {
@@ -75,7 +75,7 @@ impl Links {
         Ok(())
     }
 
-    /// Whether there is a route to the destination of this one, by its next hop if it names one.
+    /// Whether a route to this destination exists, with the same next hop if one is given.
     async fn has_route(&self, route: &Route) -> Result<bool, Error> {
         let filter = if route.dst.is_ipv4() {
             RouteMessageBuilder::<Ipv4Addr>::new().build()
@@ -96,7 +96,8 @@ impl Links {
         Ok(found.iter().any(|message| destination(message) == Some(wanted) && by(message)))
     }
 
-    /// Whether the sandbox's interface, up or not, is as the result has it, with its addresses, and its routes are there.
+    /// Checks that the sandbox's interface has the addresses of the result, and that its routes exist. It may be up or
+    /// down.
     pub(crate) async fn check(&self, ifname: &str, result: &Answer, up: bool) -> Result<(), Error> {
         let changed =
             |what: &str, reason: &str| Error::Changed { what: what.to_owned(), reason: reason.to_owned() };
@@ -127,7 +128,7 @@ impl Links {
         Ok(())
     }
 
-    /// Waits until the kernel has looked for duplicates of the addresses (RFC 4862 §5.4) and found none.
+    /// Waits for the end of duplicate address detection (RFC 4862 §5.4). A duplicate is an error.
     pub(crate) async fn settle(
         &self,
         netns: &Netns,
@@ -166,7 +167,7 @@ impl Links {
     }
 }
 
-/// How long addresses may stay tentative.
+/// Timeout of duplicate address detection.
 const SETTLING: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// The addresses of one link of the caller's namespace, filtered by the kernel.
@@ -230,7 +231,7 @@ fn destination(message: &RouteMessage) -> Option<(IpAddr, u8)> {
     Some((ip.or((prefix == 0).then_some(any))?, prefix))
 }
 
-/// The address of a link. Without `detect`, it is used at once, no duplicates looked for.
+/// The message for a link's address. Without `detect`, it is used at once, without duplicate address detection.
 pub(super) fn address_message(link: &Link, address: IpNetwork, detect: bool) -> AddressMessage {
     let mut message = match address {
         IpNetwork::V4(v4) => {
@@ -247,7 +248,7 @@ pub(super) fn address_message(link: &Link, address: IpNetwork, detect: bool) -> 
     message
 }
 
-/// A route out by a link.
+/// The message for a route through a link.
 pub(super) fn route_message(link: &Link, route: &Route) -> RouteMessage {
     let prefix = route.dst.prefix();
     let mut message = match (route.dst.network(), route.gw) {

@@ -1,5 +1,5 @@
-//! An interface inside a sandbox, set up in one visit: a thread enters the namespace, asks once and says all that is to
-//! be in one message. The same by ten messages of its own keeps the processors busy with handing over.
+//! Setup of an interface inside a sandbox: a thread enters the namespace, makes one query, and sends all changes in
+//! one message. Ten separate messages would cost more context switches.
 
 use std::io;
 
@@ -19,18 +19,18 @@ use crate::spec::result::Route;
 /// `LOOPBACK_IFINDEX`: the loopback of every namespace.
 const LOOPBACK: u32 = 1;
 
-/// What an interface that is there is to get, in this order.
+/// Settings of an existing interface, in the order of their application.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Setup {
     pub(crate) addresses: Vec<IpNetwork>,
-    /// Whether the kernel is to look for duplicates of the addresses before they are used.
+    /// Whether the kernel runs duplicate address detection before the addresses are used.
     pub(crate) detect: bool,
     pub(crate) up: bool,
-    /// Of two to the same destination, the first counts.
+    /// If two routes have the same destination, the first one is used.
     pub(crate) routes: Vec<Route>,
 }
 
-/// One of the things to do, for the error when it cannot be done.
+/// One change, for errors.
 struct Step {
     action: &'static str,
     what: String,
@@ -45,7 +45,7 @@ pub(crate) async fn loopback_up(netns: &Netns) -> Result<(), Error> {
 // === impl Setup ===
 
 impl Setup {
-    /// Gives it to the interface. How that was before.
+    /// Applies the settings. Returns the previous state of the link.
     pub(crate) async fn apply(self, netns: &Netns, ifname: &str) -> Result<Link, Error> {
         let ifname = ifname.to_owned();
         netns.visit(move || self.give(&ifname)).await?
@@ -99,7 +99,7 @@ fn up(index: u32) -> Request {
     (RouteNetlinkMessage::SetLink(LinkUnspec::new_with_index(index).up().build()), 0)
 }
 
-/// Has the kernel do all of it. The first that it refuses is the error.
+/// Sends all changes. Returns the first error.
 fn say(socket: &mut RouteSocket, steps: Vec<(Step, Request)>) -> Result<(), Error> {
     let (steps, requests): (Vec<Step>, Vec<Request>) = steps.into_iter().unzip();
     let refused =

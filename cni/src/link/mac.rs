@@ -1,4 +1,4 @@
-//! Hardware addresses of Ethernet.
+//! Ethernet hardware addresses.
 
 pub(crate) fn format_mac(mac: &[u8]) -> String {
     mac.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(":")
@@ -15,13 +15,13 @@ pub(crate) fn parse_mac(text: &str) -> Option<[u8; 6]> {
     (parts.next().is_none() && mac[0] & 1 == 0 && mac != [0; 6]).then_some(mac)
 }
 
-/// What hardware addresses of ours begin with.
+/// First bytes of our random hardware addresses.
 pub(super) const OUR_PREFIX: u8 = 0x0a;
 
-/// A locally administered address that nobody has.
+/// A random, locally administered hardware address.
 pub(crate) fn random_mac() -> [u8; 6] {
     use std::hash::{BuildHasher, RandomState};
-    // Seeded by the kernel, anew for each.
+    // Each instance has another seed of the kernel.
     let [a, b, c, d, e, ..] = RandomState::new().hash_one(std::process::id()).to_ne_bytes();
     [OUR_PREFIX, a, b, c, d, e]
 }

@@ -1,8 +1,8 @@
-//! Removing a link of the caller's own namespace, and not waiting for the kernel longer than for the link.
+//! Fast removal of a link in the caller's namespace.
 //!
-//! The kernel answers an `RTM_DELLINK` when no processor can hold on to the link's memory any more, and that takes it
-//! tens of milliseconds (`netdev_run_todo`, `rcu_barrier`). Well before, within one, it tells who listens that the link
-//! is gone: down, off its bridge, its name free, its addresses and routes dropped, and its peer likewise.
+//! The kernel answers an `RTM_DELLINK` when no processor can use the link's memory any more, which takes tens of
+//! milliseconds (`netdev_run_todo`, `rcu_barrier`). Within one millisecond, it notifies listeners that the link is
+//! gone: it is down, off its bridge, its name is free, its addresses and routes are removed, and those of its peer.
 
 use std::convert::Infallible;
 use std::io;
@@ -15,13 +15,13 @@ use tokio::sync::Semaphore;
 
 use crate::route_socket::RouteSocket;
 
-/// Removals that wait for the kernel at a time: each keeps a thread meanwhile, and those are few in a node.
+/// Maximum concurrent removals that wait for the kernel: each occupies a thread, and a node has few.
 static WAITING: Semaphore = Semaphore::const_new(4);
 
-/// Removes the link with this index. On return nothing can find it.
+/// Removes the link with this index. When this returns, the link cannot be found any more.
 pub(super) async fn remove(index: u32) -> io::Result<()> {
     let turn = WAITING.acquire().await;
-    // Before the request: what is told meanwhile is kept for us.
+    // Opened before the request, so that no notification is missed.
     let (connection, _handle, mut told) =
         rtnetlink::new_multicast_connection(&[rtnetlink::MulticastGroup::Link])?;
     let listening = async {
@@ -41,7 +41,7 @@ pub(super) async fn remove(index: u32) -> io::Result<()> {
     let gone = async {
         while let Some((message, _)) = told.next().await {
             if let NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelLink(link)) = message.payload
-                // A bridge tells in its own family that it lost a port, which is not the end of it.
+                // A bridge sends such a message in its own family when it loses a port. That is not the removal.
                 && link.header.interface_family == AddressFamily::Unspec
                 && link.header.index == index
             {
@@ -50,7 +50,7 @@ pub(super) async fn remove(index: u32) -> io::Result<()> {
         }
         std::future::pending().await
     };
-    // What is told can get lost; the answer cannot.
+    // Notifications can be lost, the answer cannot.
     tokio::select! {
         () = gone => Ok(()),
         never = listening => match never {},

@@ -1,4 +1,4 @@
-//! Limits of a link's traffic: token buckets, and the detour by which incoming packets come to one.
+//! Bandwidth limits of links: token buckets, and the redirection of incoming packets to a device with a bucket.
 
 use futures::{StreamExt, TryStreamExt};
 use netlink_packet_core::{DefaultNla, NetlinkMessage, NetlinkPayload, Nla, NlasIterator};
@@ -16,18 +16,18 @@ use crate::error::Error;
 pub(crate) struct Bucket {
     /// Bytes per second.
     pub(crate) rate: u64,
-    /// Bytes at once.
+    /// Burst in bytes.
     pub(crate) burst: u32,
 }
 
-/// How the alias of an intermediate device begins; the link's name follows.
+/// Prefix of an intermediate device's alias. The link's name follows.
 const OF: &str = "coracle: limits of ";
 const TBF: &str = "tbf";
 /// `TCA_TBF_*`.
 const PARAMETERS: u16 = 1;
 const RATE_64: u16 = 4;
 const BURST: u16 = 6;
-/// How long a packet may wait in a bucket, in microseconds.
+/// Maximum delay of a packet in a bucket, in microseconds.
 const LATENCY: u64 = 25_000;
 
 // === impl Bucket ===
@@ -37,7 +37,7 @@ impl Bucket {
     fn options(self) -> Vec<TcOption> {
         let rate = u32::try_from(self.rate).unwrap_or(u32::MAX);
         let queue = self.rate.saturating_mul(LATENCY) / 1_000_000 + u64::from(self.burst);
-        // In the scheduler's ticks of 64 ns.
+        // In ticks of the scheduler, 64 ns each.
         let ticks = u128::from(self.burst) * 1_000_000_000 / u128::from(self.rate.max(1)) / 64;
         let mut qopt = vec![0; 8];
         qopt.extend_from_slice(&rate.to_ne_bytes());
@@ -55,7 +55,8 @@ impl Bucket {
 }
 
 impl Links {
-    /// Makes an intermediate device for a link's traffic, up, or takes the one that is there. It says whose it is.
+    /// Makes an intermediate device for a link's traffic or uses the existing one, and sets it up. Its alias names the
+    /// link.
     pub(crate) async fn ensure_ifb(&self, name: &str, of: &Link) -> Result<Link, Error> {
         let message = LinkIfb::new(name).mtu(of.mtu).up().build();
         match self.handle.link().add(message).execute().await {
@@ -69,13 +70,13 @@ impl Links {
         Ok(device)
     }
 
-    /// Removes the intermediate devices whose links are gone: nothing comes to them any more, whoever made them.
+    /// Removes intermediate devices whose links are gone: no packet reaches them any more.
     pub(crate) async fn sweep_ifbs(&self) -> Result<(), Error> {
         let links = self.all().await?;
         let is_there = |name: &str| links.iter().any(|link| link.name == name);
         for device in links.iter().filter(|link| link.kind == Some(InfoKind::Ifb)) {
             let Some(of) = device.alias.strip_prefix(OF).filter(|of| !is_there(of)) else { continue };
-            // A list that others change meanwhile may lack what is there.
+            // A dump during changes may be incomplete: check again.
             if self.find(of).await?.is_none() {
                 self.delete(&device.name).await?;
             }
@@ -83,7 +84,7 @@ impl Links {
         Ok(())
     }
 
-    /// Puts a bucket on what leaves by the link.
+    /// Limits packets that leave through the link.
     pub(crate) async fn set_bucket(&self, link: &Link, bucket: Bucket) -> Result<(), Error> {
         let mut message = TcMessage::with_index(i32::try_from(link.index).unwrap_or_default());
         message.header.parent = TcHandle::ROOT;
@@ -104,14 +105,14 @@ impl Links {
         Ok(())
     }
 
-    /// Sends what comes in by the link out by another one, where a bucket can hold it.
+    /// Redirects incoming packets of the link to another link, whose bucket limits them.
     pub(crate) async fn detour(&self, link: &Link, to: &Link) -> Result<(), Error> {
         const INGRESS: u32 = 0xffff_0000;
         const ALL: u16 = 0x0003;
         let wrong = failed("redirect the traffic of", &link.name);
         let index = i32::try_from(link.index).unwrap_or_default();
         match self.handle.qdisc().add(index).ingress().execute().await {
-            // There since an ADD that did not end.
+            // Left by an interrupted ADD.
             Err(error) if is_errno(&error, libc::EEXIST) => {}
             added => added.map_err(&wrong)?,
         }
@@ -121,7 +122,7 @@ impl Links {
         filter.redirect(to.index).map_err(&wrong)?.execute().await.map_err(&wrong)
     }
 
-    /// The rate, in bytes per second, of the bucket on the link; none when there is no bucket.
+    /// Rate of the link's bucket in bytes per second. `None` without a bucket.
     pub(crate) async fn bucket_rate(&self, link: &Link) -> Result<Option<u64>, Error> {
         let index = i32::try_from(link.index).unwrap_or_default();
         let _alone = self.listing.lock().await;
@@ -142,7 +143,7 @@ fn rate(message: &TcMessage) -> Option<u64> {
     if !message.attributes.iter().any(|a| matches!(a, TcAttribute::Kind(kind) if kind == TBF)) {
         return None;
     }
-    // The options of a kind that the library does not know are one attribute with all of them inside.
+    // The library does not know this kind: its options are one attribute with all others inside.
     let options = message.attributes.iter().find_map(|a| match a {
         TcAttribute::Options(options) => match options.first() {
             Some(TcOption::Other(nla)) => Some(nla),

@@ -1,4 +1,4 @@
-//! VLANs of a bridge's ports (IEEE 802.1Q): which a port is a member of, and as which its untagged packets count.
+//! VLANs of a bridge's ports (IEEE 802.1Q): memberships, and the VLAN of untagged packets.
 
 use futures::TryStreamExt;
 use netlink_packet_route::AddressFamily;
@@ -10,31 +10,31 @@ use rtnetlink::LinkBridgeVlan;
 use super::{Link, Links, failed, is_errno};
 use crate::error::Error;
 
-/// The largest number of a VLAN.
+/// Maximum VLAN ID.
 pub(crate) const LAST: u16 = 4094;
 
 /// One VLAN of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Member {
     pub(crate) vlan: u16,
-    /// Packets without a tag come in as of this VLAN; a port has one such.
+    /// Untagged incoming packets belong to this VLAN (PVID). A port has one such VLAN.
     pub(crate) native: bool,
-    /// Packets of this VLAN leave without a tag.
+    /// Packets of this VLAN leave untagged.
     pub(crate) untagged: bool,
 }
 
-/// What a port is to be a member of.
+/// Desired VLANs of a port.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Vlans {
-    /// As which packets without a tag count.
+    /// VLAN of untagged packets.
     pub(crate) native: Option<u16>,
-    /// VLANs whose packets carry their tag, in order.
+    /// Tagged VLANs, sorted.
     pub(crate) trunk: Vec<u16>,
-    /// Whether the VLAN that the bridge gives each new port stays.
+    /// Whether the bridge's default VLAN is kept.
     pub(crate) keep_default: bool,
 }
 
-/// Refuses VLANs where there are none.
+/// The error for kernels without VLAN filtering.
 pub(crate) fn unsupported() -> Error {
     Error::invalid("vlan", "the kernel's bridges do not filter VLANs (CONFIG_BRIDGE_VLAN_FILTERING)")
 }
@@ -42,12 +42,12 @@ pub(crate) fn unsupported() -> Error {
 // === impl Vlans ===
 
 impl Vlans {
-    /// Whether the bridge must tell VLANs apart.
+    /// Whether the bridge must filter VLANs.
     pub(crate) fn any(&self) -> bool {
         self.native.is_some() || !self.trunk.is_empty()
     }
 
-    /// The memberships, in order. A trunk whose own VLAN nobody named has 1.
+    /// The memberships, sorted. A trunk without a native VLAN has native VLAN 1.
     fn members(&self) -> Vec<Member> {
         let native = self.native.unwrap_or(1);
         let tagged = |vlan: &u16| Member { vlan: *vlan, native: false, untagged: false };
@@ -58,14 +58,14 @@ impl Vlans {
         members
     }
 
-    /// Whether a port with these memberships is as wanted.
+    /// Whether a port has the desired memberships.
     pub(crate) fn are(&self, present: &[Member]) -> bool {
         let wanted = self.members();
         wanted.iter().all(|member| present.contains(member))
             && (self.keep_default || present.len() == wanted.len())
     }
 
-    /// The memberships as the kernel is told them: neighbours in one range each, but for the port's own.
+    /// The memberships in the kernel's form: adjacent VLANs as one range, except the native one.
     fn infos(&self) -> Vec<AfSpecBridge> {
         let info = |vid, flags| AfSpecBridge::VlanInfo(BridgeVlanInfo { vid, flags });
         let members = self.members();
@@ -87,7 +87,7 @@ impl Vlans {
 // === impl Links ===
 
 impl Links {
-    /// Makes a port of the bridge a member of these VLANs, and of that which the bridge gave it only if that stays.
+    /// Sets the VLANs of the bridge's port. The default VLAN is removed unless it is kept.
     pub(crate) async fn set_vlans(&self, bridge: &Link, port: &Link, vlans: &Vlans) -> Result<(), Error> {
         let wrong = failed("set the VLANs of", &port.name);
         let default = bridge.default_vlan.filter(|vlan| *vlan != 0);
@@ -97,7 +97,7 @@ impl Links {
             let mut request = self.handle.link().del(port.index);
             *request.message_mut() = LinkBridgeVlan::new(port.index).vlan(vlan, Flags::empty()).build();
             match request.execute().await {
-                // It was not.
+                // It was no member.
                 Err(error) if !is_errno(&error, libc::ENOENT) => return Err(wrong(error)),
                 _ => {}
             }

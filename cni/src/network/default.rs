@@ -1,5 +1,5 @@
-//! The network of no configuration: a bridge, addresses of the node's own ranges, host ports and limits of
-//! bandwidth. A list like any other, of our own types.
+//! The default network, used without a configuration: a bridge, addresses from the node's ranges, host ports and
+//! bandwidth limits. It is a list of our own plugins.
 
 use std::sync::Arc;
 
@@ -14,26 +14,25 @@ use crate::link::Bridge;
 use crate::spec::list::List;
 use crate::sysctl;
 
-/// The list's name, and that of the directory with its addresses.
+/// Name of the list and of its directory of addresses.
 pub(super) const NAME: &str = "coracle";
 pub(super) const NO_RANGE: &str = "no pod address range is set";
 
 impl Network {
-    /// Sets the node's pod ranges. Unless a configuration names another network, the default one is made:
-    /// the bridge with each range's first address as gateway, forwarding, and the firewall table. Calling it
-    /// again with the same ranges repairs.
+    /// Sets the node's pod ranges. Without a configured network, this makes the default network: the bridge with the
+    /// first address of each range as gateway, forwarding, and the firewall table. A repeated call with the same
+    /// ranges repairs them.
     ///
     /// # Errors
-    /// When a range is too small or the kernel refuses.
+    /// When a range is too small or the kernel fails.
     pub async fn set_pod_cidrs(&self, cidrs: Vec<IpNetwork>) -> Result<(), Error> {
         let mut state = self.inner.state.write().await;
         state.cidrs = cidrs;
         if state.configured { Ok(()) } else { self.install_default(&mut state).await }
     }
 
-    /// Sets the ranges, of other nodes' pods for one, to which pods of the default network keep their own
-    /// address: everywhere else they have the node's. Until it is called, those stay that were set before this
-    /// process was.
+    /// Sets the destination ranges without masquerading, such as those of other nodes' pods: there packets of pods
+    /// keep their address. Until the first call, the ranges of the previous process remain.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -53,14 +52,14 @@ impl Network {
         done
     }
 
-    /// Sets the MTU of the default network's bridge and of all its pods, those that live too, in place of the
-    /// configured one; that one again when absent.
+    /// Sets the MTU of the default network's bridge and of all its pods, instead of the configured one. `None`
+    /// restores the configured one.
     ///
     /// # Errors
-    /// When the kernel refuses; calling again resumes.
+    /// When the kernel fails. The call can be repeated.
     pub async fn set_mtu(&self, mtu: Option<u32>) -> Result<(), Error> {
         let made = |state: &State| state.list.is_some() && !state.configured;
-        // Mostly nothing changes, and nobody is kept waiting by that.
+        // Usually nothing changes: then this takes no lock for writing.
         let nothing_to_do = |state: &State| state.mtu == mtu && !(state.mtu_is_new && made(state));
         if nothing_to_do(&*self.inner.state.read().await) {
             return Ok(());
@@ -72,7 +71,7 @@ impl Network {
         if state.mtu_is_new && made { self.install_default(&mut state).await } else { Ok(()) }
     }
 
-    /// Makes the default network, if the ranges are known.
+    /// Makes the default network if its ranges are known.
     pub(super) async fn install_default(&self, state: &mut State) -> Result<(), Error> {
         state.configured = false;
         if state.cidrs.is_empty() {
@@ -104,7 +103,7 @@ impl Network {
         host.links.ensure_addresses(&bridge, &gateways).await?;
         coracle_fault::point("recover.bridge-addressed");
         if !host.firewall.opens(&config.bridge) {
-            // An earlier version left it open.
+            // An earlier version left it enabled.
             sysctl::route_localnet(&config.bridge, false)?;
         }
         host.firewall.put(&claim(state))?;
@@ -114,7 +113,7 @@ impl Network {
         List::parse(list(config, mtu, &state.cidrs)).map_err(wrong)
     }
 
-    /// Marks the bridge as ours, if it has these addresses or those that it was given last.
+    /// Marks the bridge as ours if it has these addresses or those of the last record.
     pub(super) async fn claim_bridge(&self, gateways: &[IpNetwork]) -> Result<(), Error> {
         let (config, host) = (&self.inner.config, &self.inner.host);
         let earlier = host.firewall.get(&claim(&State::default())).map(|claim| claim.masquerade);
@@ -123,19 +122,19 @@ impl Network {
         host.links.claim_bridge(&config.bridge, &gateways).await
     }
 
-    /// Takes the default network's claim back: another network takes its place.
+    /// Removes the default network's firewall claim: another network replaces it.
     pub(super) fn drop_default(&self) -> Result<(), Error> {
         self.inner.host.firewall.remove(&claim(&State::default()))
     }
 }
 
-/// The ranges that pods' packets kept their address to when the claim on file was made.
+/// The ranges without masquerading in the recorded claim.
 pub(super) fn unmasqueraded(firewall: &Firewall) -> Vec<IpNetwork> {
     let Some(claim) = firewall.get(&claim(&State::default())) else { return Vec::new() };
     claim.except.into_iter().filter(|range| !claim.masquerade.contains(range)).collect()
 }
 
-/// The network as a whole: its ranges are masqueraded, whoever lives in them.
+/// Claim of the network itself: masquerading of its ranges, independent of attachments.
 fn claim(state: &State) -> Claim {
     Claim {
         plugin: "network".to_owned(),
@@ -146,7 +145,7 @@ fn claim(state: &State) -> Claim {
     }
 }
 
-/// The first address of a range, which is the bridge's.
+/// The first address of a range, which the bridge has.
 fn gateway(cidr: IpNetwork) -> Result<IpNetwork, Error> {
     let set = RangeSet::new(
         0,

@@ -1,5 +1,5 @@
-//! Addresses, interfaces and firewall as what follows from the sandboxes that live: made what they need, and
-//! the rest freed. At start, on GC, and when the network changes.
+//! Reconciliation of addresses, interfaces and firewall with the running sandboxes: at start, on GC, and when the
+//! network changes.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -9,27 +9,28 @@ use serde_json::{Map, Value};
 use tracing::{debug, warn};
 
 use super::{Attachment, Network, State, parameters};
-use crate::bridge::host_interface;
 use crate::error::Error;
 use crate::firewall::Claim;
 use crate::host_local;
 use crate::invoke::cache::Entry;
 use crate::invoke::{Where, is_own};
+use crate::link::derived::host_interface;
 use crate::link::{Link, Links, format_mac};
 use crate::netns::{self, Netns};
-use crate::plugin::{self, Kind};
+use crate::plugin;
+use crate::plugin_kind::Kind;
 use crate::spec::Command;
 use crate::spec::list::List;
 use crate::spec::request::{Request, Valid};
 use crate::spec::result::{Answer, Interface, Ip};
 
-/// When executables are told again after they kept a pod waiting, at first and at most.
+/// Back-off of a GC by executables that was cancelled for a pod: first and last delay.
 const RETRY: Duration = Duration::from_secs(10);
 const RARELY: Duration = Duration::from_secs(300);
 
 impl Network {
-    /// Makes addresses, interfaces and firewall what the living sandboxes need, and frees the rest (CNI GC). Of
-    /// one whose record is lost, what [`add`](Self::add) was told has to be told again.
+    /// Restores what the running sandboxes need of addresses, interfaces and firewall, and frees the rest (CNI GC).
+    /// For a sandbox without a record, `live` must contain the parameters of its [`add`](Self::add).
     ///
     /// # Errors
     /// The first failure, after everything was tried.
@@ -44,13 +45,13 @@ impl Network {
             if is_own(&entry.list) {
                 let given_back = self.give_back(&entry).await;
                 if given_back.is_err() {
-                    inner.leaving.refused(id, self);
+                    self.retry_later(id);
                 }
                 first = first.and(given_back);
             } else {
-                // A plugin of others may wait for what this node has yet to start: nothing here waits for it.
+                // An executable may wait for a part of the node that is not started yet, so this does not wait for it.
                 inner.cache.leave(id);
-                inner.leaving.add(id, self);
+                self.sweep_later(id);
             }
         }
         coracle_fault::point("recover.network-freed");
@@ -59,7 +60,7 @@ impl Network {
         first.and(self.derive(&mut state).await)
     }
 
-    /// Removes the bridge, the firewall table and every record: the node is being taken down.
+    /// Removes the bridge, the firewall table and all records, for the removal of a node.
     ///
     /// # Errors
     /// The first failure, after everything was tried.
@@ -67,14 +68,14 @@ impl Network {
         let inner = &self.inner;
         let claimed = self.claim_bridge(&[]).await;
         let mut reconciled = self.reconcile(&[]).await;
-        // There is no later for what executables are told, either.
+        // GC by executables is not deferred here: the process ends.
         for list in self.with_executables().await {
-            let collected = inner.collecting.run(self.collect(&list)).await;
+            let collected = inner.gc_lock.run(self.collect(&list)).await;
             reconciled = reconciled.and(collected.unwrap_or(Ok(())));
         }
-        // There is no later for the DELs that a start leaves for later.
+        // DELs are not deferred here: the process ends.
         for entry in inner.cache.all() {
-            inner.leaving.forget(&entry.at.container_id);
+            inner.releases.forget(&entry.at.container_id);
             reconciled = reconciled.and(self.del(&entry.at.container_id).await);
         }
         let firewall = inner.host.firewall.clear();
@@ -86,7 +87,7 @@ impl Network {
         claimed.and(reconciled).and(firewall).and(bridge)
     }
 
-    /// Tells all plugins what is valid, and makes the files of addresses what is in use.
+    /// Runs GC in process, and restores address files, firewall claims and interfaces.
     pub(super) async fn derive(&self, state: &mut State) -> Result<(), Error> {
         let inner = &self.inner;
         let mut first = self.adopt(state).await;
@@ -97,7 +98,7 @@ impl Network {
             first = first.and(self.invoker().gc(list, &valid, Where::InProcess).await);
         }
         coracle_fault::point("recover.network-collected");
-        for entry in entries.iter().filter(|entry| !entry.is_leaving()) {
+        for entry in entries.iter().filter(|entry| !entry.is_releasing()) {
             first = first.and(restore(entry));
         }
         coracle_fault::point("recover.network-restored");
@@ -108,7 +109,7 @@ impl Network {
         let (wanted, told) = claims(&entries);
         first = first.and(told).and(inner.host.firewall.ensure(wanted));
         coracle_fault::point("recover.network-claimed");
-        // In this order, for a device goes with its port.
+        // In this order: an intermediate device is removed after its port.
         first = first.and(self.sweep_ports(&valid).await);
         coracle_fault::point("recover.network-swept");
         first = first.and(inner.host.links.sweep_ifbs().await);
@@ -116,10 +117,10 @@ impl Network {
         first
     }
 
-    /// Tells executables what is valid, beside all else: they may take a minute each, or wait for what this node has yet to
-    /// start. Those that a pod could not wait for are told again, ever more rarely, unless all are meanwhile.
+    /// Runs GC of executables in a task of its own: they may take a minute each, or wait for a part of the node that
+    /// is not started yet. A GC that was cancelled for a pod is retried with back-off, unless a later GC was begun.
     fn collect_beside(&self) {
-        let (network, turn) = (self.weak(), self.inner.collecting.begin());
+        let (network, turn) = (self.weak(), self.inner.gc_lock.begin());
         tokio::spawn(async move {
             let mut pause = RETRY;
             loop {
@@ -130,29 +131,26 @@ impl Network {
                 drop(here);
                 tokio::time::sleep(pause).await;
                 pause = RARELY.min(2 * pause);
-                if network().is_none_or(|here| !here.inner.collecting.is_newest(turn)) {
+                if network().is_none_or(|here| !here.inner.gc_lock.is_newest(turn)) {
                     return;
                 }
             }
         });
     }
 
-    /// False when one was given up for a pod that waited.
+    /// Returns false if a GC was cancelled for a pod that waited.
     async fn collect_all(&self) -> bool {
         let mut ended = true;
         for list in self.with_executables().await {
-            let collected = self.inner.collecting.run(self.collect(&list)).await;
+            let collected = self.inner.gc_lock.run(self.collect(&list)).await;
             let network = &list.name;
             match collected {
                 Some(Ok(())) => {}
                 Some(Err(error)) => {
-                    warn!(network, error = error.chain(), "a plugin did not free what nobody has any more");
+                    warn!(network, error = error.chain(), "cannot collect garbage with a plugin");
                 }
                 None => {
-                    warn!(
-                        network,
-                        "a plugin that was to free what nobody has kept a pod waiting: it is asked again later"
-                    );
+                    warn!(network, "garbage collection cancelled because a pod waited, retrying");
                     ended = false;
                 }
             }
@@ -170,7 +168,7 @@ impl Network {
         lists(&entries, &state).into_iter().filter(|list| !is_own(list)).cloned().collect()
     }
 
-    /// The default network's bridge is ours alone: ports of nobody are removed.
+    /// Removes ports of the default network's bridge without an attachment. The bridge has no other users.
     async fn sweep_ports(&self, valid: &[Valid]) -> Result<(), Error> {
         let links = &self.inner.host.links;
         let Some(bridge) = links.find_ours(&self.inner.config.bridge).await? else { return Ok(()) };
@@ -178,7 +176,7 @@ impl Network {
         links.delete_ports_except(&bridge, &wanted).await
     }
 
-    /// Takes sandboxes that live, and whose records are lost, for what their namespaces show them to be.
+    /// Makes records of running sandboxes without one, from the state of their namespaces.
     async fn adopt(&self, state: &mut State) -> Result<(), Error> {
         let Some(list) = state.list.clone() else { return Ok(()) };
         let mut first = Ok(());
@@ -199,7 +197,7 @@ impl Network {
         first
     }
 
-    /// What the sandbox has in truth.
+    /// Addresses and interfaces that the sandbox has now.
     async fn look(&self, live: &Attachment) -> Result<Answer, Error> {
         let host = &self.inner.host.links;
         let links = Links::inside(&Netns::open(&live.netns)?)?;
@@ -218,7 +216,7 @@ impl Network {
         };
         let sandbox = live.netns.to_string_lossy().into_owned();
         let inside = Interface { sandbox, ..of_host(&link) };
-        // In the order in which the bridge plugin names them.
+        // In the order of the bridge plugin's result.
         let mut interfaces: Vec<_> = bridge.iter().chain(&outside).map(of_host).collect();
         let ips = addresses.iter().map(|a| Ip {
             interface: Some(interfaces.len()),
@@ -231,10 +229,10 @@ impl Network {
     }
 }
 
-/// What our own plugins want of the firewall for these, and the first of them that cannot be told.
+/// Firewall claims of these attachments, and the first error.
 fn claims(entries: &[Entry]) -> (Vec<Claim>, Result<(), Error>) {
     let (mut claims, mut first) = (Vec::new(), Ok(()));
-    for entry in entries.iter().filter(|entry| !entry.is_leaving()) {
+    for entry in entries.iter().filter(|entry| !entry.is_releasing()) {
         let Some(result) = &entry.result else { continue };
         for conf in &entry.list.plugins {
             let Some(kind) = conf.get("type").and_then(|kind| Kind::parse(kind.as_str()?)) else { continue };
@@ -247,7 +245,7 @@ fn claims(entries: &[Entry]) -> (Vec<Claim>, Result<(), Error>) {
     (claims, first)
 }
 
-/// The ADD that an attachment had from one of its list's plugins.
+/// The ADD request that one of the list's plugins got for an attachment.
 fn request(entry: &Entry, plugin: &Map<String, Value>, previous: Option<&Answer>) -> Request {
     let previous = previous.map(|answer| answer.to_value(entry.list.version));
     Request {
@@ -261,17 +259,17 @@ fn request(entry: &Entry, plugin: &Map<String, Value>, previous: Option<&Answer>
     }
 }
 
-/// The attachments that are to keep what they have. What a plugin of others has yet to take back is not valid; what is ours
-/// stays so until it is gone.
+/// The attachments that keep their resources. An attachment that an executable has yet to delete is not valid; one of
+/// our own plugins is valid until it is deleted.
 fn valid(entries: &[Entry], state: &State) -> Vec<Valid> {
-    let present = entries.iter().filter(|entry| is_own(&entry.list) || !entry.is_leaving());
+    let present = entries.iter().filter(|entry| is_own(&entry.list) || !entry.is_releasing());
     let known = present.map(|entry| (&entry.at.container_id, &entry.at.ifname));
     let unowned = state.unowned.iter().flatten().map(|at| (&at.id, &at.ifname));
     let valid = |(id, ifname): (&String, &String)| Valid { container_id: id.clone(), ifname: ifname.clone() };
     known.chain(unowned).map(valid).collect()
 }
 
-/// The list of today, and those by which attachments were made.
+/// The current list, and all lists of attachments.
 fn lists<'l>(entries: &'l [Entry], state: &'l State) -> Vec<&'l List> {
     let mut lists: Vec<&Arc<List>> = state.list.iter().collect();
     for entry in entries {
@@ -282,7 +280,7 @@ fn lists<'l>(entries: &'l [Entry], state: &'l State) -> Vec<&'l List> {
     lists.into_iter().map(Arc::as_ref).collect()
 }
 
-/// Makes the files of the addresses that an attachment of our own types has.
+/// Restores the address files of an attachment of our own plugins.
 fn restore(entry: &Entry) -> Result<(), Error> {
     let Some(result) = &entry.result else { return Ok(()) };
     let mut first = Ok(());

@@ -1,5 +1,5 @@
-//! Which network is the network: the first list of the configuration directory, or the default one; and
-//! noticing that this changed.
+//! Choice of the network: the first list of the configuration directory, or the default network. Watches the
+//! directory.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,35 +12,35 @@ use crate::error::Error;
 use crate::spec::list::List;
 use crate::watch::Watch;
 
-/// How long after a failure the configuration is looked at and watched again.
+/// Delay before the configuration is read and watched again after a failure.
 const PAUSE: Duration = Duration::from_secs(10);
 
 impl Network {
-    /// Reads the configuration directory anew. Attachments that were made stay what they are.
+    /// Reads the configuration directory again. Existing attachments do not change.
     pub(super) async fn reload(&self) {
         let Some(dir) = &self.inner.config.conf_dir else { return };
         let found = List::first_of(dir);
         let mut state = self.inner.state.write().await;
         let taken = match found {
             Ok(Some(list)) => self.install(&mut state, list).await,
-            // Where there is no such directory, this comes after every change of what is above it.
+            // If the directory does not exist, this is called after each change of its nearest existing parent.
             Ok(None) if !state.configured && !state.unusable => return,
             Ok(None) => self.install_default(&mut state).await,
             Err(error) => Err(error),
         };
         state.unusable = taken.is_err();
         if let Err(error) = taken {
-            warn!(error = error.chain(), "the network configuration cannot be used");
+            warn!(error = error.chain(), "cannot use the network configuration");
             self.set_ready(Err(error.chain()));
         }
     }
 
     async fn install(&self, state: &mut State, list: List) -> Result<(), Error> {
-        let of_others = list.kinds().filter(|kind| crate::plugin::Kind::parse(kind).is_none());
+        let of_others = list.kinds().filter(|kind| crate::plugin_kind::Kind::parse(kind).is_none());
         let of_others = of_others.map(str::to_owned).collect();
         let is_new = state.list.as_deref() != Some(&list);
         if is_new {
-            info!(network = list.name, "the network is that of a configuration list");
+            info!(network = list.name, "using the network of a configuration list");
         }
         if !state.configured {
             self.drop_default()?;
@@ -48,28 +48,29 @@ impl Network {
         state.configured = true;
         state.list = Some(Arc::new(list));
         self.set_ready(Ok(of_others));
-        // What another runtime, or we in an earlier life, left of a network of its name. Pods can be attached all the same.
+        // Another runtime, or an earlier start, may have left attachments of a network with this name. A failure does
+        // not prevent new attachments.
         if is_new
             && state.unowned.is_some()
             && let Err(error) = self.derive(state).await
         {
-            warn!(error = error.chain(), "the network is not all that the living pods need");
+            warn!(error = error.chain(), "cannot restore the network of running pods");
         }
         Ok(())
     }
 
-    /// Reloads after every change of the configuration directory, for as long as the network is.
+    /// Reloads after each change of the configuration directory, as long as the network exists.
     pub(super) fn watch(&self) {
         let inner = &self.inner;
         let Some(dir) = inner.config.conf_dir.clone() else { return };
         let network = self.weak();
         let watching = tokio::spawn(async move {
-            let (mut told, mut seen) = (false, None);
+            let (mut logged, mut seen) = (false, None);
             loop {
-                let Err(error) = heed(&dir, &network, &mut seen).await else { return };
-                if !std::mem::replace(&mut told, true) {
+                let Err(error) = reload_on_change(&dir, &network, &mut seen).await else { return };
+                if !std::mem::replace(&mut logged, true) {
                     let seconds = PAUSE.as_secs();
-                    warn!(%error, seconds, "the network configuration cannot be watched: it is looked at now and then");
+                    warn!(%error, seconds, "cannot watch the network configuration, reading it periodically");
                 }
                 tokio::time::sleep(PAUSE).await;
             }
@@ -79,8 +80,9 @@ impl Network {
     }
 }
 
-/// Reloads after every change. Ok when the network is no more, an error when changes are not told any more.
-async fn heed(
+/// Reloads after each change. Returns Ok when the network is dropped, and an error when the directory cannot be
+/// watched.
+async fn reload_on_change(
     dir: &Path,
     network: &impl Fn() -> Option<Network>,
     seen: &mut Option<String>,
@@ -98,7 +100,7 @@ async fn heed(
         }
     };
     loop {
-        // What happened before it was watched is seen now.
+        // Changes before the watch began are found now.
         let Some(network) = network() else { return Ok(()) };
         network.reload().await;
         drop(network);

@@ -1,4 +1,4 @@
-//! Pods that live get the MTU that the default network has now.
+//! Changes the MTU of running pods to that of the default network.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,15 +8,15 @@ use serde_json::{Value, json};
 
 use super::Network;
 use super::default::NAME;
-use crate::bridge::host_interface;
 use crate::error::Error;
 use crate::invoke::cache::Entry;
 use crate::link::Links;
+use crate::link::derived::host_interface;
 use crate::netns::{self, Netns};
 
 impl Network {
-    /// Gives this MTU to both ends of every pod of the default network that lives. An end that is narrower than it
-    /// was made is somebody's own choice, and stays unless it is too wide.
+    /// Sets this MTU at both ends of each running pod of the default network. An end with a smaller MTU than at its
+    /// creation was changed by an administrator or the pod, and stays unless it is too large.
     pub(super) async fn resize_pods(&self, mtu: u32) -> Result<(), Error> {
         let inner = &self.inner;
         let mut first = Ok(());
@@ -24,7 +24,7 @@ impl Network {
             let Some(made_with) = made_with(&entry, &inner.config.bridge).filter(|made| *made != mtu) else {
                 continue;
             };
-            // On record last: what was not done is found again.
+            // Recorded last: an incomplete change is repeated.
             first = first.and(match self.resize(&entry, (made_with, mtu)).await {
                 Ok(()) => {
                     note(&mut entry, mtu);
@@ -60,14 +60,14 @@ async fn set(links: &Links, name: &str, (made_with, mtu): (u32, u32)) -> Result<
     }
 }
 
-/// The MTU that an attachment of the default network was made with; none for those of other networks.
+/// The MTU at the creation of the attachment. `None` for other networks than the default one.
 fn made_with(entry: &Entry, bridge: &str) -> Option<u32> {
     let plugin = entry.list.plugins.first()?;
     let ours = entry.list.name == NAME && plugin.get("bridge").and_then(Value::as_str) == Some(bridge);
     u32::try_from(plugin.get("mtu").filter(|_| ours)?.as_u64()?).ok()
 }
 
-/// Has the record say so.
+/// Changes the MTU in the record.
 fn note(entry: &mut Entry, mtu: u32) {
     if let Some(plugin) = Arc::make_mut(&mut entry.list).plugins.first_mut() {
         plugin.insert("mtu".to_owned(), json!(mtu));

@@ -11,7 +11,7 @@ use crate::ports::Protocol;
 // === impl Condition ===
 
 impl Condition {
-    /// Of these packets those of which it holds.
+    /// Matches packets for which the condition holds.
     pub(super) fn compared(&self, rule: Rule) -> Rule {
         let by = |rule: Rule, name: &[u8]| compared(rule.meta(Meta::InInterface, R0), name, self.negated);
         match &self.subject {
@@ -26,7 +26,7 @@ impl Condition {
 // === impl Mapping ===
 
 impl Mapping {
-    /// How a map finds it.
+    /// Key of the element in the map.
     pub(super) fn key(&self) -> Attributes {
         let mut key = self.host_ip.map(octets).unwrap_or_default();
         key.extend_from_slice(&[self.protocol.number(), 0, 0, 0]);
@@ -34,7 +34,7 @@ impl Mapping {
         Attributes::default().nest(1, value(&key))
     }
 
-    /// What a map has of it.
+    /// Value of the element in the map.
     pub(super) fn element(&self) -> Attributes {
         let mut target = octets(self.to);
         target.extend_from_slice(&padded(self.to_port));
@@ -43,7 +43,7 @@ impl Mapping {
 }
 
 impl Protocol {
-    /// As IP headers have it.
+    /// Number of the protocol in IP headers.
     pub(crate) fn number(self) -> u8 {
         match self {
             Self::Tcp => 6,

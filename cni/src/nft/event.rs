@@ -1,23 +1,23 @@
-//! What the kernel tells of changes: which table, and by whose socket.
+//! Notifications of nftables changes: table and author.
 
 use super::message::{BODY, attributes, kind_of, messages};
 
-/// `NFNL_SUBSYS_NFTABLES`, of a message's type.
+/// `NFNL_SUBSYS_NFTABLES`, part of the message type.
 const SUBSYSTEM: u8 = 10;
-/// `NFT_MSG_NEWGEN`: it ends a transaction and is of no table.
+/// `NFT_MSG_NEWGEN`: ends a transaction, belongs to no table.
 const NEW_GENERATION: u8 = 15;
-/// In every message that is of a table, the table's name.
+/// Attribute with the table's name, in all messages about tables.
 const TABLE: u16 = 1;
 
-/// A change of a table, or of anything in it.
+/// A change of a table or of its content.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Change<'a> {
     pub(crate) table: &'a str,
-    /// The port of the socket that asked for it.
+    /// The netlink port of the socket that made the change.
     pub(crate) author: u32,
 }
 
-/// The changes that a datagram tells of.
+/// The changes in a datagram.
 pub(crate) fn changes(events: &[u8]) -> impl Iterator<Item = Change<'_>> {
     messages(events).filter_map(change)
 }

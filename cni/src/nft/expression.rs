@@ -1,6 +1,6 @@
-//! The expressions that our rules are made of, in the registers that they use.
+//! nftables expressions used by our rules, and their registers.
 //!
-//! Registers are the 32-bit ones (`NFT_REG32_00` = 8 and up), so that concatenated keys lie side by side.
+//! Registers are the 32-bit ones (`NFT_REG32_00` = 8 and up), so that the parts of concatenated keys are adjacent.
 
 use super::message::Attributes;
 
@@ -11,7 +11,7 @@ pub(crate) const R0: u32 = 8;
 #[derive(Default, Clone)]
 pub(crate) struct Rule(Attributes);
 
-/// Where packet bytes are counted from.
+/// Base of packet offsets.
 #[derive(Clone, Copy)]
 pub(crate) enum Header {
     Network = 1,
@@ -75,7 +75,7 @@ impl Rule {
         rule.mask(R0, &0x20u32.to_ne_bytes()).unequal(R0, &0u32.to_ne_bytes())
     }
 
-    /// No connection, nor one that belongs to it, was answered yet (`ct state` neither established nor related).
+    /// The connection is neither established nor related (`ct state`).
     pub(crate) fn unasked(self) -> Self {
         const STATE: u32 = 0;
         const ESTABLISHED_OR_RELATED: u32 = 0x2 | 0x4;
@@ -87,7 +87,7 @@ impl Rule {
         self.push("lookup", Attributes::default().text(1, map).number(2, R0).number(3, R0))
     }
 
-    /// Of these packets those of whose first register the set says nothing.
+    /// Matches packets whose first register is not in the set.
     pub(crate) fn outside(self, set: &str) -> Self {
         const INVERTED: u32 = 1;
         self.push("lookup", Attributes::default().text(1, set).number(2, R0).number(5, INVERTED))

@@ -1,6 +1,6 @@
-//! nf_tables messages: what of `linux/netfilter/nf_tables.h` a NAT table needs, as bytes.
+//! nf_tables messages as bytes: the part of `linux/netfilter/nf_tables.h` that a NAT table needs.
 //!
-//! A [`Batch`] is one transaction: the kernel takes all of it or nothing.
+//! A [`Batch`] is one transaction: the kernel applies all of it or nothing.
 
 use std::io;
 
@@ -19,10 +19,10 @@ const DUMP: u16 = 0x300;
 const CREATE: u16 = 0x400;
 const APPEND: u16 = 0x800;
 pub(crate) const NLMSG_ERROR: u16 = 2;
-/// The header of every netlink message, and that of netfilter's behind it.
+/// Length of the netlink header and the netfilter header of each message.
 const HEADER: usize = 16;
 pub(crate) const BODY: usize = 20;
-/// What a send has room for in any case: the kernel's default for a socket's buffer is three times as much.
+/// Maximum size of a send: a third of the kernel's default socket buffer.
 const ROOM: usize = 64 << 10;
 
 /// `NFPROTO_INET`: one table for both families.
@@ -47,7 +47,7 @@ pub(crate) enum Verb {
 #[derive(Default, Clone)]
 pub(crate) struct Attributes {
     bytes: Vec<u8>,
-    /// Whether one of them is longer than its length could say: 64 KiB.
+    /// Whether an attribute is longer than the maximum of its length field, 64 KiB.
     too_long: bool,
 }
 
@@ -61,7 +61,7 @@ impl Attributes {
         self
     }
 
-    /// These, and then the others.
+    /// Appends the other attributes.
     pub(crate) fn and(mut self, others: &Self) -> Self {
         self.bytes.extend_from_slice(&others.bytes);
         self.too_long |= others.too_long;
@@ -87,7 +87,7 @@ impl Attributes {
         Self { too_long: nested.too_long | inner.too_long, ..nested }
     }
 
-    /// As [`nest`](Self::nest), of what the kernel has told.
+    /// Like [`nest`](Self::nest), with attributes received from the kernel.
     pub(crate) fn nested(self, kind: u16, inner: &[u8]) -> Self {
         self.bytes(kind | NESTED, inner)
     }
@@ -144,7 +144,7 @@ impl Batch {
     }
 }
 
-/// A socket over which one process sends its transactions: the kernel names it as the author of each change.
+/// The socket of one process for all its transactions. The kernel reports it as the author of each change.
 pub(crate) struct Channel {
     socket: Socket,
     port: u32,
@@ -159,13 +159,13 @@ impl Channel {
         Ok(Self { socket, port })
     }
 
-    /// Its number, by which events tell our own changes from others.
+    /// Its netlink port, which identifies our own changes in notifications.
     pub(crate) fn port(&self) -> u32 {
         self.port
     }
 
-    /// Sends the transaction and reads the kernel's verdict: the first error, or the acknowledgement of
-    /// the last message, which only comes when all was committed.
+    /// Sends the transaction, and reads the result: the first error, or the acknowledgement of the last message, which
+    /// the kernel sends only after the commit.
     pub(crate) fn commit(&mut self, mut batch: Batch) -> io::Result<()> {
         if batch.too_long {
             return Err(io::Error::new(
@@ -191,7 +191,7 @@ impl Channel {
         }
     }
 
-    /// Whether the kernel has any object of this description.
+    /// Whether the kernel has any object that matches the description.
     pub(crate) fn lists(&mut self, verb: Verb, family: u8, of: &Attributes) -> io::Result<bool> {
         let answer = self.request((SUBSYSTEM << 8) | verb as u16, DUMP, family, of)?;
         let mut kinds = messages(&answer).map(kind_of);
@@ -204,7 +204,7 @@ impl Channel {
         verdict(&answer).map(|()| answer)
     }
 
-    /// What a part of netfilter answers to one message; all of it when it is a list.
+    /// The answer of a netfilter subsystem to one message, complete if it is a list.
     pub(crate) fn request(
         &mut self,
         kind: u16,
@@ -219,13 +219,13 @@ impl Channel {
 
     fn ask(&mut self, message: &[u8]) -> io::Result<Vec<u8>> {
         if message.len() > ROOM {
-            // A transaction goes in one send, whatever is in it.
+            // A transaction must be one send, whatever its size.
             setsockopt(&self.socket, SndBufForce, &message.len())?;
         }
         self.socket.send_to(message, &SocketAddr::new(0, 0), 0)?;
         let mut all = Vec::new();
-        // The kernel answers before the send returns; a description and its acknowledgement come apart, and so do the
-        // parts of a list, each of which it writes while the one before is read.
+        // The kernel answers before the send returns. An object and its acknowledgement are separate datagrams, and so
+        // are the parts of a list, each written while the previous one is read.
         loop {
             let mut answer = Vec::with_capacity(16384);
             match self.socket.recv(&mut answer, libc::MSG_DONTWAIT) {
@@ -248,7 +248,7 @@ fn verdict(answer: &[u8]) -> io::Result<()> {
     if acknowledged { Ok(()) } else { Err(io::Error::other("the kernel gave no answer")) }
 }
 
-/// The messages of a datagram, each with its header; none from where it is torn.
+/// The messages of a datagram with their headers, up to the first incomplete one.
 pub(crate) fn messages(mut rest: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         let length = u32::from_ne_bytes(rest.get(..4)?.try_into().ok()?) as usize;
@@ -258,7 +258,7 @@ pub(crate) fn messages(mut rest: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// Attributes, by their kinds; none from where they are torn.
+/// Attributes with their types, up to the first incomplete one.
 pub(crate) fn attributes(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let [l0, l1, k0, k1] = *rest.get(..4)? else { return None };
@@ -269,18 +269,18 @@ pub(crate) fn attributes(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> 
     })
 }
 
-/// What a message is, of those that [`messages`] gives.
+/// Type of a message of [`messages`].
 pub(crate) fn kind_of(message: &[u8]) -> u16 {
     message.get(4..6).and_then(|kind| kind.try_into().ok()).map(u16::from_ne_bytes).unwrap_or_default()
 }
 
-/// The error that a message tells, as a positive number; 0 when it tells of none.
+/// The error in a message as a positive number, or 0.
 pub(crate) fn errno_of(message: &[u8]) -> i32 {
     let code = message.get(HEADER..HEADER + 4).and_then(|code| code.try_into().ok());
     code.map(i32::from_ne_bytes).unwrap_or_default().wrapping_neg()
 }
 
-/// A number among the attributes of the first message of an answer.
+/// A numeric attribute of the first message of an answer.
 pub(crate) fn number_of(answer: &[u8], kind: u16) -> Option<u32> {
     let mut attributes = attributes(messages(answer).next()?.get(BODY..)?);
     let value = attributes.find(|(of, _)| *of == kind)?.1;

@@ -1,4 +1,4 @@
-//! Ranges of addresses as a set of the kernel's has them: from each first address to where the next is not of it.
+//! Address ranges as elements of a kernel set: the first address, and the first address after the range.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -8,7 +8,7 @@ use ipnetwork::IpNetwork;
 use super::expression::value;
 use super::message::Attributes;
 
-/// Addresses of one family without a gap, by the first and the last of them.
+/// Adjacent addresses of one family: first and last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Range {
     first: u128,
@@ -16,7 +16,7 @@ pub(crate) struct Range {
     is_ipv4: bool,
 }
 
-/// The addresses of networks of one family, in ranges that neither overlap nor touch: the kernel takes no others.
+/// Networks of one family as ranges that neither overlap nor touch, which the kernel requires.
 pub(crate) fn ranges(networks: &[IpNetwork]) -> BTreeSet<Range> {
     let mut all: Vec<Range> = networks.iter().map(Range::of).collect();
     all.sort_unstable();
@@ -32,8 +32,8 @@ pub(crate) fn ranges(networks: &[IpNetwork]) -> BTreeSet<Range> {
     ranges.into_iter().collect()
 }
 
-/// The name of the set of what is not beyond a network. It follows from the network's, which has signs that nft reads
-/// otherwise.
+/// Name of the set of a network's excepted destinations. Derived from the network, without characters that have a
+/// meaning in nft.
 pub(crate) fn exceptions_of(network: IpNetwork) -> String {
     format!("not_beyond_{}", network.to_string().replace([':', '/'], "_"))
 }
@@ -51,7 +51,7 @@ impl Range {
         Self { first, last, is_ipv4: network.is_ipv4() }
     }
 
-    /// The one or two elements that a set has of it: what reaches to the highest address has no end.
+    /// The elements of a range: two, or one if the range ends at the highest address.
     pub(crate) fn elements(self) -> Attributes {
         const INTERVAL_END: u32 = 1;
         let key = |bits| Attributes::default().nest(1, value(&self.octets(bits)));

@@ -1,4 +1,4 @@
-//! The addresses of this network namespace: from which a node finds its own.
+//! Addresses of this network namespace, from which a node finds its own.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -10,59 +10,59 @@ use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkExtentMask, LinkIn
 use super::device;
 use super::error::OverlayError;
 use super::message::{is_default_route, is_link_local, read_address};
-use super::monitor::{Monitor, SHOWER};
+use super::monitor::{BURST, Monitor};
 use crate::route_socket::RouteSocket;
 
-/// An address that others can use for now.
+/// An address that other machines can use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalAddress {
     /// The interface that has it.
     pub interface: String,
     /// The address.
     pub ip: IpAddr,
-    /// Whether the interface is a bridge or a tunnel, which more often leads to pods than to the machine.
+    /// Whether the interface is a bridge or a tunnel: such addresses usually belong to pods, not to the machine.
     pub is_virtual: bool,
 }
 
-/// Tells when an address or a default route of this network namespace came or went: a node's own addresses follow from
-/// them.
-pub struct AddressNews {
+/// Notifies changes of addresses and default routes in this network namespace, from which a node's own addresses
+/// follow.
+pub struct AddressMonitor {
     monitor: Monitor,
 }
 
-// === impl AddressNews ===
+// === impl AddressMonitor ===
 
-impl AddressNews {
-    /// Listens from now on. To be called within a tokio runtime.
+impl AddressMonitor {
+    /// Starts to receive notifications. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// When netlink cannot be used.
+    /// When a netlink socket cannot be opened or used.
     pub fn open() -> Result<Self, OverlayError> {
         let mut monitor = Monitor::open()?;
-        // Of no interface in particular: pods' come and go all the time.
+        // Without interfaces: those of pods change all the time.
         monitor.listen_to(Vec::new())?;
         Ok(Self { monitor })
     }
 
-    /// Waits for news. Not cancel safe: they may be lost.
+    /// Waits for a change. Not cancel safe: changes may be lost.
     pub async fn next(&mut self) {
-        self.monitor.news(moves_a_node).await;
-        // What changes comes in showers: one look for all of it.
-        tokio::time::sleep(SHOWER).await;
+        self.monitor.wait_for(may_change_addresses).await;
+        // Related changes arrive together: wait for all of them.
+        tokio::time::sleep(BURST).await;
         self.monitor.drain(|_| false);
     }
 }
 
-/// Whether a message may tell of another address of the node.
-fn moves_a_node(message: &RouteNetlinkMessage) -> bool {
+/// Whether a message may change the node's addresses.
+fn may_change_addresses(message: &RouteNetlinkMessage) -> bool {
     let address = read_address(message).filter(|(ip, ..)| !is_link_local(*ip));
     address.is_some() || is_default_route(message)
 }
 
-/// All addresses of interfaces here, but those that are temporary, deprecated or not proven yet.
+/// All addresses of this network namespace, except temporary, deprecated and tentative ones.
 ///
 /// # Errors
-/// When netlink cannot be used.
+/// When a netlink socket cannot be opened or used.
 pub fn local_addresses() -> Result<Vec<LocalAddress>, OverlayError> {
     let found = || {
         let mut socket = RouteSocket::open()?;
@@ -76,7 +76,9 @@ pub fn local_addresses() -> Result<Vec<LocalAddress>, OverlayError> {
         })?;
         let mut found = Vec::new();
         socket.dump(RouteNetlinkMessage::GetAddress(AddressMessage::default()), |message| {
-            let Some((ip, _, index)) = read_address(&message).filter(|_| lasts(&message)) else { return };
+            let Some((ip, _, index)) = read_address(&message).filter(|_| is_permanent(&message)) else {
+                return;
+            };
             if let Some((interface, is_virtual)) = links.get(&index).cloned() {
                 found.push(LocalAddress { interface, ip, is_virtual });
             }
@@ -98,12 +100,12 @@ fn is_virtual(link: &LinkMessage) -> bool {
         .any(|a| matches!(a, LinkAttribute::LinkInfo(info) if info.iter().any(virtual_kind)))
 }
 
-fn lasts(message: &RouteNetlinkMessage) -> bool {
+fn is_permanent(message: &RouteNetlinkMessage) -> bool {
     let RouteNetlinkMessage::NewAddress(message) = message else { return false };
-    // One bit says "second of its subnet" of IPv4 addresses and "temporary" of IPv6 ones.
-    let passing = AddressHeaderFlags::Secondary
+    // One bit means "secondary" for IPv4 addresses and "temporary" for IPv6 addresses.
+    let excluded = AddressHeaderFlags::Secondary
         | AddressHeaderFlags::Deprecated
         | AddressHeaderFlags::Tentative
         | AddressHeaderFlags::Dadfailed;
-    !message.header.flags.intersects(passing)
+    !message.header.flags.intersects(excluded)
 }

@@ -11,7 +11,7 @@ use netlink_packet_route::link::{
 
 use super::plan::{Device, Kind, Port};
 
-/// The message that makes a device; none for one that is not made by netlink.
+/// The message that makes a device. `None` for a device that is not made by netlink.
 pub(crate) fn make(name: &str, device: &Device) -> Option<RouteNetlinkMessage> {
     let Kind::Vxlan { vni, port, mac, learning, .. } = &device.kind else { return None };
     let mut data = placed(&device.kind);
@@ -26,7 +26,7 @@ pub(crate) fn make(name: &str, device: &Device) -> Option<RouteNetlinkMessage> {
     Some(RouteNetlinkMessage::NewLink(message))
 }
 
-/// The message that keeps the kernel from giving a device an IPv6 address, which would be announced into the void.
+/// The message that prevents an automatic IPv6 address of the device, which no peer could use.
 pub(crate) fn without_own_address(index: u32) -> RouteNetlinkMessage {
     let mut message = LinkMessage::default();
     message.header.index = index;
@@ -35,7 +35,7 @@ pub(crate) fn without_own_address(index: u32) -> RouteNetlinkMessage {
     RouteNetlinkMessage::SetLink(message)
 }
 
-/// The message that gives a VXLAN device another place; none for others.
+/// The message that changes local address and uplink of a VXLAN device. `None` for others.
 pub(crate) fn place(index: u32, device: &Device) -> Option<RouteNetlinkMessage> {
     let Kind::Vxlan { vni, .. } = device.kind else { return None };
     let mut data = placed(&device.kind);
@@ -47,7 +47,8 @@ pub(crate) fn place(index: u32, device: &Device) -> Option<RouteNetlinkMessage> 
     Some(RouteNetlinkMessage::NewLink(message))
 }
 
-/// The message that gives a device its MTU and sets it up: the kernel does not take both and a place in one.
+/// The message that sets a device's MTU and sets it up. The kernel does not accept this and a new uplink in one
+/// message.
 pub(crate) fn set(index: u32, device: &Device) -> RouteNetlinkMessage {
     let mut message = LinkMessage::default();
     message.header.index = index;
@@ -57,7 +58,7 @@ pub(crate) fn set(index: u32, device: &Device) -> RouteNetlinkMessage {
     RouteNetlinkMessage::NewLink(message)
 }
 
-/// A VXLAN device without a number, which cannot be made.
+/// A VXLAN device without a VNI, which the kernel always refuses.
 pub(crate) fn impossible() -> RouteNetlinkMessage {
     let mut message = LinkMessage::default();
     message.attributes.push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Vxlan)]));
@@ -70,7 +71,7 @@ pub(crate) fn remove(index: u32) -> RouteNetlinkMessage {
     RouteNetlinkMessage::DelLink(message)
 }
 
-/// Where a VXLAN device's own packets leave.
+/// Uplink and local address of a VXLAN device.
 fn placed(kind: &Kind) -> Vec<InfoVxlan> {
     let Kind::Vxlan { local, link, .. } = kind else { return Vec::new() };
     let local = match local {
@@ -80,7 +81,7 @@ fn placed(kind: &Kind) -> Vec<InfoVxlan> {
     vec![InfoVxlan::Link(*link), local]
 }
 
-/// Whether the kernel takes only one of two VXLAN devices: what comes for one could be for the other.
+/// Whether the kernel accepts only one of two VXLAN devices, because both would receive the same packets.
 pub(crate) fn are_rivals(one: &Kind, other: &Kind) -> bool {
     let comes_for = |kind: &Kind| match kind {
         Kind::Vxlan { vni, port, local, .. } => Some((*vni, *port, local.is_ipv6())),
@@ -89,7 +90,7 @@ pub(crate) fn are_rivals(one: &Kind, other: &Kind) -> bool {
     comes_for(one).is_some_and(|it| comes_for(other) == Some(it))
 }
 
-/// The name that a link message tells.
+/// Name in a link message.
 pub(crate) fn name(link: &LinkMessage) -> Option<String> {
     link.attributes.iter().find_map(|a| match a {
         LinkAttribute::IfName(name) => Some(name.clone()),
@@ -97,7 +98,7 @@ pub(crate) fn name(link: &LinkMessage) -> Option<String> {
     })
 }
 
-/// The MTU that a link message tells.
+/// MTU in a link message.
 pub(crate) fn mtu(link: &LinkMessage) -> Option<u32> {
     link.attributes.iter().find_map(|a| match a {
         LinkAttribute::Mtu(mtu) => Some(*mtu),
@@ -105,7 +106,7 @@ pub(crate) fn mtu(link: &LinkMessage) -> Option<u32> {
     })
 }
 
-/// The device that a link message tells, without addresses; none when it is of another kind.
+/// The device in a link message, without addresses. `None` for another kind of link.
 pub(crate) fn read(link: &LinkMessage, slot: Port) -> Option<Device> {
     let info = link.attributes.iter().find_map(|a| match a {
         LinkAttribute::LinkInfo(info) => Some(info),
@@ -133,7 +134,7 @@ fn vxlan(link: &LinkMessage, info: &[LinkInfo]) -> Option<Kind> {
         LinkAttribute::Address(bytes) => bytes.as_slice().try_into().ok(),
         _ => None,
     })?;
-    // The kernel does not tell what is not set.
+    // The kernel omits attributes that are not set.
     let unset = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
     let (mut vni, mut port, mut local, mut at, mut learning) = (0, 0, unset, 0, true);
     for attribute in data {

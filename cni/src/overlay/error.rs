@@ -1,4 +1,4 @@
-//! What can go wrong with the overlay, one variant per operation.
+//! Errors of the overlay, one variant per operation.
 
 use std::io;
 
@@ -16,11 +16,11 @@ pub enum OverlayError {
         source: io::Error,
     },
     /// Another overlay of this network namespace has the same device, or routes of the same number.
-    #[error("each overlay of a network namespace needs an interface and a number of its own")]
-    NotAlone(#[source] Box<crate::error::Error>),
-    /// A number by which nobody's routes can be told from others'.
+    #[error("the overlay's interface name or route protocol number is in use")]
+    NameInUse(#[source] Box<crate::error::Error>),
+    /// A route protocol number that is reserved by Linux.
     #[error(
-        "{number} is no number for the overlay's routes: 5 to 255, and 0 to 4 are of the kernel and of its users"
+        "{number} is not a valid route protocol number for the overlay: use 5 to 255, Linux reserves 0 to 4"
     )]
     RouteProtocol {
         /// The number.
@@ -35,39 +35,41 @@ pub enum OverlayError {
         #[source]
         source: io::Error,
     },
-    /// An interface of the overlay's name exists and is something else.
-    #[error("an interface named {name} exists and is not the overlay's")]
+    /// An interface with the overlay's name exists and is not a device of the overlay.
+    #[error(
+        "an interface named {name} exists and is no device of the overlay; remove it or use --overlay-interface"
+    )]
     ForeignInterface {
         /// The interface's name.
         name: String,
     },
-    /// Another VXLAN device gets the packets that the overlay's should get; the kernel takes only one such.
+    /// Another VXLAN device would receive the overlay's packets; the kernel accepts only one.
     #[error(
-        "{name} cannot be made: {rival} has VXLAN number {vni} on UDP port {port} already; remove it, or give all \
+        "cannot make {name}: {rival} has the VNI {vni} on UDP port {port}; remove it, or give all \
          nodes another --overlay-vni"
     )]
     NumberTaken {
-        /// The interface that is not there.
+        /// The interface that cannot be made.
         name: String,
-        /// The one that is in its way.
+        /// The other device.
         rival: Rival,
-        /// The network's number.
+        /// The VNI.
         vni: u32,
         /// The UDP port.
         port: u16,
     },
-    /// An interface of the overlay's was made, and is not there.
+    /// An interface of the overlay does not exist after it was made.
     #[error("the interface {name} was removed while it was made")]
     Missing {
         /// The interface's name.
         name: String,
     },
-    /// A kernel parameter of an interface could not be set.
-    #[error("cannot set the parameters of {name}")]
+    /// A sysctl of an interface could not be set.
+    #[error("cannot set the sysctls of {name}")]
     Parameter {
         /// The interface's name.
         name: String,
-        /// Which one, and the system's answer.
+        /// The sysctl and the error.
         #[source]
         source: Box<crate::error::Error>,
     },
@@ -77,8 +79,10 @@ pub enum OverlayError {
         /// The addresses.
         addresses: String,
     },
-    /// A name from which those of the interfaces cannot be made.
-    #[error("{name:?} is no name for the overlay's interface: 1 to 11 letters, digits, '.', '-' or '_'")]
+    /// An interface name that cannot be the prefix of others.
+    #[error(
+        "{name:?} is not a valid name of the overlay's interface: use 1 to 11 letters, digits, '.', '-' or '_'"
+    )]
     Name {
         /// The name.
         name: String,
@@ -94,12 +98,12 @@ pub enum OverlayError {
     },
 }
 
-/// Another's VXLAN device.
+/// A foreign VXLAN device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Rival {
-    /// The one of this name.
+    /// A device with this name.
     Here(String),
-    /// One that was made here, and lies in another network namespace now.
+    /// A device that was made here and moved to another network namespace.
     Elsewhere,
 }
 

@@ -1,4 +1,4 @@
-//! The kernel's side: what its tables say, and the messages that change them.
+//! Access to the kernel's tables: dumps, and messages that change them.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,27 +15,27 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use super::device;
 use super::error::OverlayError;
 use super::message::{
-    address, forward, ip, is_default_route, is_diverted, is_link_local, is_ours, is_wanted_neighbour,
-    neighbour, new_route, old_route, read_address, read_forward, read_neighbour,
+    address, forward, ip, is_link_local, is_ours, neighbour, new_route, old_route, read_address,
+    read_forward, read_neighbour,
 };
 use super::plan::{Change, Device, Kind, Out, Port, Route, Tables, Uplink};
 use crate::route_socket::{Request, RouteSocket};
 use crate::sysctl;
 
-/// A dump that the table changed under is asked for again, this often.
-const DUMPS: usize = 10;
+/// Attempts of a dump during which the table changes.
+const DUMP_ATTEMPTS: usize = 10;
 
 /// The tables of one network namespace.
 pub(crate) struct Kernel {
     socket: RouteSocket,
     names: BTreeMap<Port, String>,
-    /// By which our routes are known.
+    /// Number of our routes (`rtm_protocol`).
     protocol: RouteProtocol,
     indexes: BTreeMap<Port, u32>,
     /// The interfaces that the last call of [`uplinks`](Self::uplinks) found.
     uplinks: Vec<u32>,
-    /// Interfaces of others because of which ours are not there.
-    in_the_way: Vec<u32>,
+    /// Foreign interfaces that prevent ours.
+    blockers: Vec<u32>,
 }
 
 // === impl Kernel ===
@@ -50,11 +50,11 @@ impl Kernel {
             protocol: protocol.into(),
             indexes: BTreeMap::new(),
             uplinks: Vec::new(),
-            in_the_way: Vec::new(),
+            blockers: Vec::new(),
         })
     }
 
-    /// Whether the kernel knows VXLAN: it is asked for a device without a number, which it refuses in either case.
+    /// Whether the kernel supports VXLAN: a request for a device without VNI is refused with another error if it does.
     pub(crate) fn has_vxlan(&mut self) -> Result<bool, OverlayError> {
         let refused = self.send(vec![(device::impossible(), NLM_F_CREATE | NLM_F_EXCL)])?;
         Ok(refused.iter().all(|(_, error)| error.raw_os_error() != Some(libc::EOPNOTSUPP)))
@@ -71,12 +71,12 @@ impl Kernel {
         self.port_of(link.header.index).is_none()
     }
 
-    /// The interfaces that are ours, that ours stand on, and that keep ours from being made.
+    /// Our interfaces, their uplinks, and foreign interfaces that prevent ours.
     pub(crate) fn watched(&self) -> Vec<u32> {
-        self.indexes.values().chain(&self.uplinks).chain(&self.in_the_way).copied().collect()
+        self.indexes.values().chain(&self.uplinks).chain(&self.blockers).copied().collect()
     }
 
-    /// The interfaces with these addresses; addresses that no interface has are left out.
+    /// The interfaces with these addresses. Addresses without an interface are left out.
     pub(crate) fn uplinks(&mut self, addresses: &[IpAddr]) -> Result<Vec<Uplink>, OverlayError> {
         let mut found: Vec<(IpNetwork, u32)> = Vec::new();
         for (ip, prefix, index) in self.addresses()? {
@@ -92,27 +92,27 @@ impl Kernel {
             }
         }
         self.uplinks = uplinks.iter().map(|uplink: &Uplink| uplink.index).collect();
-        // In the order that the node gives them in, so that the first of a family is its first.
+        // In the order of the node's addresses, so that the first one of a family stays first.
         uplinks.sort_by_key(|uplink| addresses.iter().position(|ip| *ip == uplink.address.ip()));
         Ok(uplinks)
     }
 
-    /// What is there of ours, and of others on our devices.
+    /// Reads our objects, and foreign ones on our devices.
     pub(crate) fn observe(&mut self) -> Result<Tables, OverlayError> {
         let mut tables = Tables::default();
         self.indexes.clear();
-        self.in_the_way.clear();
+        self.blockers.clear();
         for (port, name) in self.names.clone() {
             if let Some(link) = self.link(LinkAsk::Name(&name))? {
                 let Some(device) = device::read(&link, port) else {
-                    self.in_the_way.push(link.header.index);
+                    self.blockers.push(link.header.index);
                     return Err(OverlayError::ForeignInterface { name });
                 };
                 self.indexes.insert(port, link.header.index);
                 tables.devices.insert(port, device);
             }
         }
-        // Those that the kernel makes are none of ours, and lead nowhere.
+        // Link-local addresses are made by the kernel and not used.
         for (ip, _, index) in self.addresses()?.into_iter().filter(|(ip, ..)| !is_link_local(*ip)) {
             if let Some(device) = self.port_of(index).and_then(|port| tables.devices.get_mut(&port)) {
                 device.addresses.insert(ip);
@@ -136,7 +136,7 @@ impl Kernel {
         Ok(tables)
     }
 
-    /// Makes the changes, in order; the first failure that matters, after all were tried.
+    /// Applies the changes in order. All are tried; the first relevant failure is returned.
     pub(crate) fn run(&mut self, changes: &[Change]) -> Result<(), OverlayError> {
         let mut result = Ok(());
         let mut rest = Vec::new();
@@ -158,7 +158,7 @@ impl Kernel {
         result.and(batched)
     }
 
-    /// Makes a device, unless it is there; the outer error is of netlink itself, after which nothing else works.
+    /// Makes a device unless it exists. The outer error concerns netlink itself: no further call would succeed.
     fn make_device(
         &mut self,
         change: &Change,
@@ -171,13 +171,13 @@ impl Kernel {
             None => Ok(()),
         };
         let Some(link) = self.link(LinkAsk::Name(&name))? else {
-            // "Exists" is also said of another device with the same number and port.
+            // The kernel also returns EEXIST for another device with the same VNI and port.
             return Ok(made.and(Err(self.missing(name, port, wanted)?)));
         };
         self.indexes.insert(port, link.header.index);
-        // A kernel without IPv6 refuses, and need not be asked.
+        // A kernel without IPv6 refuses this; the error is ignored.
         self.send(vec![(device::without_own_address(link.header.index), 0)])?;
-        // Datagrams that pods send to its port may be taken for its peers'.
+        // Packets that pods send to its UDP port may look like packets of peers.
         let made = made.and(
             sysctl::no_router_advertisements(&name)
                 .map_err(|source| OverlayError::Parameter { name: name.clone(), source: Box::new(source) }),
@@ -185,7 +185,7 @@ impl Kernel {
         Ok(made.and(self.now(change, (device::set(link.header.index, wanted), 0))))
     }
 
-    /// Why a device is not there that the kernel did not refuse to make.
+    /// The reason why a device does not exist although the kernel did not refuse it.
     fn missing(&mut self, name: String, port: Port, wanted: &Device) -> Result<OverlayError, OverlayError> {
         let Kind::Vxlan { vni, port: udp_port, .. } = wanted.kind else {
             return Ok(OverlayError::Missing { name });
@@ -200,7 +200,7 @@ impl Kernel {
             RouteNetlinkMessage::NewLink(link) if is_rival(&link) => Some(link),
             _ => None,
         });
-        self.in_the_way.extend(rival.as_ref().map(|link| link.header.index));
+        self.blockers.extend(rival.as_ref().map(|link| link.header.index));
         let rival = rival.as_ref().and_then(device::name);
         Ok(OverlayError::NumberTaken { name, rival: rival.into(), vni, port: udp_port })
     }
@@ -239,7 +239,7 @@ impl Kernel {
         sent.map_err(|source| OverlayError::Socket { action: "send changes", source })
     }
 
-    /// The message of a change; none when its device is not there.
+    /// The message of a change. `None` if its device does not exist.
     fn request(&self, change: &Change) -> Option<Request> {
         let index = |port: &Port| self.indexes.get(port).copied();
         let set = NLM_F_CREATE | NLM_F_REPLACE;
@@ -271,7 +271,17 @@ impl Kernel {
         })
     }
 
-    fn port_of(&self, index: u32) -> Option<Port> {
+    /// Number of our routes (`rtm_protocol`).
+    pub(crate) fn protocol(&self) -> RouteProtocol {
+        self.protocol
+    }
+
+    /// Whether the last call of [`uplinks`](Self::uplinks) found this interface.
+    pub(crate) fn is_uplink(&self, index: u32) -> bool {
+        self.uplinks.contains(&index)
+    }
+
+    pub(crate) fn port_of(&self, index: u32) -> Option<Port> {
         self.indexes.iter().find(|(_, i)| **i == index).map(|(port, _)| *port)
     }
 
@@ -319,7 +329,7 @@ impl Kernel {
         ask.header.table = RouteHeader::RT_TABLE_MAIN;
         ask.header.protocol = self.protocol;
         let found = match self.dump("list routes", &RouteNetlinkMessage::GetRoute(ask)) {
-            // A kernel without IPv6 has no such table.
+            // A kernel without IPv6 does not have the table.
             Err(OverlayError::Socket { source, .. }) if source.raw_os_error() == Some(libc::ENOENT) => {
                 Vec::new()
             }
@@ -344,19 +354,19 @@ impl Kernel {
             tries += 1;
             match self.socket.dump(ask.clone(), |message| found.push(message)) {
                 Ok(()) => return Ok(found),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted && tries < DUMPS => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted && tries < DUMP_ATTEMPTS => {}
                 Err(source) => return Err(OverlayError::Socket { action, source }),
             }
         }
     }
 
-    /// What a message says of one of our routes. One of another metric than those have is another route, beside ours.
+    /// The route in a message. `None` for a metric that our routes do not have: that is another route.
     pub(crate) fn read_route(&self, message: &RouteMessage) -> Option<(IpNetwork, Route)> {
         let mut to = match message.header.address_family {
             AddressFamily::Inet => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             _ => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
         };
-        // `IP6_RT_PRIO_USER`: what IPv6 makes of none.
+        // `IP6_RT_PRIO_USER`: the default metric of IPv6.
         let metric = if to.is_ipv4() { 0 } else { 1024 };
         let (mut via, mut source, mut out, mut mtu) = (None, None, 0, None);
         for attribute in &message.attributes {
@@ -379,63 +389,6 @@ impl Kernel {
         let out = self.port_of(out).map_or(Out::Interface(out), Out::Device);
         Some((to, Route { via, out, source, mtu }))
     }
-
-    /// Whether a message says of our tables what is not wanted: somebody else was there.
-    pub(crate) fn is_news(&self, message: &RouteNetlinkMessage, wanted: &Tables) -> bool {
-        let at = |index: u32| self.port_of(index);
-        match message {
-            RouteNetlinkMessage::NewNeighbour(m) => at(m.header.ifindex).is_some_and(|port| {
-                read_forward(m, port).is_some_and(|f| !wanted.forwards.contains(&f))
-                    || is_diverted(m, port, wanted)
-                    || match read_neighbour(m, port) {
-                        Some(n) => wanted.neighbours.get(&(n.port, n.ip)) != Some(&n.mac),
-                        None => is_wanted_neighbour(m, port, wanted),
-                    }
-            }),
-            RouteNetlinkMessage::DelNeighbour(m) => at(m.header.ifindex).is_some_and(|port| {
-                read_forward(m, port).is_some_and(|f| wanted.forwards.contains(&f))
-                    || is_wanted_neighbour(m, port, wanted)
-            }),
-            // The node's own addresses follow from them.
-            message if is_default_route(message) => true,
-            RouteNetlinkMessage::NewRoute(m) => {
-                let is_main = m.header.table == RouteHeader::RT_TABLE_MAIN;
-                is_main
-                    && self.read_route(m).is_some_and(|(to, route)| match wanted.routes.get(&to) {
-                        Some(want) => !is_ours(m, self.protocol) || *want != route,
-                        None => is_ours(m, self.protocol),
-                    })
-            }
-            RouteNetlinkMessage::DelRoute(m) => {
-                is_ours(m, self.protocol)
-                    && self.read_route(m).is_some_and(|(to, route)| wanted.routes.get(&to) == Some(&route))
-            }
-            RouteNetlinkMessage::NewLink(link) => match at(link.header.index) {
-                Some(port) => device::read(link, port).is_none_or(|has| {
-                    wanted
-                        .devices
-                        .get(&port)
-                        .is_none_or(|want| (&want.kind, want.mtu, want.up) != (&has.kind, has.mtu, has.up))
-                }),
-                None => self.uplinks.contains(&link.header.index),
-            },
-            RouteNetlinkMessage::DelLink(link) => {
-                let index = link.header.index;
-                at(index).is_some() || self.uplinks.contains(&index) || self.in_the_way.contains(&index)
-            }
-            // Every interface of a pod has a link-local one.
-            RouteNetlinkMessage::NewAddress(_) | RouteNetlinkMessage::DelAddress(_) => {
-                let address = read_address(message).filter(|(ip, ..)| !is_link_local(*ip));
-                address.is_some_and(|(ip, _, index)| match at(index) {
-                    Some(port) => wanted.devices.get(&port).is_some_and(|want| {
-                        want.addresses.contains(&ip) == matches!(message, RouteNetlinkMessage::DelAddress(_))
-                    }),
-                    None => true,
-                })
-            }
-            _ => false,
-        }
-    }
 }
 
 enum LinkAsk<'a> {
@@ -443,7 +396,7 @@ enum LinkAsk<'a> {
     Name(&'a str),
 }
 
-/// What is gone need not be removed, and what is there not be made.
+/// Whether an error is relevant. Removing an absent object, or adding an existing one, is no error.
 fn matters(change: &Change, error: &io::Error) -> bool {
     let absent = [libc::ENOENT, libc::ESRCH, libc::ENODEV, libc::EADDRNOTAVAIL];
     let is_absent = error.raw_os_error().is_some_and(|code| absent.contains(&code));

@@ -15,7 +15,7 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::plan::{Forward, Neighbour, Out, Port, Route, Tables};
 
-/// Whether the route has the number of ours (`rtm_protocol`).
+/// Whether the route has our number (`rtm_protocol`).
 pub(crate) fn is_ours(message: &RouteMessage, protocol: RouteProtocol) -> bool {
     message.header.protocol == protocol && message.header.table == RouteHeader::RT_TABLE_MAIN
 }
@@ -43,7 +43,7 @@ pub(crate) fn route_address(ip: IpAddr) -> RouteAddress {
     }
 }
 
-/// Whether a default route came or went.
+/// Whether a default route was added or removed.
 pub(crate) fn is_default_route(message: &RouteNetlinkMessage) -> bool {
     let (RouteNetlinkMessage::NewRoute(message) | RouteNetlinkMessage::DelRoute(message)) = message else {
         return false;
@@ -56,7 +56,7 @@ pub(crate) fn read_address(message: &RouteNetlinkMessage) -> Option<(IpAddr, u8,
     else {
         return None;
     };
-    // Of a point-to-point link the address is the other end's, and the local one ours.
+    // On a point-to-point link, the address attribute is the peer's, and the local attribute ours.
     let local = message.attributes.iter().find_map(|a| match a {
         AddressAttribute::Local(ip) => Some(*ip),
         _ => None,
@@ -76,7 +76,7 @@ pub(crate) fn address(index: u32, ip: IpAddr) -> AddressMessage {
     message.header.index = index;
     message.header.prefix_len = if ip.is_ipv4() { 32 } else { 128 };
     if ip.is_ipv6() {
-        // Nobody else can have it: nothing to detect, and no time in which it cannot be used.
+        // The address is unique, so duplicate address detection would only delay its use.
         message.header.flags = AddressHeaderFlags::Nodad;
     }
     message.attributes = vec![AddressAttribute::Local(ip), AddressAttribute::Address(ip)];
@@ -126,13 +126,12 @@ pub(crate) fn attributes(message: &NeighbourMessage) -> (Option<IpAddr>, Option<
     (to, mac)
 }
 
-/// Whether the entry leads to another UDP port, or as of another network, than the device does: the kernel tells them then
-/// alone.
+/// Whether the entry has another UDP port or VNI than the device: the kernel reports these attributes only then.
 fn is_astray(message: &NeighbourMessage) -> bool {
     message.attributes.iter().any(|a| matches!(a, NeighbourAttribute::Port(_) | NeighbourAttribute::Vni(_)))
 }
 
-/// Whether the entry leads astray what is for a peer.
+/// Whether the entry redirects packets for a peer to another node.
 pub(crate) fn is_diverted(message: &NeighbourMessage, port: Port, wanted: &Tables) -> bool {
     let (_, mac) = attributes(message);
     message.header.family == AddressFamily::Bridge
@@ -146,7 +145,7 @@ pub(crate) fn read_forward(message: &NeighbourMessage, port: Port) -> Option<For
     Some(Forward { port, mac: mac.filter(|_| is_forward)?, to: to? })
 }
 
-/// Entries that last; the others are the kernel's own guesses.
+/// A permanent entry. Other entries are learned by the kernel.
 pub(crate) fn read_neighbour(message: &NeighbourMessage, port: Port) -> Option<Neighbour> {
     let is_neighbour = message.header.family != AddressFamily::Bridge;
     let lasts = message.header.state == NeighbourState::Permanent;
@@ -154,7 +153,7 @@ pub(crate) fn read_neighbour(message: &NeighbourMessage, port: Port) -> Option<N
     Some(Neighbour { port, ip: to.filter(|_| is_neighbour && lasts)?, mac: mac? })
 }
 
-/// Whether the entry is for an address of a peer's. One that goes is told without its hardware address.
+/// Whether the entry concerns an address of a peer. The notification of a removed entry has no hardware address.
 pub(crate) fn is_wanted_neighbour(message: &NeighbourMessage, port: Port, wanted: &Tables) -> bool {
     let (to, _) = attributes(message);
     message.header.family != AddressFamily::Bridge
@@ -167,7 +166,7 @@ pub(crate) fn old_route(to: IpNetwork, protocol: RouteProtocol) -> RouteMessage 
     message.header.destination_prefix_length = to.prefix();
     message.header.table = RouteHeader::RT_TABLE_MAIN;
     message.header.protocol = protocol;
-    // Whatever its scope is.
+    // Any scope.
     message.header.scope = RouteScope::NoWhere;
     message.attributes = vec![RouteAttribute::Destination(route_address(to.network()))];
     message

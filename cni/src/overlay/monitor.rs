@@ -1,4 +1,4 @@
-//! Netlink notifications: who else changes our tables wakes us, and nobody else does.
+//! Netlink notifications of changes in a network namespace, filtered by a program in the kernel.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -14,14 +14,14 @@ use crate::route_socket::parse;
 /// `RTNLGRP_LINK`, `_NEIGH`, `_IPV4_IFADDR`, `_IPV4_ROUTE`, `_IPV6_IFADDR`, `_IPV6_ROUTE`.
 const GROUPS: [u32; 6] = [1, 3, 5, 7, 9, 11];
 const LONGEST: usize = 64 << 10;
-/// How long changes that belong together take to come.
-pub(crate) const SHOWER: Duration = Duration::from_millis(5);
+/// Time within which related changes arrive.
+pub(crate) const BURST: Duration = Duration::from_millis(5);
 
-/// Listens to what happens in the network namespace that it was opened in.
+/// Receives notifications of the network namespace in which it was opened.
 pub(crate) struct Monitor {
     socket: TokioSocket,
     buffer: Vec<u8>,
-    /// What is told of; everything before that was chosen.
+    /// Interfaces of the filter. `None`: no filter yet, all changes are received.
     indexes: Option<Vec<u32>>,
 }
 
@@ -39,8 +39,8 @@ impl Monitor {
         Ok(Self { socket, buffer: Vec::with_capacity(LONGEST), indexes: None })
     }
 
-    /// Has the kernel tell only of routes, addresses, and of these interfaces: the neighbours of pods come and go
-    /// all the time.
+    /// Restricts notifications to routes, addresses, and these interfaces: neighbour entries of pods change all the
+    /// time.
     pub(crate) fn listen_to(&mut self, mut indexes: Vec<u32>) -> Result<(), OverlayError> {
         indexes.sort_unstable();
         indexes.dedup();
@@ -52,40 +52,40 @@ impl Monitor {
         Ok(())
     }
 
-    /// Waits for messages of which `is_news` says true of at least one, or of which some were lost. Cancel safe:
-    /// a message is looked at as soon as it was taken.
-    pub(crate) async fn news(&mut self, is_news: impl Fn(&RouteNetlinkMessage) -> bool) {
+    /// Waits for a message for which `is_relevant` is true, or until messages were lost. Cancel safe: a received message is
+    /// examined before the next wait.
+    pub(crate) async fn wait_for(&mut self, is_relevant: impl Fn(&RouteNetlinkMessage) -> bool) {
         loop {
             self.buffer.clear();
             if let Err(error) = self.socket.recv(&mut self.buffer).await {
-                // The kernel had more to say than there was room for.
+                // The receive buffer was full.
                 tracing::debug!(%error, "notifications of the kernel were lost");
                 return;
             }
-            if self.tells(&is_news) {
+            if self.any_relevant(&is_relevant) {
                 return;
             }
         }
     }
 
-    /// Takes all that waits, without waiting; true when there was news.
-    pub(crate) fn drain(&mut self, is_news: impl Fn(&RouteNetlinkMessage) -> bool) -> bool {
+    /// Receives all pending messages without waiting. Returns whether one was relevant or messages were lost.
+    pub(crate) fn drain(&mut self, is_relevant: impl Fn(&RouteNetlinkMessage) -> bool) -> bool {
         let mut any = false;
         loop {
             self.buffer.clear();
             match self.socket.socket_ref().recv(&mut self.buffer, libc::MSG_DONTWAIT) {
-                Ok(_) => any |= self.tells(&is_news),
+                Ok(_) => any |= self.any_relevant(&is_relevant),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return any,
                 Err(_lost) => any = true,
             }
         }
     }
 
-    fn tells(&self, is_news: &impl Fn(&RouteNetlinkMessage) -> bool) -> bool {
+    fn any_relevant(&self, is_relevant: &impl Fn(&RouteNetlinkMessage) -> bool) -> bool {
         let mut any = false;
         parse(&self.buffer, |_, payload| {
             if let NetlinkPayload::InnerMessage(message) = payload {
-                any |= is_news(&message);
+                any |= is_relevant(&message);
             }
         });
         any
@@ -98,18 +98,18 @@ mod filter {
     use std::os::fd::RawFd;
 
     const TYPE: u32 = 4;
-    /// Of links, neighbours and addresses the interface's index stands at the same place.
+    /// Offset of the interface index in messages about links, neighbours and addresses.
     const INDEX: u32 = 20;
     const LOAD_HALF: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_ABS) as u16;
     const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
     const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 
-    /// Programs load in network order what netlink writes in the machine's.
+    /// BPF loads words in network byte order, but netlink writes native order.
     fn program(indexes: &[u32]) -> Vec<libc::sock_filter> {
         let step = |code, k, jt| libc::sock_filter { code, jt, jf: 0, k };
         let always = [libc::RTM_NEWROUTE, libc::RTM_DELROUTE, libc::RTM_NEWADDR, libc::RTM_DELADDR];
-        // A jump reaches 255 steps; more interfaces than that are not ours.
+        // A BPF jump reaches 255 instructions. The overlay has fewer interfaces.
         let indexes = &indexes[..indexes.len().min(64)];
         let rest = |after: usize| u8::try_from(always.len() + 1 + indexes.len() - after).unwrap_or(u8::MAX);
         let mut steps = vec![step(LOAD_HALF, TYPE, 0)];
@@ -146,7 +146,7 @@ mod filter {
     mod tests {
         use super::*;
 
-        /// What the program says of a message.
+        /// Result of the program for a message.
         fn accepts(steps: &[libc::sock_filter], kind: u16, index: u32) -> bool {
             let mut message = [0u8; 24];
             message[4..6].copy_from_slice(&kind.to_ne_bytes());

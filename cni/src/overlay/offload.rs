@@ -1,5 +1,5 @@
-//! Who sums packets up: the device, or the kernel before it. And who had it so: where it is off for what tests found,
-//! the device's alias says so, which `ip link` shows and which lives as long as the setting does.
+//! Checksum offload of the overlay's device. If tests found it harmful, it is switched off, and the device's alias
+//! records the reason; `ip link` shows the alias, which exists as long as the setting.
 
 #![expect(unsafe_code, reason = "a device's features are set by an ioctl with a pointer in it")]
 
@@ -12,18 +12,18 @@ use netlink_packet_route::link::{LinkAttribute, LinkMessage};
 
 use crate::route_socket::RouteSocket;
 
-/// What sums up the packets that a device sends.
+/// Origin of the checksums of a device's packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Offload {
-    /// The device, as it comes.
+    /// The device: the default.
     On,
-    /// The kernel: what devices sum up was found to be lost.
+    /// The kernel: a test found that packets with the device's checksums are lost.
     OffByTest,
-    /// The kernel: somebody wants it so.
+    /// The kernel: set by an administrator.
     OffByOthers,
 }
 
-/// The alias of a device whose offload was found to do harm.
+/// Alias of a device whose offload was found to lose packets.
 const BY_TEST: &str = "coracle: checksum offload is off, for packets were lost with it";
 
 /// `ETHTOOL_GTXCSUM`
@@ -45,13 +45,14 @@ nix::ioctl_readwrite_bad!(
     libc::ifreq
 );
 
-/// Has the device sum up what it sends, or not, for what a test found: `ethtool -K NAME tx on|off`.
+/// Switches the device's checksum offload on or off: `ethtool -K NAME tx on|off`.
 pub(crate) fn set(name: &str, on: bool) -> io::Result<()> {
     let mut message = LinkMessage::default();
     let alias = if on { "" } else { BY_TEST };
     message.attributes =
         vec![LinkAttribute::IfName(name.to_owned()), LinkAttribute::IfAlias(alias.to_owned())];
-    // Before it is off: else a start after a crash in between would take it for somebody's wish.
+    // The alias is set before the offload is switched off: after a crash in between, the next start would take the
+    // setting for an administrator's.
     let failed = RouteSocket::open()?.batch(vec![(RouteNetlinkMessage::SetLink(message), 0)])?;
     match failed.into_iter().next() {
         Some((_, error)) => Err(error),
@@ -59,7 +60,7 @@ pub(crate) fn set(name: &str, on: bool) -> io::Result<()> {
     }
 }
 
-/// Whether the device sums up what it sends, and if not, why.
+/// The device's checksum setting, and its origin.
 pub(crate) fn get(name: &str) -> io::Result<Offload> {
     if ask(name, GET_CHECKSUMS, 0)? != 0 {
         return Ok(Offload::On);

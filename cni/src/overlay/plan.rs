@@ -1,4 +1,4 @@
-//! What the kernel's tables must say for these peers, and what to change. Pure.
+//! Desired tables of the kernel for a set of peers, and the changes to reach them. Pure.
 
 mod follow;
 
@@ -23,14 +23,14 @@ pub(crate) enum Port {
     Tun,
 }
 
-/// What a device is made as.
+/// Kind of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Kind {
     Vxlan { vni: u32, port: u16, local: IpAddr, link: u32, mac: Mac, learning: bool },
     Tun,
 }
 
-/// A device with what can be set about it.
+/// A device and its settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Device {
     pub(crate) kind: Kind,
@@ -39,7 +39,7 @@ pub(crate) struct Device {
     pub(crate) addresses: BTreeSet<IpAddr>,
 }
 
-/// Frames to a hardware address leave for a node.
+/// A forwarding entry: frames to a hardware address are sent to a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Forward {
     pub(crate) port: Port,
@@ -47,7 +47,7 @@ pub(crate) struct Forward {
     pub(crate) to: IpAddr,
 }
 
-/// A route's next hop has a hardware address.
+/// A neighbour entry: the hardware address of a route's next hop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Neighbour {
     pub(crate) port: Port,
@@ -55,11 +55,11 @@ pub(crate) struct Neighbour {
     pub(crate) mac: Mac,
 }
 
-/// Where a route leaves.
+/// Outgoing interface of a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Out {
     Device(Port),
-    /// The interface of this index, which is not ours.
+    /// A foreign interface with this index.
     Interface(u32),
 }
 
@@ -68,32 +68,32 @@ pub(crate) enum Out {
 pub(crate) struct Route {
     pub(crate) via: Option<IpAddr>,
     pub(crate) out: Out,
-    /// The source that the node itself uses.
+    /// Source address of the node's own packets.
     pub(crate) source: Option<IpAddr>,
-    /// Bytes that pass, when fewer than the interface's.
+    /// Path MTU, if smaller than the interface's.
     pub(crate) mtu: Option<u32>,
 }
 
-/// All that the overlay keeps in the kernel. Hashed fast: a dump looks up every entry of every peer.
+/// All objects of the overlay in the kernel. Fast hashes: a dump looks up each entry of each peer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Tables {
     pub(crate) devices: BTreeMap<Port, Device>,
     pub(crate) forwards: HashSet<Forward, RandomState>,
-    /// By what the kernel finds them by.
+    /// By the key of the kernel.
     pub(crate) neighbours: HashMap<(Port, IpAddr), Mac, RandomState>,
     pub(crate) routes: HashMap<IpNetwork, Route, RandomState>,
 }
 
-/// An interface that has one of the node's addresses.
+/// An interface with an address of the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Uplink {
-    /// The node's address, with the prefix of its subnet.
+    /// The node's address with the prefix length of its subnet.
     pub(crate) address: IpNetwork,
     pub(crate) index: u32,
     pub(crate) mtu: u32,
 }
 
-/// This node, as far as anything wanted follows from it.
+/// The parts of this node that determine the plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Node {
     pub(crate) config: OverlayConfig,
@@ -101,29 +101,29 @@ pub(crate) struct Node {
     pub(crate) uplinks: Vec<Uplink>,
 }
 
-/// What is wanted, and what of the peers cannot be had.
+/// The desired tables, and peers that cannot be reached.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub(crate) tables: Tables,
-    /// The ranges that routes lead to; no two share addresses.
+    /// Destination ranges of routes. They do not overlap.
     pub(crate) ranges: BTreeMap<IpNetwork, Reached>,
     pub(crate) refused: Vec<(String, String)>,
-    /// Whether no peer has a range or a forwarding entry that another has too: then what is wanted for one does not
-    /// depend on the others.
+    /// Whether no two peers share a range or a forwarding entry: then the desired entries of one peer do not depend on
+    /// the others.
     pub(crate) apart: bool,
 }
 
-/// Who has a range.
+/// Owner of a range.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Reached {
     pub(crate) peer: String,
-    /// The peer's address that it is reached by.
+    /// Address of the peer for this range.
     pub(crate) by: IpAddr,
-    /// Whether what passes there can be tested.
+    /// Whether the path can be probed.
     pub(crate) answers: bool,
 }
 
-/// One step. They are in order: nothing is used before it is there, and what is in the way goes first.
+/// One change. Changes are ordered: obstacles are removed first, and nothing is used before it exists.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Change {
     RemoveDevice(Port),
@@ -139,7 +139,7 @@ pub(crate) enum Change {
     AddRoute(IpNetwork, Route),
 }
 
-/// What the tunnel adds to a packet: outer IP, UDP, VXLAN and inner Ethernet headers (RFC 7348), or IP and UDP.
+/// Overhead of the tunnel per packet: outer IP, UDP, VXLAN and inner Ethernet headers (RFC 7348), or IP and UDP.
 fn overhead(port: Port, outer_v6: bool) -> u32 {
     let ip = if outer_v6 { 40 } else { 20 };
     match port {
@@ -151,7 +151,7 @@ fn overhead(port: Port, outer_v6: bool) -> u32 {
 // === impl Change ===
 
 impl Change {
-    /// Whether the kernel may have changed more than this with it: routes go with their device.
+    /// Whether the kernel changes further objects with it: routes are removed with their device.
     pub(crate) fn has_consequences(&self) -> bool {
         matches!(
             self,
@@ -160,14 +160,14 @@ impl Change {
     }
 }
 
-/// Bytes of the longest packet between pods that leaves by every uplink, whoever the peers are.
+/// Maximum packet size between pods on all uplinks, independent of the peers.
 pub(crate) fn pod_mtu(config: &OverlayConfig, uplinks: &[Uplink]) -> Option<u32> {
     let port = match config.backend {
         Backend::Vxlan { .. } => Some(Port::Vxlan4),
         Backend::Udp => Some(Port::Tun),
         Backend::HostGw => None,
     };
-    // A machine without a network has the loopback interface, by which nobody is reached.
+    // A machine without a network has only the loopback interface, which reaches no peer.
     let others = uplinks.iter().filter(|uplink| !uplink.address.ip().is_loopback());
     others.map(|uplink| device_mtu(config, port, uplink)).min()
 }
@@ -185,7 +185,7 @@ struct Planner<'a> {
     wanted: Wanted,
 }
 
-/// What leads to one range of a peer's.
+/// The entries for one range of a peer.
 struct Lead {
     to: IpNetwork,
     by: IpAddr,
@@ -194,8 +194,7 @@ struct Lead {
     hop: Option<(Forward, Neighbour)>,
 }
 
-/// What these peers need on this node, with the devices that it needs for all its peers. `narrow` knows peers to which
-/// less than a full packet passes.
+/// The desired entries for these peers, with the devices for all peers. `narrow` has peers with a smaller path MTU.
 pub(crate) fn wanted<'a>(
     node: &Node,
     devices: BTreeMap<Port, Device>,
@@ -211,10 +210,10 @@ pub(crate) fn wanted<'a>(
     planner.wanted
 }
 
-/// Whether a peer can be held to a family of pods. The cluster gives each node a range of every family, also one of
-/// flannel's that has been told of one family: its pods have no address of the other. Such a peer announces an address
-/// of one family alone, and so does a node of ours that carries both in packets of one; what passes there is found by
-/// the family of these packets. A peer with ranges of one family has them in use, whatever carries them.
+/// Whether a peer uses a family of pod addresses. The cluster gives each node a range of each family, also a flannel
+/// node that is configured for one family only and whose pods have no address of the other. Such a peer announces an
+/// address of one family, as does a node of ours that carries both families in packets of one; then the family of
+/// these packets decides. A peer with ranges of one family uses them, whatever carries them.
 fn speaks(peer: &Peer, v6: bool) -> bool {
     let announces = |v6: bool| peer.ends.iter().any(|end| end.ip.is_ipv6() == v6);
     let has_range = |v6: bool| peer.cidrs.iter().any(|cidr| cidr.is_ipv6() == v6);
@@ -226,10 +225,10 @@ impl Node {
         self.uplinks.iter().find(|uplink| uplink.address.is_ipv6() == v6)
     }
 
-    /// The devices by which all these peers are reached.
+    /// The devices for all these peers.
     pub(crate) fn devices(&self, peers: &BTreeMap<String, Peer>) -> BTreeMap<Port, Device> {
         let mut devices = BTreeMap::new();
-        // A node alone has no devices of the overlay's, and loses nothing by it.
+        // A node without peers needs no devices.
         if peers.is_empty() {
             return devices;
         }
@@ -237,7 +236,8 @@ impl Node {
         if let Backend::Vxlan { vni, port, .. } = self.config.backend {
             for uplink in &self.uplinks {
                 let v6 = uplink.address.is_ipv6();
-                // Each family of pods goes in packets of its own family, if nodes have them, else in the other.
+                // Pod packets of a family are carried in packets of the same family if both nodes have addresses of
+                // it, else in the other.
                 let carried = |cidr: &&IpNetwork| {
                     cidr.is_ipv6() == v6 || self.uplinks.iter().all(|u| u.address.is_ipv6() == v6)
                 };
@@ -262,7 +262,7 @@ impl Node {
         if let Some(mtu) = tunnel
             && (is_udp || (matches!(self.config.backend, Backend::Vxlan { .. }) && udp_peers()))
         {
-            // The addresses are the VXLAN device's where there is one.
+            // The VXLAN device has the addresses, if there is one.
             let addresses = ours.iter().map(IpNetwork::network).filter(|_| is_udp).collect();
             devices.insert(Port::Tun, Device { kind: Kind::Tun, mtu, up: true, addresses });
         }
@@ -271,7 +271,7 @@ impl Node {
 }
 
 impl Planner<'_> {
-    /// Makes room for so many peers, which have a range of each of this node's families.
+    /// Reserves capacity for a number of peers, each with a range of each of this node's families.
     fn reserve(&mut self, peers: usize) {
         let (tables, ranges) = (&mut self.wanted.tables, peers * self.node.local.cidrs.len());
         tables.forwards.reserve(ranges);
@@ -293,7 +293,7 @@ impl Planner<'_> {
         leads.into_iter().for_each(|lead| self.lay(name, lead));
     }
 
-    /// Puts an entry into each table, unless a peer before has some of the range's addresses.
+    /// Adds the entries for a range, unless an earlier peer has some of its addresses.
     fn lay(&mut self, name: &str, Lead { to, by, answers, route, hop }: Lead) {
         let taken = overlapping(&self.wanted.ranges, to).next();
         if let Some(reason) =
@@ -315,7 +315,7 @@ impl Planner<'_> {
         self.wanted.refused.push((name.to_owned(), reason));
     }
 
-    /// The way to a range of a peer's. It follows from nothing that other peers have.
+    /// The path to a range of a peer. It does not depend on other peers.
     fn lead(&self, peer: &Peer, to: IpNetwork, narrow: Option<u32>) -> Result<Lead, String> {
         let (node, v6) = (self.node, to.is_ipv6());
         if let Some(own) = node.local.cidrs.iter().find(|own| overlap(**own, to)) {
@@ -355,8 +355,8 @@ impl Planner<'_> {
         narrow: Option<u32>,
     ) -> (Route, Option<(Forward, Neighbour)>) {
         let port = if to.is_ipv6() { Port::Vxlan6 } else { Port::Vxlan4 };
-        // As flannel has it: the next hop is the first address of the peer's range, whose holder is known, so that
-        // nothing is ever asked over the network.
+        // As in flannel: the next hop is the first address of the peer's range, with a permanent neighbour entry, so
+        // that the kernel never asks the network for it.
         let via = range.network();
         let hop = (Forward { port, mac, to }, Neighbour { port, ip: via, mac });
         (self.through(port, Some(via), range, narrow), Some(hop))
@@ -379,8 +379,8 @@ fn straight(uplink: &Uplink, via: IpAddr, narrow: Option<u32>) -> Route {
     Route { via: Some(via), out: Out::Interface(uplink.index), source: None, mtu }
 }
 
-/// A locally administered address that follows from the node's name, so that peers' entries stay true when the
-/// device is made again (FNV-1a).
+/// A locally administered hardware address derived from the node's name (FNV-1a): peers' entries stay valid when the
+/// device is made again.
 pub(crate) fn hardware_address(identity: &str, v6: bool) -> Mac {
     let bytes = identity.bytes().chain([u8::from(v6)]);
     let hash = bytes
@@ -391,7 +391,7 @@ pub(crate) fn hardware_address(identity: &str, v6: bool) -> Mac {
 
 // === difference ===
 
-/// The steps from what is there to what is wanted.
+/// The changes from observed to desired tables.
 pub(crate) fn difference(wanted: &Tables, seen: &Tables) -> Vec<Change> {
     let mut changes = Vec::new();
     let mut gone: HashSet<Port> = HashSet::new();
@@ -421,7 +421,8 @@ pub(crate) fn difference(wanted: &Tables, seen: &Tables) -> Vec<Change> {
     changes
 }
 
-/// The kernel changes addresses, uplink and MTU of a device that is there, but not these.
+/// Whether a device has to be replaced. The kernel can change addresses, uplink and MTU of an existing device, but not
+/// these properties.
 fn must_be_remade(want: &Device, have: &Device) -> bool {
     match (&want.kind, &have.kind) {
         (
@@ -446,8 +447,8 @@ fn must_be_remade(want: &Device, have: &Device) -> bool {
 fn entries(wanted: &Tables, seen: &Tables, gone: &HashSet<Port>, changes: &mut Vec<Change>) {
     let leaves_by_gone = |route: &Route| matches!(route.out, Out::Device(port) if gone.contains(&port));
     for (to, have) in &seen.routes {
-        // Another route to the same range is replaced, not removed first: no packet finds none.
-        // But for IPv6: the kernel takes no next hop that another device's route leads to.
+        // A route to the same range is replaced, not removed first: no packet is lost. Except for IPv6: the kernel
+        // refuses a next hop that a route of another device leads to.
         let is_in_the_way = |want: &Route| to.is_ipv6() && want.out != have.out;
         if wanted.routes.get(to).is_none_or(is_in_the_way) && !leaves_by_gone(have) {
             changes.push(Change::RemoveRoute(*to, *have));
@@ -456,7 +457,7 @@ fn entries(wanted: &Tables, seen: &Tables, gone: &HashSet<Port>, changes: &mut V
     let stays = |port: Port| !gone.contains(&port);
     let neighbour =
         |((port, ip), mac): (&(Port, IpAddr), &Mac)| Neighbour { port: *port, ip: *ip, mac: *mac };
-    // The kernel replaces an entry of the same address; removing it afterwards would remove the new one.
+    // The kernel replaces an entry with the same address. A removal afterwards would remove the new one.
     let old = seen.neighbours.iter().filter(|(key, _)| stays(key.0) && !wanted.neighbours.contains_key(key));
     changes.extend(old.map(|entry| Change::RemoveNeighbour(neighbour(entry))));
     let old = seen.forwards.iter().filter(|f| stays(f.port) && !wanted.forwards.contains(f));

@@ -1,4 +1,4 @@
-//! What really passes to a peer: asked of its kernel, so that any node answers, also one of flannel's.
+//! Probes of paths to peers. The peer's kernel answers, so any node can be probed, including flannel's.
 //!
 //! - *small*: an echo request (ICMP, ICMPv6) of 84 bytes;
 //! - *full*: one that fills the MTU and must not be cut; when it is lost, the longest that is not is searched for;
@@ -15,41 +15,40 @@ use std::time::{Duration, Instant};
 
 use socket::{Echoes, never_cut};
 
-/// How long an answer is waited for: nodes of one cluster are near each other.
+/// Timeout of an answer: nodes of one cluster are near each other.
 const PATIENCE: Duration = Duration::from_millis(250);
-/// The first packets may find neighbours of the underlay unknown.
+/// Attempts: the first packets may be lost while the underlay resolves neighbours.
 const TRIES: usize = 3;
-/// Sockets that are open at a time.
+/// Maximum number of open sockets.
 const TOGETHER: usize = 64;
-/// "Discard", which nobody listens on any more.
+/// The discard port: no program listens on it today.
 const CLOSED: u16 = 9;
 const SMALL: u32 = 84;
 
-/// A way to a peer.
+/// A path to a peer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Way {
     /// The peer's name.
     pub peer: String,
-    /// An address of the peer's behind the overlay, which its kernel answers on.
+    /// An address of the peer behind the overlay, on which its kernel answers.
     pub to: IpAddr,
-    /// Bytes of a full packet, IP header included.
+    /// Size of a full packet in bytes, including the IP header.
     pub mtu: u32,
 }
 
-/// What passes on a [`Way`].
+/// Result of the probe of a [`Way`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Passes {
-    /// Bytes of the longest packet that passes; 0 when none does.
+    /// Size of the longest packet that passes, in bytes. 0: none passes.
     pub bytes: u32,
-    /// Whether packets that the device cuts and sums up pass.
+    /// Whether packets pass that the device segments and checksums.
     pub offloaded: bool,
 }
 
-/// Tries all ways at once; what passes on each. Blocks for some milliseconds when everything passes, and for
-/// seconds when something does not.
+/// Probes all paths at once. Blocks for some milliseconds if everything passes, and for seconds if packets are lost.
 ///
 /// # Errors
-/// When the sockets for it cannot be opened.
+/// When the sockets cannot be opened.
 pub fn examine(ways: &[Way]) -> io::Result<Vec<Passes>> {
     let mut echoes = Echoes::open()?;
     let mut searches: Vec<Search> = ways.iter().map(|way| Search::new(way.mtu)).collect();
@@ -80,12 +79,12 @@ pub fn examine(ways: &[Way]) -> io::Result<Vec<Passes>> {
     Ok(bytes.into_iter().zip(offloaded).map(|(bytes, offloaded)| Passes { bytes, offloaded }).collect())
 }
 
-/// The search for the longest packet that passes: small, then full, then halves.
+/// Binary search for the longest packet that passes: small, then full, then halves.
 #[derive(Debug, Clone, Copy)]
 struct Search {
-    /// The longest that is known to pass.
+    /// The longest size known to pass.
     low: u32,
-    /// The longest that may pass.
+    /// The longest size that may pass.
     high: u32,
     full: u32,
 }
@@ -95,7 +94,7 @@ impl Search {
         Self { low: 0, high: full, full }
     }
 
-    /// What to try next, until it is known to eight bytes: as VXLAN's users round.
+    /// The next size to try. `None` when the result is exact to eight bytes, the unit to which MTUs are rounded.
     fn next(&self) -> Option<u32> {
         match (self.low, self.high) {
             (_, 0) => None,
@@ -111,14 +110,14 @@ impl Search {
         let Some(tried) = self.next() else { return };
         match (passed, self.low) {
             (true, _) => self.low = tried,
-            // Not even the small one.
+            // Even the small packet is lost.
             (false, 0) => self.high = 0,
             (false, _) => self.high = tried - 1,
         }
     }
 }
 
-/// Of each way on which packets of that many bytes pass, whether two of them pass that were handed over as one.
+/// For each path on which packets of this size pass: whether two packets pass that were sent as one segment.
 fn offloaded(ways: &[Way], bytes: &[u32]) -> Vec<bool> {
     let mut passed = vec![false; ways.len()];
     for _ in 0..TRIES {
@@ -136,7 +135,7 @@ fn offloaded(ways: &[Way], bytes: &[u32]) -> Vec<bool> {
     passed
 }
 
-/// A kernel that sums nothing up by a device refuses to try: then there is nothing that could go wrong.
+/// A kernel without offload for the device refuses the request: then offload cannot fail.
 fn cannot_offload(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EIO | libc::ENOPROTOOPT | libc::EOPNOTSUPP))
 }
@@ -145,7 +144,7 @@ fn send_segments(to: IpAddr, bytes: u32) -> io::Result<UdpSocket> {
     let (any, headers): (&str, u32) = if to.is_ipv4() { ("0.0.0.0", 28) } else { ("::", 48) };
     let segment = bytes.saturating_sub(headers).min(30_000);
     let socket = UdpSocket::bind((any, 0))?;
-    // Else the kernel refuses segments that a route noted as narrow would have had it cut.
+    // Otherwise the kernel refuses segments longer than the path MTU that a route has recorded.
     never_cut(&socket, to.is_ipv6())?;
     socket.connect(SocketAddr::new(to, CLOSED))?;
     let size = i32::try_from(segment).unwrap_or_default();

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use ipnetwork::IpNetwork;
 
-/// The same addresses in as few ranges as can be: neighbours that fill a greater range become it.
+/// The same addresses in as few ranges as possible: adjacent halves are merged.
 #[must_use]
 pub fn merged(ranges: impl Iterator<Item = IpNetwork>) -> Vec<IpNetwork> {
     let mut ranges: Vec<IpNetwork> = ranges.map(canonical).collect();
@@ -25,7 +25,7 @@ pub fn merged(ranges: impl Iterator<Item = IpNetwork>) -> Vec<IpNetwork> {
     merged
 }
 
-/// The range of which these are the two halves.
+/// The range whose halves these are.
 fn whole(low: IpNetwork, high: IpNetwork) -> Option<IpNetwork> {
     let prefix = low.prefix().checked_sub(1).filter(|_| low.prefix() == high.prefix())?;
     let whole = IpNetwork::new(low.network(), prefix).ok()?;
@@ -33,7 +33,7 @@ fn whole(low: IpNetwork, high: IpNetwork) -> Option<IpNetwork> {
     (halves && whole.contains(high.network())).then_some(whole)
 }
 
-/// The range by its first address, whichever it was told by.
+/// The range in canonical form: with its first address.
 pub(crate) fn canonical(range: IpNetwork) -> IpNetwork {
     IpNetwork::new(range.network(), range.prefix()).unwrap_or(range)
 }
@@ -45,12 +45,12 @@ pub(crate) fn second(range: IpNetwork) -> Option<IpAddr> {
     }
 }
 
-/// Whether they have an address in common.
+/// Whether two ranges have a common address.
 pub(crate) fn overlap(one: IpNetwork, other: IpNetwork) -> bool {
     one.contains(other.network()) || other.contains(one.network())
 }
 
-/// Those that overlap a range, of canonical ones that do not overlap each other.
+/// Ranges that overlap the given one. `ranges` are canonical and do not overlap.
 pub(crate) fn overlapping<T>(
     ranges: &BTreeMap<IpNetwork, T>,
     range: IpNetwork,

@@ -1,5 +1,5 @@
-//! Pod packets in plain UDP, through a tun device: for kernels without VXLAN. As flannel's udp backend has it: a
-//! datagram is an IP packet and nothing else.
+//! UDP tunnel through a tun device, for kernels without VXLAN. Compatible with flannel's udp backend: a datagram is an
+//! IP packet without further header.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -14,13 +14,13 @@ use tokio::task::JoinHandle;
 
 use super::error::OverlayError;
 
-/// No packet of IP is longer.
+/// Maximum size of an IP packet.
 const LONGEST: usize = 64 << 10;
 
-/// What fails once fails again at once, such as reading from a device that was deleted and not made again yet.
+/// Delay after a failure, because failures repeat at once: for example reading from a deleted device.
 const AFTER_ERROR: Duration = Duration::from_millis(100);
 
-/// The device, and the tasks that carry packets between it and UDP. All end with this value.
+/// The device, and the tasks that move packets between it and UDP. Dropping it ends all of them.
 pub(crate) struct Tunnel {
     device: Arc<AsyncFd<File>>,
     ways: Arc<RwLock<Ways>>,
@@ -28,34 +28,34 @@ pub(crate) struct Tunnel {
     tasks: Vec<JoinHandle<()>>,
 }
 
-/// Ranges that share no address, in order, each with the node that has it.
+/// Sorted ranges without overlap, each with its node.
 #[derive(Default)]
 struct Ways(Vec<(IpNetwork, IpAddr)>);
 
 // === impl Tunnel ===
 
 impl Tunnel {
-    /// Makes the device; whoever wants it up sets it up.
+    /// Makes the device. The caller sets it up.
     pub(crate) fn open(name: &str) -> Result<Self, OverlayError> {
         let device = open_device(name)?;
         Ok(Self { device, ways: Arc::default(), sockets: Vec::new(), tasks: Vec::new() })
     }
 
-    /// Makes the device again, which somebody has deleted. The sockets stay: an address is not free as soon as the
-    /// task is told to end that has its socket.
+    /// Makes a device again that was deleted. The sockets are kept: an address is not free as soon as the task with
+    /// its socket is aborted.
     pub(crate) fn open_again(&mut self, name: &str) -> Result<(), OverlayError> {
         self.tasks.drain(..).for_each(|task| task.abort());
         self.device = open_device(name)?;
         Ok(())
     }
 
-    /// Leads each range to its node.
+    /// Sets the node of each range.
     pub(crate) fn lead(&self, mut ways: Vec<(IpNetwork, IpAddr)>) {
         ways.sort_by_key(|(range, _)| range.network());
         *self.ways.write().unwrap_or_else(PoisonError::into_inner) = Ways(ways);
     }
 
-    /// Carries packets between the device and these addresses of the node, and no others.
+    /// Moves packets between the device and these addresses of the node, and no others.
     pub(crate) fn listen(&mut self, addresses: &[SocketAddr]) -> Result<(), OverlayError> {
         if !self.tasks.is_empty() && self.sockets.iter().map(|(address, _)| address).eq(addresses) {
             return Ok(());
@@ -101,7 +101,7 @@ fn bind(address: SocketAddr) -> io::Result<Arc<UdpSocket>> {
     UdpSocket::from_std(socket).map(Arc::new)
 }
 
-/// From pods here to pods elsewhere.
+/// Packets from local pods to other nodes.
 async fn outwards(
     device: Arc<AsyncFd<File>>,
     sockets: Vec<Arc<UdpSocket>>,
@@ -134,7 +134,7 @@ async fn outwards(
     }
 }
 
-/// From pods elsewhere to here: only from nodes that we know, and only what their pods can have sent.
+/// Packets from other nodes to local pods. Accepted only from known nodes, with a source in the node's ranges.
 async fn inwards(device: Arc<AsyncFd<File>>, socket: Arc<UdpSocket>, ways: Arc<RwLock<Ways>>) {
     let mut buffer = vec![0; LONGEST];
     loop {

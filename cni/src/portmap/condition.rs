@@ -1,6 +1,5 @@
-//! Conditions of portmap: which packets a host port is open to (`conditionsV4`, `conditionsV6`), in the words of
-//! iptables or of nft. They say where a packet comes from, where it goes to and by which interface it came in; what
-//! else rules could say is refused by its word.
+//! Conditions of portmap (`conditionsV4`, `conditionsV6`) in the syntax of iptables or nft. They compare source,
+//! destination and incoming interface of packets; any other word is refused by name.
 
 use std::iter::Peekable;
 
@@ -10,29 +9,29 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::spec::is_interface_name;
 
-/// What one word of a condition compares.
+/// Subject of a comparison.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Subject {
-    /// The packet comes from this network.
+    /// The packet's source is in this network.
     From(IpNetwork),
-    /// It goes to this network, before the port leads it elsewhere.
+    /// The packet's destination is in this network, before translation.
     To(IpNetwork),
-    /// It came in by the interface of this name.
+    /// The packet came in through the interface with this name.
     By(String),
-    /// It came in by an interface whose name begins so.
+    /// The packet came in through an interface whose name has this prefix.
     ByAny(String),
 }
 
-/// One condition of several, all of which must hold.
+/// One condition. All conditions of a port must hold.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Condition {
     pub(crate) subject: Subject,
-    /// Holds when the comparison does not.
+    /// Inverts the comparison.
     pub(crate) negated: bool,
 }
 
-/// What is compared with the value that follows.
+/// Kind of the value that follows a word.
 #[derive(Clone, Copy)]
 enum Field {
     From,
@@ -40,7 +39,7 @@ enum Field {
     By,
 }
 
-/// The conditions that a field of the configuration says, for addresses of one family.
+/// Parses the conditions of a configuration field, for one family.
 pub(crate) fn parse(name: &str, parts: &[String], v4: bool) -> Result<Vec<Condition>, Error> {
     let mut words = parts.iter().flat_map(|part| part.split_whitespace()).peekable();
     let mut conditions = Vec::new();

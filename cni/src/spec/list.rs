@@ -1,4 +1,4 @@
-//! Network configuration lists: reading and choosing them, and deriving from them what a plugin is given.
+//! Network configuration lists: reading, choosing, and deriving the plugins' configurations.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,14 +18,14 @@ pub(crate) struct List {
     pub(crate) plugins: Vec<Map<String, Value>>,
 }
 
-/// What a runtime offers to plugins that declare the capability, by its name.
+/// Values for plugins that declare the capability, by its name.
 pub(crate) type Capabilities = BTreeMap<String, Value>;
 
 // === impl List ===
 
 impl List {
-    /// Reads the first list of the directory by name, as CNI runtimes choose it; none when there is none.
-    /// A list that is not well-formed is an error: the next one would be another network than was meant.
+    /// Reads the first list of the directory by name, as CNI runtimes do. `None` without a list. A malformed list is
+    /// an error: the next one would be another network than intended.
     pub(crate) fn first_of(dir: &Path) -> Result<Option<Self>, Error> {
         let Some(path) = files(dir, &["conflist", "conf", "json"])?.into_iter().next() else {
             return Ok(None);
@@ -79,7 +79,7 @@ impl List {
         })
     }
 
-    /// The types of all plugins, in order, those that give addresses behind the plugins that ask them.
+    /// Types of all plugins in order, each followed by its IPAM plugin.
     pub(crate) fn kinds(&self) -> impl Iterator<Item = &str> {
         let ipam = |plugin: &'_ Map<String, Value>| {
             plugin.get("ipam").and_then(|ipam| ipam.get("type")).is_some_and(Value::is_string)
@@ -90,12 +90,12 @@ impl List {
         })
     }
 
-    /// Whether any plugin takes what a runtime tells of this capability.
+    /// Whether any plugin declares this capability.
     pub(crate) fn declares(&self, capability: &str) -> bool {
         self.plugins.iter().any(|plugin| declares(plugin.get("capabilities"), capability))
     }
 
-    /// What one plugin is given (section 3, "Deriving request configuration").
+    /// Configuration for one plugin (section 3, "Deriving request configuration").
     pub(crate) fn derive(
         &self,
         plugin: &Map<String, Value>,
@@ -117,7 +117,7 @@ impl List {
         conf
     }
 
-    /// The list as one JSON value, from which [`parse`](Self::parse) makes it again.
+    /// The list as one JSON value. [`parse`](Self::parse) reads it.
     pub(crate) fn to_value(&self) -> Value {
         json!({"cniVersion": self.version.name(), "name": self.name, "disableCheck": self.disable_check,
             "disableGC": self.disable_gc, "plugins": self.plugins})
@@ -128,7 +128,7 @@ fn declares(declared: Option<&Value>, capability: &str) -> bool {
     declared.is_some_and(|declared| declared.get(capability) == Some(&Value::Bool(true)))
 }
 
-/// The highest version that both sides know.
+/// The highest version known by both sides.
 fn version(map: &Map<String, Value>) -> Result<Version, String> {
     let mut offered = Vec::new();
     match map.get("cniVersion") {
@@ -155,7 +155,7 @@ fn version(map: &Map<String, Value>) -> Result<Version, String> {
     })
 }
 
-/// A plugin's configuration: an object with a type that is a file's name.
+/// A plugin's configuration: an object with a type that is a valid file name.
 fn plugin(value: Value) -> Result<Map<String, Value>, String> {
     let Value::Object(map) = value else { return Err("plugins: has a member that is no object".to_owned()) };
     file_name(map.get("type"), "type")?;
@@ -179,7 +179,7 @@ fn file_name(value: Option<&Value>, field: &str) -> Result<(), String> {
     }
 }
 
-/// A boolean; older configurations write it as text.
+/// A boolean. Older configurations have it as text.
 fn flag(value: &Value, name: &str) -> Result<bool, String> {
     match value.get(name) {
         None | Some(Value::Null) => Ok(false),
@@ -190,7 +190,7 @@ fn flag(value: &Value, name: &str) -> Result<bool, String> {
     }
 }
 
-/// The files with one of the extensions, by name; none when the directory is not there.
+/// Files with one of the extensions, sorted by name. None if the directory does not exist.
 fn files(dir: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>, Error> {
     let failed = |source| Error::File { action: "read", path: dir.to_owned(), source };
     let entries = match std::fs::read_dir(dir) {
@@ -217,7 +217,7 @@ fn read_json(path: &Path) -> Result<Value, Error> {
     serde_json::from_slice(&text).map_err(wrong)
 }
 
-/// Any bytes: a list is taken, with a name and a version, or refused in words.
+/// Parses any bytes: a list with a name and a version, or an error.
 #[cfg(any(test, feature = "fuzzing"))]
 pub fn fuzz(data: &[u8]) {
     let Ok(value) = serde_json::from_slice(data) else { return };

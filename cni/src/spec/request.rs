@@ -9,7 +9,7 @@ use super::result::Answer;
 use super::{Command, Version};
 use crate::error::Error;
 
-/// Keys that the protocol, or all of our plugins, give a meaning to.
+/// Keys with a meaning in the protocol or in all of our plugins.
 const OF_PROTOCOL: [&str; 12] = [
     "cniVersion",
     "cniVersions",
@@ -25,17 +25,17 @@ const OF_PROTOCOL: [&str; 12] = [
     "coracle",
 ];
 const VALID_ATTACHMENTS: &str = "cni.dev/valid-attachments";
-/// The same by its other name: specification and libcni had one each, and libcni says it by both.
+/// A second name of the key: specification and libcni had different ones, and libcni writes both.
 const ATTACHMENTS: &str = "cni.dev/attachments";
 
-/// What a plugin is given.
+/// The request to a plugin.
 #[derive(Debug, Clone)]
 pub(crate) struct Request {
     pub(crate) command: Command,
     pub(crate) container_id: String,
     pub(crate) netns: Option<PathBuf>,
     pub(crate) ifname: String,
-    /// `CNI_ARGS` as it came.
+    /// `CNI_ARGS`, unparsed.
     pub(crate) args: String,
     /// `CNI_PATH`, in order.
     pub(crate) path: Vec<PathBuf>,
@@ -43,7 +43,7 @@ pub(crate) struct Request {
     pub(crate) conf: Map<String, Value>,
 }
 
-/// One of the attachments that are valid, as GC names them.
+/// A valid attachment in a GC request.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Valid {
     #[serde(rename = "containerID")]
@@ -54,7 +54,7 @@ pub(crate) struct Valid {
 // === impl Request ===
 
 impl Request {
-    /// The plugin's type, for messages.
+    /// Type of the plugin.
     pub(crate) fn kind(&self) -> &str {
         self.text("type")
     }
@@ -68,14 +68,13 @@ impl Request {
         self.conf.get(key).and_then(Value::as_str).unwrap_or_default()
     }
 
-    /// The protocol's version; one that is not known is refused, none is 0.1.0 by the specification's
-    /// history, which is not known either.
+    /// Version of the protocol. An unknown version is an error; a missing one means 0.1.0, which is unknown, too.
     pub(crate) fn version(&self) -> Result<Version, Error> {
         let text = self.conf.get("cniVersion").and_then(Value::as_str).unwrap_or("0.1.0");
         Version::parse(text).ok_or_else(|| Error::IncompatibleVersion { version: text.to_owned() })
     }
 
-    /// The result of the plugins before, or of the whole ADD.
+    /// Result of the previous plugins, or of the whole ADD.
     pub(crate) fn previous(&self) -> Result<Option<Answer>, Error> {
         let Some(value) = self.conf.get("prevResult").filter(|value| !value.is_null()) else {
             return Ok(None);
@@ -83,13 +82,13 @@ impl Request {
         Answer::parse(value.clone(), self.version()?).map(Some)
     }
 
-    /// As [`previous`](Self::previous), for a plugin that only works behind another.
+    /// Like [`previous`](Self::previous), for a plugin that needs another one before it.
     pub(crate) fn chained(&self) -> Result<Answer, Error> {
         let reason = "must be given: this plugin works behind another one";
         self.previous()?.ok_or_else(|| Error::invalid("prevResult", reason))
     }
 
-    /// The plugin's own keys as `T`, which must deny unknown fields: what is not known is refused by name.
+    /// The plugin's own keys as `T`. `T` must deny unknown fields, so that they are refused by name.
     pub(crate) fn own<T: DeserializeOwned>(&self) -> Result<T, Error> {
         let own = |key: &String| !OF_PROTOCOL.contains(&key.as_str()) && !key.starts_with("cni.dev/");
         let map = self.conf.iter().filter(|(key, _)| own(key));
@@ -97,7 +96,7 @@ impl Request {
         from_value(map.into(), "")
     }
 
-    /// What the runtime tells of one capability; absent when it is not told.
+    /// The runtime's value of one capability, if it has one.
     pub(crate) fn capability<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, Error> {
         let value = self.conf.get("runtimeConfig").and_then(|config| config.get(name));
         let Some(value) = value.filter(|value| !value.is_null()) else { return Ok(None) };
@@ -126,20 +125,20 @@ impl Request {
         if value.is_null() { Ok(Vec::new()) } else { from_value(value.clone(), VALID_ATTACHMENTS) }
     }
 
-    /// Adds what GC is told.
+    /// Adds the valid attachments for GC.
     pub(crate) fn set_valid_attachments(&mut self, valid: &[Valid]) {
         for name in [VALID_ATTACHMENTS, ATTACHMENTS] {
             self.conf.insert(name.to_owned(), serde_json::json!(valid));
         }
     }
 
-    /// The namespace, for a command that cannot do without.
+    /// The namespace, for a command that needs it.
     pub(crate) fn netns(&self) -> Result<&PathBuf, Error> {
         let missing = Error::Environment { variable: "CNI_NETNS", reason: "is missing".to_owned() };
         self.netns.as_ref().ok_or(missing)
     }
 
-    /// Refuses keys of `CNI_ARGS` that nobody here knows, unless they may be ignored.
+    /// Refuses unknown keys of `CNI_ARGS`, unless `IgnoreUnknown` is set.
     pub(crate) fn check_args(&self) -> Result<(), Error> {
         let wrong = |reason: String| Error::Environment { variable: "CNI_ARGS", reason };
         let ignore =
@@ -155,8 +154,8 @@ impl Request {
     }
 }
 
-/// A capability's keys as its convention writes them: containerd capitalizes them (`HostPort`), and those who read
-/// them in Go do not notice.
+/// Keys of a capability in the spelling of its convention. containerd capitalizes them (`HostPort`), which Go programs
+/// accept.
 fn as_written(value: Value) -> Value {
     match value {
         Value::Array(values) => values.into_iter().map(as_written).collect(),
@@ -171,7 +170,7 @@ fn as_written(value: Value) -> Value {
     }
 }
 
-/// A value as `T`, or an error that names the field: an unknown one is unsupported, a wrong one is invalid.
+/// A value as `T`, or an error with the field: an unknown field is unsupported, a wrong one is invalid.
 pub(crate) fn from_value<T: DeserializeOwned>(value: Value, at: &str) -> Result<T, Error> {
     T::deserialize(&value).map_err(|error| {
         let reason = error.to_string();
@@ -185,7 +184,7 @@ pub(crate) fn from_value<T: DeserializeOwned>(value: Value, at: &str) -> Result<
     })
 }
 
-/// The first member of this name, at whatever depth.
+/// The first member with this name at any depth.
 fn member<'v>(value: &'v Value, name: &str) -> Option<&'v Value> {
     match value {
         Value::Object(map) => map.get(name).or_else(|| map.values().find_map(|value| member(value, name))),

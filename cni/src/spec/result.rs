@@ -1,5 +1,4 @@
-//! What a successful ADD answers, in the words of the newest version, and its conversion to and from the
-//! older ones.
+//! Result of ADD in the newest version, and its conversion from and to older versions.
 
 use std::net::IpAddr;
 
@@ -23,7 +22,7 @@ pub(crate) struct Answer {
     pub(crate) dns: Dns,
 }
 
-/// An interface that was made or changed; of the host when it has no sandbox.
+/// An interface that was made or changed. Without a sandbox, it is an interface of the host.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Interface {
@@ -40,7 +39,7 @@ pub(crate) struct Interface {
     pub(crate) pci_id: String,
 }
 
-/// An address, and which of the interfaces has it.
+/// An address, and the index of its interface.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Ip {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -50,7 +49,7 @@ pub(crate) struct Ip {
     pub(crate) gateway: Option<IpAddr>,
 }
 
-/// A route; by the address's gateway when it names none. A result may say more of it than is known here.
+/// A route. Without a gateway, it uses that of the address. Results may contain further fields.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Route {
     pub(crate) dst: IpNetwork,
@@ -85,7 +84,7 @@ pub(crate) struct Dns {
 // === impl Answer ===
 
 impl Answer {
-    /// Reads a result of any version; one that names none is of version `expected`.
+    /// Reads a result of any version. A result without a version has the version `expected`.
     pub(crate) fn parse(mut value: Value, expected: Version) -> Result<Self, Error> {
         let wrong = |reason: String| Error::Decode { what: "a plugin's result", reason };
         let said = value.get("cniVersion").and_then(Value::as_str).filter(|text| !text.is_empty());
@@ -100,7 +99,7 @@ impl Answer {
         serde_json::from_value(value).map_err(|error| wrong(error.to_string()))
     }
 
-    /// The result in the words of `version`.
+    /// The result in the format of `version`.
     pub(crate) fn to_value(&self, version: Version) -> Value {
         let mut map = Map::new();
         map.insert("cniVersion".into(), json!(version.name()));
@@ -117,7 +116,7 @@ impl Answer {
         map.into()
     }
 
-    /// The addresses of the interface `ifname` inside the sandbox, or of no interface in particular.
+    /// Addresses of the interface `ifname` inside the sandbox, or without an interface.
     pub(crate) fn addresses_of(&self, ifname: &str) -> impl Iterator<Item = &Ip> {
         self.ips.iter().filter(move |ip| {
             let of = ip.interface.and_then(|index| self.interfaces.get(index));
@@ -125,8 +124,8 @@ impl Answer {
         })
     }
 
-    /// The interface of the host that routes to the sandbox: the first, which is the bridge or the pair's end, or its
-    /// VLAN's (`br0.100`), where the sandbox is in one.
+    /// The interface of the host that routes to the sandbox: the first one, which is the bridge or the pair's end, or
+    /// that of the VLAN (`br0.100`) if the sandbox is in one.
     pub(crate) fn routed_by(&self) -> Option<&Interface> {
         let mut of_host = self.interfaces.iter().filter(|interface| interface.sandbox.is_empty());
         let first = of_host.next()?;
@@ -148,7 +147,7 @@ fn list<T>(members: &[T], older: impl Fn(&T) -> Value) -> Value {
 }
 
 impl Interface {
-    /// Versions before 1.1.0 know name, hardware address and sandbox alone.
+    /// Versions before 1.1.0 have only name, hardware address and sandbox.
     fn older(&self, version: Version) -> Value {
         let mut of = self.clone();
         if version < Version::V1_1_0 {
@@ -159,7 +158,7 @@ impl Interface {
 }
 
 impl Ip {
-    /// Versions before 1.0.0 say the family, too.
+    /// Versions before 1.0.0 also have the family.
     fn older(&self, version: Version) -> Value {
         let mut value = json!(self);
         if version < Version::V1_0_0 {
@@ -170,20 +169,20 @@ impl Ip {
 }
 
 impl Route {
-    /// What can be said of one.
+    /// Fields of a route in the newest version.
     pub(crate) const FIELDS: [&str; 7] = ["dst", "gw", "mtu", "advmss", "priority", "table", "scope"];
 
-    /// Versions before 1.1.0 know destination and gateway alone.
+    /// Versions before 1.1.0 have only destination and gateway.
     fn older(&self, version: Version) -> Value {
         let plain =
             |dst, gw| Self { dst, gw, mtu: None, advmss: None, priority: None, table: None, scope: None };
         if version < Version::V1_1_0 { json!(plain(self.dst, self.gw)) } else { json!(self) }
     }
 
-    /// The route to everywhere, by a gateway.
+    /// The default route by a gateway.
     pub(crate) fn default_by(gateway: IpAddr) -> Self {
         let any = if gateway.is_ipv4() { "0.0.0.0/0" } else { "::/0" };
-        // Both texts are networks.
+        // Both constants are valid networks.
         let dst = any.parse().unwrap_or_else(|_| IpNetwork::from(gateway));
         Self { dst, gw: Some(gateway), mtu: None, advmss: None, priority: None, table: None, scope: None }
     }

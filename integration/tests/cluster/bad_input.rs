@@ -205,7 +205,10 @@ fn a_foreign_bridge_with_the_same_name_is_refused_and_unchanged() {
             .args(&places)
             .output()
             .unwrap();
-        one_sentence(&output, &["theirs0 is somebody else's", "--bridge", "ip link delete theirs0"]);
+        one_sentence(
+            &output,
+            &["theirs0 exists and was not made by coracle", "--bridge", "ip link delete theirs0"],
+        );
         assert_eq!(ip(&["addr"]), before);
         let down = Command::new(Machine::coracle())
             .args(["down", "--state-dir", &path("state"), "--run-dir", &path("run")])
@@ -227,7 +230,7 @@ fn a_second_node_with_the_same_bridge_is_refused() {
             .args(["--cgroup-root", &format!("/{}", machine.name()), "--nft-table", "second"])
             .output()
             .unwrap();
-        one_sentence(&output, &["the bridge coracle0 is that of another runtime or agent", "--bridge"]);
+        one_sentence(&output, &["the bridge coracle0 is in use by another runtime or agent", "--bridge"]);
     });
 }
 

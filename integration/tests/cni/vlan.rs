@@ -167,7 +167,7 @@ fn a_bridge_without_vlan_filtering_is_unchanged() {
         let plugins = Plugins::of("coracle", &machine.path(""));
         run("ip", &["link", "add", "br0", "type", "bridge"]);
         let error = Member::new(machine, 11, &json!({"vlan": 100})).call(&plugins, "ADD").unwrap_err();
-        assert!(error["msg"].as_str().unwrap().contains("br0 is there already"), "{error}");
+        assert!(error["msg"].as_str().unwrap().contains("br0 exists"), "{error}");
         assert!(!run("ip", &["-o", "link"]).contains("veth"));
         assert!(run("ip", &["-d", "link", "show", "br0"]).contains("vlan_filtering 0"));
     });

@@ -1,8 +1,8 @@
-//! A plan that follows its peers as they come, change and leave. Pure.
+//! Incremental plan: follows added, changed and removed peers. Pure.
 //!
-//! As long as no two peers have a range or a forwarding entry in common (`Wanted::apart`), what all of them need is
-//! what each needs alone, put together. Then a change is planned for the peers that changed, as they were and as they
-//! are, however many others there are. Otherwise, and when anything but peers changes, everything is planned anew.
+//! As long as no two peers share a range or a forwarding entry (`Wanted::apart`), the plan is the union of the plans
+//! of single peers. Then a change is planned from the old and new state of the changed peers only, independent of the
+//! number of others. Otherwise, and when anything but peers changes, everything is planned again.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +14,7 @@ use super::super::range::{canonical, overlapping, second};
 use super::super::{PeerKind, Way};
 use super::{Change, Local, Node, Out, Peer, Port, Tables, Uplink, Wanted, difference, pod_mtu, wanted};
 
-/// What is wanted on this node for its peers.
+/// The plan of this node.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     node: Node,
@@ -30,7 +30,7 @@ impl Plan {
         Self { node, peers: peers.clone(), narrow: narrow.clone(), wanted }
     }
 
-    /// Turns to what is so now; the steps from the tables that were wanted before.
+    /// Updates the plan. Returns the changes from the previous desired tables.
     pub(crate) fn follow(
         &mut self,
         local: &Local,
@@ -47,7 +47,7 @@ impl Plan {
         difference(&self.wanted.tables, &before.wanted.tables)
     }
 
-    /// Plans the peers that changed alone; nothing is done unless that says all.
+    /// Plans only the changed peers. `None`, without effect, if that is not sufficient.
     fn follow_changed(
         &mut self,
         peers: &BTreeMap<String, Peer>,
@@ -79,7 +79,7 @@ impl Plan {
         Some(changes)
     }
 
-    /// Whether all peers have ranges and forwarding entries of their own when one part is exchanged for the other.
+    /// Whether no two peers share ranges or forwarding entries after one part is replaced by the other.
     fn stays_apart(&self, was: &Wanted, is: &Wanted) -> bool {
         let free = |range: &IpNetwork| {
             overlapping(&self.wanted.ranges, *range).all(|(other, _)| was.ranges.contains_key(other))
@@ -102,17 +102,17 @@ impl Plan {
         &self.node.uplinks
     }
 
-    /// Bytes of the longest packet between pods that passes every device.
+    /// Maximum packet size between pods on all devices.
     pub(crate) fn mtu(&self) -> Option<u32> {
         pod_mtu(&self.node.config, &self.node.uplinks)
     }
 
-    /// Peers that cannot be reached as they are, and why.
+    /// Peers that cannot be reached, and why.
     pub(crate) fn refused(&self) -> &[(String, String)] {
         &self.wanted.refused
     }
 
-    /// The ways to these peers on which what passes can be tested.
+    /// The paths to these peers that can be probed.
     pub(crate) fn ways(&self, peers: &BTreeSet<String>) -> Vec<Way> {
         let of = |name: &String| self.peers.get(name).into_iter().flat_map(|peer| &peer.cidrs);
         let ranges = peers.iter().flat_map(|name| of(name).map(move |range| (name, canonical(*range))));
@@ -123,12 +123,12 @@ impl Plan {
         let reached = self.wanted.ranges.get(&range)?;
         let Peer { kind, bridged, .. } = self.peers.get(peer)?;
         let (to, mtu) = match (self.wanted.tables.routes.get(&range)?.out, kind) {
-            // A device of the overlay has the first address.
+            // A device of the overlay has the first address of the range.
             (Out::Device(port), _) => (range.network(), self.wanted.tables.devices.get(&port)?.mtu),
-            // A bridge behind it has the second, though not everybody's while nobody is on it.
+            // The bridge has the second address, but not on all nodes while it has no ports.
             (Out::Interface(_), _) if *bridged => (second(range)?, self.mtu()?),
-            // Who only routes has no device. And in IPv6 the first address is that of any router of the range as well
-            // (RFC 4291, 2.6.1): what is sent to it may be answered from another.
+            // A peer with routes has no device. And in IPv6 the first address belongs to any router of the range (RFC
+            // 4291, 2.6.1): the reply may come from another address.
             (Out::Interface(_), PeerKind::Vxlan | PeerKind::Udp) if range.is_ipv4() => {
                 (range.network(), self.mtu()?)
             }
@@ -137,7 +137,7 @@ impl Plan {
         (reached.answers && reached.peer == peer).then(|| Way { peer: peer.to_owned(), to, mtu })
     }
 
-    /// Where each range of a peer's behind UDP leads.
+    /// Target of each range of peers behind UDP.
     pub(crate) fn tunnels(&self) -> Vec<(IpNetwork, IpAddr)> {
         let routes = &self.wanted.tables.routes;
         let is_tunnel = |range| routes.get(range).is_some_and(|route| route.out == Out::Device(Port::Tun));
@@ -149,7 +149,7 @@ impl Plan {
 // === impl Wanted ===
 
 impl Wanted {
-    /// Puts one part, that of these peers, in the place of another.
+    /// Replaces one part of the plan, that of these peers, by another.
     fn exchange(&mut self, was: &Self, is: Self, peers: &BTreeSet<String>) {
         let tables = &mut self.tables;
         for range in was.ranges.keys() {
@@ -172,7 +172,7 @@ impl Wanted {
     }
 }
 
-/// The names that do not stand for the same in both.
+/// Names whose values differ.
 fn differing<T: PartialEq>(one: &BTreeMap<String, T>, other: &BTreeMap<String, T>) -> BTreeSet<String> {
     let (mut one, mut other) = (one.iter().peekable(), other.iter().peekable());
     let mut names = BTreeSet::new();

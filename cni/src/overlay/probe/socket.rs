@@ -1,4 +1,4 @@
-//! Echo requests and their answers, over raw sockets.
+//! Echo requests and replies over raw sockets.
 
 use std::collections::HashSet;
 use std::io;
@@ -10,24 +10,24 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, setsockopt, socket, sockopt};
 
 const HEADER: usize = 8;
-/// After so many requests the answers are taken in: a socket has room for about a hundred of them.
+/// Number of requests after which replies are read: a socket buffer has room for about a hundred.
 const BETWEEN: usize = 32;
-/// Room for answers that come while nobody looks, in bytes.
+/// Receive buffer in bytes, for replies that arrive between two reads.
 const ROOM: usize = 4 << 20;
 
-/// A request: its place, where to, and the bytes of the whole packet.
+/// A request: index, destination, and size of the packet in bytes.
 type Request = (usize, IpAddr, u32);
 
-/// What came of a round's requests so far.
+/// Replies of a round so far.
 struct Answers<'a> {
     requests: &'a [Request],
     places: HashSet<usize>,
     buffer: Vec<u8>,
 }
 
-/// Sockets for both families; a kernel without IPv6 has one.
+/// Sockets of both families. A kernel without IPv6 has one.
 pub(super) struct Echoes {
-    // A raw socket is used by the same calls as one for datagrams, which are what the standard library has.
+    // A raw socket has the same calls as a datagram socket, which the standard library has.
     v4: UdpSocket,
     v6: Option<UdpSocket>,
     round: u16,
@@ -46,20 +46,21 @@ impl Echoes {
         never_cut(&v4, false)?;
         v6.iter().try_for_each(|socket| never_cut(socket, true))?;
         for socket in std::iter::once(&v4).chain(&v6) {
-            // Who may not have that much has what others have.
+            // Without the privilege for a larger buffer, the default remains.
             let _refused = setsockopt(socket, sockopt::RcvBufForce, &ROOM);
         }
-        // Rounds are told apart, and so are processes.
+        // Distinguishes rounds, and processes.
         let round = u16::try_from(std::process::id() & 0xffff).unwrap_or_default();
         Ok(Self { v4, v6, round })
     }
 
-    /// Sends all requests; the places of those that were answered in time, which begins anew with the last one sent.
+    /// Sends all requests. Returns the indexes of those with a reply before the timeout, which starts with the last
+    /// request.
     pub(super) fn round(&mut self, requests: &[Request], patience: Duration) -> io::Result<HashSet<usize>> {
         self.round = self.round.wrapping_add(1);
         let (mut sent, mut answers) = (HashSet::new(), Answers::to(requests));
         for (number, (place, ..)) in requests.iter().enumerate() {
-            // Else the answers to the last ones find no room, and peers that are well seem lost.
+            // Otherwise the buffer overflows and peers that work seem lost.
             if number % BETWEEN == 0 {
                 self.take_in(&mut answers);
             }
@@ -75,7 +76,7 @@ impl Echoes {
         Ok(answers.places)
     }
 
-    /// Sends a request as soon as there is room for it; false when it cannot be sent.
+    /// Sends a request as soon as the buffer has room. Returns false if it cannot be sent.
     fn send_in_time(&self, number: usize, answers: &mut Answers<'_>, patience: Duration) -> io::Result<bool> {
         let Some((_, to, bytes)) = answers.requests.get(number) else { return Ok(false) };
         let end = Instant::now() + patience;
@@ -92,7 +93,7 @@ impl Echoes {
         }
     }
 
-    /// Takes in the answers that are there.
+    /// Reads pending replies.
     fn take_in(&self, answers: &mut Answers<'_>) {
         for socket in std::iter::once(&self.v4).chain(&self.v6) {
             while let Ok((length, from)) = socket.recv_from(&mut answers.buffer) {
@@ -116,19 +117,19 @@ impl Echoes {
         packet[4..6].copy_from_slice(&self.round.to_be_bytes());
         packet[6..8].copy_from_slice(&u16::try_from(number).unwrap_or(u16::MAX).to_be_bytes());
         if to.is_ipv4() {
-            // Of ICMPv6 the kernel writes it.
+            // The kernel writes the checksum of ICMPv6.
             let sum = checksum(&packet);
             packet[2..4].copy_from_slice(&sum.to_be_bytes());
         }
         socket.ok_or(io::ErrorKind::Unsupported)?.send_to(&packet, SocketAddr::new(to, 0))
     }
 
-    /// Whether something came before `end`, or there was room for a packet `to` there.
+    /// Waits until `end` for a packet, or for room for a packet `to` there. Returns whether there is one.
     fn wait(&self, to: Option<IpAddr>, end: Instant) -> io::Result<bool> {
         let left = end.saturating_duration_since(Instant::now());
         let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO);
         let poll_for = |socket, v4: bool| match to {
-            // The other one has room all the time.
+            // The other socket always has room.
             Some(to) if to.is_ipv4() == v4 => PollFd::new(socket, PollFlags::POLLIN | PollFlags::POLLOUT),
             _ => PollFd::new(socket, PollFlags::POLLIN),
         };
@@ -140,9 +141,9 @@ impl Echoes {
         }
     }
 
-    /// The number of the request that a packet answers, and the bytes of the whole packet.
+    /// Sequence number of the request of a reply, and the size of the packet.
     fn answer(&self, packet: &[u8], v4: bool) -> Option<(usize, u32)> {
-        // IPv4 gives its header too, IPv6 does not.
+        // IPv4 includes its header, IPv6 does not.
         let (start, kind, ip_header) =
             if v4 { (usize::from(packet.first()? & 15) * 4, 0, 0) } else { (0, 129, 40) };
         let [found, _, _, _, round0, round1, number0, number1, ..] = *packet.get(start..)? else {
@@ -180,7 +181,7 @@ mod whole {
     use std::net::UdpSocket;
     use std::os::fd::AsRawFd;
 
-    /// Has packets leave as they are or not at all, whatever is known of the way.
+    /// Disables fragmentation, and ignores recorded path MTUs.
     pub(in super::super) fn never_cut(socket: &UdpSocket, v6: bool) -> io::Result<()> {
         let (level, name, value) = if v6 {
             (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)

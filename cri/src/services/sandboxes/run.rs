@@ -134,7 +134,7 @@ impl SandboxService {
             return attachment::refuse_asked(&config.annotations);
         }
         let attachment = attachment::of("", PathBuf::new(), config)?;
-        self.network.check_asked(&attachment).await.map_err(|source| self.network_error(source))
+        self.network.check_requested(&attachment).await.map_err(|source| self.network_error(source))
     }
 
     /// Converts the network's refusal to an error of the request: it names pods instead of sandbox ids.

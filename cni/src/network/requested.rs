@@ -1,5 +1,6 @@
-//! Addresses and the hardware address that a sandbox asks for (the capabilities `ips` and `mac`): it gets just these,
-//! or nothing at all. What can be refused is refused before anything is made.
+//! Addresses and hardware address that a sandbox requests (the capabilities `ips` and `mac`).
+//!
+//! The sandbox gets exactly these, or ADD fails. Requests are checked before anything is made, as far as possible.
 
 use std::net::IpAddr;
 
@@ -7,12 +8,12 @@ use ipnetwork::IpNetwork;
 use serde_json::Value;
 
 use super::{Attachment, Network, parameters};
-use crate::bridge::{DERIVED, hardware_address};
 use crate::error::Error;
 use crate::host_local;
 use crate::invoke::Parameters;
+use crate::link::derived::{DERIVED, hardware_address};
 use crate::link::{format_mac, parse_mac};
-use crate::plugin::Kind;
+use crate::plugin_kind::Kind;
 use crate::spec::Command;
 use crate::spec::list::{Capabilities, List};
 use crate::spec::result::Answer;
@@ -21,33 +22,30 @@ const IPS: &str = "ips";
 const MAC: &str = "mac";
 
 impl Network {
-    /// Refuses what a sandbox asks for and would not get now, before there is a sandbox: addresses that the network
-    /// does not have or that are taken, and whatever its plugins do not declare. As far as plugins of our own give
-    /// them; what others say is heard at [`add`](Self::add).
+    /// Checks the requests of a sandbox before it is made: addresses outside the network's ranges or in use, and
+    /// capabilities that no plugin declares. Only our own IPAM plugin is checked; executables answer at [`add`](Self::add).
     ///
     /// # Errors
-    /// Why it would not get it.
-    pub async fn check_asked(&self, at: &Attachment) -> Result<(), Error> {
-        if !asks(&at.capabilities) {
+    /// The request that cannot be fulfilled, and why.
+    pub async fn check_requested(&self, at: &Attachment) -> Result<(), Error> {
+        if !requests_any(&at.capabilities) {
             return Ok(());
         }
         let (at, list) = (parameters(at), self.inner.state.read().await.list.clone());
-        // That there is no network is told when it is needed.
+        // ADD reports that there is no network.
         let Some(list) = list else { return Ok(()) };
-        match self.would_give(&list, &at) {
-            Err(error) if error.is_taken() && self.inner.leaving.sweep(self).await => {
-                self.would_give(&list, &at)
-            }
-            would => would,
+        match self.check_available(&list, &at) {
+            Err(error) if error.is_taken() && self.sweep().await => self.check_available(&list, &at),
+            checked => checked,
         }
     }
 
-    fn would_give(&self, list: &List, at: &Parameters) -> Result<(), Error> {
-        self.may_ask(list, at)?;
+    fn check_available(&self, list: &List, at: &Parameters) -> Result<(), Error> {
+        self.check_declared(list, at)?;
         let (host, invoker) = (&self.inner.host, self.invoker());
         for plugin in &list.plugins {
             let ipam = plugin.get("ipam").and_then(|ipam| ipam.get("type")).and_then(Value::as_str);
-            // Those who are asked by a plugin of others need not be ours, whatever they are called.
+            // The IPAM plugin of an executable may be another program with the name host-local.
             let ours = plugin.get("type").is_some_and(|kind| kind.as_str().and_then(Kind::parse).is_some());
             if ours && ipam == Some(Kind::HostLocal.name()) {
                 let request = invoker.request(Command::Add, list, plugin, (at, None));
@@ -57,21 +55,24 @@ impl Network {
         Ok(())
     }
 
-    /// Refuses what no plugin declares, and a hardware address that another sandbox of the network has.
-    pub(super) fn may_ask(&self, list: &List, at: &Parameters) -> Result<(), Error> {
+    /// Refuses capabilities that no plugin declares, and a hardware address of another sandbox of the network.
+    pub(super) fn check_declared(&self, list: &List, at: &Parameters) -> Result<(), Error> {
         for capability in [IPS, MAC] {
             if at.capabilities.contains_key(capability) && !list.declares(capability) {
                 return Err(Error::Undeclared { network: list.name.clone(), capability });
             }
         }
         let Some(text) = at.capabilities.get(MAC) else { return Ok(()) };
-        // One that no plugin can read would be refused by its DEL, too.
+        // Plugins would refuse it in DEL, too, and the attachment could not be removed.
         let mac = text.as_str().and_then(parse_mac).ok_or_else(|| {
-            Error::invalid("runtimeConfig.mac", format!("{text} is no hardware address of one interface"))
+            Error::invalid("runtimeConfig.mac", format!("{text} is not a unicast hardware address"))
         })?;
-        if mac.starts_with(&DERIVED) && !asked_addresses(at).any(|address| hardware_address(address) == mac) {
-            let why =
-                format!("{text} may come to be another sandbox's: what begins so follows from addresses");
+        if mac.starts_with(&DERIVED)
+            && !requested_addresses(at).any(|address| hardware_address(address) == mac)
+        {
+            let why = format!(
+                "{text} has the prefix of addresses that the network derives, so another sandbox may get it"
+            );
             return Err(Error::invalid("runtimeConfig.mac", why));
         }
         let owner = self.inner.cache.owner_of_mac(&list.name, mac);
@@ -82,22 +83,22 @@ impl Network {
     }
 }
 
-/// Whether it asks for what nobody else may have, beside the addresses, which their plugin sees to.
-pub(super) fn claims(at: &Parameters) -> bool {
+/// Whether a hardware address is requested, which no other sandbox may have. The IPAM plugin checks addresses itself.
+pub(super) fn needs_unique_mac(at: &Parameters) -> bool {
     at.capabilities.contains_key(MAC)
 }
 
-/// Whether anything is asked for.
-fn asks(capabilities: &Capabilities) -> bool {
+/// Whether an address or a hardware address is requested.
+fn requests_any(capabilities: &Capabilities) -> bool {
     [IPS, MAC].iter().any(|name| capabilities.contains_key(*name))
 }
 
-fn asked_addresses(at: &Parameters) -> impl Iterator<Item = IpAddr> {
+fn requested_addresses(at: &Parameters) -> impl Iterator<Item = IpAddr> {
     let asked = at.capabilities.get(IPS).and_then(Value::as_array).into_iter().flatten();
     asked.filter_map(Value::as_str).filter_map(address)
 }
 
-/// Refuses an answer that lacks what was asked for: a plugin may declare what it then does not do.
+/// Refuses an answer without the requested addresses: a plugin may declare a capability and ignore it.
 pub(super) fn must_be_given(list: &List, at: &Parameters, answer: &Answer) -> Result<(), Error> {
     let not = |capability, asked: &str| {
         Err(Error::NotGiven { network: list.name.clone(), capability, asked: asked.to_owned() })
@@ -110,9 +111,9 @@ pub(super) fn must_be_given(list: &List, at: &Parameters, answer: &Answer) -> Re
         }
     }
     let Some(asked) = at.capabilities.get(MAC).and_then(Value::as_str) else { return Ok(()) };
-    // Not every plugin tells which interfaces there are.
-    let told = answer.inside(&at.ifname).map(|inside| inside.mac.as_str()).filter(|mac| !mac.is_empty());
-    if told.is_none_or(|mac| parse_mac(mac) == parse_mac(asked)) { Ok(()) } else { not(MAC, asked) }
+    // Not every plugin lists its interfaces.
+    let reported = answer.inside(&at.ifname).map(|inside| inside.mac.as_str()).filter(|mac| !mac.is_empty());
+    if reported.is_none_or(|mac| parse_mac(mac) == parse_mac(asked)) { Ok(()) } else { not(MAC, asked) }
 }
 
 fn address(text: &str) -> Option<IpAddr> {
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_without_what_was_asked_for_is_refused_by_name() {
+    fn an_answer_without_a_requested_address_is_refused() {
         let answer = json!({"interfaces": [{"name": "eth0", "mac": "0A:00:00:00:00:01", "sandbox": "/n"}],
             "ips": [{"address": "10.0.0.2/24", "interface": 0}, {"address": "fd00::2/64", "interface": 0}]});
         for good in [
@@ -153,6 +154,10 @@ mod tests {
             let error = given(bad, answer.clone()).unwrap_err();
             assert!(error.contains(said), "{error}");
         }
-        assert_eq!(given(json!({"mac": "0a:00:00:00:00:02"}), json!({})), Ok(()), "nothing is told of it");
+        assert_eq!(
+            given(json!({"mac": "0a:00:00:00:00:02"}), json!({})),
+            Ok(()),
+            "the plugin lists no interface"
+        );
     }
 }

@@ -1,57 +1,58 @@
-//! GC by executables, beside which no attachment goes on record (section 2, "Lifecycle & Ordering"): they would take what
-//! it is given for nobody's.
+//! Lock between GC by executables and the recording of attachments (section 2, "Lifecycle & Ordering").
 //!
-//! A pod is worth more than tidiness: a GC that one waits for has a few seconds, is killed then, and comes again later.
+//! GC frees the resources of attachments that are not in its list, so no attachment is recorded while it runs. Pods have
+//! priority: a GC for which a pod waits is killed after a few seconds, and repeated later.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{RwLock, RwLockReadGuard, watch};
 
-/// How long a GC may keep a pod waiting.
+/// Longest wait of a pod for a GC.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-pub(super) struct Collecting {
+pub(super) struct GcLock {
     lock: RwLock<()>,
-    /// How many wait for the GC that runs.
+    /// Number of attachments that wait for the running GC.
     waiting: watch::Sender<usize>,
+    /// Number of GC runs that were requested.
     turns: AtomicU64,
 }
 
-/// While it is held, no GC runs.
-pub(super) type Recording<'c> = RwLockReadGuard<'c, ()>;
+/// No GC runs while this is held.
+pub(super) type RecordGuard<'c> = RwLockReadGuard<'c, ()>;
 
-/// One that waits, for as long as it does.
+/// Counts one waiting attachment.
 struct Waiting<'c>(&'c watch::Sender<usize>);
 
-// === impl Collecting ===
+// === impl GcLock ===
 
-impl Default for Collecting {
+impl Default for GcLock {
     fn default() -> Self {
         Self { lock: RwLock::default(), waiting: watch::channel(0).0, turns: AtomicU64::new(0) }
     }
 }
 
-impl Collecting {
-    /// Begins a turn in which all plugins are to be told.
+impl GcLock {
+    /// Begins a GC run, and returns its number.
     pub(super) fn begin(&self) -> u64 {
         self.turns.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Whether no turn has begun since.
+    /// Whether no later run was begun.
     pub(super) fn is_newest(&self, turn: u64) -> bool {
         self.turns.load(Ordering::Relaxed) == turn
     }
 
-    pub(super) async fn recording(&self) -> Recording<'_> {
+    pub(super) async fn record(&self) -> RecordGuard<'_> {
         let _waiting = Waiting::new(&self.waiting);
         self.lock.read().await
     }
 
-    /// Runs a GC to its end. None when it was given up for somebody who waited too long.
+    /// Runs a GC. Returns `None` if it was cancelled for an attachment that waited too long.
     pub(super) async fn run<T>(&self, gc: impl Future<Output = T>) -> Option<T> {
         let _alone = self.lock.write().await;
-        // Cancel-safe: what a GC that is dropped has begun is killed, and the next one begins anew.
+        // Cancel-safe: dropping a GC kills its plugin, and the next GC starts from the beginning.
         tokio::select! {
             biased;
             done = gc => Some(done),
@@ -59,10 +60,10 @@ impl Collecting {
         }
     }
 
-    /// Ends when somebody waits, not before a GC of ordinary length would have ended.
+    /// Ends when an attachment waits, and not before [`PATIENCE`].
     async fn patience(&self) {
         tokio::time::sleep(PATIENCE).await;
-        // The sender is ours: there is no other end of this than what is waited for.
+        // The sender is a field of this, so the wait cannot fail.
         let _ = self.waiting.subscribe().wait_for(|waiting| *waiting > 0).await;
     }
 }
@@ -91,17 +92,17 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_gc_is_given_up_only_for_who_waits_and_not_at_once() {
-        let collecting = Collecting::default();
-        assert_eq!(collecting.run(ready(1)).await, Some(1));
+    async fn a_gc_is_cancelled_only_for_a_waiting_attachment_and_not_at_once() {
+        let lock = GcLock::default();
+        assert_eq!(lock.run(ready(1)).await, Some(1));
         let slow = tokio::time::sleep(Duration::from_secs(50));
-        assert!(collecting.run(slow).await.is_some(), "nobody waits");
+        assert!(lock.run(slow).await.is_some(), "no attachment waits");
         let begun = Instant::now();
-        let (given_up, waited) = tokio::join!(collecting.run(pending::<()>()), async {
-            drop(collecting.recording().await);
+        let (given_up, waited) = tokio::join!(lock.run(pending::<()>()), async {
+            drop(lock.record().await);
             begun.elapsed()
         });
         assert!(given_up.is_none() && waited >= PATIENCE && waited < 2 * PATIENCE, "{waited:?}");
-        drop(collecting.recording().await);
+        drop(lock.record().await);
     }
 }

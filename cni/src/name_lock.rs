@@ -1,9 +1,10 @@
-//! No two networks of a network namespace have the same bridge or table, and no two overlays the same route protocol
-//! number: each would remove what belongs to the other.
+//! Locks of names in a network namespace: bridge, nftables table, route protocol number.
 //!
-//! One file lock for each name, in a directory that is root's alone. Its name holds the network namespace's inode. The
-//! names of abstract sockets have the same scope, but a process in a pod with the node's network can bind them as well.
-//! The kernel releases a lock with its process. Plugin executables need none: they remove nothing of others.
+//! Two networks with the same bridge or table, or two overlays with the same route protocol number, would remove each
+//! other's objects. Each name is a file lock in a directory of root; the file's name contains the inode of the network
+//! namespace. Abstract sockets have the same scope, but a process in a pod with the node's network can bind them, too.
+//! The kernel releases the lock of a process that ends. Plugin executables take no lock: they remove only objects of
+//! their own attachment.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -18,54 +19,64 @@ use tokio::time::Instant;
 use crate::error::Error;
 use crate::netns;
 
-/// Directory of the locks. Not a run directory: two networks with the same bridge have different ones.
+/// Directory of the locks. Not the run directory: two networks with the same bridge have different run directories.
 const DIRECTORY: &str = "/run/coracle-networks";
 
-/// Longest wait for a holder that is about to end.
+/// Longest wait for a process that is about to end.
 const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Held for as long as the network or the overlay is.
+/// Locks of a network or an overlay. Dropping releases them.
 #[derive(Debug)]
-pub(crate) struct Alone {
+pub(crate) struct NameLocks {
     _locks: Vec<Lock>,
 }
 
-/// One file. Removed while it is locked.
+/// A name that is used once in a network namespace.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SharedName<'a> {
+    /// The kind of object, for errors: `bridge`.
+    pub(crate) kind: &'static str,
+    pub(crate) name: &'a str,
+    /// The flag that sets another name.
+    pub(crate) setting: &'static str,
+}
+
+/// A locked file. Removed before it is unlocked.
 #[derive(Debug)]
 struct Lock {
     _file: Flock<File>,
     path: PathBuf,
 }
 
-// === impl Alone ===
+// === impl NameLocks ===
 
-impl Alone {
-    /// Takes these names, each with its kind and the setting that gives another one.
+impl NameLocks {
+    /// Locks these names.
     ///
     /// # Errors
     /// [`Error::NameInUse`] when another process holds one.
-    pub(crate) async fn take(wanted: &[(&'static str, &str, &'static str)]) -> Result<Self, Error> {
+    pub(crate) async fn take(wanted: &[SharedName<'_>]) -> Result<Self, Error> {
         Self::take_in(Path::new(DIRECTORY), wanted).await
     }
 
-    async fn take_in(directory: &Path, wanted: &[(&'static str, &str, &'static str)]) -> Result<Self, Error> {
+    async fn take_in(directory: &Path, wanted: &[SharedName<'_>]) -> Result<Self, Error> {
         let failed = |path: &Path, source| Error::Name { path: path.to_owned(), source };
         open(directory).map_err(|source| failed(directory, source))?;
         let namespace = netns::id(Path::new("/proc/thread-self/ns/net")).unwrap_or_default();
         let mut locks = Vec::new();
-        for (what, name, setting) in wanted.iter().copied() {
-            let path = directory.join(file_name(namespace, what, name));
+        for SharedName { kind, name, setting } in wanted.iter().copied() {
+            let path = directory.join(file_name(namespace, kind, name));
             match take(&path).await.map_err(|source| failed(&path, source))? {
                 Some(lock) => locks.push(lock),
-                None => return Err(Error::NameInUse { what, name: name.to_owned(), setting }),
+                None => return Err(Error::NameInUse { what: kind, name: name.to_owned(), setting }),
             }
         }
         Ok(Self { _locks: locks })
     }
 }
 
-/// Makes the directory, and removes the files of holders that were killed.
+/// Makes the directory, and removes files of processes that were killed.
 fn open(directory: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
@@ -76,13 +87,13 @@ fn open(directory: &Path) -> io::Result<()> {
         return Err(io::Error::other("it is not a directory of this user alone (mode 0700)"));
     }
     for entry in fs::read_dir(directory)?.flatten() {
-        // Dropped at once, which removes it.
+        // Dropping a lock removes its file.
         drop(Lock::try_take(&entry.path(), false));
     }
     Ok(())
 }
 
-/// `None` when another process holds the file.
+/// Returns `None` if another process holds the file.
 async fn take(path: &Path) -> io::Result<Option<Lock>> {
     let end = Instant::now() + PATIENCE;
     loop {
@@ -93,14 +104,14 @@ async fn take(path: &Path) -> io::Result<Option<Lock>> {
     }
 }
 
-/// Every name is one part of a path, and no two are the same.
-fn file_name(namespace: u64, what: &str, name: &str) -> String {
+/// File name of a lock: one component of a path, unique for each kind and name.
+fn file_name(namespace: u64, kind: &str, name: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     let name = name.bytes().map(|byte| match byte {
         byte if plain(byte) => char::from(byte).to_string(),
         byte => format!("%{byte:02x}"),
     });
-    format!("{namespace}:{}:{}", what.replace(' ', "-"), name.collect::<String>())
+    format!("{namespace}:{}:{}", kind.replace(' ', "-"), name.collect::<String>())
 }
 
 // === impl Lock ===
@@ -115,7 +126,7 @@ impl Lock {
                 Err((_, Errno::EWOULDBLOCK)) => return Ok(None),
                 Err((_, errno)) => return Err(errno.into()),
             };
-            // The holder before may have removed it meanwhile.
+            // The previous holder may have removed the file since it was opened.
             let is_linked = fs::symlink_metadata(path).is_ok_and(|found| {
                 file.metadata().is_ok_and(|own| (own.dev(), own.ino()) == (found.dev(), found.ino()))
             });
@@ -131,7 +142,7 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // A file that stays is locked by the next holder, or removed by the next start.
+        // If the removal fails, the next holder locks the file, or the next start removes it.
         let _stays = fs::remove_file(&self.path);
     }
 }
@@ -140,37 +151,40 @@ impl Drop for Lock {
 mod tests {
     use super::*;
 
-    fn names(name: &str) -> [(&'static str, &str, &'static str); 2] {
-        [("bridge", name, "--bridge"), ("nftables table", "t", "--nft-table")]
+    fn bridge(name: &str) -> SharedName<'_> {
+        SharedName { kind: "bridge", name, setting: "--bridge" }
+    }
+
+    fn names(name: &str) -> [SharedName<'_>; 2] {
+        [bridge(name), SharedName { kind: "nftables table", name: "t", setting: "--nft-table" }]
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_name_is_held_once_until_its_holder_ends() {
         let dir = tempfile::tempdir().unwrap();
         let locks = dir.path().join("locks");
-        let first = Alone::take_in(&locks, &names("b0")).await.unwrap();
-        let refused = Alone::take_in(&locks, &names("b0")).await.unwrap_err();
+        let first = NameLocks::take_in(&locks, &names("b0")).await.unwrap();
+        let refused = NameLocks::take_in(&locks, &names("b0")).await.unwrap_err();
         assert!(matches!(refused, Error::NameInUse { what: "bridge", .. }), "{refused}");
         assert_eq!(fs::read_dir(&locks).unwrap().count(), 2);
         drop(first);
         assert_eq!(fs::read_dir(&locks).unwrap().count(), 0);
-        drop(Alone::take_in(&locks, &names("b0")).await.unwrap());
+        drop(NameLocks::take_in(&locks, &names("b0")).await.unwrap());
     }
 
     #[tokio::test(start_paused = true)]
     async fn files_of_killed_holders_are_removed_and_those_of_others_stay() {
         let dir = tempfile::tempdir().unwrap();
         let locks = dir.path().join("locks");
-        let held = Alone::take_in(&locks, &names("b0")).await.unwrap();
+        let held = NameLocks::take_in(&locks, &names("b0")).await.unwrap();
         fs::write(locks.join("7:bridge:killed"), "").unwrap();
-        let other = [("bridge", "b1", "--bridge")];
-        let _other = Alone::take_in(&locks, &other).await.unwrap();
+        let _other = NameLocks::take_in(&locks, &[bridge("b1")]).await.unwrap();
         assert_eq!(fs::read_dir(&locks).unwrap().count(), 3);
         drop(held);
     }
 
     #[test]
-    fn a_directory_of_others_is_refused() {
+    fn a_directory_that_others_can_write_is_refused() {
         use std::os::unix::fs::PermissionsExt as _;
         let dir = tempfile::tempdir().unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();

@@ -1,0 +1,33 @@
+//! Delegation to the IPAM plugin: our host-local in process, others as executables (section 4, "Plugin Delegation").
+
+use crate::error::Error;
+use crate::host::Host;
+use crate::host_local;
+use crate::invoke::exec::Executables;
+use crate::plugin_kind::Kind;
+use crate::spec::Command;
+use crate::spec::request::Request;
+use crate::spec::result::Answer;
+
+/// Runs the IPAM plugin of this type with the request.
+pub(crate) async fn run(
+    host: &Host,
+    executables: &Executables,
+    kind: &str,
+    request: &Request,
+) -> Result<Option<Answer>, Error> {
+    if is_own(host, executables, kind) {
+        request.version()?;
+        if request.command == Command::Add {
+            request.check_args()?;
+        }
+        return host_local::run(host, request);
+    }
+    executables.run(kind, request).await
+}
+
+/// Whether this type is our host-local and runs in process. An executable of this name that is this program would do the
+/// same some milliseconds later.
+pub(crate) fn is_own(host: &Host, executables: &Executables, kind: &str) -> bool {
+    Kind::parse(kind) == Some(Kind::HostLocal) && (host.in_process() || executables.is_this_program(kind))
+}

@@ -1,0 +1,129 @@
+//! Sandboxes that were released and whose network still has to be removed.
+//!
+//! The removal of a veth pair waits for RCU grace periods of the kernel, 10 ms and more for each pair. The kernel also
+//! removes a pair with its namespace, for all namespaces that ended in the meantime at once. So one sweep a little later
+//! handles all released sandboxes: most pairs are gone, it removes the others, and frees records and addresses. A failed
+//! removal is retried with back-off. After a crash, `reconcile` does the same from the records.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tracing::warn;
+
+use super::Network;
+
+/// Delay of the sweep after the first release: the kernel needs some tens of milliseconds.
+const SWEEP_DELAY: Duration = Duration::from_millis(200);
+/// Back-off of retries: first and last delay.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+const LAST_RETRY: Duration = Duration::from_secs(300);
+
+/// The queue of released sandboxes.
+#[derive(Default)]
+pub(super) struct ReleaseQueue {
+    state: Mutex<State>,
+    /// Held by a sweep: a caller that waits for it knows that everything released before is removed.
+    sweeping: tokio::sync::Mutex<()>,
+}
+
+#[derive(Default)]
+struct State {
+    released: BTreeSet<String>,
+    /// Sandboxes whose removal failed.
+    failed: BTreeSet<String>,
+    /// Whether a task retries them.
+    retrying: bool,
+}
+
+// === impl ReleaseQueue ===
+
+impl ReleaseQueue {
+    /// Adds a sandbox. Returns whether it is the first one, so that a sweep has to be started.
+    fn add(&self, id: &str) -> bool {
+        let mut state = self.lock();
+        let first = state.released.is_empty();
+        state.released.insert(id.to_owned());
+        first
+    }
+
+    /// Adds a sandbox whose removal failed. Returns whether no task retries yet, so that one has to be started.
+    fn add_failed(&self, id: &str) -> bool {
+        let mut state = self.lock();
+        state.failed.insert(id.to_owned());
+        !std::mem::replace(&mut state.retrying, true)
+    }
+
+    /// Forgets a sandbox that is attached again: its new network must not be removed.
+    pub(super) fn forget(&self, id: &str) {
+        let mut state = self.lock();
+        state.released.remove(id);
+        state.failed.remove(id);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Network {
+    /// Removes the sandbox's network after [`SWEEP_DELAY`].
+    pub(super) fn sweep_later(&self, id: &str) {
+        if self.inner.releases.add(id) {
+            let network = self.clone();
+            tokio::spawn(async move {
+                tokio::time::sleep(SWEEP_DELAY).await;
+                network.sweep().await;
+            });
+        }
+    }
+
+    /// Removes the sandbox's network later, and retries until that succeeds or the network is dropped.
+    pub(super) fn retry_later(&self, id: &str) {
+        if self.inner.releases.add_failed(id) {
+            let network = self.weak();
+            tokio::spawn(async move {
+                let mut delay = FIRST_RETRY;
+                loop {
+                    tokio::time::sleep(delay).await;
+                    delay = LAST_RETRY.min(2 * delay);
+                    let Some(network) = network() else { return };
+                    if network.retry_removals().await {
+                        return;
+                    }
+                }
+            });
+        }
+    }
+
+    /// Removes the networks of released sandboxes. Returns whether there were any, or another sweep had them.
+    pub(super) async fn sweep(&self) -> bool {
+        let queue = &self.inner.releases;
+        let busy = queue.sweeping.try_lock().is_err();
+        let _sweeping = queue.sweeping.lock().await;
+        let ids = std::mem::take(&mut queue.lock().released);
+        for id in &ids {
+            if let Err(error) = self.del(id).await {
+                warn!(sandbox = id, error = error.chain(), "cannot remove a released network, retrying");
+                self.retry_later(id);
+            }
+        }
+        busy || !ids.is_empty()
+    }
+
+    /// Retries failed removals. Returns whether none is left.
+    async fn retry_removals(&self) -> bool {
+        let queue = &self.inner.releases;
+        let _sweeping = queue.sweeping.lock().await;
+        let ids = std::mem::take(&mut queue.lock().failed);
+        for id in ids {
+            if let Err(error) = self.del(&id).await {
+                warn!(sandbox = id, error = error.chain(), "cannot remove a released network, retrying");
+                queue.lock().failed.insert(id);
+            }
+        }
+        let mut state = queue.lock();
+        state.retrying = !state.failed.is_empty();
+        !state.retrying
+    }
+}

@@ -1,0 +1,113 @@
+//! Notifications of changes that the overlay did not make, and that its tables must follow.
+
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::link::LinkMessage;
+use netlink_packet_route::neighbour::NeighbourMessage;
+use netlink_packet_route::route::{RouteHeader, RouteMessage};
+
+use super::device;
+use super::kernel::Kernel;
+use super::message::{
+    is_default_route, is_diverted, is_link_local, is_ours, is_wanted_neighbour, read_address, read_forward,
+    read_neighbour,
+};
+use super::plan::Tables;
+
+impl Kernel {
+    /// Whether the notified state differs from the desired tables, so that another process made the change.
+    pub(crate) fn is_foreign_change(&self, message: &RouteNetlinkMessage, desired: &Tables) -> bool {
+        match message {
+            RouteNetlinkMessage::NewNeighbour(m) => self.is_foreign_neighbour(m, desired),
+            RouteNetlinkMessage::DelNeighbour(m) => self.is_removed_neighbour(m, desired),
+            // The node's own addresses depend on the default routes.
+            message if is_default_route(message) => true,
+            RouteNetlinkMessage::NewRoute(m) => self.is_foreign_route(m, desired),
+            RouteNetlinkMessage::DelRoute(m) => self.is_removed_route(m, desired),
+            RouteNetlinkMessage::NewLink(link) => self.is_foreign_link_change(link, desired),
+            RouteNetlinkMessage::DelLink(link) => self.watched().contains(&link.header.index),
+            RouteNetlinkMessage::NewAddress(_) => self.is_foreign_address(message, desired, Presence::Added),
+            RouteNetlinkMessage::DelAddress(_) => {
+                self.is_foreign_address(message, desired, Presence::Removed)
+            }
+            _ => false,
+        }
+    }
+
+    /// A forwarding or neighbour entry of our device that is not desired.
+    fn is_foreign_neighbour(&self, message: &NeighbourMessage, desired: &Tables) -> bool {
+        let Some(port) = self.port_of(message.header.ifindex) else { return false };
+        let is_foreign_forward =
+            read_forward(message, port).is_some_and(|forward| !desired.forwards.contains(&forward));
+        let is_foreign_neighbour = match read_neighbour(message, port) {
+            Some(entry) => desired.neighbours.get(&(entry.port, entry.ip)) != Some(&entry.mac),
+            // A desired entry that is no longer permanent.
+            None => is_wanted_neighbour(message, port, desired),
+        };
+        is_foreign_forward || is_foreign_neighbour || is_diverted(message, port, desired)
+    }
+
+    /// A desired forwarding or neighbour entry that was removed.
+    fn is_removed_neighbour(&self, message: &NeighbourMessage, desired: &Tables) -> bool {
+        let Some(port) = self.port_of(message.header.ifindex) else { return false };
+        let forward = read_forward(message, port);
+        forward.is_some_and(|forward| desired.forwards.contains(&forward))
+            || is_wanted_neighbour(message, port, desired)
+    }
+
+    /// A route with our number that is not desired, or another route to a desired destination.
+    fn is_foreign_route(&self, message: &RouteMessage, desired: &Tables) -> bool {
+        if message.header.table != RouteHeader::RT_TABLE_MAIN {
+            return false;
+        }
+        let has_our_number = is_ours(message, self.protocol());
+        let Some((to, route)) = self.read_route(message) else { return false };
+        match desired.routes.get(&to) {
+            Some(desired) => !has_our_number || *desired != route,
+            None => has_our_number,
+        }
+    }
+
+    /// A desired route that was removed.
+    fn is_removed_route(&self, message: &RouteMessage, desired: &Tables) -> bool {
+        let removed = self.read_route(message).filter(|_| is_ours(message, self.protocol()));
+        removed.is_some_and(|(to, route)| desired.routes.get(&to) == Some(&route))
+    }
+
+    /// A changed device of ours, or any change of an uplink.
+    fn is_foreign_link_change(&self, link: &LinkMessage, desired: &Tables) -> bool {
+        let Some(port) = self.port_of(link.header.index) else { return self.is_uplink(link.header.index) };
+        let (observed, desired) = (device::read(link, port), desired.devices.get(&port));
+        match (observed, desired) {
+            (Some(observed), Some(desired)) => {
+                (&observed.kind, observed.mtu, observed.up) != (&desired.kind, desired.mtu, desired.up)
+            }
+            _ => true,
+        }
+    }
+
+    /// An address of our device that was added against the plan or removed, or any address of another interface.
+    /// Link-local addresses do not count: each interface of a pod has one.
+    fn is_foreign_address(
+        &self,
+        message: &RouteNetlinkMessage,
+        desired: &Tables,
+        presence: Presence,
+    ) -> bool {
+        let Some((ip, _, index)) = read_address(message) else { return false };
+        if is_link_local(ip) {
+            return false;
+        }
+        let Some(port) = self.port_of(index) else { return true };
+        desired.devices.get(&port).is_some_and(|device| {
+            let is_desired = device.addresses.contains(&ip);
+            is_desired != (presence == Presence::Added)
+        })
+    }
+}
+
+/// Whether a notified object exists now.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Presence {
+    Added,
+    Removed,
+}
