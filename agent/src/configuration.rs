@@ -34,7 +34,7 @@ pub(crate) fn shown(config: &AgentConfig) -> Value {
         "clusterDNS": config.cluster_dns,
         "resolvConf": config.resolv_conf,
         "maxPods": config.max_pods,
-        "podPidsLimit": -1,
+        "podPidsLimit": config.pod_pids_limit.unwrap_or(-1),
         "cgroupRoot": config.cgroup_root,
         "cgroupDriver": config.cgroup_driver.to_string(),
         "podLogsDir": config.pod_log_dir,
@@ -49,7 +49,8 @@ pub(crate) fn shown(config: &AgentConfig) -> Value {
             "nodefs.inodesFree": threshold(config.eviction.nodefs_inodes_free),
             "pid.available": threshold(config.eviction.pid_available),
         },
-        "systemReserved": config.reserved,
+        "systemReserved": config.system_reserved,
+        "kubeReserved": config.kube_reserved,
     });
     if let Some(client_ca) = &config.client_ca {
         shown["authentication"]["x509"]["clientCAFile"] = json!(client_ca);

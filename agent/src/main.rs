@@ -1,4 +1,4 @@
-//! The `coracle` binary: one program, a role per subcommand.
+//! The `coracle` binary: one program with a subcommand per role.
 
 mod allocator;
 mod lock;
@@ -17,7 +17,7 @@ use crate::settings::{
 #[global_allocator]
 static ALLOCATOR: allocator::ByRole = allocator::ByRole;
 
-/// The whole Kubernetes node in one light binary, and a thin control plane beside it.
+/// A Kubernetes node in one binary, with a thin control plane.
 #[derive(Parser)]
 #[command(name = "coracle", version, max_term_width = 100, disable_help_subcommand = true)]
 struct Command {
@@ -29,9 +29,9 @@ struct Command {
 
 #[derive(Subcommand)]
 enum Role {
-    /// Run a whole cluster here: control plane and node in one process. No configuration needed.
+    /// Run a cluster on this machine: control plane and node in one process, without configuration.
     ///
-    /// Ctrl-C stops both but not the pods; run it again and it takes them over as they are.
+    /// Ctrl-C stops both but not the pods. The next start takes them over.
     #[cfg(feature = "controlplane")]
     Up {
         #[command(flatten)]
@@ -41,10 +41,10 @@ enum Role {
         #[command(flatten)]
         plane: Flags<ControlPlaneSettings>,
     },
-    /// Run the node alone, for a control plane elsewhere.
+    /// Run a node for a control plane on another machine.
     ///
-    /// The first time with --join, which `coracle token create` on the control plane prints; from then on the machine
-    /// knows where it belongs.
+    /// The first start needs --join; `coracle token create` on the control plane prints the command. Later starts need
+    /// no flags.
     Agent {
         #[command(flatten)]
         way: role::agent::Way,
@@ -53,38 +53,38 @@ enum Role {
         #[command(flatten)]
         node: Flags<NodeSettings>,
     },
-    /// Run the control plane alone: API server, controllers, scheduler and store.
+    /// Run the control plane: API server, controllers, scheduler and store.
     #[cfg(feature = "controlplane")]
     Controlplane {
         #[command(flatten)]
         places: Flags<Places>,
         #[command(flatten)]
         plane: Flags<ControlPlaneSettings>,
-        /// Also write credentials for an agent of this name on this machine, and print the command that uses them.
+        /// Also write credentials for an agent with this name on this machine, and print its command.
         #[arg(long, value_name = "NAME")]
         issue_node: Option<String>,
     },
-    /// Make, show and remove the tokens by which further machines join the cluster.
+    /// Create, list and delete bootstrap tokens for machines that join.
     #[cfg(feature = "controlplane")]
     Token(role::token::Arguments),
-    /// Serve the container runtime interface (CRI v1) alone, for crictl, critest or a kubelet.
+    /// Serve the container runtime interface (CRI v1) without a node, for crictl, critest or a kubelet.
     Runtime(Flags<RuntimeSettings>),
     /// Pull, import, export, list and remove container images.
     Image(role::image::Arguments),
-    /// Be a network plugin (CNI) for any runtime, or install all of them in a directory.
+    /// Run as a network plugin (CNI) for any runtime, or install the plugins.
     Cni(role::cni::Arguments),
-    /// Say what this machine lacks, by name, and what that costs.
+    /// Report missing features of this machine and their consequences.
     Check {
         #[command(flatten)]
         places: Flags<Places>,
         #[command(flatten)]
         node: Flags<NodeSettings>,
     },
-    /// Stop the cluster here and remove every pod, interface, mount and cgroup of it.
+    /// Stop the cluster on this machine, and remove all its pods, interfaces, mounts and cgroups.
     Down(role::down::Arguments),
     /// Print the version.
     Version,
-    /// Hold one pod (started by the node, never by hand).
+    /// Hold the containers of one pod. Started by the node only.
     #[command(hide = true)]
     Shim {
         #[arg(long)]
@@ -94,8 +94,8 @@ enum Role {
 
 fn main() -> ExitCode {
     allocator::choose();
-    // Before anything that starts a thread: the shim forks, and a fork of a threaded process may hang. And
-    // before the rules of the whole command line are made: their memory would stay dirty in every shim.
+    // Before any thread starts: the shim forks, and a fork of a threaded process may hang. And before the command line
+    // is parsed: the parser's memory would stay dirty in each shim.
     if let Some(dir) = shim_dir() {
         return coracle_shim::main(coracle_shim::ShimArgs { dir });
     }
@@ -114,7 +114,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The directory of `shim --dir DIR`, which is how the runtime starts one.
+/// The directory in `shim --dir DIR`, the command line of a shim.
 fn shim_dir() -> Option<std::path::PathBuf> {
     let mut words = std::env::args_os().skip(1);
     let is_shim = words.next()? == "shim" && words.next()? == "--dir";

@@ -1,5 +1,4 @@
-//! The roles of the binary, one a file, and what they share: the async runtime, signals, the way an
-//! error ends the program.
+//! The roles of the binary, one per file, and their shared parts: async runtime, signals, error output.
 
 pub(crate) mod agent;
 pub(crate) mod check;
@@ -29,7 +28,7 @@ use crate::settings::Node;
 
 /// Runs a role to its end on the async runtime.
 pub(crate) fn block_on(role: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<ExitCode> {
-    // Two workers: the node's work is waiting for the kernel, and every further thread costs memory.
+    // Two workers: the node mostly waits for the kernel, and each further thread costs memory.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .max_blocking_threads(16)
@@ -38,15 +37,15 @@ pub(crate) fn block_on(role: impl Future<Output = anyhow::Result<()>>) -> anyhow
         .context("cannot start the async runtime")?;
     runtime.spawn(program_pages::let_go_after_start());
     let result = runtime.block_on(role);
-    // A blocking call that hangs (a stalled mount) must not keep the process from ending.
+    // A blocking call that hangs (a stalled mount) must not prevent the end of the process.
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
     result.map(|()| ExitCode::SUCCESS)
 }
 
-/// One sentence on standard error, the whole chain of causes, and a non-zero exit.
+/// Prints the error with its causes as one sentence on standard error. Returns a failure code.
 pub(crate) fn fail(error: &anyhow::Error) -> ExitCode {
     let sentence = format!("coracle: {error:#}\n");
-    // Nothing is left to do when standard error is closed.
+    // If standard error is closed, the error cannot be reported.
     drop(std::io::stderr().write_all(sentence.as_bytes()));
     ExitCode::FAILURE
 }
@@ -57,7 +56,7 @@ pub(crate) fn version() -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes to standard output; a reader that went away (`| head`) is no error.
+/// Writes to standard output. A closed reader (`| head`) is no error.
 fn print(text: &str) -> anyhow::Result<()> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
@@ -65,9 +64,9 @@ fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Fails unless we are root, with what to do about it.
+/// Fails unless the process runs as root.
 fn require_root() -> anyhow::Result<()> {
-    anyhow::ensure!(nix::unistd::geteuid().is_root(), "this must be run as root");
+    anyhow::ensure!(nix::unistd::geteuid().is_root(), "this command must run as root; use sudo");
     Ok(())
 }
 
@@ -86,10 +85,10 @@ fn repair(node: &Node) -> anyhow::Result<()> {
     places::prepare(&node.dirs.run, &[places::NODE_RUN, places::RUNTIME_RUN])
 }
 
-/// For the roles that hold pods, each of which takes some descriptors, and connections.
+/// Raises the limit of open files: each pod and each connection needs descriptors.
 fn raise_open_files() {
     if let Err(error) = coracle_open_files::raise() {
-        tracing::warn!(%error, "cannot raise the limit of open files: it limits the number of pods");
+        tracing::warn!(%error, "cannot raise the limit of open files, which limits the number of pods");
     }
 }
 
@@ -101,7 +100,7 @@ fn until_signalled() -> anyhow::Result<CancellationToken> {
     let cancel = token.clone();
     tokio::spawn(async move {
         tokio::select! {
-            // Cancel safe: a signal not received by the other arm only means that we end anyway.
+            // Cancel safe: both signals have the same effect.
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
         }
@@ -111,14 +110,14 @@ fn until_signalled() -> anyhow::Result<CancellationToken> {
     Ok(token)
 }
 
-/// Removes a socket of ours; a later start removes what this could not.
+/// Removes a socket. If this fails, the next start removes it.
 fn remove_socket(path: &std::path::Path) {
     if let Err(error) = std::fs::remove_file(path) {
         tracing::debug!(path = %path.display(), %error, "cannot remove the socket");
     }
 }
 
-/// Listens on a unix socket, over one that a dead process left behind; only root may connect.
+/// Listens on a unix socket, and replaces one of a dead process. Only root may connect.
 fn listen(path: &std::path::Path) -> anyhow::Result<tokio::net::UnixListener> {
     use std::os::unix::fs::PermissionsExt;
     let context = || format!("cannot listen on {}", path.display());

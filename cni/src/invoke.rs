@@ -40,6 +40,13 @@ pub(crate) enum Where {
     Elsewhere,
 }
 
+/// Parameters of one call of a plugin.
+pub(crate) struct Call<'a> {
+    pub(crate) at: &'a Parameters,
+    /// Result of the previous plugin, or of the whole ADD.
+    pub(crate) previous: Option<Value>,
+}
+
 /// Runs the plugins of lists.
 pub(crate) struct Invoker<'a> {
     pub(crate) host: &'a Host,
@@ -55,7 +62,7 @@ impl Invoker<'_> {
         let mut previous: Option<Answer> = None;
         for plugin in &list.plugins {
             let result = previous.as_ref().map(|answer| answer.to_value(list.version));
-            let request = self.request(Command::Add, list, plugin, (at, result));
+            let request = self.request(Command::Add, list, plugin, Call { at, previous: result });
             previous = self.run(&request).await?.or(previous);
         }
         Ok(previous.unwrap_or_default())
@@ -70,7 +77,7 @@ impl Invoker<'_> {
     ) -> Result<(), Error> {
         let result = result.filter(|_| list.version.has_check()).map(|answer| answer.to_value(list.version));
         for plugin in list.plugins.iter().rev() {
-            let request = self.request(Command::Del, list, plugin, (at, result.clone()));
+            let request = self.request(Command::Del, list, plugin, Call { at, previous: result.clone() });
             self.run(&request).await?;
         }
         Ok(())
@@ -83,7 +90,13 @@ impl Invoker<'_> {
         }
         let result = result.to_value(list.version);
         for plugin in &list.plugins {
-            self.run(&self.request(Command::Check, list, plugin, (at, Some(result.clone())))).await?;
+            self.run(&self.request(
+                Command::Check,
+                list,
+                plugin,
+                Call { at, previous: Some(result.clone()) },
+            ))
+            .await?;
         }
         Ok(())
     }
@@ -128,16 +141,16 @@ impl Invoker<'_> {
         command: Command,
         list: &List,
         plugin: &Map<String, Value>,
-        (at, previous): (&Parameters, Option<Value>),
+        call: Call<'_>,
     ) -> Request {
         Request {
             command,
-            container_id: at.container_id.clone(),
-            netns: at.netns.clone(),
-            ifname: at.ifname.clone(),
-            args: at.args.clone(),
+            container_id: call.at.container_id.clone(),
+            netns: call.at.netns.clone(),
+            ifname: call.at.ifname.clone(),
+            args: call.at.args.clone(),
             path: self.executables.path.clone(),
-            conf: list.derive(plugin, &at.capabilities, previous),
+            conf: list.derive(plugin, &call.at.capabilities, call.previous),
         }
     }
 
@@ -149,7 +162,7 @@ impl Invoker<'_> {
             args: String::new(),
             capabilities: Capabilities::new(),
         };
-        self.request(command, list, plugin, (&none, None))
+        self.request(command, list, plugin, Call { at: &none, previous: None })
     }
 
     async fn run(&self, request: &Request) -> Result<Option<Answer>, Error> {

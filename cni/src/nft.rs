@@ -241,11 +241,11 @@ impl<'a> Table<'a> {
         for (name, hook, priority, kind) in
             [("prerouting", 0, -100i32, "nat"), ("output", 3, -100, "nat"), ("postrouting", 4, 100, "nat")]
         {
-            self.chain(name, (hook, priority), kind);
+            self.chain(name, hook, priority, kind);
         }
     }
 
-    fn chain(&mut self, name: &str, (hook, priority): (u32, i32), kind: &str) {
+    fn chain(&mut self, name: &str, hook: u32, priority: i32, kind: &str) {
         let hook = Attributes::default().number(1, hook).bytes(2, &priority.to_be_bytes());
         let chain = self.named().text(3, name).nest(4, hook).text(7, kind);
         self.batch.push(Verb::NewChain, &chain);
@@ -379,7 +379,7 @@ impl<'a> Table<'a> {
 
     fn isolation_rules(&mut self, present: &BTreeSet<String>, wanted: &BTreeSet<String>) {
         if present.is_empty() && !wanted.is_empty() {
-            self.chain("forward", (2, 0), "filter");
+            self.chain("forward", 2, 0, "filter");
         }
         let is_new = |pair: [&String; 2]| !pair.into_iter().all(|bridge| present.contains(bridge));
         for inward in wanted {
@@ -395,7 +395,7 @@ impl<'a> Table<'a> {
     /// reach services on 127.0.0.1. Only replies, and packets that were sent to another address, pass.
     fn loopback_rules(&mut self, present: &BTreeSet<String>, wanted: &BTreeSet<String>) {
         if present.is_empty() && !wanted.is_empty() {
-            self.chain("input", (1, 0), "filter");
+            self.chain("input", 1, 0, "filter");
         }
         for name in wanted.difference(present) {
             let loopback = IpNetwork::V4(LOOPBACK);

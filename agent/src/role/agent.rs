@@ -17,22 +17,22 @@ use crate::settings::{Credentials, Node, Serving, Settings};
 const KUBECONFIG_MAX: u64 = 1 << 20;
 const TOKEN_MAX: u64 = 4 << 10;
 
-/// How the agent comes to its control plane.
+/// Connection of the agent to its control plane.
 #[derive(Args)]
 pub(crate) struct Way {
-    /// How to reach the API server, and as whom, for a node whose certificates somebody else makes
+    /// Kubeconfig of a node whose certificates are made elsewhere
     #[arg(long, value_name = "FILE", conflicts_with = "join")]
     kubeconfig: Option<PathBuf>,
-    /// Join the cluster with this API server
+    /// Join the cluster of this API server
     #[arg(long, value_name = "URL", requires = "secret", requires = "ca_hash")]
     join: Option<Endpoint>,
-    /// The token to join with, id.secret
+    /// Token to join with, id.secret
     #[arg(long, value_name = "TOKEN", requires = "join", group = "secret")]
     token: Option<Token>,
-    /// The file with that token, for machines on which others can see the command line
+    /// File with the token, for machines on which others can see the command line
     #[arg(long, value_name = "FILE", requires = "join", group = "secret")]
     token_file: Option<PathBuf>,
-    /// The hash of the public key of the cluster's authority, sha256:…
+    /// Hash of the public key of the cluster's CA, sha256:…
     #[arg(long, value_name = "HASH", requires = "join")]
     ca_hash: Option<CaHash>,
 }
@@ -61,8 +61,8 @@ pub(crate) async fn run(settings: Settings, way: Way) -> anyhow::Result<()> {
     super::node::run(node, credentials, client, super::until_signalled()?).await
 }
 
-/// The certificate of the node's own API, as the kubelet has it: files that were made elsewhere, one that is requested from
-/// the cluster (`--server-tls-bootstrap`), or a self-signed one.
+/// The certificate of the kubelet API: files that were made elsewhere, a certificate requested from the cluster
+/// (`--server-tls-bootstrap`), or a self-signed one.
 fn serving(node: &Node, client: &Client) -> anyhow::Result<Identity> {
     let Serving { files, bootstrap, cert_dir, .. } = &node.serving;
     if let Some((certificate, key)) = files {
@@ -80,11 +80,11 @@ fn serving(node: &Node, client: &Client) -> anyhow::Result<Identity> {
 async fn membership(node: &Node, way: Way) -> anyhow::Result<Membership> {
     let (state, name) = (&node.dirs.state, node.name.as_str());
     if let (Some(endpoint), Some(hash)) = (&way.join, &way.ca_hash) {
-        // After the first time the file may be gone, and the token over: a member needs neither.
+        // A machine that has joined needs no token: the file may be removed, and the token expired.
         match join::resume(state, name) {
             Ok(Some(membership)) => return Ok(membership.of(hash)?),
             Ok(None) => {}
-            // It is still the same node of the same cluster: it only has to prove it anew.
+            // The node only has to prove its identity again.
             Err(over @ JoinError::Expired { .. }) => {
                 join::may_return(state, hash)?;
                 tracing::warn!("{over}: joining again");
@@ -103,7 +103,7 @@ fn token(given: Option<Token>, file: Option<&Path>) -> anyhow::Result<Token> {
     match (given, file) {
         (Some(token), _) => Ok(token),
         (None, Some(path)) => {
-            let context = || format!("cannot read a token from {}", path.display());
+            let context = || format!("cannot read the token from {}", path.display());
             let text = coracle_agent::read_text(path, TOKEN_MAX).with_context(context)?;
             text.trim().parse().with_context(context)
         }
@@ -117,6 +117,6 @@ async fn client(kubeconfig: &Path) -> anyhow::Result<Client> {
     let file = Kubeconfig::from_yaml(&text).with_context(context)?;
     let config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
         .await
-        .with_context(|| format!("{} names no usable cluster and user", kubeconfig.display()))?;
-    coracle_agent::client(config).context("cannot make an API client")
+        .with_context(|| format!("{} has no usable cluster and user", kubeconfig.display()))?;
+    coracle_agent::client(config).context("cannot create an API client")
 }

@@ -1,7 +1,7 @@
-//! `coracle check`: what this machine lacks, by name, and what that costs, before anything starts.
+//! `coracle check`: reports missing features of the machine and their consequences, without starting a node.
 //!
-//! The kernel is tried, not asked: a bridge, a veth pair and an nftables table are really made, in a
-//! network namespace that is thrown away.
+//! Kernel features are tested by use: a bridge, a veth pair and an nftables table are made in a temporary network
+//! namespace.
 
 use std::fs;
 use std::net::TcpListener;
@@ -14,26 +14,27 @@ use nix::sched::{CloneFlags, unshare};
 
 use crate::settings::Node;
 
-/// The oldest Linux that has all that a container needs: mount_setattr(2) is its, close_range(2) and openat2(2) are older.
+/// The oldest Linux with all system calls that containers need: mount_setattr(2). close_range(2) and openat2(2) are
+/// older.
 const KERNEL: (u32, u32) = (5, 12);
 
-/// What a missing thing costs.
+/// Consequence of a missing feature.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Cost {
-    /// Nothing starts without it.
+    /// The node cannot start.
     Fatal,
-    /// Something is lost; this.
+    /// The node works without this ability.
     Loses(&'static str),
 }
 
 struct Finding {
     what: String,
     cost: Cost,
-    /// Why not, or nothing when it is there.
+    /// The reason why it is missing. `None` if it exists.
     missing: Option<String>,
 }
 
-/// Prints every finding; fails when something is missing without which nothing starts.
+/// Prints all findings. Fails if the node cannot start.
 pub(crate) fn run(node: &Node) -> anyhow::Result<ExitCode> {
     let findings = findings(node);
     super::print(&report(&findings))?;
@@ -175,7 +176,7 @@ fn optional() -> Vec<Finding> {
     all.into_iter().chain(parser).chain(selinux).collect()
 }
 
-/// Makes a whole pod network in a namespace of its own, which goes with the thread.
+/// Makes a pod network in a network namespace that ends with the thread.
 fn network() -> Result<(), String> {
     let dir = tempdir()?;
     let tried = std::thread::scope(|scope| {

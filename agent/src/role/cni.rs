@@ -1,4 +1,4 @@
-//! `coracle cni`: the network plugins as executables, for any runtime that speaks CNI.
+//! `coracle cni`: our network plugins as executables for any CNI runtime.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 use coracle_cni::{PluginKind, plugin_main};
 
-/// What `coracle cni` does.
+/// Arguments of `coracle cni`.
 #[derive(Args)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
@@ -17,37 +17,37 @@ pub(crate) struct Arguments {
 
 #[derive(Subcommand)]
 enum What {
-    /// Make links in DIR to this program, one for each plugin type: a runtime runs them by these names.
+    /// Install links to this program in DIR, one for each plugin type
     Install {
-        /// Where the runtime looks for plugins, for example /opt/cni/bin
+        /// Plugin directory of the runtime, for example /opt/cni/bin
         dir: PathBuf,
-        /// Replace plugins that are there and are not ours
+        /// Replace plugins of other programs
         #[arg(long)]
         force: bool,
     },
-    /// Be the bridge plugin
+    /// Run as the bridge plugin
     Bridge,
-    /// Be the host-local plugin
+    /// Run as the host-local plugin
     HostLocal,
-    /// Be the loopback plugin
+    /// Run as the loopback plugin
     Loopback,
-    /// Be the portmap plugin
+    /// Run as the portmap plugin
     Portmap,
-    /// Be the bandwidth plugin
+    /// Run as the bandwidth plugin
     Bandwidth,
-    /// Be the tuning plugin
+    /// Run as the tuning plugin
     Tuning,
-    /// Be the firewall plugin
+    /// Run as the firewall plugin
     Firewall,
 }
 
-/// The plugin that this program was called as, by the name of the link to it.
+/// The plugin whose name is the name of the link by which this program was called.
 pub(crate) fn called_as() -> Option<PluginKind> {
     let program = PathBuf::from(std::env::args_os().next()?);
     PluginKind::parse(program.file_name()?.to_str()?)
 }
 
-/// Installs the links, or is one plugin to its end.
+/// Installs the links, or runs one plugin.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let kind = match &arguments.what {
         What::Install { dir, force } => {
@@ -84,7 +84,7 @@ fn install(dir: &Path, force: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A link to a program of our name, of whatever version.
+/// Whether it is a link to a program with our name, of any version.
 fn is_ours(link: &Path) -> bool {
     let ours = std::env::current_exe().ok();
     let name = ours.as_deref().and_then(Path::file_name);

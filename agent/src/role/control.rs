@@ -1,5 +1,4 @@
-//! The node's own socket: what `coracle image` asks of a node that runs, since the image store has one
-//! owner at a time.
+//! The control socket of a node. `coracle image` uses it because the image store has one owner at a time.
 
 use std::path::{Path, PathBuf};
 
@@ -17,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::{Endpoint, Server};
 use tonic::{Request, Response, Status};
 
-/// Where a node with this run directory listens.
+/// Path of the socket of a node with this run directory.
 fn socket(run_dir: &Path) -> PathBuf {
     run_dir.join("node.sock")
 }
@@ -30,12 +29,12 @@ pub(crate) async fn serve(run_dir: &Path, images: Images, shutdown: Cancellation
         .add_service(ImagesServer::new(Served { images }))
         .serve_with_incoming_shutdown(UnixListenerStream::new(listener), shutdown.cancelled_owned())
         .await
-        .context("the node's own socket failed");
+        .context("the node's control socket failed");
     super::remove_socket(&path);
     served
 }
 
-/// A client of the node that runs with this run directory.
+/// A client of the running node with this run directory.
 pub(crate) async fn images(run_dir: &Path) -> anyhow::Result<ImagesClient<tonic::transport::Channel>> {
     let path = socket(run_dir);
     let channel = Endpoint::try_from(format!("unix://{}", path.display()))?
@@ -45,19 +44,19 @@ pub(crate) async fn images(run_dir: &Path) -> anyhow::Result<ImagesClient<tonic:
     Ok(ImagesClient::new(channel))
 }
 
-/// An image as both the store and the socket show it.
+/// An image in the messages of the socket.
 pub(crate) fn shown(image: &Image) -> node::Image {
     let names = if image.tags.is_empty() { &image.digests } else { &image.tags };
     node::Image { id: image.id.clone(), names: names.clone(), size: image.size, pinned: image.pinned }
 }
 
-/// How far a pull is, as the socket shows it.
-pub(crate) fn progress(told: &PullProgress) -> PullReply {
+/// Progress of a pull in the messages of the socket.
+pub(crate) fn progress(progress: &PullProgress) -> PullReply {
     PullReply {
-        bytes_total: told.bytes_total,
-        bytes_done: told.bytes_done,
-        layers_total: told.layers_total as u64,
-        layers_done: told.layers_done as u64,
+        bytes_total: progress.bytes_total,
+        bytes_done: progress.bytes_done,
+        layers_total: progress.layers_total as u64,
+        layers_done: progress.layers_done as u64,
         image: None,
     }
 }
@@ -66,7 +65,7 @@ struct Served {
     images: Images,
 }
 
-/// Steps of a pull that may wait for a slow reader; more are left out, for a later one says more.
+/// Capacity of the progress channel. Further messages are dropped: a later one has newer values.
 const STEPS: usize = 4;
 
 #[tonic::async_trait]
@@ -96,11 +95,11 @@ impl Service for Served {
         let images = self.images.clone();
         tokio::spawn(async move {
             let steps = replies.clone();
-            let tell: ProgressFn = std::sync::Arc::new(move |told| {
-                let _left_out_or_gone = steps.try_send(Ok(progress(told)));
+            let report: ProgressFn = std::sync::Arc::new(move |step| {
+                let _left_out_or_gone = steps.try_send(Ok(progress(step)));
             });
             let pulled = tokio::select! {
-                pulled = images.pull(&image, auth.map(Into::into), Some(tell)) => pulled,
+                pulled = images.pull(&image, auth.map(Into::into), Some(report)) => pulled,
                 () = replies.closed() => return,
             };
             let last = pulled.map(|image| PullReply { image: Some(shown(&image)), ..PullReply::default() });
@@ -120,7 +119,7 @@ impl Service for Served {
     }
 }
 
-/// The whole chain of causes in one line: it crosses the socket as text.
+/// An error with its causes in one line, for the socket.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -28,7 +28,7 @@ pub(crate) async fn run(settings: Settings, issue_node: Option<String>) -> anyho
     Ok(())
 }
 
-/// Starts the control plane; when this returns, the API answers.
+/// Starts the control plane. When this returns, the API server accepts requests.
 pub(crate) async fn start(settings: &Settings, shutdown: CancellationToken) -> anyhow::Result<ControlPlane> {
     let settings = settings.control_plane();
     let mut config = ControlPlaneConfig::new(&settings.dirs.state);
@@ -46,6 +46,6 @@ pub(crate) async fn start(settings: &Settings, shutdown: CancellationToken) -> a
     config.node_monitor_grace = settings.node_monitor_grace;
     config.request_timeout = settings.request_timeout;
     let plane = coracle_controlplane::start(config, shutdown).await?;
-    tracing::info!(address = %plane.address(), kubeconfig = %plane.kubeconfig().display(), "the API answers");
+    tracing::info!(address = %plane.address(), kubeconfig = %plane.kubeconfig().display(), "the API server is ready");
     Ok(plane)
 }

@@ -1,4 +1,4 @@
-//! `coracle down`: the opposite of `up` and of `agent`.
+//! `coracle down`: stops the node of `up` or `agent`, and removes everything that it made.
 
 use std::io::Write;
 use std::os::fd::AsFd as _;
@@ -20,10 +20,10 @@ use super::node::{self, Parts};
 use crate::lock::Lock;
 use crate::settings::{AllFlags, Dirs, Flags, LogSettings, NodeSettings, Places, Settings};
 
-/// What the cgroups of a node begin with, below its root.
+/// Prefixes of the node's cgroups, below its root.
 const OURS: [&str; 2] = ["kubepods", "coracle"];
 
-/// How long is waited between two looks at what ends.
+/// Poll interval while processes end.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Flags of `coracle down`.
@@ -33,13 +33,13 @@ pub(crate) struct Arguments {
     places: Flags<Places>,
     #[command(flatten)]
     node: Flags<NodeSettings>,
-    /// Also remove what outlives a boot: images, volumes, keys and every object of the cluster
+    /// Also remove what is kept across boots: images, volumes, keys and all objects of the cluster
     #[arg(long)]
     purge: bool,
 }
 
-/// Stops the process that runs the node, then removes all that it had made, to the end: each failure is
-/// reported, none stops the rest.
+/// Stops the process that runs the node, and removes everything that it made. A failure is reported at the end and
+/// does not stop the removal.
 pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow::Result<()> {
     super::require_root()?;
     let Arguments { places, node, purge } = arguments;
@@ -74,8 +74,8 @@ pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow
     let cgroups = remove_left_cgroups(&node.cgroup_root, node.cgroup_driver).await;
     if let Err(error) = cgroups {
         note("cgroups", Err(error));
-        // Something runs in them, and nobody would know of it without its records.
-        anyhow::bail!("not everything could be removed, and pods stay on record: {}", failures.join("; "));
+        // Processes still run in them: without records, they could not be found any more.
+        anyhow::bail!("cannot remove everything, and the records of pods are kept: {}", failures.join("; "));
     }
     for dir in [&node.dirs.state, &node.dirs.run] {
         note("volumes", unmount_below(dir));
@@ -83,16 +83,17 @@ pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow
     note("directories", remove_dir(&node.dirs.state.join("pods")));
     note("directories", remove_dir(&node.dirs.state.join("containers")));
     if purge || !was_there {
-        // What was not there before was made only to look for pods.
+        // Without a state directory before, this one was made only to search for pods.
         note("directories", remove_dir(&node.dirs.state));
     }
     drop(lock);
     note("directories", remove_dir(&node.dirs.run));
-    anyhow::ensure!(failures.is_empty(), "not everything could be removed: {}", failures.join("; "));
+    anyhow::ensure!(failures.is_empty(), "cannot remove everything: {}", failures.join("; "));
     Ok(())
 }
 
-/// Without a state directory there is no node, but what runs may have outlived it. A node that is up has another one.
+/// Whether nothing has to be removed. Without a state directory there is no node, but its pods may still run. A
+/// running node uses another state directory.
 fn is_nothing_there(dirs: &Dirs) -> anyhow::Result<bool> {
     if let Some(pid) = Lock::holder(&dirs.run) {
         let (state, run) = (dirs.state.display(), dirs.run.display());
@@ -103,14 +104,14 @@ fn is_nothing_there(dirs: &Dirs) -> anyhow::Result<bool> {
     Ok(!dirs.run.exists())
 }
 
-/// Ends the process that holds the run directory and waits for its end. It lets go of the directory before: what it
-/// still does, it does with the image store and the pods in its hands.
+/// Terminates the process that locks the run directory, and waits for its end. It releases the lock before it has
+/// finished with the image store and the pods.
 async fn stop_holder(run_dir: &Path) -> anyhow::Result<()> {
     let Some(pid) = Lock::holder(run_dir) else { return Ok(()) };
     let process = rustix::process::Pid::from_raw(pid).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
-    // Gone meanwhile is what we want.
+    // The process has ended in the meantime.
     let Some(Ok(process)) = process else { return Ok(()) };
-    // It holds the directory still, so that the descriptor is not another process's with its number.
+    // The process still holds the lock, so the descriptor is not that of another process with the same number.
     if Lock::holder(run_dir) != Some(pid) {
         return Ok(());
     }
@@ -125,7 +126,7 @@ async fn stop_holder(run_dir: &Path) -> anyhow::Result<()> {
         }
         tokio::time::sleep(PAUSE).await;
     }
-    anyhow::bail!("process {pid} did not stop within a minute")
+    anyhow::bail!("process {pid} did not stop within a minute; end it and repeat the command")
 }
 
 async fn remove_overlay(node: &crate::settings::Node) -> anyhow::Result<()> {
@@ -135,7 +136,7 @@ async fn remove_overlay(node: &crate::settings::Node) -> anyhow::Result<()> {
     Ok(overlay.remove()?)
 }
 
-/// Stops and removes every pod, with its logs.
+/// Stops and removes all pods with their logs.
 async fn remove_pods(parts: &Parts, log_dir: &Path) -> anyhow::Result<()> {
     let list = parts.runtime.list_pod_sandbox(Request::new(ListPodSandboxRequest::default())).await?;
     let mut removals = tokio::task::JoinSet::new();
@@ -158,7 +159,7 @@ async fn remove_pods(parts: &Parts, log_dir: &Path) -> anyhow::Result<()> {
     first
 }
 
-/// Whoever was killed leaves its cgroup a moment later.
+/// Waits until killed processes have left their cgroup.
 async fn remove_left_cgroups(root: &str, driver: CgroupDriver) -> anyhow::Result<()> {
     let is_busy = |error: &anyhow::Error| {
         let kind = error.root_cause().downcast_ref::<std::io::Error>().map(std::io::Error::kind);
@@ -173,7 +174,7 @@ async fn remove_left_cgroups(root: &str, driver: CgroupDriver) -> anyhow::Result
     remove_cgroups(root, driver)
 }
 
-/// Removes our cgroups from every hierarchy, and the root below which they were if it was made for us.
+/// Removes our cgroups from all hierarchies, and their root if it was made for us.
 fn remove_cgroups(root: &str, driver: CgroupDriver) -> anyhow::Result<()> {
     let root = root.trim_matches('/');
     let (root, groups) = match driver {
@@ -186,7 +187,7 @@ fn remove_cgroups(root: &str, driver: CgroupDriver) -> anyhow::Result<()> {
             remove_cgroup(&below(hierarchy, group))?;
         }
         if driver == CgroupDriver::Cgroupfs || !is_systemds {
-            // Not ours alone when something else is in it: then it stays.
+            // Other processes use it: it is kept.
             let mut made = below(hierarchy, &root);
             while made != hierarchy && std::fs::remove_dir(&made).is_ok() && made.pop() {}
         }
@@ -194,8 +195,8 @@ fn remove_cgroups(root: &str, driver: CgroupDriver) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Stops our slices, and all that is left in them. What systemd does not manage is left of them: returns the path of the
-/// root, and theirs.
+/// Stops our slices with everything in them. Returns the cgroup paths of the root and of our slices, for hierarchies
+/// that systemd does not manage.
 fn remove_slices(root: &str) -> anyhow::Result<(String, [String; 2])> {
     let mut systemd = Systemd::connect()?;
     let names: Vec<&str> =
@@ -207,7 +208,7 @@ fn remove_slices(root: &str) -> anyhow::Result<(String, [String; 2])> {
     Ok((unit::slice_path(&unit::slice_of(names)), slices.map(|slice| unit::slice_path(&slice))))
 }
 
-/// Where a line of mountinfo has a cgroup hierarchy, and whether systemd removes cgroups there by itself.
+/// Mount point of the cgroup hierarchy in a line of mountinfo, and whether systemd removes its cgroups.
 fn hierarchy(line: &str) -> Option<(&Path, bool)> {
     let (mount, rest) = line.split_once(" - cgroup")?;
     let options = rest.rsplit(' ').next().unwrap_or_default();
@@ -218,7 +219,7 @@ fn below(hierarchy: &Path, group: &str) -> PathBuf {
     hierarchy.join(group.trim_start_matches('/'))
 }
 
-/// The kernel's files go with their directory; only directories are removed one by one.
+/// Removes a cgroup with those below it. Its files are removed with the directory.
 fn remove_cgroup(dir: &Path) -> anyhow::Result<()> {
     let entries = match std::fs::read_dir(dir) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
@@ -236,8 +237,8 @@ fn remove_cgroup(dir: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// Unmounts whatever is mounted below `dir`, the deepest first. `dir` itself may be a mount of the user's, such as
-/// a disk for the state: that one stays.
+/// Unmounts everything below `dir`, the deepest first. `dir` itself may be a mount of the user, such as a disk for the
+/// state, and is kept.
 fn unmount_below(dir: &Path) -> anyhow::Result<()> {
     let table = std::fs::read_to_string("/proc/self/mountinfo")?;
     let mut points: Vec<&str> = table.lines().filter_map(|line| line.split(' ').nth(4)).collect();
@@ -252,7 +253,7 @@ fn unmount_below(dir: &Path) -> anyhow::Result<()> {
 
 fn remove_dir(dir: &Path) -> anyhow::Result<()> {
     match coracle_tree::remove(dir) {
-        // A mount point of the user's is empty now, and stays.
+        // A mount point of the user is kept empty.
         Err(error) if error.kind() == std::io::ErrorKind::ResourceBusy && is_empty(dir) => Ok(()),
         removed => removed.with_context(|| format!("cannot remove {}", dir.display())),
     }
@@ -272,7 +273,7 @@ mod tests {
     #[tokio::test]
     async fn who_let_go_of_the_node_is_awaited_until_it_has_ended() {
         let dir = tempfile::tempdir().expect("directory");
-        // As a process does that drops its lock at its end, and still has something to finish.
+        // Like a process that releases its lock before it has finished.
         let script = "exec 9>>coracle.lock; flock -x 9; echo $$ >coracle.lock; \
                       trap 'exec 9>&-; sleep 1; exit 0' TERM; echo; while :; do sleep 0.05; done";
         let mut command = Command::new("sh");

@@ -1,5 +1,5 @@
-//! `coracle image`: pull, import, export, list and remove images, through the node that runs here or, when none
-//! does, in its store.
+//! `coracle image`: pulls, imports, exports, lists and removes images, through the running node or, without one, in
+//! its store.
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -27,33 +27,33 @@ pub(crate) struct Arguments {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Pull an image from its registry, or from the mirrors in the node's settings
+    /// Pull an image from its registry or from the configured mirrors
     Pull {
-        /// As in a pod: `nginx`, `registry.example/team/app:1.2`, `name@sha256:…`
+        /// Name as in a pod: `nginx`, `registry.example/team/app:1.2`, `name@sha256:…`
         image: String,
-        /// User and password for the registry [default: the environment's CORACLE_REGISTRY_CREDS]
+        /// User and password of the registry [default: CORACLE_REGISTRY_CREDS of the environment]
         #[arg(long, value_name = "USER:PASSWORD")]
         creds: Option<String>,
     },
-    /// Take images from an OCI archive, an OCI layout directory or a `docker save` archive
+    /// Import images from an OCI archive, an OCI layout directory or a `docker save` archive
     Import {
         /// The archive or directory
         path: PathBuf,
-        /// The name to give the image; needed when the archive names none
+        /// Name of the image; required if the archive has none
         #[arg(long)]
         name: Option<String>,
     },
-    /// Write an image to a file: an OCI archive that `import`, docker, podman and skopeo take
+    /// Export an image to a file: an OCI archive for `import`, docker, podman and skopeo
     Export {
         /// A name or id
         image: String,
-        /// The file, replaced if it is there
+        /// The file; an existing one is replaced
         path: PathBuf,
     },
-    /// List the images that are here
+    /// List the images of the node
     #[command(visible_alias = "ls")]
     List,
-    /// Remove an image with all its names; one that is absent is removed already
+    /// Remove an image with all its names; an absent image is no error
     #[command(visible_alias = "remove")]
     Rm {
         /// A name or id
@@ -61,7 +61,7 @@ enum Verb {
     },
 }
 
-/// Does one verb on the store.
+/// Runs one command.
 pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow::Result<()> {
     super::require_root()?;
     let settings = Settings::load(AllFlags { log, places: arguments.places, ..AllFlags::default() })?;
@@ -94,7 +94,7 @@ pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow
     }
 }
 
-/// The store of a node that runs, or of one that does not.
+/// The store of a running node, or the directory of a stopped one.
 enum Store {
     Running(ImagesClient<tonic::transport::Channel>),
     Here(Images),
@@ -121,7 +121,7 @@ impl Store {
     async fn pull(&mut self, image: &str, creds: Option<&str>) -> anyhow::Result<Image> {
         let context = || format!("cannot pull {image}");
         let (username, password) = match creds {
-            Some(creds) => creds.split_once(':').context("--creds wants USER:PASSWORD")?,
+            Some(creds) => creds.split_once(':').context("--creds is not USER:PASSWORD")?,
             None => ("", ""),
         };
         let (username, password) = (username.to_owned(), password.to_owned());
@@ -180,7 +180,7 @@ impl Store {
             }
             Self::Here(images) => {
                 images.remove(image).await.with_context(context)?;
-                // With this process ends whatever is still being deleted.
+                // The end of this process would interrupt pending deletions.
                 images.wait_until_deleted().await;
             }
         }
@@ -188,12 +188,12 @@ impl Store {
     }
 }
 
-/// What the node said, without gRPC's decoration.
+/// The node's error message without gRPC's prefix.
 fn said(status: tonic::Status) -> anyhow::Error {
     anyhow::anyhow!("{}", status.message())
 }
 
-/// One line on a terminal, always the same; an empty reply clears it.
+/// Progress line on a terminal, which is overwritten. An empty reply clears it.
 fn show(reply: &PullReply) {
     let mut terminal = std::io::stderr();
     if !terminal.is_terminal() {
@@ -209,7 +209,7 @@ fn show(reply: &PullReply) {
             reply.layers_total
         ),
     };
-    // A terminal that went away does not end the pull.
+    // A closed terminal does not stop the pull.
     let _gone = write!(terminal, "\r{line}\x1b[K").and_then(|()| terminal.flush());
 }
 

@@ -1,5 +1,4 @@
-//! The node's parts put together: images, network, runtime, the CRI socket and the agent. Shared by
-//! `up` and `agent`.
+//! Wiring of a node: images, network, runtime, the CRI socket and the agent. Shared by `up` and `agent`.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -15,15 +14,15 @@ use tokio_util::sync::CancellationToken;
 
 use crate::settings::{Credentials, Node};
 
-/// The node's parts, open.
+/// Open parts of a node.
 pub(crate) struct Parts {
     pub(crate) images: Images,
     pub(crate) network: Network,
     pub(crate) runtime: Runtime,
 }
 
-/// Opens images, network and runtime: what runs here is found again. Clients of the CRI socket are sent to
-/// `streams` for exec, attach and port-forward; the kubelet API needs no address for that.
+/// Opens images, network and runtime, which recovers running pods. Clients of the CRI socket get URLs at `streams` for
+/// exec, attach and port-forward; the kubelet API needs no such address.
 pub(crate) async fn open(node: &Node, streams: Option<SocketAddr>) -> anyhow::Result<Parts> {
     let mut images = ImagesConfig::new(&node.dirs.state);
     images.registry_config_dir.clone_from(&node.registry_config_dir);
@@ -57,7 +56,7 @@ pub(crate) async fn open(node: &Node, streams: Option<SocketAddr>) -> anyhow::Re
     Ok(Parts { images, network, runtime })
 }
 
-/// Runs the node until `shutdown`; pods go on after it.
+/// Runs the node until `shutdown`. Pods keep running.
 pub(crate) async fn run(
     node: Node,
     credentials: Credentials,

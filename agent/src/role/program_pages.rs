@@ -1,4 +1,4 @@
-//! Code and free memory that only a start, or work that is done, needed goes back to the kernel.
+//! Returns memory to the kernel: code and free memory that were only needed by the start or by finished work.
 #![allow(unsafe_code, reason = "advice about memory has no safe wrapper")]
 
 use std::fs;
@@ -8,16 +8,16 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-/// By when a start has been made, and how long nothing happens before the node is at rest.
+/// Time after which a start is complete, and after which a node without events is idle.
 const REST: Duration = Duration::from_secs(3);
 
-/// Lets go of the program's pages a while after the start.
+/// Releases the program's pages some time after the start.
 pub(super) async fn let_go_after_start() {
     tokio::time::sleep(REST).await;
     let_go();
 }
 
-/// The same whenever nothing has become of any pod for a while after something had. A node at rest has no timer.
+/// Releases them again each time the node becomes idle after changes of pods. An idle node has no timer.
 pub(super) async fn let_go_at_rest(mut changes: watch::Receiver<()>) {
     while changes.changed().await.is_ok() {
         while let Ok(Ok(())) = tokio::time::timeout(REST, changes.changed()).await {}
@@ -25,9 +25,8 @@ pub(super) async fn let_go_at_rest(mut changes: watch::Receiver<()>) {
     }
 }
 
-/// Some 10 MB of the program are mapped by a start, and by the first pods, since the kernel maps sixteen pages for
-/// each that is wanted. What is wanted later is mapped again, from memory as a rule; what is not, the kernel may use
-/// for something else.
+/// Releases about 10 MB of mapped code: the kernel maps sixteen pages for each page that is used. Code that is needed
+/// later is mapped again, usually from the page cache.
 fn let_go() {
     crate::allocator::collect();
     let (Ok(program), Ok(maps)) = (fs::read_link("/proc/self/exe"), fs::read_to_string("/proc/self/maps"))
@@ -38,12 +37,12 @@ fn let_go() {
         // SAFETY: code is read from its file and never written, so that what is let go of comes back as it was.
         if unsafe { libc::madvise(start as *mut libc::c_void, length, libc::MADV_DONTNEED) } != 0 {
             let error = io::Error::last_os_error();
-            tracing::debug!(%error, "cannot let go of the program's code");
+            tracing::debug!(%error, "cannot release the program's code");
         }
     }
 }
 
-/// Address and length of a mapping that is code of the program (proc_pid_maps(5)).
+/// Address and length of a line's mapping if it is code of the program (proc_pid_maps(5)).
 fn code_of(line: &str, program: &Path) -> Option<(usize, usize)> {
     let (range, rest) = line.split_once(' ')?;
     let path = rest.starts_with("r-xp").then(|| rest.find('/').map(|at| Path::new(&rest[at..])))??;
@@ -59,7 +58,7 @@ mod tests {
     use super::code_of;
 
     #[test]
-    fn only_the_programs_own_code_is_meant() {
+    fn only_the_programs_own_code_is_released() {
         let of = |line| code_of(line, Path::new("/usr/bin/coracle"));
         assert_eq!(
             of("00400000-00402000 r-xp 00001000 fe:00 7      /usr/bin/coracle"),

@@ -9,7 +9,7 @@ use crate::lock::Lock;
 use crate::places;
 use crate::settings;
 
-/// Serves until SIGINT or SIGTERM; containers go on after it.
+/// Serves until SIGINT or SIGTERM. Containers keep running.
 pub(crate) async fn run(settings: settings::Runtime) -> anyhow::Result<()> {
     super::require_root()?;
     super::raise_open_files();
@@ -51,7 +51,7 @@ pub(crate) async fn run(settings: settings::Runtime) -> anyhow::Result<()> {
     served
 }
 
-/// The network that a configuration list describes, or the built-in one with these addresses.
+/// The network of a configuration list, or the built-in one with these addresses.
 async fn network(settings: &settings::Runtime) -> anyhow::Result<Network> {
     let network = Network::open(NetworkConfig {
         conf_dir: settings.cni.conf_dir.clone(),

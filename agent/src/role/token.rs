@@ -1,4 +1,4 @@
-//! `coracle token`: the tokens by which further machines join.
+//! `coracle token`: bootstrap tokens for machines that join.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -20,14 +20,14 @@ use crate::settings::{AllFlags, Flags, LogSettings, Places, Settings};
 
 const NAMESPACE: &str = "kube-system";
 const TYPE: &str = "bootstrap.kubernetes.io/token";
-/// The group by which kubeadm, too, lets machines ask for a node's certificate.
+/// The group whose members may request a node's certificate, as in kubeadm.
 const GROUP: &str = "system:bootstrappers:kubeadm:default-node-token";
-/// Marks a token as good for one machine; kubeadm's have no such mark.
+/// Key of tokens for one machine only. Tokens of kubeadm do not have it.
 const SINGLE: &str = "usage-single-node";
-/// Where the control plane writes which machine that is.
+/// Key with the name of that machine, written by the control plane.
 const USED_BY: &str = "used-by-node";
 const LETTERS: &[u8] = b"abcdefghijklmnopqrstuvwxyz0123456789";
-/// The signature by which a machine knows the cluster takes the controllers milliseconds.
+/// Timeout of the controller's signature of cluster-info, which normally takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Flags of `coracle token`.
@@ -35,7 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Arguments {
     #[command(flatten)]
     places: Flags<Places>,
-    /// Whom to ask, and as whom [default: admin.kubeconfig in the state directory]
+    /// Kubeconfig of the cluster [default: admin.kubeconfig in the state directory]
     #[arg(long, value_name = "FILE", global = true)]
     kubeconfig: Option<PathBuf>,
     #[command(subcommand)]
@@ -44,32 +44,32 @@ pub(crate) struct Arguments {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Make a token, and print the command that makes the next machine a node of this cluster.
+    /// Create a token, and print the command that joins a machine to this cluster
     Create {
-        /// How long it may be used: 90s, 30m, 24h, or 0 for ever
+        /// Validity of the token: 90s, 30m, 24h; 0: unlimited
         #[arg(long, value_name = "TIME", default_value = "24h", value_parser = span)]
         ttl: Duration,
-        /// Let as many machines join by it as come; by default it is good for one
+        /// Allow any number of machines to join with it; by default one
         #[arg(long)]
         reusable: bool,
     },
-    /// Show the tokens without their secrets.
+    /// List the tokens without their secrets
     List,
-    /// Remove a token, by its id (the part before the dot) or the whole of it.
+    /// Delete a token, by its id (the part before the dot) or the whole token
     Delete {
         #[arg(value_name = "ID")]
         token: String,
     },
 }
 
-/// How many machines may join by a token.
+/// Number of machines that may join with a token.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Uses {
     Once,
     Many,
 }
 
-/// Runs the verb.
+/// Runs one command.
 pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow::Result<()> {
     let Arguments { places, kubeconfig, verb } = arguments;
     let settings = Settings::load(AllFlags { log, places, ..AllFlags::default() })?;
@@ -86,15 +86,15 @@ async fn client(path: &Path) -> anyhow::Result<Client> {
     let file = Kubeconfig::read_from(path)
         .with_context(|| format!("cannot read {}; does the control plane run here?", path.display()))?;
     let config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
-    let config = config.with_context(|| format!("{} names no usable cluster and user", path.display()))?;
-    Client::try_from(config).context("cannot make an API client")
+    let config = config.with_context(|| format!("{} has no usable cluster and user", path.display()))?;
+    Client::try_from(config).context("cannot create an API client")
 }
 
 async fn create(client: &Client, ttl: Duration, uses: Uses) -> anyhow::Result<()> {
     let token = Token { id: letters(6), secret: letters(16) };
     let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
     let secret = secret(&token, (ttl, uses), Timestamp::now())?;
-    secrets.create(&PostParams::default(), &secret).await.map_err(said).context("cannot make the token")?;
+    secrets.create(&PostParams::default(), &secret).await.map_err(said).context("cannot create the token")?;
     let published = tokio::time::timeout(PATIENCE, published(client, &token)).await;
     let (server, authority) =
         published.context("the cluster does not publish itself in kube-public/cluster-info")??;
@@ -126,14 +126,14 @@ fn secret(token: &Token, (ttl, uses): (Duration, Uses), now: Timestamp) -> anyho
         data[SINGLE] = "true".into();
     }
     if !ttl.is_zero() {
-        let end = now.checked_add(ttl).context("--ttl reaches beyond the calendar")?;
+        let end = now.checked_add(ttl).context("--ttl is too long")?;
         data["expiration"] = end.strftime("%Y-%m-%dT%H:%M:%SZ").to_string().into();
     }
     let metadata = json!({"name": format!("bootstrap-token-{}", token.id), "namespace": NAMESPACE});
     Ok(serde_json::from_value(json!({"metadata": metadata, "type": TYPE, "stringData": data}))?)
 }
 
-/// The cluster's address and authority, once they are signed with the token.
+/// Waits until cluster-info is signed with the token. Returns the cluster's address and CA.
 async fn published(client: &Client, token: &Token) -> anyhow::Result<(String, String)> {
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), "kube-public");
     let mut changes = std::pin::pin!(watch_object(api, "cluster-info"));
@@ -197,7 +197,7 @@ fn left(seconds: i64) -> String {
     }
 }
 
-/// What the API says, in its own sentence: the client's would show the whole answer as a programmer sees it.
+/// The message of an API error: the client's own text shows the whole response.
 fn said(error: kube::Error) -> anyhow::Error {
     match error {
         kube::Error::Api(status) => anyhow::Error::msg(status.message),
@@ -211,12 +211,12 @@ async fn delete(client: &Client, token: &str) -> anyhow::Result<()> {
     let deleted = secrets.delete(&format!("bootstrap-token-{id}"), &DeleteParams::default()).await;
     match deleted {
         Err(kube::Error::Api(status)) if status.code == 404 => anyhow::bail!("there is no token {id}"),
-        deleted => deleted.map_err(said).with_context(|| format!("cannot remove the token {id}"))?,
+        deleted => deleted.map_err(said).with_context(|| format!("cannot delete the token {id}"))?,
     };
     super::print(&format!("token {id} removed\n"))
 }
 
-/// `90s`, `30m`, `1h30m`, `24h`, and `0` for ever.
+/// Parses `90s`, `30m`, `1h30m`, `24h`; `0` means unlimited.
 fn span(text: &str) -> Result<Duration, String> {
     if text == "0" {
         return Ok(Duration::ZERO);

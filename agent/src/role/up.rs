@@ -15,7 +15,7 @@ pub(crate) async fn run(settings: Settings) -> anyhow::Result<()> {
     places::prepare(&node.dirs.state, &[places::PLANE_STATE])?;
     let _lock = Lock::take(&node.dirs.run)?;
     let shutdown = super::until_signalled()?;
-    // The node goes first at the end: its last words to the API must still find somebody.
+    // The node is stopped first: it sends its last status to the API server.
     let plane_shutdown = tokio_util::sync::CancellationToken::new();
     let plane = super::controlplane::start(&settings, plane_shutdown.clone()).await?;
     let addresses = if node.ips.is_empty() { coracle_agent::node::own_addresses() } else { node.ips.clone() };

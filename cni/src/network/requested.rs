@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::{Attachment, Network, parameters};
 use crate::error::Error;
 use crate::host_local;
-use crate::invoke::Parameters;
+use crate::invoke::{Call, Parameters};
 use crate::link::derived::{DERIVED, hardware_address};
 use crate::link::{format_mac, parse_mac};
 use crate::plugin_kind::Kind;
@@ -48,7 +48,7 @@ impl Network {
             // The IPAM plugin of an executable may be another program with the name host-local.
             let ours = plugin.get("type").is_some_and(|kind| kind.as_str().and_then(Kind::parse).is_some());
             if ours && ipam == Some(Kind::HostLocal.name()) {
-                let request = invoker.request(Command::Add, list, plugin, (at, None));
+                let request = invoker.request(Command::Add, list, plugin, Call { at, previous: None });
                 host_local::would_give(host, &request)?;
             }
         }

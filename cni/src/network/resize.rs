@@ -14,6 +14,14 @@ use crate::link::Links;
 use crate::link::derived::host_interface;
 use crate::netns::{self, Netns};
 
+/// A change of the default network's MTU.
+#[derive(Clone, Copy)]
+struct MtuChange {
+    /// The MTU at the creation of the attachment.
+    from: u32,
+    to: u32,
+}
+
 impl Network {
     /// Sets this MTU at both ends of each running pod of the default network. An end with a smaller MTU than at its
     /// creation was changed by an administrator or the pod, and stays unless it is too large.
@@ -25,7 +33,7 @@ impl Network {
                 continue;
             };
             // Recorded last: an incomplete change is repeated.
-            first = first.and(match self.resize(&entry, (made_with, mtu)).await {
+            first = first.and(match self.resize(&entry, MtuChange { from: made_with, to: mtu }).await {
                 Ok(()) => {
                     note(&mut entry, mtu);
                     inner.cache.put(entry)
@@ -36,7 +44,7 @@ impl Network {
         first
     }
 
-    async fn resize(&self, entry: &Entry, change: (u32, u32)) -> Result<(), Error> {
+    async fn resize(&self, entry: &Entry, change: MtuChange) -> Result<(), Error> {
         let (at, links) = (&entry.at, &self.inner.host.links);
         set(links, &host_interface(&at.container_id, &at.ifname), change).await?;
         match at.netns.as_deref().filter(|path| is_still(entry, path)) {
@@ -51,10 +59,10 @@ fn is_still(entry: &Entry, path: &Path) -> bool {
     entry.netns_id.is_some() && netns::id(path) == entry.netns_id
 }
 
-async fn set(links: &Links, name: &str, (made_with, mtu): (u32, u32)) -> Result<(), Error> {
+async fn set(links: &Links, name: &str, change: MtuChange) -> Result<(), Error> {
     match links.find(name).await? {
-        Some(link) if link.mtu == made_with || link.mtu > mtu => {
-            links.change(LinkUnspec::new_with_index(link.index).mtu(mtu), "set the MTU of", name).await
+        Some(link) if link.mtu == change.from || link.mtu > change.to => {
+            links.change(LinkUnspec::new_with_index(link.index).mtu(change.to), "set the MTU of", name).await
         }
         _ => Ok(()),
     }

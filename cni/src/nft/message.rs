@@ -93,6 +93,13 @@ impl Attributes {
     }
 }
 
+/// Family and resource id of a message (`struct nfgenmsg`).
+#[derive(Clone, Copy)]
+struct Target {
+    family: u8,
+    resource: u16,
+}
+
 /// One transaction under construction.
 #[derive(Default)]
 pub(crate) struct Batch {
@@ -105,7 +112,12 @@ pub(crate) struct Batch {
 impl Batch {
     pub(crate) fn new() -> Self {
         let mut batch = Self { buffer: Vec::with_capacity(4096), ..Self::default() };
-        batch.message(BATCH_BEGIN, REQUEST, (0, SUBSYSTEM), &Attributes::default());
+        batch.message(
+            BATCH_BEGIN,
+            REQUEST,
+            Target { family: 0, resource: SUBSYSTEM },
+            &Attributes::default(),
+        );
         batch
     }
 
@@ -115,7 +127,7 @@ impl Batch {
             Verb::NewRule => REQUEST | CREATE | APPEND,
             _ => REQUEST | CREATE,
         };
-        self.message((SUBSYSTEM << 8) | verb as u16, flags, (INET, 0), attributes);
+        self.message((SUBSYSTEM << 8) | verb as u16, flags, Target { family: INET, resource: 0 }, attributes);
     }
 
     /// Whether it changes nothing.
@@ -128,7 +140,7 @@ impl Batch {
         &self.buffer
     }
 
-    fn message(&mut self, kind: u16, flags: u16, (family, resource): (u8, u16), attributes: &Attributes) {
+    fn message(&mut self, kind: u16, flags: u16, target: Target, attributes: &Attributes) {
         self.sequence += 1;
         self.last = if kind == BATCH_END { self.last } else { self.buffer.len() };
         self.too_long |= attributes.too_long;
@@ -138,8 +150,8 @@ impl Batch {
         self.buffer.extend_from_slice(&flags.to_ne_bytes());
         self.buffer.extend_from_slice(&self.sequence.to_ne_bytes());
         self.buffer.extend_from_slice(&[0; 4]);
-        self.buffer.extend_from_slice(&[family, 0]);
-        self.buffer.extend_from_slice(&resource.to_be_bytes());
+        self.buffer.extend_from_slice(&[target.family, 0]);
+        self.buffer.extend_from_slice(&target.resource.to_be_bytes());
         self.buffer.extend_from_slice(&attributes.bytes);
     }
 }
@@ -178,7 +190,7 @@ impl Channel {
         }
         let flags = batch.last + 6;
         batch.buffer[flags] |= ACK as u8;
-        batch.message(BATCH_END, REQUEST, (0, SUBSYSTEM), &Attributes::default());
+        batch.message(BATCH_END, REQUEST, Target { family: 0, resource: SUBSYSTEM }, &Attributes::default());
         verdict(&self.ask(&batch.buffer)?)
     }
 
@@ -213,7 +225,7 @@ impl Channel {
         attributes: &Attributes,
     ) -> io::Result<Vec<u8>> {
         let mut query = Batch::default();
-        query.message(kind, REQUEST | flags, (family, 0), attributes);
+        query.message(kind, REQUEST | flags, Target { family, resource: 0 }, attributes);
         self.ask(&query.buffer)
     }
 

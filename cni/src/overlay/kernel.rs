@@ -264,7 +264,7 @@ impl Kernel {
                     Out::Device(port) => index(&port)?,
                     Out::Interface(index) => index,
                 };
-                (RouteNetlinkMessage::NewRoute(new_route(*to, route, (out, self.protocol))), set)
+                (RouteNetlinkMessage::NewRoute(new_route(*to, route, out, self.protocol)), set)
             }
             Change::RemoveRoute(to, _) => (RouteNetlinkMessage::DelRoute(old_route(*to, self.protocol)), 0),
             Change::RemoveDevice(_) | Change::MakeDevice(..) => return None,

@@ -172,7 +172,7 @@ pub(crate) fn old_route(to: IpNetwork, protocol: RouteProtocol) -> RouteMessage 
     message
 }
 
-pub(crate) fn new_route(to: IpNetwork, route: &Route, (out, protocol): (u32, RouteProtocol)) -> RouteMessage {
+pub(crate) fn new_route(to: IpNetwork, route: &Route, out: u32, protocol: RouteProtocol) -> RouteMessage {
     let mut message = old_route(to, protocol);
     message.header.kind = RouteType::Unicast;
     message.header.scope = match route.via {

@@ -335,7 +335,7 @@ impl Planner<'_> {
                 return Err(format!("{} is not in this node's subnet, as host-gw needs", end.ip));
             }
             (Backend::Vxlan { vni, .. }, PeerKind::Vxlan, _) => match end.vtep {
-                Some((peer_vni, mac)) if peer_vni == vni => self.vxlan(to, (end.ip, mac), narrow),
+                Some((peer_vni, mac)) if peer_vni == vni => self.vxlan(to, end.ip, mac, narrow),
                 Some((other, _)) => return Err(format!("its VNI is {other}, ours {vni}")),
                 None => return Err("its hardware address is not announced".to_owned()),
             },
@@ -351,7 +351,8 @@ impl Planner<'_> {
     fn vxlan(
         &self,
         range: IpNetwork,
-        (to, mac): (IpAddr, Mac),
+        to: IpAddr,
+        mac: Mac,
         narrow: Option<u32>,
     ) -> (Route, Option<(Forward, Neighbour)>) {
         let port = if to.is_ipv6() { Port::Vxlan6 } else { Port::Vxlan4 };
