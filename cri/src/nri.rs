@@ -13,8 +13,8 @@ mod sysctls;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use coracle_nri::apply::{Abilities, apply};
-use coracle_nri::{About, Nri};
+use coracle_nri::apply::{Features, apply};
+use coracle_nri::{Nri, PodAndContainer};
 use coracle_proto::cri;
 use coracle_proto::nri::PodSandbox;
 use coracle_systemd::Scope;
@@ -106,8 +106,8 @@ impl PluginHooks {
         undo.push(Step::Announced(Announcement::Container(Box::new(about.clone()))));
         let Some(adjustment) = self.nri.create_container(&record.id, || about).await? else { return Ok(()) };
         sysctls::check(&adjustment, pod.sandbox.config())?;
-        let abilities = Abilities { unified: self.host.unified, hugetlb: self.host.hugetlb };
-        apply(spec, &adjustment, abilities).map_err(|why| Error::invalid("NRI", why.to_string()))?;
+        let features = Features { unified: self.host.unified, hugetlb: self.host.hugetlb };
+        apply(spec, &adjustment, features).map_err(|why| Error::invalid("NRI", why.to_string()))?;
         let devices: Vec<String> = adjustment.cdi_devices.iter().map(|device| device.name.clone()).collect();
         cdi::inject(spec, &devices, &self.cdi_dirs)
             .map_err(|why| Error::invalid("NRI", error::chain(&why)))?;
@@ -210,7 +210,7 @@ impl PluginHooks {
     }
 
     /// An existing container and its pod, in the types of NRI. The spec is read from its file: it is not kept in memory.
-    fn about(&self, container: &Container) -> About {
+    fn about(&self, container: &Container) -> PodAndContainer {
         let sandbox = self.tables.sandboxes.get(&container.record.sandbox_id);
         let pod = sandbox
             .map(|sandbox| about::pod_now(&sandbox))

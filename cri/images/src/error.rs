@@ -34,7 +34,7 @@ pub enum Error {
     Open {
         /// The store's directory.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: Cause,
     },
@@ -43,7 +43,7 @@ pub enum Error {
     Pull {
         /// The normalised reference.
         reference: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: Cause,
     },
@@ -52,7 +52,7 @@ pub enum Error {
     Import {
         /// The archive or layout.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: Cause,
     },
@@ -61,20 +61,20 @@ pub enum Error {
     Export {
         /// The image.
         image: String,
-        /// The archive that was to be.
+        /// The archive to write.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: Cause,
     },
     /// The store cannot be changed.
     #[error("cannot {verb} the image {name}")]
     Change {
-        /// What was tried.
+        /// The operation.
         verb: &'static str,
         /// The image.
         name: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: Cause,
     },

@@ -68,7 +68,7 @@ pub struct PullProgress {
     pub layers_done: usize,
 }
 
-/// What garbage collection needs to know of an image: age, use and size.
+/// Age, use and size of an image, for garbage collection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageGcInfo {
     /// Time of the last pull or import.

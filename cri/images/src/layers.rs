@@ -1,10 +1,9 @@
 //! The layers on disk: reference counts, at most one unpacking per layer, and the commit.
 //!
 //! ```text
-//! (absent) ──ensure──► Unpacking ──unpacked, verified, synced, renamed──► Complete{refs} ──no refs, swept──►
-//! (absent)
-//!                         │                                                  ▲
-//!                         └──failed or cancelled──► (absent)                 └── found when the store is opened
+//! (absent) ──ensure──► Unpacking ──verified, synced, renamed──► Complete{refs} ──no refs, swept──► (absent)
+//!                         │                                        ▲
+//!                         └──failed or cancelled──► (absent)       └── found when the store is opened
 //! ```
 //! Images (records) and pulls in progress hold references. A layer without references stays until the next
 //! `sweep`, which keeps layers of a broken pull for a while, because a retry needs them.

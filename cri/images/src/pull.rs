@@ -336,7 +336,7 @@ fn parse_digest(digest: &str) -> Result<Digest, PullError> {
 // === impl PullError ===
 
 impl PullError {
-    /// What kind of failure this is.
+    /// The kind of this error.
     pub(crate) fn kind(&self) -> ErrorKind {
         match self {
             PullError::Registry(error) => error.kind(),

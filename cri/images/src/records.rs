@@ -74,7 +74,7 @@ pub(crate) fn load(directory: &Path) -> Result<Vec<Record>, RecordError> {
         if let Some(version) = later_version(&path) {
             // Setting it aside would remove layers of running containers.
             let why = format!(
-                "version {version} of a later release; this release supports {VERSION}; start the later release again"
+                "the record is of a later version ({version}; this release supports {VERSION}); start the later release again"
             );
             return Err(RecordError { verb: "use", path, source: io::Error::other(why) });
         }

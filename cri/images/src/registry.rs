@@ -234,15 +234,15 @@ fn belongs_to(login: &Login, reference: &Reference, host: &hosts::Host) -> bool 
 
 /// Joins errors in order. Repeated errors are listed once with their count.
 fn deduplicated(failures: &[RegistryError]) -> String {
-    let mut told: Vec<(String, u32)> = Vec::new();
+    let mut reported: Vec<(String, u32)> = Vec::new();
     for failure in failures {
         let report = crate::error::report(failure);
-        match told.iter_mut().find(|(known, _)| *known == report) {
+        match reported.iter_mut().find(|(known, _)| *known == report) {
             Some((_, times)) => *times += 1,
-            None => told.push((report, 1)),
+            None => reported.push((report, 1)),
         }
     }
-    let lines = told.into_iter().map(|(report, times)| match times {
+    let lines = reported.into_iter().map(|(report, times)| match times {
         1 => report,
         times => format!("{report} ({times} times)"),
     });

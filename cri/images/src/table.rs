@@ -261,8 +261,8 @@ mod tests {
         let mut table = Table::default();
         let id = put(&mut table, Record { used: 10_000, ..record("a", &[], &[]) });
         let entry = table.entry_mut(&id).unwrap();
-        let told = [10_001, 13_599, 13_600, 13_601, 17_200].map(|now| entry.mark_used(now));
-        assert_eq!(told, [false, false, true, false, true]);
+        let due = [10_001, 13_599, 13_600, 13_601, 17_200].map(|now| entry.mark_used(now));
+        assert_eq!(due, [false, false, true, false, true]);
         assert_eq!(entry.record.used, 17_200);
         assert!(entry.mark_used(5), "the clock was set back");
     }

@@ -83,7 +83,7 @@ mod tests {
         let mut command = Command::new("sh");
         command.args(["-c", "ulimit -Sn; ulimit -Hn"]);
         limit(&mut command);
-        let told = command.output().expect("a shell");
-        assert_eq!(String::from_utf8_lossy(&told.stdout), format!("777\n{hard}\n"));
+        let output = command.output().expect("a shell");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), format!("777\n{hard}\n"));
     }
 }

@@ -74,7 +74,6 @@ impl Hierarchy {
     /// The directory names under which a container sees the hierarchy: the combined name of all its
     /// controllers and, if there are several, each single name. Empty for controllers that the container
     /// library does not support, and for v2.
-    /// controllers together and, where there are several, each.
     pub(crate) fn aliases(&self) -> Vec<&str> {
         let mut each: Vec<&str> = self.controllers.split(',').filter(|name| JOINED.contains(name)).collect();
         if each.len() > 1 {

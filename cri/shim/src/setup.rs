@@ -81,7 +81,7 @@ pub(crate) struct Pod {
 pub(crate) struct OwnCgroups {
     v1: Vec<PathBuf>,
     unified: Vec<PathBuf>,
-    /// Whether the shim was forked in the v2 cgroup.
+    /// Whether no v2 cgroup is left to enter: the shim was forked in it, or there is none.
     entered_unified: bool,
 }
 

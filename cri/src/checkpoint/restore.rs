@@ -57,7 +57,7 @@ pub(crate) fn lay_out(archive: &Path, layer: &Path) -> Result<(), CheckpointErro
         let mut entry = entry.map_err(failed())?;
         let path = entry.path().map_err(failed())?.into_owned();
         if path == Path::new("rootfs-diff.tar") {
-            coracle_images::lay(BufReader::new(entry), &upper).map_err(failed())?;
+            coracle_images::apply_changes(BufReader::new(entry), &upper).map_err(failed())?;
         } else if path == Path::new("deleted.files") {
             let paths: Result<BTreeSet<PathBuf>, _> = serde_json::from_reader(entry.take(DELETED_MAX));
             deleted = paths.map_err(|error| failed()(error.into()))?;
@@ -67,7 +67,7 @@ pub(crate) fn lay_out(archive: &Path, layer: &Path) -> Result<(), CheckpointErro
         }
     }
     // Hidden last: their parent directories exist now.
-    coracle_images::hide(deleted.iter().map(PathBuf::as_path), &upper).map_err(failed())
+    coracle_images::apply_deletions(deleted.iter().map(PathBuf::as_path), &upper).map_err(failed())
 }
 
 /// The directory of a container's images, and CRIU's work directory.

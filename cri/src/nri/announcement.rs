@@ -1,6 +1,6 @@
 //! Announcements to NRI plugins of an object that is being created. They are revoked if the creation fails.
 
-use coracle_nri::{About, Nri};
+use coracle_nri::{Nri, PodAndContainer};
 use coracle_proto::nri::PodSandbox;
 
 /// An object that was announced to plugins.
@@ -8,7 +8,7 @@ pub(crate) enum Announcement {
     /// A pod.
     Pod(Box<PodSandbox>),
     /// A container.
-    Container(Box<About>),
+    Container(Box<PodAndContainer>),
 }
 
 impl std::fmt::Debug for Announcement {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use coracle_nri::{Host, Known, Runs};
+use coracle_nri::{Host, PodState, Snapshot};
 use coracle_proto::nri::{ContainerEviction, ContainerUpdate};
 use futures::future::BoxFuture;
 use oci_spec::runtime::Spec;
@@ -22,10 +22,10 @@ pub(crate) struct PluginHost {
 // === impl PluginHost ===
 
 impl Host for PluginHost {
-    fn known(&self) -> Known {
+    fn snapshot(&self) -> Snapshot {
         let sandboxes = self.tables.sandboxes.all();
         let pods = sandboxes.iter().map(|sandbox| {
-            let runs = if sandbox.live().is_some() { Runs::Yes } else { Runs::No };
+            let runs = if sandbox.live().is_some() { PodState::Running } else { PodState::Stopped };
             (about::pod_now(sandbox), runs)
         });
         let containers = self.tables.containers.all();
@@ -33,7 +33,7 @@ impl Host for PluginHost {
             let path = self.records.container_dir(&container.id).join("config.json");
             about::container(&container.record_now(), &Spec::load(path).unwrap_or_default())
         });
-        Known { pods: pods.collect(), containers: containers.collect() }
+        Snapshot { pods: pods.collect(), containers: containers.collect() }
     }
 
     fn update(self: Arc<Self>, update: ContainerUpdate) -> BoxFuture<'static, Result<(), String>> {

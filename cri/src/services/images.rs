@@ -88,15 +88,15 @@ impl ImageService {
     }
 
     fn image_info(&self, image: &Image) -> serde_json::Value {
-        let standing = self.images.standing(&image.id);
+        let gc = self.images.gc_info(&image.id);
         let time = |time| jiff::Timestamp::try_from(time).ok();
         json!({
             "imageSpec": *image.config,
             "layers": image.layers,
-            "layerBytes": standing.as_ref().map(|standing| standing.layer_bytes.clone()),
-            "pulledAt": standing.as_ref().and_then(|standing| time(standing.pulled)),
-            "lastUsedAt": standing.as_ref().and_then(|standing| time(standing.used)),
-            "inUse": standing.is_some_and(|standing| standing.held),
+            "layerBytes": gc.as_ref().map(|gc| gc.layer_bytes.clone()),
+            "pulledAt": gc.as_ref().and_then(|gc| time(gc.pulled)),
+            "lastUsedAt": gc.as_ref().and_then(|gc| time(gc.used)),
+            "inUse": gc.is_some_and(|gc| gc.held),
         })
     }
 
@@ -114,7 +114,7 @@ impl ImageService {
     /// Waits until removed images are deleted from the disk. The kubelet removes images and then asks for the free space
     /// before it evicts a pod.
     pub(crate) async fn wait_for_removals(&self) {
-        self.images.given_back().await;
+        self.images.wait_for_space().await;
     }
 
     /// Usage and file systems of images and writable layers. Reads files.

@@ -47,7 +47,7 @@ struct State {
     unsynced: Vec<Item>,
     /// A thread is making earlier renames durable.
     syncing: bool,
-    /// NewImage to be deleted.
+    /// Ready to be deleted.
     deletable: VecDeque<Item>,
     workers: usize,
     usage: Usage,

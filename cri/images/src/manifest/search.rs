@@ -36,9 +36,9 @@ pub(crate) struct Search<'a> {
 pub(crate) enum Step {
     /// A manifest or an index.
     Document(Lead),
-    /// The configuration of what may be it.
+    /// The configuration of a candidate.
     Configuration(Candidate),
-    /// Nothing: this is it.
+    /// The result; nothing is left to read.
     Found(Found),
 }
 

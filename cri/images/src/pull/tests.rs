@@ -76,12 +76,12 @@ async fn an_image_is_pulled_unpacked_found_and_removed() {
     let digest = registry.push("a/b", "v1", &image).await;
     let images = store(root.path()).await;
     let name = registry.name("a/b:v1");
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let tell: ProgressFn = {
-        let told = told.clone();
-        Arc::new(move |p| told.lock().unwrap().push(p.clone()))
+    let updates = Arc::new(Mutex::new(Vec::new()));
+    let on_progress: ProgressFn = {
+        let updates = updates.clone();
+        Arc::new(move |p| updates.lock().unwrap().push(p.clone()))
     };
-    let pulled = images.pull(&name, None, Some(tell)).await.unwrap();
+    let pulled = images.pull(&name, None, Some(on_progress)).await.unwrap();
     assert_eq!(
         (pulled.id.as_str(), pulled.tags.as_slice()),
         (image.id().as_str(), [name.clone()].as_slice())
@@ -94,7 +94,7 @@ async fn an_image_is_pulled_unpacked_found_and_removed() {
     assert_eq!(pulled.layers.len(), 4);
     assert_eq!(std::fs::read(pulled.layers[3].join("d/one")).unwrap(), b"1");
     assert_eq!(std::fs::read(pulled.layers[1].join("squeezed")).unwrap(), b"zstd");
-    let last = told.lock().unwrap().last().cloned().unwrap();
+    let last = updates.lock().unwrap().last().cloned().unwrap();
     assert_eq!((last.layers_done, last.layers_total, last.bytes_done), (4, 4, last.bytes_total));
     let by_digest = pulled.digests[0].clone();
     for known in [&name, &by_digest, &pulled.id] {
@@ -391,14 +391,14 @@ async fn the_time_of_last_use_survives_a_restart() {
         let images = store(root.path()).await;
         let [used, unused] = [0, 1].map(|at| images.gc_info(&ids[at]).unwrap());
         assert_eq!(unused.used, long_ago);
-        assert!(unused.pulled.elapsed().unwrap() < Duration::from_secs(60), "a pull is no use");
+        assert!(unused.pulled.elapsed().unwrap() < Duration::from_secs(60), "a pull does not count as a use");
         if used.used.elapsed().unwrap() < Duration::from_secs(60) {
             return;
         }
         drop(images);
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    panic!("the use is forgotten");
+    panic!("the time of last use is lost");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -407,9 +407,9 @@ async fn invalid_layers_are_refused_with_the_reason_and_nothing_is_kept() {
     let wrong = (gzip(&TestTar::new().file("a", b"").finish()), Digest::of(b"something else"));
     let cases = [
         ("climbs", layer(TestTar::new().file("../evil", b"")), ErrorKind::Rejected, "leads out"),
-        ("links", layer(TestTar::new().hard_link("h", "/etc/passwd")), ErrorKind::Rejected, "is no file of"),
+        ("links", layer(TestTar::new().hard_link("h", "/etc/passwd")), ErrorKind::Rejected, "is not a file of"),
         ("lies", wrong, ErrorKind::Corrupt, "unpacks to"),
-        ("noise", (noise(5000), Digest::of(&noise(5000))), ErrorKind::Corrupt, "no tar archive"),
+        ("noise", (noise(5000), Digest::of(&noise(5000))), ErrorKind::Corrupt, "not a tar archive"),
     ];
     for (name, bad, kind, part) in cases {
         let root = tempfile::tempdir().unwrap();

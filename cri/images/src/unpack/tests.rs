@@ -422,7 +422,7 @@ fn implied_directories_and_the_names_that_are_kept_are_limited() {
     let error = unpack(tar.as_slice(), into.path(), &limits).unwrap_err();
     assert!(matches!(error, UnpackError::TooLarge(TooLarge::Entries(20))), "{error:?}");
 
-    // Each goes for a file, and comes again. A disk would take minutes.
+    // Each directory is replaced by a file and made again. In memory, because a disk would take minutes.
     let into = tempfile::tempdir_in("/dev/shm").unwrap();
     let mut tar = TestTar::new();
     let steep = format!("a/{}f", "d/".repeat(1500));
@@ -439,7 +439,7 @@ fn implied_directories_and_the_names_that_are_kept_are_limited() {
 
 #[test]
 fn an_attribute_that_no_file_has_room_for_is_no_full_disk() {
-    // More than ext4 has room for, and more than any file system takes.
+    // Larger than ext4's space for attributes, and larger than any file system accepts.
     for bytes in [60_000, 70_000] {
         let value = vec![b'x'; bytes];
         let tar = TestTar::new().pax(&[("SCHILY.xattr.user.large", &value)]).file("f", b"").finish();

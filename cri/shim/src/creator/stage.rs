@@ -70,7 +70,7 @@ pub(super) struct StageRequest<'a> {
     pub(super) host_mounts: &'a HostMounts,
     pub(super) user: Option<&'a UserNamespace>,
     pub(super) images: &'a [ImageVolume],
-    /// The SELinux label of what is mounted.
+    /// The SELinux label of the mounts.
     pub(super) label: Option<&'a str>,
 }
 

@@ -131,7 +131,7 @@ impl ContainerService {
         self.profiles.load_default_apparmor(&security(&record.config)).await?;
         let mut spec = self.make_spec(pod, &record, &image)?;
         self.relabel_volumes(sandbox, &record).await?;
-        let _pass = self.hooks.nri.pass().await;
+        let _guard = self.hooks.nri.block_joins().await;
         self.hooks.create_container(pod, &mut record, &mut spec, undo).await?;
         check_limits(&spec, self.host.unified)?;
         let profile = spec.linux().as_ref().and_then(|linux| linux.seccomp().as_ref());

@@ -22,7 +22,7 @@ impl ContainerService {
     ) -> Result<cri::StartContainerResponse, Error> {
         let mut steps = Steps::begin();
         let container = self.tables.container(&request.container_id)?;
-        let _pass = self.hooks.nri.pass().await;
+        let _guard = self.hooks.nri.block_joins().await;
         let _exits_wait = container.starting.lock().await;
         startable(&container)?;
         let shim = self.tables.shim_of(&container)?;

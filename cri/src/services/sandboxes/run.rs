@@ -102,7 +102,7 @@ impl SandboxService {
         }
         self.write_hosts(&record)?;
         let live = Live { shim, init_pid: state.init_pid };
-        let _pass = self.hooks.nri.pass().await;
+        let _guard = self.hooks.nri.block_joins().await;
         self.hooks.run_pod_sandbox(&record, &live, undo).await?;
         record.phase = SandboxPhase::Ready;
         let mut pending = self.outbox.pending();

@@ -115,8 +115,8 @@ async fn mirrors_get_the_ns_parameter_and_the_registry_does_not() {
     registry.push("app", "latest", &TestImage::small("x")).await;
     let line = TestProxy::to(registry.address(), |_, _| ProxyFault::Pass).await;
     let hosts = tempfile::tempdir().unwrap();
-    for (key, told) in [("server", true), ("own", false)] {
-        let domain = if told { "registry.example" } else { line.address() };
+    for (key, is_mirror) in [("server", true), ("own", false)] {
+        let domain = if is_mirror { "registry.example" } else { line.address() };
         std::fs::create_dir(hosts.path().join(domain)).unwrap();
         let text = match key {
             "server" => format!("server = \"http://{}\"\n", line.address()),
@@ -139,8 +139,8 @@ async fn mirrors_get_the_ns_parameter_and_the_registry_does_not() {
             assert!(asked.peek().is_some(), "{part} is not among {lines:?}");
             assert!(
                 asked
-                    .all(|line| line.contains("?ns=registry.example ") == told
-                        && line.contains("?ns=") == told)
+                    .all(|line| line.contains("?ns=registry.example ") == is_mirror
+                        && line.contains("?ns=") == is_mirror)
             );
         }
     }
@@ -174,8 +174,8 @@ async fn credentials_are_sent_only_to_their_host() {
         let (before, own_before) = (mirror.seen().len(), own.seen().len());
         let pulled = images.pull(&own.name("private"), Some(login), None).await;
         assert_eq!(pulled.is_ok(), works, "{:?}", pulled.map_err(|error| error.report()).err());
-        let told = |heads: &[String]| heads.iter().any(|head| head.contains("authorization:"));
-        assert_eq!((told(&mirror.seen()[before..]), told(&own.seen()[own_before..])), shown);
+        let got_credentials = |heads: &[String]| heads.iter().any(|head| head.contains("authorization:"));
+        assert_eq!((got_credentials(&mirror.seen()[before..]), got_credentials(&own.seen()[own_before..])), shown);
         assert!(mirror.seen().len() > before, "the mirror was asked");
     }
 }

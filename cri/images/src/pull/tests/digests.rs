@@ -15,7 +15,7 @@ fn descriptor(media_type: &str, content: &str) -> serde_json::Value {
 
 /// A registry with these contents under their SHA-512 digests, the first one also as `latest`.
 async fn serve(contents: Vec<(String, String)>) -> TestProxy {
-    TestProxy::to("nobody", move |head, _| {
+    TestProxy::to("unused", move |head, _| {
         let found = contents.iter().find(|(name, _)| head.lines().next().unwrap().contains(name));
         let first = head.contains("/manifests/latest").then(|| &contents[0]);
         ProxyFault::Reply(match found.or(first) {

@@ -64,13 +64,13 @@ async fn a_layer_links_to_the_layers_below_it_in_each_image() {
     let look = "cat text own; echo; stat -c '%a %u:%g %Y %i' bin/tool tmp/tool; \
                 stat -c '%a %u:%g' tmp bin; readlink away; ls again 2>&1 || true; stat -c %i usr/text text";
     for (image, content) in [(&one, "one"), (&two, "two")] {
-        let told = in_image(image, look);
-        assert_eq!(told[0], format!("{content}own"));
-        assert!(told[1].starts_with("4755 12:34 1200000000 "), "{told:?}");
-        assert_eq!(told[1], told[2], "one inode");
-        assert_eq!(told[3..=5], ["1777 0:0", "711 5:6", "/etc/hostname"]);
-        assert_eq!(told[6] == "again", content == "two", "{told:?}");
-        assert_eq!(told[7], told[8], "one inode");
+        let output = in_image(image, look);
+        assert_eq!(output[0], format!("{content}own"));
+        assert!(output[1].starts_with("4755 12:34 1200000000 "), "{output:?}");
+        assert_eq!(output[1], output[2], "one inode");
+        assert_eq!(output[3..=5], ["1777 0:0", "711 5:6", "/etc/hostname"]);
+        assert_eq!(output[6] == "again", content == "two", "{output:?}");
+        assert_eq!(output[7], output[8], "one inode");
         let topmost = image.layers.iter().map(|layer| layer.join("tmp/tool")).find(|path| path.exists());
         assert_eq!(xattr::get(topmost.unwrap(), "user.note").unwrap().as_deref(), Some(b"kept".as_slice()));
     }
@@ -98,8 +98,8 @@ async fn links_to_links_and_across_several_layers_are_one_file() {
     let images = store(root.path()).await;
     let image = images.pull(&registry.name("r:three"), None, None).await.unwrap();
     assert_eq!(in_image(&image, "cat c deep/b usr/text"), ["texttextnew"]);
-    let told = in_image(&image, "stat -c %i c deep/b");
-    assert_eq!(told[0], told[1]);
+    let output = in_image(&image, "stat -c %i c deep/b");
+    assert_eq!(output[0], output[1]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -38,8 +38,8 @@ async fn removed_layers_count_as_usage_until_they_are_deleted() {
         if left == 0 {
             break;
         }
-        let told = images.usage();
-        assert!(told.bytes <= usage.bytes && (told.bytes > 0 || entries(&rubbish) < left), "{told:?}");
+        let reported = images.usage();
+        assert!(reported.bytes <= usage.bytes && (reported.bytes > 0 || entries(&rubbish) < left), "{reported:?}");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     images.wait_until_deleted().await;
