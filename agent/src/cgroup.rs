@@ -10,11 +10,10 @@
 //! driver, so that tools which know a kubelet's node know ours. Where systemd makes cgroups, each of these is a slice:
 //! `kubepods-burstable-pod<uid>.slice`, the kubelet's names again.
 //!
-//! `cgroups-rs` finds the hierarchies and makes the directories (v1, hybrid and v2). Limits are
-//! written by [`mod@write`], not by its `apply`: that discards the errors of the memory controller,
-//! so a pod would run unlimited and nobody would know; and removal is [`tree`]'s, since its `delete`
-//! does not descend on v2 and sleeps up to 150 ms on the calling thread when a task is still there.
+//! [`hierarchies`] finds the mount points and creates the directories (v1, hybrid and v2). [`mod@write`] writes the limits
+//! and returns every error, because a pod must not run without its limits. [`tree`] removes cgroups with their children.
 
+mod hierarchies;
 mod limits;
 pub mod qos;
 pub mod quantity;
@@ -49,7 +48,7 @@ pub enum CgroupError {
         path: String,
         /// Why.
         #[source]
-        source: cgroups_rs::fs::error::Error,
+        source: io::Error,
     },
     /// A limit could not be written.
     #[error("cannot write {value:?} to {path}")]

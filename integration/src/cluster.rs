@@ -3,12 +3,11 @@
 use std::fs;
 use std::ops::Deref;
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Output};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 
-use crate::{Kubectl, Machine, eventually};
+use crate::{Kubectl, Machine, eventually, process};
 
 /// A running `coracle up`. Dereferences to kubectl for this cluster.
 pub struct Cluster {
@@ -75,11 +74,9 @@ impl Cluster {
     /// When the node is not Ready in time.
     pub fn start(&mut self) {
         assert!(self.process.is_none(), "the process is already running");
-        let log = fs::File::options().create(true).append(true).open(&self.log).unwrap();
         let mut command = Command::new(Machine::coracle());
         command.arg("up").args(&self.places).args(&self.flags);
-        command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
-        self.process = Some(command.spawn().unwrap());
+        self.process = Some(process::start(command, &self.log));
         eventually("the node to be Ready", 30, || {
             if let Some(status) = self.process.as_mut().unwrap().try_wait().unwrap() {
                 panic!("coracle up ended: {status}");
@@ -92,19 +89,12 @@ impl Cluster {
 
     /// Sends SIGTERM to `coracle up` and waits until it exits.
     pub fn stop(&mut self) {
-        self.end(Signal::SIGTERM);
+        process::end(&mut self.process, Signal::SIGTERM);
     }
 
     /// Kills `coracle up` with SIGKILL.
     pub fn kill(&mut self) {
-        self.end(Signal::SIGKILL);
-    }
-
-    fn end(&mut self, signal: Signal) {
-        if let Some(mut process) = self.process.take() {
-            kill(Pid::from_raw(i32::try_from(process.id()).unwrap()), signal).ok();
-            process.wait().unwrap();
-        }
+        process::end(&mut self.process, Signal::SIGKILL);
     }
 
     /// The process id of `coracle up`; 0 if it is not running.
@@ -148,12 +138,9 @@ impl Deref for Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let log = self.log();
-            let tail: Vec<&str> = log.lines().rev().take(60).collect();
-            eprintln!("--- the end of coracle's log:");
-            tail.iter().rev().for_each(|line| eprintln!("{line}"));
+            process::print_end("coracle up", &self.log);
         }
-        self.end(Signal::SIGTERM);
+        self.stop();
         let down = self.run_down(&["--purge"]);
         if !down.status.success() {
             eprintln!("coracle down: {}", String::from_utf8_lossy(&down.stderr));

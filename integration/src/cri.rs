@@ -1,11 +1,10 @@
 //! `coracle runtime` on a test's machine, and crictl.
 
-use std::fs;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Output};
 
-use crate::{Crictl, Machine, eventually};
+use crate::{Crictl, Machine, eventually, process};
 
 /// A running `coracle runtime`. Dereferences to crictl for this runtime.
 pub struct Cri {
@@ -36,18 +35,11 @@ impl Cri {
         let [state, run] = ["state", "run"].map(|name| text(machine.path(name)));
         let socket = format!("unix://{run}/cri.sock");
         let (log, cgroup) = (machine.path("runtime.log"), machine.name().to_owned());
-        let out = fs::File::create(&log).unwrap();
-        let process = Command::new(Machine::coracle())
-            .args(["runtime", "--listen", &socket, "--root", &state, "--state", &run])
-            .args(["--cgroup-root", &format!("/{cgroup}")])
-            .arg("--registry-config-dir")
-            .arg(mirrors)
-            .args(flags)
-            .stdin(Stdio::null())
-            .stdout(out.try_clone().unwrap())
-            .stderr(out)
-            .spawn()
-            .unwrap();
+        let mut command = Command::new(Machine::coracle());
+        command.args(["runtime", "--listen", &socket, "--root", &state, "--state", &run]);
+        command.args(["--cgroup-root", &format!("/{cgroup}")]);
+        command.arg("--registry-config-dir").arg(mirrors).args(flags);
+        let process = process::start(command, &log);
         let cri =
             Self { process: Some(process), places: [state, run], cgroup, crictl: Crictl::new(&socket), log };
         eventually("the runtime", 20, || cri.try_crictl(&["version"]).status.success());
@@ -101,10 +93,7 @@ impl Drop for Cri {
             return;
         }
         if std::thread::panicking() {
-            let log = fs::read_to_string(&self.log).unwrap_or_default();
-            let tail: Vec<&str> = log.lines().rev().take(40).collect();
-            eprintln!("--- the end of the runtime's log:");
-            tail.iter().rev().for_each(|line| eprintln!("{line}"));
+            process::print_end("coracle runtime", &self.log);
         }
         let down = self.end();
         if !down.status.success() {

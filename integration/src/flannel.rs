@@ -10,7 +10,7 @@ use std::process::{Child, Stdio};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::nodes::{end, print_end, started};
+use crate::process::{end, print_end, start};
 use crate::{Host, Machine, Nodes, eventually};
 
 const NAMESPACE: &str = "kube-flannel";
@@ -71,7 +71,6 @@ impl Flannel {
     /// When it does not become ready.
     pub fn start(&mut self) {
         fs::remove_file(self.dir.join("subnet.env")).ok();
-        let log = fs::File::options().create(true).append(true).open(self.log()).unwrap();
         let mut command = self.host.command(Machine::tool("flanneld", "scripts/flanneld"));
         let path = |name: &str| self.dir.join(name).into_os_string();
         command.args(["--ip-masq", "--kube-subnet-mgr", "--iface=eth0"]);
@@ -79,7 +78,7 @@ impl Flannel {
         command.arg("--net-config-path").arg(path("net-conf.json"));
         command.arg("--subnet-file").arg(path("subnet.env"));
         command.env("POD_NAME", &self.name).env("POD_NAMESPACE", NAMESPACE).env("EVENT_QUEUE_DEPTH", "5000");
-        self.process = Some(started(command, log));
+        self.process = Some(start(command, &self.log()));
         let path = self.dir.join("subnet.env");
         eventually("flanneld to write subnet.env", 30, || path.exists());
     }

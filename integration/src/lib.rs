@@ -19,6 +19,7 @@ mod host;
 mod kubectl;
 mod machine;
 mod nodes;
+mod process;
 mod stock;
 mod trace;
 

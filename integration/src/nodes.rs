@@ -4,13 +4,14 @@ use std::fs;
 use std::net::SocketAddr;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Output};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::host::{Families, GATEWAY, GATEWAY_V6, make_bridge};
 use crate::machine::run;
+use crate::process::{end, print_end, start};
 use crate::{Host, Kubectl, Machine, end_cgroup, eventually};
 
 /// Host number of the control plane.
@@ -286,23 +287,6 @@ impl Drop for Nodes {
     }
 }
 
-pub(crate) fn print_end(name: &str, log: &Path) {
-    let log = fs::read_to_string(log).unwrap_or_default();
-    let tail: Vec<&str> = log.lines().rev().take(30).collect();
-    eprintln!("--- the end of {name}'s log:");
-    tail.iter().rev().for_each(|line| eprintln!("{line}"));
-}
-
-pub(crate) fn end(process: &mut Option<Child>, signal: Signal) {
-    if let Some(mut process) = process.take() {
-        let pid = Pid::from_raw(i32::try_from(process.id()).unwrap());
-        kill(pid, signal).ok();
-        // A stopped process handles signals after SIGCONT.
-        kill(pid, Signal::SIGCONT).ok();
-        process.wait().unwrap();
-    }
-}
-
 /// Issues a certificate for a node with openssl and the cluster's CA key. Returns the paths of certificate and key.
 fn issue(pki: &Path, dir: &Path, (kind, node): (&str, &str), extensions: &str) -> (PathBuf, PathBuf) {
     let [certificate, key, request, more] =
@@ -325,23 +309,18 @@ fn issue(pki: &Path, dir: &Path, (kind, node): (&str, &str), extensions: &str) -
 
 impl Plane {
     fn start(&mut self) {
-        let log = fs::File::options().create(true).append(true).open(self.dir.with_extension("log")).unwrap();
         let mut command = self.host.command(Machine::coracle());
         command.arg("controlplane").arg("--state-dir").arg(&self.dir);
         command.arg("--run-dir").arg(self.dir.with_extension("run"));
         command.args(["--advertise-address", &self.host.address()]);
         command.args(&self.flags);
-        self.process = Some(started(command, log));
+        self.process = Some(start(command, &self.dir.with_extension("log")));
     }
 
     /// Address of the API server for other hosts.
     fn server(&self) -> String {
         SocketAddr::new(self.host.address().parse().unwrap(), 6443).to_string()
     }
-}
-
-pub(crate) fn started(mut command: Command, log: fs::File) -> Child {
-    command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap()
 }
 
 // === impl Agent ===
@@ -398,10 +377,9 @@ impl Agent {
 
     fn start_with(&mut self, more: &[&str]) {
         assert!(self.process.is_none(), "the process is already running");
-        let log = fs::File::options().create(true).append(true).open(&self.log).unwrap();
         let mut command = self.host.command(Machine::coracle());
         command.arg("agent").args(self.places(more)).args(&self.flags).args(more);
-        self.process = Some(started(command, log));
+        self.process = Some(start(command, &self.log));
     }
 
     /// Runs the agent to its end, which must come by itself.

@@ -8,7 +8,7 @@ use std::process::Child;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::nodes::{end, print_end, started};
+use crate::process::{end, print_end, start};
 use crate::{Crictl, Host, Machine, Nodes, end_cgroup, eventually};
 
 /// A node and its pods. Dropping it ends the processes; the Node object stays.
@@ -124,12 +124,11 @@ impl Stock {
     /// When it does not respond in time.
     pub fn start_runtime(&mut self) {
         assert!(self.runtime.is_none(), "the process is already running");
-        let log = fs::File::options().create(true).append(true).open(self.log("runtime")).unwrap();
         let mut command = self.host.command(Machine::coracle());
         command.args(["runtime", "--listen", &self.socket(), "--cni-conf-dir", ""]);
         command.arg("--root").arg(self.path("state")).arg("--state").arg(self.path("run"));
         command.arg("--registry-config-dir").arg(&self.mirrors);
-        self.runtime = Some(started(command, log));
+        self.runtime = Some(start(command, &self.log("runtime")));
         eventually("the runtime", 20, || self.crictl().try_crictl(&["version"]).status.success());
     }
 
@@ -142,7 +141,6 @@ impl Stock {
         let file = self.path("kubelet.json");
         fs::write(&file, self.config.to_string()).unwrap();
         fs::create_dir_all(self.path("manifests")).unwrap();
-        let log = fs::File::options().create(true).append(true).open(self.log("kubelet")).unwrap();
         let script = format!("set -e\n{}exec \"$0\" \"$@\"", self.cover_sysctls());
         let mut command = self.host.command("unshare");
         command.args(["--mount", "--propagation", "unchanged", "sh", "-c", &script]);
@@ -150,7 +148,7 @@ impl Stock {
         command.arg("--config").arg(file).arg("--kubeconfig").arg(&self.tls[0]);
         command.arg("--root-dir").arg(self.path("kubelet"));
         command.args(["--hostname-override", &self.name, "--node-ip", &self.host.address(), "--v", "2"]);
-        self.kubelet = Some(started(command, log));
+        self.kubelet = Some(start(command, &self.log("kubelet")));
     }
 
     /// Kills the runtime with SIGKILL. Its pods continue.

@@ -5,13 +5,12 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use cgroups_rs::fs::hierarchies::{V1, V2, is_cgroup2_unified_mode};
-use cgroups_rs::fs::{Cgroup, Hierarchy, Subsystem};
 use coracle_cri::CgroupDriver;
 use coracle_systemd::property::{self, v1};
 use coracle_systemd::{Property, Systemd, unit};
 
 use super::CgroupError;
+use super::hierarchies::Version;
 use super::limits::{Limits, writes};
 
 /// What pods cannot be limited without.
@@ -28,24 +27,12 @@ pub(crate) struct Tree {
     mounts: BTreeMap<String, PathBuf>,
 }
 
-#[derive(Debug)]
-enum Version {
-    V1(V1),
-    V2(V2),
-}
-
 // === impl Tree ===
 
 impl Tree {
     pub(crate) fn open(root: &str, driver: CgroupDriver) -> Result<Tree, CgroupError> {
-        let version = if is_cgroup2_unified_mode() { Version::V2(V2::new()) } else { Version::V1(V1::new()) };
-        let hierarchy = version.hierarchy();
-        let v2 = matches!(version, Version::V2(_));
-        let mounts = hierarchy
-            .subsystems()
-            .iter()
-            .map(|s| (s.controller_name(), mount_of(s, v2, hierarchy.as_ref())))
-            .collect();
+        let version = Version::of_machine();
+        let mounts = version.mounts();
         let tree = Tree { driver, version, root: root.trim_matches('/').to_owned(), mounts };
         if tree.mounts.is_empty() {
             return Err(CgroupError::NoHierarchy);
@@ -60,15 +47,15 @@ impl Tree {
     }
 
     pub(crate) fn is_v2(&self) -> bool {
-        matches!(self.version, Version::V2(_))
+        self.version == Version::V2
     }
 
     pub(crate) fn limits_swap(&self) -> bool {
         let Some(memory) = self.mounts.get("memory") else { return false };
         match self.version {
-            Version::V1(_) => memory.join("memory.memsw.limit_in_bytes").exists(),
+            Version::V1 => memory.join("memory.memsw.limit_in_bytes").exists(),
             // The root cgroup of v2 has no limits, so an existing child is asked.
-            Version::V2(_) => memory.join(self.below("kubepods")).join("memory.swap.max").exists(),
+            Version::V2 => memory.join(self.below("kubepods")).join("memory.swap.max").exists(),
         }
     }
 
@@ -88,7 +75,7 @@ impl Tree {
             return self.ensure_slice(path, &limits.in_whole_percents());
         }
         let below = self.below(path);
-        self.made(path, Cgroup::new(self.version.hierarchy(), &below))?;
+        self.create(path, &below, |_| true)?;
         super::write::limits(&self.directories_by_controller(&below), limits, self.is_v2())
     }
 
@@ -109,10 +96,7 @@ impl Tree {
         let made = Systemd::connect().and_then(|mut systemd| systemd.ensure_slice(&slice, &properties));
         made.map_err(|source| CgroupError::Slice { slice, source })?;
         if !self.is_v2() {
-            let others = self.mounts.keys().filter(|name| is_left_to_us(name)).cloned().collect();
-            let hierarchy = self.version.hierarchy();
-            let made = Cgroup::new_with_specified_controllers(hierarchy, &below, Some(others));
-            self.made(path, made)?;
+            self.create(path, &below, is_left_to_us)?;
         }
         super::write::limits(&dirs, limits, self.is_v2())
     }
@@ -130,12 +114,15 @@ impl Tree {
         [v1::accounting(), v1::limits(read)].concat()
     }
 
-    fn made(
-        &self,
-        path: &str,
-        made: Result<Cgroup, cgroups_rs::fs::error::Error>,
-    ) -> Result<(), CgroupError> {
-        made.map(drop).map_err(|source| CgroupError::Create { path: self.absolute(path), source })
+    /// Creates the cgroup in the hierarchies of the selected controllers.
+    fn create(&self, path: &str, below: &str, select: impl Fn(&str) -> bool) -> Result<(), CgroupError> {
+        let mut selected: Vec<_> = self.mounts.iter().filter(|(name, _)| select(name)).collect();
+        if self.is_v2() {
+            // All controllers are at the one mount.
+            selected.truncate(1);
+        }
+        let failed = |source| CgroupError::Create { path: self.absolute(path), source };
+        selected.iter().try_for_each(|(name, mount)| self.version.create(name, mount, below)).map_err(failed)
     }
 
     fn directories_by_controller(&self, below: &str) -> BTreeMap<String, PathBuf> {
@@ -187,24 +174,9 @@ impl Tree {
     }
 }
 
-// === impl Version ===
-
-impl Version {
-    fn hierarchy(&self) -> Box<dyn Hierarchy> {
-        match self {
-            Version::V1(v1) => Box::new(v1.clone()),
-            Version::V2(v2) => Box::new(v2.clone()),
-        }
-    }
-}
-
-/// Whether systemd does not manage a controller of v1. `cgroups-rs` takes systemd's own hierarchy for one.
+/// Whether systemd does not manage a v1 controller. The mounts list systemd's own hierarchy like a controller.
 fn is_left_to_us(controller: &str) -> bool {
     controller != "systemd" && !v1::manages(controller)
-}
-
-fn mount_of(subsystem: &Subsystem, v2: bool, hierarchy: &dyn Hierarchy) -> PathBuf {
-    if v2 { hierarchy.root() } else { subsystem.to_controller().path().to_owned() }
 }
 
 fn child_names(dir: &Path) -> Vec<String> {
@@ -269,14 +241,14 @@ mod tests {
             let found = tree(version).properties(&limits.in_whole_percents());
             found.into_iter().find(|(known, _)| *known == name).map(|(_, value)| value)
         };
-        let v1 = || Version::V1(V1::new());
+        let v1 = || Version::V1;
         assert_eq!(named(v1(), "CPUShares"), Some(Value::Number(102)));
         assert_eq!(named(v1(), "MemoryLimit"), Some(Value::Number(1 << 20)));
         assert_eq!(named(v1(), "TasksMax"), Some(Value::Number(100)));
         assert_eq!(named(v1(), "CPUQuotaPerSecUSec"), Some(Value::Number(210_000)));
         assert_eq!(named(v1(), "BlockIOAccounting"), Some(Value::Flag(true)));
         assert_eq!((named(v1(), "MemoryMax"), named(v1(), "IOAccounting")), (None, None));
-        let v2 = || Version::V2(V2::new());
+        let v2 = || Version::V2;
         assert_eq!(named(v2(), "MemoryMax"), Some(Value::Number(1 << 20)));
         assert_eq!(named(v2(), "IOAccounting"), Some(Value::Flag(true)));
         assert_eq!((named(v2(), "MemoryLimit"), named(v2(), "CPUShares")), (None, None));

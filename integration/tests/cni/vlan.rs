@@ -203,7 +203,7 @@ fn a_vlan_gateway_equals_the_references_field_by_field() {
 }
 
 #[test]
-fn a_gateway_is_in_its_vlan_alone_and_each_implementation_handles_attachments_of_the_other() {
+fn a_gateway_is_only_in_its_vlan_and_implementations_are_interchangeable() {
     on_a_machine(|machine| {
         if !filters() {
             skip!("the kernel has no CONFIG_BRIDGE_VLAN_FILTERING");

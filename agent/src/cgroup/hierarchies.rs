@@ -1,0 +1,159 @@
+//! Cgroup hierarchies of this machine: where controllers are mounted, and how a cgroup is created there.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
+
+/// Mount point of the unified hierarchy, if the machine uses cgroup v2 alone.
+const UNIFIED: &str = "/sys/fs/cgroup";
+
+/// Mount options of v1 that name a controller (cgroups(7)), or systemd's hierarchy, which has none.
+const V1_CONTROLLERS: [&str; 14] = [
+    "blkio",
+    "cpu",
+    "cpuacct",
+    "cpuset",
+    "devices",
+    "freezer",
+    "hugetlb",
+    "memory",
+    "name=systemd",
+    "net_cls",
+    "net_prio",
+    "perf_event",
+    "pids",
+    "rdma",
+];
+
+/// Files of a v1 cpuset without which it accepts no process. A new cpuset has empty ones.
+const CPUSET_FILES: [&str; 2] = ["cpuset.cpus", "cpuset.mems"];
+
+/// Version of the cgroup interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Version {
+    /// One hierarchy for each controller, or set of controllers.
+    V1,
+    /// One hierarchy for all controllers.
+    V2,
+}
+
+impl Version {
+    /// The version that is mounted at /sys/fs/cgroup. A hybrid layout counts as v1: v2 has no controllers there.
+    pub(super) fn of_machine() -> Self {
+        match statfs(UNIFIED) {
+            Ok(found) if found.filesystem_type() == CGROUP2_SUPER_MAGIC => Self::V2,
+            _ => Self::V1,
+        }
+    }
+
+    /// Mount point of each controller. With v1, systemd's named hierarchy is listed as `systemd`.
+    pub(super) fn mounts(self) -> BTreeMap<String, PathBuf> {
+        match self {
+            Self::V1 => mounts_of_v1(&fs::read_to_string("/proc/self/mountinfo").unwrap_or_default()),
+            Self::V2 => controllers_of_v2().into_iter().map(|name| (name, UNIFIED.into())).collect(),
+        }
+    }
+
+    /// Creates the cgroup `below` the mount point, with its parents. With v2, the parents give it all controllers.
+    pub(super) fn create(self, controller: &str, mount: &Path, below: &str) -> io::Result<()> {
+        if self == Self::V1 {
+            fs::create_dir_all(mount.join(below))?;
+            if controller == "cpuset"
+                && let Err(error) = fill_cpusets(mount, below)
+            {
+                tracing::warn!(%error, cgroup = below, "cannot set CPUs and memory nodes of a cpuset");
+            }
+            return Ok(());
+        }
+        let controllers = controllers_of_v2();
+        let mut dir = mount.to_owned();
+        for name in below.split('/') {
+            // The kernel refuses a controller that the parent does not have: pods are not limited by it.
+            for controller in &controllers {
+                let _refused = fs::write(dir.join("cgroup.subtree_control"), format!("+{controller}"));
+            }
+            dir.push(name);
+            fs::create_dir_all(&dir)?;
+        }
+        Ok(())
+    }
+}
+
+fn controllers_of_v2() -> Vec<String> {
+    let text = fs::read_to_string(Path::new(UNIFIED).join("cgroup.controllers")).unwrap_or_default();
+    text.split_whitespace().map(str::to_owned).collect()
+}
+
+/// The first mount point of each controller in a mountinfo (proc_pid_mountinfo(5)).
+fn mounts_of_v1(mountinfo: &str) -> BTreeMap<String, PathBuf> {
+    let mut mounts = BTreeMap::new();
+    for line in mountinfo.lines() {
+        let Some((left, right)) = line.split_once(" - cgroup ") else { continue };
+        let (Some(mount), Some(options)) = (left.split(' ').nth(4), right.split(' ').nth(1)) else {
+            continue;
+        };
+        let mount = mount.replace("\\040", " ").replace("\\134", "\\");
+        for option in options.split(',').filter(|option| V1_CONTROLLERS.contains(option)) {
+            let name = option.trim_start_matches("name=").to_owned();
+            mounts.entry(name).or_insert_with(|| PathBuf::from(&mount));
+        }
+    }
+    mounts
+}
+
+/// Copies CPUs and memory nodes to each cpuset on the path that has none, from its parent.
+fn fill_cpusets(mount: &Path, below: &str) -> io::Result<()> {
+    let mut dir = mount.to_owned();
+    for name in below.split('/') {
+        let parent = dir.clone();
+        dir.push(name);
+        for file in CPUSET_FILES {
+            if fs::read_to_string(dir.join(file))?.trim().is_empty() {
+                fs::write(dir.join(file), fs::read(parent.join(file))?)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_v1_controller_is_at_its_first_mount() {
+        let mounts = mounts_of_v1(
+            "30 25 0:26 / /sys/fs/cgroup/systemd rw,nosuid shared:9 - cgroup cgroup rw,xattr,name=systemd\n\
+             31 25 0:27 / /sys/fs/cgroup/cpu,cpuacct rw shared:10 - cgroup cgroup rw,cpu,cpuacct\n\
+             32 25 0:28 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n\
+             33 25 0:29 / /mnt/a\\040b rw - cgroup cgroup rw,memory\n\
+             34 25 0:29 / /mnt/again rw - cgroup cgroup rw,memory\n\
+             35 25 0:30 / /mnt/elogind rw - cgroup cgroup rw,xattr,release_agent=/x,name=elogind\n",
+        );
+        let expected = [
+            ("cpu", "/sys/fs/cgroup/cpu,cpuacct"),
+            ("cpuacct", "/sys/fs/cgroup/cpu,cpuacct"),
+            ("memory", "/mnt/a b"),
+            ("systemd", "/sys/fs/cgroup/systemd"),
+        ];
+        let expected = expected.map(|(name, mount)| (name.to_owned(), PathBuf::from(mount)));
+        assert_eq!(mounts, BTreeMap::from(expected));
+    }
+
+    #[test]
+    fn an_empty_cpuset_gets_the_values_of_its_parent() {
+        let mount = tempfile::tempdir().unwrap();
+        let dir = mount.path().join("a/b");
+        fs::create_dir_all(&dir).unwrap();
+        for (path, value) in [("", "0-3\n"), ("a/", "\n"), ("a/b/", "")] {
+            CPUSET_FILES.map(|file| fs::write(mount.path().join(format!("{path}{file}")), value).unwrap());
+        }
+        fs::write(mount.path().join("a/cpuset.mems"), "1\n").unwrap();
+        fill_cpusets(mount.path(), "a/b").unwrap();
+        let read = |file| fs::read_to_string(dir.join(file)).unwrap();
+        assert_eq!((read("cpuset.cpus"), read("cpuset.mems")), ("0-3\n".into(), "1\n".into()));
+    }
+}
