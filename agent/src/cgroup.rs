@@ -17,7 +17,6 @@
 
 mod limits;
 pub mod qos;
-pub mod quantity;
 pub mod resources;
 mod tree;
 mod write;

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use coracle_error_chain::chain;
 use coracle_images::{Auth, Image, Images, ProgressFn, PullProgress};
 use coracle_proto::node::images_client::ImagesClient;
 use coracle_proto::node::images_server::{Images as Service, ImagesServer};
@@ -118,16 +119,4 @@ impl Service for Served {
         removed.map_err(|e| Status::failed_precondition(chain(&e)))?;
         Ok(Response::new(RemoveReply {}))
     }
-}
-
-/// The whole chain of causes in one line: it crosses the socket as text.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(source) = cause {
-        text.push_str(": ");
-        text.push_str(&source.to_string());
-        cause = source.source();
-    }
-    text
 }

@@ -1,4 +1,4 @@
-//! What every controller works with.
+//! The shared state of all controllers.
 
 use std::sync::{Arc, Mutex};
 
@@ -16,17 +16,17 @@ use crate::object::{Deployment, Object, Pod, ReplicaSet};
 use crate::write::Writer;
 use coracle_events::{Kind, Note, Recorder};
 
-/// The client, the caches, the recorder and the settings.
+/// Client, caches, event recorder and configuration.
 pub(crate) struct Context {
     pub(crate) client: Client,
     pub(crate) caches: Caches,
     pub(crate) recorder: Recorder,
     pub(crate) config: ControllersConfig,
-    /// When each node was last heard of.
+    /// Time of the last heartbeat of each node.
     pub(crate) lifecycle: Arc<Lifecycle>,
-    /// The ranges that the last node to get some got.
+    /// The pod CIDRs that were assigned last.
     pub(crate) last_ranges: Mutex<Vec<IpNetwork>>,
-    /// What the API consists of, found out once.
+    /// The kinds that the API server serves, discovered once.
     pub(crate) kinds: OnceCell<Vec<ApiKind>>,
 }
 
@@ -60,7 +60,7 @@ impl Context {
         message: String,
     ) {
         self.recorder.record(Note {
-            about: about.reference(),
+            about: about.object_reference(),
             component: component.into(),
             kind,
             reason,

@@ -1,4 +1,4 @@
-//! Wires watches, queues and workers together.
+//! Start of all controllers: watches, queues and workers.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex};
@@ -21,7 +21,7 @@ use crate::{
     root_ca, service_account, stale_disruption, taint_eviction, token_cleaner,
 };
 
-/// Runs every controller until `shutdown` is cancelled. Watches that fail are retried for ever.
+/// Runs every controller until `shutdown` is cancelled. Failed watches are retried forever.
 pub async fn run(client: Client, config: ControllersConfig, shutdown: CancellationToken) {
     let mut tasks = JoinSet::new();
     let (recorder, writing) = coracle_events::recorder(client.clone());
@@ -36,18 +36,18 @@ pub async fn run(client: Client, config: ControllersConfig, shutdown: Cancellati
         kinds: OnceCell::new(),
     });
     start(&context, &mut tasks);
-    // Listeners first, so that they are told of all that the watches bring.
+    // Handlers are registered before the watches start, so that they see every object.
     for watch in context.caches.watches(&context.client) {
         tasks.spawn(watch);
     }
-    // Dropping the set ends every task at its next await; no write is undone by that.
+    // Dropping the set ends every task at its next await. Requests that were sent take effect.
     tokio::select! {
         () = shutdown.cancelled() => {}
         Some(ended) = tasks.join_next() => tracing::error!(?ended, "a controller's task has ended"),
     }
 }
 
-/// The controllers with a queue of keys. (Written out by a macro, for each of their functions is a type of its own.)
+/// Starts the controllers that have a queue of keys. A macro, because each controller's functions have own types.
 macro_rules! start {
     ($tasks:ident, $context:ident, $($controller:ident $name:literal $workers:literal,)*) => {$(
         let queue = Arc::new(Queue::new());
@@ -88,7 +88,7 @@ fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
     tasks.spawn(garbage::run::run(context.clone()));
 }
 
-/// Spawns workers on one queue, which begin once every cache has its first list.
+/// Spawns the workers of one queue. They start once every cache has its first list.
 fn workers<F, R>(
     tasks: &mut JoinSet<()>,
     context: &Arc<Context>,

@@ -17,7 +17,6 @@ pub mod openapi;
 pub mod patch;
 pub mod pod_security;
 pub mod protobuf;
-pub mod quantity;
 pub mod scale;
 pub mod schema;
 pub mod selector;

@@ -5,7 +5,7 @@ mod service;
 use serde_json::{Map, Value, json};
 
 use crate::Kind;
-use crate::quantity::Quantity;
+use coracle_values::qos::{CpuAndMemory, QosClass, RequestsAndLimits};
 
 /// Metadata that no client changes after creation.
 const SERVER_OWNED: [&str; 5] =
@@ -141,32 +141,26 @@ pub fn is_noop(new: &Value, old: &Value) -> bool {
         })
 }
 
-/// The status of a pod that nobody has seen yet.
+/// The status of a new pod.
 pub(crate) fn new_pod(pod: &mut Value) {
-    let class = qos_class(&pod["spec"]);
-    pod["status"] = json!({"phase": "Pending", "qosClass": class});
+    pod["status"] = json!({"phase": "Pending", "qosClass": qos_class(&pod["spec"]).as_str()});
 }
 
-/// `Guaranteed`, `Burstable` or `BestEffort`, by the CPU and memory of all containers.
-pub fn qos_class(spec: &Value) -> &'static str {
+/// The quality-of-service class of a pod spec.
+fn qos_class(spec: &Value) -> QosClass {
+    let part = |owner: &Value| {
+        let list = |list: &str| CpuAndMemory::read(|name| owner["resources"][list][name].as_str());
+        let (requests, limits) = (list("requests"), list("limits"));
+        // Defaulting runs later: it sets missing requests to the limits.
+        let requests =
+            CpuAndMemory { cpu: requests.cpu.or(limits.cpu), memory: requests.memory.or(limits.memory) };
+        RequestsAndLimits { requests, limits }
+    };
+    if !spec["resources"].is_null() {
+        return QosClass::of([part(spec)]);
+    }
     let lists = ["containers", "initContainers"].map(|list| spec[list].as_array());
-    let (mut any, mut guaranteed) = (false, true);
-    for container in lists.into_iter().flatten().flatten() {
-        for resource in ["cpu", "memory"] {
-            let read = |list: &str| {
-                let text = container["resources"][list][resource].as_str()?;
-                Quantity::parse(text).ok().filter(|quantity| quantity.signum() > 0)
-            };
-            let (request, limit) = (read("requests"), read("limits"));
-            any |= request.is_some() || limit.is_some();
-            guaranteed &= limit.is_some() && request.is_none_or(|request| Some(request) == limit);
-        }
-    }
-    match (any, guaranteed) {
-        (false, _) => "BestEffort",
-        (true, true) => "Guaranteed",
-        (true, false) => "Burstable",
-    }
+    QosClass::of(lists.into_iter().flatten().flatten().map(part))
 }
 
 /// The metadata of an object, made when absent; nothing when it is no object.
@@ -304,10 +298,12 @@ mod tests {
         ];
         for (resources, expect) in cases {
             assert_eq!(
-                qos_class(&json!({"containers": [{"resources": resources}]})),
+                qos_class(&json!({"containers": [{"resources": resources}]})).as_str(),
                 expect,
                 "for {resources}"
             );
         }
+        let whole = json!({"containers": [{"name": "a"}], "resources": {"limits": both}});
+        assert_eq!(qos_class(&whole), QosClass::Guaranteed, "pod-level resources");
     }
 }

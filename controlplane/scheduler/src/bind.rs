@@ -5,6 +5,7 @@ use kube::{Client, Error};
 use serde_json::{Value, json};
 
 use crate::object::Pod;
+use coracle_values::object::ObjectExt;
 
 /// Binds a pod to a node.
 pub(crate) async fn bind(client: Client, pod: &Pod, node: &str) -> Result<(), Error> {

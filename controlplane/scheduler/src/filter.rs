@@ -7,9 +7,6 @@ mod resources;
 mod taints;
 mod unschedulable;
 
-pub(crate) use node_affinity::term_matches;
-pub(crate) use taints::tolerates;
-
 use crate::object::Pod;
 use crate::snapshot::Candidate;
 

@@ -16,7 +16,6 @@ mod filter;
 #[cfg(test)]
 mod fixture;
 mod object;
-mod quantity;
 mod queue;
 mod request;
 mod run;

@@ -1,15 +1,13 @@
 //! Pods and nodes as the scheduler sees them: only the fields that it reads.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use coracle_values::resource;
 use k8s_openapi::api::core::v1::{
-    Affinity, ObjectReference, PodCondition, PodSchedulingGate, ResourceRequirements, Taint, Toleration,
+    Affinity, PodCondition, PodSchedulingGate, ResourceRequirements, Taint, Toleration,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::Resource;
-use kube::core::{ClusterResourceScope, NamespaceResourceScope};
 use serde::Deserialize;
 
 /// A pod.
@@ -81,55 +79,18 @@ pub(crate) struct NodeStatus {
     pub(crate) capacity: Option<BTreeMap<String, Quantity>>,
 }
 
-macro_rules! resource {
-    ($type:ident, $plural:literal, $scope:ty) => {
-        impl Resource for $type {
-            type DynamicType = ();
-            type Scope = $scope;
-
-            fn kind((): &()) -> Cow<'_, str> {
-                stringify!($type).into()
-            }
-            fn group((): &()) -> Cow<'_, str> {
-                "".into()
-            }
-            fn version((): &()) -> Cow<'_, str> {
-                "v1".into()
-            }
-            fn plural((): &()) -> Cow<'_, str> {
-                $plural.into()
-            }
-            fn meta(&self) -> &ObjectMeta {
-                &self.metadata
-            }
-            fn meta_mut(&mut self) -> &mut ObjectMeta {
-                &mut self.metadata
-            }
-        }
-    };
-}
-resource!(Pod, "pods", NamespaceResourceScope);
-resource!(Node, "nodes", ClusterResourceScope);
+resource!(Pod, "", "pods", NamespaceResourceScope);
+resource!(Node, "", "nodes", ClusterResourceScope);
 
 impl Pod {
-    /// The pod's uid.
-    pub(crate) fn uid(&self) -> &str {
-        self.metadata.uid.as_deref().unwrap_or_default()
-    }
-
-    /// The pod's name.
-    pub(crate) fn name(&self) -> &str {
-        self.metadata.name.as_deref().unwrap_or_default()
-    }
-
-    /// The pod's namespace.
-    pub(crate) fn namespace(&self) -> &str {
-        self.metadata.namespace.as_deref().unwrap_or_default()
-    }
-
     /// The node that the pod is bound to.
     pub(crate) fn node(&self) -> Option<&str> {
         self.spec.node_name.as_deref().filter(|name| !name.is_empty())
+    }
+
+    /// The pod's tolerations.
+    pub(crate) fn tolerations(&self) -> &[Toleration] {
+        self.spec.tolerations.as_deref().unwrap_or_default()
     }
 
     /// Whether the pod has run to its end and asks for nothing any more.
@@ -149,18 +110,5 @@ impl Pod {
     /// Whether a change is one that may decide the pod's place.
     pub(crate) fn asks_the_same(&self, other: &Self) -> bool {
         self.spec == other.spec && self.metadata.labels == other.metadata.labels
-    }
-
-    /// A reference to this pod for an event.
-    pub(crate) fn reference(&self) -> ObjectReference {
-        ObjectReference {
-            api_version: Some("v1".to_owned()),
-            kind: Some("Pod".to_owned()),
-            name: self.metadata.name.clone(),
-            namespace: self.metadata.namespace.clone(),
-            uid: self.metadata.uid.clone(),
-            resource_version: self.metadata.resource_version.clone(),
-            field_path: None,
-        }
     }
 }

@@ -18,6 +18,7 @@ use crate::object::{Node, Pod};
 use crate::queue::Queue;
 use crate::snapshot::Snapshot;
 use coracle_events::{Kind, Note, Recorder};
+use coracle_values::object::ObjectExt;
 
 /// A watch is renewed this often when nothing ends it: seldom enough not to matter to an idle machine.
 const RENEWAL_SECONDS: u32 = 1500;
@@ -252,6 +253,6 @@ impl Scheduler {
 
     fn note(&self, pod: &Pod, (kind, reason): (Kind, &'static str), message: String) {
         let component = self.config.scheduler_name.clone().into();
-        self.recorder.record(Note { about: pod.reference(), component, kind, reason, message });
+        self.recorder.record(Note { about: pod.object_reference(), component, kind, reason, message });
     }
 }

@@ -36,6 +36,11 @@ pub(crate) fn best(pod: &Pod, nodes: &[Candidate<'_>]) -> Option<usize> {
     (0..nodes.len()).min_by_key(|place| (-totals[*place], nodes[*place].info.requested.pods))
 }
 
+/// `part` of `whole` on the scale from 0 to [`BEST`], rounded down; `whole` is above 0.
+fn share(part: i128, whole: i128) -> i64 {
+    i64::try_from(part * i128::from(BEST) / whole).unwrap_or(i64::MAX)
+}
+
 /// Marks in proportion to the largest value; with `reverse` the largest value is the worst.
 fn normalize(mut values: Vec<i64>, reverse: bool) -> Vec<i64> {
     let largest = values.iter().copied().max().unwrap_or_default();

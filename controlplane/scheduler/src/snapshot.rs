@@ -3,14 +3,16 @@
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 
+use coracle_values::object::{ObjectExt, controller_of};
+use coracle_values::pod_resources::Resources;
 use k8s_openapi::api::core::v1::Taint;
 
 use crate::object::{Node, Pod};
-use crate::request::{HostPort, Resources, host_ports, of_pod};
+use crate::request::{HostPort, host_ports, of_pod};
 
 /// Asked for, in scoring, by a container that asks for nothing, so that such pods spread too.
-const DEFAULT_CPU: i64 = 100;
-const DEFAULT_MEMORY: i64 = 200 * 1024 * 1024;
+const DEFAULT_CPU_MILLIS: i128 = 100;
+const DEFAULT_MEMORY: i128 = 200 * 1024 * 1024;
 
 /// What decides whether and how well a node takes a pod.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -60,14 +62,13 @@ pub(crate) struct Snapshot {
 
 /// The pod's owner, for spreading.
 pub(crate) fn owner_of(pod: &Pod) -> Option<String> {
-    let owners = pod.metadata.owner_references.iter().flatten();
-    owners.filter(|owner| owner.controller == Some(true)).map(|owner| owner.uid.clone()).next()
+    controller_of(&pod.metadata).map(|owner| owner.uid.clone())
 }
 
 /// What the pod weighs in scoring.
 pub(crate) fn weight_of(requests: &Resources) -> Resources {
     Resources {
-        cpu: if requests.cpu == 0 { DEFAULT_CPU } else { requests.cpu },
+        cpu_millis: if requests.cpu_millis == 0 { DEFAULT_CPU_MILLIS } else { requests.cpu_millis },
         memory: if requests.memory == 0 { DEFAULT_MEMORY } else { requests.memory },
         ..Resources::default()
     }
@@ -85,8 +86,8 @@ impl NodeInfo {
     }
 
     fn put(&mut self, uid: &str, placed: Placed) {
-        self.requested.add(&placed.requests, 1);
-        self.weighed.add(&weight_of(&placed.requests), 1);
+        self.requested.add(&placed.requests);
+        self.weighed.add(&weight_of(&placed.requests));
         if let Some(owner) = &placed.owner {
             *self.owners.entry(owner.clone()).or_default() += 1;
         }
@@ -95,8 +96,8 @@ impl NodeInfo {
 
     fn take(&mut self, uid: &str) {
         if let Some(placed) = self.pods.remove(uid) {
-            self.requested.add(&placed.requests, -1);
-            self.weighed.add(&weight_of(&placed.requests), -1);
+            self.requested.subtract(&placed.requests);
+            self.weighed.subtract(&weight_of(&placed.requests));
             if let Some(owner) = placed.owner
                 && let Entry::Occupied(mut count) = self.owners.entry(owner)
             {
@@ -187,7 +188,7 @@ mod tests {
         snapshot.place(&pod, "a");
         snapshot.place(&pod, "a");
         let requested = |snapshot: &Snapshot| snapshot.candidates().next().unwrap().info.requested.clone();
-        assert_eq!((requested(&snapshot).cpu, requested(&snapshot).pods), (1000, 1));
+        assert_eq!((requested(&snapshot).cpu_millis, requested(&snapshot).pods), (1000, 1));
         let mut owned = fixture_owned(&pod, "o");
         snapshot.place(&owned, "a");
         owned.metadata.uid = Some("q".to_owned());

@@ -102,7 +102,7 @@ impl Scope {
     pub(crate) fn selects(&self, kind: &Kind, object: &Object) -> bool {
         self.is_plain() || {
             let facets = object.facets(kind);
-            self.labels.matches_facets(facets) && self.fields.matches_facets(facets)
+            facets.match_labels(&self.labels) && self.fields.matches_facets(facets)
         }
     }
 

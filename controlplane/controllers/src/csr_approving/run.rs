@@ -1,4 +1,4 @@
-//! Asks whether authors may have what they ask for, and approves.
+//! Checks the permissions of requesters, and approves requests.
 
 use std::sync::Arc;
 
@@ -14,11 +14,11 @@ use super::reserved::Reserved;
 use crate::certificate::{Asked, NODE_SERVING};
 use crate::context::Context;
 use crate::error::Error;
-use crate::object::{CertificateSigningRequest, Key, Object};
+use crate::object::{CertificateSigningRequest, Key, ObjectExt};
 use crate::queue::{Next, Queue};
 use crate::write::Part;
 
-/// Has the queue told of new requests, and of nodes whose addresses a request may be waiting for.
+/// Queues new requests, and the requests that wait for the addresses of a changed node.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.signing_requests.on_change(move |change| {
@@ -38,7 +38,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
 }
 
-/// One look at one request.
+/// Reconciles one request.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(request) = context.caches.signing_requests.get(&key) else { return Ok(Next::Wait) };
     match plan(&request, &context.caches.nodes.all(), &Reserved::of(&context.config)) {
@@ -60,7 +60,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     Ok(Next::Wait)
 }
 
-/// Approves what the author may have by one of these rights, and by the token that it came with.
+/// Approves the request if the requester has one of the permissions, and its bootstrap token (if any) allows it.
 async fn ask(
     context: &Context,
     request: &CertificateSigningRequest,
@@ -81,8 +81,8 @@ async fn ask(
     Ok(())
 }
 
-/// Makes the token that the request came with the node's, or says why it is not. A conflict is another machine that
-/// was faster, and is seen at the next look.
+/// Records the node in the request's bootstrap token. Returns why the token may not be used. A conflict means that
+/// another machine was faster; the retry sees its name.
 async fn claim_token(
     context: &Context,
     request: &CertificateSigningRequest,

@@ -15,7 +15,7 @@ use crate::cache::Change;
 use crate::config::ControllersConfig;
 use crate::context::Context;
 use crate::error::Error;
-use crate::object::{Key, Node, Object, Pod};
+use crate::object::{Key, Node, ObjectExt, Pod};
 use crate::queue::{Next, Queue};
 use crate::write::Part;
 use coracle_events::{Kind, Note, Recorder};
@@ -58,7 +58,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Has the queue told of nodes that change and of heartbeats of those that were lost.
+/// Queues changed nodes, and lost nodes with a new heartbeat.
 pub(crate) fn listen(context: &Context) {
     let (lifecycle, recorder) = (context.lifecycle.clone(), context.recorder.clone());
     context.caches.nodes.on_change(move |change| {
@@ -92,7 +92,7 @@ fn note_membership(recorder: &Recorder, change: &Change<'_, Node>) {
     };
     let (name, [verb, place]) = (node.name(), what);
     recorder.record(Note {
-        about: node.reference(),
+        about: node.object_reference(),
         component: COMPONENT.into(),
         kind: Kind::Normal,
         reason,
@@ -100,7 +100,7 @@ fn note_membership(recorder: &Recorder, change: &Change<'_, Node>) {
     });
 }
 
-/// One look at one node. There is one worker, so that zones do not change meanwhile.
+/// Reconciles one node. There is only one worker, so zones do not change meanwhile.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     rezone(context);
     let Some(node) = context.caches.nodes.get(&key) else { return Ok(Next::Wait) };

@@ -1,16 +1,16 @@
 //! A replica set and its pods → what to do about them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use coracle_values::label_selector::{LabelSelector, has_all};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{ReplicaSetCondition, ReplicaSetStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::core::{Selector, SelectorExt};
 
 use super::rank;
-use crate::object::{Object, Pod, ReplicaSet, controller_of};
+use crate::object::{ObjectExt, Pod, ReplicaSet, controller_of};
 
 /// At most so many pods are made or deleted in one pass.
 const BURST: usize = 500;
@@ -18,7 +18,7 @@ const BURST: usize = 500;
 /// All that the plan depends on.
 pub(crate) struct Snapshot<'a> {
     pub(crate) set: &'a ReplicaSet,
-    pub(crate) selector: &'a Selector,
+    pub(crate) selector: &'a LabelSelector,
     /// The pods that this set controls, and those of its namespace that nobody controls.
     pub(crate) pods: Vec<Arc<Pod>>,
     /// Active pods of all replica sets of the same owner, by node.
@@ -52,15 +52,15 @@ pub(crate) fn plan(snapshot: Snapshot<'_>) -> Plan {
     let mut plan = Plan::default();
     let mut active = Vec::new();
     for pod in pods {
-        let fits = selector.matches(labels(&pod));
+        let fits = selector.matches(pod.metadata.labels.as_ref());
         match (controller_of(&pod.metadata).is_some(), fits) {
             (true, true) if is_active(&pod) => active.push(pod),
-            (true, false) if !set.deleting() && !pod.deleting() => plan.release.push(pod),
-            (false, true) if !set.deleting() && is_active(&pod) => plan.adopt.push(pod),
+            (true, false) if !set.is_being_deleted() && !pod.is_being_deleted() => plan.release.push(pod),
+            (false, true) if !set.is_being_deleted() && is_active(&pod) => plan.adopt.push(pod),
             (true | false, _) => {}
         }
     }
-    if set.deleting() || !plan.adopt.is_empty() {
+    if set.is_being_deleted() || !plan.adopt.is_empty() {
         return plan;
     }
     let wanted = usize::try_from(wanted(set)).unwrap_or_default();
@@ -83,12 +83,7 @@ pub(crate) fn wanted(set: &ReplicaSet) -> i32 {
 
 /// Whether the pod counts: neither finished nor being deleted.
 pub(crate) fn is_active(pod: &Pod) -> bool {
-    !pod.finished() && !pod.deleting()
-}
-
-fn labels(pod: &Pod) -> &BTreeMap<String, String> {
-    const NONE: &BTreeMap<String, String> = &BTreeMap::new();
-    pod.metadata.labels.as_ref().unwrap_or(NONE)
+    !pod.finished() && !pod.is_being_deleted()
 }
 
 /// A change of the number of pods that failed.
@@ -105,13 +100,12 @@ pub(crate) fn status(
     failure: Option<&Failure>,
     now: Timestamp,
 ) -> (ReplicaSetStatus, Option<Duration>) {
-    let wanted_labels = set.spec.template.labels();
+    let template_labels = set.spec.template.labels();
     let min_ready = set.spec.min_ready_seconds.unwrap_or_default().into();
     let (mut ready, mut available, mut labelled) = (0, 0, 0);
     let mut next: Option<Duration> = None;
     for pod in active {
-        let own = labels(pod);
-        labelled += i32::from(wanted_labels.iter().all(|(name, value)| own.get(name) == Some(value)));
+        labelled += i32::from(has_all(pod.metadata.labels.as_ref(), Some(&template_labels)));
         let Some(since) = pod.ready_since() else { continue };
         ready += 1;
         match until_available(since, min_ready, now) {
@@ -223,7 +217,7 @@ mod tests {
     }
 
     fn decide(set: &ReplicaSet, pods: Vec<Arc<Pod>>) -> String {
-        let selector = set.spec.selector.clone().try_into().unwrap();
+        let selector = LabelSelector::try_from(&set.spec.selector).unwrap();
         let plan = plan(Snapshot { set, selector: &selector, pods, neighbours: HashMap::new(), now: now() });
         let names =
             |pods: &[Arc<Pod>]| pods.iter().map(|pod| pod.uid().to_owned()).collect::<Vec<_>>().join(",");

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use coracle_values::label_selector::LabelSelector;
 use futures::future::join_all;
 use jiff::Timestamp;
 use kube::api::DeleteParams;
-use kube::core::{Selector, SelectorExt};
 use serde_json::{Map, Value, json};
 
 use super::plan::{self, Change, Failure, Snapshot};
@@ -14,13 +14,13 @@ use coracle_events::Kind;
 
 use crate::context::Context;
 use crate::error::{Error, is_namespace_terminating};
-use crate::object::{Key, Object, Pod, ReplicaSet, controller_of};
+use crate::object::{Key, ObjectExt, Pod, ReplicaSet, controller_of};
 use crate::queue::{Next, Queue};
 use crate::write::{Part, owners_patch};
 
 const CONTROLLER: &str = "replicaset-controller";
 
-/// Has the queue told of replica sets that need a look.
+/// Queues changed replica sets, and the replica sets of changed pods.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.replica_sets.on_change(move |change| {
@@ -37,10 +37,11 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
                 }
             } else if change.new.is_some() {
                 // An orphan: any set that it fits may adopt it.
-                let labels = pod.metadata.labels.clone().unwrap_or_default();
                 for set in sets.in_namespace(pod.namespace()) {
-                    let selector = Selector::try_from(set.spec.selector.clone());
-                    if selector.is_ok_and(|selector| !selector.selects_all() && selector.matches(&labels)) {
+                    let selector = LabelSelector::try_from(&set.spec.selector);
+                    if selector.is_ok_and(|selector| {
+                        !selector.is_empty() && selector.matches(pod.metadata.labels.as_ref())
+                    }) {
                         own.add(set.key());
                     }
                 }
@@ -49,12 +50,12 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
 }
 
-/// One look at one replica set.
+/// Reconciles one replica set.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(set) = context.caches.replica_sets.get(&key) else { return Ok(Next::Wait) };
-    let selector = Selector::try_from(set.spec.selector.clone())
+    let selector = LabelSelector::try_from(&set.spec.selector)
         .map_err(|source| Error::Selector { object: format!("ReplicaSet {key}"), source })?;
-    if selector.selects_all() {
+    if selector.is_empty() {
         return Ok(Next::Wait);
     }
     let pods = pods(context, &set);
@@ -124,7 +125,7 @@ async fn adopt(context: &Context, set: &ReplicaSet, pods: &[Arc<Pod>]) -> Result
     }
     // The cached set may be gone already, and its pods orphaned on purpose: ask before taking them.
     let live = context.replica_sets().live(&set.key()).await?;
-    if !live.is_some_and(|live| live.uid() == set.uid() && !live.deleting()) {
+    if !live.is_some_and(|live| live.uid() == set.uid() && !live.is_being_deleted()) {
         return Ok(());
     }
     for pod in pods {

@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use serde_json::{Map, Value};
 
 use super::model::{Definition, Property, Schemas, Shape, schemas};
-use crate::quantity::Quantity;
+use coracle_values::Quantity;
 
 /// Maximum noted unknown fields: each is written with its path, which may be as long as the text.
 const MAX_NOTES: usize = 100;

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{Causes, Path, entries, format};
-use crate::quantity::Quantity;
+use coracle_values::Quantity;
 
 /// A container's `resources`.
 pub(super) fn container(causes: &mut Causes, path: &Path, resources: &Value) {

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::container::relative;
 use super::env::{field_reference, resource_reference};
 use super::{Causes, Path, entries, format, items, text};
-use crate::quantity::Quantity;
+use coracle_values::Quantity;
 
 /// Names of the volumes that mounts may refer to.
 pub(super) type Volumes<'a> = HashSet<&'a str>;

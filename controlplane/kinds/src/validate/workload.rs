@@ -77,7 +77,7 @@ fn selector(causes: &mut Causes, path: &Path, spec: &Value, what: &str) {
         }
         Ok(parsed) => {
             let labels = &spec["template"]["metadata"]["labels"];
-            if !parsed.matches(labels) {
+            if !parsed.matches_by(|key| labels.get(key).and_then(Value::as_str)) {
                 let at = path.field("template").field("metadata").field("labels");
                 causes.invalid(&at, labels, "`selector` does not match template `labels`");
             }

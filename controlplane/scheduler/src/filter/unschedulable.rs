@@ -1,8 +1,9 @@
 //! A cordoned node takes only pods that tolerate it.
 
+use coracle_values::toleration::is_tolerated;
 use k8s_openapi::api::core::v1::Taint;
 
-use super::{Refusal, tolerates};
+use super::Refusal;
 use crate::object::Pod;
 use crate::snapshot::Candidate;
 
@@ -12,7 +13,7 @@ pub(crate) fn refuse(pod: &Pod, node: Candidate<'_>) -> Vec<Refusal> {
         effect: "NoSchedule".to_owned(),
         ..Taint::default()
     };
-    if node.facts.unschedulable && !tolerates(pod, &taint) {
+    if node.facts.unschedulable && !is_tolerated(&taint, pod.tolerations()) {
         return vec!["node(s) were unschedulable".to_owned()];
     }
     Vec::new()

@@ -1,14 +1,16 @@
 //! Nodes with fewer taints that ask to stay away are better.
 
+use coracle_values::toleration::is_tolerated;
+
 use super::normalize;
-use crate::filter::tolerates;
 use crate::object::Pod;
 use crate::snapshot::Candidate;
 
 pub(crate) fn score(pod: &Pod, nodes: &[Candidate<'_>]) -> Vec<i64> {
     let unwelcome = |node: &Candidate<'_>| {
         let soft = node.facts.taints.iter().filter(|taint| taint.effect == "PreferNoSchedule");
-        i64::try_from(soft.filter(|taint| !tolerates(pod, taint)).count()).unwrap_or_default()
+        i64::try_from(soft.filter(|taint| !is_tolerated(taint, pod.tolerations())).count())
+            .unwrap_or_default()
     };
     normalize(nodes.iter().map(unwelcome).collect(), true)
 }
