@@ -84,6 +84,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
             "coracle-connections",
             "coracle-cri",
             "coracle-error-chain",
+            "coracle-events",
             "coracle-images",
             "coracle-open-files",
             "coracle-sealing",

@@ -11,10 +11,10 @@ use crate::api_kind::ApiKind;
 use crate::cache::Cache;
 use crate::caches::Caches;
 use crate::config::ControllersConfig;
-use crate::node_lifecycle::run::Lifecycle;
+use crate::node_lifecycle::state::Lifecycle;
 use crate::object::{Deployment, Object, Pod, ReplicaSet};
 use crate::write::Writer;
-use coracle_events::{Kind, Note, Recorder};
+use coracle_events::{Event, Recorder};
 
 /// Client, caches, event recorder and configuration.
 pub(crate) struct Context {
@@ -52,20 +52,8 @@ impl Context {
     }
 
     /// Records an event about an object.
-    pub(crate) fn record<K: Object>(
-        &self,
-        about: &K,
-        component: &'static str,
-        (kind, reason): (Kind, &'static str),
-        message: String,
-    ) {
-        self.recorder.record(Note {
-            about: about.object_reference(),
-            component: component.into(),
-            kind,
-            reason,
-            message,
-        });
+    pub(crate) fn record<K: Object>(&self, about: &K, component: &'static str, event: Event) {
+        self.recorder.record(about.object_reference(), component, event);
     }
 }
 

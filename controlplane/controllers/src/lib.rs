@@ -39,6 +39,7 @@ mod service_account;
 mod stale_disruption;
 mod taint_eviction;
 mod template;
+mod timestamp;
 mod token_cleaner;
 mod watch;
 mod write;

@@ -14,5 +14,6 @@
 
 pub(crate) mod plan;
 pub(crate) mod run;
+pub(crate) mod state;
 mod turns;
 mod zone;

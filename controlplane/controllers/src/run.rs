@@ -12,7 +12,7 @@ use crate::caches::Caches;
 use crate::config::ControllersConfig;
 use crate::context::Context;
 use crate::error::Error;
-use crate::node_lifecycle::run::Lifecycle;
+use crate::node_lifecycle::state::Lifecycle;
 use crate::object::Key;
 use crate::queue::{Next, Queue};
 use crate::{
@@ -24,8 +24,8 @@ use crate::{
 /// Runs every controller until `shutdown` is cancelled. Failed watches are retried forever.
 pub async fn run(client: Client, config: ControllersConfig, shutdown: CancellationToken) {
     let mut tasks = JoinSet::new();
-    let (recorder, writing) = coracle_events::recorder(client.clone());
-    tasks.spawn(writing);
+    let (recorder, events) = coracle_events::recorder(client.clone(), "");
+    tasks.spawn(events.run());
     let context = Arc::new(Context {
         client,
         caches: Caches::new(),

@@ -1,4 +1,4 @@
-//! Pods and nodes as the scheduler sees them: only the fields that it reads.
+//! Reduced types of pods and nodes: only the fields that the scheduler reads.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ pub(crate) struct Pod {
     pub(crate) status: PodStatus,
 }
 
-/// What of a pod's spec decides its place.
+/// The fields of a pod's spec that the scheduler reads.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct PodSpec {
@@ -37,7 +37,7 @@ pub(crate) struct PodSpec {
     pub(crate) host_network: Option<bool>,
 }
 
-/// What of a container decides its pod's place.
+/// The fields of a container that the scheduler reads.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct Container {
@@ -46,7 +46,7 @@ pub(crate) struct Container {
     pub(crate) restart_policy: Option<String>,
 }
 
-/// What of a pod's status the scheduler reads.
+/// The fields of a pod's status that the scheduler reads.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct PodStatus {
@@ -63,7 +63,7 @@ pub(crate) struct Node {
     pub(crate) status: NodeStatus,
 }
 
-/// What of a node's spec the scheduler reads.
+/// The fields of a node's spec that the scheduler reads.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct NodeSpec {
@@ -71,7 +71,7 @@ pub(crate) struct NodeSpec {
     pub(crate) taints: Option<Vec<Taint>>,
 }
 
-/// What a node has to give.
+/// The resources of a node.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct NodeStatus {
@@ -93,12 +93,12 @@ impl Pod {
         self.spec.tolerations.as_deref().unwrap_or_default()
     }
 
-    /// Whether the pod has run to its end and asks for nothing any more.
+    /// Whether the pod has succeeded or failed and so uses no resources.
     pub(crate) fn finished(&self) -> bool {
         matches!(self.status.phase.as_deref(), Some("Succeeded" | "Failed"))
     }
 
-    /// Whether it is for this scheduler to find a place for the pod, now.
+    /// Whether this scheduler is to schedule the pod now.
     pub(crate) fn waits_for(&self, scheduler: &str) -> bool {
         self.node().is_none()
             && !self.finished()
@@ -107,7 +107,7 @@ impl Pod {
             && self.spec.scheduling_gates.as_ref().is_none_or(Vec::is_empty)
     }
 
-    /// Whether a change is one that may decide the pod's place.
+    /// Whether two versions of the pod are equal in everything that scheduling depends on.
     pub(crate) fn asks_the_same(&self, other: &Self) -> bool {
         self.spec == other.spec && self.metadata.labels == other.metadata.labels
     }

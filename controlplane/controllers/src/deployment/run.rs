@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use super::condition::{Conditions, PROGRESSING, condition};
 use super::plan::{self, NewSet, Plan, Snapshot, Update};
 use super::rolling;
-use coracle_events::Kind;
+use coracle_events::Event;
 
 use crate::context::Context;
 use crate::error::{Error, is_already_exists, is_namespace_terminating};
@@ -63,7 +63,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         .map_err(|source| Error::Selector { object: format!("Deployment {key}"), source })?;
     if selector.is_empty() {
         let message = "This deployment is selecting all pods. A non-empty selector is required.".to_owned();
-        context.record(&*deployment, CONTROLLER, (Kind::Warning, "SelectingAll"), message);
+        context.record(&*deployment, CONTROLLER, Event::warning("SelectingAll", message));
         return Ok(Next::Wait);
     }
     let cache = &context.caches.replica_sets;
@@ -183,7 +183,7 @@ async fn create(
         Ok(_) => {
             if new.replicas > 0 {
                 let message = format!("Scaled up replica set {name} from 0 to {}", new.replicas);
-                context.record(deployment, CONTROLLER, (Kind::Normal, "ScalingReplicaSet"), message);
+                context.record(deployment, CONTROLLER, Event::normal("ScalingReplicaSet", message));
             }
             let message = format!("Created new replica set \"{name}\"");
             note_progress(deployment, status, ("True", "NewReplicaSetCreated"), message);
@@ -197,7 +197,7 @@ async fn create(
         return collision(context, deployment, &name).await.and(Err(error(source)));
     }
     let message = format!("Failed to create new replica set \"{name}\": {source}");
-    context.record(deployment, CONTROLLER, (Kind::Warning, "ReplicaSetCreateError"), message.clone());
+    context.record(deployment, CONTROLLER, Event::warning("ReplicaSetCreateError", message.clone()));
     note_progress(deployment, status, ("False", "ReplicaSetCreateError"), message);
     if let Some(status) = status {
         show(context, deployment, status).await?;
@@ -252,7 +252,7 @@ async fn update(context: &Context, deployment: &Deployment, change: &Update) -> 
         let from = rolling::size(&change.set);
         let way = if to > from { "up" } else { "down" };
         let message = format!("Scaled {way} replica set {} from {from} to {to}", change.set.name());
-        context.record(deployment, CONTROLLER, (Kind::Normal, "ScalingReplicaSet"), message);
+        context.record(deployment, CONTROLLER, Event::normal("ScalingReplicaSet", message));
     }
     Ok(())
 }

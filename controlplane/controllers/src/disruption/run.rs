@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::object::{Key, ObjectExt, Pod, PodDisruptionBudget, controller_of};
 use crate::queue::{Next, Queue, until};
 use crate::write::Part;
-use coracle_events::Kind;
+use coracle_events::Event;
 
 const COMPONENT: &str = "controllermanager";
 
@@ -97,21 +97,21 @@ fn status(budget: &PodDisruptionBudget, verdict: &Verdict) -> Value {
 
 /// Records events for the administrator.
 fn tell(context: &Context, budget: &PodDisruptionBudget, verdict: &Verdict, none: bool) {
-    let say = |kind, reason, message| context.record(budget, COMPONENT, (kind, reason), message);
+    let record = |event| context.record(budget, COMPONENT, event);
     if none {
-        say(Kind::Normal, "NoPods", "No matching pods found".to_owned());
+        record(Event::normal("NoPods", "No matching pods found"));
     }
     if let Some(why) = &verdict.failure {
         let message = format!("Failed to calculate the number of expected pods: {why}");
-        say(Kind::Warning, "CalculateExpectedPodCountFailed", message);
+        record(Event::warning("CalculateExpectedPodCountFailed", message));
     }
     if verdict.unmanaged {
         let message = "Pods selected by this PodDisruptionBudget have no controller, so that their expected number is \
             not known. To account for them set .spec.minAvailable to an integer.";
-        say(Kind::Warning, "UnmanagedPods", message.to_owned());
+        record(Event::warning("UnmanagedPods", message));
     }
     for pod in &verdict.overdue {
         let message = format!("Pod was expected by PDB {} to be deleted but it wasn't", budget.key());
-        context.record(&**pod, COMPONENT, (Kind::Warning, "NotDeleted"), message);
+        context.record(&**pod, COMPONENT, Event::warning("NotDeleted", message));
     }
 }

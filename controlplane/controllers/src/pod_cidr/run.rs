@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 use serde_json::json;
 
 use super::plan::{self, Action};
-use coracle_events::Kind;
+use coracle_events::Event;
 
 use crate::context::Context;
 use crate::error::Error;
@@ -45,7 +45,7 @@ pub(crate) async fn reconcile(context: &Context, _: Key) -> Result<Next, Error> 
             }
             Action::Exhausted(node) => {
                 let message = format!("Node {} status is now: CIDRNotAvailable", node.name());
-                context.record(&*node, "cidrAllocator", (Kind::Normal, "CIDRNotAvailable"), message);
+                context.record(&*node, "cidrAllocator", Event::normal("CIDRNotAvailable", message));
             }
         }
     }

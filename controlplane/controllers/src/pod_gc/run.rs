@@ -13,7 +13,7 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::object::{Key, Node, ObjectExt, Pod};
 use crate::queue::{Next, Queue};
-use coracle_events::seconds;
+use crate::timestamp::whole_seconds;
 
 /// Wait before the pods of a deleted node are deleted: the node may be registered again.
 const QUARANTINE: Duration = Duration::from_secs(40);
@@ -68,7 +68,7 @@ fn condition() -> Value {
         "status": "True",
         "reason": "DeletionByPodGC",
         "message": "PodGC: node no longer exists",
-        "lastTransitionTime": seconds(Timestamp::now()),
+        "lastTransitionTime": whole_seconds(Timestamp::now()),
     })
 }
 

@@ -12,7 +12,7 @@ use crate::context::Context;
 use crate::error::{Error, is_not_found};
 use crate::object::{Key, ObjectExt, Pod};
 use crate::queue::{Next, Queue, until};
-use coracle_events::seconds;
+use crate::timestamp::whole_seconds;
 
 /// Queues pods with the condition DisruptionTarget.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {

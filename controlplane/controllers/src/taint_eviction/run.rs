@@ -12,7 +12,8 @@ use crate::context::Context;
 use crate::error::{Error, is_not_found};
 use crate::object::{Key, Node, ObjectExt, Pod};
 use crate::queue::{Next, Queue, until};
-use coracle_events::{Kind, seconds};
+use crate::timestamp::whole_seconds;
+use coracle_events::Event;
 use coracle_values::toleration::evicts;
 
 const COMPONENT: &str = "taint-eviction-controller";
@@ -72,13 +73,13 @@ async fn evict(context: &Context, pod: &Pod) -> Result<(), Error> {
         move |source| Error::Request { verb, object, source }
     };
     let message = format!("Marking for deletion Pod {}", pod.key());
-    context.record(pod, COMPONENT, (Kind::Normal, "TaintManagerEviction"), message);
+    context.record(pod, COMPONENT, Event::normal("TaintManagerEviction", message));
     let condition = json!({
         "type": "DisruptionTarget",
         "status": "True",
         "reason": "DeletionByTaintManager",
         "message": "Taint manager: deleting due to NoExecute taint",
-        "lastTransitionTime": seconds(Timestamp::now()),
+        "lastTransitionTime": whole_seconds(Timestamp::now()),
     });
     let patch = json!({"metadata": {"uid": pod.uid()}, "status": {"conditions": [condition]}});
     let pods: Api<Pod> = Api::namespaced(context.client.clone(), pod.namespace());

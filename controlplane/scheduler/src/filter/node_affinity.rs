@@ -1,4 +1,4 @@
-//! A pod's node selector and required node affinity.
+//! Filter NodeAffinity: node selector and required node affinity.
 
 use coracle_values::label_selector::has_all;
 use coracle_values::node_selector::term_matches;
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn one_term_must_match_whole_and_each_operator_means_what_it_says() {
+    fn one_term_must_match_with_all_of_its_expressions() {
         let cases = [
             (expression("disk", "In", &["hdd", "ssd"]), true),
             (expression("disk", "NotIn", &["ssd"]), false),

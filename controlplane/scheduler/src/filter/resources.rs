@@ -1,4 +1,4 @@
-//! A node gives no more than it has.
+//! Filter NodeResourcesFit: requests may not exceed what the node has free.
 
 use super::Refusal;
 use crate::object::Pod;
@@ -40,7 +40,7 @@ mod tests {
     }
 
     #[test]
-    fn every_resource_that_is_short_is_named() {
+    fn every_insufficient_resource_is_named() {
         let mut snapshot = fixture::snapshot(&[fixture::node("a", json!({"/status/allocatable/pods": "2"}))]);
         snapshot.place(&pod("first", json!({"cpu": "3"})), "a");
         let reasons = |pod: &Pod, snapshot: &crate::snapshot::Snapshot| {

@@ -1,4 +1,4 @@
-//! A tainted node takes only pods that tolerate every taint that forbids scheduling.
+//! Filter TaintToleration: the pod must tolerate every NoSchedule and NoExecute taint.
 
 use coracle_values::toleration::{forbids_scheduling, is_tolerated};
 
@@ -28,7 +28,7 @@ mod tests {
     }
 
     #[test]
-    fn tolerations_cover_taints_by_key_value_and_effect() {
+    fn tolerations_match_taints_by_key_value_and_effect() {
         let taint = |effect: &str| json!({"key": "k", "value": "v", "effect": effect});
         assert!(refused(taint("NoSchedule"), json!([])));
         assert!(refused(taint("NoExecute"), json!([])));

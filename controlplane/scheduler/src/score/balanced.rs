@@ -1,4 +1,4 @@
-//! Nodes whose CPU and memory would be used in like parts are better.
+//! Score NodeResourcesBalancedAllocation: nodes with similar use of CPU and memory are better.
 
 use super::{BEST, share};
 use crate::object::Pod;
@@ -26,7 +26,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_node_short_of_one_resource_only_is_worse() {
+    fn a_node_with_unequal_use_of_its_resources_is_worse() {
         let pod = |name: &str, cpu: &str, memory: &str| {
             let requests = json!({"cpu": cpu, "memory": memory});
             fixture::pod(name, json!({"containers": [{"resources": {"requests": requests}}]}))

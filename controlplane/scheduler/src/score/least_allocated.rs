@@ -1,4 +1,4 @@
-//! Nodes with more CPU and memory left are better.
+//! Score NodeResourcesFit (LeastAllocated): nodes with more free CPU and memory are better.
 
 use super::share;
 use crate::object::Pod;

@@ -1,4 +1,4 @@
-//! Nodes that meet more of the pod's preferred node affinity are better.
+//! Score NodeAffinity: nodes that match more of the preferred terms are better.
 
 use coracle_values::node_selector::term_matches;
 use k8s_openapi::api::core::v1::PreferredSchedulingTerm;

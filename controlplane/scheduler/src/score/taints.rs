@@ -1,4 +1,4 @@
-//! Nodes with fewer taints that ask to stay away are better.
+//! Score TaintToleration: nodes with fewer untolerated PreferNoSchedule taints are better.
 
 use coracle_values::toleration::is_tolerated;
 
@@ -22,7 +22,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_soft_taint_costs_unless_it_is_tolerated() {
+    fn an_untolerated_prefer_no_schedule_taint_lowers_the_score() {
         let taints = json!([{"key": "k", "effect": "PreferNoSchedule"}]);
         let nodes = [fixture::node("a", json!({})), fixture::node("b", json!({"/spec/taints": taints}))];
         let snapshot = fixture::snapshot(&nodes);
