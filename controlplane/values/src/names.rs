@@ -14,7 +14,7 @@ const ENV_NAME: &str =
 
 /// The texts of the checks that failed.
 fn problems<const N: usize>(checks: [(bool, String); N]) -> Vec<String> {
-    checks.into_iter().filter(|(wrong, _)| *wrong).map(|(_, text)| text).collect()
+    checks.into_iter().filter(|(failed, _)| *failed).map(|(_, text)| text).collect()
 }
 
 fn too_long(max: usize) -> String {

@@ -45,13 +45,13 @@ impl Facets {
         selector.matches_by(|key| self.label(key))
     }
 
-    /// The value of a selectable field as text; empty when the object does not have it.
+    /// The value of a selectable field as text; empty if the object does not have it.
     pub fn field(&self, name: &str) -> &str {
         self.fields.iter().find(|(known, _)| *known == name).map_or("", |(_, value)| value)
     }
 }
 
-/// The fields of an encoded object that the paths lead to; null when the text is not an object.
+/// The fields of an encoded object at these paths; null if the text is not an object.
 fn part(text: &str, paths: &[&[&str]]) -> Value {
     let Ok(members) = serde_json::from_str::<BTreeMap<String, &RawValue>>(text) else { return Value::Null };
     let mut found = Map::new();
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_has_no_facets_and_absent_flags_are_false() {
+    fn other_texts_have_no_facets_and_absent_flags_are_false() {
         let pod = crate::kind::by_kind("v1", "Pod").unwrap();
         for text in ["", "null", "[1]", "{\"spec\":7}", "{\"metadata\":{\"labels\":[]}}"] {
             let facets = Facets::read(pod, text.as_bytes());
