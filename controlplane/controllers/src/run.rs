@@ -52,7 +52,8 @@ macro_rules! start {
     ($tasks:ident, $context:ident, $($controller:ident $name:literal $workers:literal,)*) => {$(
         let queue = Arc::new(Queue::new());
         $controller::run::listen($context, &queue);
-        workers($tasks, $context, (&queue, $name, $workers), |context, key| async move {
+        let pool = Pool { queue: &queue, controller: $name, workers: $workers };
+        workers($tasks, $context, pool, |context, key| async move {
             $controller::run::reconcile(&context, key).await
         });
     )*};
@@ -82,24 +83,29 @@ fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
     }
     node_lifecycle::run::listen(context);
     let queue = context.lifecycle.queue.clone();
-    workers(tasks, context, (&queue, "node-lifecycle", 1), |context, key| async move {
+    let pool = Pool { queue: &queue, controller: "node-lifecycle", workers: 1 };
+    workers(tasks, context, pool, |context, key| async move {
         node_lifecycle::run::reconcile(&context, key).await
     });
     tasks.spawn(garbage::run::run(context.clone()));
 }
 
+/// The workers of one controller.
+struct Pool<'a> {
+    queue: &'a Arc<Queue<Key>>,
+    controller: &'static str,
+    workers: usize,
+}
+
 /// Spawns the workers of one queue. They start once every cache has its first list.
-fn workers<F, R>(
-    tasks: &mut JoinSet<()>,
-    context: &Arc<Context>,
-    (queue, name, count): (&Arc<Queue<Key>>, &'static str, usize),
-    reconcile: F,
-) where
+fn workers<F, R>(tasks: &mut JoinSet<()>, context: &Arc<Context>, pool: Pool<'_>, reconcile: F)
+where
     F: Fn(Arc<Context>, Key) -> R + Clone + Send + Sync + 'static,
     R: Future<Output = Result<Next, Error>> + Send + 'static,
 {
-    for _ in 0..count {
-        let (context, queue, reconcile) = (context.clone(), queue.clone(), reconcile.clone());
+    let name = pool.controller;
+    for _ in 0..pool.workers {
+        let (context, queue, reconcile) = (context.clone(), pool.queue.clone(), reconcile.clone());
         tasks.spawn(async move {
             context.caches.synced().await;
             queue.work(name, |key| reconcile(context.clone(), key)).await;

@@ -16,8 +16,9 @@ pub(crate) const KUBECONFIG: &str = "kubeconfig";
 const SIGNATURE_PREFIX: &str = "jws-kubeconfig-";
 
 /// The desired data: the kubeconfig, and one signature for each signing token that has not expired.
-pub(crate) fn wanted(
-    (server, authority): (&str, &str),
+pub(crate) fn desired(
+    server: &str,
+    authority: &str,
     tokens: &[Arc<Secret>],
     now: Timestamp,
 ) -> BTreeMap<String, String> {
@@ -79,7 +80,7 @@ mod tests {
 
     fn keys(tokens: &[Arc<Secret>]) -> Vec<String> {
         let now = "2029-01-01T00:00:00Z".parse().unwrap();
-        wanted(("https://192.0.2.1:6443", "pem"), tokens, now).into_keys().collect()
+        desired("https://192.0.2.1:6443", "pem", tokens, now).into_keys().collect()
     }
 
     #[test]

@@ -44,10 +44,10 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let (Some(server), Some(authority)) = (&config.server, &config.root_ca_pem) else {
         return Ok(Next::Wait);
     };
-    let wanted = plan::wanted((server, authority), &context.caches.tokens.all(), Timestamp::now());
+    let desired = plan::desired(server, authority, &context.caches.tokens.all(), Timestamp::now());
     let writer = context.writer(&context.caches.cluster_infos);
     let Some(found) = context.caches.cluster_infos.get(&key) else {
-        let object = json!({"metadata": {"name": key.name, "namespace": key.namespace}, "data": wanted});
+        let object = json!({"metadata": {"name": key.name, "namespace": key.namespace}, "data": desired});
         return match writer.create(&key.namespace, object).await {
             Err(error) if !is_already_exists(&error) => {
                 let object = format!("ConfigMap {key}");
@@ -57,12 +57,12 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         };
     };
     let old = found.data.clone().unwrap_or_default();
-    if old == wanted {
+    if old == desired {
         return Ok(Next::Wait);
     }
     // A merge patch deletes a key only if it names it with null.
     let mut data: serde_json::Map<String, Value> = old.into_keys().map(|name| (name, Value::Null)).collect();
-    data.extend(wanted.into_iter().map(|(name, text)| (name, text.into())));
+    data.extend(desired.into_iter().map(|(name, text)| (name, text.into())));
     writer.merge(&key, Part::Main, json!({"data": data})).await?;
     Ok(Next::Wait)
 }

@@ -32,7 +32,7 @@ pub(crate) fn token(request: &CertificateSigningRequest) -> Option<(&str, Key)> 
 }
 
 /// Whether the token may be used for this node's certificate.
-pub(crate) fn claim((id, secret): (&str, Option<&Secret>), node: &str, nodes: &[Arc<Node>]) -> Claim {
+pub(crate) fn claim(id: &str, secret: Option<&Secret>, node: &str, nodes: &[Arc<Node>]) -> Claim {
     let Some(secret) = secret.filter(|secret| !secret.is_being_deleted()) else {
         return Claim::Refused(format!("token {id} is gone; `coracle token create` makes another"));
     };
@@ -73,7 +73,7 @@ mod tests {
     #[test]
     fn the_first_node_takes_the_token_and_may_come_again() {
         let claim =
-            |data: &[(&str, &str)]| claim(("abcdef", Some(&secret(data))), "a", &[node("a", "Unknown")]);
+            |data: &[(&str, &str)]| claim("abcdef", Some(&secret(data)), "a", &[node("a", "Unknown")]);
         assert_eq!(claim(&[(SINGLE, "true")]), Claim::Take);
         assert_eq!(claim(&[(SINGLE, "true"), (USED_BY, "a")]), Claim::Good);
         let Claim::Refused(why) = claim(&[(SINGLE, "true"), (USED_BY, "b")]) else { panic!("b's") };
@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn an_unmarked_token_is_for_all() {
         for data in [&[][..], &[(SINGLE, "false")], &[(USED_BY, "b")]] {
-            assert_eq!(claim(("abcdef", Some(&secret(data))), "a", &[node("a", "True")]), Claim::Good);
+            assert_eq!(claim("abcdef", Some(&secret(data)), "a", &[node("a", "True")]), Claim::Good);
         }
     }
 
@@ -94,10 +94,10 @@ mod tests {
         let marked = secret(&[(SINGLE, "true")]);
         let used = secret(&[(SINGLE, "true"), (USED_BY, "a")]);
         for token in [&marked, &used] {
-            let claim = claim(("abcdef", Some(token)), "a", &[node("a", "True"), node("b", "True")]);
+            let claim = claim("abcdef", Some(token), "a", &[node("a", "True"), node("b", "True")]);
             assert_eq!(claim, Claim::Refused("node a is there already, and Ready".to_owned()));
         }
-        assert!(matches!(claim(("abcdef", None), "a", &[]), Claim::Refused(_)));
+        assert!(matches!(claim("abcdef", None, "a", &[]), Claim::Refused(_)));
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub(crate) fn plan(
             Action::Ask(vec!["selfnodeclient", "nodeclient"])
         }
         NODE_CLIENT => Action::Ask(vec!["nodeclient"]),
-        NODE_SERVING => serving(request, &asked, (nodes, reserved)),
+        NODE_SERVING => serving(request, &asked, nodes, reserved),
         _ => Action::Leave,
     }
 }
@@ -50,7 +50,8 @@ pub(crate) fn plan(
 fn serving(
     request: &CertificateSigningRequest,
     asked: &Asked,
-    (nodes, reserved): (&[Arc<Node>], &Reserved<'_>),
+    nodes: &[Arc<Node>],
+    reserved: &Reserved<'_>,
 ) -> Action {
     let is_node = request.spec.groups.iter().any(|group| group == "system:nodes");
     if !is_node || request.spec.username != asked.common_name {

@@ -52,9 +52,9 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
             );
         }
         Action::Ask(rights) => ask(context, &request, rights).await?,
-        Action::Approve(message) => decide(context, &request, ("Approved", "AutoApproved"), message).await?,
+        Action::Approve(message) => decide(context, &request, "Approved", "AutoApproved", message).await?,
         Action::Deny(message) => {
-            decide(context, &request, ("Denied", "AddressOfAnotherNode"), &message).await?
+            decide(context, &request, "Denied", "AddressOfAnotherNode", &message).await?
         }
     }
     Ok(Next::Wait)
@@ -71,11 +71,11 @@ async fn ask(
             continue;
         }
         if let Err(why) = claim_token(context, request).await? {
-            return decide(context, request, ("Denied", "TokenNotUsable"), &why).await;
+            return decide(context, request, "Denied", "TokenNotUsable", &why).await;
         }
         let own = if right == "selfnodeclient" { "self kubelet" } else { "kubelet" };
         let message = format!("Auto approving {own} client certificate after SubjectAccessReview.");
-        return decide(context, request, ("Approved", "AutoApproved"), &message).await;
+        return decide(context, request, "Approved", "AutoApproved", &message).await;
     }
     tracing::debug!(request = %request.key(), "the author may not have the certificate asked for");
     Ok(())
@@ -92,7 +92,7 @@ async fn claim_token(
     let Some(node) = asked.as_ref().ok().and_then(Asked::node) else { return Ok(Ok(())) };
     let writer = context.writer(&context.caches.tokens);
     let secret = writer.live(&key).await?;
-    match claim::claim((id, secret.as_ref()), node, &context.caches.nodes.all()) {
+    match claim::claim(id, secret.as_ref(), node, &context.caches.nodes.all()) {
         Claim::Refused(why) => return Ok(Err(why)),
         Claim::Good => {}
         Claim::Take => {
@@ -139,7 +139,8 @@ async fn may(context: &Context, request: &CertificateSigningRequest, right: &str
 async fn decide(
     context: &Context,
     request: &CertificateSigningRequest,
-    (type_, reason): (&str, &str),
+    type_: &str,
+    reason: &str,
     message: &str,
 ) -> Result<(), Error> {
     let mut conditions: Vec<_> = request.status.conditions.iter().map(|known| json!(known)).collect();

@@ -80,7 +80,7 @@ pub(crate) fn plan(snapshot: Snapshot<'_>) -> Plan {
         }
         plan.show(deployment, status::counts(deployment, &history, conditions, now));
     } else {
-        let conditions = plan.roll(deployment, &history, &running, (conditions, now));
+        let conditions = plan.roll(deployment, &history, &running, conditions, now);
         let (status, again) = status::rollout(deployment, &history, conditions, now);
         if status::is_complete(deployment, &status) && plan.update.is_empty() && plan.create.is_none() {
             plan.delete = revision::to_clean(deployment, &history);
@@ -143,7 +143,8 @@ impl Plan {
         deployment: &Deployment,
         history: &History,
         running: &[String],
-        (mut conditions, now): (Conditions, Timestamp),
+        mut conditions: Conditions,
+        now: Timestamp,
     ) -> Conditions {
         if rolling::recreates(deployment) {
             self.resize(deployment, rolling::empty_old(history));

@@ -186,7 +186,7 @@ async fn create(
                 context.record(deployment, CONTROLLER, Event::normal("ScalingReplicaSet", message));
             }
             let message = format!("Created new replica set \"{name}\"");
-            note_progress(deployment, status, ("True", "NewReplicaSetCreated"), message);
+            note_progress(deployment, status, "True", "NewReplicaSetCreated", message);
             return Ok(());
         }
         Err(error) if is_namespace_terminating(&error) => return Ok(()),
@@ -198,7 +198,7 @@ async fn create(
     }
     let message = format!("Failed to create new replica set \"{name}\": {source}");
     context.record(deployment, CONTROLLER, Event::warning("ReplicaSetCreateError", message.clone()));
-    note_progress(deployment, status, ("False", "ReplicaSetCreateError"), message);
+    note_progress(deployment, status, "False", "ReplicaSetCreateError", message);
     if let Some(status) = status {
         show(context, deployment, status).await?;
     }
@@ -223,7 +223,8 @@ async fn collision(context: &Context, deployment: &Deployment, name: &str) -> Re
 fn note_progress(
     deployment: &Deployment,
     status: &mut Option<DeploymentStatus>,
-    (value, reason): (&str, &str),
+    value: &str,
+    reason: &str,
     message: String,
 ) {
     if super::status::deadline(deployment).is_none() {

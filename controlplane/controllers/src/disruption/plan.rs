@@ -47,6 +47,13 @@ struct Expected {
     unmanaged: bool,
 }
 
+/// The scales of all controllers of a budget's pods.
+struct Scale {
+    total: i32,
+    /// Whether some pods have no controller.
+    unmanaged: bool,
+}
+
 /// Whether the budget selects the pod.
 pub(crate) fn selects(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
     let selector = budget.spec.selector.as_ref().and_then(|selector| LabelSelector::try_from(selector).ok());
@@ -73,8 +80,8 @@ pub(crate) fn verdict(
     let allowed = if expected.pods > 0 { (healthy - expected.healthy).max(0) } else { 0 };
     let recheck = disrupted.values().map(|time| time.0).min();
     let generation = budget.metadata.generation;
-    let reason = if allowed > 0 { ("True", "SufficientPods") } else { ("False", "InsufficientPods") };
-    let condition = condition(reason, String::new(), generation);
+    let (met, reason) = if allowed > 0 { ("True", "SufficientPods") } else { ("False", "InsufficientPods") };
+    let condition = condition(met, reason, String::new(), generation);
     Verdict {
         status: PodDisruptionBudgetStatus {
             conditions: Some(with(budget, condition, now)),
@@ -98,7 +105,7 @@ pub(crate) fn verdict(
 fn failed(budget: &PodDisruptionBudget, why: String, now: Timestamp) -> Verdict {
     let mut status = budget.status.clone();
     status.disruptions_allowed = Some(0);
-    let condition = condition(("False", "SyncFailed"), why.clone(), status.observed_generation);
+    let condition = condition("False", "SyncFailed", why.clone(), status.observed_generation);
     status.conditions = Some(with(budget, condition, now));
     Verdict { status, recheck: None, overdue: Vec::new(), unmanaged: false, failure: Some(why) }
 }
@@ -106,7 +113,7 @@ fn failed(budget: &PodDisruptionBudget, why: String, now: Timestamp) -> Verdict 
 fn expected(budget: &PodDisruptionBudget, pods: &[(Arc<Pod>, Controller)]) -> Result<Expected, String> {
     let (least, most) = (&budget.spec.min_available, &budget.spec.max_unavailable);
     if let Some(most) = most {
-        let (scale, unmanaged) = scale(pods)?;
+        let Scale { total: scale, unmanaged } = scale(pods)?;
         let healthy = (scale - share(most, scale)?).max(0);
         return Ok(Expected { pods: scale, healthy, unmanaged });
     }
@@ -116,14 +123,14 @@ fn expected(budget: &PodDisruptionBudget, pods: &[(Arc<Pod>, Controller)]) -> Re
             Ok(Expected { pods: count(pods.len()), healthy: *least, unmanaged: false })
         }
         Some(part) => {
-            let (scale, unmanaged) = scale(pods)?;
+            let Scale { total: scale, unmanaged } = scale(pods)?;
             Ok(Expected { pods: scale, healthy: share(part, scale)?, unmanaged })
         }
     }
 }
 
-/// The sum of the scales of all controllers, and whether some pods have no controller.
-fn scale(pods: &[(Arc<Pod>, Controller)]) -> Result<(i32, bool), String> {
+/// The sum of the scales of all controllers.
+fn scale(pods: &[(Arc<Pod>, Controller)]) -> Result<Scale, String> {
     let (mut scales, mut unmanaged) = (BTreeMap::new(), false);
     for (pod, controller) in pods {
         match controller {
@@ -132,7 +139,7 @@ fn scale(pods: &[(Arc<Pod>, Controller)]) -> Result<(i32, bool), String> {
             Controller::Unknown => return Err(format!("found no controllers for pod {:?}", pod.name())),
         }
     }
-    Ok((scales.into_values().fold(0, i32::saturating_add), unmanaged))
+    Ok(Scale { total: scales.into_values().fold(0, i32::saturating_add), unmanaged })
 }
 
 /// A number, or a percentage of the whole, rounded up.
@@ -165,7 +172,7 @@ fn disrupted(
     (waiting, overdue)
 }
 
-fn condition((status, reason): (&str, &str), message: String, generation: Option<i64>) -> Condition {
+fn condition(status: &str, reason: &str, message: String, generation: Option<i64>) -> Condition {
     Condition {
         last_transition_time: Time(Timestamp::UNIX_EPOCH),
         message,

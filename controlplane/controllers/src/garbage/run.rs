@@ -284,19 +284,20 @@ impl Collector {
 
 async fn apply(
     context: &Context,
-    (kind, key): (&Arc<ApiKind>, &Key),
+    kind: &ApiKind,
+    key: &Key,
     live: &ObjectMeta,
     action: Action,
 ) -> Result<(), Error> {
     match action {
         Action::Nothing | Action::AttemptDependents => Ok(()),
-        Action::Finish => drop_finalizer(context, (kind, key), live, FOREGROUND).await,
-        Action::KeepOwners(owners) => set_owners(context, (kind, key), live, &owners).await,
+        Action::Finish => drop_finalizer(context, kind, key, live, FOREGROUND).await,
+        Action::KeepOwners(owners) => set_owners(context, kind, key, live, &owners).await,
         Action::Delete { policy, unblock } => {
             if unblock {
                 let mut owners = live.owner_references.clone().unwrap_or_default();
                 owners.iter_mut().for_each(|owner| owner.block_owner_deletion = Some(false));
-                set_owners(context, (kind, key), live, &owners).await?;
+                set_owners(context, kind, key, live, &owners).await?;
             }
             // For this version only: a newer version may have another owner.
             let resource_version = if unblock { None } else { live.resource_version.clone() };
@@ -313,7 +314,8 @@ async fn apply(
 
 async fn set_owners(
     context: &Context,
-    (kind, key): (&Arc<ApiKind>, &Key),
+    kind: &ApiKind,
+    key: &Key,
     live: &ObjectMeta,
     owners: &[OwnerReference],
 ) -> Result<(), Error> {
@@ -324,7 +326,8 @@ async fn set_owners(
 
 async fn drop_finalizer(
     context: &Context,
-    (kind, key): (&Arc<ApiKind>, &Key),
+    kind: &ApiKind,
+    key: &Key,
     live: &ObjectMeta,
     finalizer: &str,
 ) -> Result<(), Error> {

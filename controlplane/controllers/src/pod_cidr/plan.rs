@@ -37,7 +37,7 @@ pub(crate) fn plan(nodes: &[Arc<Node>], config: &ControllersConfig, last: &[IpNe
         .iter()
         .map(|cluster| {
             let mask = if cluster.is_ipv4() { config.node_mask_v4 } else { config.node_mask_v6 };
-            Free::new((*cluster, mask), &taken, last)
+            Free::new(*cluster, mask, &taken, last)
         })
         .collect();
     let needy = nodes.iter().filter(|node| ranges(node).is_empty() && !node.is_being_deleted());
@@ -62,7 +62,7 @@ struct Free {
 }
 
 impl Free {
-    fn new((cluster, mask): (IpNetwork, u8), taken: &[IpNetwork], last: &[IpNetwork]) -> Self {
+    fn new(cluster: IpNetwork, mask: u8, taken: &[IpNetwork], last: &[IpNetwork]) -> Self {
         // A cluster range smaller than a pod CIDR contains none.
         let count = mask.checked_sub(cluster.prefix()).map_or(0, |bits| 1 << bits.min(32));
         let (same, other) = taken.iter().copied().partition(|range: &IpNetwork| range.prefix() == mask);

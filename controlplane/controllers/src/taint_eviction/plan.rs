@@ -20,7 +20,8 @@ pub(crate) enum Due {
 pub(crate) fn due(
     taints: &[Taint],
     tolerations: &[Toleration],
-    (bound, now): (Option<Timestamp>, Timestamp),
+    bound: Option<Timestamp>,
+    now: Timestamp,
 ) -> Due {
     let ends = taints.iter().filter(|taint| evicts(taint)).filter_map(|taint| {
         let since = taint.time_added.as_ref().map_or(now, |time| time.0);
@@ -54,7 +55,7 @@ mod tests {
     fn since(bound: Option<Timestamp>, taints: Value, tolerations: Value) -> Due {
         let taints: Vec<Taint> = serde_json::from_value(taints).unwrap();
         let tolerations: Vec<Toleration> = serde_json::from_value(tolerations).unwrap();
-        due(&taints, &tolerations, (bound, at(1000)))
+        due(&taints, &tolerations, bound, at(1000))
     }
 
     fn of(taints: Value, tolerations: Value) -> Due {

@@ -52,7 +52,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let (mut next, mut failed) = (None, None);
     for pod in pods {
         let now = Timestamp::now();
-        let Due::At(end) = plan::due(node.taints(), &pod.spec.tolerations, (pod.bound_since(), now)) else {
+        let Due::At(end) = plan::due(node.taints(), &pod.spec.tolerations, pod.bound_since(), now) else {
             continue;
         };
         match until(end, now) {
