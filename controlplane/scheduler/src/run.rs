@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::BoxStream;
-use kube::runtime::watcher::{self, Event, watcher};
+use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -99,7 +99,7 @@ fn watch_config() -> watcher::Config {
 }
 
 /// The watch events of one kind. After a failure the stream pauses; the pause doubles each time.
-fn stream<K>(client: &Client, config: watcher::Config) -> BoxStream<'static, Event<K>>
+fn stream<K>(client: &Client, config: watcher::Config) -> BoxStream<'static, watcher::Event<K>>
 where
     K: kube::Resource<DynamicType = ()>
         + Clone
@@ -135,16 +135,16 @@ impl Scheduler {
         if self.pods.complete && self.nodes.complete { self.queue.due() } else { None }
     }
 
-    fn pod_event(&mut self, event: Event<Pod>) {
+    fn pod_event(&mut self, event: watcher::Event<Pod>) {
         match event {
-            Event::Init => self.pods.seen.clear(),
-            Event::InitApply(pod) => {
+            watcher::Event::Init => self.pods.seen.clear(),
+            watcher::Event::InitApply(pod) => {
                 self.pods.seen.insert(pod.uid().to_owned());
                 self.pod_seen(pod);
             }
-            Event::Apply(pod) => self.pod_seen(pod),
-            Event::Delete(pod) => self.pod_gone(pod.uid()),
-            Event::InitDone => {
+            watcher::Event::Apply(pod) => self.pod_seen(pod),
+            watcher::Event::Delete(pod) => self.pod_gone(pod.uid()),
+            watcher::Event::InitDone => {
                 self.pods.complete = true;
                 let seen = std::mem::take(&mut self.pods.seen);
                 let known = self.snapshot.placed().into_iter().chain(self.queue.uids());
@@ -180,16 +180,18 @@ impl Scheduler {
         }
     }
 
-    fn node_event(&mut self, event: Event<Node>) {
+    fn node_event(&mut self, event: watcher::Event<Node>) {
         match event {
-            Event::Init => self.nodes.seen.clear(),
-            Event::InitApply(node) => {
+            watcher::Event::Init => self.nodes.seen.clear(),
+            watcher::Event::InitApply(node) => {
                 self.nodes.seen.extend(node.metadata.name.clone());
                 self.node_seen(&node);
             }
-            Event::Apply(node) => self.node_seen(&node),
-            Event::Delete(node) => self.snapshot.remove_node(&node.metadata.name.unwrap_or_default()),
-            Event::InitDone => {
+            watcher::Event::Apply(node) => self.node_seen(&node),
+            watcher::Event::Delete(node) => {
+                self.snapshot.remove_node(&node.metadata.name.unwrap_or_default())
+            }
+            watcher::Event::InitDone => {
                 self.nodes.complete = true;
                 let seen = std::mem::take(&mut self.nodes.seen);
                 for name in self.snapshot.node_names().iter().filter(|name| !seen.contains(*name)) {

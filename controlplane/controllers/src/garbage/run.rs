@@ -221,7 +221,7 @@ impl Collector {
         match plan(&facts) {
             Action::Nothing => {}
             Action::AttemptDependents => blocking.into_iter().for_each(|uid| self.attempts.add(uid)),
-            action => apply(context, (&item.kind, &item.key), &live.metadata, action).await?,
+            action => apply(context, &item.kind, &item.key, &live.metadata, action).await?,
         }
         Ok(Next::Wait)
     }
@@ -271,12 +271,11 @@ impl Collector {
             let Some(live) = dependent.kind.live(&context.client, &dependent.key).await? else { continue };
             let all = live.metadata.owner_references.iter().flatten();
             let kept = all.filter(|owner| owner.uid != uid).cloned().collect();
-            let place = (&dependent.kind, &dependent.key);
-            apply(context, place, &live.metadata, Action::KeepOwners(kept)).await?;
+            apply(context, &dependent.kind, &dependent.key, &live.metadata, Action::KeepOwners(kept)).await?;
         }
         let live = item.kind.live(&context.client, &item.key).await?;
         if let Some(live) = live.filter(|live| live.metadata.uid.as_ref() == Some(&uid)) {
-            drop_finalizer(context, (&item.kind, &item.key), &live.metadata, ORPHAN).await?;
+            drop_finalizer(context, &item.kind, &item.key, &live.metadata, ORPHAN).await?;
         }
         Ok(Next::Wait)
     }
