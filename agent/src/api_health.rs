@@ -5,6 +5,7 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+pub(crate) use coracle_events::is_unavailable;
 use tokio::time::Instant;
 
 /// Timeout of a request whose answer is stored.
@@ -56,15 +57,6 @@ impl ApiHealth {
             _ => self.answered(),
         }
         answer
-    }
-}
-
-/// Whether an error says nothing of the request itself: no connection, a timeout, an overloaded or starting server, or
-/// credentials of the node that have expired.
-pub(crate) fn is_unavailable(error: &kube::Error) -> bool {
-    match error {
-        kube::Error::Api(status) => status.code >= 500 || matches!(status.code, 401 | 429),
-        _ => true,
     }
 }
 

@@ -16,7 +16,6 @@
 mod hierarchies;
 mod limits;
 pub mod qos;
-pub mod quantity;
 pub mod resources;
 mod tree;
 mod write;

@@ -301,7 +301,7 @@ impl ImageGc {
     /// Tells the log each time, the API of each reason at most once in a period; and as the kubelet does, of any failure only when it
     /// is the second in a row.
     fn failed(&mut self, failed: &Failed) {
-        let message = crate::node::chain(failed);
+        let message = coracle_error_chain::chain(failed);
         tracing::warn!(error = message, "cannot collect images");
         let again = std::mem::replace(&mut self.failures.in_a_row, true);
         let reason = match failed {

@@ -29,7 +29,6 @@ pub mod volume;
 mod run;
 
 pub use bounded::read_text;
-pub use cgroup::quantity::parse as quantity;
 pub use client::client;
 pub use duration::parse as duration;
 pub use image_gc::ImageGcPolicy;

@@ -26,13 +26,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use coracle_cni::{Network, Overlay, OverlayConfig, OverlayError};
+use coracle_error_chain::chain;
+use coracle_values::quantity::{millis_of, value_of};
 use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::{ContainerImage, Node, NodeSystemInfo, Taint};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::cgroup::quantity::{milli, units};
 use crate::overlay::{OverlayAgent, State, one_of_each};
 use crate::pod::Recorder;
 
@@ -139,17 +140,17 @@ impl NodeFacts {
 
     /// Cores in thousandths.
     pub fn cpu_millis(&self) -> i64 {
-        self.capacity.get("cpu").map_or(0, milli)
+        self.capacity.get("cpu").map_or(0, millis_of)
     }
 
     /// Bytes of memory.
     pub fn memory(&self) -> i64 {
-        self.capacity.get("memory").map_or(0, units)
+        self.capacity.get("memory").map_or(0, value_of)
     }
 
     /// Bytes of memory that pods may have.
     pub fn memory_allocatable(&self) -> i64 {
-        self.allocatable.get("memory").map_or(0, units)
+        self.allocatable.get("memory").map_or(0, value_of)
     }
 }
 
@@ -296,21 +297,6 @@ pub(crate) use register::pod_cidrs;
 /// The addresses that a node without a setting for them reports: for its certificate, made before it.
 pub fn own_addresses() -> Vec<IpAddr> {
     address::find()
-}
-
-/// An error and all that caused it, in one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(next) = cause {
-        let more = next.to_string();
-        // Some libraries repeat their source in their own text.
-        if !text.ends_with(&more) {
-            text = format!("{text}: {more}");
-        }
-        cause = next.source();
-    }
-    text
 }
 
 #[cfg(test)]

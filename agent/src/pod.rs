@@ -10,7 +10,6 @@ mod config;
 mod env;
 mod events;
 mod eviction;
-mod foreign_text;
 mod hook;
 mod observe;
 mod plan;

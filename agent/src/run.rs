@@ -14,7 +14,6 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::api_health::ApiHealth;
-use crate::cgroup::quantity::milli;
 use crate::cgroup::{CgroupConfig, CgroupError, Cgroups, Machine};
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::config_cache::ConfigCache;
@@ -30,6 +29,7 @@ use crate::service_cache::ServiceCache;
 use crate::source;
 use crate::source::checkpoint::PodCheckpoint;
 use crate::volume::{VolumeConfig, VolumeContext, VolumeError};
+use coracle_values::quantity::millis_of;
 
 /// Everything that can be set about one node's agent.
 #[derive(Clone, Debug)]
@@ -239,7 +239,7 @@ fn assemble(
         statuses: pod::StatusWriter::new(client),
         configs,
         machine,
-        allocatable: (facts.allocatable.get("cpu").map_or(0, milli), facts.memory_allocatable()),
+        allocatable: (facts.allocatable.get("cpu").map_or(0, millis_of), facts.memory_allocatable()),
         ips,
         user_ids: pod::UserIds::open(&config.state_dir.join("pods")),
         image_gc: Occasion::default(),

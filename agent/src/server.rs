@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use coracle_connections::{ACCEPT_PAUSE, Connections, HANDSHAKE, Held, Limits, LogLimit, Slot};
+use coracle_error_chain::chain;
 use futures::future::BoxFuture;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::combinators::UnsyncBoxBody;
@@ -34,7 +35,6 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::node::chain;
 use crate::runtime::Runtime;
 use authorize::Caller;
 use route::Route;

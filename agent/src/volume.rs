@@ -186,7 +186,7 @@ pub enum SetUpError {
 impl VolumeError {
     /// The reason and message of the event that tells the user.
     pub fn event(&self) -> (&'static str, String) {
-        ("FailedMount", crate::node::chain(self))
+        ("FailedMount", coracle_error_chain::chain(self))
     }
 }
 

@@ -333,16 +333,9 @@ impl Error {
         matches!(self, Self::RangeFull { .. } | Self::AddressTaken { .. } | Self::MacTaken { .. })
     }
 
-    /// The message with all its causes.
+    /// The error and its sources in one line.
     #[must_use]
     pub fn chain(&self) -> String {
-        let mut text = self.to_string();
-        let mut cause = std::error::Error::source(self);
-        while let Some(error) = cause {
-            text.push_str(": ");
-            text.push_str(&error.to_string());
-            cause = error.source();
-        }
-        text
+        coracle_error_chain::chain(self)
     }
 }

@@ -1,4 +1,4 @@
-//! Kubeconfig files with everything in them.
+//! Kubeconfig files with embedded certificates and keys.
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 

@@ -1,10 +1,10 @@
 //! The control plane in one process: store, apiserver, controllers and scheduler.
 //!
-//! Start reading at [`start()`], which wires the parts in the order in which they need each other.
-//! Controllers and scheduler get a `kube::Client` that ends in the apiserver itself, so they are
-//! identified, allowed and admitted like anybody, without a socket.
+//! Start reading at [`start()`], which starts the parts in the order of their dependencies. Controllers and scheduler
+//! get a `kube::Client` that calls the API server in process. Authentication, authorization and admission apply to
+//! them as to every client.
 //!
-//! Invariants: nothing runs when `start` fails; once it returned, the API answers.
+//! Invariants: if `start` fails, nothing runs. After it returned, the API server accepts requests.
 
 mod kubeconfig;
 pub mod pki;

@@ -1,8 +1,8 @@
-//! The cluster's certificates and keys: made at first start, checked and completed at every start.
+//! The cluster's certificates and keys: created at the first start, checked and completed at every start.
 //!
-//! Certificates are valid from an hour ago, for clocks that differ, and for ten years, for machines
-//! that nobody visits. One that will not do any more (another address, another authority, soon
-//! over) is made anew from the same authority.
+//! Certificates are valid from one hour before their creation, because clocks differ, and for ten years, for machines
+//! without an administrator. A certificate with other addresses, of another CA, or close to its end is replaced by a
+//! new one of the same CA.
 
 mod file;
 mod leaf;
@@ -18,7 +18,7 @@ use rcgen::{
 
 pub use leaf::{Leaf, Usage};
 
-/// Why the certificates cannot be used.
+/// An error of the cluster's certificates and keys.
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
     /// A file cannot be read.
@@ -39,7 +39,7 @@ pub enum PkiError {
         #[source]
         source: std::io::Error,
     },
-    /// A file holds something else than it should.
+    /// A file has no valid key or certificate.
     #[error("{path} holds no usable key or certificate")]
     Unusable {
         /// The file.
@@ -48,10 +48,10 @@ pub enum PkiError {
         #[source]
         source: rcgen::Error,
     },
-    /// A certificate cannot be made.
-    #[error("cannot make the certificate {name}")]
+    /// A certificate cannot be created.
+    #[error("cannot create the certificate {name}")]
     Issue {
-        /// Its file name without ending.
+        /// The file name without its extension.
         name: String,
         /// Why.
         #[source]
@@ -59,14 +59,14 @@ pub enum PkiError {
     },
 }
 
-/// The directory of keys and certificates, with the authority ready to sign.
+/// The directory of keys and certificates, with the CA that signs them.
 pub struct Pki {
     dir: PathBuf,
     authority: Issuer<'static, KeyPair>,
     authority_pem: String,
 }
 
-/// A certificate and its key, as PEM and where they lie.
+/// A certificate and its key in PEM, with the paths of their files.
 #[derive(Clone, Debug)]
 pub struct Pair {
     /// The certificate.
@@ -80,10 +80,10 @@ pub struct Pair {
 }
 
 impl Pki {
-    /// Opens the directory, making the authority if it is not there.
+    /// Opens the directory. Creates the CA if it does not exist.
     ///
     /// # Errors
-    /// [`PkiError`] when files cannot be read, understood or written.
+    /// [`PkiError`] if a file cannot be read or written, or is invalid.
     pub fn open(dir: &Path) -> Result<Self, PkiError> {
         std::fs::create_dir_all(dir).map_err(|source| PkiError::Write { path: dir.to_owned(), source })?;
         let (certificate_path, key_path) = (dir.join("ca.crt"), dir.join("ca.key"));
@@ -98,19 +98,19 @@ impl Pki {
         Ok(Self { dir: dir.to_owned(), authority, authority_pem })
     }
 
-    /// The authority's certificate, PEM.
+    /// The CA's certificate in PEM.
     #[must_use]
     pub fn authority_pem(&self) -> &str {
         &self.authority_pem
     }
 
-    /// The authority's certificate file.
+    /// The file of the CA's certificate.
     #[must_use]
     pub fn authority_path(&self) -> PathBuf {
         self.dir.join("ca.crt")
     }
 
-    /// The authority's key, PEM.
+    /// The CA's key in PEM.
     ///
     /// # Errors
     /// [`PkiError::Read`].
@@ -118,10 +118,10 @@ impl Pki {
         file::read(&self.dir.join("ca.key"))
     }
 
-    /// The certificate of that file name, made or made anew if what is there will not do.
+    /// The certificate with this file name. Created if it does not exist, replaced if it does not fit any more.
     ///
     /// # Errors
-    /// [`PkiError`] when files cannot be read or written.
+    /// [`PkiError`] if a file cannot be read or written.
     pub fn pair(&self, name: &str, leaf: &Leaf) -> Result<Pair, PkiError> {
         let certificate_path = self.dir.join(format!("{name}.crt"));
         let key_path = self.dir.join(format!("{name}.key"));
@@ -138,10 +138,10 @@ impl Pki {
         Ok(Pair { certificate, key, certificate_path, key_path })
     }
 
-    /// The key that signs service-account tokens, PKCS#8; its public half lies beside it.
+    /// The key that signs service account tokens, in PKCS#8. The public key is in a file beside it.
     ///
     /// # Errors
-    /// [`PkiError`] when files cannot be read, understood or written.
+    /// [`PkiError`] if a file cannot be read or written, or is invalid.
     pub fn service_account_key(&self) -> Result<Vec<u8>, PkiError> {
         let path = self.dir.join("sa.key");
         if !path.exists() {
@@ -154,7 +154,7 @@ impl Pki {
         Ok(key.map_err(|source| PkiError::Unusable { path, source })?.serialize_der())
     }
 
-    /// Writes a file with a key in it beside the state, for its owner alone.
+    /// Writes a file with a key into the state directory, with mode 0600.
     ///
     /// # Errors
     /// [`PkiError::Write`].
@@ -178,7 +178,7 @@ fn make_authority(certificate_path: &Path, key_path: &Path) -> Result<(), PkiErr
     file::write(certificate_path, &certificate.pem(), 0o644)
 }
 
-/// The names and addresses by which clients know the apiserver.
+/// The names and addresses by which clients reach the API server.
 #[must_use]
 pub fn apiserver_leaf(names: &[String], addresses: &[IpAddr]) -> Leaf {
     let fixed = [
@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_there_is_kept_until_it_will_not_do() {
+    fn existing_certificates_are_kept_until_they_do_not_fit() {
         let dir = tempfile::tempdir().unwrap();
         let pki = Pki::open(dir.path()).unwrap();
         let leaf = apiserver_leaf(&["host".into()], &["10.0.0.1".parse().unwrap()]);

@@ -1,4 +1,4 @@
-//! Wires the parts and starts them.
+//! Starts the parts of the control plane.
 
 use std::{
     convert::Infallible,
@@ -25,64 +25,64 @@ use crate::{
 
 /// The key file, below the state directory.
 const KEY_FILE: &str = "sealing.key";
-/// Start of the store's keys of Secrets: group, resource.
+/// Prefix of the store's keys of Secrets: group, resource.
 const SECRETS: &str = "/secrets/";
 const DOMAIN: &str = "cluster.local";
 const LOOPBACK: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
 
-/// Settings of the control plane.
+/// Configuration of the control plane.
 #[derive(Clone, Debug)]
 pub struct ControlPlaneConfig {
-    /// What outlives a boot: `store/`, `pki/`, `admin.kubeconfig`.
+    /// State directory, which survives reboots: `store/`, `pki/`, `admin.kubeconfig`.
     pub state_dir: PathBuf,
-    /// Where the API listens.
+    /// The address on which the API server listens.
     pub listen: SocketAddr,
-    /// The address by which nodes and pods reach the API; `None` finds the machine's own.
+    /// The address by which nodes and pods reach the API server; `None` uses the machine's own.
     pub advertise: Option<IpAddr>,
-    /// Further names and addresses by which clients reach the API.
+    /// Additional names and addresses by which clients reach the API server.
     pub serving_names: Vec<String>,
-    /// The node that joins from this machine, if one does: it may have the API server's names and addresses.
+    /// The node that joins from this machine, if any. It may have the API server's names and addresses.
     pub own_node: Option<String>,
-    /// Addresses of pods, at most one range of each family; nodes get parts of them.
+    /// Address ranges of pods, at most one of each family. Nodes get parts of them.
     pub cluster_cidrs: Vec<IpNetwork>,
-    /// Prefix lengths of a node's parts, of IPv4 and of IPv6.
+    /// Prefix lengths of a node's parts, for IPv4 and IPv6.
     pub node_masks: [u8; 2],
-    /// Addresses of services.
+    /// Address range of services.
     pub service_cidr: IpNetwork,
     /// File of static tokens: lines of `token,user,uid[,"group,…"]`.
     pub token_file: Option<PathBuf>,
-    /// Key file for the encryption of Secrets; `None` is `sealing.key` in the state directory, made at the first start.
+    /// Key file for the encryption of Secrets; `None` is `sealing.key` in the state directory, created at the first start.
     pub encryption_key_file: Option<PathBuf>,
     /// Configuration of the admission plugins: a file of upstream's `AdmissionConfiguration`.
     pub admission_file: Option<PathBuf>,
-    /// How long the certificates are valid that nodes and others ask for, if they do not ask for less.
+    /// Maximum validity of certificates that are signed on request.
     pub signing_duration: Duration,
-    /// A node that is silent for so long is said to be Unknown, and its pods are moved.
+    /// Time without a heartbeat after which a node's conditions become Unknown and its pods are evicted.
     pub node_monitor_grace: Duration,
     /// Maximum duration of a request that is not long-running.
     pub request_timeout: Duration,
 }
 
-/// Why the control plane did not start.
+/// The control plane did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The store cannot be opened: in use, damaged, or on a disk that cannot be written.
+    /// The store cannot be opened: it is in use or damaged, or its disk cannot be written.
     #[error("the control plane cannot open its store")]
     Store(#[source] coracle_store::Error),
     /// The key file for Secrets cannot be used.
     #[error("the control plane cannot use its encryption key")]
     Keys(#[source] coracle_sealing::Error),
-    /// Keys and certificates cannot be used.
+    /// The cluster's keys and certificates cannot be used.
     #[error("the control plane cannot use its keys and certificates")]
     Pki(#[source] PkiError),
     /// Certificates cannot be used for TLS.
     #[error("the control plane cannot set up TLS")]
     Tls(#[source] TlsError),
-    /// The authority cannot sign what nodes ask for.
+    /// The CA cannot sign certificate requests.
     #[error("the cluster's authority cannot sign")]
     Signer(#[source] SignError),
-    /// The address cannot be listened on.
-    #[error("the API cannot listen on {address}")]
+    /// The API server cannot listen on its address.
+    #[error("the API server cannot listen on {address}")]
     Listen {
         /// The address.
         address: SocketAddr,
@@ -90,8 +90,8 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
-    /// The apiserver cannot start.
-    #[error("the API cannot start")]
+    /// The API server cannot start.
+    #[error("the API server cannot start")]
     Apiserver(#[source] OpenError),
 }
 
@@ -104,25 +104,25 @@ pub struct ControlPlane {
     tasks: TaskTracker,
 }
 
-/// What a node needs to be one.
+/// The credentials of the node in this process.
 #[derive(Clone)]
 pub struct NodeIdentity {
-    /// Client within this process, as `system:node:<name>`.
+    /// In-process client with the user `system:node:<name>`.
     pub client: kube::Client,
-    /// Certificate of the node's own API.
+    /// Serving certificate of the node's kubelet API.
     pub serving_cert: PathBuf,
-    /// Its key.
+    /// The key of the serving certificate.
     pub serving_key: PathBuf,
-    /// The authority whose clients may call the node's API.
+    /// The CA whose clients may call the kubelet API.
     pub client_ca: PathBuf,
-    /// Kubeconfig for a node in a process of its own.
+    /// Kubeconfig for a node in a separate process.
     pub kubeconfig: PathBuf,
 }
 
 // === impl ControlPlaneConfig ===
 
 impl ControlPlaneConfig {
-    /// The settings of `coracle up`, with the state in a directory.
+    /// The configuration of `coracle up`, with this state directory.
     #[must_use]
     pub fn new(state_dir: &Path) -> Self {
         // A prefix of 16 bits is always valid; the error cannot happen.
@@ -148,12 +148,12 @@ impl ControlPlaneConfig {
     }
 }
 
-/// Starts the control plane; when this returns, the API answers. Cancelling `shutdown` stops it.
+/// Starts the control plane. When this returns, the API server accepts requests. Cancelling `shutdown` stops it.
 ///
 /// # Errors
-/// [`Error`], and then nothing runs.
+/// [`Error`]; nothing runs then.
 pub async fn start(config: ControlPlaneConfig, shutdown: CancellationToken) -> Result<ControlPlane, Error> {
-    // The store's lock comes first: who has it may write the rest of the directory.
+    // The store's lock comes first: only the process with the lock may write into the state directory.
     let store = Arc::new(open_store(&config)?);
     let pki = Pki::open(&config.state_dir.join("pki")).map_err(Error::Pki)?;
     let failed = |source| Error::Listen { address: config.listen, source };
@@ -180,7 +180,7 @@ pub async fn start(config: ControlPlaneConfig, shutdown: CancellationToken) -> R
     Ok(plane)
 }
 
-/// Opens the store with the Secrets in it encrypted.
+/// Opens the store, with encryption of Secrets.
 fn open_store(config: &ControlPlaneConfig) -> Result<Embedded, Error> {
     let keys = match &config.encryption_key_file {
         Some(path) => Keys::load(path),
@@ -256,7 +256,7 @@ fn controllers_config(
     })
 }
 
-/// The people's kubeconfig, and a certificate for a scheduler that runs elsewhere.
+/// Writes the administrator's kubeconfig, and creates a certificate for an external scheduler.
 fn write_client_kubeconfigs(pki: &Pki, path: &Path, server: &str) -> Result<(), PkiError> {
     pki.pair("scheduler", &Leaf::client("system:kube-scheduler", None))?;
     let admin = pki.pair("admin", &Leaf::client("kubernetes-admin", Some("system:masters")))?;
@@ -271,14 +271,14 @@ fn write_if_changed(path: &Path, text: &str) -> Result<(), PkiError> {
     Pki::write_secret(path, text)
 }
 
-/// The server's URL for clients on this machine.
+/// The API server's URL for clients on this machine.
 fn local_server(bound: SocketAddr) -> String {
     let ip = if bound.ip().is_unspecified() { IpAddr::V4(Ipv4Addr::LOCALHOST) } else { bound.ip() };
     format!("https://{}", SocketAddr::new(ip, bound.port()))
 }
 
-/// The address that this machine would use towards others, if it can of the family that services have, since the API is
-/// one of them; no packet is sent. Loopback without a network.
+/// The source address that this machine would use to reach others; no packet is sent. If possible it has the address
+/// family of services, because the API server is a service. Loopback without a network.
 fn own_address(listen: IpAddr, v6_first: bool) -> IpAddr {
     if !listen.is_unspecified() {
         return listen;
@@ -288,7 +288,7 @@ fn own_address(listen: IpAddr, v6_first: bool) -> IpAddr {
         socket.connect((far, 9)).ok()?;
         Some(socket.local_addr().ok()?.ip())
     };
-    // For documentation: they are routed like any far address and belong to nobody.
+    // Documentation addresses (RFC 5737, RFC 3849): they are routed like any remote address.
     let v4 = || routed(Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(192, 0, 2, 1).into());
     let v6 = || routed(Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into());
     let found = if v6_first { v6().or_else(v4) } else { v4().or_else(v6) };
@@ -312,7 +312,7 @@ impl ControlPlane {
         self.tasks.spawn(coracle_scheduler::run(client, SchedulerConfig::default(), shutdown.clone()));
     }
 
-    /// A client within this process, as any user. Must be called within a tokio runtime.
+    /// An in-process client with any user. Must be called within a tokio runtime.
     #[must_use]
     pub fn client(&self, user: &str, groups: &[&str]) -> kube::Client {
         self.client_as(User::new(user, groups))
@@ -333,22 +333,22 @@ impl ControlPlane {
         &self.pki
     }
 
-    /// Where the API listens.
+    /// The address on which the API server listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The administrator's kubeconfig.
+    /// The path of the administrator's kubeconfig.
     #[must_use]
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
     }
 
-    /// What the node of this name, at these addresses, needs.
+    /// The credentials of the node with this name and these addresses.
     ///
     /// # Errors
-    /// [`PkiError`] when its certificates cannot be made or written.
+    /// [`PkiError`] if its certificates cannot be created or written.
     pub fn node_identity(&self, name: &str, addresses: &[IpAddr]) -> Result<NodeIdentity, PkiError> {
         let user = format!("system:node:{name}");
         let mut all = addresses.to_vec();
@@ -374,7 +374,7 @@ impl ControlPlane {
         })
     }
 
-    /// Waits until everything ended, after the shutdown was asked for.
+    /// Waits until all tasks have ended after the shutdown.
     pub async fn stopped(self) {
         self.tasks.close();
         self.tasks.wait().await;

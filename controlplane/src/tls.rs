@@ -1,4 +1,4 @@
-//! TLS settings from certificates: ring alone, so that a static build needs no second C toolchain.
+//! TLS configuration from certificates. Only ring is used, so that a static build needs no second C toolchain.
 
 use std::sync::Arc;
 
@@ -11,17 +11,17 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 
 use crate::pki::Pair;
 
-/// Why a certificate cannot be used for TLS.
+/// A certificate cannot be used for TLS.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// Not PEM.
+    /// The text is not PEM.
     #[error("a certificate or key is not PEM")]
     Pem(#[source] rustls_pki_types::pem::Error),
-    /// Not usable together.
+    /// Certificate and key do not fit together.
     #[error("a certificate and its key cannot be used")]
     Rustls(#[source] rustls::Error),
-    /// The authority cannot verify clients.
-    #[error("the authority cannot verify clients")]
+    /// The CA cannot verify clients.
+    #[error("the CA cannot verify clients")]
     Verifier(#[source] rustls::server::VerifierBuilderError),
 }
 
@@ -46,7 +46,7 @@ fn chain(pair: &Pair) -> Result<Chain, TlsError> {
     Ok((certificates.map_err(TlsError::Pem)?, key))
 }
 
-/// The apiserver's side: clients may show a certificate, which must then be the authority's.
+/// The API server's configuration: client certificates are optional and must be signed by the CA.
 pub(crate) fn server(pair: &Pair, authority: &str) -> Result<Arc<ServerConfig>, TlsError> {
     let (certificates, key) = chain(pair)?;
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots(authority)?), provider())
@@ -59,12 +59,12 @@ pub(crate) fn server(pair: &Pair, authority: &str) -> Result<Arc<ServerConfig>, 
         .with_client_cert_verifier(verifier)
         .with_single_cert(certificates, key)
         .map_err(TlsError::Rustls)?;
-    // WebSocket upgrades need HTTP/1.1, so it stays on offer.
+    // WebSocket upgrades need HTTP/1.1.
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Arc::new(config))
 }
 
-/// A client's side, towards servers with the authority's certificates.
+/// A client's configuration, for servers with certificates of the CA.
 pub(crate) fn client(pair: &Pair, authority: &str) -> Result<Arc<ClientConfig>, TlsError> {
     let (certificates, key) = chain(pair)?;
     let mut config = ClientConfig::builder_with_provider(provider())

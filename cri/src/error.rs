@@ -1,5 +1,6 @@
 //! Errors of the runtime's calls.
 
+pub(crate) use coracle_error_chain::chain;
 use std::path::PathBuf;
 
 use crate::checkpoint::CheckpointError;
@@ -219,16 +220,4 @@ impl Error {
     pub fn chain(&self) -> String {
         chain(self)
     }
-}
-
-/// An error and its causes, outermost first.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }

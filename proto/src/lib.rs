@@ -1,5 +1,5 @@
-//! The wire: CRI v1, the shim's protocol and NRI, generated from the .proto files. Nothing here is
-//! written by hand, but how bytes that are text are shown.
+//! Messages of CRI v1, of the shim's protocol and of NRI, generated from the .proto files. The only handwritten code
+//! prints bytes as text.
 #![allow(missing_docs, unreachable_pub, reason = "generated; the .proto files carry the meaning")]
 #![allow(clippy::all, clippy::struct_excessive_bools, clippy::too_many_lines, clippy::too_many_arguments)]
 
@@ -13,7 +13,7 @@ pub mod shim {
     tonic::include_proto!("coracle.shim.v1");
 }
 
-/// What the binary's own subcommands ask of a running node.
+/// The protocol between the binary's own subcommands and a running node.
 pub mod node {
     tonic::include_proto!("coracle.node.v1");
 }
@@ -28,7 +28,7 @@ pub mod ttrpc {
     tonic::include_proto!("ttrpc");
 }
 
-/// What need not be UTF-8 on the wire, as text for people.
+/// Bytes that may not be UTF-8, as printable text.
 fn as_text<S: serde::Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&String::from_utf8_lossy(bytes))
 }

@@ -1,9 +1,9 @@
 //! What a cgroup is limited to, and how that is spelled in the files of v1 and of v2. Pure.
 
+use coracle_values::quantity::millis_of;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::qos::{QosClass, qos_class};
-use super::quantity::milli;
 use super::resources::{pod_limits, pod_requests};
 
 /// The least weight that the kernel knows.
@@ -12,6 +12,8 @@ const MAX_SHARES: i64 = 262_144;
 /// Length of one accounting period of the bandwidth controller, in microseconds.
 pub(crate) const PERIOD: i64 = 100_000;
 const MIN_QUOTA: i64 = 1_000;
+/// The kernel refuses a larger quota (`max_cfs_runtime`, 2^44 - 1 µs).
+const MAX_QUOTA: i64 = (1 << 44) - 1;
 
 /// The limits of one cgroup; what is `None` is left as it is found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,7 +55,7 @@ pub(crate) fn shares(millis: i64) -> i64 {
 
 /// Thousandths of a core as microseconds in each period; nothing when there is no limit.
 pub(crate) fn quota(millis: i64) -> Option<i64> {
-    (millis > 0).then(|| (millis.saturating_mul(PERIOD) / 1000).max(MIN_QUOTA))
+    (millis > 0).then(|| (millis.saturating_mul(PERIOD) / 1000).clamp(MIN_QUOTA, MAX_QUOTA))
 }
 
 /// The limits of a pod's own cgroup. A pod is limited only in what every one of its containers is.
@@ -74,7 +76,7 @@ pub(crate) fn of_pod(pod: &Pod) -> Limits {
 fn every_container_limits(pod: &Pod, name: &str) -> bool {
     let Some(spec) = &pod.spec else { return false };
     let limited = |list: Option<&k8s_openapi::api::core::v1::ResourceRequirements>| {
-        list.and_then(|r| r.limits.as_ref()).and_then(|l| l.get(name)).is_some_and(|q| milli(q) > 0)
+        list.and_then(|r| r.limits.as_ref()).and_then(|l| l.get(name)).is_some_and(|q| millis_of(q) > 0)
     };
     let mut containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
     limited(spec.resources.as_ref()) || containers.all(|c| limited(c.resources.as_ref()))
@@ -134,6 +136,7 @@ mod tests {
     fn shares_and_quota_are_bounded() {
         assert_eq!([0, 1, 100, 1000, 1_000_000].map(shares), [2, 2, 102, 1024, 262_144]);
         assert_eq!([0, 1, 500].map(quota), [None, Some(1000), Some(50_000)]);
+        assert_eq!(quota(i64::MAX), Some((1 << 44) - 1));
         assert_eq!([2, 1024, 262_144].map(weight), [1, 100, 10_000]);
     }
 

@@ -1,81 +1,29 @@
-//! The QoS class of a pod, from what its containers request and are limited to.
+//! The quality-of-service class of a pod.
 
-use std::collections::BTreeMap;
-
+use coracle_values::pod_resources::Side;
+use coracle_values::qos::{CpuAndMemory, RequestsAndLimits};
 use k8s_openapi::api::core::v1::{Pod, ResourceRequirements};
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use super::quantity::milli;
+pub use coracle_values::qos::QosClass;
 
-/// How dearly a pod's resources are kept; the node takes from the lower classes first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum QosClass {
-    /// Nothing requested, nothing limited.
-    BestEffort,
-    /// Something requested or limited.
-    Burstable,
-    /// Every container's processor and memory are limited, and requested in just that amount.
-    Guaranteed,
-}
-
-impl QosClass {
-    /// The name in `status.qosClass`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            QosClass::BestEffort => "BestEffort",
-            QosClass::Burstable => "Burstable",
-            QosClass::Guaranteed => "Guaranteed",
-        }
-    }
-}
-
-/// The class of a pod. It never changes in a pod's life, so a class in the status is believed.
+/// The class of a pod: the one in its status, if there is one, because a pod never changes its class.
 pub fn qos_class(pod: &Pod) -> QosClass {
-    match pod.status.as_ref().and_then(|status| status.qos_class.as_deref()) {
-        Some("Guaranteed") => QosClass::Guaranteed,
-        Some("Burstable") => QosClass::Burstable,
-        Some("BestEffort") => QosClass::BestEffort,
-        _ => computed(pod),
-    }
+    let recorded = pod.status.as_ref().and_then(|status| status.qos_class.as_deref());
+    recorded.and_then(QosClass::from_name).unwrap_or_else(|| computed(pod))
 }
-
-/// Each of processor and memory, where it is there and not zero.
-type Amounts = BTreeMap<&'static str, i64>;
 
 fn computed(pod: &Pod) -> QosClass {
     let Some(spec) = &pod.spec else { return QosClass::BestEffort };
-    let whole = spec.resources.as_ref().filter(|r| r.requests.is_some() || r.limits.is_some());
+    if let Some(pod_level) = &spec.resources {
+        return QosClass::of([part(Some(pod_level))]);
+    }
     let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
-    let parts: Vec<Option<&ResourceRequirements>> = match whole {
-        Some(whole) => vec![Some(whole)],
-        None => containers.map(|c| c.resources.as_ref()).collect(),
-    };
-    let (mut requests, mut limits, mut all_limited) = (Amounts::new(), Amounts::new(), true);
-    for part in parts {
-        let requested = amounts(part.and_then(|r| r.requests.as_ref()));
-        let limited = amounts(part.and_then(|r| r.limits.as_ref()));
-        all_limited &= limited.len() == 2;
-        add(&mut requests, requested);
-        add(&mut limits, limited);
-    }
-    if requests.is_empty() && limits.is_empty() {
-        QosClass::BestEffort
-    } else if all_limited && requests == limits {
-        QosClass::Guaranteed
-    } else {
-        QosClass::Burstable
-    }
+    QosClass::of(containers.map(|container| part(container.resources.as_ref())))
 }
 
-fn amounts(list: Option<&BTreeMap<String, Quantity>>) -> Amounts {
-    let amount = |name| list.and_then(|list| list.get(name)).map(milli).filter(|n| *n > 0);
-    ["cpu", "memory"].into_iter().filter_map(|name| amount(name).map(|n| (name, n))).collect()
-}
-
-fn add(sums: &mut Amounts, more: Amounts) {
-    for (name, amount) in more {
-        *sums.entry(name).or_default() += amount;
-    }
+fn part(resources: Option<&ResourceRequirements>) -> RequestsAndLimits {
+    let read = |side: Side| CpuAndMemory::read(|name| Some(side.get(resources, name)?.0.as_str()));
+    RequestsAndLimits { requests: read(Side::Requests), limits: read(Side::Limits) }
 }
 
 #[cfg(test)]

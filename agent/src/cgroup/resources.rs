@@ -1,14 +1,15 @@
 //! What a container is given: shares, quota, memory, its place before the OOM killer. Pure.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use coracle_proto::cri::{HugepageLimit, LinuxContainerResources};
+use coracle_values::Quantity;
+use coracle_values::pod_resources::{PodResources, Resources, Side};
+use coracle_values::quantity::{millis_of, value_of};
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::limits::{PERIOD, quota, shares};
 use super::qos::{QosClass, qos_class};
-use super::quantity::{milli, units};
 
 /// What of the machine the resources of a container depend on.
 #[derive(Clone, Copy, Debug)]
@@ -33,9 +34,9 @@ pub struct Amount {
 /// What the runtime is told about the container's resources, computed as the kubelet does.
 pub fn container_resources(pod: &Pod, container: &Container, machine: Machine) -> LinuxContainerResources {
     let wants = container.resources.as_ref();
-    let request = get(wants, Side::Requests, "cpu").map(milli);
-    let limit = get(wants, Side::Limits, "cpu").map(milli).unwrap_or(0);
-    let memory = get(wants, Side::Limits, "memory").map(units).unwrap_or(0);
+    let request = Side::Requests.get(wants, "cpu").map(millis_of);
+    let limit = Side::Limits.get(wants, "cpu").map(millis_of).unwrap_or(0);
+    let memory = Side::Limits.get(wants, "memory").map(value_of).unwrap_or(0);
     // Without a request the limit stands in for it, unless zero was requested on purpose.
     let weight = request.unwrap_or(limit);
     let mut unified = HashMap::new();
@@ -79,102 +80,45 @@ pub fn oom_score_adj(pod: &Pod, container: &Container, node_memory: i64) -> i64 
 }
 
 fn burstable_score(container: &Container, node_memory: i64) -> i64 {
-    let request = get(container.resources.as_ref(), Side::Requests, "memory").map(units).unwrap_or(0);
+    let request = Side::Requests.get(container.resources.as_ref(), "memory").map(value_of).unwrap_or(0);
     let parts = i128::from(request) * 1000 / i128::from(node_memory.max(1));
     1000 - i64::try_from(parts).unwrap_or(1000)
 }
 
-/// What the pod requests in all: its containers and sidecars together, or the most that one of the
-/// init containers needs beside the sidecars already started; the overhead on top.
+/// What the pod requests in total. None of the amounts is so large that sums over a node's pods could overflow.
 pub fn pod_requests(pod: &Pod) -> Amount {
-    total(pod, Side::Requests)
+    pod.spec.as_ref().map_or_else(Amount::default, |spec| Amount::of(&PodResources::from(spec).requests()))
 }
 
-/// What the pod is limited to in all, by the same rule.
+/// What the pod is limited to in total; 0 without a limit.
 pub fn pod_limits(pod: &Pod) -> Amount {
-    total(pod, Side::Limits)
+    pod.spec.as_ref().map_or_else(Amount::default, |spec| Amount::of(&PodResources::from(spec).limits()))
 }
 
-#[derive(Clone, Copy)]
-enum Side {
-    Requests,
-    Limits,
-}
-
-fn total(pod: &Pod, side: Side) -> Amount {
-    let Some(spec) = &pod.spec else { return Amount::default() };
-    let mut sum = spec
-        .containers
-        .iter()
-        .fold(Amount::default(), |sum, c| plus(sum, amount(c.resources.as_ref(), side)));
-    let (mut sidecars, mut peak) = (Amount::default(), Amount::default());
-    for init in spec.init_containers.iter().flatten() {
-        let own = amount(init.resources.as_ref(), side);
-        if init.restart_policy.as_deref() == Some("Always") {
-            sidecars = plus(sidecars, own);
-            peak = most(peak, sidecars);
-        } else {
-            peak = most(peak, plus(sidecars, own));
-        }
-    }
-    sum = most(plus(sum, sidecars), peak);
-    let whole = spec.resources.as_ref();
-    sum.cpu_millis = get(whole, side, "cpu").map_or(sum.cpu_millis, milli);
-    sum.memory = get(whole, side, "memory").map_or(sum.memory, units);
-    let overhead = |name| spec.overhead.as_ref().and_then(|list| list.get(name));
-    let over =
-        Amount { cpu_millis: overhead("cpu").map_or(0, milli), memory: overhead("memory").map_or(0, units) };
-    // A limit that is not there stays absent: overhead only widens one that is.
-    match side {
-        Side::Requests => plus(sum, over),
-        Side::Limits => Amount {
-            cpu_millis: if sum.cpu_millis > 0 { sum.cpu_millis + over.cpu_millis } else { 0 },
-            memory: if sum.memory > 0 { sum.memory + over.memory } else { 0 },
-        },
-    }
-}
-
-fn amount(resources: Option<&ResourceRequirements>, side: Side) -> Amount {
-    Amount {
-        cpu_millis: get(resources, side, "cpu").map_or(0, milli),
-        memory: get(resources, side, "memory").map_or(0, units),
-    }
-}
-
-fn plus(a: Amount, b: Amount) -> Amount {
-    Amount { cpu_millis: a.cpu_millis + b.cpu_millis, memory: a.memory + b.memory }
-}
-
-fn most(a: Amount, b: Amount) -> Amount {
-    Amount { cpu_millis: a.cpu_millis.max(b.cpu_millis), memory: a.memory.max(b.memory) }
-}
-
-fn get<'a>(resources: Option<&'a ResourceRequirements>, side: Side, name: &str) -> Option<&'a Quantity> {
-    list(resources, side)?.get(name)
-}
-
-fn list(resources: Option<&ResourceRequirements>, side: Side) -> Option<&BTreeMap<String, Quantity>> {
-    match side {
-        Side::Requests => resources?.requests.as_ref(),
-        Side::Limits => resources?.limits.as_ref(),
+impl Amount {
+    fn of(resources: &Resources) -> Self {
+        /// 2^47: 128 TiB of memory, or 10^11 cores.
+        const MAX: i64 = i64::MAX >> 16;
+        let cap = |amount: i128| i64::try_from(amount).unwrap_or(MAX).min(MAX);
+        Self { cpu_millis: cap(resources.cpu_millis), memory: cap(resources.memory) }
     }
 }
 
 fn hugepages(resources: Option<&ResourceRequirements>) -> Vec<HugepageLimit> {
-    let limits = list(resources, Side::Limits).into_iter().flatten();
+    let limits = Side::Limits.list(resources).into_iter().flatten();
     let pages =
         limits.filter_map(|(name, amount)| Some((page_size(name.strip_prefix("hugepages-")?)?, amount)));
     pages
         .map(|(page_size, amount)| HugepageLimit {
             page_size,
-            limit: u64::try_from(units(amount)).unwrap_or(0),
+            limit: u64::try_from(value_of(amount)).unwrap_or(0),
         })
         .collect()
 }
 
 /// "2Mi" as the kernel names the page size in its file names: "2MB".
 fn page_size(quantity: &str) -> Option<String> {
-    let bytes = super::quantity::scaled(quantity, 1)?;
+    let bytes = Quantity::parse(quantity).ok()?.value();
     Some(match bytes {
         b if b >= 1 << 30 => format!("{}GB", b >> 30),
         b if b >= 1 << 20 => format!("{}MB", b >> 20),

@@ -92,5 +92,5 @@ fn connect(endpoint: &Endpoint, authority: &str, identity: &Identity) -> Result<
     let user: AuthInfo =
         serde_json::from_value(user).map_err(|error| JoinError::Certificate(error.to_string()))?;
     config.auth_info = user;
-    crate::client(config).map_err(|error| JoinError::Certificate(crate::node::chain(&error)))
+    crate::client(config).map_err(|error| JoinError::Certificate(coracle_error_chain::chain(&error)))
 }

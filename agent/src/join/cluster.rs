@@ -54,7 +54,7 @@ impl Endpoint {
     }
 
     pub(super) fn unreachable(&self, error: &dyn std::error::Error) -> JoinError {
-        JoinError::Unreachable { server: self.to_string(), reason: crate::node::chain(error) }
+        JoinError::Unreachable { server: self.to_string(), reason: coracle_error_chain::chain(error) }
     }
 }
 

@@ -211,7 +211,7 @@ impl Failure {
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Api(error) => f.write_str(&crate::node::chain(&**error)),
+            Self::Api(error) => f.write_str(&coracle_error_chain::chain(&**error)),
             Self::Join(error) => error.fmt(f),
         }
     }
@@ -262,7 +262,10 @@ async fn answer(
             Ok(None) => return Err(refused(format!("the request {name} was deleted"))),
             Err(error) => {
                 // The watch begins anew by itself; a moment later the server may be there again.
-                tracing::debug!(error = crate::node::chain(&error), "watching the certificate request");
+                tracing::debug!(
+                    error = coracle_error_chain::chain(&error),
+                    "watching the certificate request"
+                );
                 tokio::time::sleep(Duration::from_millis(200)).await;
             }
         }

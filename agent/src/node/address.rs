@@ -14,8 +14,9 @@ pub(crate) fn find() -> Vec<IpAddr> {
     let routes =
         default_interfaces(&read("/proc/thread-self/net/route"), &read("/proc/thread-self/net/ipv6_route"));
     let locals = coracle_cni::local_addresses();
-    let locals =
-        locals.inspect_err(|error| tracing::warn!(error = super::chain(error), "no address is known"));
+    let locals = locals.inspect_err(|error| {
+        tracing::warn!(error = coracle_error_chain::chain(error), "no address is known")
+    });
     choose(&routes, &locals.unwrap_or_default())
 }
 
@@ -37,7 +38,10 @@ pub(super) async fn follow(ips: &watch::Sender<Vec<IpAddr>>) {
     let mut news = match AddressMonitor::open() {
         Ok(news) => news,
         Err(error) => {
-            tracing::warn!(error = super::chain(&error), "the node's addresses stay as they were found");
+            tracing::warn!(
+                error = coracle_error_chain::chain(&error),
+                "the node's addresses stay as they were found"
+            );
             return std::future::pending().await;
         }
     };

@@ -59,9 +59,7 @@ impl Threshold {
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         match text.strip_suffix('%') {
-            None => crate::cgroup::quantity::parse(text)
-                .and_then(|amount| u64::try_from(amount).ok())
-                .map(Self::Amount),
+            None => u64::try_from(coracle_values::Quantity::parse(text).ok()?.value()).ok().map(Self::Amount),
             Some(percent) => {
                 let (whole, decimals) = percent.split_once('.').unwrap_or((percent, "0"));
                 let is_number =

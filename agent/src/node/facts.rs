@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use coracle_values::quantity::{millis_of, value_of};
 use k8s_openapi::api::core::v1::{Node, NodeSwapStatus, NodeSystemInfo};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use nix::sys::statvfs::statvfs;
 use nix::unistd::{SysconfVar, sysconf};
 
 use super::{EvictionThresholds, NodeConfig, NodeError, NodeFacts, Threshold, address};
-use crate::cgroup::quantity::{scaled, units};
 
 /// The Kubernetes version whose kubelet this agent stands for, and our own behind the plus.
 pub(super) const KUBELET_VERSION: &str = concat!("v1.37.0+coracle.", env!("CARGO_PKG_VERSION"));
@@ -91,7 +91,7 @@ fn held_back(
     eviction: &EvictionThresholds,
 ) -> [(&'static str, i64); 2] {
     let amount = |name: &str, threshold: Threshold| {
-        let kib = capacity.get(name).map_or(0, units) / 1024;
+        let kib = capacity.get(name).map_or(0, value_of) / 1024;
         // In whole kibibytes, the unit of capacity.
         let held = threshold.of(u64::try_from(kib).unwrap_or(0) * 1024).div_ceil(1024);
         i64::try_from(held.saturating_mul(1024)).unwrap_or(i64::MAX)
@@ -112,15 +112,14 @@ fn allocatable(
     let huge: i64 = capacity
         .iter()
         .filter(|(name, _)| name.starts_with("hugepages-"))
-        .filter_map(|(_, q)| scaled(&q.0, 1))
+        .map(|(_, quantity)| value_of(quantity))
         .sum();
     let mut taken: Vec<(&str, i64)> = vec![("memory", huge)];
     taken.extend(held_back);
     for (name, value) in reserved.iter().flatten() {
-        let scale = if name == "cpu" { 1000 } else { 1 };
-        let amount = scaled(value, scale)
-            .ok_or_else(|| NodeError::Reserved { name: name.clone(), value: value.clone() })?;
-        taken.push((name, amount));
+        let quantity = coracle_values::Quantity::parse(value)
+            .map_err(|_error| NodeError::Reserved { name: name.clone(), value: value.clone() })?;
+        taken.push((name, if name == "cpu" { quantity.millis() } else { quantity.value() }));
     }
     for (name, amount) in taken.into_iter().filter(|(_, amount)| *amount > 0) {
         if let Some(quantity) = left.get_mut(name) {
@@ -131,8 +130,8 @@ fn allocatable(
 }
 
 fn minus(name: &str, from: &Quantity, amount: i64) -> Quantity {
-    let scale = if name == "cpu" { 1000 } else { 1 };
-    let left = (scaled(&from.0, scale).unwrap_or(0) - amount).max(0);
+    let from = if name == "cpu" { millis_of(from) } else { value_of(from) };
+    let left = from.saturating_sub(amount).max(0);
     Quantity(match name {
         "cpu" if left % 1000 == 0 => (left / 1000).to_string(),
         "cpu" => format!("{left}m"),

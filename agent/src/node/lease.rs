@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use coracle_error_chain::chain;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::Node;
@@ -12,8 +13,6 @@ use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
 use tokio::sync::watch;
-
-use super::chain;
 
 const NAMESPACE: &str = "kube-node-lease";
 /// After a failure: sooner, because four missed renewals make the node be given up.

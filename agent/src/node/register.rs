@@ -4,6 +4,7 @@ use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
+use coracle_error_chain::chain;
 use futures::StreamExt;
 use ipnetwork::IpNetwork;
 use jiff::Timestamp;
@@ -16,7 +17,7 @@ use kube::runtime::watcher::watch_object;
 use super::disk::disk_shortage;
 use super::network::word;
 use super::plan::{self, Pressure, Situation};
-use super::{EvictionThresholds, NodeAgent, chain, facts, news};
+use super::{EvictionThresholds, NodeAgent, facts, news};
 use crate::pod::Level;
 use crate::source::record;
 

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use coracle_cni::{Local, Network, Overlay, OverlayError, Passes, Peer, Way};
+use coracle_error_chain::chain;
 use futures::StreamExt;
 use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::Node;
@@ -18,7 +19,7 @@ use tokio::time::Instant;
 use super::rounds::Rounds;
 use super::verdict::Verdicts;
 use super::{State, annotation, one_of_each};
-use crate::node::{chain, find_addresses_again};
+use crate::node::find_addresses_again;
 
 const FIRST_RETRY: Duration = Duration::from_millis(200);
 const LAST_RETRY: Duration = Duration::from_secs(30);

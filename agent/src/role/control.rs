@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use coracle_error_chain::chain;
 use coracle_images::{Auth, Image, Images, ProgressFn, PullProgress};
 use coracle_proto::node::images_client::ImagesClient;
 use coracle_proto::node::images_server::{Images as Service, ImagesServer};
@@ -117,16 +118,4 @@ impl Service for Served {
         removed.map_err(|e| Status::failed_precondition(chain(&e)))?;
         Ok(Response::new(RemoveReply {}))
     }
-}
-
-/// An error with its causes in one line, for the socket.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(source) = cause {
-        text.push_str(": ");
-        text.push_str(&source.to_string());
-        cause = source.source();
-    }
-    text
 }

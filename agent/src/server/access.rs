@@ -8,6 +8,7 @@ use std::hash::Hash;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use coracle_error_chain::chain;
 use http::{HeaderMap, StatusCode, header};
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
@@ -18,7 +19,6 @@ use tokio::sync::Semaphore;
 
 use super::Refused;
 use super::route::Route;
-use crate::node::chain;
 
 /// Time that a known token stays known, and an allowed request allowed. The kubelet's defaults.
 const KNOWN: Duration = Duration::from_secs(120);

@@ -107,7 +107,7 @@ async fn stream(backend: &Backend, of: cri::ContainerStatus, options: Options) -
     let reading = follow::read(of.log_path.into(), options, ended, sender);
     tokio::spawn(async move {
         if let Err(error) = reading.await {
-            tracing::warn!(error = crate::node::chain(&error), "cannot read a container's log");
+            tracing::warn!(error = coracle_error_chain::chain(&error), "cannot read a container's log");
         }
     });
     let frames = ReceiverStream::new(receiver).map(|chunk| Ok::<_, Infallible>(Frame::data(chunk)));

@@ -1,6 +1,7 @@
 //! Exec, attach and port-forward: checked here, exchanged for the runtime's token, served by the runtime.
 
 use bytes::Bytes;
+use coracle_error_chain::chain;
 use coracle_proto::cri;
 use futures::future::BoxFuture;
 use http::uri::PathAndQuery;
@@ -13,7 +14,6 @@ use tokio::net::TcpStream;
 use super::logs::container;
 use super::route::{Target, flag, values};
 use super::{Backend, Body, Refused, Streams, text};
-use crate::node::chain;
 
 pub(super) async fn exec(backend: &Backend, target: &Target, request: Request<Incoming>) -> Response<Body> {
     let query = request.uri().query().unwrap_or_default().to_owned();

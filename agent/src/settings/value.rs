@@ -126,7 +126,7 @@ impl Value for Resources {
             if !["cpu", "memory", "ephemeral-storage"].contains(&name.as_str()) {
                 return Err(format!("{name:?} cannot be reserved; use cpu, memory or ephemeral-storage"));
             }
-            if coracle_agent::quantity(amount).is_none_or(|amount| amount < 0) {
+            if coracle_values::Quantity::parse(amount).map_or(true, |amount| amount.signum() < 0) {
                 return Err(format!("{name}={amount} is not a quantity such as 500m or 1Gi"));
             }
         }
@@ -241,7 +241,9 @@ impl Single for IdleTimeout {
 
 impl Single for ByteSize {
     fn parse(text: &str) -> Result<Self, String> {
-        coracle_agent::quantity(text)
+        coracle_values::Quantity::parse(text)
+            .ok()
+            .map(coracle_values::Quantity::value)
             .and_then(|bytes| u64::try_from(bytes).ok())
             .map(Self)
             .ok_or_else(|| "expected a number of bytes or a quantity, such as 10Mi".to_owned())

@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use coracle_values::quantity::{millis_of, value_of};
 use k8s_openapi::api::core::v1::{DownwardAPIVolumeFile, Pod, ResourceFieldSelector};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-
-use crate::cgroup::quantity::scaled;
 
 /// A field that there is none of.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -114,8 +113,7 @@ fn resource(
         _ => return Err(unknown()),
     };
     // Only processors are divided into less than one.
-    let scale = if resource == "cpu" { 1000 } else { 1 };
-    let amount = |quantity: &Quantity| scaled(&quantity.0, scale).unwrap_or(0);
+    let amount = if resource == "cpu" { millis_of } else { value_of };
     let whole = if resource == "cpu" { 1000 } else { 1 };
     let divisor = selector.divisor.as_ref().map_or(0, amount);
     let divisor = if divisor > 0 { divisor } else { whole };

@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use coracle_values::quantity::value_of;
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Pod};
 
 use super::{SetUpError, Target, mounts, ownership};
-use crate::cgroup::quantity::units;
 use crate::cgroup::resources::pod_limits;
 
 pub(super) const PLUGIN: &str = "kubernetes.io~empty-dir";
@@ -44,7 +44,7 @@ fn prepare(pod: &Pod, source: &EmptyDirVolumeSource, dir: &Path) -> Result<(), S
 
 /// The least of what was asked for, what the pod is limited to, and what the node has.
 fn size(pod: &Pod, source: &EmptyDirVolumeSource, node: i64) -> Option<u64> {
-    let asked = source.size_limit.as_ref().map(units);
+    let asked = source.size_limit.as_ref().map(value_of);
     let limits = [asked, Some(pod_limits(pod).memory), Some(node)];
     limits.into_iter().flatten().filter(|bytes| *bytes > 0).min().and_then(|bytes| u64::try_from(bytes).ok())
 }

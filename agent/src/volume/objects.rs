@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
 
+use coracle_error_chain::chain;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::runtime::WatchStreamExt;
@@ -15,7 +16,6 @@ use tokio_util::task::AbortOnDropHandle;
 use super::payload::{Data, Kind, config_map_data, secret_data};
 use super::{SetUpError, lock};
 use crate::config_cache::{Config, ConfigCache};
-use crate::node::chain;
 
 /// All that is being watched.
 pub(super) struct Objects {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use coracle_error_chain::chain;
 use futures::future::{FutureExt, select_all};
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::watch;
@@ -14,7 +15,6 @@ use tokio::task::JoinHandle;
 use super::objects::Object;
 use super::payload::{self, Part, Payload, Projection};
 use super::{SetUpError, Target, VolumeContext, atomic, lock, ownership};
-use crate::node::chain;
 
 /// What a failed write waits before it is tried again.
 const RETRY: Duration = Duration::from_secs(30);

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use coracle_error_chain::chain;
 use jiff::Timestamp;
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::{Pod, ServiceAccount, ServiceAccountTokenProjection};
@@ -18,7 +19,6 @@ use super::{SetUpError, VolumeContext, lock};
 use crate::api_health::{ApiHealth, is_unavailable};
 use crate::bounded;
 use crate::checkpoint::{Checkpoint, Key, TOKEN_SECONDS, account, token_key};
-use crate::node::chain;
 use crate::pod::Level;
 
 /// A token is renewed at four fifths of its life, and every day at the latest.

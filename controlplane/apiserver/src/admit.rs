@@ -1,4 +1,4 @@
-//! Is it in order? A chain of members that may change an object, then a chain that may only refuse it.
+//! Admission: mutating plugins in order, then validating plugins.
 
 mod bootstrap_token;
 mod certificate;
@@ -30,7 +30,7 @@ pub(crate) enum Operation {
     Delete,
 }
 
-/// What a member of the chain may know of a request.
+/// The attributes of a request for admission plugins.
 pub(crate) struct Attributes<'a> {
     pub(crate) kind: &'static Kind,
     pub(crate) operation: Operation,
@@ -38,20 +38,20 @@ pub(crate) struct Attributes<'a> {
     pub(crate) name: &'a str,
     pub(crate) subresource: &'a str,
     pub(crate) user: &'a User,
-    /// The object as it is stored; `None` for a new one.
+    /// The stored object; `None` for a new one.
     pub(crate) old: Option<&'a Value>,
     /// Warnings for the client.
     pub(crate) warnings: &'a Warnings,
 }
 
-/// One member of the chain. Members do nothing unless they say otherwise.
+/// An admission plugin. Both methods do nothing by default.
 pub(crate) trait Admit: Send + Sync {
-    /// Completes an object.
+    /// Changes an object.
     fn mutate(&self, _state: &State, _attributes: &Attributes<'_>, _object: &mut Value) -> Result<()> {
         Ok(())
     }
 
-    /// Refuses an object. For deletions it is the stored one.
+    /// Accepts or refuses an object. For deletions it is the stored one.
     fn validate(&self, _state: &State, _attributes: &Attributes<'_>, _object: &Value) -> Result<()> {
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Cluster addresses and node ports of services: chosen when a service is made, kept while it lives.
+//! Allocation of cluster IPs and node ports: done when a service is created, kept until it is deleted.
 
 use std::{collections::HashSet, net::IpAddr, sync::Arc};
 
@@ -15,21 +15,21 @@ use crate::{
 };
 
 const NODE_PORTS: std::ops::RangeInclusive<u16> = 30000..=32767;
-/// The first addresses are for those who choose by hand, such as the cluster's DNS.
+/// The first addresses are reserved for static assignments, such as the cluster's DNS.
 const BY_HAND: u128 = 256;
 
-/// What other services hold.
+/// Addresses and ports of the other services.
 #[derive(Default)]
 struct Taken {
     addresses: HashSet<IpAddr>,
     ports: HashSet<u16>,
 }
 
-/// The right to choose addresses and ports. As long as a copy lives, no other service is given any. The task that stores
-/// the service has one, so that a caller that disconnects does not let another service in before the commit.
+/// Permit to allocate addresses and ports. While a copy exists, no other service gets any. The task that stores the
+/// service has a copy. So if the client disconnects, no other service can allocate before the commit.
 pub(crate) type Allocating = Option<Arc<OwnedMutexGuard<()>>>;
 
-/// Gives a new service its address and ports.
+/// Allocates the address and the ports of a new service.
 pub(crate) async fn for_create(state: &State, kind: &Kind, object: &mut Value) -> Result<Allocating> {
     if kind.kind != "Service" || !kind.group.is_empty() {
         return Ok(None);
@@ -39,7 +39,7 @@ pub(crate) async fn for_create(state: &State, kind: &Kind, object: &mut Value) -
     Ok(Some(Arc::new(guard)))
 }
 
-/// Keeps what a service has when an update leaves it out, and gives what a new type needs.
+/// Keeps allocated values that an update omits, and allocates what a new type needs.
 pub(crate) async fn for_update(
     state: &State,
     kind: &Kind,
@@ -108,8 +108,8 @@ fn assign(state: &State, kind: &Kind, object: &mut Value) -> Result<()> {
     ports(object, taken).map_err(|message| refuse("spec.ports[0].nodePort", message))
 }
 
-/// The first family that a service asks for and that services do not have here, and what to say of it. One without
-/// address and selector is whatever its user makes of it.
+/// The first requested address family that this cluster does not have, with the error. A service without address and
+/// selector may have any family.
 fn other_family(spec: &Value, ours: &str) -> Option<(usize, String)> {
     let selects = spec["selector"].as_object().is_some_and(|selector| !selector.is_empty());
     if spec["clusterIP"] == "None" && !selects {
@@ -140,7 +140,7 @@ fn address(range: ServiceRange, taken: &Taken, wanted: &str) -> std::result::Res
     let first = if size > 2 * BY_HAND { BY_HAND } else { 1 };
     let span = size.saturating_sub(first).max(1);
     let start = rand::rng().random_range(0..span);
-    // Among one more than are taken there is a free one, if there is any.
+    // One of (number of used addresses + 1) candidates is free, unless the range is exhausted.
     let enough = u128::try_from(taken.addresses.len()).unwrap_or(span).saturating_add(1);
     (0..span.min(enough))
         .filter_map(|step| range.nth(first + (start + step) % span))

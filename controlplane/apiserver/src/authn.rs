@@ -1,5 +1,5 @@
-//! Who is it? A chain: the first member that knows the credential decides; without any credential
-//! the request is anonymous.
+//! Authentication: a chain of authenticators. The first one that recognizes the credential decides. A request without
+//! credentials is anonymous.
 
 mod bootstrap_token;
 pub(crate) mod legacy_use;
@@ -22,18 +22,18 @@ pub(crate) use token_file::TokenFile;
 /// Extra value that identifies the credential of a request.
 const CREDENTIAL: &str = "authentication.kubernetes.io/credential-id";
 
-/// A caller.
+/// An authenticated user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct User {
-    /// Name, as `kubernetes-admin`.
+    /// Name: `kubernetes-admin`.
     pub name: String,
-    /// Unique id, where the authenticator knows one.
+    /// Unique id, if the authenticator has one.
     pub uid: String,
     /// Groups.
     pub groups: Vec<String>,
-    /// What else the authenticator knows.
+    /// Additional values of the authenticator.
     pub extra: BTreeMap<String, Vec<String>>,
-    /// Whether it is a part of this control plane, in this process: no credential says so.
+    /// Whether this is a part of the control plane in this process. No credential can claim it.
     pub(crate) component: bool,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct Authenticators {
 // === impl User ===
 
 impl User {
-    /// A caller with this name and these groups.
+    /// A user with this name and these groups.
     #[must_use]
     pub fn new(name: &str, groups: &[&str]) -> Self {
         let mut groups: Vec<String> = groups.iter().map(|&group| group.to_owned()).collect();
@@ -53,8 +53,7 @@ impl User {
         Self { name: name.to_owned(), groups, ..Self::default() }
     }
 
-    /// The control plane's own controllers, by the name that they have elsewhere too. For callers within this process
-    /// only.
+    /// The user of the control plane's controllers, with upstream's name. For callers in this process only.
     #[must_use]
     pub fn controllers() -> Self {
         Self { component: true, ..Self::new("system:kube-controller-manager", &[]) }
@@ -77,7 +76,7 @@ impl User {
         self.groups.iter().any(|own| own == group)
     }
 
-    /// The node that this caller is, if it is one.
+    /// The node name, if the user is a node.
     pub(crate) fn node(&self) -> Option<&str> {
         self.name.strip_prefix("system:node:").filter(|_| self.is_in("system:nodes"))
     }
@@ -90,7 +89,7 @@ impl Authenticators {
         Ok(Self { token_file: token_file.map(TokenFile::read).transpose()?, tokens })
     }
 
-    /// The caller behind a request from the network.
+    /// Authenticates a request from the network.
     pub(crate) fn identify(
         &self,
         cache: &Cache,
@@ -109,10 +108,10 @@ impl Authenticators {
         self.token_user(cache, token, &self.tokens.audiences).ok_or_else(ApiError::unauthorized)
     }
 
-    /// The caller behind a token that is for one of the audiences.
+    /// Authenticates a token for one of the audiences.
     pub(crate) fn token_user(&self, cache: &Cache, token: &str, audiences: &[String]) -> Option<User> {
         let known = self.token_file.as_ref().and_then(|file| file.user(token));
-        // A bootstrap token is for this server alone.
+        // A bootstrap token is valid for this API server only.
         let for_us = || audiences.iter().any(|one| self.tokens.audiences.contains(one));
         known
             .or_else(|| self.tokens.user(cache, token, audiences))

@@ -1,4 +1,4 @@
-//! May they? A chain that denies by default: the first member that allows decides.
+//! Authorization: a chain of authorizers. The first one that allows the request decides; the default is deny.
 
 mod component;
 pub(crate) mod impersonation;
@@ -13,21 +13,21 @@ use crate::{
     request::{Query, RequestInfo, ResourceInfo},
 };
 
-/// What is asked of an authorizer.
+/// The attributes of a request for authorizers.
 pub(crate) struct Question<'a> {
     pub(crate) user: &'a User,
-    /// What is to be done; of a request its own verb.
+    /// The verb; by default the verb of the request.
     pub(crate) verb: &'a str,
     pub(crate) info: &'a RequestInfo,
     pub(crate) cache: &'a Cache,
 }
 
-/// One member of the chain: whether it allows. Silence is no refusal.
+/// An authorizer: whether it allows the request. If not, the next one is asked.
 type Authorizer = fn(&Question<'_>) -> bool;
 
 const CHAIN: &[Authorizer] = &[masters::allows, node::allows, component::allows, rbac::allows];
 
-/// Passes, or fails with the sentence that clients print.
+/// Allows the request, or returns the error for the client.
 pub(crate) fn authorize(question: &Question<'_>) -> Result<()> {
     if CHAIN.iter().any(|allows| allows(question)) {
         return Ok(());
@@ -35,7 +35,7 @@ pub(crate) fn authorize(question: &Question<'_>) -> Result<()> {
     Err(ApiError::forbidden(refusal(question)))
 }
 
-/// Whether a request opens a stream into a pod, which needs `create` whatever its method.
+/// Whether a request opens a stream into a pod. It needs the verb `create` for every method.
 pub(crate) fn enters_pod(info: &RequestInfo) -> bool {
     info.resource.as_ref().is_some_and(|resource| {
         resource.group.is_empty()
@@ -44,7 +44,7 @@ pub(crate) fn enters_pod(info: &RequestInfo) -> bool {
     })
 }
 
-/// The same of something that no request is for: whether the user may do more than what it asks.
+/// Whether the user has a permission besides that of the request.
 pub(crate) fn authorize_also(cache: &Cache, user: &User, verb: &str, resource: ResourceInfo) -> Result<()> {
     let info =
         RequestInfo { verb: "", path: String::new(), query: Query::default(), resource: Some(resource) };

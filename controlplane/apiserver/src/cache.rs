@@ -1,8 +1,7 @@
 //! The watch cache: every object's encoded bytes once, shared by gets, lists and watches.
 //!
-//! One task follows the store and applies each commit here in order. The recent changes of a kind
-//! are kept too, so that a watch can start a little in the past and a paged list can go on as of
-//! the revision of its first page.
+//! One task watches the store and applies each commit in order. The cache keeps the recent changes of each kind, too.
+//! So a watch can start a little in the past, and a paged list can continue at the revision of its first page.
 
 mod collection;
 mod object;
@@ -28,12 +27,12 @@ pub(crate) use references::{References, Referred};
 pub(crate) struct Cache {
     collections: HashMap<(&'static str, &'static str), Mutex<Collection>>,
     revision: watch::Sender<u64>,
-    /// What roles and bindings say, read from here.
+    /// The RBAC index, built from this cache.
     pub(crate) policies: Policies,
 }
 
 impl Cache {
-    /// Loads everything and returns the watch that keeps it up to date, for [`Cache::follow`].
+    /// Loads all objects. Returns the cache and the watch for [`Cache::follow`].
     pub(crate) async fn load(store: &dyn Store) -> std::result::Result<(Self, Watch), coracle_store::Error> {
         let page = store.list(Range::default()).await?;
         let watch = store.watch("", page.revision).await?;
@@ -46,7 +45,7 @@ impl Cache {
         Ok((cache, watch))
     }
 
-    /// An empty cache as of a revision.
+    /// An empty cache at a revision.
     pub(crate) fn new(revision: u64) -> Self {
         let kinds = KINDS.iter().filter(|kind| kind.stored());
         let collections = kinds
@@ -55,7 +54,7 @@ impl Cache {
         Self { collections, revision: watch::Sender::new(revision), policies: Policies::default() }
     }
 
-    /// Applies commits for as long as the store lives.
+    /// Applies commits until the store is closed.
     pub(crate) async fn follow(self: Arc<Self>, mut watch: Watch) {
         while let Some(commit) = watch.next().await {
             self.apply(&commit);
@@ -76,22 +75,22 @@ impl Cache {
         self.collections.get(&(kind.group, kind.plural))
     }
 
-    /// The newest revision that was applied.
+    /// The newest applied revision.
     pub(crate) fn revision(&self) -> u64 {
         *self.revision.borrow()
     }
 
-    /// Waits until a commit can be read here.
+    /// Waits until a commit is applied.
     pub(crate) async fn reach(&self, revision: u64) -> Result<()> {
         let mut seen = self.revision.subscribe();
         let reached = seen.wait_for(|newest| *newest >= revision).await;
         reached.map(|_| ()).map_err(|_closed| ApiError::unavailable("the store is closed"))
     }
 
-    /// Waits until something holds, looking at each commit.
+    /// Waits until a condition holds. It is checked at each commit.
     pub(crate) async fn until(&self, holds: impl Fn() -> bool) {
         let mut seen = self.revision.subscribe();
-        // Ends with an error only when the cache itself ends.
+        // An error means that the cache itself has ended.
         let _ = seen.wait_for(|_| holds()).await;
     }
 

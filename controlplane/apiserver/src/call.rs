@@ -1,4 +1,4 @@
-//! One request for a resource, identified and allowed, on its way to its verb.
+//! One authenticated and authorized request for a resource.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -47,7 +47,7 @@ impl Warnings {
 // === impl Call ===
 
 impl Call {
-    /// The form of the answer that the client prefers.
+    /// The form of the response that the client prefers.
     pub(crate) fn form(&self) -> Result<Form> {
         let forms = ["Table", "PartialObjectMetadata", "PartialObjectMetadataList"];
         media::negotiate(&self.headers, &self.info.query, &forms)
@@ -74,7 +74,7 @@ impl Call {
         }
     }
 
-    /// The namespace that keys of this kind lie in.
+    /// The namespace of this kind's keys.
     pub(crate) fn namespace(&self) -> &str {
         if self.kind.namespaced { &self.resource.namespace } else { "" }
     }

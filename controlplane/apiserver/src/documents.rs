@@ -1,4 +1,4 @@
-//! What the server says about itself: discovery, OpenAPI, version, token issuer.
+//! Documents about the API server: discovery, OpenAPI, version, token issuer.
 
 use std::sync::OnceLock;
 
@@ -15,10 +15,10 @@ use crate::{
 };
 
 const DISCOVERY: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
-/// The version of Kubernetes whose API this is.
+/// The Kubernetes version of the API.
 const MINOR: &str = "37";
 
-/// The document at a path, if there is one.
+/// The document with this path, if any.
 pub(crate) fn find(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Result<Option<Reply>> {
     let path: Vec<&str> = info.path.split('/').filter(|part| !part.is_empty()).collect();
     let value = match path.as_slice() {
@@ -60,7 +60,7 @@ fn discovery_list(headers: &HeaderMap, list: &Value) -> Reply {
     reply
 }
 
-/// The root names every document with its hash, so it is worth keeping; documents are not.
+/// The root document has the hashes of all documents, so it is cached. The documents are not.
 fn openapi_root() -> &'static str {
     static ROOT: OnceLock<String> = OnceLock::new();
     ROOT.get_or_init(|| openapi::root().to_string())
@@ -100,7 +100,7 @@ fn openapi_document(info: &RequestInfo, headers: &HeaderMap, path: &str) -> Opti
     };
     set(&mut reply, header::ETAG, &tag);
     set(&mut reply, header::VARY, "Accept-Encoding, Accept");
-    // Under its hash a document never changes.
+    // A document with a hash in its URL never changes.
     if info.query.get("hash") == document.hash {
         set(&mut reply, header::CACHE_CONTROL, "public, immutable");
     }
@@ -108,7 +108,7 @@ fn openapi_document(info: &RequestInfo, headers: &HeaderMap, path: &str) -> Opti
 }
 
 fn not_modified() -> Reply {
-    // Without a content type: clients put these headers over those of the answer that they kept.
+    // Without a content type: clients replace the headers of their cached response by these.
     let mut reply = Reply::new(reply::full(""));
     *reply.status_mut() = StatusCode::NOT_MODIFIED;
     reply
@@ -138,7 +138,7 @@ fn version() -> Value {
     })
 }
 
-/// As Go names it, which is what clients compare with.
+/// The architecture's name in Go, which clients compare.
 fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",

@@ -1,4 +1,4 @@
-//! `/healthz`, `/livez`, `/readyz`, each with single checks below it and `?verbose`.
+//! `/healthz`, `/livez`, `/readyz`, each with its checks as sub-paths and with `?verbose`.
 
 use coracle_store::Health;
 
@@ -8,11 +8,11 @@ use crate::{
     server::State,
 };
 
-/// A named check: whether all is well, or why not.
+/// A named check: passed, or the error.
 type Check = (&'static str, fn(&State) -> Result<(), String>);
 
 const ALIVE: &[Check] = &[("ping", |_| Ok(())), ("log", |_| Ok(()))];
-/// A store that takes no writes does not end the process: it recovers by itself.
+/// A store that refuses writes recovers on its own, so it does not fail `/livez`.
 const READY: &[Check] =
     &[("ping", |_| Ok(())), ("log", |_| Ok(())), ("store", store), ("shutdown", shutdown)];
 
@@ -28,7 +28,7 @@ fn store(state: &State) -> Result<(), String> {
     }
 }
 
-/// The answer, if the path asks for health.
+/// The response, if the path is a health check.
 pub(crate) fn find(state: &State, info: &RequestInfo) -> Option<Reply> {
     let mut parts = info.path.trim_matches('/').split('/');
     let name = parts.next()?;

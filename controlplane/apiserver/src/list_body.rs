@@ -1,6 +1,6 @@
-//! A list as a stream of chunks: the encoded objects of the watch cache, with small pieces between them.
+//! A list as a stream of chunks: the encoded objects of the watch cache with separators.
 //!
-//! A client that does not read holds references to the shared objects and one chunk, not a copy of the list.
+//! For a slow client the server keeps references to the shared objects and one chunk, not a copy of the list.
 
 use std::{
     convert::Infallible,
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::{cache::Object, media::Form};
 
-/// Bytes from which on a chunk is sent, and an object is sent as it is stored.
+/// Minimum bytes of a chunk. Larger objects are sent without a copy.
 const CHUNK: usize = 16 << 10;
 
 /// The body of a list.
@@ -25,14 +25,14 @@ pub(crate) struct ListBody {
     kind: &'static Kind,
     form: Form,
     now: jiff::Timestamp,
-    /// What comes before the next object.
+    /// Bytes before the next object.
     text: Vec<u8>,
     objects: IntoIter<Arc<Object>>,
-    /// A stored object that goes out as it is.
+    /// A stored object that is sent without a copy.
     whole: Option<Bytes>,
     is_first: bool,
     is_ended: bool,
-    /// Bytes that are still to come, if that is known.
+    /// Remaining bytes, if known.
     left: Option<u64>,
 }
 
@@ -42,7 +42,7 @@ impl ListBody {
         let now = jiff::Timestamp::now();
         let text = head(form, kind, meta, now);
         let left = matches!(form, Form::Plain | Form::Discovery).then(|| {
-            // Each item has an opening brace, each but the first a comma, and the list has its end.
+            // Each item adds an opening brace, each but the first a comma; the list has its closing brackets.
             let items: usize = objects.iter().map(|object| object.item_tail().len() + 1).sum();
             (text.len() + items + objects.len().saturating_sub(1) + END.len()) as u64
         });
@@ -91,7 +91,7 @@ impl ListBody {
 
 const END: &[u8] = b"]}";
 
-/// The list up to its first item.
+/// The start of the list, up to its first item.
 fn head(form: Form, kind: &Kind, meta: Value, now: jiff::Timestamp) -> Vec<u8> {
     let (mut list, items) = match form {
         Form::Plain | Form::Discovery => {

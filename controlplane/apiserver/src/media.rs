@@ -1,4 +1,4 @@
-//! Content negotiation by parsed media types; parameters may come in any order.
+//! Content negotiation by parsed media types. Parameters may have any order.
 
 use coracle_kinds::table::Include;
 use http::HeaderMap;
@@ -8,10 +8,10 @@ use crate::{
     request::Query,
 };
 
-/// What the client wants to see.
+/// The form of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// Objects and lists as they are.
+    /// Unchanged objects and lists.
     Plain,
     /// `meta.k8s.io/v1` Table.
     Table(Include),
@@ -21,7 +21,7 @@ pub(crate) enum Form {
     Discovery,
 }
 
-/// How a request body is written.
+/// The format of a request body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BodyType {
     Json,
@@ -38,7 +38,7 @@ struct MediaType<'a> {
     parameters: Vec<(&'a str, &'a str)>,
 }
 
-/// What to answer with: the first form that the client takes, in its order of preference, that we can give.
+/// The form of the response: the first one in the client's order of preference that the server supports.
 pub(crate) fn negotiate(headers: &HeaderMap, query: &Query, forms: &[&str]) -> Result<Form> {
     let accept: Vec<&str> =
         headers.get_all(http::header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
@@ -47,7 +47,7 @@ pub(crate) fn negotiate(headers: &HeaderMap, query: &Query, forms: &[&str]) -> R
         return Ok(Form::Plain);
     }
     let mut wanted: Vec<MediaType<'_>> = accept.split(',').filter_map(parse).collect();
-    // Stable: equals stay in the client's order.
+    // A stable sort: equal preferences stay in the client's order.
     wanted.sort_by_key(|media| std::cmp::Reverse(media.quality()));
     wanted.iter().find_map(|media| form(media, query, forms)).ok_or_else(ApiError::not_acceptable)
 }
@@ -72,7 +72,7 @@ fn form(media: &MediaType<'_>, query: &Query, forms: &[&str]) -> Option<Form> {
     }
 }
 
-/// How the request's body is written; without a header it is JSON.
+/// The format of the request's body. The default is JSON.
 pub(crate) fn body_type(headers: &HeaderMap) -> Result<BodyType> {
     let Some(value) = headers.get(http::header::CONTENT_TYPE) else { return Ok(BodyType::Json) };
     let text = value.to_str().unwrap_or_default();
@@ -107,10 +107,10 @@ impl MediaType<'_> {
         self.parameters.iter().find(|(name, _)| *name == key).map(|(_, value)| value.trim_matches('"'))
     }
 
-    /// In thousandths, so that it can be compared.
+    /// The quality in thousandths.
     fn quality(&self) -> u32 {
         let quality = self.parameter("q").and_then(|q| q.parse::<f32>().ok()).unwrap_or(1.0);
-        // A quality lies between 0 and 1.
+        // A quality is between 0 and 1.
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to 0..=1000")]
         let thousandths = (quality.clamp(0.0, 1.0) * 1000.0) as u32;
         thousandths

@@ -1,15 +1,15 @@
 //! CPU-heavy work on untrusted bytes, off the async workers and with bounded concurrency.
 //!
-//! A request of three megabytes takes tens of milliseconds to parse and many times its size in memory. The async workers
-//! go on serving others meanwhile, and at most [`CONCURRENCY`] such requests are worked on at a time.
+//! Parsing a request of three megabytes takes tens of milliseconds and many times its size in memory. It runs outside
+//! the async workers, and at most [`CONCURRENCY`] such requests are parsed at a time.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use tokio::runtime::{Handle, RuntimeFlavor};
 
-/// Bytes of a body from which on it is worked on here.
+/// Minimum bytes of a body that is offloaded.
 pub(crate) const LARGE: usize = 32 << 10;
-/// Maximum heavy pieces of work at a time.
+/// Maximum number of concurrent offloaded functions.
 const CONCURRENCY: usize = 2;
 
 static GATE: Gate = Gate { running: Mutex::new(0), freed: Condvar::new() };
@@ -19,10 +19,10 @@ struct Gate {
     freed: Condvar,
 }
 
-/// One of the pieces of work that may run.
+/// The permit of one offloaded function.
 struct Turn;
 
-/// Runs heavy work; must not be nested.
+/// Runs a CPU-heavy function. Must not be nested.
 pub(crate) fn run<T>(is_heavy: bool, work: impl FnOnce() -> T) -> T {
     let threaded = Handle::try_current().is_ok_and(|h| h.runtime_flavor() == RuntimeFlavor::MultiThread);
     if !is_heavy || !threaded {

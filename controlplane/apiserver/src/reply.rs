@@ -1,4 +1,4 @@
-//! Answers: objects and lists in the form that the client asked for.
+//! Responses: objects and lists in the requested form.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::{
     write::Stored,
 };
 
-/// The body of every answer.
+/// The body of every response.
 pub type Body = UnsyncBoxBody<Bytes, std::io::Error>;
 
 pub(crate) type Reply = Response<Body>;
@@ -40,7 +40,7 @@ pub(crate) fn text(code: u16, text: impl Into<String>) -> Reply {
     bytes(code, "text/plain; charset=utf-8", text.into())
 }
 
-/// A Status as clients of upstream compare it: `kind` first, and a newline at the end.
+/// A Status in upstream's byte form, which clients compare: `kind` first, and a newline at the end.
 pub(crate) fn status_text(status: &Value) -> String {
     const ORDER: [&str; 8] =
         ["kind", "apiVersion", "metadata", "status", "message", "reason", "details", "code"];
@@ -98,7 +98,7 @@ pub(crate) fn list(form: Form, kind: &'static Kind, objects: Vec<Arc<Object>>, m
 const WARNINGS: usize = 4096;
 const WARNING: usize = 256;
 
-/// Adds warnings, which clients print.
+/// Adds warnings for the client.
 pub(crate) fn warned(mut reply: Reply, warnings: &[String]) -> Reply {
     let is_long = warnings.iter().map(String::len).sum::<usize>() > WARNINGS;
     let cut = |warning: &str| warning.floor_char_boundary(if is_long { WARNING } else { WARNINGS });
@@ -115,7 +115,7 @@ pub(crate) fn warned(mut reply: Reply, warnings: &[String]) -> Reply {
     reply
 }
 
-/// A `v1` Status that says that an object is gone.
+/// A `v1` Status for a deleted object.
 pub(crate) fn deleted(kind: &Kind, object: &Value) -> Result<Reply> {
     let mut details = json!({
         "name": object["metadata"]["name"], "kind": kind.plural, "uid": object["metadata"]["uid"],

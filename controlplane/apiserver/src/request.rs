@@ -1,4 +1,4 @@
-//! What a request asks for, read from its method, path and query.
+//! Request attributes, parsed from method, path and query.
 
 use std::collections::HashMap;
 
@@ -7,24 +7,24 @@ use http::Method;
 
 use crate::error::{ApiError, Result};
 
-/// A request's meaning, before anybody is asked whether it is allowed.
+/// The attributes of a request.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestInfo {
-    /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`, `deletecollection`; for paths that
-    /// are no resource the method in lower case.
+    /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`, `deletecollection`. For non-resource paths the
+    /// method in lower case.
     pub(crate) verb: &'static str,
     pub(crate) path: String,
     pub(crate) query: Query,
-    /// `None` for paths outside of the resource tree.
+    /// `None` for non-resource paths.
     pub(crate) resource: Option<ResourceInfo>,
 }
 
-/// The resource that a path names.
+/// The resource in a path.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub(crate) struct ResourceInfo {
     pub(crate) group: String,
     pub(crate) version: String,
-    /// Empty for all namespaces and for kinds without.
+    /// Empty for all namespaces and for cluster-scoped kinds.
     pub(crate) namespace: String,
     pub(crate) resource: String,
     /// Empty for the collection.
@@ -33,11 +33,11 @@ pub(crate) struct ResourceInfo {
     pub(crate) subresource: String,
 }
 
-/// Query parameters; of a parameter given often all values are kept in order.
+/// Query parameters. Repeated parameters keep all values in order.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Query {
     values: HashMap<String, Vec<String>>,
-    /// As it came, for handing on.
+    /// The raw query, for forwarding.
     pub(crate) raw: String,
 }
 
@@ -118,7 +118,7 @@ impl ResourceInfo {
         Some(Self { group, version, namespace, resource, name, subresource })
     }
 
-    /// The row of the table that serves it.
+    /// The kind of the resource, if it is served.
     pub(crate) fn kind(&self) -> Option<&'static Kind> {
         coracle_kinds::kind::by_resource(&self.group, &self.version, &self.resource)
     }
@@ -139,7 +139,7 @@ impl Query {
         Self { values, raw: raw.to_owned() }
     }
 
-    /// The parameter's first value, or nothing.
+    /// The first value of a parameter.
     pub(crate) fn get(&self, key: &str) -> &str {
         self.values.get(key).and_then(|all| all.first()).map_or("", String::as_str)
     }
@@ -148,7 +148,7 @@ impl Query {
         self.values.get(key).map_or(&[], Vec::as_slice)
     }
 
-    /// A flag as upstream reads it: set by any value, also an empty one, other than `0` and `false`.
+    /// A flag: set by any value except `0` and `false`, also by an empty one, as upstream.
     pub(crate) fn flag(&self, key: &str) -> bool {
         self.has(key) && self.get(key) != "0" && !self.get(key).eq_ignore_ascii_case("false")
     }
@@ -161,7 +161,7 @@ impl Query {
         self.get(key).parse().ok()
     }
 
-    /// Fails unless the parameter is absent or a whole number.
+    /// Fails unless the parameter is absent or an integer.
     pub(crate) fn check_number(&self, key: &str) -> Result<()> {
         let Some(text) = self.values.get(key).and_then(|all| all.first()) else { return Ok(()) };
         let parsed = text.parse::<i64>().map(drop);

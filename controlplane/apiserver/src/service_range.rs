@@ -1,29 +1,29 @@
-//! The addresses that services get: one range, and so one family.
+//! The address range of services: one range, so one address family.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnetwork::IpNetwork;
 
-/// The range of services' addresses.
+/// The address range of services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceRange(IpNetwork);
 
 // === impl ServiceRange ===
 
 impl ServiceRange {
-    /// Of that network.
+    /// The range of a network.
     #[must_use]
     pub fn new(network: IpNetwork) -> Self {
         Self(network)
     }
 
-    /// The apiserver's own address there: the first.
+    /// The API server's own service address: the first one.
     #[must_use]
     pub fn own(self) -> Option<IpAddr> {
         self.nth(1)
     }
 
-    /// How many addresses it has. Of a wide range of IPv6 the first 2^64 are enough.
+    /// The number of addresses. For a large IPv6 range only the first 2^64 are used.
     pub(crate) fn size(self) -> u128 {
         let bits = if self.0.is_ipv4() { 32 } else { 128 };
         1 << (bits - u32::from(self.0.prefix())).min(64)
@@ -41,7 +41,7 @@ impl ServiceRange {
         self.0.contains(address)
     }
 
-    /// The family, as the API names it.
+    /// The address family, as in the API.
     pub(crate) fn family(self) -> &'static str {
         if self.0.is_ipv4() { "IPv4" } else { "IPv6" }
     }

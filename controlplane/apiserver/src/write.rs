@@ -33,7 +33,7 @@ pub(crate) enum Part {
     Status,
     /// A pod's ephemeral containers.
     EphemeralContainers,
-    /// Whether a certificate signing request is granted.
+    /// The approval of a certificate signing request.
     Approval,
     /// What the server itself changes: no strategy, no validation.
     Internal,
@@ -41,9 +41,9 @@ pub(crate) enum Part {
 
 /// Maximum bytes of an encoded object: a series of patches cannot grow it beyond what one request may send.
 const MAX_OBJECT: usize = 3 << 20;
-/// Writes are retried so often against others' writes.
+/// Maximum retries on a revision conflict.
 const RETRIES: usize = 16;
-/// A generated name that is taken is replaced by another so often.
+/// Attempts to find a free name for generateName.
 const NAMES: usize = 8;
 
 // === impl Stored ===
@@ -254,7 +254,7 @@ pub(crate) fn is_finished(object: &Value) -> bool {
 
 /// Why a commit did not happen.
 pub(crate) enum Failed {
-    /// Somebody else was faster; the cache has what they wrote.
+    /// Another writer was faster; the cache has its version.
     Conflict,
     Other(ApiError),
 }

@@ -1,4 +1,4 @@
-//! The kinds that the server has, and requests on objects of any of them.
+//! The kinds that the API server serves, and requests on objects of any kind.
 
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Request};
 use kube::core::DynamicObject;
@@ -14,12 +14,12 @@ use crate::object::Key;
 /// The metadata of an object of any kind.
 pub(crate) type Meta = PartialObjectMeta<DynamicObject>;
 
-/// A kind that the server has.
+/// A kind that the API server serves.
 #[derive(Clone, Debug)]
 pub(crate) struct ApiKind {
     pub(crate) resource: ApiResource,
     pub(crate) namespaced: bool,
-    /// What may be done with its objects.
+    /// The verbs that the kind supports.
     pub(crate) verbs: Vec<String>,
 }
 
@@ -47,12 +47,12 @@ async fn discover(client: &Client) -> Result<Vec<ApiKind>, kube::Error> {
 }
 
 impl ApiKind {
-    /// Whether all of these may be done with its objects.
+    /// Whether the kind supports all of these verbs.
     pub(crate) fn can(&self, verbs: &[&str]) -> bool {
         verbs.iter().all(|verb| self.verbs.iter().any(|own| own == verb))
     }
 
-    /// The name that the server calls the kind by.
+    /// The name in API paths: resource and group.
     pub(crate) fn name(&self) -> String {
         if self.resource.group.is_empty() {
             self.resource.plural.clone()
@@ -61,7 +61,7 @@ impl ApiKind {
         }
     }
 
-    /// Events come and go by themselves and are nobody's dependents.
+    /// Whether this is an event. Events expire on their own, so the garbage collector ignores them.
     pub(crate) fn is_event(&self) -> bool {
         self.resource.plural == "events"
     }
@@ -76,7 +76,7 @@ impl ApiKind {
         move |source| Error::Request { verb, object, source }
     }
 
-    /// The object's metadata as the server has it now.
+    /// Reads the object's metadata from the API server.
     pub(crate) async fn live(&self, client: &Client, key: &Key) -> Result<Option<Meta>, Error> {
         let failed = self.failed("get", key);
         let request = self.requests(&key.namespace).get_metadata(&key.name, &Default::default());
@@ -91,7 +91,7 @@ impl ApiKind {
         }
     }
 
-    /// The metadata of all objects in a namespace.
+    /// Reads the metadata of all objects in a namespace.
     pub(crate) async fn list(&self, client: &Client, namespace: &str) -> Result<Vec<Meta>, Error> {
         let place = Key::new(namespace, "*");
         let mut params = ListParams::default().limit(500);
@@ -109,7 +109,7 @@ impl ApiKind {
         }
     }
 
-    /// Deletes an object. Its being gone already is success.
+    /// Deletes an object. An object that does not exist is not an error.
     pub(crate) async fn delete(
         &self,
         client: &Client,
@@ -143,7 +143,7 @@ impl ApiKind {
         client.request_text(request).await.map(drop).map_err(self.failed("delete", &place))
     }
 
-    /// Merges JSON into an object. Its being gone already is success.
+    /// Applies a merge patch to an object. An object that does not exist is not an error.
     pub(crate) async fn merge(&self, client: &Client, key: &Key, patch: Value) -> Result<(), Error> {
         let failed = self.failed("patch", key);
         let request =

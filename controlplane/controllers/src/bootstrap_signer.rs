@@ -1,4 +1,4 @@
-//! The cluster's address and authority are published in `kube-public/cluster-info`, signed with each bootstrap token.
+//! Publishes the cluster's address and CA in `kube-public/cluster-info`, signed with each bootstrap token.
 
 mod plan;
 pub(crate) mod run;

@@ -1,9 +1,9 @@
-//! What is known of one kind, fed by one watch and by our own writes.
+//! The cache of one kind: updated by one watch and by the controllers' own writes.
 //!
-//! A write's answer goes into the cache at once ([`Cache::written`], [`Cache::removed`]), so the next plan is
-//! never made from a state older than the last write: this is what upstream needs expectations for. Resource
-//! versions of one kind rise along its watch, which makes the two sources easy to merge: the higher one wins, and
-//! an answer that the watch has already passed is not news.
+//! The response of a write goes into the cache at once ([`Cache::written`], [`Cache::removed`]). So no plan uses a
+//! state older than the controller's last write; upstream needs "expectations" for this. Resource versions of one
+//! kind rise along its watch, so merging the two sources is simple: the higher version wins, and a response older
+//! than the watch is ignored.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,18 +14,20 @@ use tokio::sync::watch;
 
 use crate::object::{Key, Object, controller_of};
 
-/// Told of every change, while the cache is locked: it may queue keys and look into caches of owners (pods'
-/// handlers into replica sets, services and deployments), never into the cache it listens to or further down.
+/// Handler of changes. The cache calls it for every change, with its lock held.
+///
+/// A handler may queue keys and read the caches of owners: a handler for pods reads replica sets, services and
+/// deployments. It must not read the cache that calls it or caches further down.
 type Handler<K> = Box<dyn Fn(&Change<'_, K>) + Send + Sync>;
 
-/// An object before and after; at least one is there.
+/// An object before and after a change; at least one of the two is present.
 pub(crate) struct Change<'a, K> {
     pub(crate) old: Option<&'a Arc<K>>,
     pub(crate) new: Option<&'a Arc<K>>,
 }
 
 impl<'a, K> Change<'a, K> {
-    /// The object as it is, or as it last was.
+    /// The object after the change, or before it if it was removed.
     pub(crate) fn latest(&self) -> Option<&'a Arc<K>> {
         self.new.or(self.old)
     }
@@ -41,22 +43,22 @@ struct State<K> {
     objects: BTreeMap<Key, Arc<K>>,
     /// Objects by namespace and controller's uid (empty for orphans), and by name below that.
     owned: HashMap<(String, String), BTreeMap<String, Arc<K>>>,
-    /// The highest version that the watch has brought.
+    /// The highest version seen by the watch.
     progress: u64,
-    /// Objects that we removed and whose removal the watch has not brought yet.
+    /// Objects that this process deleted, until the watch reports their deletion.
     tombstones: HashSet<String>,
     relist: Option<Relist<K>>,
     handlers: Vec<Handler<K>>,
 }
 
-/// A list that is under way.
+/// A running list request.
 struct Relist<K> {
     found: BTreeMap<Key, K>,
-    /// Written since the list began: the list may be older or newer.
+    /// Objects written since the list began: the list may be older or newer than the write.
     written: BTreeSet<Key>,
 }
 
-/// An object whose existence only the server can tell (see [`Cache::apply`]).
+/// An object that may or may not exist: only the API server knows (see [`Cache::apply`]).
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Doubtful {
     pub(crate) key: Key,
@@ -81,7 +83,7 @@ impl<K: Object> Cache<K> {
         Self { state: Mutex::new(state), synced: watch::Sender::new(false) }
     }
 
-    /// As [`Cache::on_change`], and tells of all that is there now, as if it had just come.
+    /// As [`Cache::on_change`]; also calls the handler for each object that is in the cache now.
     pub(crate) fn on_change_and_now(&self, handler: impl Fn(&Change<'_, K>) + Send + Sync + 'static) {
         let mut state = self.lock();
         state.objects.values().for_each(|object| handler(&Change { old: None, new: Some(object) }));
@@ -92,7 +94,7 @@ impl<K: Object> Cache<K> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has `handler` told of every later change.
+    /// Registers a handler for all later changes.
     pub(crate) fn on_change(&self, handler: impl Fn(&Change<'_, K>) + Send + Sync + 'static) {
         self.lock().handlers.push(Box::new(handler));
     }
@@ -120,14 +122,14 @@ impl<K: Object> Cache<K> {
         range.take_while(|(key, _)| key.namespace == namespace).map(|(_, object)| object.clone()).collect()
     }
 
-    /// The objects of one namespace that this controller owns; an empty uid asks for those that none owns.
+    /// The objects of one namespace with this controller; an empty uid selects objects without a controller.
     pub(crate) fn owned_by(&self, namespace: &str, uid: &str) -> Vec<Arc<K>> {
         let state = self.lock();
         let owned = state.owned.get(&(namespace.to_owned(), uid.to_owned()));
         owned.into_iter().flat_map(BTreeMap::values).cloned().collect()
     }
 
-    /// Takes in the answer of a write.
+    /// Adds the response of a write.
     pub(crate) fn written(&self, mut object: K) -> Arc<K> {
         object.slim();
         let object = Arc::new(object);
@@ -144,7 +146,7 @@ impl<K: Object> Cache<K> {
         object
     }
 
-    /// Takes in that the server has removed this object on our request, at once.
+    /// Removes an object that the API server deleted at once on our request.
     pub(crate) fn removed(&self, key: &Key, uid: &str) {
         let mut state = self.lock();
         if state.objects.get(key).is_some_and(|known| known.uid() == uid) {
@@ -153,7 +155,7 @@ impl<K: Object> Cache<K> {
         }
     }
 
-    /// Takes in that an object is gone, without waiting for the watch to say so too.
+    /// Removes an object that does not exist any more, without waiting for the watch.
     pub(crate) fn forget(&self, doubtful: &Doubtful) {
         let mut state = self.lock();
         if state.objects.get(&doubtful.key).is_some_and(|known| known.uid() == doubtful.uid) {
@@ -161,8 +163,9 @@ impl<K: Object> Cache<K> {
         }
     }
 
-    /// Takes in what the watch brings. Objects that were written while a list ran and are not in it are
-    /// returned: the list may be older than the write, or the object gone again. Ask the server, then `forget`.
+    /// Applies an event of the watch. Returns the objects that were written while a list ran and that the list does
+    /// not have: either the list is older than the write, or the object was deleted again. For each of them the caller
+    /// asks the API server and calls `forget` if the object does not exist.
     pub(crate) fn apply(&self, event: Event<K>) -> Vec<Doubtful> {
         let mut state = self.lock();
         match event {
@@ -226,7 +229,7 @@ impl<K: Object> State<K> {
         doubtful
     }
 
-    /// Keeps the object unless a newer or equal one is known; says whether it was kept.
+    /// Stores the object unless the cache has the same or a newer version. Returns whether it stored it.
     fn insert(&mut self, object: Arc<K>) -> bool {
         let key = object.key();
         let newer = version(object.meta());
@@ -292,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_is_seen_before_the_watch_brings_it_and_only_once() {
+    fn a_write_is_reported_once_and_before_the_watch_event() {
         let cache = Cache::new();
         let told = Arc::new(Mutex::new(0));
         let count = told.clone();
@@ -304,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_answer_does_not_bring_back_what_the_watch_has_seen_go() {
+    fn a_late_response_does_not_restore_an_object_that_the_watch_reported_as_deleted() {
         let cache = Cache::new();
         cache.apply(Event::Apply(pod("a", "1", 5)));
         cache.apply(Event::Delete(pod("a", "1", 6)));
@@ -328,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_list_drops_what_is_not_in_it_and_doubts_what_was_written_meanwhile() {
+    fn a_new_list_removes_missing_objects_and_returns_those_written_meanwhile() {
         let cache = Cache::new();
         cache.apply(Event::Apply(pod("a", "1", 3)));
         cache.apply(Event::Init);

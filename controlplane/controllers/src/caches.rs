@@ -1,4 +1,4 @@
-//! The kinds that more than one controller looks at: one watch and one cache each.
+//! The caches that controllers share: one watch and one cache for each kind.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -16,7 +16,7 @@ use crate::watch;
 /// The name of the config map that carries the cluster's CA.
 pub(crate) const ROOT_CA_NAME: &str = "kube-root-ca.crt";
 
-/// The name of the config map by which machines that join find the cluster.
+/// The name of the config map with the cluster's address, for machines that join.
 pub(crate) const CLUSTER_INFO_NAME: &str = "cluster-info";
 
 /// All caches of this process.
@@ -27,18 +27,18 @@ pub(crate) struct Caches {
     pub(crate) nodes: Arc<Cache<Node>>,
     pub(crate) namespaces: Arc<Cache<Namespace>>,
     pub(crate) service_accounts: Arc<Cache<ServiceAccount>>,
-    /// Only those that carry the cluster's CA.
+    /// Only config maps with the cluster's CA.
     pub(crate) root_cas: Arc<Cache<ConfigMap>>,
     pub(crate) services: Arc<Cache<Service>>,
     pub(crate) endpoints: Arc<Cache<Endpoints>>,
     pub(crate) signing_requests: Arc<Cache<CertificateSigningRequest>>,
-    /// Only those of nodes.
+    /// Only leases of nodes.
     pub(crate) leases: Arc<Cache<Lease>>,
-    /// Only those that are bootstrap tokens.
+    /// Only bootstrap tokens.
     pub(crate) tokens: Arc<Cache<Secret>>,
-    /// Only those with the token of a service account.
+    /// Only Secrets for tokens of service accounts.
     pub(crate) account_tokens: Arc<Cache<Secret>>,
-    /// Only those that may tell machines where the cluster is.
+    /// Only config maps named `cluster-info`.
     pub(crate) cluster_infos: Arc<Cache<ConfigMap>>,
     pub(crate) budgets: Arc<Cache<PodDisruptionBudget>>,
     pub(crate) cluster_roles: Arc<Cache<ClusterRole>>,

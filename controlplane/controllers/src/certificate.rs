@@ -1,4 +1,4 @@
-//! What a certificate signing request asks for, and the rules of Kubernetes' own signers.
+//! The contents of a certificate signing request, and the rules of the Kubernetes signers.
 //!
 //! The rules are those of "Certificate Signing Requests" in the Kubernetes documentation, section "Kubernetes
 //! signers".
@@ -14,42 +14,42 @@ use x509_parser::pem::parse_x509_pem;
 use x509_parser::prelude::FromDer;
 use x509_parser::x509::{AttributeTypeAndValue, X509Name};
 
-/// Client certificates of anybody.
+/// Signer of client certificates for any user.
 pub(crate) const CLIENT: &str = "kubernetes.io/kube-apiserver-client";
-/// Client certificates of nodes.
+/// Signer of client certificates for nodes.
 pub(crate) const NODE_CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
-/// Serving certificates of nodes.
+/// Signer of serving certificates for nodes.
 pub(crate) const NODE_SERVING: &str = "kubernetes.io/kubelet-serving";
 
 const ADMINISTRATORS: &str = "system:masters";
-/// API servers, ours and others', whom nodes let in by their names.
+/// Common names of API servers. Nodes authorize these names.
 const SERVERS: [&str; 2] = ["kube-apiserver-kubelet-client", "system:kube-apiserver"];
 const NODES: &str = "system:nodes";
 const NODE_PREFIX: &str = "system:node:";
 
-/// Subject, alternative names and key of a request: all that a certificate is made from. Who decides and who signs
-/// have the same reading of it.
+/// Subject, alternative names and key of a request: everything that goes into the certificate. The approving and the
+/// signing controller use the same parsed form, so that they cannot read a request differently.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Asked {
     pub(crate) common_name: String,
     pub(crate) organizations: Vec<String>,
     pub(crate) dns: Vec<String>,
     pub(crate) addresses: Vec<IpAddr>,
-    /// Mail addresses among the alternative names.
+    /// Mail addresses in the alternative names.
     pub(crate) mails: Vec<String>,
-    /// URIs among the alternative names.
+    /// URIs in the alternative names.
     pub(crate) uris: Vec<String>,
-    /// How many names there are of other sorts.
+    /// Number of alternative names of other types.
     pub(crate) others: usize,
-    /// The public key, as the request has it (SubjectPublicKeyInfo, DER).
+    /// The public key of the request (SubjectPublicKeyInfo, DER).
     pub(crate) key: Vec<u8>,
 }
 
 impl Asked {
-    /// Reads a request.
+    /// Parses a request.
     ///
     /// # Errors
-    /// Why it is none, or why nobody can tell whom it is for.
+    /// The text is not a request, or its subject is ambiguous.
     pub(crate) fn read(pem: &[u8]) -> Result<Self, String> {
         let unreadable = "the request cannot be read";
         let (_, pem) = parse_x509_pem(pem).map_err(|_malformed| unreadable)?;
@@ -81,12 +81,12 @@ impl Asked {
         }
     }
 
-    /// The node that the subject names.
+    /// The node name in the subject.
     pub(crate) fn node(&self) -> Option<&str> {
         self.common_name.strip_prefix(NODE_PREFIX).filter(|name| !name.is_empty())
     }
 
-    /// Why the signer of this name must refuse; nothing when it may sign.
+    /// Why the signer with this name must refuse the request; None if it may sign.
     pub(crate) fn refusal(&self, signer: &str, usages: &[String]) -> Option<String> {
         let refused = match signer {
             CLIENT => self.client(usages),
@@ -97,7 +97,8 @@ impl Asked {
         refused.err()
     }
 
-    /// Whoever is an administrator or an API server by its certificate is that to every part of the cluster.
+    /// Refuses the group of administrators and the names of API servers: every part of the cluster trusts these in a
+    /// certificate.
     fn client(&self, usages: &[String]) -> Result<(), String> {
         if self.organizations.iter().any(|group| group == ADMINISTRATORS) {
             return Err(format!("certificates of the group {ADMINISTRATORS} are not signed on request"));
@@ -151,8 +152,8 @@ impl Asked {
     }
 }
 
-/// Common name and organizations of a subject that leaves no doubt. Programs differ in which of two common names
-/// counts, and in what they make of several values in one part: what one has checked, another would have signed.
+/// Common name and organizations of an unambiguous subject. Programs differ in which of two common names counts, and
+/// in how they read several values in one part. With such a subject the checked name could differ from the signed one.
 fn subject(name: &X509Name<'_>) -> Result<(String, Vec<String>), String> {
     let (mut common_names, mut organizations) = (Vec::new(), Vec::new());
     for part in name.iter() {
@@ -179,7 +180,7 @@ fn unsupported(kind: &Oid<'_>) -> String {
     format!("an attribute {kind}, where only a common name and organizations are supported")
 }
 
-/// The two sorts of strings that everybody reads alike, without characters that end or hide a name elsewhere.
+/// A UTF-8 or printable string without control characters: all programs read these two types alike.
 fn plain_text(attribute: &AttributeTypeAndValue<'_>) -> Result<String, String> {
     let usual = matches!(attribute.attr_value().tag(), Tag::Utf8String | Tag::PrintableString);
     let text = attribute.as_str().ok().filter(|text| usual && !text.chars().any(char::is_control));
@@ -194,7 +195,7 @@ fn address(bytes: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// Exactly the use on one side of TLS; an RSA key may also encipher.
+/// Requires exactly the usages of one side of TLS; `key encipherment` (RSA) is optional.
 fn exact_usages(usages: &[String], side: &str) -> Result<(), String> {
     let mut given: BTreeSet<&str> = usages.iter().map(String::as_str).collect();
     given.remove("key encipherment");

@@ -1,4 +1,4 @@
-//! Cluster roles that are made of others: all those with certain labels.
+//! Aggregated cluster roles: their rules are those of all cluster roles that their label selectors match.
 
 pub(crate) mod plan;
 pub(crate) mod run;

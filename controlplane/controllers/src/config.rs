@@ -1,4 +1,4 @@
-//! What the controllers are told about the cluster.
+//! Configuration of the controllers.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -11,38 +11,39 @@ use crate::csr_signing::Signer;
 /// Settings of the controllers.
 #[derive(Clone, Debug)]
 pub struct ControllersConfig {
-    /// Ranges that pod CIDRs are carved from, at most one of each address family. Empty: nodes get none.
+    /// Ranges from which nodes get pod CIDRs, at most one of each address family. Empty: nodes get none.
     pub cluster_cidrs: Vec<IpNetwork>,
     /// Prefix length of a node's IPv4 pod CIDR.
     pub node_mask_v4: u8,
     /// Prefix length of a node's IPv6 pod CIDR.
     pub node_mask_v6: u8,
-    /// PEM of the cluster CA, published as ConfigMap `kube-root-ca.crt` in every namespace. None: not published.
+    /// The cluster CA in PEM, published as ConfigMap `kube-root-ca.crt` in every namespace. None: not published.
     pub root_ca_pem: Option<String>,
-    /// Signs the tokens of Secrets of service accounts. None: they get none.
+    /// Signer of the tokens in service account Secrets. None: Secrets get no tokens.
     pub account_tokens: Option<AccountTokenSigner>,
-    /// The API's URL for machines that join, published with the CA as ConfigMap `kube-public/cluster-info`. None: not
-    /// published.
+    /// The API server's URL for machines that join, published with the CA as ConfigMap `kube-public/cluster-info`.
+    /// None: not published.
     pub server: Option<String>,
-    /// The API server's names, which no node may have.
+    /// The API server's DNS names. No node gets a certificate for them.
     pub server_names: Vec<String>,
-    /// Its addresses.
+    /// The API server's addresses. No other machine's node gets a certificate for them.
     pub server_addresses: Vec<IpAddr>,
-    /// The node on its machine, which may have those of the machine.
+    /// The node on the API server's machine. It may have the addresses of that machine.
     pub own_node: Option<String>,
-    /// Addresses of pods and of services, which no node may have either.
+    /// Address ranges of pods and services. No node gets a certificate for these addresses.
     pub reserved_ranges: Vec<IpNetwork>,
-    /// Signs approved certificate signing requests. None: they are left to others.
+    /// Signer of approved certificate signing requests. None: another program signs them.
     pub signer: Option<Signer>,
-    /// A node that is silent for so long is said to be Unknown.
+    /// Time without a heartbeat after which a node's conditions become Unknown.
     pub node_monitor_grace: Duration,
-    /// The same for a node that has never written its status.
+    /// The same time for a node that has never written its status.
     pub node_startup_grace: Duration,
-    /// In each zone one node is given up at a time, with this between them.
+    /// Minimum time between two NoExecute taints in one zone.
     pub eviction_interval: Duration,
-    /// With so many of a zone's nodes lost, in percent, and more than two, they are given up ten times more slowly.
+    /// Percentage of lost nodes in a zone above which NoExecute taints come ten times more slowly. At least three nodes
+    /// must be lost.
     pub unhealthy_percent: usize,
-    /// In a zone of not more nodes than this, none is then.
+    /// A zone of at most this many nodes gets no NoExecute taints above that percentage.
     pub large_zone: usize,
 }
 

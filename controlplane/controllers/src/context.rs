@@ -1,4 +1,4 @@
-//! What every controller works with.
+//! The shared state of all controllers.
 
 use std::sync::{Arc, Mutex};
 
@@ -11,22 +11,22 @@ use crate::api_kind::ApiKind;
 use crate::cache::Cache;
 use crate::caches::Caches;
 use crate::config::ControllersConfig;
-use crate::node_lifecycle::run::Lifecycle;
+use crate::node_lifecycle::state::Lifecycle;
 use crate::object::{Deployment, Object, Pod, ReplicaSet};
 use crate::write::Writer;
-use coracle_events::{Kind, Note, Recorder};
+use coracle_events::{Event, Recorder};
 
-/// The client, the caches, the recorder and the settings.
+/// Client, caches, event recorder and configuration.
 pub(crate) struct Context {
     pub(crate) client: Client,
     pub(crate) caches: Caches,
     pub(crate) recorder: Recorder,
     pub(crate) config: ControllersConfig,
-    /// When each node was last heard of.
+    /// Time of the last heartbeat of each node.
     pub(crate) lifecycle: Arc<Lifecycle>,
-    /// The ranges that the last node to get some got.
+    /// The pod CIDRs that were assigned last.
     pub(crate) last_ranges: Mutex<Vec<IpNetwork>>,
-    /// What the API consists of, found out once.
+    /// The kinds that the API server serves, discovered once.
     pub(crate) kinds: OnceCell<Vec<ApiKind>>,
 }
 
@@ -52,20 +52,8 @@ impl Context {
     }
 
     /// Records an event about an object.
-    pub(crate) fn record<K: Object>(
-        &self,
-        about: &K,
-        component: &'static str,
-        (kind, reason): (Kind, &'static str),
-        message: String,
-    ) {
-        self.recorder.record(Note {
-            about: about.reference(),
-            component: component.into(),
-            kind,
-            reason,
-            message,
-        });
+    pub(crate) fn record<K: Object>(&self, about: &K, component: &'static str, event: Event) {
+        self.recorder.record(about.object_reference(), component, event);
     }
 }
 

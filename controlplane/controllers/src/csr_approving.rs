@@ -1,4 +1,4 @@
-//! Certificate signing requests of nodes are approved: of those that may have them, for what they are.
+//! Approves certificate signing requests of nodes, if the requester may have the certificate.
 
 mod claim;
 mod plan;

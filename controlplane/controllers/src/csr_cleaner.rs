@@ -1,4 +1,4 @@
-//! Certificate signing requests that nobody needs any more are removed.
+//! Deletes certificate signing requests that are old.
 
 mod plan;
 pub(crate) mod run;

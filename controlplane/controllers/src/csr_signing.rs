@@ -1,4 +1,4 @@
-//! Approved certificate signing requests for our signers are signed.
+//! Signs approved certificate signing requests of the Kubernetes signers.
 
 pub(crate) mod run;
 mod sign;

@@ -1,4 +1,4 @@
-//! Moves each deployment from one pod template to the next by sizing its replica sets.
+//! The deployment controller: scales replica sets to move pods from one template to the next.
 
 mod condition;
 pub(crate) mod plan;

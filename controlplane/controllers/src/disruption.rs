@@ -1,5 +1,7 @@
-//! The status of pod disruption budgets: how many of their pods may be evicted now. The API server spends what stands
-//! there, and writes down what it spent; it is counted anew here when pods come, go and change.
+//! The status of pod disruption budgets: how many of their pods may be evicted now.
+//!
+//! The API server decreases `disruptionsAllowed` at each eviction and records the pod in `disruptedPods`. This
+//! controller recomputes both when pods appear, change and disappear.
 
 pub(crate) mod plan;
 pub(crate) mod run;

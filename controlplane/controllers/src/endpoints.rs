@@ -1,4 +1,4 @@
-//! The addresses behind each service.
+//! The endpoints of services: the addresses of the selected pods.
 
 pub(crate) mod plan;
 pub(crate) mod run;

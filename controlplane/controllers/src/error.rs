@@ -1,47 +1,47 @@
-//! What can go wrong in a look at one object: a request to the server.
+//! Errors of a reconcile.
 
 use std::fmt::Display;
 use std::time::Duration;
 
-/// A failed look; the key is tried again.
+/// A failed reconcile. The queue retries the key.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// A request that the server refused or that did not reach it.
+    /// The API server refused a request or did not receive it.
     #[error("cannot {verb} {object}")]
     Request {
-        /// What was tried.
+        /// The operation.
         verb: &'static str,
-        /// Kind and key of what it was tried on.
+        /// Kind and key of the object.
         object: String,
         #[source]
         source: kube::Error,
     },
-    /// A selector that cannot be read.
+    /// An invalid label selector.
     #[error("invalid selector of {object}")]
     Selector {
         /// Kind and key of the object.
         object: String,
         #[source]
-        source: kube::core::ParseExpressionError,
+        source: coracle_values::SelectorError,
     },
-    /// What the API consists of could not be found out.
+    /// Discovery of the API's kinds failed.
     #[error("cannot discover the API's kinds")]
     Discovery(#[source] kube::Error),
-    /// Contents that are still there and must be waited for.
+    /// A namespace that still has contents. The controller waits for their deletion.
     #[error("{object} still has contents")]
     NotEmpty {
-        /// What is to be emptied.
+        /// Kind and key of the object.
         object: String,
     },
 }
 
 impl Error {
-    /// Whether another writer was faster: expected, and cured by another look.
+    /// Whether the object changed since it was read. Expected: the retry reads the new version.
     pub(crate) fn is_conflict(&self) -> bool {
         matches!(self, Self::Request { source: kube::Error::Api(status), .. } if status.is_conflict())
     }
 
-    /// Logs the whole chain, once, at the edge of a worker.
+    /// Logs the error and its source. Only workers call this.
     pub(crate) fn log(&self, controller: &'static str, key: &impl Display, retry: Duration) {
         let cause = std::error::Error::source(self).map(ToString::to_string).unwrap_or_default();
         if self.is_conflict() || matches!(self, Self::NotEmpty { .. }) {
@@ -52,17 +52,17 @@ impl Error {
     }
 }
 
-/// Whether the server says that the object is not there.
+/// Whether the object does not exist.
 pub(crate) fn is_not_found(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.is_not_found())
 }
 
-/// Whether the server says that the object is there already.
+/// Whether an object with this name exists.
 pub(crate) fn is_already_exists(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.is_already_exists())
 }
 
-/// Whether the server refuses because the namespace is being deleted.
+/// Whether the API server refused because the namespace is being deleted.
 pub(crate) fn is_namespace_terminating(error: &kube::Error) -> bool {
     let kube::Error::Api(status) = error else { return false };
     let named = status

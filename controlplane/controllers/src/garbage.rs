@@ -1,4 +1,4 @@
-//! Deletes what nobody owns any more.
+//! The garbage collector: deletes objects whose owners do not exist any more.
 
 mod graph;
 pub(crate) mod plan;

@@ -1,13 +1,13 @@
-//! Deployment, ReplicaSet, garbage, namespace and service-account controllers, as API clients.
+//! The controllers of the control plane, as API clients: deployments, replica sets, garbage collection, namespaces,
+//! node lifecycle, certificates, tokens, endpoints, disruption budgets.
 //!
-//! Each controller is a folder of two files: `plan`, which turns a snapshot into actions and touches nothing,
-//! and `run`, which gathers the snapshot and carries the actions out. All of them share one set of caches
-//! (`caches`): one watch a kind, and what a controller writes is in the cache before its next look (`cache`), so
-//! that no plan is ever made from a state older than the controller's own last write.
+//! Each controller is a folder of two files. `plan` compares the desired with the observed state and returns actions;
+//! it is pure. `run` collects the observed state and applies the actions. All controllers share one set of caches
+//! (`caches`) with one watch for each kind. A write is in the cache before the next reconcile (`cache`), so no plan
+//! uses a state older than the controller's own last write.
 //!
-//! Invariants: the API is known only as a [`kube::Client`]; a plan never does I/O and never asks for the time;
-//! objects are written as patches of exactly the fields that are ours, so that fields newer than this crate
-//! survive.
+//! Invariants: the only access to the API is a [`kube::Client`]. A plan does no I/O and does not read the clock.
+//! Controllers write patches of exactly the fields that they own, so that fields newer than this crate survive.
 
 mod account_token;
 mod api_kind;
@@ -39,6 +39,7 @@ mod service_account;
 mod stale_disruption;
 mod taint_eviction;
 mod template;
+mod timestamp;
 mod token_cleaner;
 mod watch;
 mod write;

@@ -1,4 +1,4 @@
-//! Empties namespaces that are being deleted.
+//! The namespace controller: deletes the contents of namespaces that are being deleted.
 
 pub(crate) mod plan;
 pub(crate) mod run;

@@ -1,18 +1,19 @@
-//! Nodes that are not heard of any more are said to be Unknown and tainted, so that their pods go elsewhere; nodes
-//! that come back are taken as they are.
+//! Node lifecycle: nodes without heartbeats get conditions Unknown and taints, so that their pods move elsewhere. The
+//! conditions of nodes that return are their own again.
 //!
 //! ```text
 //! heartbeat (Lease renewed, or status written)
-//!     │ none for the grace period: a timer a node, moved on only when it fires
+//!     │ none for the grace period: one timer per node, extended only when it fires
 //!     ▼
 //! conditions Unknown ── condition taints (NoSchedule): at once
 //!     │
-//!     └── taints that evict (NoExecute): a node at a time in its zone, by the zone's rate; none while
-//!         every node is lost, for then it is we who are cut off
+//!     └── NoExecute taints: one node of a zone at a time, by the zone's rate. None while all nodes
+//!         are lost, because then the control plane is probably the one that is cut off
 //! ```
-//! What the taints do to pods is `taint_eviction`'s affair.
+//! `taint_eviction` evicts the pods.
 
 pub(crate) mod plan;
 pub(crate) mod run;
+pub(crate) mod state;
 mod turns;
 mod zone;

@@ -1,18 +1,16 @@
-//! The kinds as the controllers see them: only the fields that a controller reads, so that a cached object is
-//! small. Nothing here is ever written back whole.
+//! Reduced types of the kinds: only the fields that a controller reads, so that cached objects are small. Controllers
+//! never write a whole object of these types back.
 
-use std::borrow::Cow;
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use coracle_values::resource;
 use k8s_openapi::api::apps::v1::{DeploymentStatus, DeploymentStrategy, ReplicaSetStatus};
 use k8s_openapi::api::core::v1::{
-    ContainerStatus, NodeAddress, NodeCondition, ObjectReference, PodCondition, ServicePort, Taint,
-    Toleration,
+    ContainerStatus, NodeAddress, NodeCondition, PodCondition, ServicePort, Taint, Toleration,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, Time};
 use kube::Resource;
-use kube::core::{ClusterResourceScope, NamespaceResourceScope};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -20,127 +18,12 @@ use crate::template::Template;
 
 /// A kind that can be cached.
 pub(crate) trait Object:
-    Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static
+    Resource<DynamicType = ()> + ObjectExt + Clone + Debug + DeserializeOwned + Send + Sync + 'static
 {
-    /// Drops what no controller reads.
+    /// Removes fields that no controller reads.
     fn slim(&mut self) {
         self.meta_mut().managed_fields = None;
     }
-
-    /// The object's place in a cache.
-    fn key(&self) -> Key {
-        Key::of(self.meta())
-    }
-
-    /// The object's uid; empty only for an object that no server has seen.
-    fn uid(&self) -> &str {
-        self.meta().uid.as_deref().unwrap_or_default()
-    }
-
-    /// The object's name.
-    fn name(&self) -> &str {
-        self.meta().name.as_deref().unwrap_or_default()
-    }
-
-    /// The object's namespace; empty for cluster-scoped kinds.
-    fn namespace(&self) -> &str {
-        self.meta().namespace.as_deref().unwrap_or_default()
-    }
-
-    /// Whether deletion was asked for.
-    fn deleting(&self) -> bool {
-        self.meta().deletion_timestamp.is_some()
-    }
-
-    /// A reference to this object for an event.
-    fn reference(&self) -> ObjectReference {
-        ObjectReference {
-            api_version: Some(Self::api_version(&()).into_owned()),
-            kind: Some(Self::kind(&()).into_owned()),
-            name: self.meta().name.clone(),
-            namespace: self.meta().namespace.clone(),
-            uid: self.meta().uid.clone(),
-            resource_version: self.meta().resource_version.clone(),
-            field_path: None,
-        }
-    }
-
-    /// The owner reference of an object that this one controls.
-    fn controller_reference(&self) -> OwnerReference {
-        OwnerReference {
-            api_version: Self::api_version(&()).into_owned(),
-            kind: Self::kind(&()).into_owned(),
-            name: self.name().to_owned(),
-            uid: self.uid().to_owned(),
-            controller: Some(true),
-            block_owner_deletion: Some(true),
-        }
-    }
-}
-
-/// Namespace (empty for cluster-scoped kinds) and name.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Key {
-    pub(crate) namespace: String,
-    pub(crate) name: String,
-}
-
-impl Key {
-    /// A key from its two parts.
-    pub(crate) fn new(namespace: &str, name: &str) -> Self {
-        Self { namespace: namespace.to_owned(), name: name.to_owned() }
-    }
-
-    /// The key of an object with this metadata.
-    pub(crate) fn of(meta: &ObjectMeta) -> Self {
-        Self {
-            namespace: meta.namespace.clone().unwrap_or_default(),
-            name: meta.name.clone().unwrap_or_default(),
-        }
-    }
-}
-
-impl std::fmt::Display for Key {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.namespace.is_empty() {
-            f.write_str(&self.name)
-        } else {
-            write!(f, "{}/{}", self.namespace, self.name)
-        }
-    }
-}
-
-/// The owner reference that is marked as the controller.
-pub(crate) fn controller_of(meta: &ObjectMeta) -> Option<&OwnerReference> {
-    meta.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))
-}
-
-macro_rules! resource {
-    ($type:ident, $group:literal, $plural:literal, $scope:ty) => {
-        impl Resource for $type {
-            type DynamicType = ();
-            type Scope = $scope;
-
-            fn kind((): &()) -> Cow<'_, str> {
-                stringify!($type).into()
-            }
-            fn group((): &()) -> Cow<'_, str> {
-                $group.into()
-            }
-            fn version((): &()) -> Cow<'_, str> {
-                "v1".into()
-            }
-            fn plural((): &()) -> Cow<'_, str> {
-                $plural.into()
-            }
-            fn meta(&self) -> &ObjectMeta {
-                &self.metadata
-            }
-            fn meta_mut(&mut self) -> &mut ObjectMeta {
-                &mut self.metadata
-            }
-        }
-    };
 }
 
 mod disruption;
@@ -148,12 +31,13 @@ mod joining;
 mod rbac;
 mod tolerations;
 
+pub(crate) use coracle_values::object::{Key, ObjectExt, controller_of};
 pub(crate) use disruption::PodDisruptionBudget;
 pub(crate) use joining::{CertificateSigningRequest, Lease, Secret};
 pub(crate) use rbac::ClusterRole;
 use tolerations::tolerations;
 
-/// A pod: where it is and how it fares.
+/// A pod.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Pod {
@@ -162,17 +46,17 @@ pub(crate) struct Pod {
     pub(crate) status: PodStatus,
 }
 
-/// What of a pod's spec the controllers read.
+/// The fields of a pod's spec that controllers read.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct PodSpec {
     pub(crate) node_name: Option<String>,
     pub(crate) hostname: Option<String>,
     pub(crate) subdomain: Option<String>,
-    /// Only those that can matter once the pod runs.
+    /// Only the tolerations of NoExecute taints: the others do not matter once the pod runs.
     #[serde(deserialize_with = "tolerations")]
     pub(crate) tolerations: Arc<[Toleration]>,
-    /// For named target ports of services.
+    /// Only containers with named ports: services refer to these.
     pub(crate) containers: Vec<PodContainer>,
 }
 
@@ -192,7 +76,7 @@ pub(crate) struct PodPort {
     pub(crate) protocol: Option<String>,
 }
 
-/// What of a pod's status the controllers read.
+/// The fields of a pod's status that controllers read.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct PodStatus {
@@ -219,21 +103,21 @@ impl Pod {
         self.status.conditions.iter().flatten().find(|condition| condition.type_ == type_)
     }
 
-    /// The time since which the pod is ready, if it is.
+    /// Since when the pod is ready; None if it is not ready.
     pub(crate) fn ready_since(&self) -> Option<Option<Time>> {
         self.condition("Ready")
             .filter(|ready| ready.status == "True")
             .map(|ready| ready.last_transition_time.clone())
     }
 
-    /// Since when it is on its node: bound there, or made for it.
+    /// Since when the pod is on its node: the time of binding, or of its creation if it was created with a node.
     pub(crate) fn bound_since(&self) -> Option<jiff::Timestamp> {
         let bound = self.condition("PodScheduled").filter(|bound| bound.status == "True");
         let bound = bound.and_then(|bound| bound.last_transition_time.as_ref());
         bound.or(self.metadata.creation_timestamp.as_ref()).map(|time| time.0)
     }
 
-    /// Whether the pod has run to its end.
+    /// Whether the pod has succeeded or failed.
     pub(crate) fn finished(&self) -> bool {
         matches!(self.status.phase.as_deref(), Some("Succeeded" | "Failed"))
     }
@@ -248,7 +132,7 @@ pub(crate) struct ReplicaSet {
     pub(crate) status: ReplicaSetStatus,
 }
 
-/// What a replica set wants.
+/// The fields of a replica set's spec that controllers read.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct ReplicaSetSpec {
@@ -267,7 +151,7 @@ pub(crate) struct Deployment {
     pub(crate) status: DeploymentStatus,
 }
 
-/// What a deployment wants.
+/// The fields of a deployment's spec that controllers read.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct DeploymentSpec {
@@ -281,7 +165,7 @@ pub(crate) struct DeploymentSpec {
     pub(crate) template: Template,
 }
 
-/// A node: its addresses for pods.
+/// A node.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Node {
@@ -290,7 +174,7 @@ pub(crate) struct Node {
     pub(crate) status: NodeStatus,
 }
 
-/// What of a node's spec the controllers read.
+/// The fields of a node's spec that controllers read.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct NodeSpec {
@@ -302,7 +186,7 @@ pub(crate) struct NodeSpec {
     pub(crate) unschedulable: Option<bool>,
 }
 
-/// What of a node's status the controllers read.
+/// The fields of a node's status that controllers read.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct NodeStatus {
@@ -321,7 +205,7 @@ impl Node {
         self.spec.taints.as_deref().unwrap_or_default()
     }
 
-    /// Whether it is said not to be heard of any more.
+    /// Whether the node's condition Ready is absent or Unknown.
     pub(crate) fn is_lost(&self) -> bool {
         self.condition("Ready").is_none_or(|ready| ready.status == "Unknown")
     }
@@ -350,7 +234,7 @@ pub(crate) struct NamespaceStatus {
     pub(crate) conditions: Option<Vec<k8s_openapi::api::core::v1::NamespaceCondition>>,
 }
 
-/// A service account; only that it is there matters.
+/// A service account. Controllers only need to know that it exists.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct ServiceAccount {
@@ -365,7 +249,7 @@ pub(crate) struct ConfigMap {
     pub(crate) data: Option<std::collections::BTreeMap<String, String>>,
 }
 
-/// A service: whom it selects and on which ports.
+/// A service.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Service {
@@ -373,7 +257,7 @@ pub(crate) struct Service {
     pub(crate) spec: ServiceSpec,
 }
 
-/// What of a service's spec the controllers read.
+/// The fields of a service's spec that controllers read.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct ServiceSpec {
@@ -408,7 +292,7 @@ impl Object for Pod {
     fn slim(&mut self) {
         let meta = self.meta_mut();
         meta.managed_fields = None;
-        // Of a pod's annotations only the deletion cost is read.
+        // The deletion cost is the only annotation of pods that a controller reads.
         if let Some(annotations) = &mut meta.annotations {
             annotations.retain(|name, _| name == crate::replica_set::DELETION_COST);
         }

@@ -1,4 +1,4 @@
-//! A range of pod addresses for every node.
+//! Assigns pod CIDRs to nodes.
 
 pub(crate) mod plan;
 pub(crate) mod run;

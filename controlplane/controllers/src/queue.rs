@@ -1,4 +1,4 @@
-//! Keys that wait to be looked at: each at most once, never two workers on one key, failures with growing delays.
+//! Work queue: a key is queued at most once, one worker at a time handles it, and failures are retried with back-off.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::future::Future;
@@ -24,24 +24,24 @@ struct State<T> {
     ready: VecDeque<T>,
     queued: HashSet<T>,
     working: HashSet<T>,
-    /// Asked for again while a worker is on it.
+    /// Keys that were added while a worker handles them.
     again: HashSet<T>,
     later: BTreeMap<(Instant, u64), T>,
-    /// Where each key is in `later`.
+    /// The time of each key in `later`.
     planned: HashMap<T, (Instant, u64)>,
     serial: u64,
     failures: HashMap<T, u32>,
 }
 
-/// What a worker wants to happen with its key next.
+/// When to reconcile a key again.
 pub(crate) enum Next {
-    /// Nothing until something changes.
+    /// After the next change.
     Wait,
-    /// Another look after this time, changes or not.
+    /// After this time, or after the next change if that is earlier.
     After(Duration),
 }
 
-/// The time from now to then; nothing when it is over. A little more than exact, so that it is over then.
+/// The duration until `then`; None if it has passed. Rounded up a little, so that it has passed after the wait.
 pub(crate) fn until(then: jiff::Timestamp, now: jiff::Timestamp) -> Option<Duration> {
     let left = Duration::try_from(then.duration_since(now)).ok()?;
     (!left.is_zero()).then(|| left + Duration::from_millis(1))
@@ -67,14 +67,14 @@ impl<T: Clone + Eq + Hash> Queue<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks for a look at this key.
+    /// Adds a key.
     pub(crate) fn add(&self, key: T) {
         if self.lock().add(key) {
             self.wake.notify_one();
         }
     }
 
-    /// Asks for a look at this key after a time, if none is planned before.
+    /// Adds a key after a delay, unless it is due earlier already.
     pub(crate) fn add_after(&self, key: T, delay: Duration) {
         let mut state = self.lock();
         state.serial += 1;
@@ -94,13 +94,13 @@ impl<T: Clone + Eq + Hash> Queue<T> {
         loop {
             let (key, due) = self.lock().take(Instant::now());
             if let Some(key) = key {
-                // More may be ready: pass the wake-up on.
+                // More keys may be ready: wake another worker.
                 self.wake.notify_one();
                 return key;
             }
             match due {
                 Some(due) => {
-                    // Either way the loop looks again; both futures may be dropped at any time.
+                    // Cancel-safe: both futures only wait, and the loop reads the queue again.
                     tokio::select! {
                         () = self.wake.notified() => {}
                         () = tokio::time::sleep_until(due) => {}
@@ -127,7 +127,7 @@ impl<T: Clone + Eq + Hash> Queue<T> {
         backoff(*count)
     }
 
-    /// Works on one key after another for ever. A failed key comes back after a delay that doubles.
+    /// Reconciles one key after another, forever. The delay of a failed key doubles with each failure.
     pub(crate) async fn work<F, R>(&self, controller: &'static str, reconcile: F)
     where
         F: Fn(T) -> R,
@@ -171,7 +171,7 @@ impl<T: Clone + Eq + Hash> State<T> {
         new
     }
 
-    /// The next key that is ready, else the time when one will be.
+    /// The next key that is due, or the time at which one will be.
     fn take(&mut self, now: Instant) -> (Option<T>, Option<Instant>) {
         while let Some(entry) = self.later.first_entry().filter(|entry| entry.key().0 <= now) {
             let key = entry.remove();
@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_key_waits_once_and_is_never_worked_on_twice_at_a_time() {
+    async fn a_key_is_queued_once_and_has_one_worker_at_a_time() {
         let queue = Queue::new();
         queue.add("a");
         queue.add("a");

@@ -1,4 +1,4 @@
-//! Keeps as many pods as each replica set wants.
+//! The replica set controller: creates and deletes pods until each replica set has its number of replicas.
 
 pub(crate) mod plan;
 mod rank;

@@ -1,4 +1,4 @@
-//! Wires watches, queues and workers together.
+//! Start of all controllers: watches, queues and workers.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,7 @@ use crate::caches::Caches;
 use crate::config::ControllersConfig;
 use crate::context::Context;
 use crate::error::Error;
-use crate::node_lifecycle::run::Lifecycle;
+use crate::node_lifecycle::state::Lifecycle;
 use crate::object::Key;
 use crate::queue::{Next, Queue};
 use crate::{
@@ -21,11 +21,11 @@ use crate::{
     root_ca, service_account, stale_disruption, taint_eviction, token_cleaner,
 };
 
-/// Runs every controller until `shutdown` is cancelled. Watches that fail are retried for ever.
+/// Runs every controller until `shutdown` is cancelled. Failed watches are retried forever.
 pub async fn run(client: Client, config: ControllersConfig, shutdown: CancellationToken) {
     let mut tasks = JoinSet::new();
-    let (recorder, writing) = coracle_events::recorder(client.clone());
-    tasks.spawn(writing);
+    let (recorder, events) = coracle_events::recorder(client.clone(), "");
+    tasks.spawn(events.run());
     let context = Arc::new(Context {
         client,
         caches: Caches::new(),
@@ -36,23 +36,24 @@ pub async fn run(client: Client, config: ControllersConfig, shutdown: Cancellati
         kinds: OnceCell::new(),
     });
     start(&context, &mut tasks);
-    // Listeners first, so that they are told of all that the watches bring.
+    // Handlers are registered before the watches start, so that they see every object.
     for watch in context.caches.watches(&context.client) {
         tasks.spawn(watch);
     }
-    // Dropping the set ends every task at its next await; no write is undone by that.
+    // Dropping the set ends every task at its next await. Requests that were sent take effect.
     tokio::select! {
         () = shutdown.cancelled() => {}
         Some(ended) = tasks.join_next() => tracing::error!(?ended, "a controller's task has ended"),
     }
 }
 
-/// The controllers with a queue of keys. (Written out by a macro, for each of their functions is a type of its own.)
+/// Starts the controllers that have a queue of keys. A macro, because each controller's functions have own types.
 macro_rules! start {
     ($tasks:ident, $context:ident, $($controller:ident $name:literal $workers:literal,)*) => {$(
         let queue = Arc::new(Queue::new());
         $controller::run::listen($context, &queue);
-        workers($tasks, $context, (&queue, $name, $workers), |context, key| async move {
+        let pool = Pool { queue: &queue, controller: $name, workers: $workers };
+        workers($tasks, $context, pool, |context, key| async move {
             $controller::run::reconcile(&context, key).await
         });
     )*};
@@ -82,24 +83,29 @@ fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
     }
     node_lifecycle::run::listen(context);
     let queue = context.lifecycle.queue.clone();
-    workers(tasks, context, (&queue, "node-lifecycle", 1), |context, key| async move {
+    let pool = Pool { queue: &queue, controller: "node-lifecycle", workers: 1 };
+    workers(tasks, context, pool, |context, key| async move {
         node_lifecycle::run::reconcile(&context, key).await
     });
     tasks.spawn(garbage::run::run(context.clone()));
 }
 
-/// Spawns workers on one queue, which begin once every cache has its first list.
-fn workers<F, R>(
-    tasks: &mut JoinSet<()>,
-    context: &Arc<Context>,
-    (queue, name, count): (&Arc<Queue<Key>>, &'static str, usize),
-    reconcile: F,
-) where
+/// The workers of one controller.
+struct Pool<'a> {
+    queue: &'a Arc<Queue<Key>>,
+    controller: &'static str,
+    workers: usize,
+}
+
+/// Spawns the workers of one queue. They start once every cache has its first list.
+fn workers<F, R>(tasks: &mut JoinSet<()>, context: &Arc<Context>, pool: Pool<'_>, reconcile: F)
+where
     F: Fn(Arc<Context>, Key) -> R + Clone + Send + Sync + 'static,
     R: Future<Output = Result<Next, Error>> + Send + 'static,
 {
-    for _ in 0..count {
-        let (context, queue, reconcile) = (context.clone(), queue.clone(), reconcile.clone());
+    let name = pool.controller;
+    for _ in 0..pool.workers {
+        let (context, queue, reconcile) = (context.clone(), pool.queue.clone(), reconcile.clone());
         tasks.spawn(async move {
             context.caches.synced().await;
             queue.work(name, |key| reconcile(context.clone(), key)).await;

@@ -1,4 +1,4 @@
-//! A service account `default` in every namespace.
+//! Creates the service account `default` in every namespace.
 
 pub(crate) mod plan;
 pub(crate) mod run;

@@ -1,4 +1,5 @@
-//! Pods that were marked to be deleted and then were not, as when the one that marked them died: the mark is taken back.
+//! Resets the condition DisruptionTarget of pods that were not deleted after all, for example because the client that
+//! set it crashed.
 
 pub(crate) mod plan;
 pub(crate) mod run;

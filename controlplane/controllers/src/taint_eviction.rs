@@ -1,4 +1,4 @@
-//! Pods leave nodes whose taints they do not tolerate, or not for any longer.
+//! Evicts pods from nodes whose NoExecute taints they do not tolerate, or not any longer.
 
 pub(crate) mod plan;
 pub(crate) mod run;

@@ -1,12 +1,12 @@
-//! A pod template, kept as the JSON that the server sent: a typed round trip would drop the fields of newer API
-//! versions, and with them change what pods run.
+//! Pod templates, kept as the JSON that the API server sent. A typed round trip would drop fields of newer API
+//! versions, and so change the pods.
 
 use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
-/// The label that tells the pods of one replica set of a deployment from those of another.
+/// The label that distinguishes the pods of a deployment's replica sets.
 pub(crate) const HASH_LABEL: &str = "pod-template-hash";
 
 /// Maps for which empty means absent.
@@ -56,8 +56,8 @@ impl Template {
             .collect()
     }
 
-    /// Whether two templates make the same pods, the hash label aside. Absent and empty are the same here, as
-    /// clients that go through typed structs write the one for the other.
+    /// Whether two templates make the same pods, apart from the hash label. Absent and empty values are equal, because
+    /// clients with typed structs write one for the other.
     pub(crate) fn same(&self, other: &Self) -> bool {
         self.0 == other.0 || self.canonical() == other.canonical()
     }
@@ -74,8 +74,8 @@ impl Template {
         value
     }
 
-    /// The short name of this template in labels and names: FNV-1a over the canonical form and the number of
-    /// collisions so far, in an alphabet that spells no words.
+    /// The hash of this template for labels and names: FNV-1a over the canonical form and the number of collisions so
+    /// far, in an alphabet without vowels.
     pub(crate) fn hash(&self, collisions: Option<i32>) -> String {
         let mut hash = fnv(0x811c_9dc5, sorted(&self.canonical()).as_bytes());
         if let Some(count) = collisions {
@@ -89,13 +89,13 @@ fn fnv(start: u32, bytes: &[u8]) -> u32 {
     bytes.iter().fold(start, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
 
-/// Spells a number with letters and digits that cannot make up a word.
+/// Encodes a text with letters and digits that cannot form a word.
 fn safe(text: &str) -> String {
     const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
     text.bytes().map(|byte| char::from(ALPHABET[usize::from(byte) % ALPHABET.len()])).collect()
 }
 
-/// JSON text with sorted keys, whatever order the map type keeps.
+/// JSON text with sorted keys.
 fn sorted(value: &Value) -> String {
     match value {
         Value::Object(fields) => {
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_hash_label_and_the_ways_of_writing_nothing_make_no_difference() {
+    fn the_hash_label_and_empty_values_make_no_difference() {
         let plain = Template::new(
             &json!({"metadata": {"labels": {"app": "a"}}, "spec": {"containers": [{"name": "c"}]}}),
         );
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_struct_that_means_something_is_kept() {
+    fn an_empty_struct_with_a_meaning_is_kept() {
         let with = Template::new(&json!({"spec": {"volumes": [{"name": "v", "emptyDir": {}}]}}));
         let without = Template::new(&json!({"spec": {"volumes": [{"name": "v"}]}}));
         assert!(!with.same(&without));

@@ -1,3 +1,3 @@
-//! Bootstrap tokens that have expired are removed.
+//! Deletes expired bootstrap tokens.
 
 pub(crate) mod run;

@@ -1,4 +1,4 @@
-//! Keeps a cache in step with the server.
+//! The watch that updates a cache.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,38 +10,38 @@ use kube::{Api, Client};
 use crate::cache::{Cache, Doubtful};
 use crate::object::Object;
 
-/// A watch is renewed this often when nothing ends it: seldom enough not to matter to an idle machine.
+/// Timeout of a watch request: long, so that an idle machine rarely wakes up.
 const RENEWAL_SECONDS: u32 = 1500;
 const FIRST_DELAY: Duration = Duration::from_millis(20);
 const LONGEST_DELAY: Duration = Duration::from_secs(10);
 
-/// How every watch here is made.
+/// The configuration of every watch.
 pub(crate) fn config() -> watcher::Config {
     watcher::Config::default().timeout(RENEWAL_SECONDS)
 }
 
-/// The wait between failed attempts.
+/// Delay between failed attempts.
 pub(crate) struct Retry(Duration);
 
 impl Retry {
-    /// No failure yet.
+    /// No failures yet.
     pub(crate) fn new() -> Self {
         Self(FIRST_DELAY)
     }
 
-    /// After a success.
+    /// Resets the delay after a success.
     pub(crate) fn reset(&mut self) {
         self.0 = FIRST_DELAY;
     }
 
-    /// After a failure: waits, twice as long each time.
+    /// Waits after a failure. The delay doubles each time.
     pub(crate) async fn wait(&mut self) {
         tokio::time::sleep(self.0).await;
         self.0 = (self.0 * 2).min(LONGEST_DELAY);
     }
 }
 
-/// Feeds `cache` for ever.
+/// Updates the cache, forever.
 pub(crate) async fn feed<K: Object>(client: Client, cache: Arc<Cache<K>>, config: watcher::Config) {
     let api: Api<K> = Api::all(client.clone());
     let mut events = std::pin::pin!(watcher(api, config));
@@ -63,7 +63,7 @@ pub(crate) async fn feed<K: Object>(client: Client, cache: Arc<Cache<K>>, config
     }
 }
 
-/// Asks the server whether an object that a list did not have is there.
+/// Asks the API server whether an object exists that was missing from a list.
 async fn verify<K: Object>(client: &Client, cache: &Cache<K>, doubtful: Doubtful) {
     let namespace = &doubtful.key.namespace;
     let url = K::url_path(&(), (!namespace.is_empty()).then_some(namespace));

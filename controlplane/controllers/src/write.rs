@@ -1,4 +1,4 @@
-//! Writes of single objects, each answered into the cache of its kind.
+//! Writes of single objects. Each response goes into the cache of its kind.
 
 use std::sync::Arc;
 
@@ -17,14 +17,14 @@ pub(crate) struct Writer<'a, K> {
     pub(crate) cache: &'a Cache<K>,
 }
 
-/// A part of an object that is written apart from the rest.
+/// The subresource that a patch goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// All but the status.
+    /// The object without its status.
     Main,
-    /// The status alone.
+    /// `status`.
     Status,
-    /// Whether a certificate signing request is granted.
+    /// `approval`, of a certificate signing request.
     Approval,
 }
 
@@ -46,7 +46,7 @@ impl<K: Object> Writer<'_, K> {
         Ok(self.cache.written(created))
     }
 
-    /// Merges JSON into an object. With `metadata.resourceVersion` in it, only into that version.
+    /// Applies a merge patch to an object. A patch with `metadata.resourceVersion` applies to that version only.
     pub(crate) async fn merge(&self, key: &Key, part: Part, patch: Value) -> Result<Arc<K>, Error> {
         let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
         let url = Request::new(K::url_path(&(), (!key.namespace.is_empty()).then_some(&key.namespace)));
@@ -60,7 +60,7 @@ impl<K: Object> Writer<'_, K> {
         Ok(self.cache.written(patched))
     }
 
-    /// Deletes this very object. Its being gone already is success.
+    /// Deletes the object with this uid. An object that does not exist is not an error.
     pub(crate) async fn delete(&self, object: &K, mut params: DeleteParams) -> Result<(), kube::Error> {
         let key = object.key();
         params.preconditions =
@@ -68,9 +68,9 @@ impl<K: Object> Writer<'_, K> {
         let url = Request::new(K::url_path(&(), (!key.namespace.is_empty()).then_some(&key.namespace)));
         let request = url.delete(&key.name, &params).map_err(kube::Error::BuildRequest)?;
         match self.client.request_status::<K>(request).await {
-            // The object itself is the answer while it is only marked; some servers also send it when it is gone.
+            // The response is the object while it has finalizers; some servers also send it after the deletion.
             Ok(either) => match either.left() {
-                Some(marked) if marked.deleting() => drop(self.cache.written(marked)),
+                Some(marked) if marked.is_being_deleted() => drop(self.cache.written(marked)),
                 Some(_) | None => self.cache.removed(&key, object.uid()),
             },
             Err(error) if is_not_found(&error) => self.cache.removed(&key, object.uid()),
@@ -79,7 +79,7 @@ impl<K: Object> Writer<'_, K> {
         Ok(())
     }
 
-    /// The object as the server has it now.
+    /// Reads the object from the API server.
     pub(crate) async fn live(&self, key: &Key) -> Result<Option<K>, Error>
     where
         K: Resource<Scope = NamespaceResourceScope>,
@@ -89,7 +89,7 @@ impl<K: Object> Writer<'_, K> {
     }
 }
 
-/// A patch that replaces the owner references of exactly this version of an object.
+/// A patch that replaces the owner references, for this version of the object only.
 pub(crate) fn owners_patch<K: Object>(
     object: &K,
     owners: &[k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference],

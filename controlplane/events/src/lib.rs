@@ -1,151 +1,150 @@
-//! Events: what happened to an object, for people to read. Written aside, so that nobody waits for them.
+//! The event recorder: writes core/v1 events about objects to the API.
 //!
-//! Shared by the controllers and the scheduler. Knows the API as a [`kube::Client`] and nothing of who records.
+//! Used by the controllers, the scheduler and the agent. Recording never waits: events go through a bounded queue to one
+//! task. That task counts repeats in one Event object, limits the number of events per object (`correlator`), and
+//! retries while the API server is unavailable.
+
+mod correlator;
+mod event;
+mod printable;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::ObjectReference;
-use kube::api::{Patch, PatchParams, PostParams, Request};
-use kube::{Client, Resource};
+use k8s_openapi::api::core::v1::{Event as ApiEvent, ObjectReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
 use serde_json::json;
 use tokio::sync::mpsc;
 
-/// More than this many waiting events are dropped: they are a courtesy.
-const WAITING: usize = 1000;
-/// So many kinds of event are remembered for counting repeats.
-const REMEMBERED: usize = 4096;
+use correlator::Correlator;
+use event::{Key, Record};
 
-/// Takes events in, from any number of recorders.
+pub use event::{Event, EventType};
+pub use printable::printable;
+
+/// Maximum bytes of an event's message, as in events.k8s.io/v1.
+pub const MESSAGE_MAX: usize = 1024;
+/// Capacity of the queue. Further events are dropped: the API server is away, and events are not worth more memory.
+const QUEUE: usize = 1000;
+/// Capacity of the table of sent events, for counting repeats.
+const SENT_MAX: usize = 4096;
+/// Pause before an event is sent again that the API server did not answer. It doubles up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// Records events. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Recorder(mpsc::Sender<Note>);
-
-/// How grave an event is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
-    /// All is well.
-    Normal,
-    /// Somebody should look.
-    Warning,
+pub struct Recorder {
+    queue: mpsc::Sender<Record>,
 }
 
-/// One event.
-#[derive(Clone, Debug)]
-pub struct Note {
-    /// What it happened to.
-    pub about: ObjectReference,
-    /// Who says so.
-    pub component: Cow<'static, str>,
-    /// How grave it is.
-    pub kind: Kind,
-    /// One word in CamelCase, for programs.
-    pub reason: &'static str,
-    /// A sentence, for people.
-    pub message: String,
+/// Sends recorded events to the API server.
+pub struct Sender {
+    client: Client,
+    queue: mpsc::Receiver<Record>,
+    /// The node that the events come from; empty for the control plane.
+    host: Arc<str>,
+    sent: HashMap<Key, Sent>,
+    correlator: Correlator,
 }
 
-/// What makes two events repeats of one another.
-type Sort = (Option<String>, Cow<'static, str>, &'static str, String);
-
-struct Known {
+/// An Event object that was sent.
+struct Sent {
     name: String,
     count: i32,
+    last: Timestamp,
 }
 
-/// A [`Recorder`] and the task that writes what it takes in.
-pub fn recorder(client: Client) -> (Recorder, impl Future<Output = ()> + Send) {
-    let (sender, receiver) = mpsc::channel(WAITING);
-    (Recorder(sender), write_all(client, receiver))
+/// A recorder and its sender, which must run for events to be sent. `host` is the node's name, or empty.
+pub fn recorder(client: Client, host: &str) -> (Recorder, Sender) {
+    let (sender, receiver) = mpsc::channel(QUEUE);
+    let (sent, correlator) = (HashMap::new(), Correlator::default());
+    (Recorder { queue: sender }, Sender { client, queue: receiver, host: host.into(), sent, correlator })
 }
+
+/// Whether an error says nothing about the request: no connection, a timeout, a server that is overloaded or starting,
+/// or expired credentials of the client. The same request can succeed later.
+pub fn is_unavailable(error: &kube::Error) -> bool {
+    match error {
+        kube::Error::Api(status) => status.code >= 500 || matches!(status.code, 401 | 429),
+        _ => true,
+    }
+}
+
+// === impl Recorder ===
 
 impl Recorder {
-    /// Records an event; never waits.
-    pub fn record(&self, note: Note) {
-        if let Err(error) = self.0.try_send(note) {
-            tracing::debug!("event dropped: {error}");
+    /// Records an event about an object. Never waits. `component` is the reporting component.
+    pub fn record(&self, about: ObjectReference, component: impl Into<Cow<'static, str>>, event: Event) {
+        let record = Record {
+            about,
+            component: component.into(),
+            event: Event { message: printable(&event.message, MESSAGE_MAX), ..event },
+            at: Timestamp::now(),
+        };
+        let Event { reason, message, .. } = &record.event;
+        tracing::debug!(about = record.about.name, reason, message, "event");
+        if self.queue.try_send(record).is_err() {
+            tracing::debug!("event dropped: the queue is full");
         }
     }
 }
 
-async fn write_all(client: Client, mut notes: mpsc::Receiver<Note>) {
-    let mut known: HashMap<Sort, Known> = HashMap::new();
-    while let Some(note) = notes.recv().await {
-        if known.len() >= REMEMBERED {
-            known.clear();
-        }
-        let sort = (note.about.uid.clone(), note.component.clone(), note.reason, note.message.clone());
-        let repeated = match known.get_mut(&sort) {
-            Some(known) => {
-                known.count += 1;
-                repeat(&client, &note, known).await
+// === impl Sender ===
+
+impl Sender {
+    /// Sends events until all recorders are dropped.
+    pub async fn run(mut self) {
+        while let Some(mut record) = self.queue.recv().await {
+            if let Some(key) = self.correlator.admit(&mut record) {
+                self.deliver(&key, &record).await;
             }
-            None => None,
-        };
-        let result = match repeated {
-            Some(result) => result,
-            None => first(&client, &note).await.map(|name| {
-                known.insert(sort, Known { name, count: 1 });
-            }),
-        };
-        if let Err(error) = result {
-            tracing::debug!(reason = note.reason, "event not written: {error}");
         }
     }
-}
 
-fn namespace(note: &Note) -> &str {
-    note.about.namespace.as_deref().unwrap_or("default")
-}
-
-fn events_of(note: &Note) -> Request {
-    Request::new(k8s_openapi::api::core::v1::Event::url_path(&(), Some(namespace(note))))
-}
-
-async fn first(client: &Client, note: &Note) -> Result<String, kube::Error> {
-    let now = Timestamp::now();
-    let about = note.about.name.as_deref().unwrap_or_default();
-    let name = format!("{about}.{:x}", now.as_nanosecond());
-    let event = json!({
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"name": name, "namespace": namespace(note)},
-        "involvedObject": note.about,
-        "reason": note.reason,
-        "message": note.message,
-        "type": match note.kind { Kind::Normal => "Normal", Kind::Warning => "Warning" },
-        "source": {"component": note.component},
-        "reportingComponent": note.component,
-        "reportingInstance": "",
-        "firstTimestamp": seconds(now),
-        "lastTimestamp": seconds(now),
-        "count": 1,
-    });
-    let body = serde_json::to_vec(&event).map_err(kube::Error::SerdeError)?;
-    let request = events_of(note).create(&PostParams::default(), body).map_err(kube::Error::BuildRequest)?;
-    client.request_text(request).await?;
-    Ok(name)
-}
-
-/// Counts a repeat up; None when the first event has expired meanwhile.
-async fn repeat(client: &Client, note: &Note, known: &Known) -> Option<Result<(), kube::Error>> {
-    let patch = json!({
-        "count": known.count,
-        "lastTimestamp": seconds(Timestamp::now()),
-    });
-    let request = events_of(note).patch(&known.name, &PatchParams::default(), &Patch::Merge(patch));
-    let request = match request {
-        Ok(request) => request,
-        Err(error) => return Some(Err(kube::Error::BuildRequest(error))),
-    };
-    match client.request_text(request).await {
-        Err(kube::Error::Api(status)) if status.is_not_found() => None,
-        result => Some(result.map(drop)),
+    /// Sends an event, and retries until the API server is available.
+    async fn deliver(&mut self, key: &Key, record: &Record) {
+        let mut pause = FIRST_PAUSE;
+        while let Err(error) = self.send(key, record).await {
+            tracing::debug!(error = &error as &dyn std::error::Error, "cannot send an event");
+            if !is_unavailable(&error) {
+                return;
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
     }
-}
 
-/// A time as the API writes it: whole seconds.
-#[must_use]
-pub fn seconds(time: Timestamp) -> String {
-    Timestamp::from_second(time.as_second()).unwrap_or(time).to_string()
+    /// Counts a repeat in its Event object, or creates a new one.
+    async fn send(&mut self, key: &Key, record: &Record) -> Result<(), kube::Error> {
+        let namespace = record.about.namespace.as_deref().unwrap_or("default");
+        let api: Api<ApiEvent> = Api::namespaced(self.client.clone(), namespace);
+        if let Some(sent) = self.sent.get_mut(key) {
+            let count = sent.count + 1;
+            let mut patch = json!({"count": count, "lastTimestamp": Time(record.at)});
+            if key.message != record.event.message {
+                patch["message"] = printable(&record.event.message, MESSAGE_MAX).into();
+            }
+            match api.patch(&sent.name, &PatchParams::default(), &Patch::Merge(patch)).await {
+                // The object has expired: a new one is created.
+                Err(kube::Error::Api(status)) if status.code == 404 => {}
+                Err(error) => return Err(error),
+                Ok(_) => {
+                    (sent.count, sent.last) = (count, record.at);
+                    return Ok(());
+                }
+            }
+        }
+        let event = record.to_api(&self.host);
+        let name = event.metadata.name.clone().unwrap_or_default();
+        api.create(&PostParams::default(), &event).await?;
+        correlator::keep_newest(&mut self.sent, SENT_MAX, |sent| sent.last);
+        self.sent.insert(key.clone(), Sent { name, count: 1, last: record.at });
+        Ok(())
+    }
 }

@@ -1,4 +1,4 @@
-//! Fills absent fields as the API promises. Each function is idempotent: an object that has all keeps all.
+//! Defaulting: sets absent fields to their documented defaults. Each function is idempotent.
 
 mod container;
 pub(crate) mod object;
@@ -12,19 +12,19 @@ use serde_json::{Map, Value};
 
 use crate::Kind;
 
-/// Fills absent fields of an object, idempotently.
+/// Sets the defaults of an object. Idempotent.
 pub fn apply(kind: &Kind, object: &mut Value) {
     (kind.rules.defaults)(object);
 }
 
-/// Fills absent fields of a TokenRequest.
+/// Sets the defaults of a TokenRequest.
 pub fn token_request(request: &mut Value) {
     if let Some(spec) = child(request, "spec") {
         fill(spec, "expirationSeconds", 3600);
     }
 }
 
-/// Sets a field that is absent, null or, as Go sees it, empty text.
+/// Sets a field that is absent, null or an empty text: Go clients send empty texts for absent fields.
 fn fill(map: &mut Map<String, Value>, name: &str, value: impl Into<Value>) {
     let absent = map.get(name).is_none_or(|old| old.is_null() || old == "");
     if absent {
@@ -32,12 +32,12 @@ fn fill(map: &mut Map<String, Value>, name: &str, value: impl Into<Value>) {
     }
 }
 
-/// The object at a field, made when absent; nothing when the field holds something else.
+/// The object in a field, created if absent. None if the field has another type.
 fn child<'a>(parent: &'a mut Value, name: &str) -> Option<&'a mut Map<String, Value>> {
     parent.as_object_mut().and_then(|map| child_of(map, name))
 }
 
-/// The same for a map.
+/// The map in a field, created if absent. None if the field has another type.
 fn child_of<'a>(parent: &'a mut Map<String, Value>, name: &str) -> Option<&'a mut Map<String, Value>> {
     let value = parent.entry(name).or_insert(Value::Null);
     if value.is_null() {
@@ -46,12 +46,12 @@ fn child_of<'a>(parent: &'a mut Map<String, Value>, name: &str) -> Option<&'a mu
     value.as_object_mut()
 }
 
-/// The object at a field that is already there.
+/// The object in a field, if there is one.
 fn present<'a>(parent: &'a mut Map<String, Value>, name: &str) -> Option<&'a mut Map<String, Value>> {
     parent.get_mut(name).and_then(Value::as_object_mut)
 }
 
-/// The objects in the list at a field.
+/// The objects in the list of a field.
 fn each<'a>(
     parent: &'a mut Map<String, Value>,
     name: &str,

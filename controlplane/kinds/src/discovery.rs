@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use crate::kind::{self, Kind, Subresource};
 
-/// `/api`: the core group's versions; `server` is the `host:port` that clients should use.
+/// `/api`: the versions of the core group. `server` is the `host:port` for clients.
 pub fn api_versions(server: &str) -> Value {
     json!({
         "kind": "APIVersions",
@@ -13,7 +13,7 @@ pub fn api_versions(server: &str) -> Value {
     })
 }
 
-/// `/apis`: every named group.
+/// `/apis`: all named groups.
 pub fn api_group_list() -> Value {
     let groups: Vec<Value> = groups().into_iter().map(group_entry).collect();
     json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups})

@@ -1,5 +1,5 @@
-//! What the fuzz targets of `integration/fuzz` call, and the test that replays their corpora with a stable compiler.
-//! Each takes any bytes and fails by a panic, or by the time and memory that the fuzzer allows.
+//! Entry points of the fuzz targets in `integration/fuzz`, and the test that replays their corpora with a stable
+//! compiler. Each accepts any bytes. It fails by a panic, or by exceeding the fuzzer's limits on time and memory.
 
 use serde_json::Value;
 
@@ -19,7 +19,7 @@ pub fn patch(data: &[u8]) {
     let pod = "io.k8s.api.core.v1.Pod";
     let patched =
         [patch::json(&object, &patch), patch::merge(&object, &patch), patch::strategic(pod, &object, &patch)];
-    // The result is stored, and read again.
+    // The result must be readable after it was stored.
     for patched in patched.into_iter().flatten() {
         assert!(serde_json::from_str::<Value>(&patched.to_string()).is_ok(), "a patch made {patched}");
     }

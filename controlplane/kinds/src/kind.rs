@@ -1,4 +1,4 @@
-//! The table of kinds: one row per kind, naming everything that the API does for it.
+//! The table of kinds: one row per kind, with everything that the API server needs to serve it.
 
 use serde_json::Value;
 
@@ -11,7 +11,7 @@ mod tests;
 
 pub use self::rows::KINDS;
 
-/// What the API serves under one resource name.
+/// A kind that the API server serves under a resource name.
 pub struct Kind {
     /// API group, empty for the core group.
     pub group: &'static str,
@@ -19,42 +19,42 @@ pub struct Kind {
     pub version: &'static str,
     /// Kind, as in `kind: Pod`.
     pub kind: &'static str,
-    /// Resource name in paths, as in `pods`.
+    /// Resource name in paths: `pods`.
     pub plural: &'static str,
-    /// Resource name for one object, as in `pod`.
+    /// Singular resource name: `pod`.
     pub singular: &'static str,
-    /// Abbreviations that clients accept.
+    /// Short names for clients: `po`.
     pub short_names: &'static [&'static str],
-    /// Groups of resources that clients can name at once, as in `all`.
+    /// Categories for clients: `all`.
     pub categories: &'static [&'static str],
-    /// Whether objects live in a namespace.
+    /// Whether the kind is namespaced.
     pub namespaced: bool,
-    /// Verbs served on the resource itself.
+    /// Verbs of the resource, without its subresources.
     pub verbs: &'static [&'static str],
-    /// What is served under an object's path.
+    /// Subresources.
     pub subresources: &'static [Subresource],
     /// Name of the OpenAPI definition.
     pub schema: &'static str,
-    /// Whether objects are kept in the memory tier of the store only.
+    /// Whether objects are stored in the store's memory tier only.
     pub volatile: bool,
-    /// How long an object lives without being deleted, in seconds; 0 means for ever.
+    /// Time to live of an object in seconds; 0 has no limit.
     pub ttl_seconds: u32,
-    /// Field selectors beyond `metadata.name` and `metadata.namespace`.
+    /// Fields for field selectors, besides `metadata.name` and `metadata.namespace`.
     pub fields: &'static [Field],
     pub(crate) rules: Rules,
 }
 
-/// What a kind does beyond the generic machinery.
+/// The functions that are specific to a kind.
 pub(crate) struct Rules {
-    /// Fills absent fields.
+    /// Sets the defaults.
     pub(crate) defaults: fn(&mut Value),
-    /// Rules for a new object, or for an update when the old object is given.
+    /// Validates a new object, or an update if the old object is given.
     pub(crate) validate: fn(&mut Causes, &Value, Option<&Value>),
-    /// Shape of an object's name.
+    /// Format of the object's name.
     pub(crate) name: NameRule,
-    /// Whether an update without a resourceVersion may overwrite.
+    /// Whether an update without a resourceVersion is allowed.
     pub(crate) unconditional_update: bool,
-    /// Where the kind has a status, what a new object's is, and when its generation grows.
+    /// How writes treat status and generation.
     pub(crate) writes: Writes,
     /// Table columns.
     pub(crate) columns: &'static [crate::table::Column],
@@ -65,54 +65,54 @@ pub(crate) struct Rules {
 /// How writes treat status and generation.
 #[derive(Clone, Copy)]
 pub(crate) struct Writes {
-    /// Whether there is a status that only `/status` may change.
+    /// Whether the kind has a status that only `/status` can change.
     pub(crate) status: bool,
-    /// Whether `metadata.generation` counts changes of the spec.
+    /// Whether `metadata.generation` increases when the spec changes.
     pub(crate) generation: bool,
-    /// What is special for a new object, after its status was dropped.
+    /// Prepares a new object, after its status was removed.
     pub(crate) create: fn(&mut Value),
 }
 
 /// Rule for `metadata.name`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NameRule {
-    /// Lower-case letters, digits, `-`; at most 63.
+    /// DNS label (RFC 1123).
     Dns1123Label,
-    /// Labels joined by dots; at most 253.
+    /// DNS subdomain (RFC 1123).
     Dns1123Subdomain,
-    /// A label that starts with a letter.
+    /// DNS label (RFC 1035), which starts with a letter.
     Dns1035Label,
-    /// Anything that can stand between two slashes of a path.
+    /// One segment of a URL path.
     PathSegment,
 }
 
-/// What is served under an object's path, such as `pods/{name}/log`.
+/// A subresource, such as `pods/{name}/log`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Subresource {
     /// Last path segment.
     pub name: &'static str,
-    /// Group of the kind that it speaks; empty means core.
+    /// API group of its kind; empty for the core group.
     pub group: &'static str,
-    /// Version of that kind.
+    /// API version of its kind.
     pub version: &'static str,
-    /// Kind that it speaks.
+    /// Kind of its bodies.
     pub kind: &'static str,
     /// Verbs.
     pub verbs: &'static [&'static str],
 }
 
-/// The kind served under a resource name.
+/// The kind with this resource name.
 pub fn by_resource(group: &str, version: &str, plural: &str) -> Option<&'static Kind> {
     KINDS.iter().find(|kind| kind.plural == plural && kind.group == group && kind.version == version)
 }
 
-/// The kind that an object names.
+/// The kind with this apiVersion and kind.
 pub fn by_kind(api_version: &str, name: &str) -> Option<&'static Kind> {
     let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
     KINDS.iter().find(|kind| kind.kind == name && kind.group == group && kind.version == version)
 }
 
-/// Kinds that are only bodies of requests and answers.
+/// Kinds that occur only as bodies of requests and responses.
 const VIRTUAL: &[(&str, &str, &str)] = &[
     ("v1", "Binding", "io.k8s.api.core.v1.Binding"),
     ("v1", "Status", "io.k8s.apimachinery.pkg.apis.meta.v1.Status"),
@@ -121,7 +121,7 @@ const VIRTUAL: &[(&str, &str, &str)] = &[
     ("authentication.k8s.io/v1", "TokenRequest", "io.k8s.api.authentication.v1.TokenRequest"),
 ];
 
-/// The OpenAPI definition of any kind that bodies may have, served or virtual (Scale, DeleteOptions, Binding, …).
+/// The OpenAPI definition of any kind of body, served or virtual (Scale, DeleteOptions, Binding, …).
 pub fn schema_of(api_version: &str, name: &str) -> Option<&'static str> {
     if name == "DeleteOptions" {
         return Some("io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions");
@@ -157,7 +157,7 @@ impl Kind {
         }
     }
 
-    /// `pods`, `deployments.apps`: as error messages name the resource.
+    /// The resource in error messages: `pods`, `deployments.apps`.
     pub fn qualified_resource(&self) -> String {
         match self.group {
             "" => self.plural.to_owned(),
@@ -165,7 +165,7 @@ impl Kind {
         }
     }
 
-    /// `Pod`, `Deployment.apps`: as error messages name the kind.
+    /// The kind in error messages: `Pod`, `Deployment.apps`.
     pub fn qualified_kind(&self) -> String {
         match self.group {
             "" => self.kind.to_owned(),
@@ -178,22 +178,22 @@ impl Kind {
         format!("{}List", self.kind)
     }
 
-    /// The subresource of that name.
+    /// The subresource with this name.
     pub fn subresource(&self, name: &str) -> Option<&'static Subresource> {
         self.subresources.iter().find(|sub| sub.name == name)
     }
 
-    /// Whether the verb is served on the resource itself.
+    /// Whether the resource itself supports the verb.
     pub fn has_verb(&self, verb: &str) -> bool {
         self.verbs.contains(&verb)
     }
 
-    /// Whether an update without a resourceVersion may overwrite.
+    /// Whether an update without a resourceVersion is allowed.
     pub fn unconditional_update(&self) -> bool {
         self.rules.unconditional_update
     }
 
-    /// Whether objects of the kind are stored at all (reviews are only answered).
+    /// Whether objects of the kind are stored. Reviews are not.
     pub fn stored(&self) -> bool {
         self.has_verb("get")
     }

@@ -1,12 +1,12 @@
 //! The API's kinds as data: schemas, defaults, validation, patches, wire decoding and tables. Pure: no I/O.
 //!
-//! Start at [`kind`]: one table of kinds, each row naming all that the API does for that kind, so that a new kind
-//! is added in one place. Objects are JSON trees (`serde_json::Value`), never typed structs: a typed round trip
-//! would drop the fields of newer clients' schemas.
+//! Start at [`kind`]: one table with a row for each kind, so that a new kind is added in one place. Objects are JSON
+//! trees (`serde_json::Value`), never typed structs: a typed round trip would drop fields that this version does not
+//! know.
 //!
-//! The way of a write: bytes → [`schema::parse_json`] or [`protobuf::decode`] → [`schema::decode`] (types, unknown
-//! and duplicate fields) → [`strategy`] `prepare_for_*` → [`defaults::apply`] → [`validate`] → store.
-//! Invariants: nothing here does I/O, keeps a clock or panics on input; every schema lookup is by definition name.
+//! A write passes: bytes → [`schema::parse_json`] or [`protobuf::decode`] → [`schema::decode`] (types, unknown and
+//! duplicate fields) → [`strategy`] `prepare_for_*` → [`defaults::apply`] → [`validate`] → store.
+//! Invariants: no I/O, no clock, no panic on any input; every schema look-up is by definition name.
 
 pub mod defaults;
 pub mod discovery;
@@ -17,7 +17,6 @@ pub mod openapi;
 pub mod patch;
 pub mod pod_security;
 pub mod protobuf;
-pub mod quantity;
 pub mod scale;
 pub mod schema;
 pub mod selector;

@@ -1,8 +1,8 @@
-//! OpenAPI v3 documents: the definitions with their descriptions, and the few paths that clients look for.
+//! OpenAPI v3 documents: the definitions with their descriptions, and the paths that clients need.
 //!
-//! kubectl finds a kind through a path whose operations carry `x-kubernetes-group-version-kind`, takes server-side
-//! field validation from the `fieldValidation` parameter of its PATCH, and strategic merge from the PATCH's body
-//! types. Documents are made anew for each request and not kept: clients keep them, under the content hash.
+//! kubectl finds a kind through a path whose operations have `x-kubernetes-group-version-kind`. It detects server-side
+//! field validation by the parameter `fieldValidation` of the PATCH, and strategic merge by the PATCH's body types.
+//! Documents are generated for each request and not cached: clients cache them by content hash.
 
 pub mod v2;
 
@@ -16,7 +16,7 @@ use sha2::{Digest, Sha512};
 use crate::kind::{self, Kind};
 use crate::schema::model::definitions_text;
 
-/// One group version's document.
+/// The document of one group version.
 #[derive(Clone, Debug)]
 pub struct Document {
     /// JSON text.
@@ -25,7 +25,7 @@ pub struct Document {
     pub hash: String,
 }
 
-/// The documents' hashes, by path.
+/// The hashes of the documents, by path.
 static HASHES: LazyLock<BTreeMap<String, String>> = LazyLock::new(|| {
     let text = definitions_text();
     let definitions = Definitions::read(&text);
@@ -35,7 +35,7 @@ static HASHES: LazyLock<BTreeMap<String, String>> = LazyLock::new(|| {
         .collect()
 });
 
-/// `/openapi/v3`: path → URL with content hash.
+/// `/openapi/v3`: URLs with content hash, by path.
 pub fn root() -> Value {
     let paths: Map<String, Value> = HASHES
         .iter()
@@ -63,7 +63,7 @@ fn hash(body: &[u8]) -> String {
     hex::encode_upper(Sha512::digest(body))
 }
 
-/// The definitions as they lie in the inflated text.
+/// The definitions in the decompressed text.
 struct Definitions<'a> {
     version: &'a str,
     texts: HashMap<&'a str, &'a RawValue>,
@@ -80,7 +80,7 @@ impl<'a> Definitions<'a> {
     fn read(text: &'a str) -> Definitions<'a> {
         match serde_json::from_str::<File<'_>>(text) {
             Ok(file) => Definitions { version: file.version, texts: file.definitions },
-            // Not reached: the text is part of the program and read by the unit tests.
+            // Unreachable: the text is part of the program, and the unit tests read it.
             Err(_) => Definitions { version: "", texts: HashMap::new() },
         }
     }
@@ -101,7 +101,7 @@ impl<'a> Definitions<'a> {
         serde_json::to_vec(&document).unwrap_or_default()
     }
 
-    /// The kinds' definitions, those of their bodies, and all that they refer to.
+    /// The definitions of the kinds and of their bodies, and all definitions that these refer to.
     fn reachable(&self, kinds: &[&Kind]) -> BTreeMap<&'a str, &'a RawValue> {
         let bodies = kinds.iter().flat_map(|kind| kind.subresources).filter_map(|sub| {
             let api_version = if sub.group.is_empty() {
@@ -140,7 +140,7 @@ struct Components<'a> {
     schemas: BTreeMap<&'a str, &'a RawValue>,
 }
 
-/// Names that a definition's text refers to.
+/// The names of the definitions that a definition refers to.
 fn references(text: &str) -> impl Iterator<Item = &str> {
     text.split("\"$ref\":\"#/components/schemas/").skip(1).filter_map(|rest| rest.split('"').next())
 }

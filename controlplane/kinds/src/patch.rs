@@ -1,14 +1,14 @@
-//! The three patches: RFC 6902, RFC 7386 and Kubernetes' strategic merge.
+//! The three patch types: JSON patch (RFC 6902), merge patch (RFC 7386), strategic merge patch.
 
 mod json;
 mod strategic;
 
 use serde_json::Value;
 
-/// Why a patch could not be applied.
+/// A patch could not be applied.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum PatchError {
-    /// The patch itself is not one (400).
+    /// The patch is malformed (400).
     #[error("{0}")]
     Malformed(String),
     /// The patch does not fit the object (422).
@@ -19,12 +19,12 @@ pub enum PatchError {
     TooLarge(String),
 }
 
-/// RFC 6902.
+/// Applies a JSON patch (RFC 6902).
 pub fn json(object: &Value, patch: &Value) -> Result<Value, PatchError> {
     json::apply(object, patch)
 }
 
-/// RFC 7386.
+/// Applies a merge patch (RFC 7386).
 pub fn merge(object: &Value, patch: &Value) -> Result<Value, PatchError> {
     if !patch.is_object() {
         return Err(PatchError::Malformed(
@@ -36,7 +36,7 @@ pub fn merge(object: &Value, patch: &Value) -> Result<Value, PatchError> {
     Ok(object)
 }
 
-/// Strategic merge, by the patch markers of the named definition.
+/// Applies a strategic merge patch, by the patch markers of the named definition.
 pub fn strategic(schema: &str, object: &Value, patch: &Value) -> Result<Value, PatchError> {
     strategic::apply(schema, object, patch)
 }

@@ -20,7 +20,7 @@ pub struct Violation {
     pub detail: String,
 }
 
-/// Checks a pod's metadata and spec at a level and version. An empty list means that the pod is allowed.
+/// Checks a pod's metadata and spec at a level and version. An empty list means allowed.
 pub fn evaluate(at: LevelVersion, metadata: &Value, spec: &Value) -> Vec<Violation> {
     let pod = checks::Pod { annotations: &metadata["annotations"], spec };
     checks::selected(at).into_iter().filter_map(|check| check(&pod)).collect()
@@ -35,7 +35,7 @@ pub fn details(violations: &[Violation]) -> String {
     violations.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
-/// The reasons alone, separated by commas.
+/// The reasons without details, separated by commas.
 pub fn reasons(violations: &[Violation]) -> String {
     violations.iter().map(|violation| violation.reason).collect::<Vec<_>>().join(", ")
 }

@@ -1,7 +1,7 @@
-//! Reads Kubernetes' protobuf bodies into JSON trees, by a generated table of fields.
+//! Decodes Kubernetes' protobuf bodies into JSON trees, by a generated table of fields.
 //!
-//! The envelope is four magic bytes and an `Unknown` message that carries apiVersion, kind and the object's bytes.
-//! Go writes a scalar that is no pointer even when it is zero, so the table says per field whether a zero counts.
+//! The envelope is four magic bytes and an `Unknown` message with apiVersion, kind and the object's bytes. Go writes
+//! scalars that are not pointers even if they are zero. So the table has for each field whether zero is a value.
 
 mod table;
 pub(crate) mod wire;
@@ -13,24 +13,24 @@ use self::table::{Field, Message, Type, tables};
 use self::wire::{Reader, WireError, WireValue};
 use crate::kind;
 
-/// How deep messages may be nested.
+/// Maximum depth of nested messages.
 const MAX_DEPTH: u32 = 64;
 
-/// Why bytes are no object.
+/// The bytes are not a valid object.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum DecodeError {
     /// The four magic bytes are missing.
     #[error("provided data does not appear to be a protobuf message, expected prefix [107 56 115 0]")]
     Prefix,
-    /// The bytes end in the middle of a value, or a value is not what its type allows.
+    /// The bytes end within a value, or a value does not fit its type.
     #[error("malformed protobuf message: {0}")]
     Malformed(&'static str),
-    /// The envelope names a kind that is not known.
+    /// The envelope has an unknown kind.
     #[error("no kind \"{kind}\" is registered for version \"{api_version}\"")]
     UnknownKind {
-        /// From the envelope.
+        /// apiVersion of the envelope.
         api_version: String,
-        /// From the envelope.
+        /// Kind of the envelope.
         kind: String,
     },
 }
@@ -41,12 +41,12 @@ impl From<WireError> for DecodeError {
     }
 }
 
-/// Decodes an enveloped object; `apiVersion` and `kind` are set from the envelope.
+/// Decodes an object with its envelope. Sets `apiVersion` and `kind` from the envelope.
 pub fn decode(bytes: &[u8]) -> Result<Value, DecodeError> {
     envelope(bytes, 0)
 }
 
-/// Decodes an envelope that may itself be embedded in a message at that depth.
+/// Decodes an envelope that may be embedded in a message at this depth.
 fn envelope(bytes: &[u8], depth: u32) -> Result<Value, DecodeError> {
     let body = bytes.strip_prefix(b"k8s\0").ok_or(DecodeError::Prefix)?;
     let (mut api_version, mut kind, mut raw) = (String::new(), String::new(), &body[..0]);
@@ -108,7 +108,7 @@ fn read_message(
     Ok(())
 }
 
-/// A message field that comes twice is merged, any other is replaced.
+/// Adds a field. A repeated message field is merged, any other repeated field is replaced.
 fn insert(into: &mut Map<String, Value>, name: &str, value: Value) {
     match (into.get_mut(name), value) {
         (Some(Value::Object(old)), Value::Object(new)) => old.extend(new),
@@ -159,7 +159,7 @@ fn read_entry(
     Ok(())
 }
 
-/// The JSON form of one value; none where it stands for "absent".
+/// The JSON form of one value. None if the value means absent.
 fn read_value(
     shape: &Type,
     keep_zero: bool,
@@ -190,7 +190,7 @@ fn read_value(
             let message = tables().get(*id);
             let mut map = Map::new();
             read_message(message, bytes_of(value)?, &mut map, depth + 1)?;
-            // A message whose one field has no name stands for that field's list.
+            // A message whose only field has no name represents that field's list.
             Some(if message.is_wrapper() { map.remove("").unwrap_or_default() } else { Value::Object(map) })
         }
     };

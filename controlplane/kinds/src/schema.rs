@@ -1,4 +1,4 @@
-//! Types of fields: decoding, unknown and duplicate fields.
+//! Schemas: decoding by field types, unknown and duplicate fields.
 
 mod check;
 pub(crate) mod model;
@@ -10,19 +10,19 @@ use serde_json::Value;
 /// `fieldValidation` of a write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FieldValidation {
-    /// Unknown and duplicate fields are dropped silently.
+    /// Ignore: unknown and duplicate fields are removed silently.
     Ignore,
-    /// They are dropped with a warning each.
+    /// Warn: each is removed with a warning.
     #[default]
     Warn,
-    /// They are an error.
+    /// Strict: they are an error.
     Strict,
 }
 
-/// A JSON text read into a tree.
+/// A parsed JSON text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parsed {
-    /// The tree; of a duplicate key the last value.
+    /// The tree. For a duplicate key it has the last value.
     pub value: Value,
     /// Messages of the form `duplicate field "spec.replicas"`.
     pub duplicates: Vec<String>,
@@ -30,32 +30,32 @@ pub struct Parsed {
     pub keys: Vec<u64>,
 }
 
-/// Why a body is no object of its kind (400 BadRequest; `Display` is the whole message).
+/// A body is not a valid object of its kind (400 BadRequest; `Display` is the whole message).
 #[derive(Debug, thiserror::Error)]
 pub enum SchemaError {
-    /// Not JSON at all.
+    /// The body is not JSON.
     #[error("couldn't get version/kind; json parse error: {0}")]
     Syntax(String),
-    /// A value has the wrong type, or, in strict validation, a field is unknown or given twice.
+    /// A value has the wrong type, or in strict validation a field is unknown or duplicate.
     #[error("{kind} in version \"{version}\" cannot be handled as a {kind}: {problem}")]
     Decode {
         /// The object's kind.
         kind: String,
         /// The object's version without its group.
         version: String,
-        /// What is wrong.
+        /// The defect.
         problem: String,
     },
 }
 
-/// Reads JSON, noting duplicate keys.
+/// Parses JSON and records duplicate keys.
 pub fn parse_json(bytes: &[u8]) -> Result<Parsed, SchemaError> {
     parse::parse(bytes).map_err(|error| SchemaError::Syntax(error.to_string()))
 }
 
-/// Checks an object against the named definition (see [`crate::kind::schema_of`]) and brings it into canonical form:
-/// unknown fields, nulls and empty lists dropped, times and quantities rewritten. Returns the object and warnings
-/// such as `unknown field "spec.foo"`.
+/// Checks an object against the named definition (see [`crate::kind::schema_of`]) and makes it canonical: removes
+/// unknown fields, nulls and empty lists, and rewrites times and quantities. Returns the object and warnings such as
+/// `unknown field "spec.foo"`.
 pub fn decode(
     schema: &str,
     parsed: Parsed,

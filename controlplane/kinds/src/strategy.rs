@@ -1,17 +1,17 @@
-//! What each way of writing may change: status, spec, generation and the metadata that the server owns.
+//! Update strategies: which of status, spec, generation and server-owned metadata each kind of write may change.
 
 mod service;
 
 use serde_json::{Map, Value, json};
 
 use crate::Kind;
-use crate::quantity::Quantity;
+use coracle_values::qos::{CpuAndMemory, QosClass, RequestsAndLimits};
 
 /// Metadata that no client changes after creation.
 const SERVER_OWNED: [&str; 5] =
     ["uid", "creationTimestamp", "generation", "deletionTimestamp", "deletionGracePeriodSeconds"];
 
-/// A new object: the client's status dropped, generation 1 where the kind has one.
+/// Prepares a new object: removes the client's status, and sets generation 1 if the kind has generations.
 pub fn prepare_for_create(kind: &Kind, object: &mut Value) {
     let writes = kind.rules.writes;
     let Some(metadata) = object.as_object_mut().and_then(metadata_of) else { return };
@@ -26,7 +26,7 @@ pub fn prepare_for_create(kind: &Kind, object: &mut Value) {
     (writes.create)(object);
 }
 
-/// The main path: the old status stays, generation grows with the spec.
+/// Prepares an update of the resource itself: keeps the old status, and increases the generation if the spec changed.
 pub fn prepare_for_update(kind: &Kind, new: &mut Value, old: &Value) {
     let writes = kind.rules.writes;
     keep_server_owned(new, old);
@@ -34,7 +34,7 @@ pub fn prepare_for_update(kind: &Kind, new: &mut Value, old: &Value) {
         take(new, old, "status");
     }
     if matches!(kind.kind, "Namespace" | "CertificateSigningRequest") {
-        // Finalizers of a namespace go through /finalize; what was asked to be signed stays as it was.
+        // A namespace's finalizers change through /finalize only. The spec of a signing request never changes.
         take(new, old, "spec");
     }
     if kind.kind == "Service" && kind.group.is_empty() {
@@ -46,7 +46,7 @@ pub fn prepare_for_update(kind: &Kind, new: &mut Value, old: &Value) {
     }
 }
 
-/// `/status`: only status changes, and of metadata what upstream lets pass there.
+/// Prepares an update of `/status`: only the status changes, and the metadata that upstream allows there.
 pub fn prepare_for_status_update(kind: &Kind, new: &mut Value, old: &Value) {
     keep_server_owned(new, old);
     let Some(map) = new.as_object_mut() else { return };
@@ -71,7 +71,7 @@ pub fn prepare_for_status_update(kind: &Kind, new: &mut Value, old: &Value) {
     }
 }
 
-/// `/approval` of certificate signing requests: only the conditions change.
+/// Prepares an update of `/approval` of a certificate signing request: only the conditions change.
 pub fn prepare_for_approval(kind: &Kind, new: &mut Value, old: &Value) {
     let conditions = new["status"]["conditions"].take();
     prepare_for_update(kind, new, old);
@@ -86,7 +86,7 @@ pub fn prepare_for_approval(kind: &Kind, new: &mut Value, old: &Value) {
     }
 }
 
-/// Whether a request is granted is for `/approval` to say: signers keep what it says.
+/// Keeps the conditions Approved and Denied: only `/approval` can change them.
 fn keep_verdict(new: &mut Value, old: &Value) {
     let is_verdict = |condition: &Value| matches!(condition["type"].as_str(), Some("Approved" | "Denied"));
     let list = |object: &Value, verdicts: bool| {
@@ -103,13 +103,13 @@ fn keep_verdict(new: &mut Value, old: &Value) {
     }
 }
 
-/// `/finalize` of namespaces: only the spec's finalizers change.
+/// Prepares an update of `/finalize` of a namespace: only the spec's finalizers change.
 pub fn prepare_for_finalize(new: &mut Value, old: &Value) {
     keep_server_owned(new, old);
     take(new, old, "status");
 }
 
-/// `/ephemeralcontainers` of pods: only that list changes.
+/// Prepares an update of `/ephemeralcontainers` of a pod: only that list changes.
 pub fn prepare_for_ephemeral_containers(kind: &Kind, new: &mut Value, old: &Value) {
     let list = new["spec"]["ephemeralContainers"].take();
     let version = new["metadata"]["resourceVersion"].take();
@@ -126,7 +126,7 @@ pub fn prepare_for_ephemeral_containers(kind: &Kind, new: &mut Value, old: &Valu
     prepare_for_update(kind, new, old);
 }
 
-/// Whether a write changes nothing, so that it gets no new resourceVersion.
+/// Whether a write changes nothing. Such a write gets no new resourceVersion.
 pub fn is_noop(new: &Value, old: &Value) -> bool {
     let (Some(new), Some(old)) = (new.as_object(), old.as_object()) else { return new == old };
     let version = "resourceVersion";
@@ -141,40 +141,34 @@ pub fn is_noop(new: &Value, old: &Value) -> bool {
         })
 }
 
-/// The status of a pod that nobody has seen yet.
+/// The status of a new pod.
 pub(crate) fn new_pod(pod: &mut Value) {
-    let class = qos_class(&pod["spec"]);
-    pod["status"] = json!({"phase": "Pending", "qosClass": class});
+    pod["status"] = json!({"phase": "Pending", "qosClass": qos_class(&pod["spec"]).as_str()});
 }
 
-/// `Guaranteed`, `Burstable` or `BestEffort`, by the CPU and memory of all containers.
-pub fn qos_class(spec: &Value) -> &'static str {
+/// The quality-of-service class of a pod spec.
+fn qos_class(spec: &Value) -> QosClass {
+    let part = |owner: &Value| {
+        let list = |list: &str| CpuAndMemory::read(|name| owner["resources"][list][name].as_str());
+        let (requests, limits) = (list("requests"), list("limits"));
+        // Defaulting runs later: it sets missing requests to the limits.
+        let requests =
+            CpuAndMemory { cpu: requests.cpu.or(limits.cpu), memory: requests.memory.or(limits.memory) };
+        RequestsAndLimits { requests, limits }
+    };
+    if !spec["resources"].is_null() {
+        return QosClass::of([part(spec)]);
+    }
     let lists = ["containers", "initContainers"].map(|list| spec[list].as_array());
-    let (mut any, mut guaranteed) = (false, true);
-    for container in lists.into_iter().flatten().flatten() {
-        for resource in ["cpu", "memory"] {
-            let read = |list: &str| {
-                let text = container["resources"][list][resource].as_str()?;
-                Quantity::parse(text).ok().filter(|quantity| quantity.signum() > 0)
-            };
-            let (request, limit) = (read("requests"), read("limits"));
-            any |= request.is_some() || limit.is_some();
-            guaranteed &= limit.is_some() && request.is_none_or(|request| Some(request) == limit);
-        }
-    }
-    match (any, guaranteed) {
-        (false, _) => "BestEffort",
-        (true, true) => "Guaranteed",
-        (true, false) => "Burstable",
-    }
+    QosClass::of(lists.into_iter().flatten().flatten().map(part))
 }
 
-/// The metadata of an object, made when absent; nothing when it is no object.
+/// The metadata of an object, created if absent. None if it is not an object.
 fn metadata_of(object: &mut Map<String, Value>) -> Option<&mut Map<String, Value>> {
     object.entry("metadata").or_insert_with(|| json!({})).as_object_mut()
 }
 
-/// Absent server-owned metadata means "as it was"; generation and deletion are never the client's to set.
+/// Keeps server-owned metadata. A client may omit it; it can never set generation and deletion.
 fn keep_server_owned(new: &mut Value, old: &Value) {
     let Some(metadata) = new.as_object_mut().and_then(metadata_of) else { return };
     metadata.remove("selfLink");
@@ -200,7 +194,7 @@ fn take(new: &mut Value, old: &Value, name: &str) {
 
 fn is_new_generation(kind: &Kind, new: &Value, old: &Value) -> bool {
     match kind.kind {
-        // Revision annotations count for deployments.
+        // Annotations of deployments count, because the revision is an annotation.
         "Deployment" => {
             new["spec"] != old["spec"] || new["metadata"]["annotations"] != old["metadata"]["annotations"]
         }
@@ -304,10 +298,12 @@ mod tests {
         ];
         for (resources, expect) in cases {
             assert_eq!(
-                qos_class(&json!({"containers": [{"resources": resources}]})),
+                qos_class(&json!({"containers": [{"resources": resources}]})).as_str(),
                 expect,
                 "for {resources}"
             );
         }
+        let whole = json!({"containers": [{"name": "a"}], "resources": {"limits": both}});
+        assert_eq!(qos_class(&whole), QosClass::Guaranteed, "pod-level resources");
     }
 }

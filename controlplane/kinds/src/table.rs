@@ -1,4 +1,4 @@
-//! Server-side tables: what `kubectl get` prints.
+//! Tables for `kubectl get`.
 
 mod age;
 pub(crate) mod certificate;
@@ -26,16 +26,16 @@ pub struct Column {
     pub r#type: &'static str,
     /// `name` on the first column.
     pub format: &'static str,
-    /// 1 means only with `-o wide`.
+    /// 0 is always shown; 1 only with `-o wide`.
     pub priority: u8,
-    /// What it tells.
+    /// Description.
     pub description: &'static str,
 }
 
 /// `includeObject` of a Table request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Include {
-    /// No object in rows.
+    /// Rows without objects.
     None,
     /// The object's metadata.
     #[default]
@@ -44,18 +44,18 @@ pub enum Include {
     Object,
 }
 
-/// How a table is made.
+/// Options of a table.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// `includeObject`.
     pub include: Include,
-    /// Whether column definitions are given (watches give them in their first event only).
+    /// Whether the table has column definitions. In a watch only the first event has them.
     pub headers: bool,
-    /// Ages count to here.
+    /// The current time, for ages.
     pub now: Timestamp,
 }
 
-/// A `meta.k8s.io/v1` Table; `list_meta` becomes its metadata (resourceVersion, continue, remainingItemCount).
+/// A `meta.k8s.io/v1` Table. `list_meta` is its metadata (resourceVersion, continue, remainingItemCount).
 pub fn render<'a>(
     kind: &Kind,
     objects: impl IntoIterator<Item = &'a Value>,
@@ -137,7 +137,7 @@ const fn wide(column: Column) -> Column {
     Column { priority: 1, ..column }
 }
 
-/// Kinds without columns of their own.
+/// The columns of kinds without own columns.
 pub(crate) const CREATED_AT: &[Column] = &[
     NAME,
     Column {
@@ -149,7 +149,7 @@ pub(crate) const CREATED_AT: &[Column] = &[
     },
 ];
 
-/// The row of kinds without columns of their own.
+/// The cells of kinds without own columns.
 pub(crate) fn created_at(object: &Value, _now: Timestamp) -> Vec<Value> {
     vec![name(object), object["metadata"]["creationTimestamp"].clone()]
 }
@@ -162,7 +162,7 @@ fn created(object: &Value, now: Timestamp) -> Value {
     age(&object["metadata"]["creationTimestamp"], now).into()
 }
 
-/// Text, or `<none>` where there is none.
+/// Text, or `<none>` if absent.
 fn or_none(value: &Value) -> Value {
     match value.as_str() {
         None | Some("") => "<none>".into(),

@@ -1,4 +1,4 @@
-//! Rules on the values of objects; every violation is one cause with its field path, in upstream's words.
+//! Validation of objects. Each violation is one cause with its field path and upstream's text.
 
 pub(crate) mod cause;
 pub(crate) mod certificate;
@@ -27,18 +27,18 @@ use serde_json::Value;
 pub use self::cause::{Cause, Causes, Path};
 use crate::Kind;
 
-/// Rules for a new object (after defaulting; a generated name already filled in).
+/// Validates a new object, after defaulting and name generation.
 pub fn create(kind: &Kind, object: &Value) -> Vec<Cause> {
     let mut causes = Causes::default();
     if kind.stored() {
-        // A review is answered and forgotten, so it needs no name.
+        // A review is not stored, so it needs no name.
         meta::create(&mut causes, kind, object);
     }
     (kind.rules.validate)(&mut causes, object, None);
     causes.into_list()
 }
 
-/// Rules for an update through the main path (after `strategy` and defaulting).
+/// Validates an update of the resource itself, after `strategy` and defaulting.
 pub fn update(kind: &Kind, new: &Value, old: &Value) -> Vec<Cause> {
     let mut causes = Causes::default();
     meta::create(&mut causes, kind, new);
@@ -47,7 +47,7 @@ pub fn update(kind: &Kind, new: &Value, old: &Value) -> Vec<Cause> {
     causes.into_list()
 }
 
-/// Rules for an update through `/status`.
+/// Validates an update of `/status`.
 pub fn status_update(kind: &Kind, new: &Value, old: &Value) -> Vec<Cause> {
     let mut causes = Causes::default();
     meta::create(&mut causes, kind, new);
@@ -63,14 +63,14 @@ pub fn status_update(kind: &Kind, new: &Value, old: &Value) -> Vec<Cause> {
     causes.into_list()
 }
 
-/// Rules for an update through `/ephemeralcontainers`.
+/// Validates an update of `/ephemeralcontainers`.
 pub fn ephemeral_containers(new: &Value, old: &Value) -> Vec<Cause> {
     let mut causes = Causes::default();
     pod::ephemeral_update(&mut causes, new, old);
     causes.into_list()
 }
 
-/// Rules for a Binding.
+/// Validates a Binding.
 pub fn binding(binding: &Value) -> Vec<Cause> {
     let mut causes = Causes::default();
     let target = Path::root("target");
@@ -84,7 +84,7 @@ pub fn binding(binding: &Value) -> Vec<Cause> {
     causes.into_list()
 }
 
-/// Rules for a TokenRequest (after defaulting).
+/// Validates a TokenRequest, after defaulting.
 pub fn token_request(request: &Value) -> Vec<Cause> {
     let mut causes = Causes::default();
     let path = Path::root("spec").field("expirationSeconds");
@@ -112,7 +112,7 @@ pub fn message(kind: &Kind, name: &str, causes: &[Cause]) -> String {
     format!("{} \"{name}\" is invalid: {all}", kind.qualified_kind())
 }
 
-/// Text of a field, empty when absent.
+/// The text of a field; empty if absent.
 fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }

@@ -1,10 +1,11 @@
-//! The writes of the scheduler: bindings and the condition of pods that fit nowhere.
+//! The scheduler's requests: bindings, and the condition of unschedulable pods.
 
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::{Client, Error};
 use serde_json::{Value, json};
 
 use crate::object::Pod;
+use coracle_values::object::ObjectExt;
 
 /// Binds a pod to a node.
 pub(crate) async fn bind(client: Client, pod: &Pod, node: &str) -> Result<(), Error> {
@@ -15,13 +16,13 @@ pub(crate) async fn bind(client: Client, pod: &Pod, node: &str) -> Result<(), Er
         "metadata": {"name": pod.name(), "namespace": pod.namespace(), "uid": pod.uid()},
         "target": {"apiVersion": "v1", "kind": "Node", "name": node},
     });
-    // The answer is a Status; only that there is one matters.
+    // The response is a Status, which is not needed.
     api.create_subresource::<_, Value>("binding", pod.name(), &PostParams::default(), &binding)
         .await
         .map(drop)
 }
 
-/// Writes why the pod fits nowhere, unless it says so already.
+/// Writes the condition with the reason why the pod is unschedulable, unless the pod has it already.
 pub(crate) async fn mark_unschedulable(client: Client, pod: &Pod, message: &str) -> Result<(), Error> {
     let old = pod.status.conditions.iter().flatten().find(|condition| condition.type_ == "PodScheduled");
     let says_so = old.is_some_and(|old| {

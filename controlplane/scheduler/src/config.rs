@@ -1,9 +1,9 @@
-//! What the scheduler is told.
+//! Configuration of the scheduler.
 
-/// Settings of the scheduler.
+/// Configuration of the scheduler.
 #[derive(Clone, Debug)]
 pub struct SchedulerConfig {
-    /// Only pods with this `spec.schedulerName` are looked at.
+    /// The scheduler handles only pods with this `spec.schedulerName`.
     pub scheduler_name: String,
 }
 

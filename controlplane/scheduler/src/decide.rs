@@ -1,4 +1,4 @@
-//! A pod and the nodes → the node that it goes to, or why there is none.
+//! Selects the node for a pod, or states why no node fits.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use crate::object::Pod;
 use crate::score;
 use crate::snapshot::Snapshot;
 
-/// The best node's name, else what each node has against the pod, counted as upstream words it.
+/// The name of the best node. Otherwise the message of upstream, which counts the nodes by reason.
 pub(crate) fn decide(pod: &Pod, snapshot: &Snapshot) -> Result<String, String> {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     let mut total = 0;
@@ -41,7 +41,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn every_nodes_refusal_is_counted() {
+    fn nodes_are_counted_by_reason() {
         let taints = json!([{"key": "k", "effect": "NoSchedule"}]);
         let snapshot = fixture::snapshot(&[
             fixture::node("a", json!({})),

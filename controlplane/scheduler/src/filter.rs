@@ -1,4 +1,4 @@
-//! Whether a node can take a pod: one reason to refuse a file.
+//! Filters: whether a node can run a pod. One file per filter.
 
 mod host_ports;
 mod node_affinity;
@@ -7,16 +7,13 @@ mod resources;
 mod taints;
 mod unschedulable;
 
-pub(crate) use node_affinity::term_matches;
-pub(crate) use taints::tolerates;
-
 use crate::object::Pod;
 use crate::snapshot::Candidate;
 
-/// Why a node does not take a pod, in the words of upstream.
+/// Why a node cannot run a pod, with upstream's text.
 pub(crate) type Refusal = String;
 
-/// The filters, the cheap and decisive first.
+/// The filters. Cheap ones that exclude many nodes come first.
 const FILTERS: [fn(&Pod, Candidate<'_>) -> Vec<Refusal>; 6] = [
     unschedulable::refuse,
     node_name::refuse,
@@ -26,7 +23,7 @@ const FILTERS: [fn(&Pod, Candidate<'_>) -> Vec<Refusal>; 6] = [
     resources::refuse,
 ];
 
-/// The reasons of the first filter that refuses; none: the node can take the pod.
+/// The reasons of the first filter that refuses the pod. Empty if the node can run it.
 pub(crate) fn refusals(pod: &Pod, node: Candidate<'_>) -> Vec<Refusal> {
     FILTERS.iter().map(|filter| filter(pod, node)).find(|reasons| !reasons.is_empty()).unwrap_or_default()
 }

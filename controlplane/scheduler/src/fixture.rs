@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::object::{Node, Pod};
 use crate::snapshot::Snapshot;
 
-/// A pod with this spec, on no node.
+/// An unbound pod with this spec.
 pub(crate) fn pod(name: &str, spec: Value) -> Pod {
     serde_json::from_value(json!({"metadata": {"name": name, "namespace": "d", "uid": name}, "spec": spec}))
         .unwrap()

@@ -1,13 +1,12 @@
-//! Binds pods to nodes, as an API client.
+//! The scheduler: binds pods to nodes, as an API client.
 //!
-//! One task owns the whole state (`run`): a queue of pods that wait (`queue`) and a snapshot of the nodes with
-//! what is asked of them (`snapshot`). For the next pod it filters the nodes (`filter/`, one reason a file),
-//! scores those that are left (`score/`), assumes the pod on the best one and binds it through the `binding`
-//! subresource (`bind`).
+//! One task owns the whole state (`run`): a queue of pods without a node (`queue`) and a snapshot of the nodes with the
+//! requests of their pods (`snapshot`). For the next pod it filters the nodes (`filter/`), scores the remaining ones
+//! (`score/`), assumes the pod on the best node, and binds it through the subresource `binding` (`bind`).
 //!
-//! Invariants: the API is known only as a [`kube::Client`]; filters and scores are pure; a pod is assumed before
-//! it is bound and forgotten again when binding fails, so that no node is ever promised twice. Nothing is evicted
-//! to make room: preemption is not done here.
+//! Invariants: the only access to the API is a [`kube::Client`]. Filters and scores are pure. A pod is assumed before it
+//! is bound and removed again if the binding fails, so that its resources are never assigned twice. The scheduler does
+//! not evict pods: it has no preemption.
 
 mod bind;
 mod config;
@@ -16,7 +15,6 @@ mod filter;
 #[cfg(test)]
 mod fixture;
 mod object;
-mod quantity;
 mod queue;
 mod request;
 mod run;

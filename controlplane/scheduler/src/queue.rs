@@ -1,13 +1,13 @@
-//! The pods that wait for a place: ready by priority and age, held back for a while, or until something changes.
+//! The scheduling queue: pods that are ready (by priority and age), in back-off, or unschedulable until a change.
 //!
 //! ```text
 //!            add                    pop
-//!   ──────────────► ready ─────────────────► (tried)
+//!   ──────────────► ready ─────────────────► (in flight)
 //!                     ▲  ▲                      │ refused
-//!         time is up  │  └──── change ─────┐    ▼
-//!                  held back ◄── change ── unschedulable
+//!       back-off ends │  └──── change ─────┐    ▼
+//!                   back-off ◄── change ── unschedulable
 //! ```
-//! A change helps a pod whose wait is over at once, another when it is.
+//! A change moves an unschedulable pod to ready if its back-off is over, otherwise to back-off.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -15,21 +15,22 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::object::Pod;
+use coracle_values::object::ObjectExt;
 
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
-/// Where a pod stands.
+/// The state of a pod in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Ready(Turn),
     HeldBack(Instant, u64),
     Unschedulable,
-    /// Popped and not yet refused or bound.
+    /// The pod was popped and is neither refused nor bound yet.
     Tried,
 }
 
-/// Higher priority first, then who came first.
+/// Order of the ready pods: higher priority first, then the older pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Turn(std::cmp::Reverse<i32>, u64);
 
@@ -38,9 +39,9 @@ struct Entry {
     place: Place,
     came: u64,
     refusals: u32,
-    /// Not to be tried again before this.
+    /// End of the back-off.
     rest_until: Option<Instant>,
-    /// Something that may help happened while the pod was tried.
+    /// Whether a change happened while the pod was in flight.
     helped: bool,
 }
 
@@ -54,7 +55,7 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Takes in a pod that waits, or its newer version. A change in what it asks for is a new chance.
+    /// Adds a pod or its newer version. If its requirements changed, the pod is ready at once.
     pub(crate) fn add(&mut self, pod: Pod) {
         let uid = pod.uid().to_owned();
         let Some(entry) = self.entries.get_mut(&uid) else {
@@ -79,13 +80,13 @@ impl Queue {
         }
     }
 
-    /// Forgets a pod; says whether it was known.
+    /// Removes a pod. Returns whether it was in the queue.
     pub(crate) fn remove(&mut self, uid: &str) -> bool {
         self.leave(uid);
         self.entries.remove(uid).is_some()
     }
 
-    /// The pod whose turn it is.
+    /// The next ready pod.
     pub(crate) fn pop(&mut self, now: Instant) -> Option<Pod> {
         while let Some(due) = self.held_back.first_entry().filter(|due| due.key().0 <= now) {
             let uid = due.get().clone();
@@ -98,7 +99,7 @@ impl Queue {
         Some(entry.pod.clone())
     }
 
-    /// When the next pod that is held back is due, if none is ready; now if one is.
+    /// When the next pod is ready: now, or at the end of the first back-off.
     pub(crate) fn due(&self) -> Option<Instant> {
         if !self.ready.is_empty() {
             return Some(Instant::now());
@@ -106,7 +107,7 @@ impl Queue {
         self.held_back.keys().next().map(|(due, _)| *due)
     }
 
-    /// No node takes the pod: it waits for a change.
+    /// Marks a pod that no node can run: it waits for a change.
     pub(crate) fn refused(&mut self, uid: &str, now: Instant) {
         let Some(entry) = self.entries.get_mut(uid) else { return };
         entry.refusals += 1;
@@ -117,13 +118,13 @@ impl Queue {
         }
     }
 
-    /// Binding failed: another try after a while, change or not.
+    /// Marks a pod whose binding failed: it is retried after its back-off.
     pub(crate) fn failed(&mut self, uid: &str, now: Instant) {
         self.refused(uid, now);
         self.help(uid, now);
     }
 
-    /// Something happened that may help any pod.
+    /// Records a change that may make any pod schedulable.
     pub(crate) fn change(&mut self, now: Instant) {
         let waiting: Vec<String> = self.entries.keys().cloned().collect();
         for uid in waiting {
@@ -131,7 +132,7 @@ impl Queue {
         }
     }
 
-    /// The uids of all pods here.
+    /// The uids of all pods in the queue.
     pub(crate) fn uids(&self) -> Vec<String> {
         self.entries.keys().cloned().collect()
     }
@@ -181,7 +182,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_more_important_pod_goes_first_then_the_older() {
+    async fn the_pod_with_higher_priority_comes_first_then_the_older_one() {
         let (mut queue, now) = (Queue::default(), Instant::now());
         queue.add(pod("old", json!({})));
         queue.add(pod("young", json!({})));
@@ -191,7 +192,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_refused_pod_waits_for_a_change_and_for_its_rest() {
+    async fn a_refused_pod_waits_for_a_change_and_for_its_back_off() {
         let (mut queue, now) = (Queue::default(), Instant::now());
         queue.add(pod("p", json!({})));
         assert_eq!(pop(&mut queue, now), "p");
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_change_while_the_pod_is_tried_is_not_lost() {
+    async fn a_change_while_the_pod_is_in_flight_is_not_lost() {
         let (mut queue, now) = (Queue::default(), Instant::now());
         queue.add(pod("p", json!({})));
         assert_eq!(pop(&mut queue, now), "p");
@@ -219,7 +220,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn asking_for_something_else_is_a_new_chance_at_once() {
+    async fn a_pod_with_changed_requirements_is_ready_at_once() {
         let (mut queue, now) = (Queue::default(), Instant::now());
         queue.add(pod("p", json!({"nodeSelector": {"a": "b"}})));
         pop(&mut queue, now);

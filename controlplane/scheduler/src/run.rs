@@ -1,11 +1,11 @@
-//! The one task that owns queue and snapshot: events in, bindings out.
+//! The task that owns queue and snapshot: it receives watch events and sends bindings.
 
 use std::collections::HashSet;
 use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::BoxStream;
-use kube::runtime::watcher::{self, Event, watcher};
+use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -17,14 +17,15 @@ use crate::decide::decide;
 use crate::object::{Node, Pod};
 use crate::queue::Queue;
 use crate::snapshot::Snapshot;
-use coracle_events::{Kind, Note, Recorder};
+use coracle_events::{Event, Recorder};
+use coracle_values::object::ObjectExt;
 
-/// A watch is renewed this often when nothing ends it: seldom enough not to matter to an idle machine.
+/// Timeout of a watch request: long, so that an idle machine rarely wakes up.
 const RENEWAL_SECONDS: u32 = 1500;
 const FIRST_DELAY: Duration = Duration::from_millis(20);
 const LONGEST_DELAY: Duration = Duration::from_secs(10);
 
-/// How a binding went.
+/// The result of a binding.
 struct Bound {
     pod: Pod,
     node: String,
@@ -37,7 +38,7 @@ struct Scheduler {
     recorder: Recorder,
     queue: Queue,
     snapshot: Snapshot,
-    /// Pods that a binding is under way for.
+    /// Pods with a binding request in flight.
     assumed: HashSet<String>,
     bindings: JoinSet<Bound>,
     marks: JoinSet<()>,
@@ -45,20 +46,20 @@ struct Scheduler {
     nodes: Listing,
 }
 
-/// Where the list of one kind stands.
+/// The progress of the list of one kind.
 #[derive(Default)]
 struct Listing {
     complete: bool,
     seen: HashSet<String>,
 }
 
-/// Schedules pods until `shutdown` is cancelled. Watches that fail are retried for ever.
+/// Schedules pods until `shutdown` is cancelled. Failed watches are retried forever.
 pub async fn run(client: Client, config: SchedulerConfig, shutdown: CancellationToken) {
-    let (recorder, writing) = coracle_events::recorder(client.clone());
+    let (recorder, events) = coracle_events::recorder(client.clone(), "");
     let unfinished = watch_config().fields("status.phase!=Succeeded,status.phase!=Failed");
     let mut pods = stream::<Pod>(&client, unfinished);
     let mut nodes = stream::<Node>(&client, watch_config());
-    let mut writing = JoinSet::from_iter([writing]);
+    let mut sending = JoinSet::from_iter([events.run()]);
     let mut scheduler = Scheduler {
         client,
         config,
@@ -73,14 +74,14 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
     };
     loop {
         let due = scheduler.due();
-        // Streams and sets keep what is not taken, so every arm may be dropped at any time.
+        // Cancel-safe: streams and sets keep what was not received.
         tokio::select! {
             () = shutdown.cancelled() => return,
             Some(event) = pods.next() => scheduler.pod_event(event),
             Some(event) = nodes.next() => scheduler.node_event(event),
             Some(Ok(bound)) = scheduler.bindings.join_next() => scheduler.bound(bound),
             Some(_) = scheduler.marks.join_next() => {}
-            Some(_) = writing.join_next() => return,
+            Some(_) = sending.join_next() => return,
             () = wait_until(due) => scheduler.schedule_next(),
         }
     }
@@ -97,8 +98,8 @@ fn watch_config() -> watcher::Config {
     watcher::Config::default().timeout(RENEWAL_SECONDS)
 }
 
-/// The events of one kind; after a failure the stream rests, longer each time.
-fn stream<K>(client: &Client, config: watcher::Config) -> BoxStream<'static, Event<K>>
+/// The watch events of one kind. After a failure the stream pauses; the pause doubles each time.
+fn stream<K>(client: &Client, config: watcher::Config) -> BoxStream<'static, watcher::Event<K>>
 where
     K: kube::Resource<DynamicType = ()>
         + Clone
@@ -129,26 +130,26 @@ where
 // === impl Scheduler ===
 
 impl Scheduler {
-    /// When the next pod is to be tried; never before everything is known.
+    /// When the next pod is to be scheduled. Not before both kinds are listed.
     fn due(&self) -> Option<Instant> {
         if self.pods.complete && self.nodes.complete { self.queue.due() } else { None }
     }
 
-    fn pod_event(&mut self, event: Event<Pod>) {
+    fn pod_event(&mut self, event: watcher::Event<Pod>) {
         match event {
-            Event::Init => self.pods.seen.clear(),
-            Event::InitApply(pod) => {
+            watcher::Event::Init => self.pods.seen.clear(),
+            watcher::Event::InitApply(pod) => {
                 self.pods.seen.insert(pod.uid().to_owned());
                 self.pod_seen(pod);
             }
-            Event::Apply(pod) => self.pod_seen(pod),
-            Event::Delete(pod) => self.pod_gone(pod.uid()),
-            Event::InitDone => {
+            watcher::Event::Apply(pod) => self.pod_seen(pod),
+            watcher::Event::Delete(pod) => self.pod_gone(pod.uid()),
+            watcher::Event::InitDone => {
                 self.pods.complete = true;
                 let seen = std::mem::take(&mut self.pods.seen);
                 let known = self.snapshot.placed().into_iter().chain(self.queue.uids());
                 for uid in known.filter(|uid| !seen.contains(uid)).collect::<Vec<_>>() {
-                    // A pod that is only assumed on a node was seen when it was queued.
+                    // A pod that is only assumed on a node was listed when it was queued.
                     self.pod_gone(&uid);
                 }
             }
@@ -163,7 +164,7 @@ impl Scheduler {
             self.queue.remove(pod.uid());
             self.snapshot.place(&pod, node);
         } else if self.assumed.contains(pod.uid()) {
-            // The binding under way decides.
+            // The result of the binding in flight decides.
         } else if pod.waits_for(&self.config.scheduler_name) {
             self.queue.add(pod);
         } else {
@@ -179,16 +180,18 @@ impl Scheduler {
         }
     }
 
-    fn node_event(&mut self, event: Event<Node>) {
+    fn node_event(&mut self, event: watcher::Event<Node>) {
         match event {
-            Event::Init => self.nodes.seen.clear(),
-            Event::InitApply(node) => {
+            watcher::Event::Init => self.nodes.seen.clear(),
+            watcher::Event::InitApply(node) => {
                 self.nodes.seen.extend(node.metadata.name.clone());
                 self.node_seen(&node);
             }
-            Event::Apply(node) => self.node_seen(&node),
-            Event::Delete(node) => self.snapshot.remove_node(&node.metadata.name.unwrap_or_default()),
-            Event::InitDone => {
+            watcher::Event::Apply(node) => self.node_seen(&node),
+            watcher::Event::Delete(node) => {
+                self.snapshot.remove_node(&node.metadata.name.unwrap_or_default())
+            }
+            watcher::Event::InitDone => {
                 self.nodes.complete = true;
                 let seen = std::mem::take(&mut self.nodes.seen);
                 for name in self.snapshot.node_names().iter().filter(|name| !seen.contains(*name)) {
@@ -218,7 +221,7 @@ impl Scheduler {
             }
             Err(message) => {
                 self.queue.refused(pod.uid(), Instant::now());
-                self.note(&pod, (Kind::Warning, "FailedScheduling"), message.clone());
+                self.record(&pod, Event::warning("FailedScheduling", message.clone()));
                 let client = self.client.clone();
                 self.marks.spawn(async move {
                     if let Err(error) = bind::mark_unschedulable(client, &pod, &message).await {
@@ -232,9 +235,9 @@ impl Scheduler {
     fn bound(&mut self, Bound { pod, node, result }: Bound) {
         let Err(error) = result else {
             let message = format!("Successfully assigned {}/{} to {node}", pod.namespace(), pod.name());
-            return self.note(&pod, (Kind::Normal, "Scheduled"), message);
+            return self.record(&pod, Event::normal("Scheduled", message));
         };
-        // If it is not assumed any more, the watch has brought the truth meanwhile.
+        // If the pod is not assumed any more, the watch has reported its state meanwhile.
         if !self.assumed.remove(pod.uid()) {
             return;
         }
@@ -245,13 +248,12 @@ impl Scheduler {
             tracing::warn!(pod = pod.name(), namespace = pod.namespace(), node, "binding failed: {error}");
             self.queue.failed(pod.uid(), Instant::now());
             let message = format!("running Bind for node \"{node}\": {error}");
-            self.note(&pod, (Kind::Warning, "FailedScheduling"), message);
+            self.record(&pod, Event::warning("FailedScheduling", message));
         }
         self.queue.change(Instant::now());
     }
 
-    fn note(&self, pod: &Pod, (kind, reason): (Kind, &'static str), message: String) {
-        let component = self.config.scheduler_name.clone().into();
-        self.recorder.record(Note { about: pod.reference(), component, kind, reason, message });
+    fn record(&self, pod: &Pod, event: Event) {
+        self.recorder.record(pod.object_reference(), self.config.scheduler_name.clone(), event);
     }
 }

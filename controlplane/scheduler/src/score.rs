@@ -1,4 +1,4 @@
-//! How well each of the nodes that are left suits a pod: one view a file, each from 0 to 100.
+//! Scores: how well each remaining node fits a pod, from 0 to 100. One file per score.
 
 mod balanced;
 mod least_allocated;
@@ -9,7 +9,7 @@ mod taints;
 use crate::object::Pod;
 use crate::snapshot::Candidate;
 
-/// The best mark.
+/// The best score.
 pub(crate) const BEST: i64 = 100;
 
 type Score = fn(&Pod, &[Candidate<'_>]) -> Vec<i64>;
@@ -23,7 +23,7 @@ const SCORES: [(Score, i64); 5] = [
     (balanced::score, 1),
 ];
 
-/// The place of the best node; of equals the one with the fewest pods, then the first.
+/// The index of the best node. Of equal nodes the one with the fewest pods wins, then the first.
 pub(crate) fn best(pod: &Pod, nodes: &[Candidate<'_>]) -> Option<usize> {
     let mut totals = vec![0; nodes.len()];
     if nodes.len() > 1 {
@@ -36,7 +36,12 @@ pub(crate) fn best(pod: &Pod, nodes: &[Candidate<'_>]) -> Option<usize> {
     (0..nodes.len()).min_by_key(|place| (-totals[*place], nodes[*place].info.requested.pods))
 }
 
-/// Marks in proportion to the largest value; with `reverse` the largest value is the worst.
+/// `part` of `whole` on the scale from 0 to [`BEST`], rounded down; `whole` is above 0.
+fn share(part: i128, whole: i128) -> i64 {
+    i64::try_from(part * i128::from(BEST) / whole).unwrap_or(i64::MAX)
+}
+
+/// Scores in proportion to the largest value. With `reverse` the largest value gets the lowest score.
 fn normalize(mut values: Vec<i64>, reverse: bool) -> Vec<i64> {
     let largest = values.iter().copied().max().unwrap_or_default();
     for value in &mut values {

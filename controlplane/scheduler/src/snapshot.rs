@@ -1,18 +1,20 @@
-//! The nodes and what is asked of each, pods that are only assumed there included.
+//! The nodes with the requests of their pods, including assumed pods.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 
+use coracle_values::object::{ObjectExt, controller_of};
+use coracle_values::pod_resources::Resources;
 use k8s_openapi::api::core::v1::Taint;
 
 use crate::object::{Node, Pod};
-use crate::request::{HostPort, Resources, host_ports, of_pod};
+use crate::request::{HostPort, host_ports, of_pod};
 
-/// Asked for, in scoring, by a container that asks for nothing, so that such pods spread too.
-const DEFAULT_CPU: i64 = 100;
-const DEFAULT_MEMORY: i64 = 200 * 1024 * 1024;
+/// Assumed requests of a pod without requests, for scores only, so that such pods spread too.
+const DEFAULT_CPU_MILLIS: i128 = 100;
+const DEFAULT_MEMORY: i128 = 200 * 1024 * 1024;
 
-/// What decides whether and how well a node takes a pod.
+/// The fields of a node that filters and scores read.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Facts {
     pub(crate) name: String,
@@ -22,29 +24,29 @@ pub(crate) struct Facts {
     pub(crate) allocatable: Resources,
 }
 
-/// A pod's part of a node.
+/// What a pod uses of its node.
 #[derive(Clone, Debug)]
 pub(crate) struct Placed {
     requests: Resources,
     ports: Vec<HostPort>,
-    /// Namespace and uid of the controller that made the pod.
+    /// The uid of the pod's controller.
     owner: Option<String>,
 }
 
 /// A node with its pods.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NodeInfo {
-    /// None: pods name this node, but it is not there.
+    /// None: pods are bound to this node, but the Node object does not exist.
     facts: Option<Facts>,
     pods: HashMap<String, Placed>,
-    /// How many of the pods each owner has.
+    /// Number of pods by owner.
     owners: HashMap<String, usize>,
     pub(crate) requested: Resources,
-    /// As requested, with defaults for those who ask for nothing.
+    /// The sum of requests with the assumed ones, for scores.
     pub(crate) weighed: Resources,
 }
 
-/// A node that is there.
+/// An existing node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Candidate<'a> {
     pub(crate) facts: &'a Facts,
@@ -58,35 +60,34 @@ pub(crate) struct Snapshot {
     places: HashMap<String, String>,
 }
 
-/// The pod's owner, for spreading.
+/// The uid of the pod's controller, for spreading.
 pub(crate) fn owner_of(pod: &Pod) -> Option<String> {
-    let owners = pod.metadata.owner_references.iter().flatten();
-    owners.filter(|owner| owner.controller == Some(true)).map(|owner| owner.uid.clone()).next()
+    controller_of(&pod.metadata).map(|owner| owner.uid.clone())
 }
 
-/// What the pod weighs in scoring.
+/// The requests of a pod in scores.
 pub(crate) fn weight_of(requests: &Resources) -> Resources {
     Resources {
-        cpu: if requests.cpu == 0 { DEFAULT_CPU } else { requests.cpu },
+        cpu_millis: if requests.cpu_millis == 0 { DEFAULT_CPU_MILLIS } else { requests.cpu_millis },
         memory: if requests.memory == 0 { DEFAULT_MEMORY } else { requests.memory },
         ..Resources::default()
     }
 }
 
 impl NodeInfo {
-    /// The ports that are taken.
+    /// The host ports in use.
     pub(crate) fn ports(&self) -> impl Iterator<Item = &HostPort> {
         self.pods.values().flat_map(|placed| &placed.ports)
     }
 
-    /// How many pods of this owner are here.
+    /// Number of pods of this owner.
     pub(crate) fn of_owner(&self, owner: &str) -> usize {
         self.owners.get(owner).copied().unwrap_or_default()
     }
 
     fn put(&mut self, uid: &str, placed: Placed) {
-        self.requested.add(&placed.requests, 1);
-        self.weighed.add(&weight_of(&placed.requests), 1);
+        self.requested.add(&placed.requests);
+        self.weighed.add(&weight_of(&placed.requests));
         if let Some(owner) = &placed.owner {
             *self.owners.entry(owner.clone()).or_default() += 1;
         }
@@ -95,8 +96,8 @@ impl NodeInfo {
 
     fn take(&mut self, uid: &str) {
         if let Some(placed) = self.pods.remove(uid) {
-            self.requested.add(&placed.requests, -1);
-            self.weighed.add(&weight_of(&placed.requests), -1);
+            self.requested.subtract(&placed.requests);
+            self.weighed.subtract(&weight_of(&placed.requests));
             if let Some(owner) = placed.owner
                 && let Entry::Occupied(mut count) = self.owners.entry(owner)
             {
@@ -110,12 +111,12 @@ impl NodeInfo {
 }
 
 impl Snapshot {
-    /// The nodes that are there, by name.
+    /// The existing nodes, ordered by name.
     pub(crate) fn candidates(&self) -> impl Iterator<Item = Candidate<'_>> {
         self.nodes.values().filter_map(|info| Some(Candidate { facts: info.facts.as_ref()?, info }))
     }
 
-    /// Takes a node in; says whether it is new or has changed in what matters.
+    /// Adds or updates a node. Returns whether it is new or changed in a field that scheduling depends on.
     pub(crate) fn set_node(&mut self, node: &Node) -> bool {
         let facts = Facts {
             name: node.metadata.name.clone().unwrap_or_default(),
@@ -130,7 +131,7 @@ impl Snapshot {
         changed
     }
 
-    /// Forgets a node; its pods are kept until they go too.
+    /// Removes a node. Its pods stay until they are removed.
     pub(crate) fn remove_node(&mut self, name: &str) {
         if let Some(info) = self.nodes.get_mut(name) {
             info.facts = None;
@@ -140,12 +141,12 @@ impl Snapshot {
         }
     }
 
-    /// The names of the nodes that are there.
+    /// The names of the existing nodes.
     pub(crate) fn node_names(&self) -> Vec<String> {
         self.candidates().map(|node| node.facts.name.clone()).collect()
     }
 
-    /// Puts a pod on a node, taking it from wherever it was.
+    /// Adds a pod to a node, and removes it from its previous one.
     pub(crate) fn place(&mut self, pod: &Pod, node: &str) {
         self.remove(pod.uid());
         let placed =
@@ -154,7 +155,7 @@ impl Snapshot {
         self.places.insert(pod.uid().to_owned(), node.to_owned());
     }
 
-    /// Takes a pod from its node; says whether it was on any.
+    /// Removes a pod from its node. Returns whether it was on one.
     pub(crate) fn remove(&mut self, uid: &str) -> bool {
         let Some(node) = self.places.remove(uid) else { return false };
         if let Some(info) = self.nodes.get_mut(&node) {
@@ -179,7 +180,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_pod_is_counted_once_wherever_it_moves_and_not_at_all_when_it_goes() {
+    fn a_pod_is_counted_on_one_node_and_not_after_its_removal() {
         let mut snapshot = Snapshot::default();
         assert!(snapshot.set_node(&node("a", json!({}))));
         assert!(!snapshot.set_node(&node("a", json!({}))));
@@ -187,7 +188,7 @@ mod tests {
         snapshot.place(&pod, "a");
         snapshot.place(&pod, "a");
         let requested = |snapshot: &Snapshot| snapshot.candidates().next().unwrap().info.requested.clone();
-        assert_eq!((requested(&snapshot).cpu, requested(&snapshot).pods), (1000, 1));
+        assert_eq!((requested(&snapshot).cpu_millis, requested(&snapshot).pods), (1000, 1));
         let mut owned = fixture_owned(&pod, "o");
         snapshot.place(&owned, "a");
         owned.metadata.uid = Some("q".to_owned());
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_is_gone_is_no_candidate_but_its_pods_are_remembered() {
+    fn a_removed_node_is_no_candidate_but_keeps_its_pods() {
         let mut snapshot = Snapshot::default();
         snapshot.place(&pod("p", json!({})), "a");
         assert_eq!(snapshot.candidates().count(), 0);

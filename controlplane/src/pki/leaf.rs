@@ -1,4 +1,4 @@
-//! What a certificate must say, whether one says it, and making one that does.
+//! Leaf certificates: requirements, check, creation.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -14,17 +14,17 @@ use x509_parser::{
 
 const HOUR: Duration = Duration::from_secs(3600);
 const TEN_YEARS: Duration = Duration::from_secs(3653 * 24 * 3600);
-/// Nearer to its end a certificate is made anew.
+/// Remaining validity below which a certificate is replaced.
 const RENEW_BEFORE: i64 = 30 * 24 * 3600;
 
-/// What a certificate must say.
+/// The requirements of a certificate.
 #[derive(Clone, Debug)]
 pub struct Leaf {
-    /// The user, for clients.
+    /// The common name: the user, for client certificates.
     pub common_name: String,
-    /// The group, for clients.
+    /// The organization: the group, for client certificates.
     pub organization: Option<String>,
-    /// Which side of a connection it is for.
+    /// The side of a connection.
     pub usage: Usage,
     /// DNS names.
     pub names: Vec<String>,
@@ -32,17 +32,17 @@ pub struct Leaf {
     pub addresses: Vec<IpAddr>,
 }
 
-/// Which side of a connection a certificate is for.
+/// The side of a connection that a certificate is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Usage {
-    /// The side that is connected to.
+    /// The server side.
     Server,
-    /// The side that connects.
+    /// The client side.
     Client,
 }
 
 impl Leaf {
-    /// A client's certificate.
+    /// A client certificate.
     #[must_use]
     pub fn client(user: &str, group: Option<&str>) -> Self {
         Self {
@@ -54,7 +54,7 @@ impl Leaf {
         }
     }
 
-    /// Whether a certificate still does: ours, of this authority, for these names, not soon over.
+    /// Whether a certificate still fits: its key, this CA, these names, and enough remaining validity.
     pub(super) fn is_met_by(&self, certificate: &str, key: &str, authority: &str) -> bool {
         let met = || {
             let (_, own) = parse_x509_pem(certificate.as_bytes()).ok()?;
@@ -88,7 +88,7 @@ impl Leaf {
             && self.addresses.iter().all(has_address)
     }
 
-    /// A new certificate and key, PEM.
+    /// Creates a certificate and key in PEM.
     pub(super) fn issue(&self, authority: &Issuer<'_, KeyPair>) -> Result<(String, String), rcgen::Error> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::default();
@@ -113,7 +113,7 @@ impl Leaf {
     }
 }
 
-/// From an hour ago, for ten years.
+/// The validity: from one hour ago, for ten years.
 pub(super) fn set_validity(params: &mut CertificateParams) {
     let now = u64::try_from(jiff::Timestamp::now().as_second()).unwrap_or(0);
     let start = date_time_ymd(1970, 1, 1) + Duration::from_secs(now.saturating_sub(HOUR.as_secs()));

@@ -1,10 +1,9 @@
-//! The store inside the process, on fjall.
+//! The embedded store, on fjall.
 //!
-//! One thread (`writer`) makes all commits: it takes whatever writes are waiting, decides each
-//! against the state, syncs them with one fdatasync, then publishes them. So commits are ordered
-//! by construction and concurrent ones share a sync. fjall was chosen by measurement for flash: a
-//! durable commit of a 1.5 kB object costs 5.7 kB on disk, against 19 kB with SQLite and 40 kB
-//! with redb, at the lowest latency of the four.
+//! One thread (`writer`) makes all commits. It takes the waiting writes, checks each against the state, syncs them with
+//! one fdatasync and publishes them. So commits are ordered, and concurrent ones share a sync. fjall was chosen by
+//! measurement for flash: a durable commit of a 1.5 kB object writes 5.7 kB to disk, against 19 kB with SQLite and
+//! 40 kB with redb, at the lowest latency of the four.
 
 mod engine;
 mod inspect;
@@ -29,14 +28,14 @@ use state::State;
 pub use vault::Sealing;
 use vault::Vault;
 
-/// How many revisions are reserved on disk at a time. Volatile commits write nothing, so the
-/// counter after a restart goes on from the reservation's end, which none of them can have passed.
+/// Number of revisions that are reserved on disk at a time. Volatile commits write nothing to disk. So after a restart
+/// the counter continues at the end of the reservation, which no commit can have passed.
 const RESERVED: u64 = 1 << 16;
 
 /// Settings of the embedded store.
 #[derive(Debug)]
 pub struct EmbeddedOptions {
-    /// How many commits a watch can look back.
+    /// Number of past commits that a watch can start from.
     pub history: usize,
     /// Which values are encrypted on disk; `None` encrypts nothing.
     pub sealing: Option<Sealing>,
@@ -48,33 +47,33 @@ impl Default for EmbeddedOptions {
     }
 }
 
-/// A store in a directory of its own.
+/// A store in its own directory.
 pub struct Embedded {
     shared: Arc<Shared>,
     jobs: Option<mpsc::Sender<Job>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-/// What the writer thread and the readers share.
+/// The state that the writer thread and the readers share.
 struct Shared {
     path: PathBuf,
     vault: Arc<Vault>,
-    /// `None` while the writer opens the database again after a failure.
+    /// `None` while the writer reopens the database after a failure.
     engine: RwLock<Option<Engine>>,
     state: Mutex<State>,
-    /// Why the engine takes no writes, if it takes none.
+    /// Why the engine refuses writes; `None` if it accepts them.
     failure: Mutex<Option<String>>,
 }
 
-/// A write on its way to the writer thread.
+/// A write for the writer thread.
 struct Job {
     write: Write,
     done: oneshot::Sender<Result<u64, Error>>,
 }
 
 impl Embedded {
-    /// Opens the store in `path`, or makes one there. Entries that are not encrypted yet with the first key, and should
-    /// be, are encrypted before this returns.
+    /// Opens the store in `path`, or creates it. Entries that must be encrypted and are not sealed with the first key are
+    /// encrypted before this returns.
     ///
     /// # Errors
     /// [`Error::Locked`], [`Error::Corrupt`], [`Error::Open`], or [`Error::Sealed`] if a key is missing.
@@ -88,11 +87,11 @@ impl Embedded {
             Ok(true) => {
                 drop(engine);
                 engine = Engine::open(path, vault.clone())?;
-                // The store that was replaced has the values in plain text.
+                // The replaced store has the values in plain text.
                 migrate::remove(&migrate::beside(path, ".sealing")).map_err(failed)?;
             }
             Err(error @ (Error::Sealed { .. } | Error::Read { .. })) => return Err(error),
-            // A disk without room for the copy, or a file system without the exchange: what is stored stays readable.
+            // The disk has no room for the copy, or the file system cannot exchange: the entries stay readable.
             Err(error) => tracing::warn!(%error, "cannot encrypt the entries of an earlier version"),
         }
         Self::run(path, vault, engine, options.history)
@@ -136,7 +135,7 @@ fn make_directory(path: &Path) -> std::io::Result<()> {
 
 impl Drop for Embedded {
     fn drop(&mut self) {
-        // Without a sender the writer finishes what is queued and ends.
+        // When the sender is dropped, the writer finishes the queued writes and ends.
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -189,7 +188,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads from the open database, which stays open meanwhile.
+    /// Calls the function with the open database, which stays open meanwhile.
     fn read<T>(&self, read: impl FnOnce(&Engine) -> Result<T, Error>) -> Result<T, Error> {
         let engine = self.engine.read().unwrap_or_else(PoisonError::into_inner);
         let closed = || Error::Read {
@@ -198,7 +197,7 @@ impl Shared {
         read(engine.as_ref().ok_or_else(closed)?)
     }
 
-    /// Replaces the database, once the readers are done; `None` closes it.
+    /// Replaces the database after the running reads; `None` closes it.
     fn replace_engine(&self, engine: Option<Engine>) {
         *self.engine.write().unwrap_or_else(PoisonError::into_inner) = engine;
     }
@@ -221,8 +220,8 @@ impl Shared {
     fn list(&self, range: &Range) -> Result<Page, Error> {
         let start = if range.start > range.prefix { &range.start } else { &range.prefix };
         let limit = if range.limit == 0 { usize::MAX } else { range.limit };
-        // The writer holds this lock while it commits: held here too, both tiers and the
-        // revision are of one moment.
+        // The writer holds this lock while it commits. With the lock, both tiers and the revision are from the
+        // same moment.
         let state = self.lock();
         let mut entries = state.volatile_from(start, &range.prefix);
         self.read(|engine| {

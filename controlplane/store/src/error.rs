@@ -1,4 +1,4 @@
-//! What can go wrong in a store, each as one sentence.
+//! Errors of a store.
 
 use std::path::PathBuf;
 
@@ -11,16 +11,16 @@ pub enum Error {
         /// The entry's current revision; `None` when there is no such entry.
         found: Option<u64>,
     },
-    /// The watch asks for commits that are forgotten.
+    /// The watch starts at a revision whose commits are compacted.
     #[error("revisions up to {oldest} are compacted")]
     Compacted {
-        /// Commits after this revision are still known.
+        /// The history has all commits after this revision.
         oldest: u64,
     },
-    /// The watch asks for a revision that does not exist yet.
-    #[error("revision {asked} lies in the future, the newest is {newest}")]
+    /// The watch starts at a revision that does not exist yet.
+    #[error("revision {asked} is in the future: the newest is {newest}")]
     Future {
-        /// The revision asked for.
+        /// The requested revision.
         asked: u64,
         /// The newest revision.
         newest: u64,
@@ -31,12 +31,12 @@ pub enum Error {
         /// The store's directory.
         path: PathBuf,
     },
-    /// A file of the store cannot be understood.
+    /// A file of the store is damaged.
     #[error("the store at {path} is damaged and cannot be opened: {detail}")]
     Corrupt {
         /// The store's directory.
         path: PathBuf,
-        /// What the engine found.
+        /// The damage.
         detail: String,
     },
     /// The directory cannot be read or written.
@@ -48,13 +48,13 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
-    /// The disk failed under a running store, which takes no writes until the disk does again.
+    /// The disk failed. The store refuses writes until the disk accepts them again.
     #[error("the store cannot write to its disk: {detail}")]
     Disk {
         /// What the engine said.
         detail: String,
     },
-    /// Too little space is left for new objects. Deletions go on.
+    /// Too little space is left for new objects. Deletions still work.
     #[error(
         "the store cannot take new objects: database space exceeded, the disk of {path} is full; free some space or \
          delete objects, writes go on by themselves"

@@ -1,14 +1,13 @@
-//! Versioned keyed bytes with compare-and-swap and watch; knows no kind.
+//! The store: versioned bytes by key, with compare-and-swap and watch. It does not know Kubernetes kinds.
 //!
-//! Start reading at [`Store`]. One rising revision counts the commits of the whole store; every
-//! entry carries the revision that made it and the one that last changed it.
+//! Start reading at [`Store`]. One revision counts the commits of the whole store. Every entry has the revision that
+//! created it and the revision that last changed it.
 //!
 //! Invariants:
-//! - A revision is never handed out twice, across restarts too, whichever tier it went to.
+//! - A revision is never used twice, also not after a restart, in either tier.
 //! - Commits reach every watcher in revision order, without gaps.
-//! - A durable write is acknowledged only after it was synced to disk; a volatile one never
-//!   touches the disk.
-//! - Nothing wakes up and nothing is written while nobody calls, save for expiries that are due.
+//! - A durable write is acknowledged only after it was synced to disk; a volatile write never touches the disk.
+//! - Without calls the store neither wakes up nor writes, except for due expiries.
 
 mod embedded;
 mod error;

@@ -1,4 +1,4 @@
-//! The contract between the apiserver and whatever keeps its bytes.
+//! The interface between the API server and its store.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,116 +10,116 @@ use crate::Error;
 
 /// Versioned keyed bytes. Implementations: [`crate::Embedded`]; etcd comes next.
 pub trait Store: Send + Sync + 'static {
-    /// The entry under `key`, as of the newest commit.
+    /// The newest version of the entry with this key.
     fn get<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<Entry>, Error>>;
 
-    /// Entries in key order, all as of one revision.
+    /// Entries in key order, all from one revision.
     fn list(&self, range: Range) -> BoxFuture<'_, Result<Page, Error>>;
 
-    /// Creates, replaces or deletes one entry if the expectation holds, and returns the commit's
-    /// revision once it is as durable as its tier promises.
+    /// Creates, replaces or deletes one entry if the expectation holds. Returns the commit's revision once the commit is
+    /// as durable as its tier requires.
     fn write(&self, write: Write) -> BoxFuture<'_, Result<u64, Error>>;
 
     /// Every commit under `prefix` after the revision `after`, in order.
     fn watch<'a>(&'a self, prefix: &'a str, after: u64) -> BoxFuture<'a, Result<Watch, Error>>;
 
-    /// Forgets the history up to `revision`; the newest state of every entry stays.
+    /// Removes the history up to `revision`; the newest version of every entry stays.
     fn compact(&self, revision: u64) -> BoxFuture<'_, Result<(), Error>>;
 
-    /// The revision of the newest commit that was published to watchers.
+    /// The revision of the newest published commit.
     fn revision(&self) -> BoxFuture<'_, Result<u64, Error>>;
 
-    /// Whether the store takes writes, as of this moment.
+    /// Whether the store accepts writes now.
     fn health(&self) -> Health;
 }
 
-/// Whether a store takes writes.
+/// Whether a store accepts writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// It takes all writes.
+    /// All writes are accepted.
     Good,
-    /// It takes no new objects: its disk is full.
+    /// New objects are refused: the disk is full.
     Full {
         /// Free bytes.
         free: u64,
     },
-    /// It takes no durable writes, and why.
+    /// Durable writes are refused; why.
     Failed(String),
 }
 
-/// One stored value and where it stands in the store's history.
+/// One stored value with its revisions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// The entry's key.
     pub key: Arc<str>,
     /// The stored bytes.
     pub value: Bytes,
-    /// The commit that created the entry.
+    /// Revision of the commit that created the entry.
     pub created: u64,
-    /// The commit that last changed it.
+    /// Revision of the commit that last changed the entry.
     pub modified: u64,
 }
 
-/// What a list asks for.
+/// The parameters of a list.
 #[derive(Clone, Debug, Default)]
 pub struct Range {
-    /// Only keys that start with this.
+    /// Prefix of the keys.
     pub prefix: String,
-    /// Only keys that are not less than this; empty for all.
+    /// First key; empty starts at the beginning.
     pub start: String,
-    /// At most so many entries; 0 for all.
+    /// Maximum number of entries; 0 for all.
     pub limit: usize,
 }
 
-/// What a list found.
+/// The result of a list.
 #[derive(Clone, Debug)]
 pub struct Page {
     /// The entries, in key order.
     pub entries: Vec<Entry>,
-    /// The revision at which this was the truth.
+    /// The revision of the list.
     pub revision: u64,
-    /// Whether entries beyond the limit were left out.
+    /// Whether there are more entries beyond the limit.
     pub more: bool,
 }
 
-/// What must hold for a write to happen.
+/// The condition of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expect {
-    /// There is no such entry.
+    /// The entry does not exist.
     Absent,
     /// The entry was last changed by this commit.
     Revision(u64),
 }
 
-/// How long an entry is to live.
+/// Durability of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
     /// Synced to disk before the write is acknowledged.
     Durable,
-    /// In memory only: gone after a restart, or when the time to live is over.
+    /// In memory only: lost at a restart, or after the time to live.
     Volatile {
-        /// After this the entry is deleted, give or take a minute; `None` keeps it.
+        /// Time to live, accurate to a minute; `None` has no limit.
         ttl: Option<Duration>,
     },
 }
 
-/// One change of one entry. A key belongs to one tier for all its life.
+/// One change of one entry. A key always belongs to the same tier.
 #[derive(Clone, Debug)]
 pub struct Write {
     /// The entry's key.
     pub key: Arc<str>,
-    /// What must hold.
+    /// The condition.
     pub expect: Expect,
     /// The new bytes; `None` deletes.
     pub value: Option<Bytes>,
-    /// Where the entry lives.
+    /// The tier of the entry.
     pub tier: Tier,
 }
 
-/// A change that happened.
+/// A committed change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Commit {
-    /// Its place in the history.
+    /// The commit's revision.
     pub revision: u64,
     /// The entry's key.
     pub key: Arc<str>,
@@ -129,7 +129,7 @@ pub struct Commit {
     pub created: u64,
 }
 
-/// A running watch. Commits wait here without bound, so a consumer keeps reading.
+/// A running watch. Its queue has no limit, so the consumer must keep reading.
 #[derive(Debug)]
 pub struct Watch {
     pub(crate) commits: mpsc::UnboundedReceiver<Arc<Commit>>,

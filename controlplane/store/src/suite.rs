@@ -1,4 +1,4 @@
-//! What every backend must do: one suite, run against each.
+//! Tests that every implementation of the store must pass.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ pub(crate) fn put(key: &str, expect: Expect, value: &str, tier: Tier) -> Write {
     Write { key: key.into(), expect, value: Some(Bytes::copy_from_slice(value.as_bytes())), tier }
 }
 
-/// Runs every rule on a store that is new.
+/// Runs every test on a new store.
 pub(crate) async fn all(make: impl AsyncFn() -> Arc<dyn Store>) {
     for tier in TIERS {
         writes_are_compare_and_swap(make().await, tier).await;
@@ -100,7 +100,7 @@ async fn compaction_refuses_older_watches(store: Arc<dyn Store>, tier: Tier) {
     assert_eq!(store.get("/k").await.unwrap().unwrap().modified, second);
 }
 
-async fn of_many_writers_one_wins(store: Arc<dyn Store>, tier: Tier) {
+async fn one_of_many_concurrent_writers_wins(store: Arc<dyn Store>, tier: Tier) {
     let base = store.write(put("/race", Expect::Absent, "0", tier)).await.unwrap();
     let writes = (0..50).map(|n| {
         let store = store.clone();

@@ -143,13 +143,7 @@ const REPORT_MAX: usize = 4096;
 /// Joins an error and its sources with ": ". Control characters are replaced, and the line is cut at
 /// [`REPORT_MAX`].
 pub(crate) fn report(error: &dyn std::error::Error) -> String {
-    let mut line = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        line.push_str(": ");
-        line.push_str(&cause.to_string());
-        source = cause.source();
-    }
+    let mut line = coracle_error_chain::chain(error);
     line.truncate(line.floor_char_boundary(REPORT_MAX));
     line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

@@ -1,5 +1,6 @@
 //! Error of a call, as it is sent to the agent.
 
+pub(crate) use coracle_error_chain::chain;
 use coracle_proto::shim::error::Kind;
 
 /// Kind and text of the error.
@@ -39,16 +40,4 @@ impl From<CallError> for coracle_proto::shim::Error {
     fn from(error: CallError) -> Self {
         Self { kind: error.kind.into(), message: error.message }
     }
-}
-
-/// An error and its causes in one line, separated by ": ".
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }

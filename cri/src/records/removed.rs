@@ -4,11 +4,12 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use coracle_error_chain::chain;
 use serde::de::DeserializeOwned;
 use tracing::warn;
 
 use super::{ContainerRecord, FILE, Records, SandboxRecord, later, remove, write_at};
-use crate::error::{Error, chain};
+use crate::error::Error;
 
 /// The removed object.
 #[derive(Debug, Clone, PartialEq)]

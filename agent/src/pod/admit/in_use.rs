@@ -8,11 +8,11 @@ use std::io;
 use std::net::IpAddr;
 
 use coracle_cni::{Backend, Listener, Protocol, listeners};
+use coracle_events::printable;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::ports::{HostPort, host_ports};
 use super::refuse;
-use crate::pod::foreign_text::printable;
 use crate::pod::state::Verdict;
 use crate::run::AgentConfig;
 

@@ -99,7 +99,7 @@ impl Job {
                 sub_path::mount(&self.node.volumes, &part).map_err(|source| MountError::SubPath {
                     volume: mount.name.clone(),
                     container: container.name.clone(),
-                    reason: crate::node::chain(&source),
+                    reason: coracle_error_chain::chain(&source),
                 })?
             }
         };

@@ -1,8 +1,7 @@
 //! Values that a container takes from its own pod: `fieldRef` and `resourceFieldRef`.
 
+use coracle_values::quantity::{millis_of, value_of};
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceFieldSelector};
-
-use crate::cgroup::quantity;
 
 /// Addresses as the downward API shows them.
 #[derive(Clone, Debug, Default)]
@@ -64,15 +63,15 @@ pub(super) fn resource(
     };
     let in_millis = name == "cpu";
     let amount = match (given, in_millis) {
-        (Some(q), true) => quantity::milli(q),
-        (Some(q), false) => quantity::units(q),
+        (Some(q), true) => millis_of(q),
+        (Some(q), false) => value_of(q),
         (None, true) => i64::from(fallback_to_node) * node_millis,
         (None, false) if name == "memory" => i64::from(fallback_to_node) * node_bytes,
         (None, false) => 0,
     };
     let divisor = match selector.divisor.as_ref() {
-        Some(q) if in_millis => quantity::milli(q),
-        Some(q) => quantity::units(q),
+        Some(q) if in_millis => millis_of(q),
+        Some(q) => value_of(q),
         None => 0,
     };
     let divisor = if divisor > 0 {
@@ -82,5 +81,5 @@ pub(super) fn resource(
     } else {
         1
     };
-    Some(((amount + divisor - 1) / divisor).to_string())
+    Some((amount / divisor + i64::from(amount % divisor != 0)).to_string())
 }

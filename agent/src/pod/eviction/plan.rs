@@ -4,9 +4,10 @@
 
 use std::cmp::Reverse;
 
+use coracle_values::Quantity;
+use coracle_values::quantity::value_of;
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 
-use crate::cgroup::quantity::{scaled, units};
 use crate::node::{Resource, Shortage};
 
 /// Name of the resource that limits and requests of disk space have.
@@ -87,7 +88,7 @@ pub(crate) fn exceeded(pod: &Pod, usage: &Usage) -> Option<String> {
         let limit = volume.empty_dir.as_ref().and_then(|empty| empty.size_limit.as_ref());
         let used = usage.empty_dirs.iter().find(|(name, _)| *name == volume.name);
         if let (Some(limit), Some((name, used))) = (limit, used)
-            && exceeds(used.bytes, units(limit))
+            && exceeds(used.bytes, value_of(limit))
         {
             return Some(format!("Usage of EmptyDir volume \"{name}\" exceeds the limit \"{}\". ", limit.0));
         }
@@ -104,7 +105,7 @@ pub(crate) fn exceeded(pod: &Pod, usage: &Usage) -> Option<String> {
     for container in containers {
         let used = usage.containers.iter().find(|(name, _)| *name == container.name);
         if let (Some(limit), Some((name, used))) = (limit_of(container), used)
-            && exceeds(used.bytes, scaled(limit, 1).unwrap_or(i64::MAX))
+            && exceeds(used.bytes, Quantity::parse(limit).map_or(i64::MAX, Quantity::value))
         {
             return Some(format!(
                 "Container {name} exceeded its local ephemeral storage limit \"{limit}\". "
@@ -199,7 +200,7 @@ fn amount(resources: Option<&ResourceRequirements>, requests: bool) -> Option<i6
     } else {
         limits
     };
-    found.map(units)
+    found.map(value_of)
 }
 
 fn pod_request(pod: &Pod) -> i64 {

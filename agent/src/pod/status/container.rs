@@ -1,5 +1,6 @@
 //! The status of each container.
 
+use coracle_events::printable;
 use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
     ContainerStatus, ContainerUser, VolumeMount, VolumeMountStatus,
@@ -8,7 +9,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
 use super::Facts;
-use crate::pod::foreign_text::printable;
 use crate::pod::state::{ContainerRun, Exit, ObservedContainer, is_sidecar};
 
 /// Before the name of a container's runtime, as `containerID` has it.

@@ -1,5 +1,5 @@
-//! A token that is good for one machine, and has made one, makes no other: who comes with it is told at once, and
-//! nothing is stored. Which of two is first is decided where requests are approved.
+//! Refuses certificate requests with a bootstrap token for one machine that another machine has used. The client gets
+//! the error at once, and the request is not stored. Of two concurrent requests the approving controller accepts one.
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use coracle_kinds::kind::by_resource;
@@ -34,7 +34,7 @@ impl Admit for BootstrapToken {
     }
 }
 
-/// The one node that a token for one has made.
+/// The node that used a token for one machine.
 fn used_by(secret: &Value) -> Option<String> {
     let field = |name: &str| {
         let bytes = BASE64_STANDARD.decode(secret["data"][name].as_str()?).ok()?;

@@ -1,5 +1,5 @@
-//! Certificate signing requests: who asks is written into them, who approves and who signs must be allowed to
-//! for that signer, and nobody asks to become an administrator.
+//! Certificate signing requests: the requester is recorded, approvers and signers need the permission for the signer,
+//! and requests for the group of administrators are refused.
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
@@ -27,10 +27,10 @@ pub(super) const NODE_SERVING: &str = "kubernetes.io/kubelet-serving";
 
 pub(super) struct Certificates;
 
-/// Signers of this domain sign for this server.
+/// Certificates of signers of this domain are valid for this API server.
 const OUR_DOMAIN: &str = "kubernetes.io/";
 
-/// The subject that a request asks for.
+/// The subject of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Subject {
     pub(super) common_name: String,
@@ -71,7 +71,7 @@ pub(super) fn is_request(attributes: &Attributes<'_>) -> bool {
     attributes.kind.group == GROUP && attributes.kind.kind == "CertificateSigningRequest"
 }
 
-/// The requester, as the server knows it; whatever the client wrote there.
+/// Sets the requester from the authenticated user. What the client wrote is ignored.
 fn sign_by(attributes: &Attributes<'_>, object: &mut Value) {
     let user = attributes.user;
     let Some(spec) = object["spec"].as_object_mut() else { return };
@@ -86,7 +86,7 @@ fn sign_by(attributes: &Attributes<'_>, object: &mut Value) {
     }
 }
 
-/// Conditions that are new or changed get their times.
+/// Sets the times of new and changed conditions.
 fn date(object: &mut Value, old: &Value, now: &str) {
     let before = old["status"]["conditions"].as_array().cloned().unwrap_or_default();
     let list = object["status"].get_mut("conditions").and_then(Value::as_array_mut);
@@ -103,7 +103,7 @@ fn date(object: &mut Value, old: &Value, now: &str) {
     }
 }
 
-/// Our signers would make an administrator of anybody who may ask for approval.
+/// Refuses the group of administrators: a signed certificate with it would give every permission.
 fn subject_is_restricted(attributes: &Attributes<'_>, object: &Value) -> Result<()> {
     let signer = object["spec"]["signerName"].as_str().unwrap_or_default();
     if !signer.starts_with(OUR_DOMAIN) {
@@ -119,10 +119,10 @@ fn subject_is_restricted(attributes: &Attributes<'_>, object: &Value) -> Result<
     Err(ApiError::forbidden_object(attributes.kind, attributes.name, why))
 }
 
-/// The subject of a request; nothing for what validation will refuse.
+/// The subject of a request. None for requests that validation refuses.
 ///
 /// # Errors
-/// Why nobody can tell whom the request is for.
+/// The subject is ambiguous.
 pub(super) fn subject(object: &Value) -> std::result::Result<Option<Subject>, String> {
     let der = || {
         let bytes = BASE64_STANDARD.decode(object["spec"]["request"].as_str()?).ok()?;
@@ -133,7 +133,7 @@ pub(super) fn subject(object: &Value) -> std::result::Result<Option<Subject>, St
     read_subject(&request.certification_request_info.subject).map(Some)
 }
 
-/// As the signer reads it, which refuses the same.
+/// The same rules as in the signing controller (`controllers/src/certificate.rs`).
 fn read_subject(name: &X509Name<'_>) -> std::result::Result<Subject, String> {
     let (mut common_names, mut organizations) = (Vec::new(), Vec::new());
     for part in name.iter() {
@@ -158,14 +158,14 @@ fn read_subject(name: &X509Name<'_>) -> std::result::Result<Subject, String> {
     }
 }
 
-/// Two sorts of strings are read alike by everybody, if nothing in them ends or hides a name elsewhere.
+/// A UTF-8 or printable string without control characters: all programs read these two types alike.
 fn plain_text(attribute: &AttributeTypeAndValue<'_>) -> std::result::Result<String, String> {
     let usual = matches!(attribute.attr_value().tag(), Tag::Utf8String | Tag::PrintableString);
     let text = attribute.as_str().ok().filter(|text| usual && !text.chars().any(char::is_control));
     text.map(str::to_owned).ok_or_else(|| "the subject has a text of an unusual sort".to_owned())
 }
 
-/// Asks the authorizers about the signer, or all signers of its domain.
+/// Checks the permission for the signer, or for all signers of its domain.
 fn may(state: &State, attributes: &Attributes<'_>, verb: &'static str, signer: &str) -> Result<()> {
     let allowed = |name: &str| {
         let resource = ResourceInfo {

@@ -1,4 +1,4 @@
-//! A pod tolerates a node's failure for five minutes, unless it says otherwise.
+//! Adds the default tolerations: a pod stays on a failed node for five minutes.
 
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ pub(super) struct DefaultTolerations;
 
 impl Admit for DefaultTolerations {
     fn mutate(&self, _state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
-        // Also on update: a client that sends the pod as it made it would remove them.
+        // Also on update: a client that sends its original pod would remove them.
         if attributes.is(Operation::Create, "Pod") || attributes.is(Operation::Update, "Pod") {
             add(&mut object["spec"]);
         }

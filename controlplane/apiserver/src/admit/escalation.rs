@@ -1,5 +1,5 @@
-//! Nobody gives away rights that they do not have: a role may be written by who holds all of its rules, or may
-//! `escalate` it; and bound by who holds them, or may `bind` it.
+//! Privilege escalation: a user can write a role only with rules that the user has, or with the verb `escalate`. A user
+//! can bind a role only with rules that the user has, or with the verb `bind`.
 
 use coracle_kinds::kind::by_resource;
 use serde_json::Value;
@@ -45,7 +45,7 @@ fn write(state: &State, attributes: &Attributes<'_>, role: &Value) -> Result<()>
     }
     let mut wanted = Rule::list(role);
     if role["aggregationRule"].is_object() {
-        // What it will have is not known.
+        // The rules of an aggregated role are not known here.
         wanted.extend(Rule::all());
     }
     holds(state, attributes, &wanted)

@@ -16,7 +16,7 @@ use crate::{
 const ENFORCE: &str = "kubernetes.io/enforce-mountable-secrets";
 /// The values that Go's `strconv.ParseBool` reads as true.
 const TRUE: [&str; 6] = ["1", "t", "T", "true", "TRUE", "True"];
-/// The container lists of a pod, with the words of upstream's messages.
+/// The container lists of a pod, with the texts of upstream's messages.
 const CONTAINERS: [(&str, &str); 3] = [
     ("initContainers", "init container"),
     ("containers", "container"),
@@ -43,7 +43,7 @@ impl Admit for MountableSecrets {
     }
 }
 
-/// The first reference of the pod that its account does not allow, in upstream's words.
+/// The first secret of the pod that its account does not list, as upstream's message.
 fn violation(spec: &Value, account_name: &str, account: &Value) -> Option<String> {
     let enforced = account["metadata"]["annotations"][ENFORCE].as_str().unwrap_or_default();
     if !TRUE.contains(&enforced) {
@@ -71,7 +71,7 @@ fn violation(spec: &Value, account_name: &str, account: &Value) -> Option<String
         })
 }
 
-/// The secrets of volumes, with the words before each in a message.
+/// The secrets of volumes, each with the prefix of its message.
 fn volumes(spec: &Value) -> impl Iterator<Item = (&Value, String)> {
     items(&spec["volumes"]).flat_map(|volume| {
         let projected = items(&volume["projected"]["sources"]).map(|source| &source["secret"]["name"]);
@@ -82,7 +82,7 @@ fn volumes(spec: &Value) -> impl Iterator<Item = (&Value, String)> {
     })
 }
 
-/// The secrets of environment variables of all containers, with the words before each in a message.
+/// The secrets of environment variables of all containers, each with the prefix of its message.
 fn environments(spec: &Value) -> impl Iterator<Item = (&Value, String)> {
     CONTAINERS.into_iter().flat_map(|(field, word)| {
         items(&spec[field]).flat_map(move |container| {

@@ -1,4 +1,5 @@
-//! Objects are made only in namespaces that exist and are not going away; some namespaces stay.
+//! Namespace lifecycle: objects can be created only in existing namespaces that are not being deleted. Some namespaces
+//! cannot be deleted.
 
 use coracle_kinds::kind::by_resource;
 use serde_json::{Value, json};

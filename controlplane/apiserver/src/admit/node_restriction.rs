@@ -1,6 +1,6 @@
-//! A node writes only about itself and about the pods that are bound to it.
+//! Node restriction: a node can write only its own Node and the pods that are bound to it.
 //!
-//! Upstream's plugin of the same name; what a node may read is the node authorizer's affair.
+//! Upstream has a plugin with the same name. The node authorizer decides what a node can read.
 
 use serde_json::Value;
 
@@ -12,7 +12,7 @@ use crate::{
 
 pub(super) struct NodeRestriction;
 
-/// Labels of Kubernetes' own domains that a node may give itself.
+/// Labels of the Kubernetes domains that a node may set on itself.
 const OWN_LABELS: &[&str] = &[
     "kubernetes.io/hostname",
     "kubernetes.io/arch",
@@ -50,7 +50,7 @@ fn ensure(right: bool, why: impl FnOnce() -> String) -> Checked {
 }
 
 fn node_object(node: &str, attributes: &Attributes<'_>, object: &Value) -> Checked {
-    // The object's own name: one that is yet to be made up begins like this node's at most.
+    // The name in the object: with generateName it only starts like this node's name.
     ensure(object["metadata"]["name"] == node, || {
         format!("node \"{node}\" is not allowed to modify node \"{}\"", attributes.name)
     })?;
@@ -70,13 +70,13 @@ fn node_object(node: &str, attributes: &Attributes<'_>, object: &Value) -> Check
     })
 }
 
-/// Nothing and an empty list are the same.
+/// Whether two lists are equal. An absent list equals an empty one.
 fn same(a: &Value, b: &Value) -> bool {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     list(a) == list(b)
 }
 
-/// Labels that were set, changed or removed, and by which others tell nodes apart.
+/// Changed labels that a node must not set, because other components select nodes by them.
 fn forbidden_labels(old: Option<&Value>, new: &Value) -> Vec<String> {
     let of = |object: Option<&Value>| {
         object.and_then(|object| object["metadata"]["labels"].as_object()).cloned().unwrap_or_default()
@@ -111,7 +111,7 @@ fn pod(state: &State, node: &str, attributes: &Attributes<'_>, object: &Value) -
             ensure(labels(old) == labels(object), || {
                 format!("node \"{node}\" cannot update labels through pod status")
             })?;
-            // CVE-2025-4563: a claim that the pod's status names would be the node's to read.
+            // CVE-2025-4563: the node could read a claim that the pod's status names.
             let claims = ["resourceClaimStatuses", "extendedResourceClaimStatus"];
             ensure(claims.iter().all(|claim| old["status"][claim] == object["status"][claim]), || {
                 format!("node \"{node}\" cannot update resource claim statuses")
@@ -121,7 +121,7 @@ fn pod(state: &State, node: &str, attributes: &Attributes<'_>, object: &Value) -
     }
 }
 
-/// A node shows the pods that it runs by itself, which can use nothing of the cluster's.
+/// Checks a mirror pod: it must not use objects of the cluster.
 fn mirror_pod(state: &State, node: &str, pod: &Value) -> Checked {
     let annotations = &pod["metadata"]["annotations"];
     ensure(annotations["kubernetes.io/config.mirror"].is_string(), || {
@@ -163,7 +163,7 @@ fn csi_node(node: &str, object: &Value) -> Checked {
     })
 }
 
-/// A node asks for certificates in its own name.
+/// Checks that a node requests certificates only for its own name.
 fn request(attributes: &Attributes<'_>, object: &Value) -> Checked {
     let signer = object["spec"]["signerName"].as_str().unwrap_or_default();
     if attributes.operation != Operation::Create

@@ -1,4 +1,4 @@
-//! A new node takes no pods until it has been seen to be ready, and a taint that drives pods away says since when.
+//! Taints of nodes: a new node gets the taint not-ready, and NoExecute taints get their time.
 
 use serde_json::{Value, json};
 
@@ -22,7 +22,7 @@ impl Admit for NodeTaints {
     }
 }
 
-/// The controller of nodes' lives takes it away.
+/// The node lifecycle controller removes this taint.
 fn add_not_ready(node: &mut Value) {
     let taint = json!({"key": NOT_READY, "effect": "NoSchedule"});
     let Some(node) = node.as_object_mut() else { return };
@@ -38,7 +38,7 @@ fn add_not_ready(node: &mut Value) {
     }
 }
 
-/// Tolerations with an end count from here, also after every restart.
+/// tolerationSeconds count from this time, also after a restart of the controller.
 fn date(node: &mut Value, now: &str) {
     let list = node["spec"].get_mut("taints").and_then(Value::as_array_mut);
     for taint in list.into_iter().flatten() {

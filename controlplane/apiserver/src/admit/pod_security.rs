@@ -1,4 +1,4 @@
-//! Pod Security admission: namespaces decide by labels which pods they take.
+//! Pod Security admission: the labels of a namespace decide which pods it accepts.
 //!
 //! Source: `k8s.io/pod-security-admission/admission`. The checks themselves are in `coracle_kinds::pod_security`.
 
@@ -18,7 +18,7 @@ use crate::{
 };
 pub(crate) use config::PodSecurityConfig;
 
-/// Subresources of pods that change nothing that the checks read. Any other one is checked.
+/// Subresources of pods that do not change fields of the checks. All others are checked.
 const IGNORED: [&str; 8] = ["exec", "attach", "binding", "eviction", "log", "portforward", "proxy", "status"];
 
 pub(super) struct PodSecurity(pub(super) PodSecurityConfig);
@@ -52,7 +52,7 @@ impl PodSecurity {
         self.evaluate(state, attributes, (&pod["metadata"], &pod["spec"]), true)
     }
 
-    /// Checks a pod or a template. Only pods are rejected; a template is reported, since the pods that it makes are checked.
+    /// Checks a pod or a template. Only pods are rejected. A template causes a warning, because its pods are checked.
     fn evaluate(
         &self,
         state: &State,

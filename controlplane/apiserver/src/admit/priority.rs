@@ -1,4 +1,4 @@
-//! A pod's priority class becomes its priority. Classes of users' own come with their kind.
+//! Sets a pod's priority from its priority class. Only the system classes exist; the kind PriorityClass is not served.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! Every pod runs as a service account, and finds its token where clients look for it.
+//! Service accounts of pods: sets the default account, and mounts the token at the standard path.
 
 use std::time::Duration;
 
@@ -13,23 +13,23 @@ use crate::{
 };
 
 const MOUNT_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// An hour and seven seconds, by which the kind of token is known in old servers.
+/// One hour and seven seconds. Old API servers recognize this type of token by this duration.
 const TOKEN_SECONDS: i64 = 3607;
-/// How long a pod waits for its account. The default one comes for certain, if its controller is late.
+/// Maximum time that a new pod waits for its service account. The controller creates the default one, but may be late.
 const PATIENCE: Duration = Duration::from_secs(1);
 const DEFAULT_PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) struct ServiceAccount;
 
-/// Waits a moment for the service account of a new pod: in a new namespace, and in a new cluster, its
-/// controller is about to make it.
+/// Waits a moment for the service account of a new pod: in a new namespace or cluster the controller may not have
+/// created it yet.
 pub(crate) async fn wait_for_account(state: &State, pod: &Value) {
     let Some(kind) = by_resource("", "v1", "serviceaccounts") else { return };
     let namespace = pod["metadata"]["namespace"].as_str().unwrap_or_default();
     let name =
         pod["spec"]["serviceAccountName"].as_str().filter(|name| !name.is_empty()).unwrap_or("default");
     let there = || state.cache.get(kind, namespace, name).is_some();
-    // Whether it came or not is for the admission to see.
+    // The admission checks whether the account exists now.
     let patience = if name == "default" { DEFAULT_PATIENCE } else { PATIENCE };
     let _ = tokio::time::timeout(patience, state.cache.until(there)).await;
 }
@@ -39,7 +39,7 @@ impl Admit for ServiceAccount {
         if !attributes.is(Operation::Create, "Pod") || !object["spec"].is_object() {
             return Ok(());
         }
-        // A mirror pod says what a node runs already: nothing is added to it.
+        // A mirror pod describes a pod that runs already, so it is not changed.
         if object["metadata"]["annotations"]["kubernetes.io/config.mirror"].is_string() {
             return Ok(());
         }
@@ -97,7 +97,7 @@ fn mount_token(spec: &mut Value) {
     }
 }
 
-/// Whether the container got the mount; one that has something at the path keeps that.
+/// Adds the mount to a container, unless it has another mount at that path. Returns whether it was added.
 fn mount(container: &mut Value, volume: &str) -> bool {
     let Some(container) = container.as_object_mut() else { return false };
     let mounts = container.entry("volumeMounts").or_insert_with(|| json!([]));

@@ -1,4 +1,4 @@
-//! Bootstrap tokens: `id.secret`, kept as Secrets in `kube-system`, for machines that are about to join.
+//! Bootstrap tokens: `id.secret`, stored as Secrets in `kube-system`, for machines that join.
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use coracle_kinds::kind::by_resource;
@@ -12,7 +12,7 @@ const NAMESPACE: &str = "kube-system";
 const TYPE: &str = "bootstrap.kubernetes.io/token";
 const GROUP: &str = "system:bootstrappers";
 
-/// The machine behind a token, if there is such a token, for this use, and it has not expired.
+/// The user of a token, if the token exists, is for authentication, and has not expired.
 pub(super) fn user(cache: &Cache, token: &str) -> Option<User> {
     let (id, secret) = parts(token)?;
     let kind = by_resource("", "v1", "secrets")?;
@@ -35,12 +35,12 @@ fn identity(object: &Value, (id, secret): (&str, &str), now: jiff::Timestamp) ->
     let usable = object["type"] == TYPE
         && object["metadata"]["deletionTimestamp"].is_null()
         && field("token-id").as_deref() == Some(id)
-        // Digests, so that the time of the comparison tells nothing about the secret.
+        // Digests are compared, so that the duration does not depend on the secret.
         && Sha256::digest(field("token-secret")?) == Sha256::digest(secret)
         && field("usage-bootstrap-authentication").as_deref() == Some("true");
     let lasts = match field("expiration") {
         None => true,
-        // What cannot be read is taken as over.
+        // An invalid time counts as expired.
         Some(text) => text.parse::<jiff::Timestamp>().is_ok_and(|end| now < end),
     };
     let extra = field("auth-extra-groups").unwrap_or_default();

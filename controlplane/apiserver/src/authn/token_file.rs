@@ -6,7 +6,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::User;
 
-/// Users by the digest of their token, so that look-ups tell nothing about tokens by their timing.
+/// Users by the digest of their token, so that the duration of a look-up does not depend on the token.
 pub(crate) struct TokenFile {
     users: HashMap<[u8; 32], User>,
 }

@@ -1,5 +1,5 @@
-//! Client certificates that the TLS layer verified: the common name is the user, organizations are groups. One with
-//! several common names is nobody's.
+//! Client certificates that the TLS layer verified: the common name is the user, organizations are the groups. A
+//! certificate with several common names is refused.
 
 use rustls_pki_types::CertificateDer;
 use sha2::Digest as _;

@@ -1,9 +1,9 @@
-//! The control plane's own controllers may do what they are for. They are known by their way here, through the process
-//! itself: whoever comes over the network by their name, with a certificate or in another's name, has what roles say.
+//! Permissions of the control plane's controllers. Only calls within this process get them. A network client with the
+//! same user name (by certificate or impersonation) has only the permissions of its roles.
 
 use super::Question;
 
-/// The garbage collector and the namespace controller work on every kind; none of the controllers enters pods.
+/// The garbage collector and the namespace controller handle every kind. No controller opens streams into pods.
 pub(super) fn allows(question: &Question<'_>) -> bool {
     let Some(resource) = &question.info.resource else { return false };
     let subresource = resource.subresource.split('/').next().unwrap_or_default();

@@ -21,7 +21,7 @@ const GROUP: &str = "authentication.k8s.io";
 const AUTHENTICATED: &str = "system:authenticated";
 const UNAUTHENTICATED: &str = "system:unauthenticated";
 
-/// The user of a request: the caller itself, or the user that the headers name.
+/// The user of a request: the caller, or the impersonated user of the headers.
 pub(crate) fn user(cache: &Cache, user: User, headers: &HeaderMap) -> Result<User> {
     let mut wanted = wanted(headers)?;
     if wanted.name.is_empty() {
@@ -53,7 +53,7 @@ pub(crate) fn user(cache: &Cache, user: User, headers: &HeaderMap) -> Result<Use
     Ok(wanted)
 }
 
-/// The user that the headers describe; without a name when they describe none.
+/// The user in the headers; its name is empty without such headers.
 fn wanted(headers: &HeaderMap) -> Result<User> {
     let mut user = User::default();
     let names = headers.keys().map(HeaderName::as_str).filter(|name| name.starts_with("impersonate-"));
@@ -84,14 +84,14 @@ fn single(name: &str, values: Vec<String>) -> Result<String> {
     }
 }
 
-/// The values of an extra key. Keys have letters that headers cannot have, so they are percent-encoded.
+/// The values of an extra key. Keys are percent-encoded, because headers cannot have all of their characters.
 fn extra<'a>(all: &'a mut BTreeMap<String, Vec<String>>, key: &str) -> &'a mut Vec<String> {
     let decoded = percent_encoding::percent_decode_str(key).decode_utf8();
     let decoded = decoded.map_or_else(|_not_utf8| key.to_owned(), std::borrow::Cow::into_owned);
     all.entry(decoded.to_lowercase()).or_default()
 }
 
-/// Adds the group that every user of this kind has, unless the headers name one of both.
+/// Adds the group system:authenticated or system:unauthenticated, unless the headers have one of the two.
 fn complete_groups(user: &mut User) {
     if user.is_in(AUTHENTICATED) || user.is_in(UNAUTHENTICATED) {
         return;

@@ -1,4 +1,4 @@
-//! `system:masters` may do everything.
+//! The group `system:masters` has every permission.
 
 use super::Question;
 

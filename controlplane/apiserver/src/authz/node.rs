@@ -1,8 +1,7 @@
-//! A node may read what its pods need, and write about itself and its pods. It may read every Node, which
-//! upstream's authorizer does not grant: the overlay between nodes learns its peers from them.
+//! The node authorizer: a node can read the objects that its pods need, and write its Node and its pods. It can also
+//! read every Node, unlike upstream: the overlay gets its peers from them.
 //!
-//! What it may write beyond that (only pods bound to it, only its own Node) is admission's to check
-//! (`admit/node_restriction.rs`).
+//! Admission (`admit/node_restriction.rs`) restricts the writes to the node's own objects.
 
 use coracle_kinds::kind::by_resource;
 use serde_json::Value;
@@ -54,7 +53,7 @@ pub(super) fn allows(question: &Question<'_>) -> bool {
     }
 }
 
-/// One pod that is bound to the node, or those of all that are.
+/// Whether a request for pods is restricted to pods that are bound to the node.
 fn own_pods(question: &Question<'_>, resource: &ResourceInfo, node: &str) -> bool {
     if resource.name.is_empty() {
         let selected = question.info.query.get("fieldSelector");
@@ -65,12 +64,12 @@ fn own_pods(question: &Question<'_>, resource: &ResourceInfo, node: &str) -> boo
     }
     let kind = by_resource("", "v1", "pods");
     let pod = kind.and_then(|kind| question.cache.get(kind, &resource.namespace, &resource.name));
-    // The node of a deleted pod must learn that it is gone, and an absent pod has nothing to protect.
+    // The node must be able to see that a pod was deleted, and an absent pod needs no protection.
     let bound = |pod: &Object| kind.is_some_and(|kind| pod.facets(kind).field("spec.nodeName") == node);
     pod.is_none_or(|pod| bound(&pod))
 }
 
-/// Whether a pod on the node refers to the named object. Lists and watches must name one too.
+/// Whether a pod on the node refers to the named object. Lists and watches must name an object, too.
 fn needed(question: &Question<'_>, resource: &ResourceInfo, node: &str, kind: Referred) -> bool {
     let selected = question.info.query.get("fieldSelector");
     let wanted = if resource.name.is_empty() {
@@ -142,7 +141,7 @@ mod tests {
     use crate::cache::{Cache, encode, key_of, parses};
     use crate::request::RequestInfo;
 
-    /// Pods on the node `n`, each with a secret of its own.
+    /// Pods on the node `n`, each with its own secret.
     fn cache_of(pods: u64) -> Cache {
         let (cache, kind) = (Cache::new(0), by_resource("", "v1", "pods").unwrap());
         for number in 0..pods {

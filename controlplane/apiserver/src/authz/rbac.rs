@@ -1,7 +1,7 @@
-//! Role-based access: the roles that are bound to a user and to its groups.
+//! The RBAC authorizer: the roles that are bound to a user and its groups.
 //!
-//! Roles and bindings are read from the watch cache into an index by user and group, once after each change of any
-//! of them: a request looks its user's names up, and reads no object.
+//! An index by user and group is built from the watch cache after each change of roles and bindings. A request reads
+//! only the index.
 
 pub(crate) mod rule;
 
@@ -20,11 +20,11 @@ use rule::Rule;
 pub(crate) const GROUP: &str = "rbac.authorization.k8s.io";
 const RESOURCES: [&str; 4] = ["roles", "clusterroles", "rolebindings", "clusterrolebindings"];
 
-/// The index, and the newest change of each kind that is in it at least.
+/// The index, with a lower bound of the newest change of each kind in it.
 #[derive(Default)]
 pub(crate) struct Policies(RwLock<Option<([u64; RESOURCES.len()], Arc<Policy>)>>);
 
-/// Who has which rules where.
+/// Rules by subject and namespace.
 #[derive(Default)]
 pub(crate) struct Policy {
     /// Rules by namespace (empty for cluster roles) and name.
@@ -33,7 +33,7 @@ pub(crate) struct Policy {
     groups: HashMap<String, Vec<Grant>>,
 }
 
-/// Rules that somebody has: in one namespace, or everywhere.
+/// The rules of a subject: in one namespace, or in all.
 struct Grant {
     namespace: Option<String>,
     rules: Arc<[Rule]>,
@@ -52,7 +52,7 @@ fn kind(resource: &str) -> Option<&'static Kind> {
 // === impl Policies ===
 
 impl Policies {
-    /// The index, made anew if a role or a binding has changed since.
+    /// The index, rebuilt if a role or a binding changed.
     pub(crate) fn current(&self, cache: &Cache) -> Arc<Policy> {
         let newest = |resource| Some(cache.of(kind(resource)?).ok()?.newest());
         let newest = RESOURCES.map(|resource| newest(resource).unwrap_or_default());
@@ -60,7 +60,7 @@ impl Policies {
         if let Some((_, policy)) = known.filter(|(of, _)| *of == newest) {
             return policy;
         }
-        // What is read may be newer than these numbers, and is then read once more.
+        // The objects may be newer than these revisions; then the index is rebuilt once more.
         let policy = Arc::new(Policy::read(cache));
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some((newest, policy.clone()));
         policy
@@ -99,7 +99,7 @@ impl Policy {
                 Some("User") => self.users.entry(name.to_owned()),
                 Some("Group") => self.groups.entry(name.to_owned()),
                 Some("ServiceAccount") => {
-                    // In a RoleBinding an account without a namespace is one of the binding's namespace.
+                    // In a RoleBinding an account without a namespace belongs to the binding's namespace.
                     let of = subject["namespace"].as_str().filter(|of| !of.is_empty()).or(namespace);
                     let Some(of) = of else { continue };
                     self.users.entry(format!("system:serviceaccount:{of}:{name}"))
@@ -111,14 +111,14 @@ impl Policy {
         }
     }
 
-    /// The rules of the role that a binding in a namespace (empty for cluster bindings) refers to, if it is there.
+    /// The rules of the role of a binding in a namespace (empty for cluster bindings), if the role exists.
     pub(crate) fn bound(&self, namespace: &str, role: &Value) -> Option<Arc<[Rule]>> {
         let namespace = if role["kind"] == "ClusterRole" { "" } else { namespace };
         let name = role["name"].as_str().unwrap_or_default();
         self.roles.get(&(namespace.to_owned(), name.to_owned())).cloned()
     }
 
-    /// The rules that a user has in a namespace; with an empty one, those that it has everywhere.
+    /// The rules of a user in a namespace; with an empty namespace, the cluster-wide rules.
     pub(crate) fn rules<'a>(
         &'a self,
         user: &'a User,
@@ -131,7 +131,7 @@ impl Policy {
     }
 }
 
-/// Fails unless the user holds all of these rules in the namespace.
+/// Fails unless the user has all of these rules in the namespace.
 pub(crate) fn holds(cache: &Cache, user: &User, namespace: &str, wanted: &[Rule]) -> Result<(), String> {
     let policy = cache.policies.current(cache);
     let mut missing = rule::missing(policy.rules(user, namespace), wanted);

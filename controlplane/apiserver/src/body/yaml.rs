@@ -1,4 +1,4 @@
-//! YAML bodies, with limits that JSON needs none of: time by nesting and memory by aliases.
+//! YAML bodies, with limits that JSON does not need: on time (nesting) and on memory (aliases).
 
 use std::{
     cell::{Cell, RefCell},
@@ -14,10 +14,10 @@ use crate::error::{ApiError, Result};
 /// Maximum product of bytes and flow collections. The parser looks at all open flow collections for each token, so that
 /// this many steps take a few tenths of a second.
 const MAX_STEPS: usize = 1 << 28;
-/// Bytes that aliases may always expand a document to.
+/// Size in bytes to which aliases may expand any document.
 const MIN_EXPANSION: usize = 64 << 10;
 
-/// Maximum noted duplicate keys.
+/// Maximum number of recorded duplicate keys.
 const MAX_DUPLICATES: usize = 100;
 
 /// Parses YAML; a document that is JSON is parsed as such.
@@ -48,7 +48,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed> {
     Ok(Parsed { value, duplicates: duplicates.into_inner(), keys: Vec::new() })
 }
 
-/// Place of a value in the document, as a chain on the stack.
+/// The position of a value in the document, as a chain on the stack.
 enum Path<'a> {
     Root,
     Field(&'a Path<'a>, &'a str),
@@ -66,7 +66,7 @@ impl fmt::Display for Path<'_> {
     }
 }
 
-/// Reads a tree whose nodes and texts together are bounded: an alias may stand for any of them, many times.
+/// Reads a tree with a limit on the total size of its nodes and texts, because aliases can repeat any of them.
 #[derive(Clone, Copy)]
 struct Tree<'a> {
     left: &'a Cell<usize>,
@@ -168,9 +168,9 @@ mod tests {
     fn nesting_is_bounded_before_it_is_parsed() {
         let nested = "[".repeat(120_000);
         assert!(error(&nested).contains("too many flow collections"), "{}", error(&nested));
-        // Closing brackets in a text do not hide those that open.
+        // Closing brackets in a text do not hide opening ones.
         assert!(error(&"[\"]\", ".repeat(60_000)).contains("too many flow collections"));
-        // Few levels in a short document are the parser's own affair.
+        // The parser handles few levels in a short document well enough.
         assert!(error(&"[".repeat(1_000)).starts_with("error converting YAML to JSON"));
     }
 

@@ -1,7 +1,7 @@
-//! The roles that every cluster has, and who has them: those of Kubernetes' own that our components and users need,
-//! and those that kubeadm adds for machines that join.
+//! The default roles and bindings of every cluster: those of Kubernetes that our components and users need, and those
+//! that kubeadm adds for joining machines.
 //!
-//! Words of a list are separated by blanks; the group of the core kinds is the empty word.
+//! The words of a list are separated by blanks. The core group is the empty word.
 
 use serde_json::{Value, json};
 
@@ -176,10 +176,10 @@ const SCHEDULER: &[Rule] = &[
     On("storage.k8s.io", "csidrivers csinodes csistoragecapacities storageclasses", READ),
 ];
 
-/// Roles that are all those with their label.
+/// Aggregated roles.
 const AGGREGATED: &[(&str, &str)] = &[("admin", ""), ("edit", "admin"), ("view", "edit")];
 
-/// A binding of a cluster role: its name, the role, and the groups or users that have it.
+/// A binding of a cluster role: its name, the role, and its groups or users.
 const BINDINGS: &[(&str, &str, &str, &[&str])] = &[
     ("cluster-admin", "cluster-admin", "Group", &["system:masters"]),
     ("system:discovery", "system:discovery", "Group", &["system:authenticated"]),
@@ -214,7 +214,7 @@ const BINDINGS: &[(&str, &str, &str, &[&str])] = &[
     ),
 ];
 
-/// The place where machines that join find the cluster, for everybody to read.
+/// The role that lets every client read the config map for joining machines.
 const CLUSTER_INFO: &str = "kubeadm:bootstrap-signer-clusterinfo";
 
 impl Rule {
@@ -272,7 +272,7 @@ fn binding(mut object: Value, (kind, role): (&str, &str), (of, names): (&str, &[
     object
 }
 
-/// All of them, roles before their bindings.
+/// All default objects, roles before their bindings.
 pub(super) fn objects() -> Vec<Value> {
     let mut all: Vec<Value> = ROLES.iter().map(role).collect();
     all.extend(AGGREGATED.iter().map(aggregated));

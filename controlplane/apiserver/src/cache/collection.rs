@@ -1,4 +1,4 @@
-//! The objects of one kind, their recent changes, and who watches them.
+//! The objects of one kind, their recent changes, and their watchers.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -19,12 +19,12 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::{Object, References};
 use crate::error::{ApiError, Result};
 
-/// A kind remembers so many changes, and not more than so many bytes of superseded objects.
+/// Maximum number of recent changes of a kind, and maximum bytes of their superseded objects.
 const HISTORY: usize = 1000;
 const HISTORY_BYTES: usize = 384 << 10;
-/// A watcher that falls behind by so many events is cut off; it watches again from where it was.
+/// Maximum events that wait for a watcher. A slower watcher is disconnected and can resume.
 const BACKLOG: usize = 4096;
-/// So is one behind which this many bytes of objects wait, which nothing else may keep any more.
+/// Maximum bytes of the events that wait for a watcher: the queue may be the only owner of these objects.
 const BACKLOG_BYTES: usize = 4 << 20;
 
 /// One applied commit.
@@ -32,24 +32,24 @@ const BACKLOG_BYTES: usize = 4 << 20;
 pub(crate) struct Change {
     pub(crate) revision: u64,
     pub(crate) old: Option<Arc<Object>>,
-    /// For a deletion the last state, as of the deletion's revision.
+    /// For a deletion: the last state, with the revision of the deletion.
     pub(crate) new: Arc<Object>,
     pub(crate) deleted: bool,
 }
 
-/// What a watch tells its client.
+/// An event of a watch.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
     Added(Arc<Object>),
     Modified(Arc<Object>),
     Deleted(Arc<Object>),
-    /// Everything up to this revision was told.
+    /// All events up to this revision were sent.
     Bookmark(u64),
-    /// The initial objects were told, as of this revision.
+    /// The initial objects at this revision were sent.
     InitialEnd(u64),
 }
 
-/// Which objects a list or watch is about.
+/// The scope of a list or watch.
 #[derive(Clone, Default)]
 pub(crate) struct Scope {
     pub(crate) prefix: String,
@@ -57,20 +57,20 @@ pub(crate) struct Scope {
     pub(crate) fields: FieldSelector,
 }
 
-/// A watch as the collection sees it.
+/// The collection's end of a watch.
 pub(crate) struct Watcher {
     pub(crate) scope: Scope,
     pub(crate) bookmarks: bool,
-    /// The newest revision that the client has heard of.
+    /// The newest revision that the client has received.
     told: u64,
     events: mpsc::Sender<Event>,
-    /// Bytes of the events that wait.
+    /// Bytes of the queued events.
     queued: Arc<AtomicUsize>,
-    /// Cancelled when the collection drops the watcher.
+    /// Cancelled when the collection removes the watcher.
     _cut: DropGuard,
 }
 
-/// The client's end of a watcher.
+/// The client's end of a watch.
 pub(crate) struct Events {
     events: mpsc::Receiver<Event>,
     queued: Arc<AtomicUsize>,
@@ -86,27 +86,27 @@ pub(crate) struct Collection {
     /// Changes after this revision are in `changes`.
     forgotten: u64,
     watchers: Vec<Watcher>,
-    /// What pods refer to; empty for other kinds.
+    /// The references of pods; empty for other kinds.
     references: References,
 }
 
 // === impl Scope ===
 
 impl Scope {
-    /// Whether keys alone decide.
+    /// Whether the scope depends on keys only.
     pub(crate) fn is_plain(&self) -> bool {
         self.labels.is_empty() && self.fields.is_empty()
     }
 
-    /// Whether labels and fields fit. The prefix is the caller's part.
+    /// Whether labels and fields match. The caller checks the prefix.
     pub(crate) fn selects(&self, kind: &Kind, object: &Object) -> bool {
         self.is_plain() || {
             let facets = object.facets(kind);
-            self.labels.matches_facets(facets) && self.fields.matches_facets(facets)
+            facets.match_labels(&self.labels) && self.fields.matches_facets(facets)
         }
     }
 
-    /// What a client with this scope has to hear of a change.
+    /// The event of a change for a client with this scope.
     fn event(&self, kind: &Kind, change: &Change) -> Option<Event> {
         if !change.new.key.starts_with(&self.prefix) {
             return None;
@@ -133,7 +133,7 @@ impl Watcher {
         (Self { scope, bookmarks, told: 0, events, queued, _cut: cut.drop_guard() }, received)
     }
 
-    /// Whether the watcher is still there and keeps up.
+    /// Whether the watcher is connected and not too slow.
     fn tell(&mut self, event: Event, revision: u64) -> bool {
         self.told = revision;
         let before = self.queued.fetch_add(event.weight(), Ordering::Relaxed);
@@ -154,7 +154,7 @@ impl Events {
 // === impl Event ===
 
 impl Event {
-    /// Bytes that it keeps in memory.
+    /// Bytes that the event keeps in memory.
     fn weight(&self) -> usize {
         match self {
             Event::Added(object) | Event::Modified(object) | Event::Deleted(object) => object.json.len(),
@@ -223,8 +223,8 @@ impl Collection {
             self.change_bytes -= weight(&oldest);
             self.forgotten = oldest.revision;
         }
-        // A client that heard nothing since then could not resume: tell it where it stands. This is
-        // what bookmarks are for, and needs no clock.
+        // A client without newer events could not resume from a removed change, so it gets a bookmark. This needs no
+        // timer.
         let forgotten = self.forgotten;
         self.watchers.retain_mut(|watcher| {
             !watcher.bookmarks || watcher.told >= forgotten || watcher.tell(Event::Bookmark(newest), newest)
@@ -235,7 +235,7 @@ impl Collection {
         self.kind.group.is_empty() && self.kind.plural == "pods"
     }
 
-    /// What the pods of each node refer to.
+    /// The references of the pods of each node.
     pub(crate) fn references(&self) -> &References {
         &self.references
     }
@@ -253,7 +253,7 @@ impl Collection {
             .map(|(_, object)| object)
     }
 
-    /// The newest change of this kind that is known.
+    /// The newest known change of this kind.
     pub(crate) fn newest(&self) -> u64 {
         self.changes.back().map_or(self.forgotten, |change| change.revision)
     }
@@ -275,7 +275,7 @@ impl Collection {
         Ok(objects.into_values().collect())
     }
 
-    /// Registers a watcher that first hears what happened after a revision.
+    /// Registers a watcher. It first gets the changes after a revision.
     pub(crate) fn watch_after(&mut self, mut watcher: Watcher, revision: u64) -> Result<()> {
         if revision < self.forgotten {
             return Err(too_old(revision, self.forgotten));
@@ -290,7 +290,7 @@ impl Collection {
         Ok(())
     }
 
-    /// Registers a watcher and returns what exists, as of `revision` or newer.
+    /// Registers a watcher. Returns the existing objects at `revision` or newer.
     pub(crate) fn watch_from_now(&mut self, mut watcher: Watcher, revision: u64) -> Vec<Arc<Object>> {
         let objects = self.under(&watcher.scope.prefix);
         let initial = objects.filter(|object| watcher.scope.selects(self.kind, object));
@@ -302,7 +302,7 @@ impl Collection {
 }
 
 fn weight(change: &Change) -> usize {
-    // The new state is shared with the live objects, the old one is kept by the history alone.
+    // The new state is shared with the stored objects; only the history owns the old one.
     256 + change.old.as_ref().map_or(0, |old| old.json.len())
 }
 

@@ -1,9 +1,8 @@
 //! The encoded form of an object and its key in the store.
 //!
-//! The store keeps objects without their resourceVersion, which is the revision of the commit and
-//! known only afterwards. The encoding begins with apiVersion, kind and metadata in this order, so
-//! that the revision can be set in at a fixed place, and so that an item of a list, which goes
-//! without apiVersion and kind, is a slice of the same bytes.
+//! Stored objects have no resourceVersion, because it is the revision of their commit. The encoding starts with
+//! apiVersion, kind and metadata, in this order. So the revision is inserted at a fixed place, and an item of a list,
+//! which has no apiVersion and kind, is a slice of the same bytes.
 
 use std::sync::{Arc, OnceLock};
 
@@ -11,21 +10,21 @@ use bytes::Bytes;
 use coracle_kinds::{Kind, selector::Facets};
 use serde_json::{Map, Value, value::RawValue};
 
-/// An object as of one commit.
+/// An object at one commit.
 #[derive(Debug)]
 pub(crate) struct Object {
     pub(crate) key: Arc<str>,
     pub(crate) revision: u64,
     /// The whole object as JSON.
     pub(crate) json: Bytes,
-    /// Where `"metadata"` begins in it.
+    /// Offset of `"metadata"`.
     metadata_at: usize,
-    /// What selectors read, parsed when the first one asks.
+    /// The facets for selectors, parsed at their first use.
     facets: OnceLock<Facets>,
 }
 
 impl Object {
-    /// Sets the revision into stored bytes.
+    /// Inserts the revision into stored bytes.
     pub(crate) fn stamped(kind: &Kind, key: Arc<str>, revision: u64, stored: &[u8]) -> Self {
         let head = head(kind);
         let metadata_at = head.len() - METADATA.len();
@@ -40,7 +39,7 @@ impl Object {
         Self { key, revision, json: json.into(), metadata_at, facets: OnceLock::new() }
     }
 
-    /// The same object as of a later commit, the one that removes it.
+    /// The same object at the later commit that deletes it.
     pub(crate) fn restamped(&self, kind: &Kind, revision: u64) -> Self {
         let head = head(kind);
         let old = format!("\"resourceVersion\":\"{}\",", self.revision);
@@ -69,7 +68,7 @@ impl Object {
         })
     }
 
-    /// The text of the spec; empty when there is none.
+    /// The text of the spec; empty if absent.
     pub(crate) fn spec(&self) -> &str {
         #[derive(serde::Deserialize)]
         struct Specified<'a> {
@@ -92,7 +91,7 @@ fn head(kind: &Kind) -> String {
     format!("{{\"apiVersion\":\"{}\",\"kind\":\"{}\",{METADATA}", kind.api_version(), kind.kind)
 }
 
-/// What goes into the store: the object without its resourceVersion.
+/// Encodes an object for the store, without its resourceVersion.
 pub(crate) fn encode(kind: &Kind, object: &Value) -> Bytes {
     let empty = Map::new();
     let object = object.as_object().unwrap_or(&empty);
@@ -122,13 +121,12 @@ fn push_fields<'a>(text: &mut String, fields: impl Iterator<Item = (&'a String, 
     }
 }
 
-/// Where an object lies in the store: `group/resource/namespace/name`, without the namespace for kinds that
-/// have none.
+/// The store's key of an object: `group/resource/namespace/name`, without namespace for cluster-scoped kinds.
 pub(crate) fn key_of(kind: &Kind, namespace: &str, name: &str) -> String {
     format!("{}{name}", prefix_of(kind, namespace))
 }
 
-/// The beginning of the keys of a namespace's objects, or of all when it is empty.
+/// The prefix of the keys of a namespace's objects; with an empty namespace, of all objects.
 pub(crate) fn prefix_of(kind: &Kind, namespace: &str) -> String {
     if kind.namespaced && !namespace.is_empty() {
         format!("{}/{}/{namespace}/", kind.group, kind.plural)

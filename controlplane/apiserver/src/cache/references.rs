@@ -1,7 +1,7 @@
-//! The index from nodes to what their pods refer to: secrets, config maps, service accounts.
+//! The index of references by node: secrets, config maps and service accounts of the node's pods.
 //!
-//! The cache of pods keeps it up to date with each change, so that the node authorizer answers without looking at
-//! pods. It counts references, since several pods of a node may name one object.
+//! The cache of pods updates it with each change, so that the node authorizer does not read pods. It counts references,
+//! because several pods of a node can refer to one object.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::Object;
 use crate::authz::node::{accounts_of, config_maps_of, secrets_of};
 
-/// Kinds of objects that a pod's node may read for it.
+/// Kinds of objects that a node may read for its pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Referred {
     Secret,
@@ -21,16 +21,16 @@ pub(crate) enum Referred {
     ServiceAccount,
 }
 
-/// What the pods of each node refer to.
+/// The references of the pods of each node.
 #[derive(Debug, Default)]
 pub(crate) struct References {
     /// By the pod's key.
     pods: HashMap<Arc<str>, Bound>,
-    /// By node: how many of its pods name each object.
+    /// By node: the number of its pods that refer to each object.
     nodes: HashMap<Arc<str>, HashMap<Arc<Reference>, usize>>,
 }
 
-/// A pod that is bound to a node.
+/// A bound pod.
 #[derive(Debug)]
 struct Bound {
     node: Arc<str>,
@@ -47,13 +47,13 @@ struct Reference {
 // === impl References ===
 
 impl References {
-    /// Whether a pod on the node names this object.
+    /// Whether a pod on the node refers to this object.
     pub(crate) fn needed(&self, node: &str, kind: Referred, namespace: &str, name: &str) -> bool {
         let wanted = Reference { kind, namespace: namespace.into(), name: name.into() };
         self.nodes.get(node).is_some_and(|names| names.contains_key(&wanted))
     }
 
-    /// Takes in a pod's new state. Only a changed spec is parsed: most commits of a pod change its status.
+    /// Adds or updates a pod. Only a changed spec is parsed: most commits of a pod change its status.
     pub(super) fn set(&mut self, old: Option<&Object>, pod: &Object) {
         let spec = pod.spec();
         if old.is_some_and(|old| old.spec() == spec) {
@@ -83,7 +83,7 @@ impl References {
         self.pods.insert(pod.key.clone(), Bound { node, names });
     }
 
-    /// Takes in that a pod is gone.
+    /// Removes a deleted pod.
     pub(super) fn remove(&mut self, key: &str) {
         let Some(Bound { node, names }) = self.pods.remove(key) else { return };
         let Some(counts) = self.nodes.get_mut(&node) else { return };
@@ -101,7 +101,7 @@ impl References {
     }
 }
 
-/// Counts a name once more; equal names are stored once.
+/// Increases the count of a name. Equal names are stored once.
 fn count(counts: &mut HashMap<Arc<Reference>, usize>, name: Reference) -> Arc<Reference> {
     let name = counts.get_key_value(&name).map_or_else(|| Arc::new(name.clone()), |(known, _)| known.clone());
     *counts.entry(name.clone()).or_default() += 1;

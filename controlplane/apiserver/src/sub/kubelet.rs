@@ -1,4 +1,4 @@
-//! The way to a node's kubelet: where it listens, and one HTTPS request to it.
+//! Requests to the kubelet of a node: its address, and one HTTPS request.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::{
 
 const DEFAULT_PORT: u16 = 10250;
 
-/// Where a node's kubelet listens.
+/// The address of a node's kubelet.
 struct Address {
     host: String,
     port: u16,
@@ -79,7 +79,7 @@ where
         .await
         .map_err(|error| failed("no HTTP with", &error))?;
     tokio::spawn(async move {
-        // The caller sees the failure as a broken body.
+        // The caller gets the failure as an error of the body.
         let _ = connection.with_upgrades().await;
     });
     let answered = tokio::time::timeout(limit, sender.send_request(request)).await;

@@ -1,4 +1,4 @@
-//! A pod's log over a WebSocket: each chunk is a message, binary or base64, and the end of the log closes it.
+//! A pod's log over a WebSocket: each chunk is one message, binary or base64. The end of the log closes the connection.
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use bytes::Bytes;
@@ -22,20 +22,20 @@ use crate::{
     reply::{Reply, full},
 };
 
-/// Bytes of a client's message. Clients have nothing to send.
+/// Maximum bytes of a client's message. Clients send no data.
 const LONGEST_MESSAGE: usize = 4 << 10;
 
-/// A protocol that client and server both have.
+/// The negotiated WebSocket protocol.
 pub(super) struct Agreed {
     accept: HeaderValue,
-    /// Empty if the client names none.
+    /// Empty if the client requests none.
     protocol: &'static str,
 }
 
 // === impl Agreed ===
 
 impl Agreed {
-    /// What a request asks for; nothing if it is no WebSocket.
+    /// Negotiates the protocol of a request. None if it is not a WebSocket upgrade.
     pub(super) fn with(headers: &HeaderMap) -> Result<Option<Self>> {
         let is_socket = words(headers, &header::UPGRADE).any(|word| word.eq_ignore_ascii_case("websocket"))
             && words(headers, &header::CONNECTION).any(|word| word.eq_ignore_ascii_case("upgrade"));
@@ -55,7 +55,7 @@ impl Agreed {
         Ok(Some(Self { accept, protocol }))
     }
 
-    /// Answers with the upgrade, and copies the log until it or the connection ends.
+    /// Responds with the upgrade, and copies the log until the log or the connection ends.
     pub(super) fn serve(self, client: OnUpgrade, log: Incoming, shutdown: CancellationToken) -> Reply {
         let mut reply = Response::new(full(""));
         *reply.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
@@ -70,7 +70,7 @@ impl Agreed {
         tokio::spawn(async move {
             match client.await {
                 Ok(connection) => {
-                    // A cancelled copy loses nothing: the client reads the log again.
+                    // Cancelling the copy loses no data: the client can read the log again.
                     shutdown.run_until_cancelled(copy(TokioIo::new(connection), log, base64)).await;
                 }
                 Err(error) => tracing::debug!(%error, "a log was not upgraded"),
@@ -98,7 +98,7 @@ async fn copy(connection: TokioIo<hyper::upgrade::Upgraded>, mut log: Incoming, 
                 return;
             }
         }
-        // The client may be gone already.
+        // The client may have disconnected.
         let _ = sink.close().await;
     };
     // Reads until the client closes, which also answers its pings.

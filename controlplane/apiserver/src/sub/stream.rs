@@ -1,7 +1,7 @@
-//! pods/log, exec, attach and portforward: handed to the kubelet of the pod's node.
+//! pods/log, exec, attach and portforward: forwarded to the kubelet of the pod's node.
 //!
-//! What is spoken on an upgraded connection is between client and node: bytes go through as they
-//! are. Nothing of the client's identity goes along, the node trusts this server's certificate.
+//! The bytes of an upgraded connection are forwarded unchanged. The node does not get the client's identity: it trusts
+//! the certificate of this API server.
 
 use http::{HeaderMap, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Empty, Limited};
@@ -17,13 +17,13 @@ use crate::{
     reply::{Body, Reply},
 };
 
-/// What a path segment may not hold as it is: all but RFC 3986's unreserved characters.
+/// Characters to encode in a path segment: all except the unreserved ones of RFC 3986.
 const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// Bytes of what a kubelet may say when it refuses; a longer text is not waited for.
+/// Maximum bytes of a kubelet's error message.
 const LONGEST_REFUSAL: usize = 64 << 10;
 
-/// Headers that make an upgrade; all others stay here.
+/// Headers of an upgrade. No other headers are forwarded.
 const UPGRADE_HEADERS: &[&str] = &["connection", "upgrade", "x-stream-protocol-version"];
 
 pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Result<Reply> {
@@ -34,7 +34,7 @@ pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Resu
         node.ok_or_else(|| ApiError::bad_request(format!("pod {name} does not have a host assigned")))?;
     let path = path(call, &pod)?;
     let is_log = verb_of(call) == "containerLogs";
-    // A log goes to a WebSocket from here: the kubelet answers with plain text.
+    // The API server itself sends the log over the WebSocket: the kubelet responds with plain text.
     let socket = if is_log { log_socket::Agreed::with(&call.headers)? } else { None };
     let mut request = Request::builder().method(method.clone()).uri(path).body(Empty::new());
     if let (Ok(request), false) = (&mut request, is_log) {
@@ -54,7 +54,7 @@ pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Resu
     Ok(pass(answer))
 }
 
-/// What the kubelet calls the subresource.
+/// The kubelet's name of the subresource.
 fn verb_of(call: &Call) -> &str {
     match call.resource.subresource.as_str() {
         "portforward" => "portForward",
@@ -63,7 +63,7 @@ fn verb_of(call: &Call) -> &str {
     }
 }
 
-/// A kubelet refuses in plain text; who asked for logs reads no text that is not a log, but a Status.
+/// Converts a kubelet's plain-text error into a Status: a client of logs must not read the error as a log.
 async fn refusal(answer: Response<Incoming>) -> ApiError {
     let code = answer.status().as_u16();
     let said = Limited::new(answer.into_body(), LONGEST_REFUSAL).collect().await;
@@ -84,7 +84,7 @@ fn path(call: &Call, pod: &Value) -> Result<String> {
     Ok(format!("/{verb}/{at}/{}?{}", encode(&container), as_the_kubelet_reads(&query.raw)))
 }
 
-/// The query in the kubelet's words: it has names of its own for streams, and takes nothing but a 1 for a yes.
+/// The query for the kubelet: its parameters of streams have other names, and only `1` means true.
 fn as_the_kubelet_reads(query: &str) -> String {
     let mut words = form_urlencoded::Serializer::new(String::new());
     for (key, value) in form_urlencoded::parse(query.as_bytes()) {
@@ -105,7 +105,7 @@ fn as_the_kubelet_reads(query: &str) -> String {
     words.finish()
 }
 
-/// The container that is meant when none is named: the only one, or the one that the pod declares.
+/// The default container: the only one, or the one of the pod's annotation.
 fn container(pod: &Value, wanted: &str, logs: bool) -> Result<String> {
     let names = |field: &str| -> Vec<String> {
         let list = pod["spec"][field].as_array().into_iter().flatten();
@@ -159,14 +159,14 @@ fn join(client: OnUpgrade, node: OnUpgrade, shutdown: tokio_util::sync::Cancella
         };
         let (mut client, mut node) = (TokioIo::new(client), TokioIo::new(node));
         tokio::select! {
-            // An end of either side ends the stream: there is nothing to resume.
+            // If either side closes, the stream ends: it cannot be resumed.
             _ = tokio::io::copy_bidirectional(&mut client, &mut node) => {}
             () = shutdown.cancelled() => {}
         }
     });
 }
 
-/// The kubelet's answer, with what is of its connection alone left out.
+/// The kubelet's response, without the headers of its connection.
 fn pass(answer: Response<Incoming>) -> Reply {
     let (parts, body) = answer.into_parts();
     let mut reply: Response<Body> = Response::new(body.map_err(std::io::Error::other).boxed_unsync());

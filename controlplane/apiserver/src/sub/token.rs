@@ -1,4 +1,4 @@
-//! POST serviceaccounts/token: a token for a while, which dies with the object that it is bound to.
+//! POST serviceaccounts/token: a token that expires, and becomes invalid when its bound object is deleted.
 
 use coracle_kinds::kind::by_resource;
 use serde_json::{Value, json};
@@ -53,7 +53,7 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
     Ok(reply::warned(reply::json(201, &request), &warnings))
 }
 
-/// The claims about the object that the token is bound to. A node gets tokens for its own pods only.
+/// The claims about the bound object. A node gets tokens for its own pods only.
 fn bound(call: &Call, reference: &Value) -> Result<Value> {
     let forbidden = |why: String| ApiError::forbidden_object(call.kind, &call.resource.name, why);
     let node = call.user.node();

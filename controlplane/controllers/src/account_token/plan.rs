@@ -1,20 +1,20 @@
-//! A Secret, its account and the cluster's CA → what the Secret lacks.
+//! The plan for one Secret, from the Secret, its service account and the cluster's CA.
 
-use crate::object::{Object, Secret, ServiceAccount};
+use crate::object::{ObjectExt, Secret, ServiceAccount};
 
 pub(crate) const ACCOUNT_NAME: &str = "kubernetes.io/service-account.name";
 pub(crate) const ACCOUNT_UID: &str = "kubernetes.io/service-account.uid";
 
-/// What to do with a Secret.
+/// An action on a Secret.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     Nothing,
-    /// Its account does not exist, or is another one of the same name.
+    /// The service account does not exist, or is another one with the same name.
     Delete,
     Fill(Vec<Missing>),
 }
 
-/// A part that is absent or out of date.
+/// A part of the Secret that is missing or out of date.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Missing {
     Token,
@@ -23,18 +23,18 @@ pub(crate) enum Missing {
     Uid,
 }
 
-/// The account that a Secret names.
+/// The name of the Secret's service account.
 pub(crate) fn account_name(secret: &Secret) -> Option<&str> {
     annotation(secret, ACCOUNT_NAME).filter(|name| !name.is_empty())
 }
 
 pub(crate) fn plan(secret: &Secret, account: Option<&ServiceAccount>, ca: Option<&str>) -> Action {
-    if secret.deleting() || account_name(secret).is_none() {
+    if secret.is_being_deleted() || account_name(secret).is_none() {
         return Action::Nothing;
     }
     let uid = annotation(secret, ACCOUNT_UID).unwrap_or_default();
     let same = |account: &&ServiceAccount| uid.is_empty() || uid == account.uid();
-    let Some(_account) = account.filter(|account| !account.deleting()).filter(same) else {
+    let Some(_account) = account.filter(|account| !account.is_being_deleted()).filter(same) else {
         return Action::Delete;
     };
     let data = |key: &str| secret.data.get(key).map_or(&[][..], |bytes| &bytes.0);

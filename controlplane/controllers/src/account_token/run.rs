@@ -1,4 +1,4 @@
-//! Fills and deletes the Secrets.
+//! Writes tokens into Secrets, and deletes Secrets.
 
 use std::sync::Arc;
 
@@ -10,11 +10,11 @@ use super::plan::{ACCOUNT_UID, Action, Missing, account_name, plan};
 use super::signer::Subject;
 use crate::context::Context;
 use crate::error::Error;
-use crate::object::{Key, Object, Secret, ServiceAccount};
+use crate::object::{Key, ObjectExt, Secret, ServiceAccount};
 use crate::queue::{Next, Queue};
 use crate::write::Part;
 
-/// Queues Secrets that change and Secrets of accounts that come or go.
+/// Queues changed Secrets, and the Secrets of created and deleted service accounts.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.account_tokens.on_change(move |change| {
@@ -25,10 +25,9 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let (own, secrets) = (queue.clone(), context.caches.account_tokens.clone());
     context.caches.service_accounts.on_change(move |change| {
         let Some(account) = change.latest() else { return };
-        let same = change
-            .old
-            .zip(change.new)
-            .is_some_and(|(old, new)| old.uid() == new.uid() && old.deleting() == new.deleting());
+        let same = change.old.zip(change.new).is_some_and(|(old, new)| {
+            old.uid() == new.uid() && old.is_being_deleted() == new.is_being_deleted()
+        });
         if same {
             return;
         }
@@ -40,7 +39,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
 }
 
-/// Brings one Secret up to date.
+/// Reconciles one Secret.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(secret) = context.caches.account_tokens.get(&key) else { return Ok(Next::Wait) };
     let Some(name) = account_name(&secret) else { return Ok(Next::Wait) };
@@ -62,7 +61,8 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     Ok(Next::Wait)
 }
 
-/// The account; one that the cache does not have is asked for, since a Secret must not be deleted by mistake.
+/// The service account. If the cache does not have it, the API server is asked: a Secret must not be deleted by
+/// mistake.
 async fn account(context: &Context, key: &Key) -> Result<Option<Arc<ServiceAccount>>, Error> {
     let cache = &context.caches.service_accounts;
     if let Some(known) = cache.get(key) {
@@ -71,7 +71,7 @@ async fn account(context: &Context, key: &Key) -> Result<Option<Arc<ServiceAccou
     Ok(context.writer(cache).live(key).await?.map(Arc::new))
 }
 
-/// The missing parts, for exactly this version of the Secret; nothing if there is no key to sign with.
+/// A patch with the missing parts, for this version of the Secret only. None without a signing key.
 fn patch(context: &Context, secret: &Secret, account: &ServiceAccount, missing: &[Missing]) -> Option<Value> {
     let (namespace, encode) = (secret.namespace(), |text: &str| Value::from(BASE64_STANDARD.encode(text)));
     let mut data = Map::new();

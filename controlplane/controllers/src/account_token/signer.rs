@@ -1,4 +1,4 @@
-//! Signs the token of a Secret: without an end, valid as long as the Secret has it.
+//! The signer of tokens in Secrets. These tokens do not expire; they are valid while the Secret has them.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair};
 use serde_json::{Value, json};
 
-/// Signs with the cluster's service-account key.
+/// A signer with the cluster's service account key.
 #[derive(Clone)]
 pub struct AccountTokenSigner(Arc<EcdsaKeyPair>);
 
@@ -18,7 +18,7 @@ impl std::fmt::Debug for AccountTokenSigner {
     }
 }
 
-/// The names in a token.
+/// The names in a token's claims.
 pub(crate) struct Subject<'a> {
     pub(crate) namespace: &'a str,
     pub(crate) secret: &'a str,
@@ -27,14 +27,14 @@ pub(crate) struct Subject<'a> {
 }
 
 impl AccountTokenSigner {
-    /// From a key on the P-256 curve in PKCS#8 form; none if it is another.
+    /// Makes a signer from a P-256 key in PKCS#8 form. None for any other key.
     #[must_use]
     pub fn new(pkcs8: &[u8]) -> Option<Self> {
         let algorithm = &ECDSA_P256_SHA256_FIXED_SIGNING;
         EcdsaKeyPair::from_pkcs8(algorithm, pkcs8, &SystemRandom::new()).ok().map(|key| Self(Arc::new(key)))
     }
 
-    /// A token; none if the key cannot sign.
+    /// A signed token. None if signing fails.
     pub(crate) fn sign(&self, subject: &Subject<'_>) -> Option<String> {
         let Subject { namespace, secret, account, account_uid } = subject;
         let payload = json!({

@@ -1,4 +1,4 @@
-//! The tokens, and what is published → what should be.
+//! The desired contents of `cluster-info`, from the bootstrap tokens.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,13 +11,14 @@ use serde_json::json;
 
 use crate::object::Secret;
 
-/// What is signed.
+/// The key of the signed content.
 pub(crate) const KUBECONFIG: &str = "kubeconfig";
 const SIGNATURE_PREFIX: &str = "jws-kubeconfig-";
 
-/// What should be published: the kubeconfig, and a signature for each token that is for signing and has not expired.
-pub(crate) fn wanted(
-    (server, authority): (&str, &str),
+/// The desired data: the kubeconfig, and one signature for each signing token that has not expired.
+pub(crate) fn desired(
+    server: &str,
+    authority: &str,
     tokens: &[Arc<Secret>],
     now: Timestamp,
 ) -> BTreeMap<String, String> {
@@ -32,7 +33,7 @@ pub(crate) fn wanted(
     data
 }
 
-/// Id and secret of a token that is for signing.
+/// Id and secret of a token with the usage `signing`.
 fn signing(token: &Secret, now: Timestamp) -> Option<(&str, &str)> {
     let lasts = match token.text("expiration") {
         None => true,
@@ -44,7 +45,7 @@ fn signing(token: &Secret, now: Timestamp) -> Option<(&str, &str)> {
     usable.then_some((token.text("token-id")?, token.text("token-secret")?))
 }
 
-/// Where the cluster is and who vouches for it, but nobody's credentials.
+/// A kubeconfig with the cluster's address and CA, without credentials.
 fn kubeconfig(server: &str, authority: &str) -> String {
     let authority = BASE64_STANDARD.encode(authority);
     format!(
@@ -53,7 +54,7 @@ fn kubeconfig(server: &str, authority: &str) -> String {
     )
 }
 
-/// A JSON web signature (RFC 7515) without its payload, which stands beside it.
+/// A JSON web signature (RFC 7515) with detached payload.
 fn signature(content: &str, id: &str, secret: &str) -> String {
     let header = BASE64_URL_SAFE_NO_PAD.encode(json!({"alg": "HS256", "kid": id}).to_string());
     let payload = BASE64_URL_SAFE_NO_PAD.encode(content);
@@ -79,11 +80,11 @@ mod tests {
 
     fn keys(tokens: &[Arc<Secret>]) -> Vec<String> {
         let now = "2029-01-01T00:00:00Z".parse().unwrap();
-        wanted(("https://192.0.2.1:6443", "pem"), tokens, now).into_keys().collect()
+        desired("https://192.0.2.1:6443", "pem", tokens, now).into_keys().collect()
     }
 
     #[test]
-    fn each_token_that_is_for_it_signs() {
+    fn each_signing_token_signs() {
         assert_eq!(keys(&[token(|_| {})]), ["jws-kubeconfig-abcdef", "kubeconfig"]);
         assert_eq!(keys(&[token(|d| d["usage-bootstrap-signing"] = "false".into())]), ["kubeconfig"]);
         assert_eq!(keys(&[token(|d| d["expiration"] = "2028-01-01T00:00:00Z".into())]), ["kubeconfig"]);

@@ -1,21 +1,20 @@
-//! A role and all roles → the rules that it should have.
+//! The desired rules of one aggregated role, from all roles.
 
 use std::sync::Arc;
 
-use kube::core::{Selector, SelectorExt};
+use coracle_values::label_selector::LabelSelector;
 use serde_json::Value;
 
-use crate::object::{ClusterRole, Object};
+use crate::object::{ClusterRole, ObjectExt};
 
-/// The rules of all roles that it is made of, by their names and each once; nothing for a role with rules of its own.
+/// The rules of all selected roles, ordered by role name, without duplicates. None for a role that is not aggregated.
 pub(crate) fn rules(role: &ClusterRole, all: &[Arc<ClusterRole>]) -> Option<Vec<Value>> {
     let aggregation = role.aggregation_rule.as_ref()?;
     let mut rules: Vec<Value> = Vec::new();
     for selector in &aggregation.cluster_role_selectors {
-        let Ok(selector) = Selector::try_from(selector.clone()) else { continue };
-        let labels = |other: &ClusterRole| other.metadata.labels.clone().unwrap_or_default();
+        let Ok(selector) = LabelSelector::try_from(selector) else { continue };
         let fits = |other: &&Arc<ClusterRole>| {
-            other.name() != role.name() && (selector.selects_all() || selector.matches(&labels(other)))
+            other.name() != role.name() && selector.matches(other.metadata.labels.as_ref())
         };
         let mut parts: Vec<_> = all.iter().filter(fits).collect();
         parts.sort_by_key(|other| other.name());
@@ -40,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn a_role_is_all_that_its_labels_select() {
+    fn an_aggregated_role_has_the_rules_of_all_selected_roles() {
         let selectors = json!([{"matchLabels": {"to": "x"}}, {"matchLabels": {"to": "y"}}]);
         let own: ClusterRole =
             serde_json::from_value(json!({"metadata": {"name": "own", "labels": {"to": "x"}},

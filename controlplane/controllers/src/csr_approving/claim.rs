@@ -1,45 +1,45 @@
-//! A bootstrap token, and what is asked with it → whether it still makes a node.
+//! Whether a bootstrap token may be used for a node's certificate.
 //!
-//! By default a token of ours is good for one machine: its Secret is marked so, and the first node that gets a
-//! certificate by it is written there before the certificate is approved, into exactly the version of the Secret that
-//! was looked at. Two machines that race for it both try that, and one of them is told of the other. Secrets without the
-//! mark, as kubeadm makes them, are for as many machines as come.
+//! By default a token of `coracle token create` is for one machine. Its Secret has a mark for that. Before the first
+//! node's certificate is approved, the node's name is written into the Secret, with the resource version that was
+//! read. If two machines race, one of the two writes conflicts, and that request is refused at the retry. Secrets
+//! without the mark, as kubeadm makes them, are for any number of machines.
 
 use std::sync::Arc;
 
-use crate::object::{CertificateSigningRequest, Key, Node, Object, Secret};
+use crate::object::{CertificateSigningRequest, Key, Node, ObjectExt, Secret};
 
-/// Marks a token for one machine.
+/// The key that marks a token for one machine.
 const SINGLE: &str = "usage-single-node";
-/// Who has used it.
+/// The key with the name of the node that used the token.
 pub(crate) const USED_BY: &str = "used-by-node";
 
-/// What a token is to a request.
+/// Whether a token may be used for a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Claim {
-    /// It may be used by this node, now and again.
+    /// The token may be used by this node, also repeatedly.
     Good,
-    /// Nobody has used it: it becomes this node's.
+    /// The token is unused: record this node in it first.
     Take,
-    /// It makes no node of this machine.
+    /// The token may not be used for this node; why.
     Refused(String),
 }
 
-/// Id and Secret of the bootstrap token that the request was made with; nothing for other authors.
+/// Id and Secret of the bootstrap token that authenticated the request; None for other users.
 pub(crate) fn token(request: &CertificateSigningRequest) -> Option<(&str, Key)> {
     let id = request.spec.username.strip_prefix("system:bootstrap:")?;
     Some((id, Key::new("kube-system", &format!("bootstrap-token-{id}"))))
 }
 
-/// What the token with this Secret is to the node that asks for its certificate.
-pub(crate) fn claim((id, secret): (&str, Option<&Secret>), node: &str, nodes: &[Arc<Node>]) -> Claim {
-    let Some(secret) = secret.filter(|secret| !secret.deleting()) else {
+/// Whether the token may be used for this node's certificate.
+pub(crate) fn claim(id: &str, secret: Option<&Secret>, node: &str, nodes: &[Arc<Node>]) -> Claim {
+    let Some(secret) = secret.filter(|secret| !secret.is_being_deleted()) else {
         return Claim::Refused(format!("token {id} is gone; `coracle token create` makes another"));
     };
     if secret.text(SINGLE) != Some("true") {
         return Claim::Good;
     }
-    // Who is Ready has its certificate; this is somebody else by the same name.
+    // A Ready node has its certificate already, so another machine uses its name.
     let lives = |known: &Arc<Node>| {
         known.name() == node && known.condition("Ready").is_some_and(|ready| ready.status == "True")
     };
@@ -73,7 +73,7 @@ mod tests {
     #[test]
     fn the_first_node_takes_the_token_and_may_come_again() {
         let claim =
-            |data: &[(&str, &str)]| claim(("abcdef", Some(&secret(data))), "a", &[node("a", "Unknown")]);
+            |data: &[(&str, &str)]| claim("abcdef", Some(&secret(data)), "a", &[node("a", "Unknown")]);
         assert_eq!(claim(&[(SINGLE, "true")]), Claim::Take);
         assert_eq!(claim(&[(SINGLE, "true"), (USED_BY, "a")]), Claim::Good);
         let Claim::Refused(why) = claim(&[(SINGLE, "true"), (USED_BY, "b")]) else { panic!("b's") };
@@ -85,23 +85,23 @@ mod tests {
     #[test]
     fn an_unmarked_token_is_for_all() {
         for data in [&[][..], &[(SINGLE, "false")], &[(USED_BY, "b")]] {
-            assert_eq!(claim(("abcdef", Some(&secret(data))), "a", &[node("a", "True")]), Claim::Good);
+            assert_eq!(claim("abcdef", Some(&secret(data)), "a", &[node("a", "True")]), Claim::Good);
         }
     }
 
     #[test]
-    fn nobody_becomes_a_node_that_lives_or_comes_by_a_token_that_is_gone() {
+    fn a_ready_node_and_a_deleted_token_are_refused() {
         let marked = secret(&[(SINGLE, "true")]);
         let used = secret(&[(SINGLE, "true"), (USED_BY, "a")]);
         for token in [&marked, &used] {
-            let claim = claim(("abcdef", Some(token)), "a", &[node("a", "True"), node("b", "True")]);
+            let claim = claim("abcdef", Some(token), "a", &[node("a", "True"), node("b", "True")]);
             assert_eq!(claim, Claim::Refused("node a is there already, and Ready".to_owned()));
         }
-        assert!(matches!(claim(("abcdef", None), "a", &[]), Claim::Refused(_)));
+        assert!(matches!(claim("abcdef", None, "a", &[]), Claim::Refused(_)));
     }
 
     #[test]
-    fn a_request_tells_the_token_it_was_made_with() {
+    fn the_token_is_read_from_the_request() {
         let mut request = CertificateSigningRequest::default();
         request.spec.username = "system:bootstrap:abcdef".to_owned();
         assert_eq!(token(&request), Some(("abcdef", Key::new("kube-system", "bootstrap-token-abcdef"))));

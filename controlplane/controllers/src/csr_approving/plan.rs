@@ -1,32 +1,32 @@
-//! A request, and the nodes that are there → whom to ask, or what to say.
+//! The decision on one certificate signing request, from the request and the known nodes.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::reserved::Reserved;
 use crate::certificate::{Asked, NODE_CLIENT, NODE_SERVING};
-use crate::object::{CertificateSigningRequest, Node, Object};
+use crate::object::{CertificateSigningRequest, Node, ObjectExt};
 
-/// What to do.
+/// The decision.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Somebody else's, decided already, or not to be decided yet.
+    /// No decision: another signer's request, decided already, or not decidable yet.
     Leave,
-    /// To be approved if its author may `create` one of these subresources of requests, in this order.
+    /// Approve if the requester may `create` one of these subresources of requests. They are tried in this order.
     Ask(Vec<&'static str>),
     Approve(&'static str),
     Deny(String),
-    /// Only a person can tell whether it is right; why.
+    /// No decision: an administrator must decide; why.
     LeaveToPeople(String),
 }
 
-/// Decides what to do.
+/// Decides on a request.
 pub(crate) fn plan(
     request: &CertificateSigningRequest,
     nodes: &[Arc<Node>],
     reserved: &Reserved<'_>,
 ) -> Action {
-    if request.is_decided() || request.status.certificate.is_some() || request.deleting() {
+    if request.is_decided() || request.status.certificate.is_some() || request.is_being_deleted() {
         return Action::Leave;
     }
     let spec = &request.spec;
@@ -39,18 +39,19 @@ pub(crate) fn plan(
             Action::Ask(vec!["selfnodeclient", "nodeclient"])
         }
         NODE_CLIENT => Action::Ask(vec!["nodeclient"]),
-        NODE_SERVING => serving(request, &asked, (nodes, reserved)),
+        NODE_SERVING => serving(request, &asked, nodes, reserved),
         _ => Action::Leave,
     }
 }
 
-/// A node may serve under its own name and the addresses that its Node object says, and under no other. The Node
-/// may say them a moment later, so what does not fit yet waits for it. The node itself writes them there, so they are
-/// believed only as far as they are nobody else's: no other node's, not the API server's, no pod's and no service's.
+/// A node may serve under its own name and the addresses in its Node object only. The Node may get these addresses
+/// later, so a request with other addresses waits. The node itself writes them, so they are accepted only if they do
+/// not belong to another node, the API server, a pod or a service.
 fn serving(
     request: &CertificateSigningRequest,
     asked: &Asked,
-    (nodes, reserved): (&[Arc<Node>], &Reserved<'_>),
+    nodes: &[Arc<Node>],
+    reserved: &Reserved<'_>,
 ) -> Action {
     let is_node = request.spec.groups.iter().any(|group| group == "system:nodes");
     if !is_node || request.spec.username != asked.common_name {
@@ -71,7 +72,7 @@ fn serving(
     if let Some(whose) = whose.or_else(|| asked.dns.iter().find_map(|dns| reserved.name(name, dns))) {
         return Action::LeaveToPeople(whose);
     }
-    // A name that the Node says is no more than a wish; its own was approved with its client certificate.
+    // The node can write any name into its Node. Only its own name is proven, by its client certificate.
     let fits = asked.addresses.iter().all(|address| has_address(own, address))
         && asked.dns.iter().all(|dns| dns == name);
     if fits {
@@ -126,11 +127,11 @@ mod tests {
     }
 
     #[test]
-    fn client_certificates_are_a_question_of_rights() {
+    fn client_certificates_need_a_permission() {
         let plan = |author| plan(&request(NODE_CLIENT, author, &[]), &[], &RESERVED);
         assert_eq!(plan("system:bootstrap:abcdef"), Action::Ask(vec!["nodeclient"]));
         assert_eq!(plan("system:node:a"), Action::Ask(vec!["selfnodeclient", "nodeclient"]));
-        // Another node's certificate: only who may have any node's certificate gets it.
+        // The certificate of another node needs the permission for every node's certificate.
         assert_eq!(plan("system:node:b"), Action::Ask(vec!["nodeclient"]));
     }
 
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_node_says_of_itself_makes_it_nobody_else() {
+    fn a_node_gets_no_certificate_for_names_and_addresses_of_others() {
         let said: Vec<_> = [
             ("InternalDNS", "kubernetes.default.svc"),
             ("Hostname", "web.example.com"),
@@ -185,7 +186,7 @@ mod tests {
         ] {
             assert!(matches!(of(&["a", wrong]), Action::LeaveToPeople(_)), "{wrong}");
         }
-        // On the API server's machine they are the same, but no service is.
+        // A node on the API server's machine has that machine's addresses, but never a service's.
         let reserved = Reserved { own_node: Some("a"), ..reserved };
         let of = |names: &[&str]| plan(&request(NODE_SERVING, "system:node:a", names), &nodes, &reserved);
         assert!(matches!(of(&["a", "192.0.2.250"]), Action::Approve(_)));
@@ -195,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_is_called_as_the_api_server_is_for_people_to_judge() {
+    fn a_node_with_the_api_servers_name_is_left_to_administrators() {
         let nodes = [node("a", "192.0.2.1")];
         let names = ["a".to_owned()];
         let reserved = Reserved { names: &names, ..RESERVED };
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_decided_or_not_ours_is_left_alone() {
+    fn decided_requests_and_other_signers_are_left_alone() {
         let mut decided = request(NODE_CLIENT, "system:node:a", &[]);
         decided
             .status

@@ -1,9 +1,9 @@
-//! Names and addresses that no node has, whatever it says of itself: who has a certificate for them can stand in for the
-//! API server, or for a service, before everybody who trusts the cluster's authority.
+//! Reserved names and addresses: no node gets a certificate for them. With such a certificate it could pose as the API
+//! server or a service to every client that trusts the cluster's CA.
 //!
-//! A node whose machine is also the control plane's has the API server's address in truth. In one process with it, it
-//! has its certificate from there and asks for none; one in a process of its own is told to the control plane by its
-//! name, or somebody has to approve what it asks.
+//! A node on the control plane's machine does have the API server's address. If both run in one process, the node gets
+//! its certificate without a request. If they are two processes, the control plane's configuration has the node's
+//! name; otherwise an administrator must approve the request.
 
 use std::net::IpAddr;
 
@@ -11,26 +11,26 @@ use ipnetwork::IpNetwork;
 
 use crate::config::ControllersConfig;
 
-/// What is somebody else's.
+/// The reserved names and addresses.
 #[derive(Clone, Copy)]
 pub(crate) struct Reserved<'a> {
-    /// The API server's names.
+    /// The API server's DNS names.
     pub(crate) names: &'a [String],
-    /// Its addresses.
+    /// The API server's addresses.
     pub(crate) addresses: &'a [IpAddr],
     /// Addresses of pods and of services.
     pub(crate) ranges: &'a [IpNetwork],
-    /// The node on the API server's machine, which has the machine's names and addresses as well.
+    /// The node on the API server's machine. It may have the names and addresses of that machine.
     pub(crate) own_node: Option<&'a str>,
 }
 
-/// Names of services end so, in every cluster and in this one.
+/// Suffixes of service names.
 const SERVICES: [&str; 2] = [".svc", ".cluster.local"];
-/// What the API server is called wherever it runs.
+/// Names of the API server in every cluster.
 const SERVER: [&str; 3] = ["kubernetes", "kubernetes.default", "localhost"];
 
 impl<'a> Reserved<'a> {
-    /// As the settings have it.
+    /// Reads the configuration.
     pub(crate) fn of(config: &'a ControllersConfig) -> Self {
         Self {
             names: &config.server_names,
@@ -40,7 +40,7 @@ impl<'a> Reserved<'a> {
         }
     }
 
-    /// Whose the name is that this node asks for.
+    /// The owner of a reserved name; None if the node may have it.
     pub(crate) fn name(&self, node: &str, dns: &str) -> Option<String> {
         let dns = dns.trim_end_matches('.').to_ascii_lowercase();
         if SERVICES.iter().any(|end| dns.ends_with(end)) {
@@ -51,7 +51,7 @@ impl<'a> Reserved<'a> {
         (found || SERVER.contains(&dns.as_str())).then(|| format!("{dns} is the API server"))
     }
 
-    /// Whose the address is that this node asks for.
+    /// The owner of a reserved address; None if the node may have it.
     pub(crate) fn address(&self, node: &str, address: &IpAddr) -> Option<String> {
         let address = address.to_canonical();
         if address.is_loopback() || address.is_unspecified() || address.is_multicast() {

@@ -1,4 +1,4 @@
-//! Asks whether authors may have what they ask for, and approves.
+//! Checks the permissions of requesters, and approves requests.
 
 use std::sync::Arc;
 
@@ -14,11 +14,11 @@ use super::reserved::Reserved;
 use crate::certificate::{Asked, NODE_SERVING};
 use crate::context::Context;
 use crate::error::Error;
-use crate::object::{CertificateSigningRequest, Key, Object};
+use crate::object::{CertificateSigningRequest, Key, ObjectExt};
 use crate::queue::{Next, Queue};
 use crate::write::Part;
 
-/// Has the queue told of new requests, and of nodes whose addresses a request may be waiting for.
+/// Queues new requests, and the requests that wait for the addresses of a changed node.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.signing_requests.on_change(move |change| {
@@ -38,7 +38,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
 }
 
-/// One look at one request.
+/// Reconciles one request.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(request) = context.caches.signing_requests.get(&key) else { return Ok(Next::Wait) };
     match plan(&request, &context.caches.nodes.all(), &Reserved::of(&context.config)) {
@@ -52,15 +52,15 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
             );
         }
         Action::Ask(rights) => ask(context, &request, rights).await?,
-        Action::Approve(message) => decide(context, &request, ("Approved", "AutoApproved"), message).await?,
+        Action::Approve(message) => decide(context, &request, "Approved", "AutoApproved", message).await?,
         Action::Deny(message) => {
-            decide(context, &request, ("Denied", "AddressOfAnotherNode"), &message).await?
+            decide(context, &request, "Denied", "AddressOfAnotherNode", &message).await?
         }
     }
     Ok(Next::Wait)
 }
 
-/// Approves what the author may have by one of these rights, and by the token that it came with.
+/// Approves the request if the requester has one of the permissions, and its bootstrap token (if any) allows it.
 async fn ask(
     context: &Context,
     request: &CertificateSigningRequest,
@@ -71,18 +71,18 @@ async fn ask(
             continue;
         }
         if let Err(why) = claim_token(context, request).await? {
-            return decide(context, request, ("Denied", "TokenNotUsable"), &why).await;
+            return decide(context, request, "Denied", "TokenNotUsable", &why).await;
         }
         let own = if right == "selfnodeclient" { "self kubelet" } else { "kubelet" };
         let message = format!("Auto approving {own} client certificate after SubjectAccessReview.");
-        return decide(context, request, ("Approved", "AutoApproved"), &message).await;
+        return decide(context, request, "Approved", "AutoApproved", &message).await;
     }
     tracing::debug!(request = %request.key(), "the author may not have the certificate asked for");
     Ok(())
 }
 
-/// Makes the token that the request came with the node's, or says why it is not. A conflict is another machine that
-/// was faster, and is seen at the next look.
+/// Records the node in the request's bootstrap token. Returns why the token may not be used. A conflict means that
+/// another machine was faster; the retry sees its name.
 async fn claim_token(
     context: &Context,
     request: &CertificateSigningRequest,
@@ -92,7 +92,7 @@ async fn claim_token(
     let Some(node) = asked.as_ref().ok().and_then(Asked::node) else { return Ok(Ok(())) };
     let writer = context.writer(&context.caches.tokens);
     let secret = writer.live(&key).await?;
-    match claim::claim((id, secret.as_ref()), node, &context.caches.nodes.all()) {
+    match claim::claim(id, secret.as_ref(), node, &context.caches.nodes.all()) {
         Claim::Refused(why) => return Ok(Err(why)),
         Claim::Good => {}
         Claim::Take => {
@@ -139,7 +139,8 @@ async fn may(context: &Context, request: &CertificateSigningRequest, right: &str
 async fn decide(
     context: &Context,
     request: &CertificateSigningRequest,
-    (type_, reason): (&str, &str),
+    type_: &str,
+    reason: &str,
     message: &str,
 ) -> Result<(), Error> {
     let mut conditions: Vec<_> = request.status.conditions.iter().map(|known| json!(known)).collect();

@@ -1,4 +1,4 @@
-//! A request → when it has to go.
+//! When a certificate signing request expires.
 
 use std::time::Duration;
 
@@ -6,11 +6,11 @@ use jiff::Timestamp;
 
 use crate::object::CertificateSigningRequest;
 
-/// Upstream's times: what is decided is kept for an hour, what nobody decides on for a day.
+/// Upstream keeps decided requests for an hour and others for a day.
 const DECIDED: Duration = Duration::from_secs(3600);
 const PENDING: Duration = Duration::from_secs(24 * 3600);
 
-/// When the request has to go.
+/// When the request is to be deleted.
 pub(crate) fn end(request: &CertificateSigningRequest) -> Option<Timestamp> {
     let verdicts = request
         .status
@@ -31,7 +31,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn decided_requests_go_sooner() {
+    fn decided_requests_are_deleted_earlier() {
         let request = |conditions| -> CertificateSigningRequest {
             let metadata = json!({"name": "r", "creationTimestamp": "2026-01-01T00:00:00Z"});
             serde_json::from_value(json!({"metadata": metadata, "status": {"conditions": conditions}}))

@@ -1,4 +1,4 @@
-//! Removes them when they are due.
+//! Deletes expired requests.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use kube::api::DeleteParams;
 use super::plan;
 use crate::context::Context;
 use crate::error::Error;
-use crate::object::{Key, Object};
+use crate::object::{Key, ObjectExt};
 use crate::queue::{Next, Queue, until};
 
-/// Has the queue told of every request.
+/// Queues every request.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.signing_requests.on_change(move |change| {
@@ -21,7 +21,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
 }
 
-/// One look at one request.
+/// Reconciles one request.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(request) = context.caches.signing_requests.get(&key) else { return Ok(Next::Wait) };
     let Some(end) = plan::end(&request) else { return Ok(Next::Wait) };

@@ -1,4 +1,4 @@
-//! Signs what is approved, or says why not.
+//! Signs approved requests, or sets the condition Failed.
 
 use std::sync::Arc;
 
@@ -11,11 +11,11 @@ use super::Signer;
 use crate::certificate::{Asked, CLIENT, NODE_CLIENT, NODE_SERVING};
 use crate::context::Context;
 use crate::error::Error;
-use crate::object::{CertificateSigningRequest, Key, Object};
+use crate::object::{CertificateSigningRequest, Key, ObjectExt};
 use crate::queue::{Next, Queue};
 use crate::write::Part;
 
-/// Has the queue told of requests that are ready to be signed.
+/// Queues requests that can be signed.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.signing_requests.on_change(move |change| {
@@ -25,7 +25,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
 }
 
-/// Approved, for one of our signers, and nothing has become of it yet.
+/// Whether the request is approved, for a signer of ours, and neither signed nor failed.
 fn is_ready(request: &CertificateSigningRequest) -> bool {
     [CLIENT, NODE_CLIENT, NODE_SERVING].contains(&request.spec.signer_name.as_str())
         && request.condition("Approved").is_some()
@@ -34,7 +34,7 @@ fn is_ready(request: &CertificateSigningRequest) -> bool {
         && request.status.certificate.is_none()
 }
 
-/// One look at one request.
+/// Reconciles one request.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let request = context.caches.signing_requests.get(&key).filter(|request| is_ready(request));
     let (Some(request), Some(signer)) = (request, &context.config.signer) else { return Ok(Next::Wait) };

@@ -1,4 +1,4 @@
-//! The cluster's authority, ready to sign what was approved.
+//! The signer: makes certificates with the cluster's CA.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,24 +11,24 @@ use ring::rand::{SecureRandom, SystemRandom};
 
 use crate::certificate::Asked;
 
-/// Certificates are valid from a little before, for clocks that differ.
+/// Certificates are valid from this time before now, because clocks differ.
 const BACKDATE: Duration = Duration::from_secs(300);
 
-/// Why a certificate cannot be made.
+/// A certificate could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum SignError {
-    /// Certificate or key of the authority cannot be used.
+    /// The CA's certificate or key is invalid.
     #[error("the authority's certificate and key cannot be used")]
     Authority(#[source] rcgen::Error),
-    /// The request has a key of a kind, or names, that no certificate can be made of.
+    /// The request has an unsupported key or unsupported names.
     #[error("the request cannot be signed")]
     Request(#[source] rcgen::Error),
-    /// The kernel gives no random numbers.
+    /// The kernel returned no random numbers.
     #[error("no random serial number")]
     Random,
 }
 
-/// Signs with the cluster's authority.
+/// A signer with the cluster's CA.
 #[derive(Clone)]
 pub struct Signer {
     authority: Arc<Issuer<'static, KeyPair>>,
@@ -37,13 +37,13 @@ pub struct Signer {
 
 impl std::fmt::Debug for Signer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The key is nobody's to print.
+        // The key must not be printed.
         f.debug_struct("Signer").field("longest", &self.longest).finish_non_exhaustive()
     }
 }
 
 impl Signer {
-    /// From the authority's certificate and key, PEM; no certificate is valid for longer than `longest`.
+    /// Makes a signer from the CA's certificate and key in PEM. No certificate is valid for longer than `longest`.
     ///
     /// # Errors
     /// [`SignError::Authority`].
@@ -53,8 +53,8 @@ impl Signer {
         Ok(Self { authority: Arc::new(authority), longest })
     }
 
-    /// A certificate, PEM, for the subject, names and key that were checked and for nothing else of the request, for
-    /// these uses, for at most as many seconds as were asked for. `now` in seconds since 1970.
+    /// Signs a certificate and returns it in PEM. It has the checked subject, names and key, and these usages; nothing
+    /// else of the request. It is valid for at most `seconds`. `now` is in seconds since 1970.
     ///
     /// # Errors
     /// [`SignError::Request`].
@@ -100,7 +100,7 @@ fn alternative_names(asked: &Asked) -> Result<Vec<SanType>, rcgen::Error> {
     Ok(names)
 }
 
-/// Positive, and never twice.
+/// A random positive serial number.
 fn serial() -> Result<SerialNumber, SignError> {
     let mut bytes = [0; 16];
     SystemRandom::new().fill(&mut bytes).map_err(|_unspecified| SignError::Random)?;
@@ -108,7 +108,7 @@ fn serial() -> Result<SerialNumber, SignError> {
     Ok(SerialNumber::from_slice(&bytes))
 }
 
-/// Only the uses that the signers allow can stand here.
+/// Sets the usages. `usages` has only those that the signers allow.
 fn set_usages(params: &mut CertificateParams, usages: &[String]) {
     params.key_usages = Vec::new();
     params.extended_key_usages = Vec::new();

@@ -1,4 +1,4 @@
-//! Conditions of a deployment: set, kept, removed.
+//! The conditions of a deployment's status.
 
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DeploymentCondition;
@@ -23,7 +23,8 @@ impl Conditions {
         self.get(type_).and_then(|condition| condition.reason.as_deref())
     }
 
-    /// Sets a condition. The same status and reason again is no news; the same status keeps its transition time.
+    /// Sets a condition. With the same status and reason nothing changes; with the same status the transition time
+    /// stays.
     pub(crate) fn set(&mut self, new: DeploymentCondition) {
         let type_ = new.type_.clone().unwrap_or_default();
         let Some(old) = self.get(&type_) else { return self.0.push(new) };
@@ -50,7 +51,7 @@ impl Conditions {
     }
 }
 
-/// A condition that has just changed.
+/// A condition that changes now.
 pub(crate) fn condition(
     type_: &str,
     status: &str,

@@ -1,31 +1,31 @@
-//! A deployment, its replica sets and whether old pods still run → what to do.
+//! The actions for one deployment, from the deployment, its replica sets, and whether old pods still run.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use coracle_values::label_selector::LabelSelector;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DeploymentStatus;
-use kube::core::{Selector, SelectorExt};
 
 use super::condition::{Conditions, PROGRESSING, condition};
 use super::revision::{self, History, REVISION};
 use super::rolling::{self, Bounds, Size};
 use super::status;
-use crate::object::{Deployment, Object, ReplicaSet, controller_of};
+use crate::object::{Deployment, ObjectExt, ReplicaSet, controller_of};
 
-/// All that the plan depends on.
+/// The input of the plan.
 pub(crate) struct Snapshot<'a> {
     pub(crate) deployment: &'a Deployment,
-    pub(crate) selector: &'a Selector,
-    /// The sets that the deployment controls, and those of its namespace that nobody controls.
+    pub(crate) selector: &'a LabelSelector,
+    /// The sets that the deployment controls, and the sets of its namespace without a controller.
     pub(crate) sets: Vec<Arc<ReplicaSet>>,
-    /// The uids of sets that have pods which are not at their end (being deleted counts as running).
+    /// The uids of sets with pods that have not ended. Pods that are being deleted count.
     pub(crate) running: Vec<String>,
     pub(crate) now: Timestamp,
 }
 
-/// What to do, in this order.
+/// The actions, in this order.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
     pub(crate) release: Vec<Arc<ReplicaSet>>,
@@ -33,15 +33,15 @@ pub(crate) struct Plan {
     pub(crate) create: Option<NewSet>,
     pub(crate) update: Vec<Update>,
     pub(crate) delete: Vec<Arc<ReplicaSet>>,
-    /// The revision to write on the deployment.
+    /// The revision annotation to set on the deployment.
     pub(crate) revision: Option<String>,
-    /// The status to write, if it differs.
+    /// The status to write, if it changed.
     pub(crate) status: Option<DeploymentStatus>,
-    /// When to look again though nothing has changed.
+    /// When to reconcile again even without a change.
     pub(crate) again: Option<Duration>,
 }
 
-/// A replica set to make.
+/// A replica set to create.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct NewSet {
     pub(crate) hash: String,
@@ -58,19 +58,19 @@ pub(crate) struct Update {
     pub(crate) annotations: BTreeMap<String, String>,
 }
 
-/// Decides what to do.
+/// Plans the actions.
 pub(crate) fn plan(snapshot: Snapshot<'_>) -> Plan {
     let Snapshot { deployment, selector, sets, running, now } = snapshot;
     let mut plan = Plan::default();
     let own = sort_out(deployment, selector, sets, &mut plan);
     if !plan.adopt.is_empty() || !plan.release.is_empty() {
-        // What is adopted counts once it is: the next look is at once.
+        // Adopted sets count from the next reconcile on, which the adoption causes.
         return plan;
     }
     let history = History::of(deployment, own);
     let conditions = paused_or_resumed(deployment, now);
     let paused = deployment.spec.paused == Some(true);
-    if deployment.deleting() {
+    if deployment.is_being_deleted() {
         plan.show(deployment, status::counts(deployment, &history, conditions, now));
     } else if paused || rolling::is_rescaled(deployment, &history) {
         plan.sync_new(deployment, &history);
@@ -80,7 +80,7 @@ pub(crate) fn plan(snapshot: Snapshot<'_>) -> Plan {
         }
         plan.show(deployment, status::counts(deployment, &history, conditions, now));
     } else {
-        let conditions = plan.roll(deployment, &history, &running, (conditions, now));
+        let conditions = plan.roll(deployment, &history, &running, conditions, now);
         let (status, again) = status::rollout(deployment, &history, conditions, now);
         if status::is_complete(deployment, &status) && plan.update.is_empty() && plan.create.is_none() {
             plan.delete = revision::to_clean(deployment, &history);
@@ -91,27 +91,32 @@ pub(crate) fn plan(snapshot: Snapshot<'_>) -> Plan {
     plan
 }
 
-/// Own sets that fit are returned, misfits released, fitting orphans adopted.
+/// Returns the controlled sets that match the selector. Plans the release of the others and the adoption of orphans
+/// that match.
 fn sort_out(
     deployment: &Deployment,
-    selector: &Selector,
+    selector: &LabelSelector,
     sets: Vec<Arc<ReplicaSet>>,
     plan: &mut Plan,
 ) -> Vec<Arc<ReplicaSet>> {
     let mut own = Vec::new();
     for set in sets {
-        let fits = selector.matches(&set.metadata.labels.clone().unwrap_or_default());
+        let fits = selector.matches(set.metadata.labels.as_ref());
         match (controller_of(&set.metadata).is_some(), fits) {
             (true, true) => own.push(set),
-            (true, false) if !deployment.deleting() && !set.deleting() => plan.release.push(set),
-            (false, true) if !deployment.deleting() && !set.deleting() => plan.adopt.push(set),
+            (true, false) if !deployment.is_being_deleted() && !set.is_being_deleted() => {
+                plan.release.push(set)
+            }
+            (false, true) if !deployment.is_being_deleted() && !set.is_being_deleted() => {
+                plan.adopt.push(set)
+            }
             (true | false, _) => {}
         }
     }
     own
 }
 
-/// The conditions so far, with what pausing or resuming makes of the progress.
+/// The present conditions, updated when the deployment is paused or resumed.
 fn paused_or_resumed(deployment: &Deployment, now: Timestamp) -> Conditions {
     let mut conditions = Conditions(deployment.status.conditions.clone().unwrap_or_default());
     let reason = conditions.reason(PROGRESSING);
@@ -132,13 +137,14 @@ fn paused_or_resumed(deployment: &Deployment, now: Timestamp) -> Conditions {
 // === impl Plan ===
 
 impl Plan {
-    /// One step of the way to the new template.
+    /// One step of the rollout.
     fn roll(
         &mut self,
         deployment: &Deployment,
         history: &History,
         running: &[String],
-        (mut conditions, now): (Conditions, Timestamp),
+        mut conditions: Conditions,
+        now: Timestamp,
     ) -> Conditions {
         if rolling::recreates(deployment) {
             self.resize(deployment, rolling::empty_old(history));
@@ -176,7 +182,7 @@ impl Plan {
         self.set_revision(deployment, next.to_string());
     }
 
-    /// Brings annotations of the new set and the deployment's revision up to date.
+    /// Updates the annotations of the new set and the deployment's revision.
     fn sync_new(&mut self, deployment: &Deployment, history: &History) {
         let Some(new) = &history.new else { return };
         let next = history.next_revision();

@@ -1,17 +1,17 @@
-//! A deployment's replica sets as its history: which one is new, what revision each is, what is written on them.
+//! The history of a deployment: its replica sets, their revisions and their annotations.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::object::{Deployment, Object, ReplicaSet};
+use crate::object::{Deployment, Object, ObjectExt, ReplicaSet};
 
 pub(crate) const REVISION: &str = "deployment.kubernetes.io/revision";
 pub(crate) const REVISION_HISTORY: &str = "deployment.kubernetes.io/revision-history";
 pub(crate) const DESIRED_REPLICAS: &str = "deployment.kubernetes.io/desired-replicas";
 pub(crate) const MAX_REPLICAS: &str = "deployment.kubernetes.io/max-replicas";
 
-/// Annotations of a deployment that are not for its replica sets.
+/// Annotations of a deployment that its replica sets do not inherit.
 const OWN: [&str; 6] = [
     "kubectl.kubernetes.io/last-applied-configuration",
     REVISION,
@@ -28,7 +28,7 @@ pub(crate) struct History {
 }
 
 impl History {
-    /// Splits the sets into the one with the deployment's template (the oldest, if there are several) and others.
+    /// Splits the sets into the one with the deployment's template (the oldest of several) and the others.
     pub(crate) fn of(deployment: &Deployment, mut sets: Vec<Arc<ReplicaSet>>) -> Self {
         sets.sort_by(|one, other| by_age(one, other));
         let place = sets.iter().position(|set| set.spec.template.same(&deployment.spec.template));
@@ -41,33 +41,33 @@ impl History {
         self.old.iter().chain(&self.new)
     }
 
-    /// The revision that the new set should have: one more than any old set's.
+    /// The revision of the new set: one more than the highest of the old sets.
     pub(crate) fn next_revision(&self) -> i64 {
         self.old.iter().map(|set| revision(set)).max().unwrap_or_default() + 1
     }
 }
 
-/// Older first.
+/// Orders older sets first.
 pub(crate) fn by_age(one: &ReplicaSet, other: &ReplicaSet) -> Ordering {
     (&one.metadata.creation_timestamp, one.name()).cmp(&(&other.metadata.creation_timestamp, other.name()))
 }
 
-/// What the annotation of this name says.
+/// The value of an annotation.
 pub(crate) fn annotation<'a, K: Object>(object: &'a K, name: &str) -> Option<&'a str> {
     object.meta().annotations.as_ref()?.get(name).map(String::as_str)
 }
 
-/// A number in an annotation.
+/// The value of an annotation as a number.
 pub(crate) fn number<K: Object>(object: &K, name: &str) -> Option<i32> {
     annotation(object, name)?.parse().ok()
 }
 
-/// The set's revision; 0 if it has none.
+/// The revision of a set; 0 without the annotation.
 pub(crate) fn revision(set: &ReplicaSet) -> i64 {
     annotation(set, REVISION).and_then(|text| text.parse().ok()).unwrap_or_default()
 }
 
-/// The annotations that a new set is made with, its size's aside.
+/// The annotations of a new set, without those for its size.
 pub(crate) fn first_annotations(deployment: &Deployment, revision: i64) -> BTreeMap<String, String> {
     let mut annotations = inherited(deployment);
     annotations.insert(REVISION.to_owned(), revision.to_string());
@@ -79,7 +79,8 @@ fn inherited(deployment: &Deployment) -> BTreeMap<String, String> {
     all.filter(|(name, _)| !OWN.contains(&name.as_str())).map(|(n, v)| (n.clone(), v.clone())).collect()
 }
 
-/// The annotations that the new set lacks. A set that becomes the new one again remembers its former revisions.
+/// The missing annotations of the new set. A set that becomes the new one again keeps its earlier revisions in one of
+/// them.
 pub(crate) fn missing_annotations(
     deployment: &Deployment,
     set: &ReplicaSet,
@@ -101,7 +102,7 @@ pub(crate) fn missing_annotations(
     missing
 }
 
-/// The annotations that tell a set's part of the whole, where they differ from what is written.
+/// The annotations for a set's share of the deployment's size, where they differ from the present ones.
 pub(crate) fn size_annotations(set: Option<&ReplicaSet>, desired: i32, max: i32) -> BTreeMap<String, String> {
     [(DESIRED_REPLICAS, desired), (MAX_REPLICAS, max)]
         .into_iter()
@@ -110,13 +111,13 @@ pub(crate) fn size_annotations(set: Option<&ReplicaSet>, desired: i32, max: i32)
         .collect()
 }
 
-/// The old sets beyond the limit that can go, oldest revision first.
+/// The old sets above the history limit that can be deleted, oldest revision first.
 pub(crate) fn to_clean(deployment: &Deployment, history: &History) -> Vec<Arc<ReplicaSet>> {
     let Some(limit) = deployment.spec.revision_history_limit.and_then(|limit| usize::try_from(limit).ok())
     else {
         return Vec::new();
     };
-    let mut sets: Vec<_> = history.old.iter().filter(|set| !set.deleting()).cloned().collect();
+    let mut sets: Vec<_> = history.old.iter().filter(|set| !set.is_being_deleted()).cloned().collect();
     let excess = sets.len().saturating_sub(limit);
     sets.sort_by(|one, other| revision(one).cmp(&revision(other)).then_with(|| by_age(one, other)));
     sets.truncate(excess);

@@ -1,4 +1,4 @@
-//! How many pods each replica set of a deployment should have. Numbers only.
+//! The size of each replica set of a deployment during a rollout.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -6,9 +6,9 @@ use std::sync::Arc;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::revision::{DESIRED_REPLICAS, History, MAX_REPLICAS, by_age, number};
-use crate::object::{Deployment, Object, ReplicaSet};
+use crate::object::{Deployment, ObjectExt, ReplicaSet};
 
-/// A set and the size that it should have.
+/// A replica set with its desired size.
 pub(crate) struct Size {
     pub(crate) set: Arc<ReplicaSet>,
     pub(crate) to: i32,
@@ -22,29 +22,29 @@ pub(crate) struct Bounds {
     pub(crate) unavailable: i32,
 }
 
-/// How many pods the deployment wants.
+/// `spec.replicas` of the deployment.
 pub(crate) fn desired(deployment: &Deployment) -> i32 {
     deployment.spec.replicas.unwrap_or(1)
 }
 
-/// How many pods this set is asked for.
+/// `spec.replicas` of the set.
 pub(crate) fn size(set: &ReplicaSet) -> i32 {
     set.spec.replicas.unwrap_or(1)
 }
 
-/// How many pods of this set are available.
+/// `status.availableReplicas` of the set.
 pub(crate) fn available(set: &ReplicaSet) -> i32 {
     set.status.available_replicas.unwrap_or_default()
 }
 
-/// Whether pods are replaced all at once.
+/// Whether the strategy is Recreate.
 pub(crate) fn recreates(deployment: &Deployment) -> bool {
     deployment.spec.strategy.as_ref().and_then(|strategy| strategy.type_.as_deref()) == Some("Recreate")
 }
 
 impl Bounds {
-    /// The deployment's bounds. Surge is rounded up, unavailability down; if both come to nothing, one pod may be
-    /// unavailable, or the update could never begin.
+    /// The deployment's bounds. maxSurge is rounded up, maxUnavailable down. If both are 0, one pod may be unavailable:
+    /// otherwise the update could never begin.
     pub(crate) fn of(deployment: &Deployment) -> Self {
         let desired = desired(deployment);
         if recreates(deployment) {
@@ -60,18 +60,18 @@ impl Bounds {
         Self { desired, surge, unavailable }
     }
 
-    /// The most pods that there may be.
+    /// Maximum number of pods.
     pub(crate) fn most(self) -> i32 {
         self.desired + self.surge
     }
 
-    /// The fewest pods that must be available.
+    /// Minimum number of available pods.
     pub(crate) fn fewest(self) -> i32 {
         self.desired - self.unavailable
     }
 }
 
-/// A number or a percentage of `whole`; `round` hundredths are added before dividing. Absent is a quarter.
+/// A number, or a percentage of `whole`; `round` hundredths are added before the division. The default is 25%.
 fn share(value: Option<&IntOrString>, whole: i32, round: i32) -> i32 {
     let percent = match value {
         Some(IntOrString::Int(number)) => return *number,
@@ -83,7 +83,7 @@ fn share(value: Option<&IntOrString>, whole: i32, round: i32) -> i32 {
     whole.saturating_mul(percent).saturating_add(round) / 100
 }
 
-/// The size of the new set now: as much as the surge leaves room for.
+/// The size of the new set: as many pods as maxSurge allows.
 pub(crate) fn new_size(deployment: &Deployment, history: &History) -> i32 {
     let bounds = Bounds::of(deployment);
     let own = history.new.as_deref().map(size).unwrap_or_default();
@@ -95,7 +95,7 @@ pub(crate) fn new_size(deployment: &Deployment, history: &History) -> i32 {
     own + room.min(bounds.desired - own)
 }
 
-/// Smaller old sets: first what is not available anyway, then as many as availability allows. Empty: no change.
+/// Reduced sizes of old sets: first by their unavailable pods, then by as many pods as maxUnavailable allows.
 pub(crate) fn shrink_old(deployment: &Deployment, history: &History) -> Vec<Size> {
     let bounds = Bounds::of(deployment);
     let Some(new) = history.new.as_deref() else { return Vec::new() };
@@ -127,15 +127,15 @@ pub(crate) fn shrink_old(deployment: &Deployment, history: &History) -> Vec<Size
     sizes
 }
 
-/// Whether the deployment's size was changed since its sets were last sized.
+/// Whether the deployment's size changed since its sets were last scaled.
 pub(crate) fn is_rescaled(deployment: &Deployment, history: &History) -> bool {
     let wanted = desired(deployment);
     let mut active = history.all().filter(|set| size(set) > 0);
     active.any(|set| number(&**set, DESIRED_REPLICAS).is_some_and(|written| written != wanted))
 }
 
-/// New sizes after the deployment's size was changed, in the middle of an update too: in proportion, so that the
-/// update's risk stays what it was.
+/// New sizes after the deployment's size changed, also during a rollout: in proportion, so that a rollout does not
+/// become riskier.
 pub(crate) fn rescale(deployment: &Deployment, history: &History) -> Vec<Size> {
     let bounds = Bounds::of(deployment);
     let active: Vec<_> = history.all().filter(|set| size(set) > 0).cloned().collect();
@@ -165,7 +165,7 @@ fn proportional(deployment: &Deployment, bounds: Bounds, mut active: Vec<Arc<Rep
     let total: i32 = active.iter().map(|set| size(set)).sum();
     let allowed = if bounds.desired > 0 { bounds.most() } else { 0 };
     let change = allowed - total;
-    // The larger set first; of equals the newer one grows and the older one shrinks first.
+    // The larger set first. Of equal sets the newer one grows first and the older one shrinks first.
     active.sort_by(|one, other| by_age(one, other));
     if change > 0 {
         active.reverse();
@@ -190,7 +190,7 @@ fn proportional(deployment: &Deployment, bounds: Bounds, mut active: Vec<Arc<Rep
     sizes
 }
 
-/// A set's part of the change: what keeps its share of the whole as it was when it was last sized.
+/// A set's part of the change, so that its share of the total stays as it was at the last scaling.
 fn fraction(deployment: &Deployment, bounds: Bounds, set: &ReplicaSet) -> i32 {
     if bounds.desired == 0 {
         return -size(set);
@@ -198,14 +198,14 @@ fn fraction(deployment: &Deployment, bounds: Bounds, set: &ReplicaSet) -> i32 {
     let whole = number(set, MAX_REPLICAS).filter(|whole| *whole != 0).or(deployment.status.replicas);
     let Some(whole) = whole.filter(|whole| *whole != 0) else { return 0 };
     let wanted = f64::from(size(set)) * f64::from(bounds.most()) / f64::from(whole);
-    // Pod counts are far below what a float or an i32 cannot hold.
+    // Pod counts are far below the limits of a float and of an i32.
     #[expect(clippy::cast_possible_truncation, reason = "rounded to a pod count")]
     let wanted = wanted.round() as i32;
     wanted - size(set)
 }
 
-/// Sets that still have pods to lose.
+/// Old sets that still have pods, each with desired size 0.
 pub(crate) fn empty_old(history: &History) -> Vec<Size> {
-    let old = history.old.iter().filter(|set| size(set) > 0 && !set.deleting());
+    let old = history.old.iter().filter(|set| size(set) > 0 && !set.is_being_deleted());
     old.map(|set| Size { set: set.clone(), to: 0 }).collect()
 }

@@ -1,28 +1,28 @@
-//! Carries the plans for deployments out.
+//! Applies the plans of deployments.
 
 use std::sync::Arc;
 
+use coracle_values::label_selector::LabelSelector;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DeploymentStatus;
 use kube::api::DeleteParams;
-use kube::core::Selector;
 use serde_json::{Map, Value, json};
 
 use super::condition::{Conditions, PROGRESSING, condition};
 use super::plan::{self, NewSet, Plan, Snapshot, Update};
 use super::rolling;
-use coracle_events::Kind;
+use coracle_events::Event;
 
 use crate::context::Context;
 use crate::error::{Error, is_already_exists, is_namespace_terminating};
-use crate::object::{Deployment, Key, Object, ReplicaSet, controller_of};
+use crate::object::{Deployment, Key, ObjectExt, ReplicaSet, controller_of};
 use crate::queue::{Next, Queue};
 use crate::template::HASH_LABEL;
 use crate::write::{Part, owners_patch};
 
 const CONTROLLER: &str = "deployment-controller";
 
-/// Has the queue told of deployments that need a look.
+/// Queues changed deployments, and the deployments of changed replica sets and pods.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.deployments.on_change(move |change| {
@@ -36,7 +36,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
             match controller_of(&set.metadata) {
                 Some(owner) if owner.kind == "Deployment" => own.add(Key::new(set.namespace(), &owner.name)),
                 Some(_) => {}
-                // An orphan may fit any deployment beside it; they are few.
+                // Any deployment of the namespace may adopt an orphan; orphans are rare.
                 None => deployments.in_namespace(set.namespace()).iter().for_each(|one| own.add(one.key())),
             }
         }
@@ -44,7 +44,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let (own, deployments) = (queue.clone(), context.caches.deployments.clone());
     let sets = context.caches.replica_sets.clone();
     context.caches.pods.on_change(move |change| {
-        // Only a deployment that recreates its pods waits for the last one to go.
+        // Only the strategy Recreate waits for the end of the last old pod.
         let (Some(pod), None) = (change.old, change.new) else { return };
         let Some(set) = controller_of(&pod.metadata) else { return };
         let Some(set) = sets.get(&Key::new(pod.namespace(), &set.name)) else { return };
@@ -56,14 +56,14 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
 }
 
-/// One look at one deployment.
+/// Reconciles one deployment.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(deployment) = context.caches.deployments.get(&key) else { return Ok(Next::Wait) };
-    let selector = Selector::try_from(deployment.spec.selector.clone())
+    let selector = LabelSelector::try_from(&deployment.spec.selector)
         .map_err(|source| Error::Selector { object: format!("Deployment {key}"), source })?;
-    if selector.selects_all() {
+    if selector.is_empty() {
         let message = "This deployment is selecting all pods. A non-empty selector is required.".to_owned();
-        context.record(&*deployment, CONTROLLER, (Kind::Warning, "SelectingAll"), message);
+        context.record(&*deployment, CONTROLLER, Event::warning("SelectingAll", message));
         return Ok(Next::Wait);
     }
     let cache = &context.caches.replica_sets;
@@ -128,9 +128,9 @@ async fn adopt(context: &Context, deployment: &Deployment, sets: &[Arc<ReplicaSe
     if sets.is_empty() {
         return Ok(());
     }
-    // The cached deployment may be gone already, and its sets orphaned on purpose: ask before taking them.
+    // The cached deployment may have been deleted, with its sets orphaned on purpose: ask the API server first.
     let live = context.deployments().live(&deployment.key()).await?;
-    if !live.is_some_and(|live| live.uid() == deployment.uid() && !live.deleting()) {
+    if !live.is_some_and(|live| live.uid() == deployment.uid() && !live.is_being_deleted()) {
         return Ok(());
     }
     for set in sets {
@@ -141,7 +141,7 @@ async fn adopt(context: &Context, deployment: &Deployment, sets: &[Arc<ReplicaSe
     Ok(())
 }
 
-/// The replica set that the deployment's template makes.
+/// The new replica set for the deployment's template.
 fn new_set(deployment: &Deployment, new: &NewSet) -> Value {
     let mut template = deployment.spec.template.value();
     let mut labels = template.pointer("/metadata/labels").cloned().unwrap_or_else(|| json!({}));
@@ -183,10 +183,10 @@ async fn create(
         Ok(_) => {
             if new.replicas > 0 {
                 let message = format!("Scaled up replica set {name} from 0 to {}", new.replicas);
-                context.record(deployment, CONTROLLER, (Kind::Normal, "ScalingReplicaSet"), message);
+                context.record(deployment, CONTROLLER, Event::normal("ScalingReplicaSet", message));
             }
             let message = format!("Created new replica set \"{name}\"");
-            note_progress(deployment, status, ("True", "NewReplicaSetCreated"), message);
+            note_progress(deployment, status, "True", "NewReplicaSetCreated", message);
             return Ok(());
         }
         Err(error) if is_namespace_terminating(&error) => return Ok(()),
@@ -197,16 +197,16 @@ async fn create(
         return collision(context, deployment, &name).await.and(Err(error(source)));
     }
     let message = format!("Failed to create new replica set \"{name}\": {source}");
-    context.record(deployment, CONTROLLER, (Kind::Warning, "ReplicaSetCreateError"), message.clone());
-    note_progress(deployment, status, ("False", "ReplicaSetCreateError"), message);
+    context.record(deployment, CONTROLLER, Event::warning("ReplicaSetCreateError", message.clone()));
+    note_progress(deployment, status, "False", "ReplicaSetCreateError", message);
     if let Some(status) = status {
         show(context, deployment, status).await?;
     }
     Err(error(source))
 }
 
-/// Another template has the same hash: the next try is made with another count. If the name is taken by a set of
-/// the same template, the cache is only late.
+/// Handles a name that exists already. If the existing set has another template, the hashes collide: the collision
+/// count changes the next name. If it has the same template, the cache is only behind.
 async fn collision(context: &Context, deployment: &Deployment, name: &str) -> Result<(), Error> {
     let key = Key::new(deployment.namespace(), name);
     let Some(taken) = context.replica_sets().live(&key).await? else { return Ok(()) };
@@ -223,7 +223,8 @@ async fn collision(context: &Context, deployment: &Deployment, name: &str) -> Re
 fn note_progress(
     deployment: &Deployment,
     status: &mut Option<DeploymentStatus>,
-    (value, reason): (&str, &str),
+    value: &str,
+    reason: &str,
     message: String,
 ) {
     if super::status::deadline(deployment).is_none() {
@@ -252,21 +253,21 @@ async fn update(context: &Context, deployment: &Deployment, change: &Update) -> 
         let from = rolling::size(&change.set);
         let way = if to > from { "up" } else { "down" };
         let message = format!("Scaled {way} replica set {} from {from} to {to}", change.set.name());
-        context.record(deployment, CONTROLLER, (Kind::Normal, "ScalingReplicaSet"), message);
+        context.record(deployment, CONTROLLER, Event::normal("ScalingReplicaSet", message));
     }
     Ok(())
 }
 
 async fn show(context: &Context, deployment: &Deployment, status: &DeploymentStatus) -> Result<(), Error> {
     let mut status = json!(status);
-    // In a merge patch what is to vanish must be named.
+    // A merge patch deletes a field only if it names it with null.
     for field in ["replicas", "updatedReplicas", "readyReplicas", "availableReplicas", "unavailableReplicas"]
     {
         if status.get(field).is_none() {
             status[field] = Value::Null;
         }
     }
-    // No version: this is the status's only writer, and what it says is true of the generation it names.
+    // Without resourceVersion: no other client writes the status, and it names the generation that it describes.
     let patch = json!({"metadata": {"uid": deployment.uid()}, "status": status});
     context.deployments().merge(&deployment.key(), Part::Status, patch).await.map(drop)
 }

@@ -1,4 +1,4 @@
-//! What a deployment's status should say.
+//! The desired status of a deployment.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ use k8s_openapi::api::apps::v1::{DeploymentCondition, DeploymentStatus, ReplicaS
 use super::condition::{AVAILABLE, Conditions, PROGRESSING, REPLICA_FAILURE, condition};
 use super::revision::History;
 use super::rolling::{Bounds, available, desired, size};
-use crate::object::{Deployment, Object, ReplicaSet};
+use crate::object::{Deployment, ObjectExt, ReplicaSet};
 
-/// Counts and the `Available` condition.
+/// The counts and the condition `Available`.
 pub(crate) fn counts(
     deployment: &Deployment,
     history: &History,
@@ -45,8 +45,8 @@ fn positive(count: i32) -> Option<i32> {
     (count > 0).then_some(count)
 }
 
-/// The status during and after a rollout, with the `Progressing` and `ReplicaFailure` conditions, and when to look
-/// again for a rollout that makes no progress.
+/// The status during and after a rollout, with the conditions `Progressing` and `ReplicaFailure`, and when a rollout
+/// without progress must be reconciled again.
 pub(crate) fn rollout(
     deployment: &Deployment,
     history: &History,
@@ -59,7 +59,7 @@ pub(crate) fn rollout(
     if deadline.is_none() {
         conditions.remove(PROGRESSING);
     }
-    // A rollout that has ended stays so until the template or the size changes.
+    // A rollout that has ended stays complete until the template or the size changes.
     let ended = status.replicas == status.updated_replicas
         && conditions.reason(PROGRESSING) == Some("NewReplicaSetAvailable");
     if let (Some(deadline), false) = (deadline, ended) {
@@ -81,7 +81,7 @@ pub(crate) fn rollout(
     (status, wait)
 }
 
-/// The time within which a rollout must make progress; the largest number there is means none.
+/// progressDeadlineSeconds; None for the largest number, which means no deadline.
 pub(crate) fn deadline(deployment: &Deployment) -> Option<i64> {
     deployment.spec.progress_deadline_seconds.filter(|seconds| *seconds != i32::MAX).map(i64::from)
 }
@@ -108,7 +108,7 @@ fn progress(
     }
 }
 
-/// Whether all pods are of the new template and available.
+/// Whether all pods have the new template and are available.
 pub(crate) fn is_complete(deployment: &Deployment, status: &DeploymentStatus) -> bool {
     let wanted = desired(deployment);
     let is = |count: Option<i32>| count.unwrap_or_default() == wanted;
@@ -139,7 +139,7 @@ fn updated_at(conditions: &Conditions) -> Option<Timestamp> {
     conditions.get(PROGRESSING)?.last_update_time.as_ref().map(|time| time.0)
 }
 
-/// When a rollout that stays as it is will have timed out.
+/// The time until a rollout without progress reaches its deadline.
 fn stuck_after(deployment: &Deployment, status: &DeploymentStatus, now: Timestamp) -> Option<Duration> {
     let deadline = deadline(deployment)?;
     let conditions = Conditions(status.conditions.clone().unwrap_or_default());
@@ -154,7 +154,7 @@ fn stuck_after(deployment: &Deployment, status: &DeploymentStatus, now: Timestam
     Some(Duration::from_secs((due - now.as_second()).max(1).unsigned_abs()))
 }
 
-/// The failure of the new set, else of any.
+/// The condition ReplicaFailure of the new set, otherwise of any set.
 fn replica_failure(history: &History) -> Option<ReplicaSetCondition> {
     let failing = |set: &ReplicaSet| {
         let mut conditions = set.status.conditions.iter().flatten();
@@ -163,7 +163,7 @@ fn replica_failure(history: &History) -> Option<ReplicaSetCondition> {
     history.new.iter().chain(&history.old).find_map(|set| failing(set))
 }
 
-/// Whether two statuses say the same, absent and zero counts and the order of conditions aside.
+/// Whether two statuses are equal. An absent count equals zero; the order of conditions does not matter.
 pub(crate) fn same(one: &DeploymentStatus, other: &DeploymentStatus) -> bool {
     let counts = |status: &DeploymentStatus| {
         [

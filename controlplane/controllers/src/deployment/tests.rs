@@ -1,7 +1,8 @@
-//! Plans for deployments, as data: single decisions, and whole rollouts against a made-up replica set controller.
+//! Plans of deployments: single plans, and whole rollouts with a simulated replica set controller.
 
 use std::sync::Arc;
 
+use coracle_values::label_selector::LabelSelector;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
@@ -10,7 +11,7 @@ use super::condition::Conditions;
 use super::plan::{Plan, Snapshot, plan};
 use super::revision::{REVISION, REVISION_HISTORY, annotation, revision};
 use super::rolling::{Bounds, size};
-use crate::object::{Deployment, Object, ReplicaSet};
+use crate::object::{Deployment, ObjectExt, ReplicaSet};
 use crate::template::{HASH_LABEL, Template};
 
 /// A deployment with its sets, and the time.
@@ -44,7 +45,7 @@ impl World {
     }
 
     fn decide(&self) -> Plan {
-        let selector = self.deployment.spec.selector.clone().try_into().unwrap();
+        let selector = LabelSelector::try_from(&self.deployment.spec.selector).unwrap();
         let running = self.sets.iter().filter(|set| set.status.replicas > 0).map(|set| set.uid().to_owned());
         plan(Snapshot {
             deployment: &self.deployment,
@@ -55,7 +56,7 @@ impl World {
         })
     }
 
-    /// Does what the plan says, as the server would; says whether anything was done to the sets.
+    /// Applies the plan as the API server would. Returns whether a set changed.
     fn apply(&mut self, plan: Plan) -> bool {
         let mut acted = false;
         if let Some(new) = plan.create {
@@ -93,7 +94,7 @@ impl World {
         acted
     }
 
-    /// Lets one set come one pod nearer to its size; the set with too many first.
+    /// Creates or deletes one pod; sets with too many pods come first.
     fn one_pod(&mut self) -> bool {
         for set in &mut self.sets {
             set.status.observed_generation = set.metadata.generation;
@@ -116,7 +117,7 @@ impl World {
         false
     }
 
-    /// Runs until nothing more happens, calling `check` after each step.
+    /// Runs until nothing changes any more. Calls `check` after each step.
     fn settle(&mut self, mut check: impl FnMut(&Self)) {
         for _ in 0..500 {
             self.now += SignedDuration::from_secs(1);
@@ -231,7 +232,7 @@ fn a_change_of_size_in_mid_update_is_shared_in_proportion() {
     let mut world = World::new(json!({"replicas": 10, "strategy": strategy}));
     world.settle(|_| {});
     world.roll_to("v2");
-    // The new set comes up to 5 of which none is ever ready, the old one stays at 8.
+    // The new set grows to 5 pods that never become ready; the old one stays at 8.
     for _ in 0..3 {
         let plan = world.decide();
         world.apply(plan);
@@ -306,7 +307,7 @@ fn fitting_orphans_are_adopted_and_misfits_released() {
 }
 
 #[test]
-fn nothing_is_done_when_all_is_done() {
+fn a_complete_deployment_needs_no_action() {
     let mut world = World::new(json!({}));
     world.settle(|_| {});
     let plan = world.decide();

@@ -1,60 +1,66 @@
-//! A budget, its pods and who controls them → its status.
+//! The desired status of a pod disruption budget, from its pods and their controllers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use coracle_values::label_selector::LabelSelector;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::policy::v1::PodDisruptionBudgetStatus;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use kube::core::{Selector, SelectorExt};
 
-use crate::object::{Object, Pod, PodDisruptionBudget};
+use crate::object::{ObjectExt, Pod, PodDisruptionBudget};
 
-/// A pod whose eviction was granted and that is not deleted after this time will not be: upstream's.
+/// After this time an evicted pod that was not deleted counts as not evicted. Upstream has the same value.
 const DELETION_TIMEOUT: SignedDuration = SignedDuration::from_secs(120);
 const CONDITION: &str = "DisruptionAllowed";
 
-/// Who says how many of a pod there should be.
+/// The controller of a pod, with its scale.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Controller {
-    /// Nobody: the pod was made by hand.
+    /// The pod has no controller.
     Nobody,
-    /// This one, which wants so many.
+    /// A controller with a scale.
     Known { uid: String, scale: i32 },
-    /// One that is gone or of a kind without a scale.
+    /// The controller does not exist or its kind has no scale.
     Unknown,
 }
 
-/// What came of a look at a budget.
+/// The result for a budget.
 #[derive(Debug)]
 pub(crate) struct Verdict {
     pub(crate) status: PodDisruptionBudgetStatus,
-    /// When to look again even if nothing changes.
+    /// When to reconcile again even without a change.
     pub(crate) recheck: Option<Timestamp>,
-    /// Pods that were to be deleted and were not.
+    /// Pods that were evicted but not deleted.
     pub(crate) overdue: Vec<Arc<Pod>>,
-    /// Whether a share was asked for of pods that nobody controls.
+    /// Whether the budget has a percentage but some pods have no controller.
     pub(crate) unmanaged: bool,
-    /// Why the number is not known; then no disruption is allowed.
+    /// Why the expected number is unknown. Then no disruption is allowed.
     pub(crate) failure: Option<String>,
 }
 
-/// How many pods are meant, and how many of them have to be healthy.
+/// Expected number of pods, and how many of them must be healthy.
 struct Expected {
     pods: i32,
     healthy: i32,
     unmanaged: bool,
 }
 
-/// Whether the budget is for this pod.
-pub(crate) fn selects(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
-    let selector = budget.spec.selector.clone().and_then(|selector| Selector::try_from(selector).ok());
-    let labels = pod.metadata.labels.clone().unwrap_or_default();
-    selector.is_some_and(|selector| selector.selects_all() || selector.matches(&labels))
+/// The scales of all controllers of a budget's pods.
+struct Scale {
+    total: i32,
+    /// Whether some pods have no controller.
+    unmanaged: bool,
 }
 
-/// The status as it should be.
+/// Whether the budget selects the pod.
+pub(crate) fn selects(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
+    let selector = budget.spec.selector.as_ref().and_then(|selector| LabelSelector::try_from(selector).ok());
+    selector.is_some_and(|selector| selector.matches(pod.metadata.labels.as_ref()))
+}
+
+/// The desired status.
 pub(crate) fn verdict(
     budget: &PodDisruptionBudget,
     pods: &[(Arc<Pod>, Controller)],
@@ -66,15 +72,16 @@ pub(crate) fn verdict(
         Err(why) => return failed(budget, why, now),
     };
     let (disrupted, overdue) = disrupted(budget, pods, now);
-    let is_healthy =
-        |pod: &Pod| !pod.deleting() && !disrupted.contains_key(pod.name()) && pod.ready_since().is_some();
+    let is_healthy = |pod: &Pod| {
+        !pod.is_being_deleted() && !disrupted.contains_key(pod.name()) && pod.ready_since().is_some()
+    };
     let healthy = count(pods.iter().filter(|(pod, _)| is_healthy(pod)).count());
-    // Without any pod nothing is allowed: the first ones may be there before this is counted again.
+    // Without pods no disruption is allowed: new pods may exist before the next reconcile.
     let allowed = if expected.pods > 0 { (healthy - expected.healthy).max(0) } else { 0 };
     let recheck = disrupted.values().map(|time| time.0).min();
     let generation = budget.metadata.generation;
-    let reason = if allowed > 0 { ("True", "SufficientPods") } else { ("False", "InsufficientPods") };
-    let condition = condition(reason, String::new(), generation);
+    let (met, reason) = if allowed > 0 { ("True", "SufficientPods") } else { ("False", "InsufficientPods") };
+    let condition = condition(met, reason, String::new(), generation);
     Verdict {
         status: PodDisruptionBudgetStatus {
             conditions: Some(with(budget, condition, now)),
@@ -85,7 +92,7 @@ pub(crate) fn verdict(
             expected_pods: Some(expected.pods),
             observed_generation: generation,
         },
-        // A second more, since times are written in whole ones.
+        // One second more: times in the API are whole seconds.
         recheck: recheck
             .and_then(|time| time.checked_add(DELETION_TIMEOUT + SignedDuration::from_secs(1)).ok()),
         overdue,
@@ -94,11 +101,11 @@ pub(crate) fn verdict(
     }
 }
 
-/// Nothing is allowed while the number of pods is not known.
+/// The status while the expected number is unknown: no disruption is allowed.
 fn failed(budget: &PodDisruptionBudget, why: String, now: Timestamp) -> Verdict {
     let mut status = budget.status.clone();
     status.disruptions_allowed = Some(0);
-    let condition = condition(("False", "SyncFailed"), why.clone(), status.observed_generation);
+    let condition = condition("False", "SyncFailed", why.clone(), status.observed_generation);
     status.conditions = Some(with(budget, condition, now));
     Verdict { status, recheck: None, overdue: Vec::new(), unmanaged: false, failure: Some(why) }
 }
@@ -106,7 +113,7 @@ fn failed(budget: &PodDisruptionBudget, why: String, now: Timestamp) -> Verdict 
 fn expected(budget: &PodDisruptionBudget, pods: &[(Arc<Pod>, Controller)]) -> Result<Expected, String> {
     let (least, most) = (&budget.spec.min_available, &budget.spec.max_unavailable);
     if let Some(most) = most {
-        let (scale, unmanaged) = scale(pods)?;
+        let Scale { total: scale, unmanaged } = scale(pods)?;
         let healthy = (scale - share(most, scale)?).max(0);
         return Ok(Expected { pods: scale, healthy, unmanaged });
     }
@@ -116,14 +123,14 @@ fn expected(budget: &PodDisruptionBudget, pods: &[(Arc<Pod>, Controller)]) -> Re
             Ok(Expected { pods: count(pods.len()), healthy: *least, unmanaged: false })
         }
         Some(part) => {
-            let (scale, unmanaged) = scale(pods)?;
+            let Scale { total: scale, unmanaged } = scale(pods)?;
             Ok(Expected { pods: scale, healthy: share(part, scale)?, unmanaged })
         }
     }
 }
 
-/// How many pods all their controllers want together, and whether some pods have none.
-fn scale(pods: &[(Arc<Pod>, Controller)]) -> Result<(i32, bool), String> {
+/// The sum of the scales of all controllers.
+fn scale(pods: &[(Arc<Pod>, Controller)]) -> Result<Scale, String> {
     let (mut scales, mut unmanaged) = (BTreeMap::new(), false);
     for (pod, controller) in pods {
         match controller {
@@ -132,10 +139,10 @@ fn scale(pods: &[(Arc<Pod>, Controller)]) -> Result<(i32, bool), String> {
             Controller::Unknown => return Err(format!("found no controllers for pod {:?}", pod.name())),
         }
     }
-    Ok((scales.into_values().fold(0, i32::saturating_add), unmanaged))
+    Ok(Scale { total: scales.into_values().fold(0, i32::saturating_add), unmanaged })
 }
 
-/// A number, or so many hundredths of the whole, rounded up.
+/// A number, or a percentage of the whole, rounded up.
 fn share(part: &IntOrString, whole: i32) -> Result<i32, String> {
     let text = match part {
         IntOrString::Int(number) => return Ok(*number),
@@ -146,7 +153,7 @@ fn share(part: &IntOrString, whole: i32) -> Result<i32, String> {
     Ok(whole.saturating_mul(percent).saturating_add(99) / 100)
 }
 
-/// The pods whose eviction was granted and that are yet to be deleted; apart from them those that should have been.
+/// The evicted pods that are not deleted yet, and those whose time for that has passed.
 fn disrupted(
     budget: &PodDisruptionBudget,
     pods: &[(Arc<Pod>, Controller)],
@@ -154,7 +161,7 @@ fn disrupted(
 ) -> (BTreeMap<String, Time>, Vec<Arc<Pod>>) {
     let (mut waiting, mut overdue) = (BTreeMap::new(), Vec::new());
     let known = budget.status.disrupted_pods.as_ref();
-    for (pod, _) in pods.iter().filter(|(pod, _)| !pod.deleting()) {
+    for (pod, _) in pods.iter().filter(|(pod, _)| !pod.is_being_deleted()) {
         let Some(since) = known.and_then(|known| known.get(pod.name())) else { continue };
         if now.duration_since(since.0) > DELETION_TIMEOUT {
             overdue.push(pod.clone());
@@ -165,7 +172,7 @@ fn disrupted(
     (waiting, overdue)
 }
 
-fn condition((status, reason): (&str, &str), message: String, generation: Option<i64>) -> Condition {
+fn condition(status: &str, reason: &str, message: String, generation: Option<i64>) -> Condition {
     Condition {
         last_transition_time: Time(Timestamp::UNIX_EPOCH),
         message,
@@ -176,7 +183,7 @@ fn condition((status, reason): (&str, &str), message: String, generation: Option
     }
 }
 
-/// The budget's conditions with this one among them, dated when its status changes.
+/// The budget's conditions with this one set. The transition time changes with its status.
 fn with(budget: &PodDisruptionBudget, mut condition: Condition, now: Timestamp) -> Vec<Condition> {
     let mut all = budget.status.conditions.clone().unwrap_or_default();
     let known = all.iter_mut().find(|known| known.type_ == condition.type_);

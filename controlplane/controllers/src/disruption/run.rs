@@ -1,4 +1,4 @@
-//! Writes the status.
+//! Writes the status of pod disruption budgets.
 
 use std::sync::Arc;
 
@@ -8,14 +8,14 @@ use serde_json::{Map, Value, json};
 use super::plan::{self, Controller, Verdict};
 use crate::context::Context;
 use crate::error::Error;
-use crate::object::{Key, Object, Pod, PodDisruptionBudget, controller_of};
+use crate::object::{Key, ObjectExt, Pod, PodDisruptionBudget, controller_of};
 use crate::queue::{Next, Queue, until};
 use crate::write::Part;
-use coracle_events::Kind;
+use coracle_events::Event;
 
 const COMPONENT: &str = "controllermanager";
 
-/// Has the queue told of budgets, and of pods that they are for.
+/// Queues changed budgets, and the budgets of changed pods.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.budgets.on_change(move |change| {
@@ -34,7 +34,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
 }
 
-/// One look at one budget.
+/// Reconciles one budget.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(budget) = context.caches.budgets.get(&key) else { return Ok(Next::Wait) };
     let pods = context.caches.pods.in_namespace(&key.namespace).into_iter();
@@ -54,7 +54,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     Ok(wait.map_or(Next::Wait, Next::After))
 }
 
-/// Who wants how many of this pod: a replica set, or the deployment that it is of.
+/// The controller of a pod: a replica set, or the deployment that controls it.
 fn controller(context: &Context, pod: &Pod) -> Controller {
     let Some(owner) = controller_of(&pod.metadata) else { return Controller::Nobody };
     let known =
@@ -80,7 +80,7 @@ fn controller(context: &Context, pod: &Pod) -> Controller {
     }
 }
 
-/// The status as a merge patch: what is to vanish is named.
+/// The status as a merge patch. Fields to delete are null.
 fn status(budget: &PodDisruptionBudget, verdict: &Verdict) -> Value {
     let mut status = json!(verdict.status);
     let before = budget.status.disrupted_pods.iter().flatten();
@@ -95,23 +95,23 @@ fn status(budget: &PodDisruptionBudget, verdict: &Verdict) -> Value {
     status
 }
 
-/// Says what people should know.
+/// Records events for the administrator.
 fn tell(context: &Context, budget: &PodDisruptionBudget, verdict: &Verdict, none: bool) {
-    let say = |kind, reason, message| context.record(budget, COMPONENT, (kind, reason), message);
+    let record = |event| context.record(budget, COMPONENT, event);
     if none {
-        say(Kind::Normal, "NoPods", "No matching pods found".to_owned());
+        record(Event::normal("NoPods", "No matching pods found"));
     }
     if let Some(why) = &verdict.failure {
         let message = format!("Failed to calculate the number of expected pods: {why}");
-        say(Kind::Warning, "CalculateExpectedPodCountFailed", message);
+        record(Event::warning("CalculateExpectedPodCountFailed", message));
     }
     if verdict.unmanaged {
         let message = "Pods selected by this PodDisruptionBudget have no controller, so that their expected number is \
             not known. To account for them set .spec.minAvailable to an integer.";
-        say(Kind::Warning, "UnmanagedPods", message.to_owned());
+        record(Event::warning("UnmanagedPods", message));
     }
     for pod in &verdict.overdue {
         let message = format!("Pod was expected by PDB {} to be deleted but it wasn't", budget.key());
-        context.record(&**pod, COMPONENT, (Kind::Warning, "NotDeleted"), message);
+        context.record(&**pod, COMPONENT, Event::warning("NotDeleted", message));
     }
 }

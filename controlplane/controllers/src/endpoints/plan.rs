@@ -1,4 +1,4 @@
-//! A service and the pods of its namespace → its endpoints.
+//! The desired endpoints of a service, from the pods of its namespace.
 
 use std::sync::Arc;
 
@@ -7,28 +7,28 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use crate::object::{Object, Pod, Service};
+use crate::object::{ObjectExt, Pod, Service};
 
-/// Whether the service's endpoints are ours to keep: without a selector they are the user's.
+/// Whether this controller manages the service's endpoints. Without a selector the user does.
 pub(crate) fn is_ours(service: &Service) -> bool {
     service.spec.selector.as_ref().is_some_and(|selector| !selector.is_empty())
         && service.spec.type_.as_deref() != Some("ExternalName")
 }
 
-/// Whether the service selects these labels.
+/// Whether the service selects the pod.
 pub(crate) fn selects(service: &Service, pod: &Pod) -> bool {
     let labels = pod.metadata.labels.as_ref();
     let has = |name: &String, value: &String| labels.and_then(|labels| labels.get(name)) == Some(value);
     is_ours(service) && service.spec.selector.iter().flatten().all(|(name, value)| has(name, value))
 }
 
-/// The endpoints that the service should have: one subset for each set of ports that pods have in common.
+/// The desired endpoints: one subset for each set of ports that pods have in common.
 pub(crate) fn subsets(service: &Service, pods: &[Arc<Pod>]) -> Vec<EndpointSubset> {
     let publish = service.spec.publish_not_ready_addresses == Some(true);
     let mut subsets: Vec<EndpointSubset> = Vec::new();
     for pod in pods.iter().filter(|pod| selects(service, pod) && !pod.finished()) {
         let Some(ip) = pod.status.pod_ip.clone().filter(|ip| !ip.is_empty()) else { continue };
-        if pod.deleting() && !publish {
+        if pod.is_being_deleted() && !publish {
             continue;
         }
         let ports = ports(service, pod);
@@ -49,7 +49,7 @@ pub(crate) fn subsets(service: &Service, pods: &[Arc<Pod>]) -> Vec<EndpointSubse
         }
     }
     subsets.sort_by_key(|subset| subset.ports.iter().flatten().map(|port| port.port).collect::<Vec<_>>());
-    // Pods that have none of the service's ports are no endpoints of it; a service without ports has no such pods.
+    // Pods without any of the service's ports are not endpoints, unless the service has no ports.
     let portless = service.spec.ports.as_ref().is_none_or(Vec::is_empty);
     subsets.retain(|subset| subset.ports.is_some() || portless);
     subsets
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn ready_and_unready_pods_are_told_apart_and_named_ports_looked_up() {
+    fn ready_and_unready_pods_are_separate_and_named_ports_are_resolved() {
         let service =
             service(json!({"selector": {"app": "a"}, "ports": [{"port": 80, "targetPort": "http"}]}));
         let pods =

@@ -1,4 +1,4 @@
-//! Writes the endpoints.
+//! Writes the endpoints of services.
 
 use std::sync::Arc;
 
@@ -8,11 +8,11 @@ use serde_json::{Value, json};
 use super::plan;
 use crate::context::Context;
 use crate::error::{Error, is_already_exists, is_namespace_terminating};
-use crate::object::{Endpoints, Key, Object, Pod, Service};
+use crate::object::{Endpoints, Key, ObjectExt, Pod, Service};
 use crate::queue::{Next, Queue};
 use crate::write::Part;
 
-/// Has the queue told of services that need a look.
+/// Queues changed services, and the services of changed pods and endpoints.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.services.on_change(move |change| {
@@ -38,7 +38,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
 }
 
-/// One look at one service.
+/// Reconciles one service.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let caches = &context.caches;
     let (service, known) = (caches.services.get(&key), caches.endpoints.get(&key));
@@ -47,7 +47,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         move |source| Error::Request { verb, object, source }
     };
     let writer = context.writer(&caches.endpoints);
-    let Some(service) = service.filter(|service| !service.deleting()) else {
+    let Some(service) = service.filter(|service| !service.is_being_deleted()) else {
         if let Some(known) = known.filter(|known| was_ours(known)) {
             writer.delete(&known, DeleteParams::default()).await.map_err(failed("delete"))?;
         }

@@ -1,4 +1,4 @@
-//! Who owns whom: every object that there is, by uid, with as little of each as will do.
+//! The ownership graph: every object of the API by uid, with its owners and finalizers only.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -24,37 +24,37 @@ struct Edge {
     blocking: bool,
 }
 
-/// How far an object's deletion has come.
+/// The progress of an object's deletion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Stays,
-    /// Deletion was asked for, and neither of the two below.
+    /// The object has a deletion timestamp, without one of the two finalizers below.
     Deleting,
-    /// Waits for its dependents to be deleted.
+    /// The object waits for the deletion of its dependents.
     Foreground,
-    /// Waits for its dependents to be let go.
+    /// The object waits until its dependents are orphaned.
     Orphaning,
 }
 
-/// What of a change is work.
+/// The work that follows from a change.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Work {
-    /// Objects that may have to be deleted or finished with.
+    /// Uids of objects that may have to be deleted, or whose finalizer may have to be removed.
     pub(crate) attempt: Vec<String>,
-    /// Objects whose dependents are to be let go.
+    /// Uids of objects whose dependents are to be orphaned.
     pub(crate) orphan: Vec<String>,
 }
 
-/// All objects.
+/// The graph.
 #[derive(Debug, Default)]
 pub(crate) struct Graph {
     items: HashMap<String, Item>,
     dependents: HashMap<Box<str>, HashSet<String>>,
-    /// Owners that went last: their dependents need not ask the server about them.
+    /// Owners that were deleted last: no request to the API server is needed for their dependents.
     gone: VecDeque<String>,
 }
 
-/// So many owners that are gone are remembered.
+/// Capacity of the list of deleted owners.
 const REMEMBERED: usize = 500;
 
 fn state(meta: &ObjectMeta) -> State {
@@ -68,7 +68,7 @@ fn state(meta: &ObjectMeta) -> State {
 }
 
 impl Graph {
-    /// Takes an object in, new or changed.
+    /// Adds a new or changed object.
     pub(crate) fn set(&mut self, kind: &Arc<ApiKind>, meta: &ObjectMeta) -> Work {
         let Some(uid) = meta.uid.clone() else { return Work::default() };
         let owners: Box<[Edge]> = meta
@@ -91,7 +91,7 @@ impl Graph {
             State::Foreground | State::Orphaning | State::Stays | State::Deleting => {}
         }
         if new_owners {
-            // An owner that waits for this one may not have to any more.
+            // An owner that waited for this object may be able to finish.
             let before: Vec<Box<str>> =
                 old.iter().flat_map(|old| &old.owners).map(|edge| edge.uid.clone()).collect();
             for owner in before {
@@ -111,7 +111,7 @@ impl Graph {
         work
     }
 
-    /// Takes in that an object is gone.
+    /// Removes a deleted object.
     pub(crate) fn remove(&mut self, uid: &str) -> Work {
         let mut work = Work::default();
         if let Some(item) = self.items.remove(uid) {
@@ -142,23 +142,23 @@ impl Graph {
         self.items.get(uid)
     }
 
-    /// Whether this object went not long ago. No uid is ever used again.
-    pub(crate) fn has_seen_go(&self, uid: &str) -> bool {
+    /// Whether the object was deleted lately. Uids are never reused.
+    pub(crate) fn was_deleted_lately(&self, uid: &str) -> bool {
         self.gone.iter().any(|gone| gone == uid)
     }
 
-    /// The objects that name this one as an owner.
+    /// The dependents of an object.
     pub(crate) fn dependents_of(&self, uid: &str) -> Vec<String> {
         self.dependents.get(uid).into_iter().flatten().cloned().collect()
     }
 
-    /// The dependents that this object's deletion in the foreground waits for.
+    /// The dependents that block the object's foreground deletion.
     pub(crate) fn blocking_dependents(&self, uid: &str) -> Vec<String> {
         let blocks = |item: &Item| item.owners.iter().any(|edge| &*edge.uid == uid && edge.blocking);
         self.dependents_of(uid).into_iter().filter(|uid| self.items.get(uid).is_some_and(blocks)).collect()
     }
 
-    /// Whether there may be anything to do about this object, without asking the server.
+    /// Whether the object may need an action. Decided without requests to the API server.
     pub(crate) fn is_suspect(&self, uid: &str) -> bool {
         let Some(item) = self.items.get(uid) else { return false };
         let settled = |edge: &Edge| {
@@ -186,13 +186,13 @@ impl Graph {
 }
 
 impl Item {
-    /// Whether the object waits for its dependents to be deleted.
+    /// Whether the object waits for the deletion of its dependents.
     pub(crate) fn is_foreground(&self) -> bool {
         self.state == State::Foreground
     }
 }
 
-/// Whether `owner` may own `item`: owners are of the same namespace or of none.
+/// Whether `owner` may own `item`: an owner is cluster-scoped or in the same namespace.
 pub(crate) fn in_reach(item: &Item, owner: &Item) -> bool {
     !owner.kind.namespaced || owner.key.namespace == item.key.namespace
 }
@@ -220,19 +220,19 @@ mod tests {
     }
 
     #[test]
-    fn dependents_are_looked_at_when_their_owner_goes() {
+    fn dependents_are_queued_when_their_owner_is_deleted() {
         let (mut graph, kind) = (Graph::default(), kind("K", true));
         assert_eq!(graph.set(&kind, &meta("owner", &[], json!({}))), Work::default());
         assert_eq!(graph.set(&kind, &meta("child", &["owner"], json!({}))), Work::default());
         assert!(!graph.is_suspect("child"));
         assert_eq!(graph.remove("owner").attempt, ["child"]);
-        assert!(graph.is_suspect("child") && graph.has_seen_go("owner"));
+        assert!(graph.is_suspect("child") && graph.was_deleted_lately("owner"));
         assert!(graph.remove("child").attempt.is_empty());
         assert!(graph.dependents.is_empty() && graph.items.is_empty());
     }
 
     #[test]
-    fn an_unknown_owner_makes_an_object_suspect_until_it_is_seen() {
+    fn an_object_with_an_unknown_owner_is_queued_until_the_owner_appears() {
         let (mut graph, kind) = (Graph::default(), kind("K", true));
         assert_eq!(graph.set(&kind, &meta("child", &["owner"], json!({}))).attempt, ["child"]);
         assert!(graph.is_suspect("child"));
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_that_waits_is_looked_at_when_a_dependent_goes_or_lets_go() {
+    fn a_waiting_owner_is_queued_when_a_dependent_is_deleted_or_orphaned() {
         let (mut graph, kind) = (Graph::default(), kind("K", true));
         graph.set(&kind, &meta("owner", &[], json!({})));
         graph.set(&kind, &meta("one", &["owner"], json!({})));
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn orphaning_is_work_of_its_own() {
+    fn orphaning_is_queued_separately() {
         let (mut graph, kind) = (Graph::default(), kind("K", true));
         let orphaning = json!({"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [ORPHAN]});
         assert_eq!(graph.set(&kind, &meta("owner", &[], orphaning)).orphan, ["owner"]);

@@ -1,53 +1,53 @@
-//! One object and what is known of its owners and dependents → what to do about it.
+//! The action for one object, from the state of its owners and dependents.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::api::PropagationPolicy;
 
-/// The finalizer of an object that is deleted after its dependents.
+/// The finalizer of foreground deletion: dependents are deleted first.
 pub(crate) const FOREGROUND: &str = "foregroundDeletion";
-/// The finalizer of an object whose dependents are to stay.
+/// The finalizer of an object whose dependents are to be orphaned.
 pub(crate) const ORPHAN: &str = "orphan";
 
-/// How an owner stands.
+/// The state of an owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
-    /// It is there.
+    /// The owner exists.
     Solid,
-    /// It is not there, or is another object of the same name.
+    /// The owner does not exist, or another object has its name.
     Absent,
-    /// It waits for its dependents to be deleted.
+    /// The owner waits for the deletion of its dependents.
     Waiting,
 }
 
-/// All that the plan depends on.
+/// The input of the plan.
 pub(crate) struct Facts<'a> {
     pub(crate) meta: &'a ObjectMeta,
     pub(crate) owners: Vec<(&'a OwnerReference, Owner)>,
     pub(crate) has_dependents: bool,
-    /// Dependents that the object's deletion waits for.
+    /// Dependents that block the object's deletion.
     pub(crate) has_blocking_dependents: bool,
-    /// A dependent waits for its own dependents: together they could wait in a circle.
+    /// Whether a dependent waits for its own dependents: the objects could wait for each other in a circle.
     pub(crate) has_waiting_dependents: bool,
 }
 
-/// What to do.
+/// An action.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Action {
     Nothing,
-    /// All it waited for is gone: take the finalizer off.
+    /// All blocking dependents are deleted: remove the finalizer.
     Finish,
-    /// Look at its dependents, which are to be deleted.
+    /// Queue the dependents, which are to be deleted.
     AttemptDependents,
-    /// Keep only these owners.
+    /// Set these owner references.
     KeepOwners(Vec<OwnerReference>),
-    /// Delete it. With `unblock`, first make its owners not wait for it.
+    /// Delete the object. With `unblock`, first remove blockOwnerDeletion from its owner references.
     Delete {
         policy: PropagationPolicy,
         unblock: bool,
     },
 }
 
-/// Decides what to do.
+/// Plans the action.
 pub(crate) fn plan(facts: &Facts<'_>) -> Action {
     let finalizers = facts.meta.finalizers.as_deref().unwrap_or_default();
     let has = |name: &str| finalizers.iter().any(|finalizer| finalizer == name);
@@ -123,7 +123,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_has_no_owner_or_a_solid_one_stays() {
+    fn objects_without_owners_or_with_an_existing_owner_stay() {
         use Owner::{Absent, Solid, Waiting};
         assert_eq!(decide(json!({}), &[], [false; 3]), Action::Nothing);
         assert_eq!(decide(json!({}), &[Solid], [false; 3]), Action::Nothing);
@@ -134,7 +134,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_nobody_owns_any_more_goes_in_the_way_that_its_finalizers_say() {
+    fn objects_without_existing_owners_are_deleted_as_their_finalizers_say() {
         let with = |finalizer: &str| json!({"finalizers": [finalizer]});
         assert_eq!(decide(json!({}), &[Owner::Absent], [false; 3]), delete(PropagationPolicy::Background));
         assert_eq!(decide(with(ORPHAN), &[Owner::Absent], [false; 3]), delete(PropagationPolicy::Orphan));
@@ -145,7 +145,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn dependents_of_one_that_waits_go_with_their_own_dependents_first() {
+    fn dependents_of_a_waiting_owner_are_deleted_after_their_own_dependents() {
         let decide = |dependents| decide(json!({}), &[Owner::Waiting], dependents);
         assert_eq!(decide([false; 3]), delete(PropagationPolicy::Background));
         assert_eq!(decide([true, true, false]), delete(PropagationPolicy::Foreground));
@@ -154,7 +154,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn one_that_waits_is_finished_when_nothing_blocks_it() {
+    fn a_waiting_object_is_finished_when_no_dependent_blocks_it() {
         let waiting = json!({"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [FOREGROUND]});
         assert_eq!(decide(waiting.clone(), &[], [true, false, false]), Action::Finish);
         assert_eq!(decide(waiting, &[], [true, true, false]), Action::AttemptDependents);

@@ -1,6 +1,6 @@
-//! Feeds the graph and carries the plans out.
+//! Updates the graph and applies the plans.
 //!
-//! Kinds that other controllers watch are heard of from their caches; of all others the metadata is watched.
+//! Kinds that other controllers watch come from their caches. For all other kinds the collector watches the metadata.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,18 +24,18 @@ use crate::object::{Key, Object};
 use crate::queue::{Next, Queue};
 use crate::watch::{Retry, config};
 
-/// The graph and the work that comes from it.
+/// The garbage collector: the graph and the queues.
 pub(crate) struct Collector {
     graph: Mutex<Graph>,
-    /// Uids of objects that may have to be deleted or finished with.
+    /// Uids of objects that may have to be deleted, or whose finalizer may have to be removed.
     attempts: Queue<String>,
-    /// Uids of objects whose dependents are to be let go.
+    /// Uids of objects whose dependents are to be orphaned.
     orphans: Queue<String>,
-    /// Kinds as the server names them, for owners that the graph does not know.
+    /// The API's kinds, for look-ups of owners that are not in the graph.
     kinds: Vec<Arc<ApiKind>>,
 }
 
-/// Runs the collector for ever.
+/// Runs the collector, forever.
 pub(crate) async fn run(context: Arc<Context>) {
     let mut retry = Retry::new();
     let kinds = loop {
@@ -78,7 +78,7 @@ pub(crate) async fn run(context: Arc<Context>) {
     while tasks.join_next().await.is_some() {}
 }
 
-/// Feeds the graph with the metadata of one kind.
+/// Watches the metadata of one kind, for the graph.
 async fn watch(
     context: Arc<Context>,
     collector: Arc<Collector>,
@@ -122,7 +122,7 @@ impl Collector {
         self.kinds.iter().find(|own| own.resource.group == group && own.resource.kind == kind)
     }
 
-    /// Listens to the caches of others; says which kinds that covers.
+    /// Registers handlers at the shared caches. Returns their kinds.
     fn hear(self: &Arc<Self>, context: &Context) -> HashSet<String> {
         let caches = &context.caches;
         let heard = [
@@ -144,7 +144,7 @@ impl Collector {
         cache.on_change_and_now(move |change| {
             let work = match (change.new, change.old) {
                 (Some(new), old) => {
-                    // Another object of the same name: the old one is gone.
+                    // Another object with the same name: the old one was deleted.
                     let replaced = old.filter(|old| old.uid() != new.uid());
                     let mut work = replaced.map(|old| own.lock().remove(old.uid())).unwrap_or_default();
                     let more = own.lock().set(&kind, new.meta());
@@ -187,7 +187,7 @@ impl Collector {
         }
     }
 
-    /// One look at one object.
+    /// Reconciles one object.
     async fn attempt(&self, context: &Context, uid: String) -> Result<Next, Error> {
         let (item, dependents, blocking, waiting) = {
             let graph = self.lock();
@@ -202,7 +202,7 @@ impl Collector {
         };
         let live = item.kind.live(&context.client, &item.key).await?;
         let Some(live) = live.filter(|live| live.metadata.uid.as_ref() == Some(&uid)) else {
-            // The watch will say so too; its dependents need not wait for that.
+            // The watch reports the deletion too; the dependents are queued at once.
             let work = self.lock().remove(&uid);
             self.enqueue(work);
             return Ok(Next::Wait);
@@ -221,12 +221,12 @@ impl Collector {
         match plan(&facts) {
             Action::Nothing => {}
             Action::AttemptDependents => blocking.into_iter().for_each(|uid| self.attempts.add(uid)),
-            action => apply(context, (&item.kind, &item.key), &live.metadata, action).await?,
+            action => apply(context, &item.kind, &item.key, &live.metadata, action).await?,
         }
         Ok(Next::Wait)
     }
 
-    /// How an owner stands, asking the server about those that the graph does not know.
+    /// The state of an owner. Owners that are not in the graph are looked up in the API server.
     async fn owner(
         &self,
         context: &Context,
@@ -242,12 +242,12 @@ impl Collector {
                     (true, false) => Owner::Solid,
                 });
             }
-            if graph.has_seen_go(&owner.uid) {
+            if graph.was_deleted_lately(&owner.uid) {
                 return Ok(Owner::Absent);
             }
         }
         let group = owner.api_version.rsplit_once('/').map(|(group, _)| group).unwrap_or_default();
-        // What cannot be looked up cannot be known to be gone.
+        // An owner of an unknown kind cannot be looked up, so it counts as existing.
         let Some(kind) = self.kind(group, &owner.kind) else { return Ok(Owner::Solid) };
         if kind.namespaced && item.key.namespace.is_empty() {
             return Ok(Owner::Solid);
@@ -258,7 +258,7 @@ impl Collector {
         Ok(if same { Owner::Solid } else { Owner::Absent })
     }
 
-    /// Lets all dependents of one object go, then the object.
+    /// Orphans all dependents of one object, then removes the object's finalizer.
     async fn orphan(&self, context: &Context, uid: String) -> Result<Next, Error> {
         let (item, dependents) = {
             let graph = self.lock();
@@ -271,12 +271,11 @@ impl Collector {
             let Some(live) = dependent.kind.live(&context.client, &dependent.key).await? else { continue };
             let all = live.metadata.owner_references.iter().flatten();
             let kept = all.filter(|owner| owner.uid != uid).cloned().collect();
-            let place = (&dependent.kind, &dependent.key);
-            apply(context, place, &live.metadata, Action::KeepOwners(kept)).await?;
+            apply(context, &dependent.kind, &dependent.key, &live.metadata, Action::KeepOwners(kept)).await?;
         }
         let live = item.kind.live(&context.client, &item.key).await?;
         if let Some(live) = live.filter(|live| live.metadata.uid.as_ref() == Some(&uid)) {
-            drop_finalizer(context, (&item.kind, &item.key), &live.metadata, ORPHAN).await?;
+            drop_finalizer(context, &item.kind, &item.key, &live.metadata, ORPHAN).await?;
         }
         Ok(Next::Wait)
     }
@@ -284,21 +283,22 @@ impl Collector {
 
 async fn apply(
     context: &Context,
-    (kind, key): (&Arc<ApiKind>, &Key),
+    kind: &ApiKind,
+    key: &Key,
     live: &ObjectMeta,
     action: Action,
 ) -> Result<(), Error> {
     match action {
         Action::Nothing | Action::AttemptDependents => Ok(()),
-        Action::Finish => drop_finalizer(context, (kind, key), live, FOREGROUND).await,
-        Action::KeepOwners(owners) => set_owners(context, (kind, key), live, &owners).await,
+        Action::Finish => drop_finalizer(context, kind, key, live, FOREGROUND).await,
+        Action::KeepOwners(owners) => set_owners(context, kind, key, live, &owners).await,
         Action::Delete { policy, unblock } => {
             if unblock {
                 let mut owners = live.owner_references.clone().unwrap_or_default();
                 owners.iter_mut().for_each(|owner| owner.block_owner_deletion = Some(false));
-                set_owners(context, (kind, key), live, &owners).await?;
+                set_owners(context, kind, key, live, &owners).await?;
             }
-            // Of this version only: a newer one may have another owner.
+            // For this version only: a newer version may have another owner.
             let resource_version = if unblock { None } else { live.resource_version.clone() };
             let preconditions = Preconditions { uid: live.uid.clone(), resource_version };
             let params = DeleteParams {
@@ -313,7 +313,8 @@ async fn apply(
 
 async fn set_owners(
     context: &Context,
-    (kind, key): (&Arc<ApiKind>, &Key),
+    kind: &ApiKind,
+    key: &Key,
     live: &ObjectMeta,
     owners: &[OwnerReference],
 ) -> Result<(), Error> {
@@ -324,7 +325,8 @@ async fn set_owners(
 
 async fn drop_finalizer(
     context: &Context,
-    (kind, key): (&Arc<ApiKind>, &Key),
+    kind: &ApiKind,
+    key: &Key,
     live: &ObjectMeta,
     finalizer: &str,
 ) -> Result<(), Error> {

@@ -1,4 +1,4 @@
-//! What is left in a namespace → what its conditions say.
+//! The conditions of a namespace that is being deleted, from its remaining contents.
 
 use std::collections::BTreeMap;
 
@@ -6,19 +6,19 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::NamespaceCondition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 
-/// What a pass has left behind.
+/// The remaining contents after one pass.
 #[derive(Debug, Default)]
 pub(crate) struct Left {
     /// Objects by kind.
     pub(crate) objects: BTreeMap<String, usize>,
     /// Objects by finalizer.
     pub(crate) finalizers: BTreeMap<String, usize>,
-    /// What could not be deleted, and why.
+    /// Failed deletions, with the error.
     pub(crate) failures: Vec<String>,
 }
 
 impl Left {
-    /// Counts objects of a kind.
+    /// Counts the objects of a kind.
     pub(crate) fn count<'a>(&mut self, kind: &str, objects: impl Iterator<Item = &'a ObjectMeta>) {
         for object in objects {
             *self.objects.entry(kind.to_owned()).or_default() += 1;
@@ -45,13 +45,13 @@ impl Left {
         (!self.finalizers.is_empty()).then_some(("SomeFinalizersRemain", message))
     }
 
-    /// Whether the namespace is empty, for certain.
+    /// Whether the namespace is certainly empty.
     pub(crate) fn is_nothing(&self) -> bool {
         self.objects.is_empty() && self.failures.is_empty()
     }
 }
 
-/// The conditions that a namespace should show; those that are unchanged keep their times.
+/// The desired conditions. Unchanged ones keep their transition times.
 pub(crate) fn conditions(old: &[NamespaceCondition], left: &Left, now: Timestamp) -> Vec<NamespaceCondition> {
     let time = Timestamp::from_second(now.as_second()).unwrap_or(now);
     let condition = |(type_, problem, fine): (&str, Option<(&str, String)>, (&str, &str))| {
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_is_named_and_counted() {
+    fn remaining_objects_are_named_and_counted() {
         let mut left = Left::default();
         assert!(left.is_nothing());
         let pod = ObjectMeta { finalizers: Some(vec!["x.io/wait".into()]), ..ObjectMeta::default() };

@@ -1,4 +1,4 @@
-//! Deletes the contents of namespaces, pods first, then lets the namespaces go.
+//! Deletes the contents of namespaces, pods first, then removes the finalizer.
 
 use std::sync::Arc;
 
@@ -12,18 +12,18 @@ use super::plan::{Left, conditions};
 use crate::api_kind::ApiKind;
 use crate::context::Context;
 use crate::error::{Error, is_not_found};
-use crate::object::{Key, Namespace, Object};
+use crate::object::{Key, Namespace, ObjectExt};
 use crate::queue::{Next, Queue};
 use crate::write::Part;
 
 const FINALIZER: &str = "kubernetes";
 
-/// Has the queue told of namespaces that are being deleted and may be nearer to empty.
+/// Queues namespaces that are being deleted, also when one of their pods is deleted.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.namespaces.on_change(move |change| {
         if let Some(namespace) = change.new
-            && namespace.deleting()
+            && namespace.is_being_deleted()
         {
             own.add(namespace.key());
         }
@@ -32,17 +32,17 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     context.caches.pods.on_change(move |change| {
         let (Some(pod), None) = (change.old, change.new) else { return };
         let key = Key::new("", pod.namespace());
-        if namespaces.get(&key).is_some_and(|namespace| namespace.deleting()) {
+        if namespaces.get(&key).is_some_and(|namespace| namespace.is_being_deleted()) {
             own.add(key);
         }
     });
 }
 
-/// One look at one namespace.
+/// Reconciles one namespace.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(namespace) = context.caches.namespaces.get(&key) else { return Ok(Next::Wait) };
     let finalizers = namespace.spec.finalizers.as_deref().unwrap_or_default();
-    if !namespace.deleting() || !finalizers.iter().any(|finalizer| finalizer == FINALIZER) {
+    if !namespace.is_being_deleted() || !finalizers.iter().any(|finalizer| finalizer == FINALIZER) {
         return Ok(Next::Wait);
     }
     let kinds = context.kinds().await?;
@@ -57,11 +57,11 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         return finalize(context, &key).await;
     }
     show(context, &namespace, &left).await?;
-    // Tried again with growing delays, and at once when a pod has gone.
+    // Retried with back-off, and at once when a pod is deleted.
     Err(Error::NotEmpty { object: format!("Namespace {key}") })
 }
 
-/// Deletes all objects of these kinds; says what is still there.
+/// Deletes all objects of these kinds. Returns what is left.
 async fn empty(context: &Context, namespace: &str, kinds: &[&ApiKind]) -> Left {
     let mut left = Left::default();
     for kind in kinds {
@@ -90,7 +90,7 @@ async fn show(context: &Context, namespace: &Namespace, left: &Left) -> Result<(
     context.writer(&context.caches.namespaces).merge(&namespace.key(), Part::Status, patch).await.map(drop)
 }
 
-/// Takes our finalizer off, through the one subresource that can.
+/// Removes our finalizer, through the subresource `finalize`: other requests cannot.
 async fn finalize(context: &Context, key: &Key) -> Result<Next, Error> {
     let failed = |verb| move |source| Error::Request { verb, object: format!("Namespace {key}"), source };
     let requests = Request::new(Namespace::url_path(&(), None));

@@ -1,4 +1,4 @@
-//! A node, and whether it was heard of in time → what its conditions and taints should be. Pure.
+//! The desired conditions and taints of a node. Pure.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{NodeCondition, Taint};
@@ -12,10 +12,10 @@ const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
 const NO_SCHEDULE: &str = "NoSchedule";
 pub(crate) const NO_EXECUTE: &str = "NoExecute";
 
-/// Conditions that a node itself writes, and that nobody knows once it is silent.
+/// The conditions that the node itself writes. They become Unknown without heartbeats.
 const OWN: [&str; 4] = ["Ready", "MemoryPressure", "DiskPressure", "PIDPressure"];
 
-/// Taints that keep new pods away: condition, its status, the taint.
+/// NoSchedule taints by condition: condition, status, taint.
 const BY_CONDITION: [(&str, &str, &str); 6] = [
     ("Ready", "False", NOT_READY),
     ("Ready", "Unknown", UNREACHABLE),
@@ -25,7 +25,7 @@ const BY_CONDITION: [(&str, &str, &str); 6] = [
     ("NetworkUnavailable", "True", "node.kubernetes.io/network-unavailable"),
 ];
 
-/// The conditions of a node that is silent for too long; nothing when they say so already.
+/// The conditions of a lost node. None if it has them already.
 pub(crate) fn lost(node: &Node, now: Timestamp) -> Option<Vec<NodeCondition>> {
     let mut conditions: Vec<NodeCondition> = node.status.conditions.clone().unwrap_or_default();
     let mut changed = false;
@@ -57,7 +57,7 @@ pub(crate) fn lost(node: &Node, now: Timestamp) -> Option<Vec<NodeCondition>> {
     changed.then_some(conditions)
 }
 
-/// Which taint that evicts the node should have, by its readiness.
+/// The NoExecute taint that a node should have, by its readiness.
 pub(crate) fn evicting(node: &Node) -> Option<&'static str> {
     match node.condition("Ready").map(|ready| ready.status.as_str()) {
         Some("False") => Some(NOT_READY),
@@ -66,7 +66,7 @@ pub(crate) fn evicting(node: &Node) -> Option<&'static str> {
     }
 }
 
-/// Whether the node has one of them.
+/// Whether the node has one of our NoExecute taints.
 pub(crate) fn is_evicting(node: &Node) -> bool {
     node.taints().iter().any(is_evicting_taint)
 }
@@ -75,26 +75,26 @@ fn is_evicting_taint(taint: &Taint) -> bool {
     taint.effect == NO_EXECUTE && [NOT_READY, UNREACHABLE].contains(&taint.key.as_str())
 }
 
-/// The taints that the node should have, if it has others: those of its conditions, the evicting one if `evict`, and
-/// all that are not ours.
+/// The desired taints: those of the node's conditions, the NoExecute taint if `evict`, and all taints of others. None
+/// if the node has them already.
 pub(crate) fn taints(node: &Node, evict: bool, now: Timestamp) -> Option<Vec<Taint>> {
-    let mut wanted: Vec<(&str, &str)> = BY_CONDITION
+    let mut desired: Vec<(&str, &str)> = BY_CONDITION
         .iter()
         .filter(|(type_, status, _)| node.condition(type_).is_some_and(|found| found.status == *status))
         .map(|(.., key)| (*key, NO_SCHEDULE))
         .collect();
     if node.condition("Ready").is_none() {
-        // It has not said anything yet: as it was registered.
-        wanted.push((NOT_READY, NO_SCHEDULE));
+        // A node that has not written its status keeps the taint of its registration.
+        desired.push((NOT_READY, NO_SCHEDULE));
     }
     if node.spec.unschedulable == Some(true) {
-        wanted.push((UNSCHEDULABLE, NO_SCHEDULE));
+        desired.push((UNSCHEDULABLE, NO_SCHEDULE));
     }
-    wanted.extend(evicting(node).filter(|_| evict).map(|key| (key, NO_EXECUTE)));
-    let has = |taint: &Taint| wanted.contains(&(taint.key.as_str(), taint.effect.as_str()));
+    desired.extend(evicting(node).filter(|_| evict).map(|key| (key, NO_EXECUTE)));
+    let has = |taint: &Taint| desired.contains(&(taint.key.as_str(), taint.effect.as_str()));
     let old = node.taints();
     let mut new: Vec<Taint> = old.iter().filter(|taint| has(taint) || !is_ours(taint)).cloned().collect();
-    for (key, effect) in &wanted {
+    for (key, effect) in &desired {
         if !new.iter().any(|taint| taint.key == *key && taint.effect == *effect) {
             new.push(Taint {
                 key: (*key).to_owned(),
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_node_is_unknown_once() {
+    fn the_conditions_of_a_lost_node_become_unknown_once() {
         let ready = json!([{"type": "Ready", "status": "True", "lastHeartbeatTime": "2025-01-01T00:00:00Z"},
             {"type": "NetworkUnavailable", "status": "False"}]);
         let conditions = lost(&node(ready, json!({})), now()).unwrap();
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_become_taints_and_foreign_taints_stay() {
+    fn conditions_become_taints_and_other_taints_stay() {
         let foreign = json!({"key": "mine", "effect": "NoSchedule"});
         let of = |conditions, spec, evict| taints(&node(conditions, spec), evict, now());
         let ready = json!([{"type": "Ready", "status": "True"}]);
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_turns_from_silent_to_not_ready_changes_its_taint() {
+    fn a_node_that_changes_from_lost_to_not_ready_changes_its_taint() {
         let spec = json!({"taints": [{"key": UNREACHABLE, "effect": "NoExecute"}]});
         let node = node(json!([{"type": "Ready", "status": "False"}]), spec);
         assert!(is_evicting(&node));

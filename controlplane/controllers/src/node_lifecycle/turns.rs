@@ -1,13 +1,13 @@
-//! When a node of a zone may be given up: one at a time. Pure.
+//! The rate limit of NoExecute taints in a zone: one node at a time. Pure.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The turns of a zone's nodes.
+/// The rate limit of one zone.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Turns {
-    /// Between two of them; nothing while none may be given up.
+    /// The interval between two nodes. None while no node may be tainted.
     interval: Option<Duration>,
     next: Instant,
 }
@@ -15,14 +15,15 @@ pub(crate) struct Turns {
 // === impl Turns ===
 
 impl Turns {
-    /// Of a zone that is seen for the first time: its first node need not wait.
+    /// For a new zone: its first node does not wait.
     pub(crate) fn new(interval: Option<Duration>, now: Instant) -> Self {
         Self { interval, next: now }
     }
 
-    /// Goes on at another pace; false when it is the same. Who waits does so for an interval of the new pace: what was
-    /// slow goes on soon when its zone has recovered, and where none could be given up, nodes that come back with the
-    /// first one have time to say so.
+    /// Changes the interval. Returns false if it is the same.
+    ///
+    /// A waiting node waits for one new interval from the last change. So a zone that recovers continues soon. And when
+    /// tainting becomes possible again, the nodes that return with the first one have an interval to send a heartbeat.
     pub(crate) fn pace(&mut self, interval: Option<Duration>, now: Instant) -> bool {
         let changes = interval != self.interval;
         if changes && (self.interval.is_none() || self.next > now) {
@@ -32,12 +33,12 @@ impl Turns {
         changes
     }
 
-    /// The time until the next turn; nothing when that is not known.
+    /// The time until the next node may be tainted. None while no node may be.
     pub(crate) fn left(&self, now: Instant) -> Option<Duration> {
         self.interval.map(|_| self.next.saturating_duration_since(now))
     }
 
-    /// A node took its turn.
+    /// Records that a node was tainted.
     pub(crate) fn taken(&mut self, now: Instant) {
         self.next = now + self.interval.unwrap_or_default();
     }
@@ -50,7 +51,7 @@ mod tests {
     const FAST: Option<Duration> = Some(Duration::from_secs(10));
     const SLOW: Option<Duration> = Some(Duration::from_secs(100));
 
-    /// Seconds until the next turn, after these changes of pace, each at a second.
+    /// Seconds until the next node may be tainted, after these changes of the interval, each at a second.
     fn left(changes: &[(u64, Option<Duration>)], taken_at: Option<u64>, at: u64) -> Option<u64> {
         let zero = Instant::now();
         let time = |second: u64| zero + Duration::from_secs(second);
@@ -72,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_goes_on_waiting_at_the_new_pace() {
+    fn a_waiting_node_waits_by_the_new_interval() {
         assert_eq!(left(&[(4, SLOW)], Some(0), 4), Some(100));
         assert_eq!(left(&[(4, SLOW), (30, FAST)], Some(0), 30), Some(10));
         assert_eq!(left(&[(4, FAST)], Some(0), 4), Some(6), "the pace is the same");
@@ -80,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn none_is_given_up_before_an_interval_is_over_that_begins_when_some_may_be_again() {
+    fn when_tainting_becomes_possible_again_the_first_node_waits_for_one_interval() {
         assert_eq!(left(&[(4, None)], None, 50), None);
         assert_eq!(left(&[(4, None), (50, FAST)], None, 50), Some(10));
         assert_eq!(left(&[(4, None), (50, SLOW)], Some(0), 60), Some(90));

@@ -1,4 +1,4 @@
-//! How a zone fares, and how fast its nodes may be given up. Pure.
+//! The health of zones, and the rate at which their nodes may get NoExecute taints. Pure.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,14 +6,14 @@ use std::time::Duration;
 use crate::config::ControllersConfig;
 use crate::object::Node;
 
-/// How many of a zone's nodes are lost.
+/// The health of a zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    /// Most of them are ready.
+    /// Most nodes are ready.
     Normal,
-    /// More of them are lost than single failures explain.
+    /// More nodes are lost than single failures explain.
     Partial,
-    /// None is ready.
+    /// No node is ready.
     Full,
 }
 
@@ -21,18 +21,18 @@ pub(crate) enum State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Zone {
     pub(crate) state: State,
-    /// Those that count.
+    /// Nodes without the label that excludes them.
     pub(crate) nodes: usize,
 }
 
-/// A node with this label may be down without telling anything about its zone.
+/// Nodes with this label do not count for the health of their zone.
 const EXCLUDED: &str = "node.kubernetes.io/exclude-disruption";
 
 fn label<'a>(node: &'a Node, name: &str) -> Option<&'a str> {
     node.metadata.labels.as_ref()?.get(name).map(String::as_str)
 }
 
-/// Region and zone of a node, by its labels; those of old count first, as they do elsewhere.
+/// Region and zone of a node, by its labels. The deprecated labels take precedence, as upstream.
 pub(crate) fn name(node: &Node) -> String {
     let of = |what: &str| {
         let beta = label(node, &format!("failure-domain.beta.kubernetes.io/{what}"));
@@ -57,7 +57,7 @@ pub(crate) fn all<'a>(
     }
     let state = |ready: usize, lost: usize| match (ready, lost) {
         (0, 1..) => State::Full,
-        // Two that fail at once may be chance.
+        // Two nodes may fail at the same time by chance.
         (ready, 3..) if lost * 100 >= (ready + lost) * config.unhealthy_percent => State::Partial,
         _ => State::Normal,
     };
@@ -67,17 +67,17 @@ pub(crate) fn all<'a>(
         .collect()
 }
 
-/// Whether no node at all is ready: then it is not the nodes that failed.
+/// Whether no node of the cluster is ready. Then the control plane is probably cut off from the nodes.
 pub(crate) fn is_full_disruption(zones: &BTreeMap<String, Zone>) -> bool {
     let mut counted = zones.values().filter(|zone| zone.nodes > 0).peekable();
     counted.peek().is_some() && counted.all(|zone| zone.state == State::Full)
 }
 
-/// The time between two nodes of a zone that are given up; nothing while none may be.
+/// The interval between NoExecute taints in a zone. None while no node may be tainted.
 pub(crate) fn interval(zone: Zone, config: &ControllersConfig) -> Option<Duration> {
     match zone.state {
         State::Normal | State::Full => Some(config.eviction_interval),
-        // A small zone keeps its pods where they are until it recovers.
+        // A small zone keeps its pods until it recovers.
         State::Partial if zone.nodes > config.large_zone => Some(config.eviction_interval * 10),
         State::Partial => None,
     }
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn zones_fare_as_their_nodes_do() {
+    fn the_health_of_a_zone_follows_its_nodes() {
         let config = ControllersConfig::default();
         for (ready, lost, state) in [
             (1, 0, State::Normal),
@@ -113,7 +113,7 @@ mod tests {
             (2, 3, State::Partial),
             (6, 3, State::Normal),
             (0, 9, State::Full),
-            // 55 % of them, and a little less.
+            // 55 % of the nodes, and a little less.
             (9, 11, State::Partial),
             (46, 54, State::Normal),
         ] {
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn only_when_all_zones_are_gone_is_it_us() {
+    fn the_control_plane_is_cut_off_only_if_all_zones_are_lost() {
         let config = ControllersConfig::default();
         let two = |ready| nodes("a", 0, 2).into_iter().chain(nodes("b", ready, 1)).collect::<Vec<_>>();
         assert!(is_full_disruption(&all(&two(0), &config)));
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_do_not_count_make_no_zone_better_or_worse() {
+    fn excluded_nodes_do_not_change_the_health_of_a_zone() {
         let config = ControllersConfig::default();
         let mark = json!({"topology.kubernetes.io/zone": "a", EXCLUDED: ""});
         let with = |ready, lost| all(nodes("a", 0, 1).iter().chain(&labelled(&mark, ready, lost)), &config);
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_zone_may_be_told_by_labels_of_old() {
+    fn a_zone_may_come_from_deprecated_labels() {
         let old = json!({"failure-domain.beta.kubernetes.io/zone": "b", "topology.kubernetes.io/zone": "a",
             "failure-domain.beta.kubernetes.io/region": "r"});
         assert_eq!(name(&labelled(&old, 1, 0)[0]), "r/b");
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_partly_lost_zone_is_given_up_slowly_or_not_at_all() {
+    fn nodes_of_a_partly_lost_zone_are_tainted_slowly_or_not_at_all() {
         let config = ControllersConfig::default();
         let of = |state, nodes| interval(Zone { state, nodes }, &config).map(|wait| wait.as_secs());
         assert_eq!(of(State::Normal, 3), Some(10));

@@ -1,17 +1,14 @@
-//! Budgets of disruptions.
+//! Pod disruption budgets.
 
-use std::borrow::Cow;
-
+use coracle_values::resource;
 use k8s_openapi::api::policy::v1::PodDisruptionBudgetStatus;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use kube::Resource;
-use kube::core::NamespaceResourceScope;
 use serde::Deserialize;
 
 use super::Object;
 
-/// How many pods of some must stay when others are evicted.
+/// A pod disruption budget: how many of the selected pods must stay available during evictions.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct PodDisruptionBudget {
@@ -20,13 +17,13 @@ pub(crate) struct PodDisruptionBudget {
     pub(crate) status: PodDisruptionBudgetStatus,
 }
 
-/// What a budget wants.
+/// The spec of a budget.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct PodDisruptionBudgetSpec {
     pub(crate) min_available: Option<IntOrString>,
     pub(crate) max_unavailable: Option<IntOrString>,
-    /// Nothing selects nothing, an empty one all pods of the namespace.
+    /// None selects no pods; an empty selector selects all pods of the namespace.
     pub(crate) selector: Option<LabelSelector>,
 }
 

@@ -1,18 +1,16 @@
-//! The kinds by which machines join and nodes tell that they live.
+//! The kinds for joining machines and for node heartbeats.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use coracle_values::resource;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequestCondition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
-use kube::Resource;
-use kube::core::{ClusterResourceScope, NamespaceResourceScope};
 use serde::Deserialize;
 
 use super::Object;
 
-/// A request for a certificate.
+/// A certificate signing request.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct CertificateSigningRequest {
@@ -21,11 +19,11 @@ pub(crate) struct CertificateSigningRequest {
     pub(crate) status: SigningRequestStatus,
 }
 
-/// What is asked for, and by whom.
+/// The requested certificate and the requesting user.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct SigningRequestSpec {
-    /// PEM.
+    /// The PKCS#10 request in PEM.
     pub(crate) request: ByteString,
     pub(crate) signer_name: String,
     pub(crate) usages: Vec<String>,
@@ -36,7 +34,7 @@ pub(crate) struct SigningRequestSpec {
     pub(crate) extra: BTreeMap<String, Vec<String>>,
 }
 
-/// What became of it.
+/// The decision and the certificate.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct SigningRequestStatus {
@@ -50,13 +48,13 @@ impl CertificateSigningRequest {
         self.status.conditions.iter().find(|condition| condition.type_ == type_)
     }
 
-    /// Whether it was approved or denied.
+    /// Whether the request was approved or denied.
     pub(crate) fn is_decided(&self) -> bool {
         self.condition("Approved").is_some() || self.condition("Denied").is_some()
     }
 }
 
-/// A secret, of those that carry bootstrap tokens.
+/// A Secret, of a bootstrap token or a service account.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Secret {
@@ -65,13 +63,13 @@ pub(crate) struct Secret {
 }
 
 impl Secret {
-    /// The text under a key.
+    /// The value of a key as text.
     pub(crate) fn text(&self, key: &str) -> Option<&str> {
         std::str::from_utf8(&self.data.get(key)?.0).ok()
     }
 }
 
-/// A node's heartbeat.
+/// The lease of a node, which is its heartbeat.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Lease {
@@ -79,7 +77,7 @@ pub(crate) struct Lease {
     pub(crate) spec: LeaseSpec,
 }
 
-/// When it was last heard.
+/// The spec of a lease.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct LeaseSpec {

@@ -1,26 +1,23 @@
-//! Roles.
+//! Cluster roles.
 
-use std::borrow::Cow;
-
+use coracle_values::resource;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
-use kube::Resource;
-use kube::core::ClusterResourceScope;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::Object;
 
-/// A role that may be made of others.
+/// A cluster role.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct ClusterRole {
     pub(crate) metadata: ObjectMeta,
-    /// As they are: nobody here reads them.
+    /// The rules as JSON: the controller copies them only.
     pub(crate) rules: Option<Vec<Value>>,
     pub(crate) aggregation_rule: Option<AggregationRule>,
 }
 
-/// Which others.
+/// The selectors of an aggregated role.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct AggregationRule {

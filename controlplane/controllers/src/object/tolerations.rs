@@ -1,12 +1,12 @@
-//! Tolerations of pods as they are kept: most pods have the same, so those are there once.
+//! Tolerations of cached pods. Most pods have the same ones, so these are shared.
 
 use std::sync::{Arc, LazyLock};
 
 use k8s_openapi::api::core::v1::Toleration;
 use serde::{Deserialize, Deserializer};
 
-/// What admission gives every pod: five minutes.
-static USUAL: LazyLock<Arc<[Toleration]>> = LazyLock::new(|| {
+/// The tolerations that admission adds to every pod: 300 seconds.
+static COMMON: LazyLock<Arc<[Toleration]>> = LazyLock::new(|| {
     let toleration = |key: &str| Toleration {
         key: Some(key.to_owned()),
         operator: Some("Exists".to_owned()),
@@ -21,7 +21,7 @@ static USUAL: LazyLock<Arc<[Toleration]>> = LazyLock::new(|| {
 pub(super) fn tolerations<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<[Toleration]>, D::Error> {
     let mut all = Option::<Vec<Toleration>>::deserialize(deserializer)?.unwrap_or_default();
     all.retain(|one| one.effect.as_deref().is_none_or(|effect| matches!(effect, "" | "NoExecute")));
-    Ok(if *all == **USUAL { USUAL.clone() } else { all.into() })
+    Ok(if *all == **COMMON { COMMON.clone() } else { all.into() })
 }
 
 #[cfg(test)]
@@ -30,7 +30,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn the_usual_ones_are_shared_and_others_kept() {
+    fn common_tolerations_are_shared_and_others_kept() {
         let read = |value| tolerations(value).unwrap();
         let usual = |key: &str| json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300});
         let both = json!([usual("node.kubernetes.io/not-ready"), usual("node.kubernetes.io/unreachable")]);

@@ -1,4 +1,4 @@
-//! The nodes and the cluster's ranges → a range for each node that has none.
+//! Assigns a pod CIDR to each node without one, from the cluster's ranges.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -7,25 +7,25 @@ use std::sync::Arc;
 use ipnetwork::IpNetwork;
 
 use crate::config::ControllersConfig;
-use crate::object::{Node, Object};
+use crate::object::{Node, ObjectExt};
 
-/// What a node gets.
+/// The assignment of one node.
 #[derive(Debug)]
 pub(crate) enum Action {
-    /// These ranges, one of each family.
+    /// One pod CIDR of each address family.
     Assign(Arc<Node>, Vec<IpNetwork>),
-    /// Nothing: no range is left.
+    /// No pod CIDR is free.
     Exhausted(Arc<Node>),
 }
 
-/// The ranges that a node has.
+/// The pod CIDRs of a node.
 pub(crate) fn ranges(node: &Node) -> Vec<IpNetwork> {
     let all = node.spec.pod_cidrs.iter().flatten().chain(&node.spec.pod_cidr);
     all.filter_map(|text| text.parse().ok()).collect()
 }
 
-/// Decides for all nodes at once, so that none gets what another has or gets. Ranges are given in turn, beginning behind
-/// those that were given `last`: what a deleted node had rests until its turn comes again, for others may still have
+/// Plans all nodes together, so that no two get the same pod CIDR. Pod CIDRs are assigned in turn, starting behind the
+/// `last` ones. So the pod CIDR of a deleted node stays unused for as long as possible: other nodes may still have
 /// routes to it.
 pub(crate) fn plan(nodes: &[Arc<Node>], config: &ControllersConfig, last: &[IpNetwork]) -> Vec<Action> {
     if config.cluster_cidrs.is_empty() {
@@ -37,10 +37,10 @@ pub(crate) fn plan(nodes: &[Arc<Node>], config: &ControllersConfig, last: &[IpNe
         .iter()
         .map(|cluster| {
             let mask = if cluster.is_ipv4() { config.node_mask_v4 } else { config.node_mask_v6 };
-            Free::new((*cluster, mask), &taken, last)
+            Free::new(*cluster, mask, &taken, last)
         })
         .collect();
-    let needy = nodes.iter().filter(|node| ranges(node).is_empty() && !node.deleting());
+    let needy = nodes.iter().filter(|node| ranges(node).is_empty() && !node.is_being_deleted());
     needy
         .map(|node| match free.iter_mut().map(Iterator::next).collect() {
             Some(ranges) => Action::Assign(node.clone(), ranges),
@@ -49,21 +49,21 @@ pub(crate) fn plan(nodes: &[Arc<Node>], config: &ControllersConfig, last: &[IpNe
         .collect()
 }
 
-/// The free ranges of a cluster range, one after another, each once.
+/// Iterates over the free pod CIDRs of a cluster range.
 struct Free {
     cluster: IpNetwork,
     mask: u8,
     first: u128,
     looked_at: u128,
     count: u128,
-    /// Taken ranges of the very size, and others.
+    /// Used ranges with the size of a pod CIDR, and those of other sizes.
     same: HashSet<IpNetwork>,
     other: Vec<IpNetwork>,
 }
 
 impl Free {
-    fn new((cluster, mask): (IpNetwork, u8), taken: &[IpNetwork], last: &[IpNetwork]) -> Self {
-        // None of that size is inside a range that is smaller.
+    fn new(cluster: IpNetwork, mask: u8, taken: &[IpNetwork], last: &[IpNetwork]) -> Self {
+        // A cluster range smaller than a pod CIDR contains none.
         let count = mask.checked_sub(cluster.prefix()).map_or(0, |bits| 1 << bits.min(32));
         let (same, other) = taken.iter().copied().partition(|range: &IpNetwork| range.prefix() == mask);
         let same: Vec<IpNetwork> = same;
@@ -73,7 +73,7 @@ impl Free {
         free
     }
 
-    /// The number of a range; none when it is not one of these.
+    /// The number of a pod CIDR in the cluster range. None if it is not one of them.
     fn number(&self, range: IpNetwork) -> Option<u128> {
         if range.prefix() != self.mask || !self.cluster.contains(range.network()) {
             return None;
@@ -156,14 +156,14 @@ mod tests {
     }
 
     #[test]
-    fn each_node_gets_the_first_range_that_nobody_has() {
+    fn each_node_gets_the_first_free_range() {
         let nodes =
             [node("a", &["10.42.0.0/24"]), node("b", &[]), node("c", &["10.42.2.0/24"]), node("d", &[])];
         assert_eq!(decide(&nodes, &["10.42.0.0/16"], 24), ["b 10.42.1.0/24", "d 10.42.3.0/24"]);
     }
 
     #[test]
-    fn a_range_that_was_given_up_rests_until_its_turn() {
+    fn a_freed_range_is_not_reused_before_its_turn() {
         let nodes = [node("a", &["10.42.0.0/24", "fd00::/64"]), node("b", &[]), node("c", &[])];
         let clusters = ["10.42.0.0/22", "fd00::/62"];
         let after = |last: &[&str]| decide_after(last, &nodes, &clusters, 24);
@@ -171,20 +171,20 @@ mod tests {
         assert_eq!(after(&["10.42.1.0/24", "fd00:0:0:1::/64"])[0], second, "what .1 had is free");
         let round = ["b 10.42.3.0/24 fd00:0:0:3::/64", "c 10.42.1.0/24 fd00:0:0:1::/64"];
         assert_eq!(after(&["10.42.2.0/24", "fd00:0:0:2::/64"]), round);
-        // Of another cluster range or size: given by an earlier setting.
+        // Of another cluster range or size: assigned under an earlier configuration.
         for other in ["10.43.1.0/24", "10.42.1.0/25"] {
             assert_eq!(after(&[other])[0], "b 10.42.1.0/24 fd00:0:0:1::/64");
         }
     }
 
     #[test]
-    fn ranges_of_other_sizes_are_kept_clear_of() {
+    fn ranges_of_other_sizes_are_not_assigned_again() {
         let nodes = [node("a", &["10.42.0.0/23"]), node("b", &["10.42.2.128/25"]), node("c", &[])];
         assert_eq!(decide(&nodes, &["10.42.0.0/16"], 24), ["c 10.42.3.0/24"]);
     }
 
     #[test]
-    fn both_families_come_together_or_not_at_all() {
+    fn both_families_are_assigned_together_or_not_at_all() {
         let nodes = [node("a", &[]), node("b", &[]), node("c", &[])];
         let expected = ["a 10.42.0.0/24 fd00::/64", "b 10.42.1.0/24 fd00:0:0:1::/64", "c none"];
         assert_eq!(decide(&nodes, &["10.42.0.0/23", "fd00::/48"], 24), expected);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_beside_a_small_range_is_given() {
+    fn a_range_smaller_than_a_pod_cidr_yields_none() {
         let nodes = [node("a", &[]), node("b", &[])];
         assert_eq!(decide(&nodes, &["10.42.0.0/28"], 24), ["a none", "b none"]);
         assert_eq!(decide(&nodes, &["fd00::/72"], 24), ["a none", "b none"]);

@@ -1,24 +1,24 @@
-//! Writes the ranges on the nodes.
+//! Writes pod CIDRs into nodes.
 
 use std::sync::{Arc, PoisonError};
 
 use serde_json::json;
 
 use super::plan::{self, Action};
-use coracle_events::Kind;
+use coracle_events::Event;
 
 use crate::context::Context;
 use crate::error::Error;
-use crate::object::{Key, Object};
+use crate::object::{Key, ObjectExt};
 use crate::queue::{Next, Queue};
 use crate::write::Part;
 
-/// All nodes are decided on together.
+/// The one key of the queue: all nodes are planned together.
 fn all() -> Key {
     Key::new("", "nodes")
 }
 
-/// Has the queue told of nodes without a range, and of ranges that are free again.
+/// Queues nodes without a pod CIDR, also when another node's becomes free.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.nodes.on_change(move |change| {
@@ -29,7 +29,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
 }
 
-/// One look at all nodes. There is one worker, so that no two looks overlap.
+/// Reconciles all nodes. There is only one worker, so two reconciles never overlap.
 pub(crate) async fn reconcile(context: &Context, _: Key) -> Result<Next, Error> {
     let cache = &context.caches.nodes;
     let last = context.last_ranges.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -45,7 +45,7 @@ pub(crate) async fn reconcile(context: &Context, _: Key) -> Result<Next, Error> 
             }
             Action::Exhausted(node) => {
                 let message = format!("Node {} status is now: CIDRNotAvailable", node.name());
-                context.record(&*node, "cidrAllocator", (Kind::Normal, "CIDRNotAvailable"), message);
+                context.record(&*node, "cidrAllocator", Event::normal("CIDRNotAvailable", message));
             }
         }
     }

@@ -1,27 +1,27 @@
-//! A node that is gone, or out of service, and all pods → those that must go too.
+//! The pods to delete, for a node that does not exist or is out of service.
 
 use std::sync::Arc;
 
-use crate::object::{Node, Object, Pod};
+use crate::object::{Node, ObjectExt, Pod};
 
-/// Says of a node that it is off for good, so that nothing of its pods runs any more: the administrator's to set.
+/// The taint that an administrator sets on a node that is switched off, so that none of its pods runs.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
-/// The pods of a node that is gone.
+/// The pods of a node that does not exist.
 pub(crate) fn stranded(node: &str, pods: Vec<Arc<Pod>>) -> Vec<Arc<Pod>> {
     pods.into_iter().filter(|pod| pod.spec.node_name.as_deref() == Some(node)).collect()
 }
 
-/// Whether the node cannot end its pods itself any more. One that is Ready does, whatever is said of it.
+/// Whether the node cannot stop its pods. A Ready node can, even with the taint.
 pub(crate) fn is_out_of_service(node: &Node) -> bool {
     let ready = node.condition("Ready").is_some_and(|ready| ready.status == "True");
     !ready && node.taints().iter().any(|taint| taint.key == OUT_OF_SERVICE)
 }
 
-/// The pods of a node that is out of service which are to be deleted, and that nobody else will end.
+/// The terminating pods of a node that is out of service.
 pub(crate) fn abandoned(node: &Node, pods: Vec<Arc<Pod>>) -> Vec<Arc<Pod>> {
     let mut pods = stranded(node.name(), pods);
-    pods.retain(|pod| is_out_of_service(node) && pod.deleting());
+    pods.retain(|pod| is_out_of_service(node) && pod.is_being_deleted());
     pods
 }
 
@@ -31,7 +31,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_a_node_out_of_service_was_to_end_is_ended_for_it() {
+    fn terminating_pods_of_a_node_out_of_service_are_deleted() {
         let node = |ready: &str, key: &str| -> Node {
             let taints = json!([{"key": key, "value": "nodeshutdown", "effect": "NoExecute"}]);
             serde_json::from_value(json!({"metadata": {"name": "a"}, "spec": {"taints": taints},
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_gone_nodes_pods_are_stranded() {
+    fn only_pods_of_missing_nodes_are_stranded() {
         let pod = |node: &str| {
             Arc::new(serde_json::from_value::<Pod>(json!({"spec": {"nodeName": node}})).unwrap())
         };

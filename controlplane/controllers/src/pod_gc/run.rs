@@ -1,4 +1,4 @@
-//! Removes the pods of nodes that are gone, and those that a node out of service was to end.
+//! Deletes the pods of deleted nodes, and the terminating pods of nodes that are out of service.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,14 +11,14 @@ use serde_json::{Value, json};
 use super::plan;
 use crate::context::Context;
 use crate::error::Error;
-use crate::object::{Key, Node, Object, Pod};
+use crate::object::{Key, Node, ObjectExt, Pod};
 use crate::queue::{Next, Queue};
-use coracle_events::seconds;
+use crate::timestamp::whole_seconds;
 
-/// A node that is gone may come back: its pods are left alone for so long.
+/// Wait before the pods of a deleted node are deleted: the node may be registered again.
 const QUARANTINE: Duration = Duration::from_secs(40);
 
-/// Has the queue told of nodes that pods are bound to and that are not there, or out of service.
+/// Queues nodes of pods that do not exist or are out of service.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.nodes.on_change(move |change| {
@@ -33,7 +33,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     context.caches.pods.on_change(move |change| {
         let node = change.new.and_then(|pod| pod.spec.node_name.as_deref()).filter(|node| !node.is_empty());
         let Some(node) = node.map(|node| Key::new("", node)) else { return };
-        let deleting = change.new.is_some_and(|pod| pod.deleting());
+        let deleting = change.new.is_some_and(|pod| pod.is_being_deleted());
         match nodes.get(&node) {
             None => own.add_after(node, QUARANTINE),
             Some(known) if deleting && plan::is_out_of_service(&known) => own.add(node),
@@ -42,7 +42,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
 }
 
-/// One look at one node.
+/// Reconciles one node.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     if let Some(node) = context.caches.nodes.get(&key) {
         for pod in plan::abandoned(&node, context.caches.pods.all()) {
@@ -61,18 +61,18 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     Ok(Next::Wait)
 }
 
-/// Why a pod goes whose node is gone.
+/// The condition of a pod whose node does not exist.
 fn condition() -> Value {
     json!({
         "type": "DisruptionTarget",
         "status": "True",
         "reason": "DeletionByPodGC",
         "message": "PodGC: node no longer exists",
-        "lastTransitionTime": seconds(Timestamp::now()),
+        "lastTransitionTime": whole_seconds(Timestamp::now()),
     })
 }
 
-/// Deletes a pod at once: nobody is there who could end it in its time.
+/// Marks a pod as failed and deletes it without grace period, because no agent can stop it.
 async fn remove(context: &Context, pod: &Pod, condition: Option<Value>) -> Result<(), Error> {
     let failed = |verb| {
         let object = format!("Pod {}", pod.key());

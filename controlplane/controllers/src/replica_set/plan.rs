@@ -1,66 +1,66 @@
-//! A replica set and its pods → what to do about them.
+//! The actions for one replica set, from the set and its pods.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use coracle_values::label_selector::{LabelSelector, has_all};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{ReplicaSetCondition, ReplicaSetStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::core::{Selector, SelectorExt};
 
 use super::rank;
-use crate::object::{Object, Pod, ReplicaSet, controller_of};
+use crate::object::{ObjectExt, Pod, ReplicaSet, controller_of};
 
-/// At most so many pods are made or deleted in one pass.
+/// Maximum number of pods that one reconcile creates or deletes.
 const BURST: usize = 500;
 
-/// All that the plan depends on.
+/// The input of the plan.
 pub(crate) struct Snapshot<'a> {
     pub(crate) set: &'a ReplicaSet,
-    pub(crate) selector: &'a Selector,
-    /// The pods that this set controls, and those of its namespace that nobody controls.
+    pub(crate) selector: &'a LabelSelector,
+    /// The pods that this set controls, and the pods of its namespace without a controller.
     pub(crate) pods: Vec<Arc<Pod>>,
     /// Active pods of all replica sets of the same owner, by node.
     pub(crate) neighbours: HashMap<String, usize>,
     pub(crate) now: Timestamp,
 }
 
-/// What to do.
+/// The actions.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
-    /// Orphans that fit: to be owned.
+    /// Orphans that match the selector: adopt them.
     pub(crate) adopt: Vec<Arc<Pod>>,
-    /// Own pods that fit no more: to be let go.
+    /// Controlled pods that do not match the selector any more: release them.
     pub(crate) release: Vec<Arc<Pod>>,
     pub(crate) change: Change,
 }
 
-/// What to do about the number of pods.
+/// The change of the number of pods.
 #[derive(Debug, Default)]
 pub(crate) enum Change {
-    /// It is right.
+    /// The number is as desired.
     #[default]
     Nothing,
     Create(usize),
     Delete(Vec<Arc<Pod>>),
 }
 
-/// Decides what to do. Pods that are to be adopted count only once they are.
+/// Plans the actions. Pods to adopt count from the next reconcile on.
 pub(crate) fn plan(snapshot: Snapshot<'_>) -> Plan {
     let Snapshot { set, selector, pods, neighbours, now } = snapshot;
     let mut plan = Plan::default();
     let mut active = Vec::new();
     for pod in pods {
-        let fits = selector.matches(labels(&pod));
+        let fits = selector.matches(pod.metadata.labels.as_ref());
         match (controller_of(&pod.metadata).is_some(), fits) {
             (true, true) if is_active(&pod) => active.push(pod),
-            (true, false) if !set.deleting() && !pod.deleting() => plan.release.push(pod),
-            (false, true) if !set.deleting() && is_active(&pod) => plan.adopt.push(pod),
+            (true, false) if !set.is_being_deleted() && !pod.is_being_deleted() => plan.release.push(pod),
+            (false, true) if !set.is_being_deleted() && is_active(&pod) => plan.adopt.push(pod),
             (true | false, _) => {}
         }
     }
-    if set.deleting() || !plan.adopt.is_empty() {
+    if set.is_being_deleted() || !plan.adopt.is_empty() {
         return plan;
     }
     let wanted = usize::try_from(wanted(set)).unwrap_or_default();
@@ -76,42 +76,36 @@ pub(crate) fn plan(snapshot: Snapshot<'_>) -> Plan {
     plan
 }
 
-/// How many pods the set wants.
+/// `spec.replicas` of the set.
 pub(crate) fn wanted(set: &ReplicaSet) -> i32 {
     set.spec.replicas.unwrap_or(1)
 }
 
-/// Whether the pod counts: neither finished nor being deleted.
+/// Whether the pod is active: neither finished nor being deleted.
 pub(crate) fn is_active(pod: &Pod) -> bool {
-    !pod.finished() && !pod.deleting()
+    !pod.finished() && !pod.is_being_deleted()
 }
 
-fn labels(pod: &Pod) -> &BTreeMap<String, String> {
-    const NONE: &BTreeMap<String, String> = &BTreeMap::new();
-    pod.metadata.labels.as_ref().unwrap_or(NONE)
-}
-
-/// A change of the number of pods that failed.
+/// A failed change of the number of pods.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(crate) reason: &'static str,
     pub(crate) message: String,
 }
 
-/// The status that the set should show, and when it may change by the mere passing of time.
+/// The desired status, and when it may change without an event.
 pub(crate) fn status(
     set: &ReplicaSet,
     active: &[Arc<Pod>],
     failure: Option<&Failure>,
     now: Timestamp,
 ) -> (ReplicaSetStatus, Option<Duration>) {
-    let wanted_labels = set.spec.template.labels();
+    let template_labels = set.spec.template.labels();
     let min_ready = set.spec.min_ready_seconds.unwrap_or_default().into();
     let (mut ready, mut available, mut labelled) = (0, 0, 0);
     let mut next: Option<Duration> = None;
     for pod in active {
-        let own = labels(pod);
-        labelled += i32::from(wanted_labels.iter().all(|(name, value)| own.get(name) == Some(value)));
+        labelled += i32::from(has_all(pod.metadata.labels.as_ref(), Some(&template_labels)));
         let Some(since) = pod.ready_since() else { continue };
         ready += 1;
         match until_available(since, min_ready, now) {
@@ -131,7 +125,7 @@ pub(crate) fn status(
     (status, next)
 }
 
-/// How long a ready pod still has to stay ready to be available; None: it is.
+/// The time for which a ready pod must stay ready to become available. None if it is available.
 fn until_available(since: Option<Time>, min_ready: i64, now: Timestamp) -> Option<Duration> {
     if min_ready == 0 {
         return None;
@@ -157,7 +151,7 @@ fn conditions(
             reason: Some(failure.reason.to_owned()),
             message: Some(failure.message.clone()),
         }),
-        // The first failure stands until it is over.
+        // The condition keeps the first failure until a reconcile succeeds.
         Some(_) => {}
         None => conditions.retain(|condition| condition.type_.as_deref() != Some(TYPE)),
     }
@@ -168,12 +162,12 @@ fn positive(count: i32) -> Option<i32> {
     (count > 0).then_some(count)
 }
 
-/// A count as the API writes it.
+/// A count as the API has it.
 fn count(count: usize) -> i32 {
     i32::try_from(count).unwrap_or(i32::MAX)
 }
 
-/// Whether two statuses say the same; absent and zero counts do.
+/// Whether two statuses are equal. An absent count equals zero.
 pub(crate) fn same(one: &ReplicaSetStatus, other: &ReplicaSetStatus) -> bool {
     let counts = |status: &ReplicaSetStatus| {
         [
@@ -223,7 +217,7 @@ mod tests {
     }
 
     fn decide(set: &ReplicaSet, pods: Vec<Arc<Pod>>) -> String {
-        let selector = set.spec.selector.clone().try_into().unwrap();
+        let selector = LabelSelector::try_from(&set.spec.selector).unwrap();
         let plan = plan(Snapshot { set, selector: &selector, pods, neighbours: HashMap::new(), now: now() });
         let names =
             |pods: &[Arc<Pod>]| pods.iter().map(|pod| pod.uid().to_owned()).collect::<Vec<_>>().join(",");
@@ -240,13 +234,13 @@ mod tests {
     }
 
     #[test]
-    fn missing_pods_are_made_and_finished_ones_do_not_count() {
+    fn missing_pods_are_created_and_finished_ones_do_not_count() {
         let pods = vec![pod("1", "a", true, running()), pod("2", "a", true, json!({"phase": "Failed"}))];
         assert_eq!(decide(&set(3), pods), "adopt[] release[] create 2");
     }
 
     #[test]
-    fn no_more_than_a_burst_at_once() {
+    fn one_reconcile_creates_at_most_one_burst() {
         assert_eq!(decide(&set(2000), Vec::new()), "adopt[] release[] create 500");
     }
 
@@ -257,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn fitting_orphans_are_adopted_before_any_is_made_and_misfits_released() {
+    fn matching_orphans_are_adopted_first_and_other_pods_are_released() {
         let pods = vec![pod("1", "a", false, running()), pod("2", "b", false, running())];
         assert_eq!(decide(&set(3), pods), "adopt[1] release[] nothing");
         assert_eq!(decide(&set(1), vec![pod("1", "b", true, running())]), "adopt[] release[1] create 1");
@@ -292,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_shows_until_it_is_over() {
+    fn a_failure_is_in_the_status_until_a_reconcile_succeeds() {
         let failure = Failure { reason: "FailedCreate", message: "quota".into() };
         let mut set = set(1);
         set.status = status(&set, &[], Some(&failure), now()).0;

@@ -1,4 +1,4 @@
-//! Which pods to do without first.
+//! The order in which pods of a replica set are deleted.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use crate::object::{Object, Pod};
+use crate::object::{ObjectExt, Pod};
 
-/// The annotation by which a user says what a pod's loss costs.
+/// The annotation with the deletion cost of a pod.
 pub(crate) const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
-/// Orders `pods` with those to delete first. `neighbours` counts the pods of the same owner by node.
+/// Orders `pods`: those to delete first come first. `neighbours` counts the pods of the same owner by node.
 pub(crate) fn by_dispensability(pods: &mut [Arc<Pod>], neighbours: &HashMap<String, usize>, now: Timestamp) {
     pods.sort_by(|one, other| compare(one, other, neighbours, now));
 }
@@ -22,9 +22,9 @@ fn compare(one: &Pod, other: &Pod, neighbours: &HashMap<String, usize>, now: Tim
         .then_with(|| by(&phase))
         .then_with(|| by(&|pod| i64::from(pod.ready_since().is_some())))
         .then_with(|| by(&cost))
-        // Many neighbours on the node: the better to do without.
+        // Pods on nodes with many pods of the same owner come first.
         .then_with(|| by(&|pod| -crowd(pod, neighbours)))
-        // Ready for a short time first, in steps that double: of two old pods neither is preferred for its age.
+        // Pods that became ready lately come first, in steps that double: two old pods compare as equal.
         .then_with(|| by(&|pod| magnitude(pod.ready_since().flatten().map(|time| time.0), now)))
         .then_with(|| by(&|pod| -i64::from(pod.status.container_statuses.0)))
         .then_with(|| by(&|pod| magnitude(pod.metadata.creation_timestamp.as_ref().map(|time| time.0), now)))
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn unassigned_then_pending_then_unready_pods_go_first() {
+    fn unassigned_then_pending_then_unready_pods_come_first() {
         let pods = vec![
             pod("ready", json!({})),
             pod("unready", json!({"/status/conditions/0/status": "False"})),
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cheap_pod_goes_before_a_crowded_one_before_a_young_one() {
+    fn deletion_cost_counts_before_neighbours_and_neighbours_before_age() {
         let meta = |cost: &str| json!({"/metadata": {"uid": "cheap", "annotations": {DELETION_COST: cost}}});
         let pods = vec![
             pod("plain", json!({})),
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn restarts_count_before_age_and_ages_of_like_size_are_alike() {
+    fn restarts_count_before_age_and_similar_ages_are_equal() {
         let statuses = json!([{"name": "c", "image": "", "imageID": "", "ready": true, "restartCount": 4}]);
         let crashing: Arc<Pod> = {
             let mut pod = (*pod("crashing", json!({}))).clone();

@@ -1,26 +1,26 @@
-//! Carries the plans for replica sets out.
+//! Applies the plans of replica sets.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use coracle_values::label_selector::LabelSelector;
 use futures::future::join_all;
 use jiff::Timestamp;
 use kube::api::DeleteParams;
-use kube::core::{Selector, SelectorExt};
 use serde_json::{Map, Value, json};
 
 use super::plan::{self, Change, Failure, Snapshot};
-use coracle_events::Kind;
+use coracle_events::Event;
 
 use crate::context::Context;
 use crate::error::{Error, is_namespace_terminating};
-use crate::object::{Key, Object, Pod, ReplicaSet, controller_of};
+use crate::object::{Key, ObjectExt, Pod, ReplicaSet, controller_of};
 use crate::queue::{Next, Queue};
 use crate::write::{Part, owners_patch};
 
 const CONTROLLER: &str = "replicaset-controller";
 
-/// Has the queue told of replica sets that need a look.
+/// Queues changed replica sets, and the replica sets of changed pods.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.replica_sets.on_change(move |change| {
@@ -36,11 +36,12 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
                     own.add(Key::new(pod.namespace(), &owner.name));
                 }
             } else if change.new.is_some() {
-                // An orphan: any set that it fits may adopt it.
-                let labels = pod.metadata.labels.clone().unwrap_or_default();
+                // Any set whose selector matches may adopt an orphan.
                 for set in sets.in_namespace(pod.namespace()) {
-                    let selector = Selector::try_from(set.spec.selector.clone());
-                    if selector.is_ok_and(|selector| !selector.selects_all() && selector.matches(&labels)) {
+                    let selector = LabelSelector::try_from(&set.spec.selector);
+                    if selector.is_ok_and(|selector| {
+                        !selector.is_empty() && selector.matches(pod.metadata.labels.as_ref())
+                    }) {
                         own.add(set.key());
                     }
                 }
@@ -49,16 +50,16 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
 }
 
-/// One look at one replica set.
+/// Reconciles one replica set.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(set) = context.caches.replica_sets.get(&key) else { return Ok(Next::Wait) };
-    let selector = Selector::try_from(set.spec.selector.clone())
+    let selector = LabelSelector::try_from(&set.spec.selector)
         .map_err(|source| Error::Selector { object: format!("ReplicaSet {key}"), source })?;
-    if selector.selects_all() {
+    if selector.is_empty() {
         return Ok(Next::Wait);
     }
     let pods = pods(context, &set);
-    // They decide which pods are deleted; most looks delete none.
+    // Neighbours matter only for deletions, and most reconciles delete no pods.
     let wanted = usize::try_from(plan::wanted(&set)).unwrap_or_default();
     let neighbours = if pods.len() > wanted { neighbours(context, &set) } else { HashMap::new() };
     let snapshot = Snapshot { set: &set, selector: &selector, pods, neighbours, now: Timestamp::now() };
@@ -77,7 +78,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     }
 }
 
-/// The pods of this set and the orphans beside it.
+/// The pods of this set, and the orphans of its namespace.
 fn pods(context: &Context, set: &ReplicaSet) -> Vec<Arc<Pod>> {
     let cache = &context.caches.pods;
     let mut pods = cache.owned_by(set.namespace(), set.uid());
@@ -122,9 +123,9 @@ async fn adopt(context: &Context, set: &ReplicaSet, pods: &[Arc<Pod>]) -> Result
     if pods.is_empty() {
         return Ok(());
     }
-    // The cached set may be gone already, and its pods orphaned on purpose: ask before taking them.
+    // The cached set may have been deleted, with its pods orphaned on purpose: ask the API server first.
     let live = context.replica_sets().live(&set.key()).await?;
-    if !live.is_some_and(|live| live.uid() == set.uid() && !live.deleting()) {
+    if !live.is_some_and(|live| live.uid() == set.uid() && !live.is_being_deleted()) {
         return Ok(());
     }
     for pod in pods {
@@ -137,7 +138,7 @@ async fn adopt(context: &Context, set: &ReplicaSet, pods: &[Arc<Pod>]) -> Result
 
 type Outcome = Result<(), (Failure, Error)>;
 
-/// Makes pods in batches of 1, 2, 4 and so on, so that what fails for all fails only once.
+/// Creates pods in batches of 1, 2, 4 and so on, so that an error of all pods causes only one failed request.
 async fn create(context: &Context, set: &ReplicaSet, count: usize) -> Outcome {
     let template = new_pod(set);
     let (mut left, mut batch) = (count, 1);
@@ -150,16 +151,16 @@ async fn create(context: &Context, set: &ReplicaSet, count: usize) -> Outcome {
             match result {
                 Ok(pod) => {
                     let message = format!("Created pod: {}", pod.name());
-                    context.record(set, CONTROLLER, (Kind::Normal, "SuccessfulCreate"), message);
+                    context.record(set, CONTROLLER, Event::normal("SuccessfulCreate", message));
                 }
-                // Its namespace's deletion will take the set too.
+                // The deletion of the namespace deletes the set, too.
                 Err(error) if is_namespace_terminating(&error) => return Ok(()),
                 Err(error) => failure = Some(error),
             }
         }
         if let Some(error) = failure {
             let message = format!("Error creating: {}", reason(&error));
-            context.record(set, CONTROLLER, (Kind::Warning, "FailedCreate"), message);
+            context.record(set, CONTROLLER, Event::warning("FailedCreate", message));
             return Err(failed("FailedCreate", "create pods of", set, error));
         }
         left -= batch;
@@ -176,11 +177,11 @@ async fn delete(context: &Context, set: &ReplicaSet, pods: &[Arc<Pod>]) -> Outco
         match result {
             Ok(()) => {
                 let message = format!("Deleted pod: {}", pod.name());
-                context.record(set, CONTROLLER, (Kind::Normal, "SuccessfulDelete"), message);
+                context.record(set, CONTROLLER, Event::normal("SuccessfulDelete", message));
             }
             Err(error) => {
                 let message = format!("Error deleting: {}", reason(&error));
-                context.record(set, CONTROLLER, (Kind::Warning, "FailedDelete"), message);
+                context.record(set, CONTROLLER, Event::warning("FailedDelete", message));
                 outcome = Err(failed("FailedDelete", "delete pods of", set, error));
             }
         }
@@ -198,7 +199,7 @@ fn failed(
     (failure, Error::Request { verb, object: format!("ReplicaSet {}", set.key()), source })
 }
 
-/// What the server said, without the client's wrapping.
+/// The API server's message, without the client's prefix.
 fn reason(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => status.message.clone(),
@@ -206,7 +207,7 @@ fn reason(error: &kube::Error) -> String {
     }
 }
 
-/// The pod that the set's template makes.
+/// A pod from the set's template.
 fn new_pod(set: &ReplicaSet) -> Value {
     let template = set.spec.template.value();
     let mut metadata = Map::new();
@@ -216,7 +217,7 @@ fn new_pod(set: &ReplicaSet) -> Value {
             metadata.insert(field.to_owned(), value.clone());
         }
     }
-    // A name that would be too long is cut by the server, which makes the rest of it.
+    // The API server cuts a prefix that is too long and adds the suffix.
     metadata.insert("generateName".to_owned(), format!("{}-", set.name()).into());
     metadata.insert("ownerReferences".to_owned(), json!([set.controller_reference()]));
     json!({"metadata": metadata, "spec": template["spec"]})
@@ -229,13 +230,13 @@ async fn show(context: &Context, set: &ReplicaSet, failure: Option<&Failure>) ->
     let (status, next) = plan::status(set, &active, failure, Timestamp::now());
     if !plan::same(&status, &set.status) {
         let mut status = json!(status);
-        // In a merge patch what is to vanish must be named.
+        // A merge patch deletes a field only if it names it with null.
         for field in ["fullyLabeledReplicas", "readyReplicas", "availableReplicas", "conditions"] {
             if status.get(field).is_none() {
                 status[field] = Value::Null;
             }
         }
-        // No version: this is the status's only writer, and what it says is true of the generation it names.
+        // Without resourceVersion: no other client writes the status, and it names the generation that it describes.
         let patch = json!({"metadata": {"uid": set.uid()}, "status": status});
         context.replica_sets().merge(&set.key(), Part::Status, patch).await?;
     }

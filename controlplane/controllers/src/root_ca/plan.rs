@@ -1,11 +1,11 @@
-//! A namespace and its copy of the CA → what to do.
+//! The plan for one namespace, from its config map with the CA.
 
-use crate::object::{ConfigMap, Namespace, Object};
+use crate::object::{ConfigMap, Namespace, ObjectExt};
 
-/// The key that the CA is under.
+/// The config map's key for the CA.
 pub(crate) const DATA_KEY: &str = "ca.crt";
 
-/// What to do.
+/// An action.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     Nothing,
@@ -13,9 +13,9 @@ pub(crate) enum Action {
     Correct,
 }
 
-/// Decides what to do.
+/// Plans the action.
 pub(crate) fn plan(namespace: Option<&Namespace>, copy: Option<&ConfigMap>, pem: &str) -> Action {
-    if namespace.is_none_or(Object::deleting) {
+    if namespace.is_none_or(ObjectExt::is_being_deleted) {
         return Action::Nothing;
     }
     let Some(copy) = copy else { return Action::Create };
@@ -30,7 +30,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_copy_is_made_and_kept_right() {
+    fn a_config_map_is_created_and_corrected() {
         let namespace: Namespace = serde_json::from_value(json!({"metadata": {"name": "n"}})).unwrap();
         let copy = |data| serde_json::from_value::<ConfigMap>(json!({"data": data})).unwrap();
         let decide = |copy: Option<&ConfigMap>| plan(Some(&namespace), copy, "pem");

@@ -1,4 +1,4 @@
-//! Makes and corrects the copies.
+//! Creates and corrects the config maps.
 
 use std::sync::Arc;
 
@@ -8,11 +8,11 @@ use super::plan::{Action, DATA_KEY, plan};
 use crate::caches::ROOT_CA_NAME;
 use crate::context::Context;
 use crate::error::{Error, is_already_exists, is_namespace_terminating};
-use crate::object::{Key, Object};
+use crate::object::{Key, ObjectExt};
 use crate::queue::{Next, Queue};
 use crate::write::Part;
 
-/// Has the queue told of namespaces that need a look.
+/// Queues new namespaces, and the namespaces of changed config maps.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.namespaces.on_change(move |change| {
@@ -28,7 +28,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
 }
 
-/// One look at one namespace.
+/// Reconciles one namespace.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(pem) = &context.config.root_ca_pem else { return Ok(Next::Wait) };
     let place = Key::new(&key.name, ROOT_CA_NAME);
@@ -59,7 +59,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         }
         Action::Correct => {
             let old = copy.iter().filter_map(|copy| copy.data.as_ref()).flatten();
-            // In a merge patch what is to vanish must be named.
+            // A merge patch deletes a key only if it names it with null.
             let mut data: serde_json::Map<String, Value> =
                 old.map(|(name, _)| (name.clone(), Value::Null)).collect();
             data.insert(DATA_KEY.to_owned(), pem.clone().into());

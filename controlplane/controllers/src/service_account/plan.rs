@@ -1,13 +1,13 @@
-//! A namespace and its default account → whether to make one.
+//! Whether to create a namespace's default service account.
 
-use crate::object::{Namespace, Object, ServiceAccount};
+use crate::object::{Namespace, ObjectExt, ServiceAccount};
 
 /// The account's name.
 pub(crate) const NAME: &str = "default";
 
-/// Whether the account has to be made.
+/// Whether the account is missing.
 pub(crate) fn is_missing(namespace: Option<&Namespace>, account: Option<&ServiceAccount>) -> bool {
-    namespace.is_some_and(|namespace| !namespace.deleting()) && account.is_none()
+    namespace.is_some_and(|namespace| !namespace.is_being_deleted()) && account.is_none()
 }
 
 #[cfg(test)]
@@ -16,7 +16,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn every_namespace_that_stays_gets_an_account() {
+    fn every_namespace_that_is_not_being_deleted_gets_an_account() {
         let stays: Namespace = serde_json::from_value(json!({"metadata": {"name": "n"}})).unwrap();
         let goes = json!({"metadata": {"name": "n", "deletionTimestamp": "2026-01-01T00:00:00Z"}});
         let goes: Namespace = serde_json::from_value(goes).unwrap();

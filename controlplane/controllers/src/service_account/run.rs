@@ -1,4 +1,4 @@
-//! Makes the missing accounts.
+//! Creates missing service accounts.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use serde_json::json;
 use super::plan;
 use crate::context::Context;
 use crate::error::{Error, is_already_exists, is_namespace_terminating};
-use crate::object::{Key, Object};
+use crate::object::{Key, Object, ObjectExt};
 use crate::queue::{Next, Queue};
 
-/// Has the queue told of namespaces that need a look.
+/// Queues new namespaces, and the namespaces of deleted accounts.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.namespaces.on_change(move |change| own.add(Key::new("", name(change.latest()))));
@@ -28,7 +28,7 @@ fn name<K: Object>(object: Option<&Arc<K>>) -> &str {
     object.map(|object| object.name()).unwrap_or_default()
 }
 
-/// One look at one namespace.
+/// Reconciles one namespace.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let caches = &context.caches;
     let namespace = caches.namespaces.get(&key);

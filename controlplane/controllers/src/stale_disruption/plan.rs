@@ -1,23 +1,23 @@
-//! A pod → when its mark is stale.
+//! When a pod's condition DisruptionTarget is stale.
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::object::{Object, Pod};
+use crate::object::{ObjectExt, Pod};
 
-/// Who marks a pod deletes it in this time: upstream's.
-const PATIENCE: SignedDuration = SignedDuration::from_secs(120);
+/// A client that sets the condition deletes the pod within this time. Upstream has the same value.
+const DELETION_TIMEOUT: SignedDuration = SignedDuration::from_secs(120);
 
-/// When the pod's mark is to be taken back; nothing when it has none or goes.
+/// When the condition becomes stale. None without the condition, or if the pod ends.
 pub(crate) fn stale_at(pod: &Pod) -> Option<Timestamp> {
-    if pod.deleting() || pod.finished() {
+    if pod.is_being_deleted() || pod.finished() {
         return None;
     }
-    let mark = pod.condition("DisruptionTarget").filter(|mark| mark.status == "True")?;
-    // A node may take as long as it needs to end a pod of its own accord.
-    if mark.reason.as_deref() == Some("TerminationByKubelet") {
+    let condition = pod.condition("DisruptionTarget").filter(|condition| condition.status == "True")?;
+    // After an eviction by its node a pod may take any time to end.
+    if condition.reason.as_deref() == Some("TerminationByKubelet") {
         return None;
     }
-    mark.last_transition_time.as_ref()?.0.checked_add(PATIENCE).ok()
+    condition.last_transition_time.as_ref()?.0.checked_add(DELETION_TIMEOUT).ok()
 }
 
 #[cfg(test)]
@@ -26,7 +26,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_mark_is_stale_after_two_minutes_unless_the_pod_goes() {
+    fn the_condition_is_stale_after_two_minutes_unless_the_pod_ends() {
         let pod = |change: &dyn Fn(&mut serde_json::Value)| {
             let mark = json!({"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI",
                 "lastTransitionTime": "2026-01-01T00:00:00Z"});

@@ -1,4 +1,4 @@
-//! Takes it back.
+//! Resets stale conditions DisruptionTarget.
 
 use std::sync::Arc;
 
@@ -10,11 +10,11 @@ use serde_json::json;
 use super::plan;
 use crate::context::Context;
 use crate::error::{Error, is_not_found};
-use crate::object::{Key, Object, Pod};
+use crate::object::{Key, ObjectExt, Pod};
 use crate::queue::{Next, Queue, until};
-use coracle_events::seconds;
+use crate::timestamp::whole_seconds;
 
-/// Has the queue told of pods that are marked.
+/// Queues pods with the condition DisruptionTarget.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.pods.on_change(move |change| {
@@ -24,7 +24,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
 }
 
-/// One look at one pod.
+/// Reconciles one pod.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(pod) = context.caches.pods.get(&key) else { return Ok(Next::Wait) };
     let Some(end) = plan::stale_at(&pod) else { return Ok(Next::Wait) };
@@ -32,10 +32,10 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     if let Some(wait) = until(end, now) {
         return Ok(Next::After(wait));
     }
-    tracing::info!(pod = %key, "it was marked for disruption and is not deleted: taking the mark back");
+    tracing::info!(pod = %key, "resetting the condition DisruptionTarget of a pod that was not deleted");
     let condition = json!({
         "type": "DisruptionTarget", "status": "False", "reason": null, "message": null,
-        "lastTransitionTime": seconds(now),
+        "lastTransitionTime": whole_seconds(now),
     });
     let patch = json!({
         "metadata": {"uid": pod.uid(), "resourceVersion": pod.metadata.resource_version},

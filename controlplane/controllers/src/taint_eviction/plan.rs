@@ -1,61 +1,46 @@
-//! A node's taints and a pod's tolerations → when the pod has to go. Pure.
+//! When a pod is to be evicted, from the node's taints and the pod's tolerations. Pure.
 
 use std::time::Duration;
 
+use coracle_values::toleration::{evicts, tolerates};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Taint, Toleration};
 
-/// When a pod has to go.
+/// When a pod is to be evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
     Never,
     At(Timestamp),
 }
 
-/// The taints that drive pods away.
-pub(crate) fn evicting(taints: &[Taint]) -> impl Iterator<Item = &Taint> {
-    taints.iter().filter(|taint| taint.effect == "NoExecute")
-}
-
-/// When a pod with these tolerations has to go, which is on the node since `bound`. A taint that does not say since when
-/// it is there is taken as new. A pod that came later than the taint tolerates it from then on: counted from the taint,
-/// it would have to go at once, and so would whoever comes in its place.
+/// When a pod with these tolerations is to be evicted. `bound` is the time since when it is on the node.
+///
+/// A taint without `timeAdded` counts as new. For a pod that is younger than the taint, tolerationSeconds count from
+/// `bound`: counted from the taint, the pod and each pod that replaces it would be evicted at once.
 pub(crate) fn due(
     taints: &[Taint],
     tolerations: &[Toleration],
-    (bound, now): (Option<Timestamp>, Timestamp),
+    bound: Option<Timestamp>,
+    now: Timestamp,
 ) -> Due {
-    let ends = evicting(taints).filter_map(|taint| {
+    let ends = taints.iter().filter(|taint| evicts(taint)).filter_map(|taint| {
         let since = taint.time_added.as_ref().map_or(now, |time| time.0);
         end(taint, tolerations, bound.map_or(since, |bound| bound.max(since)))
     });
     ends.min().map_or(Due::Never, Due::At)
 }
 
-/// When one taint is not tolerated any more; nothing when it is for ever.
+/// When the toleration of one taint ends. None if it does not end.
 fn end(taint: &Taint, tolerations: &[Toleration], since: Timestamp) -> Option<Timestamp> {
     let matching: Vec<&Toleration> =
         tolerations.iter().filter(|toleration| tolerates(toleration, taint)).collect();
     if matching.is_empty() {
         return Some(since);
     }
-    // Of several the shortest counts; one without an end leaves the others' end as it is.
+    // The shortest tolerationSeconds count; a toleration without them does not extend the others.
     let seconds = matching.iter().filter_map(|toleration| toleration.toleration_seconds).min()?;
     let lasts = Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
     Some(since.checked_add(lasts).unwrap_or(Timestamp::MAX))
-}
-
-fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
-    let text = |field: &Option<String>| field.clone().unwrap_or_default();
-    let (effect, key) = (text(&toleration.effect), text(&toleration.key));
-    if !(effect.is_empty() || effect == taint.effect) || !(key.is_empty() || key == taint.key) {
-        return false;
-    }
-    match text(&toleration.operator).as_str() {
-        "Exists" => true,
-        "" | "Equal" => !key.is_empty() && text(&toleration.value) == taint.value.clone().unwrap_or_default(),
-        _ => false,
-    }
 }
 
 #[cfg(test)]
@@ -70,7 +55,7 @@ mod tests {
     fn since(bound: Option<Timestamp>, taints: Value, tolerations: Value) -> Due {
         let taints: Vec<Taint> = serde_json::from_value(taints).unwrap();
         let tolerations: Vec<Toleration> = serde_json::from_value(tolerations).unwrap();
-        due(&taints, &tolerations, (bound, at(1000)))
+        due(&taints, &tolerations, bound, at(1000))
     }
 
     fn of(taints: Value, tolerations: Value) -> Due {
@@ -78,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_came_after_the_taint_has_its_time_too() {
+    fn toleration_seconds_count_from_the_binding_of_a_pod_younger_than_the_taint() {
         let taint = json!([{"key": "a", "effect": "NoExecute", "timeAdded": "1970-01-01T00:05:00Z"}]);
         let tolerates = json!([{"key": "a", "operator": "Exists", "tolerationSeconds": 300}]);
         let ends = |bound| since(Some(at(bound)), taint.clone(), tolerates.clone());

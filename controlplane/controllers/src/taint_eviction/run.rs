@@ -1,4 +1,4 @@
-//! Deletes the pods that are due.
+//! Evicts the pods whose time has come.
 
 use std::sync::Arc;
 
@@ -10,18 +10,22 @@ use serde_json::json;
 use super::plan::{self, Due};
 use crate::context::Context;
 use crate::error::{Error, is_not_found};
-use crate::object::{Key, Node, Object, Pod};
+use crate::object::{Key, Node, ObjectExt, Pod};
 use crate::queue::{Next, Queue, until};
-use coracle_events::{Kind, seconds};
+use crate::timestamp::whole_seconds;
+use coracle_events::Event;
+use coracle_values::toleration::evicts;
 
 const COMPONENT: &str = "taint-eviction-controller";
 
-/// Has the queue told of nodes whose taints drive pods away, and of pods that are new or changed there.
+/// Queues nodes with changed NoExecute taints, and such nodes when a pod on them is new or changed.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.nodes.on_change(move |change| {
         let Some(node) = change.new else { return };
-        let taints = |node: &Arc<Node>| plan::evicting(node.taints()).cloned().collect::<Vec<_>>();
+        let taints = |node: &Arc<Node>| {
+            node.taints().iter().filter(|taint| evicts(taint)).cloned().collect::<Vec<_>>()
+        };
         if taints(node) != change.old.map(taints).unwrap_or_default() {
             own.add(node.key());
         }
@@ -30,7 +34,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     context.caches.pods.on_change(move |change| {
         let node = change.new.and_then(|pod| pod.spec.node_name.as_deref());
         let node = node.and_then(|node| nodes.get(&Key::new("", node)));
-        if let Some(node) = node.filter(|node| plan::evicting(node.taints()).next().is_some()) {
+        if let Some(node) = node.filter(|node| node.taints().iter().any(evicts)) {
             own.add(node.key());
         }
     });
@@ -39,20 +43,21 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
 /// One look at the pods of one node.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(node) = context.caches.nodes.get(&key) else { return Ok(Next::Wait) };
-    if plan::evicting(node.taints()).next().is_none() {
+    if !node.taints().iter().any(evicts) {
         return Ok(Next::Wait);
     }
     let pods = context.caches.pods.all().into_iter();
-    let pods = pods.filter(|pod| pod.spec.node_name.as_deref() == Some(node.name()) && !pod.deleting());
+    let pods =
+        pods.filter(|pod| pod.spec.node_name.as_deref() == Some(node.name()) && !pod.is_being_deleted());
     let (mut next, mut failed) = (None, None);
     for pod in pods {
         let now = Timestamp::now();
-        let Due::At(end) = plan::due(node.taints(), &pod.spec.tolerations, (pod.bound_since(), now)) else {
+        let Due::At(end) = plan::due(node.taints(), &pod.spec.tolerations, pod.bound_since(), now) else {
             continue;
         };
         match until(end, now) {
             Some(wait) => next = Some(next.map_or(wait, |next: std::time::Duration| next.min(wait))),
-            // One that cannot be deleted keeps no other.
+            // A failed eviction does not stop the others.
             None => failed = evict(context, &pod).await.err().or(failed),
         }
     }
@@ -68,13 +73,13 @@ async fn evict(context: &Context, pod: &Pod) -> Result<(), Error> {
         move |source| Error::Request { verb, object, source }
     };
     let message = format!("Marking for deletion Pod {}", pod.key());
-    context.record(pod, COMPONENT, (Kind::Normal, "TaintManagerEviction"), message);
+    context.record(pod, COMPONENT, Event::normal("TaintManagerEviction", message));
     let condition = json!({
         "type": "DisruptionTarget",
         "status": "True",
         "reason": "DeletionByTaintManager",
         "message": "Taint manager: deleting due to NoExecute taint",
-        "lastTransitionTime": seconds(Timestamp::now()),
+        "lastTransitionTime": whole_seconds(Timestamp::now()),
     });
     let patch = json!({"metadata": {"uid": pod.uid()}, "status": {"conditions": [condition]}});
     let pods: Api<Pod> = Api::namespaced(context.client.clone(), pod.namespace());

@@ -1,4 +1,4 @@
-//! Removes each when it is due.
+//! Deletes each token when it expires.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use kube::api::DeleteParams;
 
 use crate::context::Context;
 use crate::error::Error;
-use crate::object::{Key, Object};
+use crate::object::{Key, ObjectExt};
 use crate::queue::{Next, Queue, until};
 
-/// Has the queue told of every token.
+/// Queues every token.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.tokens.on_change(move |change| {
@@ -20,7 +20,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
 }
 
-/// One look at one token. What cannot be read as a time is over, for the API takes it so, too.
+/// Reconciles one token. An invalid expiration time counts as passed, as in the API server.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(token) = context.caches.tokens.get(&key) else { return Ok(Next::Wait) };
     let Some(expiration) = token.text("expiration") else { return Ok(Next::Wait) };
@@ -29,7 +29,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     {
         return Ok(Next::After(wait));
     }
-    tracing::info!(token = %key, "the bootstrap token has expired");
+    tracing::info!(token = %key, "deleting an expired bootstrap token");
     let failed = |source| Error::Request { verb: "delete", object: format!("Secret {key}"), source };
     context.writer(&context.caches.tokens).delete(&token, DeleteParams::default()).await.map_err(failed)?;
     Ok(Next::Wait)

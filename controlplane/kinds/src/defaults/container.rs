@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use super::{child_of, each, fill, present};
 
-/// Fills a container of any list.
+/// Sets the defaults of a container of any list.
 pub(super) fn container(container: &mut Map<String, Value>) {
     let policy = pull_policy(container.get("image").and_then(Value::as_str).unwrap_or_default());
     fill(container, "imagePullPolicy", policy);
@@ -33,7 +33,7 @@ pub(super) fn container(container: &mut Map<String, Value>) {
     }
 }
 
-/// What is not limited in its request gets the limit as its request.
+/// A resource with a limit but without a request gets the limit as its request.
 pub(super) fn requests_from_limits(container: &mut Map<String, Value>) {
     let Some(resources) = present(container, "resources") else { return };
     let Some(limits) = resources.get("limits").and_then(Value::as_object).cloned() else { return };
@@ -43,7 +43,7 @@ pub(super) fn requests_from_limits(container: &mut Map<String, Value>) {
     }
 }
 
-/// `latest` moves, so it is pulled each time; any other tag, and a digest, only when absent.
+/// `Always` for the tag `latest`, which changes; `IfNotPresent` for other tags and for digests.
 pub(super) fn pull_policy(image: &str) -> &'static str {
     if image.contains('@') {
         return "IfNotPresent";
@@ -59,7 +59,7 @@ fn fill_probe(probe: &mut Map<String, Value>) {
     for (name, value) in
         [("timeoutSeconds", 1), ("periodSeconds", 10), ("successThreshold", 1), ("failureThreshold", 3)]
     {
-        // Zero is how Go writes "not given" here.
+        // Go clients write 0 for an absent value.
         if probe.get(name).is_none_or(|old| old.is_null() || old == 0) {
             probe.insert(name.to_owned(), value.into());
         }

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::{child, child_of, fill};
 
-/// Every namespace carries its name as a label, so that selectors can name it.
+/// Every namespace has its name as a label, so that selectors can match it.
 pub(crate) fn namespace(object: &mut Value) {
     let name = object["metadata"]["name"].clone();
     let named = name.as_str().is_some_and(|text| !text.is_empty());
@@ -20,7 +20,7 @@ pub(crate) fn namespace(object: &mut Value) {
     }
 }
 
-/// Until the agent says otherwise, all of a node's capacity may be used.
+/// allocatable defaults to capacity until the agent writes it.
 pub(crate) fn node(object: &mut Value) {
     child(object, "spec");
     let Some(status) = child(object, "status") else { return };
@@ -29,7 +29,7 @@ pub(crate) fn node(object: &mut Value) {
     }
 }
 
-/// `stringData` is for writing only: it becomes `data`.
+/// Moves the write-only `stringData` into `data`.
 pub(crate) fn secret(object: &mut Value) {
     let Some(map) = object.as_object_mut() else { return };
     fill(map, "type", "Opaque");

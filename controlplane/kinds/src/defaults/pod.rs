@@ -8,7 +8,7 @@ use super::{child, child_of, each, fill};
 
 const LISTS: [&str; 3] = ["containers", "initContainers", "ephemeralContainers"];
 
-/// Fills a pod: all of a template's defaults and those that are not frozen into templates.
+/// Sets the defaults of a pod: those of pod templates, and those that templates do not have.
 pub(crate) fn pod(pod: &mut Value) {
     child(pod, "metadata");
     let Some(spec) = child(pod, "spec") else { return };
@@ -28,7 +28,7 @@ pub(crate) fn pod(pod: &mut Value) {
     }
 }
 
-/// Fills a pod template.
+/// Sets the defaults of a pod template.
 pub(super) fn template(template: &mut Map<String, Value>) {
     child_of(template, "metadata");
     if let Some(spec) = child_of(template, "spec") {
@@ -53,7 +53,7 @@ fn pod_spec(spec: &mut Map<String, Value>) {
     }
 }
 
-/// The old name of the field mirrors the new one.
+/// Copies the field to its deprecated name.
 fn service_account(spec: &mut Map<String, Value>) {
     let read = |name: &str| spec.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
     let name = read("serviceAccountName").or_else(|| read("serviceAccount")).map(str::to_owned);
@@ -63,7 +63,7 @@ fn service_account(spec: &mut Map<String, Value>) {
     }
 }
 
-/// On the host's network a container's port is the host's port.
+/// With hostNetwork each container port is also the host port.
 fn host_ports(container: &mut Map<String, Value>) {
     for port in each(container, "ports") {
         let number = port.get("containerPort").cloned().unwrap_or_default();

@@ -6,7 +6,7 @@ use super::{child, each, fill};
 
 const GROUP: &str = "rbac.authorization.k8s.io";
 
-/// The group of what is named, by its kind: service accounts are of the core group.
+/// The API group of a subject, by its kind: service accounts belong to the core group.
 pub(crate) fn binding(object: &mut Value) {
     if object["roleRef"].is_object()
         && let Some(role) = child(object, "roleRef")

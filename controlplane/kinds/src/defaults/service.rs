@@ -1,10 +1,10 @@
-//! Services and their endpoints. Addresses and ports of a Service are given out by the API server, not here.
+//! Services and their endpoints. The API server allocates a Service's addresses and ports.
 
 use serde_json::Value;
 
 use super::{child, child_of, each, fill};
 
-/// Fills a Service.
+/// Sets the defaults of a Service.
 pub(crate) fn service(object: &mut Value) {
     let Some(spec) = child(object, "spec") else { return };
     fill(spec, "type", "ClusterIP");
@@ -31,7 +31,7 @@ pub(crate) fn service(object: &mut Value) {
     for port in each(spec, "ports") {
         fill(port, "protocol", "TCP");
         let number = port.get("port").cloned().unwrap_or_default();
-        // Go clients write the zero of a port that was not given.
+        // Go clients write 0 for an absent port.
         if port.get("targetPort").is_none_or(|target| target.is_null() || *target == 0 || target == "") {
             port.insert("targetPort".to_owned(), number);
         }
@@ -41,7 +41,7 @@ pub(crate) fn service(object: &mut Value) {
     }
 }
 
-/// Fills an Endpoints.
+/// Sets the defaults of an Endpoints.
 pub(crate) fn endpoints(object: &mut Value) {
     let Some(map) = object.as_object_mut() else { return };
     for subset in each(map, "subsets") {
@@ -51,7 +51,7 @@ pub(crate) fn endpoints(object: &mut Value) {
     }
 }
 
-/// Fills an EndpointSlice.
+/// Sets the defaults of an EndpointSlice.
 pub(crate) fn endpoint_slice(object: &mut Value) {
     let Some(map) = object.as_object_mut() else { return };
     for port in each(map, "ports") {

@@ -1,13 +1,13 @@
-//! Volumes: modes, and emptyDir where no source is named.
+//! Volumes: file modes, and emptyDir as the default source.
 
 use serde_json::{Map, Value};
 
 use super::{child_of, each, fill, present};
 
-/// Readable by all, writable by the owner (0644).
+/// Default file mode: 0644.
 const MODE: i64 = 0o644;
 
-/// Fills one volume of a pod.
+/// Sets the defaults of one volume of a pod.
 pub(super) fn volume(volume: &mut Map<String, Value>) {
     if !volume.keys().any(|name| name != "name") {
         child_of(volume, "emptyDir");

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use super::{child, child_of, fill, pod};
 
-/// Fills a Deployment.
+/// Sets the defaults of a Deployment.
 pub(crate) fn deployment(object: &mut Value) {
     let Some(spec) = child(object, "spec") else { return };
     fill(spec, "replicas", 1);
@@ -22,7 +22,7 @@ pub(crate) fn deployment(object: &mut Value) {
     child(object, "status");
 }
 
-/// Fills a ReplicaSet.
+/// Sets the defaults of a ReplicaSet.
 pub(crate) fn replica_set(object: &mut Value) {
     let Some(spec) = child(object, "spec") else { return };
     fill(spec, "replicas", 1);

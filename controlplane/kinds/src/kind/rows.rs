@@ -1,4 +1,4 @@
-//! The rows of the table. A new kind is a row here, a root in `schema/generate.py` and the functions that it names.
+//! The rows of the table. A new kind needs a row here, a root in `schema/generate.py`, and its own functions.
 
 mod rbac;
 
@@ -63,7 +63,7 @@ const fn sub(
 
 const SCALE: Subresource = sub("scale", ("autoscaling", "v1", "Scale"), GET_PATCH_UPDATE);
 
-/// A kind that is only asked for: one POST, one answer.
+/// A kind that is not stored: it supports `create` only.
 const fn review(group: &'static str, kind: &'static str, plural: &'static str, schema: &'static str) -> Kind {
     Kind { group, kind, plural, namespaced: false, verbs: CREATE, schema, ..KIND }
 }
@@ -188,7 +188,7 @@ const NODES: Kind = Kind {
     rules: Rules {
         defaults: defaults::object::node,
         validate: validate::node::node,
-        // A node comes with its status: the agent registers with all that it knows.
+        // A new node keeps its status, because the agent registers with a complete status.
         writes: WITH_STATUS,
         columns: table::node::COLUMNS,
         cells: table::node::cells,
@@ -451,7 +451,7 @@ const LEASES: Kind = Kind {
     ..KIND
 };
 
-/// Which storage drivers a node has. Kubernetes' own kubelet is not Ready before it has written its own.
+/// CSINode: the storage drivers of a node. The upstream kubelet is not Ready before it has written this object.
 const CSI_NODES: Kind = Kind {
     group: "storage.k8s.io",
     kind: "CSINode",

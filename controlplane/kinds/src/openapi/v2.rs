@@ -1,7 +1,7 @@
 //! The OpenAPI v2 document, as JSON and as the protobuf message that kubectl reads.
 //!
-//! kubectl validates with it what it cannot have validated by the server, such as `kind: List`. Message and field
-//! numbers: `openapiv2/OpenAPIv2.proto` of gnostic.
+//! kubectl uses it to validate what the API server cannot, such as `kind: List`. Message and field numbers:
+//! `openapiv2/OpenAPIv2.proto` of gnostic.
 
 use serde_json::{Map, Value, json};
 
@@ -49,7 +49,7 @@ pub fn protobuf() -> Vec<u8> {
     message.0
 }
 
-/// A schema in the form of version 2: a reference stands alone beside the description.
+/// A schema in the form of OpenAPI v2, where a reference has no siblings except the description.
 fn schema_of(schema: &Value) -> Value {
     match schema {
         Value::Object(map) => {
@@ -78,7 +78,7 @@ fn reference_of(value: &Value) -> Value {
     value.as_str().unwrap_or_default().replace(V3, V2).into()
 }
 
-/// Of each kind the path whose PATCH says which parameters writes have: clients look for no more.
+/// One path per kind, with the parameters of its PATCH. Clients need no other paths.
 fn paths() -> Map<String, Value> {
     let patched = KINDS.iter().filter(|kind| kind.has_verb("patch"));
     patched
@@ -102,7 +102,7 @@ fn paths() -> Map<String, Value> {
 
 // === messages ===
 
-/// A protobuf message that is being written.
+/// A protobuf message under construction.
 #[derive(Default)]
 struct Message(Vec<u8>);
 
@@ -125,14 +125,14 @@ impl Message {
         self.bytes(field, &message.0);
     }
 
-    /// A text, unless it is absent.
+    /// Writes a text, if present.
     fn text(&mut self, field: usize, value: &Value) {
         if let Some(text) = value.as_str() {
             self.bytes(field, text.as_bytes());
         }
     }
 
-    /// The members whose names begin with `x-`.
+    /// Writes the members whose names start with `x-`.
     fn extensions(&mut self, field: usize, object: &Value) {
         for (name, value) in entries(object).filter(|(name, _)| name.starts_with("x-")) {
             self.message(field, named(name, any(value)));
@@ -155,7 +155,7 @@ fn named(name: &str, value: Message) -> Message {
     message
 }
 
-/// Any value is YAML, of which JSON is a part.
+/// `Any` with a value in YAML; JSON is valid YAML.
 fn any(value: &Value) -> Message {
     let mut message = Message::default();
     message.bytes(2, value.to_string().as_bytes());
@@ -229,7 +229,7 @@ mod tests {
     use super::*;
     use crate::protobuf::wire::{Reader, WireValue};
 
-    /// The messages and texts under a field number.
+    /// The messages and texts with a field number.
     fn under(message: &[u8], wanted: u32) -> Vec<&[u8]> {
         let mut reader = Reader::new(message);
         let mut found = Vec::new();

@@ -1,8 +1,8 @@
-//! RFC 6902 with limits on what a short patch may build or cost.
+//! JSON patch (RFC 6902) with limits on the size and the cost of the result.
 //!
-//! Upstream limits the operations and the accumulated size of `copy`. The depth and the steps are limited here too:
-//! `move` can nest an object deeper than a recursive encoder can follow, and inserting at the front of a long list moves
-//! all its elements.
+//! Upstream limits the number of operations and the total size of `copy`. Here the depth and the steps are limited,
+//! too: `move` can nest an object deeper than a recursive encoder can handle, and inserting at the front of a long list
+//! moves all its elements.
 
 use json_patch::PatchOperation;
 use serde::Deserialize;
@@ -14,20 +14,20 @@ use super::PatchError;
 const MAX_OPERATIONS: usize = 10_000;
 /// Maximum bytes that the `copy` operations of one patch add, as upstream (`JSONPatchMaxCopyBytes`).
 const MAX_COPIED: usize = 3 << 20;
-/// Maximum nesting of an object while it is patched: what the JSON decoder accepts.
+/// Maximum depth of an object while it is patched: the limit of the JSON decoder.
 const MAX_DEPTH: usize = 120;
 /// Maximum nodes that the operations of one patch visit or move.
 const MAX_STEPS: usize = 50_000_000;
 
 /// Size of a part of an object.
 struct Measure {
-    /// Bytes of its compact encoding, without escapes.
+    /// Bytes of the compact encoding, without escapes.
     bytes: usize,
     nodes: usize,
     depth: usize,
 }
 
-/// What the operations of one patch have used.
+/// Cost of the operations so far.
 #[derive(Default)]
 struct Used {
     copied: usize,
@@ -58,7 +58,7 @@ pub(super) fn apply(object: &Value, patch: &Value) -> Result<Value, PatchError> 
 // === impl Used ===
 
 impl Used {
-    /// Adds what an operation is going to cost.
+    /// Adds the cost of an operation before it runs.
     fn count(&mut self, object: &Value, operation: &PatchOperation) -> Result<(), PatchError> {
         let at = operation.path().as_str();
         self.step(siblings(object, at))?;
@@ -88,7 +88,7 @@ impl Used {
         }
     }
 
-    /// A value of that size is put at a pointer.
+    /// Checks the depth of a value of this size at a pointer.
     fn place(&mut self, at: &str, size: &Measure) -> Result<(), PatchError> {
         let depth = at.bytes().filter(|byte| *byte == b'/').count() + size.depth;
         if depth > MAX_DEPTH {
@@ -110,7 +110,7 @@ impl Used {
     }
 }
 
-/// The elements of the list that a pointer leads into: an insertion or a removal moves them.
+/// The number of elements in the list of a pointer: an insertion or a removal moves them.
 fn siblings(object: &Value, pointer: &str) -> usize {
     let parent = pointer.rsplit_once('/').and_then(|(parent, _)| object.pointer(parent));
     parent.and_then(Value::as_array).map_or(1, |list| list.len() + 1)
@@ -150,7 +150,7 @@ mod tests {
     fn copies_are_limited_in_total() {
         let object = json!({"data": {"a": "x".repeat(1000)}});
         let double = |at| json!({"op": "copy", "from": "/data", "path": format!("/data/b{at}")});
-        // Each copy contains the one before it, so that the size doubles: 30 of them would be a terabyte.
+        // Each copy contains the previous one, so the size doubles: 30 copies would be a terabyte.
         let message = too_large(&object, (0..30).map(double).collect());
         assert!(message.starts_with("Unable to complete the copy, the accumulated size"), "{message}");
         let few: Value = (0..3).map(double).collect();

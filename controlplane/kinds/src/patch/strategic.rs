@@ -1,4 +1,4 @@
-//! Strategic merge: lists whose definition says so are merged by their key instead of being replaced.
+//! Strategic merge patch: lists with a patch merge key in their definition are merged by that key.
 //!
 //! Directives: `$patch: replace|delete` in a map or a list element, `$retainKeys`, `$setElementOrder/<list>`,
 //! `$deleteFromPrimitiveList/<list>`, and null for "remove". Elements are identified by the one patch merge key
@@ -33,10 +33,10 @@ fn malformed(text: &str) -> PatchError {
     PatchError::Malformed(text.to_owned())
 }
 
-/// What the definition says about one field; nothing for fields of free-form maps.
+/// The definition of one field. None for fields of free-form maps.
 struct FieldInfo<'a> {
     markers: PatchMarkers,
-    /// The object's or, for lists and maps, the element's definition.
+    /// The definition of the object or, for lists and maps, of the elements.
     inner: Option<&'a Definition>,
 }
 
@@ -98,7 +98,7 @@ fn merge_map(
     Ok(original)
 }
 
-/// Drops what `$retainKeys` does not list.
+/// Removes the keys that `$retainKeys` does not list.
 fn retain_keys(original: &mut Object, patch: &mut Object) -> Result<(), PatchError> {
     let Some(directive) = patch.remove(RETAIN_KEYS) else { return Ok(()) };
     let Value::Array(kept) = directive else { return Err(malformed("invalid patch format of retainKeys")) };
@@ -111,7 +111,7 @@ fn retain_keys(original: &mut Object, patch: &mut Object) -> Result<(), PatchErr
     Ok(())
 }
 
-/// Merges the lists whose order the patch gives, and puts them into that order.
+/// Merges the lists with a `$setElementOrder`, and puts them into that order.
 fn merge_ordered_lists(
     original: &mut Object,
     patch: &mut Object,
@@ -150,7 +150,7 @@ fn merge_ordered_lists(
     Ok(())
 }
 
-/// The elements that a patch sends must stand in the order that it asks for.
+/// The elements in a patch must have the order of its `$setElementOrder`.
 fn check_order(items: &[Value], order: &[Value], key: Option<&str>) -> Result<(), PatchError> {
     let mut last = 0;
     let places = Places::of(order, key);
@@ -212,7 +212,7 @@ fn merge_list(old: Vec<Value>, new: Vec<Value>, info: &FieldInfo<'_>) -> Result<
     Ok(in_order(merged, &new, &server, Some(key)))
 }
 
-/// Handles `$patch` in list elements: what is deleted or replaced, and the elements left to merge.
+/// Applies `$patch` directives of list elements. Returns the elements to merge.
 fn apply_element_directives(
     mut old: Vec<Value>,
     new: Vec<Value>,
@@ -243,7 +243,7 @@ fn apply_element_directives(
     Ok((old, rest))
 }
 
-/// A part of the patch that meets nothing in the object: directives and nulls mean nothing there.
+/// Removes directives and nulls from a part of the patch that the object does not have.
 fn strip(value: Value) -> Value {
     match value {
         Value::Object(map) => {

@@ -1,4 +1,4 @@
-//! The table of checks: which one applies at which level and version.
+//! The table of checks, by level and version.
 
 mod baseline;
 mod profile;
@@ -11,13 +11,13 @@ use serde_json::Value;
 
 use super::{Level, LevelVersion, Version, Violation};
 
-/// A pod as the checks read it.
+/// The parts of a pod that the checks read.
 pub(super) struct Pod<'a> {
     pub(super) annotations: &'a Value,
     pub(super) spec: &'a Value,
 }
 
-/// A check: nothing when the pod passes.
+/// A check. None if the pod passes.
 pub(super) type Check = fn(&Pod<'_>) -> Option<Violation>;
 
 /// A check with its revisions, each with the first minor version of Kubernetes that has it.
@@ -57,7 +57,7 @@ const BASELINE: &[Row] = &[
     row("windowsHostProcess", &[(0, baseline::host_process)]),
 ];
 
-/// Sorted by id; they come after those of the baseline.
+/// Sorted by id. They run after the baseline checks.
 const RESTRICTED: &[Row] = &[
     row(
         "allowPrivilegeEscalation",
@@ -79,7 +79,7 @@ const RESTRICTED: &[Row] = &[
     },
 ];
 
-/// The checks of a level and version. A version that is newer than all checks has the newest.
+/// The checks of a level and version. A version newer than all checks gets the newest revision of each.
 pub(super) fn selected(at: LevelVersion) -> Vec<Check> {
     let minor = match at.version {
         Version::Latest => u32::MAX,
@@ -113,12 +113,12 @@ impl<'a> Pod<'a> {
             .flat_map(move |list| spec[list].as_array().into_iter().flatten())
     }
 
-    /// The names of the containers for which something holds.
+    /// The names of the containers that satisfy the predicate.
     fn named(&self, mut holds: impl FnMut(&Value) -> bool) -> Vec<String> {
         self.containers().filter(|container| holds(container)).map(name).collect()
     }
 
-    /// Whether the pod has a user namespace of its own.
+    /// Whether the pod has its own user namespace.
     fn has_user_namespace(&self) -> bool {
         self.spec["hostUsers"] == false
     }
@@ -151,7 +151,7 @@ fn listed(names: &[String]) -> String {
     format!("{} {}", plural(names.len(), "container", "containers"), quoted(names))
 }
 
-/// `pod and containers "a", "b"`; empty when neither is meant.
+/// `pod and containers "a", "b"`; empty without pod and containers.
 fn setters(pod: bool, containers: &[String]) -> String {
     let mut all = Vec::new();
     if pod {

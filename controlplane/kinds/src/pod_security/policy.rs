@@ -8,7 +8,7 @@ use crate::validate::{Cause, Causes, Path};
 /// Prefix of the labels and of the audit annotations.
 pub const PREFIX: &str = "pod-security.kubernetes.io/";
 
-/// What is done with a pod at each level.
+/// The action on a violation, each with its level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// Violations are rejected.
@@ -48,7 +48,8 @@ impl Policy {
             policy.warn.level = level.unwrap_or(Level::Privileged);
         }
         let has_version = read.version("warn-version", &mut policy.warn);
-        // A namespace that enforces more than the default warns about the same, so that workloads get a warning.
+        // If a namespace enforces a stricter level than the default, it also warns at that level, so that workloads
+        // get a warning.
         if let (None, Some(Some(level))) = (warn, enforce)
             && level > policy.warn.level
         {
@@ -60,7 +61,7 @@ impl Policy {
         (policy, read.causes.into_list())
     }
 
-    /// Whether nothing is checked.
+    /// Whether no checks apply.
     pub fn is_privileged(&self) -> bool {
         [self.enforce, self.audit, self.warn].iter().all(|mode| mode.level == Level::Privileged)
     }
@@ -72,7 +73,7 @@ impl Policy {
             && self.warn.is_equivalent(&other.warn)
     }
 
-    /// The modes that labels set and that check something: `enforce=baseline:latest, warn=…`.
+    /// The modes with checks that labels set: `enforce=baseline:latest, warn=…`.
     pub fn labelled(&self, labels: &Value) -> String {
         let modes = [("enforce", self.enforce), ("audit", self.audit), ("warn", self.warn)];
         let is_set = |name: &str| {

@@ -1,4 +1,4 @@
-//! The generated table: message → field numbers, JSON names and types.
+//! The generated table of messages: field numbers, JSON names and types.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -28,12 +28,12 @@ pub(super) struct Message {
 /// One field.
 pub(super) struct Field {
     number: u32,
-    /// JSON name; empty where a message's fields stand in place of it.
+    /// JSON name; empty if the message's fields are inlined.
     pub(super) name: Box<str>,
     pub(super) r#type: Type,
     pub(super) repeated: bool,
     pub(super) map: bool,
-    /// Whether a zero is a value; otherwise it means "absent".
+    /// Whether zero is a value; otherwise it means absent.
     pub(super) keep_zero: bool,
 }
 
@@ -54,7 +54,7 @@ pub(super) enum Type {
     Message(MessageId),
 }
 
-/// The table, inflated on first use.
+/// The table, decompressed at its first use.
 pub(super) fn tables() -> &'static Tables {
     &TABLES
 }
@@ -73,12 +73,12 @@ impl Tables {
         Tables { messages, names }
     }
 
-    /// The message of a definition's name.
+    /// The message of a definition.
     pub(super) fn find(&self, name: &str) -> Option<&Message> {
         self.names.get(name).map(|id| self.get(*id))
     }
 
-    /// The message of that index.
+    /// The message with this index.
     pub(super) fn get(&self, id: MessageId) -> &Message {
         &self.messages[usize::from(id.0)]
     }
@@ -93,13 +93,13 @@ impl Message {
         Message { fields: fields.into() }
     }
 
-    /// The field of that number.
+    /// The field with this number.
     pub(super) fn field(&self, number: u32) -> Option<&Field> {
         let at = self.fields.binary_search_by_key(&number, |field| field.number).ok()?;
         self.fields.get(at)
     }
 
-    /// Whether the message is only there to carry a list.
+    /// Whether the message only wraps a list.
     pub(super) fn is_wrapper(&self) -> bool {
         matches!(&*self.fields, [field] if field.name.is_empty() && field.repeated)
     }

@@ -1,10 +1,10 @@
 //! The protobuf wire format: tags, varints, lengths.
 
-/// Bytes that do not follow the format.
+/// The bytes are malformed.
 #[derive(Debug)]
 pub(crate) struct WireError(pub(crate) &'static str);
 
-/// One value as it is on the wire.
+/// One value in wire format.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum WireValue<'a> {
     Varint(u64),
@@ -13,7 +13,7 @@ pub(crate) enum WireValue<'a> {
     Bytes(&'a [u8]),
 }
 
-/// Goes through the fields of one message.
+/// Iterates over the fields of one message.
 pub(crate) struct Reader<'a> {
     rest: &'a [u8],
 }
@@ -29,7 +29,7 @@ impl<'a> Reader<'a> {
         self.rest.is_empty()
     }
 
-    /// The next field's number and value.
+    /// Number and value of the next field.
     pub(crate) fn next(&mut self) -> Result<Option<(u32, WireValue<'a>)>, WireError> {
         if self.rest.is_empty() {
             return Ok(None);
@@ -50,7 +50,7 @@ impl<'a> Reader<'a> {
         Ok(Some((number, value)))
     }
 
-    /// A base-128 number of at most ten bytes.
+    /// A varint of at most ten bytes.
     pub(crate) fn varint(&mut self) -> Result<u64, WireError> {
         let mut number = 0;
         for shift in (0..70).step_by(7) {

@@ -1,16 +1,16 @@
-//! Brings a tree into the form of its definition: types checked, unknown fields noted and dropped, texts canonical.
+//! Checks a tree against its definition: checks types, records and removes unknown fields, makes texts canonical.
 
 use base64::Engine;
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 
 use super::model::{Definition, Property, Schemas, Shape, schemas};
-use crate::quantity::Quantity;
+use coracle_values::Quantity;
 
-/// Maximum noted unknown fields: each is written with its path, which may be as long as the text.
+/// Maximum number of recorded unknown fields: the path of each can be as long as the text.
 const MAX_NOTES: usize = 100;
 
-/// Where a value stands, in the two forms that messages use.
+/// The path of a value, in the two forms of messages.
 #[derive(Clone, Default)]
 struct Place {
     /// `spec.containers[0].name`.
@@ -32,7 +32,7 @@ impl Place {
     }
 }
 
-/// Checks and normalizes an object in place. Returns the unknown fields' messages, or the first type error.
+/// Checks and normalizes an object in place. Returns the messages for unknown fields, or the first type error.
 pub(super) fn conform(definition: &Definition, value: &mut Value) -> Result<Vec<String>, String> {
     let mut check = Check { schemas: schemas(), unknown: Vec::new() };
     let Value::Object(map) = value else {
@@ -170,7 +170,7 @@ impl Check {
     }
 }
 
-/// Whether the value already is as the shape wants it, without looking inside.
+/// Whether the value has the type of the shape. Does not check elements.
 fn is_scalar_ok(shape: &Shape, value: &Value) -> bool {
     match shape {
         Shape::Bool => value.is_boolean(),
@@ -185,7 +185,7 @@ fn is_scalar_ok(shape: &Shape, value: &Value) -> bool {
     }
 }
 
-/// Go leaves out empty lists, maps and byte strings, save where the field must be there.
+/// Go omits empty lists, maps and byte strings, except in required fields.
 fn is_dropped_when_empty(property: &Property, value: &Value) -> bool {
     !property.required
         && match (&property.shape, value) {
@@ -195,7 +195,7 @@ fn is_dropped_when_empty(property: &Property, value: &Value) -> bool {
         }
 }
 
-/// A null inside a list or map stands for the zero value of its type.
+/// A null in a list or map means the zero value of its type.
 fn fill_null(shape: &Shape, value: &mut Value) {
     if value.is_null() {
         *value = match shape {
@@ -239,7 +239,7 @@ fn go_value(value: &Value) -> &'static str {
     }
 }
 
-/// A number that does not fit is shown with its digits.
+/// A number that does not fit, with all its digits.
 fn go_number(value: &Value) -> String {
     match value {
         Value::Number(number) => format!("number {number}"),

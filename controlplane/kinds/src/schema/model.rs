@@ -1,4 +1,4 @@
-//! The definitions as compact structs, read once from the generated file; descriptions stay compressed.
+//! The definitions as compact structs, read once from the generated file. Descriptions stay compressed.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -14,7 +14,7 @@ static SCHEMAS: LazyLock<Schemas> = LazyLock::new(Schemas::load);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DefinitionId(u16);
 
-/// Everything known about types.
+/// All definitions.
 #[derive(Default)]
 pub(crate) struct Schemas {
     definitions: Vec<Definition>,
@@ -44,9 +44,9 @@ pub(crate) struct Property {
 /// `x-kubernetes-patch-*` of a field.
 #[derive(Default, Clone, Debug)]
 pub(crate) struct PatchMarkers {
-    /// Lists are merged instead of replaced.
+    /// Whether lists are merged instead of replaced.
     pub(crate) merge: bool,
-    /// What identifies an element of a merged list of objects.
+    /// The merge key of a list of objects.
     pub(crate) merge_key: Option<Box<str>>,
 }
 
@@ -73,7 +73,7 @@ pub(crate) enum Shape {
     Map(Box<Shape>),
 }
 
-/// The schemas, inflated on first use.
+/// The schemas, decompressed at their first use.
 pub(crate) fn schemas() -> &'static Schemas {
     &SCHEMAS
 }
@@ -81,7 +81,7 @@ pub(crate) fn schemas() -> &'static Schemas {
 /// The text of the generated file, with descriptions.
 pub(crate) fn inflate(packed: &[u8]) -> String {
     let mut text = String::new();
-    // The bytes are part of the program: a failure here fails the unit tests, and leaves nothing to report at run time.
+    // The bytes are part of the program. A failure fails the unit tests; it cannot happen at run time.
     let _ = flate2::read::DeflateDecoder::new(packed).read_to_string(&mut text);
     text
 }
@@ -107,12 +107,12 @@ impl Schemas {
         Schemas { definitions, names: ids }
     }
 
-    /// The definition of that name.
+    /// The definition with this name.
     pub(crate) fn find(&self, name: &str) -> Option<&Definition> {
         self.names.get(name).map(|id| self.get(*id))
     }
 
-    /// The definition of that index.
+    /// The definition with this index.
     pub(crate) fn get(&self, id: DefinitionId) -> &Definition {
         &self.definitions[usize::from(id.0)]
     }
@@ -139,13 +139,13 @@ impl Definition {
         Definition { name: Box::from(name), properties: properties.into() }
     }
 
-    /// The field of that name.
+    /// The field with this name.
     pub(crate) fn property(&self, name: &str) -> Option<&Property> {
         let at = self.properties.binary_search_by(|property| property.name.as_ref().cmp(name)).ok()?;
         self.properties.get(at)
     }
 
-    /// The Go struct's name, as decoding errors show it.
+    /// The name of the Go struct, for decoding errors.
     pub(crate) fn short_name(&self) -> &str {
         self.name.rsplit_once('.').map_or(&self.name, |(_, short)| short)
     }

@@ -1,9 +1,9 @@
-//! The order of messages about fields: that of the document, which the tree does not keep.
+//! The order of messages about fields: the order of the document, which the tree does not have.
 
 use std::collections::HashMap;
 
-/// Hash of a path such as `spec.containers[0].name` (FNV-1a over its text), extended from the hash of the parent so
-/// that a key costs its own length and not that of its path.
+/// Hash of a path such as `spec.containers[0].name` (FNV-1a over its text). It extends the hash of the parent, so the
+/// cost of a key is its own length, not the length of its path.
 #[derive(Clone, Copy)]
 pub(super) struct PathHash(u64);
 
@@ -36,8 +36,8 @@ impl PathHash {
     }
 }
 
-/// Sorts messages of the form `unknown field "path"` by the place of the path in the document. For a duplicate that is
-/// the second place. Two paths with one hash only change places.
+/// Sorts messages of the form `unknown field "path"` by the position of the path in the document, for a duplicate by its
+/// second position. A hash collision only changes the order.
 pub(super) fn by_document(notes: &mut [String], keys: &[u64]) {
     if notes.len() < 2 || keys.is_empty() {
         return;

@@ -1,4 +1,4 @@
-//! Reads JSON text into a tree and notes keys that are given twice.
+//! Parses JSON text into a tree and records duplicate keys.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -9,10 +9,10 @@ use serde_json::{Map, Number, Value};
 use super::Parsed;
 use super::order::PathHash;
 
-/// Maximum noted duplicates: each is written with its path, which may be as long as the text.
+/// Maximum number of recorded duplicates: the path of each can be as long as the text.
 const MAX_NOTES: usize = 100;
 
-/// Reads one JSON value that fills the whole text.
+/// Parses one JSON value that takes the whole text.
 pub(super) fn parse(bytes: &[u8]) -> Result<Parsed, serde_json::Error> {
     let duplicates = RefCell::new(Vec::new());
     let mut reader = serde_json::Deserializer::from_slice(bytes);
@@ -23,7 +23,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Parsed, serde_json::Error> {
     Ok(Parsed { value, duplicates: duplicates.into_inner(), keys: keys.into_inner() })
 }
 
-/// Where in the tree the reader is; a chain on the stack, written out only when needed.
+/// The position of the parser in the tree: a chain on the stack, formatted only when needed.
 enum Path<'a> {
     Root,
     Field(&'a Path<'a>, &'a str),

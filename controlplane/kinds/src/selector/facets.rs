@@ -1,8 +1,10 @@
-//! The parts of an encoded object that selectors read, parsed once and kept beside it.
+//! Facets: the labels and selectable fields of an encoded object. They are read once and kept beside the object.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, value::RawValue};
+
+use coracle_values::label_selector::LabelSelector;
 
 use super::fields;
 use crate::Kind;
@@ -11,14 +13,14 @@ use crate::Kind;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facets {
     labels: Box<[(Box<str>, Box<str>)]>,
-    /// By the name of the field; empty values are left out.
+    /// Values by field name. Empty values are left out.
     fields: Box<[(&'static str, Box<str>)]>,
 }
 
 // === impl Facets ===
 
 impl Facets {
-    /// Reads the facets of an encoded object. The rest of the object is skipped, not parsed into a tree.
+    /// Reads the facets of an encoded object. The parser skips the rest of the object.
     pub fn read(kind: &Kind, json: &[u8]) -> Facets {
         let selectable = fields::COMMON.iter().chain(kind.fields);
         let mut paths: Vec<Vec<&str>> =
@@ -38,13 +40,18 @@ impl Facets {
         self.labels.iter().find(|(name, _)| **name == *key).map(|(_, value)| &**value)
     }
 
-    /// The value of a selectable field as text; empty when the object does not have it.
+    /// Whether the labels match a selector.
+    pub fn match_labels(&self, selector: &LabelSelector) -> bool {
+        selector.matches_by(|key| self.label(key))
+    }
+
+    /// The value of a selectable field as text; empty if the object does not have it.
     pub fn field(&self, name: &str) -> &str {
         self.fields.iter().find(|(known, _)| *known == name).map_or("", |(_, value)| value)
     }
 }
 
-/// The fields of an encoded object that the paths lead to; null when the text is not an object.
+/// The fields of an encoded object at these paths; null if the text is not an object.
 fn part(text: &str, paths: &[&[&str]]) -> Value {
     let Ok(members) = serde_json::from_str::<BTreeMap<String, &RawValue>>(text) else { return Value::Null };
     let mut found = Map::new();
@@ -70,7 +77,7 @@ mod tests {
 
     use super::*;
     use crate::kind::KINDS;
-    use crate::selector::{FieldSelector, LabelSelector};
+    use crate::selector::FieldSelector;
 
     #[test]
     fn facets_select_as_the_whole_object_does() {
@@ -92,12 +99,12 @@ mod tests {
         let facets = Facets::read(crate::kind::by_kind("v1", "Pod").unwrap(), text.as_bytes());
         for selector in ["app=web", "app!=web", "!app", "x=", "y", "app in (a,web),x"] {
             let selector = LabelSelector::parse(selector).unwrap();
-            assert_eq!(selector.matches_facets(&facets), selector.matches_object(&object), "{selector}");
+            assert_eq!(facets.match_labels(&selector), selector.matches_object(&object), "{selector}");
         }
     }
 
     #[test]
-    fn what_is_no_object_has_no_facets_and_absent_flags_are_false() {
+    fn other_texts_have_no_facets_and_absent_flags_are_false() {
         let pod = crate::kind::by_kind("v1", "Pod").unwrap();
         for text in ["", "null", "[1]", "{\"spec\":7}", "{\"metadata\":{\"labels\":[]}}"] {
             let facets = Facets::read(pod, text.as_bytes());

@@ -1,10 +1,10 @@
-//! The fields that each kind can be selected by.
+//! The fields for field selectors of each kind.
 
 use serde_json::Value;
 
 use super::Field;
 
-/// Text at a path of names; empty when absent.
+/// The text at a path; empty if absent.
 fn text(object: &Value, path: &[&str]) -> String {
     let value = path.iter().fold(object, |value, name| &value[*name]);
     match value {
@@ -14,12 +14,12 @@ fn text(object: &Value, path: &[&str]) -> String {
     }
 }
 
-/// Booleans that are absent are false.
+/// The boolean at a path; false if absent.
 fn flag(object: &Value, path: &[&str]) -> String {
     path.iter().fold(object, |value, name| &value[*name]).as_bool().unwrap_or(false).to_string()
 }
 
-/// Numbers that are absent are zero.
+/// The number at a path; 0 if absent.
 fn count(object: &Value, path: &[&str]) -> String {
     path.iter().fold(object, |value, name| &value[*name]).as_i64().unwrap_or(0).to_string()
 }
@@ -33,7 +33,7 @@ macro_rules! field {
     };
 }
 
-/// What every kind can be selected by.
+/// The fields of every kind.
 pub(crate) const COMMON: &[Field] = &[field!(text: metadata.name), field!(text: metadata.namespace)];
 
 pub(crate) const POD: &[Field] = &[

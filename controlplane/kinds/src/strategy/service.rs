@@ -1,4 +1,4 @@
-//! Fields of a Service that its type decides about.
+//! Fields of a Service that depend on its type.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! Spans of time as people read them: `45s`, `3m12s`, `4d`, `2y13d`.
+//! Durations in tables: `45s`, `3m12s`, `4d`, `2y13d`.
 
 use jiff::Timestamp;
 use serde_json::Value;
@@ -11,7 +11,7 @@ pub(super) fn age(from: &Value, now: Timestamp) -> String {
     }
 }
 
-/// A number of seconds with at most two units, fewer the longer it is.
+/// A duration in seconds with at most two units.
 pub(super) fn span(seconds: i64) -> String {
     let (minutes, hours) = (seconds / 60, seconds / 3600);
     let days = hours / 24;

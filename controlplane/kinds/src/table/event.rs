@@ -35,7 +35,7 @@ pub(crate) fn cells(event: &Value, now: Timestamp) -> Vec<Value> {
         source(event).into(),
         text(&event["message"]).trim().into(),
         age(first, now).into(),
-        // One that does not count itself has happened once.
+        // An event without a count happened once.
         count.max(1).into(),
         name(event),
     ]

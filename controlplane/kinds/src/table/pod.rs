@@ -18,7 +18,7 @@ pub(crate) const COLUMNS: &[Column] = &[
     wide(string("Readiness Gates", "Readiness gates that hold, of all.")),
 ];
 
-/// What the containers' states add up to.
+/// The status of a pod, derived from its containers.
 struct Summary {
     reason: String,
     ready: usize,
@@ -91,8 +91,8 @@ fn initial_reason(status: &Value) -> String {
     reason.unwrap_or_default().to_owned()
 }
 
-/// Goes through the init containers up to the first that is not done. Returns the sidecars' restarts when the
-/// ordinary containers are the ones to look at.
+/// Evaluates the init containers up to the first unfinished one. If all are done, returns the restarts of the sidecars:
+/// then the containers determine the status.
 fn add_init_containers(spec: &Value, status: &Value, summary: &mut Summary) -> Option<(i64, Value)> {
     let total = items(&spec["initContainers"]).len();
     let (mut sidecar_restarts, mut sidecar_last) = (0, Value::Null);
@@ -149,7 +149,7 @@ fn add_containers(status: &Value, summary: &mut Summary) {
 fn add_restarts(container: &Value, restarts: &mut i64, last: &mut Value) {
     *restarts += container["restartCount"].as_i64().unwrap_or(0);
     let ended = &container["lastState"]["terminated"]["finishedAt"];
-    // RFC 3339 texts in UTC sort as their times do.
+    // RFC 3339 texts in UTC have the same order as their times.
     if ended.as_str() > last.as_str() {
         *last = ended.clone();
     }

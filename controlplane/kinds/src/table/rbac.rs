@@ -1,4 +1,4 @@
-//! Role bindings: what is bound to whom.
+//! Role bindings: role and subjects.
 
 use jiff::Timestamp;
 use serde_json::Value;

@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::{AGE, Column, NAME, created, items, name, or_none, string, wide};
 use crate::selector::LabelSelector;
 
-/// How many addresses are shown before "+ N more...".
+/// Number of addresses that are shown before "+ N more...".
 const SHOWN: usize = 3;
 
 pub(crate) const COLUMNS: &[Column] = &[

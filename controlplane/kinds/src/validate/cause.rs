@@ -1,10 +1,10 @@
-//! Violations and the paths that they name.
+//! Causes: violations with their field paths.
 
 use std::fmt;
 
 use serde_json::Value;
 
-/// One violation, as `details.causes` carries it.
+/// One violation, as in `details.causes` of a Status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cause {
     /// `FieldValueRequired`, `FieldValueInvalid`, …
@@ -15,7 +15,7 @@ pub struct Cause {
     pub message: String,
 }
 
-/// Where a value stands: `spec.containers[0].resources.limits[cpu]`.
+/// The path of a value: `spec.containers[0].resources.limits[cpu]`.
 #[derive(Clone, Debug)]
 pub struct Path(String);
 
@@ -28,24 +28,24 @@ pub struct Causes {
 // === impl Path ===
 
 impl Path {
-    /// A field at the top.
+    /// The path of a top-level field.
     pub fn root(name: &str) -> Path {
         Path(name.to_owned())
     }
 
-    /// A field in the object here.
+    /// The path of a field of this object.
     #[must_use]
     pub fn field(&self, name: &str) -> Path {
         Path(format!("{}.{name}", self.0))
     }
 
-    /// An element of the list here.
+    /// The path of an element of this list.
     #[must_use]
     pub fn index(&self, index: usize) -> Path {
         Path(format!("{}[{index}]", self.0))
     }
 
-    /// An entry of the map here.
+    /// The path of an entry of this map.
     #[must_use]
     pub fn key(&self, key: &str) -> Path {
         Path(format!("{}[{key}]", self.0))
@@ -61,54 +61,54 @@ impl fmt::Display for Path {
 // === impl Causes ===
 
 impl Causes {
-    /// Whether nothing is wrong.
+    /// Whether there are no violations.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 
-    /// What is wrong, in the order found.
+    /// The violations in the order of their discovery.
     pub fn into_list(self) -> Vec<Cause> {
         self.list
     }
 
-    /// A value must be given.
+    /// Adds: a required value is missing.
     pub fn required(&mut self, path: &Path, detail: &str) {
         self.add("FieldValueRequired", path, with("Required value".to_owned(), detail));
     }
 
-    /// A value is wrong.
+    /// Adds: a value is invalid.
     pub fn invalid(&mut self, path: &Path, value: &Value, detail: &str) {
         self.add("FieldValueInvalid", path, with(format!("Invalid value: {value}"), detail));
     }
 
-    /// A value may not be given here.
+    /// Adds: a value is forbidden here.
     pub fn forbidden(&mut self, path: &Path, detail: &str) {
         self.add("FieldValueForbidden", path, with("Forbidden".to_owned(), detail));
     }
 
-    /// A value is none of those that are known.
+    /// Adds: a value is not one of the supported values.
     pub fn unsupported(&mut self, path: &Path, value: &Value, supported: &[&str]) {
         let known: Vec<String> = supported.iter().map(|word| format!("{word:?}")).collect();
         let message = format!("Unsupported value: {value}: supported values: {}", known.join(", "));
         self.add("FieldValueNotSupported", path, message);
     }
 
-    /// A value is given twice.
+    /// Adds: a value is duplicate.
     pub fn duplicate(&mut self, path: &Path, value: &Value) {
         self.add("FieldValueDuplicate", path, format!("Duplicate value: {value}"));
     }
 
-    /// A value names something that is not there.
+    /// Adds: a value refers to something that does not exist.
     pub fn not_found(&mut self, path: &Path, value: &Value) {
         self.add("FieldValueNotFound", path, format!("Not found: {value}"));
     }
 
-    /// A value is too long.
+    /// Adds: a value is too long.
     pub fn too_long(&mut self, path: &Path, max: usize) {
         self.add("FieldValueTooLong", path, format!("Too long: may not be more than {max} bytes"));
     }
 
-    /// One of the known words, or an error; `required` when empty.
+    /// Checks that a value is one of the supported words. An empty value is a missing one.
     pub fn one_of(&mut self, path: &Path, value: &Value, supported: &[&str]) {
         match value.as_str() {
             None | Some("") => self.required(path, ""),
@@ -117,14 +117,14 @@ impl Causes {
         }
     }
 
-    /// Not below zero; absent is fine.
+    /// Checks that a number is not negative. It may be absent.
     pub fn not_negative(&mut self, path: &Path, value: &Value) {
         if value.as_i64().is_some_and(|number| number < 0) {
             self.invalid(path, value, "must be greater than or equal to 0");
         }
     }
 
-    /// Within bounds; absent is fine.
+    /// Checks that a number is within bounds. It may be absent.
     pub fn in_range(&mut self, path: &Path, value: &Value, bounds: std::ops::RangeInclusive<i64>) {
         if value.as_i64().is_some_and(|number| !bounds.contains(&number)) {
             let detail = format!("must be between {} and {}, inclusive", bounds.start(), bounds.end());
@@ -132,7 +132,7 @@ impl Causes {
         }
     }
 
-    /// Each problem of a format is one violation.
+    /// Adds one violation for each problem of a format.
     pub(crate) fn format(&mut self, path: &Path, value: &str, problems: Vec<String>) {
         for problem in problems {
             self.invalid(path, &value.into(), &problem);

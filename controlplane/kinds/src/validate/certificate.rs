@@ -1,4 +1,4 @@
-//! Certificate signing requests: what may be asked for, and what approvers and signers may change of one.
+//! Certificate signing requests: valid contents, and allowed changes by approvers and signers.
 
 use base64::Engine;
 use serde_json::Value;
@@ -8,7 +8,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::{Causes, Path, format, items, text};
 
-/// Uses of a key that a request may name, in upstream's order.
+/// Key usages that a request may have, in upstream's order.
 const USAGES: &[&str] = &[
     "signing",
     "digital signature",
@@ -51,7 +51,7 @@ pub(crate) fn signing_request(causes: &mut Causes, object: &Value, old: Option<&
     status(causes, object, old);
 }
 
-/// Conditions and certificate, which each way of writing checks.
+/// Conditions and certificate, which every write checks.
 pub(crate) fn status(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     let path = Path::root("status");
     conditions(causes, &path.field("conditions"), &object["status"]["conditions"]);
@@ -76,7 +76,7 @@ pub(crate) fn status(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     }
 }
 
-/// A request in PEM whose signature is made with the key that is to be certified.
+/// Checks a PKCS#10 request in PEM, and that it is signed with its own key.
 fn request(value: &Value) -> Result<(), &'static str> {
     let pem = decode(value).ok_or("PEM block type must be CERTIFICATE REQUEST")?;
     if pem.label != "CERTIFICATE REQUEST" {
@@ -87,7 +87,7 @@ fn request(value: &Value) -> Result<(), &'static str> {
     request.verify_signature().map_err(|_wrong| "the signature is not that of the request's own key")
 }
 
-/// One certificate or a chain of them.
+/// Checks one certificate or a certificate chain.
 fn chain(value: &Value) -> Result<(), &'static str> {
     let bytes = base64::engine::general_purpose::STANDARD.decode(text(value));
     let bytes = bytes.map_err(|_invalid| "must be valid base64")?;
@@ -123,7 +123,7 @@ fn usages(causes: &mut Causes, path: &Path, usages: &Value) {
     }
 }
 
-/// `example.com/name`: the domain is whose signer it is.
+/// Checks a signer name: `example.com/name`.
 fn signer(causes: &mut Causes, path: &Path, value: &Value) {
     let name = text(value);
     if name.is_empty() {

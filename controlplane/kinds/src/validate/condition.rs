@@ -1,4 +1,4 @@
-//! Conditions of the one form that newer kinds share (`meta/v1` Condition).
+//! Conditions of the type `meta/v1` Condition.
 
 use serde_json::Value;
 

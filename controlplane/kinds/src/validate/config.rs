@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::{Causes, Path, entries, format, text};
 
-/// All values together, in bytes.
+/// Maximum bytes of all values together.
 const MAX_SIZE: usize = 1024 * 1024;
 
 pub(crate) fn config_map(causes: &mut Causes, object: &Value, old: Option<&Value>) {
@@ -47,7 +47,7 @@ pub(crate) fn secret(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     }
 }
 
-/// What each type of secret must hold.
+/// Checks the required keys of each type of Secret.
 fn typed(causes: &mut Causes, object: &Value) {
     let data = &object["data"];
     let mut need = |key: &str| {
@@ -101,7 +101,7 @@ fn immutable(causes: &mut Causes, new: &Value, old: &Value, fields: &[&str]) {
     }
 }
 
-/// Length of what base64 text stands for.
+/// The decoded length of a base64 text.
 fn decoded_length(value: &Value) -> usize {
     let text = text(value);
     text.trim_end_matches('=').len() * 3 / 4

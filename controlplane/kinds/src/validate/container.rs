@@ -1,4 +1,4 @@
-//! Containers of all three lists.
+//! Containers, init containers and ephemeral containers.
 
 use std::collections::HashSet;
 
@@ -157,7 +157,7 @@ fn mounts(causes: &mut Causes, path: &Path, container: &Value, volumes: &Volumes
     }
 }
 
-/// A path below something else; empty is fine.
+/// Checks a relative path without `..`. It may be empty.
 pub(super) fn relative(causes: &mut Causes, path: &Path, value: &str) {
     if value.starts_with('/') {
         causes.invalid(path, &value.into(), "must be a relative path");

@@ -1,4 +1,4 @@
-//! Environment variables and where they come from.
+//! Environment variables and their sources.
 
 use serde_json::Value;
 
@@ -25,7 +25,7 @@ const RESOURCES: &[&str] = &[
     "requests.memory",
 ];
 
-/// `env` and `envFrom` of a container.
+/// Checks `env` and `envFrom` of a container.
 pub(super) fn all(causes: &mut Causes, path: &Path, container: &Value) {
     for (index, variable) in items(&container["env"]) {
         let here = path.field("env").index(index);
@@ -77,7 +77,7 @@ fn source(causes: &mut Causes, path: &Path, variable: &Value) {
     }
 }
 
-/// A field of the pod itself: one of the listed, or an entry of its labels or annotations.
+/// Checks a fieldRef: one of the listed fields, or an entry of labels or annotations.
 pub(super) fn field_reference(causes: &mut Causes, path: &Path, reference: &Value, supported: &[&str]) {
     match text(&reference["apiVersion"]) {
         "" => causes.required(&path.field("apiVersion"), ""),
@@ -107,7 +107,7 @@ pub(super) fn field_reference(causes: &mut Causes, path: &Path, reference: &Valu
     }
 }
 
-/// A resource of a container; a volume must name the container.
+/// Checks a resourceFieldRef. In a volume it must name the container.
 pub(super) fn resource_reference(causes: &mut Causes, path: &Path, reference: &Value, named: bool) {
     if named && text(&reference["containerName"]).is_empty() {
         causes.required(&path.field("containerName"), "");

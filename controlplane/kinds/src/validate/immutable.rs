@@ -1,4 +1,4 @@
-//! What an update may change in a pod: images, tolerations (only more of them), deadlines.
+//! Allowed updates of a pod's spec: images, additional tolerations, deadlines.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use super::{Causes, Path, items};
 
 const ONLY: &str = "pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
 
-/// Compares the specs before and after.
+/// Compares the old with the new spec.
 pub(super) fn pod(causes: &mut Causes, new: &Value, old: &Value) {
     let path = Path::root("spec");
     for list in ["containers", "initContainers"] {
@@ -29,7 +29,7 @@ pub(super) fn pod(causes: &mut Causes, new: &Value, old: &Value) {
         free.push(grace);
     }
     if items(&old["schedulingGates"]).next().is_some() {
-        // Until it is scheduled, such a pod may still be narrowed to fewer nodes.
+        // A pod with scheduling gates may still be restricted to fewer nodes.
         free.extend(["nodeSelector", "affinity"]);
     }
     let pair = (compared.as_object_mut(), old.as_object());

@@ -1,4 +1,4 @@
-//! Metadata of every object.
+//! Object metadata.
 
 use serde_json::Value;
 
@@ -6,10 +6,10 @@ use super::{Causes, Path, entries, format, items, text};
 use crate::Kind;
 use crate::kind::NameRule;
 
-/// All annotations together, in bytes.
+/// Maximum bytes of all annotations together.
 const MAX_ANNOTATIONS: usize = 256 * 1024;
 
-/// Rules that hold at any time.
+/// Rules for every write.
 pub(super) fn create(causes: &mut Causes, kind: &Kind, object: &Value) {
     let (path, metadata) = (Path::root("metadata"), &object["metadata"]);
     names(causes, kind, &path, metadata);
@@ -23,7 +23,7 @@ pub(super) fn create(causes: &mut Causes, kind: &Kind, object: &Value) {
     }
 }
 
-/// What no update may change.
+/// Rules for updates: immutable metadata.
 pub(super) fn update(causes: &mut Causes, new: &Value, old: &Value) {
     let path = Path::root("metadata");
     let fields =
@@ -58,7 +58,7 @@ fn names(causes: &mut Causes, kind: &Kind, path: &Path, metadata: &Value) {
     };
     let (name, prefix) = (text(&metadata["name"]), text(&metadata["generateName"]));
     if !prefix.is_empty() {
-        // What will be appended makes a trailing dash good.
+        // A trailing dash is valid, because the generated suffix follows it.
         let sample = format!("{}a", prefix);
         causes.format(&path.field("generateName"), prefix, rule(&sample));
     }
@@ -76,7 +76,7 @@ fn names(causes: &mut Causes, kind: &Kind, path: &Path, metadata: &Value) {
     }
 }
 
-/// A map of labels.
+/// Checks a map of labels.
 pub(super) fn labels(causes: &mut Causes, path: &Path, labels: &Value) {
     for (key, value) in entries(labels) {
         causes.format(path, key, format::qualified_name(key));

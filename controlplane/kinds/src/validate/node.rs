@@ -1,4 +1,4 @@
-//! Nodes, and what they say of their storage drivers.
+//! Nodes and CSINodes.
 
 use std::collections::HashSet;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{Causes, Path, format, items, text};
 
-/// Bytes of a storage driver's name for a node.
+/// Maximum bytes of a storage driver's node id.
 const LONGEST_NODE_ID: usize = 192;
 
 pub(crate) fn node(causes: &mut Causes, node: &Value, old: Option<&Value>) {

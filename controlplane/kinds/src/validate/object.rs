@@ -15,7 +15,7 @@ pub(crate) fn namespace(causes: &mut Causes, object: &Value, _old: Option<&Value
 pub(crate) fn event(causes: &mut Causes, event: &Value, _old: Option<&Value>) {
     let about = text(&event["involvedObject"]["namespace"]);
     let own = text(&event["metadata"]["namespace"]);
-    // Events about objects without a namespace are kept in the default one.
+    // Events about cluster-scoped objects are in the namespace `default`.
     let good = about == own || (about.is_empty() && matches!(own, "default" | "kube-system"));
     if !good {
         let path = Path::root("involvedObject").field("namespace");

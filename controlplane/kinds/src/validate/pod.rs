@@ -21,7 +21,7 @@ pub(crate) fn pod(causes: &mut Causes, pod: &Value, old: Option<&Value>) {
     }
 }
 
-/// The ephemeral containers after a change: valid, and none removed or altered.
+/// Checks changed ephemeral containers: they must be valid, and none may be removed or changed.
 pub(super) fn ephemeral_update(causes: &mut Causes, new: &Value, old: &Value) {
     spec(causes, &Path::root("spec"), &new["spec"]);
     let path = Path::root("spec").field("ephemeralContainers");
@@ -41,7 +41,7 @@ pub(super) fn ephemeral_update(causes: &mut Causes, new: &Value, old: &Value) {
     }
 }
 
-/// A pod's spec, also within a template.
+/// Checks the spec of a pod or a pod template.
 pub(super) fn spec(causes: &mut Causes, path: &Path, spec: &Value) {
     let volumes = volume::volumes(causes, &path.field("volumes"), &spec["volumes"]);
     container::all(causes, path, spec, &volumes);
@@ -128,7 +128,7 @@ fn dns(causes: &mut Causes, path: &Path, spec: &Value) {
     }
 }
 
-/// Ports of the node: on its network they must be the same, and no two containers may take the same one.
+/// Checks host ports: with hostNetwork they equal the container ports, and no two containers may have the same one.
 fn host_network(causes: &mut Causes, path: &Path, spec: &Value) {
     let shared = spec["hostNetwork"] == true;
     let mut taken = HashSet::new();

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::{Causes, Path, items, service, text};
 
-/// The probes and hooks of a container that may have them.
+/// Checks the probes and hooks of a container.
 pub(super) fn all(causes: &mut Causes, path: &Path, container: &Value) {
     for name in ["livenessProbe", "readinessProbe", "startupProbe"] {
         let probe = &container[name];
@@ -46,7 +46,7 @@ fn probe(causes: &mut Causes, path: &Path, probe: &Value) {
     }
 }
 
-/// Exactly one way of asking.
+/// Checks that a probe has exactly one handler.
 fn handler(causes: &mut Causes, path: &Path, handler: &Value, kinds: &[&str]) {
     let given = kinds.iter().filter(|kind| !handler[**kind].is_null());
     let mut count = 0;

@@ -98,7 +98,7 @@ fn subject(causes: &mut Causes, path: &Path, subject: &Value, namespaced: bool) 
             if !text(group).is_empty() {
                 causes.unsupported(&path.field("apiGroup"), group, &[""]);
             }
-            // In a RoleBinding an absent namespace means the binding's own.
+            // In a RoleBinding an absent namespace means the binding's namespace.
             if !namespaced && text(&subject["namespace"]).is_empty() {
                 causes.required(&path.field("namespace"), "");
             }

@@ -3,9 +3,9 @@
 use serde_json::Value;
 
 use super::{Causes, Path, entries, format};
-use crate::quantity::Quantity;
+use coracle_values::Quantity;
 
-/// A container's `resources`.
+/// Checks `resources` of a container.
 pub(super) fn container(causes: &mut Causes, path: &Path, resources: &Value) {
     for list in ["limits", "requests"] {
         for (name, amount) in entries(&resources[list]) {
@@ -63,7 +63,7 @@ fn quantity(causes: &mut Causes, path: &Path, name: &str, amount: &Value) {
     }
 }
 
-/// Resources that somebody else than Kubernetes defines.
+/// Whether a resource is an extended one: its domain does not belong to Kubernetes.
 fn is_extended(name: &str) -> bool {
     name.split_once('/').is_some_and(|(domain, _)| !domain.ends_with("kubernetes.io"))
 }

@@ -1,10 +1,10 @@
-//! Where a pod may run: tolerations, node selectors, affinity, spreading.
+//! Scheduling fields: tolerations, node selectors, affinity, topology spread.
 
 use serde_json::Value;
 
 use super::{Causes, Path, format, items, meta, text, workload};
 
-/// The parts of a spec that speak to the scheduler.
+/// Checks the scheduling fields of a spec.
 pub(super) fn spec(causes: &mut Causes, path: &Path, spec: &Value) {
     meta::labels(causes, &path.field("nodeSelector"), &spec["nodeSelector"]);
     tolerations(causes, &path.field("tolerations"), &spec["tolerations"]);

@@ -6,10 +6,10 @@ use serde_json::Value;
 
 use super::{Causes, Path, items, text};
 
-/// The largest user or group that Kubernetes accepts.
+/// Largest valid user id and group id.
 const MAX_ID: i64 = i32::MAX as i64;
 
-/// A pod's security context.
+/// Checks the security context of a pod.
 pub(super) fn pod(causes: &mut Causes, path: &Path, context: &Value) {
     for name in ["runAsUser", "runAsGroup", "fsGroup"] {
         causes.in_range(&path.field(name), &context[name], 0..=MAX_ID);
@@ -38,7 +38,7 @@ pub(super) fn pod(causes: &mut Causes, path: &Path, context: &Value) {
     }
 }
 
-/// A container's security context.
+/// Checks the security context of a container.
 pub(super) fn container(causes: &mut Causes, path: &Path, context: &Value) {
     for name in ["runAsUser", "runAsGroup"] {
         causes.in_range(&path.field(name), &context[name], 0..=MAX_ID);

@@ -95,7 +95,7 @@ fn number(causes: &mut Causes, path: &Path, value: &Value) {
     }
 }
 
-/// A port's number or name.
+/// Checks the number or name of a port.
 pub(super) fn target(causes: &mut Causes, path: &Path, value: &Value) {
     match value {
         Value::String(name) => causes.format(path, name, format::port_name(name)),
@@ -104,7 +104,7 @@ pub(super) fn target(causes: &mut Causes, path: &Path, value: &Value) {
     }
 }
 
-/// An address stays, save where the type no longer has one.
+/// Checks that a cluster IP does not change, unless the new type has none.
 fn same_address(causes: &mut Causes, path: &Path, new: &Value, old: &Value) {
     let before = text(&old["clusterIP"]);
     let keeps = |spec: &Value| text(&spec["type"]) != "ExternalName";

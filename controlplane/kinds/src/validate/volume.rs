@@ -1,4 +1,4 @@
-//! Volumes of pods: names, exactly one source, and what each source needs.
+//! Volumes of pods: names, exactly one source, rules of each source.
 
 use std::collections::HashSet;
 
@@ -7,9 +7,9 @@ use serde_json::Value;
 use super::container::relative;
 use super::env::{field_reference, resource_reference};
 use super::{Causes, Path, entries, format, items, text};
-use crate::quantity::Quantity;
+use coracle_values::Quantity;
 
-/// Names of the volumes that mounts may refer to.
+/// The names of volumes, for mounts.
 pub(super) type Volumes<'a> = HashSet<&'a str>;
 
 const HOST_PATH_TYPES: &[&str] =
@@ -17,7 +17,7 @@ const HOST_PATH_TYPES: &[&str] =
 const VOLUME_FIELDS: &[&str] =
     &["metadata.annotations", "metadata.labels", "metadata.name", "metadata.namespace", "metadata.uid"];
 
-/// All volumes of a spec; returns their names.
+/// Checks all volumes of a spec. Returns their names.
 pub(super) fn volumes<'a>(causes: &mut Causes, path: &Path, volumes: &'a Value) -> Volumes<'a> {
     let mut names = HashSet::new();
     for (index, volume) in items(volumes) {
@@ -108,7 +108,7 @@ fn mode(causes: &mut Causes, path: &Path, mode: &Value) {
     }
 }
 
-/// `items` of a config map or secret, and the mode of their files.
+/// Checks `items` of a config map or secret, and the file modes.
 fn keys(causes: &mut Causes, path: &Path, source: &Value) {
     mode(causes, &path.field("defaultMode"), &source["defaultMode"]);
     for (index, item) in items(&source["items"]) {

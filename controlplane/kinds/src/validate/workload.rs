@@ -47,7 +47,7 @@ pub(crate) fn controller_revision(causes: &mut Causes, object: &Value, old: Opti
     }
 }
 
-/// Counts in a status.
+/// Checks the counts in a status.
 pub(super) fn status(causes: &mut Causes, status: &Value) {
     let path = Path::root("status");
     for name in ["observedGeneration", "replicas", "updatedReplicas", "readyReplicas", "availableReplicas"] {
@@ -77,7 +77,7 @@ fn selector(causes: &mut Causes, path: &Path, spec: &Value, what: &str) {
         }
         Ok(parsed) => {
             let labels = &spec["template"]["metadata"]["labels"];
-            if !parsed.matches(labels) {
+            if !parsed.matches_by(|key| labels.get(key).and_then(Value::as_str)) {
                 let at = path.field("template").field("metadata").field("labels");
                 causes.invalid(&at, labels, "`selector` does not match template `labels`");
             }
@@ -86,7 +86,7 @@ fn selector(causes: &mut Causes, path: &Path, spec: &Value, what: &str) {
     }
 }
 
-/// The parts of a LabelSelector.
+/// Checks a LabelSelector.
 pub(super) fn label_selector(causes: &mut Causes, path: &Path, selector: &Value) {
     meta::labels(causes, &path.field("matchLabels"), &selector["matchLabels"]);
     for (index, expression) in items(&selector["matchExpressions"]) {

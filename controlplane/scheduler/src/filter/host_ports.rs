@@ -1,4 +1,4 @@
-//! A port of the node belongs to one pod.
+//! Filter NodePorts: a host port belongs to one pod of a node.
 
 use super::Refusal;
 use crate::object::Pod;
@@ -20,7 +20,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_taken_port_is_not_given_twice() {
+    fn a_host_port_in_use_is_refused() {
         let pod = |name: &str, port: i32| {
             fixture::pod(name, json!({"containers": [{"ports": [{"containerPort": 80, "hostPort": port}]}]}))
         };

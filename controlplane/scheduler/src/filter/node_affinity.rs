@@ -1,49 +1,27 @@
-//! A pod's node selector and required node affinity.
+//! Filter NodeAffinity: node selector and required node affinity.
 
-use k8s_openapi::api::core::v1::{NodeSelectorRequirement, NodeSelectorTerm};
+use coracle_values::label_selector::has_all;
+use coracle_values::node_selector::term_matches;
 
 use super::Refusal;
 use crate::object::Pod;
-use crate::snapshot::{Candidate, Facts};
+use crate::snapshot::Candidate;
 
 pub(crate) fn refuse(pod: &Pod, node: Candidate<'_>) -> Vec<Refusal> {
-    let mut selector = pod.spec.node_selector.iter().flatten();
-    let selected = selector.all(|(name, value)| node.facts.labels.get(name) == Some(value));
+    let selected = has_all(Some(&node.facts.labels), pod.spec.node_selector.as_ref());
     let affinity = pod.spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
     let required =
         affinity.and_then(|node| node.required_during_scheduling_ignored_during_execution.as_ref());
     let required = required.is_none_or(|required| {
-        required.node_selector_terms.iter().any(|term| term_matches(term, node.facts))
+        required
+            .node_selector_terms
+            .iter()
+            .any(|term| term_matches(term, &node.facts.labels, &node.facts.name))
     });
     if selected && required {
         return Vec::new();
     }
     vec!["node(s) didn't match Pod's node affinity/selector".to_owned()]
-}
-
-/// Whether the node meets every requirement of the term. An empty term matches nothing.
-pub(crate) fn term_matches(term: &NodeSelectorTerm, node: &Facts) -> bool {
-    let expressions = term.match_expressions.as_deref().unwrap_or_default();
-    let fields = term.match_fields.as_deref().unwrap_or_default();
-    let name =
-        |requirement: &NodeSelectorRequirement| (requirement.key == "metadata.name").then_some(&node.name);
-    !(expressions.is_empty() && fields.is_empty())
-        && expressions.iter().all(|requirement| meets(requirement, node.labels.get(&requirement.key)))
-        && fields.iter().all(|requirement| meets(requirement, name(requirement)))
-}
-
-fn meets(requirement: &NodeSelectorRequirement, value: Option<&String>) -> bool {
-    let values = requirement.values.as_deref().unwrap_or_default();
-    let numbers = || Some((value?.parse::<i64>().ok()?, values.first()?.parse::<i64>().ok()?));
-    match requirement.operator.as_str() {
-        "In" => value.is_some_and(|value| values.contains(value)),
-        "NotIn" => value.is_none_or(|value| !values.contains(value)),
-        "Exists" => value.is_some(),
-        "DoesNotExist" => value.is_none(),
-        "Gt" => numbers().is_some_and(|(own, bound)| own > bound),
-        "Lt" => numbers().is_some_and(|(own, bound)| own < bound),
-        _ => false,
-    }
 }
 
 #[cfg(test)]
@@ -74,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn one_term_must_match_whole_and_each_operator_means_what_it_says() {
+    fn one_term_must_match_with_all_of_its_expressions() {
         let cases = [
             (expression("disk", "In", &["hdd", "ssd"]), true),
             (expression("disk", "NotIn", &["ssd"]), false),

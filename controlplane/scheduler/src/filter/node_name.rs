@@ -1,4 +1,4 @@
-//! A pod that names a node goes there or nowhere.
+//! Filter NodeName: a pod with a node name runs on that node only.
 
 use super::Refusal;
 use crate::object::Pod;
@@ -20,7 +20,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn only_the_named_node_will_do() {
+    fn only_the_named_node_is_accepted() {
         let snapshot = fixture::snapshot(&[fixture::node("a", json!({}))]);
         let node = snapshot.candidates().next().unwrap();
         assert!(refuse(&fixture::pod("p", json!({})), node).is_empty());

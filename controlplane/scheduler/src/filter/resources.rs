@@ -1,4 +1,4 @@
-//! A node gives no more than it has.
+//! Filter NodeResourcesFit: requests may not exceed what the node has free.
 
 use super::Refusal;
 use crate::object::Pod;
@@ -13,12 +13,12 @@ pub(crate) fn refuse(pod: &Pod, node: Candidate<'_>) -> Vec<Refusal> {
         reasons.push("Too many pods".to_owned());
     }
     let named = [
-        ("cpu", wanted.cpu, has.cpu - given.cpu),
+        ("cpu", wanted.cpu_millis, has.cpu_millis - given.cpu_millis),
         ("memory", wanted.memory, has.memory - given.memory),
-        ("ephemeral-storage", wanted.storage, has.storage - given.storage),
+        ("ephemeral-storage", wanted.ephemeral_storage, has.ephemeral_storage - given.ephemeral_storage),
     ];
     let others = wanted.others.iter().map(|(name, amount)| {
-        let of = |map: &std::collections::BTreeMap<String, i64>| map.get(name).copied().unwrap_or_default();
+        let of = |map: &std::collections::BTreeMap<String, i128>| map.get(name).copied().unwrap_or_default();
         (name.as_str(), *amount, of(&has.others) - of(&given.others))
     });
     for (name, amount, free) in named.into_iter().chain(others) {
@@ -40,7 +40,7 @@ mod tests {
     }
 
     #[test]
-    fn every_resource_that_is_short_is_named() {
+    fn every_insufficient_resource_is_named() {
         let mut snapshot = fixture::snapshot(&[fixture::node("a", json!({"/status/allocatable/pods": "2"}))]);
         snapshot.place(&pod("first", json!({"cpu": "3"})), "a");
         let reasons = |pod: &Pod, snapshot: &crate::snapshot::Snapshot| {

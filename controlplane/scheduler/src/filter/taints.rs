@@ -1,43 +1,18 @@
-//! A tainted node takes only pods that tolerate every taint that forbids scheduling.
+//! Filter TaintToleration: the pod must tolerate every NoSchedule and NoExecute taint.
 
-use k8s_openapi::api::core::v1::{Taint, Toleration};
+use coracle_values::toleration::{forbids_scheduling, is_tolerated};
 
 use super::Refusal;
 use crate::object::Pod;
 use crate::snapshot::Candidate;
 
 pub(crate) fn refuse(pod: &Pod, node: Candidate<'_>) -> Vec<Refusal> {
-    let mut forbidding =
-        node.facts.taints.iter().filter(|taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute"));
-    if forbidding.all(|taint| tolerates(pod, taint)) {
+    let tolerations = pod.tolerations();
+    let mut forbidding = node.facts.taints.iter().filter(|taint| forbids_scheduling(taint));
+    if forbidding.all(|taint| is_tolerated(taint, tolerations)) {
         return Vec::new();
     }
     vec!["node(s) had untolerated taint(s)".to_owned()]
-}
-
-/// Whether one of the pod's tolerations covers the taint.
-pub(crate) fn tolerates(pod: &Pod, taint: &Taint) -> bool {
-    pod.spec.tolerations.iter().flatten().any(|toleration| covers(toleration, taint))
-}
-
-fn covers(toleration: &Toleration, taint: &Taint) -> bool {
-    let text = |value: &Option<String>| value.clone().unwrap_or_default();
-    let (key, effect) = (text(&toleration.key), text(&toleration.effect));
-    if !effect.is_empty() && effect != taint.effect {
-        return false;
-    }
-    if !key.is_empty() && key != taint.key {
-        return false;
-    }
-    let (own, value) = (text(&toleration.value), text(&taint.value));
-    let numbers = || Some((value.parse::<i64>().ok()?, own.parse::<i64>().ok()?));
-    match toleration.operator.as_deref() {
-        None | Some("" | "Equal") => !key.is_empty() && own == value,
-        Some("Exists") => true,
-        Some("Lt") => numbers().is_some_and(|(taint, bound)| taint < bound),
-        Some("Gt") => numbers().is_some_and(|(taint, bound)| taint > bound),
-        Some(_) => false,
-    }
 }
 
 #[cfg(test)]
@@ -53,7 +28,7 @@ mod tests {
     }
 
     #[test]
-    fn tolerations_cover_taints_by_key_value_and_effect() {
+    fn tolerations_match_taints_by_key_value_and_effect() {
         let taint = |effect: &str| json!({"key": "k", "value": "v", "effect": effect});
         assert!(refused(taint("NoSchedule"), json!([])));
         assert!(refused(taint("NoExecute"), json!([])));

@@ -1,8 +1,9 @@
-//! A cordoned node takes only pods that tolerate it.
+//! Filter NodeUnschedulable: only pods with the matching toleration run on a cordoned node.
 
+use coracle_values::toleration::is_tolerated;
 use k8s_openapi::api::core::v1::Taint;
 
-use super::{Refusal, tolerates};
+use super::Refusal;
 use crate::object::Pod;
 use crate::snapshot::Candidate;
 
@@ -12,7 +13,7 @@ pub(crate) fn refuse(pod: &Pod, node: Candidate<'_>) -> Vec<Refusal> {
         effect: "NoSchedule".to_owned(),
         ..Taint::default()
     };
-    if node.facts.unschedulable && !tolerates(pod, &taint) {
+    if node.facts.unschedulable && !is_tolerated(&taint, pod.tolerations()) {
         return vec!["node(s) were unschedulable".to_owned()];
     }
     Vec::new()
@@ -25,7 +26,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_cordoned_node_takes_only_who_tolerates_it() {
+    fn a_cordoned_node_accepts_only_pods_with_the_toleration() {
         let snapshot = fixture::snapshot(&[fixture::node("a", json!({"/spec/unschedulable": true}))]);
         let node = snapshot.candidates().next().unwrap();
         assert_eq!(refuse(&fixture::pod("p", json!({})), node), ["node(s) were unschedulable"]);

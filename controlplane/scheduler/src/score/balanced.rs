@@ -1,6 +1,6 @@
-//! Nodes whose CPU and memory would be used in like parts are better.
+//! Score NodeResourcesBalancedAllocation: nodes with similar use of CPU and memory are better.
 
-use super::BEST;
+use super::{BEST, share};
 use crate::object::Pod;
 use crate::request::of_pod;
 use crate::snapshot::Candidate;
@@ -8,10 +8,11 @@ use crate::snapshot::Candidate;
 pub(crate) fn score(pod: &Pod, nodes: &[Candidate<'_>]) -> Vec<i64> {
     let own = of_pod(&pod.spec);
     // In hundredths, at most all.
-    let part = |has: i64, given: i64| if has <= 0 { BEST } else { (given * BEST / has).min(BEST) };
+    let part = |has: i128, given: i128| if has <= 0 { BEST } else { share(given, has).min(BEST) };
     let mark = |node: &Candidate<'_>| {
         let (has, given) = (&node.facts.allocatable, &node.info.requested);
-        let (cpu, memory) = (part(has.cpu, given.cpu + own.cpu), part(has.memory, given.memory + own.memory));
+        let cpu = part(has.cpu_millis, given.cpu_millis + own.cpu_millis);
+        let memory = part(has.memory, given.memory + own.memory);
         // The deviation of two values from their mean is half their distance.
         BEST - (cpu - memory).abs() / 2
     };
@@ -25,7 +26,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_node_short_of_one_resource_only_is_worse() {
+    fn a_node_with_unequal_use_of_its_resources_is_worse() {
         let pod = |name: &str, cpu: &str, memory: &str| {
             let requests = json!({"cpu": cpu, "memory": memory});
             fixture::pod(name, json!({"containers": [{"resources": {"requests": requests}}]}))

@@ -1,16 +1,21 @@
-//! Nodes with more CPU and memory left are better.
+//! Score NodeResourcesFit (LeastAllocated): nodes with more free CPU and memory are better.
 
-use super::BEST;
+use super::share;
 use crate::object::Pod;
 use crate::request::of_pod;
 use crate::snapshot::{Candidate, weight_of};
 
 pub(crate) fn score(pod: &Pod, nodes: &[Candidate<'_>]) -> Vec<i64> {
     let own = weight_of(&of_pod(&pod.spec));
-    let free = |has: i64, given: i64| if has <= 0 || given > has { 0 } else { (has - given) * BEST / has };
+    let free = |has: i128, given: i128| {
+        if has <= 0 || given > has { 0 } else { share(has - given, has) }
+    };
     let mark = |node: &Candidate<'_>| {
         let (has, given) = (&node.facts.allocatable, &node.info.weighed);
-        i64::midpoint(free(has.cpu, given.cpu + own.cpu), free(has.memory, given.memory + own.memory))
+        i64::midpoint(
+            free(has.cpu_millis, given.cpu_millis + own.cpu_millis),
+            free(has.memory, given.memory + own.memory),
+        )
     };
     nodes.iter().map(mark).collect()
 }

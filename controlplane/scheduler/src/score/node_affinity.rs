@@ -1,7 +1,9 @@
-//! Nodes that meet more of the pod's preferred node affinity are better.
+//! Score NodeAffinity: nodes that match more of the preferred terms are better.
+
+use coracle_values::node_selector::term_matches;
+use k8s_openapi::api::core::v1::PreferredSchedulingTerm;
 
 use super::normalize;
-use crate::filter::term_matches;
 use crate::object::Pod;
 use crate::snapshot::Candidate;
 
@@ -10,7 +12,10 @@ pub(crate) fn score(pod: &Pod, nodes: &[Candidate<'_>]) -> Vec<i64> {
     let terms =
         affinity.and_then(|node| node.preferred_during_scheduling_ignored_during_execution.as_deref());
     let weight = |node: &Candidate<'_>| {
-        let met = terms.unwrap_or_default().iter().filter(|term| term_matches(&term.preference, node.facts));
+        let matches = |term: &&PreferredSchedulingTerm| {
+            term_matches(&term.preference, &node.facts.labels, &node.facts.name)
+        };
+        let met = terms.unwrap_or_default().iter().filter(matches);
         met.map(|term| i64::from(term.weight)).sum()
     };
     normalize(nodes.iter().map(weight).collect(), false)

@@ -1,4 +1,4 @@
-//! Nodes with fewer pods of the same owner are better.
+//! Score for spreading: nodes with fewer pods of the same owner are better.
 
 use super::{BEST, normalize};
 use crate::object::Pod;
@@ -17,7 +17,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn siblings_keep_apart_and_strangers_do_not_mind() {
+    fn pods_of_one_owner_spread_and_other_pods_do_not_matter() {
         let mut snapshot = fixture::snapshot(&[fixture::node("a", json!({})), fixture::node("b", json!({}))]);
         snapshot.place(&fixture::owned("one", "set"), "a");
         snapshot.place(&fixture::owned("two", "set"), "a");

@@ -1,14 +1,16 @@
-//! Nodes with fewer taints that ask to stay away are better.
+//! Score TaintToleration: nodes with fewer untolerated PreferNoSchedule taints are better.
+
+use coracle_values::toleration::is_tolerated;
 
 use super::normalize;
-use crate::filter::tolerates;
 use crate::object::Pod;
 use crate::snapshot::Candidate;
 
 pub(crate) fn score(pod: &Pod, nodes: &[Candidate<'_>]) -> Vec<i64> {
     let unwelcome = |node: &Candidate<'_>| {
         let soft = node.facts.taints.iter().filter(|taint| taint.effect == "PreferNoSchedule");
-        i64::try_from(soft.filter(|taint| !tolerates(pod, taint)).count()).unwrap_or_default()
+        i64::try_from(soft.filter(|taint| !is_tolerated(taint, pod.tolerations())).count())
+            .unwrap_or_default()
     };
     normalize(nodes.iter().map(unwelcome).collect(), true)
 }
@@ -20,7 +22,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_soft_taint_costs_unless_it_is_tolerated() {
+    fn an_untolerated_prefer_no_schedule_taint_lowers_the_score() {
         let taints = json!([{"key": "k", "effect": "PreferNoSchedule"}]);
         let nodes = [fixture::node("a", json!({})), fixture::node("b", json!({"/spec/taints": taints}))];
         let snapshot = fixture::snapshot(&nodes);

@@ -1,4 +1,4 @@
-//! The store on a disk that fills up, and on the disk what is encrypted. The tests mount a small tmpfs: they need root.
+//! The store on a full disk, and the encryption of values on disk. The tests mount a small tmpfs, so they need root.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use nix::{
 use super::{Embedded, EmbeddedOptions, Sealing, migrate::beside};
 use crate::{Entry, Error, Expect, Health, Range, Store, Tier, Write, suite::put};
 
-/// Runs the test on a disk of this many MiB, in a mount namespace of its own.
+/// Runs the test on a disk of this many MiB, in its own mount namespace.
 fn on_disk<F: Future<Output = ()>>(megabytes: u32, test: impl FnOnce(PathBuf) -> F + Send) {
     let dir = tempfile::tempdir().unwrap();
     std::thread::scope(|scope| {
@@ -73,7 +73,7 @@ fn a_full_disk_refuses_new_objects_deletes_old_ones_and_recovers_by_itself() {
         for (n, revision) in revisions.iter().take(50).enumerate() {
             store.write(delete(&format!("/{n:03}"), *revision)).await.unwrap();
         }
-        // A removal of a finalizer must go on, too.
+        // Removing a finalizer must work, too.
         store.write(put("/050", Expect::Revision(revisions[50]), "less", Tier::Durable)).await.unwrap();
         assert_eq!(all(&store).await.len(), 51);
         // A power cut in this state.
@@ -88,7 +88,7 @@ fn a_full_disk_refuses_new_objects_deletes_old_ones_and_recovers_by_itself() {
 
 /// More deletions than the reserve has room for: the journal's own write fails.
 #[test]
-fn what_was_acknowledged_stays_and_what_was_refused_has_no_effect() {
+fn acknowledged_writes_stay_and_refused_writes_have_no_effect() {
     on_disk(24, async |disk| {
         let (path, filler) = (disk.join("store"), disk.join("filler"));
         let store = open(&path);
@@ -101,7 +101,7 @@ fn what_was_acknowledged_stays_and_what_was_refused_has_no_effect() {
         fill(&filler);
         let (mut deleted, mut refused) = (0, 0);
         while deleted < 2400 && refused < 20 {
-            // Whatever becomes free (the reserve) is taken by the others at once.
+            // Other files take freed space (the reserve) at once.
             fill(&filler);
             match store.write(delete(&long(deleted), revisions[deleted])).await {
                 Ok(_) => (deleted, refused) = (deleted + 1, 0),
@@ -192,7 +192,7 @@ async fn a_store_of_an_earlier_version_is_encrypted_and_a_second_key_takes_over(
     let plain = store.write(put("/pods/a", Expect::Absent, "x", Tier::Durable)).await.unwrap();
     drop(store);
     assert!(has(&path, "hush-hush"));
-    // A copy that a crash interrupted.
+    // The rest of a copy that a crash interrupted.
     fs::create_dir(beside(&path, ".sealing")).unwrap();
     fs::write(beside(&path, ".sealing").join("half"), "x").unwrap();
     let store = Embedded::open(&path, sealed(&keys)).unwrap();

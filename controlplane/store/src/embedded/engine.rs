@@ -1,4 +1,4 @@
-//! The engine's handles: a database that can be closed and opened again while the store lives.
+//! The handles of the engine: a database that can be closed and reopened while the store is open.
 
 use std::{
     path::{Path, PathBuf},
@@ -21,18 +21,18 @@ pub(super) struct Engine {
     vault: Arc<Vault>,
 }
 
-/// Entries as the disk has them, to be written over those of a batch that failed: key and bytes, `None` if absent.
+/// Entries as they are on disk, to overwrite those of a failed batch: key and bytes, `None` if absent.
 pub(super) type Undo = Vec<(Arc<str>, Option<Vec<u8>>)>;
 
 impl Engine {
-    /// Opens the database in `path`, or makes one there.
+    /// Opens the database in `path`, or creates it.
     pub(super) fn open(path: &Path, vault: Arc<Vault>) -> Result<Self, Error> {
         inspect::inspect(path)?;
         Self::open_inspected(path, vault).map_err(|error| open_error(path, error))
     }
 
     fn open_inspected(path: &Path, vault: Arc<Vault>) -> Result<Self, fjall::Error> {
-        // The watch cache above holds what is read often; the engine needs little memory of its own.
+        // The API server's watch cache serves most reads, so the engine needs little memory.
         let database = Database::builder(path)
             .cache_size(512 << 10)
             .worker_threads(1)
@@ -92,7 +92,7 @@ impl Engine {
         Ok(())
     }
 
-    /// What the disk has under the keys of some commits.
+    /// Reads the entries of the commits' keys from disk.
     pub(super) fn undo_of<'a>(&self, commits: impl Iterator<Item = &'a Commit>) -> Result<Undo, Error> {
         let one = |commit: &Commit| {
             let found = self.entries.get(commit.key.as_bytes()).map_err(|error| read_error(&error))?;
@@ -101,7 +101,7 @@ impl Engine {
         commits.map(one).collect()
     }
 
-    /// Writes commits to disk, all of them or none, with one sync. Returns the bytes that the journal grew by, at most.
+    /// Writes all or none of the commits to disk, with one sync. Returns an upper bound of the journal's growth in bytes.
     pub(super) fn write<'a>(&self, commits: impl Iterator<Item = &'a Commit>) -> Result<u64, WriteError> {
         let mut bytes = 0;
         let mut batch = self.database.batch().durability(Some(PersistMode::SyncData));
@@ -124,7 +124,7 @@ impl Engine {
         self.vault.encode(&commit.key, (commit.created, commit.revision), value).map_err(WriteError::Seal)
     }
 
-    /// Writes entries as they are, with one sync of all.
+    /// Writes encoded entries, with one sync.
     pub(super) fn restore(&self, entries: &Undo) -> Result<(), fjall::Error> {
         let mut batch = self.database.batch().durability(Some(PersistMode::SyncAll));
         for (key, value) in entries {
@@ -137,10 +137,10 @@ impl Engine {
     }
 }
 
-/// The reason why commits were not written.
+/// Why commits were not written.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WriteError {
-    /// The engine takes no more writes until it is opened again.
+    /// The engine refuses writes until it is reopened.
     #[error("{}", detail(.0))]
     Engine(fjall::Error),
     /// A value cannot be encrypted; nothing was written.
@@ -162,7 +162,7 @@ fn open_error(path: &Path, error: fjall::Error) -> Error {
     }
 }
 
-/// Whether an error is one of the disk, and not one of its content.
+/// Whether an error is one of the disk, not of the file's content.
 pub(super) fn is_of_the_disk(kind: std::io::ErrorKind) -> bool {
     use std::io::ErrorKind::{PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
     matches!(kind, StorageFull | QuotaExceeded | ReadOnlyFilesystem | PermissionDenied)
@@ -172,7 +172,7 @@ fn read_error(error: &fjall::Error) -> Error {
     Error::Read { detail: detail(error) }
 }
 
-/// The engine's error in words: its own Display is a debug format.
+/// The text of the engine's error: its Display prints a debug format.
 fn detail(error: &fjall::Error) -> String {
     use fjall::{Error as E, LsmError as L};
     match error {

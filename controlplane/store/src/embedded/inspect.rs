@@ -1,9 +1,9 @@
-//! A look at the store's files before the engine opens them.
+//! Inspection of the store's files before the engine opens them.
 //!
-//! The engine takes whatever it cannot read in a journal for the torn end of its last write, cuts it off, and
-//! goes on without all that follows. Torn ends are of zeros, since a journal is allocated ahead; anything else
-//! is damage, and a store that is damaged must not open as one that is empty. What a first start left that was
-//! interrupted before the store had anything in it is removed.
+//! The engine treats unreadable data in a journal as the torn end of its last write: it truncates the journal there and
+//! loses everything behind it. A real torn end is followed by zeros, because journals are allocated ahead. Anything
+//! else is damage, and a damaged store must not open as an empty one. The files of an interrupted first start, before
+//! the first entry, are removed.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -13,10 +13,10 @@ use std::{
 
 use crate::Error;
 
-/// Of the format that is known here, and at the end of each batch of a journal.
+/// Magic bytes of the known format, and of the end of each batch in a journal.
 const MAGIC: [u8; 4] = *b"FJL\x03";
 
-/// Checks the store in `path`; one that is locked or not made yet is the engine's to deal with.
+/// Checks the store in `path`. A store that is locked or does not exist is left to the engine.
 pub(super) fn inspect(path: &Path) -> Result<(), Error> {
     let failed = |source| Error::Open { path: path.to_owned(), source };
     let corrupt = |detail: String| Error::Corrupt { path: path.to_owned(), detail };
@@ -71,15 +71,15 @@ fn read_if_there(path: &Path) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
-/// Where a journal has something that is neither an entry nor a torn end.
+/// The offset of data in a journal that is neither an entry nor a torn end.
 fn damage(journal: &mut impl BufRead) -> io::Result<Option<u64>> {
     let (mut at, mut data) = (0, Vec::new());
     loop {
         match entry(journal, &mut data) {
             Ok(Some(size)) => at += size,
             Ok(None) => return Ok(Some(at)),
-            // Zeros, or the end of the file: nothing is amiss unless the last entry, by a wrong length, has
-            // later batches for its data.
+            // Zeros or the end of the file: valid, unless the last entry has a wrong length and so covers later
+            // batches.
             Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
                 return Ok(data.windows(MAGIC.len()).any(|bytes| bytes == MAGIC).then_some(at));
             }
@@ -88,12 +88,12 @@ fn damage(journal: &mut impl BufRead) -> io::Result<Option<u64>> {
     }
 }
 
-/// The size of the next entry, `None` if it is none; and its data, if it is of the kind that has any.
+/// The size of the next entry (`None` if there is no entry), and its data if it has some.
 fn entry(journal: &mut impl BufRead, data: &mut Vec<u8>) -> io::Result<Option<u64>> {
     let [tag] = take(journal)?;
     let size = match tag {
         0 => return Err(ErrorKind::UnexpectedEof.into()),
-        // The begin of a batch: how many entries, sequence number.
+        // The begin of a batch: number of entries, sequence number.
         1 => take::<12>(journal).map(|_| Some(13))?,
         2 => {
             let head: [u8; 20] = take(journal)?;

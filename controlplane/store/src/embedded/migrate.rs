@@ -1,8 +1,8 @@
-//! Encrypting the entries of an earlier version, and those of an earlier key.
+//! Encryption of the entries of an earlier version or an earlier key.
 //!
-//! A changed entry leaves its old bytes in the journal and in tables until the engine compacts them. Hence the whole
-//! store is copied into a new directory, which then takes the place of the old one in one step (renameat2 with
-//! RENAME_EXCHANGE). A crash before that step leaves the old store, a crash after it the new one.
+//! A changed entry leaves its old bytes in the journal and in tables until the engine compacts them. So the whole store
+//! is copied into a new directory, which replaces the old one in one step (renameat2 with RENAME_EXCHANGE). A crash
+//! before that step leaves the old store, a crash after it the new one.
 
 use std::{
     ffi::OsString,
@@ -20,24 +20,24 @@ use super::{
 };
 use crate::Error;
 
-/// Bytes of entries in one batch of the copy.
+/// Bytes in one batch of the copy.
 const BATCH: usize = 1 << 20;
 
-/// A directory beside the store's.
+/// The copy's directory, beside the store's.
 pub(super) fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(suffix);
     name.into()
 }
 
-/// Encrypts what is not encrypted with the first key. Returns whether the store was replaced: then `engine` is the old
-/// one, and the caller opens the new one.
+/// Encrypts the entries that are not sealed with the first key. Returns whether the store was replaced: then `engine`
+/// is the old one, and the caller opens the new one.
 ///
 /// # Errors
 /// An entry is sealed with an unknown key, or the copy cannot be written. The store is unchanged.
 pub(super) fn migrate(path: &Path, engine: &Engine, vault: &Arc<Vault>) -> Result<bool, Error> {
     let copy = beside(path, ".sealing");
-    // The engine holds the store's lock: a copy that is there is one that a crash left.
+    // The engine holds the store's lock, so an existing copy is from a crash.
     remove(&copy).map_err(|source| Error::Open { path: copy.clone(), source })?;
     let mut stale = 0_usize;
     for prefix in vault.prefixes() {
@@ -59,7 +59,7 @@ pub(super) fn migrate(path: &Path, engine: &Engine, vault: &Arc<Vault>) -> Resul
     Ok(true)
 }
 
-/// Removes what is left of a copy, or the store that was replaced.
+/// Removes the rest of a copy, or the replaced store.
 pub(super) fn remove(directory: &Path) -> io::Result<()> {
     match fs::remove_dir_all(directory) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

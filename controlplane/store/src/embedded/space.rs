@@ -1,8 +1,8 @@
-//! Space on the store's disk: what is kept in reserve, and which writes are refused when little is left.
+//! Space on the store's disk: the reserves, and which writes are refused when little space is left.
 //!
-//! Two reserves. The blocks that the journal needs next are allocated ahead of it, so that commits succeed on a disk
-//! that others have filled. A file beside the store is removed when the engine had no room for a table; it comes back
-//! when there is space.
+//! There are two reserves. The journal's next blocks are allocated ahead, so that commits succeed on a disk that other
+//! programs have filled. A reserve file beside the store is removed when the engine has no room for a table, and
+//! created again when there is space.
 
 use std::{
     fs::{self, File},
@@ -16,11 +16,11 @@ use rustix::fs::{FallocateFlags, StatVfs, StatVfsMountFlags, fallocate, statvfs}
 use super::migrate::beside;
 use crate::Health;
 
-/// Bytes of journal that are allocated ahead, at most.
+/// Maximum bytes of the journal that are allocated ahead.
 const AHEAD: u64 = 32 << 20;
-/// Written bytes after which the journal is looked at again.
+/// Written bytes after which the journal is checked again.
 const STEP: u64 = 1 << 20;
-/// Below this the store takes no new objects: the thirty-second part of the disk, within these bounds, in bytes.
+/// Bounds in bytes of the free space below which the store refuses new objects: 1/32 of the disk within these bounds.
 const LOW: std::ops::RangeInclusive<u64> = (2 << 20)..=(64 << 20);
 
 /// The reserves of a store.
@@ -28,16 +28,16 @@ pub(super) struct Space {
     path: PathBuf,
     reserve: PathBuf,
     journal: PathBuf,
-    /// Bytes in the journal, at most.
+    /// Upper bound of the bytes in the journal.
     position: u64,
-    /// Bytes of the journal that have blocks.
+    /// Allocated bytes of the journal.
     allocated: u64,
-    /// The journal is looked at again when it has this size.
+    /// Size of the journal at which it is checked again.
     next_look: u64,
     is_full: bool,
 }
 
-/// What a disk has, in bytes.
+/// Size and free space of a disk in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Room {
     pub(super) free: u64,
@@ -48,7 +48,7 @@ pub(super) struct Room {
 // === impl Space ===
 
 impl Space {
-    /// Looks at the store in `path`, whose engine is open, and makes the reserves as far as there is room.
+    /// Reads the space of the store in `path`, with its engine open, and creates the reserves as far as there is room.
     pub(super) fn new(path: &Path) -> Self {
         let mut space = Self {
             path: path.to_owned(),
@@ -64,11 +64,11 @@ impl Space {
         space
     }
 
-    /// Whether new objects are refused. Looks at the disk.
+    /// Whether new objects are refused. Reads the disk's free space.
     pub(super) fn is_full(&mut self) -> bool {
         let Ok(room) = Room::of(&self.path) else { return self.is_full };
         let was = self.is_full;
-        // Leaving needs more than entering, so that the state does not alternate with every write.
+        // Leaving this state needs more space than entering it, so that it does not alternate with every write.
         self.is_full = room.free < if was { 2 * room.low } else { room.low };
         if was && !self.is_full {
             tracing::info!(free = room.free, "the store takes all writes again");
@@ -80,12 +80,12 @@ impl Space {
         self.is_full
     }
 
-    /// Whether updates are refused too: what is allocated ahead is kept for deletions.
+    /// Whether updates are refused too: the blocks that are allocated ahead are kept for deletions.
     pub(super) fn is_exhausted(&self) -> bool {
         self.allocated.saturating_sub(self.position) < AHEAD / 32
     }
 
-    /// Notes that the journal grew.
+    /// Records that the journal grew.
     pub(super) fn wrote(&mut self, bytes: u64) {
         self.position += bytes;
         if self.position >= self.next_look {
@@ -93,7 +93,7 @@ impl Space {
         }
     }
 
-    /// Gives the reserve back to the file system.
+    /// Removes the reserve file.
     pub(super) fn release(&self) {
         match fs::remove_file(&self.reserve) {
             Ok(()) => tracing::warn!(path = %self.reserve.display(), "the store uses its reserve"),
@@ -102,7 +102,7 @@ impl Space {
         }
     }
 
-    /// Makes the reserve, if there is room.
+    /// Creates the reserve file, if there is room.
     fn refill(&self) {
         let Ok(room) = Room::of(&self.path) else { return };
         if self.reserve.exists() || room.free < 4 * room.low {
@@ -128,7 +128,7 @@ impl Space {
         let journal = newest_journal(&self.path)?;
         let metadata = journal.metadata()?;
         if journal != self.journal {
-            // A new journal has a length and no blocks, one that was opened again ends where it is written.
+            // A new journal has a length but no blocks; a reopened one ends behind its last entry.
             self.position = metadata.len().min(metadata.blocks() * 512);
             (self.allocated, self.next_look) = (self.position, self.position + STEP);
             self.journal = journal;
@@ -154,7 +154,7 @@ impl Room {
     }
 }
 
-/// The state of the disk, as far as the file system says.
+/// Reads size and free space from the file system.
 pub(super) fn health(path: &Path) -> Health {
     match Room::of(path) {
         Ok(room) if room.read_only => Health::Failed("its file system is read-only".to_owned()),
@@ -164,7 +164,7 @@ pub(super) fn health(path: &Path) -> Health {
     }
 }
 
-/// Whether a small file can be written beside the store, and synced.
+/// Whether a small file can be written and synced beside the store.
 pub(super) fn probe(path: &Path) -> io::Result<()> {
     let probe = beside(path, ".probe");
     let written = File::options()
@@ -178,8 +178,8 @@ pub(super) fn probe(path: &Path) -> io::Result<()> {
     written.and(removed)
 }
 
-/// Writes the journals over themselves and syncs them: after a sync that failed the kernel takes pages for written that
-/// are not on the disk (fsync(2), EIO).
+/// Writes the journals again with their own content and syncs them. After a failed sync the kernel treats pages as
+/// written that are not on the disk (fsync(2), EIO).
 pub(super) fn rewrite_journals(path: &Path) -> io::Result<()> {
     use std::os::unix::fs::FileExt as _;
     for entry in fs::read_dir(path)? {
@@ -192,7 +192,7 @@ pub(super) fn rewrite_journals(path: &Path) -> io::Result<()> {
         loop {
             let read = file.read_at(&mut chunk, at)?;
             let Some(bytes) = chunk.get(..read).filter(|bytes| !bytes.is_empty()) else { break };
-            // A hole stays one: on a full disk there are no blocks for it.
+            // Holes stay holes: on a full disk there are no blocks for them.
             let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
             file.write_all_at(bytes.get(..used).unwrap_or_default(), at)?;
             at += read as u64;
@@ -202,7 +202,7 @@ pub(super) fn rewrite_journals(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The reserve of the store in `path`.
+/// The reserve file of the store in `path`.
 fn reserve_of(path: &Path) -> PathBuf {
     beside(path, ".reserve")
 }

@@ -1,5 +1,5 @@
-//! What the embedded store holds in memory: the revision, the recent commits, the watchers, the
-//! volatile entries and when they expire.
+//! The in-memory state of the embedded store: revision, recent commits, watchers, and volatile entries with their
+//! expiry times.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 
 use crate::{Commit, Entry, Error, Watch};
 
-/// Expiries are rounded up to this, so that many of them cost one wake-up.
+/// Expiry times are rounded up to this, so that many expiries cost one wake-up.
 const EXPIRY_STEP: Duration = Duration::from_secs(60);
 
 /// Maximum bytes of the values of recent commits: large objects that change often would otherwise take hundreds of
@@ -25,9 +25,9 @@ fn weight(commit: &Commit) -> usize {
 pub(super) struct State {
     /// The newest published commit.
     revision: u64,
-    /// Revisions up to here may be handed out before the disk must be asked for more.
+    /// Revisions up to this one are reserved on disk.
     pub(super) reserved: u64,
-    /// Commits after this one are in `recent`.
+    /// `recent` has all commits after this revision.
     compacted: u64,
     recent: VecDeque<Arc<Commit>>,
     /// Bytes of the values in `recent`.
@@ -59,7 +59,7 @@ impl State {
         self.revision
     }
 
-    /// Gives up the revisions up to this one: no commit gets them.
+    /// Skips the revisions up to this one: no commit gets them.
     pub(super) fn skip_to(&mut self, revision: u64) {
         self.revision = self.revision.max(revision);
     }
@@ -91,7 +91,7 @@ impl State {
         self.expiries.first_key_value().map(|(at, _)| *at)
     }
 
-    /// Takes the entries that are due out of the plan: those that were not changed since.
+    /// Removes the due expiries and returns the entries that were not changed since.
     pub(super) fn take_expired(&mut self, now: Instant) -> Vec<(Arc<str>, u64)> {
         let mut due = Vec::new();
         while let Some(first) = self.expiries.first_entry()
@@ -103,7 +103,7 @@ impl State {
         due
     }
 
-    /// Makes a commit known: to the history and to everybody who watches.
+    /// Publishes a commit: adds it to the history and sends it to the watchers.
     pub(super) fn publish(&mut self, commit: Arc<Commit>) {
         self.revision = commit.revision;
         self.watchers.retain(|(prefix, sender)| {
@@ -153,7 +153,7 @@ impl State {
         Ok(())
     }
 
-    /// The first whole step since the start that is not before `at`.
+    /// Rounds `at` up to a multiple of the step since the start.
     fn expiry(&self, at: Instant) -> Instant {
         let steps = at.duration_since(self.started).as_secs() / EXPIRY_STEP.as_secs() + 1;
         self.started + Duration::from_secs(steps * EXPIRY_STEP.as_secs())

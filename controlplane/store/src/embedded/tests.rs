@@ -1,4 +1,4 @@
-//! The suite on the embedded store, and what only it promises.
+//! The suite on the embedded store, and tests of its own guarantees.
 
 use std::{sync::Arc, time::Duration};
 
@@ -24,7 +24,7 @@ async fn passes_the_suite() {
 }
 
 #[tokio::test]
-async fn durable_entries_outlive_the_process_volatile_ones_do_not_and_revisions_go_on() {
+async fn durable_entries_survive_a_restart_volatile_ones_do_not_and_revisions_continue() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     let durable = store.write(put("/d", Expect::Absent, "kept", Tier::Durable)).await.unwrap();
@@ -75,7 +75,7 @@ async fn a_copy_taken_under_load_opens_with_every_acknowledged_write() {
 }
 
 #[tokio::test]
-async fn a_second_opener_is_told_that_the_store_is_in_use() {
+async fn opening_a_store_in_use_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let _held = open(dir.path());
     let Err(error) = Embedded::open(dir.path(), EmbeddedOptions::default()) else { panic!("opened twice") };
@@ -120,7 +120,7 @@ fn entries_expire_unless_they_changed_since() {
     assert_eq!(state.next_expiry(), None);
 }
 
-/// Makes a store with one entry, damages it, and says what comes of opening it.
+/// Creates a store with one entry, damages it, and returns the result of opening it.
 async fn damaged(damage: impl FnOnce(&std::path::Path)) -> Result<usize, Error> {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
@@ -156,13 +156,13 @@ async fn a_damaged_store_does_not_open_as_an_empty_one() {
 }
 
 #[tokio::test]
-async fn a_torn_end_costs_what_was_not_acknowledged_only() {
+async fn a_torn_end_loses_only_unacknowledged_writes() {
     let file = |path: &std::path::Path| path.join("0.jnl");
     let whole = |path: &std::path::Path| {
         let bytes = std::fs::read(file(path)).unwrap();
         bytes.iter().rposition(|byte| *byte != 0).unwrap() as u64 + 1
     };
-    // The batch that begins after the last one, cut off somewhere and followed by zeros.
+    // The batch after the last one, torn somewhere and followed by zeros.
     let begun = [1, 1, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 2, 0, 0, 0];
     for length in [1, 2, 13, 14, begun.len()] {
         let outcome = damaged(|path| overwrite(&file(path), whole(path), &begun[..length])).await;
@@ -176,7 +176,7 @@ async fn a_torn_end_costs_what_was_not_acknowledged_only() {
 }
 
 #[test]
-fn a_first_start_that_was_interrupted_is_begun_again() {
+fn an_interrupted_first_start_is_repeated() {
     for version in [None, Some("")] {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("keyspaces")).unwrap();

@@ -1,4 +1,4 @@
-//! Entries as bytes on disk. The values of some prefixes are encrypted; in memory all are plain.
+//! Entries as bytes on disk. Values under some prefixes are encrypted on disk only.
 
 use coracle_sealing::{Keys, is_sealed};
 
@@ -17,7 +17,7 @@ pub struct Sealing {
 pub(super) struct Vault(pub(super) Option<Sealing>);
 
 impl Vault {
-    /// A stored value is its two revisions (created, modified), big-endian, and the bytes, which may be sealed.
+    /// Encodes an entry: its two revisions (created, modified) in big-endian, then the bytes, which may be sealed.
     pub(super) fn encode(
         &self,
         key: &str,
@@ -35,7 +35,7 @@ impl Vault {
 
     pub(super) fn decode(&self, key: &str, bytes: &[u8]) -> Result<Option<Entry>, Error> {
         let Some(((created, modified), value)) = split(bytes) else { return Ok(None) };
-        // A value that is not sealed is one of an earlier version.
+        // A value that is not sealed is from an earlier version.
         let value = match self.sealing(key) {
             Some(sealing) if is_sealed(value) => sealing
                 .keys
@@ -57,7 +57,7 @@ impl Vault {
         self.0.iter().flat_map(|sealing| sealing.prefixes.iter().map(String::as_str))
     }
 
-    /// The entry sealed with the first key, if it is not sealed so yet.
+    /// The entry sealed with the first key; `None` if it is sealed with that key already.
     pub(super) fn sealed_anew(&self, key: &str, bytes: &[u8]) -> Result<Option<Vec<u8>>, Error> {
         let Some(sealing) = self.sealing(key) else { return Ok(None) };
         let Some((revisions, value)) = split(bytes) else { return Ok(None) };

@@ -1,9 +1,8 @@
-//! The one thread that commits: decide each waiting write, sync them together, publish in order.
+//! The writer thread: it checks each waiting write, syncs them together and publishes them in order.
 //!
-//! States: the engine takes writes, or it failed. After a failure (disk full, read-only, sync error) durable writes are
-//! refused, the database is closed and opened again once the disk takes a file, and what the failed batch may have left
-//! is written over with the values from before it. So a write that was refused has no effect, and one that was
-//! acknowledged stays.
+//! States: the engine accepts writes, or it failed. After a failure (disk full, read-only, sync error) durable writes
+//! are refused. Once the disk accepts a file, the database is closed and reopened, and the entries of the failed batch
+//! are overwritten with the values from before it. So a refused write has no effect, and an acknowledged write stays.
 
 mod recover;
 
@@ -19,9 +18,9 @@ use super::{Job, RESERVED, Shared, Space, engine::WriteError, state::State};
 use crate::{Commit, Error, Expect, Tier, Write};
 use recover::Failure;
 
-/// At most so many writes share one sync, so that the first does not wait for ever.
+/// Maximum number of writes that share one sync, so that the first of them does not wait too long.
 const BATCH: usize = 256;
-/// Pause between attempts to recover. Only a store that failed wakes for it.
+/// Pause between attempts to recover. Only a failed store uses this timer.
 const RETRY: Duration = Duration::from_secs(1);
 
 type Done = oneshot::Sender<Result<u64, Error>>;
@@ -33,7 +32,7 @@ pub(super) struct Writer<'a> {
     failure: Option<Failure>,
 }
 
-/// A write that was found to be valid, with its place in the history.
+/// A valid write with its revision.
 struct Accepted {
     commit: Arc<Commit>,
     tier: Tier,
@@ -47,7 +46,7 @@ impl<'a> Writer<'a> {
         Self { shared, space, failure: None }
     }
 
-    /// Serves until every sender of the queue is gone.
+    /// Handles writes until all senders of the queue are dropped.
     pub(super) fn run(mut self, queue: &mpsc::Receiver<Job>) {
         loop {
             let first = match self.next(queue) {
@@ -82,7 +81,7 @@ impl<'a> Writer<'a> {
                 accepted.push(Accepted { commit, tier, done: None });
             }
         }
-        // One look at the disk for the batch, and none for deletions.
+        // The free space is read once per batch, and not for deletions.
         let grows = jobs.iter().any(|job| job.write.tier == Tier::Durable && job.write.value.is_some());
         let is_full = grows && self.space.is_full();
         for Job { write, done } in jobs {
@@ -99,7 +98,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Refuses what the disk has no room for. Deletions need the journal's reserve only.
+    /// Refuses writes for which the disk has no room. Deletions need only the journal's reserve.
     fn admit(&self, write: &Write, is_full: bool) -> Result<(), Error> {
         if write.tier != Tier::Durable {
             return Ok(());
@@ -114,7 +113,7 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Puts the durable ones on disk with one sync; touches nothing when there are none.
+    /// Writes the durable commits to disk with one sync. Without such commits it does nothing.
     fn persist(&mut self, state: &mut State, accepted: &[Accepted]) -> Result<(), Refused> {
         let Some(last) = accepted.last().map(|one| one.commit.revision) else { return Ok(()) };
         let durable = || accepted.iter().filter(|one| one.tier == Tier::Durable).map(|one| &*one.commit);
@@ -139,7 +138,7 @@ impl<'a> Writer<'a> {
             }
             Err(WriteError::Seal(error)) => Err(Refused { detail: error.to_string(), undo: None }),
             Err(error) => {
-                // The memory of the engine does not have the failed batch, so these are the values from before it.
+                // The engine's memory does not have the failed batch, so these are the values from before it.
                 let undo = engine.undo_of(durable());
                 let undo = undo
                     .inspect_err(|error| tracing::warn!(%error, "cannot read what a failed write replaces"));
@@ -149,7 +148,7 @@ impl<'a> Writer<'a> {
     }
 
     fn refuse(&mut self, state: &mut State, accepted: Vec<Accepted>, refused: &Refused) {
-        // The disk may have a part of the batch: its revisions are never given to other commits.
+        // The disk may have a part of the batch, so its revisions are never used again.
         if let Some(last) = accepted.last() {
             state.skip_to(last.commit.revision);
         }
@@ -162,7 +161,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// The reason why a batch was not written, and what its keys had before, if the engine failed.
+/// Why a batch was not written, and the previous entries of its keys if the engine failed.
 struct Refused {
     detail: String,
     undo: Option<super::engine::Undo>,
@@ -187,11 +186,11 @@ fn publish(state: &mut State, accepted: Vec<Accepted>) {
     }
 }
 
-/// The writes of one round see each other before any of them is applied.
+/// The writes of one batch. Each is checked against the writes before it.
 struct Round<'a> {
     shared: &'a Shared,
     revision: u64,
-    /// Key to (created, modified) of the entry as this round leaves it; `None` when deleted.
+    /// Revisions (created, modified) of each key after the writes so far; `None` when deleted.
     touched: HashMap<Arc<str>, Option<(u64, u64)>>,
 }
 
@@ -222,7 +221,7 @@ impl Round<'_> {
             return Ok(Some((entry.created, entry.modified)));
         }
         if write.tier != Tier::Durable {
-            // A key belongs to one tier: no look at the disk, which may have failed.
+            // A key belongs to one tier, so the disk, which may have failed, is not read.
             return Ok(None);
         }
         self.shared.read(|engine| engine.revisions(&write.key))

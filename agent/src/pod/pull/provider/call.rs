@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
+use coracle_events::printable;
 use serde::Deserialize;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -11,7 +12,6 @@ use tokio::process::Command;
 
 use super::super::secret::Entry;
 use super::{Entries, Settings, duration};
-use crate::pod::foreign_text::printable;
 
 /// How long a program may take (as the kubelet allows).
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -7,10 +7,10 @@ use serde::Deserialize;
 
 use crate::server::OpenError;
 
-/// Bytes of a configuration file.
+/// Maximum bytes of a configuration file.
 const LIMIT: u64 = 1 << 20;
 
-/// What the cluster's administrator decides about Pod Security.
+/// Configuration of Pod Security by the cluster's administrator.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct PodSecurityConfig {
     /// The policy of a namespace without labels.
@@ -72,7 +72,7 @@ struct Exemptions {
 // === impl PodSecurityConfig ===
 
 impl PodSecurityConfig {
-    /// The configuration in a file; without a file nothing is checked by default and nothing is exempt.
+    /// Reads the configuration from a file. Without a file the default level is privileged, without exemptions.
     pub(crate) fn read(path: Option<&Path>) -> Result<Self, OpenError> {
         let Some(path) = path else { return Ok(Self::default()) };
         let failed = |reason: String| OpenError::AdmissionFile { path: path.to_owned(), reason };

@@ -1,4 +1,4 @@
-//! Budgets and pods as data.
+//! Plans of pod disruption budgets.
 
 use serde_json::{Value, json};
 
@@ -31,7 +31,7 @@ fn look(budget: &PodDisruptionBudget, pods: &[(Arc<Pod>, Controller)]) -> Verdic
     verdict(budget, pods, NOW.parse().unwrap())
 }
 
-/// What the status says: healthy, desired, expected, allowed.
+/// The numbers of the status: healthy, desired, expected, allowed.
 fn numbers(verdict: &Verdict) -> [i32; 4] {
     let status = &verdict.status;
     [status.current_healthy, status.desired_healthy, status.expected_pods, status.disruptions_allowed]
@@ -39,7 +39,7 @@ fn numbers(verdict: &Verdict) -> [i32; 4] {
 }
 
 #[test]
-fn numbers_and_shares_allow_what_is_above_them() {
+fn healthy_pods_above_the_number_or_percentage_may_be_disrupted() {
     for (spec, pods, expect) in [
         (json!({"minAvailable": 2}), pods(3, 0, &Controller::Nobody), [3, 2, 3, 1]),
         (json!({"minAvailable": 2}), pods(2, 1, &Controller::Unknown), [2, 2, 3, 0]),
@@ -63,7 +63,7 @@ fn numbers_and_shares_allow_what_is_above_them() {
 }
 
 #[test]
-fn controllers_are_added_up_and_pods_without_one_are_told_of() {
+fn scales_add_up_and_pods_without_a_controller_are_reported() {
     let mut mixed = pods(2, 0, &of("x", 2));
     mixed.extend(pods(3, 0, &of("y", 3)));
     let share = budget(json!({"maxUnavailable": "20%"}), json!({}));
@@ -75,7 +75,7 @@ fn controllers_are_added_up_and_pods_without_one_are_told_of() {
 }
 
 #[test]
-fn what_is_not_known_allows_nothing() {
+fn an_unknown_number_allows_no_disruption() {
     let before = json!({"disruptionsAllowed": 3, "observedGeneration": 1, "currentHealthy": 4});
     let found = look(&budget(json!({"maxUnavailable": 1}), before), &pods(1, 0, &Controller::Unknown));
     assert_eq!(found.failure.as_deref(), Some("found no controllers for pod \"p0\""));
@@ -85,7 +85,7 @@ fn what_is_not_known_allows_nothing() {
 }
 
 #[test]
-fn a_pod_whose_eviction_was_granted_counts_no_more_until_it_is_clear_that_it_stays() {
+fn an_evicted_pod_does_not_count_until_its_time_has_passed() {
     let at = |since: &str| {
         let status = json!({"disruptedPods": {"p0": since, "gone": since}});
         look(&budget(json!({"minAvailable": 1}), status), &pods(3, 0, &Controller::Nobody))
@@ -100,7 +100,7 @@ fn a_pod_whose_eviction_was_granted_counts_no_more_until_it_is_clear_that_it_sta
 }
 
 #[test]
-fn a_pod_that_is_deleted_is_not_healthy() {
+fn a_pod_that_is_being_deleted_is_not_healthy() {
     let mut all = pods(2, 0, &Controller::Nobody);
     let pod = Arc::make_mut(&mut all[0].0);
     pod.metadata.deletion_timestamp = Some(Time(NOW.parse().unwrap()));
@@ -110,7 +110,7 @@ fn a_pod_that_is_deleted_is_not_healthy() {
 }
 
 #[test]
-fn a_second_look_changes_nothing() {
+fn a_second_reconcile_changes_nothing() {
     let spec = json!({"minAvailable": 1});
     let mut own = budget(
         spec,

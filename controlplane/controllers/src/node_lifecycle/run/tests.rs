@@ -1,4 +1,4 @@
-//! The controller against an API that refuses a write.
+//! The controller against a simulated API that refuses a write.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -11,7 +11,7 @@ use super::*;
 use crate::caches::Caches;
 use crate::config::ControllersConfig;
 
-/// Grants every status patch with what the test has given it, but refuses one pod's once: somebody was faster.
+/// An API that accepts every status patch, except the first one of one pod: that one conflicts.
 #[derive(Clone, Default)]
 struct Api {
     objects: Arc<Mutex<BTreeMap<String, Value>>>,
@@ -54,7 +54,7 @@ impl Api {
         });
         let client = kube::Client::new(service, "default");
         Context {
-            recorder: coracle_events::recorder(client.clone()).0,
+            recorder: coracle_events::recorder(client.clone(), "").0,
             client,
             caches: Caches::new(),
             config,
@@ -76,7 +76,7 @@ fn of(kind: &str, name: &str, version: u64) -> Value {
 }
 
 #[tokio::test]
-async fn no_pod_of_a_lost_node_stays_ready_though_a_write_is_refused() {
+async fn every_pod_of_a_lost_node_becomes_not_ready_even_if_a_write_conflicts() {
     let api = Api::default();
     let context = api.context(ControllersConfig {
         node_monitor_grace: Duration::ZERO,
@@ -97,12 +97,12 @@ async fn no_pod_of_a_lost_node_stays_ready_though_a_write_is_refused() {
     let key = Key::new("", "n");
     assert!(reconcile(&context, key.clone()).await.is_err_and(|error| error.is_conflict()));
     assert_eq!(api.ready("/api/v1/nodes/n"), "Unknown");
-    // What the queue does with what failed.
+    // The queue retries a failed reconcile.
     assert!(reconcile(&context, key).await.is_ok());
     assert_eq!(paths.map(|path| api.ready(&path)), ["False", "False", "False"]);
 }
 
-/// Nodes that are looked at every second, as if each had its timer.
+/// Nodes that are reconciled every second, as if each had its own timer.
 struct Cluster {
     api: Api,
     context: Context,
@@ -113,7 +113,7 @@ struct Cluster {
 impl Cluster {
     fn new() -> Self {
         let api = Api::default();
-        // Who is silent is told to be so by the test.
+        // The test itself sets which nodes are lost.
         let hour = Duration::from_secs(3600);
         let grace = ControllersConfig { node_monitor_grace: hour, ..ControllersConfig::default() };
         let context = api.context(grace);
@@ -130,7 +130,7 @@ impl Cluster {
         self
     }
 
-    /// Somebody writes whether this node is ready.
+    /// Writes whether this node is ready.
     fn say(&mut self, node: usize, ready: &str) {
         let path = format!("/api/v1/nodes/{}", self.nodes[node]["metadata"]["name"].as_str().unwrap());
         self.versions += 1000;
@@ -152,7 +152,7 @@ impl Cluster {
         nodes.iter().filter(|node| zone::name(node) == format!("/{zone}") && plan::is_evicting(node)).count()
     }
 
-    /// Looks at all nodes once, and again each second for so many; how many of the zone are given up then.
+    /// Reconciles all nodes every second, for this many seconds. Returns how many nodes of the zone are tainted then.
     async fn after(&self, seconds: u64, zone: &str) -> usize {
         for second in 0..=seconds {
             for node in self.context.caches.nodes.all() {
@@ -167,7 +167,7 @@ impl Cluster {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nodes_of_a_zone_are_given_up_one_in_ten_seconds() {
+async fn one_node_of_a_zone_is_tainted_every_ten_seconds() {
     let cluster = Cluster::new().add("a", 6, 4).add("b", 0, 2);
     assert_eq!((cluster.after(0, "a").await, cluster.given_up("b")), (1, 1), "each zone for itself");
     assert_eq!(cluster.after(9, "a").await, 1);
@@ -176,16 +176,16 @@ async fn nodes_of_a_zone_are_given_up_one_in_ten_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_large_zone_that_is_mostly_lost_is_given_up_slowly_until_it_recovers() {
+async fn nodes_of_a_large_mostly_lost_zone_are_tainted_slowly_until_it_recovers() {
     let mut cluster = Cluster::new().add("a", 23, 28).add("b", 1, 0);
     for node in 0..2 {
         cluster.say(node, "Unknown");
     }
-    // 30 of 51: the first takes the turn that was there.
+    // 30 of 51 nodes: the first one does not wait.
     assert_eq!(cluster.after(0, "a").await, 1);
     assert_eq!(cluster.after(98, "a").await, 1);
     assert_eq!(cluster.after(3, "a").await, 2);
-    // 27 of 51 are less than 55 %: the next has waited long enough ten seconds later.
+    // 27 of 51 nodes are less than 55 %: the next one follows ten seconds later.
     let waiting: Vec<usize> = (0..51).filter(|node| cluster.waits(*node)).take(3).collect();
     for node in waiting {
         cluster.say(node, "True");
@@ -204,7 +204,7 @@ async fn a_small_zone_that_is_mostly_lost_keeps_its_pods() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn when_all_are_lost_none_is_given_up_and_the_first_to_return_does_not_cost_the_others() {
+async fn when_all_nodes_are_lost_none_is_tainted_and_after_a_return_all_get_a_grace_period() {
     let mut cluster = Cluster::new().add("a", 1, 1).add("b", 1, 0);
     assert_eq!(cluster.after(0, "a").await, 1);
     cluster.say(0, "Unknown");

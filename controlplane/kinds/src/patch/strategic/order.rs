@@ -1,13 +1,13 @@
-//! The order of a merged list: the patch's elements as the patch has them, the others between them as before.
+//! The order of a merged list: the elements of the patch in the patch's order, the others between them as before.
 //!
-//! Lists are looked up by an index: both lists may be as long as a request allows, and a search for each element would
-//! take minutes.
+//! Elements are found by an index: both lists can be as long as a request allows, and a linear search for each element
+//! would take minutes.
 
 use std::collections::{HashMap, VecDeque};
 
 use serde_json::Value;
 
-/// Where the elements of a list stand, by their merge key or, without one, by their value.
+/// Index of the elements of a list, by merge key or, without one, by value.
 pub(super) struct Places<'a> {
     key: Option<&'a str>,
     at: HashMap<String, usize>,
@@ -23,7 +23,7 @@ impl<'a> Places<'a> {
         places
     }
 
-    /// Notes an element that was appended to the list.
+    /// Adds an element that was appended to the list.
     pub(super) fn push(&mut self, item: &Value) {
         if let Some(id) = self.id(item) {
             self.at.entry(id).or_insert(self.length);
@@ -44,7 +44,8 @@ impl<'a> Places<'a> {
     }
 }
 
-/// Orders merged elements: those in `wanted` as there, the others as in `before`, woven by their old places.
+/// Orders merged elements: those in `wanted` in its order, the others in the order of `before`, interleaved by their
+/// old positions.
 pub(super) fn in_order(
     merged: Vec<Value>,
     wanted: &[Value],

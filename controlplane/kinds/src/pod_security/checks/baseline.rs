@@ -92,7 +92,7 @@ pub(super) fn host_ports(pod: &Pod<'_>) -> Option<Violation> {
     violation("hostPort", detail)
 }
 
-/// A probe or hook with a host of its own makes the node connect to any address.
+/// A probe or hook with `host` makes the node connect to any address.
 pub(super) fn host_probes(pod: &Pod<'_>) -> Option<Violation> {
     let mut hosts = Words::new();
     let names = pod.named(|container| {

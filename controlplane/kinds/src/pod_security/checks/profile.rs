@@ -8,8 +8,8 @@ const APP_ARMOR_CONTAINER: &str = "container.apparmor.security.beta.kubernetes.i
 const SECCOMP_POD: &str = "seccomp.security.alpha.kubernetes.io/pod";
 const SECCOMP_CONTAINER: &str = "container.seccomp.security.alpha.kubernetes.io/";
 
-/// The type of a profile that is set to something else than the runtime's or a file's; the pod and each container
-/// have the field.
+/// The type of a profile, if it is neither the runtime's default nor a local file. The pod and each container have this
+/// field.
 fn wrong_type(object: &Value, field: &str) -> Option<String> {
     let profile = &object["securityContext"][field];
     let wrong =

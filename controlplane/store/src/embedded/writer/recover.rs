@@ -1,4 +1,4 @@
-//! After a failure of the disk: waiting until it takes writes, and opening the database again.
+//! Recovery from a disk failure: wait until the disk accepts writes, then reopen the database.
 
 use std::time::Instant;
 
@@ -11,31 +11,31 @@ use crate::{
     },
 };
 
-/// A failure of the engine, until it is recovered from.
+/// A failure of the engine. It lasts until the recovery.
 pub(super) struct Failure {
     /// The error, for clients.
     pub(super) detail: String,
     pub(super) retry_at: Instant,
-    /// What the failed batch may have replaced on disk.
+    /// The entries that the failed batch may have replaced on disk.
     undo: Undo,
 }
 
 impl Writer<'_> {
-    /// Takes no more durable writes until the disk does.
+    /// Refuses durable writes until the disk accepts them again.
     pub(super) fn fail(&mut self, detail: String, undo: Undo) {
         tracing::error!(error = detail, path = %self.shared.path.display(), "the store cannot write");
-        // The engine may have had no room for a table. What is released here is what it needs to open again.
+        // The engine may have had no room for a table. It needs the released reserve to reopen.
         if !matches!(space::health(&self.shared.path), crate::Health::Good) {
             self.space.release();
         }
         self.shared.set_failure(Some(detail.clone()));
-        // A second failure before the recovery (of a reservation) has nothing to undo.
+        // A second failure before the recovery (of a reservation) has no entries to restore.
         let undo = self.failure.take().map_or(undo, |earlier| earlier.undo);
-        // A failure that passed already is recovered from at the next write.
+        // If the failure has passed, the next write recovers from it.
         self.failure = Some(Failure { detail, retry_at: Instant::now(), undo });
     }
 
-    /// Opens the database again, if it failed and the time for an attempt has come.
+    /// Reopens a failed database if the next attempt is due.
     pub(super) fn recover_if_due(&mut self) {
         let Some(failure) = self.failure.take_if(|failure| failure.retry_at <= Instant::now()) else {
             return;
@@ -57,7 +57,7 @@ impl Writer<'_> {
     fn recover(&mut self, failure: &Failure) -> Result<(), Error> {
         let path = &self.shared.path;
         let disk = |source: std::io::Error| Error::Disk { detail: source.to_string() };
-        // Until the disk takes writes, the failed engine still reads.
+        // The failed engine still serves reads until the disk accepts writes.
         space::probe(path).map_err(disk)?;
         self.shared.replace_engine(None);
         space::rewrite_journals(path).map_err(disk)?;

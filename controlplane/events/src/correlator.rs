@@ -1,27 +1,29 @@
-//! Bounds of what one object can make this node send as events, with upstream's figures (`EventCorrelator`). Pure.
+//! Limits on the events about one object, with upstream's figures (`EventCorrelator`). Pure.
 //!
-//! Events about one object: 25 at once, then one each 5 minutes. Events that differ in their message only: after 10
-//! of them within 10 minutes all further ones are one event, which is counted up.
+//! Events of one component about one object: 25 at once, then one every 5 minutes. Events that differ only in their
+//! message: after 10 of them within 10 minutes, all further ones count as repeats of one combined event.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use k8s_openapi::jiff::Timestamp;
+use jiff::Timestamp;
 
-use super::{Key, Record};
+use crate::event::{Key, Record};
 
-/// Events of one object at once, and the seconds after which one more is sent.
+/// Events about one object at once, and the seconds after which one more is allowed.
 const BURST: f64 = 25.0;
 const REFILL_SECONDS: f64 = 300.0;
-/// Different messages of similar events, and the seconds without one after which they are counted anew.
+/// Different messages of similar events, and the seconds without such an event after which the count restarts.
 const SIMILAR_MAX: usize = 10;
 const SIMILAR_SECONDS: f64 = 600.0;
-/// Objects, and groups of similar events, that are kept in mind.
+/// Capacity of the tables of objects and of groups of similar events.
 const KEPT_MAX: usize = 4096;
 
 #[derive(Default)]
-pub(super) struct Correlator {
-    quotas: HashMap<String, Quota>,
+pub(crate) struct Correlator {
+    /// By component and uid.
+    quotas: HashMap<(Cow<'static, str>, String), Quota>,
     similar: HashMap<Key, Similar>,
 }
 
@@ -40,17 +42,17 @@ struct Similar {
 // === impl Correlator ===
 
 impl Correlator {
-    /// The key under which an event is counted; none if it is not sent. Changes the message of one that stands for
-    /// several.
-    pub(super) fn admit(&mut self, record: &mut Record) -> Option<Key> {
+    /// The key under which an event is counted. None if it exceeds the limit of its object. Changes the message of a
+    /// combined event.
+    pub(crate) fn admit(&mut self, record: &mut Record) -> Option<Key> {
         let key = self.aggregate(record);
-        self.has_quota(&key.uid, record.at).then_some(key)
+        self.has_quota(&key, record.at).then_some(key)
     }
 
     fn aggregate(&mut self, record: &mut Record) -> Key {
         let own = record.key();
         let group = Key { message: String::new(), ..own.clone() };
-        keep_newest(&mut self.similar, |similar| similar.last);
+        keep_newest(&mut self.similar, KEPT_MAX, |similar| similar.last);
         let new = Similar { messages: HashSet::new(), last: record.at };
         let similar = self.similar.entry(group.clone()).or_insert(new);
         if seconds(similar.last, record.at) > SIMILAR_SECONDS {
@@ -64,19 +66,24 @@ impl Correlator {
             similar.messages.insert(hash);
             return own;
         }
-        record.message.insert_str(0, "(combined from similar events): ");
+        record.event.message.insert_str(0, "(combined from similar events): ");
         group
     }
 
-    fn has_quota(&mut self, uid: &str, now: Timestamp) -> bool {
-        keep_newest(&mut self.quotas, |quota| quota.at);
-        self.quotas.entry(uid.to_owned()).or_insert(Quota { left: BURST, at: now }).take(now)
+    fn has_quota(&mut self, key: &Key, now: Timestamp) -> bool {
+        keep_newest(&mut self.quotas, KEPT_MAX, |quota| quota.at);
+        let object = (key.component.clone(), key.uid.clone());
+        self.quotas.entry(object).or_insert(Quota { left: BURST, at: now }).take(now)
     }
 }
 
-/// Forgets the older half of a full table.
-fn keep_newest<K: Eq + Hash, V>(table: &mut HashMap<K, V>, at: impl Fn(&V) -> Timestamp) {
-    if table.len() < KEPT_MAX {
+/// Removes the older half of a full table.
+pub(crate) fn keep_newest<K: Eq + Hash, V>(
+    table: &mut HashMap<K, V>,
+    capacity: usize,
+    at: impl Fn(&V) -> Timestamp,
+) {
+    if table.len() < capacity {
         return;
     }
     let mut times: Vec<Timestamp> = table.values().map(&at).collect();
@@ -106,16 +113,16 @@ mod tests {
     use k8s_openapi::api::core::v1::ObjectReference;
 
     use super::*;
-    use crate::pod::events::Level;
+    use crate::event::Event;
 
     fn record(uid: &str, message: &str, second: i64) -> Record {
         let about = ObjectReference { uid: Some(uid.to_owned()), ..ObjectReference::default() };
         let at = Timestamp::from_second(second).unwrap();
-        Record { about, level: Level::Warning, reason: "Unhealthy", message: message.to_owned(), at }
+        Record { about, component: "c".into(), event: Event::warning("Unhealthy", message), at }
     }
 
     #[test]
-    fn a_noisy_object_is_quieted_and_heard_again_later() {
+    fn events_of_a_noisy_object_are_limited_until_later() {
         let mut correlator = Correlator::default();
         let mut sent = |uid: &str, second| correlator.admit(&mut record(uid, "x", second)).is_some();
         assert_eq!((0..40).filter(|_| sent("noisy", 0)).count(), 25);
@@ -125,11 +132,11 @@ mod tests {
     }
 
     #[test]
-    fn events_that_differ_in_their_message_only_become_one() {
+    fn events_that_differ_only_in_their_message_are_combined() {
         let mut correlator = Correlator::default();
         let mut admit = |message: String, second| {
             let mut record = record("u", &message, second);
-            (correlator.admit(&mut record), record.message)
+            (correlator.admit(&mut record), record.event.message)
         };
         let keys: HashSet<_> = (0..20).map(|n| admit(format!("at {n}"), 0).0.unwrap()).collect();
         assert_eq!(keys.len(), 11, "10 of their own and one for all others");
@@ -139,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded() {
+    fn the_tables_are_bounded() {
         let mut correlator = Correlator::default();
         for n in 0..20_000 {
             correlator.admit(&mut record(&n.to_string(), "x", n));

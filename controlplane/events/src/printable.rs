@@ -1,8 +1,8 @@
-//! Text of containers, registries, runtimes and other peers, fit for events, statuses and logs.
+//! Untrusted text (of containers, registries, runtimes) for events, statuses and logs.
 
-/// At most `most` bytes of a text, without control characters other than line ends and tabs: terminals obey some
-/// (CVE-2021-25743).
-pub(crate) fn printable(text: &str, most: usize) -> String {
+/// At most `most` bytes of a text. Control characters other than line ends and tabs are replaced, because terminals
+/// execute some of them (CVE-2021-25743).
+pub fn printable(text: &str, most: usize) -> String {
     let mut clean = String::with_capacity(text.len().min(most));
     for character in text.chars() {
         let shown = match character {
@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_is_short_and_does_not_drive_a_terminal() {
+    fn text_is_cut_and_has_no_control_characters() {
         assert_eq!(printable("a\tb\nc", 100), "a\tb\nc");
         assert_eq!(printable("\x1b[2Jx\r\u{9b}", 100), "\u{fffd}[2Jx\u{fffd}\u{fffd}");
         assert_eq!(printable("ééé", 5), "éé");

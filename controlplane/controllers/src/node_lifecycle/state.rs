@@ -1,0 +1,183 @@
+//! The state of the node lifecycle controller: heartbeats of the nodes, health and rate limits of the zones.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::time::Instant;
+
+use super::plan;
+use super::turns::Turns;
+use super::zone::{self, Zone};
+use crate::config::ControllersConfig;
+use crate::object::{Key, Node, ObjectExt};
+use crate::queue::Queue;
+
+/// Time for which a node must be not ready before it gets a NoExecute taint: a starting node is not ready for a moment
+/// while it sets up its network.
+const SETTLED: Duration = Duration::from_secs(5);
+/// Margin of timers, so that the time has passed when they fire.
+const MARGIN: Duration = Duration::from_millis(1);
+
+/// The state of all nodes.
+pub(crate) struct Lifecycle {
+    /// The nodes to reconcile.
+    pub(crate) queue: Arc<Queue<Key>>,
+    heartbeats: Mutex<HashMap<String, Heartbeat>>,
+    zones: Mutex<Zones>,
+}
+
+/// The last heartbeat of one node.
+struct Heartbeat {
+    at: Instant,
+    /// The renew time of the lease and the heartbeat time of the status. Compared for changes only, because the node's
+    /// clock may differ from ours.
+    lease: Option<Timestamp>,
+    status: Option<Timestamp>,
+    /// Since when the node reports that it is not ready.
+    unready: Option<Instant>,
+}
+
+/// Whether a node may get a NoExecute taint.
+#[derive(Clone, Copy)]
+pub(super) struct Eviction {
+    /// Now.
+    pub(super) allowed: bool,
+    /// If not now: the time until the next check. None waits for a change.
+    pub(super) wait: Option<Duration>,
+}
+
+#[derive(Default)]
+struct Zones {
+    known: BTreeMap<String, Zone>,
+    turns: BTreeMap<String, Turns>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+// === impl Lifecycle ===
+
+impl Lifecycle {
+    /// The state before the first heartbeat.
+    pub(crate) fn new() -> Self {
+        Self { queue: Arc::new(Queue::new()), heartbeats: Mutex::default(), zones: Mutex::default() }
+    }
+
+    /// Records the renew time of a node's lease. Returns whether it changed.
+    pub(super) fn record_lease(&self, name: &str, renewed: Option<Timestamp>) -> bool {
+        let mut heartbeats = lock(&self.heartbeats);
+        let heartbeat = heartbeats.entry(name.to_owned()).or_insert_with(Heartbeat::now);
+        let changed = heartbeat.lease != renewed;
+        if changed {
+            (heartbeat.at, heartbeat.lease) = (Instant::now(), renewed);
+        }
+        changed
+    }
+
+    /// Records the heartbeat time in a node's status.
+    pub(super) fn record_status(&self, node: &Node) {
+        let ready = node.condition("Ready");
+        let time = ready.and_then(|ready| ready.last_heartbeat_time.as_ref()).map(|time| time.0);
+        let mut heartbeats = lock(&self.heartbeats);
+        let heartbeat = heartbeats.entry(node.name().to_owned()).or_insert_with(Heartbeat::now);
+        if heartbeat.status != time {
+            (heartbeat.at, heartbeat.status) = (Instant::now(), time);
+        }
+        let is_unready = ready.is_some_and(|ready| ready.status == "False");
+        heartbeat.unready = is_unready.then(|| heartbeat.unready.unwrap_or_else(Instant::now));
+    }
+
+    /// Removes a deleted node.
+    pub(super) fn forget(&self, name: &str) {
+        lock(&self.heartbeats).remove(name);
+    }
+
+    /// The time since the last heartbeat of a node.
+    pub(super) fn since_heartbeat(&self, node: &Node) -> Duration {
+        lock(&self.heartbeats).entry(node.name().to_owned()).or_insert_with(Heartbeat::now).at.elapsed()
+    }
+
+    /// Whether a node may get its NoExecute taint now.
+    pub(super) fn may_evict(&self, node: &Node) -> Eviction {
+        let denied = Eviction { allowed: false, wait: None };
+        if plan::evicting(node).is_none() || zone::is_full_disruption(&lock(&self.zones).known) {
+            return denied;
+        }
+        let allowed = Eviction { allowed: true, wait: None };
+        if plan::is_evicting(node) {
+            return allowed;
+        }
+        let unready = lock(&self.heartbeats).get(node.name()).and_then(|heartbeat| heartbeat.unready);
+        let unsettled = unready.and_then(|since| SETTLED.checked_sub(since.elapsed()));
+        if let Some(left) = unsettled {
+            return Eviction { wait: Some(left + MARGIN), ..denied };
+        }
+        let zones = lock(&self.zones);
+        match zones.turns.get(&zone::name(node)).and_then(|turns| turns.left(Instant::now())) {
+            Some(Duration::ZERO) => allowed,
+            left => Eviction { wait: left.map(|left| left + MARGIN), ..denied },
+        }
+    }
+
+    /// Records that a node got its NoExecute taint: the next node of the zone has to wait.
+    pub(super) fn record_eviction(&self, node: &Node) {
+        if let Some(turns) = lock(&self.zones).turns.get_mut(&zone::name(node)) {
+            turns.taken(Instant::now());
+        }
+    }
+
+    /// Updates the health of the zones. Returns whether the rate of NoExecute taints changed in any of them.
+    pub(super) fn update_zones(
+        &self,
+        zones: BTreeMap<String, Zone>,
+        config: &ControllersConfig,
+        now: Instant,
+    ) -> bool {
+        let mut known = lock(&self.zones);
+        if known.known == zones {
+            return false;
+        }
+        let (was_full, is_full) = (zone::is_full_disruption(&known.known), zone::is_full_disruption(&zones));
+        let changed = known.update(zones, config, now) || was_full != is_full;
+        drop(known);
+        if was_full && !is_full {
+            // No heartbeat could arrive before, so every node gets a whole grace period from now.
+            lock(&self.heartbeats).values_mut().for_each(|heartbeat| heartbeat.at = now);
+        }
+        changed
+    }
+}
+
+// === impl Zones ===
+
+impl Zones {
+    fn update(&mut self, zones: BTreeMap<String, Zone>, config: &ControllersConfig, now: Instant) -> bool {
+        let is_full = zone::is_full_disruption(&zones);
+        let mut changed = false;
+        self.turns.retain(|name, _| zones.contains_key(name));
+        for (name, zone) in &zones {
+            let pace = zone::interval(*zone, config).filter(|_| !is_full);
+            match self.turns.get_mut(name) {
+                Some(turns) => changed |= turns.pace(pace, now),
+                None => {
+                    changed = true;
+                    self.turns.insert(name.clone(), Turns::new(pace, now));
+                }
+            }
+        }
+        self.known = zones;
+        changed
+    }
+}
+
+// === impl Heartbeat ===
+
+impl Heartbeat {
+    /// A new node: it gets a whole grace period from now.
+    fn now() -> Self {
+        Self { at: Instant::now(), lease: None, status: None, unready: None }
+    }
+}

@@ -1,0 +1,36 @@
+//! The semantics of Kubernetes values: quantities, names, selectors, taints, pod resources, object metadata.
+//!
+//! The API server, the scheduler, the controllers and the agent must agree on these rules, so each rule is here once.
+//! Each module names the upstream package that specifies it.
+//!
+//! | value | module | upstream |
+//! |---|---|---|
+//! | `500m`, `1Gi` | [`quantity`] | `apimachinery/pkg/api/resource` |
+//! | DNS labels, qualified names, keys | [`names`] | `apimachinery/pkg/api/validate/content`, `pkg/util/validation` |
+//! | label selectors, maps of labels | [`label_selector`] | `apimachinery/pkg/labels` |
+//! | field selectors | [`field_selector`] | `apimachinery/pkg/fields` |
+//! | node affinity terms | [`node_selector`] | `component-helpers/scheduling/corev1/nodeaffinity` |
+//! | taints and tolerations | [`toleration`] | `component-helpers/scheduling/corev1` |
+//! | effective requests and limits of a pod | [`pod_resources`] | `component-helpers/resource` |
+//! | quality-of-service class of a pod | [`qos`] | `pkg/apis/core/v1/helper/qos` |
+//! | name, namespace, uid, owner of an object | [`object`] | `apimachinery/pkg/apis/meta/v1` |
+//!
+//! Invariants: no I/O, no async, no clock, no panic on any input; each text has a limit on its size or is read in
+//! linear time.
+
+pub mod field_selector;
+pub mod label_selector;
+pub mod names;
+pub mod node_selector;
+pub mod object;
+pub mod pod_resources;
+pub mod qos;
+pub mod quantity;
+mod selector_error;
+pub mod toleration;
+
+#[doc(hidden)]
+pub use kube_core;
+
+pub use quantity::Quantity;
+pub use selector_error::SelectorError;

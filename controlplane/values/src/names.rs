@@ -1,0 +1,160 @@
+//! Validation of names, labels and keys. Each check returns upstream's error texts; an empty list means valid.
+//!
+//! The error texts are part of the API: clients and tests compare them.
+
+const LABEL: &str = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')";
+const SUBDOMAIN: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
+const LABEL_1035: &str = "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic character, and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for validation is '[a-z]([-a-z0-9]*[a-z0-9])?')";
+const LABEL_VALUE: &str = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')";
+const NAME_PART: &str = "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
+const QUALIFIED: &str = "a qualified name must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]') with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')";
+const CONFIG_KEY: &str = "a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')";
+const ENV_NAME: &str =
+    "a valid environment variable name must consist only of printable ASCII characters other than '='";
+
+/// The texts of the checks that failed.
+fn problems<const N: usize>(checks: [(bool, String); N]) -> Vec<String> {
+    checks.into_iter().filter(|(failed, _)| *failed).map(|(_, text)| text).collect()
+}
+
+fn too_long(max: usize) -> String {
+    format!("must be no more than {max} bytes")
+}
+
+fn is_lower(byte: u8) -> bool {
+    byte.is_ascii_lowercase() || byte.is_ascii_digit()
+}
+
+fn is_label(text: &str) -> bool {
+    let bytes = text.as_bytes();
+    matches!((bytes.first(), bytes.last()), (Some(first), Some(last)) if is_lower(*first) && is_lower(*last))
+        && bytes.iter().all(|byte| is_lower(*byte) || *byte == b'-')
+}
+
+/// Letters and digits; `-`, `_` and `.` are also allowed, but not first or last.
+fn is_word(text: &str) -> bool {
+    let bytes = text.as_bytes();
+    matches!((bytes.first(), bytes.last()), (Some(first), Some(last)) if first.is_ascii_alphanumeric() && last.is_ascii_alphanumeric())
+        && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(byte))
+}
+
+/// Checks a DNS label (RFC 1123), at most 63 bytes.
+pub fn dns1123_label(text: &str) -> Vec<String> {
+    problems([(text.len() > 63, too_long(63)), (!is_label(text), LABEL.to_owned())])
+}
+
+/// Checks a DNS subdomain (RFC 1123): labels joined by dots, at most 253 bytes in total.
+pub fn dns1123_subdomain(text: &str) -> Vec<String> {
+    let good = text.split('.').all(is_label);
+    problems([(text.len() > 253, too_long(253)), (!good, SUBDOMAIN.to_owned())])
+}
+
+/// Checks a DNS label (RFC 1035), which starts with a letter.
+pub fn dns1035_label(text: &str) -> Vec<String> {
+    let good = is_label(text) && text.starts_with(|first: char| first.is_ascii_lowercase());
+    problems([(text.len() > 63, too_long(63)), (!good, LABEL_1035.to_owned())])
+}
+
+/// Checks a name that is used as one segment of a URL path.
+pub fn path_segment(text: &str) -> Vec<String> {
+    problems([
+        (text == "." || text == "..", format!("may not be '{text}'")),
+        (text.contains('/'), "may not contain '/'".to_owned()),
+        (text.contains('%'), "may not contain '%'".to_owned()),
+    ])
+}
+
+/// Checks the value of a label.
+pub fn label_value(text: &str) -> Vec<String> {
+    let good = text.is_empty() || is_word(text);
+    problems([(text.len() > 63, too_long(63)), (!good, LABEL_VALUE.to_owned())])
+}
+
+/// Checks a qualified name: the key of a label, annotation or taint, or a finalizer.
+pub fn qualified_name(text: &str) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let parts: Vec<&str> = text.split('/').collect();
+    let name = match parts.as_slice() {
+        [name] => name,
+        [prefix, name] => {
+            if prefix.is_empty() {
+                wrong.push("prefix part must be non-empty".to_owned());
+            } else {
+                wrong.extend(dns1123_subdomain(prefix).into_iter().map(|text| format!("prefix part {text}")));
+            }
+            name
+        }
+        _ => return vec![QUALIFIED.to_owned()],
+    };
+    wrong.extend(problems([
+        (name.is_empty(), "name part must be non-empty".to_owned()),
+        (name.len() > 63, format!("name part {}", too_long(63))),
+        (!is_word(name), NAME_PART.to_owned()),
+    ]));
+    wrong
+}
+
+/// Checks a key of a config map or secret. Volumes use the key as a file name.
+pub fn config_key(text: &str) -> Vec<String> {
+    let good =
+        !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
+    let mut wrong = problems([(text.len() > 253, too_long(253)), (!good, CONFIG_KEY.to_owned())]);
+    if matches!(text, "." | "..") {
+        wrong.push(format!("must not be '{text}'"));
+    } else if text.starts_with("..") {
+        wrong.push("must not start with '..'".to_owned());
+    }
+    wrong
+}
+
+/// Checks the name of an environment variable.
+pub fn env_name(text: &str) -> Vec<String> {
+    let good = !text.is_empty() && text.bytes().all(|byte| (b' '..=b'~').contains(&byte) && byte != b'=');
+    problems([(!good, ENV_NAME.to_owned())])
+}
+
+/// Checks the name of a port (RFC 6335).
+pub fn port_name(text: &str) -> Vec<String> {
+    let known = text.bytes().all(|byte| is_lower(byte) || byte == b'-');
+    problems([
+        (text.len() > 15, "must be no more than 15 characters long".to_owned()),
+        (!known, "must contain only alphanumeric characters (a-z, 0-9), and hyphens (-)".to_owned()),
+        (
+            !text.bytes().any(|byte| byte.is_ascii_lowercase()),
+            "must contain at least one letter (a-z)".to_owned(),
+        ),
+        (text.contains("--"), "must not contain consecutive hyphens".to_owned()),
+        (text.starts_with('-') || text.ends_with('-'), "must not begin or end with a hyphen".to_owned()),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(rule: fn(&str) -> Vec<String>, good: &[&str], bad: &[&str]) {
+        for text in good {
+            assert_eq!(rule(text), Vec::<String>::new(), "for {text:?}");
+        }
+        for text in bad {
+            assert!(!rule(text).is_empty(), "for {text:?}");
+        }
+    }
+
+    #[test]
+    fn names_follow_their_formats() {
+        let (long, longer) = ("a".repeat(63), "a".repeat(64));
+        check(dns1123_label, &["a", "a-b", "1", "0-9", &long], &["", "A", "-a", "a-", "a.b", "a_b", &longer]);
+        check(dns1123_subdomain, &["a.b-c.d", "1.2", &longer], &["", "a..b", ".a", "a.", "A.b", "a_b"]);
+        check(dns1035_label, &["a1", "a-b"], &["1a", "-a", "A", ""]);
+        check(label_value, &["", "a", "A_b.c-d", &long], &["-a", "a-", "a b", &longer]);
+        check(qualified_name, &["a", "a.b_c", "example.com/a"], &["", "/a", "a/", "a/b/c", "A.com/a", "-a"]);
+        check(
+            config_key,
+            &["a", "..a".trim_start_matches('.'), ".a", "A_b-c.d"],
+            &["", ".", "..", "..a", "a/b", "a b"],
+        );
+        check(env_name, &["A", "a.b-c", "1x", "a b"], &["", "a=b", "ä"]);
+        check(port_name, &["http", "a1", "1a"], &["", "1", "a--b", "-a", "a-", "A", "abcdefghijklmnop"]);
+    }
+}

@@ -1,0 +1,273 @@
+//! Effective requests and limits of a pod: what its containers, init containers, sidecars, overhead and pod-level
+//! resources add up to.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Container, PodSpec, ResourceRequirements};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+
+use crate::quantity::{millis_of, value_of};
+
+/// A list of resources, as `requests` and `limits` have it.
+type ResourceList = BTreeMap<String, ApiQuantity>;
+
+/// Amounts of resources. 128 bits, so that sums over pods can neither overflow nor saturate: a sum that saturates
+/// would be wrong after a pod is subtracted from it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Resources {
+    /// CPU in thousandths of a core.
+    pub cpu_millis: i128,
+    /// Memory in bytes.
+    pub memory: i128,
+    /// Local ephemeral storage in bytes.
+    pub ephemeral_storage: i128,
+    /// Number of pods.
+    pub pods: i128,
+    /// All other resources in units, by name.
+    pub others: BTreeMap<String, i128>,
+}
+
+/// One of the two lists of `resources`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// `resources.requests`.
+    Requests,
+    /// `resources.limits`.
+    Limits,
+}
+
+/// What of a container its pod's resources depend on.
+#[derive(Clone, Copy, Debug)]
+pub struct ContainerResources<'a> {
+    /// `resources`.
+    pub resources: Option<&'a ResourceRequirements>,
+    /// Whether this is an init container with `restartPolicy: Always`.
+    pub is_sidecar: bool,
+}
+
+/// What of a pod spec the pod's resources depend on.
+#[derive(Clone, Debug)]
+pub struct PodResources<'a> {
+    /// `containers`.
+    pub containers: Vec<ContainerResources<'a>>,
+    /// `initContainers`, in the order in which they run.
+    pub init_containers: Vec<ContainerResources<'a>>,
+    /// `resources` of the pod as a whole.
+    pub pod_level: Option<&'a ResourceRequirements>,
+    /// `overhead`.
+    pub overhead: Option<&'a ResourceList>,
+}
+
+// === impl Side ===
+
+impl Side {
+    /// The list of this side.
+    pub fn list(self, resources: Option<&ResourceRequirements>) -> Option<&ResourceList> {
+        match self {
+            Side::Requests => resources?.requests.as_ref(),
+            Side::Limits => resources?.limits.as_ref(),
+        }
+    }
+
+    /// One entry of the list of this side.
+    pub fn get<'a>(self, resources: Option<&'a ResourceRequirements>, name: &str) -> Option<&'a ApiQuantity> {
+        self.list(resources)?.get(name)
+    }
+}
+
+// === impl Resources ===
+
+impl Resources {
+    /// The amounts of a resource list.
+    pub fn of(list: Option<&ResourceList>) -> Self {
+        let mut resources = Self::default();
+        for (name, quantity) in list.into_iter().flatten() {
+            *resources.entry(name) = amount(name, quantity);
+        }
+        resources
+    }
+
+    /// Adds the other amounts.
+    pub fn add(&mut self, other: &Self) {
+        self.for_each(other, |own, amount| *own += amount);
+    }
+
+    /// Subtracts the other amounts.
+    pub fn subtract(&mut self, other: &Self) {
+        self.for_each(other, |own, amount| *own -= amount);
+    }
+
+    /// Raises each amount to at least the other's.
+    fn raise(&mut self, other: &Self) {
+        self.for_each(other, |own, amount| *own = (*own).max(amount));
+    }
+
+    fn for_each(&mut self, other: &Self, combine: impl Fn(&mut i128, i128)) {
+        combine(&mut self.cpu_millis, other.cpu_millis);
+        combine(&mut self.memory, other.memory);
+        combine(&mut self.ephemeral_storage, other.ephemeral_storage);
+        combine(&mut self.pods, other.pods);
+        for (name, amount) in &other.others {
+            combine(self.entry(name), *amount);
+        }
+    }
+
+    fn entry(&mut self, name: &str) -> &mut i128 {
+        match name {
+            "cpu" => &mut self.cpu_millis,
+            "memory" => &mut self.memory,
+            "ephemeral-storage" => &mut self.ephemeral_storage,
+            "pods" => &mut self.pods,
+            other => self.others.entry(other.to_owned()).or_default(),
+        }
+    }
+}
+
+/// CPU in thousandths, everything else in units.
+fn amount(name: &str, quantity: &ApiQuantity) -> i128 {
+    i128::from(if name == "cpu" { millis_of(quantity) } else { value_of(quantity) })
+}
+
+// === impl PodResources ===
+
+impl<'a> From<&'a PodSpec> for PodResources<'a> {
+    fn from(spec: &'a PodSpec) -> Self {
+        let read = |container: &'a Container| ContainerResources {
+            resources: container.resources.as_ref(),
+            is_sidecar: container.restart_policy.as_deref() == Some("Always"),
+        };
+        Self {
+            containers: spec.containers.iter().map(read).collect(),
+            init_containers: spec.init_containers.iter().flatten().map(read).collect(),
+            pod_level: spec.resources.as_ref(),
+            overhead: spec.overhead.as_ref(),
+        }
+    }
+}
+
+impl PodResources<'_> {
+    /// What the pod requests of its node. The pod itself counts as one of `pods`.
+    pub fn requests(&self) -> Resources {
+        let mut total = self.containers_and_pod_level(Side::Requests);
+        total.add(&Resources::of(self.overhead));
+        total.pods = 1;
+        total
+    }
+
+    /// What the pod is limited to; 0 for a resource without a limit. The overhead raises the limits that there are.
+    pub fn limits(&self) -> Resources {
+        let mut total = self.containers_and_pod_level(Side::Limits);
+        for (name, quantity) in self.overhead.into_iter().flatten() {
+            let own = total.entry(name);
+            if *own > 0 {
+                *own += amount(name, quantity);
+            }
+        }
+        total
+    }
+
+    /// Init containers run one after another, before the containers, beside the sidecars that started earlier. So each
+    /// resource is the larger of two amounts: all containers and sidecars together, or the largest init container with
+    /// the sidecars before it. Pod-level resources replace the amount.
+    fn containers_and_pod_level(&self, side: Side) -> Resources {
+        let of = |container: &ContainerResources<'_>| Resources::of(side.list(container.resources));
+        let mut total = Resources::default();
+        for container in &self.containers {
+            total.add(&of(container));
+        }
+        let (mut sidecars, mut peak) = (Resources::default(), Resources::default());
+        for container in &self.init_containers {
+            let mut running = sidecars.clone();
+            running.add(&of(container));
+            peak.raise(&running);
+            if container.is_sidecar {
+                sidecars = running;
+            }
+        }
+        total.add(&sidecars);
+        total.raise(&peak);
+        for (name, quantity) in side.list(self.pod_level).into_iter().flatten() {
+            if matches!(name.as_str(), "cpu" | "memory") || name.starts_with("hugepages-") {
+                *total.entry(name) = amount(name, quantity);
+            }
+        }
+        total
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn spec(spec: Value) -> PodSpec {
+        let mut spec = spec;
+        for list in ["containers", "initContainers"] {
+            for container in spec[list].as_array_mut().into_iter().flatten() {
+                container["name"] = json!("c");
+            }
+        }
+        serde_json::from_value(spec).unwrap()
+    }
+
+    fn cpu_requested(value: Value) -> i128 {
+        PodResources::from(&spec(value)).requests().cpu_millis
+    }
+
+    fn container(cpu: &str) -> Value {
+        json!({"resources": {"requests": {"cpu": cpu}, "limits": {"cpu": cpu}}})
+    }
+
+    fn sidecar(cpu: &str) -> Value {
+        let mut sidecar = container(cpu);
+        sidecar["restartPolicy"] = json!("Always");
+        sidecar
+    }
+
+    #[test]
+    fn containers_add_up_and_init_containers_set_a_peak() {
+        assert_eq!(cpu_requested(json!({"containers": [container("1"), container("500m")]})), 1500);
+        assert_eq!(
+            cpu_requested(json!({"containers": [container("1")], "initContainers": [container("3")]})),
+            3000
+        );
+        let init = [sidecar("1"), container("2"), sidecar("1")];
+        assert_eq!(cpu_requested(json!({"containers": [container("2")], "initContainers": init})), 4000);
+        let init = [container("350m"), sidecar("100m"), container("250m")];
+        let containers = [container("200m"), container("100m")];
+        let pod = json!({"containers": containers, "initContainers": init, "overhead": {"cpu": "10m"}});
+        assert_eq!(cpu_requested(pod), 410);
+    }
+
+    #[test]
+    fn pod_level_resources_replace_the_sum_and_overhead_is_added() {
+        assert_eq!(cpu_requested(json!({"containers": [container("1")], "overhead": {"cpu": "100m"}})), 1100);
+        let whole = json!({"requests": {"cpu": "4", "hugepages-2Mi": "4Mi", "x.io/gpu": "9"}});
+        let pod = spec(json!({"containers": [container("1")], "resources": whole, "overhead": {"cpu": "1"}}));
+        let requests = PodResources::from(&pod).requests();
+        assert_eq!((requests.cpu_millis, requests.pods), (5000, 1));
+        assert_eq!(requests.others, BTreeMap::from([("hugepages-2Mi".to_owned(), 4 << 20)]));
+    }
+
+    #[test]
+    fn overhead_raises_only_limits_that_there_are() {
+        let pod = spec(json!({"containers": [container("1")], "overhead": {"cpu": "100m", "memory": "1Mi"}}));
+        let limits = PodResources::from(&pod).limits();
+        assert_eq!((limits.cpu_millis, limits.memory), (1100, 0));
+    }
+
+    #[test]
+    fn sums_of_the_largest_amounts_can_be_taken_back() {
+        let huge = spec(json!({"containers": [container("1000E"), container("1000E")]}));
+        let huge = PodResources::from(&huge).requests();
+        assert_eq!(huge.cpu_millis, 2 * i128::from(i64::MAX));
+        let small = PodResources::from(&spec(json!({"containers": [container("1")]}))).requests();
+        let mut sum = small.clone();
+        sum.add(&huge);
+        sum.add(&huge);
+        sum.subtract(&huge);
+        sum.subtract(&huge);
+        assert_eq!(sum, small);
+    }
+}

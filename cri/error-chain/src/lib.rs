@@ -1,0 +1,65 @@
+//! An error and its sources as one line of text, for places that only take text: gRPC status messages, Kubernetes
+//! conditions and events, files, terminals.
+//!
+//! Log fields do not need it: `tracing` prints the sources of an error itself.
+
+use std::error::Error;
+
+/// The error and its sources, outermost first, joined with `: `.
+///
+/// A source whose text the line already ends with is skipped: some libraries repeat their source in their own text.
+pub fn chain(error: &dyn Error) -> String {
+    let mut line = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let text = error.to_string();
+        if !line.ends_with(&text) {
+            line.push_str(": ");
+            line.push_str(&text);
+        }
+        source = error.source();
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt;
+
+    use super::*;
+
+    #[derive(Debug)]
+    struct Failure(&'static str, Option<Box<Failure>>);
+
+    impl fmt::Display for Failure {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.0)
+        }
+    }
+
+    impl Error for Failure {
+        fn source(&self) -> Option<&(dyn Error + 'static)> {
+            self.1.as_deref().map(|source| source as _)
+        }
+    }
+
+    fn failure(texts: &[&'static str]) -> Failure {
+        let (first, rest) = texts.split_first().unwrap();
+        Failure(first, (!rest.is_empty()).then(|| Box::new(failure(rest))))
+    }
+
+    #[test]
+    fn sources_follow_their_errors() {
+        assert_eq!(chain(&failure(&["a"])), "a");
+        assert_eq!(
+            chain(&failure(&["cannot start x", "cannot open y", "not found"])),
+            "cannot start x: cannot open y: not found"
+        );
+    }
+
+    #[test]
+    fn a_repeated_source_is_skipped() {
+        assert_eq!(chain(&failure(&["cannot open y: not found", "not found"])), "cannot open y: not found");
+        assert_eq!(chain(&failure(&["a: b", "b", "c"])), "a: b: c");
+    }
+}
