@@ -49,7 +49,8 @@ pub(crate) fn shown(config: &AgentConfig) -> Value {
             "nodefs.inodesFree": threshold(config.eviction.nodefs_inodes_free),
             "pid.available": threshold(config.eviction.pid_available),
         },
-        "systemReserved": config.reserved,
+        "systemReserved": config.system_reserved,
+        "kubeReserved": config.kube_reserved,
     });
     if let Some(client_ca) = &config.client_ca {
         shown["authentication"]["x509"]["clientCAFile"] = json!(client_ca);
