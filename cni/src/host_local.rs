@@ -58,7 +58,7 @@ pub(crate) fn run(host: &Host, request: &Request) -> Result<Option<Answer>, Erro
     let owner = Owner { id: request.container_id.clone(), ifname: request.ifname.clone() };
     match request.command {
         Command::Add => return ipam.add(request, &owner, host.attachments.as_deref()).map(Some),
-        Command::Del => ipam.del(request, &owner)?,
+        Command::Del => ipam.del(request, &owner, host.attachments.as_deref())?,
         Command::Check => {
             if Store::open(&ipam.dir)?.held_by(&owner)?.is_empty() {
                 let what = format!("the address of {} {}", owner.id, owner.ifname);
@@ -156,6 +156,8 @@ impl Ipam {
         let choices = self.assign(requested(request)?)?;
         let mut store = Store::open(&self.dir)?;
         match attachments {
+            // The directory is listed only if another process changed it since our last change.
+            Some(attachments) if attachments.is_complete(&self.dir, store.version()) => {}
             Some(attachments) => self.complete(&mut store, request.network(), attachments)?,
             None => {
                 if let Some(address) = store.held_by(owner)?.first() {
@@ -164,12 +166,16 @@ impl Ipam {
             }
         }
         let mut ips = Vec::with_capacity(self.sets.len());
-        if let Err(error) = self.take(&mut store, owner, &choices, &mut ips) {
+        let taken = self.take(&mut store, owner, &choices, &mut ips);
+        if taken.is_err() {
             for ip in &ips {
                 store.free(ip.address.ip())?;
             }
-            return Err(error);
         }
+        if let Some(attachments) = attachments {
+            attachments.completed(&self.dir, store.version());
+        }
+        taken?;
         Ok(Answer { interfaces: Vec::new(), ips, routes: self.routes.clone(), dns })
     }
 
@@ -234,8 +240,10 @@ impl Ipam {
 
     /// Frees what the attachment holds: at once what its ADD answered when that is one of each set, as it is
     /// when it ended well; otherwise whatever is found.
-    fn del(&self, request: &Request, owner: &Owner) -> Result<(), Error> {
+    fn del(&self, request: &Request, owner: &Owner, attachments: Option<&Cache>) -> Result<(), Error> {
         let Some(mut store) = Store::existing(&self.dir)? else { return Ok(()) };
+        let is_complete = |attachments: &&Cache| attachments.is_complete(&self.dir, store.version());
+        let attachments = attachments.filter(is_complete);
         let answered: Vec<IpAddr> = match request.previous()? {
             Some(answer) => answer.addresses_of(&request.ifname).map(|ip| ip.address.ip()).collect(),
             None => Vec::new(),
@@ -246,6 +254,9 @@ impl Ipam {
             if store.owner_of(address)?.is_some_and(|holder| holder.is(&owner.id, &owner.ifname)) {
                 store.free(address)?;
             }
+        }
+        if let Some(attachments) = attachments {
+            attachments.completed(&self.dir, store.version());
         }
         Ok(())
     }

@@ -8,6 +8,7 @@ use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io;
 use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
@@ -25,6 +26,14 @@ pub(crate) struct Owner {
     pub(crate) id: String,
     /// Empty in files of old, which are all of the id's.
     pub(crate) ifname: String,
+}
+
+/// A version of a network's directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DirVersion {
+    inode: u64,
+    /// Seconds and nanoseconds.
+    modified: (i64, i64),
 }
 
 /// The directory of one network, locked until this value goes.
@@ -113,8 +122,18 @@ impl Store {
         }
     }
 
+    /// The version of the directory; a file that is made or removed changes it. None if the kernel does not tell.
+    ///
+    /// Since Linux 6.13 the time of modification is exact; before, it changes with the clock tick of at most 10 ms.
+    pub(crate) fn version(&self) -> Option<DirVersion> {
+        let found = fs::metadata(&self.dir).ok()?;
+        Some(DirVersion { inode: found.ino(), modified: (found.mtime(), found.mtime_nsec()) })
+    }
+
     /// All addresses that are held, by the names of their files alone.
     pub(crate) fn addresses(&self) -> Result<HashSet<IpAddr>, Error> {
+        #[cfg(test)]
+        listings::count();
         let mut addresses = HashSet::new();
         for entry in fs::read_dir(&self.dir).map_err(failed("read", &self.dir))? {
             let name = entry.map_err(failed("read", &self.dir))?.file_name();
@@ -180,4 +199,20 @@ fn remove(path: &Path) -> Result<(), Error> {
 fn failed(action: &'static str, path: &Path) -> impl Fn(io::Error) -> Error + use<> {
     let path = path.to_owned();
     move |source| Error::File { action, path: path.clone(), source }
+}
+
+/// Counts how often this thread lists a directory, for tests of work that must not grow with the number of addresses.
+#[cfg(test)]
+pub(crate) mod listings {
+    use std::cell::Cell;
+
+    thread_local!(static COUNT: Cell<usize> = const { Cell::new(0) });
+
+    pub(super) fn count() {
+        COUNT.set(COUNT.get() + 1);
+    }
+
+    pub(crate) fn so_far() -> usize {
+        COUNT.get()
+    }
 }

@@ -31,7 +31,7 @@ fn act(request: &Request) -> Result<Vec<String>, Error> {
             let answer = ipam.add(request, &owner, None)?;
             Ok(answer.ips.iter().map(|ip| ip.address.to_string()).collect())
         }
-        Command::Del => ipam.del(request, &owner).map(|()| Vec::new()),
+        Command::Del => ipam.del(request, &owner, None).map(|()| Vec::new()),
         _ => ipam.status().map(|()| Vec::new()),
     }
 }
@@ -202,4 +202,38 @@ fn every_wrong_field_is_named() {
         );
         assert!(!dir.path().join("net").exists(), "{ipam}");
     }
+}
+
+#[test]
+fn the_directory_is_listed_only_after_changes_of_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let attachments = Cache::open(&dir.path().join("run"), &dir.path().join("lib")).unwrap();
+    let ranges = json!({"subnet": "10.1.0.0/16"});
+    let add = |id: &str| {
+        let request = request(Command::Add, id, dir.path(), &ranges);
+        let owner = Owner { id: id.into(), ifname: "eth0".into() };
+        let before = store::listings::so_far();
+        let answer = Ipam::of(&request).unwrap().add(&request, &owner, Some(&attachments)).unwrap();
+        (answer.ips[0].address.ip(), store::listings::so_far() - before)
+    };
+    let del = |id: &str, address: IpAddr| {
+        let mut request = request(Command::Del, id, dir.path(), &ranges);
+        let result = json!({"cniVersion": "1.1.0", "interfaces": [{"name": "eth0", "sandbox": "/x"}],
+            "ips": [{"address": format!("{address}/16"), "interface": 0}]});
+        request.conf.insert("prevResult".into(), result);
+        let owner = Owner { id: id.into(), ifname: "eth0".into() };
+        Ipam::of(&request).unwrap().del(&request, &owner, Some(&attachments)).unwrap();
+    };
+    let (first, listings) = add("first");
+    assert_eq!(listings, 1, "what is there is not known yet");
+    for number in 0..50 {
+        let (address, listings) = add(&format!("a{number}"));
+        assert_eq!(listings, 0, "{number}");
+        del(&format!("a{number}"), address);
+    }
+    // More than a clock tick of kernels without exact times of modification.
+    std::thread::sleep(std::time::Duration::from_millis(30));
+    fs::remove_file(dir.path().join("net").join(first.to_string())).unwrap();
+    assert_eq!(add("after").1, 1, "another process changed the directory");
+    assert_eq!(add("last").1, 0);
 }

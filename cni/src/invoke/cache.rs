@@ -16,7 +16,7 @@ use tracing::warn;
 
 use super::Parameters;
 use crate::error::Error;
-use crate::host_local::store::Owner;
+use crate::host_local::store::{DirVersion, Owner};
 use crate::link::parse_mac;
 use crate::spec::Version;
 use crate::spec::list::{Capabilities, List};
@@ -65,6 +65,8 @@ pub(crate) struct Cache {
     lasting: PathBuf,
     boot: String,
     known: Mutex<BTreeMap<String, Entry>>,
+    /// Versions of host-local's directories that have a file for each address of an attachment.
+    complete: Mutex<BTreeMap<PathBuf, DirVersion>>,
 }
 
 // === impl Cache ===
@@ -92,7 +94,7 @@ impl Cache {
                 }
             }
         }
-        Ok(Self { volatile, lasting, boot, known: Mutex::new(known) })
+        Ok(Self { volatile, lasting, boot, known: Mutex::new(known), complete: Mutex::default() })
     }
 
     pub(crate) fn get(&self, id: &str) -> Option<Entry> {
@@ -107,6 +109,21 @@ impl Cache {
     pub(crate) fn leave(&self, id: &str) {
         if let Some(entry) = self.lock().get_mut(id) {
             entry.releasing = true;
+        }
+    }
+
+    /// Whether this version of host-local's directory has a file for each address of an attachment.
+    pub(crate) fn is_complete(&self, dir: &Path, version: Option<DirVersion>) -> bool {
+        let complete = self.complete.lock().unwrap_or_else(PoisonError::into_inner);
+        version.is_some_and(|version| complete.get(dir) == Some(&version))
+    }
+
+    /// Notes that this version of host-local's directory has a file for each address of an attachment.
+    pub(crate) fn completed(&self, dir: &Path, version: Option<DirVersion>) {
+        let mut complete = self.complete.lock().unwrap_or_else(PoisonError::into_inner);
+        match version {
+            Some(version) => drop(complete.insert(dir.to_owned(), version)),
+            None => drop(complete.remove(dir)),
         }
     }
 

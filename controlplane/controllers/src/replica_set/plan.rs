@@ -86,6 +86,21 @@ pub(crate) fn is_active(pod: &Pod) -> bool {
     !pod.finished() && !pod.is_being_deleted()
 }
 
+/// Whether a change of a pod can change the plan or the status of a replica set. Most changes of a starting pod cannot, and
+/// each look at a set costs as much as it has pods.
+pub(crate) fn is_relevant(old: &Pod, new: &Pod) -> bool {
+    is_active(old) != is_active(new)
+        || old.ready_since() != new.ready_since()
+        || labels(old) != labels(new)
+        || old.metadata.owner_references != new.metadata.owner_references
+        || old.uid() != new.uid()
+}
+
+fn labels(pod: &Pod) -> &BTreeMap<String, String> {
+    const NONE: &BTreeMap<String, String> = &BTreeMap::new();
+    pod.metadata.labels.as_ref().unwrap_or(NONE)
+}
+
 /// A failed change of the number of pods.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
@@ -237,6 +252,37 @@ mod tests {
     fn missing_pods_are_created_and_finished_ones_do_not_count() {
         let pods = vec![pod("1", "a", true, running()), pod("2", "a", true, json!({"phase": "Failed"}))];
         assert_eq!(decide(&set(3), pods), "adopt[] release[] create 2");
+    }
+
+    #[test]
+    fn a_starting_pod_needs_one_look_at_its_set() {
+        let condition = |ready: &str| json!([{"type": "Ready", "status": ready}]);
+        let status = |phase: &str, ready: &str| json!({"phase": phase, "conditions": condition(ready)});
+        let steps = [
+            json!({}),
+            json!({"phase": "Pending"}),
+            json!({"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "True"}]}),
+            status("Pending", "False"),
+            json!({"phase": "Running", "podIP": "10.0.0.1", "conditions": condition("False")}),
+            status("Running", "True"),
+            json!({"phase": "Running", "hostIP": "10.0.0.2", "conditions": condition("True")}),
+        ];
+        let versions = steps.map(|status| pod("1", "a", true, status));
+        let looks = versions.windows(2).filter(|pair| is_relevant(&pair[0], &pair[1])).count();
+        assert_eq!(looks, 1);
+        let ready = &versions[6];
+        for other in [
+            pod("1", "b", true, status("Running", "True")),
+            pod("1", "a", false, status("Running", "True")),
+            pod("2", "a", true, status("Running", "True")),
+            pod("1", "a", true, status("Running", "False")),
+            pod("1", "a", true, status("Failed", "True")),
+        ] {
+            assert!(is_relevant(ready, &other), "{other:?}");
+        }
+        let mut deleted = (**ready).clone();
+        deleted.metadata.deletion_timestamp = Some(Time(now()));
+        assert!(is_relevant(ready, &deleted));
     }
 
     #[test]

@@ -30,6 +30,9 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
     let (own, sets) = (queue.clone(), context.caches.replica_sets.clone());
     context.caches.pods.on_change(move |change| {
+        if change.old.zip(change.new).is_some_and(|(old, new)| !plan::is_relevant(old, new)) {
+            return;
+        }
         for pod in [change.old, change.new].into_iter().flatten() {
             if let Some(owner) = controller_of(&pod.metadata) {
                 if owner.kind == "ReplicaSet" {
