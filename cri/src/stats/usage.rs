@@ -1,14 +1,14 @@
-//! What lies on disk and what went over the network.
+//! Disk usage of directories and traffic of network interfaces.
 
 use std::path::Path;
 
 use rustix::fs::FileType;
 use tracing::debug;
 
-/// Parts are counted in so many to a file.
+/// Fixed-point 1.0 for parts of files.
 const WHOLE: u128 = 1 << 60;
 
-/// A network interface and what went through it.
+/// A network interface and its traffic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Interface {
     pub(crate) name: String,
@@ -16,7 +16,7 @@ pub(crate) struct Interface {
     pub(crate) sent: Traffic,
 }
 
-/// Traffic in one direction, since the interface was made.
+/// Traffic in one direction since the interface was created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Traffic {
     pub(crate) bytes: u64,
@@ -25,14 +25,14 @@ pub(crate) struct Traffic {
     pub(crate) dropped: u64,
 }
 
-/// Bytes and inodes below a directory. A file with several names counts once: each name counts as its part of the file,
-/// so that nothing is to be remembered of those seen, of which there may be millions. Of a file that has names
-/// elsewhere, too, those here are its part; in a writable layer, which a container cannot link out of, there is none.
+/// Bytes and inodes below a directory. A file with several names counts once: each name counts as a part of the file, so that
+/// no list of seen inodes is needed, which could have millions of entries. If a file also has names elsewhere, only the parts
+/// of the names here count. A container cannot create such names in its writable layer.
 pub(super) fn disk(dir: &Path) -> (u64, u64) {
     let (mut bytes, mut inodes) = (0, 0);
     let counted = coracle_tree::walk(dir, |found| {
         let stat = found.stat;
-        // A directory's names are its own `..` and those of the directories in it.
+        // The link count of a directory includes `..` of its subdirectories.
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
         let names = if is_directory { 1 } else { u128::from(stat.st_nlink).max(1) };
         let part = WHOLE / names;
@@ -40,24 +40,24 @@ pub(super) fn disk(dir: &Path) -> (u64, u64) {
         bytes += u128::from(stat.st_blocks.unsigned_abs()) * 512 * part;
     });
     if let Err(error) = counted {
-        debug!(dir = %dir.display(), %error, "not all that a directory takes is counted");
+        debug!(dir = %dir.display(), %error, "could not count the whole disk usage of a directory");
     }
     (whole(bytes), whole(inodes))
 }
 
-/// To the nearest: the parts of one file are less than a whole by a last bit of each.
+/// Rounds to the nearest integer: the parts of a file can add up to slightly less than 1.
 fn whole(parts: u128) -> u64 {
     u64::try_from((parts + WHOLE / 2) / WHOLE).unwrap_or(u64::MAX)
 }
 
-/// The interfaces of the network namespace that a process is in, without the loopback.
+/// The interfaces in the network namespace of a process, without the loopback interface.
 pub(crate) fn interfaces(pid: i32) -> Option<Vec<Interface>> {
     let table = std::fs::read_to_string(format!("/proc/{pid}/net/dev")).ok()?;
     Some(parse(&table))
 }
 
-/// The kernel's columns: bytes, packets, errs, drop, fifo, frame, compressed, multicast; then for what was sent
-/// bytes, packets, errs, drop, fifo, colls, carrier, compressed.
+/// Parses the kernel's table. Columns for received traffic: bytes, packets, errs, drop, fifo, frame, compressed, multicast.
+/// Columns for sent traffic: bytes, packets, errs, drop, fifo, colls, carrier, compressed.
 fn parse(table: &str) -> Vec<Interface> {
     let traffic = |fields: &[u64]| match fields {
         [bytes, packets, errors, dropped, ..] => {
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_table_is_read_by_column() {
+    fn the_kernels_table_is_parsed_by_column() {
         let table = "Inter-|   Receive\n face |bytes packets errs\n    lo: 1 1 1 0 0 0 0 0 1 1 1 0 0 0 0 0\n\
                      eth0: 100 2 3 9 0 0 0 0 200 4 5 6 0 0 0 0\n";
         let found = parse(table);
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_counts_once_by_however_many_names() {
+    fn a_file_with_several_names_counts_once() {
         let dir = tempfile::tempdir().expect("directory");
         for (file, names) in [("a", 1), ("b", 3), ("c", 7), ("d", 1001)] {
             std::fs::write(dir.path().join(file), vec![1; 10_000]).expect("write");
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_path_leads_to_counts_too() {
+    fn directories_deeper_than_a_path_are_counted() {
         let dir = tempfile::tempdir().expect("directory");
         let (down, next) = (dir.path().join("down"), dir.path().join("next"));
         std::fs::create_dir(&down).expect("make");
