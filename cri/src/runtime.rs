@@ -54,7 +54,7 @@ pub struct Runtime {
     pub(crate) outbox: EventOutbox,
     pub(crate) nri: Nri,
     /// NRI has a weak reference to it.
-    _plugin_host: Arc<PluginHost>,
+    plugin_host: Arc<PluginHost>,
 }
 
 /// What several services share.
@@ -95,7 +95,7 @@ impl Runtime {
 
     /// Starts the configured NRI plugins. A failure is logged: pods run without plugins.
     async fn start_plugins(&self) {
-        let host: Arc<dyn coracle_nri::Host> = Arc::<PluginHost>::clone(&self._plugin_host);
+        let host: Arc<dyn coracle_nri::Host> = Arc::<PluginHost>::clone(&self.plugin_host);
         if let Err(error) = self.nri.start(Arc::downgrade(&host)).await {
             let socket = self.nri.socket();
             warn!(?socket, %error, "could not listen for NRI plugins; pods run without plugins");
@@ -207,15 +207,11 @@ impl Parts {
         };
         let runtime = Runtime {
             streams: self.streams(&execs),
-            images: ImageService {
-                images: self.images.clone(),
-                records: self.records.clone(),
-                stats: stats.clone(),
-            },
+            images: self.images(&stats),
             checkpoints: self.checkpoints(&containers, &sandboxes),
             status: self.status(),
             nri: self.nri.clone(),
-            _plugin_host: self.plugin_host(&containers),
+            plugin_host: self.plugin_host(&containers),
             sandboxes,
             containers,
             execs,
@@ -261,6 +257,14 @@ impl Parts {
             records: self.records.clone(),
             cgroups: self.cgroups.clone(),
             output_memory: OutputMemory::default(),
+        }
+    }
+
+    fn images(&self, stats: &StatsService) -> ImageService {
+        ImageService {
+            images: self.images.clone(),
+            records: self.records.clone(),
+            stats: stats.clone(),
         }
     }
 

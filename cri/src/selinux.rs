@@ -1,9 +1,8 @@
-//! SELinux: the labels of pods and containers, where the kernel has a policy that knows containers.
+//! SELinux labels of pods and containers, if the kernel has a policy for containers.
 //!
-//! The rules are containerd's and CRI-O's. The policy names the labels of a container's processes and files
-//! (`lxc_contexts`); what a pod or a container asks for counts more. Each pod gets a level of its own, two
-//! categories that no other pod has, so that pods are kept apart though their types are the same. Where SELinux is
-//! not enabled, options are checked and have no effect.
+//! The rules are those of containerd and CRI-O. The policy has default labels for processes and files of containers
+//! (`lxc_contexts`); requested options have precedence. Each pod gets its own level with two categories, so that pods with
+//! the same type are isolated from each other. Without SELinux the options are validated and have no effect.
 
 mod label;
 mod level;
@@ -17,7 +16,7 @@ use cri::{NamespaceMode, NamespaceOption};
 use tracing::{info, warn};
 
 pub(crate) use self::label::Labels;
-use self::label::{Wish, of_container, of_pod};
+use self::label::{RequestedLabel, of_container, of_pod};
 use self::level::Levels;
 pub use self::policy::labels_containers;
 use self::policy::{Policy, is_enabled};
@@ -26,13 +25,13 @@ use crate::error::Error;
 use crate::sandbox::namespaces::{self, Pids};
 
 const FIELD: &str = "selinux_options";
-/// Where layers are, below the runtime's root, and where they are born.
+/// Directories of layers in the runtime's root directory.
 const LAYERS: [&str; 4] = ["images", "containers", "parts", "mount-points"];
 
-/// What is known of SELinux on this machine, and the levels that are taken.
+/// The SELinux policy of this machine, and the used levels.
 #[derive(Debug)]
 pub(crate) struct Selinux {
-    /// None where nothing is labelled.
+    /// None if containers are not labelled.
     policy: Option<Policy>,
     levels: Levels,
 }
@@ -46,14 +45,14 @@ pub(crate) struct PodLabels<'a> {
 // === impl Selinux ===
 
 impl Selinux {
-    /// Looks whether the kernel has it, and for what the policy says of containers.
+    /// Reads the kernel's state and the policy.
     pub(crate) fn look() -> Self {
         Self { policy: Policy::look(), levels: Levels::default() }
     }
 
-    /// Labels the layers of images and containers below the runtime's root, which takes time once: what is made there
-    /// later has the label of the directory that it is made in, and keeps it when it is renamed into another. A program that maps a file of its root is judged by the layer's own label,
-    /// whatever the overlay's is. Policies know the stores of other runtimes, and not ours.
+    /// Labels the layers of images and containers in the runtime's root directory, once. New files inherit the label of their
+    /// directory, and keep it after a rename. The kernel checks a program that maps a file of its root against the label of
+    /// the layer, not of the overlay. Policies know the directories of other runtimes, but not ours.
     pub(crate) fn label_layers(&self, root: &Path) {
         let Some(policy) = &self.policy else { return };
         let label = policy.defaults.read_only.to_string();
@@ -68,39 +67,39 @@ impl Selinux {
         }
     }
 
-    /// What there is of it, for who asks for the runtime's state.
+    /// The state of SELinux, for the runtime's status.
     pub(crate) fn describe(&self) -> String {
         match &self.policy {
             Some(policy) => policy.describe(),
-            None if is_enabled() => "on, but the policy names no labels of containers".to_owned(),
+            None if is_enabled() => "on, but the policy has no labels for containers".to_owned(),
             None => "off".to_owned(),
         }
     }
 
-    /// The labels of a new pod, whose level is taken until [`Selinux::release`].
+    /// The labels of a new pod. Its level is used until [`Selinux::release`].
     ///
     /// # Errors
-    /// The options are none, or the policy does not know what they make.
+    /// If the options are invalid, or the policy does not know the labels.
     pub(crate) fn label_pod(
         &self,
         id: &str,
         config: &cri::PodSandboxConfig,
     ) -> Result<Option<Labels>, Error> {
         let options = namespaces::security(config).and_then(|security| security.selinux_options.as_ref());
-        let wish = Wish::of(options).map_err(|why| Error::invalid(FIELD, why))?;
+        let requested = RequestedLabel::of(options).map_err(|why| Error::invalid(FIELD, why))?;
         let Some(policy) = &self.policy else { return Ok(None) };
-        let level = match &wish.level {
+        let level = match &requested.level {
             Some(level) => {
                 self.levels.hold(id, level);
                 None
             }
             None => self.levels.pick(id),
         };
-        let labels = of_pod(&policy.defaults, &wish, level);
-        self.check(policy, &wish, labels).map(Some)
+        let labels = of_pod(&policy.defaults, &requested, level);
+        self.check(policy, &requested, labels).map(Some)
     }
 
-    /// The labels of a new container in a pod that has some. A level of its own is taken as a pod's is.
+    /// The labels of a new container in a labelled pod. A requested level is used until [`Selinux::release`].
     ///
     /// # Errors
     /// As [`Selinux::label_pod`].
@@ -112,9 +111,9 @@ impl Selinux {
     ) -> Result<Option<Labels>, Error> {
         let security = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
         let options = security.and_then(|security| security.selinux_options.as_ref());
-        let wish = Wish::of(options).map_err(|why| Error::invalid(FIELD, why))?;
+        let requested = RequestedLabel::of(options).map_err(|why| Error::invalid(FIELD, why))?;
         let (Some(policy), Some(pods)) = (&self.policy, pod.labels) else { return Ok(None) };
-        if let Some(level) = &wish.level {
+        if let Some(level) = &requested.level {
             self.levels.hold(id, level);
         }
         let own = security.and_then(|security| security.namespace_options.as_ref());
@@ -125,26 +124,26 @@ impl Selinux {
             privileged: security.is_some_and(|security| security.privileged),
             shares_with_node: nodes_processes || modes.contains(&NamespaceMode::Node),
         };
-        let asked = of_container(pods, &wish, label::Separation::default());
-        self.check(policy, &wish, asked)?;
-        Ok(Some(of_container(pods, &wish, separation)))
+        let labels = of_container(pods, &requested, label::Separation::default());
+        self.check(policy, &requested, labels)?;
+        Ok(Some(of_container(pods, &requested, separation)))
     }
 
-    /// The level of a pod or container that was found again, is taken.
+    /// Marks the level of a recovered pod or container as used.
     pub(crate) fn hold(&self, id: &str, labels: Option<&Labels>) {
         if let Some(level) = labels.and_then(Labels::level) {
             self.levels.hold(id, level);
         }
     }
 
-    /// The level of a pod or container is free again.
+    /// Releases the level of a pod or container.
     pub(crate) fn release(&self, id: &str) {
         self.levels.release(id);
     }
 
-    /// Refuses labels that the policy does not know, which would be found when the program is started.
-    fn check(&self, policy: &Policy, wish: &Wish, labels: Labels) -> Result<Labels, Error> {
-        if *wish != Wish::default() {
+    /// Refuses labels that the policy does not know; otherwise only the start of the program would fail.
+    fn check(&self, policy: &Policy, requested: &RequestedLabel, labels: Labels) -> Result<Labels, Error> {
+        if *requested != RequestedLabel::default() {
             for label in [&labels.process, &labels.mount].into_iter().flatten() {
                 policy.check(label).map_err(|error| {
                     Error::invalid(FIELD, format!("the policy refuses the label {label}: {error}"))

@@ -1,14 +1,15 @@
-//! Starts shims and talks to them: one connection a pod, calls answered in any order, exits
-//! delivered as events until they are acknowledged.
+//! Client of shims: one connection per pod.
 //!
-//! A [`Shim`] is a cheap handle. Dropping the last one closes the connection and leaves the shim
-//! and its pod running: that is what an agent's end looks like to a pod.
+//! Calls are answered in any order. Exits are delivered as events until they are acknowledged.
 //!
-//! Order of use: [`Shim::spawn`] or [`Shim::connect`], take [`Shim::events`] once, then call.
-//! Every event is repeated to each new connection until [`Shim::acknowledge`] named its sequence.
+//! A [`Shim`] is a cheap handle. Dropping the last one closes the connection; the shim and its pod continue to run, as after
+//! the end of the runtime.
 //!
-//! A shim may live and not answer: stopped, frozen, asleep in the kernel over a disk that hangs. No call waits for it
-//! longer than its [`Times`] say, and none is lost on it: what it was asked it does when it wakes.
+//! Usage: [`Shim::spawn`] or [`Shim::connect`], take [`Shim::events`] once, then call. Every event is sent again to each new
+//! connection until [`Shim::acknowledge`] has its sequence number.
+//!
+//! A live shim may not answer: it can be stopped, frozen, or asleep in the kernel because of a hanging disk. Every call has
+//! a timeout in [`Times`]. The shim still executes the call when it wakes.
 
 mod error;
 pub(crate) mod file;
@@ -34,26 +35,26 @@ use self::process::Process;
 pub use self::stdio::{AttachTo, Attached, Begun, ExecStdio, Late, Started};
 pub use self::times::Times;
 
-/// From here on a command with its environment goes to the shim as a file. What is smaller, a shim of an earlier
-/// version takes too.
+/// Maximum bytes of an inline process in an exec call. A larger one (command and environment) is passed as a file. Shims of
+/// earlier versions accept only inline processes.
 const INLINE: usize = 128 << 10;
 
-/// The protocol version this client speaks.
+/// Version of the protocol.
 pub const PROTOCOL: u32 = 1;
 
-/// A connection to one pod's shim.
+/// A connection to the shim of a pod.
 #[derive(Clone, Debug)]
 pub struct Shim {
     inner: Arc<Inner>,
     times: Times,
 }
 
-/// A shim that lives, when it was asked for its state.
+/// A live shim after a request for its state.
 #[derive(Debug)]
 pub enum Reached {
-    /// It gave it.
+    /// The shim answered.
     Answers(Shim, shim::State),
-    /// It has not answered yet. What it was asked it still hears.
+    /// The shim has not answered yet. The request is still pending.
     Silent(Shim),
 }
 
@@ -65,26 +66,24 @@ struct Inner {
     events: Mutex<Option<mpsc::UnboundedReceiver<shim::Event>>>,
 }
 
-/// How a shim's connection ended.
+/// The end of a shim's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Closed {
-    /// The shim's process is gone, and with it the pod.
+    /// The shim's process has ended, and its pod.
     Died,
-    /// The shim lives. It talks to another client, or one side could not read what the other sent.
+    /// The shim is alive. It serves another client, or a side could not read a message.
     Replaced,
 }
 
 // === impl Shim ===
 
 impl Shim {
-    /// Starts `binary shim --dir DIR` and waits until its namespaces and socket are there.
+    /// Starts `binary shim --dir DIR` and waits for its namespaces and socket.
     ///
-    /// Makes `dir` and writes `config` to `dir/shim.pb` first. An empty `socket` means
-    /// `dir/shim.sock`. The answer's state names the pod's init, if it has one. On failure nothing of
-    /// the process is left.
-    ///
+    /// Creates `dir` and writes `config` to `dir/shim.pb` first. An empty `socket` means `dir/shim.sock`. The returned state
+    /// has the pid of the pod's init, if there is one. On failure the process is killed.
     /// # Errors
-    /// [`ErrorKind::Spawn`] with the shim's own words for the step that failed.
+    /// [`ErrorKind::Spawn`] with the shim's error message.
     pub async fn spawn(
         binary: &Path,
         dir: &Path,
@@ -106,11 +105,10 @@ impl Shim {
         Err(error)
     }
 
-    /// Connects to the shim that lives in `dir` and learns what became of its containers.
-    /// A client that was connected before is disconnected by this.
+    /// Connects to the shim of `dir` and gets its state. The shim disconnects an earlier client.
     ///
     /// # Errors
-    /// [`ErrorKind::Gone`] when there is no shim, [`ErrorKind::Silent`] when it does not answer.
+    /// [`ErrorKind::Gone`] without a shim, [`ErrorKind::Silent`] if it does not answer.
     pub async fn connect(dir: &Path) -> Result<(Self, shim::State), Error> {
         match Self::reach(dir, Times::default()).await? {
             Reached::Answers(shim, state) => Ok((shim, state)),
@@ -118,18 +116,18 @@ impl Shim {
         }
     }
 
-    /// The same, for one that may be silent and is not given up for that.
+    /// Connects to a shim that may be silent.
     ///
     /// # Errors
-    /// [`ErrorKind::Gone`] when there is no shim, [`ErrorKind::Silent`] when it does not even take a connection. All
-    /// others say nothing of the shim, which may be well: [`ErrorKind::Unsupported`] is the word of one of a later version
-    /// that does not serve ours any more.
+    /// [`ErrorKind::Gone`] without a shim, [`ErrorKind::Silent`] if it does not accept the connection. Other errors do not
+    /// mean that the shim is broken: [`ErrorKind::Unsupported`] is the answer of a later version that no longer supports our
+    /// protocol.
     pub async fn reach(dir: &Path, times: Times) -> Result<Reached, Error> {
         let socket = process::read_config(dir).await?.socket;
         Self::over(dir, Path::new(&socket), None, times).await
     }
 
-    /// Connects to the same shim anew, once the connection has ended.
+    /// Connects to the same shim after the connection ended.
     ///
     /// # Errors
     /// As [`Shim::reach`].
@@ -137,7 +135,7 @@ impl Shim {
         Self::reach(self.dir(), self.times).await
     }
 
-    /// The same shim, waited for as long as that.
+    /// The same shim with other timeouts.
     #[must_use]
     pub fn within(self, times: Times) -> Self {
         Self { times, ..self }
@@ -156,7 +154,7 @@ impl Shim {
         let shim = Self { inner: Arc::new(inner), times };
         match timeout(times.answer, shim.hello()).await {
             Ok(Ok(state)) => Ok(Reached::Answers(shim, state)),
-            // It lives, and ended the connection: somebody else may have come meanwhile. It can be reached again.
+            // A live shim that closed the connection: another client may have connected meanwhile. It can be reached again.
             Ok(Err(error)) if error.kind == ErrorKind::Gone && !shim.inner.process.is_dying().await => {
                 Ok(Reached::Silent(shim))
             }
@@ -171,34 +169,34 @@ impl Shim {
         self.inner.process.pid()
     }
 
-    /// As long as the guard lives, the pid of a shim that this process has started is no other process's.
+    /// While the guard lives, the pid of a shim that this process has started is not reused.
     pub(crate) async fn keep_pid(&self) -> OwnedRwLockReadGuard<()> {
         self.inner.process.keep_pid().await
     }
 
-    /// Whether the shim's process has not ended: what was read before by its pid was its own.
+    /// Whether the shim's process has not ended. If so, data read by its pid before this call was its own.
     #[must_use]
     pub(crate) fn is_alive(&self) -> bool {
         self.inner.process.is_alive()
     }
 
-    /// The directory that the shim lives in.
+    /// The directory of the shim.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.inner.dir
     }
 
-    /// The exits of containers and execs, in order. The first caller gets the receiver, later ones
-    /// `None`. It ends when the connection ends.
+    /// The exits of containers and execs, in order. Only the first caller gets the receiver. The channel closes when the
+    /// connection ends.
     #[must_use]
     pub fn events(&self) -> Option<mpsc::UnboundedReceiver<shim::Event>> {
         self.inner.events.lock().ok().and_then(|mut events| events.take())
     }
 
-    /// Waits until the connection has ended. Cancel safe.
+    /// Waits for the end of the connection. Cancel safe.
     pub async fn closed(&self) -> Closed {
         tokio::select! {
-            // Both arms only observe; dropping either loses nothing.
+            // Cancel safe: both arms only observe.
             () = self.inner.process.died() => Closed::Died,
             () = self.inner.link.closed() => {
                 if self.inner.process.is_dying().await { Closed::Died } else { Closed::Replaced }
@@ -206,12 +204,12 @@ impl Shim {
         }
     }
 
-    /// Waits until the shim is dead. Cancel safe.
+    /// Waits for the end of the shim. Cancel safe.
     pub async fn died(&self) {
         self.inner.process.died().await;
     }
 
-    /// Asks for everything that the shim knows. Pending events are sent again. Waits for as long as it takes.
+    /// Gets the shim's complete state. Pending events are sent again. Without a timeout.
     pub async fn hello(&self) -> Result<shim::State, Error> {
         let hello = request::Call::Hello(shim::Hello { protocol: PROTOCOL });
         match self.inner.link.call(hello, Vec::new()).await? {
@@ -221,8 +219,8 @@ impl Shim {
         }
     }
 
-    /// Mounts the root file system and creates the container, which then waits for
-    /// [`Shim::start`]. On failure nothing of it is left.
+    /// Mounts the root file system and creates the container. [`Shim::start`] then starts it. On failure the creation is
+    /// undone.
     pub async fn create(&self, create: shim::CreateContainer) -> Result<i32, Error> {
         match self.call(request::Call::Create(create), Vec::new(), self.times.work).await? {
             (reply::Result::Created(created), _) => Ok(created.pid),
@@ -230,14 +228,14 @@ impl Shim {
         }
     }
 
-    /// Runs the created container's command.
+    /// Starts the command of a created container.
     pub async fn start(&self, container_id: &str) -> Result<(), Error> {
         let container_id = container_id.to_owned();
         self.done(request::Call::Start(shim::StartContainer { container_id }), self.times.work).await
     }
 
-    /// Starts a created container with the processes of a checkpoint, and gives the pid of the first. What is in
-    /// their memory may be much: as long as the shim lives it is waited for.
+    /// Starts a created container from the processes of a checkpoint. Returns the pid of the first process. Without a timeout:
+    /// their memory can be large.
     pub async fn restore(&self, restore: shim::RestoreContainer) -> Result<i32, Error> {
         match self.inner.link.call(request::Call::Restore(restore), Vec::new()).await? {
             (reply::Result::Created(created), _) => Ok(created.pid),
@@ -257,9 +255,9 @@ impl Shim {
         self.done(request::Call::Signal(signal), self.times.answer).await
     }
 
-    /// Starts another process in a running container; its exit comes as an event with `exec_id`. One that the shim
-    /// may yet start, after its time, is the caller's to end then.
-    /// `process` is an OCI runtime spec `process` object.
+    /// Starts another process in a running container. Its exit is an event with `exec_id`. If the shim has not answered within
+    /// the timeout, it may still start the process: then the caller must kill it. `process` is a `process` object of the OCI
+    /// runtime specification.
     ///
     /// # Errors
     /// [`ErrorKind::CommandNotFound`] and [`ErrorKind::CommandNotExecutable`] for exit codes 127
@@ -301,11 +299,11 @@ impl Shim {
             exec.process_in_file = true;
         }
         let inner = Arc::clone(&self.inner);
-        // On its own: whoever gives up has asked for a process that may start yet.
+        // In a task: after a cancelled call the process may still start.
         let mut answer = tokio::spawn(async move { inner.link.call(request::Call::Exec(exec), fds).await });
         match timeout(self.times.work, &mut answer).await {
             Ok(answer) => {
-                let started: Started = Late::hear(answer)?;
+                let started: Started = Late::parse(answer)?;
                 Ok(Begun::Started(started))
             }
             Err(_late) => Ok(Begun::Late(Late(answer))),
@@ -319,7 +317,7 @@ impl Shim {
         self.done(request::Call::Resize(resize), self.times.answer).await
     }
 
-    /// Attaches to a container's streams, from now on.
+    /// Attaches to the streams of a container, from now on.
     pub async fn attach(&self, container_id: &str, to: AttachTo) -> Result<Attached, Error> {
         let attach = shim::Attach {
             container_id: container_id.to_owned(),
@@ -348,43 +346,42 @@ impl Shim {
         self.done(request::Call::CloseStdin(shim::CloseStdin { container_id }), self.times.answer).await
     }
 
-    /// Opens the container's log file anew by its path, after somebody renamed it.
+    /// Reopens the container's log file by its path, after the client renamed it.
     pub async fn reopen_log(&self, container_id: &str) -> Result<(), Error> {
         let container_id = container_id.to_owned();
         self.done(request::Call::ReopenLog(shim::ReopenLog { container_id }), self.times.answer).await
     }
 
-    /// Kills what is left of the container, unmounts its root and removes its cgroup. An absent
-    /// container is a success, as CRI's RemoveContainer wants it.
+    /// Kills the rest of the container, unmounts its root and removes its cgroup. An absent container is a success, as the
+    /// CRI's RemoveContainer requires.
     pub async fn delete(&self, container_id: &str) -> Result<(), Error> {
         let container_id = container_id.to_owned();
         self.done(request::Call::Delete(shim::DeleteContainer { container_id }), self.times.end).await
     }
 
-    /// Connects to a TCP port of the pod's loopback, from inside its network.
+    /// Connects to a TCP port on the pod's loopback address, in its network namespace.
     ///
     /// # Errors
-    /// [`ErrorKind::ConnectionRefused`] when nobody listens there.
+    /// [`ErrorKind::ConnectionRefused`] if no process listens there.
     pub async fn connect_port(&self, port: u16) -> Result<std::net::TcpStream, Error> {
         let connect = request::Call::Connect(shim::Connect { port: u32::from(port) });
         match self.call(connect, Vec::new(), self.times.work).await? {
             (reply::Result::Connected(_), fds) => {
                 let fd =
-                    fds.into_iter().next().ok_or_else(|| Error::protocol("connected, but no socket came"))?;
+                    fds.into_iter().next().ok_or_else(|| Error::protocol("connected without a socket"))?;
                 Ok(std::net::TcpStream::from(fd))
             }
             (other, _) => Err(Error::unexpected(&other)),
         }
     }
 
-    /// Tells the shim that the events up to `sequence` are on record.
+    /// Acknowledges the events up to `sequence`: they are recorded.
     pub async fn acknowledge(&self, sequence: u64) -> Result<(), Error> {
         self.done(request::Call::Acknowledge(shim::Acknowledge { sequence }), self.times.answer).await
     }
 
-    /// Kills all that runs in the pod, unmounts, and waits until the shim's process is gone. A shim that cannot do
-    /// it, or does not answer in its time, is killed: all the pod's mounts end with it, and whoever asked has
-    /// forgotten the pod when he could ask again. What runs on in cgroups is the caller's to end and to remove.
+    /// Kills all processes of the pod, unmounts, and waits for the end of the shim's process. A shim that fails or does not
+    /// answer in time is killed: the pod's mounts end with it. The caller then ends and removes the remaining cgroups.
     ///
     /// # Errors
     /// As [`Shim::kill_itself`].
@@ -398,7 +395,7 @@ impl Shim {
         let early = timeout(self.times.answer, &mut ended).await;
         let ended = match early {
             Ok(ended) => ended,
-            // One that works on it says so, by whatever answer.
+            // A shim that works on the shutdown still answers other calls.
             Err(_late) => match timeout(self.times.answer, self.hello()).await {
                 Ok(_any) => timeout(self.times.end, ended).await.unwrap_or_else(|_late| Err(Error::silent())),
                 Err(_silence) => Err(Error::silent()),
@@ -408,25 +405,24 @@ impl Shim {
             Ok(()) => Ok(()),
             Err(error) if error.kind == ErrorKind::Gone && process.is_dying().await => Ok(()),
             Err(error) => {
-                tracing::warn!(pid = process.pid(), %error, "a shim does not end by itself and is killed");
+                tracing::warn!(pid = process.pid(), %error, "a shim did not shut down and is killed");
                 self.kill_itself().await
             }
         }
     }
 
-    /// Kills the shim without asking it, as [`Shim::shutdown`] does with one that does not answer.
+    /// Kills the shim without a request, as [`Shim::shutdown`] does after a timeout.
     ///
     /// # Errors
-    /// [`ErrorKind::Silent`] when it does not die, which the kernel keeps from one that sleeps in it. It will, when
-    /// that ends.
+    /// [`ErrorKind::Silent`] if it does not die: the kernel kills a process only when it no longer sleeps
+    /// uninterruptibly.
     pub async fn kill_itself(&self) -> Result<(), Error> {
         let death = timeout(self.times.death, self.inner.process.kill_and_reap()).await;
         death.map_err(|_late| Error::undead(self.pid()))
     }
 
-    /// Ends the shim of a directory that nobody can talk to, if there is one: it may have been about to listen, or
-    /// be past it. One that the kernel does not let die, as on a mount that hangs, is not waited for any longer
-    /// than its time: the other pods are waiting too.
+    /// Ends the shim of a directory to which no client can connect, if there is one. It may not have listened yet, or no
+    /// longer listen. The wait for its death has a timeout: with a hanging mount it can take long, and other pods wait.
     pub async fn end_stray(dir: &Path, times: Times) {
         process::end_stray(dir, times).await;
     }
@@ -452,13 +448,13 @@ impl Shim {
     }
 }
 
-/// Where the shim of `dir` listens unless its configuration says otherwise.
+/// Default socket of the shim of `dir`.
 #[must_use]
 pub fn socket_path(dir: &Path) -> PathBuf {
     dir.join("shim.sock")
 }
 
-/// What a shim sends.
+/// Fuzz target for the messages of a shim.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz(data: &[u8]) {
     link::fuzz(data);

@@ -1,10 +1,10 @@
-//! The program that shims are started from: read-only for all that runs in a pod.
+//! The executable that shims are started from: read-only for processes in pods.
 //!
-//! A shim forks what becomes a container, so that `/proc/self/exe` of an entrypoint and `/proc/PID/exe` lead to the
-//! shim's program until the container's own is executed. By the host's mount, root in a container could write the
-//! program through such a descriptor once it does not run any more (CVE-2019-5736). So shims are executed from a
-//! read-only mount that is attached nowhere. That costs no memory: pages are those of the host's file.
-#![allow(unsafe_code, reason = "open_tree and mount_setattr have no safe wrapper here")]
+//! A shim forks the process that becomes a container. Until the container's program is executed, `/proc/self/exe` of the
+//! entrypoint and `/proc/PID/exe` lead to the shim's executable. On the host's mount, root in a container could write to the
+//! executable through such a descriptor when it no longer runs (CVE-2019-5736). So shims are executed from a detached
+//! read-only mount. This costs no memory: the pages are those of the host's file.
+#![allow(unsafe_code, reason = "open_tree and mount_setattr have no safe wrapper")]
 
 use std::ffi::CString;
 use std::io;
@@ -15,14 +15,14 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 
-/// This process's own program, which shims are, unless a test configures another.
+/// The executable of this process, which is also the shim's, except in tests.
 pub(crate) const OWN: &str = "/proc/self/exe";
 
-/// A program to start shims from.
+/// The executable of shims.
 #[derive(Debug)]
 pub(crate) struct ShimProgram {
     path: PathBuf,
-    /// Keeps the mount.
+    /// Keeps the mount alive.
     _file: Option<OwnedFd>,
 }
 
@@ -39,7 +39,7 @@ struct MountAttr {
 // === impl ShimProgram ===
 
 impl ShimProgram {
-    /// Takes our own program from a mount of its own, and any other as it is.
+    /// Opens the executable. The own executable gets a read-only mount, another one is used as it is.
     pub(crate) fn open(program: &Path) -> io::Result<Self> {
         if program != Path::new(OWN) {
             return Ok(Self { path: program.to_owned(), _file: None });
@@ -48,16 +48,16 @@ impl ShimProgram {
         Ok(Self { path: by_descriptor(&file), _file: Some(file) })
     }
 
-    /// What to execute, in this process's children.
+    /// Path to execute, valid in child processes of this process.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 }
 
-/// Opens a program on a read-only mount that is in no mount namespace.
+/// Opens an executable on a detached read-only mount.
 ///
-/// The descriptor of open_tree(2) must be closed for that: until then the mount has a namespace of its own, in which
-/// root of any user namespace may clear the flag (measured on Linux 6.18). Afterwards mount_setattr(2) refuses.
+/// The descriptor of open_tree(2) is closed afterwards: while it is open, the mount is in an anonymous namespace, in which
+/// root of any user namespace can clear the flag (measured on Linux 6.18). Then mount_setattr(2) refuses.
 fn read_only(program: &Path) -> io::Result<OwnedFd> {
     let tree = copy_mount(program)?;
     let read_only = MountAttr { set: libc::MOUNT_ATTR_RDONLY, ..MountAttr::default() };
@@ -77,7 +77,7 @@ fn copy_mount(program: &Path) -> io::Result<OwnedFd> {
     let Some(tree) = i32::try_from(tree).ok().filter(|tree| *tree >= 0) else {
         return Err(io::Error::last_os_error());
     };
-    // SAFETY: the kernel has just made this descriptor for us.
+    // SAFETY: the kernel has just created this descriptor for this process.
     Ok(unsafe { OwnedFd::from_raw_fd(tree) })
 }
 
@@ -103,12 +103,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_program_runs_and_cannot_be_written_by_its_descriptor_nor_made_writable() {
+    fn the_executable_cannot_be_written_or_made_writable() {
         let dir = tempfile::tempdir().expect("directory");
         let program = dir.path().join("program");
         std::fs::copy("/bin/sleep", &program).expect("copy");
         let file = match read_only(&program) {
-            // Not as root.
+            // Without root.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return,
             file => file.expect("a mount of its own"),
         };

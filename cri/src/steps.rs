@@ -1,15 +1,15 @@
-//! Where the time of a call goes, for whoever asks: at the level `steps=debug` each start of a pod and of a
-//! container is one line in the log, with the milliseconds of every step.
+//! Timing of calls: with the log filter `steps=debug` each creation and start of a pod or container logs one line with the
+//! milliseconds of every step.
 
 use std::fmt::Write as _;
 
 use tokio::time::Instant;
 use tracing::debug;
 
-/// The log's target, by which it is asked for.
+/// Target of the log filter.
 const TARGET: &str = "steps";
 
-/// The steps of one call. Nothing is measured or kept when nobody asks.
+/// The steps of one call. Without the filter nothing is measured.
 pub(crate) struct Steps {
     began: Instant,
     last: Instant,
@@ -20,12 +20,12 @@ pub(crate) struct Steps {
 
 impl Steps {
     pub(crate) fn begin() -> Self {
-        let asked = tracing::enabled!(target: TARGET, tracing::Level::DEBUG);
+        let enabled = tracing::enabled!(target: TARGET, tracing::Level::DEBUG);
         let now = Instant::now();
-        Self { began: now, last: now, text: asked.then(String::new) }
+        Self { began: now, last: now, text: enabled.then(String::new) }
     }
 
-    /// The step that ends now.
+    /// Records the end of a step.
     pub(crate) fn done(&mut self, step: &str) {
         let Some(text) = self.text.as_mut() else { return };
         let now = Instant::now();

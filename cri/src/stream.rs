@@ -38,7 +38,7 @@ use tracing::{debug, warn};
 use self::client::Client;
 use self::idle::Watched;
 use self::spdy::Session;
-use self::spdy_command::wanted;
+use self::spdy_command::expected_streams;
 pub(crate) use self::token::{Ticket, Tokens};
 use self::upgrade::{Codec, Protocol, Transport};
 use crate::services::execs::ExecService;
@@ -133,7 +133,7 @@ impl StreamService {
                 spdy_forward::forward(&self.tables, &request, Session::open(connection)).await;
             }
             (command, Protocol::Spdy) => {
-                let (session, wanted) = (Session::open(connection), wanted(&command));
+                let (session, wanted) = (Session::open(connection), expected_streams(&command));
                 spdy_command::command(session, &wanted, async |client| self.run(command, client).await).await;
             }
             (command, protocol @ (Protocol::WebSocketChannels(_) | Protocol::WebSocketSpdy)) => {

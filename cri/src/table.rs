@@ -1,19 +1,19 @@
-//! Objects by id, found by their whole id, by a prefix that only one of them has, or by the pod that they are of.
+//! A table of objects by id. Look-ups by id, by unique id prefix, by sandbox and by pod.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 
 use crate::lock::locked;
 
-/// What a table finds its objects by beside their ids. None of it changes during an object's life.
+/// Index keys of an object beside its id. They do not change during its life.
 pub(crate) trait Row {
-    /// The sandbox that a container is of; of a sandbox its own id.
+    /// The sandbox of a container; a sandbox's own id.
     fn sandbox_id(&self) -> &str;
     /// The kubelet's label with the pod's uid, if there is one.
     fn pod_uid(&self) -> Option<&str>;
 }
 
-/// A table of live objects. Reading it never waits for work on an object.
+/// A table of live objects. A look-up never waits for work on an object.
 #[derive(Debug)]
 pub(crate) struct Table<T> {
     rows: Mutex<Rows<T>>,
@@ -26,7 +26,7 @@ struct Rows<T> {
     by_pod: Index,
 }
 
-/// Ids by what their objects have in common.
+/// Ids by index key.
 type Index = HashMap<String, BTreeSet<String>>;
 
 // === impl Table ===
@@ -39,13 +39,12 @@ impl<T> Default for Table<T> {
 }
 
 impl<T: Row> Table<T> {
-    /// The object with this id, or the only one whose id starts with it.
+    /// The object with this id or unique id prefix.
     pub(crate) fn get(&self, id: &str) -> Option<Arc<T>> {
         self.find(id).map(|(_, row)| row)
     }
 
-    /// The whole id of what `id` names alone; `id` itself when that is nothing, as containerd completes the ids
-    /// of list filters.
+    /// The full id for a unique id prefix; `id` itself without a match, as containerd completes the ids of list filters.
     pub(crate) fn whole_id(&self, id: &str) -> String {
         self.find(id).map_or_else(|| id.to_owned(), |(whole, _)| whole)
     }
@@ -79,18 +78,18 @@ impl<T: Row> Table<T> {
         locked(&self.rows).remove(id)
     }
 
-    /// All objects, by id.
+    /// All objects, ordered by id.
     pub(crate) fn all(&self) -> Vec<Arc<T>> {
         locked(&self.rows).by_id.values().cloned().collect()
     }
 
-    /// The objects of one sandbox, by id. Costs as much as that sandbox has.
+    /// The objects of a sandbox, ordered by id. The cost is proportional to the number of results.
     pub(crate) fn of_sandbox(&self, id: &str) -> Vec<Arc<T>> {
         let rows = locked(&self.rows);
         rows.named_by(&rows.by_sandbox, id)
     }
 
-    /// The objects with this label of a pod's uid, by id. Costs as much as that pod has.
+    /// The objects with this pod uid, ordered by id. The cost is proportional to the number of results.
     pub(crate) fn of_pod(&self, uid: &str) -> Vec<Arc<T>> {
         let rows = locked(&self.rows);
         rows.named_by(&rows.by_pod, uid)
@@ -142,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_finds_only_what_it_names_alone() {
+    fn only_a_unique_prefix_finds_an_object() {
         let table = Table::default();
         table.insert("abc1", Arc::new(Named("1", None)));
         table.insert("abd2", Arc::new(Named("2", None)));
@@ -154,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_found_by_sandbox_and_pod_until_they_go() {
+    fn objects_are_found_by_sandbox_and_pod_until_removed() {
         let table = Table::default();
         table.insert("c1", Arc::new(Named("s1", Some("u1"))));
         table.insert("c2", Arc::new(Named("s1", Some("u2"))));

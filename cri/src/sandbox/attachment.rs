@@ -1,6 +1,6 @@
-//! What the network is told of a pod: its names as `CNI_ARGS`, and capabilities by the CNI conventions.
+//! The network attachment of a pod: its names as `CNI_ARGS`, and its capabilities by the CNI conventions.
 
-mod asked;
+mod requested;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -12,12 +12,12 @@ use serde_json::{Value, json};
 
 use crate::error::Error;
 
-pub(crate) use asked::refuse as refuse_asked;
+pub(crate) use requested::refuse as refuse_requested;
 
-/// The interface in every pod.
+/// Name of the interface in every pod.
 pub(crate) const INTERFACE: &str = "eth0";
 
-/// The pod's attachment, or what in its configuration cannot be.
+/// The attachment of a pod, or the error of an invalid configuration.
 pub(crate) fn of(id: &str, netns: PathBuf, config: &cri::PodSandboxConfig) -> Result<Attachment, Error> {
     let metadata = config.metadata.clone().unwrap_or_default();
     let args = [
@@ -37,7 +37,7 @@ pub(crate) fn of(id: &str, netns: PathBuf, config: &cri::PodSandboxConfig) -> Re
     })
 }
 
-/// Under the names that containerd gives them, too.
+/// The capabilities, with the names that containerd uses.
 fn capabilities(config: &cri::PodSandboxConfig) -> Result<BTreeMap<String, Value>, Error> {
     let mut capabilities = BTreeMap::new();
     capabilities.insert("io.kubernetes.cri.pod-annotations".to_owned(), json!(config.annotations));
@@ -53,22 +53,22 @@ fn capabilities(config: &cri::PodSandboxConfig) -> Result<BTreeMap<String, Value
         let name = format!("kubernetes.io/{way}-bandwidth");
         if let Some(text) = config.annotations.get(&name) {
             limits.insert(format!("{way}Rate"), json!(rate(text).ok_or_else(|| wrong_rate(&name, text))?));
-            // What may come at once is left to the kernel's queue: the most that a bucket holds.
+            // The burst is the maximum of a token bucket: bursts are left to the kernel's queue.
             limits.insert(format!("{way}Burst"), json!(u64::from(u32::MAX)));
         }
     }
     if !limits.is_empty() {
         capabilities.insert("bandwidth".to_owned(), limits.into());
     }
-    capabilities.extend(asked::capabilities(&config.annotations)?);
+    capabilities.extend(requested::capabilities(&config.annotations)?);
     Ok(capabilities)
 }
 
 fn wrong_rate(name: &str, text: &str) -> Error {
-    Error::invalid("annotations", format!("{name}: {text:?} is no quantity from 1k to 1P"))
+    Error::invalid("annotations", format!("{name}: {text:?} is not a quantity from 1k to 1P"))
 }
 
-/// Bits per second: a Kubernetes quantity, from 1k to 1P.
+/// Parses a rate in bits per second: a Kubernetes quantity from 1k to 1P.
 fn rate(text: &str) -> Option<u64> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let scale: u64 = match &text[digits.len()..] {
@@ -91,20 +91,21 @@ fn rate(text: &str) -> Option<u64> {
     (1_000..=1_000_000_000_000_000).contains(&rate).then_some(rate)
 }
 
-/// The mappings that lead from a port of the host.
+/// The mappings with a host port.
 fn ports(mappings: &[cri::PortMapping]) -> Result<Vec<PortMapping>, Error> {
     let number = |port: i32| {
-        u16::try_from(port).map_err(|_range| Error::invalid("port_mappings", format!("{port} is no port")))
+        u16::try_from(port)
+            .map_err(|_range| Error::invalid("port_mappings", format!("{port} is not a port number")))
     };
     let mut ports = Vec::new();
     for mapping in mappings.iter().filter(|mapping| mapping.host_port != 0) {
-        let host_ip: Option<IpAddr> = match mapping.host_ip.as_str() {
-            "" => None,
-            text => Some(
-                text.parse()
-                    .map_err(|_not| Error::invalid("port_mappings", format!("{text:?} is no address")))?,
-            ),
-        };
+        let host_ip: Option<IpAddr> =
+            match mapping.host_ip.as_str() {
+                "" => None,
+                text => Some(text.parse().map_err(|_not| {
+                    Error::invalid("port_mappings", format!("{text:?} is not an IP address"))
+                })?),
+            };
         ports.push(PortMapping {
             host_ip,
             host_port: number(mapping.host_port)?,
@@ -136,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_limits_are_told() {
+    fn names_and_limits_are_passed_to_the_network() {
         let config = cri::PodSandboxConfig {
             metadata: Some(cri::PodSandboxMetadata {
                 name: "web".into(),
@@ -147,10 +148,13 @@ mod tests {
             annotations: [("kubernetes.io/egress-bandwidth".to_owned(), "1M".to_owned())].into(),
             ..Default::default()
         };
-        let told = of("id", "/n".into(), &config).unwrap();
-        let args: Vec<_> = told.args.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        let found = of("id", "/n".into(), &config).unwrap();
+        let args: Vec<_> = found.args.iter().map(|(key, value)| format!("{key}={value}")).collect();
         let want = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web;K8S_POD_INFRA_CONTAINER_ID=id;K8S_POD_UID=u";
         assert_eq!(args.join(";"), want);
-        assert_eq!(told.capabilities["bandwidth"], json!({"egressRate": 1_000_000, "egressBurst": u32::MAX}));
+        assert_eq!(
+            found.capabilities["bandwidth"],
+            json!({"egressRate": 1_000_000, "egressBurst": u32::MAX})
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Fields of a pod's configuration that cannot be meant as they are. Pure.
+//! Validation of a pod's configuration. Pure.
 
 use coracle_proto::cri::{
     LinuxSandboxSecurityContext, NamespaceMode, NamespaceOption, PodSandboxConfig, Protocol,
@@ -11,7 +11,7 @@ use crate::container::profile;
 use crate::error::Error;
 use crate::known::known;
 
-/// Refuses what contradicts itself, or is no member of its enumeration.
+/// Refuses contradictory fields and unknown enum values.
 pub(crate) fn check(config: &PodSandboxConfig) -> Result<(), Error> {
     if !config.log_directory.is_empty() && !config.log_directory.starts_with('/') {
         return Err(Error::invalid("log_directory", "must be absolute"));
@@ -30,7 +30,7 @@ fn check_security(security: &LinuxSandboxSecurityContext) -> Result<(), Error> {
     security.namespace_options.as_ref().map_or(Ok(()), check_namespaces)
 }
 
-/// A pod has its own or the node's; only of processes each container may have its own.
+/// A pod has its own namespaces or the node's. Only pid namespaces can be separate for each container.
 fn check_namespaces(options: &NamespaceOption) -> Result<(), Error> {
     let modes = [
         ("namespace_options.network", options.network),
@@ -42,12 +42,15 @@ fn check_namespaces(options: &NamespaceOption) -> Result<(), Error> {
             NamespaceMode::Pod | NamespaceMode::Node => {}
             NamespaceMode::Container if field == "namespace_options.pid" => {}
             mode @ (NamespaceMode::Container | NamespaceMode::Target) => {
-                return Err(Error::invalid(field, format!("{} is no mode of a pod's", mode.as_str_name())));
+                return Err(Error::invalid(
+                    field,
+                    format!("{} is not supported for a pod", mode.as_str_name()),
+                ));
             }
         }
     }
     if !options.target_id.is_empty() {
-        return Err(Error::invalid("namespace_options.target_id", "a pod is made before its containers"));
+        return Err(Error::invalid("namespace_options.target_id", "must be empty for a pod"));
     }
     Ok(())
 }
@@ -68,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn what_kubelets_send_is_taken() {
+    fn configurations_of_the_kubelet_are_accepted() {
         let node = NamespaceMode::Node.into();
         let nodes = NamespaceOption { network: node, pid: node, ipc: node, ..Default::default() };
         let kubelets = LinuxSandboxSecurityContext {
@@ -91,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_be_passed_over_is_refused() {
+    fn values_that_would_be_ignored_are_refused() {
         let profile =
             |profile_type, name: &str| Some(SecurityProfile { profile_type, localhost_ref: name.to_owned() });
         let id = |value| Some(Int64Value { value });

@@ -1,12 +1,12 @@
-//! The files that every container of a pod sees: host name, hosts, resolver. Pure text; the caller
-//! writes them into the sandbox's directory.
+//! Files that every container of a pod sees: host name, hosts, resolver. Pure; the caller writes them to the sandbox's
+//! directory.
 
 use coracle_proto::cri::DnsConfig;
 
-/// What they are called in the sandbox's directory; in a container they are below `/etc`.
+/// Names of the files in the sandbox's directory. In a container they are in `/etc`.
 pub(crate) const POD_FILES: [&str; 3] = ["hosts", "hostname", "resolv.conf"];
 
-/// `/etc/resolv.conf` for a DNS configuration; none means the node's own file.
+/// `/etc/resolv.conf` for a DNS configuration. None for an empty configuration: the node's file is used.
 pub(crate) fn resolv_conf(dns: &DnsConfig) -> Option<String> {
     if dns.servers.is_empty() && dns.searches.is_empty() && dns.options.is_empty() {
         return None;
@@ -24,7 +24,7 @@ pub(crate) fn resolv_conf(dns: &DnsConfig) -> Option<String> {
     Some(text)
 }
 
-/// `/etc/hosts` of a pod with addresses of its own.
+/// `/etc/hosts` of a pod with its own network.
 pub(crate) fn hosts(hostname: &str, addresses: &[String]) -> String {
     let mut text = String::from(
         "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\nfe00::0\tip6-localnet\n\

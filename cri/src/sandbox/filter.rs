@@ -1,29 +1,29 @@
-//! Which sandboxes and containers a list request means. Pure: truncated ids were completed before.
+//! Filters of list requests. Pure. Id prefixes were completed before.
 
 use std::collections::HashMap;
 
 use coracle_proto::cri;
 
-/// Whether `labels` has all that `selector` asks for.
+/// Whether `labels` match `selector`.
 pub(crate) fn selected(labels: &HashMap<String, String>, selector: &HashMap<String, String>) -> bool {
     selector.iter().all(|(key, value)| labels.get(key) == Some(value))
 }
 
-/// Whether an id is the one asked for; nothing asked matches all.
-pub(crate) fn named(id: &str, asked: &str) -> bool {
-    asked.is_empty() || id == asked
+/// Whether an id matches the requested one. An empty one matches all ids.
+pub(crate) fn named(id: &str, requested: &str) -> bool {
+    requested.is_empty() || id == requested
 }
 
-/// What filters look at.
+/// The fields that filters match.
 pub(crate) struct Subject<'a> {
     pub(crate) id: &'a str,
-    /// Of a container; empty for sandboxes.
+    /// The sandbox of a container; empty for sandboxes.
     pub(crate) sandbox_id: &'a str,
     pub(crate) state: i32,
     pub(crate) labels: &'a HashMap<String, String>,
 }
 
-/// Whether the filter lets a sandbox through.
+/// Whether a sandbox matches the filter.
 pub(crate) fn sandbox(item: &Subject<'_>, filter: Option<&cri::PodSandboxFilter>) -> bool {
     filter.is_none_or(|filter| {
         named(item.id, &filter.id)
@@ -32,7 +32,7 @@ pub(crate) fn sandbox(item: &Subject<'_>, filter: Option<&cri::PodSandboxFilter>
     })
 }
 
-/// Whether the filter lets a container through.
+/// Whether a container matches the filter.
 pub(crate) fn container(item: &Subject<'_>, filter: Option<&cri::ContainerFilter>) -> bool {
     filter.is_none_or(|filter| {
         named(item.id, &filter.id)

@@ -1,8 +1,8 @@
-//! The first process of a pod: who it is, and under which seccomp profile. Pure.
+//! The user and seccomp profile of a pod's first process. Pure.
 //!
-//! There is one where containers share a pid namespace, the init that the shim forks. Elsewhere the shim holds the pod,
-//! which is no process of the pod's and can be neither of them, for it makes the containers; what is asked for is
-//! checked all the same. Its root directory is an empty one that nobody can write to, read-only or not.
+//! A pod with a shared pid namespace has a first process: the init that the shim forks. Other pods have none: the shim holds
+//! their namespaces, and it cannot drop its privileges because it creates containers. Their configuration is still validated.
+//! The root directory of the first process is an empty directory without write access, with any `readonly_rootfs`.
 
 use coracle_proto::cri::{LinuxSandboxSecurityContext, SecurityProfile};
 
@@ -10,8 +10,7 @@ use crate::container::profile;
 use crate::container::user::{User, id};
 use crate::error::Error;
 
-/// Root, unless somebody else is asked for. There are no account files, so that all groups are those that are named,
-/// by either policy.
+/// The user: root by default. Without account files all groups are the listed ones, with either group policy.
 pub(crate) fn user(security: &LinuxSandboxSecurityContext) -> Result<User, Error> {
     if security.run_as_user.is_none() && security.run_as_group.is_some() {
         return Err(Error::invalid("run_as_group", "is set without run_as_user"));
@@ -29,7 +28,7 @@ pub(crate) fn user(security: &LinuxSandboxSecurityContext) -> Result<User, Error
     Ok(User { uid, gid, groups })
 }
 
-/// None in a pod for privileged containers, as with containerd.
+/// The seccomp profile. A pod that allows privileged containers has none, as in containerd.
 pub(crate) fn seccomp(security: &LinuxSandboxSecurityContext) -> Result<Option<SecurityProfile>, Error> {
     #[allow(deprecated, reason = "older kubelets set it")]
     let old = security.seccomp_profile_path.as_str();
@@ -44,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_whom_the_pod_names_and_root_otherwise() {
+    fn the_user_is_the_requested_one_or_root() {
         let mut security = LinuxSandboxSecurityContext::default();
         let root = User { uid: 0, gid: 0, groups: vec![0] };
         assert_eq!(user(&security).expect("root"), root);
@@ -60,7 +59,7 @@ mod tests {
 
     #[test]
     #[allow(deprecated, reason = "older kubelets set it")]
-    fn its_profile_is_the_one_of_today_or_of_old_and_none_beside_privileged_containers() {
+    fn the_profile_is_of_the_current_or_deprecated_field_and_none_if_privileged() {
         let mut security = LinuxSandboxSecurityContext::default();
         assert_eq!(seccomp(&security).expect("none"), None);
         security.seccomp_profile_path = "runtime/default".into();

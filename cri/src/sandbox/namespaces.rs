@@ -1,8 +1,8 @@
-//! Which namespaces a pod has of its own. Pure.
+//! The namespaces of a pod. Pure.
 
 use coracle_proto::cri::{LinuxSandboxSecurityContext, NamespaceMode, NamespaceOption, PodSandboxConfig};
 
-/// The pod's namespace options; all its own by default.
+/// The pod's namespace options. By default all namespaces are the pod's own.
 pub(crate) fn options(config: &PodSandboxConfig) -> NamespaceOption {
     security(config).and_then(|context| context.namespace_options.clone()).unwrap_or_default()
 }
@@ -12,7 +12,7 @@ pub(crate) fn security(config: &PodSandboxConfig) -> Option<&LinuxSandboxSecurit
     config.linux.as_ref()?.security_context.as_ref()
 }
 
-/// Whether the pod has a network of its own.
+/// Whether the pod has its own network.
 pub(crate) fn own_network(config: &PodSandboxConfig) -> bool {
     options(config).network() != NamespaceMode::Node
 }
@@ -22,24 +22,26 @@ pub(crate) fn hostname(config: &PodSandboxConfig, node: &str) -> String {
     if own_network(config) && !config.hostname.is_empty() { config.hostname.clone() } else { node.to_owned() }
 }
 
-/// Whether the pod has System V IPC and message queues of its own.
+/// Whether the pod has its own System V IPC and message queues.
 pub(crate) fn own_ipc(config: &PodSandboxConfig) -> bool {
     options(config).ipc() != NamespaceMode::Node
 }
 
-/// Whose processes a container sees.
+/// The pid namespace of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pids {
+    /// The container's own.
     Own,
-    /// Of the pod's one namespace.
+    /// The pod's shared one.
     Pods,
+    /// The node's.
     Nodes,
     /// Of another container.
     Targets,
 }
 
-/// What a container asks for, in its pod. The pod's is the node's where the pod has that, as with containerd. Who says
-/// nothing in a pod whose containers have their own has its own.
+/// The pid namespace of a container in its pod. POD means the node's if the pod uses the node's, as in containerd. POD is
+/// the default; in a pod without a shared namespace it means the container's own.
 pub(crate) fn pids(pod: &NamespaceOption, asked: Option<&NamespaceOption>) -> Pids {
     match asked.map(NamespaceOption::pid).unwrap_or_default() {
         NamespaceMode::Container => Pids::Own,
@@ -53,7 +55,7 @@ pub(crate) fn pids(pod: &NamespaceOption, asked: Option<&NamespaceOption>) -> Pi
     }
 }
 
-/// Whether all containers share one pid namespace that is the pod's.
+/// Whether all containers share a pid namespace of the pod.
 pub(crate) fn share_pid(config: &PodSandboxConfig) -> bool {
     options(config).pid() == NamespaceMode::Pod
 }
@@ -63,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_pods_processes_are_the_nodes_where_the_pod_has_those() {
+    fn pid_namespaces_of_containers_follow_the_pod() {
         let with = |mode: NamespaceMode| NamespaceOption { pid: mode.into(), ..Default::default() };
         use NamespaceMode::{Container, Node, Pod, Target};
         for (pod, asked, seen) in [

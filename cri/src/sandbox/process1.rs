@@ -1,6 +1,6 @@
-//! Process 1 of a pod whose containers share a pid namespace: its end is the end of the pod.
+//! Process 1 of a pod with a shared pid namespace: its end is the end of the pod.
 //!
-//! A shim ends its pod itself when process 1 has ended. One of an earlier version does not: then the runtime ends it.
+//! A shim ends its pod when process 1 has ended. A shim of an earlier version does not: then the runtime ends the shim.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use super::{Live, Sandbox};
 use crate::pidfd;
 use crate::shim_client::Shim;
 
-/// Time for a shim to end by itself: what runs in the pod is killed and its last output read.
+/// Time for a shim to end on its own: it kills the pod's processes and reads their last output.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// Ends the shim of a pod whose process 1 has ended. Needs no runtime, and ends with the shim.
+/// Ends the shim of a pod whose process 1 has ended. The task does not use the runtime, and ends with the shim.
 pub(crate) fn watch(sandbox: &Arc<Sandbox>, live: &Live) {
     let (pid, shim) = (live.init_pid, live.shim.clone());
     if pid == 0 || sandbox.is_process1_watched() {
@@ -24,7 +24,7 @@ pub(crate) fn watch(sandbox: &Arc<Sandbox>, live: &Live) {
     let id = sandbox.id.clone();
     tokio::spawn(async move {
         tokio::select! {
-            // Both only wait.
+            // Both arms only wait.
             () = shim.died() => return,
             () = ended(pid, &shim) => {}
         }
@@ -38,7 +38,7 @@ pub(crate) fn watch(sandbox: &Arc<Sandbox>, live: &Live) {
     });
 }
 
-/// Returns when process 1 has ended. One that cannot be watched counts as alive: the shim watches it as well.
+/// Returns when process 1 has ended. If it cannot be watched, it counts as alive: the shim watches it, too.
 async fn ended(pid: i32, shim: &Shim) {
     let waited = match process(pid, shim) {
         Ok(process) => process.ended().await,

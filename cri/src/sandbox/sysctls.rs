@@ -1,9 +1,9 @@
-//! Which kernel parameters a pod may set: those of the namespaces that are its own. Pure.
+//! Validation of a pod's sysctls: only sysctls of namespaces that the pod owns. Pure.
 //!
-//! The shim writes them with the node's rights, so that a parameter of the whole machine must be stopped
-//! here. The list is runc's, and sysctl(8)'s two spellings are one.
+//! The shim writes them with the node's privileges, so sysctls of the whole machine must be refused here. The list is that of
+//! runc. Both notations of sysctl(8) are accepted.
 
-/// System V IPC, by their names below `kernel.`.
+/// Sysctls of System V IPC.
 const IPC: [&str; 8] = [
     "kernel/msgmax",
     "kernel/msgmnb",
@@ -15,19 +15,19 @@ const IPC: [&str; 8] = [
     "kernel/shm_rmid_forced",
 ];
 
-/// What a pod has of its own.
+/// The namespaces that a pod owns.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Own {
     pub(crate) network: bool,
     pub(crate) ipc: bool,
 }
 
-/// Refuses a parameter that reaches beyond the pod.
+/// Refuses a sysctl that affects more than the pod.
 pub(crate) fn check(name: &str, own: Own) -> Result<(), String> {
     let path = path(name);
     let inside = !path.starts_with('/') && path.split('/').all(|part| !matches!(part, "" | "." | ".."));
     if !inside {
-        return Err(format!("{name:?} is no kernel parameter"));
+        return Err(format!("{name:?} is not a sysctl"));
     }
     if IPC.contains(&path.as_str()) || path.starts_with("fs/mqueue/") {
         return allowed(name, own.ipc, "ipc");
@@ -36,17 +36,17 @@ pub(crate) fn check(name: &str, own: Own) -> Result<(), String> {
         return allowed(name, own.network, "network");
     }
     if path == "kernel/domainname" {
-        // The pod has a uts namespace of its own when it has a network of its own.
+        // A pod with its own network has its own uts namespace.
         return allowed(name, own.network, "uts");
     }
     Err(format!("{name:?} is not in a namespace: it would change the whole node"))
 }
 
 fn allowed(name: &str, own: bool, namespace: &str) -> Result<(), String> {
-    if own { Ok(()) } else { Err(format!("{name:?} needs a {namespace} namespace of the pod's own")) }
+    if own { Ok(()) } else { Err(format!("{name:?} needs the pod's own {namespace} namespace")) }
 }
 
-/// The path below /proc/sys: with dots as separators slashes stand for dots, and the other way round.
+/// The path in /proc/sys. In the notation with dots, a slash stands for a dot, and the other way round.
 fn path(name: &str) -> String {
     let dots = name.find('.').is_some_and(|dot| name.find('/').is_none_or(|slash| dot < slash));
     let swap = |c| match c {
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parameters_stay_in_the_pods_own_namespaces() {
+    fn sysctls_stay_in_the_pods_namespaces() {
         let (all, none) = (Own { network: true, ipc: true }, Own { network: false, ipc: false });
         for name in ["net.ipv4.ip_forward", "net/ipv4/ip_forward", "kernel.shmmax", "fs.mqueue.msg_max"] {
             assert!(check(name, all).is_ok(), "{name}");

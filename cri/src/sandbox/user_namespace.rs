@@ -1,13 +1,13 @@
-//! A pod's user namespace: which request for one is right, and which ids it maps. Pure.
+//! Validation and id mappings of a pod's user namespace. Pure.
 //!
-//! The rules are the CRI's (`UserNamespace` in api.proto) and containerd's: one mapping of users and one of
-//! groups, and containers that ask for what their pod has.
+//! The rules are those of the CRI (`UserNamespace` in api.proto) and containerd: one mapping of users, one of groups, and
+//! the same mapping for all containers of a pod.
 
 use coracle_proto::{cri, shim};
 use cri::{IdMapping, NamespaceMode, NamespaceOption};
 use oci_spec::runtime::{LinuxIdMapping, LinuxIdMappingBuilder};
 
-/// The ids of a pod with a user namespace of its own.
+/// The id mappings of a pod with its own user namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mapping {
     uids: IdMapping,
@@ -22,20 +22,20 @@ impl Mapping {
         let Some(userns) = options.and_then(|options| options.userns_options.as_ref()) else {
             return Ok(None);
         };
-        // Read as the enumeration, an unknown one would be a pod's.
+        // prost would read an unknown value as POD.
         let mode = NamespaceMode::try_from(userns.mode);
-        match mode.map_err(|_unknown| format!("mode {} is none", userns.mode))? {
+        match mode.map_err(|_unknown| format!("mode {} is not known", userns.mode))? {
             NamespaceMode::Node if userns.uids.is_empty() && userns.gids.is_empty() => Ok(None),
-            NamespaceMode::Node => Err("mode NODE takes no mappings".to_owned()),
+            NamespaceMode::Node => Err("mode NODE must have no mappings".to_owned()),
             NamespaceMode::Pod => {
-                Ok(Some(Self { uids: the_one("uids", &userns.uids)?, gids: the_one("gids", &userns.gids)? }))
+                Ok(Some(Self { uids: single("uids", &userns.uids)?, gids: single("gids", &userns.gids)? }))
             }
-            mode => Err(format!("mode {} is none of a user namespace", mode.as_str_name())),
+            mode => Err(format!("mode {} is not supported for a user namespace", mode.as_str_name())),
         }
     }
 
-    /// Refuses what cannot be had together with a user namespace: the kernel gives nobody but the owner
-    /// of a pid or ipc namespace the file systems that show it.
+    /// Refuses namespaces of the node together with a user namespace: the kernel lets only the owner of a pid or ipc namespace
+    /// mount the file systems for it.
     pub(crate) fn check_pod(options: &NamespaceOption) -> Result<Option<Self>, String> {
         let mapping = Self::of(Some(options))?;
         let shared = [("pid", options.pid()), ("ipc", options.ipc())];
@@ -47,7 +47,7 @@ impl Mapping {
         }
     }
 
-    /// The mapping of a container, which must be its pod's.
+    /// The mapping of a container. It must be the mapping of its pod.
     pub(crate) fn of_container(
         pod: &NamespaceOption,
         container: Option<&NamespaceOption>,
@@ -56,7 +56,7 @@ impl Mapping {
         if pods != containers {
             let text = |mapping: &Option<Self>| mapping.as_ref().map_or("the node's".to_owned(), Self::text);
             return Err(format!(
-                "the container asks for another user namespace than its pod has: {} instead of {}",
+                "the container's user namespace differs from its pod's: {} instead of {}",
                 text(&containers),
                 text(&pods)
             ));
@@ -69,12 +69,12 @@ impl Mapping {
         format!("uids {} gids {}", range(&self.uids), range(&self.gids))
     }
 
-    /// The node's user and group that are root in the pod.
+    /// User and group of the node that are root in the pod.
     pub(crate) fn root(&self) -> (u32, u32) {
         (self.uids.host_id, self.gids.host_id)
     }
 
-    /// Refuses a user that the pod does not have.
+    /// Refuses users and groups without a mapping.
     pub(crate) fn check_ids(&self, uid: u32, gids: &[u32]) -> Result<(), String> {
         let outside = |m: &IdMapping, id: u32| id < m.container_id || id - m.container_id >= m.length;
         if outside(&self.uids, uid) {
@@ -100,37 +100,37 @@ impl Mapping {
     }
 }
 
-/// Mappings of a volume or a pod, as the OCI has them.
+/// Converts mappings of a volume or pod to the OCI's type.
 pub(crate) fn to_oci(mappings: &[IdMapping]) -> Vec<LinuxIdMapping> {
     let one = |m: &IdMapping| {
         let mapping = LinuxIdMappingBuilder::default();
-        // It fails for what is missing, and nothing is.
+        // The builder fails only for missing fields; all are set.
         mapping.container_id(m.container_id).host_id(m.host_id).size(m.length).build().ok()
     };
     mappings.iter().filter_map(one).collect()
 }
 
-fn the_one(name: &str, mappings: &[IdMapping]) -> Result<IdMapping, String> {
+fn single(name: &str, mappings: &[IdMapping]) -> Result<IdMapping, String> {
     let [mapping] = mappings else {
-        return Err(format!("{name} needs exactly one mapping, there are {}", mappings.len()));
+        return Err(format!("{name} needs exactly one mapping, not {}", mappings.len()));
     };
     if mapping.container_id != 0 {
-        return Err(format!("{name} must map id 0 of the container, not from {} on", mapping.container_id));
+        return Err(format!("{name} must begin at id 0 of the container, not at {}", mapping.container_id));
     }
     if mapping.length == 0 || mapping.host_id.checked_add(mapping.length).is_none() {
-        return Err(format!("{name} maps {} ids from {} on", mapping.length, mapping.host_id));
+        return Err(format!("{name} maps an invalid range: {} ids from {}", mapping.length, mapping.host_id));
     }
     Ok(*mapping)
 }
 
-/// Refuses a volume's mappings that the kernel would not take: both sides or none.
+/// Refuses invalid mappings of a volume: users and groups are mapped both or not at all.
 pub(crate) fn check_volume(mount: &cri::Mount) -> Result<(), String> {
     if mount.uid_mappings.is_empty() != mount.gid_mappings.is_empty() {
         return Err("users and groups must be mapped both or not at all".to_owned());
     }
     let empty = |m: &IdMapping| m.length == 0 || m.host_id.checked_add(m.length).is_none();
     if mount.uid_mappings.iter().chain(&mount.gid_mappings).any(empty) {
-        return Err("a mapping has no ids, or too many".to_owned());
+        return Err("a mapping is empty or too large".to_owned());
     }
     Ok(())
 }
@@ -151,14 +151,14 @@ mod tests {
     }
 
     #[test]
-    fn one_mapping_from_root_on_is_right_and_everything_else_refused() {
+    fn only_one_mapping_from_root_is_accepted() {
         let of = |mode, mappings: &[(u32, u32, u32)]| Mapping::of(Some(&options(mode, mappings)));
         assert_eq!(Mapping::of(None), Ok(None));
         assert_eq!(of(NamespaceMode::Node, &[]), Ok(None));
         let right = of(NamespaceMode::Pod, &[(0, 65536, 65536)]).expect("right").expect("a mapping");
         let mut unknown = options(NamespaceMode::Pod, &[(0, 65536, 65536)]);
         unknown.userns_options.get_or_insert_default().mode = 9;
-        assert!(Mapping::of(Some(&unknown)).is_err(), "no member");
+        assert!(Mapping::of(Some(&unknown)).is_err(), "unknown mode");
         assert_eq!(right.root(), (65536, 65536));
         for (mode, mappings) in [
             (NamespaceMode::Node, &[(0, 1000, 10)][..]),
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_has_its_pods_and_the_nodes_namespaces_stay_out() {
+    fn a_container_has_its_pods_mapping_and_no_pid_namespace_of_the_node() {
         let pod = options(NamespaceMode::Pod, &[(0, 65536, 65536)]);
         assert!(Mapping::of_container(&pod, Some(&pod)).is_ok());
         let other = options(NamespaceMode::Pod, &[(0, 131_072, 65536)]);

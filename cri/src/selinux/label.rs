@@ -1,4 +1,4 @@
-//! Which labels a pod and its containers get. Pure.
+//! Labels of pods and containers. Pure.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::level;
 
-/// A security context: `user:role:type`, and a level where the policy has levels.
+/// A security context: `user:role:type`, and a level if the policy has levels.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub(crate) struct Label {
@@ -21,37 +21,37 @@ pub(crate) struct Label {
 /// The labels of a pod or container.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Labels {
-    /// Of its processes. None leaves it to the policy what a program becomes that the runtime starts.
+    /// Label of processes. None leaves the transition at the exec to the policy.
     #[serde(default)]
     pub(crate) process: Option<Label>,
-    /// Of what is mounted for it. None leaves files as they are.
+    /// Label of mounted files. None leaves the files unchanged.
     #[serde(default)]
     pub(crate) mount: Option<Label>,
 }
 
-/// The labels that the policy has for containers.
+/// The policy's default labels for containers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Defaults {
     pub(super) process: Label,
     pub(super) file: Label,
-    /// Of what containers may read and nobody writes: layers of images.
+    /// Label of files that containers may only read: image layers.
     pub(super) read_only: Label,
 }
 
-/// What is asked for: no more than parts of a label.
+/// The requested parts of a label.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Wish {
+pub(super) struct RequestedLabel {
     user: Option<String>,
     role: Option<String>,
     kind: Option<String>,
     pub(super) level: Option<String>,
 }
 
-/// What a container is not kept apart from.
+/// The lack of isolation of a container.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Separation {
     pub(super) privileged: bool,
-    /// It sees the node's processes or their shared memory, which have labels of their own.
+    /// The container sees the node's processes or shared memory, which have other labels.
     pub(super) shares_with_node: bool,
 }
 
@@ -64,7 +64,7 @@ impl FromStr for Label {
         let mut parts = text.splitn(4, ':').map(str::to_owned);
         match (parts.next(), parts.next(), parts.next(), parts.next()) {
             (Some(user), Some(role), Some(kind), level) => Ok(Self { user, role, kind, level }),
-            _ => Err(format!("{text:?} is no label: it needs user, role and type")),
+            _ => Err(format!("{text:?} is not a label; it needs user, role and type")),
         }
     }
 }
@@ -93,28 +93,28 @@ impl fmt::Display for Label {
 // === impl Labels ===
 
 impl Labels {
-    /// The label of processes, and that of files, as the shim takes them: empty for none.
+    /// The labels of processes and files for the shim; empty for none.
     pub(crate) fn texts(&self) -> (String, String) {
         let text = |label: &Option<Label>| label.as_ref().map(Label::to_string).unwrap_or_default();
         (text(&self.process), text(&self.mount))
     }
 
-    /// The level that they share.
+    /// The common level.
     pub(super) fn level(&self) -> Option<&str> {
         self.mount.as_ref().or(self.process.as_ref())?.level.as_deref()
     }
 }
 
-// === impl Wish ===
+// === impl RequestedLabel ===
 
-impl Wish {
+impl RequestedLabel {
     /// # Errors
-    /// A part could not be one, whatever the policy is.
+    /// If a part is invalid for every policy.
     pub(super) fn of(options: Option<&SeLinuxOption>) -> Result<Self, String> {
         let Some(options) = options else { return Ok(Self::default()) };
         let part = |text: &str| {
             if text.contains([':', '\0', '\n']) {
-                Err(format!("{text:?} is no part of a label"))
+                Err(format!("{text:?} is not a part of a label"))
             } else {
                 given(text)
             }
@@ -135,43 +135,49 @@ fn given(text: &str) -> Result<Option<String>, String> {
     Ok(Some(text.to_owned()).filter(|text| !text.is_empty()))
 }
 
-/// The labels of a pod. `own` is the level that it gets when it asks for none; a policy without levels has none.
-pub(super) fn of_pod(defaults: &Defaults, wish: &Wish, own: Option<String>) -> Labels {
+/// The labels of a pod. `own` is its level if it requests none. A policy without levels gets none.
+pub(super) fn of_pod(defaults: &Defaults, requested: &RequestedLabel, own: Option<String>) -> Labels {
     let has_levels = defaults.process.level.is_some();
     let base = Labels { process: Some(defaults.process.clone()), mount: Some(defaults.file.clone()) };
-    over(&base, &Wish { level: wish.level.clone().or(own.filter(|_| has_levels)), ..wish.clone() })
+    over(
+        &base,
+        &RequestedLabel {
+            level: requested.level.clone().or(own.filter(|_| has_levels)),
+            ..requested.clone()
+        },
+    )
 }
 
-/// The labels of a container: its pod's, with what it asks for itself over them.
-pub(super) fn of_container(pod: &Labels, wish: &Wish, separation: Separation) -> Labels {
-    let labels = over(pod, wish);
+/// The labels of a container: those of its pod, changed by its own request.
+pub(super) fn of_container(pod: &Labels, requested: &RequestedLabel, separation: Separation) -> Labels {
+    let labels = over(pod, requested);
     match separation {
         Separation { shares_with_node: true, .. } => Labels::default(),
-        // What a privileged container is, the policy says: spc_t, if the runtime's own type is what it should be.
+        // The policy determines the label of a privileged container: spc_t, if the runtime itself has the expected type.
         Separation { privileged: true, .. } => Labels { process: None, ..labels },
         Separation { .. } => labels,
     }
 }
 
-/// Role and type are a process's; files share the user and the level.
-fn over(base: &Labels, wish: &Wish) -> Labels {
+/// Applies a request. Role and type are of the process; user and level are also of the files.
+fn over(base: &Labels, requested: &RequestedLabel) -> Labels {
     let mut labels = base.clone();
     if let Some(process) = &mut labels.process {
-        set(&mut process.role, &wish.role);
-        set(&mut process.kind, &wish.kind);
+        set(&mut process.role, &requested.role);
+        set(&mut process.kind, &requested.kind);
     }
     for label in [&mut labels.process, &mut labels.mount].into_iter().flatten() {
-        set(&mut label.user, &wish.user);
-        if wish.level.is_some() {
-            label.level.clone_from(&wish.level);
+        set(&mut label.user, &requested.user);
+        if requested.level.is_some() {
+            label.level.clone_from(&requested.level);
         }
     }
     labels
 }
 
-fn set(part: &mut String, wish: &Option<String>) {
-    if let Some(wish) = wish {
-        part.clone_from(wish);
+fn set(part: &mut String, requested: &Option<String>) {
+    if let Some(requested) = requested {
+        part.clone_from(requested);
     }
 }
 
@@ -187,61 +193,61 @@ mod tests {
         }
     }
 
-    fn wish(user: &str, kind: &str, level: &str) -> Wish {
+    fn requested(user: &str, kind: &str, level: &str) -> RequestedLabel {
         let options = SeLinuxOption {
             user: user.into(),
             r#type: kind.into(),
             level: level.into(),
             ..SeLinuxOption::default()
         };
-        Wish::of(Some(&options)).expect("options")
+        RequestedLabel::of(Some(&options)).expect("options")
     }
 
     fn texts(labels: &Labels) -> (String, String) {
         labels.texts()
     }
 
-    fn pod(wish: &Wish) -> Labels {
-        of_pod(&defaults(), wish, Some("s0:c1,c2".into()))
+    fn pod(requested: &RequestedLabel) -> Labels {
+        of_pod(&defaults(), requested, Some("s0:c1,c2".into()))
     }
 
     #[test]
-    fn a_pod_has_the_policys_labels_at_a_level_of_its_own() {
-        let (process, mount) = texts(&pod(&Wish::default()));
+    fn a_pod_has_the_default_labels_with_its_own_level() {
+        let (process, mount) = texts(&pod(&RequestedLabel::default()));
         assert_eq!(process, "system_u:system_r:container_t:s0:c1,c2");
         assert_eq!(mount, "system_u:object_r:container_file_t:s0:c1,c2");
     }
 
     #[test]
-    fn what_a_pod_asks_for_counts_and_files_share_its_user_and_level() {
-        let (process, mount) = texts(&pod(&wish("other_u", "spc_t", "s0:c7,c9")));
+    fn requested_user_and_level_apply_to_processes_and_files() {
+        let (process, mount) = texts(&pod(&requested("other_u", "spc_t", "s0:c7,c9")));
         assert_eq!(process, "other_u:system_r:spc_t:s0:c7,c9");
         assert_eq!(mount, "other_u:object_r:container_file_t:s0:c7,c9");
     }
 
     #[test]
-    fn a_policy_without_levels_gets_none() {
+    fn a_policy_without_levels_gets_no_level() {
         let plain = |label: &Label| Label { level: None, ..label.clone() };
         let defaults =
             Defaults { process: plain(&defaults().process), file: plain(&defaults().file), ..defaults() };
-        let labels = of_pod(&defaults, &Wish::default(), Some("s0:c1,c2".into()));
+        let labels = of_pod(&defaults, &RequestedLabel::default(), Some("s0:c1,c2".into()));
         assert_eq!(texts(&labels).0, "system_u:system_r:container_t");
     }
 
     #[test]
-    fn a_containers_own_parts_count_and_the_others_are_its_pods() {
-        let pod = pod(&wish("", "pod_t", ""));
-        let of = |wish: &Wish| texts(&of_container(&pod, wish, Separation::default())).0;
-        assert_eq!(of(&Wish::default()), "system_u:system_r:pod_t:s0:c1,c2");
-        assert_eq!(of(&wish("", "own_t", "")), "system_u:system_r:own_t:s0:c1,c2");
-        assert_eq!(of(&wish("", "", "s0:c4,c5")), "system_u:system_r:pod_t:s0:c4,c5");
+    fn a_containers_request_changes_its_pods_labels() {
+        let pod = pod(&requested("", "pod_t", ""));
+        let of = |requested: &RequestedLabel| texts(&of_container(&pod, requested, Separation::default())).0;
+        assert_eq!(of(&RequestedLabel::default()), "system_u:system_r:pod_t:s0:c1,c2");
+        assert_eq!(of(&requested("", "own_t", "")), "system_u:system_r:own_t:s0:c1,c2");
+        assert_eq!(of(&requested("", "", "s0:c4,c5")), "system_u:system_r:pod_t:s0:c4,c5");
     }
 
     #[test]
-    fn who_is_privileged_has_no_label_of_its_own_and_who_shares_with_the_node_no_files_either() {
+    fn privileged_containers_have_no_process_label_and_shared_ones_no_labels() {
         let of = |privileged, shares_with_node| {
             let separation = Separation { privileged, shares_with_node };
-            texts(&of_container(&pod(&Wish::default()), &wish("", "own_t", ""), separation))
+            texts(&of_container(&pod(&RequestedLabel::default()), &requested("", "own_t", ""), separation))
         };
         assert_eq!(of(true, false), (String::new(), "system_u:object_r:container_file_t:s0:c1,c2".into()));
         assert_eq!(of(false, true), (String::new(), String::new()));
@@ -249,14 +255,14 @@ mod tests {
     }
 
     #[test]
-    fn a_label_is_its_text_and_parts_cannot_bring_others_along() {
+    fn labels_are_parsed_and_parts_cannot_contain_separators() {
         for text in ["u:r:t", "u:r:t:s0-s0:c0.c1023"] {
             assert_eq!(text.parse::<Label>().expect("label").to_string(), text);
         }
         assert!("u:r".parse::<Label>().is_err());
         let sly = SeLinuxOption { r#type: "t:s0".into(), ..SeLinuxOption::default() };
-        assert!(Wish::of(Some(&sly)).is_err());
-        let json = serde_json::to_string(&pod(&Wish::default())).expect("json");
-        assert_eq!(serde_json::from_str::<Labels>(&json).expect("labels"), pod(&Wish::default()));
+        assert!(RequestedLabel::of(Some(&sly)).is_err());
+        let json = serde_json::to_string(&pod(&RequestedLabel::default())).expect("json");
+        assert_eq!(serde_json::from_str::<Labels>(&json).expect("labels"), pod(&RequestedLabel::default()));
     }
 }

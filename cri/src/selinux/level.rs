@@ -1,29 +1,29 @@
-//! Levels: how they are written, and which are taken. Pure but for the choice by chance.
+//! Levels: their notation, and which are used. Pure, except for the random choice.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
 
 use crate::lock::locked;
 
-/// Categories that a policy for containers has, c0 to c1023.
+/// Number of categories of container policies: c0 to c1023.
 const CATEGORIES: u32 = 1024;
 
-/// The levels that pods and containers have, so that no pod gets another's.
+/// The levels of pods and containers. No two pods get the same level by choice.
 #[derive(Debug, Default)]
 pub(super) struct Levels {
-    /// By the id of who has it.
+    /// By the id of the owner.
     held: Mutex<HashMap<String, String>>,
 }
 
 // === impl Levels ===
 
 impl Levels {
-    /// Notes who has a level. Several may have one that they ask for.
+    /// Marks a level as used. Several owners can request the same level.
     pub(super) fn hold(&self, id: &str, level: &str) {
         locked(&self.held).insert(id.to_owned(), level.to_owned());
     }
 
-    /// Gives a level that nobody has; none when all are taken.
+    /// Chooses an unused level. None if all are used.
     pub(super) fn pick(&self, id: &str) -> Option<String> {
         let mut held = locked(&self.held);
         let level = free(rand::random(), |level| held.values().any(|taken| taken == level))?;
@@ -36,7 +36,7 @@ impl Levels {
     }
 }
 
-/// The first pair of categories from `start` on that is not taken.
+/// The first unused pair of categories from `start`.
 fn free(start: u32, taken: impl Fn(&str) -> bool) -> Option<String> {
     let all = CATEGORIES * CATEGORIES;
     let pairs = (0..all).map(|step| (start % all + step) % all).map(|at| (at / CATEGORIES, at % CATEGORIES));
@@ -46,14 +46,18 @@ fn free(start: u32, taken: impl Fn(&str) -> bool) -> Option<String> {
         .find(|level| !taken(level))
 }
 
-/// Refuses what is no level: a sensitivity or a range of two, and categories, single ones or from one to another.
+/// Validates a level: a sensitivity or a range of two, and categories or ranges of categories.
 pub(super) fn check(level: &str) -> Result<(), String> {
     let (range, categories) =
         level.split_once(':').map_or((level, None), |(range, rest)| (range, Some(rest)));
     let is_range = up_to_two(range, '-', |part| number(part, 's', 1));
     let are_categories = categories
         .is_none_or(|list| list.split(',').all(|part| up_to_two(part, '.', |one| number(one, 'c', 4))));
-    if is_range && are_categories { Ok(()) } else { Err(format!("{level:?} is no level such as s0:c1,c2")) }
+    if is_range && are_categories {
+        Ok(())
+    } else {
+        Err(format!("{level:?} is not a level such as s0:c1,c2"))
+    }
 }
 
 fn up_to_two(text: &str, between: char, is_one: impl Fn(&str) -> bool) -> bool {
@@ -74,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_level_is_one_or_it_is_refused() {
+    fn invalid_levels_are_refused() {
         for right in ["s0", "s0-s0", "s0:c4,c5", "s0-s0:c0.c1023", "s0:c1,c3.c5,c9", "s1:c0"] {
             assert_eq!(check(right), Ok(()), "{right}");
         }
@@ -97,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn levels_are_each_given_once_until_they_are_free_again() {
+    fn chosen_levels_are_unique() {
         let levels = Levels::default();
         let mut given: Vec<String> = (0..200).filter_map(|id| levels.pick(&id.to_string())).collect();
         given.sort();
@@ -107,17 +111,17 @@ mod tests {
     }
 
     #[test]
-    fn the_next_free_pair_is_found_wherever_the_search_starts() {
+    fn the_next_unused_pair_is_found_from_any_start() {
         assert_eq!(free(1, |_| false).as_deref(), Some("s0:c0,c1"));
         assert_eq!(free(1, |level| level == "s0:c0,c1").as_deref(), Some("s0:c0,c2"));
-        // From the last pair on: round to the first.
+        // After the last pair the search continues at the first.
         assert_eq!(free(CATEGORIES * CATEGORIES - 1, |_| false).as_deref(), Some("s0:c0,c1"));
         assert_eq!(free(u32::MAX, |level| level != "s0:c1022,c1023").as_deref(), Some("s0:c1022,c1023"));
         assert_eq!(free(7, |_| true), None);
     }
 
     #[test]
-    fn a_level_is_taken_until_its_owner_ends() {
+    fn a_level_is_used_until_it_is_released() {
         let levels = Levels::default();
         levels.hold("pod", "s0:c1,c2");
         assert!(locked(&levels.held).values().any(|level| level == "s0:c1,c2"));

@@ -1,4 +1,4 @@
-//! Whether SELinux is enabled, and what its policy says of containers.
+//! Whether SELinux is enabled, and its policy's default labels for containers.
 
 use std::fs;
 use std::io;
@@ -10,17 +10,17 @@ use tracing::{info, warn};
 
 use super::label::{Defaults, Label};
 
-/// Where the kernel shows it, as selinux(8) and all its tools have it.
+/// Mount point of selinuxfs, fixed by selinux(8) and all tools.
 const MOUNT: &str = "/sys/fs/selinux";
 /// `SELINUX_MAGIC` of statfs(2).
 const MAGIC: FsType = FsType(0xf97c_ff8c);
-/// Which policy is used.
+/// File with the name of the policy.
 const CONFIG: &str = "/etc/selinux/config";
-/// The labels of containers: where container-selinux has them, and below a policy's own directory.
+/// File with the labels of containers: of container-selinux, and in the policy's own directory.
 const SHARED_CONTEXTS: &str = "/usr/share/containers/selinux/contexts";
 const OWN_CONTEXTS: &str = "contexts/lxc_contexts";
 
-/// A policy that knows containers.
+/// A policy with labels for containers.
 #[derive(Debug)]
 pub(super) struct Policy {
     pub(super) defaults: Defaults,
@@ -29,18 +29,18 @@ pub(super) struct Policy {
 // === impl Policy ===
 
 impl Policy {
-    /// None where SELinux is not enabled, or where the policy names no labels of containers, which is said.
+    /// Reads the policy. None without SELinux, or if the policy has no labels for containers, which is logged.
     pub(super) fn look() -> Option<Self> {
         match read()? {
             Ok(defaults) => {
                 let (process, file) = (&defaults.process, &defaults.file);
-                info!(%process, %file, "SELinux is enabled: containers are labelled");
+                info!(%process, %file, "selinux is enabled; containers are labelled");
                 Some(Self { defaults })
             }
             Err(error) => {
                 warn!(
                     error,
-                    "SELinux is enabled, but its policy names no labels of containers: they have none"
+                    "selinux is enabled, but its policy has no labels for containers; they are not labelled"
                 );
                 None
             }
@@ -53,19 +53,19 @@ impl Policy {
         format!("on, {mode}, containers are {}", self.defaults.process)
     }
 
-    /// Asks the kernel whether the policy has such a label.
+    /// Asks the kernel whether the policy knows a label.
     pub(super) fn check(&self, label: &Label) -> io::Result<()> {
         fs::write(Path::new(MOUNT).join("context"), label.to_string())
     }
 }
 
-/// Whether containers are labelled on this machine: the kernel has SELinux, and its policy names their labels.
+/// Whether containers are labelled on this machine: SELinux is enabled, and its policy has labels for containers.
 #[must_use]
 pub fn labels_containers() -> bool {
     matches!(read(), Some(Ok(_)))
 }
 
-/// The labels that the policy names; none where SELinux is not enabled.
+/// The policy's labels for containers; none without SELinux.
 fn read() -> Option<Result<Defaults, String>> {
     if !is_enabled() {
         return None;
@@ -78,11 +78,11 @@ fn read() -> Option<Result<Defaults, String>> {
     Some(text.map_err(|error| error.to_string()).and_then(|text| defaults(&text)))
 }
 
-/// Whether the kernel has SELinux with a policy, and it can be reached.
+/// Whether SELinux is enabled with a policy, and selinuxfs is writable.
 pub(super) fn is_enabled() -> bool {
     let is_there = statfs(MOUNT).is_ok_and(|found| found.filesystem_type() == MAGIC)
         && statvfs(MOUNT).is_ok_and(|found| !found.flags().contains(FsFlags::ST_RDONLY));
-    // Before a policy is loaded, everything is this and no more.
+    // Before a policy is loaded, every process has the label `kernel`.
     is_there
         && fs::read_to_string("/proc/self/attr/current")
             .is_ok_and(|label| label.trim_end_matches('\0') != "kernel")
@@ -91,7 +91,7 @@ pub(super) fn is_enabled() -> bool {
 fn defaults(text: &str) -> Result<Defaults, String> {
     let named = |name: &str| -> Result<Label, String> {
         let label = setting(text, name).filter(|label| !label.is_empty());
-        label.ok_or_else(|| format!("{name} is not named"))?.parse()
+        label.ok_or_else(|| format!("{name} is missing"))?.parse()
     };
     let file: Label = named("file")?;
     let read_only = named("ro_file").unwrap_or_else(|_none| file.clone());
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_policys_own_file_names_the_labels() {
+    fn the_labels_are_read_from_the_policys_file() {
         let text = "# of containers\nprocess = \"system_u:system_r:container_t:s0\"\n\
             content = \"system_u:object_r:virt_var_lib_t:s0\"\nfile = \"system_u:object_r:container_file_t:s0\"\n";
         let found = defaults(text).expect("labels");
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_are_read_past_comments() {
+    fn settings_are_read_and_comments_skipped() {
         let config = "# SELINUXTYPE=old\nSELINUX=enforcing\nSELINUXTYPE=default\n";
         assert_eq!(setting(config, "SELINUXTYPE"), Some("default"));
         assert_eq!(setting(config, "SELINUX"), Some("enforcing"));

@@ -1,6 +1,6 @@
-//! Files that become a container's: labelled with all that is below them.
+//! Relabelling of volumes, with all files below them.
 //!
-//! By descriptors throughout: whoever can write there already must not lead us elsewhere by a link.
+//! Files are opened by descriptors: a container that can write to the volume must not redirect the walk by a link.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
@@ -11,10 +11,10 @@ use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::{Mode, fstat};
 
 const ATTRIBUTE: &str = "security.selinux";
-/// No tree is as deep, unless somebody makes one to exhaust us.
+/// Maximum depth of directories. A deeper tree could exhaust the stack.
 const DEPTH_MAX: usize = 200;
 
-/// What is the node's, however it comes to be a volume. The list is that of every runtime (go-selinux's).
+/// Directories of the node that are never relabelled. The list is that of go-selinux, which all runtimes use.
 const NEVER: [&str; 24] = [
     "/",
     "/bin",
@@ -42,14 +42,14 @@ const NEVER: [&str; 24] = [
     "/var/log",
 ];
 
-/// Labels `path`, which holds no links, and all that is below it. File systems that have no labels are left as
-/// they are; what goes meanwhile is gone.
+/// Labels `path`, which must contain no links, and everything below it. File systems without labels are skipped. Files that
+/// disappear meanwhile are skipped.
 ///
 /// # Errors
-/// Also for a directory of the node's own.
+/// Also for a system directory of the node.
 pub(crate) fn relabel(path: &Path, label: &str) -> io::Result<()> {
     if is_the_nodes(path) {
-        let why = format!("{} is the node's own and is not relabelled", path.display());
+        let why = format!("{} is a system directory and is not relabelled", path.display());
         return Err(io::Error::new(ErrorKind::PermissionDenied, why));
     }
     let flags = libc::O_PATH | libc::O_NOFOLLOW;
@@ -59,7 +59,7 @@ pub(crate) fn relabel(path: &Path, label: &str) -> io::Result<()> {
 }
 
 fn is_the_nodes(path: &Path) -> bool {
-    // Components have no slash at the end, and nothing doubled.
+    // `components` removes duplicate and trailing slashes.
     let clean: PathBuf = path.components().collect();
     NEVER.iter().any(|never| clean == Path::new(never))
         || std::env::var_os("HOME").is_some_and(|home| !home.is_empty() && clean == Path::new(&home))
@@ -67,13 +67,13 @@ fn is_the_nodes(path: &Path) -> bool {
 
 fn walk(place: &OwnedFd, label: &str, depth: usize) -> io::Result<()> {
     if depth > DEPTH_MAX {
-        return Err(io::Error::other(format!("there are more than {DEPTH_MAX} directories in one another")));
+        return Err(io::Error::other(format!("directories are nested deeper than {DEPTH_MAX}")));
     }
     let by_number = PathBuf::from(format!("/proc/self/fd/{}", place.as_raw_fd()));
     if fstat(place)?.st_mode & libc::S_IFMT != libc::S_IFDIR {
         return set(&by_number, label);
     }
-    // All names first: the list need not stay open on the way down.
+    // All names are read first, so that the list is closed during the recursion.
     let names: Vec<_> = fs::read_dir(&by_number)?.flatten().map(|entry| entry.file_name()).collect();
     for name in names {
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
@@ -83,18 +83,18 @@ fn walk(place: &OwnedFd, label: &str, depth: usize) -> io::Result<()> {
             Err(error) => return Err(error.into()),
         }
     }
-    // The directory last: one that has the label has it throughout.
+    // The directory is labelled last: a labelled directory is completely labelled.
     set(&by_number, label)
 }
 
 /// Whether the file has exactly this label.
 pub(super) fn has(path: &Path, label: &str) -> bool {
     let has = xattr::get_deref(path, ATTRIBUTE).ok().flatten();
-    // The kernel ends the value itself.
+    // The kernel may append a zero byte.
     has.is_some_and(|has| has.strip_suffix(b"\0").unwrap_or(&has) == label.as_bytes())
 }
 
-/// What has it already is not written again.
+/// Sets the label, unless the file has it.
 fn set(by_number: &Path, label: &str) -> io::Result<()> {
     if has(by_number, label) {
         return Ok(());
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_the_nodes_is_left_alone_however_it_is_written() {
+    fn system_directories_are_refused_in_every_notation() {
         for path in ["/", "/etc", "/etc/", "/./etc", "//var//lib/", "/home", "/usr"] {
             assert!(is_the_nodes(Path::new(path)), "{path}");
             assert!(relabel(Path::new(path), "u:r:t").is_err(), "{path}");
@@ -126,7 +126,7 @@ mod tests {
         fs::write(inside.join("a/b/file"), "").expect("file");
         fs::write(&outside, "").expect("file");
         std::os::unix::fs::symlink(&outside, inside.join("a/link")).expect("link");
-        // Without SELinux the attribute is one like another, for root.
+        // Without SELinux, root can set the attribute like any other.
         let label = "system_u:object_r:container_file_t:s0:c1,c2";
         relabel(&inside, label).expect("relabel");
         let of = |path: &Path| xattr::get(path, ATTRIBUTE).expect("attribute");

@@ -1,8 +1,7 @@
-//! The deadline of a call, answered as gRPC has it.
+//! Deadlines of calls, with gRPC's status code.
 //!
-//! The transport ends a call at the time-out that comes with it, but as `Cancelled`; a client whose own clock
-//! is later sees that instead of `DeadlineExceeded`. So the same time-out is kept here, inside of the
-//! transport's, which therefore never gets to answer.
+//! The transport cancels a call at its timeout with `Cancelled`. A client whose own clock is later gets this code instead of
+//! `DeadlineExceeded`. So the same timeout is applied here first.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -16,11 +15,11 @@ use tonic::Status;
 use tonic::body::Body;
 use tower::{Layer, Service};
 
-/// Gives every call its deadline.
+/// Layer that applies deadlines to all calls.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Deadlines;
 
-/// A service whose calls end at their deadline.
+/// A service with deadlines.
 #[derive(Clone, Debug)]
 pub(super) struct WithDeadlines<S>(S);
 
@@ -47,7 +46,7 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        // Reckoned before the transport's, which begins after this returns.
+        // Computed before the transport's deadline, which begins after this call returns.
         let end = time_out(request.headers()).and_then(|time| Instant::now().checked_add(time));
         let answer = self.0.call(request);
         match end {
@@ -66,7 +65,7 @@ async fn until<E>(
         if let Poll::Ready(answer) = answer.as_mut().poll(context) {
             return Poll::Ready(answer);
         }
-        // The transport's timer may wake this task first: the clock decides, not whose timer fires.
+        // The transport's timer can wake this task first: the clock decides, not the timer that fired.
         let late = sleep.as_mut().poll(context).is_ready() || Instant::now() >= end;
         if late { Poll::Ready(Ok(exceeded())) } else { Poll::Pending }
     })
@@ -77,7 +76,7 @@ fn exceeded() -> Response<Body> {
     Status::deadline_exceeded("the deadline of the call has passed").into_http()
 }
 
-/// `grpc-timeout`: at most eight digits and a unit, as gRPC over HTTP/2 has it. What is not that is no time-out.
+/// Parses `grpc-timeout`: at most eight digits and a unit (gRPC over HTTP/2). An invalid value is ignored.
 fn time_out(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
@@ -108,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_out_is_eight_digits_and_a_unit() {
+    fn a_timeout_is_up_to_eight_digits_and_a_unit() {
         for (text, time) in [
             ("99999999H", Some(Duration::from_secs(99_999_999 * 3600))),
             ("2M", Some(Duration::from_secs(120))),
@@ -142,7 +141,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_call_that_is_late_exceeded_its_deadline() {
+    async fn a_late_call_gets_deadline_exceeded() {
         assert_eq!(code(pending, Some("50m")).await, Some(tonic::Code::DeadlineExceeded));
         assert_eq!(code(|| ready(Ok(Response::default())), Some("50m")).await, None);
         assert_eq!(code(|| ready(Ok(Response::default())), None).await, None);

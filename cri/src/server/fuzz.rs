@@ -1,4 +1,4 @@
-//! Configurations of pods and containers as clients send them.
+//! Fuzz target for configurations of pods and containers.
 
 use coracle_proto::cri;
 use oci_spec::runtime::Spec;
@@ -12,7 +12,7 @@ use crate::sandbox::namespaces;
 use crate::services::containers::check::check as check_container;
 use crate::services::sandboxes::check as check_sandbox;
 
-/// A request for a container, with its pod's configuration: refused, or a spec that can be written.
+/// A request for a container with its pod's configuration: refused, or converted to a spec that can be encoded.
 pub(crate) fn config(data: &[u8]) {
     let Ok(request) = cri::CreateContainerRequest::decode(data) else { return };
     if let Ok(spec) = spec(request) {
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_corpus_is_of_what_is_taken() {
+    fn the_corpus_is_valid() {
         let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration/fuzz/corpus/config");
         for input in std::fs::read_dir(corpus).unwrap() {
             let path = input.unwrap().path();

@@ -1,12 +1,12 @@
-//! What verbose answers tell beside the CRI's own fields, in the words in which tools read it from other runtimes. Pure.
+//! Additional data of verbose responses, with the names that tools know from other runtimes. Pure.
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-/// Members whose own members are anybody's: what is empty there says something.
+/// Members with arbitrary keys: empty values in them are kept.
 const MAPS: [&str; 4] = ["annotations", "labels", "sysctls", "unified"];
 
-/// A message as the CRI's Go types are written: by the names of the .proto files, without what is empty.
+/// A message in the JSON of the CRI's Go types: names of the .proto files, without empty fields.
 pub(super) fn message(message: &impl Serialize) -> Value {
     let mut value = serde_json::to_value(message).unwrap_or_default();
     leave_out_empty(&mut value);
@@ -36,7 +36,7 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// What a network's plugins answered, as containerd shows it: by interface, with bare addresses.
+/// The result of CNI plugins in containerd's format: by interface, with addresses without prefix.
 pub(super) fn cni_result(answer: &Value, default_interface: &str) -> Value {
     let list = |name: &str| answer[name].as_array().cloned().unwrap_or_default();
     let names: Vec<String> =
@@ -64,7 +64,7 @@ pub(super) fn cni_result(answer: &Value, default_interface: &str) -> Value {
     json!({"Interfaces": interfaces, "DNS": [answer["dns"]], "Routes": answer["routes"]})
 }
 
-/// Puts the capabilities of a spec in order: they are sets, and written in another order each time.
+/// Sorts the capabilities of a spec: they are sets, whose order is random.
 pub(super) fn order_capabilities(spec: &mut Value) {
     let sets = spec.pointer_mut("/process/capabilities").and_then(Value::as_object_mut);
     for names in sets.into_iter().flat_map(Map::values_mut).filter_map(Value::as_array_mut) {
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_configuration_is_shown_by_its_fields_without_the_empty_ones() {
+    fn a_configuration_is_shown_without_empty_fields() {
         let config = cri::ContainerConfig {
             metadata: Some(cri::ContainerMetadata { name: "c".to_owned(), attempt: 0 }),
             envs: vec![cri::KeyValue { key: "K".to_owned(), value: b"v\xff".to_vec() }],
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_shown_by_interface() {
+    fn a_cni_result_is_shown_by_interface() {
         let answer = json!({
             "cniVersion": "1.1.0",
             "interfaces": [{"name": "br0", "mac": "b"}, {"name": "eth0", "mac": "e", "sandbox": "/n"}],
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn sets_of_capabilities_are_in_order() {
+    fn capabilities_are_sorted() {
         let mut spec =
             json!({"process": {"capabilities": {"bounding": ["CAP_B", "CAP_C", "CAP_A"], "ambient": []}}});
         order_capabilities(&mut spec);

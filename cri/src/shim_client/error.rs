@@ -1,27 +1,27 @@
-//! Why a call to a shim failed.
+//! Errors of calls to a shim.
 
 use coracle_proto::shim;
 
-/// A failed call: what kind of failure, and the whole chain of causes in words.
+/// A failed call: its kind, and the chain of causes as text.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct Error {
-    /// What a caller can act on.
+    /// The kind of the failure.
     pub kind: ErrorKind,
     /// The causes, outermost first, joined by ": ".
     pub message: String,
 }
 
-/// The kinds of failure that callers tell apart.
+/// The kinds of failures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// The kernel, or the container library, refused.
+    /// The kernel or the container library refused.
     Internal,
     /// No such container or exec.
     NotFound,
-    /// The id is taken.
+    /// The id is in use.
     AlreadyExists,
-    /// The request makes no sense.
+    /// The request is invalid.
     Invalid,
     /// The container or exec is not in a state that allows the call.
     WrongState,
@@ -29,17 +29,17 @@ pub enum ErrorKind {
     CommandNotFound,
     /// The command exists but cannot be executed: exit code 126.
     CommandNotExecutable,
-    /// Nobody listens on the port.
+    /// No process listens on the port.
     ConnectionRefused,
-    /// This shim, perhaps of an earlier version, cannot do that.
+    /// The shim does not support the call, for example because it is of an earlier version.
     Unsupported,
     /// The shim could not be started.
     Spawn,
     /// The connection ended, or there is no shim.
     Gone,
-    /// The shim lives and does not answer.
+    /// The shim is alive but does not answer.
     Silent,
-    /// The shim answered with what it must not.
+    /// The shim's answer violates the protocol.
     Protocol,
 }
 
@@ -55,7 +55,7 @@ impl Error {
     }
 
     pub(super) fn too_large(length: usize, most: usize) -> Self {
-        Self::new(ErrorKind::Invalid, format!("the request has {length} bytes, of {most} at most"))
+        Self::new(ErrorKind::Invalid, format!("the request has {length} bytes; the maximum is {most}"))
     }
 
     pub(super) fn protocol(message: &str) -> Self {
@@ -71,7 +71,7 @@ impl Error {
     }
 
     pub(super) fn undead(pid: i32) -> Self {
-        Self::new(ErrorKind::Silent, format!("the shim, process {pid}, was killed and sleeps in the kernel"))
+        Self::new(ErrorKind::Silent, format!("the killed shim (process {pid}) still sleeps in the kernel"))
     }
 
     pub(super) fn unexpected(reply: &shim::reply::Result) -> Self {

@@ -1,4 +1,4 @@
-//! Files of a shim: packets that are too large for its socket, and what is on disk for it.
+//! Files for shims: memory files for large messages, and private files on disk.
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -8,7 +8,7 @@ use std::path::Path;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-/// A file in memory, with this content.
+/// A memory file with this content.
 pub(super) fn holding(content: &[u8]) -> std::io::Result<OwnedFd> {
     let memory = memfd_create(c"packet", MFdFlags::MFD_CLOEXEC)?;
     let mut file = std::fs::File::from(memory);
@@ -16,7 +16,7 @@ pub(super) fn holding(content: &[u8]) -> std::io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// Writes a file that only root may read: records and specs have environment variables, which have secrets.
+/// Writes a file that only root can read: records and specs contain environment variables, which can be secrets.
 pub(crate) fn write_private(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
     file.write_all(bytes)

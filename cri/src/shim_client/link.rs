@@ -1,4 +1,4 @@
-//! One connection's traffic: requests out, replies to whom they belong, events to their queue.
+//! One connection to a shim: sends requests, passes replies to their callers, and queues events.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -27,8 +27,7 @@ struct Shared {
     waiting: Mutex<Waiting>,
 }
 
-/// Who waits for which reply. `None` for the map once the connection has ended, so that no caller
-/// can start to wait for a reply that cannot come.
+/// The calls that wait for a reply. `calls` is none after the connection ended, so that no new call waits.
 #[derive(Debug)]
 struct Waiting {
     next: u64,
@@ -49,19 +48,19 @@ impl Link {
     /// Waits until the connection has ended.
     pub(super) async fn closed(&self) {
         let mut open = self.open.clone();
-        // An error means that the reader is gone: ended all the same.
+        // An error means that the reader has ended.
         let _ = open.wait_for(|open| !open).await;
     }
 
-    /// A caller that gives up leaves nothing behind but the late reply, whose descriptors are
-    /// closed on arrival.
+    /// Sends a request and waits for the reply. After a cancelled call only the late reply remains; its descriptors are closed
+    /// on arrival.
     pub(super) async fn call(&self, call: request::Call, fds: Vec<OwnedFd>) -> Result<Answer, Error> {
         let (sender, receiver) = oneshot::channel();
         let id = self.shared.register(sender)?;
         let request = shim::Request { call: Some(call) };
         let packet = shim::Packet { id, body: Some(packet::Body::Request(request)) }.encode_to_vec();
         if packet.len() > LARGEST {
-            // The shim would read its beginning only, and end the connection over it.
+            // The shim would read only the beginning, and close the connection.
             self.shared.forget(id);
             return Err(Error::too_large(packet.len(), LARGEST));
         }
@@ -121,7 +120,7 @@ async fn read(shared: Arc<Shared>, events: mpsc::UnboundedSender<shim::Event>, c
         let packet = match shim::Packet::decode(bytes.as_slice()) {
             Ok(packet) => packet,
             Err(error) => {
-                tracing::warn!(%error, "a shim sent what cannot be read");
+                tracing::warn!(%error, "a shim sent an invalid message");
                 break;
             }
         };
@@ -129,13 +128,13 @@ async fn read(shared: Arc<Shared>, events: mpsc::UnboundedSender<shim::Event>, c
             Some(packet::Body::Reply(shim::Reply { result })) => {
                 let result = result.unwrap_or_else(of_a_later_version);
                 if let Some(sender) = shared.forget(packet.id) {
-                    // The caller may have given up meanwhile.
+                    // The caller may have given up.
                     let _ = sender.send((result, fds));
                 }
             }
-            // A receiver that was dropped wants no events.
+            // The receiver may have been dropped.
             Some(packet::Body::Event(event)) => drop(events.send(event)),
-            // From a later version: nothing that we asked for.
+            // Of a later version: not a reply to any call of ours.
             _ => {}
         }
     }
@@ -143,19 +142,19 @@ async fn read(shared: Arc<Shared>, events: mpsc::UnboundedSender<shim::Event>, c
     let _ = closed.send(false);
 }
 
-/// In place of an answer that is not known here: whoever asked is not to wait for another.
+/// The result for an unknown reply of a later version, so that the caller does not wait.
 fn of_a_later_version() -> reply::Result {
-    let message = "the shim's answer is of a later version".to_owned();
+    let message = "the shim's answer has an unknown type of a later version".to_owned();
     reply::Result::Error(shim::Error { kind: shim::error::Kind::Unsupported.into(), message })
 }
 
-/// Whatever packets come: one that waits for an answer has it, or learns that none will come.
+/// Accepts any packets: a waiting call gets a reply or an error.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(super) fn fuzz(data: &[u8]) {
     let Ok(tokio) = tokio::runtime::Builder::new_current_thread().enable_io().build() else { return };
     tokio.block_on(async {
         let Ok((socket, shim)) = Socket::pair() else { return };
-        let (events, mut told) = mpsc::unbounded_channel();
+        let (events, mut received) = mpsc::unbounded_channel();
         let link = Link::open(socket, events);
         let call = request::Call::Hello(shim::Hello::default());
         let (first, rest) = data.split_first().unwrap_or((&0, &[]));
@@ -168,6 +167,6 @@ pub(super) fn fuzz(data: &[u8]) {
         let (answer, ()) = tokio::join!(link.call(call, Vec::new()), shim);
         link.closed().await;
         assert!(answer.is_ok() || link.shared.register(oneshot::channel().0).is_err());
-        while told.recv().await.is_some() {}
+        while received.recv().await.is_some() {}
     });
 }

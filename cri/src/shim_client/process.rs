@@ -1,5 +1,5 @@
-//! The shim as a process: started, watched by a pidfd, reaped when it is our child.
-#![allow(unsafe_code, reason = "waitid on a pidfd has no safe wrapper here")]
+//! The process of a shim: starts it, watches it by a pidfd, and reaps it if it is a child of this process.
+#![allow(unsafe_code, reason = "waitid on a pidfd has no safe wrapper")]
 
 use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::io::Read as _;
@@ -20,23 +20,23 @@ use super::error::{Error, ErrorKind};
 use super::times::Times;
 use crate::pidfd;
 
-/// Name of the configuration in a shim's directory.
+/// File name of the configuration in a shim's directory.
 const CONFIG: &str = "shim.pb";
 
-/// A process that can be waited for by any number of tasks.
+/// A process for whose end any number of tasks can wait.
 #[derive(Clone, Debug)]
 pub(super) struct Process {
     pid: i32,
     pidfd: Arc<OwnedFd>,
     alive: watch::Receiver<bool>,
-    /// Taken by the task that reaps.
+    /// Locked by the task that reaps the process.
     pid_is_own: Arc<RwLock<()>>,
 }
 
 // === impl Process ===
 
 impl Process {
-    /// Watches a process. Reaps it when it dies, if it is a child of ours.
+    /// Watches a process. Reaps it when it dies, if it is a child of this process.
     pub(super) fn open(pid: i32) -> Result<Self, Error> {
         let failed = |error: &std::io::Error| {
             let kind = if error.kind() == NotFound { ErrorKind::Gone } else { ErrorKind::Internal };
@@ -50,36 +50,33 @@ impl Process {
         let reaping = Arc::clone(&pid_is_own);
         tokio::spawn(async move {
             tokio::select! {
-                // Only observed: the kernel keeps a pidfd readable for ever after the death.
+                // Only observed: a pidfd stays readable after the death.
                 _ = watched.readable() => {}
-                // Nobody is interested any more; a child of ours then waits for our own end.
+                // No handle is left. A dead child stays a zombie until this process ends.
                 () = sender.closed() => return,
             }
-            let _nobody_uses_its_pid = reaping.write().await;
+            let _pid_is_unused = reaping.write().await;
             reap(watched.get_ref());
             let _ = sender.send(false);
         });
         Ok(Self { pid, pidfd: Arc::new(pidfd), alive, pid_is_own })
     }
 
-    /// Watches the shim of a directory, at the other end of a socket. Its pid is of the time when it began to listen.
+    /// Watches the shim at the other end of a socket. The pid is from the time when the shim began to listen.
     pub(super) fn open_peer(pid: i32, dir: &Path) -> Result<Self, Error> {
         let process = Self::open(pid)?;
         if is_of_directory(pid, dir) && pidfd::is_alive(&process.pidfd) {
             return Ok(process);
         }
-        Err(Error::new(
-            ErrorKind::Gone,
-            format!("process {pid} is not the shim of {} any more", dir.display()),
-        ))
+        Err(Error::new(ErrorKind::Gone, format!("process {pid} is no longer the shim of {}", dir.display())))
     }
 
-    /// As long as the guard lives, a child of this process keeps its pid, at worst as a zombie.
+    /// While the guard lives, a child of this process is not reaped, so its pid is not reused.
     pub(super) async fn keep_pid(&self) -> OwnedRwLockReadGuard<()> {
         Arc::clone(&self.pid_is_own).read_owned().await
     }
 
-    /// Whether the process has not ended, by a look.
+    /// Whether the process has not ended.
     pub(super) fn is_alive(&self) -> bool {
         pidfd::is_alive(&self.pidfd)
     }
@@ -88,14 +85,13 @@ impl Process {
         self.pid
     }
 
-    /// Waits for the death. Cancel safe.
+    /// Waits for the end of the process. Cancel safe.
     pub(super) async fn died(&self) {
         let mut alive = self.alive.clone();
         let _ = alive.wait_for(|alive| !alive).await;
     }
 
-    /// Whether the process is dead, or dies within the moment that passes between the end of its
-    /// socket and the end of itself.
+    /// Whether the process has ended, or ends within a second: its socket closes a moment before its end.
     pub(super) async fn is_dying(&self) -> bool {
         let grace = std::time::Duration::from_secs(1);
         tokio::time::timeout(grace, self.died()).await.is_ok()
@@ -107,7 +103,7 @@ impl Process {
     }
 }
 
-/// ECHILD says that another process is the parent: then it is not for us to reap.
+/// Reaps the process. ECHILD means that it is a child of another process, which reaps it.
 fn reap(pidfd: &OwnedFd) {
     let Ok(id) = libc::id_t::try_from(pidfd.as_raw_fd()) else { return };
     // SAFETY: siginfo_t is plain data, for which all zeroes is a value.
@@ -116,7 +112,7 @@ fn reap(pidfd: &OwnedFd) {
     unsafe { libc::waitid(libc::P_PIDFD, id, &raw mut info, libc::WEXITED | libc::WNOHANG) };
 }
 
-/// Writes the configuration, starts the shim and waits for its word that it is ready. One that is late is killed.
+/// Writes the configuration, starts the shim and waits until it is ready. After the timeout the shim is killed.
 pub(super) async fn spawn(
     binary: &Path,
     dir: &Path,
@@ -130,33 +126,33 @@ pub(super) async fn spawn(
         let pid = pid.map_err(|error| Error::new(ErrorKind::Spawn, format!("start a shim: {error}")))??;
         return Process::open(pid);
     }
-    // As long as it is not heard to the end its number is its own.
+    // Until the blocking task ends it does not reap the child, so the pid is not reused.
     if !starting.is_finished()
         && let Ok(process) = begins.await.map(Process::open)
     {
         let _asleep = timeout(times.death, process?.kill_and_reap()).await;
     }
     end_stray(dir, times).await;
-    // It may have been ready in the last moment.
+    // The shim may have become ready at the last moment.
     if let Ok(Ok(Ok(pid))) = timeout(times.death, starting).await
         && let Ok(process) = Process::open(pid)
     {
         let _asleep = timeout(times.death, process.kill_and_reap()).await;
     }
-    Err(Error::new(ErrorKind::Spawn, format!("start the shim: it was not ready within {:?}", times.work)))
+    Err(Error::new(ErrorKind::Spawn, format!("start the shim: not ready within {:?}", times.work)))
 }
 
-/// Ends the shim of a directory that nobody can talk to, as [`super::Shim::end_stray`] says.
+/// Ends the shim of a directory to which no client can connect, see [`super::Shim::end_stray`].
 pub(super) async fn end_stray(dir: &Path, times: Times) {
     let wanted = dir.to_owned();
     let strays = tokio::task::spawn_blocking(move || of_directory(&wanted)).await;
     for pid in strays.unwrap_or_default() {
         let Ok(process) = Process::open(pid) else { continue };
-        // The number may have become somebody else's meanwhile; from here on it is not given away.
+        // The pid may have been reused before it was opened. From here on it is not reused.
         if is_of_directory(pid, dir) {
-            tracing::warn!(pid, dir = %dir.display(), "ending a shim that nobody can talk to");
+            tracing::warn!(pid, dir = %dir.display(), "kill a shim to which no client can connect");
             if timeout(times.death, process.kill_and_reap()).await.is_err() {
-                tracing::warn!(pid, "a killed shim does not die: it sleeps in the kernel");
+                tracing::warn!(pid, "a killed shim still sleeps in the kernel");
             }
         }
     }
@@ -171,33 +167,33 @@ fn spawn_blocking(
     let failed = |doing: &str, path: &Path, error: &std::io::Error| {
         Error::new(ErrorKind::Spawn, format!("{doing} {}: {error}", path.display()))
     };
-    std::fs::create_dir_all(dir).map_err(|error| failed("make the directory", dir, &error))?;
+    std::fs::create_dir_all(dir).map_err(|error| failed("create the directory", dir, &error))?;
     let path = dir.join(CONFIG);
     write_whole(&path, config).map_err(|error| failed("write", &path, &error))?;
     let path = dir.join("shim.log");
     let log = std::fs::OpenOptions::new().create(true).append(true).mode(0o600).open(&path);
     let log = log.map_err(|error| failed("open", &path, &error))?;
-    // Its words come on the standard output: "ready", or why not.
+    // The shim reports on its standard output: "ready", or an error message.
     let mut command = Command::new(binary);
-    // The path may be a descriptor's. The process list shows the same for every shim.
+    // The path may be a descriptor's path. The process list shows the same name for every shim.
     command.arg0("/proc/self/exe").arg("shim").arg("--dir").arg(dir).current_dir("/").env_clear();
     if let Some(armed) = std::env::var_os(coracle_fault::VARIABLE) {
         command.env(coracle_fault::VARIABLE, armed);
     }
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
     let mut child = command.spawn().map_err(|error| failed("start", binary, &error))?;
-    let _nobody_waits = begun.send(child.id().cast_signed());
+    let _timed_out = begun.send(child.id().cast_signed());
     let mut words = String::new();
     if let Some(mut output) = child.stdout.take() {
         let _ = output.read_to_string(&mut words);
     }
-    let (sibling, words) = heard(&words);
+    let (sibling, words) = parse_output(&words);
     if words == "ready" {
         let Some(pid) = sibling else {
             return i32::try_from(child.id())
                 .map_err(|error| Error::new(ErrorKind::Spawn, error.to_string()));
         };
-        // It has nothing more to do.
+        // The child has nothing more to do.
         let _ = child.wait();
         return Ok(pid);
     }
@@ -209,14 +205,14 @@ fn spawn_blocking(
     Err(Error::new(ErrorKind::Spawn, format!("start the shim: {words}")))
 }
 
-/// The pid of the child that became the pod, when it is not the one that was started, and all else.
-fn heard(words: &str) -> (Option<i32>, String) {
+/// Parses the shim's output: the pid of the process that became the shim, if it is another one, and the other lines.
+fn parse_output(words: &str) -> (Option<i32>, String) {
     let pid_of = |line: &str| line.strip_prefix("pid ")?.parse::<i32>().ok().filter(|pid| *pid > 0);
     let rest: Vec<&str> = words.lines().filter(|line| pid_of(line).is_none()).collect();
     (words.lines().find_map(pid_of), rest.join("\n").trim().to_owned())
 }
 
-/// The state directory is a tmpfs and gone after a crash of the machine, so renaming is enough.
+/// Writes a file by renaming. A sync is not needed: the state directory is a tmpfs, which a machine crash removes.
 fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let temporary = path.with_extension("tmp");
     super::file::write_private(&temporary, bytes)?;
@@ -234,7 +230,7 @@ pub(super) async fn read_config(dir: &Path) -> Result<SandboxConfig, Error> {
     SandboxConfig::decode(bytes.as_slice()).map_err(|error| failed(ErrorKind::Gone, &error))
 }
 
-/// The processes that were started as the shim of a directory: the shim itself, and what it forked for the pod.
+/// The processes with a directory's shim command line: the shim, and the processes that it forked for the pod.
 fn of_directory(dir: &Path) -> Vec<i32> {
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -245,7 +241,7 @@ fn is_of_directory(pid: i32, dir: &Path) -> bool {
     std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| is_shim_of(&line, dir))
 }
 
-/// Whether a command line, as the kernel has it, is `… shim --dir DIR`.
+/// Whether a command line (of /proc) is `… shim --dir DIR`.
 fn is_shim_of(line: &[u8], dir: &Path) -> bool {
     let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
     matches!(words.as_slice(), [_, b"shim", b"--dir", of, ..] if *of == dir.as_os_str().as_bytes())
@@ -253,14 +249,14 @@ fn is_shim_of(line: &[u8], dir: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
-    /// It may end between our connection and this look at it: nobody is to take that for a shim that he cannot talk to.
+    /// A shim can end between the connection and this call. This must not count as a shim that cannot be reached.
     #[test]
-    fn a_process_that_has_ended_is_gone() {
+    fn an_ended_process_is_gone() {
         assert_eq!(super::Process::open(i32::MAX).unwrap_err().kind, super::ErrorKind::Gone);
     }
 
     #[test]
-    fn a_shim_is_known_by_its_command_line() {
+    fn a_shim_is_recognised_by_its_command_line() {
         let is_ours = |line: &str| super::is_shim_of(line.as_bytes(), "/run/coracle/s/1".as_ref());
         assert!(is_ours("/proc/self/exe\0shim\0--dir\0/run/coracle/s/1\0"));
         for other in [
@@ -274,11 +270,14 @@ mod tests {
     }
 
     #[test]
-    fn the_pods_pid_is_told_from_its_words_in_any_order() {
-        assert_eq!(super::heard("pid 42\nready\n"), (Some(42), "ready".to_owned()));
-        assert_eq!(super::heard("ready\npid 42\n"), (Some(42), "ready".to_owned()));
-        assert_eq!(super::heard("ready\n"), (None, "ready".to_owned()));
-        assert_eq!(super::heard("pid 0\nset the host name\n"), (None, "pid 0\nset the host name".to_owned()));
-        assert_eq!(super::heard(""), (None, String::new()));
+    fn the_pid_is_parsed_from_the_output_in_any_order() {
+        assert_eq!(super::parse_output("pid 42\nready\n"), (Some(42), "ready".to_owned()));
+        assert_eq!(super::parse_output("ready\npid 42\n"), (Some(42), "ready".to_owned()));
+        assert_eq!(super::parse_output("ready\n"), (None, "ready".to_owned()));
+        assert_eq!(
+            super::parse_output("pid 0\nset the host name\n"),
+            (None, "pid 0\nset the host name".to_owned())
+        );
+        assert_eq!(super::parse_output(""), (None, String::new()));
     }
 }

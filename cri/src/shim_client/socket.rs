@@ -1,5 +1,5 @@
-//! A SEQPACKET socket under tokio: one datagram a packet, file descriptors beside it.
-#![allow(unsafe_code, reason = "takes ownership of the descriptors that the kernel hands over")]
+//! An asynchronous SEQPACKET socket: one datagram per packet, with file descriptors.
+#![allow(unsafe_code, reason = "takes ownership of received descriptors")]
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -17,14 +17,13 @@ use tokio::io::unix::AsyncFd;
 
 use super::error::{Error, ErrorKind};
 
-/// Most descriptors in one packet; the protocol never sends more than three.
+/// Maximum descriptors of a packet. The protocol sends at most three.
 const MAX_FDS: usize = 8;
 
-/// The largest packet that a shim takes, or sends. No message of the protocol comes near it: what can be large travels
-/// as a file.
+/// Maximum size of a packet in both directions. Messages are far smaller: large data is passed as a file.
 pub(super) const LARGEST: usize = 1 << 20;
 
-/// How soon a shim that takes no more connections is asked again.
+/// Pause before the next connection attempt to a shim whose backlog is full.
 const AGAIN: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
@@ -35,8 +34,8 @@ pub(super) struct Socket {
 // === impl Socket ===
 
 impl Socket {
-    /// Connects, which the local kernel does at once, unless so many wait already to be accepted by a shim that is
-    /// busy: then it is tried again for as long as the caller waits. Nobody tells when there is room.
+    /// Connects to a shim. The local kernel connects at once, unless the backlog of a busy shim is full. Then the connection is
+    /// retried until the caller gives up: the kernel has no notification for free backlog.
     pub(super) async fn connect(path: &Path) -> Result<Self, Error> {
         let failed = |doing: &str, errno: Errno| {
             let kind = if is_absence(errno) { ErrorKind::Gone } else { ErrorKind::Internal };
@@ -48,11 +47,11 @@ impl Socket {
             SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
             None,
         )
-        .map_err(|errno| failed("make a socket for", errno))?;
-        // A long list of layers may pass the default, and what may be asked for. Refusal only keeps the default.
+        .map_err(|errno| failed("create a socket for", errno))?;
+        // A long list of layers can exceed the default size, and the maximum for unprivileged processes. On failure the default stays.
         let _ = setsockopt(&fd, sockopt::SndBufForce, &LARGEST)
             .or_else(|_| setsockopt(&fd, sockopt::SndBuf, &LARGEST));
-        // Through the directory's descriptor, since an address has room for 108 bytes only.
+        // Through the directory's descriptor: the path of a Unix socket has at most 108 bytes.
         let (parent, name) = (path.parent().unwrap_or(path), path.file_name().unwrap_or_default());
         let dir = std::fs::File::open(parent).map_err(|error| failed("find", errno_of(&error)))?;
         let short = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd())).join(name);
@@ -100,13 +99,13 @@ impl Socket {
             .await
     }
 
-    /// The next packet; `None` when the other side closed.
+    /// The next packet; `None` after the other side closed.
     pub(super) async fn receive(&self) -> std::io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
         self.fd.async_io(Interest::READABLE, receive_now).await
     }
 }
 
-/// Whether nobody listens, or will again: the shim that did is gone. All else says nothing of it.
+/// Whether the error means that no shim listens, and none will. Other errors do not say whether the shim is alive.
 fn is_absence(errno: Errno) -> bool {
     matches!(errno, Errno::ENOENT | Errno::ENOTDIR | Errno::ECONNREFUSED)
 }
@@ -126,7 +125,7 @@ fn receive_now(fd: &OwnedFd) -> std::io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>>
     let mut fds = Vec::new();
     for part in message.cmsgs()? {
         if let ControlMessageOwned::ScmRights(raw) = part {
-            // SAFETY: the kernel has just made these descriptors for us, and nobody else knows them.
+            // SAFETY: the kernel has just created these descriptors for this process, and no other code knows them.
             fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
         }
     }
@@ -137,7 +136,7 @@ fn receive_now(fd: &OwnedFd) -> std::io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>>
     Ok(Some((buffer, fds)))
 }
 
-/// The length of the first packet in the queue, 0 at the end.
+/// The length of the first packet in the queue, 0 at the end of the stream.
 fn waiting(fd: &OwnedFd) -> std::io::Result<usize> {
     let mut none = [];
     let mut slices = [IoSliceMut::new(&mut none)];

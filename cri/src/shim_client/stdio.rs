@@ -1,4 +1,4 @@
-//! What processes in a pod read and write, as it goes over the shim's connection.
+//! Standard streams of processes in a pod, as passed over the shim's connection.
 
 use std::os::fd::OwnedFd;
 
@@ -7,12 +7,12 @@ use tokio::task::{JoinError, JoinHandle};
 
 use super::error::Error;
 
-/// What a new process in a container reads and writes.
+/// Standard streams of a new process in a container.
 #[derive(Debug)]
 pub enum ExecStdio {
-    /// A new terminal; its master comes back in [`Started::terminal`].
+    /// A new terminal. Its master is returned in [`Started::terminal`].
     Terminal,
-    /// The ends given here; what is `None` is `/dev/null`.
+    /// These pipe ends; `/dev/null` for `None`.
     Pipes {
         /// Read end for the process's standard input.
         stdin: Option<OwnedFd>,
@@ -21,8 +21,8 @@ pub enum ExecStdio {
         /// Write end for its standard error.
         stderr: Option<OwnedFd>,
     },
-    /// For a command that is waited for, and killed with all that it started when that takes too long: it adopts
-    /// the orphans among its descendants.
+    /// For a command whose caller waits. The command adopts the orphans among its descendants, so that it can be killed with
+    /// all processes that it started.
     Captured {
         /// Write end for its standard output.
         stdout: OwnedFd,
@@ -31,25 +31,25 @@ pub enum ExecStdio {
     },
 }
 
-/// A process that was started by [`Shim::exec`](super::Shim::exec).
+/// A process started by [`Shim::exec`](super::Shim::exec).
 #[derive(Debug)]
 pub struct Started {
     /// Its pid, in the host's pid namespace.
     pub pid: i32,
-    /// The terminal's master, when one was asked for.
+    /// The terminal's master, if one was requested.
     pub terminal: Option<OwnedFd>,
 }
 
-/// What became of the wish to start a process in its time.
+/// The result of a start within the timeout.
 #[derive(Debug)]
 pub enum Begun {
-    /// It runs.
+    /// The process runs.
     Started(Started),
-    /// The shim has not answered.
+    /// The shim has not answered within the timeout.
     Late(Late),
 }
 
-/// An answer that comes too late, if it comes.
+/// A late answer that may still arrive.
 #[derive(Debug)]
 pub struct Late(pub(super) JoinHandle<Result<Answer, Error>>);
 
@@ -58,15 +58,15 @@ type Answer = (reply::Result, Vec<OwnedFd>);
 // === impl Late ===
 
 impl Late {
-    /// Waits for as long as the shim lives.
+    /// Waits for the answer as long as the shim lives.
     ///
     /// # Errors
-    /// It was not started, or the shim is gone.
+    /// If the process was not started, or the shim is gone.
     pub async fn started(self) -> Result<Started, Error> {
-        Self::hear(self.0.await)
+        Self::parse(self.0.await)
     }
 
-    pub(super) fn hear(answer: Result<Result<Answer, Error>, JoinError>) -> Result<Started, Error> {
+    pub(super) fn parse(answer: Result<Result<Answer, Error>, JoinError>) -> Result<Started, Error> {
         match answer.map_err(|_ended| Error::gone())?? {
             (reply::Result::ExecStarted(started), fds) => {
                 Ok(Started { pid: started.pid, terminal: fds.into_iter().next() })
@@ -77,22 +77,22 @@ impl Late {
     }
 }
 
-/// Which of a container's streams to attach to.
+/// The streams of a container to attach to.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AttachTo {
     /// Write to its standard input.
     pub stdin: bool,
     /// Read its standard output.
     pub stdout: bool,
-    /// Read its standard error (with a terminal there is none).
+    /// Read its standard error. A container with a terminal has none.
     pub stderr: bool,
 }
 
-/// The ends of an attached container's streams. End of file on the outputs means that the
-/// container ended or that this reader was too slow and was dropped.
+/// Our ends of an attached container's streams. The outputs end when the container ends, or when the shim drops this
+/// client because it reads too slowly.
 #[derive(Debug, Default)]
 pub struct Attached {
-    /// A stream socket, both ways, when the container has a terminal; the rest is then `None`.
+    /// A bidirectional stream socket, for a container with a terminal. The other fields are then `None`.
     pub terminal: Option<OwnedFd>,
     /// Write end of its standard input.
     pub stdin: Option<OwnedFd>,

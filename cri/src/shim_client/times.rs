@@ -1,17 +1,17 @@
-//! How long a caller has patience with a shim.
+//! Timeouts of calls to shims.
 
 use std::time::Duration;
 
-/// How long a shim is waited for.
+/// Timeouts of calls to shims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Times {
-    /// For an answer that takes no work.
+    /// For calls without long work.
     pub answer: Duration,
-    /// For something to be made or started in the pod.
+    /// For creating or starting a container or process.
     pub work: Duration,
-    /// For a container, or all of the pod, to be ended by it.
+    /// For ending a container or the whole pod.
     pub end: Duration,
-    /// For the death of a shim that was killed.
+    /// For the death of a killed shim.
     pub death: Duration,
 }
 
@@ -22,7 +22,7 @@ impl Default for Times {
         Self {
             answer: Duration::from_secs(10),
             work: Duration::from_secs(240),
-            // It gives up itself on a cgroup that stays busy for half a minute.
+            // The shim itself gives up on a busy cgroup after half a minute.
             end: Duration::from_secs(40),
             death: Duration::from_secs(10),
         }

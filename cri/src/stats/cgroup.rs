@@ -1,4 +1,4 @@
-//! Processor time, memory, swap and pressure of a cgroup, on v1 and v2.
+//! CPU time, memory, swap and pressure of a cgroup, on v1 and v2.
 
 use coracle_proto::cri;
 
@@ -6,7 +6,7 @@ use crate::cgroup::Cgroups;
 use crate::cgroup::value::field;
 
 impl Cgroups {
-    /// Nanoseconds of processor time since the group was made; none when the group is gone.
+    /// Nanoseconds of CPU time since the group was created; none if the group is gone.
     pub(crate) fn cpu_nanoseconds(&self, group: &str) -> Option<u64> {
         if self.unified() {
             Some(field(&self.text("cpu", group, "cpu.stat")?, "usage_usec")?.saturating_mul(1000))
@@ -15,7 +15,7 @@ impl Cgroups {
         }
     }
 
-    /// Memory in use; none when the group is gone.
+    /// Memory usage; none if the group is gone.
     pub(super) fn memory(&self, group: &str, timestamp: i64) -> Option<cri::MemoryUsage> {
         let stat = self.text("memory", group, "memory.stat")?;
         let used = self.number("memory", group, self.either("memory.usage_in_bytes", "memory.current"))?;
@@ -34,13 +34,13 @@ impl Cgroups {
         })
     }
 
-    /// Swap in use, where it is counted.
+    /// Swap usage, if the kernel counts it.
     pub(super) fn swap(&self, group: &str, timestamp: i64) -> Option<cri::SwapUsage> {
         let used = self.swap_used(group)?;
         let limit = if self.unified() {
             self.limit("memory", group, "memory.swap.max")
         } else {
-            // v1 limits both together.
+            // v1 limits memory and swap together.
             let both = self.limit("memory", group, "memory.memsw.limit_in_bytes");
             let memory = self.limit("memory", group, "memory.limit_in_bytes");
             both.zip(memory).map(|(both, memory)| both.saturating_sub(memory))
@@ -52,7 +52,7 @@ impl Cgroups {
         })
     }
 
-    /// Bytes of a group in swap.
+    /// Bytes of the group in swap.
     pub(crate) fn swap_used(&self, group: &str) -> Option<u64> {
         if self.unified() {
             self.number("memory", group, "memory.swap.current")
@@ -61,8 +61,8 @@ impl Cgroups {
         }
     }
 
-    /// How long tasks of a group waited for a resource: `cpu`, `memory` or `io`. v2 alone tells it for a group,
-    /// and only where the kernel counts it.
+    /// Pressure stall information of a group for a resource: `cpu`, `memory` or `io`. Only on v2, and only if the kernel counts
+    /// it.
     pub(crate) fn pressure(&self, group: &str, resource: &str) -> Option<cri::PsiStats> {
         if !self.unified() {
             return None;
@@ -91,7 +91,7 @@ fn parse_pressure(text: &str) -> Option<cri::PsiStats> {
     Some(cri::PsiStats { some: Some(line("some")?), full: line("full") })
 }
 
-#[allow(clippy::unnecessary_wraps, reason = "every field of the wire's type is optional")]
+#[allow(clippy::unnecessary_wraps, reason = "every field of the message is optional")]
 pub(super) fn value(value: u64) -> Option<cri::UInt64Value> {
     Some(cri::UInt64Value { value })
 }
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pressure_is_told_in_nanoseconds() {
+    fn pressure_is_converted_to_nanoseconds() {
         let text = "some avg10=96.80 avg60=94.72 avg300=63.66 total=4798446741\n\
                     full avg10=0.00 avg60=0.00 avg300=0.50 total=7\n";
         let found = parse_pressure(text).expect("both lines");

@@ -1,5 +1,5 @@
-//! What is remembered of an object between two questions: its processor time, for the rate, and its disk usage,
-//! which takes long to count. Nothing here runs by itself.
+//! State for usage rates of an object: previous CPU times, and the last disk usage, whose count takes long. It is updated
+//! only by requests.
 
 use std::path::Path;
 use std::sync::Mutex;
@@ -9,20 +9,20 @@ use super::usage::disk;
 use crate::clock::now;
 use crate::lock::locked;
 
-/// The shortest time that a rate is taken over: `crictl stats` asks twice, a second apart.
+/// Minimum time between two readings of a rate, in nanoseconds: `crictl stats` reads twice, a second apart.
 const SHORTEST: i64 = 500_000_000;
-/// A count of a directory that took long serves for this many times as long: counting takes at most 2% of a
-/// processor, however often one asks.
-const WORTH: u32 = 50;
+/// A disk count is reused for this many times its own duration, so that counting takes at most 2% of a CPU with any number
+/// of requests.
+const REUSE_FACTOR: u32 = 50;
 
-/// The memory of one container or sandbox.
+/// State of one container or sandbox.
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
     rate: Mutex<Rate>,
     counted: Mutex<Option<Counted>>,
 }
 
-/// Readings of a counter.
+/// The last two readings of a counter.
 #[derive(Debug, Default)]
 struct Rate {
     older: Option<Reading>,
@@ -35,7 +35,7 @@ struct Reading {
     used: u64,
 }
 
-/// What a directory took, and when it was so.
+/// The disk usage of a directory at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Disk {
     /// Unix nanoseconds.
@@ -55,16 +55,16 @@ struct Counted {
 // === impl Meter ===
 
 impl Meter {
-    /// Nanoseconds of processor time a second, since the reading before this one, at least half a second ago;
-    /// with the first one since `began`. None when nothing can be said.
+    /// CPU nanoseconds per second since the previous reading, which is at least half a second old. The first reading uses
+    /// `began`. None if the time is 0.
     pub(crate) fn nano_cores(&self, at: i64, used: u64, began: i64) -> Option<u64> {
         locked(&self.rate).note(Reading { at, used }, began)
     }
 
-    /// What a directory takes. Counted anew when the last count is too old for what it cost. `ended` means that
-    /// nobody writes to it any more: then one count serves for ever.
+    /// The disk usage of a directory. It is counted again when the last count is too old. `ended` means that the directory no
+    /// longer changes: then one count is enough.
     pub(crate) fn disk(&self, dir: &Path, ended: bool) -> Disk {
-        // Held while counting: who asks at the same time waits for this one count.
+        // Held during the count: a concurrent caller waits for this count.
         let mut counted = locked(&self.counted);
         if let Some(known) = counted.filter(|known| known.serves(ended)) {
             return known.disk;
@@ -103,7 +103,7 @@ fn rate(from: Reading, to: Reading) -> Option<u64> {
 
 impl Counted {
     fn serves(&self, ended: bool) -> bool {
-        self.last || !ended && self.since.elapsed() < self.took.saturating_mul(WORTH)
+        self.last || !ended && self.since.elapsed() < self.took.saturating_mul(REUSE_FACTOR)
     }
 }
 
@@ -116,22 +116,22 @@ mod tests {
     #[test]
     fn a_rate_is_taken_over_half_a_second_or_more() {
         let meter = Meter::default();
-        // 2 s of processor time in 4 s since it began.
+        // 2 s of CPU time in 4 s since the start.
         assert_eq!(meter.nano_cores(14 * SECOND, 2_000_000_000, 10 * SECOND), Some(500_000_000));
-        // Too near: still since it began.
+        // Too soon after the last reading: still since the start.
         let near = meter.nano_cores(14 * SECOND + 1000, 2_000_000_000, 10 * SECOND).expect("a rate");
         assert!((499_000_000..=500_000_000).contains(&near), "{near}");
-        // One core whole for a second.
+        // One full core for a second.
         assert_eq!(meter.nano_cores(15 * SECOND, 3_000_000_000, 10 * SECOND), Some(1_000_000_000));
-        // Asked again at once: over the same second.
+        // Again at once: over the same second.
         assert_eq!(meter.nano_cores(15 * SECOND + 1, 3_000_000_000, 10 * SECOND), Some(999_999_999));
         assert_eq!(meter.nano_cores(17 * SECOND, 3_000_000_000, 10 * SECOND), Some(0));
-        // A counter that went back is a new one.
+        // A counter that decreased was reset.
         assert_eq!(meter.nano_cores(18 * SECOND, 1_000_000_000, 17 * SECOND), Some(1_000_000_000));
     }
 
     #[test]
-    fn a_count_that_took_long_serves_for_fifty_times_as_long() {
+    fn a_slow_count_is_reused_for_fifty_times_its_duration() {
         let disk = Disk { at: 0, bytes: 0, inodes: 0 };
         let counted = |ago: u64| Counted {
             disk,
@@ -145,23 +145,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_ended_is_counted_once() {
+    async fn an_ended_directory_is_counted_once() {
         let dir = tempfile::tempdir().expect("directory");
         let meter = Meter::default();
         std::fs::write(dir.path().join("a"), "a").expect("write");
         assert_eq!(meter.disk(dir.path(), true).inodes, 1);
         std::fs::write(dir.path().join("b"), "b").expect("write");
         assert_eq!(meter.disk(dir.path(), true).inodes, 1);
-        // While it lives, a cheap count is soon made again.
+        // A fast count of a live directory is soon repeated.
         let meter = Meter::default();
         assert_eq!(meter.disk(dir.path(), false).inodes, 2);
         std::fs::write(dir.path().join("c"), "c").expect("write");
         let begun = Instant::now();
         while meter.disk(dir.path(), false).inodes != 3 {
-            assert!(begun.elapsed() < Duration::from_secs(120), "it is not counted again");
+            assert!(begun.elapsed() < Duration::from_secs(120), "not counted again");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        // And once more when it ended.
+        // Counted once more after the end.
         assert_eq!(meter.disk(dir.path(), true).inodes, 3);
     }
 }

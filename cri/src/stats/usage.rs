@@ -1,4 +1,4 @@
-//! What lies on disk and what went over the network.
+//! Disk usage of directories and traffic of network interfaces.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ pub(crate) struct Interface {
     pub(crate) sent: Traffic,
 }
 
-/// Traffic in one direction, since the interface was made.
+/// Traffic in one direction since the interface was created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Traffic {
     pub(crate) bytes: u64,
@@ -29,14 +29,14 @@ pub(super) fn disk(dir: &Path) -> (u64, u64) {
     })
 }
 
-/// The interfaces of the network namespace that a process is in, without the loopback.
+/// The interfaces in the network namespace of a process, without the loopback interface.
 pub(crate) fn interfaces(pid: i32) -> Option<Vec<Interface>> {
     let table = std::fs::read_to_string(format!("/proc/{pid}/net/dev")).ok()?;
     Some(parse(&table))
 }
 
-/// The kernel's columns: bytes, packets, errs, drop, fifo, frame, compressed, multicast; then for what was sent
-/// bytes, packets, errs, drop, fifo, colls, carrier, compressed.
+/// Parses the kernel's table. Columns for received traffic: bytes, packets, errs, drop, fifo, frame, compressed, multicast.
+/// Columns for sent traffic: bytes, packets, errs, drop, fifo, colls, carrier, compressed.
 fn parse(table: &str) -> Vec<Interface> {
     let traffic = |fields: &[u64]| match fields {
         [bytes, packets, errors, dropped, ..] => {
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_table_is_read_by_column() {
+    fn the_kernels_table_is_parsed_by_column() {
         let table = "Inter-|   Receive\n face |bytes packets errs\n    lo: 1 1 1 0 0 0 0 0 1 1 1 0 0 0 0 0\n\
                      eth0: 100 2 3 9 0 0 0 0 200 4 5 6 0 0 0 0\n";
         let found = parse(table);

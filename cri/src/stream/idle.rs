@@ -1,4 +1,4 @@
-//! The end of a connection on which nothing moves any more: its client may be gone without a word.
+//! Idle limit of connections: a connection without traffic is closed, because its client may be gone.
 
 use std::io::{self, ErrorKind};
 use std::pin::Pin;
@@ -11,15 +11,15 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-/// A connection that notes when bytes last moved, and that ends in both directions once it is given up.
+/// A connection that records its last traffic. After the limit, reads and writes fail.
 #[derive(Debug)]
 pub(crate) struct Watched<I> {
     io: I,
     moves: Arc<Moves>,
-    given_up: [Pin<Box<WaitForCancellationFutureOwned>>; 2],
+    expired: [Pin<Box<WaitForCancellationFutureOwned>>; 2],
 }
 
-/// Who gives it up.
+/// The timer of a connection.
 #[derive(Debug)]
 pub(super) struct Idle {
     moves: Arc<Moves>,
@@ -29,27 +29,27 @@ pub(super) struct Idle {
 #[derive(Debug)]
 struct Moves {
     begun: Instant,
-    /// Milliseconds after that, of the last byte.
+    /// Time of the last traffic, in milliseconds after `begun`.
     last: AtomicU64,
 }
 
-/// The two that may wait at a connection.
+// Indices of the two wakers of a connection.
 const READER: usize = 0;
 const WRITER: usize = 1;
 
-/// Watches a connection.
+/// Adds an idle limit to a connection.
 pub(super) fn watch<I>(io: I) -> (Watched<I>, Idle) {
     let moves = Arc::new(Moves { begun: Instant::now(), last: AtomicU64::new(0) });
     let over = CancellationToken::new();
-    let given_up = [(); 2].map(|()| Box::pin(over.clone().cancelled_owned()));
-    (Watched { io, moves: moves.clone(), given_up }, Idle { moves, over })
+    let expired = [(); 2].map(|()| Box::pin(over.clone().cancelled_owned()));
+    (Watched { io, moves: moves.clone(), expired }, Idle { moves, over })
 }
 
 // === impl Idle ===
 
 impl Idle {
-    /// Returns when nothing has moved for `limit`; the connection is at its end then. Never without a limit. Wakes
-    /// once in such a time, however much moves.
+    /// Returns when there was no traffic for `limit`; the connection then fails. Never returns without a limit. Wakes once per
+    /// limit, with any amount of traffic.
     pub(super) async fn expired(self, limit: Option<Duration>) {
         let Some(limit) = limit else { return std::future::pending().await };
         loop {
@@ -78,14 +78,14 @@ impl Moves {
 // === impl Watched ===
 
 impl<I> Watched<I> {
-    /// What came of a reading or writing, unless the connection was given up.
-    fn judge<T>(
+    /// Records the traffic of a result, or fails if the limit has expired.
+    fn check<T>(
         &mut self,
-        who: usize,
+        side: usize,
         cx: &mut Context<'_>,
         result: Poll<io::Result<T>>,
     ) -> Poll<io::Result<T>> {
-        if self.given_up[who].as_mut().poll(cx).is_ready() {
+        if self.expired[side].as_mut().poll(cx).is_ready() {
             return Poll::Ready(Err(ErrorKind::TimedOut.into()));
         }
         if result.is_ready() {
@@ -102,14 +102,14 @@ impl<I: AsyncRead + Unpin> AsyncRead for Watched<I> {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let read = Pin::new(&mut self.io).poll_read(cx, buf);
-        self.judge(READER, cx, read)
+        self.check(READER, cx, read)
     }
 }
 
 impl<I: AsyncWrite + Unpin> AsyncWrite for Watched<I> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.io).poll_write(cx, buf);
-        self.judge(WRITER, cx, written)
+        self.check(WRITER, cx, written)
     }
 
     fn poll_write_vectored(
@@ -118,14 +118,14 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Watched<I> {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.io).poll_write_vectored(cx, bufs);
-        self.judge(WRITER, cx, written)
+        self.check(WRITER, cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {
         self.io.is_write_vectored()
     }
 
-    // Flushing moves nothing by itself.
+    // A flush is not traffic.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.io).poll_flush(cx)
     }
@@ -145,13 +145,13 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(4 * 3600);
 
     #[tokio::test(start_paused = true)]
-    async fn a_silent_connection_ends_for_those_who_wait_at_it() {
+    async fn an_idle_connection_fails_for_reader_and_writer() {
         let (ours, _theirs) = tokio::io::duplex(8);
         let (connection, idle) = watch(ours);
         let (mut reader, mut writer) = tokio::io::split(connection);
         let begun = Instant::now();
-        let read = async { reader.read(&mut [0; 8]).await.expect_err("given up").kind() };
-        let write = async { writer.write_all(&[0; 9]).await.expect_err("given up").kind() };
+        let read = async { reader.read(&mut [0; 8]).await.expect_err("expired").kind() };
+        let write = async { writer.write_all(&[0; 9]).await.expect_err("expired").kind() };
         let (read, write, ()) = tokio::join!(read, write, idle.expired(Some(LIMIT)));
         assert_eq!((read, write), (ErrorKind::TimedOut, ErrorKind::TimedOut));
         assert_eq!(begun.elapsed().as_secs(), LIMIT.as_secs());
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_moves_either_way_keeps_a_connection() {
+    async fn traffic_in_either_direction_resets_the_limit() {
         let (ours, mut theirs) = tokio::io::duplex(8);
         let (mut connection, idle) = watch(ours);
         let begun = Instant::now();
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn without_a_limit_a_connection_stays() {
+    async fn without_a_limit_a_connection_stays_open() {
         let (_connection, idle) = watch(tokio::io::empty());
         assert!(tokio::time::timeout(LIMIT * 1000, idle.expired(None)).await.is_err());
     }

@@ -48,7 +48,7 @@ impl StreamService {
 
     fn url_for(&self, ticket: Ticket) -> String {
         let verb = ticket.verb();
-        format!("{}/{verb}/{}", self.url, self.tokens.give(ticket))
+        format!("{}/{verb}/{}", self.url, self.tokens.issue(ticket))
     }
 }
 

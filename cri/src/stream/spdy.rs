@@ -1,5 +1,5 @@
-//! One SPDY/3.1 connection as a server: streams that the client opens, their bytes in both
-//! directions. No flow control, as the clients (all built on one Go library) have none either.
+//! Server side of one SPDY/3.1 connection: streams opened by the client, and their data in both directions. Without flow
+//! control: the clients, which all use the same Go library, have none either.
 
 mod dictionary;
 mod frame;
@@ -17,35 +17,35 @@ use tracing::debug;
 use self::frame::{Frame, decode, encode};
 use self::headers::{Deflater, Headers, Inflater};
 
-/// Frames that may wait in either direction.
+/// Maximum queued frames per direction.
 const BACKLOG: usize = 16;
-/// How long a client may take to close after we are done.
+/// Time for the client to close the connection after the last frame.
 const LINGER: Duration = Duration::from_secs(5);
 const READ_SIZE: usize = 32 << 10;
-/// RST_STREAM: the stream is not served, and nothing was done for it.
+/// RST_STREAM status: the stream is refused, and nothing was done for it.
 const REFUSED: u32 = 3;
-/// RST_STREAM: the stream is not needed any more.
+/// RST_STREAM status: the stream is cancelled.
 const CANCEL: u32 = 5;
 
-/// What the client did.
+/// An event of the client.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// It opened a stream.
+    /// The client opened a stream.
     Opened { id: u32, headers: Headers },
-    /// It wrote to a stream; `fin` is its last word there.
+    /// Data of a stream. `fin` ends the client's side.
     Data { id: u32, bytes: Bytes, fin: bool },
-    /// It gave a stream up.
+    /// The client cancelled a stream.
     Reset { id: u32 },
 }
 
-/// A connection: what the client does, and where to write. Dropping both ends it when all is sent.
+/// A connection: the client's events, and a writer. Dropping both closes it after all data is sent.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) events: mpsc::Receiver<Event>,
     pub(crate) writer: Writer,
 }
 
-/// The way to the client.
+/// Sends frames to the client.
 #[derive(Debug, Clone)]
 pub(crate) struct Writer {
     frames: mpsc::Sender<Frame>,
@@ -54,22 +54,22 @@ pub(crate) struct Writer {
 // === impl Writer ===
 
 impl Writer {
-    /// Writes to a stream. False when the client is gone.
+    /// Sends data on a stream. False if the client is gone.
     pub(crate) async fn data(&self, id: u32, bytes: Bytes) -> bool {
         self.frames.send(Frame::Data { id, fin: false, bytes }).await.is_ok()
     }
 
-    /// Says the last word on a stream.
+    /// Ends our side of a stream.
     pub(crate) async fn finish(&self, id: u32) -> bool {
         self.frames.send(Frame::Data { id, fin: true, bytes: Bytes::new() }).await.is_ok()
     }
 
-    /// Does not serve a stream.
+    /// Refuses a stream.
     pub(crate) async fn refuse(&self, id: u32) -> bool {
         self.frames.send(Frame::RstStream { id, status: REFUSED }).await.is_ok()
     }
 
-    /// Gives a stream up.
+    /// Cancels a stream.
     pub(crate) async fn reset(&self, id: u32) -> bool {
         self.frames.send(Frame::RstStream { id, status: CANCEL }).await.is_ok()
     }
@@ -78,7 +78,7 @@ impl Writer {
 // === impl Session ===
 
 impl Session {
-    /// Serves the connection in a task of its own.
+    /// Serves the connection in a task.
     pub(crate) fn open<I>(io: I) -> Self
     where
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -96,7 +96,7 @@ impl Session {
     }
 }
 
-/// A stream's header.
+/// The value of a stream's header; empty if it is absent.
 pub(crate) fn header<'a>(headers: &'a [(String, String)], name: &str) -> &'a str {
     headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str()).unwrap_or_default()
 }
@@ -105,12 +105,12 @@ async fn serve<I: AsyncRead + AsyncWrite>(io: I, reader: Reader, frames: mpsc::R
     let (input, output) = tokio::io::split(io);
     let mut reading = std::pin::pin!(reader.run(input));
     tokio::select! {
-        // When the client is gone nobody reads what is left to write; when all is written, the client
-        // still has to read it: closing before it does would cut it off.
-        result = &mut reading => if let Err(error) = result { debug!(%error, "a SPDY connection ended badly") },
+                // If the client is gone, the remaining frames are dropped. After all frames are written, the client still has to read
+                // them: closing earlier could discard them.
+        result = &mut reading => if let Err(error) = result { debug!(%error, "a SPDY connection failed") },
         result = write(output, frames) => match result {
             Ok(_output) => drop(timeout(LINGER, reading).await),
-            Err(error) => debug!(%error, "a SPDY connection ended badly"),
+            Err(error) => debug!(%error, "a SPDY connection failed"),
         },
     }
 }
@@ -174,16 +174,16 @@ impl Reader {
             }
             Frame::Data { id, fin, bytes } => self.event(Event::Data { id, bytes, fin }).await,
             Frame::RstStream { id, .. } => self.event(Event::Reset { id }).await,
-            // Odd ids are the client's own; even ones would be echoes of ours.
+            // Odd ids are the client's pings. Even ids would be replies to our own pings.
             Frame::Ping { id } if id % 2 == 1 => self.reply(Frame::Ping { id }).await,
             Frame::Ping { .. } | Frame::SynReply { .. } | Frame::GoAway { .. } | Frame::Other => {}
         }
         Ok(())
     }
 
-    /// Nobody may be listening any more: then the rest is read and dropped until the client closes.
+    /// Queues an event. If the session is dropped, the rest is read and discarded until the client closes.
     async fn event(&self, event: Event) {
-        let _unheard = self.events.send(event).await;
+        let _dropped = self.events.send(event).await;
     }
 
     async fn reply(&self, frame: Frame) {
@@ -193,7 +193,7 @@ impl Reader {
     }
 }
 
-/// Any bytes: what is a frame is the same frame again, and header blocks unpack within their limit or not at all.
+/// Accepts any bytes: a decoded frame encodes to the same frame, and header blocks do not exceed their limit.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz(data: &[u8]) {
     let mut buffer = BytesMut::from(data);
@@ -201,7 +201,7 @@ pub(crate) fn fuzz(data: &[u8]) {
     while let Ok(Some(frame)) = decode(&mut buffer) {
         match &frame {
             Frame::SynStream { block, .. } | Frame::SynReply { block, .. } => {
-                let _no_headers = inflater.headers(block);
+                let _invalid = inflater.headers(block);
             }
             Frame::Other => continue,
             _ => {}
@@ -217,7 +217,7 @@ pub(crate) fn fuzz(data: &[u8]) {
 mod tests {
     use super::*;
 
-    /// A client, as small as it can be: it opens streams and reads frames.
+    /// A minimal client: it opens streams and reads frames.
     struct Peer<I> {
         io: I,
         deflater: Deflater,
@@ -225,7 +225,7 @@ mod tests {
     }
 
     impl<I: AsyncRead + AsyncWrite + Unpin> Peer<I> {
-        async fn say(&mut self, frame: &Frame) {
+        async fn send(&mut self, frame: &Frame) {
             let mut wire = BytesMut::new();
             encode(frame, &mut wire);
             self.io.write_all(&wire).await.expect("write");
@@ -234,10 +234,10 @@ mod tests {
         async fn open(&mut self, id: u32, kind: &str) {
             let headers = vec![("streamtype".to_owned(), kind.to_owned())];
             let block = self.deflater.block(&headers).expect("packs").into();
-            self.say(&Frame::SynStream { id, fin: false, block }).await;
+            self.send(&Frame::SynStream { id, fin: false, block }).await;
         }
 
-        async fn hear(&mut self) -> Option<Frame> {
+        async fn receive(&mut self) -> Option<Frame> {
             loop {
                 if let Some(frame) = decode(&mut self.buffer).expect("a frame") {
                     return Some(frame);
@@ -250,15 +250,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn streams_are_accepted_carried_and_ended() {
+    async fn streams_are_accepted_and_ended() {
         let (server, io) = tokio::io::duplex(4096);
         let mut session = Session::open(server);
         let deflater = Deflater::new().expect("dictionary");
         let mut peer = Peer { io, deflater, buffer: BytesMut::new() };
         peer.open(1, "error").await;
         peer.open(3, "stdin").await;
-        peer.say(&Frame::Ping { id: 1 }).await;
-        peer.say(&Frame::Data { id: 3, fin: true, bytes: Bytes::from_static(b"in") }).await;
+        peer.send(&Frame::Ping { id: 1 }).await;
+        peer.send(&Frame::Data { id: 3, fin: true, bytes: Bytes::from_static(b"in") }).await;
         for (expected, kind) in [(1, "error"), (3, "stdin")] {
             let Some(Event::Opened { id, headers }) = session.events.recv().await else {
                 panic!("no stream")
@@ -270,12 +270,12 @@ mod tests {
         session.writer.data(1, Bytes::from_static(b"out")).await;
         session.writer.finish(1).await;
         drop(session);
-        assert!(matches!(peer.hear().await, Some(Frame::SynReply { id: 1, .. })));
-        assert!(matches!(peer.hear().await, Some(Frame::SynReply { id: 3, .. })));
-        assert_eq!(peer.hear().await, Some(Frame::Ping { id: 1 }));
+        assert!(matches!(peer.receive().await, Some(Frame::SynReply { id: 1, .. })));
+        assert!(matches!(peer.receive().await, Some(Frame::SynReply { id: 3, .. })));
+        assert_eq!(peer.receive().await, Some(Frame::Ping { id: 1 }));
         let out = Frame::Data { id: 1, fin: false, bytes: Bytes::from_static(b"out") };
-        assert_eq!(peer.hear().await, Some(out));
-        assert_eq!(peer.hear().await, Some(Frame::Data { id: 1, fin: true, bytes: Bytes::new() }));
-        assert_eq!(peer.hear().await, Some(Frame::GoAway { last: 0 }));
+        assert_eq!(peer.receive().await, Some(out));
+        assert_eq!(peer.receive().await, Some(Frame::Data { id: 1, fin: true, bytes: Bytes::new() }));
+        assert_eq!(peer.receive().await, Some(Frame::GoAway { last: 0 }));
     }
 }

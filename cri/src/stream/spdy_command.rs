@@ -1,5 +1,5 @@
-//! Exec and attach over SPDY: the client opens one stream for each of error, stdin, stdout, stderr
-//! and resize, named by the header `streamtype`; the status goes to the error stream.
+//! Exec and attach over SPDY. The client opens one stream each for error, stdin, stdout, stderr and resize, named by the
+//! header `streamtype`. The status is sent on the error stream.
 
 use std::time::Duration;
 
@@ -12,29 +12,28 @@ use super::client::{self, Client, Input, Output};
 use super::spdy::{Event, Session, Writer, header};
 use super::token::Ticket;
 
-/// How long the client may take to open all of its streams.
+/// Timeout for the client to open all of its streams.
 const OPEN_TIME: Duration = Duration::from_secs(30);
 const BACKLOG: usize = 16;
-/// As much may come on a client's streams before all of them are open, in bytes and in events: real clients open
-/// them first.
+/// Maximum bytes that a client may send before all streams are open. Real clients open them first.
 const EARLY: usize = 1 << 20;
 const EARLY_EVENTS: usize = 1024;
 
-/// The kinds of streams that a client will open beside the one for errors.
-pub(super) fn wanted(ticket: &Ticket) -> Vec<&'static str> {
+/// The streams that a client will open in addition to the error stream.
+pub(super) fn expected_streams(ticket: &Ticket) -> Vec<&'static str> {
     let (stdin, stdout, stderr, terminal) = match ticket {
         Ticket::Exec(request) => (request.stdin, request.stdout, request.stderr, request.tty),
         Ticket::Attach(request) => (request.stdin, request.stdout, request.stderr, request.tty),
         Ticket::PortForward(_) => (false, false, false, false),
     };
-    // A terminal has a size, and one output for both.
+    // A terminal has a size, and one common output.
     [("stdin", stdin), ("stdout", stdout), ("stderr", stderr && !terminal), ("resize", terminal)]
         .into_iter()
         .filter_map(|(kind, wanted)| wanted.then_some(kind))
         .collect()
 }
 
-/// The ids of the streams that were opened; 0 is none.
+/// Ids of the opened streams; 0 if not open.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct Opened {
     error: u32,
@@ -69,7 +68,7 @@ impl Opened {
     }
 }
 
-/// Serves a command's client.
+/// Serves the client of a command.
 pub(super) async fn command(mut session: Session, wanted: &[&str], run: impl AsyncFnOnce(Client)) {
     let mut early = Vec::new();
     let Ok(Some(opened)) = timeout(OPEN_TIME, open(&mut session, wanted, &mut early)).await else { return };
@@ -79,13 +78,12 @@ pub(super) async fn command(mut session: Session, wanted: &[&str], run: impl Asy
     let receiving = tokio::spawn(receive(events, early, opened.clone(), input_sender));
     let sending = tokio::spawn(send(writer, opened, output_receiver));
     run(Client { input, output }).await;
-    // Its end drops the writer, and with that the connection closes when the client has read all.
+    // The end of `send` drops the writer: the connection closes when the client has read everything.
     let _sent = sending.await;
     receiving.abort();
 }
 
-/// Waits for all streams. What comes on them meanwhile is kept in `early`. None when the client is gone, or says too
-/// much.
+/// Waits for all streams. Other events are kept in `early`. None if the client disconnects, or sends too much.
 async fn open(session: &mut Session, wanted: &[&str], early: &mut Vec<Event>) -> Option<Opened> {
     let mut opened = Opened::default();
     let mut kept = 0;
@@ -100,7 +98,7 @@ async fn open(session: &mut Session, wanted: &[&str], early: &mut Vec<Event>) ->
             }
         }
         if kept > EARLY || early.len() > EARLY_EVENTS {
-            debug!("a SPDY client says much before it has opened its streams, and is given up");
+            debug!("closed a SPDY connection: too much data before all streams were open");
             return None;
         }
     }
@@ -129,7 +127,7 @@ async fn receive(
     }
 }
 
-/// What the client did, in the words of a command. Sizes may come in pieces: one ends with its line.
+/// Converts an event to inputs of a command. A terminal size can arrive in pieces; it ends with a line break.
 fn decode(event: &Event, opened: &Opened, sizes: &mut BytesMut) -> Vec<Input> {
     let mut inputs = Vec::new();
     match event {
@@ -148,7 +146,7 @@ fn decode(event: &Event, opened: &Opened, sizes: &mut BytesMut) -> Vec<Input> {
                 let line = sizes.split_to(end + 1);
                 inputs.extend(client::resize(&line));
             }
-            // A size is short: what never ends its line is none.
+            // A size is short. Longer data without a line break is invalid.
             if sizes.len() > 1024 {
                 sizes.clear();
             }
@@ -189,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_wanted_streams_must_be_there() {
+    fn all_expected_streams_must_be_open() {
         let request = coracle_proto::cri::ExecRequest {
             stdin: true,
             stdout: true,
@@ -197,7 +195,7 @@ mod tests {
             tty: true,
             ..Default::default()
         };
-        let wanted = wanted(&Ticket::Exec(request));
+        let wanted = expected_streams(&Ticket::Exec(request));
         assert_eq!(wanted, ["stdin", "stdout", "resize"]);
         let mut opened = Opened::default();
         for (kind, id) in [("error", 1), ("stdin", 3), ("stdout", 5)] {
@@ -209,29 +207,28 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_client_that_opens_nothing_and_says_much_is_given_up() {
+    async fn a_client_that_sends_too_much_before_its_streams_are_open_is_dropped() {
         for size in [32 << 10, 0] {
             let (client, server) = tokio::io::duplex(64 << 10);
             let session = Session::open(server);
             let (from, mut to) = tokio::io::split(client);
-            // A frame of data on stream 3, again and again.
+            // A data frame on stream 3, repeatedly.
             let writing = tokio::spawn(async move {
                 let mut frame = vec![0, 0, 0, 3];
                 frame.extend_from_slice(&u32::try_from(size).unwrap().to_be_bytes());
                 frame.resize(8 + size, b'x');
                 while to.write_all(&frame).await.is_ok() {}
             });
-            let served =
-                command(session, &["stdin"], async |_client| panic!("it has not opened its streams"));
-            // Long before its time to open them is over.
-            timeout(OPEN_TIME / 2, served).await.expect("it is given up");
+            let served = command(session, &["stdin"], async |_client| panic!("its streams are not open"));
+            // Long before the timeout.
+            timeout(OPEN_TIME / 2, served).await.expect("the client is dropped");
             writing.abort();
             drop(from);
         }
     }
 
     #[test]
-    fn a_size_in_pieces_is_one_size() {
+    fn a_size_in_pieces_is_parsed() {
         let opened = Opened { stdin: 3, resize: 7, ..Default::default() };
         let mut sizes = BytesMut::new();
         let piece = |text: &'static str| Event::Data {

@@ -1,5 +1,5 @@
-//! Port-forward over SPDY: for each connection the client opens two streams with the same
-//! `requestid`, one for errors and one for data, that name the port.
+//! Port-forward over SPDY. For each connection the client opens two streams with the same `requestid`, one for errors and
+//! one for data. They name the port.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,35 +13,35 @@ use super::spdy::{Event, Session, Writer, header};
 use crate::tables::Tables;
 
 const BACKLOG: usize = 16;
-/// Connections that a client may have at once, each of two streams: each costs us a descriptor and the pod one.
+/// Maximum connections of a client. Each has two streams, a descriptor of ours, and one in the pod.
 const MOST: usize = 512;
 
 /// The streams of all connections.
 #[derive(Debug)]
 struct Connections {
-    /// A place for each connection, from its first stream until both sides are done.
+    /// A permit for each connection, from its first stream until both sides are closed.
     places: Arc<Semaphore>,
-    /// Error streams that wait for their data stream, by request.
+    /// Error streams that wait for their data stream, by request id.
     errors: HashMap<String, (u32, OwnedSemaphorePermit)>,
-    /// Where the client's bytes go, by data stream.
+    /// The senders for the client's data, by data stream.
     inputs: HashMap<u32, mpsc::Sender<Bytes>>,
 }
 
 /// Data stream and error stream of a connection.
 type Pair = (u32, u32);
 
-/// What a new stream is.
+/// The result of a new stream.
 #[derive(Debug)]
 enum Opened {
-    /// One half of a connection.
+    /// The first stream of a connection.
     Half,
-    /// The other half, and where to connect.
+    /// The second stream of a connection, with the port.
     Whole { pair: Pair, port: u16, place: OwnedSemaphorePermit },
-    /// One too many, or none of ours.
+    /// Above the connection limit, or invalid.
     Refused,
 }
 
-/// Serves a client until it closes.
+/// Serves a client until it disconnects.
 pub(super) async fn forward(tables: &Arc<Tables>, request: &cri::PortForwardRequest, mut session: Session) {
     let (back, mut answers) = mpsc::channel(BACKLOG);
     let writer = session.writer.clone();
@@ -70,7 +70,7 @@ pub(super) async fn forward(tables: &Arc<Tables>, request: &cri::PortForwardRequ
         }
     };
     tokio::select! {
-        // When the client is gone nobody hears the answers. They do not end before.
+        // If the client is gone, remaining answers are dropped. They do not end earlier.
         () = serving => {}
         () = answering => {}
     }
@@ -96,9 +96,9 @@ impl Connections {
         Self { places, errors: HashMap::new(), inputs: HashMap::new() }
     }
 
-    /// Notes a stream. Both of a request make a connection to the port.
+    /// Adds a stream. Both streams of a request id make a connection.
     fn opened(&mut self, id: u32, headers: &[(String, String)]) -> Opened {
-        // What is done with needs no room; the client may have said no last word to it.
+        // Removes closed connections, even if the client has not ended its stream.
         self.inputs.retain(|_, input| !input.is_closed());
         let request = header(headers, "requestid").to_owned();
         if header(headers, "streamtype") == "error" {
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn two_streams_of_one_request_are_a_connection() {
+    fn two_streams_with_one_request_id_are_a_connection() {
         let mut connections = Connections::new(9);
         assert!(matches!(connections.opened(1, &headers("error", "0")), Opened::Half));
         assert!(matches!(connections.opened(3, &headers("error", "1")), Opened::Half));
@@ -157,12 +157,12 @@ mod tests {
     }
 
     #[test]
-    fn a_client_has_so_many_connections_at_once() {
+    fn the_number_of_connections_is_limited() {
         let mut connections = Connections::new(2);
         assert!(matches!(connections.opened(1, &headers("error", "0")), Opened::Half));
         assert!(matches!(connections.opened(3, &headers("error", "1")), Opened::Half));
         assert!(matches!(connections.opened(5, &headers("error", "2")), Opened::Refused));
-        // One that was given up, and one that is done, make room.
+        // A reset and a closed connection free their permits.
         connections.reset(1);
         assert!(matches!(connections.opened(7, &headers("error", "3")), Opened::Half));
         assert!(matches!(connections.opened(9, &headers("error", "4")), Opened::Refused));

@@ -1,4 +1,4 @@
-//! What a client may do at a streaming URL: one token, one use, one minute.
+//! Tokens of stream URLs: each is valid once, within a minute.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -9,21 +9,21 @@ use tokio::time::Instant;
 
 use crate::lock::locked;
 
-/// How long a token waits for its client.
+/// Validity of a token.
 const LIFE: Duration = Duration::from_secs(60);
 
-/// What a token lets its bearer do.
+/// The request that a token stands for.
 #[derive(Debug, Clone)]
 pub(crate) enum Ticket {
     /// Run a command.
     Exec(cri::ExecRequest),
-    /// Watch and feed the container's first process.
+    /// Attach to the container's first process.
     Attach(cri::AttachRequest),
-    /// Reach ports of the pod.
+    /// Forward ports of the pod.
     PortForward(cri::PortForwardRequest),
 }
 
-/// The tokens that were given out. Old ones go when a new one comes: no timer runs.
+/// The issued tokens. Expired ones are removed when a new one is issued, without a timer.
 #[derive(Debug, Default)]
 pub(crate) struct Tokens {
     tickets: Mutex<HashMap<String, (Instant, Ticket)>>,
@@ -32,7 +32,7 @@ pub(crate) struct Tokens {
 // === impl Ticket ===
 
 impl Ticket {
-    /// The first part of its URL's path.
+    /// The first component of the URL's path.
     pub(crate) fn verb(&self) -> &'static str {
         match self {
             Self::Exec(_) => "exec",
@@ -45,8 +45,8 @@ impl Ticket {
 // === impl Tokens ===
 
 impl Tokens {
-    /// Gives a token out.
-    pub(crate) fn give(&self, ticket: Ticket) -> String {
+    /// Issues a token.
+    pub(crate) fn issue(&self, ticket: Ticket) -> String {
         let token = hex::encode(rand::random::<[u8; 16]>());
         let now = Instant::now();
         let mut tickets = locked(&self.tickets);
@@ -55,7 +55,7 @@ impl Tokens {
         token
     }
 
-    /// Takes a token back, if it is good for this verb.
+    /// Redeems a token, if it is valid for this verb.
     pub(crate) fn take(&self, verb: &str, token: &str) -> Option<Ticket> {
         let mut tickets = locked(&self.tickets);
         if tickets.get(token).is_none_or(|(_, ticket)| ticket.verb() != verb) {
@@ -71,13 +71,13 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_token_is_good_once_for_a_minute_and_its_verb() {
+    async fn a_token_is_valid_once_for_a_minute_and_its_verb() {
         let tokens = Tokens::default();
-        let token = tokens.give(Ticket::Attach(cri::AttachRequest::default()));
+        let token = tokens.issue(Ticket::Attach(cri::AttachRequest::default()));
         assert!(tokens.take("exec", &token).is_none());
         assert!(tokens.take("attach", &token).is_some());
         assert!(tokens.take("attach", &token).is_none());
-        let token = tokens.give(Ticket::Attach(cri::AttachRequest::default()));
+        let token = tokens.issue(Ticket::Attach(cri::AttachRequest::default()));
         tokio::time::advance(LIFE).await;
         assert!(tokens.take("attach", &token).is_none());
     }

@@ -1,4 +1,4 @@
-//! Which transport and protocol a client gets for its stream. Pure.
+//! Negotiation of transport and protocol for a stream. Pure.
 
 use bytes::Bytes;
 use http::header::{
@@ -14,7 +14,7 @@ use super::token::Ticket;
 const SPDY: &str = "SPDY/3.1";
 const STREAM_PROTOCOL: HeaderName = HeaderName::from_static("x-stream-protocol-version");
 
-/// What each kind of stream speaks, the best first.
+// Supported protocols per kind of stream, in order of preference.
 const WEBSOCKET_COMMAND: [&str; 5] = [
     "v5.channel.k8s.io",
     "v4.channel.k8s.io",
@@ -23,15 +23,15 @@ const WEBSOCKET_COMMAND: [&str; 5] = [
     "base64.channel.k8s.io",
 ];
 const WEBSOCKET_FORWARD: [&str; 2] = ["SPDY/3.1+portforward.k8s.io", "v4.channel.k8s.io"];
-/// A WebSocket client that names no protocol: `channel.k8s.io` for commands, `v4.channel.k8s.io` for ports.
+/// A WebSocket client without a protocol gets `channel.k8s.io` for commands, `v4.channel.k8s.io` for ports.
 const NO_PROTOCOL: &str = "";
 const SPDY_COMMAND: [&str; 2] = ["v5.channel.k8s.io", "v4.channel.k8s.io"];
 const SPDY_FORWARD: [&str; 1] = ["portforward.k8s.io"];
 
-/// How the upgraded connection is used.
+/// The use of the upgraded connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Protocol {
-    /// WebSocket messages, each with its channel.
+    /// WebSocket messages with a channel number.
     WebSocketChannels(Codec),
     /// SPDY frames in WebSocket messages.
     WebSocketSpdy,
@@ -39,16 +39,16 @@ pub(super) enum Protocol {
     Spdy,
 }
 
-/// How messages of a channel protocol are written.
+/// Encoding of messages in a channel protocol.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Codec {
-    /// Text messages: the channel as a digit, then base64.
+    /// Text messages: the channel as digit, then base64.
     pub(super) base64: bool,
-    /// Before version 4 the status is the text of an error, and absent after success.
+    /// Before version 4 the status is an error text, and absent after success.
     pub(super) text_status: bool,
 }
 
-/// What was agreed on.
+/// The negotiated transport.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Transport {
     WebSocket {
@@ -57,12 +57,12 @@ pub(super) enum Transport {
         protocol: &'static str,
     },
     Spdy {
-        /// None when the client named none: an old one, which means the only one for its stream.
+        /// None if the client named no protocol: an old client, for which its stream has only one protocol.
         protocol: Option<&'static str>,
     },
 }
 
-/// Agrees with a client, or says why not.
+/// Negotiates with a client, or returns the reason of the refusal.
 pub(super) fn negotiate(headers: &HeaderMap, ticket: &Ticket) -> Result<Transport, &'static str> {
     let forward = matches!(ticket, Ticket::PortForward(_));
     let upgrade = list(headers, &UPGRADE);
@@ -71,7 +71,7 @@ pub(super) fn negotiate(headers: &HeaderMap, ticket: &Ticket) -> Result<Transpor
         let offered = list(headers, &SEC_WEBSOCKET_PROTOCOL);
         let ours: &[&'static str] = if forward { &WEBSOCKET_FORWARD } else { &WEBSOCKET_COMMAND };
         let protocol = if offered.is_empty() { Some(NO_PROTOCOL) } else { choose(ours, &offered) };
-        let protocol = protocol.ok_or("none of the offered WebSocket protocols is spoken here")?;
+        let protocol = protocol.ok_or("none of the offered WebSocket protocols is supported")?;
         return Ok(Transport::WebSocket { accept: derive_accept_key(key.as_bytes()), protocol });
     }
     if upgrade.iter().any(|name| name.eq_ignore_ascii_case(SPDY)) {
@@ -79,19 +79,19 @@ pub(super) fn negotiate(headers: &HeaderMap, ticket: &Ticket) -> Result<Transpor
         let ours: &[&'static str] = if forward { &SPDY_FORWARD } else { &SPDY_COMMAND };
         let protocol = choose(ours, &offered);
         if protocol.is_none() && !(offered.is_empty() && forward) {
-            return Err("none of the offered stream protocols is spoken here");
+            return Err("none of the offered stream protocols is supported");
         }
         return Ok(Transport::Spdy { protocol });
     }
     Err("upgrade to WebSocket or SPDY/3.1 required")
 }
 
-/// The first of ours that is offered.
+/// The first supported protocol that is offered.
 fn choose(ours: &[&'static str], offered: &[String]) -> Option<&'static str> {
     ours.iter().find(|name| offered.iter().any(|other| other == *name)).copied()
 }
 
-/// The values of a header that may be given several times or as a list.
+/// The values of a header that can be repeated or have a list.
 fn list(headers: &HeaderMap, name: &HeaderName) -> Vec<String> {
     headers
         .get_all(name)
@@ -117,7 +117,7 @@ impl Transport {
         }
     }
 
-    /// The answer that switches protocols.
+    /// The response that switches protocols.
     pub(super) fn response(&self) -> Response<Full<Bytes>> {
         let mut response = Response::new(Full::default());
         *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
@@ -129,7 +129,7 @@ impl Transport {
                 if *protocol != NO_PROTOCOL {
                     headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(protocol));
                 }
-                // Base64 is always a valid value.
+                // Base64 is always a valid header value.
                 headers
                     .extend(HeaderValue::from_str(accept).ok().map(|accept| (SEC_WEBSOCKET_ACCEPT, accept)));
             }
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn each_client_gets_the_best_that_it_offers() {
+    fn each_client_gets_the_best_offered_protocol() {
         let exec = Ticket::Exec(cri::ExecRequest::default());
         let forward = Ticket::PortForward(cri::PortForwardRequest::default());
         let websocket = |protocols: &str| {
@@ -169,7 +169,7 @@ mod tests {
                 ("sec-websocket-protocol", protocols),
             ])
         };
-        // The key and its answer are RFC 6455's own example.
+        // The key and its answer are the example of RFC 6455.
         let both = negotiate(&websocket("v5.channel.k8s.io, v4.channel.k8s.io"), &exec).expect("agreed");
         assert_eq!(
             both,

@@ -1,6 +1,7 @@
-//! WebSocket: exec and attach as `channel.k8s.io` in versions 1, 4 and 5, binary or base64, port-forward as `v4.channel.k8s.io` or as
-//! SPDY frames inside binary messages. Each binary message of a channel protocol is one byte of
-//! channel and its bytes.
+//! Streams over WebSocket.
+//!
+//! Exec and attach use `channel.k8s.io` in versions 1, 4 and 5, binary or base64. Port-forward uses `v4.channel.k8s.io`, or
+//! SPDY frames in binary messages. A binary message of a channel protocol is one byte for the channel, then its data.
 
 use std::io;
 use std::time::Duration;
@@ -32,27 +33,27 @@ const STDOUT: u8 = 1;
 const STDERR: u8 = 2;
 const ERROR: u8 = 3;
 const RESIZE: u8 = 4;
-/// Version 5: the client closes the channel that the next byte names.
+/// Version 5: the client closes the channel named by the next byte.
 const CLOSE: u8 = 255;
 
 const BACKLOG: usize = 16;
 const BUFFER: usize = 64 << 10;
 /// Maximum bytes of a message: clients send a few kilobytes at a time.
 const MESSAGE: usize = 1 << 20;
-/// How long a client may take to close after we are done.
+/// Time for the client to close the connection after the last message.
 const LINGER: Duration = Duration::from_secs(5);
 
 type Socket = WebSocketStream<Connection>;
 type Sender = SplitSink<Socket, Message>;
 type Receiver = SplitStream<Socket>;
 
-/// The protocol of an upgraded connection.
+/// Starts the WebSocket protocol on an upgraded connection.
 pub(super) async fn accept(connection: Connection) -> Socket {
     let config = WebSocketConfig::default().max_message_size(Some(MESSAGE)).max_frame_size(Some(MESSAGE));
     WebSocketStream::from_raw_socket(connection, Role::Server, Some(config)).await
 }
 
-/// The two ends of a command's client; the futures that serve it must be polled beside the command.
+/// Serves the client of a command.
 pub(super) async fn command(socket: Socket, codec: Codec, run: impl AsyncFnOnce(Client)) {
     let (sink, source) = socket.split();
     let (input_sender, input) = mpsc::channel(BACKLOG);
@@ -60,7 +61,7 @@ pub(super) async fn command(socket: Socket, codec: Codec, run: impl AsyncFnOnce(
     let receiving = tokio::spawn(receive(source, codec, input_sender));
     let sending = tokio::spawn(send(sink, codec, output_receiver));
     run(Client { input, output }).await;
-    // However long the client takes to read. It closes when it has the status.
+    // Without a timeout: the client may read slowly. It closes after it has received the status.
     let _sent = sending.await;
     let stop = receiving.abort_handle();
     if timeout(LINGER, receiving).await.is_err() {
@@ -73,7 +74,7 @@ async fn receive(mut source: Receiver, codec: Codec, input: mpsc::Sender<Input>)
         match message {
             Message::Binary(bytes) => {
                 if let Some(decoded) = decode(codec, &bytes) {
-                    // After the command's end the rest is read and dropped, until the client closes.
+                    // After the command's end, messages are read and discarded until the client closes.
                     let _ended = input.send(decoded).await;
                 }
             }
@@ -100,11 +101,11 @@ async fn send(mut sink: Sender, codec: Codec, mut output: mpsc::Receiver<Output>
 
 async fn close(sink: &mut Sender) {
     let frame = CloseFrame { code: CloseCode::Normal, reason: "".into() };
-    // The client may be gone already.
+    // The client may be gone.
     let _gone = sink.send(Message::Close(Some(frame))).await;
 }
 
-/// What a message of a client means; none for what has no meaning.
+/// Parses a message of a client. None if it has no meaning.
 fn decode(codec: Codec, message: &Bytes) -> Option<Input> {
     if codec.base64 {
         let (digit, text) = message.split_first()?;
@@ -121,7 +122,7 @@ fn decode(codec: Codec, message: &Bytes) -> Option<Input> {
     }
 }
 
-/// The message of an output; none for the status of success before version 4.
+/// The message of an output. None for the status of success before version 4.
 fn encode(codec: Codec, output: &Output) -> Option<Message> {
     let text;
     let (channel, bytes): (u8, &[u8]) = match output {
@@ -141,7 +142,7 @@ fn encode(codec: Codec, output: &Output) -> Option<Message> {
     })
 }
 
-/// The message of a Status; none for success.
+/// The error message of a Status; none for success.
 fn error_text(status: &[u8]) -> Option<String> {
     let status: serde_json::Value = serde_json::from_slice(status).ok()?;
     (status["status"] != "Success").then(|| status["message"].as_str().unwrap_or_default().to_owned())
@@ -154,11 +155,11 @@ fn on(channel: u8, bytes: &[u8]) -> Bytes {
     message.freeze()
 }
 
-/// Ports of one connection, each with two of the channels that a byte names.
+/// Maximum forwarded ports of one connection: each needs two channels, and a channel is one byte.
 pub(crate) const MOST_PORTS: usize = 128;
 
-/// Forwards the ports that the request names, which were checked: port n has the channels 2n (data) and 2n + 1 (errors),
-/// each opened by the port as two bytes, the low one first.
+/// Forwards the requested ports, which were validated. Port n has channels 2n (data) and 2n + 1 (errors). Each channel begins
+/// with the port number as two bytes, little-endian.
 pub(super) async fn forward(tables: &Arc<Tables>, request: cri::PortForwardRequest, socket: Socket) {
     let (mut sink, mut source) = socket.split();
     let (back, mut answers) = mpsc::channel(BACKLOG);
@@ -200,20 +201,20 @@ pub(super) async fn forward(tables: &Arc<Tables>, request: cri::PortForwardReque
         }
     };
     tokio::select! {
-        // Either way the client's connection is over, and with it both directions.
+        // Both arms may be dropped: the client's connection is over.
         () = sending => {}
         () = receiving => {}
     }
 }
 
-/// The socket as a stream of bytes, for SPDY inside it.
+/// Converts the socket to a byte stream, for SPDY.
 pub(super) fn tunnel(socket: Socket) -> DuplexStream {
     let (ours, theirs) = tokio::io::duplex(BUFFER);
     tokio::spawn(async move {
         let (sink, source) = socket.split();
         let (from, to) = tokio::io::split(theirs);
         tokio::select! {
-            // Either way the connection is over, and with it both directions.
+            // Both arms may be dropped: the connection is over.
             _ = inward(source, to) => {}
             _ = outward(from, sink) => {}
         }
@@ -250,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_of_clients_by_channel() {
+    fn messages_are_decoded_by_channel() {
         let cases: [(&[u8], Option<Input>); 7] = [
             (b"\x00hello", Some(Input::Stdin(Bytes::from_static(b"hello")))),
             (b"\x00", Some(Input::Stdin(Bytes::new()))),
@@ -266,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn outputs_are_prefixed_by_their_channel() {
+    fn outputs_are_encoded_with_their_channel() {
         let binary = |output: Output| encode(Codec::default(), &output).expect("a message").into_data();
         assert_eq!(binary(Output::Stdout(Bytes::from_static(b"a"))), Bytes::from_static(b"\x01a"));
         assert_eq!(binary(Output::Stderr(Bytes::from_static(b"b"))), Bytes::from_static(b"\x02b"));
@@ -274,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn old_protocols_have_base64_and_a_text_for_a_status() {
+    fn old_protocols_use_base64_and_a_text_status() {
         let old = Codec { base64: true, text_status: true };
         let out = encode(old, &Output::Stdout(Bytes::from_static(b"hi")));
         assert_eq!(out, Some(Message::Text("1aGk=".into())));

@@ -33,17 +33,17 @@ pub(crate) async fn a_pod_gets_the_addresses_that_it_asks_for(machine: &mut Mach
     machine.restart(std::time::Duration::ZERO).await;
     let before = machine.traces().await;
     for (annotation, said) in [
-        (("ips", "10.88.0.200"), "annotations: the address 10.88.0.200 is taken by the pod default/first"),
+        (("ips", "10.88.0.200"), "annotations: address 10.88.0.200 is used by the pod default/first"),
         (
             ("mac", "0a:00:00:00:02:00"),
-            "annotations: the hardware address 0a:00:00:00:02:00 is taken by the pod default/first",
+            "annotations: hardware address 0a:00:00:00:02:00 is used by the pod default/first",
         ),
         (("ips", "192.0.2.1"), "annotations: ips: 192.0.2.1 is of no range: there is 10.88.0.0/24"),
         (("ips", "10.88.0.1"), "annotations: ips: 10.88.0.1 is the gateway of 10.88.0.0/24"),
-        (("ips", "10.88.0"), "annotations: cni.coracle/ips: \"10.88.0\" is no address"),
+        (("ips", "10.88.0"), "annotations: cni.coracle/ips: \"10.88.0\" is not an IP address"),
         (
             ("mac", "01:00:00:00:02:00"),
-            "annotations: cni.coracle/mac: 01:00:00:00:02:00 is the address of a group",
+            "annotations: cni.coracle/mac: 01:00:00:00:02:00 is a multicast address",
         ),
     ] {
         let refused = asking(machine, "second", &[annotation], cri::NamespaceMode::Pod).await;

@@ -48,7 +48,7 @@ pub(crate) async fn records_of_a_later_version_are_left_to_it(machine: &mut Mach
         let ours = std::fs::read(&path).expect("record");
         std::fs::write(&path, r#"{"version":2,"phase":{"asleep":{"since":7}}}"#).expect("write");
         let refused = machine.try_open_runtime_with(|_| {}).await.expect_err("it cannot be read");
-        assert!(refused.chain().contains("of a later version"), "{}", refused.chain());
+        assert!(refused.chain().contains("by a later version"), "{}", refused.chain());
         assert!(alive(shim) && alive(pid), "the pod runs on");
         std::fs::write(&path, ours).expect("write");
         machine.open_runtime().await;

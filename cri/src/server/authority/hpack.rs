@@ -1,9 +1,9 @@
-//! A header block (RFC 7541, section 6), as far as needed to find the value of `:authority`.
+//! Parser for HPACK header blocks (RFC 7541, section 6), as far as needed to find the value of `:authority`.
 
 const NAME: &[u8; 10] = b":authority";
 /// Index of `:authority` in the static table (RFC 7541, appendix A).
 const INDEX: usize = 1;
-/// Largest integer that is followed: the length of any string in a frame is less.
+/// Largest integer that is parsed. Every string in a frame is shorter.
 const LARGEST: usize = 1 << 28;
 
 /// Position in a header block.
@@ -17,22 +17,22 @@ enum State {
     /// A representation begins.
     #[default]
     Begin,
-    /// An integer goes on: its value so far, the next bit's place, and its meaning.
+    /// An integer continues: its value so far, the position of the next bit, and its meaning.
     Integer { value: usize, shift: u32, of: Of },
-    /// The first byte of a string's length. `is_authority` of a name says that it may be.
+    /// The first byte of a string's length.
     Length { of: Text },
     /// A string.
     Text { left: usize, of: Text, at: usize, plain: bool },
-    /// Something is wrong with the block, and the library will say so.
+    /// The block is invalid. The HTTP library will report it.
     Lost,
 }
 
 /// An integer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Of {
-    /// An index into the tables, or the size of the dynamic one: nothing follows.
+    /// An index into the tables, or the size of the dynamic table. Nothing follows.
     Whole,
-    /// The index of a name, whose value follows.
+    /// The index of a name. The value follows.
     Name,
     /// A string's length.
     Length { of: Text, plain: bool },
@@ -41,7 +41,7 @@ enum Of {
 /// A string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Text {
-    /// A name, whose bytes so far are those of `:authority` or not.
+    /// A name. `matches` is true while its bytes are those of `:authority`.
     Name {
         matches: bool,
     },
@@ -53,7 +53,7 @@ enum Text {
 // === impl Block ===
 
 impl Block {
-    /// Takes the next bytes of the block, and changes those that are the value of `:authority`.
+    /// Processes the next bytes of the block. Changes the value of `:authority` in place.
     pub(super) fn pass(&mut self, bytes: &mut [u8]) {
         let mut at = 0;
         while let Some(rest) = bytes.get_mut(at..).filter(|rest| !rest.is_empty()) {
@@ -61,7 +61,7 @@ impl Block {
         }
     }
 
-    /// Returns how many bytes it took: one at least.
+    /// Processes one element. Returns the number of processed bytes, at least one.
     fn step(&mut self, bytes: &mut [u8]) -> usize {
         let byte = bytes[0];
         match self.state {
@@ -95,7 +95,7 @@ fn begin(byte: u8) -> State {
     }
 }
 
-/// An integer whose prefix is in the byte (RFC 7541, section 5.1).
+/// Parses an integer whose prefix is in the byte (RFC 7541, section 5.1).
 fn integer(byte: u8, prefix: u8, of: Of) -> State {
     let value = usize::from(byte & prefix);
     if value == usize::from(prefix) { State::Integer { value, shift: 0, of } } else { known(value, of) }
@@ -124,7 +124,7 @@ fn known(value: usize, of: Of) -> State {
     }
 }
 
-/// Looks at bytes of a string, and changes those that have to be.
+/// Processes bytes of a string. Changes the bytes of an authority.
 fn text(bytes: &mut [u8], of: Text, at: usize, plain: bool) -> Text {
     match of {
         Text::Name { matches } => {
@@ -139,7 +139,7 @@ fn text(bytes: &mut [u8], of: Text, at: usize, plain: bool) -> Text {
     }
 }
 
-/// Behind a name comes a value, behind a value the next representation.
+/// The state after a string's bytes: a value follows a name, a representation follows a value.
 fn text_state(left: usize, of: Text, at: usize, plain: bool) -> State {
     match of {
         _ if left > 0 => State::Text { left, of, at, plain },

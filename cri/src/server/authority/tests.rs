@@ -28,7 +28,7 @@ fn block(authority: &[u8]) -> Vec<u8> {
     [&[0x83, 0x3f, 0x01][..], authority, &[0x40], &text("x"), &text("%2Fkept"), &[0x84]].concat()
 }
 
-/// What comes out, whatever the pieces are in which it came.
+/// The changed bytes. The result must not depend on the size of the pieces.
 fn passed(sent: &[u8]) -> Vec<u8> {
     let mut whole = sent.to_vec();
     Frames::new().pass(&mut whole);
@@ -74,13 +74,13 @@ fn check(authority: &[u8]) {
     for cut in 1..block.len() {
         let sent = [headers(0, &block[..cut]), frame(9, 4, &block[cut..]), frame(0, 1, b"%")].concat();
         let percent_signs = |stream: &[u8]| stream.iter().filter(|byte| **byte == b'%').count();
-        // Those of the path alone; a frame's length may have the value of a percent sign.
+        // Only the percent signs of the path are changed; the length of a frame can have the same byte.
         assert_eq!(percent_signs(&passed(&sent)), percent_signs(&sent) - 2, "{cut}");
     }
 }
 
 #[test]
-fn values_of_other_headers_stay() {
+fn values_of_other_headers_are_not_changed() {
     for (first, name) in
         [(0x40, "x-authority"), (0x00, ":authoritx"), (0x10, "authority"), (0x40, ":authorit")]
     {
@@ -101,7 +101,7 @@ fn a_long_authority_is_changed_to_its_end() {
 }
 
 #[test]
-fn what_is_no_header_block_is_passed_on() {
+fn invalid_header_blocks_are_passed_on() {
     let mut state = 1_u32;
     for len in 0..600 {
         let mut random = || {

@@ -1,8 +1,8 @@
-//! All that an exec started, to be killed with it.
+//! Kills all processes that an exec started.
 //!
-//! An exec that is waited for adopts the orphans among its descendants (`PR_SET_CHILD_SUBREAPER`), whatever
-//! sessions and groups they are in. So while it lives, parents lead from each of them to it, on cgroup v1 as on
-//! v2, and never from a process of the container's own.
+//! An exec whose caller waits adopts the orphans among its descendants (`PR_SET_CHILD_SUBREAPER`), with any session and
+//! process group. So while the exec lives, the parents of each descendant lead to it, on cgroup v1 and v2. The parents of the
+//! container's own processes never do.
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
@@ -13,24 +13,25 @@ use tokio::time::Instant;
 use crate::cgroup::Cgroups;
 use crate::pidfd;
 
-/// How long until killed processes are looked for again, and how long in all: a process may sleep in the kernel.
+/// Interval at which remaining descendants are searched.
 const STEP: Duration = Duration::from_millis(3);
+/// Timeout of the search: a process may sleep in the kernel.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// A process, as proc(5) has it in `stat`.
+/// A process, from its `stat` (proc(5)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Process {
     pid: i32,
     parent: i32,
     session: i32,
-    /// Clock ticks from the machine's start to its own: of two processes with one number it tells which is meant.
+    /// Start time in clock ticks since the boot. It distinguishes two processes with the same pid.
     started: u64,
-    /// It runs no more, and waits for its parent to notice.
+    /// A zombie.
     dead: bool,
 }
 
-/// An exec that stands still, to be killed by who knows its end then. It is killed without that when nobody could.
-#[must_use = "it is killed when this goes"]
+/// A stopped exec. The shim should kill it, because the shim then gets its exit. If the shim cannot, the drop kills it.
+#[must_use = "the drop kills the exec"]
 pub(super) struct Stopped {
     leader: Option<OwnedFd>,
 }
@@ -38,7 +39,7 @@ pub(super) struct Stopped {
 // === impl Stopped ===
 
 impl Stopped {
-    /// It was killed.
+    /// The shim has killed the exec: the drop does nothing.
     pub(super) fn was_killed(mut self) {
         self.leader = None;
     }
@@ -52,16 +53,16 @@ impl Drop for Stopped {
     }
 }
 
-/// Kills all that the exec `leader` in `group` started, but not itself: whoever does that next knows its end. None
-/// when it has ended.
+/// Stops the exec `leader` in `group` and kills all processes that it started, but not the exec itself. None if it has
+/// ended.
 pub(super) async fn kill_descendants(cgroups: &Cgroups, group: &str, leader: i32) -> Option<Stopped> {
     let begun = Instant::now();
     let process = pidfd::open(leader).ok()?;
-    // After it was opened: what leads is what is open.
+    // Checked after the open: the opened process is the leader.
     if !leads(cgroups, group, leader) {
         return None;
     }
-    // Standing still it starts nothing, and does not end: its orphans would be the container's then.
+    // A stopped process starts no child processes and does not end. If it ended, the container would adopt its orphans.
     let _ended = pidfd::send(&process, libc::SIGSTOP);
     let stopped = Stopped { leader: Some(process) };
     let (mut killed, mut known) = (HashSet::new(), HashSet::new());
@@ -69,20 +70,20 @@ pub(super) async fn kill_descendants(cgroups: &Cgroups, group: &str, leader: i32
         let listed = cgroups.processes(group);
         let processes: Vec<Process> = listed.iter().filter_map(|pid| Process::look(*pid)).collect();
         let found = descendants(&processes, leader);
-        // Whoever ended between the list and the look may have started somebody before, who is not on the list.
-        let mut newcomers = false;
+        // A process that ended after it was listed may have started a child that is not on the list.
+        let mut is_changed = false;
         for pid in ended(&listed, &processes) {
-            newcomers |= known.insert(pid);
+            is_changed |= known.insert(pid);
         }
-        if found.is_empty() && !newcomers {
+        if found.is_empty() && !is_changed {
             break;
         }
         for process in found {
-            newcomers |= killed.insert(process.pid);
+            is_changed |= killed.insert(process.pid);
             process.kill();
         }
-        // Those who are killed take a moment; those who were started meanwhile must get none.
-        if newcomers {
+        // Killed processes need a moment to end. New processes must be killed at once.
+        if is_changed {
             tokio::task::yield_now().await;
         } else {
             tokio::time::sleep(STEP).await;
@@ -91,7 +92,7 @@ pub(super) async fn kill_descendants(cgroups: &Cgroups, group: &str, leader: i32
     Some(stopped)
 }
 
-/// Whether a process of the group is the leader of a session, as an exec is: its number may have become another's.
+/// Whether a process of the group leads a session, as an exec does. Otherwise its pid was reused.
 fn leads(cgroups: &Cgroups, group: &str, leader: i32) -> bool {
     look(cgroups, group).iter().any(|process| process.pid == leader && process.session == leader)
 }
@@ -100,15 +101,15 @@ fn look(cgroups: &Cgroups, group: &str) -> Vec<Process> {
     cgroups.processes(group).into_iter().filter_map(Process::look).collect()
 }
 
-/// Those of a list who do not live any more.
+/// The listed pids without a live process.
 fn ended(listed: &[i32], processes: &[Process]) -> impl Iterator<Item = i32> {
     let live: HashSet<i32> =
         processes.iter().filter(|process| !process.dead).map(|process| process.pid).collect();
     listed.iter().copied().filter(move |pid| !live.contains(pid))
 }
 
-/// Who lives and descends from `leader`, or is of its session: under a shim of an earlier version, orphans are not
-/// adopted.
+/// The live processes that descend from `leader` or are in its session. Under a shim of an earlier version an exec does not
+/// adopt orphans.
 fn descendants(processes: &[Process], leader: i32) -> Vec<Process> {
     let mut family = HashSet::from([leader]);
     loop {
@@ -133,7 +134,7 @@ impl Process {
         Self::parse(pid, &std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
     }
 
-    /// Kills it, and no process that has its number by now.
+    /// Kills the process, unless its pid was reused.
     fn kill(self) {
         let Ok(process) = pidfd::open(self.pid) else { return };
         if Self::look(self.pid).is_some_and(|now| now.started == self.started) {
@@ -142,10 +143,10 @@ impl Process {
     }
 
     fn parse(pid: i32, stat: &str) -> Option<Self> {
-        // The name in parentheses may hold anything.
+        // The name in parentheses can contain any character.
         let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
         let number = |at: usize| fields.get(at)?.parse::<i32>().ok();
-        // A process whose first thread ended is no zombie while another runs.
+        // A process whose first thread has ended is no zombie while another thread runs.
         let dead = matches!(*fields.first()?, "Z" | "X") && number(17)? <= 1;
         let started = fields.get(19)?.trim_end().parse().ok()?;
         Some(Self { pid, parent: number(1)?, session: number(3)?, started, dead })
@@ -161,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn descendants_are_found_whatever_their_session() {
+    fn descendants_are_found_in_every_session() {
         let processes = [
             // Listed before their parents.
             process(9, 8, 9),
@@ -169,7 +170,7 @@ mod tests {
             process(7, 5, 5),
             process(5, 2, 5),
             process(6, 3, 5),
-            // The container's own.
+            // The container's own processes.
             process(3, 2, 3),
             process(4, 3, 3),
         ];
@@ -181,13 +182,13 @@ mod tests {
     }
 
     #[test]
-    fn who_is_gone_when_looked_at_has_ended_and_who_is_dead() {
+    fn absent_and_dead_processes_have_ended() {
         let processes = [process(5, 2, 5), Process { dead: true, ..process(7, 5, 5) }];
         assert_eq!(ended(&[5, 7, 8], &processes).collect::<Vec<_>>(), [7, 8]);
     }
 
     #[test]
-    fn a_process_is_read_as_proc_shows_it() {
+    fn a_process_is_parsed_from_its_stat() {
         let rest = "0 0 0 0 0 0 0 0 0 0 0 20 0";
         let stat = |state: &str, threads: u32| format!("7 (a) b) {state} 5 6 4 {rest} {threads} 0 99\n");
         let expected = Process { pid: 7, parent: 5, session: 4, started: 99, dead: false };

@@ -1,16 +1,16 @@
-//! What an exec writes: read as it comes, kept up to a limit.
+//! Outputs of an exec: read as they arrive, kept up to a limit.
 
 use coracle_proto::cri;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::output_memory::{Full, Share};
 
-/// Kept of both together. Clients, the kubelet among them, refuse a message of more than 16 MiB; the rest is for
-/// its other fields.
+/// Maximum bytes of both outputs together. Clients such as the kubelet refuse messages of more than 16 MiB; the rest is for
+/// other fields.
 const LIMIT: usize = (16 << 20) - (1 << 10);
-/// Of that, what each has for itself, however much the other brings.
+/// Bytes that are reserved for each output, with any size of the other.
 const RESERVE: usize = 64 << 10;
-/// Of each, what an error's text takes: headers of gRPC must stay small.
+/// Maximum bytes of each output in an error. Headers of gRPC must be small.
 const TAIL: usize = 1 << 10;
 const READ_SIZE: usize = 32 << 10;
 
@@ -43,7 +43,7 @@ impl Outputs {
         let (mut out_open, mut err_open) = (true, true);
         while out_open || err_open {
             tokio::select! {
-                // Both arms are cancel safe: a read that did not come about has read nothing.
+                // Both arms are cancel safe: an incomplete read has read nothing.
                 read = stdout.read(&mut out), if out_open => {
                     let count = read.unwrap_or_default();
                     out_open = count > 0;
@@ -74,7 +74,7 @@ impl Outputs {
         cri::ExecSyncResponse { stdout: self.stdout, stderr: self.stderr, exit_code }
     }
 
-    /// What came last, in words; empty when nothing came.
+    /// The ends of the outputs for an error; empty without output.
     pub(super) fn last_words(&self) -> String {
         let mut words = String::new();
         for (name, bytes) in [("stdout", &self.stdout), ("stderr", &self.stderr)] {
@@ -100,7 +100,7 @@ fn keep(into: &mut Vec<u8>, other: &Vec<u8>, share: &mut Share, bytes: &[u8]) ->
     Ok(())
 }
 
-/// The end of a text on one line. Bounded when it is escaped already, which makes some characters longer.
+/// The end of an output in one line. The limit applies to the escaped text, which can be longer.
 fn tail(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(TAIL)..]);
     let mut room = TAIL;
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn both_together_fit_into_a_message_and_neither_starves() {
+    async fn both_outputs_fit_into_a_message() {
         let long = vec![b'x'; 20 << 20];
         let both = written(&long, &long).await;
         assert_eq!(both.stdout.len() + both.stderr.len(), LIMIT);
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_read_stays_when_the_rest_does_not_come() {
+    async fn bytes_are_kept_when_the_read_is_cancelled() {
         let (ours, mut theirs) = tokio::io::duplex(64);
         tokio::io::AsyncWriteExt::write_all(&mut theirs, b"so far").await.expect("write");
         let mut outputs = outputs();
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_last_words_are_on_one_line_and_short() {
+    async fn the_ends_in_an_error_are_short_and_on_one_line() {
         assert_eq!(written(b"", b"").await.last_words(), "");
         let both = written(b"one\ntwo\n", b"why").await;
         assert_eq!(both.last_words(), r#"; last on stdout: "one\ntwo"; last on stderr: "why""#);

@@ -131,7 +131,7 @@ impl SandboxService {
     /// Refuses network options that the network cannot fulfil.
     async fn check_network(&self, config: &cri::PodSandboxConfig) -> Result<(), Error> {
         if !namespaces::own_network(config) {
-            return attachment::refuse_asked(&config.annotations);
+            return attachment::refuse_requested(&config.annotations);
         }
         let attachment = attachment::of("", PathBuf::new(), config)?;
         self.network.check_requested(&attachment).await.map_err(|source| self.network_error(source))

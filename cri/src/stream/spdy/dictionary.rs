@@ -1,5 +1,5 @@
-//! The preset dictionary of SPDY/3's header compression (draft-mbelshe-httpbis-spdy-00, 2.6.10.1),
-//! 1,423 bytes: words with their lengths before them, then plain text.
+//! The preset dictionary of SPDY/3's header compression (draft-mbelshe-httpbis-spdy-00, 2.6.10.1): 1,423 bytes, first words
+//! with length prefixes, then plain text.
 
 const WORDS: &str = "options|head|post|put|delete|trace|accept|accept-charset|accept-encoding|accept-language|\
      accept-ranges|age|allow|authorization|cache-control|connection|content-base|content-encoding|\
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_the_published_one() {
+    fn the_dictionary_is_the_published_one() {
         assert_eq!(dictionary().len(), 1423);
         assert_eq!(
             hex::encode(Sha256::digest(dictionary())),

@@ -1,8 +1,8 @@
-//! SPDY/3.1 frames: bytes to frames and back. Pure.
+//! Encoding and decoding of SPDY/3.1 frames. Pure.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-/// A longer frame is refused: no client of ours writes more than 32 kB at once.
+/// Maximum length of a frame. Clients write at most 32 kB at once.
 const LIMIT: usize = 256 << 10;
 const HEADER: usize = 8;
 const VERSION: u16 = 3;
@@ -14,37 +14,37 @@ const RST_STREAM: u16 = 3;
 const PING: u16 = 6;
 const GOAWAY: u16 = 7;
 
-/// A frame; header blocks are as on the wire.
+/// A frame. Header blocks are still compressed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Frame {
     /// Opens a stream.
     SynStream { id: u32, fin: bool, block: Bytes },
     /// Accepts a stream.
     SynReply { id: u32, block: Bytes },
-    /// Ends a stream by force.
+    /// Cancels a stream.
     RstStream { id: u32, status: u32 },
-    /// Asks for its own echo.
+    /// Requests the same frame as reply.
     Ping { id: u32 },
-    /// Announces the end.
+    /// Announces the end of the connection.
     GoAway { last: u32 },
-    /// Carries a stream's bytes.
+    /// Data of a stream.
     Data { id: u32, fin: bool, bytes: Bytes },
-    /// Settings, header and window frames: those who talk to us ignore flow control, and so do we.
+    /// Settings, headers and window updates: flow control is not used.
     Other,
 }
 
-/// Why bytes are no frame.
+/// Reasons why bytes are not a valid frame.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(super) enum FrameError {
-    #[error("a frame of {0} bytes is too long")]
+    #[error("frame of {0} bytes exceeds the limit")]
     TooLong(usize),
-    #[error("SPDY version {0} is not spoken")]
+    #[error("SPDY version {0} is not supported")]
     Version(u16),
-    #[error("a frame of type {0} is too short")]
+    #[error("frame of type {0} is too short")]
     Short(u16),
 }
 
-/// Takes the next whole frame off the buffer; none when more bytes are needed.
+/// Takes the next frame from the buffer. None if more bytes are needed.
 pub(super) fn decode(buffer: &mut BytesMut) -> Result<Option<Frame>, FrameError> {
     if buffer.len() < HEADER {
         return Ok(None);
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_frame_comes_back_as_it_was_also_in_pieces() {
+    fn frames_are_decoded_as_encoded_also_in_pieces() {
         let frames = [
             Frame::SynStream { id: 1, fin: true, block: Bytes::from_static(b"block") },
             Frame::SynReply { id: 1, block: Bytes::from_static(b"b") },
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_frame_of_ours_is_refused_or_passed_over() {
+    fn invalid_frames_are_refused_and_unknown_ones_ignored() {
         let decode = |bytes: &[u8]| decode(&mut BytesMut::from(bytes));
         assert_eq!(decode(&[0x80, 2, 0, 1, 0, 0, 0, 0]), Err(FrameError::Version(2)));
         assert_eq!(decode(&[0x80, 3, 0, 1, 0, 0, 0, 0]), Err(FrameError::Short(1)));

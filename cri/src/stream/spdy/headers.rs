@@ -1,33 +1,33 @@
-//! SPDY/3 header blocks: name and value pairs, compressed by one stream in each direction.
+//! SPDY/3 header blocks: name and value pairs, in one compressed stream per direction.
 
 use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
 
 use super::dictionary::dictionary;
 
-/// A header block that unpacks to more is refused.
+/// Maximum uncompressed size of a header block.
 const LIMIT: usize = 64 << 10;
 
 /// Names (in lower case) and values, in order.
 pub(super) type Headers = Vec<(String, String)>;
 
-/// Why a header block cannot be read.
+/// Reasons why a header block cannot be decoded.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(super) enum HeaderError {
-    #[error("a header block does not unpack: {0}")]
+    #[error("cannot decompress a header block: {0}")]
     Compression(String),
-    #[error("a header block unpacks to more than {LIMIT} bytes")]
+    #[error("header block exceeds {LIMIT} uncompressed bytes")]
     TooLong,
-    #[error("a header block ends too early")]
+    #[error("header block is truncated")]
     Short,
 }
 
-/// The compressed stream of one direction, as received.
+/// Decompresses the blocks of one connection.
 #[derive(Debug)]
 pub(super) struct Inflater {
     inflate: Decompress,
 }
 
-/// The compressed stream of one direction, as sent.
+/// Compresses the blocks of one connection.
 #[derive(Debug)]
 pub(super) struct Deflater {
     deflate: Compress,
@@ -40,7 +40,7 @@ impl Inflater {
         Self { inflate: Decompress::new(true) }
     }
 
-    /// Unpacks the next block.
+    /// Decompresses and parses the next block.
     pub(super) fn headers(&mut self, block: &[u8]) -> Result<Headers, HeaderError> {
         let plain = self.unpack(block)?;
         parse(&plain).ok_or(HeaderError::Short)
@@ -107,7 +107,7 @@ impl Deflater {
         Ok(Self { deflate })
     }
 
-    /// Packs the next block.
+    /// Compresses the next block.
     pub(super) fn block(&mut self, headers: &Headers) -> Result<Vec<u8>, HeaderError> {
         let mut plain = length(headers.len());
         for (name, value) in headers {
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_of_one_connection_share_one_compressed_stream() {
+    fn blocks_of_a_connection_share_one_compressed_stream() {
         let mut deflate = Deflater::new().expect("dictionary");
         let mut inflate = Inflater::new();
         for port in ["80", "8080"] {
