@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::checkpoint::CheckpointError;
+use crate::checkpoint::error::CheckpointError;
 use crate::shim_client;
 
 /// A failed call of the runtime.
