@@ -36,7 +36,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use self::client::Client;
-use self::idle::Watched;
+use self::idle::Connection;
 use self::spdy::Session;
 use self::spdy_command::expected_streams;
 pub(crate) use self::token::{Ticket, Tokens};
@@ -49,9 +49,6 @@ pub(crate) use self::spdy::fuzz as fuzz_spdy;
 
 /// Body of a response: a short text. Streams use the upgraded connection.
 pub type BoxBody = Full<Bytes>;
-
-/// The upgraded connection of a client.
-type Connection = Watched<TokioIo<Upgraded>>;
 
 /// Timeout for the head of a request.
 const HEAD_TIME: Duration = Duration::from_secs(10);

@@ -22,9 +22,9 @@ use tokio_tungstenite::tungstenite::protocol::frame::CloseFrame;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 
-use super::Connection;
 use super::client::{self, Client, Input, Output};
 use super::forward::{Back, Forward};
+use super::idle::Connection;
 use super::upgrade::Codec;
 use crate::tables::Tables;
 
