@@ -261,11 +261,7 @@ impl Parts {
     }
 
     fn images(&self, stats: &StatsService) -> ImageService {
-        ImageService {
-            images: self.images.clone(),
-            records: self.records.clone(),
-            stats: stats.clone(),
-        }
+        ImageService { images: self.images.clone(), records: self.records.clone(), stats: stats.clone() }
     }
 
     fn stats(&self) -> StatsService {

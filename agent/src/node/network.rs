@@ -13,8 +13,8 @@ use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::Node;
 use tokio::sync::watch;
 
-use coracle_error_chain::chain;
 use crate::runtime::{Runtime, RuntimeError};
+use coracle_error_chain::chain;
 
 /// Pause between two STATUS calls: many attachments may fail at the same time.
 const PAUSE: Duration = Duration::from_secs(1);

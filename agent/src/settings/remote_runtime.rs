@@ -1,8 +1,9 @@
 //! Settings that another container runtime (`--container-runtime-endpoint`) does not honour.
 
 use super::NodeSettings;
+use super::field::variable;
 use super::sources::Sources;
-use super::table::{Flags, Table, variable};
+use super::table::{Flags, Table};
 
 /// Settings of networks, images and containers, which another container runtime has itself.
 const OF_THE_BUILT_IN_RUNTIME: [&str; 20] = [
