@@ -1,5 +1,5 @@
-//! Whether the API server answers. Shared by all that can go on without it: after one request has failed, the others use
-//! what is stored at once instead of waiting for their own timeouts.
+//! Availability of the API server, shared by all callers that have stored copies. After one failed request the others
+//! use their copies at once instead of waiting for their own timeouts.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,11 +8,11 @@ use std::time::Duration;
 pub(crate) use coracle_events::is_unavailable;
 use tokio::time::Instant;
 
-/// Timeout of a request whose answer is stored.
+/// Timeout of a request with a stored copy of the response.
 const WITH_COPY: Duration = Duration::from_secs(2);
-/// Timeout of a request whose answer is not.
+/// Timeout of a request without a stored copy.
 const WITHOUT_COPY: Duration = Duration::from_secs(5);
-/// Time after a failure in which no further request is tried where there is a copy.
+/// Time after a failure in which no request with a stored copy is sent.
 const AWAY: Duration = Duration::from_secs(10);
 
 /// Handle; cheap to clone.
@@ -22,26 +22,26 @@ pub(crate) struct ApiHealth {
 }
 
 impl ApiHealth {
-    /// Whether a request failed lately, and none has succeeded since.
+    /// Whether a request failed within that time and none has succeeded since.
     pub(crate) fn is_away(&self) -> bool {
         let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
         failed.is_some_and(|at| at.elapsed() < AWAY)
     }
 
-    /// Notes an answer, of whatever content.
+    /// Notes a response, of any content.
     pub(crate) fn answered(&self) {
         *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Notes that there was no answer.
+    /// Notes a request without a response.
     pub(crate) fn failed(&self) {
         *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
-    /// Makes a request with a timeout: 2 s when its answer is stored, else 5 s.
+    /// Sends a request with a timeout: 2 s with a stored copy of the response, else 5 s.
     ///
     /// # Errors
-    /// The request's own, or that it took too long.
+    /// The request's own error, or a timeout.
     pub(crate) async fn ask<T>(
         &self,
         has_copy: bool,
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn one_late_answer_spares_the_others_the_wait_and_an_answer_ends_that() {
+    async fn after_one_timeout_stored_copies_are_used_until_a_response_arrives() {
         let health = ApiHealth::default();
         let began = Instant::now();
         assert!(health.ask(true, std::future::pending::<Result<(), _>>()).await.is_err());

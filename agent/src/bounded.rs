@@ -1,5 +1,5 @@
-//! Reads of files that a container, an image, a plugin or a user controls: regular files only, without following a link
-//! in the last component, without blocking on a FIFO, up to a limit.
+//! Reads of files that a container, an image, a plugin or a user controls: regular files only, without following a
+//! symlink in the last component, without blocking on a FIFO, up to a limit.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -9,13 +9,13 @@ use std::path::Path;
 /// Opens a regular file for reading.
 ///
 /// # Errors
-/// As by open(2); `InvalidInput` when the file is not a regular one, ELOOP when it is a link.
+/// As open(2); `InvalidInput` for another file type, ELOOP for a symlink.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
     checked(OpenOptions::new().read(true), path)
 }
 
-/// Opens with these options, and refuses what is no regular file. O_NONBLOCK keeps the open of a FIFO from waiting for its
-/// other end.
+/// Opens with these options, and rejects other file types. O_NONBLOCK: opening a FIFO does not wait for its other
+/// end.
 pub(crate) fn checked(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     let file = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC).open(path)?;
     if !file.metadata()?.is_file() {
@@ -24,19 +24,19 @@ pub(crate) fn checked(options: &mut OpenOptions, path: &Path) -> io::Result<File
     Ok(file)
 }
 
-/// Reads a whole file of `max` bytes at most.
+/// Reads a whole file of at most `max` bytes.
 ///
 /// # Errors
-/// As [`open`]; `FileTooLarge` when it is larger.
+/// As [`open`]; `FileTooLarge` for a larger file.
 pub(crate) fn read(path: &Path, max: u64) -> io::Result<Vec<u8>> {
     all(open(path)?, max)
 }
 
-/// Reads a text file of the administrator's of `max` bytes at most. Links are followed and pipes are read, as a shell's
-/// process substitution makes them.
+/// Reads a text file of an administrator, of at most `max` bytes. Symlinks are followed, and pipes are read: a
+/// shell's process substitution is a pipe.
 ///
 /// # Errors
-/// As by open(2); `FileTooLarge` when it is larger, `InvalidData` when it is not UTF-8.
+/// As open(2); `FileTooLarge` for a larger file, `InvalidData` for text that is not UTF-8.
 pub fn read_text(path: &Path, max: u64) -> io::Result<String> {
     String::from_utf8(all(File::open(path)?, max)?)
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))

@@ -4,15 +4,17 @@
 //! <root>/kubepods                      weight of the whole node
 //! <root>/kubepods/pod<uid>             guaranteed pods
 //! <root>/kubepods/burstable/pod<uid>   weight: the sum of what burstable pods request
-//! <root>/kubepods/besteffort/pod<uid>  weight: the least that there is
+//! <root>/kubepods/besteffort/pod<uid>  minimum weight
 //! ```
-//! Containers sit one level below, made by the runtime. The tree is the kubelet's with its cgroupfs
-//! driver, so that tools which know a kubelet's node know ours. Where systemd makes cgroups, each of these is a slice:
-//! `kubepods-burstable-pod<uid>.slice`, the kubelet's names again.
+//! The runtime creates containers' cgroups one level below. The tree is that of a kubelet with its cgroupfs driver,
+//! so that tools for kubelets find the same paths. With systemd each cgroup is a slice with the kubelet's name:
+//! `kubepods-burstable-pod<uid>.slice`.
 //!
 //! [`hierarchies`] finds the mount points and creates the directories (v1, hybrid and v2). [`mod@write`] writes the limits
 //! and returns every error, because a pod must not run without its limits. [`tree`] removes cgroups with their children.
 
+mod cpu;
+mod error;
 mod hierarchies;
 mod limits;
 pub mod qos;
@@ -21,89 +23,36 @@ mod tree;
 mod write;
 
 use std::collections::BTreeSet;
-use std::io;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use coracle_cri::CgroupDriver;
 use k8s_openapi::api::core::v1::Pod;
 
+pub use error::CgroupError;
 pub use qos::{QosClass, qos_class};
 pub use resources::{Machine, container_resources};
 
 use limits::Limits;
 use tree::Tree;
 
-/// What can go wrong with the cgroups of pods.
-#[derive(Debug, thiserror::Error)]
-pub enum CgroupError {
-    /// No cgroup hierarchy is mounted.
-    #[error("no cgroup hierarchy is mounted")]
-    NoHierarchy,
-    /// A cgroup could not be made.
-    #[error("cannot make cgroup {path}")]
-    Create {
-        /// The cgroup, below the hierarchy's mount.
-        path: String,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// A limit could not be written.
-    #[error("cannot write {value:?} to {path}")]
-    Write {
-        /// The cgroup file.
-        path: PathBuf,
-        /// What was to be in it.
-        value: String,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// A cgroup could not be removed.
-    #[error("cannot remove cgroup {path}")]
-    Remove {
-        /// The cgroup's directory.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// systemd did not make or remove a slice.
-    #[error("the slice {slice}")]
-    Slice {
-        /// Its name.
-        slice: String,
-        /// Why.
-        #[source]
-        source: coracle_systemd::Error,
-    },
-    /// What was to be done was not.
-    #[error("the thread for cgroups ended")]
-    Interrupted(#[source] tokio::task::JoinError),
-    /// The pod has no uid, so it has no cgroup.
-    #[error("pod {0} has no uid")]
-    NoUid(String),
-}
-
-/// A pod's cgroup path below each hierarchy's mount, as CRI's `cgroup_parent` wants it.
+/// A pod's cgroup path below each hierarchy's mount: CRI's `cgroup_parent`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CgroupParent(pub String);
 
-/// What the tree is built from.
+/// Configuration of the tree.
 #[derive(Clone, Debug)]
 pub struct CgroupConfig {
-    /// The cgroup that `kubepods` is made in, "/" as a rule.
+    /// The cgroup that contains `kubepods`; usually `/`.
     pub root: String,
-    /// Who makes them.
+    /// The cgroup driver.
     pub driver: CgroupDriver,
-    /// Cores of the node, in thousandths: the weight of `kubepods`.
+    /// Millicores of the node: the weight of `kubepods`.
     pub cpu_millis: i64,
-    /// Most processes of one pod, or no limit.
+    /// Maximum processes of one pod. None: no limit.
     pub pod_pids_limit: Option<i64>,
 }
 
-/// The pods' part of the cgroup tree. Functions that are not async block for some file writes, or calls of systemd.
+/// The cgroups of the node's pods. Functions that are not async block for file writes or calls of systemd.
 #[derive(Clone, Debug)]
 pub struct Cgroups {
     shared: Arc<Shared>,
@@ -113,14 +62,14 @@ pub struct Cgroups {
 struct Shared {
     config: CgroupConfig,
     tree: Tree,
-    /// The last weight written for the burstable class, so that nothing is written twice.
+    /// The last weight of the burstable class: an unchanged weight is not written.
     burstable: Mutex<Option<i64>>,
 }
 
 // === impl Cgroups ===
 
 impl Cgroups {
-    /// Finds the hierarchies, names what is missing, and makes the QoS classes.
+    /// Finds the hierarchies, logs missing controllers and creates the QoS classes.
     pub fn open(config: CgroupConfig) -> Result<Cgroups, CgroupError> {
         let tree = Tree::open(&config.root, config.driver)?;
         let cgroups = Cgroups { shared: Arc::new(Shared { config, tree, burstable: Mutex::new(None) }) };
@@ -128,46 +77,46 @@ impl Cgroups {
         Ok(cgroups)
     }
 
-    /// Whether the limits are cgroup v2's.
+    /// Whether limits are written for cgroup v2.
     pub fn is_v2(&self) -> bool {
         self.shared.tree.is_v2()
     }
 
-    /// Whether swap can be limited, which decides if a container's swap limit is passed at all.
+    /// Whether swap can be limited. If not, swap limits are not passed to the runtime.
     pub fn limits_swap(&self) -> bool {
         self.shared.tree.limits_swap()
     }
 
-    /// Makes `kubepods` and the class cgroups with their weights.
+    /// Creates `kubepods` and the QoS classes with their weights.
     pub fn ensure_qos(&self) -> Result<(), CgroupError> {
         let Shared { config, tree, .. } = &*self.shared;
-        let node = Limits { shares: Some(limits::shares(config.cpu_millis)), ..Limits::default() };
+        let node = Limits { shares: Some(cpu::shares(config.cpu_millis)), ..Limits::default() };
         tree.ensure("kubepods", &node)?;
         for class in ["kubepods/besteffort", "kubepods/burstable"] {
-            tree.ensure(class, &Limits { shares: Some(limits::MIN_SHARES), ..Limits::default() })?;
+            tree.ensure(class, &Limits { shares: Some(cpu::MIN_SHARES), ..Limits::default() })?;
         }
         Ok(())
     }
 
-    /// Weighs the burstable class by what its pods request, in thousandths of a core; to be called when the set of
+    /// Sets the weight of the burstable class from the millicores that its pods request. To be called when the set of
     /// pods changes.
     pub fn update_qos(&self, millis: i64) -> Result<(), CgroupError> {
         let mut last = self.shared.burstable.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if *last == Some(millis) {
             return Ok(());
         }
-        let wanted = Limits { shares: Some(limits::shares(millis)), ..Limits::default() };
+        let wanted = Limits { shares: Some(cpu::shares(millis)), ..Limits::default() };
         self.shared.tree.ensure("kubepods/burstable", &wanted)?;
         *last = Some(millis);
         Ok(())
     }
 
-    /// The cgroup that the pod's containers are to be made in.
+    /// The parent cgroup of the pod's containers.
     pub fn parent(&self, pod: &Pod) -> Result<CgroupParent, CgroupError> {
         Ok(CgroupParent(self.shared.tree.absolute(&pod_path(pod)?)))
     }
 
-    /// Makes the pod's cgroup and sets its limits; a pod whose limits changed gets the new ones.
+    /// Creates the pod's cgroup and sets its limits, also after they changed.
     pub async fn ensure_pod(&self, pod: &Pod) -> Result<CgroupParent, CgroupError> {
         let path = pod_path(pod)?;
         let mut wanted = limits::of_pod(pod);
@@ -177,10 +126,10 @@ impl Cgroups {
         Ok(parent)
     }
 
-    /// Removes the pod's cgroup and all below it, in whichever class it is; absent is success.
+    /// Removes the pod's cgroup with its children, in any QoS class. Succeeds if it does not exist.
     ///
-    /// A killed task leaves its cgroup a little later than it leaves the process table, so a busy
-    /// cgroup is tried again for about a second before that is an error.
+    /// A killed task leaves its cgroup shortly after the process table, so a busy cgroup is retried for about a
+    /// second.
     pub async fn remove_pod(&self, uid: &str) -> Result<(), CgroupError> {
         const TRIES: u32 = 8;
         let mut pause = std::time::Duration::from_millis(5);
@@ -194,12 +143,12 @@ impl Cgroups {
         self.remove_once(uid).await
     }
 
-    /// The uids of all pods that have a cgroup, wanted or not.
+    /// The uids of all pods that have a cgroup, desired or not.
     pub fn pods(&self) -> BTreeSet<String> {
         CLASSES.iter().flat_map(|class| self.shared.tree.children(class)).filter_map(uid_of_dir).collect()
     }
 
-    /// Removes the whole tree, for `coracle down`: everything in it has ended by then.
+    /// Removes the whole tree, for `coracle down`, after all its processes have ended.
     pub async fn remove_all(&self) -> Result<(), CgroupError> {
         for uid in self.pods() {
             self.remove_pod(&uid).await?;
@@ -212,7 +161,7 @@ impl Cgroups {
         self.beside(move |tree| paths.map(|path| tree.remove(&path)).into_iter().collect()).await
     }
 
-    /// Off the executor's threads what waits for systemd.
+    /// Runs calls of systemd outside the executor's threads.
     async fn beside(
         &self,
         call: impl FnOnce(&Tree) -> Result<(), CgroupError> + Send + 'static,

@@ -1,10 +1,10 @@
 //! Checkpoint: the API objects that this node's pods need, on disk, so that pods start without the API server.
 //!
-//! One encrypted file an object, `<state>/agent/checkpoint/<kind>/<digest of its name>.sealed`. A record is written only
-//! when its content changed, by one background task that writes whatever is due as one batch (temporary file, fsync,
-//! rename, one fsync of each directory). A record that cannot be decrypted or parsed is renamed to `*.bad` with a warning.
-//! Records of config maps, secrets, services and tokens belong to pods ([`Checkpoint::own`]) and are removed with the last
-//! of them.
+//! One encrypted file for each object, `<state>/agent/checkpoint/<kind>/<digest of its name>.sealed`. A record is
+//! written only when its content changed. One background task writes all due records as one batch (temporary file,
+//! fsync, rename, one fsync of each directory). A record that cannot be decrypted or parsed is renamed to `*.bad`
+//! with a warning. Records of config maps, secrets, services and tokens belong to pods ([`Checkpoint::own`]) and are
+//! removed with the last of them.
 
 mod files;
 mod key;
@@ -29,7 +29,7 @@ pub(crate) use references::{TOKEN_SECONDS, account, references, token_key};
 
 use owners::Owners;
 
-/// Time for which writes are collected: a new pod changes again when its start is reported.
+/// Pause in which writes are collected: a new pod changes again when its start is reported.
 const COLLECT: Duration = Duration::from_millis(100);
 /// Pause after a batch that could not be written (disk full); doubled up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -40,12 +40,12 @@ const REMOVAL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Why the checkpoint cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// A directory cannot be made.
+    /// A directory cannot be created.
     #[error("cannot create {path}")]
     Directory {
         /// The directory.
         path: PathBuf,
-        /// The cause.
+        /// Cause.
         #[source]
         source: io::Error,
     },
@@ -64,7 +64,7 @@ struct Shared {
     dir: PathBuf,
     keys: Keys,
     state: Mutex<State>,
-    /// Held while files are written; orders the background task and [`Checkpoint::flush`].
+    /// Held while files are written: orders the background task and [`Checkpoint::flush`].
     disk: Mutex<()>,
     due: Notify,
     written: Notify,
@@ -72,7 +72,7 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// SHA-256 of the content of each record that is on disk or due.
+    /// SHA-256 of the content of each record that is stored or due.
     digests: HashMap<Key, [u8; 32]>,
     due: BTreeMap<Key, Arc<Change>>,
     owners: Owners,
@@ -82,13 +82,13 @@ struct State {
 enum Change {
     Write {
         content: Vec<u8>,
-        /// What is on disk is not known yet: it may be the same, from an earlier life of the agent.
+        /// Whether to compare with the file: an earlier agent may have stored the same content.
         compare: bool,
     },
     Remove,
 }
 
-/// Content of a file, before encryption.
+/// Content of a file before encryption.
 #[derive(Serialize, Deserialize)]
 struct Record<T> {
     /// Version of this format.
@@ -102,8 +102,8 @@ const VERSION: u32 = 1;
 // === impl Checkpoint ===
 
 impl Checkpoint {
-    /// Opens the checkpoint in `<agent_dir>/checkpoint` with the keys of a file, which is made when it is absent. Takes over
-    /// the plain records of earlier versions.
+    /// Opens the checkpoint in `<agent_dir>/checkpoint` with the keys of a file, which is created if it is absent.
+    /// Encrypts the plain records of earlier versions.
     ///
     /// # Errors
     /// When a directory or the key file cannot be used. Unreadable records are no error.
@@ -128,7 +128,7 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// Stores a value, unless it is stored already or belongs to no pod.
+    /// Stores a value, unless it is stored already or no pod needs it.
     pub(crate) fn put<T: Serialize>(&self, key: Key, value: &T) {
         let mut state = self.state();
         if key.kind().is_owned() && !state.owners.has(&key) {
@@ -152,7 +152,7 @@ impl Checkpoint {
         self.shared.due.notify_one();
     }
 
-    /// Whether the record is stored, or about to be.
+    /// Whether the record is stored or due.
     pub(crate) fn has(&self, key: &Key) -> bool {
         self.state().digests.contains_key(key)
     }
@@ -178,7 +178,7 @@ impl Checkpoint {
 
     /// All stored values of a kind.
     pub(crate) fn all<T: DeserializeOwned>(&self, kind: Kind) -> Vec<T> {
-        // What is due is on disk first.
+        // Due records are written first.
         self.flush();
         let paths = files::list(&self.shared.dir.join(kind.directory()));
         let mut values = Vec::with_capacity(paths.len());
@@ -190,7 +190,7 @@ impl Checkpoint {
         values
     }
 
-    /// Removes a record; an absent record counts as removed.
+    /// Removes a record. Succeeds if it does not exist.
     pub(crate) fn remove(&self, key: &Key) {
         let mut state = self.state();
         state.digests.remove(key);
@@ -199,7 +199,7 @@ impl Checkpoint {
         self.shared.due.notify_one();
     }
 
-    /// Waits until the removal of a record has been carried out, for two seconds at most.
+    /// Waits until the removal of a record is on disk, for two seconds at most.
     pub(crate) async fn removed(&self, key: &Key) {
         let wait = async {
             loop {
@@ -213,7 +213,7 @@ impl Checkpoint {
         let _late = tokio::time::timeout(REMOVAL_TIMEOUT, wait).await;
     }
 
-    /// Notes the records that a pod needs. Records of no pod are not stored.
+    /// Sets the records that a pod needs. Records that no pod needs are not stored.
     pub(crate) fn own(&self, uid: &str, keys: Vec<Key>) {
         let dropped = self.state().owners.set(uid, keys);
         dropped.iter().for_each(|key| self.remove(key));
@@ -224,8 +224,8 @@ impl Checkpoint {
         self.own(uid, Vec::new());
     }
 
-    /// Removes what is on disk and no pod needs: left by a pod that ended in a crash. To be called once, when all stored
-    /// pods have their records.
+    /// Removes stored records that no pod needs: left by a crash. To be called once, after [`Checkpoint::own`] for
+    /// all stored pods.
     pub(crate) fn remove_unowned(&self) {
         for kind in Kind::ALL.into_iter().filter(|kind| kind.is_owned()) {
             let owned = self.state().owners.files(kind);
@@ -237,12 +237,12 @@ impl Checkpoint {
         }
     }
 
-    /// Writes what is due, until dropped.
+    /// Writes due records, until dropped.
     pub(crate) async fn run(self) {
         let mut pause = FIRST_PAUSE;
         loop {
             self.shared.due.notified().await;
-            // Removals have a caller that waits.
+            // A caller waits for removals.
             if !self.state().due.values().any(|change| matches!(**change, Change::Remove)) {
                 tokio::time::sleep(COLLECT).await;
             }
@@ -259,7 +259,7 @@ impl Checkpoint {
         }
     }
 
-    /// Writes what is due now; true when something could not be written and stays due.
+    /// Writes due records now. True if a write failed and stays due.
     pub(crate) fn flush(&self) -> bool {
         let _disk = self.shared.disk.lock().unwrap_or_else(PoisonError::into_inner);
         let due: Vec<(Key, Arc<Change>)> =
@@ -282,7 +282,7 @@ impl Checkpoint {
         failed
     }
 
-    /// Carries a batch out; returns what is done.
+    /// Writes a batch; returns the changes that are done.
     fn write<'a>(&self, batch: &'a [(Key, Arc<Change>)]) -> Vec<(&'a Key, &'a Arc<Change>)> {
         let mut done = Vec::with_capacity(batch.len());
         let mut error = None;
@@ -317,12 +317,12 @@ impl Checkpoint {
         }
         if let Some(error) = error {
             let records = batch.len() - done.len();
-            tracing::warn!(%error, records, "cannot write checkpoint records, trying again");
+            tracing::warn!(%error, records, "cannot write checkpoint records, retrying");
         }
         done
     }
 
-    /// Whether a file has this content already.
+    /// Whether a file already has this content.
     fn holds(&self, kind: Kind, path: &Path, content: &[u8]) -> bool {
         let sealed = files::read(path);
         sealed.is_some_and(|sealed| {
@@ -371,7 +371,7 @@ impl Checkpoint {
     }
 }
 
-/// Associated data of a record: its kind and file name, so that no record can stand in for another.
+/// Associated data of a record: its kind and file name, so that no record can replace another.
 fn context(kind: Kind, path: &Path) -> Vec<u8> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     format!("coracle-agent-checkpoint/{}/{name}", kind.directory()).into_bytes()

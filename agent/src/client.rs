@@ -1,4 +1,4 @@
-//! A client of an API server elsewhere, which notices when the way there is gone.
+//! API clients that detect a lost connection.
 
 use std::time::Duration;
 
@@ -8,17 +8,17 @@ use hyper_util::rt::TokioExecutor;
 use kube::client::ConfigExt;
 use tower::{BoxError, ServiceBuilder};
 
-/// How long what was sent may stay unanswered by the other end's kernel.
+/// Maximum time without an acknowledgement of sent data (TCP_USER_TIMEOUT).
 const UNANSWERED: Duration = Duration::from_secs(15);
-/// How long a connection is silent before its other end is asked whether it is still there, by the kernel.
+/// Idle time after which the kernel sends keepalive probes.
 const SILENT: Duration = Duration::from_secs(10);
 const ASK_AGAIN: Duration = Duration::from_secs(5);
 
-/// The usual client, but that its connections end when the other end is silent: a machine that lost its power says
-/// no word, and one whose own address changed hears none. A watch would wait for ever.
+/// A standard client whose connections fail when the other end is unreachable: after a power failure, or after a
+/// change of this machine's address, no packet closes them, and a watch would wait for ever.
 ///
 /// # Errors
-/// When certificates or credentials of the configuration cannot be used.
+/// When certificates or credentials of the configuration are unusable.
 pub fn client(config: kube::Config) -> Result<kube::Client, kube::Error> {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);

@@ -1,4 +1,4 @@
-//! Config maps and secrets for pods: from the API server, or, while it does not answer, from the checkpoint.
+//! Config maps and secrets of pods: from the API server, or from the checkpoint while it does not answer.
 
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use crate::api_health::ApiHealth;
 use crate::checkpoint::{Checkpoint, Key};
 
-/// Looks config maps and secrets up; cheap to clone.
+/// Reads config maps and secrets; cheap to clone.
 #[derive(Clone)]
 pub(crate) struct ConfigCache {
     client: Client,
@@ -17,10 +17,10 @@ pub(crate) struct ConfigCache {
     health: ApiHealth,
 }
 
-/// Why an object cannot be had now; trying again later may help.
+/// Why an object is not available now. A retry may succeed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// The API server refused or could not be reached, and there is no stored copy.
+    /// The API server refused or did not answer, and there is no stored copy.
     #[error("cannot get {kind} {namespace}/{name}")]
     Get {
         /// `ConfigMap` or `Secret`.
@@ -29,13 +29,13 @@ pub(crate) enum Error {
         namespace: String,
         /// Its name.
         name: String,
-        /// The API client's error.
+        /// Cause.
         #[source]
         source: Box<kube::Error>,
     },
 }
 
-/// A kind of object that pods take their configuration from.
+/// Kinds of objects that pods are configured by.
 pub(crate) trait Config:
     Resource<Scope = NamespaceResourceScope, DynamicType = ()>
     + Clone
@@ -76,10 +76,10 @@ impl ConfigCache {
         &self.health
     }
 
-    /// The object, or `None` when the API server says that there is none.
+    /// The object; None if the API server reports that it does not exist.
     ///
     /// # Errors
-    /// When the API server gives no answer and there is no copy.
+    /// When the API server does not answer and there is no stored copy.
     pub(crate) async fn get<K: Config>(&self, namespace: &str, name: &str) -> Result<Option<K>, Error> {
         let key = K::key(namespace, name);
         let stored = self.checkpoint.get::<K>(&key);
@@ -92,7 +92,7 @@ impl ConfigCache {
                 self.learn(namespace, name, found.as_ref());
                 Ok(found)
             }
-            // Refusals too: a node whose certificate has expired starts its pods all the same.
+            // Also after a refusal: a node with an expired certificate still starts its pods.
             Err(error) => stored.map(Some).ok_or_else(|| Error::Get {
                 kind: K::kind(&()).into_owned(),
                 namespace: namespace.to_owned(),
@@ -102,7 +102,7 @@ impl ConfigCache {
         }
     }
 
-    /// Stores what the API server says of an object.
+    /// Stores an object, or its absence, as the API server reported it.
     pub(crate) fn learn<K: Config>(&self, namespace: &str, name: &str, found: Option<&K>) {
         let key = K::key(namespace, name);
         match found {
@@ -112,7 +112,7 @@ impl ConfigCache {
     }
 }
 
-/// An object without metadata that changes though its content does not.
+/// An object without metadata that changes independently of the content.
 fn essence<K: Config>(object: &K) -> K {
     let mut object = object.clone();
     let meta = object.meta_mut();

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::config::AgentConfig;
 use crate::node::Threshold;
-use crate::run::AgentConfig;
 
 /// The configuration as clients of the kubelet expect it (`kubelet.config.k8s.io/v1beta1`).
 pub(crate) fn shown(config: &AgentConfig) -> Value {

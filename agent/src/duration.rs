@@ -1,10 +1,10 @@
-//! Durations as Go writes them: `1h30m`, `1.5s`, `0`.
+//! Durations in Go's syntax: `1h30m`, `1.5s`, `0`.
 
 use std::time::Duration;
 
 use jiff::SignedDuration;
 
-/// Parses a duration that is not negative.
+/// Parses a duration. Negative ones are rejected.
 #[must_use]
 pub fn parse(text: &str) -> Option<Duration> {
     if text == "0" {

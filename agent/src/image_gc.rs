@@ -1,96 +1,85 @@
-//! Removes images that nobody uses before they fill the disk, by the kubelet's rules.
+//! Image garbage collection: removes unused images before they fill the disk, by the kubelet's rules.
 //!
 //! ```text
 //! a pull ended ─┐
-//! a container   ├─► how full is the disk? ──at the high threshold──► what is here, who uses it ([`seen`])
-//!   was removed │        (statvfs)                                     ──► what goes ([`plan`], pure) ──► RemoveImage
+//! a container   ├─► disk usage ──at the high threshold──► images and their users ([`inventory`])
+//!   was removed │    (statvfs)                        ──► removals ([`plan`], pure) ──► RemoveImage
 //! 5 minutes ────┘
 //! ```
-//! A pull that found no room asks for some also below the threshold. Never removed are pinned images, those of a
-//! container in whatever state, those that a pod of this node names, and those pulled a moment ago.
+//! A pull that failed on a full disk triggers a pass below the threshold, too. Pinned images are never removed, nor
+//! images of an existing container, of a pod of this node, or within the minimum age.
 
+mod inventory;
 mod plan;
-mod seen;
+mod policy;
+mod trigger;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use coracle_proto::cri;
 use k8s_openapi::jiff::Timestamp;
 use nix::sys::statvfs::statvfs;
-use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-use crate::pod::sync::Pods;
+use crate::pod::Pods;
 use crate::pod::{Level, Recorder};
-use crate::runtime::Runtime;
+use crate::runtime::{Runtime, RuntimeError};
 use plan::{Disk, Need, Removal};
+pub use policy::ImageGcPolicy;
+pub(crate) use trigger::Trigger;
 
-/// How often the disk is looked at though nothing of ours happened: others write to it too. And how often is told that
-/// it stays full.
+/// Period of checks without a trigger, because other programs write to the disk, too; and of repeated events for a
+/// disk that stays full.
 const PERIOD: Duration = Duration::from_secs(300);
 
-/// The least time between two passes over all images, but for one that makes room for a pull: a disk that stays full
-/// gives occasion to one with every container that goes.
+/// Minimum pause between two passes, except for a pull that needs space: while the disk stays full, every removed
+/// container would trigger a pass.
 const REST: Duration = Duration::from_secs(10);
 
-/// When images are collected: the kubelet's settings of the same names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ImageGcPolicy {
-    /// Percent of the images' file system in use from which on unused images are removed; with 100, never.
-    pub high_threshold: u8,
-    /// Percent in use down to which they are removed.
-    pub low_threshold: u8,
-    /// Images are kept for so long after they were pulled.
-    pub minimum_age: Duration,
-    /// Images that were of no use for longer are removed though there is room; with zero, never.
-    pub maximum_age: Duration,
+/// Objects that image garbage collection reads and reports to.
+pub(crate) struct Collected {
+    pub(crate) runtime: Arc<dyn Runtime>,
+    pub(crate) pods: Pods,
+    pub(crate) recorder: Recorder,
 }
 
-/// Where to say that something happened which may let an image go, or need one to. Cheap to clone.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Occasion {
-    happened: Arc<Notify>,
-    no_room: Arc<AtomicBool>,
-    pods_known: Arc<Notify>,
-}
-
-/// What collects.
+/// The image garbage collector.
 pub(crate) struct ImageGc {
     policy: ImageGcPolicy,
     runtime: Arc<dyn Runtime>,
     pods: Pods,
     recorder: Recorder,
-    occasion: Occasion,
-    /// Where the images are, once the runtime has said it.
+    trigger: Trigger,
+    /// Directory of the images, once the runtime has reported it.
     directory: Option<PathBuf>,
     failures: Failures,
     pace: Pace,
 }
 
-/// What is said of failures, and how often.
+/// Rate limit of events about failures.
 #[derive(Default)]
 struct Failures {
     in_a_row: bool,
-    /// When each reason was told of last.
-    told: HashMap<&'static str, Instant>,
+    /// Time of the last event of each reason.
+    reported: HashMap<&'static str, Instant>,
 }
 
-/// When there may be another pass.
+/// Earliest time of the next pass.
 #[derive(Debug, Default)]
 struct Pace {
     rests_until: Option<Instant>,
 }
 
-/// Why a pass did not free what was to be freed.
+/// Why a pass did not free enough space.
 #[derive(Debug, thiserror::Error)]
 enum Failed {
     #[error("the runtime failed: {0}")]
     Runtime(String),
-    #[error("cannot look at the file system of {path}")]
+    #[error("cannot read the usage of the file system of {path}")]
     Look {
         path: PathBuf,
         #[source]
@@ -110,53 +99,15 @@ enum Failed {
     Full { percent: u64, capacity: String, freed: u64 },
 }
 
-// === impl ImageGcPolicy ===
-
-impl Default for ImageGcPolicy {
-    fn default() -> Self {
-        Self {
-            high_threshold: 85,
-            low_threshold: 80,
-            minimum_age: Duration::from_secs(120),
-            maximum_age: Duration::ZERO,
-        }
-    }
-}
-
-impl ImageGcPolicy {
-    fn is_off(&self) -> bool {
-        self.high_threshold >= 100 && self.maximum_age.is_zero()
-    }
-}
-
-// === impl Occasion ===
-
-impl Occasion {
-    /// A pull ended, or a container is gone: the disk is worth a look.
-    pub(crate) fn look(&self) {
-        self.happened.notify_one();
-    }
-
-    /// A pull ended for want of room.
-    pub(crate) fn no_room(&self) {
-        self.no_room.store(true, Ordering::Release);
-        self.happened.notify_one();
-    }
-
-    /// All pods of this node are known, and with them the images that are in use.
-    pub(crate) fn pods_are_known(&self) {
-        self.pods_known.notify_one();
-    }
-}
-
 // === impl Failures ===
 
 impl Failures {
-    /// Whether it is time to tell of a reason.
-    fn tell(&mut self, reason: &'static str, now: Instant) -> bool {
-        let is_time = self.told.get(reason).is_none_or(|told| now.duration_since(*told) >= PERIOD);
+    /// Whether an event of this reason is due.
+    fn is_due(&mut self, reason: &'static str, now: Instant) -> bool {
+        let is_time =
+            self.reported.get(reason).is_none_or(|reported| now.duration_since(*reported) >= PERIOD);
         if is_time {
-            self.told.insert(reason, now);
+            self.reported.insert(reason, now);
         }
         is_time
     }
@@ -169,7 +120,7 @@ impl Pace {
         self.rests_until = Some(now + REST);
     }
 
-    /// When the next pass may be. None is now.
+    /// Time of the next pass. None: now.
     fn wait(&self, no_room: bool, now: Instant) -> Option<Instant> {
         self.rests_until.filter(|until| !no_room && now < *until)
     }
@@ -180,32 +131,32 @@ impl Pace {
 impl ImageGc {
     pub(crate) fn new(
         policy: ImageGcPolicy,
-        (runtime, pods, recorder): (Arc<dyn Runtime>, Pods, Recorder),
-        occasion: Occasion,
+        Collected { runtime, pods, recorder }: Collected,
+        trigger: Trigger,
     ) -> Self {
         let (failures, pace) = (Failures::default(), Pace::default());
-        Self { policy, runtime, pods, recorder, occasion, directory: None, failures, pace }
+        Self { policy, runtime, pods, recorder, trigger, directory: None, failures, pace }
     }
 
-    /// Collects whenever there is an occasion, for ever.
+    /// Collects at each trigger, for ever.
     pub(crate) async fn run(mut self) {
         if self.policy.is_off() {
             return;
         }
         let mut next = Instant::now() + PERIOD;
         tokio::select! {
-            // Whose images are in use is not known before the pods are.
-            () = self.occasion.pods_known.notified() => {}
-            // While the API does not tell, those that are remembered must do.
+            // The pods are needed to know which images are in use.
+            () = self.trigger.pods_known.notified() => {}
+            // While the API does not answer, the stored pods are used.
             () = sleep_until(next) => {}
         }
         loop {
             tokio::select! {
-                // An occasion that is not heard in this turn is heard in the next.
-                () = self.occasion.happened.notified() => {}
+                // Cancel-safe: a trigger that is not received here is received in the next turn.
+                () = self.trigger.happened.notified() => {}
                 () = sleep_until(next) => {}
             }
-            let no_room = self.occasion.no_room.swap(false, Ordering::AcqRel);
+            let no_room = self.trigger.no_room.swap(false, Ordering::AcqRel);
             if let Some(later) = self.pace.wait(no_room, Instant::now()) {
                 next = next.min(later);
                 continue;
@@ -224,13 +175,13 @@ impl ImageGc {
         }
     }
 
-    /// One look, and what follows from it; when to look again, if something is worth the wait.
+    /// One pass. Returns when the next one is useful.
     async fn pass(&mut self, no_room: bool) -> Result<Option<Duration>, Failed> {
         let directory = self.directory().await?;
         let mut disk = look(&directory)?;
         let mut need = plan::need(&self.policy, &disk, no_room);
         if need != Need::Nothing {
-            // What is removed already, and only not off the disk yet, is not to be freed twice.
+            // Space of removed images that is not released yet must not be freed twice.
             self.wait_for_disk().await?;
             disk = look(&directory)?;
             need = plan::need(&self.policy, &disk, no_room);
@@ -239,7 +190,7 @@ impl ImageGc {
             return Ok(None);
         }
         self.pace.worked(Instant::now());
-        let images = seen::images(&*self.runtime, &self.pods).await.map_err(|s| runtime_failed(&s))?;
+        let images = inventory::images(&*self.runtime, &self.pods).await.map_err(|s| runtime_failed(&s))?;
         let planned = plan::plan(&self.policy, need, &images, Timestamp::now());
         let (freed, errors) = self.remove(planned.removals).await;
         if need != Need::Nothing {
@@ -252,7 +203,7 @@ impl ImageGc {
         if !errors.is_empty() {
             return Err(Failed::Removing { wanted, freed, errors: errors.join("; ") });
         }
-        // Those that are only too young are waited for, before anybody is told.
+        // Images within the minimum age are awaited before a failure is reported.
         if freed < wanted && planned.again.is_none() && disk.percent() >= self.policy.high_threshold.into() {
             let capacity = size(disk.capacity);
             return Err(Failed::Full { percent: disk.percent(), capacity, freed });
@@ -260,11 +211,11 @@ impl ImageGc {
         Ok(planned.again)
     }
 
-    /// Removes one after the other, but none that a pod has come to name meanwhile.
+    /// Removes images one by one, except those that a pod has started to use.
     async fn remove(&self, removals: Vec<Removal>) -> (u64, Vec<String>) {
         let (mut freed, mut errors) = (0, Vec::new());
         for removal in removals {
-            if seen::is_named(&self.pods, &removal.id, &removal.names) {
+            if inventory::is_named(&self.pods, &removal.id, &removal.names) {
                 continue;
             }
             let image = cri::ImageSpec { image: removal.id.clone(), ..cri::ImageSpec::default() };
@@ -292,14 +243,14 @@ impl ImageGc {
         Ok(directory)
     }
 
-    /// The runtime answers when what was removed is off the disk.
+    /// The runtime responds after the space of removed images is released.
     async fn wait_for_disk(&self) -> Result<(), Failed> {
         let info = self.runtime.image_fs_info(cri::ImageFsInfoRequest {}).await;
         info.map(drop).map_err(|s| runtime_failed(&s))
     }
 
-    /// Tells the log each time, the API of each reason at most once in a period; and as the kubelet does, of any failure only when it
-    /// is the second in a row.
+    /// Logs each failure. Records an event for a reason once in a period, and, as the kubelet, for any failure only
+    /// if the pass before failed, too.
     fn failed(&mut self, failed: &Failed) {
         let message = coracle_error_chain::chain(failed);
         tracing::warn!(error = message, "cannot collect images");
@@ -311,7 +262,7 @@ impl ImageGc {
         };
         let reasons = reason.into_iter().chain(again.then_some("ImageGCFailed"));
         for reason in reasons {
-            if self.failures.tell(reason, Instant::now()) {
+            if self.failures.is_due(reason, Instant::now()) {
                 self.recorder.node(Level::Warning, reason, message.clone());
             }
         }
@@ -329,11 +280,11 @@ fn look(directory: &Path) -> Result<Disk, Failed> {
     if disk.capacity == 0 { Err(Failed::NoCapacity) } else { Ok(disk) }
 }
 
-fn runtime_failed(status: &tonic::Status) -> Failed {
-    Failed::Runtime(status.message().to_owned())
+fn runtime_failed(error: &RuntimeError) -> Failed {
+    Failed::Runtime(error.message().to_owned())
 }
 
-/// In words, to a tenth.
+/// Binary units with one decimal place.
 fn size(bytes: u64) -> String {
     let (unit, name) = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")]
         .into_iter()
@@ -359,8 +310,8 @@ mod tests {
     #[test]
     fn each_reason_has_its_own_time() {
         let (mut failures, now) = (Failures::default(), Instant::now());
-        assert!(failures.tell("ImageGCFailed", now) && failures.tell("FreeDiskSpaceFailed", now));
-        assert!(!failures.tell("ImageGCFailed", now + PERIOD / 2));
-        assert!(failures.tell("ImageGCFailed", now + PERIOD));
+        assert!(failures.is_due("ImageGCFailed", now) && failures.is_due("FreeDiskSpaceFailed", now));
+        assert!(!failures.is_due("ImageGCFailed", now + PERIOD / 2));
+        assert!(failures.is_due("ImageGCFailed", now + PERIOD));
     }
 }

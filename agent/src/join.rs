@@ -1,20 +1,22 @@
-//! How a machine becomes a node: it finds the control plane, makes sure of it, asks for certificates of its own, and
-//! renews them while it runs.
+//! Joining a cluster: the machine verifies the control plane, requests certificates for its node and renews them.
 //!
 //! ```text
 //! --join URL --token id.secret --ca-hash sha256:…
-//!   cluster-info, from whoever answers there ── authority has the hash? token has signed it?
+//!   cluster-info, from an untrusted server ── authority has the hash? token has signed it?
 //!   └─► request for a client certificate, as the token's bootstrapper ── approved, signed
 //!       └─► join/client.pem, join/ca.crt, then join/kubeconfig: from here on it has joined
 //!           └─► request for a serving certificate, as the node ── approved for the Node's addresses
-//! both are renewed at 70 to 90 % of their time, with the certificate that there is
+//! both are renewed at 70 to 90 % of their lifetime, with the certificate that is valid then
 //! ```
-//! The last file written makes the machine joined: one that dies before joins anew, one that dies after needs no
-//! token. A key never leaves the machine; it is written with its certificate, in one file, or not at all, but for that
-//! of the first request: as long as nobody has answered that, another try goes on with it.
+//! The kubeconfig, written last, makes the machine joined. A machine that crashes before joins again; one that
+//! crashes after needs no token. A key never leaves the machine and is written in one file with its certificate. The
+//! only exception is the key of the first request: it is stored alone until the request is answered, so that a retry
+//! continues with the same request.
 
 mod client;
 mod cluster;
+mod endpoint;
+mod error;
 mod files;
 mod own_serving;
 mod request;
@@ -36,112 +38,15 @@ use files::Files;
 use request::Wanted;
 use serving::Serving;
 
-pub use cluster::Endpoint;
+pub use endpoint::Endpoint;
+pub use error::JoinError;
 pub use own_serving::{RequestedServing, self_signed};
 pub use token::{CaHash, Token};
 
-/// How long approval and signature may take while somebody waits for the machine to join: the cluster's controllers
-/// take milliseconds.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Limit of approval and signature while the machine joins. The cluster's controllers take milliseconds.
+const APPROVAL_LIMIT: Duration = Duration::from_secs(60);
 
-/// Why a machine cannot join, or cannot go on as the node that it is.
-#[derive(Debug, thiserror::Error)]
-pub enum JoinError {
-    /// The setting is not what it should be.
-    #[error("{0}")]
-    Setting(String),
-    /// The control plane does not answer.
-    #[error("cannot reach the control plane at {server}: {reason}")]
-    Unreachable {
-        /// Where.
-        server: String,
-        /// What was said.
-        reason: String,
-    },
-    /// Whoever answers is not the cluster that the hash is of.
-    #[error("{server} is not the cluster that is meant: its authority has the hash {found}, not {wanted}")]
-    OtherAuthority {
-        /// Where.
-        server: String,
-        /// The hash that was given.
-        wanted: CaHash,
-        /// The hash of what answered.
-        found: CaHash,
-    },
-    /// The cluster has no such token.
-    #[error(
-        "the cluster does not know the token {id}: it is wrong, expired or deleted; `coracle token create` makes one"
-    )]
-    UnknownToken {
-        /// Its public part.
-        id: String,
-    },
-    /// The cluster has a token of this id with another secret.
-    #[error("the secret of token {id} is wrong")]
-    WrongSecret {
-        /// Its public part.
-        id: String,
-    },
-    /// What the cluster says of itself cannot be used.
-    #[error("the cluster says nothing usable of itself: {0}")]
-    ClusterInfo(String),
-    /// The certificate was refused.
-    #[error("the cluster gives no certificate for {user}: {reason}")]
-    Refused {
-        /// For whom.
-        user: String,
-        /// Why.
-        reason: String,
-    },
-    /// Nobody decided about the certificate in time.
-    #[error("nobody approved the certificate request {name} within {seconds} s")]
-    Unanswered {
-        /// The request.
-        name: String,
-        /// How long we waited.
-        seconds: u64,
-    },
-    /// A key or certificate cannot be made or used.
-    #[error("cannot make or use a certificate: {0}")]
-    Certificate(String),
-    /// A file cannot be read or written.
-    #[error("cannot use {path}: {reason}")]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        reason: String,
-    },
-    /// Another machine is the node of this name.
-    #[error(
-        "node {node} is there already, and Ready: delete it, or give this machine another name by --node-name"
-    )]
-    NodeExists {
-        /// The name.
-        node: String,
-    },
-    /// The machine belongs to another cluster, or is another node of it.
-    #[error("this machine has joined already, {found}, not {wanted}; `coracle down --purge` makes it leave")]
-    Joined {
-        /// What it is.
-        found: String,
-        /// What is asked.
-        wanted: String,
-    },
-    /// Its certificate was not renewed in time.
-    #[error(
-        "the certificate of node {node} has expired at {at}: `coracle token create` where the control plane runs prints \
-         the command to join again"
-    )]
-    Expired {
-        /// Which node.
-        node: String,
-        /// When.
-        at: String,
-    },
-}
-
-/// A machine that has joined: its way to the API, and its certificates.
+/// A machine that has joined: its API client and its certificates.
 pub struct Membership {
     node: String,
     files: Files,
@@ -149,17 +54,18 @@ pub struct Membership {
     serving: Arc<Serving>,
 }
 
-/// Joins a cluster as the node of this name, keeping all that is needed under `state_dir`; for a machine that has not
-/// joined one ([`resume`]), or may come back ([`may_return`]).
+/// Joins a cluster as the node of this name and stores the result under `state_dir`. For a machine that has not
+/// joined ([`resume`]) or may join again ([`may_return`]).
 ///
 /// # Errors
-/// [`JoinError`]; nothing is left then but, in the cluster, a request that is removed by itself, and the key of one
-/// that nobody has answered. What was there before is as it was.
+/// [`JoinError`]. Existing files are unchanged then. An unanswered request stays in the cluster, which removes it
+/// after a day, and its key stays on disk.
 pub async fn join(
     state_dir: &Path,
     node: &str,
     endpoint: &Endpoint,
-    (token, hash): (&Token, &CaHash),
+    token: &Token,
+    hash: &CaHash,
 ) -> Result<Membership, JoinError> {
     let authority = cluster::authority(endpoint, token, hash).await?;
     let bootstrap = client::with_token(endpoint, &authority, token).await?;
@@ -169,10 +75,10 @@ pub async fn join(
     let wanted = Wanted::client(node);
     let files = Files::new(state_dir);
     let key = files.pending_key()?;
-    let identity = match request::certificate(&bootstrap, &wanted, &key, PATIENCE).await {
+    let identity = match request::certificate(&bootstrap, &wanted, &key, APPROVAL_LIMIT).await {
         Ok(identity) => identity,
         Err(error) => {
-            // One that nobody has answered yet is still there when this is tried again.
+            // An unanswered request still exists when joining is retried with the same key.
             if !error.is_unanswered() {
                 files.forget_pending_key();
             }
@@ -184,13 +90,14 @@ pub async fn join(
     files.write_kubeconfig(endpoint, &authority, node)?;
     files.forget_pending_key();
     tracing::info!(node, server = %endpoint, "joined");
-    resume(state_dir, node)?.ok_or_else(|| JoinError::Certificate("what was just written is gone".to_owned()))
+    resume(state_dir, node)?
+        .ok_or_else(|| JoinError::Certificate("the files that were just written do not exist".to_owned()))
 }
 
-/// The membership of a machine that has joined before; nothing when it has not.
+/// The membership of a machine that has joined before; None if it has not.
 ///
 /// # Errors
-/// [`JoinError`] when it has joined as another node, its certificate is over, or files cannot be used.
+/// [`JoinError`] when it has joined as another node, its certificate has expired, or a file cannot be used.
 pub fn resume(state_dir: &Path, node: &str) -> Result<Option<Membership>, JoinError> {
     let files = Files::new(state_dir);
     let Some((endpoint, known)) = files.kubeconfig()? else { return Ok(None) };
@@ -208,11 +115,11 @@ pub fn resume(state_dir: &Path, node: &str) -> Result<Option<Membership>, JoinEr
     Ok(Some(Membership { node, files, current: Arc::new(current), serving: Arc::new(serving) }))
 }
 
-/// Whether a machine whose certificate is over ([`JoinError::Expired`]) may join anew over what it has: only in the
-/// cluster that it was in, of which it has pods and volumes.
+/// Whether a machine whose certificate has expired ([`JoinError::Expired`]) may join again over its files: only in
+/// the same cluster, because its pods and volumes belong to that.
 ///
 /// # Errors
-/// [`JoinError::Joined`] when it was in another.
+/// [`JoinError::Joined`] when it had joined another cluster.
 pub fn may_return(state_dir: &Path, hash: &CaHash) -> Result<(), JoinError> {
     Files::new(state_dir).is_of(hash)
 }
@@ -220,47 +127,46 @@ pub fn may_return(state_dir: &Path, hash: &CaHash) -> Result<(), JoinError> {
 // === impl Membership ===
 
 impl Membership {
-    /// Itself, if it is in the cluster whose authority has this hash.
+    /// This membership, if it is of the cluster whose authority has this hash.
     ///
     /// # Errors
-    /// [`JoinError::Joined`] when it is in another.
+    /// [`JoinError::Joined`] when it is of another cluster.
     pub fn of(self, hash: &CaHash) -> Result<Self, JoinError> {
         self.files.is_of(hash).map(|()| self)
     }
 
-    /// A client of the API as this node, which goes on when the certificate is renewed. Must be called within a tokio
-    /// runtime.
+    /// An API client as this node. It switches to the new certificate after each renewal. Must be called within a
+    /// tokio runtime.
     #[must_use]
     pub fn client(&self) -> Client {
         self.current.client()
     }
 
-    /// The certificate of the node's own API, as of each handshake; there is none until the cluster gives it.
+    /// The serving certificate of the kubelet API, looked up at each handshake. None until the cluster has issued it.
     #[must_use]
     pub fn serving(&self) -> Arc<dyn ResolvesServerCert> {
         self.serving.clone()
     }
 
-    /// The file of the authority whose clients may call the node's API.
+    /// The file with the authority whose clients may call the kubelet API.
     #[must_use]
     pub fn client_ca(&self) -> PathBuf {
         self.files.authority_path()
     }
 
-    /// Renews both certificates when they are due, for ever; the serving one is for the node's name and its addresses,
-    /// as they change.
+    /// Renews both certificates when they are due, for ever. The serving certificate follows the node's addresses.
     pub async fn keep(&self, addresses: watch::Receiver<Vec<IpAddr>>) {
         let file = self.files.serving();
         tokio::join!(
             rotate::client(&self.current, &self.files, &self.node),
-            rotate::serving(|| self.current.client(), &file, (&self.serving, &self.node), addresses),
+            rotate::serving(|| self.current.client(), &file, &self.serving, &self.node, addresses),
         );
     }
 }
 
 impl std::fmt::Debug for Membership {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Keys are nobody's to print.
+        // Keys are not printed.
         f.debug_struct("Membership").field("node", &self.node).finish_non_exhaustive()
     }
 }
@@ -273,7 +179,7 @@ mod tests {
     use request::Identity;
 
     #[test]
-    fn who_was_away_for_too_long_may_come_back_to_the_same_cluster_by_the_same_name() {
+    fn a_machine_with_an_expired_certificate_may_join_the_same_cluster_again_under_its_name() {
         let dir = tempfile::tempdir().unwrap();
         let files = Files::new(dir.path());
         let (key, authority) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());

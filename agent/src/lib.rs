@@ -1,17 +1,18 @@
 //! The node agent: pod sync, volumes, cgroups, status and the kubelet API.
 //!
-//! Start reading at [`run()`]: it wires the parts and waits. [`source`] says what is wanted here (the API
-//! server's pods of this node, or the stored ones while there is no API server), [`pod`] makes it so
-//! with one task per pod, [`runtime`] is all that pod sync asks of a container runtime.
+//! Start reading at [`run()`], which starts all tasks. [`source`] supplies the desired pods: those of the API server, or
+//! the stored ones while it does not answer. [`pod`] runs them with one worker per pod. [`runtime`] is the interface of
+//! the container runtime.
 //!
-//! Invariants: the API is known only as a `kube::Client`; containers are touched only through
-//! [`runtime::Runtime`] and networks only through `coracle_cni`; stopping the agent stops no pod.
+//! Invariants: the API is reached only by a `kube::Client`, containers only by [`runtime::Runtime`], and networks only
+//! by `coracle_cni` or the container runtime. Stopping the agent stops no pod.
 
 mod api_health;
 mod bounded;
 pub mod cgroup;
 mod checkpoint;
 mod client;
+mod config;
 mod config_cache;
 mod configuration;
 mod duration;
@@ -30,7 +31,8 @@ mod run;
 
 pub use bounded::read_text;
 pub use client::client;
+pub use config::{AgentConfig, Identity};
 pub use duration::parse as duration;
 pub use image_gc::ImageGcPolicy;
 pub use node::{EvictionThresholds, Threshold};
-pub use run::{AgentConfig, Error, Identity, run};
+pub use run::{Error, run};

@@ -1,171 +1,77 @@
-//! The node in the API: registered once, its status written when it changed, its lease renewed.
+//! The Node object and its lease: registration, status updates, heartbeat.
 //!
 //! ```text
 //! start ──► get or create Node ──► patch status ──► watch own Node ─┬─ podCIDR ──► network ──► Ready
 //!                                                                  ├─ a fact changed ──► patch status
 //!                                                                  └─ gone ──► create again
-//! lease: one timer of 10 s, nothing else ever wakes an idle node; each turn asks plugins of others (STATUS)
+//! lease: one timer of 10 s, the only timer of an idle node; each turn polls external CNI plugins (STATUS)
 //! ```
-//! The lease is the heartbeat; a status in which only the time would differ is not written. The network is
-//! told its ranges as soon as they are seen, and Ready=True goes out with the next patch, at once.
+//! The lease is the heartbeat. A status that would differ in times only is not written. The network gets its ranges
+//! as soon as they are assigned, and Ready=True follows with the next patch, at once.
 
 mod address;
+mod config;
 mod disk;
+mod events;
 mod eviction;
 mod facts;
 mod images;
 mod lease;
 mod network;
-mod news;
 mod plan;
 mod register;
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use coracle_cni::{Network, Overlay, OverlayConfig, OverlayError};
+use coracle_cni::Overlay;
 use coracle_error_chain::chain;
-use coracle_values::quantity::{millis_of, value_of};
 use ipnetwork::IpNetwork;
-use k8s_openapi::api::core::v1::{ContainerImage, Node, NodeSystemInfo, Taint};
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::api::core::v1::{ContainerImage, Node};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::overlay::{OverlayAgent, State, one_of_each};
 use crate::pod::Recorder;
 
-/// What can be set about the node itself.
-#[derive(Clone, Debug)]
-pub struct NodeConfig {
-    /// Its name in the API.
-    pub name: String,
-    /// Its addresses, the primary one first; empty: found from the routes.
-    pub ips: Vec<IpAddr>,
-    /// Labels beside those that every node has.
-    pub labels: BTreeMap<String, String>,
-    /// Taints that it is created with.
-    pub taints: Vec<Taint>,
-    /// Whether to create the Node object if it is not there.
-    pub register: bool,
-    /// Where the kubelet API listens.
-    pub kubelet_port: u16,
-    /// How many pods it takes.
-    pub max_pods: u32,
-    /// How long its lease lasts, in seconds.
-    pub lease_seconds: u16,
-    /// Thresholds below which the node is under pressure.
-    pub eviction: EvictionThresholds,
-    /// Resources reserved for the system and for the node's own processes, by name. Pods get neither.
-    pub reserved: [BTreeMap<String, String>; 2],
-    /// The file system whose size is the ephemeral storage.
-    pub state_dir: PathBuf,
-    /// Name and version of the runtime, `coracle://0.1.0`.
-    pub runtime_version: String,
-    /// How pods of other nodes are reached; none: not by us.
-    pub overlay: Option<OverlayConfig>,
-}
-
-/// What the node is, found once at the start.
-#[derive(Clone, Debug)]
-pub struct NodeFacts {
-    /// Its name in the API.
-    pub name: String,
-    /// Its addresses, the primary one first.
-    pub ips: Vec<IpAddr>,
-    /// All that there is.
-    pub capacity: BTreeMap<String, Quantity>,
-    /// What pods may have of it.
-    pub allocatable: BTreeMap<String, Quantity>,
-    /// Kernel, system and version.
-    pub info: NodeSystemInfo,
-}
-
-/// Why the node cannot be described.
-#[derive(Debug, thiserror::Error)]
-pub enum NodeError {
-    /// A file of the kernel's could not be read.
-    #[error("cannot read {path}")]
-    Read {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
-    /// A reserved amount is no quantity.
-    #[error("reserved {name} {value:?} is not a quantity")]
-    Reserved {
-        /// Which resource.
-        name: String,
-        /// What stands there.
-        value: String,
-    },
-    /// The overlay between nodes cannot be used.
-    #[error("cannot open the overlay between nodes")]
-    Overlay(#[source] OverlayError),
-}
-
-/// The node's part of the agent.
+/// The part of the agent that maintains the Node object.
 pub struct NodeAgent {
     config: NodeConfig,
     facts: Arc<NodeFacts>,
     client: kube::Client,
     recorder: Recorder,
-    network: Network,
+    network: PodNetwork,
     node: watch::Sender<Option<Arc<Node>>>,
-    /// The images that are here; none before they were asked for.
+    /// Images in the store. None before the first list.
     images: watch::Sender<Option<Vec<ContainerImage>>>,
     /// Changes at each turn of the lease's timer.
     pulse: watch::Sender<()>,
-    /// What the network's plugins said last.
-    network_said: watch::Sender<network::Said>,
-    /// The node's addresses now.
+    /// Result of the network's last STATUS call.
+    network_status: watch::Sender<network::LastStatus>,
+    /// The node's current addresses.
     ips: watch::Sender<Vec<IpAddr>>,
-    /// The ranges that the network has been given; empty before.
+    /// Ranges that the network has. Empty before the first.
     ranges: watch::Sender<Vec<IpNetwork>>,
     overlay: Option<Overlay>,
     overlay_state: watch::Sender<State>,
 }
 
-// === impl NodeFacts ===
-
-impl NodeFacts {
-    /// The primary address.
-    pub fn ip(&self) -> Option<IpAddr> {
-        self.ips.first().copied()
-    }
-
-    /// Cores in thousandths.
-    pub fn cpu_millis(&self) -> i64 {
-        self.capacity.get("cpu").map_or(0, millis_of)
-    }
-
-    /// Bytes of memory.
-    pub fn memory(&self) -> i64 {
-        self.capacity.get("memory").map_or(0, value_of)
-    }
-
-    /// Bytes of memory that pods may have.
-    pub fn memory_allocatable(&self) -> i64 {
-        self.allocatable.get("memory").map_or(0, value_of)
-    }
-}
-
 // === impl NodeAgent ===
 
 impl NodeAgent {
-    /// Finds out what the node is. Nothing is sent yet.
+    /// Reads the properties of the node. No request is sent yet.
     ///
     /// # Errors
-    /// When the kernel does not say, or a setting is no quantity.
+    /// When a kernel file cannot be read, or a setting is not a quantity.
     pub(crate) fn new(
         config: NodeConfig,
-        (client, recorder): (kube::Client, Recorder),
-        network: Network,
+        client: kube::Client,
+        recorder: Recorder,
+        network: PodNetwork,
     ) -> Result<NodeAgent, NodeError> {
+        if config.overlay.is_some() && network.cni().is_none() {
+            return Err(NodeError::OverlayOfRuntime);
+        }
         let facts = Arc::new(facts::find(&config)?);
         let overlay = config.overlay.clone().map(Overlay::open).transpose().map_err(NodeError::Overlay)?;
         Ok(NodeAgent {
@@ -178,30 +84,30 @@ impl NodeAgent {
             node: watch::channel(None).0,
             images: watch::channel(None).0,
             pulse: watch::channel(()).0,
-            network_said: watch::channel(Some(Ok(()))).0,
+            network_status: watch::channel(Some(Ok(()))).0,
             ranges: watch::channel(Vec::new()).0,
             overlay,
             overlay_state: watch::channel(State::default()).0,
         })
     }
 
-    /// Sees to it that no other agent of the network namespace takes its overlay for its own.
+    /// Reserves the overlay's device and route protocol number for this agent in its network namespace.
     ///
     /// # Errors
-    /// When another one's has the same device, or routes of the same number.
-    pub async fn lock_names(&mut self) -> Result<(), NodeError> {
+    /// When another agent has reserved either of them.
+    pub async fn claim_overlay(&mut self) -> Result<(), NodeError> {
         match &mut self.overlay {
             Some(overlay) => overlay.lock_names().await.map_err(NodeError::Overlay),
             None => Ok(()),
         }
     }
 
-    /// What the node is.
+    /// Properties of the node.
     pub fn facts(&self) -> Arc<NodeFacts> {
         self.facts.clone()
     }
 
-    /// The Node object as last seen: labels and taints for admission.
+    /// The Node object as last received: labels and taints for admission.
     pub fn node(&self) -> watch::Receiver<Option<Arc<Node>>> {
         self.node.subscribe()
     }
@@ -216,18 +122,18 @@ impl NodeAgent {
         self.ips.subscribe()
     }
 
-    /// Where to put the images that are here.
+    /// The sender for the images in the store.
     pub fn images(&self) -> watch::Sender<Option<Vec<ContainerImage>>> {
         self.images.clone()
     }
 
-    /// Keeps the node in the API until `shutdown`, whether or not the API can be reached.
+    /// Maintains the Node object until `shutdown`, also while the API is not reachable.
     pub async fn run(mut self, shutdown: CancellationToken) {
         self.set_first_mtu().await;
-        drop(self.network_said.send_replace(network::first_word(&self.network).await));
+        drop(self.network_status.send_replace(network::first_status(&self.network).await));
         let (overlay, ips) = (self.overlay_agent(), self.ips.clone());
         let follows = self.config.ips.is_empty();
-        // The overlay looks after the addresses itself: what it makes of them must fit.
+        // The overlay updates the addresses itself, because its configuration depends on them.
         let overlay = async {
             match overlay {
                 Some(overlay) => overlay.run().await,
@@ -237,13 +143,14 @@ impl NodeAgent {
         };
         let lease = lease::keep(
             self.client.clone(),
-            (self.config.name.clone(), self.config.lease_seconds),
+            self.config.name.clone(),
+            self.config.lease_seconds,
             self.node.subscribe(),
             self.pulse.clone(),
         );
-        let asked = network::ask(self.network.clone(), self.pulse.subscribe(), self.network_said.clone());
+        let asked = network::poll(self.network.clone(), self.pulse.subscribe(), self.network_status.clone());
         tokio::select! {
-            // All are dropped for good at the end: there is nothing to be lost.
+            // Cancel-safe: all arms run until the agent ends.
             () = shutdown.cancelled() => {}
             () = lease => {}
             () = asked => {}
@@ -252,30 +159,30 @@ impl NodeAgent {
         }
     }
 
-    /// The first pod must have it already.
+    /// Sets the MTU of the pod network before the first pod starts.
     async fn set_first_mtu(&mut self) {
+        let Some(network) = self.network.cni() else { return };
         let Some(overlay) = &mut self.overlay else {
-            // What an earlier agent's overlay led is not led any more.
-            if let Err(error) = self.network.set_unmasqueraded(Vec::new()).await {
-                tracing::warn!(%error, "packets may leave with the addresses of pods");
+            // The ranges that an earlier agent's overlay routed are not routed now.
+            if let Err(error) = network.set_unmasqueraded(Vec::new()).await {
+                tracing::warn!(%error, "cannot masquerade packets to other nodes' pods");
             }
             return;
         };
         let addresses = one_of_each(&self.ips.borrow());
         match overlay.mtu(&addresses) {
-            Ok(mtu) => drop(self.network.set_mtu(mtu).await),
-            Err(error) => {
-                tracing::warn!(error = chain(&error), "the MTU of the way to other nodes is not known")
-            }
+            Ok(mtu) => drop(network.set_mtu(mtu).await),
+            Err(error) => tracing::warn!(error = chain(&error), "cannot find the MTU of the overlay"),
         }
     }
 
     fn overlay_agent(&mut self) -> Option<OverlayAgent> {
+        let network = self.network.cni()?.clone();
         Some(OverlayAgent {
             name: self.config.name.clone(),
             client: self.client.clone(),
             overlay: self.overlay.take()?,
-            network: self.network.clone(),
+            network,
             ips: self.ips.clone(),
             ips_are_set: !self.config.ips.is_empty(),
             ranges: self.ranges.subscribe(),
@@ -286,7 +193,10 @@ impl NodeAgent {
     }
 }
 
+pub use config::{NodeConfig, NodeError};
 pub use eviction::{EvictionThresholds, Threshold};
+pub use facts::NodeFacts;
+pub use network::PodNetwork;
 
 pub(crate) use address::find_again as find_addresses_again;
 pub(crate) use disk::{Resource, Shortage, disk_shortage};
@@ -294,7 +204,7 @@ pub(crate) use facts::{is_ours, kib};
 pub(crate) use images::keep as keep_images;
 pub(crate) use register::pod_cidrs;
 
-/// The addresses that a node without a setting for them reports: for its certificate, made before it.
+/// Addresses of a node without configured ones: for its certificate, which is created first.
 pub fn own_addresses() -> Vec<IpAddr> {
     address::find()
 }

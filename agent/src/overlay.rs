@@ -1,18 +1,17 @@
-//! The node among nodes: who else there is comes from the Node objects, and what others must know of this node goes
-//! there.
+//! The overlay of this node: reads its peers from the Node objects, and announces this node in its own Node object.
 //!
 //! ```text
 //! watch of all Nodes ─► peers ─┐                        ┌─► kernel (coracle_cni::Overlay)
-//! podCIDRs of our own ─────────┼─► apply ───────────────┼─► pod network: MTU, what is not masqueraded
+//! podCIDRs of our own ─────────┼─► apply ───────────────┼─► pod network: MTU, ranges without masquerading
 //! netlink ─► our addresses ────┘                        └─► state ─► status, annotations
 //! ```
-//! Until the Nodes were listed once, the kernel's tables stay as an earlier agent left them: a control plane that is
-//! away cuts nobody off.
+//! Until the Nodes are listed once, the kernel's tables stay as an earlier agent left them: pods of other nodes stay
+//! reachable while the control plane is not.
 
 mod annotation;
-mod rounds;
+mod retest;
 mod run;
-mod verdict;
+mod test_results;
 
 use std::net::IpAddr;
 
@@ -21,14 +20,14 @@ use coracle_cni::{End, PeerKind};
 pub(crate) use annotation::{patch as annotations, removal as without_annotations};
 pub(crate) use run::OverlayAgent;
 
-/// What is told of the overlay in the Node object.
+/// State of the overlay that the Node object reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct State {
-    /// Whether this node's pods can reach others' at all; none before the first try, and without an overlay.
+    /// Whether pods of other nodes are reachable at all. None before the first try, and without an overlay.
     pub(crate) reached: Option<Result<(), String>>,
-    /// What does not work, a sentence each.
+    /// Faults, a sentence each.
     pub(crate) impaired: Vec<String>,
-    /// What others must know of this node.
+    /// The data that other nodes need of this node.
     pub(crate) announced: Option<(PeerKind, Vec<End>)>,
 }
 

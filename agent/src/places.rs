@@ -1,4 +1,4 @@
-//! The state and run directories: who may enter them.
+//! The state and run directories: their modes.
 //!
 //! They hold secrets, records with environment variables, and layers with set-user-id programs, which a local user could
 //! run by their path (CVE-2021-41103). Every directory directly below them is private, so nothing deeper is reachable by

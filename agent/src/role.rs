@@ -10,6 +10,7 @@ pub(crate) mod down;
 pub(crate) mod image;
 mod node;
 mod program_pages;
+mod remote_runtime;
 pub(crate) mod runtime;
 #[cfg(feature = "controlplane")]
 pub(crate) mod token;

@@ -1,29 +1,36 @@
-//! What pod sync and the kubelet API need from a container runtime, in CRI types: five small traits under
-//! one name, with two implementers: the cri crate in process (no gRPC, no serialization) and a tonic
-//! client for a foreign runtime.
+//! The container runtime as pod sync and the kubelet API use it: five small traits in CRI types.
+//!
+//! Two types implement them: [`InProcess`], the cri crate in this process (no gRPC, no serialization), and [`Remote`],
+//! a CRI client for another runtime (`--container-runtime-endpoint`: containerd, CRI-O).
 
-use coracle_proto::cri::image_service_client::ImageServiceClient;
+mod error;
+mod relist;
+mod remote;
+mod streams;
+
 use coracle_proto::cri::image_service_server::ImageService;
-use coracle_proto::cri::runtime_service_client::RuntimeServiceClient;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
 use coracle_proto::cri::{self, ContainerEventResponse, GetEventsRequest};
-use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
+use futures::{StreamExt, TryStreamExt};
 use http::uri::PathAndQuery;
 use http::{Response, Uri};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tokio::sync::watch;
-use tonic::transport::Channel;
-use tonic::{Request, Status};
+use tonic::{Request, Response as Answer, Status};
 
-use crate::server::{Body, Proxy, Streams};
+use remote::Limited;
 
-/// Container events as they come; an error item ends the stream.
-pub type Events = BoxStream<'static, Result<ContainerEventResponse, Status>>;
+pub use error::RuntimeError;
+pub use remote::{ConnectError, Remote};
+pub use streams::{Body, Proxy, Streams};
 
-/// Everything together; implemented by whatever implements the parts.
+/// A stream of container events; an error item ends it.
+pub type Events = BoxStream<'static, Result<ContainerEventResponse, RuntimeError>>;
+
+/// All five traits; implemented for every type that implements them.
 pub trait Runtime: Sandboxes + Containers + Execs + Images + Host {}
 
 impl<T: Sandboxes + Containers + Execs + Images + Host> Runtime for T {}
@@ -32,22 +39,12 @@ impl<T: Sandboxes + Containers + Execs + Images + Host> Runtime for T {}
 #[derive(Clone, Debug)]
 pub struct InProcess<T>(pub T);
 
-/// A runtime behind a unix socket.
-#[derive(Clone, Debug)]
-pub struct Remote {
-    runtime: RuntimeServiceClient<Channel>,
-    images: ImageServiceClient<Channel>,
+/// The message of a response, or the runtime's error.
+fn answer<T>(result: Result<Answer<T>, Status>) -> Result<T, RuntimeError> {
+    result.map(Answer::into_inner).map_err(RuntimeError::from)
 }
 
-impl Remote {
-    /// Speaks CRI over a channel that is connected (or connects lazily).
-    #[must_use]
-    pub fn new(channel: Channel) -> Self {
-        Self { runtime: RuntimeServiceClient::new(channel.clone()), images: ImageServiceClient::new(channel) }
-    }
-}
-
-/// One trait of unary calls, with both implementations: they differ only in where the call goes.
+/// Declares a trait of unary calls with both implementations.
 macro_rules! calls {
     ($(#[$doc:meta])* $name:ident, $service:ident, $client:ident,
      { $($(#[$call_doc:meta])* $call:ident($request:ident) -> $response:ident;)* }) => {
@@ -55,20 +52,22 @@ macro_rules! calls {
         #[tonic::async_trait]
         pub trait $name: Send + Sync + 'static {
             $($(#[$call_doc])*
-            async fn $call(&self, request: cri::$request) -> Result<cri::$response, Status>;)*
+            async fn $call(&self, request: cri::$request) -> Result<cri::$response, RuntimeError>;)*
         }
 
         #[tonic::async_trait]
         impl<T: RuntimeService + ImageService> $name for InProcess<T> {
-            $(async fn $call(&self, request: cri::$request) -> Result<cri::$response, Status> {
-                $service::$call(&self.0, Request::new(request)).await.map(tonic::Response::into_inner)
+            $(async fn $call(&self, request: cri::$request) -> Result<cri::$response, RuntimeError> {
+                answer($service::$call(&self.0, Request::new(request)).await)
             })*
         }
 
         #[tonic::async_trait]
         impl $name for Remote {
-            $(async fn $call(&self, request: cri::$request) -> Result<cri::$response, Status> {
-                self.$client.clone().$call(request).await.map(tonic::Response::into_inner)
+            $(async fn $call(&self, request: cri::$request) -> Result<cri::$response, RuntimeError> {
+                let limit = request.limit();
+                let mut client = self.$client.clone();
+                remote::within(limit, stringify!($call), client.$call(request)).await
             })*
         }
     };
@@ -79,9 +78,9 @@ calls!(
     Sandboxes, RuntimeService, runtime, {
         /// Creates and starts a sandbox with its network.
         run_pod_sandbox(RunPodSandboxRequest) -> RunPodSandboxResponse;
-        /// Stops what runs in a sandbox and frees its network; the absent is stopped.
+        /// Stops the processes of a sandbox and releases its network. Succeeds if the sandbox does not exist.
         stop_pod_sandbox(StopPodSandboxRequest) -> StopPodSandboxResponse;
-        /// Forgets a sandbox and its containers; the absent is removed.
+        /// Removes a sandbox and its containers. Succeeds if it does not exist.
         remove_pod_sandbox(RemovePodSandboxRequest) -> RemovePodSandboxResponse;
         /// State, addresses and namespaces of one sandbox.
         pod_sandbox_status(PodSandboxStatusRequest) -> PodSandboxStatusResponse;
@@ -93,37 +92,37 @@ calls!(
 calls!(
     /// Containers.
     Containers, RuntimeService, runtime, {
-        /// Makes a container, not started.
+        /// Creates a container without starting it.
         create_container(CreateContainerRequest) -> CreateContainerResponse;
-        /// Starts a made container.
+        /// Starts a created container.
         start_container(StartContainerRequest) -> StartContainerResponse;
-        /// Sends the stop signal and, after the time-out, SIGKILL; the absent is stopped.
+        /// Sends the stop signal and, after the timeout, SIGKILL. Succeeds if the container does not exist.
         stop_container(StopContainerRequest) -> StopContainerResponse;
-        /// Removes a container with its root filesystem; the absent is removed.
+        /// Removes a container with its root filesystem. Succeeds if it does not exist.
         remove_container(RemoveContainerRequest) -> RemoveContainerResponse;
         /// State, times and exit code of one container.
         container_status(ContainerStatusRequest) -> ContainerStatusResponse;
         /// The containers that a filter selects.
         list_containers(ListContainersRequest) -> ListContainersResponse;
-        /// Reopens a log file that was moved away.
+        /// Reopens the log file after its rotation.
         reopen_container_log(ReopenContainerLogRequest) -> ReopenContainerLogResponse;
-        /// CPU, memory and disk figures of one container.
+        /// CPU, memory and disk usage of one container.
         container_stats(ContainerStatsRequest) -> ContainerStatsResponse;
-        /// Figures of all containers that a filter selects.
+        /// Usage of all containers that a filter selects.
         list_container_stats(ListContainerStatsRequest) -> ListContainerStatsResponse;
     }
 );
 
 calls!(
-    /// Processes beside a container's own, and ways into a pod.
+    /// Additional processes in a container, and streams into a pod.
     Execs, RuntimeService, runtime, {
         /// Runs a command to its end and returns its output.
         exec_sync(ExecSyncRequest) -> ExecSyncResponse;
-        /// Prepares a streaming exec and returns where to connect.
+        /// Prepares a streaming exec and returns its URL.
         exec(ExecRequest) -> ExecResponse;
-        /// Prepares a streaming attach and returns where to connect.
+        /// Prepares a streaming attach and returns its URL.
         attach(AttachRequest) -> AttachResponse;
-        /// Prepares a port forward and returns where to connect.
+        /// Prepares a port forward and returns its URL.
         port_forward(PortForwardRequest) -> PortForwardResponse;
     }
 );
@@ -131,15 +130,15 @@ calls!(
 calls!(
     /// Images.
     Images, ImageService, images, {
-        /// The image of a reference or id, if it is here.
+        /// The image of a reference or id, if it is in the store.
         image_status(ImageStatusRequest) -> ImageStatusResponse;
         /// Pulls an image and returns its id.
         pull_image(PullImageRequest) -> PullImageResponse;
         /// All images that a filter selects.
         list_images(ListImagesRequest) -> ListImagesResponse;
-        /// Removes an image; the absent is removed.
+        /// Removes an image. Succeeds if it does not exist.
         remove_image(RemoveImageRequest) -> RemoveImageResponse;
-        /// What the image store takes on its disk.
+        /// Disk usage of the image store.
         image_fs_info(ImageFsInfoRequest) -> ImageFsInfoResponse;
     }
 );
@@ -148,74 +147,71 @@ calls!(
 #[tonic::async_trait]
 pub trait Host: Send + Sync + 'static {
     /// Name and version.
-    async fn version(&self, request: cri::VersionRequest) -> Result<cri::VersionResponse, Status>;
+    async fn version(&self, request: cri::VersionRequest) -> Result<cri::VersionResponse, RuntimeError>;
+    /// Cgroup driver and other settings of the runtime.
+    async fn runtime_config(
+        &self,
+        request: cri::RuntimeConfigRequest,
+    ) -> Result<cri::RuntimeConfigResponse, RuntimeError>;
+    /// Gives the runtime the address ranges of the node's pods.
+    async fn update_runtime_config(
+        &self,
+        request: cri::UpdateRuntimeConfigRequest,
+    ) -> Result<cri::UpdateRuntimeConfigResponse, RuntimeError>;
     /// Whether runtime and network are ready.
-    async fn status(&self, request: cri::StatusRequest) -> Result<cri::StatusResponse, Status>;
-    /// Tells about every container and sandbox transition from now on.
-    async fn events(&self) -> Result<Events, Status>;
+    async fn status(&self, request: cri::StatusRequest) -> Result<cri::StatusResponse, RuntimeError>;
+    /// Every state change of a container or sandbox from now on.
+    async fn events(&self) -> Result<Events, RuntimeError>;
 }
 
 #[tonic::async_trait]
 impl<T: RuntimeService + ImageService> Host for InProcess<T> {
-    async fn version(&self, request: cri::VersionRequest) -> Result<cri::VersionResponse, Status> {
-        RuntimeService::version(&self.0, Request::new(request)).await.map(tonic::Response::into_inner)
+    async fn version(&self, request: cri::VersionRequest) -> Result<cri::VersionResponse, RuntimeError> {
+        answer(RuntimeService::version(&self.0, Request::new(request)).await)
     }
 
-    async fn status(&self, request: cri::StatusRequest) -> Result<cri::StatusResponse, Status> {
-        RuntimeService::status(&self.0, Request::new(request)).await.map(tonic::Response::into_inner)
+    async fn status(&self, request: cri::StatusRequest) -> Result<cri::StatusResponse, RuntimeError> {
+        answer(RuntimeService::status(&self.0, Request::new(request)).await)
     }
 
-    async fn events(&self) -> Result<Events, Status> {
+    async fn runtime_config(
+        &self,
+        request: cri::RuntimeConfigRequest,
+    ) -> Result<cri::RuntimeConfigResponse, RuntimeError> {
+        answer(RuntimeService::runtime_config(&self.0, Request::new(request)).await)
+    }
+
+    async fn update_runtime_config(
+        &self,
+        request: cri::UpdateRuntimeConfigRequest,
+    ) -> Result<cri::UpdateRuntimeConfigResponse, RuntimeError> {
+        answer(RuntimeService::update_runtime_config(&self.0, Request::new(request)).await)
+    }
+
+    async fn events(&self) -> Result<Events, RuntimeError> {
         let response = self.0.get_container_events(Request::new(GetEventsRequest {})).await?;
-        Ok(response.into_inner().boxed())
+        Ok(response.into_inner().map_err(RuntimeError::from).boxed())
     }
 }
 
-#[tonic::async_trait]
-impl Host for Remote {
-    async fn version(&self, request: cri::VersionRequest) -> Result<cri::VersionResponse, Status> {
-        self.runtime.clone().version(request).await.map(tonic::Response::into_inner)
-    }
-
-    async fn status(&self, request: cri::StatusRequest) -> Result<cri::StatusResponse, Status> {
-        self.runtime.clone().status(request).await.map(tonic::Response::into_inner)
-    }
-
-    async fn events(&self) -> Result<Events, Status> {
-        Ok(self.runtime.clone().get_container_events(GetEventsRequest {}).await?.into_inner().boxed())
-    }
+/// Notifications about images, which the CRI does not have.
+pub trait ImageChanges {
+    /// Changes whenever an image or an image name is added or removed. None if the runtime sends no notifications.
+    fn image_changes(&self) -> Option<watch::Receiver<()>>;
 }
 
-/// What a runtime tells of its images beside CRI, which tells nothing of them.
-pub trait ImageNews {
-    /// Changes whenever an image or a name of one comes or goes; none, when nobody tells.
-    fn image_news(&self) -> Option<watch::Receiver<()>>;
-}
-
-impl ImageNews for InProcess<coracle_cri::Runtime> {
-    fn image_news(&self) -> Option<watch::Receiver<()>> {
+impl ImageChanges for InProcess<coracle_cri::Runtime> {
+    fn image_changes(&self) -> Option<watch::Receiver<()>> {
         Some(self.0.image_changes())
-    }
-}
-
-impl ImageNews for Remote {
-    fn image_news(&self) -> Option<watch::Receiver<()>> {
-        None
     }
 }
 
 impl Streams for InProcess<coracle_cri::Runtime> {
     fn stream(&self, url: &str, mut request: http::Request<Incoming>) -> BoxFuture<'static, Response<Body>> {
-        // The runtime knows a stream by the token at the end of the path, and nothing else of the URL.
+        // The runtime identifies a stream by the token at the end of the path; the rest of the URL is ignored.
         let path = url.parse::<Uri>().ok().and_then(|url| url.path_and_query().cloned());
         *request.uri_mut() = Uri::from(path.unwrap_or_else(|| PathAndQuery::from_static("/")));
         let runtime = self.0.clone();
         Box::pin(async move { runtime.stream(request).await.map(BodyExt::boxed_unsync) })
-    }
-}
-
-impl Streams for Remote {
-    fn stream(&self, url: &str, request: http::Request<Incoming>) -> BoxFuture<'static, Response<Body>> {
-        Proxy.stream(url, request)
     }
 }

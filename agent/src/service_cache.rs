@@ -1,6 +1,6 @@
-//! All services of the cluster, by namespace: one watch an agent, shared by all that need services.
+//! Services of the cluster by namespace: one watch, shared by all consumers in the agent.
 //!
-//! While the API server is away, the cache has what the checkpoint has: the services of the namespaces of this node's
+//! While the API server does not answer, the cache has the stored services: those of the namespaces of this node's
 //! pods. A consumer that follows services subscribes to [`ServiceCache::changes`] and reads the namespaces again.
 
 mod tables;
@@ -19,13 +19,13 @@ use crate::api_health::ApiHealth;
 use crate::checkpoint::{Checkpoint, Key};
 use tables::Tables;
 
-/// Namespace and name of the API server's own service, which every pod's environment has.
+/// Namespace and name of the API server's service, which the environment of every pod has.
 const OWN_NAMESPACE: &str = "default";
 const OWN_NAME: &str = "kubernetes";
 
 /// Pause before changes are stored, so that a burst is written once.
 const STORE_AFTER: Duration = Duration::from_secs(1);
-/// Maximum time to wait for the first list: with stored services, and without.
+/// Maximum wait for the first list: with stored services, and without.
 const WITH_COPY: Duration = Duration::from_secs(2);
 const WITHOUT_COPY: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -47,7 +47,7 @@ struct Shared {
     unsaved_more: Notify,
 }
 
-/// How far the watch is.
+/// Progress of the watch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
     /// Whether everything was listed once.
@@ -58,7 +58,7 @@ pub(crate) struct Progress {
     pub(crate) revision: u64,
 }
 
-/// The services are not known yet; the text is the kubelet's.
+/// The services are not listed yet. The text is the kubelet's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("services have not yet been read at least once, cannot construct envvars")]
 pub(crate) struct NotListed;
@@ -79,7 +79,7 @@ impl ServiceCache {
         Self { shared: Arc::new(shared) }
     }
 
-    /// The services of a namespace, as far as they are known now.
+    /// The known services of a namespace.
     #[must_use]
     pub(crate) fn of(&self, namespace: &str) -> Vec<Arc<Service>> {
         self.read(|tables| tables.of(namespace))
@@ -90,8 +90,8 @@ impl ServiceCache {
         self.shared.progress.subscribe()
     }
 
-    /// The services that a container's environment has: the API server's own and, with a namespace, those of the
-    /// namespace. Waits for the first list; uses the checkpoint while the API server is away.
+    /// The services of a container's environment: the API server's, and those of the namespace if one is given. Waits
+    /// for the first list. Uses the checkpoint while the API server does not answer.
     pub(crate) async fn environment(&self, namespace: Option<&str>) -> Result<Vec<Arc<Service>>, NotListed> {
         let mut progress = self.changes();
         let stored = !progress.borrow().listed && self.is_stored(namespace.unwrap_or(OWN_NAMESPACE));
@@ -116,7 +116,7 @@ impl ServiceCache {
         Ok(environment(&tables, namespace))
     }
 
-    /// Watches, and stores what changed, until dropped.
+    /// Watches services and stores changes, until dropped.
     pub(crate) async fn run(self) {
         tokio::join!(self.watch(), self.store());
     }
@@ -133,7 +133,7 @@ impl ServiceCache {
                     self.learn(event, &mut listed);
                 }
                 Err(error) => {
-                    tracing::debug!(error = &error as &dyn std::error::Error, "the watch on services broke");
+                    tracing::debug!(error = &error as &dyn std::error::Error, "the watch of services failed");
                     self.shared.progress.send_modify(|progress| progress.failed = true);
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
@@ -175,7 +175,7 @@ impl ServiceCache {
         self.shared.unsaved_more.notify_one();
     }
 
-    /// Stores the namespaces that changed; those without pods of this node are left out by the checkpoint.
+    /// Stores the changed namespaces. The checkpoint skips those without pods of this node.
     async fn store(&self) {
         loop {
             self.shared.unsaved_more.notified().await;
@@ -186,7 +186,7 @@ impl ServiceCache {
         }
     }
 
-    /// Stores the namespaces of a pod that are not stored yet: the first pod of a namespace on this node.
+    /// Stores a pod's namespace if it is not stored: for the first pod of a namespace on this node.
     fn store_once(&self, namespace: Option<&str>) {
         for namespace in [Some(OWN_NAMESPACE), namespace].into_iter().flatten() {
             if !self.shared.checkpoint.has(&Key::services(namespace)) {
@@ -215,13 +215,13 @@ fn environment(tables: &Tables, namespace: Option<&str>) -> Vec<Arc<Service>> {
     own.into_iter().chain(namespace.map(|namespace| tables.of(namespace)).into_iter().flatten()).collect()
 }
 
-/// A service without what no consumer reads and what is often large.
+/// A service without fields that no consumer reads and that are often large.
 fn lighten(mut service: Service) -> Service {
     service.metadata.managed_fields = None;
     service
 }
 
-/// A service without what an environment does not need.
+/// A service without fields that an environment does not need.
 fn essence(service: &Service) -> Service {
     let mut light = Service { spec: service.spec.clone(), ..Service::default() };
     light.metadata.name.clone_from(&service.metadata.name);

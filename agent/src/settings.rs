@@ -21,6 +21,7 @@ mod overlay;
 mod ranges;
 #[cfg(test)]
 mod reference;
+mod remote_runtime;
 mod runtime;
 mod serving;
 mod sources;
@@ -99,6 +100,8 @@ pub(crate) struct Settings {
     dirs: Dirs,
     node: Node,
     plane: ControlPlane,
+    /// Settings that are set and that another container runtime does not honour.
+    ignored_by_remote_runtime: Vec<&'static str>,
 }
 
 // === impl Settings ===
@@ -121,6 +124,7 @@ impl Settings {
 
     /// Resolves all settings. Returns `None` if `sources` has problems.
     fn resolve(flags: AllFlags, sources: &mut Sources) -> Option<(LogSettings, Self)> {
+        let ignored_by_remote_runtime = remote_runtime::ignored(&flags.node, sources);
         let log = flags.log.resolve(sources);
         let places = flags.places.resolve(sources);
         let node = flags.node.resolve(sources);
@@ -133,7 +137,8 @@ impl Settings {
         let dirs = Dirs { state: state?, run: run? };
         let node = node.and_then(|node: NodeSettings| node.decide(&dirs, sources));
         let plane = plane.and_then(|plane: ControlPlaneSettings| plane.decide(&dirs, sources));
-        Some((log?, Self { config: places.config, node: node?, plane: plane?, dirs }))
+        let (config, node, plane) = (places.config, node?, plane?);
+        Some((log?, Self { config, node, plane, dirs, ignored_by_remote_runtime }))
     }
 
     pub(crate) fn dirs(&self) -> Dirs {
@@ -142,6 +147,17 @@ impl Settings {
 
     pub(crate) fn node(&self) -> Node {
         self.node.clone()
+    }
+
+    /// Fails if a setting is set that another container runtime does not honour.
+    pub(crate) fn check_remote_runtime(&self) -> anyhow::Result<()> {
+        let ignored = &self.ignored_by_remote_runtime;
+        anyhow::ensure!(
+            ignored.is_empty(),
+            "{} cannot be set with --container-runtime-endpoint: that runtime has its own settings",
+            ignored.join(", ")
+        );
+        Ok(())
     }
 
     pub(crate) fn control_plane(&self) -> ControlPlane {

@@ -1,5 +1,5 @@
-//! What is wanted on this node: the API server's pods with `spec.nodeName` of this node, or, while there is
-//! no API server, the stored ones. Merged into one closed [`PodChange`].
+//! Sources of desired pods: the API server's pods with this `spec.nodeName`, and the checkpoint while the API server
+//! does not answer. Both become [`PodChange`].
 
 pub(crate) mod apiserver;
 pub(crate) mod checkpoint;
@@ -10,15 +10,15 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
 
-/// One change of what is wanted.
+/// A change of the desired pods.
 #[derive(Clone, Debug)]
 pub(crate) enum PodChange {
-    /// Stored by an earlier life of the agent; the API server has not answered yet.
+    /// Stored by an earlier agent. The API server has not answered yet.
     Stored(Arc<Pod>),
-    /// New or changed in the API.
+    /// Created or changed in the API.
     Applied(Arc<Pod>),
-    /// Gone from the API.
+    /// Deleted from the API.
     Deleted(Arc<Pod>),
-    /// The API server has told everything once (again): whatever has none of these uids is not wanted.
+    /// The API server has listed all pods: a pod with none of these uids does not exist.
     Complete(HashSet<String>),
 }

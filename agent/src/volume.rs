@@ -1,20 +1,20 @@
-//! The volumes of pods: made before a pod's containers, kept fresh while it lives, removed after it.
+//! Volumes of pods: created before a pod's containers, refreshed while it runs, removed after it.
 //!
-//! A pod's volumes lie where a kubelet has them, `<state>/pods/<uid>/volumes/<plugin>/<name>`, a file a
-//! kind below `volume/`. Secrets, tokens and what is projected beside them are kept in memory: all of
-//! the node's on one tmpfs (`<run>/volumes`), with a symlink at the kubelet's place. A tmpfs for each, as
-//! upstream mounts, costs a line of the host's mount table for every pod, and on cgroup v1 the container
-//! library slows with the length of that table. The shared tmpfs cannot be filled by a pod, because
-//! these volumes are mounted read-only in containers ([`Volumes::read_only`]). Only `emptyDir` with
-//! `medium: Memory`, which pods write to, gets a mount of its own.
+//! A pod's volumes are at the kubelet's paths, `<state>/pods/<uid>/volumes/<plugin>/<name>`, with one file below
+//! `volume/` for each type. Secrets, tokens and projected volumes are kept in memory: all of them on one tmpfs
+//! (`<run>/volumes`), with a symlink at the kubelet's path. Upstream mounts a tmpfs for each. That adds a line to the
+//! host's mount table for every pod, and on cgroup v1 the container library slows with the length of that table. A
+//! pod cannot fill the shared tmpfs, because these volumes are mounted read-only in containers
+//! ([`Volumes::read_only`]). Only `emptyDir` with `medium: Memory`, which pods write to, gets a mount of its own.
 //!
-//! [`mount_all`] is idempotent: pod sync calls it for a new pod and again after a failure. From the first success
-//! on, one task a pod rewrites what changes in the API (a watch for each object that is used, shared by all its
-//! users; the pod's own labels, annotations and resources by [`follow`]) and renews the tokens.
+//! [`mount_all`] is idempotent: pod sync calls it for a new pod and again after a failure. After the first success
+//! one task for each pod rewrites what changes in the API and renews tokens. Each used object has one watch, shared
+//! by its users; the pod's own labels, annotations and resources come by [`follow`].
 
 mod atomic;
 pub mod downward;
 mod empty_dir;
+mod error;
 mod host_path;
 mod mounts;
 mod objects;
@@ -25,28 +25,28 @@ pub mod sub_path;
 mod token;
 
 use std::collections::{BTreeMap, HashMap};
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use k8s_openapi::api::core::v1::{Pod, Volume};
 
+pub use error::{SetUpError, VolumeError};
 pub(crate) use ownership::make_private;
 
 use crate::config_cache::ConfigCache;
 use crate::node::NodeFacts;
 use crate::pod::Recorder;
 
-/// Where volumes lie and what they are filled from.
+/// Directories of volumes.
 #[derive(Clone, Debug)]
 pub struct VolumeConfig {
-    /// `<state>/pods`, one directory a pod below it.
+    /// `<state>/pods`, with one directory for each pod.
     pub pods_dir: PathBuf,
-    /// What must never reach a disk; made a tmpfs when it is on none.
+    /// Directory of content that must not reach a disk. A tmpfs is mounted on it if it is on none.
     pub memory_dir: PathBuf,
 }
 
-/// What mounting needs; cheap to clone.
+/// State that all volumes share; cheap to clone.
 #[derive(Clone)]
 pub struct VolumeContext {
     shared: Arc<Shared>,
@@ -59,11 +59,11 @@ struct Shared {
     recorder: Recorder,
     objects: objects::Objects,
     tokens: token::Tokens,
-    /// The refreshing task of each pod, by uid.
+    /// The refresh task of each pod, by uid.
     refreshing: Mutex<HashMap<String, refresh::Refreshing>>,
 }
 
-/// Where one pod's volumes are on the host.
+/// Paths of one pod's volumes on the host.
 #[derive(Clone, Debug, Default)]
 pub struct Volumes {
     mounted: BTreeMap<String, Mounted>,
@@ -75,138 +75,14 @@ struct Mounted {
     read_only: bool,
 }
 
-/// Why a volume cannot be had now. Its text, through [`VolumeError::event`], is the event's.
-#[derive(Debug, thiserror::Error)]
-pub enum VolumeError {
-    /// The pod has no uid or namespace yet.
-    #[error("pod has no uid or no namespace")]
-    NoIdentity,
-    /// The name cannot be a directory's.
-    #[error("volume name {0:?} is not allowed")]
-    Name(String),
-    /// A kind of volume that this node does not know.
-    #[error(
-        "MountVolume.SetUp failed for volume \"{volume}\" : volume type {kind} is not supported by this node"
-    )]
-    Unsupported {
-        /// The volume.
-        volume: String,
-        /// Which field of the volume was set.
-        kind: &'static str,
-    },
-    /// One volume could not be made.
-    #[error("MountVolume.SetUp failed for volume \"{volume}\" : {reason}")]
-    SetUp {
-        /// The volume.
-        volume: String,
-        /// What of it.
-        reason: SetUpError,
-    },
-    /// The host directory for all volumes could not be prepared.
-    #[error("cannot prepare {path}")]
-    Prepare {
-        /// Where.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// What a pod left behind could not be removed.
-    #[error("cannot remove {path}")]
-    Remove {
-        /// What.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-}
-
-/// What went wrong with one volume, as the event for it says.
-#[derive(Debug, thiserror::Error)]
-pub enum SetUpError {
-    /// The object is not there.
-    #[error("{kind} {name:?} not found")]
-    NotFound {
-        /// `configmap` or `secret`.
-        kind: &'static str,
-        /// Its name.
-        name: String,
-    },
-    /// The object has no such key.
-    #[error("{}references non-existent {} key: {key}", if *kind == "secret" { "" } else { "configmap " }, if *kind == "secret" { "secret" } else { "config" })]
-    NoKey {
-        /// `configmap` or `secret`.
-        kind: &'static str,
-        /// The key.
-        key: String,
-    },
-    /// The API server gave no answer.
-    #[error("failed to get {kind} {name:?}: {reason}")]
-    Unavailable {
-        /// `configmap` or `secret`.
-        kind: &'static str,
-        /// Its name.
-        name: String,
-        /// The whole chain of what the client said.
-        reason: String,
-    },
-    /// No token was issued.
-    #[error("failed to fetch token: {0}")]
-    Token(String),
-    /// A file path of an item leads out of the volume.
-    #[error("invalid path {0:?}: must be relative and must not contain \"..\"")]
-    Path(String),
-    /// A field that the downward API does not have.
-    #[error(transparent)]
-    Field(#[from] downward::FieldError),
-    /// The host path is not what the volume says.
-    #[error("hostPath type check failed: {path} is not {wanted}")]
-    HostPathType {
-        /// Where.
-        path: String,
-        /// What it should be.
-        wanted: &'static str,
-    },
-    /// The kernel refused.
-    #[error("{what} {path}")]
-    Io {
-        /// The verb.
-        what: &'static str,
-        /// On what.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-}
-
-// === impl VolumeError ===
-
-impl VolumeError {
-    /// The reason and message of the event that tells the user.
-    pub fn event(&self) -> (&'static str, String) {
-        ("FailedMount", coracle_error_chain::chain(self))
-    }
-}
-
-// === impl SetUpError ===
-
-impl SetUpError {
-    fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SetUpError {
-        let path = path.to_owned();
-        move |source| SetUpError::Io { what, path, source }
-    }
-}
-
 // === impl VolumeContext ===
 
 impl VolumeContext {
-    /// Prepares the two roots: `pods_dir` is made a shared mount, so that what is mounted below it later is
-    /// seen by sandboxes which are already there.
+    /// Prepares both directories. `pods_dir` becomes a shared mount, so that sandboxes see mounts that are added
+    /// below it later.
     ///
     /// # Errors
-    /// When a directory cannot be made or the tmpfs cannot be mounted.
+    /// When a directory cannot be created or the tmpfs cannot be mounted.
     pub(crate) fn open(
         config: VolumeConfig,
         configs: ConfigCache,
@@ -245,7 +121,7 @@ impl VolumeContext {
         self.shared.config.memory_dir.join(uid)
     }
 
-    /// The uids of all pods that have a directory or volumes here, wanted or not.
+    /// The uids of all pods that have a directory or volumes here, desired or not.
     pub fn pods(&self) -> std::collections::BTreeSet<String> {
         let Shared { config, .. } = &*self.shared;
         [&config.pods_dir, &config.memory_dir].into_iter().flat_map(|dir| mounts::names(dir)).collect()
@@ -255,27 +131,27 @@ impl VolumeContext {
 // === impl Volumes ===
 
 impl Volumes {
-    /// Where the volume is on the host; `None` for a name that the pod does not have.
+    /// Path of the volume on the host; None if the pod has no such volume.
     pub fn host_path(&self, volume: &str) -> Option<&Path> {
         self.mounted.get(volume).map(|mounted| mounted.path.as_path())
     }
 
-    /// Whether containers get this volume read-only whatever their mount says, as upstream has it for
-    /// all that is written by the node.
+    /// Whether containers get this volume read-only whatever their mount says, as upstream does for volumes that the
+    /// node writes.
     pub fn read_only(&self, volume: &str) -> bool {
         self.mounted.get(volume).is_some_and(|mounted| mounted.read_only)
     }
 }
 
-/// Makes all of the pod's volumes, or brings them up to date, and keeps them so until [`unmount_all`].
+/// Creates or updates all volumes of the pod, and keeps them up to date until [`unmount_all`].
 ///
 /// # Errors
-/// The first volume that cannot be had; those made before it stay and are taken up by the next call.
+/// Of the first volume that fails. Volumes created before it stay; the next call continues.
 pub async fn mount_all(ctx: &VolumeContext, pod: &Pod) -> Result<Volumes, VolumeError> {
     let target = Target::new(ctx, pod)?;
     let mut volumes = Volumes::default();
     let mut sources = Vec::new();
-    // All objects are asked for before the first is waited for.
+    // All objects are requested before the first one is awaited.
     for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
         check_name(&volume.name)?;
         let mounted = mount(&target, volume, &mut sources)?;
@@ -289,16 +165,16 @@ pub async fn mount_all(ctx: &VolumeContext, pod: &Pod) -> Result<Volumes, Volume
     Ok(volumes)
 }
 
-/// Brings files of the downward API to the newest version of their pod; cheap when they have it already.
+/// Updates the files of the downward API to this version of the pod. Cheap if they are up to date.
 pub(crate) fn follow(ctx: &VolumeContext, pod: &Arc<Pod>) {
     refresh::follow(ctx, pod);
 }
 
-/// Stops refreshing and removes all that the pod had here: mounts first, also those that an earlier life
-/// of the agent made, then directories. Absent is success.
+/// Stops refreshing and removes the pod's mounts and directories, also those of an earlier agent. Succeeds if there
+/// are none.
 ///
 /// # Errors
-/// When something stays; calling again goes on from there.
+/// When something cannot be removed. Another call continues.
 pub async fn unmount_all(ctx: &VolumeContext, uid: &str) -> Result<(), VolumeError> {
     if uid.is_empty() || check_name(uid).is_err() {
         return Err(VolumeError::Name(uid.to_owned()));
@@ -317,7 +193,7 @@ pub async fn unmount_all(ctx: &VolumeContext, uid: &str) -> Result<(), VolumeErr
     removed.await.unwrap_or(Ok(()))
 }
 
-/// Unmounts what [`VolumeContext::open`] mounted, for `coracle down`: no pod is left then.
+/// Unmounts the mounts of [`VolumeContext::open`], for `coracle down`, after all pods are removed.
 ///
 /// # Errors
 /// When a mount is still in use.
@@ -328,7 +204,7 @@ pub fn close(config: &VolumeConfig) -> Result<(), VolumeError> {
     Ok(())
 }
 
-/// One pod's place, and who it is.
+/// The pod that a volume is made for.
 struct Target<'a> {
     ctx: &'a VolumeContext,
     pod: &'a Pod,
@@ -346,7 +222,7 @@ impl<'a> Target<'a> {
         Ok(Target { ctx, pod, namespace, uid })
     }
 
-    /// Where a volume of this plugin lies in the pod's directory.
+    /// Path of a volume of this plugin in the pod's directory.
     fn volume_dir(&self, plugin: &str, name: &str) -> PathBuf {
         self.ctx.pod_dir(self.uid).join("volumes").join(plugin).join(name)
     }
@@ -367,7 +243,7 @@ fn mount(
         return Ok(Mounted { path, read_only: false });
     }
     if volume.image.is_some() {
-        // The runtime mounts it, in each container for itself.
+        // The runtime mounts an image volume in each container.
         return Ok(Mounted { path: PathBuf::new(), read_only: true });
     }
     let Some(projection) = payload::Projection::of(volume) else {
@@ -379,7 +255,7 @@ fn mount(
     Ok(Mounted { path, read_only: true })
 }
 
-/// The field that is set in a volume which is none of ours.
+/// The name of the field that is set in an unsupported volume.
 fn kind(volume: &Volume) -> &'static str {
     let set = [
         (volume.projected.is_some(), "projected from a certificate source"),
@@ -410,7 +286,7 @@ fn kind(volume: &Volume) -> &'static str {
     set.iter().find(|(is_set, _)| *is_set).map_or("of an unknown kind", |(_, name)| name)
 }
 
-/// A name that becomes one directory and no way out of its parent.
+/// Accepts only names of a single directory, so that no path leads out of its parent.
 fn check_name(name: &str) -> Result<(), VolumeError> {
     let bad = name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']);
     if bad { Err(VolumeError::Name(name.to_owned())) } else { Ok(()) }

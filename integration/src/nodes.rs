@@ -122,6 +122,20 @@ impl Nodes {
         self.agents.push(agent);
     }
 
+    /// Adds `node-<number>` on another container runtime: `start` starts it on the node's host, in the node's directory
+    /// and with the registry mirrors, and returns its socket. Does not wait until the node is Ready.
+    pub fn add_on<T>(&mut self, number: u8, start: impl FnOnce(&Host, &Path, &Path) -> (PathBuf, T)) -> T {
+        let mut agent = self.machine(number, &[]);
+        let (socket, runtime) = start(&agent.host, &agent.dir, &self.mirrors);
+        // The test machine may have little free disk space. The other runtime has its own registry settings.
+        let flags = ["--disk-free-percent", "1", "--image-gc-high-threshold", "100"].map(str::to_owned);
+        agent.flags = flags.into_iter().chain(self.flags(&agent.host, &agent.name, &agent.dir)).collect();
+        agent.flags.push(format!("--container-runtime-endpoint=unix://{}", socket.display()));
+        agent.start();
+        self.agents.push(agent);
+        runtime
+    }
+
     /// A host without a running agent. `flags` are for every start of its agent.
     fn machine(&self, number: u8, flags: &[&str]) -> Agent {
         let name = format!("node-{number}");

@@ -164,11 +164,11 @@ fn a_refused_join_reports_the_cause_and_leaves_nothing() {
             (good.replace(&token, &short), "does not know the token"),
             (good.replace(&token, &deleted), "does not know the token"),
             (good.replace(&token, "nonsense"), "not of the form id.secret"),
-            (good.replace(&hash, &other_hash), "is not the cluster that is meant"),
+            (good.replace(&hash, &other_hash), "is another cluster"),
             (good.replace(&hash, "sha256:12"), "not of the form sha256:"),
             (good.replace("https://", "http://"), "not of the form https://HOST:PORT"),
             (good.replace(":6443", ":6444"), "cannot reach the control plane"),
-            (format!("{good} --node-name node-1"), "node-1 is there already, and Ready"),
+            (format!("{good} --node-name node-1"), "node-1 exists already and is Ready"),
             (String::new(), "has not joined a cluster"),
         ] {
             let (output, left) = nodes.try_agent(9, &words(&arguments));
@@ -419,8 +419,9 @@ fn certificates_due_during_an_outage_are_renewed_after_it() {
         // Renewal starts after 70 to 90 % of the lifetime; it fails now.
         eventually("both certificates to be due", 150, || {
             let log = nodes.agent("node-1").log();
-            let asked =
-                |signer| log.lines().any(|line| line.contains("no certificate yet") && line.contains(signer));
+            let asked = |signer| {
+                log.lines().any(|line| line.contains("cannot obtain a certificate") && line.contains(signer))
+            };
             asked("kube-apiserver-client-kubelet") && asked("kubelet-serving")
         });
         assert!(!nodes.agent("node-1").log().contains("has expired"));

@@ -1,26 +1,18 @@
-//! What a cgroup is limited to, and how that is spelled in the files of v1 and of v2. Pure.
+//! Limits of a cgroup, and the file writes that set them on v1 and v2. Pure.
 
 use coracle_values::quantity::millis_of;
 use k8s_openapi::api::core::v1::Pod;
 
+use super::cpu::{MAX_SHARES, MIN_SHARES, PERIOD, quota, shares};
 use super::qos::{QosClass, qos_class};
 use super::resources::{pod_limits, pod_requests};
 
-/// The least weight that the kernel knows.
-pub(crate) const MIN_SHARES: i64 = 2;
-const MAX_SHARES: i64 = 262_144;
-/// Length of one accounting period of the bandwidth controller, in microseconds.
-pub(crate) const PERIOD: i64 = 100_000;
-const MIN_QUOTA: i64 = 1_000;
-/// The kernel refuses a larger quota (`max_cfs_runtime`, 2^44 - 1 µs).
-const MAX_QUOTA: i64 = (1 << 44) - 1;
-
-/// The limits of one cgroup; what is `None` is left as it is found.
+/// The limits of one cgroup. None leaves a limit unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Limits {
-    /// Weight, on the scale of v1.
+    /// CPU shares, in v1's scale.
     pub(crate) shares: Option<i64>,
-    /// Microseconds of processor time in each [`PERIOD`].
+    /// Microseconds of CPU time in each [`PERIOD`].
     pub(crate) quota: Option<i64>,
     /// Bytes.
     pub(crate) memory: Option<i64>,
@@ -39,8 +31,8 @@ pub(crate) struct Write {
 // === impl Limits ===
 
 impl Limits {
-    /// With a quota that systemd can keep: it counts in percents of a processor, and rounds up, as the kubelet does. On
-    /// v1 a pod of which less was written could not be given that again, once its container has it.
+    /// With a quota in whole percents of a CPU, rounded up: systemd stores it so, and the kubelet rounds the same
+    /// way. On v1 the quota of a pod cannot be set below that of its container, which is rounded, too.
     pub(crate) fn in_whole_percents(&self) -> Self {
         const PERCENT: i64 = PERIOD / 100;
         let round = |quota: i64| quota.saturating_add(PERCENT - 1) / PERCENT * PERCENT;
@@ -48,17 +40,7 @@ impl Limits {
     }
 }
 
-/// Thousandths of a core as a weight.
-pub(crate) fn shares(millis: i64) -> i64 {
-    (millis.saturating_mul(1024) / 1000).clamp(MIN_SHARES, MAX_SHARES)
-}
-
-/// Thousandths of a core as microseconds in each period; nothing when there is no limit.
-pub(crate) fn quota(millis: i64) -> Option<i64> {
-    (millis > 0).then(|| (millis.saturating_mul(PERIOD) / 1000).clamp(MIN_QUOTA, MAX_QUOTA))
-}
-
-/// The limits of a pod's own cgroup. A pod is limited only in what every one of its containers is.
+/// The limits of a pod's cgroup. A resource is limited only if all containers limit it.
 pub(crate) fn of_pod(pod: &Pod) -> Limits {
     let class = qos_class(pod);
     if class == QosClass::BestEffort {
@@ -82,7 +64,7 @@ fn every_container_limits(pod: &Pod, name: &str) -> bool {
     limited(spec.resources.as_ref()) || containers.all(|c| limited(c.resources.as_ref()))
 }
 
-/// The writes that set these limits, in an order that the kernel takes.
+/// The writes that set these limits, in an order that the kernel accepts.
 pub(crate) fn writes(limits: &Limits, v2: bool) -> Vec<Write> {
     let write = |controller, file, value: String| Write { controller, file, value };
     let mut out = Vec::new();
@@ -111,8 +93,8 @@ pub(crate) fn writes(limits: &Limits, v2: bool) -> Vec<Write> {
     out
 }
 
-/// v1 shares on v2's scale of 1 to 10000: the curve of runc and crun since 2025, which maps the
-/// default of the one (1024) to the default of the other (100).
+/// v1 shares in v2's scale of 1 to 10000, by the curve of runc and crun since 2025: it maps v1's default 1024 to v2's
+/// default 100.
 fn weight(shares: i64) -> u64 {
     if shares <= MIN_SHARES {
         return 1;
@@ -122,7 +104,7 @@ fn weight(shares: i64) -> u64 {
     }
     let log = f64::from(i32::try_from(shares).unwrap_or(i32::MAX)).log2();
     let exponent = (log * log + 125.0 * log) / 612.0 - 7.0 / 34.0;
-    // Bounded by the two returns above, so the cast loses only the fraction, of which ceil left none.
+    // Bounded by the two returns above; ceil has removed the fraction.
     10_f64.powf(exponent).ceil() as u64
 }
 

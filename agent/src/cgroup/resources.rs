@@ -1,4 +1,4 @@
-//! What a container is given: shares, quota, memory, its place before the OOM killer. Pure.
+//! Resources of a container: shares, quota, memory, OOM score. Pure.
 
 use std::collections::HashMap;
 
@@ -8,40 +8,40 @@ use coracle_values::pod_resources::{PodResources, Resources, Side};
 use coracle_values::quantity::{millis_of, value_of};
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 
-use super::limits::{PERIOD, quota, shares};
+use super::cpu::{PERIOD, quota, shares};
 use super::qos::{QosClass, qos_class};
 
-/// What of the machine the resources of a container depend on.
+/// Properties of the machine that a container's resources depend on.
 #[derive(Clone, Copy, Debug)]
 pub struct Machine {
     /// The node's memory in bytes.
     pub memory: i64,
-    /// Whether cgroup v2 is in charge.
+    /// Whether cgroup v2 is used.
     pub cgroup_v2: bool,
     /// Whether swap can be limited.
     pub limits_swap: bool,
 }
 
-/// Processor and memory of a whole pod.
+/// CPU and memory of a whole pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Amount {
-    /// Thousandths of a core.
+    /// Millicores.
     pub cpu_millis: i64,
     /// Bytes.
     pub memory: i64,
 }
 
-/// What the runtime is told about the container's resources, computed as the kubelet does.
+/// The resources of a container for the runtime, computed as by the kubelet.
 pub fn container_resources(pod: &Pod, container: &Container, machine: Machine) -> LinuxContainerResources {
     let wants = container.resources.as_ref();
     let request = Side::Requests.get(wants, "cpu").map(millis_of);
     let limit = Side::Limits.get(wants, "cpu").map(millis_of).unwrap_or(0);
     let memory = Side::Limits.get(wants, "memory").map(value_of).unwrap_or(0);
-    // Without a request the limit stands in for it, unless zero was requested on purpose.
+    // The limit replaces a missing request, unless zero is requested explicitly.
     let weight = request.unwrap_or(limit);
     let mut unified = HashMap::new();
     if machine.cgroup_v2 {
-        // One process killed for memory takes its container along, so that no half of it lives on.
+        // The OOM killer ends all processes of the container, so that no part of it goes on.
         unified.insert("memory.oom.group".to_owned(), "1".to_owned());
     }
     LinuxContainerResources {
@@ -57,7 +57,7 @@ pub fn container_resources(pod: &Pod, container: &Container, machine: Machine) -
     }
 }
 
-/// Which process the kernel kills first: the scale is the kubelet's, 1000 goes first.
+/// The OOM score adjustment, with the kubelet's scale: 1000 is killed first.
 pub fn oom_score_adj(pod: &Pod, container: &Container, node_memory: i64) -> i64 {
     const GUARANTEED: i64 = -997;
     let spec = pod.spec.as_ref();
@@ -71,7 +71,7 @@ pub fn oom_score_adj(pod: &Pod, container: &Container, node_memory: i64) -> i64 
     }
     let own = burstable_score(container, node_memory);
     let is_sidecar = container.restart_policy.as_deref() == Some("Always");
-    // A sidecar serves the others, so it must not be killed before the last of them.
+    // A sidecar must not be killed before the containers that it serves.
     let others = spec
         .filter(|_| is_sidecar)
         .and_then(|spec| spec.containers.iter().map(|c| burstable_score(c, node_memory)).min());
@@ -116,7 +116,7 @@ fn hugepages(resources: Option<&ResourceRequirements>) -> Vec<HugepageLimit> {
         .collect()
 }
 
-/// "2Mi" as the kernel names the page size in its file names: "2MB".
+/// "2Mi" in the kernel's form for file names: "2MB".
 fn page_size(quantity: &str) -> Option<String> {
     let bytes = Quantity::parse(quantity).ok()?.value();
     Some(match bytes {

@@ -1,6 +1,7 @@
-//! On the machine's real cgroup tree, below a cgroup of the test's own.
+//! Tests on the machine's cgroup tree, below a cgroup of the test.
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::json;
@@ -24,7 +25,7 @@ impl Scratch {
         Scratch { cgroups: Cgroups::open(config).expect("root and a mounted cgroup hierarchy"), root }
     }
 
-    /// What a file of a controller says, on whichever version is mounted.
+    /// Content of a controller's file, on v1 or v2.
     fn read(&self, path: &str, v1: &str, v2: &str) -> String {
         let (controller, file) = v1.split_once('/').expect("controller/file");
         let at = if self.cgroups.is_v2() {

@@ -1,4 +1,4 @@
-//! The directories of the tree, over every hierarchy that is mounted.
+//! Cgroup directories in all mounted hierarchies.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,21 +9,21 @@ use coracle_cri::CgroupDriver;
 use coracle_systemd::property::{self, v1};
 use coracle_systemd::{Property, Systemd, unit};
 
-use super::CgroupError;
+use super::error::CgroupError;
 use super::hierarchies::Version;
 use super::limits::{Limits, writes};
 
-/// What pods cannot be limited without.
+/// Controllers that the limits of pods need.
 const WANTED: [&str; 3] = ["cpu", "memory", "pids"];
 
-/// Where the cgroups of pods live in each hierarchy.
+/// The parent cgroup of pods in each hierarchy.
 #[derive(Debug)]
 pub(crate) struct Tree {
     driver: CgroupDriver,
     version: Version,
-    /// Below each mount, without slashes at its ends; empty for the mount itself.
+    /// Path below each mount, without slashes at its ends. Empty: the mount itself.
     root: String,
-    /// Controller → where its hierarchy is mounted. On v2 all are at the one mount.
+    /// Mount point of each controller's hierarchy. On v2 all are equal.
     mounts: BTreeMap<String, PathBuf>,
 }
 
@@ -54,22 +54,22 @@ impl Tree {
         let Some(memory) = self.mounts.get("memory") else { return false };
         match self.version {
             Version::V1 => memory.join("memory.memsw.limit_in_bytes").exists(),
-            // The root cgroup of v2 has no limits, so an existing child is asked.
+            // The root cgroup of v2 has no limits, so a child is examined.
             Version::V2 => memory.join(self.below("kubepods")).join("memory.swap.max").exists(),
         }
     }
 
-    /// The path as seen from the hierarchies' mounts.
+    /// The path below the hierarchies' mounts.
     pub(crate) fn absolute(&self, path: &str) -> String {
         format!("/{}", self.below(path))
     }
 
-    /// Whether calls go to systemd, which takes longer than writing files.
+    /// Whether systemd makes the cgroups, which takes longer than file writes.
     pub(crate) fn is_systemds(&self) -> bool {
         self.driver == CgroupDriver::Systemd
     }
 
-    /// Makes the cgroup in every hierarchy and sets its limits.
+    /// Creates the cgroup in every hierarchy and sets its limits.
     pub(crate) fn ensure(&self, path: &str, limits: &Limits) -> Result<(), CgroupError> {
         if self.is_systemds() {
             return self.ensure_slice(path, &limits.in_whole_percents());
@@ -79,13 +79,13 @@ impl Tree {
         super::write::limits(&self.directories_by_controller(&below), limits, self.is_v2())
     }
 
-    /// The same where systemd makes it, which also keeps the limits; on v1 in the hierarchies that it manages. In the
-    /// others it is made by us.
+    /// The same with systemd, which also stores the limits. On v1, hierarchies that systemd does not manage are
+    /// written directly.
     fn ensure_slice(&self, path: &str, limits: &Limits) -> Result<(), CgroupError> {
         let below = self.below(path);
         let mut dirs = self.directories_by_controller(&below);
         if !self.is_v2() {
-            // systemd makes a slice's when a scope in it has one, and takes it away again.
+            // systemd creates and removes it with the slice's scopes.
             dirs.remove("devices");
         }
         if super::write::holds(&dirs, limits, self.is_v2()) {
@@ -129,7 +129,7 @@ impl Tree {
         self.mounts.iter().map(|(name, mount)| (name.clone(), mount.join(below))).collect()
     }
 
-    /// The names of the cgroups directly in this one, in any hierarchy, as [`Tree::ensure`] was given them.
+    /// Names of the child cgroups in any hierarchy, in the form of [`Tree::ensure`].
     pub(crate) fn children(&self, path: &str) -> Vec<String> {
         let mut names: Vec<String> = self.directories(path).iter().flat_map(|dir| child_names(dir)).collect();
         if self.is_systemds() {
@@ -140,7 +140,8 @@ impl Tree {
         names
     }
 
-    /// Removes the cgroup and all below it from every hierarchy, to the end; the first error is told.
+    /// Removes the cgroup with its children from every hierarchy, and continues after an error. Returns the first
+    /// error.
     pub(crate) fn remove(&self, path: &str) -> Result<(), CgroupError> {
         if self.is_systemds() && self.directories(path).iter().any(|dir| dir.exists()) {
             let slice = self.slice(path);
@@ -159,7 +160,7 @@ impl Tree {
         }
     }
 
-    /// The slice that the cgroup is with systemd; the root is one as well then, or nothing.
+    /// The systemd slice of the cgroup. The root must be a slice or empty.
     fn slice(&self, path: &str) -> String {
         let root = self.root.trim_end_matches(".slice").split('-');
         unit::slice_of(root.chain(path.split('/')).filter(|name| !name.is_empty()))
@@ -185,12 +186,12 @@ fn child_names(dir: &Path) -> Vec<String> {
     dirs.filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
-/// The last of a slice's names, with the dashes that stand as underscores in it.
+/// The last component of a slice's name, with escaped dashes restored.
 fn name_of_slice(slice: &str) -> Option<String> {
     Some(slice.strip_suffix(".slice")?.rsplit('-').next()?.replace('_', "-"))
 }
 
-/// rmdir from the leaves up: the files of a cgroup go with its directory.
+/// Removes the directories from the leaves up: rmdir removes a cgroup's files, too.
 pub(super) fn remove_dir(dir: &Path) -> Result<(), CgroupError> {
     match fs::remove_dir(dir) {
         Ok(()) => return Ok(()),
@@ -255,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_systemd_makes_no_cgroups_in_is_made_by_us() {
+    fn hierarchies_that_systemd_does_not_manage_are_written_directly() {
         let ours = ["cpuset", "freezer", "net_cls", "hugetlb"].map(is_left_to_us);
         let its_own = ["cpu", "memory", "devices", "systemd"].map(is_left_to_us);
         assert_eq!((ours, its_own), ([true; 4], [false; 4]));

@@ -1,16 +1,16 @@
-//! Writing limits into a cgroup's files, only where they differ.
+//! Writes of limits to a cgroup's files, only if they differ.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::CgroupError;
+use super::error::CgroupError;
 use super::limits::{Limits, writes};
 
-/// Sets the limits in the cgroup that each controller has at its directory.
+/// Sets the limits in each controller's directory of the cgroup.
 ///
-/// A controller that the machine lacks was named once at the start and is passed over here.
+/// A missing controller was logged at the start and is skipped here.
 pub(crate) fn limits(dirs: &BTreeMap<String, PathBuf>, limits: &Limits, v2: bool) -> Result<(), CgroupError> {
     for write in writes(limits, v2) {
         let Some(dir) = dirs.get(write.controller) else { continue };
@@ -19,7 +19,7 @@ pub(crate) fn limits(dirs: &BTreeMap<String, PathBuf>, limits: &Limits, v2: bool
     Ok(())
 }
 
-/// Whether the cgroup is there, with these limits.
+/// Whether the cgroup exists and has these limits.
 pub(crate) fn holds(dirs: &BTreeMap<String, PathBuf>, limits: &Limits, v2: bool) -> bool {
     let is_held = |dir: &PathBuf, file: &str, value: &str| {
         fs::read_to_string(dir.join(file)).is_ok_and(|held| held.trim() == value)
@@ -35,9 +35,9 @@ fn one(path: &Path, value: &str) -> Result<(), CgroupError> {
         return Ok(());
     }
     match fs::write(path, value) {
-        // A kernel built without the bandwidth controller has the cgroup but not this file of it.
+        // A kernel without the bandwidth controller has the cgroup without this file.
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            tracing::debug!(path = %path.display(), "this kernel has no such limit");
+            tracing::debug!(path = %path.display(), "the kernel does not support this limit");
             Ok(())
         }
         Err(source) => Err(CgroupError::Write { path: path.to_owned(), value: value.to_owned(), source }),

@@ -10,16 +10,16 @@ use crate::bounded;
 
 /// Extension of a complete record.
 pub(super) const EXTENSION: &str = "sealed";
-/// Maximum size of a record in bytes. An API object has 1.5 MiB at most; a namespace's services may have more.
+/// Maximum size of a record in bytes. An API object has at most 1.5 MiB; the services of a namespace may have more.
 const RECORD_MAX: u64 = 64 << 20;
 
-/// Makes a directory with mode 0700, also when it is there with another.
+/// Creates a directory with mode 0700, and sets the mode of an existing one.
 pub(super) fn make_dir(dir: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     fs::set_permissions(dir, fs::Permissions::from_mode(0o700))
 }
 
-/// Removes what a crash left half written.
+/// Removes temporary files that a crash left.
 pub(super) fn remove_temporary(dir: &Path) {
     for path in entries(dir).filter(|path| path.extension().is_some_and(|found| found == "tmp")) {
         let _ = fs::remove_file(path);
@@ -31,7 +31,7 @@ pub(super) fn write(path: &Path, content: &[u8]) -> io::Result<()> {
     let temporary = path.with_extension("tmp");
     let written = write_new(&temporary, content).and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
-        // On a full disk the half file would take the room that others need.
+        // On a full disk the incomplete file would occupy the space that other writes need.
         let _ = fs::remove_file(&temporary);
     } else {
         let _ = fs::remove_file(path.with_extension("bad"));
@@ -51,7 +51,7 @@ pub(super) fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-/// Content of a record; nothing when it is absent.
+/// Content of a record; None if it does not exist.
 pub(super) fn read(path: &Path) -> Option<Vec<u8>> {
     match bounded::read(path, RECORD_MAX) {
         Ok(content) => Some(content),
@@ -65,11 +65,11 @@ pub(super) fn read(path: &Path) -> Option<Vec<u8>> {
 
 /// Renames an unreadable record to `*.bad`.
 pub(super) fn set_aside(path: &Path, error: &dyn Display) {
-    tracing::warn!(%error, path = %path.display(), "setting an unreadable checkpoint record aside");
+    tracing::warn!(%error, path = %path.display(), "renaming an unreadable checkpoint record");
     let _ = fs::rename(path, path.with_extension("bad"));
 }
 
-/// Removes a record and its set-aside copy.
+/// Removes a record and its `*.bad` copy.
 pub(super) fn remove(path: &Path) {
     for path in [path.to_path_buf(), path.with_extension("bad")] {
         match fs::remove_file(&path) {

@@ -1,4 +1,4 @@
-//! Which pods need which records. Pure.
+//! Owners of checkpoint records: the pods that need them. Pure.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
@@ -13,7 +13,7 @@ pub(super) struct Owners {
 }
 
 impl Owners {
-    /// Sets what a pod needs; returns the records that no pod needs any more.
+    /// Sets the records of a pod; returns those that no pod needs any more.
     pub(super) fn set(&mut self, uid: &str, keys: Vec<Key>) -> Vec<Key> {
         let keys: HashSet<Key> = keys.into_iter().collect();
         for key in &keys {
@@ -33,7 +33,7 @@ impl Owners {
         dropped
     }
 
-    /// Whether any pod needs the record.
+    /// Whether a pod needs the record.
     pub(super) fn has(&self, key: &Key) -> bool {
         self.counts.contains_key(key)
     }

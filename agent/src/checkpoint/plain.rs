@@ -1,4 +1,4 @@
-//! Plain records of earlier versions (`agent/pods`, `agent/values`): taken over once, then removed.
+//! Migration of plain records of earlier versions (`agent/pods`, `agent/values`).
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use super::{Checkpoint, Key, references};
 use crate::source::record;
 
-/// Encrypts what an earlier version left. The plain files go when their content is on disk.
+/// Encrypts the records of an earlier version. Plain files are removed after the encrypted ones are on disk.
 pub(super) fn take_over(checkpoint: &Checkpoint, agent_dir: &Path) {
     let (pods, values) = (agent_dir.join("pods"), agent_dir.join("values"));
     if !pods.exists() && !values.exists() {

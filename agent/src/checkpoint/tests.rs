@@ -41,7 +41,7 @@ fn a_value_is_encrypted_and_read_back_by_the_next_life() {
 }
 
 #[test]
-fn an_unchanged_value_is_not_written_again_also_by_the_next_life() {
+fn an_unchanged_value_is_not_written_again_even_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let key = Key::pod("u");
     open(dir.path()).put(key.clone(), &1);
@@ -79,7 +79,7 @@ fn a_torn_record_a_record_in_anothers_place_and_a_half_written_one_are_no_obstac
 }
 
 #[test]
-fn records_go_with_the_last_pod_that_needs_them_and_strays_at_the_next_start() {
+fn records_are_removed_with_their_last_pod_and_unowned_ones_at_the_next_start() {
     let dir = tempfile::tempdir().unwrap();
     let (shared, own) = (Key::secret("ns", "shared"), Key::config_map("ns", "own"));
     let checkpoint = open(dir.path());
@@ -102,7 +102,7 @@ fn records_go_with_the_last_pod_that_needs_them_and_strays_at_the_next_start() {
 }
 
 #[test]
-fn what_cannot_be_written_stays_due_and_readable() {
+fn a_failed_write_stays_due_and_readable() {
     let dir = tempfile::tempdir().unwrap();
     let checkpoint = open(dir.path());
     let pods = dir.path().join("agent/checkpoint/pods");

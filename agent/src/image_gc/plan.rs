@@ -1,49 +1,49 @@
-//! Which images go, in which order, and how many bytes that frees. Pure.
+//! Selection of images to remove, and the space that it frees. Pure.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 
-use super::ImageGcPolicy;
+use super::policy::ImageGcPolicy;
 
-/// The images' file system.
+/// Usage of the images' file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Disk {
     pub(super) capacity: u64,
     pub(super) available: u64,
-    /// 0 where inodes are not counted.
+    /// 0 if the file system does not count inodes.
     pub(super) inodes: u64,
     pub(super) inodes_free: u64,
 }
 
-/// How much there is to be freed.
+/// Space to free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Need {
     Nothing,
     Bytes(u64),
-    /// All that may go: inodes run out, and nobody counts those of an image.
+    /// All removable images: inodes are used up, and their number per image is unknown.
     All,
 }
 
-/// An image, as far as it matters here.
+/// Properties of an image that the selection needs.
 #[derive(Clone, Debug)]
 pub(super) struct Image {
     pub(super) id: String,
-    /// Its tags and digests.
+    /// Tags and digests.
     pub(super) names: Vec<String>,
     pub(super) pinned: bool,
-    /// By a container in whatever state, or by a pod that names it.
+    /// Whether a container or a pod uses it.
     pub(super) in_use: bool,
-    /// When it came; at the beginning of time if nobody knows.
+    /// Time of the pull; the epoch if unknown.
     pub(super) pulled: Timestamp,
-    /// When it was last of use.
+    /// Time of the last use.
     pub(super) used: Timestamp,
-    /// What it consists of, and the bytes of each: two images may have one layer.
+    /// Layers with their sizes in bytes. Images may share layers.
     pub(super) layers: Vec<(String, u64)>,
 }
 
-/// An image that goes, and what is free when all before it are gone.
+/// An image to remove, and the bytes that are free after it and all before it are removed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Removal {
     pub(super) id: String,
@@ -54,26 +54,27 @@ pub(super) struct Removal {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) removals: Vec<Removal>,
-    /// When it is not enough: the time after which the next image is old enough to go.
+    /// If that is not enough: the time until another image reaches the minimum age.
     pub(super) again: Option<Duration>,
 }
 
 // === impl Disk ===
 
 impl Disk {
-    /// How much of it is in use, as the kubelet reckons: what is kept for root counts too.
+    /// Percent in use, computed as by the kubelet: blocks reserved for root count as used.
     pub(super) fn percent(&self) -> u64 {
         100 - percent_of(self.available.min(self.capacity), self.capacity)
     }
 
-    /// The share of inodes at which the kubelet and [the node's condition](crate::node) see pressure.
+    /// Whether inodes are at the kubelet's and [the node condition's](crate::node) pressure threshold.
     fn lacks_inodes(&self) -> bool {
         self.inodes > 0 && self.inodes_free.saturating_mul(20) < self.inodes
     }
 }
 
-/// What has to be freed. A pull that found no room says by that only that there is too little: then twice as much is
-/// made free as there is, so that with each try it comes nearer and the first does not take everything.
+/// The space to free. A pull that failed on a full disk does not say how much it needs, so twice the available space
+/// is freed:
+/// each retry comes closer, and the first one does not remove everything.
 pub(super) fn need(policy: &ImageGcPolicy, disk: &Disk, no_room: bool) -> Need {
     if policy.high_threshold >= 100 {
         return Need::Nothing;
@@ -94,7 +95,7 @@ pub(super) fn need(policy: &ImageGcPolicy, disk: &Disk, no_room: bool) -> Need {
     }
 }
 
-/// Chooses among unused images, those first that were of no use for the longest time.
+/// Selects unused images, least recently used first.
 pub(super) fn plan(policy: &ImageGcPolicy, need: Need, images: &[Image], now: Timestamp) -> Plan {
     let (mut unused, kept): (Vec<&Image>, Vec<&Image>) =
         images.iter().partition(|image| !image.pinned && !image.in_use);
@@ -120,7 +121,7 @@ pub(super) fn plan(policy: &ImageGcPolicy, need: Need, images: &[Image], now: Ti
         if !is_over_age && !is_needed {
             continue;
         }
-        // A time that lies ahead is none: the clock was set back.
+        // Ignore timestamps in the future: the clock was set back.
         let young = age(image.pulled, now).and_then(|age| policy.minimum_age.checked_sub(age));
         if let Some(left) = young.filter(|left| !left.is_zero()) {
             plan.again = Some(plan.again.map_or(left, |again| again.min(left)));
@@ -136,7 +137,7 @@ pub(super) fn plan(policy: &ImageGcPolicy, need: Need, images: &[Image], now: Ti
     plan
 }
 
-/// The bytes of the layers that nobody has after this image.
+/// Bytes of layers that no other image has.
 fn let_go<'a>(users: &mut HashMap<&'a str, usize>, image: &'a Image) -> u64 {
     let mut bytes = 0;
     for (layer, size) in &image.layers {

@@ -1,4 +1,4 @@
-//! Clients of the API: with a token, and with a certificate that is renewed.
+//! API clients: with a bootstrap token, and with a certificate that is renewed.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -10,17 +10,19 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use serde_json::json;
 
+use super::endpoint::{CONNECT_LIMIT, Endpoint};
+use super::error::JoinError;
 use super::request::Identity;
-use super::{Endpoint, JoinError, Token};
+use super::token::Token;
 
-/// The way to the API with the certificate of the moment.
+/// An API client that always uses the current certificate.
 pub(super) struct Current {
     endpoint: Endpoint,
     authority: String,
     state: RwLock<(Client, Identity)>,
 }
 
-/// Trusting the authority, and nothing else yet.
+/// A configuration that trusts this authority and has no credentials.
 fn trusting(endpoint: &Endpoint, authority: &str) -> Result<Config, JoinError> {
     let certificates =
         CertificateDer::pem_slice_iter(authority.as_bytes()).map(|one| one.map(|der| der.to_vec()));
@@ -30,7 +32,7 @@ fn trusting(endpoint: &Endpoint, authority: &str) -> Result<Config, JoinError> {
     Ok(config)
 }
 
-/// As whoever a token is for.
+/// A client with the token's credentials.
 pub(super) async fn with_token(
     endpoint: &Endpoint,
     authority: &str,
@@ -47,7 +49,7 @@ pub(super) async fn with_token(
     let file: Kubeconfig = serde_json::from_value(file).map_err(|error| unusable(error.to_string()))?;
     let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
     let mut config = config.map_err(|error| unusable(error.to_string()))?;
-    config.connect_timeout = Some(super::cluster::PATIENCE);
+    config.connect_timeout = Some(CONNECT_LIMIT);
     Client::try_from(config).map_err(|error| unusable(error.to_string()))
 }
 
@@ -57,7 +59,7 @@ impl Current {
         Ok(Self { endpoint, authority, state: RwLock::new((client, identity)) })
     }
 
-    /// A client that sends each request with the certificate of that moment.
+    /// A client that sends each request with the certificate that is current then.
     pub(super) fn client(self: &Arc<Self>) -> Client {
         let current = Arc::clone(self);
         let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
@@ -67,17 +69,17 @@ impl Current {
         Client::new(service, "default")
     }
 
-    /// The client with the certificate of this moment.
+    /// A client with the current certificate.
     pub(super) fn now(&self) -> Client {
         self.state.read().unwrap_or_else(PoisonError::into_inner).0.clone()
     }
 
-    /// The certificate of this moment.
+    /// The current certificate.
     pub(super) fn identity(&self) -> Identity {
         self.state.read().unwrap_or_else(PoisonError::into_inner).1.clone()
     }
 
-    /// From now on with this certificate. Connections made with the old one end with their requests.
+    /// Uses this certificate for all further requests. Connections with the old one end after their requests.
     pub(super) fn replace(&self, identity: Identity) -> Result<(), JoinError> {
         let client = connect(&self.endpoint, &self.authority, &identity)?;
         *self.state.write().unwrap_or_else(PoisonError::into_inner) = (client, identity);

@@ -1,65 +1,23 @@
-//! Where the cluster is, and whether it is the one that is meant.
-
-use std::fmt;
-use std::str::FromStr;
-use std::time::Duration;
+//! Discovery of the cluster: its authority from `cluster-info`, verified by the hash and the token.
 
 use base64::Engine;
 use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD};
 use http_body_util::{BodyExt, Limited};
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use kube::config::Kubeconfig;
-use kube::{Api, Client, Config};
+use kube::{Api, Client};
 use ring::hmac;
 
+use super::endpoint::{CONNECT_LIMIT, Endpoint};
+use super::error::JoinError;
 use super::request::Failure;
-use super::{CaHash, JoinError, Token};
+use super::token::{CaHash, Token};
 
-/// How long a connection may take.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
-/// Maximum size in bytes of the first answer, which may come from any server.
+/// Maximum size in bytes of the response, which comes from an untrusted server.
 const ANSWER_MAX: usize = 1 << 20;
 
-/// The API's URL.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Endpoint(http::Uri);
-
-impl FromStr for Endpoint {
-    type Err = JoinError;
-
-    fn from_str(text: &str) -> Result<Self, JoinError> {
-        let wrong = || JoinError::Setting(format!("{text} is not of the form https://HOST:PORT"));
-        let uri: http::Uri = text.trim_end_matches('/').parse().map_err(|_malformed| wrong())?;
-        let plain = uri.path_and_query().is_none_or(|path| matches!(path.as_str(), "" | "/"));
-        let right =
-            uri.scheme_str() == Some("https") && uri.host().is_some_and(|host| !host.is_empty()) && plain;
-        if right { Ok(Self(uri)) } else { Err(wrong()) }
-    }
-}
-
-impl fmt::Display for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0.to_string().trim_end_matches('/'))
-    }
-}
-
-impl Endpoint {
-    /// How to connect, as nobody and trusting nobody yet.
-    pub(super) fn config(&self) -> Config {
-        let mut config = Config::new(self.0.clone());
-        config.connect_timeout = Some(PATIENCE);
-        // Else the machine's own authorities were loaded, which an appliance may not have.
-        config.root_cert = Some(Vec::new());
-        config
-    }
-
-    pub(super) fn unreachable(&self, error: &dyn std::error::Error) -> JoinError {
-        JoinError::Unreachable { server: self.to_string(), reason: coracle_error_chain::chain(error) }
-    }
-}
-
-/// The authority of the cluster at this address, PEM: the one with the hash. The first answer may come from anybody,
-/// and is believed in nothing but what the hash and the token vouch for.
+/// The authority (PEM) of the cluster at this address. The response comes from an untrusted server: it counts only if
+/// the authority has the hash and the token has signed it.
 pub(super) async fn authority(
     endpoint: &Endpoint,
     token: &Token,
@@ -67,11 +25,11 @@ pub(super) async fn authority(
 ) -> Result<String, JoinError> {
     let mut config = endpoint.config();
     config.accept_invalid_certs = true;
-    tracing::info!(server = %endpoint, "asking for the cluster's authority, to be checked by its hash");
+    tracing::info!(server = %endpoint, "requesting the cluster's authority");
     let client = Client::try_from(config).map_err(|error| endpoint.unreachable(&error))?;
-    let answer = tokio::time::timeout(PATIENCE, cluster_info(&client, endpoint)).await;
+    let answer = tokio::time::timeout(CONNECT_LIMIT, cluster_info(&client, endpoint)).await;
     let info = answer.map_err(|_elapsed| {
-        let reason = format!("no answer within {} s", PATIENCE.as_secs());
+        let reason = format!("no answer within {} s", CONNECT_LIMIT.as_secs());
         JoinError::Unreachable { server: endpoint.to_string(), reason }
     })??;
     let data = info.data.unwrap_or_default();
@@ -82,7 +40,8 @@ pub(super) async fn authority(
     let authority = authority_in(kubeconfig)?;
     let found = CaHash::of(&authority)?;
     if found != *hash {
-        return Err(JoinError::OtherAuthority { server: endpoint.to_string(), wanted: hash.clone(), found });
+        let (wanted, found) = (hash.to_string(), found.to_string());
+        return Err(JoinError::OtherAuthority { server: endpoint.to_string(), wanted, found });
     }
     let id = token.id.clone();
     match read(&format!("jws-kubeconfig-{id}")) {
@@ -92,7 +51,7 @@ pub(super) async fn authority(
     }
 }
 
-/// The config map of the cluster's first answer, of 1 MiB at most: the server is not trusted yet.
+/// The config map `cluster-info`, at most 1 MiB: the server is not trusted yet.
 async fn cluster_info(client: &Client, endpoint: &Endpoint) -> Result<ConfigMap, JoinError> {
     let unusable = |error: &dyn std::fmt::Display| JoinError::ClusterInfo(error.to_string());
     let request = http::Request::get("/api/v1/namespaces/kube-public/configmaps/cluster-info");
@@ -108,7 +67,7 @@ async fn cluster_info(client: &Client, endpoint: &Endpoint) -> Result<ConfigMap,
     Err(unusable(&message.unwrap_or(head.status.as_str())))
 }
 
-/// Whether a node of this name lives: then its name is taken, and so would be its pods.
+/// Whether a node of this name exists and is Ready: its name is taken then.
 pub(super) async fn has_ready_node(client: &Client, name: &str) -> Result<bool, Failure> {
     let found = Api::<Node>::all(client.clone()).get_opt(name).await;
     let node = found.map_err(|error| Failure::Api(Box::new(error)))?;

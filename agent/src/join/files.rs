@@ -1,4 +1,4 @@
-//! What a joined machine keeps, under `join/` of its state directory: whole or not there, readable by root alone.
+//! Files of a joined machine, under `join/` of its state directory: replaced as a whole, readable by root only.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -10,14 +10,16 @@ use base64::prelude::BASE64_STANDARD;
 use kube::config::Kubeconfig;
 use rcgen::KeyPair;
 
+use super::endpoint::Endpoint;
+use super::error::JoinError;
 use super::request::{self, Identity};
-use super::{CaHash, Endpoint, JoinError};
+use super::token::CaHash;
 use crate::bounded;
 
 /// Maximum size in bytes of each file.
 const FILE_MAX: u64 = 1 << 20;
 
-/// The directory.
+/// The directory `join/`.
 pub(super) struct Files {
     dir: PathBuf,
 }
@@ -27,7 +29,7 @@ impl Files {
         Self { dir: state_dir.join("join") }
     }
 
-    /// The authority's certificate.
+    /// Path of the authority's certificate.
     pub(super) fn authority_path(&self) -> PathBuf {
         self.dir.join("ca.crt")
     }
@@ -37,7 +39,7 @@ impl Files {
         bounded::read_text(&path, FILE_MAX).map_err(|error| unusable(&path, &error))
     }
 
-    /// Fails unless the cluster is the one whose authority has this hash.
+    /// Fails unless the authority of the joined cluster has this hash.
     pub(super) fn is_of(&self, hash: &CaHash) -> Result<(), JoinError> {
         let found = CaHash::of(&self.authority()?)?;
         if found == *hash {
@@ -60,14 +62,14 @@ impl Files {
         write_identity(&self.dir.join("client.pem"), identity)
     }
 
-    /// The key of a request that waits for its answer; a new one when there is none.
+    /// The key of the unanswered request; a new key if there is none.
     pub(super) fn pending_key(&self) -> Result<KeyPair, JoinError> {
         let path = self.dir.join("pending.key");
         let text = match bounded::read_text(&path, FILE_MAX) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             text => Some(text.map_err(|error| unusable(&path, &error))?),
         };
-        // One that cannot be used is of a request that is lost.
+        // A damaged key belongs to a lost request.
         if let Some(key) = text.and_then(|text| KeyPair::from_pem(&text).ok()) {
             return Ok(key);
         }
@@ -76,10 +78,10 @@ impl Files {
         Ok(key)
     }
 
-    /// Its request was answered.
+    /// Removes the key after its request was answered.
     pub(super) fn forget_pending_key(&self) {
         drop(fs::remove_file(self.dir.join("pending.key")));
-        // A machine that has not joined has no such directory.
+        // Removes the directory only if it is empty: the machine has not joined then.
         drop(fs::remove_dir(&self.dir));
     }
 
@@ -88,7 +90,7 @@ impl Files {
         ServingFile { path: self.dir.join("serving.pem") }
     }
 
-    /// Where the cluster is and which node of it this machine is; nothing when it has not joined.
+    /// The API server and the node's name; None if the machine has not joined.
     pub(super) fn kubeconfig(&self) -> Result<Option<(Endpoint, String)>, JoinError> {
         let path = self.dir.join("kubeconfig");
         let text = match bounded::read_text(&path, FILE_MAX) {
@@ -107,7 +109,7 @@ impl Files {
         Ok(Some((server.parse()?, node)))
     }
 
-    /// For this program and for people; it leads to the certificate, which is renewed.
+    /// Writes the kubeconfig, which refers to the certificate file, because the certificate is renewed.
     pub(super) fn write_kubeconfig(
         &self,
         endpoint: &Endpoint,
@@ -151,12 +153,12 @@ pub(super) struct ServingFile {
 }
 
 impl ServingFile {
-    /// The serving certificate; nothing when there is none yet. One that cannot be used is requested again.
+    /// The serving certificate; None if there is none. An unusable one is ignored, and requested again.
     pub(super) fn read(&self) -> Result<Option<Identity>, JoinError> {
         let path = &self.path;
         match read(path) {
             Err(JoinError::Certificate(reason)) => {
-                tracing::warn!(path = %path.display(), reason, "setting an unusable certificate aside");
+                tracing::warn!(path = %path.display(), reason, "ignoring an unusable certificate");
                 drop(fs::rename(path, path.with_extension("bad")));
                 Ok(None)
             }
@@ -171,7 +173,7 @@ impl ServingFile {
 
 const KEY: &str = "-----BEGIN PRIVATE KEY-----";
 
-/// Certificate and key in one file, so that neither is ever without the other.
+/// Certificate and key are in one file, so that they always fit.
 fn write_identity(path: &Path, identity: &Identity) -> Result<(), JoinError> {
     write(path, &format!("{}\n{}", identity.certificate.trim_end(), identity.key))
 }
@@ -187,17 +189,17 @@ fn read(path: &Path) -> Result<Option<Identity>, JoinError> {
     Identity::new(certificate.to_owned(), key.to_owned()).map(Some)
 }
 
-/// Replaces a file of mode 0600; its directory is made if it is absent.
+/// Replaces a file of mode 0600, and creates its directory if it is absent.
 pub(super) fn write(path: &Path, text: &str) -> Result<(), JoinError> {
     replace(path, text).map_err(|error| unusable(path, &error))
 }
 
-/// Temporary name, sync, rename, sync of the directory.
+/// Writes a temporary file, syncs it, renames it and syncs the directory.
 fn replace(path: &Path, text: &str) -> io::Result<()> {
     let dir = path.parent().unwrap_or(Path::new("/"));
     fs::create_dir_all(dir)?;
     let temporary = path.with_extension("tmp");
-    // A leftover may have another mode: start from nothing.
+    // A leftover temporary file may have another mode.
     match fs::remove_file(&temporary) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -222,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_and_for_root_alone() {
+    fn written_files_are_read_back_and_readable_by_root_only() {
         let dir = tempfile::tempdir().unwrap();
         let files = Files::new(dir.path());
         assert!(files.kubeconfig().unwrap().is_none() && files.serving().read().unwrap().is_none());
@@ -254,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_serving_certificate_is_set_aside_and_a_torn_client_certificate_is_told() {
+    fn a_torn_serving_certificate_is_ignored_and_a_torn_client_certificate_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let files = Files::new(dir.path());
         fs::create_dir_all(&files.dir).unwrap();

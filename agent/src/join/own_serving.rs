@@ -1,5 +1,5 @@
-//! Serving certificates of a node with a kubeconfig, as the kubelet has them: self-signed (`kubelet.crt`, `kubelet.key` in
-//! the certificate directory), or requested from the cluster (`kubelet-server-current.pem`).
+//! Serving certificates of a node with a kubeconfig, with the kubelet's files: self-signed (`kubelet.crt`,
+//! `kubelet.key` in the certificate directory), or requested from the cluster (`kubelet-server-current.pem`).
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -12,13 +12,14 @@ use rcgen::{
 use rustls::server::ResolvesServerCert;
 use tokio::sync::watch;
 
+use super::error::JoinError;
 use super::files::{self, ServingFile};
 use super::request::{self, Identity};
+use super::rotate;
 use super::serving::{Serving, certified};
-use super::{JoinError, rotate};
 use crate::bounded;
 
-/// Lifetime of a self-signed certificate in days, as the kubelet's.
+/// Lifetime of a self-signed certificate in days, as in the kubelet.
 const DAYS: i64 = 365;
 /// Maximum size in bytes of a certificate or key file.
 const FILE_MAX: u64 = 1 << 20;
@@ -32,7 +33,7 @@ pub struct RequestedServing {
 }
 
 impl RequestedServing {
-    /// Takes up the certificate of an earlier life, if there is one.
+    /// Reads the certificate of an earlier start, if there is one.
     ///
     /// # Errors
     /// [`JoinError`] when the file cannot be read.
@@ -42,7 +43,7 @@ impl RequestedServing {
         Ok(Self { client, node: node.to_owned(), file, serving })
     }
 
-    /// The certificate, as of each handshake; there is none until the cluster gives it.
+    /// The certificate, looked up at each handshake. None until the cluster has issued it.
     #[must_use]
     pub fn serving(&self) -> Arc<dyn ResolvesServerCert> {
         self.serving.clone()
@@ -50,19 +51,19 @@ impl RequestedServing {
 
     /// Requests the certificate for the node's name and addresses, and renews it, for ever.
     pub async fn keep(&self, addresses: watch::Receiver<Vec<IpAddr>>) {
-        rotate::serving(|| self.client.clone(), &self.file, (&self.serving, &self.node), addresses).await;
+        rotate::serving(|| self.client.clone(), &self.file, &self.serving, &self.node, addresses).await;
     }
 }
 
 impl std::fmt::Debug for RequestedServing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Keys are secret.
+        // Keys are not printed.
         f.debug_struct("RequestedServing").field("node", &self.node).finish_non_exhaustive()
     }
 }
 
-/// A self-signed certificate for the node's name and addresses, and its key: the one that is there, or, when it does not
-/// exist, does not fit its key, has expired or is for another name, a new one.
+/// The files of a self-signed certificate for the node's name and addresses, and of its key. A new pair is written if
+/// there is none, or if it does not fit, has expired or is for another name.
 ///
 /// # Errors
 /// [`JoinError`] when the files cannot be written.
@@ -84,14 +85,14 @@ pub fn self_signed(
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     let now = std::time::SystemTime::now();
-    // An hour earlier, as upstream: clocks differ.
+    // One hour earlier, as upstream, for clients whose clock is behind.
     params.not_before = (now - std::time::Duration::from_secs(3600)).into();
     params.not_after = (now + std::time::Duration::from_secs(DAYS.unsigned_abs() * 24 * 3600)).into();
     let made = params.self_signed(&pair).map_err(unusable)?;
-    // The key first: a crash between both leaves a pair that does not fit, which the next start replaces.
+    // The key is written first: after a crash in between the pair does not fit, and the next start replaces it.
     files::write(&key, &pair.serialize_pem())?;
     files::write(&certificate, &made.pem())?;
-    tracing::info!(path = %certificate.display(), "made a self-signed serving certificate");
+    tracing::info!(path = %certificate.display(), "created a self-signed serving certificate");
     Ok((certificate, key))
 }
 

@@ -1,4 +1,4 @@
-//! A certificate is asked for and waited for.
+//! Certificate signing requests: creation, and the wait for the answer.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -19,9 +19,10 @@ use sha2::{Digest, Sha256};
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::{Endpoint, JoinError};
+use super::endpoint::Endpoint;
+use super::error::JoinError;
 
-/// What is asked for.
+/// The certificate to request.
 #[derive(Clone, Debug)]
 pub(super) struct Wanted {
     pub(super) user: String,
@@ -31,7 +32,7 @@ pub(super) struct Wanted {
     usage: &'static str,
 }
 
-/// A certificate and its key, PEM, and from when to when it is valid.
+/// A certificate and its key (PEM), and its validity.
 #[derive(Clone, Debug)]
 pub(super) struct Identity {
     pub(super) certificate: String,
@@ -40,7 +41,7 @@ pub(super) struct Identity {
     until: jiff::Timestamp,
 }
 
-/// Why no certificate came.
+/// Why no certificate was issued.
 #[derive(Debug)]
 pub(super) enum Failure {
     Api(Box<kube::Error>),
@@ -48,7 +49,7 @@ pub(super) enum Failure {
 }
 
 impl Wanted {
-    /// A node's client certificate.
+    /// The client certificate of a node.
     pub(super) fn client(node: &str) -> Self {
         Self {
             user: format!("system:node:{node}"),
@@ -59,7 +60,7 @@ impl Wanted {
         }
     }
 
-    /// A node's serving certificate.
+    /// The serving certificate of a node.
     pub(super) fn serving(node: &str, addresses: Vec<IpAddr>) -> Self {
         Self {
             names: vec![node.to_owned()],
@@ -70,7 +71,7 @@ impl Wanted {
         }
     }
 
-    /// Whether a certificate is for all that is wanted.
+    /// Whether a certificate has the requested user, names and addresses.
     pub(super) fn is_met_by(&self, identity: &Identity) -> bool {
         let met = || {
             let der = CertificateDer::from_pem_slice(identity.certificate.as_bytes()).ok()?;
@@ -105,7 +106,7 @@ impl Wanted {
         params.serialize_request(key)?.pem()
     }
 
-    /// Named after the key and what is wanted: who asks again with the same key finds the request that there is.
+    /// The request object. Its name is derived from key and content, so that a retry with the same key finds it.
     fn object(&self, key: &KeyPair) -> Result<CertificateSigningRequest, rcgen::Error> {
         let asked = [key.public_key_pem().as_bytes(), self.user.as_bytes(), self.signer.as_bytes()].concat();
         let name = format!("node-csr-{}", hex::encode(Sha256::digest(asked)));
@@ -123,7 +124,7 @@ impl Wanted {
 }
 
 impl Identity {
-    /// From PEM.
+    /// Parses certificate and key (PEM).
     pub(super) fn new(certificate: String, key: String) -> Result<Self, JoinError> {
         let unusable = |why: String| JoinError::Certificate(why);
         let der = CertificateDer::from_pem_slice(certificate.as_bytes())
@@ -137,7 +138,7 @@ impl Identity {
         Ok(Self { certificate, key, from, until })
     }
 
-    /// Whether it names this host.
+    /// Whether the certificate is for this host.
     pub(super) fn is_for(&self, host: &str) -> bool {
         let found = || {
             let der = CertificateDer::from_pem_slice(self.certificate.as_bytes()).ok()?;
@@ -149,27 +150,27 @@ impl Identity {
         found().unwrap_or(false)
     }
 
-    /// When it ends.
+    /// End of validity.
     pub(super) fn until(&self) -> jiff::Timestamp {
         self.until
     }
 
-    /// Whether it has ended.
+    /// Whether it has expired.
     pub(super) fn is_over(&self, now: jiff::Timestamp) -> bool {
         now >= self.until
     }
 
-    /// How long it is still valid.
+    /// Remaining validity.
     pub(super) fn left(&self, now: jiff::Timestamp) -> Duration {
         Duration::try_from(self.until.duration_since(now)).unwrap_or_default()
     }
 
-    /// How long it is valid in all.
+    /// Total validity.
     pub(super) fn lasts(&self) -> Duration {
         Duration::try_from(self.until.duration_since(self.from)).unwrap_or_default()
     }
 
-    /// When to renew it: `part` of its time, 0.7 to 0.9, after it began.
+    /// When to renew it: after the fraction `part` (0.7 to 0.9) of its validity.
     pub(super) fn renewal(&self, part: f64) -> jiff::Timestamp {
         let lasts = self.until.duration_since(self.from).as_secs_f64();
         jiff::SignedDuration::try_from_secs_f64(lasts * part)
@@ -180,17 +181,17 @@ impl Identity {
 }
 
 impl Failure {
-    /// Whether there is a request that may still be answered.
+    /// Whether a request exists that may still be answered.
     pub(super) fn is_unanswered(&self) -> bool {
         matches!(self, Self::Join(JoinError::Unanswered { .. }))
     }
 
-    /// Whether there was a request.
+    /// Whether a request was created.
     pub(super) fn is_of_request(&self) -> bool {
         matches!(self, Self::Join(JoinError::Refused { .. } | JoinError::Unanswered { .. }))
     }
 
-    /// As the error of joining there.
+    /// The error of joining at this endpoint.
     pub(super) fn at(self, endpoint: &Endpoint) -> JoinError {
         match self {
             Self::Join(error) => error,
@@ -222,8 +223,8 @@ pub(super) fn new_key() -> Result<KeyPair, JoinError> {
     KeyPair::generate().map_err(|error| JoinError::Certificate(error.to_string()))
 }
 
-/// Asks for a certificate for this key, unless that was done before, and waits for it no longer than this. The request
-/// stays in the cluster until that removes it, a day later: it is worth to wait for its answer.
+/// Creates a request for this key, unless it exists, and waits for the answer until the limit. The cluster removes
+/// unanswered requests after a day.
 pub(super) async fn certificate(
     client: &Client,
     wanted: &Wanted,
@@ -261,10 +262,10 @@ async fn answer(
             },
             Ok(None) => return Err(refused(format!("the request {name} was deleted"))),
             Err(error) => {
-                // The watch begins anew by itself; a moment later the server may be there again.
+                // The watch restarts by itself with its back-off.
                 tracing::debug!(
                     error = coracle_error_chain::chain(&error),
-                    "watching the certificate request"
+                    "cannot watch the certificate request"
                 );
                 tokio::time::sleep(Duration::from_millis(200)).await;
             }
@@ -273,7 +274,7 @@ async fn answer(
     Err(refused("the watch on the request ended".to_owned()))
 }
 
-/// The certificate, or why there is none.
+/// The certificate, or the reason of the denial. None while there is no answer.
 fn verdict(status: CertificateSigningRequestStatus) -> Option<Result<String, String>> {
     let conditions = status.conditions.unwrap_or_default();
     let against = conditions.into_iter().find(|one| matches!(one.type_.as_str(), "Denied" | "Failed"));
@@ -308,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_is_for_who_and_where_the_node_is() {
+    fn a_certificate_is_for_the_nodes_user_names_and_addresses() {
         let address: IpAddr = "192.0.2.1".parse().unwrap();
         let wanted = Wanted::serving("a", vec![address]);
         let there = identity(&wanted);

@@ -1,4 +1,4 @@
-//! Certificates are renewed when they are due, and as often as it takes.
+//! Renewal of certificates.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -9,28 +9,29 @@ use jiff::Timestamp;
 use kube::Client;
 use tokio::sync::watch;
 
-use super::JoinError;
 use super::client::Current;
+use super::error::JoinError;
 use super::files::{Files, ServingFile};
 use super::request::{self, Failure, Identity, Wanted};
 use super::serving::Serving;
 
 const FIRST_RETRY: Duration = Duration::from_millis(200);
 const LAST_RETRY: Duration = Duration::from_secs(60);
-/// Where the certificate is about to end.
-const SHORTEST_RETRY: Duration = Duration::from_secs(1);
-/// How long a request is waited for, and at last how seldom others follow those that are refused: as the kubelet has
-/// it. A person may have to approve, and each request stays in the cluster for a day.
-const PATIENCE: Duration = Duration::from_secs(15 * 60);
-/// How long after its end a certificate may still be replaced before that is given up.
-const GRACE: Duration = Duration::from_secs(5);
-/// After a success nothing is asked for so long, or for a quarter of a shorter certificate's time: to a clock that is ahead,
-/// every certificate is due as soon as it is there.
-const LEAST_PAUSE: Duration = Duration::from_secs(15 * 60);
-/// The timer's clock stands still while the machine sleeps, so a long wait is cut.
-const LONGEST_WAIT: Duration = Duration::from_secs(12 * 3600);
+/// Shortest pause between retries, used shortly before the certificate expires.
+const MIN_RETRY: Duration = Duration::from_secs(1);
+/// Limit of one request, and longest pause after denied requests, as in the kubelet. An administrator may have to
+/// approve, and each request stays in the cluster for a day.
+const REQUEST_LIMIT: Duration = Duration::from_secs(15 * 60);
+/// Time after the end of a certificate in which its replacement is still awaited before an error is logged.
+const EXPIRY_GRACE: Duration = Duration::from_secs(5);
+/// Minimum pause after a success, or a quarter of the validity if that is shorter. With a clock that is ahead, every
+/// new certificate would be due at once.
+const MIN_PAUSE: Duration = Duration::from_secs(15 * 60);
+/// Maximum length of one sleep: the timer's clock stops while the machine is suspended.
+const MAX_SLEEP: Duration = Duration::from_secs(12 * 3600);
 
-/// Keeps the client certificate alive, for ever. With one that is over nothing can be asked: somebody is told what to do.
+/// Keeps the client certificate valid, for ever. An expired one cannot authenticate a request: an error says what to
+/// do.
 pub(super) async fn client(current: &Arc<Current>, files: &Files, node: &str) {
     let wanted = Wanted::client(node);
     loop {
@@ -39,27 +40,29 @@ pub(super) async fn client(current: &Arc<Current>, files: &Files, node: &str) {
         let client = current.client();
         let identity = tokio::select! {
             identity = obtain(&client, &wanted, Some(&before)) => identity,
-            never = tell_when_over(&before, node) => match never {},
+            never = log_expiry(&before, node) => match never {},
         };
-        // In use first: should the disk be full, the node at least lives on until it is restarted.
-        told(current.replace(identity.clone()).and(files.write_client(&identity)));
+        // The certificate is used before it is written: with a full disk the node continues until its restart.
+        log_failure(current.replace(identity.clone()).and(files.write_client(&identity)));
         tracing::info!(user = wanted.user, until = %identity.until(), "renewed the client certificate");
         pause(&identity).await;
     }
 }
 
-/// Gets the serving certificate, and keeps it alive and true to the node's addresses, for ever.
+/// Obtains the serving certificate and renews it before its end and after each change of the node's addresses, for
+/// ever.
 pub(super) async fn serving(
     client: impl Fn() -> Client,
     file: &ServingFile,
-    (serving, node): (&Serving, &str),
+    serving: &Serving,
+    node: &str,
     mut addresses: watch::Receiver<Vec<IpAddr>>,
 ) {
     loop {
         let wanted = Wanted::serving(node, addresses.borrow_and_update().clone());
         let before = serving.identity().filter(|identity| wanted.is_met_by(identity));
         if let Some(identity) = &before {
-            // Both only wait: nothing is lost when the other is first.
+            // Both arms are cancel-safe: they only wait.
             tokio::select! {
                 () = sleep_until_due(identity) => {}
                 () = changed(&mut addresses) => continue,
@@ -67,11 +70,11 @@ pub(super) async fn serving(
         }
         let client = client();
         tokio::select! {
-            // A request for addresses that are not the node's any more is left to the cluster, which removes it.
+            // The request for outdated addresses is abandoned; the cluster removes it.
             () = changed(&mut addresses) => {}
             identity = obtain(&client, &wanted, before.as_ref()) => {
-                told(serving.replace(identity.clone()).and(file.write(&identity)));
-                tracing::info!(user = wanted.user, until = %identity.until(), "the serving certificate is there");
+                log_failure(serving.replace(identity.clone()).and(file.write(&identity)));
+                tracing::info!(user = wanted.user, until = %identity.until(), "obtained the serving certificate");
                 tokio::select! {
                     () = pause(&identity) => {}
                     () = changed(&mut addresses) => {}
@@ -81,21 +84,21 @@ pub(super) async fn serving(
     }
 }
 
-/// Returns when the addresses change; never, when nobody is left to change them.
+/// Returns when the addresses change; never if their sender is gone.
 async fn changed(addresses: &mut watch::Receiver<Vec<IpAddr>>) {
     if addresses.changed().await.is_err() {
         std::future::pending().await
     }
 }
 
-fn told(kept: Result<(), JoinError>) {
-    if let Err(error) = kept {
-        tracing::error!(%error, "cannot keep a new certificate");
+fn log_failure(stored: Result<(), JoinError>) {
+    if let Err(error) = stored {
+        tracing::error!(%error, "cannot store a new certificate");
     }
 }
 
 async fn sleep_until_due(identity: &Identity) {
-    // Spread, so that nodes that joined together do not all renew together.
+    // The random fraction spreads the renewals of nodes that joined at the same time.
     sleep_until(identity.renewal(rand::random_range(0.7..0.9))).await;
 }
 
@@ -103,53 +106,53 @@ async fn sleep_until(due: Timestamp) {
     while let Some(left) =
         Duration::try_from(due.duration_since(Timestamp::now())).ok().filter(|left| !left.is_zero())
     {
-        tokio::time::sleep(left.min(LONGEST_WAIT)).await;
+        tokio::time::sleep(left.min(MAX_SLEEP)).await;
     }
 }
 
-/// Not at once: to a clock that is ahead, a certificate is over that the cluster takes.
-async fn tell_when_over(identity: &Identity, node: &str) -> Infallible {
+/// Logs an error after the end of the certificate. The grace covers a clock that is ahead of the cluster's.
+async fn log_expiry(identity: &Identity, node: &str) -> Infallible {
     sleep_until(identity.until()).await;
-    tokio::time::sleep(GRACE).await;
+    tokio::time::sleep(EXPIRY_GRACE).await;
     let error = JoinError::Expired { node: node.to_owned(), at: identity.until().to_string() };
-    tracing::error!(%error, "the cluster cannot be asked for another");
+    tracing::error!(%error, "cannot renew the client certificate");
     std::future::pending().await
 }
 
-/// By the timer's clock, which is not the one that may be wrong.
+/// Uses the timer's clock, which does not jump with the wall clock.
 async fn pause(identity: &Identity) {
-    tokio::time::sleep(LEAST_PAUSE.min(identity.lasts() / 4)).await;
+    tokio::time::sleep(MIN_PAUSE.min(identity.lasts() / 4)).await;
 }
 
-/// Asks until a certificate is there, in place of one that still lasts; anew only when a request was refused or has not
-/// been answered for long.
+/// Requests until a certificate is issued; `before` is the one to be replaced. A new request follows only a denied
+/// one, or one that was not answered within the limit.
 async fn obtain(client: &Client, wanted: &Wanted, before: Option<&Identity>) -> Identity {
     let mut retry = FIRST_RETRY;
     loop {
         let asked = async {
             let key = request::new_key().map_err(Failure::Join)?;
-            request::certificate(client, wanted, &key, PATIENCE).await
+            request::certificate(client, wanted, &key, REQUEST_LIMIT).await
         };
         let error = match asked.await {
             Ok(identity) => return identity,
             Err(error) => error,
         };
         let signer = wanted.signer;
-        tracing::warn!(%error, user = wanted.user, signer, "no certificate yet, asking again");
+        tracing::warn!(%error, user = wanted.user, signer, "cannot obtain a certificate, requesting again");
         let longest = match error.is_of_request() {
-            true => PATIENCE,
+            true => REQUEST_LIMIT,
             false => longest_retry(before.map(|before| before.left(Timestamp::now()))),
         };
         tokio::time::sleep(retry.min(longest)).await;
-        retry = (retry * 2).min(PATIENCE);
+        retry = (retry * 2).min(REQUEST_LIMIT);
     }
 }
 
-/// How long to wait at most until the control plane is called again that could not be reached: when it comes back before
-/// the certificate is over, it is to be heard in time.
+/// Longest pause before the next try to reach the control plane: short enough that a control plane that returns
+/// before the certificate's end is found in time.
 fn longest_retry(left: Option<Duration>) -> Duration {
     let left = left.filter(|left| !left.is_zero());
-    left.map_or(LAST_RETRY, |left| (left / 4).clamp(SHORTEST_RETRY, LAST_RETRY))
+    left.map_or(LAST_RETRY, |left| (left / 4).clamp(MIN_RETRY, LAST_RETRY))
 }
 
 #[cfg(test)]
@@ -166,8 +169,8 @@ mod tests {
 
     use super::*;
 
-    /// An API in which nobody approves; how many requests there were.
-    fn nobody_approves(status: Value) -> (Client, Arc<Mutex<u32>>) {
+    /// An API in which no request is approved, and the number of requests.
+    fn without_approval(status: Value) -> (Client, Arc<Mutex<u32>>) {
         let count = Arc::new(Mutex::new(0));
         let counted = count.clone();
         let service = tower::service_fn(move |request: Request<kube::client::Body>| {
@@ -192,14 +195,14 @@ mod tests {
     }
 
     async fn requests_within(minutes: u64, status: Value) -> u32 {
-        let (client, count) = nobody_approves(status);
+        let (client, count) = without_approval(status);
         let wanted = Wanted::serving("a", Vec::new());
         let within = Duration::from_secs(60 * minutes);
         assert!(tokio::time::timeout(within, obtain(&client, &wanted, None)).await.is_err());
         *count.lock().unwrap()
     }
 
-    /// A certificate that is over by this machine's clock, as long as it may last.
+    /// A certificate that has expired by this machine's clock, whatever its validity.
     fn over(until: (i32, u8, u8)) -> Identity {
         let key = rcgen::KeyPair::generate().unwrap();
         let mut params = rcgen::CertificateParams::default();
@@ -223,20 +226,20 @@ mod tests {
     }
 
     #[test]
-    fn the_nearer_the_end_the_more_often_the_control_plane_is_called() {
+    fn retries_come_more_often_towards_the_end_of_the_certificate() {
         let of = |seconds| longest_retry(Some(Duration::from_secs(seconds))).as_secs();
         assert_eq!([of(90 * 24 * 3600), of(240), of(40), of(3), of(0)], [60, 60, 10, 1, 60]);
         assert_eq!(longest_retry(None), LAST_RETRY);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_that_nobody_answers_is_waited_for() {
+    async fn an_unanswered_request_is_not_repeated() {
         assert_eq!(requests_within(14, json!({})).await, 1);
         assert_eq!(requests_within(59, json!({})).await, 4);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn refusals_are_followed_by_ever_fewer_requests() {
+    async fn denials_are_followed_by_fewer_and_fewer_requests() {
         let denied = json!({"conditions": [{"type": "Denied", "status": "True", "message": "no"}]});
         assert!(requests_within(24 * 60, denied).await < 110, "each is kept for a day");
     }

@@ -1,4 +1,4 @@
-//! The certificate of the node's own API, as of each handshake.
+//! The current serving certificate of the kubelet API.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -8,10 +8,10 @@ use rustls::sign::CertifiedKey;
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
-use super::JoinError;
+use super::error::JoinError;
 use super::request::Identity;
 
-/// What to show; nothing until the cluster has given it, and then callers are refused.
+/// The certificate that handshakes use. None until the cluster has issued it; handshakes fail then.
 #[derive(Debug)]
 pub(super) struct Serving {
     state: RwLock<Option<(Arc<CertifiedKey>, Identity)>>,
@@ -42,7 +42,7 @@ impl ResolvesServerCert for Serving {
     }
 }
 
-/// A certificate and key as the server wants them.
+/// Certificate and key in the form of the TLS server.
 pub(super) fn certified(identity: &Identity) -> Result<Arc<CertifiedKey>, JoinError> {
     let unusable = |error: &dyn std::fmt::Display| JoinError::Certificate(error.to_string());
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(identity.certificate.as_bytes()).collect();

@@ -1,4 +1,4 @@
-//! What stands on the command line: a token, and the hash of the cluster's authority.
+//! Parsed command-line values: the bootstrap token, and the hash of the cluster's authority.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,18 +8,18 @@ use rustls_pki_types::pem::PemObject;
 use sha2::{Digest, Sha256};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::JoinError;
+use super::error::JoinError;
 
 /// A bootstrap token, `id.secret`: `[a-z0-9]{6}\.[a-z0-9]{16}`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
-    /// The public part, by which the cluster knows it.
+    /// The public part; the name of its Secret contains it.
     pub id: String,
     /// The secret part.
     pub secret: String,
 }
 
-/// The SHA-256 of an authority's public key (its SubjectPublicKeyInfo), as kubeadm has it: `sha256:<hex>`.
+/// The SHA-256 hash of an authority's public key (SubjectPublicKeyInfo), in kubeadm's form: `sha256:<hex>`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CaHash([u8; 32]);
 
@@ -49,7 +49,7 @@ impl CaHash {
     /// The hash of the first certificate in a PEM text.
     ///
     /// # Errors
-    /// When there is none.
+    /// When the text has no certificate.
     pub fn of(pem: &str) -> Result<Self, JoinError> {
         let unusable = |why: &dyn fmt::Display| {
             JoinError::ClusterInfo(format!("its authority is no certificate: {why}"))

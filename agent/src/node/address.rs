@@ -1,4 +1,4 @@
-//! Which addresses the node is known by. A machine without a default route is a normal one.
+//! The node's own addresses. A machine without a default route is supported.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,20 +7,20 @@ use std::net::{IpAddr, Ipv4Addr};
 use coracle_cni::{AddressMonitor, LocalAddress};
 use tokio::sync::watch;
 
-/// The node's addresses as the machine's routes and interfaces say: the primary one, and one of the other family
-/// if the same interface has it.
+/// The node's addresses by the machine's routes and interfaces: the primary one, and one of the other family if the
+/// same interface has it.
 pub(crate) fn find() -> Vec<IpAddr> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let routes =
         default_interfaces(&read("/proc/thread-self/net/route"), &read("/proc/thread-self/net/ipv6_route"));
     let locals = coracle_cni::local_addresses();
     let locals = locals.inspect_err(|error| {
-        tracing::warn!(error = coracle_error_chain::chain(error), "no address is known")
+        tracing::warn!(error = coracle_error_chain::chain(error), "cannot list the machine's addresses")
     });
     choose(&routes, &locals.unwrap_or_default())
 }
 
-/// Finds them again, and tells if they are others now.
+/// Reads the addresses again, and notifies if they changed.
 pub(crate) fn find_again(ips: &watch::Sender<Vec<IpAddr>>) {
     let found = find();
     ips.send_if_modified(|ips| {
@@ -33,25 +33,25 @@ pub(crate) fn find_again(ips: &watch::Sender<Vec<IpAddr>>) {
     });
 }
 
-/// Keeps them true, for ever.
+/// Keeps the addresses up to date, for ever.
 pub(super) async fn follow(ips: &watch::Sender<Vec<IpAddr>>) {
-    let mut news = match AddressMonitor::open() {
-        Ok(news) => news,
+    let mut changes = match AddressMonitor::open() {
+        Ok(changes) => changes,
         Err(error) => {
             tracing::warn!(
                 error = coracle_error_chain::chain(&error),
-                "the node's addresses stay as they were found"
+                "cannot watch the machine's addresses: changes are not noticed"
             );
             return std::future::pending().await;
         }
     };
     loop {
         find_again(ips);
-        news.next().await;
+        changes.next().await;
     }
 }
 
-/// The interfaces of default routes, IPv4's before IPv6's, better metrics first.
+/// Interfaces of default routes: IPv4 before IPv6, lower metrics first.
 fn default_interfaces(v4: &str, v6: &str) -> Vec<String> {
     let mut found = BTreeSet::new();
     for line in v4.lines().skip(1) {
@@ -63,7 +63,7 @@ fn default_interfaces(v4: &str, v6: &str) -> Vec<String> {
     for line in v6.lines() {
         let fields: Vec<&str> = line.split_whitespace().collect();
         let [destination, "00", _, _, _, metric, _, _, _, interface] = fields[..] else { continue };
-        // The kernel's own unreachable default is on lo.
+        // The kernel has an unreachable default route on lo.
         if destination.bytes().all(|b| b == b'0') && interface != "lo" {
             found.insert((6, u32::from_str_radix(metric, 16).unwrap_or(u32::MAX), interface.to_owned()));
         }
@@ -71,14 +71,14 @@ fn default_interfaces(v4: &str, v6: &str) -> Vec<String> {
     found.into_iter().map(|(_, _, interface)| interface).collect()
 }
 
-/// The default route's addresses, else the first that others could reach, else the loopback's.
+/// Addresses of the default route's interface; else the first reachable ones; else loopback.
 fn choose(routes: &[String], locals: &[LocalAddress]) -> Vec<IpAddr> {
     let usable: Vec<&LocalAddress> = locals.iter().filter(|local| is_usable(local.ip)).collect();
     let on = |interface: &String| {
         usable.iter().filter(move |l| l.interface == *interface).min_by_key(|l| l.ip.is_ipv6())
     };
     let routed = routes.iter().find_map(on);
-    // A bridge is more often a network of ours or of another runtime's than the way to the machine.
+    // A bridge is usually a container network, not the uplink.
     let other = || usable.iter().filter(|local| !local.is_virtual).min_by_key(|local| local.ip.is_ipv6());
     let Some(first) = routed.or_else(other) else { return vec![IpAddr::V4(Ipv4Addr::LOCALHOST)] };
     let beside = |l: &&&LocalAddress| l.interface == first.interface && l.ip.is_ipv4() != first.ip.is_ipv4();

@@ -1,7 +1,8 @@
-//! What the machine says of itself: capacity, versions, identities.
+//! Properties of the machine: capacity, versions, identities.
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::net::IpAddr;
 use std::path::Path;
 
 use coracle_values::quantity::{millis_of, value_of};
@@ -10,15 +11,56 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use nix::sys::statvfs::statvfs;
 use nix::unistd::{SysconfVar, sysconf};
 
-use super::{EvictionThresholds, NodeConfig, NodeError, NodeFacts, Threshold, address};
+use super::address;
+use super::config::{NodeConfig, NodeError};
+use super::eviction::{EvictionThresholds, Threshold};
 
-/// The Kubernetes version whose kubelet this agent stands for, and our own behind the plus.
+/// Properties of the node, read once at the start.
+#[derive(Clone, Debug)]
+pub struct NodeFacts {
+    /// Name in the API.
+    pub name: String,
+    /// Addresses, the primary one first.
+    pub ips: Vec<IpAddr>,
+    /// All resources of the node.
+    pub capacity: BTreeMap<String, Quantity>,
+    /// Resources for pods.
+    pub allocatable: BTreeMap<String, Quantity>,
+    /// Kernel, system and version.
+    pub info: NodeSystemInfo,
+}
+
+/// The version of the kubelet that the agent corresponds to; its own version follows the plus.
 pub(super) const KUBELET_VERSION: &str = concat!("v1.37.0+coracle.", env!("CARGO_PKG_VERSION"));
 
-/// Whether a node says that an agent of ours keeps it.
+/// Whether the node runs an agent of this project.
 pub(crate) fn is_ours(node: &Node) -> bool {
     let info = node.status.as_ref().and_then(|status| status.node_info.as_ref());
     info.is_some_and(|info| info.kubelet_version.contains("+coracle."))
+}
+
+// === impl NodeFacts ===
+
+impl NodeFacts {
+    /// The primary address.
+    pub fn ip(&self) -> Option<IpAddr> {
+        self.ips.first().copied()
+    }
+
+    /// Millicores of the node.
+    pub fn cpu_millis(&self) -> i64 {
+        self.capacity.get("cpu").map_or(0, millis_of)
+    }
+
+    /// Bytes of memory.
+    pub fn memory(&self) -> i64 {
+        self.capacity.get("memory").map_or(0, value_of)
+    }
+
+    /// Bytes of memory for pods.
+    pub fn memory_allocatable(&self) -> i64 {
+        self.allocatable.get("memory").map_or(0, value_of)
+    }
 }
 
 pub(super) fn find(config: &NodeConfig) -> Result<NodeFacts, NodeError> {
@@ -49,7 +91,7 @@ fn capacity(config: &NodeConfig, meminfo: &str) -> Result<BTreeMap<String, Quant
 }
 
 fn storage_kib(dir: &Path) -> nix::Result<u64> {
-    // The directory may not be there yet: its nearest ancestor is on the same file system.
+    // The directory may not exist yet: its nearest ancestor is on the same file system.
     let there = dir.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
     let found = statvfs(there)?;
     Ok(found.blocks() * found.fragment_size() / 1024)
@@ -61,7 +103,7 @@ pub(crate) fn kib(meminfo: &str, name: &str) -> u64 {
     line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
-/// The pages set aside at each size that the kernel has: `hugepages-2Mi`.
+/// Reserved huge pages of each size: `hugepages-2Mi`.
 fn hugepages(dir: &Path) -> BTreeMap<String, Quantity> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let sizes = entries.filter_map(|entry| {

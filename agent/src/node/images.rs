@@ -1,4 +1,4 @@
-//! The images that the node reports, so that pods are sent where theirs are.
+//! Images in the Node object's status, which the scheduler prefers nodes by.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -10,22 +10,24 @@ use tokio::sync::watch;
 
 use crate::runtime::Runtime;
 
-/// As the kubelet's `nodeStatusMaxImages`.
+/// Maximum images in the status: the kubelet's `nodeStatusMaxImages`.
 const MOST: usize = 50;
-/// As the kubelet's `MaxNamesPerImageInNodeStatus`.
+/// Maximum names of an image in the status: the kubelet's `MaxNamesPerImageInNodeStatus`.
 const MOST_NAMES: usize = 5;
-/// Images come and go in groups: one report for all of one.
+/// Period of lists with a runtime that sends no notifications.
+const PERIOD: Duration = Duration::from_secs(60);
+/// Pause after a change: images are added and removed in groups, and a group is one update.
 const TOGETHER: Duration = Duration::from_secs(1);
 
-/// Keeps the list true, for ever: asks the runtime again when it has told of a change.
+/// Keeps the list up to date, for ever: lists the images again after each notification of the runtime, or periodically.
 pub(crate) async fn keep(
     runtime: Arc<dyn Runtime>,
-    mut news: Option<watch::Receiver<()>>,
+    mut changes: Option<watch::Receiver<()>>,
     list: watch::Sender<Option<Vec<ContainerImage>>>,
 ) {
     loop {
-        // What comes from here on is seen in the next turn.
-        news.iter_mut().for_each(watch::Receiver::mark_unchanged);
+        // A change during the list is noticed in the next turn.
+        changes.iter_mut().for_each(watch::Receiver::mark_unchanged);
         match runtime.list_images(cri::ListImagesRequest::default()).await {
             Ok(found) => {
                 let reported = reported(found.images);
@@ -37,20 +39,21 @@ pub(crate) async fn keep(
                     differs
                 });
             }
-            Err(status) => tracing::debug!(error = status.message(), "the images are not known"),
+            Err(status) => tracing::debug!(error = status.message(), "cannot list images"),
         }
-        let told = match &mut news {
-            Some(news) => news.changed().await.is_ok(),
-            None => false,
-        };
-        if !told {
-            return std::future::pending().await;
+        match &mut changes {
+            Some(changes) => match changes.changed().await {
+                Ok(()) => {}
+                // The runtime has ended, and so will the agent.
+                Err(_closed) => return std::future::pending().await,
+            },
+            None => tokio::time::sleep(PERIOD).await,
         }
         tokio::time::sleep(TOGETHER).await;
     }
 }
 
-/// The largest first: those that it costs most to have elsewhere.
+/// The largest images, which are the most expensive to pull elsewhere.
 fn reported(mut images: Vec<cri::Image>) -> Vec<ContainerImage> {
     images.sort_by(|a, b| (Reverse(a.size), &a.id).cmp(&(Reverse(b.size), &b.id)));
     let reported = images.into_iter().take(MOST).map(|image| {

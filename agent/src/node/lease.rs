@@ -1,5 +1,5 @@
-//! The heartbeat: a Lease in `kube-node-lease`, renewed four times as often as it must be: every ten seconds, if
-//! nobody sets another time.
+//! The node's Lease in `kube-node-lease`: its heartbeat, renewed every quarter of the lease duration (default: every
+//! ten seconds).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,14 +15,15 @@ use serde_json::json;
 use tokio::sync::watch;
 
 const NAMESPACE: &str = "kube-node-lease";
-/// After a failure: sooner, because four missed renewals make the node be given up.
+/// Pause after a failure: shorter than the period, because four missed renewals make the node NotReady.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// Renews the lease for ever, from when the Node is known. Each turn also gives the node's status and
-/// its network a look through `pulse`, so that they share one timer.
+/// Renews the lease for ever, after the Node object is known. Each turn also wakes the updates of status and network
+/// by `pulse`, so that they share one timer.
 pub(super) async fn keep(
     client: kube::Client,
-    (name, seconds): (String, u16),
+    name: String,
+    seconds: u16,
     mut node: watch::Receiver<Option<Arc<Node>>>,
     pulse: watch::Sender<()>,
 ) {
@@ -30,34 +31,30 @@ pub(super) async fn keep(
     let mut failing = false;
     let often = Duration::from_secs(seconds.into()) / 4;
     loop {
-        // An error is the end of the agent, which drops this future.
+        // An error means that the agent is stopping.
         let Ok(owner) = node.wait_for(Option::is_some).await.map(|node| node.clone()) else { return };
-        let wait = match renew(&api, (&name, seconds), owner.as_deref()).await {
+        let wait = match renew(&api, &name, seconds, owner.as_deref()).await {
             Ok(()) => {
                 failing = false;
                 often
             }
             Err(error) => {
-                // Said once a failure, not every two seconds of it.
+                // Logged once per outage.
                 if !std::mem::replace(&mut failing, true) {
-                    tracing::warn!(error = chain(&error), "cannot renew the node's lease, going on trying");
+                    tracing::warn!(error = chain(&error), "cannot renew the node's lease, retrying");
                 }
                 RETRY.min(often)
             }
         };
         tokio::time::sleep(wait).await;
-        // What nobody can be told need not be asked more often than that.
+        // While the API is not reachable, updates of the status could not be sent.
         if !failing {
             pulse.send_replace(());
         }
     }
 }
 
-async fn renew(
-    api: &Api<Lease>,
-    (name, seconds): (&str, u16),
-    node: Option<&Node>,
-) -> Result<(), kube::Error> {
+async fn renew(api: &Api<Lease>, name: &str, seconds: u16, node: Option<&Node>) -> Result<(), kube::Error> {
     let now = MicroTime(Timestamp::now());
     let patch = json!({"spec": {"holderIdentity": name, "leaseDurationSeconds": seconds, "renewTime": now}});
     match api.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await {
@@ -80,7 +77,7 @@ async fn renew(
     api.create(&PostParams::default(), &lease).await.map(drop)
 }
 
-/// The lease goes with its node.
+/// The owner reference to the Node: the lease is deleted with it.
 fn owner(node: &Node) -> Option<OwnerReference> {
     let (name, uid) = (node.metadata.name.clone()?, node.metadata.uid.clone()?);
     Some(OwnerReference {

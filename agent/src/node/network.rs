@@ -1,35 +1,58 @@
-//! Whether the pods' network can take pods, by the word of its plugins (CNI STATUS): a node whose network cannot is not
-//! Ready.
+//! Readiness of the pod network, by the CNI operation STATUS: a node whose network cannot take pods is not Ready.
 //!
-//! Programs of others can only be asked: at each turn of the lease's timer, as the kubelet asks a runtime. Plugins of
-//! our own are asked when there is a doubt: after an attachment failed, after the network changed, and from a refusal
-//! on until they take pods again.
+//! External plugins are polled at each turn of the lease's timer, as a kubelet polls a runtime. Built-in plugins are
+//! called when the result may have changed: after a failed attachment, after a change of the network, and while they
+//! reject pods.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_cni::Network;
+use coracle_proto::cri;
+use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::Node;
 use tokio::sync::watch;
 
-/// Between two questions: many attachments may fail together.
+use crate::runtime::{Runtime, RuntimeError};
+use coracle_error_chain::chain;
+
+/// Pause between two STATUS calls: many attachments may fail at the same time.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How long the first answer is waited for.
-const SOON: Duration = Duration::from_secs(3);
+/// Limit of the first STATUS call.
+const FIRST_LIMIT: Duration = Duration::from_secs(3);
 
-/// What the plugins said last; none before they have answered.
-pub(super) type Said = Option<Result<(), String>>;
-
-/// What is said first: the answer, if it comes soon.
-pub(super) async fn first_word(network: &Network) -> Said {
-    if network.ready().is_err() || !network.has_others().await {
-        return Some(Ok(()));
-    }
-    tokio::time::timeout(SOON, network.status()).await.ok()
+/// The network of the node's pods.
+#[derive(Clone)]
+pub enum PodNetwork {
+    /// This process runs the CNI plugins.
+    Cni(Network),
+    /// The container runtime runs them, from a CNI configuration of its own.
+    Runtime(RuntimeNetwork),
 }
 
-/// Whether the network takes pods. A node whose agent starts again is what it was until its plugins have answered.
-pub(super) fn word(said: &Said, node: Option<&Node>) -> Result<(), String> {
-    said.clone().unwrap_or_else(|| {
+/// A network that the container runtime sets up.
+#[derive(Clone)]
+pub struct RuntimeNetwork {
+    runtime: Arc<dyn Runtime>,
+    /// Never sent: the CRI has no such notification.
+    doubts: watch::Sender<()>,
+}
+
+/// Result of the last STATUS call. None before the first.
+pub(super) type LastStatus = Option<Result<(), String>>;
+
+/// The first result, if it comes within the limit.
+pub(super) async fn first_status(network: &PodNetwork) -> LastStatus {
+    if network.ready().is_err() || !network.is_polled().await {
+        return Some(Ok(()));
+    }
+    tokio::time::timeout(FIRST_LIMIT, network.status()).await.ok()
+}
+
+/// Whether the network takes pods. After a restart of the agent the Node's last condition counts until the first
+/// result.
+pub(super) fn is_ready(status: &LastStatus, node: Option<&Node>) -> Result<(), String> {
+    status.clone().unwrap_or_else(|| {
         let conditions = node.and_then(|node| node.status.as_ref()?.conditions.as_ref());
         let ready = conditions.into_iter().flatten().find(|condition| condition.type_ == "Ready");
         let was_ready = ready.is_some_and(|ready| ready.status == "True");
@@ -37,27 +60,119 @@ pub(super) fn word(said: &Said, node: Option<&Node>) -> Result<(), String> {
     })
 }
 
-/// Keeps true what the plugins said last, for ever. Of a network that is not there, or cannot be, they are not asked.
-pub(super) async fn ask(network: Network, mut pulse: watch::Receiver<()>, said: watch::Sender<Said>) {
+/// Keeps the result up to date, for ever. A network that is not configured is not called.
+pub(super) async fn poll(
+    network: PodNetwork,
+    mut pulse: watch::Receiver<()>,
+    status: watch::Sender<LastStatus>,
+) {
     let mut doubts = network.doubts();
     let mut is_doubted = true;
     loop {
-        let takes_pods = matches!(*said.borrow(), Some(Ok(())));
-        if is_doubted || !takes_pods || network.has_others().await {
+        let takes_pods = matches!(*status.borrow(), Some(Ok(())));
+        if is_doubted || !takes_pods || network.is_polled().await {
             let answer = Some(if network.ready().is_ok() { network.status().await } else { Ok(()) });
-            said.send_if_modified(|before| {
-                // A doubt may be that of a network which is another now.
+            status.send_if_modified(|before| {
+                // The doubt may be that the network was replaced, so an equal result is reported, too.
                 let is_news = is_doubted || *before != answer;
                 *before = answer;
                 is_news
             });
             tokio::time::sleep(PAUSE).await;
         }
-        // Neither is lost when the other comes first: both are still to be seen then.
+        // Cancel-safe: a change stays marked as unseen when the other arm completes first.
         is_doubted = tokio::select! {
             changed = doubts.changed() => if changed.is_ok() { true } else { return },
             changed = pulse.changed() => if changed.is_ok() { false } else { return },
         };
+    }
+}
+
+// === impl PodNetwork ===
+
+impl PodNetwork {
+    /// The network that this runtime sets up.
+    #[must_use]
+    pub fn of_runtime(runtime: Arc<dyn Runtime>) -> Self {
+        Self::Runtime(RuntimeNetwork { runtime, doubts: watch::channel(()).0 })
+    }
+
+    /// The network of this process, which alone can be part of the overlay.
+    pub(super) fn cni(&self) -> Option<&Network> {
+        match self {
+            Self::Cni(network) => Some(network),
+            Self::Runtime(_) => None,
+        }
+    }
+
+    /// Whether the network is configured. The reason if not.
+    pub(super) fn ready(&self) -> Result<(), String> {
+        match self {
+            Self::Cni(network) => network.ready(),
+            Self::Runtime(_) => Ok(()),
+        }
+    }
+
+    /// Whether pods can be attached now. The reason if not.
+    async fn status(&self) -> Result<(), String> {
+        match self {
+            Self::Cni(network) => network.status().await,
+            Self::Runtime(network) => network.status().await,
+        }
+    }
+
+    /// Whether the status must be polled, because nothing notifies of its changes.
+    async fn is_polled(&self) -> bool {
+        match self {
+            Self::Cni(network) => network.has_others().await,
+            Self::Runtime(_) => true,
+        }
+    }
+
+    /// Changes when the status may have changed.
+    fn doubts(&self) -> watch::Receiver<()> {
+        match self {
+            Self::Cni(network) => network.doubts(),
+            Self::Runtime(network) => network.doubts.subscribe(),
+        }
+    }
+
+    /// Sets the address ranges of the node's pods.
+    pub(super) async fn set_pod_cidrs(&self, cidrs: Vec<IpNetwork>) -> Result<(), String> {
+        match self {
+            Self::Cni(network) => network.set_pod_cidrs(cidrs).await.map_err(|error| chain(&error)),
+            Self::Runtime(network) => network.set_pod_cidrs(&cidrs).await,
+        }
+    }
+}
+
+// === impl RuntimeNetwork ===
+
+impl RuntimeNetwork {
+    /// The runtime's conditions: both must be true, as in the kubelet.
+    async fn status(&self) -> Result<(), String> {
+        let status = self.runtime.status(cri::StatusRequest { verbose: false }).await;
+        let status = status.map_err(|error| error.message().to_owned())?.status.unwrap_or_default();
+        for type_ in ["RuntimeReady", "NetworkReady"] {
+            match status.conditions.iter().find(|condition| condition.r#type == type_) {
+                Some(condition) if condition.status => {}
+                Some(condition) => return Err(format!("{}: {}", condition.reason, condition.message)),
+                None => return Err(format!("the container runtime does not report {type_}")),
+            }
+        }
+        Ok(())
+    }
+
+    /// containerd fills its CNI template (`conf_template`) with the ranges; CRI-O ignores them.
+    async fn set_pod_cidrs(&self, cidrs: &[IpNetwork]) -> Result<(), String> {
+        let cidrs: Vec<String> = cidrs.iter().map(ToString::to_string).collect();
+        let config =
+            cri::RuntimeConfig { network_config: Some(cri::NetworkConfig { pod_cidr: cidrs.join(",") }) };
+        let request = cri::UpdateRuntimeConfigRequest { runtime_config: Some(config) };
+        match self.runtime.update_runtime_config(request).await {
+            Ok(_) | Err(RuntimeError::Unsupported(_)) => Ok(()),
+            Err(error) => Err(error.message().to_owned()),
+        }
     }
 }
 
@@ -68,18 +183,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_is_what_it_was_until_its_plugins_have_answered() {
+    fn a_node_keeps_its_readiness_until_the_first_status() {
         let node = |ready: &str| {
             let (type_, status) = ("Ready".to_owned(), ready.to_owned());
             let conditions = Some(vec![NodeCondition { type_, status, ..NodeCondition::default() }]);
             Node { status: Some(NodeStatus { conditions, ..NodeStatus::default() }), ..Node::default() }
         };
-        assert_eq!(word(&None, Some(&node("True"))), Ok(()));
+        assert_eq!(is_ready(&None, Some(&node("True"))), Ok(()));
         for other in [None, Some(&node("False")), Some(&node("Unknown"))] {
-            assert!(word(&None, other).is_err_and(|why| why.contains("not answered")));
+            assert!(is_ready(&None, other).is_err_and(|why| why.contains("not answered")));
         }
         let refused = Err("no uplink".to_owned());
-        assert_eq!(word(&Some(refused.clone()), Some(&node("True"))), refused);
-        assert_eq!(word(&Some(Ok(())), None), Ok(()));
+        assert_eq!(is_ready(&Some(refused.clone()), Some(&node("True"))), refused);
+        assert_eq!(is_ready(&Some(Ok(())), None), Ok(()));
     }
 }

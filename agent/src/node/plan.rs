@@ -1,4 +1,4 @@
-//! What the Node object should say, and whether that is worth a write. Pure.
+//! The desired Node object, and the patches that lead to it. Pure.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -12,26 +12,27 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde_json::{Value, json};
 
-use super::{NodeConfig, NodeFacts, facts};
+use super::config::NodeConfig;
+use super::facts::{self, NodeFacts};
 use crate::overlay::{self, State};
 
-/// The overlay's conditions, and the reasons by which the first is ours.
+/// Condition types of the overlay, and the reasons of the first one by which it is recognized as ours.
 const UNAVAILABLE: &str = "NetworkUnavailable";
 const IS_UP: &str = "OverlayIsUp";
 const FAILED: &str = "OverlayFailed";
 const IMPAIRED: &str = "PodNetworkImpaired";
 
-/// What of the node changes while it runs.
+/// The node's state that changes while it runs.
 #[derive(Clone, Debug)]
 pub(super) struct Situation {
     /// The node's addresses, the primary one first.
     pub(super) ips: Vec<IpAddr>,
-    /// Whether pods can have a network, and why not.
+    /// Whether the pod network is ready; the reason if not.
     pub(super) network: Result<(), String>,
     pub(super) overlay: State,
-    /// What the machine is short of.
+    /// Resources below their thresholds.
     pub(super) pressure: Pressure,
-    /// None while they are not known.
+    /// Images in the store. None: not listed yet.
     pub(super) images: Option<Vec<ContainerImage>>,
     pub(super) now: Timestamp,
 }
@@ -43,7 +44,7 @@ pub(super) struct Pressure {
     pub(super) pids: bool,
 }
 
-/// The object that a node is registered with.
+/// The Node object for registration.
 pub(super) fn node(config: &NodeConfig, facts: &NodeFacts, situation: &Situation) -> Node {
     let taints = config.taints.clone();
     Node {
@@ -57,7 +58,7 @@ pub(super) fn node(config: &NodeConfig, facts: &NodeFacts, situation: &Situation
     }
 }
 
-/// The labels that every node has, and those that the settings add.
+/// Labels of every node, and configured labels.
 fn labels(config: &NodeConfig) -> BTreeMap<String, String> {
     let arch = facts::architecture();
     let own = [
@@ -71,7 +72,7 @@ fn labels(config: &NodeConfig) -> BTreeMap<String, String> {
     config.labels.clone().into_iter().chain(own).collect()
 }
 
-/// The merge patch that gives the node the labels that it lacks, and the annotations that other nodes read.
+/// The merge patch of missing labels and of outdated overlay annotations.
 pub(super) fn metadata_patch(
     config: &NodeConfig,
     announced: Option<&(PeerKind, Vec<End>)>,
@@ -86,8 +87,8 @@ pub(super) fn metadata_patch(
     }
     let held = seen.metadata.annotations.clone().unwrap_or_default();
     let missing = match announced {
-        Some((kind, ends)) => overlay::annotations((*kind, ends), &held),
-        // Together with the conditions, which say whose they are: flannel's own are named the same.
+        Some((kind, ends)) => overlay::annotations(*kind, ends, &held),
+        // Removed together with the conditions, whose reasons identify ours: flannel uses the same annotations.
         None if !stale(config, seen.status.as_ref()).is_empty() => overlay::without_annotations(&held),
         None => BTreeMap::new(),
     };
@@ -97,7 +98,7 @@ pub(super) fn metadata_patch(
     (!patch.is_empty()).then(|| json!({"metadata": patch}))
 }
 
-/// The strategic patch that brings the status up to date; nothing when only times would change.
+/// The strategic patch of outdated fields. None if only times would differ.
 pub(super) fn status_patch(
     config: &NodeConfig,
     facts: &NodeFacts,
@@ -107,15 +108,15 @@ pub(super) fn status_patch(
     let held = seen.status.clone().unwrap_or_default();
     let (want, stale) = (status(config, facts, situation, &held), stale(config, Some(&held)));
     let mut patch = serde_json::Map::new();
-    // Each is replaced as a whole where it differs; a null takes away what a merge would keep.
+    // Replaced as a whole if it differs; a null removes what a merge would keep.
     put(&mut patch, "capacity", &held.capacity, &want.capacity);
     put(&mut patch, "allocatable", &held.allocatable, &want.allocatable);
     put(&mut patch, "daemonEndpoints", &held.daemon_endpoints, &want.daemon_endpoints);
     put(&mut patch, "nodeInfo", &held.node_info, &want.node_info);
-    // None at all, as the API tells it, is no list.
+    // The API returns an empty list as an absent one.
     put(&mut patch, "images", &Some(held.images.unwrap_or_default()), &want.images);
     if held.addresses != want.addresses {
-        // Merged by type, two addresses of one type would become one.
+        // A strategic merge by type would merge two addresses of one type.
         let addresses = want.addresses.into_iter().flatten().map(|address| json!(address));
         patch.insert(
             "addresses".to_owned(),
@@ -212,7 +213,7 @@ fn conditions(situation: &Situation, held: &NodeStatus) -> Vec<NodeCondition> {
         .collect()
 }
 
-/// What a network provider tells (`NetworkUnavailable`), and what its own tests found.
+/// The conditions `NetworkUnavailable` and `PodNetworkImpaired`.
 fn overlay_conditions(state: &State) -> Vec<(&'static str, (bool, &'static str, String))> {
     let Some(reached) = &state.reached else { return Vec::new() };
     let unavailable = match reached {
@@ -226,8 +227,8 @@ fn overlay_conditions(state: &State) -> Vec<(&'static str, (bool, &'static str, 
     vec![(UNAVAILABLE, unavailable), (IMPAIRED, impaired)]
 }
 
-/// The conditions of ours that the node still has, of an overlay that was switched off. Another's network provider may
-/// tell that the network is unavailable, too.
+/// Conditions of the overlay that are left after it was disabled. `NetworkUnavailable` may belong to another network
+/// provider: it is ours only with our reasons.
 fn stale(config: &NodeConfig, held: Option<&NodeStatus>) -> Vec<&'static str> {
     if config.overlay.is_some() {
         return Vec::new();
@@ -259,7 +260,7 @@ fn condition(
     }
 }
 
-/// Whether two conditions differ in nothing but their times.
+/// Whether two conditions differ in times only.
 fn says_same(a: &NodeCondition, b: &NodeCondition) -> bool {
     (&a.status, &a.reason, &a.message) == (&b.status, &b.reason, &b.message)
 }
@@ -323,11 +324,14 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_network_is_told_and_its_coming_is_a_transition() {
+    fn a_missing_network_is_a_condition_and_its_setup_a_transition() {
         let node = node(&config(), &facts(), &situation(Err("no range".to_owned()), 1));
-        let told = ready(&node);
-        assert_eq!((told.status.as_str(), told.reason.as_deref()), ("False", Some("KubeletNotReady")));
-        assert!(told.message.is_some_and(|message| message.contains("no range")));
+        let condition = ready(&node);
+        assert_eq!(
+            (condition.status.as_str(), condition.reason.as_deref()),
+            ("False", Some("KubeletNotReady"))
+        );
+        assert!(condition.message.is_some_and(|message| message.contains("no range")));
         let patch = status_patch(&config(), &facts(), &situation(Ok(()), 5), &node).expect("a patch");
         assert_eq!(patch["status"].as_object().expect("status").keys().collect::<Vec<_>>(), ["conditions"]);
         let conditions = patch["status"]["conditions"].as_array().expect("conditions");
@@ -355,17 +359,17 @@ mod tests {
     }
 
     #[test]
-    fn images_are_told_once_they_are_known_and_when_none_is_left() {
+    fn images_are_reported_once_listed_and_when_none_is_left() {
         let mut node = node(&config(), &facts(), &situation(Ok(()), 1));
         let with = |images| Situation { images, ..situation(Ok(()), 1) };
-        let told = |images, node: &Node| status_patch(&config(), &facts(), &with(images), node);
-        assert_eq!(told(Some(Vec::new()), &node), None, "no list is an empty one");
+        let patched = |images, node: &Node| status_patch(&config(), &facts(), &with(images), node);
+        assert_eq!(patched(Some(Vec::new()), &node), None, "no list is an empty one");
         let image = ContainerImage { names: Some(vec!["a:1".to_owned()]), size_bytes: Some(7) };
-        let patch = told(Some(vec![image.clone()]), &node).expect("a patch");
+        let patch = patched(Some(vec![image.clone()]), &node).expect("a patch");
         assert_eq!(patch, json!({"status": {"images": [{"names": ["a:1"], "sizeBytes": 7}]}}));
         node.status.as_mut().expect("status").images = Some(vec![image.clone()]);
-        assert_eq!((told(Some(vec![image]), &node), told(None, &node)), (None, None));
-        assert_eq!(told(Some(Vec::new()), &node), Some(json!({"status": {"images": []}})));
+        assert_eq!((patched(Some(vec![image]), &node), patched(None, &node)), (None, None));
+        assert_eq!(patched(Some(Vec::new()), &node), Some(json!({"status": {"images": []}})));
     }
 
     #[test]
@@ -380,7 +384,7 @@ mod tests {
         assert_eq!(
             metadata_patch(&config(), None, &node),
             Some(json!({"metadata": {"annotations": gone}})),
-            "what somebody set stays"
+            "foreign fields stay"
         );
         let patch = status_patch(&config(), &facts(), &situation(Ok(()), 5), &node).expect("a patch");
         let conditions = patch["status"]["conditions"].as_array().expect("conditions");
@@ -391,7 +395,7 @@ mod tests {
                 json!({"$patch": "delete", "type": "PodNetworkImpaired"})
             ]
         );
-        // Another's network provider has taken over.
+        // Another network provider has replaced the overlay.
         let held = node.status.as_mut().and_then(|status| status.conditions.as_mut()).expect("conditions");
         held.retain(|one| one.type_ != IMPAIRED);
         held.iter_mut().filter(|one| one.type_ == UNAVAILABLE).for_each(|one| {

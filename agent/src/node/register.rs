@@ -1,4 +1,4 @@
-//! The Node object: made or adopted, watched, and told what changed.
+//! Registration of the Node object, and its updates.
 
 use std::fs;
 use std::sync::Arc;
@@ -15,69 +15,69 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::watch_object;
 
 use super::disk::disk_shortage;
-use super::network::word;
+use super::network::is_ready;
 use super::plan::{self, Pressure, Situation};
-use super::{EvictionThresholds, NodeAgent, facts, news};
+use super::{EvictionThresholds, NodeAgent, events, facts};
 use crate::pod::Level;
 use crate::source::record;
 
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LAST_RETRY: Duration = Duration::from_secs(5);
 
-/// Keeps the node registered and its status true, for ever.
+/// Keeps the node registered and its status up to date, for ever.
 pub(super) async fn keep(agent: &NodeAgent) {
     let api: Api<Node> = Api::all(agent.client.clone());
-    // Ranges known from before: pods get their network while there is no API server.
+    // Stored ranges: pods get their network while the API server does not answer.
     if let Some(cidrs) = record::read::<Vec<IpNetwork>>(&cidr_record(agent)) {
         set_cidrs(agent, cidrs).await;
     }
     let mut retry = FIRST_RETRY;
-    while let Err(error) = appear(agent, &api).await {
+    while let Err(error) = get_or_create(agent, &api).await {
         if retry == FIRST_RETRY {
-            tracing::info!(error = chain(&error), "the node is not registered yet, going on trying");
+            tracing::info!(error = chain(&error), "cannot register the node, retrying");
         }
         tokio::time::sleep(retry).await;
         retry = (retry * 2).min(LAST_RETRY);
     }
-    // Not before, for what cannot be sent is lost.
+    // Recorded after the registration, because an event without its object is lost.
     agent.recorder.node(Level::Normal, "Starting", "Starting kubelet.");
     let changes = watch_object(api.clone(), &agent.config.name).default_backoff();
     let mut changes = std::pin::pin!(changes);
     let (mut images, mut ips) = (agent.images.subscribe(), agent.ips.subscribe());
     let mut overlay = agent.overlay_state.subscribe();
-    let (mut pulse, mut network) = (agent.pulse.subscribe(), agent.network_said.subscribe());
+    let (mut pulse, mut network) = (agent.pulse.subscribe(), agent.network_status.subscribe());
     loop {
         let result = tokio::select! {
-            // The stream keeps its place, the others only wake: dropping any of them loses nothing.
+            // Cancel-safe: the stream keeps its position, and the other arms only wake.
             change = changes.next() => match change {
-                Some(Ok(Some(node))) => seen(agent, &api, node).await,
-                Some(Ok(None)) => appear(agent, &api).await,
-                Some(Err(error)) => Err(error_of_watch(&error)),
+                Some(Ok(Some(node))) => node_received(agent, &api, node).await,
+                Some(Ok(None)) => get_or_create(agent, &api).await,
+                Some(Err(error)) => Err(watch_error(&error)),
                 None => return,
             },
-            _ = pulse.changed() => tell(agent, &api).await,
-            _ = network.changed() => tell(agent, &api).await,
-            _ = images.changed() => tell(agent, &api).await,
-            _ = ips.changed() => tell(agent, &api).await,
-            _ = overlay.changed() => tell(agent, &api).await,
+            _ = pulse.changed() => update(agent, &api).await,
+            _ = network.changed() => update(agent, &api).await,
+            _ = images.changed() => update(agent, &api).await,
+            _ = ips.changed() => update(agent, &api).await,
+            _ = overlay.changed() => update(agent, &api).await,
         };
         if let Err(error) = result {
-            // The next pulse of the lease's timer tries again.
-            tracing::debug!(error = chain(&error), "the node's status is not up to date");
+            // The next turn of the lease's timer retries.
+            tracing::debug!(error = chain(&error), "cannot update the node's status");
         }
     }
 }
 
-/// What the watch says is worth a line only; it comes back by itself.
-fn error_of_watch(error: &kube::runtime::watcher::Error) -> kube::Error {
+/// An error of the watch, which restarts by itself.
+fn watch_error(error: &kube::runtime::watcher::Error) -> kube::Error {
     kube::Error::Service(chain(error).into())
 }
 
-/// Finds the node or makes it.
-async fn appear(agent: &NodeAgent, api: &Api<Node>) -> Result<(), kube::Error> {
+/// Gets or creates the Node object.
+async fn get_or_create(agent: &NodeAgent, api: &Api<Node>) -> Result<(), kube::Error> {
     let name = &agent.config.name;
     if let Some(node) = api.get_opt(name).await? {
-        return seen(agent, api, node).await;
+        return node_received(agent, api, node).await;
     }
     if !agent.config.register {
         return Ok(());
@@ -89,33 +89,33 @@ async fn appear(agent: &NodeAgent, api: &Api<Node>) -> Result<(), kube::Error> {
     };
     tracing::info!(node = name, "registered");
     record_status(agent, &NodeStatus::default(), &node);
-    seen(agent, api, node).await
+    node_received(agent, api, node).await
 }
 
-/// Takes in what the API says of the node, then tells it what it does not know.
-async fn seen(agent: &NodeAgent, api: &Api<Node>, node: Node) -> Result<(), kube::Error> {
+/// Stores a received Node object, then updates it.
+async fn node_received(agent: &NodeAgent, api: &Api<Node>, node: Node) -> Result<(), kube::Error> {
     let cidrs = pod_cidrs(&node);
     if !cidrs.is_empty() {
         set_cidrs(agent, cidrs).await;
     }
     let node = Arc::new(node);
     let before = agent.node.send_replace(Some(Arc::clone(&node)));
-    if let Some((level, reason, message)) = news::of_cordon(&agent.config.name, before.as_deref(), &node) {
+    if let Some((level, reason, message)) = events::of_cordon(&agent.config.name, before.as_deref(), &node) {
         agent.recorder.node(level, reason, message);
     }
-    tell(agent, api).await
+    update(agent, api).await
 }
 
-/// Records what became of the node's status by a write of ours.
+/// Records events for a written change of the status.
 fn record_status(agent: &NodeAgent, held: &NodeStatus, written: &Node) {
     let Some(now) = &written.status else { return };
-    for (level, reason, message) in news::of_status(&agent.config.name, held, now) {
+    for (level, reason, message) in events::of_status(&agent.config.name, held, now) {
         agent.recorder.node(level, reason, message);
     }
 }
 
-/// Writes the status, if it says something new.
-async fn tell(agent: &NodeAgent, api: &Api<Node>) -> Result<(), kube::Error> {
+/// Patches metadata and status, if they changed.
+async fn update(agent: &NodeAgent, api: &Api<Node>) -> Result<(), kube::Error> {
     let Some(mut node) = agent.node.borrow().clone() else { return Ok(()) };
     let announced = agent.overlay_state.borrow().announced.clone();
     if let Some(patch) = plan::metadata_patch(&agent.config, announced.as_ref(), &node) {
@@ -132,13 +132,13 @@ async fn tell(agent: &NodeAgent, api: &Api<Node>) -> Result<(), kube::Error> {
             agent.node.send_replace(Some(Arc::new(written)));
             Ok(())
         }
-        // Deleted by somebody: the watch says so too, and has it made again.
+        // Deleted meanwhile: the watch reports that, and the node is created again.
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
         Err(error) => Err(error),
     }
 }
 
-/// The ranges of a node's pods.
+/// The pod ranges of a node.
 pub(crate) fn pod_cidrs(node: &Node) -> Vec<IpNetwork> {
     let Some(spec) = &node.spec else { return Vec::new() };
     let many = spec.pod_cidrs.iter().flatten();
@@ -146,7 +146,9 @@ pub(crate) fn pod_cidrs(node: &Node) -> Vec<IpNetwork> {
         if many.clone().next().is_some() { many.collect() } else { spec.pod_cidr.iter().collect() };
     all.into_iter()
         .filter_map(|text| {
-            text.parse().inspect_err(|error| tracing::warn!(%error, text, "not a pod CIDR")).ok()
+            text.parse()
+                .inspect_err(|error| tracing::warn!(%error, text, "ignoring an invalid pod CIDR"))
+                .ok()
         })
         .collect()
 }
@@ -158,11 +160,11 @@ async fn set_cidrs(agent: &NodeAgent, cidrs: Vec<IpNetwork>) {
     match agent.network.set_pod_cidrs(cidrs.clone()).await {
         Ok(()) => {
             if let Err(error) = record::write(&cidr_record(agent), &cidrs) {
-                tracing::warn!(%error, "cannot remember the pod address ranges");
+                tracing::warn!(%error, "cannot store the pod address ranges");
             }
             agent.ranges.send_replace(cidrs);
         }
-        Err(error) => tracing::warn!(error = chain(&error), ?cidrs, "cannot set up the pod network"),
+        Err(error) => tracing::warn!(error, ?cidrs, "cannot set up the pod network"),
     }
 }
 
@@ -174,7 +176,10 @@ fn situation(agent: &NodeAgent) -> Situation {
     let node = agent.node.borrow().clone();
     Situation {
         ips: agent.ips.borrow().clone(),
-        network: agent.network.ready().and_then(|()| word(&agent.network_said.borrow(), node.as_deref())),
+        network: agent
+            .network
+            .ready()
+            .and_then(|()| is_ready(&agent.network_status.borrow(), node.as_deref())),
         overlay: agent.overlay_state.borrow().clone(),
         pressure: pressure(&agent.config.state_dir, &agent.config.eviction),
         images: agent.images.borrow().clone(),

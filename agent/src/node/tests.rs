@@ -1,11 +1,12 @@
-//! The node against a small API, with the real network in a network namespace of the test's own.
+//! Tests of the node with a small API and a real network in a network namespace of the test.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Mutex;
 use std::time::Duration;
 
 use bytes::Bytes;
-use coracle_cni::NetworkConfig;
+use coracle_cni::{Network, NetworkConfig};
 use futures::StreamExt;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, StreamBody};
@@ -19,7 +20,7 @@ use super::*;
 
 type Frames = futures::stream::BoxStream<'static, Result<Frame<Bytes>, Infallible>>;
 
-/// One node and one lease, and every write of them.
+/// One node and one lease, with all writes.
 #[derive(Clone)]
 struct Api {
     objects: Arc<Mutex<BTreeMap<String, Value>>>,
@@ -94,7 +95,7 @@ impl Api {
         (StatusCode::OK, made)
     }
 
-    /// What the controller that gives out ranges does.
+    /// Assigns the range, as the controller does.
     fn give_range(&self) {
         let patch = json!({"spec": {"podCIDR": "10.99.0.0/24", "podCIDRs": ["10.99.0.0/24"]}}).to_string();
         self.write(&Method::PATCH, "/api/v1/nodes/n1", patch.as_bytes());
@@ -145,7 +146,7 @@ fn absent() -> (StatusCode, Value) {
     )
 }
 
-/// As much of a patch as these objects need: lists are replaced.
+/// A merge patch, sufficient for these objects: lists are replaced.
 fn merge(into: &mut Value, patch: &Value) {
     match patch.as_object() {
         Some(fields) => fields.iter().for_each(|(key, value)| merge(&mut into[key], value)),
@@ -161,10 +162,11 @@ fn agent(api: &Api, network: Network, dir: &std::path::Path) -> NodeAgent {
 }
 
 fn agent_at(ips: Vec<IpAddr>, api: &Api, network: Network, dir: &std::path::Path) -> NodeAgent {
-    NodeAgent::new(config(ips, dir), recording(api), network).expect("facts")
+    let (client, recorder) = recording(api);
+    NodeAgent::new(config(ips, dir), client, recorder, PodNetwork::Cni(network)).expect("facts")
 }
 
-/// With a recorder whose events are never sent: they are no writes that are counted.
+/// With a recorder whose events are never sent, so that they do not count as writes.
 fn recording(api: &Api) -> (kube::Client, Recorder) {
     (api.client(), crate::pod::events(api.client(), "n1").0)
 }
@@ -211,7 +213,7 @@ fn a_node_registers_gets_its_range_is_ready_at_once_and_then_is_silent() {
         let node = api.node().expect("node");
         assert_eq!(node["metadata"]["labels"]["kubernetes.io/hostname"], "n1");
         assert_eq!(node["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"], 10250);
-        // The watch begins after the node is there, as it does with a real API.
+        // The watch begins after the node exists, as with a real API.
         api.until("watched", || api.events.receiver_count() > 0).await;
         api.give_range();
         api.until_ready("True").await;
@@ -221,14 +223,14 @@ fn a_node_registers_gets_its_range_is_ready_at_once_and_then_is_silent() {
         };
         api.until("a lease", || lease().is_some()).await;
         assert_eq!(lease().expect("a lease")["metadata"]["ownerReferences"][0]["uid"], "u1");
-        api.until("what is written", || api.writes.lock().expect("writes").len() >= 4).await;
+        api.until("all writes", || api.writes.lock().expect("writes").len() >= 4).await;
         tokio::time::sleep(Duration::from_millis(50)).await;
         let written = api.writes.lock().expect("writes").len();
         assert_eq!(written, 4, "node, lease, range, status: {:?}", api.writes);
         shutdown.cancel();
         running.await.expect("join");
 
-        // The next life knows its range without being told, and has nothing to say.
+        // A restarted agent uses the stored range and writes nothing.
         let (again, shutdown) = (network(&dir).await, CancellationToken::new());
         let running = tokio::spawn(agent(&api, again.clone(), &dir).run(shutdown.clone()));
         api.until("its range", || again.ready().is_ok()).await;
@@ -242,7 +244,7 @@ fn a_node_registers_gets_its_range_is_ready_at_once_and_then_is_silent() {
     apart(story);
 }
 
-/// Runs a story in a network of its own.
+/// Runs a test in a network namespace of its own.
 fn apart(story: impl Future<Output = ()> + Send + 'static) {
     let thread = std::thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNET).expect("root, to have a network apart");
@@ -251,7 +253,7 @@ fn apart(story: impl Future<Output = ()> + Send + 'static) {
     thread.join().expect("the test");
 }
 
-/// A plugin of somebody's, which takes no pods while there is a file `busy`.
+/// An external plugin that rejects pods while the file `busy` exists.
 fn plugin(dir: &std::path::Path) {
     use std::os::unix::fs::PermissionsExt;
     let text = format!(
@@ -276,15 +278,17 @@ fn a_node_is_ready_when_the_plugins_of_its_network_say_so() {
         std::fs::write(dir.path().join("busy"), "").expect("busy");
         let (api, shutdown, network) = (Api::new(), CancellationToken::new(), network(dir.path()).await);
         let ips: Vec<IpAddr> = vec!["192.0.2.1".parse().expect("address")];
-        // A question a second.
+        // One poll a second.
         let config = NodeConfig { lease_seconds: 4, ..self::config(ips.clone(), dir.path()) };
-        let agent = NodeAgent::new(config, recording(&api), network.clone()).expect("facts");
+        let (client, recorder) = recording(&api);
+        let network_of_pods = PodNetwork::Cni(network.clone());
+        let agent = NodeAgent::new(config, client, recorder, network_of_pods).expect("facts");
         let running = tokio::spawn(agent.run(shutdown.clone()));
         let said = "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady \
                     message:plugin theirs: no uplink (code 50)";
         let refused = || api.ready_condition().is_some_and(|is| is["message"] == said);
         api.until(said, refused).await;
-        let condition = api.ready_condition().expect("told");
+        let condition = api.ready_condition().expect("a condition");
         assert_eq!(
             (&condition["status"], &condition["reason"]),
             (&json!("False"), &json!("KubeletNotReady"))
@@ -294,14 +298,16 @@ fn a_node_is_ready_when_the_plugins_of_its_network_say_so() {
         shutdown.cancel();
         running.await.expect("join");
 
-        // Nobody waits for the timer, which has hours now, when a pod could not be attached.
+        // A failed attachment triggers STATUS at once; the timer's period is hours here.
         let asked = || {
             let log = std::fs::read_to_string(dir.path().join("log")).expect("log");
             log.lines().filter(|line| *line == "STATUS").count()
         };
         let (before, shutdown) = (asked(), CancellationToken::new());
         let config = NodeConfig { lease_seconds: 40_000, ..self::config(ips, dir.path()) };
-        let agent = NodeAgent::new(config, recording(&api), network.clone()).expect("facts");
+        let (client, recorder) = recording(&api);
+        let network_of_pods = PodNetwork::Cni(network.clone());
+        let agent = NodeAgent::new(config, client, recorder, network_of_pods).expect("facts");
         let running = tokio::spawn(agent.run(shutdown.clone()));
         api.until("the first question", || asked() > before).await;
         api.until_ready("True").await;
@@ -314,7 +320,7 @@ fn a_node_is_ready_when_the_plugins_of_its_network_say_so() {
         };
         network.add(&pod).await.expect_err("busy");
         api.until(said, refused).await;
-        // A list that cannot be used is told as it is.
+        // An invalid list is reported as such.
         std::fs::write(dir.path().join("net.d/1.conflist"), "{").expect("list");
         api.until("a broken list", || {
             api.ready_condition()
@@ -342,14 +348,14 @@ fn a_node_without_an_overlay_follows_its_addresses_too() {
         let dir = std::env::temp_dir().join(format!("coracle-moving-{}", std::process::id()));
         std::fs::create_dir_all(&dir).expect("temp dir");
         let (api, shutdown) = (Api::new(), CancellationToken::new());
-        // The first one made is the first one listed.
+        // The interface that is created first is listed first.
         ip("link add eth0 type veth peer name end0");
         ip("link add eth1 type veth peer name end1");
         ip("addr add 192.0.2.1/24 dev eth0");
         let agent = agent_at(Vec::new(), &api, network(&dir).await, &dir);
         let running = tokio::spawn(agent.run(shutdown.clone()));
         api.until_address("192.0.2.1").await;
-        // Another address, another interface with the default route.
+        // Another address, and another interface with the default route.
         ip("addr del 192.0.2.1/24 dev eth0");
         ip("addr add 192.0.2.2/24 dev eth0");
         api.until_address("192.0.2.2").await;

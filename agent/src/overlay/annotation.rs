@@ -1,5 +1,5 @@
-//! What nodes tell of themselves in annotations of their Node objects: flannel's, so that nodes of ours and of
-//! flannel's form one network. <https://github.com/flannel-io/flannel/blob/master/Documentation/kubernetes.md>
+//! Overlay annotations of Node objects, in flannel's form, so that our nodes and flannel's form one network.
+//! <https://github.com/flannel-io/flannel/blob/master/Documentation/kubernetes.md>
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -29,7 +29,7 @@ const V6: Family = Family {
     data: "flannel.alpha.coreos.com/backend-v6-data",
 };
 
-/// What flannel tells of a VXLAN device.
+/// Flannel's data of a VXLAN device.
 #[derive(Serialize, Deserialize)]
 struct Vtep {
     #[serde(rename = "VNI")]
@@ -38,7 +38,7 @@ struct Vtep {
     mac: String,
 }
 
-/// The node as a peer; none while it has no range or has told nothing.
+/// The node as a peer. None while it has no range or no annotations.
 pub(super) fn peer(node: &Node) -> Option<Result<Peer, String>> {
     let annotations = node.metadata.annotations.as_ref()?;
     let backend = annotations.get(BACKEND)?;
@@ -79,16 +79,17 @@ fn vtep(text: &str) -> Option<(u32, Mac)> {
     parts.next().is_none().then_some((vni, bytes))
 }
 
-/// The annotations of ours that the node lacks or that are not true any more (none: to be taken away).
+/// The annotations of this node that are missing or outdated. None as a value removes one.
 pub(crate) fn patch(
-    (kind, ends): (PeerKind, &[End]),
+    kind: PeerKind,
+    ends: &[End],
     held: &BTreeMap<String, String>,
 ) -> BTreeMap<&'static str, Option<String>> {
     let mut want =
         BTreeMap::from([(MANAGED, Some("true".to_owned())), (BACKEND, Some(kind.name().to_owned()))]);
     for (family, v6) in [(V4, false), (V6, true)] {
         let end = ends.iter().find(|end| end.ip.is_ipv6() == v6);
-        // An address that somebody set for others to use, such as one before a translation.
+        // A public address that an administrator set, for example one behind a NAT.
         let overwrite = held.get(family.overwrite).and_then(|text| text.parse::<IpAddr>().ok());
         want.insert(family.ip, end.map(|end| overwrite.unwrap_or(end.ip).to_string()));
         want.insert(family.data, end.map(data));
@@ -97,15 +98,16 @@ pub(crate) fn patch(
     want
 }
 
-/// Takes away what a node told of an overlay that it has no more.
+/// Removes the annotations of a node without an overlay.
 pub(crate) fn removal(held: &BTreeMap<String, String>) -> BTreeMap<&'static str, Option<String>> {
     let all = [MANAGED, BACKEND, V4.ip, V4.data, V6.ip, V6.data];
     all.into_iter().filter(|name| held.contains_key(*name)).map(|name| (name, None)).collect()
 }
 
 fn data(end: &End) -> String {
-    let told = end.vtep.map(|(vni, mac)| Vtep { vni, mac: mac.map(|byte| format!("{byte:02x}")).join(":") });
-    serde_json::to_string(&told).unwrap_or_else(|_impossible| "null".to_owned())
+    let written =
+        end.vtep.map(|(vni, mac)| Vtep { vni, mac: mac.map(|byte| format!("{byte:02x}")).join(":") });
+    serde_json::to_string(&written).unwrap_or_else(|_impossible| "null".to_owned())
 }
 
 #[cfg(test)]
@@ -140,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn who_told_nothing_is_no_peer_and_who_tells_nonsense_is_refused_by_name() {
+    fn a_node_without_annotations_is_no_peer_and_invalid_ones_are_refused_by_name() {
         assert!(peer(&node(&[])).is_none());
         let mut without_range = node(&[(BACKEND, "vxlan"), (V4.ip, "192.0.2.7")]);
         without_range.spec = None;
@@ -149,30 +151,31 @@ mod tests {
         assert!(wrong(&[(BACKEND, "wireguard")]).contains("wireguard"));
         assert!(wrong(&[(BACKEND, "vxlan"), (V4.ip, "here")]).contains("public-ip is no address: \"here\""));
         for data in ["{", r#"{"VNI":1,"VtepMAC":"3e:1b"}"#, r#"{"VNI":1,"VtepMAC":"3e:1b:6c:9d:2a:01:02"}"#] {
-            let told = wrong(&[(BACKEND, "vxlan"), (V4.ip, "192.0.2.7"), (V4.data, data)]);
-            assert!(told.contains("backend-data"), "{told}");
+            let written = wrong(&[(BACKEND, "vxlan"), (V4.ip, "192.0.2.7"), (V4.data, data)]);
+            assert!(written.contains("backend-data"), "{written}");
         }
     }
 
     #[test]
-    fn what_is_told_is_understood_and_told_once() {
+    fn written_annotations_are_parsed_and_written_once() {
         let ends = [
             End { ip: "192.0.2.7".parse().unwrap(), vtep: Some((9, [2, 0, 0, 0, 0, 0xab])) },
             End { ip: "2001:db8::7".parse().unwrap(), vtep: Some((9, [2, 0, 0, 0, 0, 0xac])) },
         ];
-        let told = patch((PeerKind::Vxlan, &ends), &BTreeMap::new());
-        assert_eq!(told[V4.data].as_deref(), Some(r#"{"VNI":9,"VtepMAC":"02:00:00:00:00:ab"}"#));
-        let held: Vec<_> = told.iter().filter_map(|(key, value)| Some((*key, value.as_deref()?))).collect();
+        let written = patch(PeerKind::Vxlan, &ends, &BTreeMap::new());
+        assert_eq!(written[V4.data].as_deref(), Some(r#"{"VNI":9,"VtepMAC":"02:00:00:00:00:ab"}"#));
+        let held: Vec<_> =
+            written.iter().filter_map(|(key, value)| Some((*key, value.as_deref()?))).collect();
         let there = node(&held);
         assert_eq!(peer(&there).unwrap().unwrap().ends, ends);
         let mut held = there.metadata.annotations.unwrap();
-        assert!(patch((PeerKind::Vxlan, &ends), &held).is_empty());
-        // An address goes, and another is overwritten.
+        assert!(patch(PeerKind::Vxlan, &ends, &held).is_empty());
+        // An address is removed, and another is overwritten.
         held.insert(V4.overwrite.to_owned(), "203.0.113.1".to_owned());
-        let change = patch((PeerKind::Vxlan, &ends[..1]), &held);
+        let change = patch(PeerKind::Vxlan, &ends[..1], &held);
         let expect = [(V4.ip, Some("203.0.113.1".to_owned())), (V6.data, None), (V6.ip, None)];
         assert_eq!(change, expect.into_iter().collect());
         let ends = [End { vtep: None, ..ends[0] }];
-        assert_eq!(patch((PeerKind::HostGw, &ends), &BTreeMap::new())[V4.data].as_deref(), Some("null"));
+        assert_eq!(patch(PeerKind::HostGw, &ends, &BTreeMap::new())[V4.data].as_deref(), Some("null"));
     }
 }

@@ -1,4 +1,4 @@
-//! The task that owns the overlay.
+//! The task that runs the overlay.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,59 +16,60 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::rounds::Rounds;
-use super::verdict::Verdicts;
+use super::retest::Rounds;
+use super::test_results::TestResults;
 use super::{State, annotation, one_of_each};
 use crate::node::find_addresses_again;
 
 const FIRST_RETRY: Duration = Duration::from_millis(200);
 const LAST_RETRY: Duration = Duration::from_secs(30);
-/// A peer that came learns of us at the same time.
+/// Pause before a new peer is tested: it learns of this node at the same time.
 const BEFORE_TEST: Duration = Duration::from_millis(300);
-/// All nodes learn of a new one at once and test it. By default a kernel says no more than a thousand times a second
-/// that a port is closed (icmp_msgs_per_sec), and a test asks for two such answers: each node has a time of its own.
+/// Spacing of the nodes' tests of one peer. All nodes learn of a new node at the same time. By default a kernel sends
+/// at most 1000 answers a second that a port is closed (icmp_msgs_per_sec), and a test needs two.
 const FOR_EACH: Duration = Duration::from_millis(4);
 
-/// The overlay with all that it follows from.
+/// The overlay with its inputs and outputs.
 pub(crate) struct OverlayAgent {
     pub(crate) name: String,
     pub(crate) client: kube::Client,
     pub(crate) overlay: Overlay,
     pub(crate) network: Network,
-    /// The node's addresses; kept true here unless they were set.
+    /// The node's addresses, updated here unless they were configured.
     pub(crate) ips: watch::Sender<Vec<IpAddr>>,
     pub(crate) ips_are_set: bool,
-    /// The node's own ranges, empty until it has some.
+    /// The node's own pod ranges. Empty until they are assigned.
     pub(crate) ranges: watch::Receiver<Vec<IpNetwork>>,
     pub(crate) state: watch::Sender<State>,
     /// Changes at each turn of the lease's timer.
     pub(crate) pulse: watch::Receiver<()>,
-    /// Others' ranges that the network was told of, in the order of the nodes; none before it was told.
+    /// Pod ranges of other nodes that the network does not masquerade, in the order of the nodes. None before the
+    /// first call.
     pub(crate) unmasqueraded: Option<Vec<IpNetwork>>,
 }
 
-/// The other nodes as the API tells them.
+/// The other nodes, from the API.
 #[derive(Default)]
 struct Nodes {
-    /// False until all were listed once.
+    /// False until all nodes were listed once.
     complete: bool,
-    known: Told,
+    known: Announced,
     listed: BTreeMap<String, Result<Peer, String>>,
-    /// Peers that came or changed and were not tested since.
+    /// Peers that were added or changed and are not tested since.
     changed: BTreeSet<String>,
 }
 
-/// What nodes tell of themselves.
+/// Parsed announcements of nodes.
 #[derive(Default)]
-struct Told {
+struct Announced {
     peers: BTreeMap<String, Peer>,
-    /// Of those that cannot be peers, why not.
+    /// Why a node cannot be a peer, by name.
     wrong: BTreeMap<String, String>,
 }
 
-/// The overlay's test of itself: which peers wait for one, from when on, and the one that runs.
+/// Tests of the paths to peers: the peers that wait, the start time, and the running test.
 struct Tests {
-    verdicts: Verdicts,
+    results: TestResults,
     waiting: BTreeSet<String>,
     at: Option<Instant>,
     running: Option<JoinHandle<Vec<(Way, Passes)>>>,
@@ -77,20 +78,20 @@ struct Tests {
     rounds: Rounds,
 }
 
-/// When what failed is tried again.
+/// Time of the next try after a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Retry {
     pause: Duration,
     at: Instant,
 }
 
-/// What wakes the task.
+/// Events of the task.
 enum Wake {
     Node(Box<Result<Event<Node>, watcher::Error>>),
-    /// Our ranges, or the kernel's tables, or it is time to try again.
+    /// The node's ranges or the kernel's tables changed, or a retry is due.
     Apply,
     Test,
-    /// The lease's timer, by which some peers are tested again.
+    /// A turn of the lease's timer: some peers are tested again.
     Pulse,
     Tested(Vec<(Way, Passes)>),
     End,
@@ -102,17 +103,19 @@ impl OverlayAgent {
         let events = watch_all(Api::<Node>::all(self.client.clone()), watcher::Config::default());
         let mut events = events.default_backoff().boxed();
         let (mut nodes, mut tests, mut retry) = (Nodes::default(), Tests::of(&self.name), None::<Retry>);
-        self.look_at_addresses();
+        self.refresh_addresses();
         loop {
             let wake = tokio::select! {
-                // The stream and the receivers keep their place; the overlay remembers that it was told.
+                // Cancel-safe: the stream and the receivers keep their position, and the overlay keeps its pending
+                // notification.
                 event = events.next() => event.map_or(Wake::End, |event| Wake::Node(Box::new(event))),
                 changed = self.ranges.changed() => changed.map_or(Wake::End, |()| Wake::Apply),
                 () = self.overlay.foreign_change() => {
-                    self.look_at_addresses();
+                    self.refresh_addresses();
                     Wake::Apply
                 }
-                // At a time, not after one: something wakes us far more often among many nodes.
+                // A point in time instead of a duration: among many nodes the loop wakes more often than the
+                // duration.
                 () = until(retry.map(|retry| retry.at)) => Wake::Apply,
                 () = until(tests.at) => Wake::Test,
                 changed = self.pulse.changed() => changed.map_or(Wake::End, |()| Wake::Pulse),
@@ -126,20 +129,20 @@ impl OverlayAgent {
                     false
                 }
                 Wake::Pulse => {
-                    tests.look_again(&nodes.known.peers);
+                    tests.retest_some(&nodes.known.peers);
                     false
                 }
                 Wake::Tested(results) => self.learn(&mut tests, results),
                 Wake::End => return,
             };
             if apply && nodes.complete {
-                retry = self.apply_or_tell(&mut nodes, &mut tests, retry).await;
+                retry = self.apply_or_retry(&mut nodes, &mut tests, retry).await;
             }
         }
     }
 
-    /// Applies; when to try again if that failed.
-    async fn apply_or_tell(
+    /// Applies the peers. After a failure: the time of the next try.
+    async fn apply_or_retry(
         &mut self,
         nodes: &mut Nodes,
         tests: &mut Tests,
@@ -147,9 +150,12 @@ impl OverlayAgent {
     ) -> Option<Retry> {
         let Err(error) = self.apply(nodes, tests).await else { return None };
         if retry.is_none() {
-            tracing::warn!(error = chain(&error), "pods of other nodes may not be reached");
+            tracing::warn!(
+                error = chain(&error),
+                "cannot set up the overlay: pods of other nodes may be unreachable"
+            );
         }
-        self.tell(|state| state.reached = Some(Err(chain(&error))));
+        self.update_state(|state| state.reached = Some(Err(chain(&error))));
         Some(Retry::after(retry, Instant::now()))
     }
 
@@ -159,49 +165,46 @@ impl OverlayAgent {
             return Ok(());
         }
         let addresses = one_of_each(&self.ips.borrow());
-        let Told { peers, wrong } = &nodes.known;
-        let applied = self.overlay.apply(&Local { cidrs, addresses }, peers, &tests.verdicts.narrow())?;
+        let Announced { peers, wrong } = &nodes.known;
+        let applied = self.overlay.apply(&Local { cidrs, addresses }, peers, &tests.results.narrow())?;
         if applied.changes > 0 {
-            tracing::debug!(
-                changes = applied.changes,
-                peers = peers.len(),
-                "the overlay was brought up to date"
-            );
+            tracing::debug!(changes = applied.changes, peers = peers.len(), "updated the overlay");
         }
         if applied.moved {
-            self.begin_anew(tests);
+            self.reset_tests(tests);
             tests.want(peers.keys().cloned(), turn(&self.name, peers.len()));
         }
         let changed = std::mem::take(&mut nodes.changed);
-        changed.iter().for_each(|name| tests.verdicts.forget_peer(name));
+        changed.iter().for_each(|name| tests.results.forget_peer(name));
         tests.want(changed.into_iter(), turn(&self.name, peers.len()));
         if let Err(error) = self.network.set_mtu(applied.mtu).await {
-            tracing::warn!(error = chain(&error), "not every pod has the MTU of the way to other nodes");
+            tracing::warn!(error = chain(&error), "cannot set the MTU of all pods");
         }
         self.unmasquerade(peers).await;
         let refused = applied.refused.iter().map(|(name, why)| (name, why));
         let mut impaired: Vec<String> =
             wrong.iter().chain(refused).map(|(name, why)| format!("{name}: {why}")).collect();
-        impaired.extend(tests.verdicts.sentences());
+        impaired.extend(tests.results.sentences());
         impaired.sort();
         impaired.dedup();
-        self.tell(|state| (state.reached, state.impaired) = (Some(Ok(())), impaired));
+        self.update_state(|state| (state.reached, state.impaired) = (Some(Ok(())), impaired));
         Ok(())
     }
 
-    /// The ways are others than those that were tested; but what an agent before us found of the devices still holds.
-    fn begin_anew(&self, tests: &mut Tests) {
+    /// Drops the test results after a change of the paths. What an earlier agent found out about checksum offload is
+    /// kept.
+    fn reset_tests(&self, tests: &mut Tests) {
         if !std::mem::replace(&mut tests.begun, true) {
             match self.overlay.offload() {
-                Ok(found) => tests.verdicts = Verdicts::begin(found),
-                Err(error) => tracing::debug!(error = chain(&error), "the checksum offload is not known"),
+                Ok(found) => tests.results = TestResults::begin(found),
+                Err(error) => tracing::debug!(error = chain(&error), "cannot read the checksum offload"),
             }
-        } else if tests.verdicts.forget() {
+        } else if tests.results.forget() {
             self.set_offload(true);
         }
     }
 
-    /// Has packets to pods of other nodes keep their source.
+    /// Excludes packets to pods of other nodes from masquerading.
     async fn unmasquerade(&mut self, peers: &BTreeMap<String, Peer>) {
         let ranges = peers.values().flat_map(|peer| peer.cidrs.iter().copied());
         if self.unmasqueraded.as_ref().is_some_and(|said| ranges.clone().eq(said.iter().copied())) {
@@ -210,42 +213,42 @@ impl OverlayAgent {
         match self.network.set_unmasqueraded(coracle_cni::merged(ranges.clone())).await {
             Ok(()) => self.unmasqueraded = Some(ranges.collect()),
             Err(error) => {
-                tracing::warn!(error = chain(&error), "packets to pods of other nodes may be masqueraded");
+                tracing::warn!(error = chain(&error), "cannot exclude pods of other nodes from masquerading");
             }
         }
     }
 
-    /// Takes in what a test found; true when the tables, or what is told, must follow.
+    /// Stores test results. True if the tables or the reported state must follow.
     fn learn(&self, tests: &mut Tests, results: Vec<(Way, Passes)>) -> bool {
-        let before = (tests.verdicts.narrow(), tests.verdicts.sentences());
+        let before = (tests.results.narrow(), tests.results.sentences());
         let tested = results.iter().map(|(way, _)| way.peer.clone()).collect();
-        if let Some(on) = tests.verdicts.learn(results, &self.overlay.ways(&tested)) {
+        if let Some(on) = tests.results.learn(results, &self.overlay.ways(&tested)) {
             self.set_offload(on);
         }
-        if let Some((peers, pause)) = tests.verdicts.again() {
+        if let Some((peers, pause)) = tests.results.again() {
             tests.waiting.extend(peers);
             tests.at = Some(tests.at.map_or(Instant::now() + pause, |at| at.min(Instant::now() + pause)));
         }
-        before != (tests.verdicts.narrow(), tests.verdicts.sentences())
+        before != (tests.results.narrow(), tests.results.sentences())
     }
 
     fn set_offload(&self, on: bool) {
         tracing::warn!(on, "switching the overlay's checksum offload");
         if let Err(error) = self.overlay.set_offload(on) {
-            tracing::warn!(error = chain(&error), "the checksum offload stays as it is");
+            tracing::warn!(error = chain(&error), "cannot switch the overlay's checksum offload");
         }
     }
 
-    /// Finds the node's addresses again, and tells others of them.
-    fn look_at_addresses(&mut self) {
+    /// Reads the node's addresses again.
+    fn refresh_addresses(&mut self) {
         if !self.ips_are_set {
             find_addresses_again(&self.ips);
         }
         let announced = self.overlay.announced(&one_of_each(&self.ips.borrow()));
-        self.tell(|state| state.announced = Some(announced));
+        self.update_state(|state| state.announced = Some(announced));
     }
 
-    fn tell(&self, change: impl FnOnce(&mut State)) {
+    fn update_state(&self, change: impl FnOnce(&mut State)) {
         self.state.send_if_modified(|state| {
             let before = state.clone();
             change(state);
@@ -257,17 +260,17 @@ impl OverlayAgent {
 // === impl Retry ===
 
 impl Retry {
-    /// The one after a failure now; `before` is that after the failure before it.
+    /// The retry after a failure now. `before` is the retry before it.
     fn after(before: Option<Self>, now: Instant) -> Self {
         let pause = before.map_or(FIRST_RETRY, |before| (before.pause * 2).min(LAST_RETRY));
         Self { pause, at: now + pause }
     }
 }
 
-/// When a node of this name tests what all of so many nodes test at that moment: names are as good as chance, and the
-/// same each time.
+/// Delay of this node's test when that many nodes test a peer at the same time: derived from the node's name, so that
+/// it is evenly spread and constant.
 fn turn(name: &str, nodes: usize) -> Duration {
-    // FNV-1a, 64 bits, and its bits mixed: names often differ in their last letter alone.
+    // FNV-1a (64 bits) with a final mix: names often differ in the last character only.
     let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });
@@ -283,7 +286,7 @@ async fn until(time: Option<Instant>) {
     }
 }
 
-/// The results of the test that runs, once. Cancel safe: it is taken away when it has ended.
+/// The results of the running test, once. Cancel-safe: the handle is removed only after its end.
 async fn ended(running: &mut Option<JoinHandle<Vec<(Way, Passes)>>>) -> Vec<(Way, Passes)> {
     let Some(test) = running else { return std::future::pending().await };
     let results = test.await;
@@ -294,10 +297,10 @@ async fn ended(running: &mut Option<JoinHandle<Vec<(Way, Passes)>>>) -> Vec<(Way
 // === impl Tests ===
 
 impl Tests {
-    /// Of the node of this name; none is due yet.
+    /// Tests of the node with this name. No peer is due.
     fn of(own: &str) -> Self {
         Self {
-            verdicts: Verdicts::default(),
+            results: TestResults::default(),
             waiting: BTreeSet::new(),
             at: None,
             running: None,
@@ -306,7 +309,7 @@ impl Tests {
         }
     }
 
-    /// Has these peers tested, a moment later, when it is our turn.
+    /// Adds these peers to the next test, which starts after this node's delay.
     fn want(&mut self, peers: impl Iterator<Item = String>, turn: Duration) {
         let before = self.waiting.len();
         self.waiting.extend(peers);
@@ -315,8 +318,8 @@ impl Tests {
         }
     }
 
-    /// Has those peers tested whose turn it is. Nobody tells of a link on the way that lets less pass than before.
-    fn look_again(&mut self, peers: &BTreeMap<String, Peer>) {
+    /// Adds the peers of this turn: nothing notifies of a smaller MTU on the path.
+    fn retest_some(&mut self, peers: &BTreeMap<String, Peer>) {
         let next = self.rounds.next(peers);
         if self.begun && !next.is_empty() {
             self.waiting.extend(next);
@@ -324,7 +327,7 @@ impl Tests {
         }
     }
 
-    /// Starts the test of the peers that wait for it, unless one runs: then that one's end is waited for.
+    /// Starts the test of the waiting peers, unless a test runs.
     fn start(&mut self, overlay: &Overlay) {
         self.at = None;
         if self.running.is_some() {
@@ -338,7 +341,7 @@ impl Tests {
         self.running = Some(tokio::task::spawn_blocking(move || {
             let passes = coracle_cni::examine(&ways);
             let passes =
-                passes.inspect_err(|error| tracing::debug!(%error, "cannot test the way to other nodes"));
+                passes.inspect_err(|error| tracing::debug!(%error, "cannot test the paths to other nodes"));
             ways.into_iter().zip(passes.unwrap_or_default()).collect()
         }));
     }
@@ -347,7 +350,7 @@ impl Tests {
 // === impl Nodes ===
 
 impl Nodes {
-    /// Takes an event in; true when the peers are others now.
+    /// Applies an event. True if the peers changed.
     fn take(&mut self, own: &str, event: Result<Event<Node>, watcher::Error>) -> bool {
         let of = |node: &Node| annotation::peer(node).filter(|_| node.name_any() != own);
         match event {
@@ -361,20 +364,20 @@ impl Nodes {
                 let gone: Vec<String> = known.filter(|name| !listed.contains_key(*name)).cloned().collect();
                 let there = listed.into_iter().map(|(name, peer)| (name, Some(peer)));
                 let mut changed = !std::mem::replace(&mut self.complete, true);
-                for (name, told) in gone.into_iter().map(|name| (name, None)).chain(there) {
-                    changed |= self.set(name, told);
+                for (name, announced) in gone.into_iter().map(|name| (name, None)).chain(there) {
+                    changed |= self.set(name, announced);
                 }
                 return changed;
             }
             Ok(Event::Apply(node)) => return self.set(node.name_any(), of(&node)),
             Ok(Event::Delete(node)) => return self.set(node.name_any(), None),
-            Err(error) => tracing::debug!(error = chain(&error), "the watch on nodes broke"),
+            Err(error) => tracing::debug!(error = chain(&error), "the watch of nodes failed"),
         }
         false
     }
 
-    fn set(&mut self, name: String, told: Option<Result<Peer, String>>) -> bool {
-        let changed = self.known.set(&name, told);
+    fn set(&mut self, name: String, announced: Option<Result<Peer, String>>) -> bool {
+        let changed = self.known.set(&name, announced);
         if changed {
             self.changed.insert(name);
         }
@@ -382,12 +385,12 @@ impl Nodes {
     }
 }
 
-// === impl Told ===
+// === impl Announced ===
 
-impl Told {
-    /// Takes in what a node tells, if it does; true when that is not what it told before.
-    fn set(&mut self, name: &str, told: Option<Result<Peer, String>>) -> bool {
-        let (peer, wrong) = told.map_or((None, None), |told| match told {
+impl Announced {
+    /// Stores the announcement of a node, or its absence. True if it changed.
+    fn set(&mut self, name: &str, announced: Option<Result<Peer, String>>) -> bool {
+        let (peer, wrong) = announced.map_or((None, None), |announced| match announced {
             Ok(peer) => (Some(peer), None),
             Err(wrong) => (None, Some(wrong)),
         });
@@ -395,7 +398,7 @@ impl Told {
     }
 }
 
-/// Has that name stand for that value or for nothing; true when it did not before.
+/// Sets or removes a value. True if it changed.
 fn put<T: PartialEq>(map: &mut BTreeMap<String, T>, name: &str, value: Option<T>) -> bool {
     let differs = map.get(name) != value.as_ref();
     match value {
@@ -410,8 +413,8 @@ fn put<T: PartialEq>(map: &mut BTreeMap<String, T>, name: &str, value: Option<T>
 mod tests {
     use super::*;
 
-    /// Which of these nodes hear from a kernel that allows what Linux does by default: 1000 answers a second, 50 at
-    /// once. Each asks for two, three times if it must, as the test does.
+    /// Number of nodes without an answer from a kernel with Linux' default limits: 1000 answers a second, 50 in a
+    /// burst. Each node needs two answers and tries three times, as the test does.
     fn deaf(mut turns: Vec<Duration>) -> usize {
         let (mut credit, mut before) = (50.0_f64, Duration::ZERO);
         for _ in 0..3 {
@@ -432,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thousand_nodes_test_a_new_one_without_making_its_kernel_silent() {
+    fn a_thousand_nodes_test_a_new_one_within_its_kernels_limits() {
         for names in ["node-", "ip-10-0-3-", "worker.example.org-"] {
             let turns: Vec<_> = (0..1000).map(|number| turn(&format!("{names}{number}"), 1000)).collect();
             assert!(turns.iter().all(|turn| *turn <= FOR_EACH * 1000));
@@ -443,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_is_tried_again_ever_later_and_at_last_twice_a_minute() {
+    fn retries_back_off_up_to_half_a_minute() {
         let mut now = Instant::now();
         let mut retry = Retry::after(None, now);
         assert_eq!(retry, Retry { pause: FIRST_RETRY, at: now + FIRST_RETRY });

@@ -1,6 +1,7 @@
-//! Whether this node takes a pod: one check a file, the first that refuses decides. Pure, but for [`in_use`], which
-//! asks the kernel.
+//! Admission of pods: one check per file; the first rejection decides. Pure, except [`in_use`], which reads the
+//! kernel's sockets.
 
+mod facts;
 mod fit;
 pub(crate) mod in_use;
 mod place;
@@ -9,33 +10,11 @@ mod sysctls;
 mod system;
 pub(crate) mod unsupported;
 
-use k8s_openapi::api::core::v1::{Node, Pod};
-
 use super::state::Verdict;
-use crate::cgroup::resources::Amount;
-pub(crate) use ports::{HostPort, host_ports};
+pub(crate) use facts::{Facts, HostPort, Taken};
+pub(crate) use ports::host_ports;
 
-/// What the decision depends on.
-pub(crate) struct Facts<'a> {
-    pub(crate) pod: &'a Pod,
-    /// What other pods hold of this node.
-    pub(crate) taken: Taken,
-    /// This node as the API has it, once known.
-    pub(crate) node: Option<&'a Node>,
-    pub(crate) max_pods: usize,
-    /// What pods may use: cores in thousandths, bytes of memory.
-    pub(crate) allocatable: (i64, i64),
-}
-
-/// What pods hold of a node.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Taken {
-    pub(crate) places: usize,
-    pub(crate) requested: Amount,
-    pub(crate) ports: Vec<HostPort>,
-}
-
-/// Admits the pod, or says with which verdict it ends.
+/// Admits the pod, or returns the rejection.
 pub(crate) fn admit(facts: &Facts<'_>) -> Result<(), Verdict> {
     system::check(facts.pod)?;
     unsupported::check(facts.pod)?;
@@ -43,10 +22,6 @@ pub(crate) fn admit(facts: &Facts<'_>) -> Result<(), Verdict> {
     fit::check(facts)?;
     place::check(facts)?;
     ports::check(facts)
-}
-
-fn refuse(reason: &str, message: impl Into<String>) -> Verdict {
-    Verdict { reason: reason.to_owned(), message: message.into() }
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Does what was planned. Each action is idempotent: cut off at any point, the next plan goes on from what is
-//! then seen. What the worker must remember comes back as [`Report`]s while the job runs.
+//! Applies planned actions. Each action is idempotent: after an interruption at any point, the next plan continues
+//! from the observed state. Results that the worker must keep are sent as [`Report`]s.
 
 mod finish;
 mod make;
@@ -17,90 +17,85 @@ use k8s_openapi::jiff::Timestamp;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::Node;
+use super::NodeContext;
 use super::plan::Action;
 use super::pull::PullTask;
-use super::state::{ObservedPod, Waiting};
+use super::state::{Failed, ObservedPod, Waiting};
 use crate::bounded;
+use crate::runtime::RuntimeError;
 use crate::volume::Volumes;
 
 /// Maximum size in bytes of the node's resolver configuration, as in the kubelet.
 const RESOLV_CONF_MAX: u64 = 10 << 20;
 
-/// What a job tells its worker.
+/// A result of a job, for its worker.
 #[derive(Debug)]
 pub(crate) enum Report {
-    /// Cgroup and volumes are there.
+    /// Cgroup and volumes are ready.
     Prepared(Volumes),
-    /// The sandbox or the volumes are not to be had now; the key is one of `WorkerState::pod_retries`.
+    /// Sandbox or volumes cannot be created now. The value is a key of `WorkerState::pod_retries`.
     NotPrepared(&'static str),
     SandboxMade,
-    /// The image of this container is being pulled since the sandbox was made.
+    /// The pull of this container's image has been running since the sandbox was created.
     Pulling {
         container: String,
         pull: PullTask,
     },
-    /// A container could not be started.
+    /// A container did not start.
     NotStarted {
         container: String,
         waiting: Waiting,
         failed: Failed,
     },
-    /// A container runs; `crashed` is when the one before it ended.
+    /// A container has started. `crashed` is the end of the container before it.
     Started {
         container: String,
         crashed: Option<Timestamp>,
     },
-    /// A running container has to go.
+    /// A running container must be killed.
     KillRequest {
         id: String,
         why: String,
     },
-    /// A container's preStop hook has run (or failed) and must not run again.
+    /// The preStop hook of a container has run, or failed, and must not run again.
     PreStopDone {
         id: String,
     },
-    /// An ended pod holds nothing on the node any more.
+    /// The volumes and cgroup of an ended pod are released.
     Released,
-    /// Nothing is left of the pod; its worker may end.
+    /// The pod is removed; its worker ends.
     Finished,
 }
 
-/// Which back-off a failed start lengthens.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Failed {
-    Pull {
-        image: String,
-    },
-    Start,
-    /// It was created and is a crash like any other.
-    Run,
-}
-
-/// One run of actions.
+/// A list of actions that is being applied.
 pub(crate) struct Job {
-    pub(crate) node: Arc<Node>,
+    pub(crate) node: Arc<NodeContext>,
     pub(crate) pod: Arc<Pod>,
     pub(crate) uid: String,
     pub(crate) observed: ObservedPod,
-    /// Volumes, once prepared.
+    /// Set after they are prepared.
     pub(crate) volumes: Option<Volumes>,
-    /// Pulls that have begun ahead, by container name.
+    /// Pulls that were started in advance, by container name.
     pub(crate) pulls: HashMap<String, PullTask>,
-    /// Containers whose preStop hook has run already.
+    /// Ids of containers whose preStop hook has run.
     pub(crate) pre_stop_done: std::collections::HashSet<String>,
     pub(crate) reports: mpsc::UnboundedSender<Report>,
-    /// Cancelled when the pod has to end (or to end faster): whatever waits gives up at once.
+    /// Cancelled when the pod must end, or must end faster: waits end at once.
     pub(crate) interrupt: CancellationToken,
 }
 
-/// Why an action has to be tried again.
+/// Why an action must be retried.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ApplyError {
-    /// The runtime refused.
-    #[error("{call} of {what}: {status}", status = status.message())]
-    Runtime { call: &'static str, what: String, status: Box<tonic::Status> },
-    /// The pod's own ids.
+    /// A call of the runtime failed.
+    #[error("{call} of {what}")]
+    Runtime {
+        call: &'static str,
+        what: String,
+        #[source]
+        source: RuntimeError,
+    },
+    /// The ids of the pod's user namespace.
     #[error("user namespace of the pod")]
     UserIds(#[source] super::user_ids::UserIdsError),
     /// The pod's cgroup.
@@ -109,7 +104,7 @@ pub(crate) enum ApplyError {
     /// The pod's volumes.
     #[error("volumes of the pod")]
     Volume(#[source] crate::volume::VolumeError),
-    /// A file of ours.
+    /// A file of the agent.
     #[error("cannot {verb} {path}")]
     File {
         verb: &'static str,
@@ -120,7 +115,7 @@ pub(crate) enum ApplyError {
 }
 
 impl Job {
-    /// Runs the actions; those that stop and free go on whatever fails, and all errors come back.
+    /// Runs the actions. Stopping and releasing continue after an error; all errors are returned.
     pub(crate) async fn run(mut self, actions: Vec<Action>) -> Result<(), Vec<ApplyError>> {
         let mut errors = Vec::new();
         for action in actions {
@@ -145,17 +140,17 @@ impl Job {
             Action::RemoveSandboxes(ids) => self.remove_sandboxes(ids).await,
             Action::Release => self.release().await,
             Action::Finish => self.finish().await,
-            // The worker's own; nothing is to be done outside it.
+            // The worker itself handles this action.
             Action::FailPod(_) => Ok(()),
         }
     }
 
     fn report(&self, report: Report) {
-        // The worker outlives its jobs; if it is gone the agent is going too.
+        // The worker outlives its jobs. Without a receiver the agent is stopping.
         let _ = self.reports.send(report);
     }
 
-    /// Every planned pod has one; an empty spec has no containers and so does nothing.
+    /// The pod's spec. Every planned pod has one; an empty spec has no containers.
     fn spec(&self) -> PodSpec {
         self.pod.spec.clone().unwrap_or_default()
     }
@@ -164,12 +159,12 @@ impl Job {
         &self,
         call: &'static str,
         what: &str,
-    ) -> impl FnOnce(tonic::Status) -> ApplyError + use<> {
+    ) -> impl FnOnce(RuntimeError) -> ApplyError + use<> {
         let what = what.to_owned();
-        move |status| ApplyError::Runtime { call, what, status: Box::new(status) }
+        move |source| ApplyError::Runtime { call, what, source }
     }
 
-    /// The sandbox configuration as `RunPodSandbox` got it, which `CreateContainer` wants to see again.
+    /// The sandbox configuration of `RunPodSandbox`, which `CreateContainer` requires again.
     fn sandbox_config(&self, attempt: u32, parent: &str) -> (cri::PodSandboxConfig, bool) {
         use super::config::{dns, sandbox};
         let (config, spec) = (&self.node.config, self.spec());

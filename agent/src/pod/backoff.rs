@@ -1,5 +1,5 @@
-//! Waiting longer after each failure: 10 s, doubling up to 300 s, forgotten after 10 quiet minutes; or, for
-//! what is cheap to try again, from 1 s to 120 s.
+//! Exponential back-off by key: 10 s to 300 s, reset after 10 minutes without a failure; for cheap retries 1 s to 120
+//! s.
 
 use std::collections::BTreeMap;
 
@@ -32,35 +32,35 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// For what is cheap to try again.
+    /// For operations that are cheap to retry.
     pub(crate) fn quick() -> Self {
         Self { first: SignedDuration::from_secs(1), most: SignedDuration::from_secs(120), ..Self::default() }
     }
 
-    /// Until when to wait after the event (an exit, a failed try), or `None` when the wait is over.
+    /// The end of the wait after the event (an exit, a failed try). None if it is over.
     pub(crate) fn until(&self, key: &str, event: Timestamp, now: Timestamp) -> Option<Timestamp> {
         let entry = self.entries.get(key)?;
         if entry.forgotten(event) {
             return None;
         }
         let until = event.checked_add(entry.delay).unwrap_or(Timestamp::MAX);
-        // A clock that was set back must not stretch the wait beyond its length.
+        // A clock that was set back must not extend the wait.
         let sane = now.checked_add(entry.delay).unwrap_or(Timestamp::MAX);
         (now < until).then(|| until.min(sane))
     }
 
-    /// The like, counted from the last [`Backoff::fail`].
+    /// The same, counted from the last [`Backoff::fail`].
     pub(crate) fn since_failure(&self, key: &str, now: Timestamp) -> Option<Timestamp> {
         let updated = self.entries.get(key)?.updated;
         self.until(key, updated, now)
     }
 
-    /// When the last failure was noted.
+    /// Time of the last failure.
     pub(crate) fn failed_at(&self, key: &str) -> Option<Timestamp> {
         self.entries.get(key).map(|e| e.updated)
     }
 
-    /// Notes that another try begins (or that one failed): the next wait is longer.
+    /// Counts a failure or a restart: the next wait is longer.
     pub(crate) fn fail(&mut self, key: &str, event: Timestamp, now: Timestamp) {
         let delay = match self.entries.get(key) {
             Some(entry) if !entry.forgotten(event) => (entry.delay * 2).min(self.most),
@@ -69,7 +69,7 @@ impl Backoff {
         self.entries.insert(key.to_owned(), Entry { delay, updated: now });
     }
 
-    /// Forgets a key after a success.
+    /// Resets a key after a success.
     pub(crate) fn clear(&mut self, key: &str) {
         self.entries.remove(key);
     }

@@ -1,5 +1,4 @@
-//! What the runtime is asked for: pod and container specs in CRI's terms. Pure, but for the files that
-//! [`files`] lays beside a pod.
+//! CRI configurations of pods and containers. Pure, except [`files`], which writes files of a pod.
 
 pub(crate) mod container;
 pub(crate) mod dns;
@@ -18,7 +17,7 @@ pub(crate) const MESSAGE_PATH: &str = "io.kubernetes.container.terminationMessag
 pub(crate) const MESSAGE_POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
 pub(crate) const GRACE: &str = "io.kubernetes.pod.terminationGracePeriod";
 
-/// The labels by which a pod's sandboxes and containers are found again.
+/// Labels that identify a pod's sandboxes and containers.
 pub(crate) fn identity(pod: &Pod) -> HashMap<String, String> {
     let meta = &pod.metadata;
     [(POD_NAME, &meta.name), (POD_NAMESPACE, &meta.namespace), (POD_UID, &meta.uid)]
@@ -27,7 +26,7 @@ pub(crate) fn identity(pod: &Pod) -> HashMap<String, String> {
         .collect()
 }
 
-/// The host name inside the pod, and its domain when it has one.
+/// Host name in the pod, and its domain if it has one.
 pub(crate) fn hostname(pod: &Pod, cluster_domain: &str) -> (String, Option<String>) {
     let meta = &pod.metadata;
     let spec = pod.spec.as_ref();

@@ -1,5 +1,5 @@
-//! A container's environment, and the expansion of `$(NAME)` in it, in commands and in arguments. Pure: the
-//! objects that it refers to are looked up before.
+//! Environment of a container, and expansion of `$(NAME)` in it, in commands and in arguments. Pure: referenced
+//! objects are read before.
 
 mod field;
 mod service;
@@ -9,20 +9,21 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Container, EnvVar, EnvVarSource, Pod, Secret, Service};
 
+use crate::cgroup::resources::Amount;
 pub(crate) use field::{Addresses, field};
 
-/// Objects that containers refer to; `None` when the API server says that there is none.
+/// Objects that containers refer to. None: the API server reports that the object does not exist.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sources {
     pub(crate) config_maps: BTreeMap<String, Option<ConfigMap>>,
     pub(crate) secrets: BTreeMap<String, Option<Secret>>,
     pub(crate) services: Vec<Arc<Service>>,
     pub(crate) addresses: Addresses,
-    /// What counts as a limit where there is none: the node's cores in thousandths and bytes of memory.
-    pub(crate) node: (i64, i64),
+    /// Allocatable resources of the node: the limit of a container that has none.
+    pub(crate) node: Amount,
 }
 
-/// Why an environment cannot be made; the texts are those that people know from the kubelet.
+/// Why an environment cannot be computed. The texts are the kubelet's.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum EnvError {
     #[error("configmap \"{0}\" not found")]
@@ -55,7 +56,7 @@ pub(crate) fn needs(container: &Container) -> (BTreeSet<String>, BTreeSet<String
     (maps, secrets)
 }
 
-/// The environment in its order: `envFrom`, then `env`, then what services add without overriding.
+/// The environment in its order: `envFrom`, `env`, then service variables that do not override them.
 pub(crate) fn environment(
     pod: &Pod,
     container: &Container,
@@ -80,7 +81,7 @@ pub(crate) fn environment(
     Ok(env.order.into_iter().filter_map(|name| env.values.remove_entry(&name)).collect())
 }
 
-/// Replaces `$(NAME)` by its value; `$$` stands for `$`, and what is not known stays as it is.
+/// Replaces `$(NAME)` by its value. `$$` becomes `$`; unknown names stay unchanged.
 pub(crate) fn expand(text: &str, value: impl Fn(&str) -> Option<String>) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::{mpsc, watch};
 
-use super::sync::over;
-use super::{Level, Node};
+use super::state::has_ended;
+use super::{Level, NodeContext};
 use crate::node::{Shortage, disk_shortage};
 pub(crate) use plan::is_limited;
 
@@ -43,7 +43,7 @@ pub(crate) struct Evicted {
 
 /// The task that measures and evicts.
 pub(crate) struct Eviction {
-    node: Arc<Node>,
+    node: Arc<NodeContext>,
     /// Changes with each renewal of the node's lease.
     pulse: watch::Receiver<()>,
     /// The number of pods with limits.
@@ -87,7 +87,7 @@ impl Evictions {
 // === impl Eviction ===
 
 impl Eviction {
-    pub(crate) fn new(node: Arc<Node>, pulse: watch::Receiver<()>) -> Self {
+    pub(crate) fn new(node: Arc<NodeContext>, pulse: watch::Receiver<()>) -> Self {
         let limited = node.pods.limited();
         Self { node, pulse, limited, due: HashMap::new(), was_short: false }
     }
@@ -167,7 +167,7 @@ impl Eviction {
 
 /// Whether a pod may use disk and is not ending already.
 fn is_running(pod: &Pod) -> bool {
-    !over(pod) && pod.metadata.deletion_timestamp.is_none()
+    !has_ended(pod) && pod.metadata.deletion_timestamp.is_none()
 }
 
 #[cfg(test)]

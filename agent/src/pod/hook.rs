@@ -8,35 +8,35 @@ use k8s_openapi::api::core::v1::{Container, LifecycleHandler};
 use super::probe::http;
 use crate::runtime::Runtime;
 
-/// The longest that a hook without a limit of its own may take in the runtime: none.
+/// Timeout of the CRI call for a hook without a limit: none.
 const NO_LIMIT: i64 = 0;
 
-/// Whose hook runs.
+/// The container whose hook runs.
 pub(crate) struct Target<'a> {
     pub(crate) runtime: &'a dyn Runtime,
     pub(crate) container: &'a Container,
     pub(crate) id: &'a str,
-    /// The pod's address, for handlers that name no host.
+    /// The pod's address, for handlers without a host.
     pub(crate) ip: Option<&'a String>,
 }
 
-/// Why a hook failed. Without the text of the command or server: it would be in events and statuses, and may hold
-/// secrets.
+/// Why a hook failed. Without output of the command or server: the text appears in events and statuses, and the
+/// output may contain secrets.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HookError {
-    #[error("exec failed: {0:?}")]
-    Exec(tonic::Code),
+    #[error("exec failed: {0}")]
+    Exec(&'static str),
     #[error("command exited with {0}")]
     Exited(i32),
     #[error(transparent)]
     Http(#[from] http::HttpError),
     #[error("it did not end within {0:?}")]
     TimedOut(Duration),
-    #[error("the handler names nothing to do")]
+    #[error("the handler has no action")]
     Empty,
 }
 
-/// Runs a hook to its end, or to the limit.
+/// Runs a hook to its end or its limit.
 pub(crate) async fn run(
     target: &Target<'_>,
     handler: &LifecycleHandler,
@@ -72,7 +72,7 @@ async fn once(target: &Target<'_>, handler: &LifecycleHandler) -> Result<(), Hoo
 async fn run_exec(target: &Target<'_>, command: Vec<String>) -> Result<(), HookError> {
     let request =
         cri::ExecSyncRequest { container_id: target.id.to_owned(), cmd: command, timeout: NO_LIMIT };
-    let answer = target.runtime.exec_sync(request).await.map_err(|status| HookError::Exec(status.code()))?;
+    let answer = target.runtime.exec_sync(request).await.map_err(|error| HookError::Exec(error.kind()))?;
     match answer.exit_code {
         0 => Ok(()),
         code => Err(HookError::Exited(code)),

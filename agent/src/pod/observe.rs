@@ -1,4 +1,4 @@
-//! Looks at what the runtime has of one pod. What cannot change any more is asked for once.
+//! Observation of one pod in the runtime. The status of ended containers and addresses of sandboxes are cached.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -9,9 +9,9 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::config::{MESSAGE_PATH, MESSAGE_POLICY, POD_UID, files};
 use super::state::{ContainerRun, Exit, ObservedContainer, ObservedPod, ObservedSandbox};
-use crate::runtime::Runtime;
+use crate::runtime::{Runtime, RuntimeError};
 
-/// What was seen before and stays true.
+/// Observations that do not change.
 #[derive(Default)]
 pub(crate) struct Cache {
     /// By container id.
@@ -21,12 +21,12 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    /// Looks at one pod, by its uid.
+    /// Observes the pod with this uid.
     pub(crate) async fn observe(
         &mut self,
         runtime: &dyn Runtime,
         uid: &str,
-    ) -> Result<ObservedPod, tonic::Status> {
+    ) -> Result<ObservedPod, RuntimeError> {
         let labels: HashMap<String, String> = [(POD_UID.to_owned(), uid.to_owned())].into();
         let filter = cri::PodSandboxFilter { label_selector: labels.clone(), ..Default::default() };
         let sandboxes = cri::ListPodSandboxRequest { filter: Some(filter) };
@@ -50,7 +50,7 @@ impl Cache {
         &mut self,
         runtime: &dyn Runtime,
         mut listed: Vec<cri::PodSandbox>,
-    ) -> Result<Vec<ObservedSandbox>, tonic::Status> {
+    ) -> Result<Vec<ObservedSandbox>, RuntimeError> {
         let attempt = |s: &cri::PodSandbox| s.metadata.as_ref().map_or(0, |m| m.attempt);
         listed.sort_by_key(|s| std::cmp::Reverse((attempt(s), s.created_at)));
         let mut observed = Vec::with_capacity(listed.len());
@@ -59,8 +59,8 @@ impl Cache {
             if ready && !self.ips.contains_key(&sandbox.id) {
                 match ips(runtime, &sandbox.id).await {
                     Ok(ips) => drop(self.ips.insert(sandbox.id.clone(), ips)),
-                    Err(status) if status.code() == tonic::Code::NotFound => continue,
-                    Err(status) => return Err(status),
+                    Err(RuntimeError::NotFound(_)) => continue,
+                    Err(error) => return Err(error),
                 }
             }
             observed.push(ObservedSandbox {
@@ -77,7 +77,7 @@ impl Cache {
         &mut self,
         runtime: &dyn Runtime,
         listed: Vec<cri::Container>,
-    ) -> Result<Vec<ObservedContainer>, tonic::Status> {
+    ) -> Result<Vec<ObservedContainer>, RuntimeError> {
         let mut observed = Vec::with_capacity(listed.len());
         for container in listed {
             let state = container.state();
@@ -88,8 +88,8 @@ impl Cache {
             let request = cri::ContainerStatusRequest { container_id: container.id.clone(), verbose: false };
             let status = match runtime.container_status(request).await {
                 Ok(response) => response.status,
-                Err(status) if status.code() == tonic::Code::NotFound => None,
-                Err(status) => return Err(status),
+                Err(RuntimeError::NotFound(_)) => None,
+                Err(error) => return Err(error),
             };
             let Some(status) = status else { continue };
             let found = observed_container(&container.pod_sandbox_id, status);
@@ -100,7 +100,7 @@ impl Cache {
     }
 }
 
-async fn ips(runtime: &dyn Runtime, id: &str) -> Result<Vec<String>, tonic::Status> {
+async fn ips(runtime: &dyn Runtime, id: &str) -> Result<Vec<String>, RuntimeError> {
     let request = cri::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: false };
     let network = runtime.pod_sandbox_status(request).await?.status.and_then(|s| s.network);
     Ok(network.map_or_else(Vec::new, |network| {
@@ -170,7 +170,7 @@ fn last_words(status: &cri::ContainerStatus) -> String {
     text
 }
 
-/// CRI's nanoseconds; what is not a time is the epoch.
+/// A CRI time in nanoseconds; the epoch if it is invalid.
 fn time(nanoseconds: i64) -> Timestamp {
     Timestamp::from_nanosecond(i128::from(nanoseconds)).unwrap_or(Timestamp::UNIX_EPOCH)
 }

@@ -1,5 +1,5 @@
-//! Decides what to do next for one pod: wanted × seen × remembered × clock → actions and the time to look
-//! again. Pure and total; everything that happens to a pod is decided here.
+//! Planning for one pod: from desired, observed and worker state and the time to actions, and the time of the next
+//! pass. Pure and total; all decisions about a pod are made here.
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -9,46 +9,46 @@ use super::state::{
     VOLUMES, Verdict, Waiting, WorkerState, is_sidecar,
 };
 
-/// How long a failed start is shown by its own reason before it counts as backing off.
+/// Time for which a failed start is reported with its own reason, before the back-off's.
 const SHOW_FAILURE: SignedDuration = SignedDuration::from_secs(1);
 
-/// One thing to do.
+/// An action on the pod.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Action {
-    /// Bring the pod to an end: containers, then the sandbox, within so many seconds of grace.
+    /// Stop the containers, then the sandbox, within this grace period in seconds.
     StopPod { grace: i64 },
-    /// Remove what the runtime keeps, volumes, cgroup, directories, logs; then tell the API.
+    /// Remove containers, volumes, cgroup, directories and logs; then report the end to the API.
     Finish,
-    /// Make cgroup and volumes (or take them over from an earlier agent).
+    /// Create cgroup and volumes, or adopt those of an earlier agent.
     Prepare,
-    /// There is none that lives: stop what is left of the last one, make the next; prepare as well.
+    /// Without a running sandbox: stop the rest of the last one and create the next; prepare as well.
     MakeSandbox { attempt: u32, first: Vec<String> },
     /// Start these containers, in this order.
     Start(Vec<StartContainer>),
-    /// Stop one container that must not run on.
+    /// Stop one container that must not continue.
     Stop { id: String, name: String, grace: i64, why: String },
-    /// Remove containers whose exit nobody needs any more.
+    /// Remove ended containers whose status is not needed any more.
     RemoveContainers(Vec<String>),
-    /// Remove ended sandboxes that hold no container any more.
+    /// Remove stopped sandboxes without containers.
     RemoveSandboxes(Vec<String>),
-    /// Everything of the pod ended, its object stays: unmount its volumes, remove its cgroup.
+    /// The pod has ended but its object exists: unmount its volumes, remove its cgroup.
     Release,
-    /// The pod ends with this reason.
+    /// Mark the pod as failed with this reason.
     FailPod(Verdict),
 }
 
-/// A container to be started.
+/// A container to start.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct StartContainer {
     pub(crate) name: String,
     pub(crate) attempt: u32,
-    /// A made container that never started and has to be removed first.
+    /// A created container that never started, and is removed first.
     pub(crate) instead_of: Option<String>,
-    /// When the one before ended: what its back-off counts from.
+    /// End of the container before it: its back-off counts from then.
     pub(crate) crashed: Option<Timestamp>,
 }
 
-/// What to do now, why containers wait, and when to look again if nothing happens.
+/// Actions, reasons why containers wait, and the time of the next pass.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Plan {
     pub(crate) actions: Vec<Action>,
@@ -56,7 +56,7 @@ pub(crate) struct Plan {
     pub(crate) wake: Option<Timestamp>,
 }
 
-/// Everything that a decision depends on.
+/// Inputs of the plan.
 pub(crate) struct Facts<'a> {
     pub(crate) desired: &'a DesiredPod,
     pub(crate) observed: &'a ObservedPod,
@@ -64,7 +64,7 @@ pub(crate) struct Facts<'a> {
     pub(crate) now: Timestamp,
 }
 
-/// Decides.
+/// Plans the actions.
 pub(crate) fn plan(facts: &Facts<'_>) -> Plan {
     let mut plan = Plan::default();
     let pod = facts.desired.pod();
@@ -109,7 +109,7 @@ fn end(facts: &Facts<'_>, grace: i64, plan: &mut Plan) {
     plan.actions.push(action);
 }
 
-/// Whether nothing of this pod may start again: a verdict, a final phase, or all containers done for good.
+/// Whether no container of this pod may start again: by a rejection or failure, a final phase, or final exits.
 pub(crate) fn ended(pod: &Pod, shape: &Shape<'_>, facts: &Facts<'_>) -> bool {
     let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
     facts.state.verdict.is_some()
@@ -118,7 +118,7 @@ pub(crate) fn ended(pod: &Pod, shape: &Shape<'_>, facts: &Facts<'_>) -> bool {
         || shape.mains().iter().all(|c| done_for_good(shape, facts.observed, c))
 }
 
-/// Whether an init container failed and is not tried again.
+/// Whether an init container failed and is not retried.
 pub(crate) fn init_failed_for_good(shape: &Shape<'_>, observed: &ObservedPod) -> bool {
     shape.restart() == RestartPolicy::Never
         && shape.inits().iter().filter(|c| !is_sidecar(c)).any(|c| {
@@ -194,7 +194,7 @@ fn run(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
     }
 }
 
-/// Whether a container that was added to debug the pod has had its one start: seen here, or by somebody before a boot.
+/// Whether an ephemeral container was started before: observed here, or reported before a boot.
 fn was_there(facts: &Facts<'_>, name: &str) -> bool {
     let reported =
         facts.desired.pod().status.as_ref().and_then(|status| status.ephemeral_container_statuses.as_ref());
@@ -226,16 +226,16 @@ fn stop_condemned(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
     }
 }
 
-/// Whether a main container's image was changed in the spec since: the one field that may change under it. Told
-/// by what the runtime was asked for; never by comparing our own serialization.
+/// Whether a main container's image was changed in the spec: the only mutable field. Compared with the reference that
+/// the runtime got, not with a serialization of the spec.
 fn redefined(shape: &Shape<'_>, observed: &ObservedContainer) -> bool {
     let wanted = shape.mains().iter().find(|c| c.name == observed.name).and_then(|c| c.image.as_ref());
     matches!((wanted, &observed.asked), (Some(wanted), Some(asked)) if wanted != asked)
 }
 
-/// Brings init containers on in their order; true when the main containers may start.
+/// Plans the init containers in their order. True when the main containers may start.
 fn inits(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan, starts: &mut Vec<StartContainer>) -> bool {
-    // A main container in this sandbox proves that initialization was over once.
+    // A main container in this sandbox proves that initialization has completed.
     let over = shape.mains().iter().any(|c| facts.observed.current(&c.name).is_some());
     for init in shape.inits() {
         let current = facts.observed.current(&init.name);
@@ -282,7 +282,7 @@ fn restarts(latest: Option<&ObservedContainer>, policy: RestartPolicy) -> bool {
     }
 }
 
-/// Starts a container, unless one of its back-offs says to wait.
+/// Plans the start of a container, unless a back-off is running.
 fn start(facts: &Facts<'_>, container: &Container, plan: &mut Plan, starts: &mut Vec<StartContainer>) {
     let name = &container.name;
     let latest = facts.observed.latest(name);
@@ -344,7 +344,7 @@ fn crash_loop(seconds: i64, container: &Container, pod: &Pod) -> Waiting {
     }
 }
 
-/// Seconds as Go prints a duration, which is what people search for.
+/// Seconds in Go's form of a duration, which people search for.
 fn length_text(seconds: i64) -> String {
     match (seconds / 60, seconds % 60) {
         (0, s) => format!("{s}s"),
@@ -352,8 +352,7 @@ fn length_text(seconds: i64) -> String {
     }
 }
 
-/// Keeps the newest ended container of each name (its status and log are asked for) and drops older ones, and
-/// sandboxes' leftovers with them.
+/// Keeps the newest ended container of each name, for its status and log, and removes older ones and empty sandboxes.
 fn remove_old(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
     let old = |c: &&ObservedContainer| {
         let Some(latest) = facts.observed.latest(&c.name) else { return false };

@@ -1,10 +1,11 @@
-//! Liveness, readiness and startup probes: one task per running container that has any. A result that changes
-//! something goes to the pod's worker; nothing else wakes it.
+//! Liveness, readiness and startup probes: one task for each running container with probes. Only a changed result
+//! wakes the pod's worker.
 
 mod grpc;
 pub(crate) mod http;
 pub(crate) mod outcome;
 mod schedule;
+mod target;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -12,20 +13,18 @@ use std::time::Duration;
 
 use coracle_proto::cri;
 use k8s_openapi::api::core::v1::{Container, Pod, Probe};
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
-use super::Node;
+use super::NodeContext;
 use super::events::{Level, MESSAGE_MAX};
 use super::state::Probed;
+use crate::runtime::RuntimeError;
 use outcome::Outcome;
 use schedule::{Attempt, Schedule};
+use target::port;
 
-/// What probes name themselves by, as the kubelet's do.
-const USER_AGENT: &str = "kube-probe/1.37";
-
-/// What a probe found that the worker must know.
+/// A changed probe result, for the worker.
 #[derive(Debug)]
 pub(crate) enum Finding {
     Started {
@@ -35,7 +34,7 @@ pub(crate) enum Finding {
         id: String,
         ready: bool,
     },
-    /// It has to go, within so many seconds if the probe says how many.
+    /// The container must be restarted. `grace` in seconds replaces the pod's grace period.
     Unhealthy {
         id: String,
         why: &'static str,
@@ -43,14 +42,14 @@ pub(crate) enum Finding {
     },
 }
 
-/// A container under watch.
+/// A container that is probed.
 pub(crate) struct Watched {
-    pub(crate) node: Arc<Node>,
+    pub(crate) node: Arc<NodeContext>,
     pub(crate) pod: Arc<Pod>,
     pub(crate) container: Container,
     pub(crate) id: String,
     pub(crate) ip: String,
-    /// What is known of it from before this task.
+    /// Results of an earlier task.
     pub(crate) before: Probed,
     pub(crate) findings: mpsc::UnboundedSender<Finding>,
 }
@@ -69,7 +68,7 @@ enum Kind {
     Liveness,
 }
 
-/// Results in a row, against the thresholds.
+/// Consecutive results, compared with the thresholds.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Streak {
     good: i32,
@@ -77,7 +76,7 @@ struct Streak {
 }
 
 impl Streak {
-    /// Counts a result; tells when it reaches its threshold.
+    /// Counts a result. Returns it when it reaches its threshold.
     fn count(&mut self, good: bool, probe: &Probe) -> Option<bool> {
         let (successes, failures) =
             (probe.success_threshold.unwrap_or(1).max(1), probe.failure_threshold.unwrap_or(3).max(1));
@@ -94,14 +93,14 @@ impl Streak {
 }
 
 impl Watched {
-    /// Probes until dropped, or until the container is condemned.
+    /// Probes until dropped, or until the container must be restarted.
     pub(crate) async fn run(self) {
         if let Some(probe) = self.container.startup_probe.as_ref().filter(|_| !self.before.started)
             && !self.until_decided(probe).await
         {
             return;
         }
-        self.tell(Finding::Started { id: self.id.clone() });
+        self.send(Finding::Started { id: self.id.clone() });
         let readiness = async {
             if let Some(probe) = &self.container.readiness_probe {
                 self.keep_readiness(probe).await;
@@ -115,21 +114,21 @@ impl Watched {
         tokio::join!(readiness, liveness);
     }
 
-    fn tell(&self, finding: Finding) {
-        // Without a worker nobody wants to know.
+    fn send(&self, finding: Finding) {
+        // Without a worker the result is not needed.
         let _ = self.findings.send(finding);
     }
 
-    fn condemn(&self, probe: &Probe, why: &'static str) {
+    fn report_unhealthy(&self, probe: &Probe, why: &'static str) {
         let grace = probe.termination_grace_period_seconds;
-        self.tell(Finding::Unhealthy { id: self.id.clone(), why, grace });
+        self.send(Finding::Unhealthy { id: self.id.clone(), why, grace });
     }
 
     async fn until_decided(&self, probe: &Probe) -> bool {
         let schedule = Schedule::eager(period(probe));
         let decided = self.keep(Kind::Startup, probe, schedule, ControlFlow::Break).await;
         if !decided {
-            self.condemn(probe, "failed startup probe");
+            self.report_unhealthy(probe, "failed startup probe");
         }
         decided
     }
@@ -138,7 +137,7 @@ impl Watched {
         let schedule = Schedule::regular(period(probe));
         let decide = |good| if good { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
         self.keep(Kind::Liveness, probe, schedule, decide).await;
-        self.condemn(probe, "failed liveness probe");
+        self.report_unhealthy(probe, "failed liveness probe");
     }
 
     async fn keep_readiness(&self, probe: &Probe) {
@@ -148,14 +147,14 @@ impl Watched {
         self.keep::<()>(Kind::Readiness, probe, schedule, |now| {
             if now != ready {
                 ready = now;
-                self.tell(Finding::Ready { id: self.id.clone(), ready });
+                self.send(Finding::Ready { id: self.id.clone(), ready });
             }
             ControlFlow::Continue(())
         })
         .await;
     }
 
-    /// Probes on schedule and gives each result that reaches its threshold to `decide`, until that ends it.
+    /// Probes on schedule, and passes each result that reaches its threshold to `decide` until that breaks.
     async fn keep<T>(
         &self,
         kind: Kind,
@@ -186,16 +185,16 @@ impl Watched {
         }
     }
 
-    /// One attempt within the probe's time limit.
+    /// One attempt within the probe's timeout.
     async fn probe(&self, probe: &Probe) -> Outcome {
         let limit = seconds(probe.timeout_seconds, 1);
-        // Probes sleep nearly always: what one needs while it asks is only there then.
+        // Boxed: between attempts a sleeping probe task does not hold its memory.
         let asking = Box::pin(self.once(probe, limit));
         let late = |_elapsed| Outcome::Failure(format!("it did not answer within {limit:?}"));
         tokio::time::timeout(limit, asking).await.unwrap_or_else(late)
     }
 
-    /// Reports an outcome by an event, where it is worth one.
+    /// Records an event for the outcome, unless it is a plain success.
     fn record(&self, kind: Kind, outcome: Outcome) {
         let name = match kind {
             Kind::Startup => "Startup",
@@ -236,28 +235,28 @@ impl Watched {
             let Ok(port) = u16::try_from(grpc.port) else {
                 return Outcome::Failure("its port has no number".to_owned());
             };
-            return grpc::check((&self.ip, port), grpc.service.as_deref().unwrap_or_default()).await;
+            return grpc::check(&self.ip, port, grpc.service.as_deref().unwrap_or_default()).await;
         }
         Outcome::Failure("the probe names no handler".to_owned())
     }
 
-    /// A command that is late has failed. One that the runtime could not run has no result, as upstream.
+    /// A command that exceeds the timeout is a failure. One that the runtime cannot run has no result, as upstream.
     async fn exec(&self, cmd: Vec<String>, limit: Duration) -> Outcome {
         let timeout = i64::try_from(limit.as_secs()).unwrap_or(i64::MAX);
         let request = cri::ExecSyncRequest { container_id: self.id.clone(), cmd, timeout };
         let answer = match self.node.runtime.exec_sync(request).await {
             Ok(answer) => answer,
-            Err(status) if status.code() == tonic::Code::DeadlineExceeded => {
-                return Outcome::Failure(status.message().to_owned());
+            Err(RuntimeError::DeadlineExceeded(message)) => {
+                return Outcome::Failure(message);
             }
-            Err(status) => return Outcome::Unknown(status.message().to_owned()),
+            Err(error) => return Outcome::Unknown(error.message().to_owned()),
         };
         if answer.exit_code == 0 {
             return Outcome::Success;
         }
         let mut output = answer.stdout;
         output.extend(answer.stderr);
-        // Events have no room for more.
+        // The maximum length of an event's message.
         output.truncate(MESSAGE_MAX);
         Outcome::Failure(String::from_utf8_lossy(&output).into_owned())
     }
@@ -271,31 +270,21 @@ fn period(probe: &Probe) -> Duration {
     seconds(probe.period_seconds, 10).max(Duration::from_secs(1))
 }
 
-/// A port by number, or by the name that the container gave it.
-pub(crate) fn port(port: &IntOrString, container: &Container) -> Option<u16> {
-    match port {
-        IntOrString::Int(number) => u16::try_from(*number).ok(),
-        IntOrString::String(name) => {
-            let named = container.ports.iter().flatten().find(|p| p.name.as_ref() == Some(name));
-            let number = named.and_then(|p| u16::try_from(p.container_port).ok());
-            number.or_else(|| name.parse().ok())
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
     use super::*;
 
     #[test]
     fn results_count_when_they_come_in_a_row() {
         let probe = Probe { success_threshold: Some(2), failure_threshold: Some(3), ..Probe::default() };
         let mut streak = Streak::default();
-        let told: Vec<_> = [true, true, false, false, true, false, false, false]
+        let reached: Vec<_> = [true, true, false, false, true, false, false, false]
             .into_iter()
             .map(|good| streak.count(good, &probe))
             .collect();
-        assert_eq!(told, [None, Some(true), None, None, None, None, None, Some(false)]);
+        assert_eq!(reached, [None, Some(true), None, None, None, None, None, Some(false)]);
     }
 
     #[test]

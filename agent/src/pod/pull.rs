@@ -1,5 +1,5 @@
-//! Brings a container's image here by its pull policy, with the pull secrets of its pod. The image store lets
-//! only one pull of a reference run at a time; the others wait for it.
+//! Image pulls for containers, by their pull policy and with the pod's credentials. The image store runs one pull of
+//! a reference at a time; further pulls wait for it.
 
 mod provider;
 mod secret;
@@ -14,40 +14,40 @@ use k8s_openapi::jiff::Timestamp;
 use tokio::task::JoinHandle;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::Node;
-use super::apply::Failed;
+use super::NodeContext;
 use super::events::Level;
 use super::security::ImageUser;
-use super::state::Waiting;
+use super::state::{Failed, Waiting};
+use crate::runtime::RuntimeError;
 
 pub use provider::ProviderError;
 pub(crate) use provider::Providers;
 
-/// An image that is here.
+/// An image in the store.
 #[derive(Clone, Debug)]
 pub(crate) struct Present {
     pub(crate) id: String,
     pub(crate) user: ImageUser,
 }
 
-/// Why an image is not here; `waiting.reason` is what the container's status shows.
+/// Why an image is not available. `waiting.reason` is shown in the container's status.
 #[derive(Clone, Debug)]
 pub(crate) struct Missing {
     pub(crate) waiting: Waiting,
-    /// What was tried: a pull, which backs off by image, or only the way to it.
+    /// The failed operation: a pull, with a back-off by image, or another one.
     pub(crate) failed: Failed,
 }
 
-/// A pull that goes on by itself, and is cancelled when this is dropped.
+/// A running pull. It is cancelled when all clones are dropped.
 pub(crate) type PullTask = Shared<BoxFuture<'static, Result<Present, Missing>>>;
 
-/// Begins to make sure that the image of a container is here.
-pub(crate) fn begin(node: &Arc<Node>, pod: &Arc<Pod>, container: &Container) -> PullTask {
+/// Starts a task that makes the image of a container available.
+pub(crate) fn begin(node: &Arc<NodeContext>, pod: &Arc<Pod>, container: &Container) -> PullTask {
     let (node, pod, container) = (Arc::clone(node), Arc::clone(pod), container.clone());
     shared(tokio::spawn(async move { ensure(&node, &pod, &container, None).await }))
 }
 
-/// The result of a task, which is aborted when nothing awaits it any more.
+/// The result of a task, which is aborted when all clones are dropped.
 pub(crate) fn shared(task: JoinHandle<Result<Present, Missing>>) -> PullTask {
     let task = AbortOnDropHandle::new(task);
     let result = async move {
@@ -59,9 +59,9 @@ pub(crate) fn shared(task: JoinHandle<Result<Present, Missing>>) -> PullTask {
     result.boxed().shared()
 }
 
-/// Makes sure that the image is here.
+/// Makes the image of a container available.
 pub(crate) async fn ensure(
-    node: &Node,
+    node: &NodeContext,
     pod: &Pod,
     container: &Container,
     sandbox: Option<&cri::PodSandboxConfig>,
@@ -85,7 +85,7 @@ pub(crate) async fn ensure(
     about.pull(&reference, sandbox).await
 }
 
-async fn status(node: &Node, spec: &cri::ImageSpec) -> Result<Option<Present>, tonic::Status> {
+async fn status(node: &NodeContext, spec: &cri::ImageSpec) -> Result<Option<Present>, RuntimeError> {
     let request = cri::ImageStatusRequest { image: Some(spec.clone()), verbose: false };
     let image = node.runtime.image_status(request).await?.image;
     Ok(image.map(|image| Present {
@@ -106,20 +106,20 @@ fn policy(container: &Container, reference: &Reference) -> Policy {
         Some("Always") => Policy::Always,
         Some("Never") => Policy::Never,
         Some(_) => Policy::IfNotPresent,
-        // What the API server would have filled in.
+        // The API server's default.
         None if reference.to_string().ends_with(":latest") => Policy::Always,
         None => Policy::IfNotPresent,
     }
 }
 
-/// Whether a pull failed since the disk is full: by our runtime's code, or by the words of others.
-fn lacked_room(status: &tonic::Status) -> bool {
-    let text = status.message().to_lowercase();
-    status.code() == tonic::Code::ResourceExhausted || text.contains("no space left on device")
+/// Whether a pull failed on a full disk: by the error of the built-in runtime, or by the message of others.
+fn lacked_room(error: &RuntimeError) -> bool {
+    let text = error.message().to_lowercase();
+    matches!(error, RuntimeError::Exhausted(_)) || text.contains("no space left on device")
 }
 
 struct Subject<'a> {
-    node: &'a Node,
+    node: &'a NodeContext,
     pod: &'a Pod,
     container: &'a Container,
     image: &'a str,
@@ -156,8 +156,8 @@ impl Subject<'_> {
         self.missing("InvalidImageName", message)
     }
 
-    fn inspect_failed(&self, status: &tonic::Status) -> Missing {
-        let message = format!("Failed to inspect image \"{}\": {}", self.image, status.message());
+    fn inspect_failed(&self, error: &RuntimeError) -> Missing {
+        let message = format!("Failed to inspect image \"{}\": {}", self.image, error.message());
         self.event(Level::Warning, "InspectFailed", message.clone());
         self.missing("ImageInspectError", message)
     }
@@ -201,7 +201,9 @@ impl Subject<'_> {
         let request = cri::ImageStatusRequest { image: Some(spec), verbose: false };
         let image = self.node.runtime.image_status(request).await.ok().and_then(|r| r.image);
         let Some(image) = image else {
-            return Err(self.pull_failed(&tonic::Status::not_found("the pulled image is not there")));
+            return Err(
+                self.pull_failed(&RuntimeError::NotFound("the pulled image is not in the store".to_owned()))
+            );
         };
         let took =
             format!("{:?}", std::time::Duration::try_from(Timestamp::now() - began).unwrap_or_default());
@@ -219,8 +221,8 @@ impl Subject<'_> {
         })
     }
 
-    fn pull_failed(&self, status: &tonic::Status) -> Missing {
-        let text = status.message();
+    fn pull_failed(&self, error: &RuntimeError) -> Missing {
+        let text = error.message();
         let reason = ["RegistryUnavailable", "SignatureValidationFailed"]
             .into_iter()
             .find(|reason| text.contains(reason))

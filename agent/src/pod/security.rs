@@ -1,4 +1,4 @@
-//! Security contexts of pods and containers in CRI's terms. Pure.
+//! CRI security contexts of pods and containers. Pure.
 
 use std::path::Path;
 
@@ -22,14 +22,14 @@ const MASKED: [&str; 12] = [
 ];
 const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
-/// Whom an image wants to run as.
+/// The user that an image sets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ImageUser {
     pub(crate) uid: Option<i64>,
     pub(crate) name: String,
 }
 
-/// Why a container's identity is refused.
+/// Why a container's user is rejected.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SecurityError {
     #[error("container's runAsUser breaks non-root policy (container: {0})")]
@@ -63,7 +63,7 @@ pub(crate) fn namespaces(spec: &PodSpec, users: Option<cri::IdMapping>) -> cri::
     }
 }
 
-/// What the sandbox runs as.
+/// Security context of the sandbox.
 pub(crate) fn sandbox(spec: &PodSpec, users: Option<cri::IdMapping>) -> cri::LinuxSandboxSecurityContext {
     let context = spec.security_context.clone().unwrap_or_default();
     let privileged = spec
@@ -75,20 +75,19 @@ pub(crate) fn sandbox(spec: &PodSpec, users: Option<cri::IdMapping>) -> cri::Lin
     cri::LinuxSandboxSecurityContext {
         namespace_options: Some(namespaces(spec, users)),
         run_as_user: context.run_as_user.map(|value| cri::Int64Value { value }),
-        // A group alone the CRI forbids here; its containers have it, beside their images' users.
+        // The CRI forbids a group without a user here. Containers have the group, beside their images' users.
         run_as_group: context.run_as_user.and(context.run_as_group).map(|value| cri::Int64Value { value }),
         supplemental_groups: groups(spec),
         supplemental_groups_policy: groups_policy(spec),
         privileged,
-        // The pause process runs under the default profile whatever its containers do: one that is made for them may
-        // forbid what it does.
+        // The pause process always runs with the default profile: a container's profile may forbid its system calls.
         seccomp: Some(plain(ProfileType::RuntimeDefault)),
         selinux_options: context.se_linux_options.as_ref().map(selinux),
         ..cri::LinuxSandboxSecurityContext::default()
     }
 }
 
-/// What a container runs as.
+/// Security context of a container.
 pub(crate) fn container(
     spec: &PodSpec,
     container: &Container,
@@ -133,7 +132,7 @@ pub(crate) fn container(
     })
 }
 
-/// By name, a profile that is loaded.
+/// A loaded profile is referenced by name.
 fn apparmor(profile: &AppArmorProfile) -> cri::SecurityProfile {
     match (profile.type_.as_str(), &profile.localhost_profile) {
         ("RuntimeDefault", _) => plain(ProfileType::RuntimeDefault),
@@ -195,7 +194,7 @@ fn plain(kind: ProfileType) -> cri::SecurityProfile {
     cri::SecurityProfile { profile_type: kind.into(), localhost_ref: String::new() }
 }
 
-/// Without a profile a container is unconfined, as with a kubelet whose `seccompDefault` is off.
+/// Without a profile a container is unconfined, as with a kubelet without `seccompDefault`.
 fn seccomp(profile: Option<&SeccompProfile>, dir: &Path) -> cri::SecurityProfile {
     let Some(profile) = profile else { return plain(ProfileType::Unconfined) };
     match (profile.type_.as_str(), &profile.localhost_profile) {
@@ -223,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_without_wishes_runs_as_its_image_says() {
+    fn a_container_without_a_context_runs_as_its_image_says() {
         let spec = json!({"containers": [{"name": "c"}]});
         let uid = |c: cri::LinuxContainerSecurityContext| c.run_as_user.map(|u| u.value);
         assert_eq!(uid(context(spec.clone(), &ImageUser::default()).unwrap()), Some(0));
@@ -284,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn privileged_and_unmasked_loosen_what_they_name() {
+    fn privileged_and_unmasked_lift_their_restrictions() {
         let spec = json!({"containers": [{"name": "c", "securityContext":
             {"privileged": true, "procMount": "Unmasked", "seccompProfile": {"type": "RuntimeDefault"}}}]});
         let context = context(spec, &ImageUser::default()).unwrap();

@@ -1,15 +1,14 @@
-//! What one pod's worker knows: what is wanted ([`DesiredPod`]), what the runtime has ([`ObservedPod`]) and what only this
-//! agent remembers ([`WorkerState`]).
+//! State of one pod's worker: the desired state ([`DesiredPod`]), the runtime's state ([`ObservedPod`]) and the
+//! agent's own ([`WorkerState`]).
 //!
 //! ```text
-//!            wish: Run                        wish: Terminate, or a verdict
+//!            Run                              ending, or a verdict
 //!   admitted ─► sandbox ─► inits ─► running ──────────► stopping ─► stopped ─► finished
 //!       │          ▲         │         │                   ▲            (the API object is deleted,
 //!       │          └─────────┴─────────┘ sandbox lost,     │             directories are gone)
 //!       └─ verdict (rejected)            container exited  └── newest grace period wins
 //! ```
-//! The position is never stored: every pass derives it from `ObservedPod`, so a restarted agent is where the old one
-//! was.
+//! The position is never stored: every pass derives it from `ObservedPod`, so a restarted agent continues.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -20,12 +19,12 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::backoff::Backoff;
 
-/// What the world wants of a pod.
+/// The desired state of a pod.
 #[derive(Clone, Debug)]
 pub(crate) enum DesiredPod {
-    /// Run it (or, when it is being deleted by the API, end it with its grace period).
+    /// Run it, or end it with its grace period if its object is being deleted.
     Run(Arc<Pod>),
-    /// It is gone from the API: end it and leave nothing.
+    /// Its object is deleted: end it and remove everything.
     Gone(Arc<Pod>),
 }
 
@@ -36,7 +35,7 @@ impl DesiredPod {
         }
     }
 
-    /// The grace period in seconds when the pod is to end.
+    /// The grace period in seconds if the pod must end.
     pub(crate) fn ending(&self) -> Option<i64> {
         let meta = &self.pod().metadata;
         let from_spec =
@@ -48,7 +47,7 @@ impl DesiredPod {
     }
 }
 
-/// The runtime's view of one pod.
+/// The state of one pod in the runtime.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct ObservedPod {
     /// Newest first.
@@ -73,18 +72,18 @@ pub(crate) struct ObservedContainer {
     pub(crate) id: String,
     pub(crate) sandbox: String,
     pub(crate) name: String,
-    /// The restart count that it was created with.
+    /// Its restart count.
     pub(crate) attempt: u32,
-    /// The reference that its spec had, as far as the runtime kept it.
+    /// The image reference in its spec, if the runtime reports it.
     pub(crate) asked: Option<String>,
     pub(crate) image: String,
     pub(crate) image_id: String,
-    /// As whom its first process was started, where the runtime tells.
+    /// User and groups of its first process, if the runtime reports them.
     pub(crate) user: Option<LinuxContainerUser>,
     pub(crate) run: ContainerRun,
 }
 
-/// What a container does.
+/// State of a container.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum ContainerRun {
     Created,
@@ -92,11 +91,11 @@ pub(crate) enum ContainerRun {
         started: Timestamp,
     },
     Exited(Exit),
-    /// The runtime lost sight of it: it must be stopped before another may start.
+    /// The runtime does not know: the container must be stopped before another may start.
     Unknown,
 }
 
-/// How a container ended.
+/// The end of a container.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Exit {
     pub(crate) started: Timestamp,
@@ -107,17 +106,17 @@ pub(crate) struct Exit {
 }
 
 impl ObservedPod {
-    /// The sandbox that containers belong into: the newest, if it lives.
+    /// The sandbox for containers: the newest, if it is ready.
     pub(crate) fn sandbox(&self) -> Option<&ObservedSandbox> {
         self.sandboxes.first().filter(|s| s.ready)
     }
 
-    /// The newest container of a name, in whatever sandbox.
+    /// The newest container of a name, in any sandbox.
     pub(crate) fn latest(&self, name: &str) -> Option<&ObservedContainer> {
         self.containers.iter().filter(|c| c.name == name).max_by_key(|c| c.attempt)
     }
 
-    /// The newest container of a name in the sandbox that lives.
+    /// The newest container of a name in the ready sandbox.
     pub(crate) fn current(&self, name: &str) -> Option<&ObservedContainer> {
         let sandbox = self.sandbox()?;
         self.latest(name).filter(|c| c.sandbox == sandbox.id)
@@ -131,7 +130,7 @@ impl ObservedPod {
             .max_by_key(|c| c.attempt)
     }
 
-    /// Whether any process of the pod may be alive.
+    /// Whether a process of the pod may be running.
     pub(crate) fn alive(&self) -> bool {
         self.sandboxes.iter().any(|s| s.ready) || self.containers.iter().any(ObservedContainer::may_run)
     }
@@ -158,7 +157,7 @@ impl ObservedContainer {
     }
 }
 
-/// Why the whole pod ended otherwise than by its containers; final.
+/// Why the whole pod was rejected or has failed, independent of its containers; final.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Verdict {
     pub(crate) reason: String,
@@ -168,21 +167,21 @@ pub(crate) struct Verdict {
 /// The reason of a verdict that is an eviction.
 pub(crate) const EVICTED: &str = "Evicted";
 
-/// Why a container is not there yet.
+/// Why a container has not started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Waiting {
     pub(crate) reason: String,
     pub(crate) message: String,
 }
 
-/// What a probe last said about a container (by container id).
+/// Last probe results of a container.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Probed {
     pub(crate) started: bool,
     pub(crate) ready: bool,
 }
 
-/// What is known nowhere else; a restarted agent begins with an empty one.
+/// State that only the worker has. A restarted agent starts with an empty one.
 #[derive(Clone, Debug)]
 pub(crate) struct WorkerState {
     /// When this node first accepted the pod.
@@ -196,21 +195,21 @@ pub(crate) struct WorkerState {
     pub(crate) crashes: Backoff,
     /// By image reference.
     pub(crate) pulls: Backoff,
-    /// Starts that failed before there was a container, by container name.
+    /// Starts that failed before the container was created, by container name.
     pub(crate) retries: Backoff,
-    /// The sandbox or the volumes could not be made; by [`SANDBOX`] and [`VOLUMES`].
+    /// Failed creations of the sandbox or the volumes, by [`SANDBOX`] and [`VOLUMES`].
     pub(crate) pod_retries: Backoff,
-    /// Whether this agent has made (or adopted) the pod's cgroup and volumes.
+    /// Whether this agent has created or adopted the pod's cgroup and volumes.
     pub(crate) prepared: bool,
     /// By container id.
     pub(crate) probed: HashMap<String, Probed>,
-    /// Running containers that have to go; by container id.
+    /// Running containers to kill, by container id.
     pub(crate) kill_requests: BTreeMap<String, KillRequest>,
-    /// Whether an ended pod's volumes and cgroup were given back.
+    /// Whether the volumes and cgroup of the ended pod were released.
     pub(crate) released: bool,
 }
 
-/// Why a container has to go, and within how many seconds where that is not the pod's grace period.
+/// Why a container must be killed, and the grace period in seconds if it is not the pod's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KillRequest {
     pub(crate) why: String,
@@ -241,7 +240,7 @@ impl Default for WorkerState {
     }
 }
 
-/// The containers of a pod as its policies order them.
+/// The containers of a pod, by their kinds.
 pub(crate) struct Shape<'a> {
     pub(crate) spec: &'a PodSpec,
 }
@@ -275,19 +274,19 @@ impl<'a> Shape<'a> {
         }
     }
 
-    /// Containers that were added to debug the pod, as what they run as.
+    /// Ephemeral containers, as containers.
     pub(crate) fn ephemerals(&self) -> Vec<Container> {
         self.spec.ephemeral_containers.iter().flatten().map(as_container).collect()
     }
 
-    /// Whose processes such a container wants to see.
+    /// The target container of an ephemeral container.
     pub(crate) fn target(&self, name: &str) -> Option<&'a str> {
         let mut all = self.spec.ephemeral_containers.iter().flatten();
         let target = all.find(|c| c.name == name)?.target_container_name.as_deref();
         target.filter(|target| !target.is_empty())
     }
 
-    /// The container of a name, of whatever sort.
+    /// The container of a name, of any kind.
     pub(crate) fn any(&self, name: &str) -> Option<Cow<'a, Container>> {
         let added = || self.spec.ephemeral_containers.iter().flatten().find(|c| c.name == name);
         self.container(name).map(Cow::Borrowed).or_else(|| Some(Cow::Owned(as_container(added()?))))
@@ -299,7 +298,7 @@ impl<'a> Shape<'a> {
     }
 }
 
-/// One that was added has all fields of the others, though few may be set.
+/// An ephemeral container has the fields of a container, though the API allows few of them.
 fn as_container(added: &EphemeralContainer) -> Container {
     let added = added.clone();
     Container {
@@ -319,7 +318,7 @@ fn as_container(added: &EphemeralContainer) -> Container {
         volume_devices: added.volume_devices,
         volume_mounts: added.volume_mounts,
         working_dir: added.working_dir,
-        // The API refuses them.
+        // The API rejects them.
         lifecycle: None,
         liveness_probe: None,
         ports: None,
@@ -332,7 +331,24 @@ fn as_container(added: &EphemeralContainer) -> Container {
     }
 }
 
-/// Whether an init container is a sidecar: started in its turn, then running as long as the pod.
+/// Whether an init container is a sidecar: started in its turn, running as long as the pod.
 pub(crate) fn is_sidecar(init: &Container) -> bool {
     init.restart_policy.as_deref() == Some("Always")
+}
+
+/// Whether a pod has ended for good.
+pub(crate) fn has_ended(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
+    matches!(phase, Some("Failed" | "Succeeded"))
+}
+
+/// The back-off that a failed start uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Failed {
+    Pull {
+        image: String,
+    },
+    Start,
+    /// The container was created: counts as a crash.
+    Run,
 }

@@ -1,33 +1,20 @@
-//! What the API is told about a pod: seen × remembered → `PodStatus`. Pure; [`mod@write`] sends the differences.
+//! Computation of a pod's `PodStatus` from the observed and the worker's state. Pure; [`mod@write`] sends changes.
 
 mod condition;
 mod container;
+mod facts;
 mod phase;
 pub(crate) mod write;
 
 pub(crate) use condition::is_overruled;
+pub(crate) use facts::Facts;
 
-use k8s_openapi::api::core::v1::{HostIP, Pod, PodIP, PodStatus};
+use k8s_openapi::api::core::v1::{HostIP, PodIP, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use k8s_openapi::jiff::Timestamp;
 
-use super::state::{ObservedPod, Shape, WorkerState};
+use super::state::{ObservedPod, Shape};
 
-/// Everything that a status depends on.
-pub(crate) struct Facts<'a> {
-    pub(crate) pod: &'a Pod,
-    pub(crate) observed: &'a ObservedPod,
-    pub(crate) state: &'a WorkerState,
-    /// The status that was made last, for the times of its conditions.
-    pub(crate) last: Option<&'a PodStatus>,
-    /// The node's addresses, primary first.
-    pub(crate) host_ips: &'a [String],
-    pub(crate) now: Timestamp,
-    /// Nothing of the pod runs and nothing will: its end can be judged.
-    pub(crate) finished: bool,
-}
-
-/// The status as it should be in the API now.
+/// The status that the API should have.
 pub(crate) fn status(facts: &Facts<'_>) -> PodStatus {
     let pod = facts.pod;
     let Some(spec) = pod.spec.as_ref() else { return PodStatus::default() };
@@ -38,13 +25,13 @@ pub(crate) fn status(facts: &Facts<'_>) -> PodStatus {
     let mut mains = container::statuses(shape.mains(), facts);
     let mut added = container::added(&shape.ephemerals(), facts);
     container::limit_ends([&mut inits, &mut mains, &mut added].into_iter());
-    // A pod that was refused at the door has no containers to tell of.
+    // A rejected pod has no containers to report.
     let refused = facts.state.verdict.is_some()
         && *facts.observed == ObservedPod::default()
         && facts.last.is_none_or(untold);
     let (inits, mains) = if refused { (Vec::new(), Vec::new()) } else { (inits, mains) };
     let phase = match api.phase.as_deref() {
-        // The API server holds these two to be final, and so do we.
+        // These phases are final in the API server.
         Some(end @ ("Failed" | "Succeeded")) => end,
         _ => phase::phase(&shape, facts, &mains),
     };
@@ -85,7 +72,7 @@ fn addresses(facts: &Facts<'_>, host_network: bool) -> Vec<String> {
     match facts.observed.sandboxes.first() {
         Some(sandbox) if !sandbox.ips.is_empty() => sandbox.ips.clone(),
         Some(sandbox) if sandbox.ready => Vec::new(),
-        // Where the pod was stays known after it ended.
+        // An ended pod keeps its addresses.
         _ => {
             let known = facts.last.and_then(|s| s.pod_ips.as_ref());
             known

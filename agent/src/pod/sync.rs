@@ -1,8 +1,6 @@
-//! Turns what the source says into wishes, one worker per pod, and wakes the worker of a pod whose containers
-//! changed.
+//! Pod sync: one worker per pod, driven by changes of desired pods and by container events.
 
 mod orphan;
-mod pods;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -14,19 +12,19 @@ use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 
-use super::Node;
+use super::NodeContext;
 use super::admit::{self, unsupported};
 use super::config::POD_UID;
 use super::events::Level;
-use super::state::{DesiredPod, Verdict};
+use super::pods::Pods;
+use super::state::{DesiredPod, Verdict, has_ended};
 use super::worker;
 use crate::source::PodChange;
-pub(crate) use pods::Pods;
 
-/// What pod sync reads.
+/// Inputs of pod sync.
 pub(crate) struct Inputs {
     pub(crate) changes: mpsc::Receiver<PodChange>,
-    /// This node as the API has it.
+    /// The Node object.
     pub(crate) node_object: watch::Receiver<Option<Arc<k8s_openapi::api::core::v1::Node>>>,
     pub(crate) pods: Pods,
     /// The uids of evicted pods.
@@ -39,19 +37,19 @@ struct Handle {
 }
 
 struct Sync {
-    node: Arc<Node>,
+    node: Arc<NodeContext>,
     inputs: Inputs,
     handles: HashMap<String, Handle>,
     workers: JoinSet<String>,
-    /// Pods that the runtime had when this agent started: they were admitted by the one before.
+    /// Pods that existed in the runtime when this agent started: an earlier agent admitted them.
     adopted: HashSet<String>,
     orphans: Option<HashMap<String, Arc<Pod>>>,
-    /// Ended for good; until the API has deleted their objects.
+    /// Pods that have ended, until their objects are deleted.
     finished: HashSet<String>,
 }
 
 /// Runs until the source ends. Dropping the future ends the workers and leaves the pods as they are.
-pub(crate) async fn run(node: Arc<Node>, inputs: Inputs) {
+pub(crate) async fn run(node: Arc<NodeContext>, inputs: Inputs) {
     let (woken, mut wakes) = mpsc::unbounded_channel();
     let events =
         tokio_util::task::AbortOnDropHandle::new(tokio::spawn(follow_events(Arc::clone(&node), woken)));
@@ -85,14 +83,14 @@ pub(crate) async fn run(node: Arc<Node>, inputs: Inputs) {
     drop(events);
 }
 
-/// Which pods to look at again.
+/// Pods to observe again.
 enum Woken {
     Pod(String),
     All,
 }
 
-/// Passes container events on; after a gap everything is looked at once.
-async fn follow_events(node: Arc<Node>, woken: mpsc::UnboundedSender<Woken>) {
+/// Wakes workers by container events, and all of them after a gap in the stream.
+async fn follow_events(node: Arc<NodeContext>, woken: mpsc::UnboundedSender<Woken>) {
     let mut pause = Duration::from_millis(100);
     loop {
         match node.runtime.events().await {
@@ -115,7 +113,7 @@ async fn follow_events(node: Arc<Node>, woken: mpsc::UnboundedSender<Woken>) {
                 }
                 tracing::debug!("the stream of container events ended");
             }
-            Err(status) => tracing::warn!(error = status.message(), "no container events"),
+            Err(status) => tracing::warn!(error = status.message(), "cannot subscribe to container events"),
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(Duration::from_secs(10));
@@ -140,7 +138,7 @@ impl Sync {
     fn want(&mut self, pod: &Arc<Pod>, from_api: bool) {
         let Some(uid) = pod.metadata.uid.clone() else { return };
         if self.finished.contains(&uid) {
-            // Its object is about to go; what arrives are echoes.
+            // Late events of an object that is being deleted.
             return;
         }
         if let Some(handle) = self.handles.get(&uid) {
@@ -160,11 +158,11 @@ impl Sync {
         self.start(uid, DesiredPod::Run(Arc::clone(pod)), verdict);
     }
 
-    /// A pod that ran here before, or that is over or ending, is not judged again.
+    /// Admits a pod, except one that ran here before, has ended or is ending.
     fn admit(&self, uid: &str, pod: &Pod) -> Option<Verdict> {
         let status = pod.status.as_ref();
         let accepted = self.adopted.contains(uid) || status.is_some_and(|s| s.start_time.is_some());
-        if accepted || pod.metadata.deletion_timestamp.is_some() || over(pod) {
+        if accepted || pod.metadata.deletion_timestamp.is_some() || has_ended(pod) {
             return None;
         }
         let node_object = self.inputs.node_object.borrow().clone();
@@ -220,7 +218,7 @@ impl Sync {
         }
     }
 
-    /// The API's truth is known: what runs or is stored beside it has to go.
+    /// All pods in the API are known: others that run or are stored must end.
     fn complete(&mut self, uids: &HashSet<String>) {
         self.finished.retain(|uid| uids.contains(uid));
         let stale: Vec<(String, Arc<Pod>)> = self
@@ -234,7 +232,7 @@ impl Sync {
         }
         for (uid, pod) in self.orphans.take().into_iter().flatten() {
             if !uids.contains(&uid) && !self.handles.contains_key(&uid) {
-                tracing::info!(uid, pod = pod.metadata.name, "ending a pod that nobody wants");
+                tracing::info!(uid, pod = pod.metadata.name, "ending a pod that is not in the API");
                 self.start(uid, DesiredPod::Gone(pod), None);
             }
         }
@@ -252,10 +250,13 @@ impl Sync {
         }
     }
 
-    /// The burstable class weighs what its pods request.
+    /// Sets the weight of the burstable class from the requests of its pods.
     fn weigh(&self) {
         if let Err(error) = self.node.cgroups.update_qos(self.inputs.pods.burstable_millis()) {
-            tracing::warn!(error = &error as &dyn std::error::Error, "cannot weigh the pods' cgroups");
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "cannot set the weight of the burstable cgroup"
+            );
         }
     }
 
@@ -269,20 +270,14 @@ impl Sync {
                     self.finished.insert(uid);
                 }
             }
-            Err(error) => tracing::error!(%error, "a pod's worker ended badly"),
+            Err(error) => tracing::error!(%error, "a pod's worker panicked"),
         }
     }
 }
 
-/// An object goes before its pod only by force: whatever grace it once had, what runs gets a second.
+/// A forced deletion: the containers get a grace period of one second.
 fn forced(pod: &Pod) -> Arc<Pod> {
     let mut pod = pod.clone();
     pod.metadata.deletion_grace_period_seconds = Some(1);
     Arc::new(pod)
-}
-
-/// Whether a pod has ended for good.
-pub(crate) fn over(pod: &Pod) -> bool {
-    let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
-    matches!(phase, Some("Failed" | "Succeeded"))
 }

@@ -1,8 +1,8 @@
-//! Which ids of the node a pod with a user namespace has (`hostUsers: false`).
+//! Ids of pods with user namespaces (`hostUsers: false`).
 //!
-//! As a kubelet does it: blocks of 65536 ids, users and groups alike, from the second block on (the first
-//! is the node's own), recorded in the pod's directory before they are used. Two pods never share a
-//! block, so that whoever escapes from one is nobody to all others.
+//! As in the kubelet: blocks of 65536 ids for users and groups, starting with the second block (the first one is the
+//! node's), recorded in the pod's directory before use. No two pods share a block, so an escaped process has no
+//! rights in others.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,14 +14,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::bounded;
 
-/// Ids of one pod, as many as 16-bit ids there are.
+/// Size of a pod's block: all 16-bit ids.
 const BLOCK: u32 = 1 << 16;
-/// The name of the record in a pod's directory, which is a kubelet's.
+/// File name of the record in a pod's directory, as in the kubelet.
 const FILE: &str = "userns";
 /// Maximum size in bytes of that record.
 const RECORD_MAX: u64 = 4 << 10;
 
-/// Why a pod cannot have ids of its own.
+/// Why a pod cannot get a block.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum UserIdsError {
     #[error("no block of {BLOCK} ids is free for the pod's user namespace")]
@@ -34,15 +34,15 @@ pub(crate) enum UserIdsError {
     },
 }
 
-/// The blocks that are given away.
+/// The blocks in use.
 #[derive(Debug)]
 pub(crate) struct UserIds {
     pods_dir: PathBuf,
-    /// First ids, by pod. Never one twice.
+    /// First ids, by pod; unique.
     taken: Mutex<HashMap<String, u32>>,
 }
 
-/// What a kubelet writes, in its words.
+/// The kubelet's format.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Record {
@@ -61,8 +61,8 @@ struct Range {
 // === impl UserIds ===
 
 impl UserIds {
-    /// Takes up what earlier agents gave away. A record that says nothing sensible keeps no block; its
-    /// pod gets another one with its next sandbox.
+    /// Reads the records of earlier agents. An invalid record reserves no block; its pod gets a new one with its next
+    /// sandbox.
     pub(crate) fn open(pods_dir: &Path) -> Self {
         let entries = std::fs::read_dir(pods_dir).into_iter().flatten().flatten();
         let taken = entries.filter_map(|entry| {
@@ -72,7 +72,7 @@ impl UserIds {
         Self { pods_dir: pods_dir.to_owned(), taken: Mutex::new(taken.collect()) }
     }
 
-    /// The pod's block: what it has, or the lowest that is free, recorded.
+    /// Gives the pod a block, the recorded one or the lowest free one, and records it.
     pub(crate) fn give(&self, uid: &str) -> Result<(), UserIdsError> {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         if taken.contains_key(uid) {
@@ -88,19 +88,19 @@ impl UserIds {
         Ok(())
     }
 
-    /// The mapping of a pod that has a block.
+    /// The id mapping of a pod with a block.
     pub(crate) fn of(&self, uid: &str) -> Option<cri::IdMapping> {
         let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         taken.get(uid).map(|first| cri::IdMapping { container_id: 0, host_id: *first, length: BLOCK })
     }
 
-    /// Frees the block of a pod of which nothing is left; its record goes with its directory.
+    /// Frees the block of a removed pod. Its record is removed with its directory.
     pub(crate) fn take_back(&self, uid: &str) {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
     }
 }
 
-/// Written beside and renamed, so that a reader sees all of it or nothing.
+/// Writes a temporary file and renames it, so that a reader sees a complete record.
 fn record(dir: &Path, first: u32) -> io::Result<()> {
     let ranges = vec![Range { host_id: first, container_id: 0, length: BLOCK }];
     let record = Record { uid_mappings: ranges.clone(), gid_mappings: ranges };
@@ -109,7 +109,7 @@ fn record(dir: &Path, first: u32) -> io::Result<()> {
     let new = dir.join(format!("{FILE}.new"));
     let mut file = std::fs::File::create(&new)?;
     io::Write::write_all(&mut file, &text)?;
-    // After a power cut the pod's volumes hold files of these ids.
+    // After a power failure the pod's volumes contain files with these ids.
     file.sync_all()?;
     std::fs::rename(new, dir.join(FILE))?;
     std::fs::File::open(dir)?.sync_all()
@@ -139,7 +139,7 @@ mod tests {
         }
         assert_eq!((first(&ids, "a"), first(&ids, "b")), (Some(65536), Some(131_072)));
         assert_eq!(ids.of("c"), None);
-        // An agent that comes later knows them.
+        // A later agent reads them.
         let again = UserIds::open(&dir);
         again.give("c").unwrap();
         assert_eq!((first(&again, "b"), first(&again, "c")), (Some(131_072), Some(196_608)));

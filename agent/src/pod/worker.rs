@@ -16,7 +16,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::Node;
+use super::NodeContext;
 use super::apply::{ApplyError, Job, Report};
 use super::events::Level;
 use super::observe::Cache;
@@ -33,7 +33,7 @@ const ERROR_BACKOFF: [i64; 7] = [1, 2, 4, 8, 16, 32, 60];
 
 /// Arguments of [`run`].
 pub(crate) struct WorkerStart {
-    pub(crate) node: Arc<Node>,
+    pub(crate) node: Arc<NodeContext>,
     pub(crate) uid: String,
     pub(crate) desired: watch::Receiver<DesiredPod>,
     pub(crate) wake: Arc<Notify>,
@@ -44,7 +44,7 @@ pub(crate) struct WorkerStart {
 type JobFuture = Pin<Box<dyn Future<Output = Result<(), Vec<ApplyError>>> + Send>>;
 
 struct Worker {
-    node: Arc<Node>,
+    node: Arc<NodeContext>,
     uid: String,
     desired: watch::Receiver<DesiredPod>,
     state: WorkerState,
@@ -326,6 +326,7 @@ impl Worker {
             state: &self.state,
             last: self.reported.as_ref(),
             host_ips: &self.node.host_ips(),
+            runtime_name: &self.node.runtime_name,
             now,
             finished: !self.observed.alive() && self.has_ended(desired, plan),
         };

@@ -35,13 +35,20 @@ pub(crate) struct Way {
     /// Hash of the public key of the cluster's CA, sha256:…
     #[arg(long, value_name = "HASH", requires = "join")]
     ca_hash: Option<CaHash>,
+    /// Socket of another container runtime that runs the pods, by the CRI: containerd or CRI-O [default: the built-in one]
+    #[arg(long, value_name = "unix:///PATH")]
+    container_runtime_endpoint: Option<String>,
 }
 
 /// Runs until SIGINT or SIGTERM.
-pub(crate) async fn run(settings: Settings, way: Way) -> anyhow::Result<()> {
+pub(crate) async fn run(settings: Settings, mut way: Way) -> anyhow::Result<()> {
     super::require_root()?;
     super::raise_open_files();
     let node = settings.node();
+    let endpoint = way.container_runtime_endpoint.take();
+    if endpoint.is_some() {
+        settings.check_remote_runtime()?;
+    }
     super::repair(&node)?;
     let _lock = Lock::take(&node.dirs.run)?;
     if let Some(kubeconfig) = way.kubeconfig {
@@ -49,7 +56,7 @@ pub(crate) async fn run(settings: Settings, way: Way) -> anyhow::Result<()> {
         let client = client(&kubeconfig).await?;
         let identity = serving(&node, &client)?;
         let credentials = Credentials { identity, client_ca: node.serving.client_ca.clone() };
-        return super::node::run(node, credentials, client, super::until_signalled()?).await;
+        return run_node(node, endpoint, credentials, client).await;
     }
     let membership = membership(&node, way).await?;
     super::prepare(&node)?;
@@ -58,7 +65,21 @@ pub(crate) async fn run(settings: Settings, way: Way) -> anyhow::Result<()> {
         client_ca: Some(membership.client_ca()),
         identity: Identity::Joined(Arc::new(membership)),
     };
-    super::node::run(node, credentials, client, super::until_signalled()?).await
+    run_node(node, endpoint, credentials, client).await
+}
+
+/// Runs the node on the built-in container runtime, or on the one behind this endpoint.
+async fn run_node(
+    node: Node,
+    endpoint: Option<String>,
+    credentials: Credentials,
+    client: Client,
+) -> anyhow::Result<()> {
+    let shutdown = super::until_signalled()?;
+    match endpoint {
+        None => super::node::run(node, credentials, client, shutdown).await,
+        Some(endpoint) => super::remote_runtime::run(node, &endpoint, credentials, client, shutdown).await,
+    }
 }
 
 /// The certificate of the kubelet API: files that were made elsewhere, a certificate requested from the cluster
@@ -92,7 +113,7 @@ async fn membership(node: &Node, way: Way) -> anyhow::Result<Membership> {
             Err(error) => return Err(error.into()),
         }
         let token = token(way.token, way.token_file.as_deref())?;
-        return Ok(join::join(state, name, endpoint, (&token, hash)).await?);
+        return Ok(join::join(state, name, endpoint, &token, hash).await?);
     }
     join::resume(state, name)?.context(
         "this machine has not joined a cluster: `coracle token create` where the control plane runs prints the command",

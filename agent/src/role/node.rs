@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use coracle_agent::AgentConfig;
+use coracle_agent::node::PodNetwork;
 use coracle_agent::runtime::InProcess;
 use coracle_cni::{Network, NetworkConfig};
 use coracle_cri::{Runtime, RuntimeConfig};
@@ -80,7 +81,7 @@ pub(crate) async fn run(
         agent_config(&node, credentials),
         client,
         Arc::new(InProcess(runtime)),
-        network,
+        PodNetwork::Cni(network),
         shutdown.clone(),
     );
     let result = agent.await.context("the agent stopped");
@@ -92,7 +93,7 @@ pub(crate) async fn run(
     result
 }
 
-fn agent_config(node: &Node, credentials: Credentials) -> AgentConfig {
+pub(super) fn agent_config(node: &Node, credentials: Credentials) -> AgentConfig {
     AgentConfig {
         node_name: node.name.clone(),
         state_dir: node.dirs.state.clone(),

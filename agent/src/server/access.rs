@@ -1,7 +1,8 @@
-//! Bearer tokens and permissions of callers of the kubelet API, as the API server knows them.
+//! Authentication by bearer token and authorization of callers, both by the API server.
 //!
-//! A token is checked by a TokenReview, a permission by a SubjectAccessReview, both cached as by the kubelet. The API
-//! server itself and administrators are known by their certificate, so that they also get answers during an outage.
+//! A TokenReview checks a token and a SubjectAccessReview checks a permission; both are cached as in the kubelet. The
+//! API server itself and administrators are authorized by their certificate, so that they get responses during an
+//! outage.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
@@ -17,25 +18,25 @@ use kube::api::PostParams;
 use sha2::{Digest, Sha256};
 use tokio::sync::Semaphore;
 
-use super::Refused;
+use super::respond::Refused;
 use super::route::Route;
 
-/// Time that a known token stays known, and an allowed request allowed. The kubelet's defaults.
-const KNOWN: Duration = Duration::from_secs(120);
+/// Lifetime of a positive result in the cache, as in the kubelet.
+const ALLOWED_TTL: Duration = Duration::from_secs(120);
 const ALLOWED: Duration = Duration::from_secs(300);
-/// Time that a refusal is kept.
-const UNKNOWN: Duration = Duration::from_secs(10);
+/// Lifetime of a negative result in the cache.
+const DENIED_TTL: Duration = Duration::from_secs(10);
 const DENIED: Duration = Duration::from_secs(30);
-/// Entries of each cache.
+/// Capacity of each cache.
 const CAPACITY: usize = 1024;
-/// Reviews at the same time: callers without a valid token must not exhaust the API server.
+/// Maximum concurrent reviews: callers without a valid token must not exhaust the API server.
 const REVIEWS: usize = 16;
-/// Time for one review.
+/// Limit of one review.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Bytes of a token.
-const LONGEST_TOKEN: usize = 16 << 10;
+/// Maximum length of a token in bytes.
+const TOKEN_MAX: usize = 16 << 10;
 
-/// A caller with a name.
+/// An authenticated caller.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct User {
     pub(super) name: String,
@@ -44,14 +45,14 @@ pub(super) struct User {
     pub(super) extra: BTreeMap<String, Vec<String>>,
 }
 
-/// What a request needs: a verb on the first of these subresources of the node that is allowed.
+/// The permission that a request needs: a verb on one of these subresources of the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Needed {
     pub(super) verb: &'static str,
     pub(super) subresources: &'static [&'static str],
 }
 
-/// Asks the API server, and remembers its answers for a while.
+/// Reviews tokens and permissions by the API server, and caches the results.
 pub struct Access {
     client: kube::Client,
     node: String,
@@ -65,8 +66,8 @@ struct Cache<K, V>(Mutex<HashMap<K, (Instant, V)>>);
 // === impl Needed ===
 
 impl Needed {
-    /// By the route, not the path, so that no spelling of a path is authorized as one thing and served as another.
-    /// Streams need `create` whatever the method: a WebSocket begins with GET.
+    /// Derived from the route, not the path, so that no spelling of a path is authorized as one resource and served
+    /// as another. Streams need `create` with every method: a WebSocket begins with GET.
     pub(super) fn of(method: &http::Method, route: Option<&Route>) -> Self {
         let verb = match *method {
             http::Method::POST => "create",
@@ -92,21 +93,21 @@ impl Needed {
 pub(super) fn token(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     let token = token.trim();
-    let is_token = scheme.eq_ignore_ascii_case("bearer") && !token.is_empty() && token.len() <= LONGEST_TOKEN;
+    let is_token = scheme.eq_ignore_ascii_case("bearer") && !token.is_empty() && token.len() <= TOKEN_MAX;
     is_token.then_some(token)
 }
 
 // === impl Access ===
 
 impl Access {
-    /// For the API of this node.
+    /// Access to the kubelet API of this node.
     #[must_use]
     pub fn new(client: kube::Client, node: &str) -> Self {
         let node = node.to_owned();
         Self { client, node, tokens: Cache::new(), decisions: Cache::new(), places: Semaphore::new(REVIEWS) }
     }
 
-    /// The user of a token that is meant for the API server; a token for another audience is unknown.
+    /// The user of a token for the API server's audience. A token for another audience is unknown.
     pub(super) async fn authenticate(&self, token: &str) -> Result<User, Refused> {
         let unauthorized = || Refused(StatusCode::UNAUTHORIZED, "Unauthorized".to_owned());
         let key = Sha256::digest(token.as_bytes()).into();
@@ -117,14 +118,14 @@ impl Access {
                     tracing::warn!(error, "cannot review a token for the kubelet API");
                     unauthorized()
                 })?;
-                self.tokens.put(key, found.clone(), if found.is_some() { KNOWN } else { UNKNOWN });
+                self.tokens.put(key, found.clone(), if found.is_some() { ALLOWED_TTL } else { DENIED_TTL });
                 found
             }
         };
         known.ok_or_else(unauthorized)
     }
 
-    /// Nothing, or the refusal.
+    /// Fails if no subresource is allowed.
     pub(super) async fn authorize(&self, user: &User, needed: Needed) -> Result<(), Refused> {
         let of = |subresource: &str| {
             format!("user={}, verb={}, resource=nodes, subresource={subresource}", user.name, needed.verb)
@@ -242,7 +243,7 @@ mod tests {
 
     use super::*;
 
-    /// An API server that knows one token, whose user may get `nodes/metrics`; and the count of its reviews.
+    /// An API server that knows one token, with a user that may get `nodes/metrics`; and the number of its reviews.
     fn access() -> (Access, Arc<AtomicUsize>) {
         let count = Arc::new(AtomicUsize::new(0));
         let counted = count.clone();
@@ -309,7 +310,7 @@ mod tests {
     #[test]
     fn the_cache_is_bounded() {
         let cache = Cache::<usize, ()>::new();
-        (0..3 * CAPACITY).for_each(|key| cache.put(key, (), KNOWN));
+        (0..3 * CAPACITY).for_each(|key| cache.put(key, (), ALLOWED_TTL));
         assert!(cache.0.lock().expect("lock").len() <= CAPACITY);
         cache.put(1, (), Duration::ZERO);
         assert_eq!(cache.get(&1), None);

@@ -1,17 +1,17 @@
-//! Who may use the API: the cluster's own parts and its administrators, by client certificate; others by what the API
-//! server says of their certificate's name or of their token.
+//! Authorization of callers: the cluster's components and administrators by client certificate, others by the API
+//! server.
 
 use http::{HeaderMap, StatusCode};
 use rustls_pki_types::CertificateDer;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::Refused;
 use super::access::{Access, Needed, User, token};
+use super::respond::Refused;
 
-/// Whoever opened the connection; the certificate was verified by the handshake.
+/// The caller of a connection. The handshake has verified the certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Caller {
-    /// No certificate was shown.
+    /// Without a certificate.
     Anonymous,
     Certified {
         user: String,
@@ -19,17 +19,17 @@ pub(super) enum Caller {
     },
 }
 
-/// The API server's names for itself towards kubelets.
+/// User names of the API server's certificates for kubelets.
 const USERS: [&str; 2] = ["kube-apiserver-kubelet-client", "system:kube-apiserver"];
 const GROUP: &str = "system:masters";
 
 impl Caller {
-    /// The caller in the certificate of a handshake.
+    /// The caller that a handshake's certificates identify.
     pub(super) fn of(certificates: Option<&[CertificateDer<'_>]>) -> Caller {
         let Some(certificate) = certificates.and_then(<[_]>::first) else { return Caller::Anonymous };
         let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return Caller::Anonymous };
         let subject = certificate.subject();
-        // With several names it is nobody's: others may have read another of them.
+        // A subject with several common names is rejected: another program may read another one.
         let mut names = subject.iter_common_name();
         let name = names.next().filter(|_| names.next().is_none());
         let user = name.and_then(|name| name.as_str().ok()).unwrap_or_default();
@@ -37,7 +37,7 @@ impl Caller {
         Caller::Certified { user: user.to_owned(), groups: groups.map(str::to_owned).collect() }
     }
 
-    /// Nothing, or the refusal. A certificate wins over a token, as in the kubelet.
+    /// Fails if the request is not allowed. A certificate takes precedence over a token, as in the kubelet.
     pub(super) async fn may_use(
         &self,
         access: &Access,
@@ -49,7 +49,7 @@ impl Caller {
         }
         let user = match self {
             Caller::Certified { user, groups } if !user.is_empty() => {
-                // The API server would add the group to the user of this certificate.
+                // The API server adds this group to every authenticated user.
                 let authenticated = "system:authenticated".to_owned();
                 let groups = groups.iter().cloned().chain([authenticated]).collect();
                 User { name: user.clone(), groups, ..User::default() }
@@ -62,7 +62,7 @@ impl Caller {
         access.authorize(&user, needed).await
     }
 
-    /// Whether the API server need not be asked.
+    /// Whether the caller is authorized without a review.
     fn is_trusted(&self) -> bool {
         match self {
             Caller::Anonymous => false,

@@ -1,10 +1,11 @@
-//! `/containerLogs`: a container's log, from the files that the runtime writes in the CRI format.
+//! `/containerLogs`: logs of containers, from the files that the runtime writes in the CRI format.
 
 pub(super) mod container;
 mod files;
 mod follow;
 mod line;
 mod options;
+mod output;
 mod watch;
 
 use std::convert::Infallible;
@@ -19,16 +20,20 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::{Backend, Body, text};
+use super::backend::Backend;
+use super::respond::text;
+use crate::runtime::Body;
 pub(crate) use line::Line;
 use options::Options;
 
-/// Chunks that may wait for a slow reader.
+/// Maximum chunks that wait for a slow reader.
 const AHEAD: usize = 4;
 
 pub(super) async fn answer(
     backend: &Backend,
-    (namespace, name, container): (&str, &str, &str),
+    namespace: &str,
+    name: &str,
+    container: &str,
     query: &str,
 ) -> Response<Body> {
     let options = match Options::of(query, jiff::Timestamp::now()) {
@@ -55,7 +60,7 @@ pub(super) async fn answer(
     }
 }
 
-/// The container whose log is meant, or why there is none, in the kubelet's words.
+/// The container whose log is requested. The reasons of a failure are the kubelet's.
 async fn find(
     backend: &Backend,
     pod: &Pod,

@@ -2,7 +2,7 @@
 
 use percent_encoding::percent_decode_str;
 
-/// What is asked for.
+/// Resource of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Route {
     Healthz,
@@ -17,7 +17,7 @@ pub(super) enum Route {
     MetricsResource,
 }
 
-/// A container, by its pod's name; the uid is one that must be the pod's.
+/// A container by its pod's name. If `uid` is set, the pod must have it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target {
     pub(super) namespace: String,
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_lead_where_the_kubelets_lead() {
+    fn paths_are_those_of_the_kubelet() {
         let logs = Route::Logs { namespace: "ns".to_owned(), pod: "p".to_owned(), container: "c".to_owned() };
         assert_eq!(Route::of("/containerLogs/ns/p/c"), Some(logs.clone()));
         assert_eq!(Route::of("/containerLogs/n%73/p/c"), Some(logs));

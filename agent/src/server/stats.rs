@@ -1,4 +1,4 @@
-//! Figures: what the node and its containers use, as the kernel and the runtime count it.
+//! Usage of the node and its containers, from the kernel and the runtime.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -9,9 +9,11 @@ use http::{Response, StatusCode};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::{Backend, Body, Refused, json, typed};
+use super::backend::Backend;
+use super::respond::{Refused, json, typed};
+use crate::runtime::Body;
 
-/// One container's figures, by its pod.
+/// Usage of one container, with its pod.
 struct Used {
     pod: [String; 3],
     container: String,
@@ -34,7 +36,7 @@ async fn used(backend: &Backend) -> Result<Vec<Used>, Refused> {
     Ok(named.collect())
 }
 
-/// `/stats/summary`: the node, and each pod with its containers.
+/// `/stats/summary`: usage of the node, and of each pod's containers.
 pub(super) async fn summary(backend: &Backend) -> Response<Body> {
     let all = match used(backend).await {
         Ok(all) => all,
@@ -79,7 +81,7 @@ fn time(nanos: i64) -> String {
     Timestamp::from_nanosecond(i128::from(nanos)).unwrap_or_default().to_string()
 }
 
-/// `/metrics`: how many pods and containers there are, in upstream's names.
+/// `/metrics`: numbers of pods and containers, with upstream's names.
 pub(super) async fn metrics(backend: &Backend) -> Response<Body> {
     let running = match used(backend).await {
         Ok(all) => all.len(),
@@ -101,7 +103,7 @@ fn gauge(out: &mut String, name: &str, help: &str, value: usize) {
     let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {value}");
 }
 
-/// `/metrics/resource`: what the metrics server scrapes.
+/// `/metrics/resource`: usage in the form that the metrics server scrapes.
 pub(super) async fn resource_metrics(backend: &Backend) -> Response<Body> {
     let all = match used(backend).await {
         Ok(all) => all,
@@ -150,7 +152,7 @@ fn exposition(text: String) -> Response<Body> {
     typed(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", text.into())
 }
 
-/// The whole machine's figures.
+/// Usage of the whole machine.
 #[derive(Debug, PartialEq, Eq)]
 struct Node {
     cpu_nanos: u64,
@@ -168,11 +170,11 @@ impl Node {
         Node::of(&read("/proc/stat"), &read("/proc/meminfo"), ticks.unwrap_or(100))
     }
 
-    /// All time but the idle and the waiting; all memory but what is available at once.
+    /// CPU time without idle and iowait; memory without what is available.
     fn of(stat: &str, meminfo: &str, ticks: u64) -> Node {
         let line = stat.lines().find_map(|line| line.strip_prefix("cpu ")).unwrap_or_default();
         let fields: Vec<u64> = line.split_whitespace().map(|field| field.parse().unwrap_or(0)).collect();
-        // user nice system idle iowait irq softirq steal; guest time is in user's already.
+        // user nice system idle iowait irq softirq steal; user includes the guest time.
         let busy: u64 = [0, 1, 2, 5, 6].iter().filter_map(|at| fields.get(*at)).sum();
         let bytes = |name: &str| crate::node::kib(meminfo, name) * 1024;
         let (total, available) = (bytes("MemTotal"), bytes("MemAvailable"));
@@ -189,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_machine_is_counted_from_its_files() {
+    fn usage_of_the_machine_is_read_from_its_files() {
         let node = Node::of(
             "cpu  10 1 5 1000 7 2 2 0 3 0\ncpu0 1 1 1 1\n",
             "MemTotal: 100 kB\nMemAvailable: 60 kB\n",

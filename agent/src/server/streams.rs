@@ -1,19 +1,14 @@
-//! Exec, attach and port-forward: checked here, exchanged for the runtime's token, served by the runtime.
+//! Exec, attach and port-forward: authorized here, prepared by a CRI call, served by the runtime.
 
-use bytes::Bytes;
-use coracle_error_chain::chain;
 use coracle_proto::cri;
-use futures::future::BoxFuture;
-use http::uri::PathAndQuery;
-use http::{Request, Response, StatusCode, Uri, header};
-use http_body_util::{BodyExt, Empty};
+use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
-use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
 
+use super::backend::Backend;
 use super::logs::container;
+use super::respond::{Refused, text};
 use super::route::{Target, flag, values};
-use super::{Backend, Body, Refused, Streams, text};
+use crate::runtime::Body;
 
 pub(super) async fn exec(backend: &Backend, target: &Target, request: Request<Incoming>) -> Response<Body> {
     let query = request.uri().query().unwrap_or_default().to_owned();
@@ -28,7 +23,7 @@ pub(super) async fn exec(backend: &Backend, target: &Target, request: Request<In
         tty,
         stdin: flag(&query, &["input", "stdin"]),
         stdout: flag(&query, &["output", "stdout"]),
-        // A terminal has one output only.
+        // A terminal has one output.
         stderr: flag(&query, &["error", "stderr"]) && !tty,
     };
     if !wanted.stdin && !wanted.stdout && !wanted.stderr {
@@ -36,7 +31,7 @@ pub(super) async fn exec(backend: &Backend, target: &Target, request: Request<In
     }
     match backend.runtime.exec(wanted).await {
         Ok(answer) => backend.streams.stream(&answer.url, request).await,
-        Err(status) => Refused::by_runtime(&status).answer(),
+        Err(error) => Refused::by_runtime(&error).answer(),
     }
 }
 
@@ -59,13 +54,14 @@ pub(super) async fn attach(backend: &Backend, target: &Target, request: Request<
     }
     match backend.runtime.attach(wanted).await {
         Ok(answer) => backend.streams.stream(&answer.url, request).await,
-        Err(status) => Refused::by_runtime(&status).answer(),
+        Err(error) => Refused::by_runtime(&error).answer(),
     }
 }
 
 pub(super) async fn port_forward(
     backend: &Backend,
-    (namespace, name): (&str, &str),
+    namespace: &str,
+    name: &str,
     request: Request<Incoming>,
 ) -> Response<Body> {
     let Some(uid) = backend.pods.pod(namespace, name).and_then(|pod| pod.metadata.uid.clone()) else {
@@ -92,7 +88,7 @@ pub(super) async fn port_forward(
     };
     match backend.runtime.port_forward(cri::PortForwardRequest { pod_sandbox_id: sandbox.id, port }).await {
         Ok(answer) => backend.streams.stream(&answer.url, request).await,
-        Err(status) => Refused::by_runtime(&status).answer(),
+        Err(error) => Refused::by_runtime(&error).answer(),
     }
 }
 
@@ -111,81 +107,4 @@ async fn running(backend: &Backend, target: &Target) -> Result<String, Refused> 
         Refused(StatusCode::INTERNAL_SERVER_ERROR, format!("container not found (\"{}\")", target.container))
     };
     running.map(|container| container.id).ok_or_else(absent)
-}
-
-/// The request as the runtime expects it: its own path with the token, the caller's query.
-fn retarget(url: &str, request: &mut Request<Incoming>) -> Option<Uri> {
-    let url: Uri = url.parse().ok()?;
-    let query = request.uri().query().or(url.query()).map(|query| format!("?{query}")).unwrap_or_default();
-    let path = PathAndQuery::try_from(format!("{}{query}", url.path())).ok()?;
-    *request.uri_mut() = Uri::from(path);
-    Some(url)
-}
-
-fn bad_url(url: &str) -> Response<Body> {
-    text(StatusCode::BAD_GATEWAY, format!("the runtime answered with the address {url:?}"))
-}
-
-impl Streams for coracle_cri::Runtime {
-    fn stream(&self, url: &str, mut request: Request<Incoming>) -> BoxFuture<'static, Response<Body>> {
-        let (runtime, url) = (self.clone(), url.to_owned());
-        Box::pin(async move {
-            if retarget(&url, &mut request).is_none() {
-                return bad_url(&url);
-            }
-            coracle_cri::Runtime::stream(&runtime, request).await.map(BodyExt::boxed_unsync)
-        })
-    }
-}
-
-/// Streams of a runtime in another process: the bytes are passed on as they are.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Proxy;
-
-impl Streams for Proxy {
-    fn stream(&self, url: &str, mut request: Request<Incoming>) -> BoxFuture<'static, Response<Body>> {
-        let url = url.to_owned();
-        Box::pin(async move {
-            let Some(address) =
-                retarget(&url, &mut request).and_then(|url| url.authority().map(ToString::to_string))
-            else {
-                return bad_url(&url);
-            };
-            match pass_on(&address, request).await {
-                Ok(response) => response,
-                Err(reason) => {
-                    text(StatusCode::BAD_GATEWAY, format!("cannot reach the runtime's stream: {reason}"))
-                }
-            }
-        })
-    }
-}
-
-/// Sends the request there, and when it is upgraded, couples the two connections.
-async fn pass_on(address: &str, mut request: Request<Incoming>) -> Result<Response<Body>, String> {
-    let said = |error: &dyn std::error::Error| chain(error);
-    let stream = TcpStream::connect(address).await.map_err(|e| said(&e))?;
-    let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| said(&e))?;
-    tokio::spawn(connection.with_upgrades());
-    let mut onward = Request::new(Empty::<Bytes>::new());
-    *onward.method_mut() = request.method().clone();
-    *onward.uri_mut() = request.uri().clone();
-    *onward.headers_mut() = request.headers().clone();
-    let host = header::HeaderValue::from_str(address).map_err(|e| said(&e))?;
-    onward.headers_mut().insert(header::HOST, host);
-    let mut answer = sender.send_request(onward).await.map_err(|e| said(&e))?;
-    if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
-        let (head, body) = answer.into_parts();
-        let body = body.collect().await.map_err(|e| said(&e))?.to_bytes();
-        return Ok(Response::from_parts(head, http_body_util::Full::new(body).boxed_unsync()));
-    }
-    let (theirs, ours) = (hyper::upgrade::on(&mut answer), hyper::upgrade::on(&mut request));
-    tokio::spawn(async move {
-        if let (Ok(theirs), Ok(ours)) = tokio::join!(theirs, ours) {
-            // Either end hanging up is how a stream ends.
-            let _ = tokio::io::copy_bidirectional(&mut TokioIo::new(theirs), &mut TokioIo::new(ours)).await;
-        }
-    });
-    Ok(answer.map(|_| Empty::new().boxed_unsync()))
 }

@@ -1,6 +1,6 @@
-//! The real server on a port of its own, spoken to over real TLS.
+//! Tests of the server with TLS connections to a port of its own.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -8,7 +8,7 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
-use crate::runtime::Remote;
+use crate::runtime::{Proxy, Remote};
 
 struct Pods(Vec<Arc<Pod>>);
 
@@ -18,7 +18,8 @@ impl PodView for Pods {
     }
 }
 
-/// An API server that allows the token `good` to get `nodes/pods`, and the certificate of `scraper` to get `nodes/metrics`.
+/// An API server that allows the token `good` to get `nodes/pods`, and the certificate of `scraper` to get
+/// `nodes/metrics`.
 fn reviews() -> kube::Client {
     let service = tower::service_fn(|request: http::Request<kube::client::Body>| async move {
         let body = request.into_body().collect_bytes().await.expect("body");
@@ -102,7 +103,7 @@ impl Running {
         let server = Server::bind(&config(&dir, &authority)).await.expect("bind");
         let address = server.address().expect("address");
         let pods = pods.into_iter().map(|pod| Arc::new(serde_json::from_value(pod).expect("pod"))).collect();
-        // These requests never reach the runtime: nobody listens there.
+        // These requests never reach the runtime: nothing listens on this port.
         let nowhere = tonic::transport::Endpoint::from_static("http://127.0.0.1:1").connect_lazy();
         let backend = Backend {
             pods: Arc::new(Pods(pods)),
@@ -116,13 +117,18 @@ impl Running {
         Running { address, authority, shutdown, dir }
     }
 
-    /// Status line and body of a request, or nothing when the handshake was refused.
-    async fn get(&self, path: &str, who: Option<Identity>) -> Option<(String, String)> {
-        self.get_with(path, who, "").await
+    /// Status line and body of a request. None if the handshake failed.
+    async fn get(&self, path: &str, identity: Option<Identity>) -> Option<(String, String)> {
+        self.get_with(path, identity, "").await
     }
 
-    /// The same with a header line.
-    async fn get_with(&self, path: &str, who: Option<Identity>, header: &str) -> Option<(String, String)> {
+    /// The same with an additional header line.
+    async fn get_with(
+        &self,
+        path: &str,
+        identity: Option<Identity>,
+        header: &str,
+    ) -> Option<(String, String)> {
         let mut roots = rustls::RootCertStore::empty();
         roots.add(self.authority.der.clone()).expect("CA");
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -130,8 +136,10 @@ impl Running {
             .with_safe_default_protocol_versions()
             .expect("versions");
         let client = client.with_root_certificates(roots);
-        let client = match who {
-            Some(who) => client.with_client_auth_cert(vec![who.der], who.key).expect("identity"),
+        let client = match identity {
+            Some(identity) => {
+                client.with_client_auth_cert(vec![identity.der], identity.key).expect("identity")
+            }
             None => client.with_no_client_auth(),
         };
         let stream = TcpStream::connect(self.address).await.expect("connect");
@@ -147,8 +155,8 @@ impl Running {
         Some((head.lines().next()?.to_owned(), body.to_owned()))
     }
 
-    async fn status(&self, path: &str, who: Option<Identity>) -> Option<String> {
-        let (line, _) = self.get(path, who).await?;
+    async fn status(&self, path: &str, identity: Option<Identity>) -> Option<String> {
+        let (line, _) = self.get(path, identity).await?;
         line.split(' ').nth(1).map(str::to_owned)
     }
 }
@@ -196,7 +204,7 @@ async fn tokens_and_other_certificates_are_reviewed() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_said_as_the_kubelet_says_it() {
+async fn errors_are_those_of_the_kubelet() {
     let pod = json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u"}, "spec": {"containers": [{"name": "c"}]}});
     let server = Running::start("absent", vec![pod]).await;
     let get = async |path: &str| {

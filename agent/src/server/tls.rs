@@ -1,4 +1,4 @@
-//! TLS for the API: our certificate, and the CA that callers must come from.
+//! TLS configuration of the kubelet API: the serving certificate and the CA of clients.
 
 use std::fmt::Display;
 use std::path::Path;
@@ -11,9 +11,9 @@ use rustls::server::{NoClientAuth, WebPkiClientVerifier};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
-use super::{Certificate, ServerConfig, ServerError};
+use super::config::{Certificate, ServerConfig, ServerError};
 
-/// A caller without a certificate is let in as nobody, so that `/healthz` can answer.
+/// A client without a certificate is accepted as anonymous, so that `/healthz` can respond.
 pub(super) fn config(config: &ServerConfig) -> Result<rustls::ServerConfig, ServerError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let clients: Arc<dyn ClientCertVerifier> = match &config.client_ca {
@@ -31,12 +31,12 @@ pub(super) fn config(config: &ServerConfig) -> Result<rustls::ServerConfig, Serv
         }
         Certificate::Current(resolver) => builder.with_cert_resolver(resolver.clone()),
     };
-    // Streams upgrade their connection, which HTTP/2 has no way for here.
+    // Streams upgrade their connection, which this server supports in HTTP/1.1 only.
     tls.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(tls)
 }
 
-/// Accepts certificates of the authorities in a file.
+/// A verifier of client certificates of the authorities in a file.
 fn clients_of(
     path: &Path,
     provider: &Arc<CryptoProvider>,

@@ -37,7 +37,7 @@ impl Tables {
         }
     }
 
-    /// Namespaces whose services are not those of `before`.
+    /// Namespaces whose services differ from `before`.
     pub(super) fn differing(&self, before: &Self) -> Vec<String> {
         let all = self.namespaces.keys().chain(before.namespaces.keys());
         let mut changed: Vec<String> =

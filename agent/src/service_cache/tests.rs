@@ -49,7 +49,7 @@ async fn an_environment_has_the_services_of_its_namespace_and_the_api_servers_ow
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_next_life_has_the_stored_services_until_the_api_server_answers() {
+async fn after_a_restart_stored_services_are_used_until_the_api_server_answers() {
     let dir = tempfile::tempdir().unwrap();
     let first = cache(dir.path());
     list(&first, vec![service("default", "kubernetes", "10.0.0.1"), service("ns", "a", "10.0.0.2")]);

@@ -1,5 +1,4 @@
-//! Watches the API server's pods of this node. While it is away nothing is known to have changed, so nothing
-//! changes here.
+//! The watch of this node's pods in the API. While the API server does not answer, the desired pods stay unchanged.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,12 +13,8 @@ use tokio::sync::mpsc;
 use super::PodChange;
 use crate::api_health::ApiHealth;
 
-/// Sends changes until the receiver is gone.
-pub(crate) async fn watch(
-    (client, health): (Client, ApiHealth),
-    node: &str,
-    changes: mpsc::Sender<PodChange>,
-) {
+/// Sends changes until the receiver is dropped.
+pub(crate) async fn watch(client: Client, health: ApiHealth, node: &str, changes: mpsc::Sender<PodChange>) {
     let api: Api<Pod> = Api::all(client);
     let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
     let mut events = watcher::watcher(api, config).boxed();
@@ -48,7 +43,7 @@ pub(crate) async fn watch(
             }
             Ok(Event::Delete(pod)) => PodChange::Deleted(Arc::new(lighten(pod))),
             Err(error) => {
-                tracing::debug!(error = &error as &dyn std::error::Error, "the watch on pods broke");
+                tracing::debug!(error = &error as &dyn std::error::Error, "the watch of pods failed");
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
                 continue;
@@ -63,7 +58,7 @@ pub(crate) async fn watch(
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// Drops what nobody here reads and what is often large.
+/// Removes fields that the agent does not read and that are often large.
 fn lighten(mut pod: Pod) -> Pod {
     pod.metadata.managed_fields = None;
     pod

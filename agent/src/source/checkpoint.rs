@@ -1,4 +1,4 @@
-//! The stored pods of this node: they start while the API server is away.
+//! Pods of this node in the checkpoint: they start while the API server does not answer.
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 
@@ -15,7 +15,7 @@ impl PodCheckpoint {
         Self { checkpoint }
     }
 
-    /// All stored pods, for the start of the agent. Removes the records that none of them needs.
+    /// All stored pods, for the start of the agent. Removes records that none of them needs.
     pub(crate) fn load(&self) -> Vec<Pod> {
         let pods: Vec<Pod> = self.checkpoint.all(Kind::Pod);
         for pod in &pods {
@@ -34,14 +34,14 @@ impl PodCheckpoint {
         self.checkpoint.put(Key::pod(uid(pod)), &essence(pod));
     }
 
-    /// Removes a pod's record, and all that only this pod needs.
+    /// Removes a pod's record, and the records that only this pod needs.
     pub(crate) fn forget(&self, uid: &str) {
         self.checkpoint.release(uid);
         self.checkpoint.remove(&Key::pod(uid));
     }
 
-    /// As [`forget`](Self::forget), and waits until the record is gone: a pod must not start again after its object was
-    /// deleted.
+    /// As [`forget`](Self::forget), and waits until the removal is on disk: the pod must not start again after its
+    /// object was deleted.
     pub(crate) async fn forgotten(&self, uid: &str) {
         self.forget(uid);
         self.checkpoint.removed(&Key::pod(uid)).await;
@@ -64,7 +64,7 @@ fn is_same(a: &Pod, b: &Pod) -> bool {
     meta(a) == meta(b) && lasting(a) == lasting(b) && shown(a, b) && a.spec == b.spec
 }
 
-/// A pod without what changes as it runs.
+/// A pod without fields that change while it runs.
 fn essence(pod: &Pod) -> Pod {
     let mut metadata = pod.metadata.clone();
     metadata.resource_version = None;
@@ -72,7 +72,7 @@ fn essence(pod: &Pod) -> Pod {
     Pod { metadata, spec: pod.spec.clone(), status: lasting(pod) }
 }
 
-/// What a restart must know of a status: when the pod began, and whether it ended for good.
+/// The fields of a status that a restart needs: the start time, and the phase of an ended pod.
 fn lasting(pod: &Pod) -> Option<PodStatus> {
     let status = pod.status.as_ref()?;
     Some(PodStatus {
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_running_pod_reports_is_no_reason_to_write() {
+    fn status_changes_of_a_running_pod_are_not_written() {
         let a = pod(json!({"phase": "Pending", "podIP": "1.1.1.1"}));
         let b = pod(json!({"phase": "Running", "podIP": "1.1.1.2"}));
         assert!(is_same(&a, &b));

@@ -1,5 +1,5 @@
-//! Small JSON records that survive a power cut: temporary name, fsync, rename, fsync of the directory; written
-//! only when the content changed. A torn record is set aside, never a reason not to start.
+//! Small JSON files that survive a power failure: temporary file, fsync, rename, fsync of the directory. Written only
+//! when the content changed. An unreadable file is renamed and does not prevent the start.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Writes a record with mode 0600, if it differs from what is there.
+/// Writes a record with mode 0600, if it differs from the stored one.
 pub(crate) fn write<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
     let content = serde_json::to_vec(value)?;
     if fs::read(path).is_ok_and(|now| now == content) {
@@ -25,20 +25,20 @@ pub(crate) fn write<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-/// Reads a record; one that cannot be understood is renamed to `*.bad` with a warning.
+/// Reads a record. An unreadable one is renamed to `*.bad` with a warning.
 pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
     let content = fs::read(path).ok()?;
     match serde_json::from_slice(&content) {
         Ok(value) => Some(value),
         Err(error) => {
-            tracing::warn!(%error, path = %path.display(), "setting an unreadable record aside");
+            tracing::warn!(%error, path = %path.display(), "renaming an unreadable record");
             let _ = fs::rename(path, path.with_extension("bad"));
             None
         }
     }
 }
 
-/// The records in a directory, half-written and set-aside ones left out.
+/// The records in a directory, without temporary and `*.bad` files.
 pub(crate) fn list(dir: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
     let mut paths: Vec<PathBuf> = entries

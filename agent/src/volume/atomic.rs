@@ -1,9 +1,9 @@
-//! Files that change all at once: a reader sees the old set or the new, never a mixture.
+//! Atomic replacement of a set of files: a reader sees the old set or the new one.
 //!
 //! ```text
 //! volume/..2026_11_21_07_08_04.1234567/user   the files, never changed once visible
 //! volume/..data                             → the directory above; replaced by one rename
-//! volume/user                               → ..data/user, made once
+//! volume/user                               → ..data/user, created once
 //! ```
 
 use std::collections::BTreeSet;
@@ -12,13 +12,14 @@ use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, lchown, symlink};
 use std::path::{Component, Path, PathBuf};
 
+use super::error::SetUpError;
+use super::ownership;
 use super::payload::{File, Payload};
-use super::{SetUpError, ownership};
 
 const DATA: &str = "..data";
 const NEW_DATA: &str = "..data_tmp";
 
-/// Brings the volume's directory to this content. Nothing is touched when it has it already.
+/// Replaces the content of the volume's directory. Does nothing if it has this content.
 pub(super) fn write(volume: &Path, payload: &Payload, group: Option<u32>) -> Result<(), SetUpError> {
     if let Some(bad) = payload.keys().find(|path| !is_inside(path)) {
         return Err(SetUpError::Path(bad.clone()));
@@ -38,7 +39,7 @@ pub(super) fn write(volume: &Path, payload: &Payload, group: Option<u32>) -> Res
     remove_others(volume, &name, &tops)
 }
 
-/// A path of an item that stays in the volume and clear of the names that make it atomic.
+/// Whether an item's path stays in the volume and avoids the names that the replacement uses.
 fn is_inside(path: &str) -> bool {
     let parts: Vec<Component<'_>> = Path::new(path).components().collect();
     !path.is_empty()
@@ -78,7 +79,7 @@ fn fill(dir: &Path, payload: &Payload, group: Option<u32>) -> Result<(), SetUpEr
     }
 }
 
-/// The directories of a nested path, readable by all whatever the umask.
+/// Creates the directories of a nested path, readable by all users whatever the umask.
 fn make_parents(dir: &Path, path: &str) -> Result<(), SetUpError> {
     let mut at = dir.to_owned();
     for part in Path::new(path).parent().into_iter().flat_map(Path::components) {
@@ -102,7 +103,7 @@ fn write_file(at: &Path, file: &File) -> io::Result<()> {
 
 fn swap(volume: &Path, name: &str) -> Result<(), SetUpError> {
     let (new, data) = (volume.join(NEW_DATA), volume.join(DATA));
-    // What a crash left between the two calls below.
+    // A crash between the two calls below leaves this link.
     let _ = fs::remove_file(&new);
     symlink(name, &new).map_err(SetUpError::io("symlink", &new))?;
     fs::rename(&new, &data).map_err(SetUpError::io("rename", &data))
@@ -118,7 +119,7 @@ fn link(volume: &Path, tops: &BTreeSet<&str>) -> Result<(), SetUpError> {
     Ok(())
 }
 
-/// Removes the links of keys that are gone and the directories of earlier content.
+/// Removes links of removed keys and directories of earlier content.
 fn remove_others(volume: &Path, name: &str, tops: &BTreeSet<&str>) -> Result<(), SetUpError> {
     let read = |error| SetUpError::io("read", volume)(error);
     for entry in fs::read_dir(volume).map_err(read)? {
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crash_between_two_steps_is_mended() {
+    fn a_crash_between_two_steps_is_repaired() {
         let volume = Scratch::new("crash");
         write(&volume.0, &payload(&[("a", "1")]), None).expect("first");
         symlink("..gone", volume.0.join(NEW_DATA)).expect("left by a crash");
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_that_lead_out_are_refused_before_anything_is_written() {
+    fn paths_out_of_the_volume_are_rejected_before_a_write() {
         let volume = Scratch::new("escape");
         for bad in ["../x", "/x", "a/../../x", "..data", "", "./x", "a/./b/../c"] {
             let refused = write(&volume.0, &payload(&[(bad, "1")]), None);

@@ -1,4 +1,4 @@
-//! What a pod may be told of itself in a file: fields of its metadata, resources of its containers. Pure.
+//! Content of downward API files: fields of the pod's metadata, and resources of its containers. Pure.
 
 use std::collections::BTreeMap;
 
@@ -6,19 +6,19 @@ use coracle_values::quantity::{millis_of, value_of};
 use k8s_openapi::api::core::v1::{DownwardAPIVolumeFile, Pod, ResourceFieldSelector};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-/// A field that there is none of.
+/// Why a downward API item has no content.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FieldError {
-    /// Not one of the fields that files may show.
+    /// The field is not available in files.
     #[error("unsupported fieldPath: {0}")]
     Path(String),
-    /// Not one of the resources that files may show.
+    /// The resource is not available in files.
     #[error("unsupported container resource: {0}")]
     Resource(String),
     /// The pod has no such container.
     #[error("container {0} not found")]
     Container(String),
-    /// Neither a field nor a resource.
+    /// The item names neither a field nor a resource.
     #[error("neither fieldRef nor resourceFieldRef is set for {0:?}")]
     Nothing(String),
 }
@@ -59,7 +59,7 @@ fn field(pod: &Pod, path: &str) -> Option<String> {
     }
 }
 
-/// One `key="value"` a line, in the order of the keys, escaped as Go quotes.
+/// One line `key="value"` for each entry, in the order of the keys, with Go's escapes.
 fn lines(map: Option<&BTreeMap<String, String>>) -> String {
     let lines: Vec<String> =
         map.into_iter().flatten().map(|(key, value)| format!("{key}={}", quoted(value))).collect();
@@ -87,7 +87,7 @@ fn quoted(text: &str) -> String {
     out
 }
 
-/// A resource in units of its divisor, rounded up; where a limit is missing, the node's.
+/// A resource in units of its divisor, rounded up. The node's resource replaces a missing limit.
 fn resource(
     pod: &Pod,
     node: &BTreeMap<String, Quantity>,
@@ -112,7 +112,7 @@ fn resource(
         "requests" => resources.and_then(|r| r.requests.as_ref()).and_then(|l| l.get(resource)),
         _ => return Err(unknown()),
     };
-    // Only processors are divided into less than one.
+    // Only CPU has divisors below one.
     let amount = if resource == "cpu" { millis_of } else { value_of };
     let whole = if resource == "cpu" { 1000 } else { 1 };
     let divisor = selector.divisor.as_ref().map_or(0, amount);
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_and_resources_are_shown_as_upstream_shows_them() {
+    fn fields_and_resources_have_upstreams_form() {
         let field = |path: &str| shown(json!({"path": "f", "fieldRef": {"fieldPath": path}}));
         assert_eq!(field("metadata.name").as_deref(), Ok("p"));
         assert_eq!(field("metadata.labels").as_deref(), Ok("a=\"x\\\"y\\n\"\nb=\"2\""));

@@ -1,11 +1,12 @@
-//! `emptyDir`: a directory of the pod's own, on the disk or in memory.
+//! `emptyDir`: an empty directory of the pod, on disk or in memory.
 
 use std::path::{Path, PathBuf};
 
 use coracle_values::quantity::value_of;
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Pod};
 
-use super::{SetUpError, Target, mounts, ownership};
+use super::error::SetUpError;
+use super::{Target, mounts, ownership};
 use crate::cgroup::resources::pod_limits;
 
 pub(super) const PLUGIN: &str = "kubernetes.io~empty-dir";
@@ -22,7 +23,7 @@ pub(super) fn mount(
         let size = size(target.pod, source, target.ctx.shared.node.memory_allocatable());
         mounts::ensure_tmpfs(&dir, size).map_err(SetUpError::io("mount tmpfs", &dir))?;
     }
-    // Huge pages need a file system of their own; without it the medium would silently be the disk.
+    // Huge pages need a file system of their own; without this check the medium would be the disk.
     if source.medium.as_deref().is_some_and(|medium| medium.starts_with("HugePages")) {
         return Err(SetUpError::io("mount hugetlbfs", &dir)(std::io::ErrorKind::Unsupported.into()));
     }
@@ -32,7 +33,7 @@ pub(super) fn mount(
     Ok(dir)
 }
 
-/// The volume belongs to everyone unless it has a mode of its own, or to the group that the pod names.
+/// The directory is writable for all users, unless the volume has a mode or the pod an fsGroup.
 fn prepare(pod: &Pod, source: &EmptyDirVolumeSource, dir: &Path) -> Result<(), SetUpError> {
     let mode = source.mode.and_then(|mode| u32::try_from(mode).ok()).map_or(0o777, |mode| mode & 0o1777);
     ownership::chmod(dir, mode).map_err(SetUpError::io("chmod", dir))?;
@@ -42,7 +43,7 @@ fn prepare(pod: &Pod, source: &EmptyDirVolumeSource, dir: &Path) -> Result<(), S
     }
 }
 
-/// The least of what was asked for, what the pod is limited to, and what the node has.
+/// The smallest of the volume's limit, the pod's memory limit and the node's allocatable memory.
 fn size(pod: &Pod, source: &EmptyDirVolumeSource, node: i64) -> Option<u64> {
     let asked = source.size_limit.as_ref().map(value_of);
     let limits = [asked, Some(pod_limits(pod).memory), Some(node)];

@@ -1,4 +1,4 @@
-//! `hostPath`: a place of the host's, checked against the type that the pod names.
+//! `hostPath`: a path of the host, checked against the type that the volume names.
 
 use std::fs;
 use std::io;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::HostPathVolumeSource;
 
-use super::SetUpError;
+use super::error::SetUpError;
 
 pub(super) fn mount(source: &HostPathVolumeSource) -> Result<PathBuf, SetUpError> {
     let path = Path::new(&source.path);
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_type_is_checked_and_two_are_made() {
+    fn each_type_is_checked_and_two_types_are_created() {
         let dir = std::env::temp_dir().join(format!("coracle-hostpath-{}", std::process::id()));
         fs::create_dir_all(&dir).expect("temp dir");
         let try_it = |name: &str, kind: &str| {

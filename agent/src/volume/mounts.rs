@@ -1,4 +1,4 @@
-//! The few mounts on the host, and taking a pod's tree away whatever is mounted in it.
+//! Mounts on the host, and removal of directory trees with mounts in them.
 
 use std::fs;
 use std::io;
@@ -9,13 +9,14 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 
 const NONE: Option<&str> = None;
-/// Of the calling thread: mount namespaces belong to threads.
+/// Of the calling thread: mount namespaces are per thread.
 const MOUNTINFO: &str = "/proc/thread-self/mountinfo";
 
-/// Makes a directory a mount whose later mounts are seen in every mount namespace copied from ours.
+/// Makes a directory a mount point with shared propagation, so that copies of our mount namespace receive later
+/// mounts.
 ///
-/// A mount point is needed, because propagation is a property of mounts. Where the parent is already
-/// shared, as systemd has it, nothing is to be done.
+/// Propagation is a property of mounts, so a mount point is needed. If the parent mount is shared already, as systemd
+/// sets it up, nothing is done.
 pub(super) fn ensure_shared(dir: &Path) -> io::Result<()> {
     super::make_private(dir)?;
     let dir = dir.canonicalize()?;
@@ -27,10 +28,10 @@ pub(super) fn ensure_shared(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether the mount that the path lies on shares what is mounted below it.
+/// Whether the mount that contains the path has shared propagation.
 fn is_shared(mountinfo: &str, path: &Path) -> bool {
     let lines = mountinfo.lines().filter_map(|line| Some((mount_point(line)?, line)));
-    // Of two mounts at one place the later line is the upper one, and max_by_key keeps the last.
+    // Of two mounts on one path the later line is the upper one; max_by_key returns the last maximum.
     let over =
         lines.filter(|(point, _)| path.starts_with(point)).max_by_key(|(point, _)| point.as_os_str().len());
     over.is_some_and(|(_, line)| {
@@ -38,7 +39,7 @@ fn is_shared(mountinfo: &str, path: &Path) -> bool {
     })
 }
 
-/// Makes a directory that never reaches a disk: where it is on no tmpfs, one is mounted on it.
+/// Mounts a tmpfs on a directory that is not on one: its content must not reach a disk.
 pub(super) fn ensure_memory(dir: &Path) -> io::Result<()> {
     super::make_private(dir)?;
     if !is_tmpfs(dir)? {
@@ -47,7 +48,7 @@ pub(super) fn ensure_memory(dir: &Path) -> io::Result<()> {
     super::ownership::chmod(dir, 0o750)
 }
 
-/// Mounts a tmpfs on the directory, unless one is there already.
+/// Mounts a tmpfs on the directory, unless it is one.
 pub(super) fn ensure_tmpfs(dir: &Path, size: Option<u64>) -> io::Result<()> {
     let canonical = dir.canonicalize()?;
     if mount_points(&canonical)?.contains(&canonical) {
@@ -65,7 +66,7 @@ pub(super) fn is_tmpfs(dir: &Path) -> io::Result<bool> {
     Ok(statfs(dir)?.filesystem_type() == TMPFS_MAGIC)
 }
 
-/// Bind-mounts an open file or directory on a path: the descriptor cannot be moved under our hands.
+/// Bind-mounts an open file or directory. A descriptor, unlike a path, cannot be replaced meanwhile.
 pub(super) fn bind_fd(fd: &impl std::os::fd::AsRawFd, at: &Path) -> io::Result<()> {
     let source = format!("/proc/self/fd/{}", fd.as_raw_fd());
     mount(Some(source.as_str()), at, NONE, MsFlags::MS_BIND | MsFlags::MS_REC, NONE)?;
@@ -77,7 +78,7 @@ pub(super) fn unmount_below(path: &Path) -> io::Result<()> {
     let Ok(path) = path.canonicalize() else { return Ok(()) };
     for point in mount_points(&path)?.into_iter().rev() {
         match umount2(&point, MntFlags::UMOUNT_NOFOLLOW) {
-            // Busy is a process that still has a file open there: detached, it ends with that process.
+            // A process has an open file there. A detached mount ends with that process.
             Err(nix::errno::Errno::EBUSY) => {
                 umount2(&point, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW)?
             }
@@ -88,13 +89,14 @@ pub(super) fn unmount_below(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Unmounts all below and removes the tree; absent is success. What is still mounted is never entered.
+/// Unmounts all mounts in the tree and removes it. Succeeds if it does not exist. Never enters a directory that is
+/// mounted.
 pub(super) fn remove_tree(path: &Path) -> io::Result<()> {
     unmount_below(path)?;
     coracle_tree::remove(path)
 }
 
-/// The names of the directories in a directory.
+/// Names of the subdirectories of a directory.
 pub(super) fn names(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     entries
@@ -103,7 +105,7 @@ pub(super) fn names(dir: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Mount points at or below a path, in the order in which they were mounted.
+/// Mount points at or below a path, in the order of mounting.
 fn mount_points(path: &Path) -> io::Result<Vec<PathBuf>> {
     let mountinfo = fs::read_to_string(MOUNTINFO)?;
     Ok(mountinfo.lines().filter_map(mount_point).filter(|point| point.starts_with(path)).collect())

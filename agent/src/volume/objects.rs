@@ -13,8 +13,9 @@ use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::error::SetUpError;
+use super::lock;
 use super::payload::{Data, Kind, config_map_data, secret_data};
-use super::{SetUpError, lock};
 use crate::config_cache::{Config, ConfigCache};
 
 /// All that is being watched.
@@ -31,7 +32,7 @@ struct Key {
     name: String,
 }
 
-/// One object; it is watched as long as somebody has it.
+/// A watched object. The watch ends with the last reference.
 #[derive(Debug)]
 pub(super) struct Object {
     key: Key,
@@ -75,12 +76,12 @@ impl Objects {
                 Kind::ConfigMap => {
                     let first = configs.get::<ConfigMap>(&of.namespace, &of.name).await;
                     publish.send_replace(known(first, config_map_data));
-                    follow::<ConfigMap>(client, (&of, &configs), &publish, config_map_data).await;
+                    follow::<ConfigMap>(client, &of, &configs, &publish, config_map_data).await;
                 }
                 Kind::Secret => {
                     let first = configs.get::<Secret>(&of.namespace, &of.name).await;
                     publish.send_replace(known(first, secret_data));
-                    follow::<Secret>(client, (&of, &configs), &publish, secret_data).await;
+                    follow::<Secret>(client, &of, &configs, &publish, secret_data).await;
                 }
             }
         };
@@ -97,7 +98,8 @@ fn known<K, E: std::error::Error>(found: Result<Option<K>, E>, data: fn(K) -> Da
 
 async fn follow<K: Config + Send + 'static>(
     client: Client,
-    (key, configs): (&Key, &ConfigCache),
+    key: &Key,
+    configs: &ConfigCache,
     publish: &watch::Sender<State>,
     data: fn(K) -> Data,
 ) {
@@ -111,8 +113,8 @@ async fn follow<K: Config + Send + 'static>(
                 let found = found.map(|object| Arc::new(data(object)));
                 publish.send_if_modified(|state| state.update(found));
             }
-            // What is known stays good; the watch comes back with its back-off.
-            Err(error) => tracing::debug!(error = chain(&error), ?key, "a watched object is out of sight"),
+            // The known data stays valid; the watch restarts with its back-off.
+            Err(error) => tracing::debug!(error = chain(&error), ?key, "the watch of an object failed"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Who owns a volume's files: the pod's `fsGroup`, and modes.
+//! Ownership of volume files: the pod's `fsGroup`, and modes.
 
 use std::fs;
 use std::io;
@@ -10,13 +10,13 @@ use k8s_openapi::api::core::v1::Pod;
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, chownat, fstat, openat};
 use rustix::path::Arg;
 
-/// The group that volumes are given to, if the pod names one.
+/// The pod's fsGroup, if it has one.
 pub(super) fn fs_group(pod: &Pod) -> Option<u32> {
     let context = pod.spec.as_ref()?.security_context.as_ref()?;
     context.fs_group.and_then(|group| u32::try_from(group).ok())
 }
 
-/// The user of a pod all of whose containers run as the same one: the owner of its tokens.
+/// The owner of the pod's token files: the user of all its containers, if they run as the same user.
 pub(super) fn fs_user(pod: &Pod) -> Option<u32> {
     let spec = pod.spec.as_ref()?;
     let of_pod = spec.security_context.as_ref().and_then(|context| context.run_as_user);
@@ -27,9 +27,8 @@ pub(super) fn fs_user(pod: &Pod) -> Option<u32> {
     users.all(|user| user == Some(first)).then_some(first).and_then(|user| u32::try_from(user).ok())
 }
 
-/// Sets the mode of what is no symlink.
-/// Makes a directory and those above it, for root and its group alone, as the kubelet's pod directories. What containers
-/// see gets its own mode afterwards.
+/// Creates a directory and its parents for root and its group only, as the kubelet's pod directories. Directories
+/// that containers see get their modes afterwards.
 pub(crate) fn make_private(dir: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o750).create(dir)
 }
@@ -38,8 +37,8 @@ pub(super) fn chmod(path: &Path, mode: u32) -> io::Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
 }
 
-/// Gives a tree to the group, which may then read it, write it too unless it is `read_only`, and whose
-/// new files in it stay the group's. What is in it may be the pod's already, which changes it as it likes meanwhile.
+/// Gives a tree to the group: readable, writable unless `read_only`, and setgid, so that new files get the group. The
+/// pod may change the tree meanwhile.
 pub(super) fn give(path: &Path, group: u32, read_only: bool) -> io::Result<()> {
     let mut given = give_one(CWD, path, group, read_only);
     coracle_tree::walk(path, |found| {
@@ -53,7 +52,7 @@ pub(super) fn give(path: &Path, group: u32, read_only: bool) -> io::Result<()> {
     given
 }
 
-/// What was looked at is what is changed: a name may lead somewhere else by then.
+/// Opens the entry first and changes what was opened: its name may refer to another file meanwhile.
 fn give_one(dir: BorrowedFd<'_>, name: impl Arg, group: u32, read_only: bool) -> io::Result<()> {
     let found = openat(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     let stat = fstat(&found)?;
@@ -64,7 +63,7 @@ fn give_one(dir: BorrowedFd<'_>, name: impl Arg, group: u32, read_only: bool) ->
     }
     let more = if read_only { 0o440 } else { 0o660 };
     let directory = if kind == FileType::Directory { 0o2110 } else { 0 };
-    // The mode of what was only found is not for fchmod to change.
+    // fchmod does not accept an O_PATH descriptor; its path in /proc does.
     let found = PathBuf::from(format!("/proc/self/fd/{}", found.as_raw_fd()));
     chmod(&found, (stat.st_mode & 0o7777) | more | directory)
 }
@@ -78,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_group_is_given_the_tree_but_not_what_links_lead_to() {
+    fn a_group_gets_the_tree_without_following_symlinks() {
         let dir = std::env::temp_dir().join(format!("coracle-ownership-{}", std::process::id()));
         let outside = dir.with_extension("outside");
         fs::create_dir_all(dir.join("inner")).expect("temp dir");

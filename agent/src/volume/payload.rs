@@ -1,4 +1,4 @@
-//! Which files a volume of the node's own writing has, from the objects that it refers to. Pure.
+//! Files of projected volumes, computed from the objects that they refer to. Pure.
 
 use std::collections::BTreeMap;
 
@@ -9,12 +9,13 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use super::{SetUpError, downward};
+use super::downward;
+use super::error::SetUpError;
 
 const DEFAULT_MODE: u32 = 0o644;
 
-/// A volume that is projected into files: `configMap`, `secret` and `downwardAPI` are projections of one
-/// part, with directories of their own name.
+/// A volume that is projected into files. `configMap`, `secret` and `downwardAPI` volumes are projections with one
+/// source and have directories of their own type.
 #[derive(Clone, Debug)]
 pub(super) struct Projection {
     pub(super) plugin: &'static str,
@@ -37,7 +38,7 @@ pub(super) struct ObjectPart {
     items: Vec<KeyToPath>,
 }
 
-/// The two kinds of objects that volumes are filled from.
+/// Kinds of objects that volumes are filled from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Kind {
     ConfigMap,
@@ -55,7 +56,7 @@ pub(super) struct File {
     pub(super) owner: Option<u32>,
 }
 
-/// Files by their path in the volume.
+/// Files by path in the volume.
 pub(super) type Payload = BTreeMap<String, File>;
 
 // === impl Kind ===
@@ -84,7 +85,7 @@ pub(super) fn secret_data(secret: Secret) -> Data {
 // === impl Projection ===
 
 impl Projection {
-    /// `None` when the volume is of another kind, or projects something that is not known here.
+    /// None if the volume has another type, or projects an unsupported source.
     pub(super) fn of(volume: &Volume) -> Option<Projection> {
         let mode = |mode: Option<i32>| mode.and_then(|m| u32::try_from(m).ok()).unwrap_or(DEFAULT_MODE);
         let object = |kind, name: Option<&String>, optional: Option<bool>, items: &Option<Vec<KeyToPath>>| {
@@ -142,7 +143,7 @@ impl Projection {
 // === impl ObjectPart ===
 
 impl ObjectPart {
-    /// The files of this part; no data is an object that does not exist.
+    /// The files of this source. No data means that the object does not exist.
     pub(super) fn files(&self, data: Option<&Data>, default: u32) -> Result<Payload, SetUpError> {
         let file = |value: &Vec<u8>, mode: Option<i32>| File {
             data: value.clone(),
@@ -173,7 +174,7 @@ impl ObjectPart {
     }
 }
 
-/// The files that tell the pod of itself.
+/// The files of the downward API.
 pub(super) fn downward_files(
     pod: &Pod,
     node: &BTreeMap<String, Quantity>,
@@ -189,7 +190,7 @@ pub(super) fn downward_files(
     Ok(files)
 }
 
-/// The one file of a token: only for its owner, where somebody in particular is the owner.
+/// The file of a token: readable by its owner only, if there is an owner.
 pub(super) fn token_file(token: String, default: u32, owner: Option<u32>, fs_group: Option<u32>) -> File {
     let mode = if owner.is_some() || fs_group.is_some() { 0o600 } else { default };
     File { data: token.into_bytes(), mode, owner }
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_told_in_upstreams_words_unless_optional() {
+    fn a_missing_object_or_key_is_upstreams_error_unless_optional() {
         let (map, mode) =
             part(json!({"name": "v", "configMap": {"name": "y", "items": [{"key": "k", "path": "k"}]}}));
         assert_eq!(map.files(None, mode).expect_err("absent").to_string(), "configmap \"y\" not found");
@@ -253,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_projection_of_something_unknown_is_none_of_ours() {
+    fn a_projection_with_an_unsupported_source_is_rejected() {
         let volume = json!({"name": "v", "projected": {"sources": [{"clusterTrustBundle": {"path": "x"}}]}});
         assert!(Projection::of(&serde_json::from_value(volume).expect("volume")).is_none());
     }

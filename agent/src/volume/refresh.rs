@@ -1,4 +1,4 @@
-//! Keeping a pod's files as the API has them: one task a pod, woken by what changed.
+//! Refresh of a pod's volume files: one task per pod, woken by changes of the used objects.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -12,30 +12,31 @@ use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use super::error::SetUpError;
 use super::objects::Object;
 use super::payload::{self, Part, Payload, Projection};
-use super::{SetUpError, Target, VolumeContext, atomic, lock, ownership};
+use super::{Target, VolumeContext, atomic, lock, ownership};
 
-/// What a failed write waits before it is tried again.
+/// Pause before a failed write is retried.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// One volume that the node writes.
+/// One volume whose files the node writes.
 pub(super) struct Source {
     volume: String,
-    /// In memory.
+    /// Directory of the files, in memory.
     dir: PathBuf,
-    /// Where a kubelet has it.
+    /// The kubelet's path of the volume: a symlink to the directory.
     link: PathBuf,
     projection: Projection,
     /// Held so that their watches live as long as the volume.
     objects: Vec<Option<Arc<Object>>>,
 }
 
-/// The task of one pod; it ends when this is stopped.
+/// The refresh task of one pod.
 pub(super) struct Refreshing {
-    /// The pod that it writes for; its labels, annotations and resources are shown in files.
+    /// The pod's newest version; files show its labels, annotations and resources.
     pod: watch::Sender<Arc<Pod>>,
-    /// Whether any volume shows something of the pod itself.
+    /// Whether a volume shows fields of the pod.
     shows_pod: bool,
     task: JoinHandle<()>,
 }
@@ -43,15 +44,15 @@ pub(super) struct Refreshing {
 // === impl Refreshing ===
 
 impl Refreshing {
-    /// Ends the task and waits until it writes no more.
+    /// Aborts the task and waits for its end.
     pub(super) async fn stop(self) {
         self.task.abort();
-        // The error is that it was aborted, which is what was wanted.
+        // The join error says that the task was aborted.
         let _ = self.task.await;
     }
 }
 
-/// Starts the pod's task, in place of the one that it may have for an older version of itself.
+/// Starts the pod's task, or replaces the one of an older version of the pod.
 pub(super) fn watch(ctx: &VolumeContext, pod: &Pod, sources: Vec<Source>) {
     let Some(uid) = pod.metadata.uid.clone() else { return };
     let mut refreshing = lock(&ctx.shared.refreshing);
@@ -61,14 +62,14 @@ pub(super) fn watch(ctx: &VolumeContext, pod: &Pod, sources: Vec<Source>) {
     let old = refreshing.remove(&uid);
     let shows_pod = sources.iter().any(Source::shows_pod);
     let (newest, mut of) = watch::channel(Arc::new(pod.clone()));
-    // The context holds the task, so the task must not hold the context: it would never be dropped.
+    // The context holds the task. A strong reference from the task would be a cycle.
     let weak = Arc::downgrade(&ctx.shared);
     let task = tokio::spawn(async move {
         if let Some(old) = old {
             old.stop().await;
         }
         loop {
-            // Subscribed before writing: what changes while writing wakes at once.
+            // Subscribed before writing, so that a change during the write wakes the task.
             let changes: Vec<_> = sources.iter().flat_map(Source::changes).collect();
             let Some(shared) = weak.upgrade() else { return };
             let pod = Arc::clone(&of.borrow_and_update());
@@ -77,7 +78,7 @@ pub(super) fn watch(ctx: &VolumeContext, pod: &Pod, sources: Vec<Source>) {
             // The task holds no version of the pod while it waits.
             drop(pod);
             tokio::select! {
-                // Both only wait: nothing is lost by dropping either.
+                // Both arms are cancel-safe: they only wait.
                 () = wait(changes, renew_in) => {}
                 changed = of.changed() => if changed.is_err() { return },
             }
@@ -86,8 +87,8 @@ pub(super) fn watch(ctx: &VolumeContext, pod: &Pod, sources: Vec<Source>) {
     refreshing.insert(uid, Refreshing { pod: newest, shows_pod, task });
 }
 
-/// Gives the pod's task a newer version of the pod, and wakes it if files show what differs. The older version is dropped:
-/// a pod takes some ten kilobytes.
+/// Gives the pod's task a newer version of the pod, and wakes it if a file shows what differs. The older version is
+/// dropped: a pod takes about ten kilobytes.
 pub(super) fn follow(ctx: &VolumeContext, pod: &Arc<Pod>) {
     let refreshing = lock(&ctx.shared.refreshing);
     if let Some(held) = pod.metadata.uid.as_deref().and_then(|uid| refreshing.get(uid)) {
@@ -99,20 +100,20 @@ pub(super) fn follow(ctx: &VolumeContext, pod: &Arc<Pod>) {
     }
 }
 
-/// Whether files made for the one are right for the other.
+/// Whether files of one version are right for the other.
 fn is_same(a: &Pod, b: &Pod) -> bool {
     a.metadata.labels == b.metadata.labels
         && a.metadata.annotations == b.metadata.annotations
         && a.spec == b.spec
 }
 
-/// Writes all volumes, and says when the next token is due.
+/// Writes all volumes; time until the next token is due.
 async fn refresh(ctx: &VolumeContext, pod: &Pod, sources: &[Source]) -> Option<Duration> {
     let mut next: Option<Duration> = None;
     for source in sources {
         let due = match source.write(ctx, pod).await {
             Ok(renew_in) => renew_in,
-            // An object that was deleted leaves its last content, as upstream does.
+            // A deleted object keeps its last content, as upstream.
             Err(error) => {
                 let uid = pod.metadata.uid.as_deref();
                 tracing::warn!(error = chain(&error), volume = source.volume, uid, "cannot refresh a volume");
@@ -138,7 +139,7 @@ async fn wait(changes: Vec<impl Future<Output = ()> + Send>, renew_in: Option<Du
         select_all(changes.into_iter().map(FutureExt::boxed)).await;
     };
     tokio::select! {
-        // Both only wait: nothing is lost by dropping either.
+        // Both arms are cancel-safe: they only wait.
         () = due => {}
         () = changed => {}
     }
@@ -172,7 +173,7 @@ impl Source {
         self.projection.parts.iter().any(|part| matches!(part, Part::Downward(_)))
     }
 
-    /// Where the files are.
+    /// Directory of the files.
     pub(super) fn dir(&self) -> &Path {
         &self.dir
     }
@@ -181,7 +182,7 @@ impl Source {
         self.objects.iter().flatten().map(|object| object.changes())
     }
 
-    /// Brings the files up to date; tells when a token of them is due.
+    /// Updates the files; time until their next token is due.
     pub(super) async fn write(&self, ctx: &VolumeContext, pod: &Pod) -> Result<Option<Duration>, SetUpError> {
         let (payload, renew_in) = self.payload(ctx, pod).await?;
         self.prepare()?;
@@ -217,7 +218,7 @@ impl Source {
         Ok((all, renew_in))
     }
 
-    /// The directory in memory, and the link to it where a kubelet has the volume.
+    /// Creates the directory in memory, and the symlink at the kubelet's path.
     fn prepare(&self) -> Result<(), SetUpError> {
         if !self.dir.is_dir() {
             ownership::make_private(&self.dir).map_err(SetUpError::io("mkdir", &self.dir))?;

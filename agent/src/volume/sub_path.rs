@@ -1,8 +1,8 @@
-//! `subPath` and `subPathExpr`: a part of a volume, found without following any link out of it.
+//! `subPath` and `subPathExpr`: a part of a volume, resolved without leaving the volume.
 //!
-//! The path is opened step by step inside the volume by the kernel (`openat2` with `RESOLVE_BENEATH`), and
-//! what was opened is bind-mounted at a place of the pod's own. So a container that swaps a directory for
-//! a link while another one starts gains nothing: no name is looked up a second time.
+//! The kernel opens the path inside the volume (`openat2` with `RESOLVE_BENEATH`), and the opened file or directory
+//! is bind-mounted at a path of the pod's directory. No name is resolved twice, so a container that replaces a
+//! directory by a symlink while another one starts gains nothing.
 
 use std::fs;
 use std::io;
@@ -16,50 +16,50 @@ use nix::sys::stat::{Mode, SFlag, fstat, mkdirat, umask};
 
 use super::{VolumeContext, mounts};
 
-/// Why a part of a volume cannot be had.
+/// Why a part of a volume is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum SubPathError {
-    /// Absolute, or with `..`.
+    /// The path is absolute or contains `..`.
     #[error("subPath {0:?} must be relative and must not contain \"..\"")]
     Path(String),
     /// The path leads out of the volume.
     #[error("subPath {0:?} leads out of its volume")]
     Escape(String),
-    /// The kernel refused.
+    /// A system call failed.
     #[error("failed to prepare subPath {path:?}")]
     Io {
-        /// The path in the volume.
+        /// Path in the volume.
         path: String,
-        /// Why.
+        /// Cause.
         #[source]
         source: io::Error,
     },
 }
 
-/// Which part of which volume, for which mount.
+/// A part of a volume, for one mount of a container.
 #[derive(Clone, Copy, Debug)]
 pub struct SubPath<'a> {
-    /// The pod.
+    /// Uid of the pod.
     pub uid: &'a str,
-    /// The volume's name.
+    /// Name of the volume.
     pub volume: &'a str,
-    /// Where the volume is on the host.
+    /// Path of the volume on the host.
     pub host_path: &'a Path,
-    /// The container.
+    /// Name of the container.
     pub container: &'a str,
-    /// The place of the mount in the container's list.
+    /// Index of the mount in the container's list.
     pub index: usize,
-    /// The path in the volume, expressions already expanded.
+    /// Path in the volume, with expressions expanded.
     pub path: &'a str,
 }
 
-/// Makes the part if it is missing, and returns where on the host a container can be given it from.
+/// Creates the part if it is missing, and returns the host path to mount in a container.
 ///
-/// It stays mounted until [`super::unmount_all`]; for a container that starts again it is made anew, since
-/// what the path names may be another file by then.
+/// It stays mounted until [`super::unmount_all`]. For a restarted container it is mounted again, because the path may
+/// name another file then.
 ///
 /// # Errors
-/// When the path leads out of the volume or something in it is no directory.
+/// When the path leads out of the volume, or a component is not a directory.
 pub fn mount(ctx: &VolumeContext, part: &SubPath<'_>) -> Result<PathBuf, SubPathError> {
     let failed = |source: io::Error| SubPathError::Io { path: part.path.to_owned(), source };
     let found = open_beneath(part.host_path, part.path)?;
@@ -79,7 +79,7 @@ pub fn mount(ctx: &VolumeContext, part: &SubPath<'_>) -> Result<PathBuf, SubPath
     Ok(at)
 }
 
-/// Opens a path in a directory, making the directories that are missing, and never leaves it.
+/// Opens a path below a directory, and creates missing directories.
 fn open_beneath(root: &Path, path: &str) -> Result<OwnedFd, SubPathError> {
     let failed = |errno: Errno| match errno {
         Errno::EXDEV | Errno::ELOOP => SubPathError::Escape(path.to_owned()),
@@ -93,7 +93,7 @@ fn open_beneath(root: &Path, path: &str) -> Result<OwnedFd, SubPathError> {
             _ => return Err(SubPathError::Path(path.to_owned())),
         }
     }
-    // The volume's own path is the node's, and the way to it may well lead over a link.
+    // The volume's own path belongs to the node and may contain a symlink.
     let base = open(root, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).map_err(failed)?;
     let mode = Mode::from_bits_truncate(fstat(&base).map_err(failed)?.st_mode & 0o7777);
     let relative: PathBuf = if parts.is_empty() { PathBuf::from(".") } else { parts.iter().collect() };
@@ -108,7 +108,7 @@ fn beneath(base: &impl AsFd, path: &Path) -> nix::Result<OwnedFd> {
         .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
         .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS);
     match openat2(base, path, how) {
-        // Before Linux 5.6: no link at all is followed then.
+        // Before Linux 5.6 there is no openat2: no symlink is followed then.
         Err(Errno::ENOSYS) => no_links(base, path),
         found => found,
     }
@@ -126,8 +126,8 @@ fn no_links(base: &impl AsFd, path: &Path) -> nix::Result<OwnedFd> {
     Ok(at)
 }
 
-/// Runs `make` on a thread with a file mode mask of its own, which is 0. To change a mode afterwards would be a race: a
-/// container can replace the directory meanwhile.
+/// Runs `make` on a thread of its own with umask 0. Changing the mode afterwards would be a race: a container can
+/// replace the directory meanwhile.
 fn without_umask<T: Send>(make: impl FnOnce() -> nix::Result<T> + Send) -> nix::Result<T> {
     std::thread::scope(|scope| {
         let made = scope.spawn(|| {
@@ -139,7 +139,7 @@ fn without_umask<T: Send>(make: impl FnOnce() -> nix::Result<T> + Send) -> nix::
     })
 }
 
-/// The missing directories get the volume's own mode.
+/// Creates the missing directories with the volume's mode.
 fn make_beneath(base: &OwnedFd, parts: &[&std::ffi::OsStr], mode: Mode) -> nix::Result<OwnedFd> {
     let mut at = openat(base, ".", OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
     let mut walked = PathBuf::new();
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_has_the_volumes_mode_whatever_the_umask_is() {
+    fn created_directories_have_the_volumes_mode_whatever_the_umask() {
         let dir = volume("mode");
         for mode in [0o777, 0o2770, 0o1777, 0o700] {
             nix::sys::stat::fchmodat(

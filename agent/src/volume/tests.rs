@@ -1,5 +1,4 @@
-//! Volumes as a pod gets them: in a mount namespace of the test's own, from a small API that the test
-//! changes under them.
+//! Volumes of a pod, in a mount namespace of the test, with a small API that the test changes.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -25,7 +24,7 @@ use crate::checkpoint::Checkpoint;
 
 type Frames = futures::stream::BoxStream<'static, Result<Frame<Bytes>, std::convert::Infallible>>;
 
-/// The objects, by path, and who watches them.
+/// The API's objects by path, and their watchers.
 #[derive(Clone)]
 struct Api {
     objects: Arc<Mutex<BTreeMap<String, Value>>>,
@@ -33,7 +32,7 @@ struct Api {
     tokens: Arc<std::sync::atomic::AtomicU64>,
     /// Lifetime of issued tokens in seconds.
     lifetime: Arc<std::sync::atomic::AtomicI64>,
-    /// Whether each request is refused as by a server that starts.
+    /// Whether every request is refused, as by a server that is starting.
     is_down: Arc<std::sync::atomic::AtomicBool>,
 }
 
@@ -135,7 +134,7 @@ impl Api {
     }
 }
 
-/// A node's directories, gone with the test and its mount namespace.
+/// A node's directories. They end with the test and its mount namespace.
 struct Machine {
     dir: PathBuf,
     api: Api,
@@ -184,7 +183,7 @@ impl Drop for Machine {
     }
 }
 
-/// Runs a test in a mount namespace that nobody else sees.
+/// Runs a test in a private mount namespace.
 fn apart(test: impl Future<Output = ()> + Send + 'static) {
     let thread = std::thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNS).expect("root, to have mounts apart");
@@ -243,7 +242,7 @@ fn a_pods_volumes_are_made_kept_fresh_and_removed_without_a_trace() {
             while content(&volumes, "map", "key").as_deref() != Some("two")
                 || content(&volumes, "access", "ca.crt").as_deref() != Some("two")
             {
-                // The test looks; what it waits for is woken by the watch.
+                // Polls the file; the write is woken by the watch.
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
@@ -291,7 +290,7 @@ fn a_part_of_a_volume_is_mounted_for_its_container_and_goes_with_the_pod() {
 }
 
 #[test]
-fn an_agent_that_died_leaves_nothing_that_the_next_one_cannot_take_up_or_away() {
+fn the_next_agent_adopts_or_removes_what_a_crashed_one_left() {
     apart(async {
         let machine = Machine::new("restart");
         let pod = pod(json!([
@@ -344,7 +343,7 @@ fn an_older_version_of_a_pod_is_not_kept_in_memory() {
 }
 
 #[test]
-fn what_cannot_be_mounted_is_told_in_upstreams_words() {
+fn a_volume_that_cannot_be_mounted_is_upstreams_error() {
     apart(async {
         let machine = Machine::new("failures");
         let ctx = machine.context();
@@ -387,25 +386,25 @@ fn after_a_boot_an_expired_token_is_used_until_the_api_server_is_back_and_an_eve
         let token = content(&volumes, "access", "token").expect("token");
         assert!(!first.shared.tokens.checkpoint().flush());
         drop(first);
-        fs::remove_dir_all(machine.dir.join("run/volumes/u1")).expect("what goes with a boot");
+        fs::remove_dir_all(machine.dir.join("run/volumes/u1")).expect("run directory");
         set(true, 3600);
         let second = open(&machine);
         let volumes = mount_all(&second, &pod).await.expect("mounted alone");
         assert_eq!(content(&volumes, "access", "token").as_ref(), Some(&token));
         assert_eq!(content(&volumes, "access", "key").as_deref(), Some("one"));
         set(false, 3600);
-        let told = async {
+        let event = async {
             while !lock(&machine.api.objects).keys().any(|key| key.starts_with("event")) {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(60), told).await.expect("an event");
+        tokio::time::timeout(Duration::from_secs(60), event).await.expect("an event");
         unmount_all(&second, "u1").await.expect("removed");
     });
 }
 
 #[test]
-fn a_checkpoint_on_a_full_disk_keeps_what_is_there_and_writes_the_rest_when_there_is_room() {
+fn a_checkpoint_on_a_full_disk_keeps_its_records_and_writes_the_rest_later() {
     apart(async {
         let machine = Machine::new("full");
         let dir = machine.dir.join("small");

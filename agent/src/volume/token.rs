@@ -1,4 +1,5 @@
-//! Service-account tokens bound to a pod: requested once, kept in memory and in the checkpoint, renewed before they end.
+//! Service-account tokens bound to a pod: requested once, cached in memory and in the checkpoint, renewed before they
+//! end.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -15,20 +16,21 @@ use kube::Api;
 use kube::api::PostParams;
 use serde::{Deserialize, Serialize};
 
-use super::{SetUpError, VolumeContext, lock};
+use super::error::SetUpError;
+use super::{VolumeContext, lock};
 use crate::api_health::{ApiHealth, is_unavailable};
 use crate::bounded;
 use crate::checkpoint::{Checkpoint, Key, TOKEN_SECONDS, account, token_key};
 use crate::pod::Level;
 
-/// A token is renewed at four fifths of its life, and every day at the latest.
-const OLDEST: i64 = 24 * 3600;
-/// Pause after a renewal that failed.
+/// Maximum age of a token in seconds. It is renewed at four fifths of its lifetime, at most after a day.
+const MAX_AGE: i64 = 24 * 3600;
+/// Pause after a failed renewal.
 const RETRY: Duration = Duration::from_secs(30);
 /// Maximum size in bytes of a token file that is read back.
 const TOKEN_MAX: u64 = 64 << 10;
 
-/// All tokens that pods of this node have.
+/// Tokens of the node's pods.
 pub(super) struct Tokens {
     checkpoint: Checkpoint,
     health: ApiHealth,
@@ -38,21 +40,21 @@ pub(super) struct Tokens {
 struct Held {
     uid: String,
     issued: Issued,
-    /// An event told already that the token has expired.
-    told: bool,
+    /// Whether an event has reported that the token expired.
+    is_expiry_reported: bool,
 }
 
-/// A token and its times.
+/// A token with its validity.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Issued {
     token: String,
-    /// Its begin, in seconds since 1970.
+    /// Start, in seconds since 1970.
     begins: i64,
-    /// Its end.
+    /// End, in seconds since 1970.
     ends: i64,
 }
 
-/// A token and when the next one is due.
+/// A token, and the time until the next one is due.
 pub(super) struct Token {
     pub(super) token: String,
     pub(super) renew_in: Duration,
@@ -65,9 +67,9 @@ impl Tokens {
         Self { checkpoint, health, held: Mutex::default() }
     }
 
-    /// The pod's token for this projection: the one that it has, also from an earlier life of the agent (`written`, or the
-    /// checkpoint after a boot), or, when that is due, a new one. While the API server is away, the one that it has counts
-    /// even after its end.
+    /// The pod's token for this projection, or a new one if it is due. The current token may be from an earlier
+    /// agent: from the written file, or after a boot from the checkpoint. While the API server is not reachable, an
+    /// expired token is used.
     pub(super) async fn get(
         &self,
         ctx: &VolumeContext,
@@ -103,11 +105,13 @@ impl Tokens {
         }
     }
 
-    /// Gives a token that could not be renewed; one that has expired with a warning event, once.
+    /// A token that could not be renewed. If it has expired, a warning event reports that once.
     fn overdue(&self, ctx: &VolumeContext, (key, pod): (&Key, &Pod), held: &Issued, now: Timestamp) -> Token {
         self.keep(key, pod, held);
         let is_news = held.is_over(now)
-            && lock(&self.held).get_mut(key).is_some_and(|held| !std::mem::replace(&mut held.told, true));
+            && lock(&self.held)
+                .get_mut(key)
+                .is_some_and(|held| !std::mem::replace(&mut held.is_expiry_reported, true));
         if is_news {
             let message = format!(
                 "The API server is not reachable: the token of service account {:?} expired at {} and is used until it \
@@ -126,7 +130,7 @@ impl Tokens {
             return;
         }
         let uid = pod.metadata.uid.clone().unwrap_or_default();
-        held.insert(key.clone(), Held { uid, issued: issued.clone(), told: false });
+        held.insert(key.clone(), Held { uid, issued: issued.clone(), is_expiry_reported: false });
         drop(held);
         self.checkpoint.put(key.clone(), issued);
     }
@@ -136,7 +140,7 @@ impl Tokens {
         &self.checkpoint
     }
 
-    /// Drops what a pod had.
+    /// Drops the tokens of a pod.
     pub(super) fn forget(&self, uid: &str) {
         lock(&self.held).retain(|_, held| held.uid != uid);
     }
@@ -153,10 +157,10 @@ impl Issued {
         Ok(Issued { token, begins, ends: ends.as_second() })
     }
 
-    /// A token that was written before, with the times that it says of itself. It is handed back to the
-    /// pod that it lies with and trusted with nothing else, so its signature does not matter here.
+    /// A written token with its own times. It is returned to the pod whose file it is and used for nothing else, so
+    /// its signature is not checked.
     fn read(written: &Path) -> Option<Issued> {
-        // `..data` leads there, so links are followed.
+        // `..data` is a symlink, so links are followed.
         Issued::parse(&bounded::read_text(written, TOKEN_MAX).ok()?)
     }
 
@@ -167,12 +171,12 @@ impl Issued {
         Some(Issued { token: token.to_owned(), begins: time("iat")?, ends: time("exp")? })
     }
 
-    /// Seconds from its begin to its renewal.
+    /// Seconds from its start to its renewal.
     fn life(&self) -> i64 {
-        (self.ends.saturating_sub(self.begins).max(0) / 5 * 4).min(OLDEST)
+        (self.ends.saturating_sub(self.begins).max(0) / 5 * 4).min(MAX_AGE)
     }
 
-    /// Whether it is to be renewed. A token that begins in the future is due: the clock was set back.
+    /// Whether it must be renewed. A start in the future means that the clock was set back.
     fn is_due(&self, now: Timestamp) -> bool {
         let age = now.as_second().saturating_sub(self.begins);
         age >= self.life() || age < -60
@@ -185,7 +189,7 @@ impl Issued {
     fn given(&self, now: Timestamp) -> Token {
         let left = self.begins.saturating_add(self.life()).saturating_sub(now.as_second());
         let renew_in = Duration::from_secs(u64::try_from(left.min(self.life())).unwrap_or_default());
-        // A new token that is due at once (a clock that is wrong) must not be requested again and again.
+        // With a wrong clock a new token may be due at once; it must not be requested in a loop.
         Token { token: self.token.clone(), renew_in: if renew_in.is_zero() { RETRY } else { renew_in } }
     }
 }
@@ -226,7 +230,7 @@ mod tests {
     fn a_token_is_renewed_at_four_fifths_of_its_life_or_after_a_day() {
         let issued = |begins, ends| Issued { token: String::new(), begins, ends };
         assert_eq!([3600, 600, 0, -5].map(|ends| issued(0, ends).life()), [2880, 480, 0, 0]);
-        assert_eq!(issued(0, 365 * 24 * 3600).life(), OLDEST);
+        assert_eq!(issued(0, 365 * 24 * 3600).life(), MAX_AGE);
         let hour = issued(10_000, 13_600);
         assert_eq!([9_950, 12_879, 12_880].map(|now| hour.is_due(at(now))), [false, false, true]);
         assert!(hour.is_due(at(0)), "by a clock that was set back, it is asked for again");
@@ -236,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_written_token_tells_its_own_times() {
+    fn a_written_token_contains_its_times() {
         let claims = BASE64_URL_SAFE_NO_PAD.encode(br#"{"iat":1000,"exp":4600}"#);
         let dir = tempfile::tempdir().expect("directory");
         let path = dir.path().join("token");

@@ -292,7 +292,7 @@ fn a_flannel_node_that_does_not_respond_is_reported() {
         nodes.agents()[0].host().run("ip", &["link", "set", "eth0", "txqueuelen", "999"]);
         eventually("the unreachable node to be reported", 60, || {
             let conditions = nodes.get(&["node", "node-1"])["status"]["conditions"].to_string();
-            conditions.contains(&format!("flannel-3: nothing passes to {address}"))
+            conditions.contains(&format!("flannel-3: no packets reach {address}"))
         });
         flannel.host().join();
         eventually("PodNetworkImpaired=False", 60, || {

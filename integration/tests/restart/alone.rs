@@ -326,10 +326,6 @@ fn a_node_killed_while_it_writes_boots_without_control_plane() {
         eprintln!("from the start of the agent to all Ready, with packets lost: {:?}", began.elapsed());
         assert!(!dir.join("secrets/0123.tmp").exists() && dir.join("pods/0123.bad").exists());
         let log = nodes.agent("node-1").log();
-        assert_eq!(
-            log.matches("setting an unreadable checkpoint record aside").count(),
-            1,
-            "the torn one alone"
-        );
+        assert_eq!(log.matches("renaming an unreadable checkpoint record").count(), 1, "the torn one alone");
     });
 }

@@ -35,7 +35,7 @@ fn pairs(of: &[(&str, u64)]) -> Vec<(String, u64)> {
 }
 
 #[test]
-fn what_is_needed_is_down_to_the_low_threshold_from_the_high_one_on() {
+fn from_the_high_threshold_on_space_is_freed_to_the_low_one() {
     let policy = ImageGcPolicy::default();
     let of = |available, no_room| {
         let disk = Disk { capacity: 1000, available, inodes: 100, inodes_free: 50 };
@@ -43,7 +43,7 @@ fn what_is_needed_is_down_to_the_low_threshold_from_the_high_one_on() {
     };
     assert_eq!(of(1000, false), Need::Nothing);
     assert_eq!(of(160, false), Need::Nothing);
-    // 15.9 % free are 85 % in use: the kubelet rounds what is free down.
+    // 15.9 % free are 85 % in use: the kubelet rounds the free space down.
     assert_eq!(of(159, false), Need::Bytes(41));
     assert_eq!(of(150, false), Need::Bytes(50));
     assert_eq!(of(0, false), Need::Bytes(200));
@@ -51,7 +51,7 @@ fn what_is_needed_is_down_to_the_low_threshold_from_the_high_one_on() {
 }
 
 #[test]
-fn a_pull_without_room_gets_twice_what_there_is() {
+fn a_pull_without_space_frees_twice_the_available_space() {
     let of = |available, policy: &ImageGcPolicy| {
         let disk = Disk { capacity: 1000, available, inodes: 0, inodes_free: 0 };
         need(policy, &disk, true)

@@ -1,19 +1,18 @@
-//! Enough processor, memory and places for the pod.
+//! Check of CPU, memory and the number of pods.
 
-use super::{Facts, refuse};
+use super::facts::{Facts, refuse};
 use crate::cgroup::resources::pod_requests;
 use crate::pod::state::Verdict;
 
 pub(super) fn check(facts: &Facts<'_>) -> Result<(), Verdict> {
-    let (millis, memory) = facts.allocatable;
     let used = facts.taken.requested;
     let wanted = pod_requests(facts.pod);
     let places = i64::try_from(facts.taken.places).unwrap_or(i64::MAX);
     let most = i64::try_from(facts.max_pods).unwrap_or(i64::MAX);
     for (name, requested, used, capacity) in [
         ("pods", 1, places, most),
-        ("cpu", wanted.cpu_millis, used.cpu_millis, millis),
-        ("memory", wanted.memory, used.memory, memory),
+        ("cpu", wanted.cpu_millis, used.cpu_millis, facts.allocatable.cpu_millis),
+        ("memory", wanted.memory, used.memory, facts.allocatable.memory),
     ] {
         if requested > 0 && used + requested > capacity {
             let message = format!(

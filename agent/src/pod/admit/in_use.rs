@@ -1,7 +1,7 @@
-//! Host ports that this node's own processes use: the kubelet API, the API server, the overlay, sshd and all others.
+//! Check of host ports against sockets of the node: the kubelet API, the API server, the overlay, sshd and others.
 //!
-//! A host port is a rule of the firewall that comes before sockets. Upstream's portmap shadows a process that listens
-//! there, without a word; then a pod takes connections that were meant for the node.
+//! A host port is a firewall rule that takes precedence over sockets. Upstream's portmap shadows a listening process
+//! silently, so that the pod receives connections for the node.
 
 use std::fs;
 use std::io;
@@ -11,13 +11,13 @@ use coracle_cni::{Backend, Listener, Protocol, listeners};
 use coracle_events::printable;
 use k8s_openapi::api::core::v1::Pod;
 
-use super::ports::{HostPort, host_ports};
-use super::refuse;
+use super::facts::{HostPort, refuse};
+use super::ports::host_ports;
+use crate::config::AgentConfig;
 use crate::pod::state::Verdict;
-use crate::run::AgentConfig;
 
-/// Refuses a pod whose host port something of the node uses. With the host's network a pod shadows nothing: there
-/// its process cannot listen, as upstream.
+/// Rejects a pod with a host port that a process of the node uses. A pod with the host's network shadows nothing: its
+/// process cannot listen there, as upstream.
 pub(crate) fn check(pod: &Pod, config: &AgentConfig) -> Result<(), Verdict> {
     if pod.spec.as_ref().is_some_and(|spec| spec.host_network == Some(true)) {
         return Ok(());
@@ -37,7 +37,7 @@ pub(crate) fn check(pod: &Pod, config: &AgentConfig) -> Result<(), Verdict> {
     Ok(())
 }
 
-/// Ports of this agent, also when nothing listens there at the moment.
+/// Ports of this agent, also while it does not listen.
 fn own(config: &AgentConfig) -> Vec<(Protocol, u16, &'static str)> {
     let overlay = config.overlay.iter().filter_map(|overlay| match overlay.backend {
         Backend::Vxlan { port, .. } => Some(port),
@@ -57,7 +57,7 @@ fn parse(wanted: &HostPort) -> Option<(Protocol, u16)> {
     Some((protocol, u16::try_from(wanted.port).ok()?))
 }
 
-/// The socket whose packets a host port would take.
+/// The socket whose packets a host port would receive.
 fn shadowed<'a>(wanted: &HostPort, port: u16, sockets: &'a [Listener]) -> Option<&'a Listener> {
     let address: Option<IpAddr> = wanted.ip.parse().ok();
     sockets.iter().find(|socket| socket.port == port && socket.takes(address))
@@ -76,14 +76,14 @@ fn unknown(error: &io::Error) -> Verdict {
     refuse("UnexpectedAdmissionError", message)
 }
 
-/// The process that has a socket, by name and number.
+/// Name and id of the process that has a socket.
 fn owner(inode: u32) -> String {
     if inode == 0 {
         return "the kernel".to_owned();
     }
     let link = format!("socket:[{inode}]");
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    // Beside the numbers there is `self`, among others.
+    // /proc has other entries, such as `self`.
     let processes = processes.filter(|process| process.file_name().to_string_lossy().parse::<u32>().is_ok());
     let mut processes = processes.filter(|process| {
         let files = fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten();

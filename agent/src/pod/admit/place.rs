@@ -1,10 +1,9 @@
-//! The node is one that the pod wants and tolerates. Affinity is the scheduler's; a pod that was put here by
-//! name alone is held to its selector and to `NoExecute` taints, as a kubelet holds it.
+//! Check of node selector and `NoExecute` taints, as in the kubelet. Affinity is left to the scheduler.
 
 use coracle_values::label_selector::has_all;
 use coracle_values::toleration::{evicts, is_tolerated};
 
-use super::{Facts, refuse};
+use super::facts::{Facts, refuse};
 use crate::pod::state::Verdict;
 
 pub(super) fn check(facts: &Facts<'_>) -> Result<(), Verdict> {

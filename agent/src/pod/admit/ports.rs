@@ -1,8 +1,8 @@
-//! No two pods on one host port.
+//! Check of host ports against those of other pods.
 
 use k8s_openapi::api::core::v1::{ContainerPort, Pod};
 
-use super::{Facts, refuse};
+use super::facts::{Facts, HostPort, refuse};
 use crate::pod::state::{Verdict, is_sidecar};
 
 pub(super) fn check(facts: &Facts<'_>) -> Result<(), Verdict> {
@@ -13,15 +13,6 @@ pub(super) fn check(facts: &Facts<'_>) -> Result<(), Verdict> {
         return Err(refuse("NodePorts", message));
     }
     Ok(())
-}
-
-/// A port of the node that a pod asks for.
-#[derive(Clone, Debug)]
-pub(crate) struct HostPort {
-    /// Empty for every address.
-    pub(super) ip: String,
-    pub(super) port: i32,
-    pub(super) protocol: String,
 }
 
 /// The host ports of a pod's containers and sidecars.

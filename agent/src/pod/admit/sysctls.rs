@@ -1,9 +1,9 @@
-//! Kernel parameters of a pod: only those that stay within it and do no harm.
+//! Check of sysctls: only those that are namespaced and safe.
 
-use super::{Facts, refuse};
+use super::facts::{Facts, refuse};
 use crate::pod::state::Verdict;
 
-/// What upstream calls safe: of a namespace of the pod's own, without effect on others.
+/// Upstream's safe sysctls: namespaced, without effect on other pods.
 const SAFE: [&str; 12] = [
     "kernel.shm_rmid_forced",
     "net.ipv4.ip_local_port_range",
@@ -38,7 +38,7 @@ pub(super) fn check(facts: &Facts<'_>) -> Result<(), Verdict> {
     Ok(())
 }
 
-/// The name with dots between its parts, whichever of the two ways it is written.
+/// The name with dots as separators; slashes are accepted, too.
 fn dotted(name: &str) -> String {
     let slash_first = name.find('/').is_some_and(|slash| name.find('.').is_none_or(|dot| slash < dot));
     if !slash_first {

@@ -1,8 +1,8 @@
-//! The operating system that a pod is made for.
+//! Check of the pod's operating system.
 
 use k8s_openapi::api::core::v1::Pod;
 
-use super::refuse;
+use super::facts::refuse;
 use crate::pod::state::Verdict;
 
 pub(super) fn check(pod: &Pod) -> Result<(), Verdict> {

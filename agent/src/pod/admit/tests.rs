@@ -1,7 +1,8 @@
+use k8s_openapi::api::core::v1::{Node, Pod};
 use serde_json::json;
 
 use super::*;
-use crate::cgroup::resources::pod_requests;
+use crate::cgroup::resources::{Amount, pod_requests};
 
 fn pod(spec: serde_json::Value) -> Pod {
     serde_json::from_value(json!({"metadata": {"name": "p", "uid": "u"}, "spec": spec})).unwrap()
@@ -20,8 +21,8 @@ fn decide(wanted: serde_json::Value, others: &[serde_json::Value], node: serde_j
         taken.ports.extend(host_ports(&other));
     }
     let node: Node = serde_json::from_value(node).unwrap();
-    let facts =
-        Facts { pod: &pod(wanted), taken, node: Some(&node), max_pods: 2, allocatable: (2000, 1 << 30) };
+    let allocatable = Amount { cpu_millis: 2000, memory: 1 << 30 };
+    let facts = Facts { pod: &pod(wanted), taken, node: Some(&node), max_pods: 2, allocatable };
     admit(&facts).map_or_else(|verdict| verdict.reason, |()| "admitted".to_owned())
 }
 
@@ -60,7 +61,7 @@ fn the_node_must_be_selected_and_tolerated() {
 }
 
 #[test]
-fn what_is_not_supported_is_refused_by_name_or_told() {
+fn unsupported_fields_are_rejected_by_name_or_reported() {
     let mut claims = plain();
     claims["resourceClaims"] = json!([{"name": "r"}]);
     assert_eq!(decide(claims, &[], json!({})), "UnsupportedField");

@@ -1,71 +1,73 @@
-//! The one table of what a pod may ask for and this node does not do (yet). Nothing is dropped in silence: what
-//! would change what the pod *is* refuses it, the rest is told by an event.
+//! The table of pod fields that this node does not support. A pod is rejected if such a field changes its meaning;
+//! other fields are reported by an event. No field is dropped silently.
 //!
-//! Two kinds of fields are told elsewhere: a volume of a kind that is not served keeps its pod waiting, with a
-//! `FailedMount` event (`volume.rs`), as upstream has it; a sysctl that is not safe is refused by `sysctls.rs`.
+//! Two kinds of fields are handled elsewhere: a volume of an unsupported type keeps its pod waiting with a
+//! `FailedMount` event (`volume.rs`), as upstream; an unsafe sysctl is rejected by `sysctls.rs`.
 
 use coracle_cri::labels_containers;
 use k8s_openapi::api::core::v1::{
     Affinity, Container, LifecycleHandler, Pod, PodSpec, Probe, SeccompProfile, Volume,
 };
 
-use super::refuse;
+use super::facts::refuse;
 use crate::pod::state::Verdict;
 
-/// The reason that a pod is told.
+/// Reason of rejections and events.
 pub(crate) const UNSUPPORTED: &str = "UnsupportedField";
 
-/// What happens to a pod that uses a field.
+/// What happens to a pod that uses an unsupported field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Then {
-    /// It fails, with the field in its message.
-    Refuse,
-    /// It runs without, and an event says so.
-    Tell,
+enum Handling {
+    /// It is rejected, with the field in the message.
+    Reject,
+    /// It runs without the field, and an event reports that.
+    Report,
 }
 
-type PodField = (&'static str, Then, fn(&PodSpec) -> bool);
-type VolumeField = (&'static str, Then, fn(&Volume) -> bool);
-type ContainerField = (&'static str, Then, fn(&Container) -> bool);
+type PodField = (&'static str, Handling, fn(&PodSpec) -> bool);
+type VolumeField = (&'static str, Handling, fn(&Volume) -> bool);
+type ContainerField = (&'static str, Handling, fn(&Container) -> bool);
 
 const POD_FIELDS: [PodField; 15] = [
-    ("spec.resourceClaims", Then::Refuse, |s| some(&s.resource_claims)),
-    ("spec.runtimeClassName", Then::Refuse, |s| s.runtime_class_name.as_ref().is_some_and(|n| !n.is_empty())),
-    ("spec.schedulingGates", Then::Refuse, |s| some(&s.scheduling_gates)),
-    ("spec.evictionResponders", Then::Tell, |s| some(&s.eviction_responders)),
-    ("spec.overhead", Then::Tell, |s| s.overhead.as_ref().is_some_and(|o| !o.is_empty())),
-    ("spec.resources", Then::Tell, |s| s.resources.is_some()),
-    ("spec.schedulingGroup", Then::Tell, |s| s.scheduling_group.is_some()),
-    ("spec.affinity.podAffinity", Then::Tell, |s| s.affinity.as_ref().is_some_and(attracted)),
-    ("spec.affinity.podAntiAffinity", Then::Tell, |s| s.affinity.as_ref().is_some_and(repelled)),
-    ("spec.topologySpreadConstraints", Then::Tell, |s| {
+    ("spec.resourceClaims", Handling::Reject, |s| some(&s.resource_claims)),
+    ("spec.runtimeClassName", Handling::Reject, |s| {
+        s.runtime_class_name.as_ref().is_some_and(|n| !n.is_empty())
+    }),
+    ("spec.schedulingGates", Handling::Reject, |s| some(&s.scheduling_gates)),
+    ("spec.evictionResponders", Handling::Report, |s| some(&s.eviction_responders)),
+    ("spec.overhead", Handling::Report, |s| s.overhead.as_ref().is_some_and(|o| !o.is_empty())),
+    ("spec.resources", Handling::Report, |s| s.resources.is_some()),
+    ("spec.schedulingGroup", Handling::Report, |s| s.scheduling_group.is_some()),
+    ("spec.affinity.podAffinity", Handling::Report, |s| s.affinity.as_ref().is_some_and(attracted)),
+    ("spec.affinity.podAntiAffinity", Handling::Report, |s| s.affinity.as_ref().is_some_and(repelled)),
+    ("spec.topologySpreadConstraints", Handling::Report, |s| {
         let spread = s.topology_spread_constraints.iter().flatten();
         spread.into_iter().any(|c| c.when_unsatisfiable == "DoNotSchedule")
     }),
-    ("spec.securityContext.appArmorProfile", Then::Tell, |s| {
+    ("spec.securityContext.appArmorProfile", Handling::Report, |s| {
         let profile = s.security_context.as_ref().and_then(|c| c.app_armor_profile.as_ref());
         profile.is_some_and(|p| p.type_ == "RuntimeDefault") && !has_apparmor()
     }),
-    ("spec.securityContext.seLinuxOptions", Then::Tell, |s| {
+    ("spec.securityContext.seLinuxOptions", Handling::Report, |s| {
         s.security_context.as_ref().is_some_and(|c| c.se_linux_options.is_some()) && !labels_containers()
     }),
-    ("spec.securityContext.seccompProfile", Then::Refuse, |s| {
+    ("spec.securityContext.seccompProfile", Handling::Reject, |s| {
         bad_seccomp(s.security_context.as_ref().and_then(|c| c.seccomp_profile.as_ref()))
     }),
-    ("spec.securityContext.windowsOptions", Then::Refuse, |s| {
+    ("spec.securityContext.windowsOptions", Handling::Reject, |s| {
         s.security_context.as_ref().is_some_and(|c| c.windows_options.is_some())
     }),
-    ("spec.securityContext.seLinuxChangePolicy", Then::Tell, |s| {
+    ("spec.securityContext.seLinuxChangePolicy", Handling::Report, |s| {
         s.security_context.as_ref().is_some_and(|c| c.se_linux_change_policy.is_some())
     }),
 ];
 
 const VOLUME_FIELDS: [VolumeField; 3] = [
-    ("emptyDir.sizeLimit", Then::Tell, |v| {
+    ("emptyDir.sizeLimit", Handling::Report, |v| {
         let on_disk = v.empty_dir.iter().filter(|e| e.medium.as_deref() != Some("Memory"));
         on_disk.into_iter().any(|e| e.size_limit.is_some())
     }),
-    ("defaultUser", Then::Refuse, |v| {
+    ("defaultUser", Handling::Reject, |v| {
         let users = [
             v.config_map.as_ref().and_then(|m| m.default_user),
             v.secret.as_ref().and_then(|s| s.default_user),
@@ -74,47 +76,47 @@ const VOLUME_FIELDS: [VolumeField; 3] = [
         ];
         users.iter().any(Option::is_some)
     }),
-    ("items.user", Then::Refuse, item_users),
+    ("items.user", Handling::Reject, item_users),
 ];
 
 const CONTAINER_FIELDS: [ContainerField; 15] = [
-    ("volumeDevices", Then::Refuse, |c| some(&c.volume_devices)),
-    ("resources.claims", Then::Refuse, |c| c.resources.as_ref().is_some_and(|r| some(&r.claims))),
-    ("restartPolicyRules", Then::Refuse, |c| some(&c.restart_policy_rules)),
-    ("securityContext.windowsOptions", Then::Refuse, |c| {
+    ("volumeDevices", Handling::Reject, |c| some(&c.volume_devices)),
+    ("resources.claims", Handling::Reject, |c| c.resources.as_ref().is_some_and(|r| some(&r.claims))),
+    ("restartPolicyRules", Handling::Reject, |c| some(&c.restart_policy_rules)),
+    ("securityContext.windowsOptions", Handling::Reject, |c| {
         c.security_context.as_ref().is_some_and(|s| s.windows_options.is_some())
     }),
-    ("securityContext.appArmorProfile", Then::Tell, |c| {
+    ("securityContext.appArmorProfile", Handling::Report, |c| {
         let profile = c.security_context.as_ref().and_then(|s| s.app_armor_profile.as_ref());
         profile.is_some_and(|p| p.type_ == "RuntimeDefault") && !has_apparmor()
     }),
-    ("securityContext.seLinuxOptions", Then::Tell, |c| {
+    ("securityContext.seLinuxOptions", Handling::Report, |c| {
         c.security_context.as_ref().is_some_and(|s| s.se_linux_options.is_some()) && !labels_containers()
     }),
-    ("securityContext.seccompProfile", Then::Refuse, |c| {
+    ("securityContext.seccompProfile", Handling::Reject, |c| {
         bad_seccomp(c.security_context.as_ref().and_then(|s| s.seccomp_profile.as_ref()))
     }),
-    ("env.valueFrom.fileKeyRef", Then::Refuse, |c| {
+    ("env.valueFrom.fileKeyRef", Handling::Reject, |c| {
         c.env.iter().flatten().filter_map(|e| e.value_from.as_ref()).any(|v| v.file_key_ref.is_some())
     }),
-    ("livenessProbe.httpGet.protocol", Then::Refuse, |c| http_protocol(c.liveness_probe.as_ref())),
-    ("readinessProbe.httpGet.protocol", Then::Refuse, |c| http_protocol(c.readiness_probe.as_ref())),
-    ("startupProbe.httpGet.protocol", Then::Refuse, |c| http_protocol(c.startup_probe.as_ref())),
-    ("lifecycle.httpGet.protocol", Then::Refuse, |c| {
+    ("livenessProbe.httpGet.protocol", Handling::Reject, |c| http_protocol(c.liveness_probe.as_ref())),
+    ("readinessProbe.httpGet.protocol", Handling::Reject, |c| http_protocol(c.readiness_probe.as_ref())),
+    ("startupProbe.httpGet.protocol", Handling::Reject, |c| http_protocol(c.startup_probe.as_ref())),
+    ("lifecycle.httpGet.protocol", Handling::Reject, |c| {
         let mut gets = hooks(c).filter_map(|h| h.http_get.as_ref());
         gets.any(|get| get.protocol.as_ref().is_some_and(|p| p != "HTTP/1.1"))
     }),
-    ("lifecycle.tcpSocket", Then::Tell, |c| hooks(c).any(|h| h.tcp_socket.is_some())),
-    ("resources.limits.ephemeral-storage", Then::Tell, |c| {
+    ("lifecycle.tcpSocket", Handling::Report, |c| hooks(c).any(|h| h.tcp_socket.is_some())),
+    ("resources.limits.ephemeral-storage", Handling::Report, |c| {
         let limits = c.resources.iter().flat_map(|r| r.limits.iter().flatten());
         limits.into_iter().any(|(name, _)| name == "ephemeral-storage")
     }),
-    ("resizePolicy", Then::Tell, |c| some(&c.resize_policy) && asks_for_restart(c)),
+    ("resizePolicy", Handling::Report, |c| some(&c.resize_policy) && asks_for_restart(c)),
 ];
 
-/// Refuses a pod that would not be what it asks to be.
+/// Rejects a pod with a field that changes its meaning.
 pub(super) fn check(pod: &Pod) -> Result<(), Verdict> {
-    let refused = used(pod, Then::Refuse);
+    let refused = used(pod, Handling::Reject);
     if let Some(spec) = pod.spec.as_ref().filter(|_| refused.is_empty()) {
         return known_policy(spec);
     }
@@ -125,26 +127,26 @@ pub(super) fn check(pod: &Pod) -> Result<(), Verdict> {
     Err(refuse(UNSUPPORTED, message))
 }
 
-/// What keeps a container from being started that is added to a pod which runs: the pod goes on without it.
+/// Rejects an ephemeral container with such a field. The pod continues without the container.
 pub(crate) fn check_added(container: &Container) -> Result<(), String> {
-    let refused: Vec<_> = fields_of(container, Then::Refuse).collect();
+    let refused: Vec<_> = fields_of(container, Handling::Reject).collect();
     match refused.as_slice() {
         [] => Ok(()),
         fields => Err(format!("this node does not support {}", fields.join(", "))),
     }
 }
 
-/// The fields that such a container uses and runs without; for its event.
+/// The ignored fields of an ephemeral container, for its event.
 pub(crate) fn ignored_by(container: &Container) -> Vec<String> {
-    fields_of(container, Then::Tell).collect()
+    fields_of(container, Handling::Report).collect()
 }
 
-/// The fields that a pod uses and runs without; for its event.
+/// The ignored fields of a pod, for its event.
 pub(crate) fn ignored(pod: &Pod) -> Vec<String> {
-    used(pod, Then::Tell)
+    used(pod, Handling::Report)
 }
 
-/// A per-container restart policy is that of a sidecar, or one that this node does not know.
+/// Accepts the restart policy of a sidecar only.
 fn known_policy(spec: &PodSpec) -> Result<(), Verdict> {
     let main = spec.containers.iter().any(|c| c.restart_policy.is_some());
     let inits = spec.init_containers.iter().flatten();
@@ -156,7 +158,7 @@ fn known_policy(spec: &PodSpec) -> Result<(), Verdict> {
     Ok(())
 }
 
-fn used(pod: &Pod, then: Then) -> Vec<String> {
+fn used(pod: &Pod, then: Handling) -> Vec<String> {
     let Some(spec) = &pod.spec else { return Vec::new() };
     let of_pod = POD_FIELDS.iter().filter(|(_, t, used)| *t == then && used(spec)).map(|f| f.0.to_owned());
     let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
@@ -168,12 +170,12 @@ fn used(pod: &Pod, then: Then) -> Vec<String> {
     of_pod.chain(of_volumes).chain(of_containers).collect()
 }
 
-fn fields_of(container: &Container, then: Then) -> impl Iterator<Item = String> {
+fn fields_of(container: &Container, then: Handling) -> impl Iterator<Item = String> {
     let fields = CONTAINER_FIELDS.iter().filter(move |(_, t, used)| *t == then && used(container));
     fields.map(|(name, ..)| format!("containers[{}].{name}", container.name))
 }
 
-/// Where the kernel has none, a default profile is none, and a profile by name is refused by the runtime.
+/// Whether the kernel has AppArmor. Without it a default profile is ignored, and the runtime rejects a named profile.
 fn has_apparmor() -> bool {
     let enabled = std::fs::read_to_string("/sys/module/apparmor/parameters/enabled");
     enabled.is_ok_and(|text| text.trim() == "Y")
@@ -183,7 +185,7 @@ fn some<T>(list: &Option<Vec<T>>) -> bool {
     list.as_ref().is_some_and(|l| !l.is_empty())
 }
 
-/// Only the node's own affinity is honoured by the scheduler; what pods merely prefer is no promise.
+/// Whether the pod has required pod affinity, which the scheduler does not support. Preferred affinity is optional.
 fn attracted(affinity: &Affinity) -> bool {
     let to = affinity.pod_affinity.as_ref();
     to.is_some_and(|a| some(&a.required_during_scheduling_ignored_during_execution))
@@ -194,7 +196,7 @@ fn repelled(affinity: &Affinity) -> bool {
     from.is_some_and(|a| some(&a.required_during_scheduling_ignored_during_execution))
 }
 
-/// Files of a volume that are to belong to somebody in particular.
+/// Whether an item of the volume sets an owner.
 fn item_users(volume: &Volume) -> bool {
     let own = volume.config_map.iter().flat_map(|m| m.items.iter().flatten());
     let mut keys = own.chain(volume.secret.iter().flat_map(|s| s.items.iter().flatten()));
@@ -227,7 +229,7 @@ fn bad_seccomp(profile: Option<&SeccompProfile>) -> bool {
     match profile.type_.as_str() {
         "RuntimeDefault" | "Unconfined" => false,
         "Localhost" => {
-            // A profile is a file below the node's own directory, and nothing outside of it.
+            // The profile must be below the node's profile directory.
             profile.localhost_profile.as_deref().is_none_or(|path| {
                 path.is_empty() || path.starts_with('/') || path.split('/').any(|part| part == "..")
             })
@@ -248,10 +250,10 @@ mod tests {
 
     fn found(spec: Value) -> (Vec<String>, Vec<String>) {
         let pod: Pod = serde_json::from_value(json!({"spec": spec})).unwrap();
-        (used(&pod, Then::Refuse), used(&pod, Then::Tell))
+        (used(&pod, Handling::Reject), used(&pod, Handling::Report))
     }
 
-    /// A pod with one more field, and what is said of it.
+    /// A pod with one additional field, and the findings about it.
     fn of_pod(field: &str, value: Value) -> (Vec<String>, Vec<String>) {
         let mut spec = json!({"containers": [{"name": "c"}]});
         spec[field] = value;
@@ -271,10 +273,10 @@ mod tests {
     }
 
     #[test]
-    fn what_would_be_another_pod_is_refused() {
+    fn fields_that_change_the_meaning_are_rejected() {
         let get = json!({"httpGet": {"port": 1, "protocol": "HTTP/2"}});
         let key = |user| json!([{"key": "k", "path": "p", "user": user}]);
-        for ((refused, told), name) in [
+        for ((refused, reported), name) in [
             (of_pod("runtimeClassName", json!("gvisor")), "spec.runtimeClassName"),
             (of_pod("resourceClaims", json!([{"name": "r"}])), "spec.resourceClaims"),
             (of_container("volumeDevices", json!([{"devicePath": "/d", "name": "v"}])), "volumeDevices"),
@@ -286,12 +288,12 @@ mod tests {
             (of_volume("projected", json!({"sources": [{"secret": {"items": key(1)}}]})), "items.user"),
         ] {
             assert!(matches!(refused.as_slice(), [one] if one.ends_with(name)), "{name}: {refused:?}");
-            assert_eq!(told, Vec::<String>::new(), "{name}");
+            assert_eq!(reported, Vec::<String>::new(), "{name}");
         }
     }
 
     #[test]
-    fn what_is_added_to_a_pod_is_judged_as_its_own_containers_are() {
+    fn ephemeral_containers_are_checked_like_other_containers() {
         let added = |fields: Value| serde_json::from_value::<Container>(fields).unwrap();
         let windows = added(json!({"name": "d", "securityContext": {"windowsOptions": {}}}));
         assert!(check_added(&windows).unwrap_err().ends_with("containers[d].securityContext.windowsOptions"));
@@ -302,9 +304,9 @@ mod tests {
     }
 
     #[test]
-    fn what_a_pod_runs_without_is_told() {
+    fn ignored_fields_are_reported() {
         let term = json!([{"topologyKey": "t"}]);
-        for ((refused, told), name) in [
+        for ((refused, reported), name) in [
             (of_pod("overhead", json!({"cpu": "1"})), "spec.overhead"),
             (of_pod("schedulingGroup", json!({})), "spec.schedulingGroup"),
             (
@@ -331,20 +333,20 @@ mod tests {
             ),
             (of_volume("emptyDir", json!({"sizeLimit": "1Mi"})), "emptyDir.sizeLimit"),
         ] {
-            assert!(matches!(told.as_slice(), [one] if one.ends_with(name)), "{name}: {told:?}");
+            assert!(matches!(reported.as_slice(), [one] if one.ends_with(name)), "{name}: {reported:?}");
             assert_eq!(refused, Vec::<String>::new(), "{name}");
         }
     }
 
     #[test]
-    fn a_default_profile_is_told_where_there_is_no_apparmor() {
-        let (refused, told) =
+    fn a_default_profile_is_reported_without_apparmor() {
+        let (refused, reported) =
             of_container("securityContext", json!({"appArmorProfile": {"type": "RuntimeDefault"}}));
-        assert_eq!((refused.len(), told.is_empty()), (0, has_apparmor()), "{told:?}");
+        assert_eq!((refused.len(), reported.is_empty()), (0, has_apparmor()), "{reported:?}");
     }
 
     #[test]
-    fn what_is_honoured_is_not_mentioned() {
+    fn supported_fields_are_not_reported() {
         let nothing = (Vec::new(), Vec::new());
         assert_eq!(of_pod("hostUsers", json!(false)), nothing);
         assert_eq!(of_pod("securityContext", json!({"appArmorProfile": {"type": "Unconfined"}})), nothing);

@@ -1,11 +1,12 @@
-//! Gives back what an ended pod holds on the node.
+//! Release of an ended pod's resources.
 
 use super::{ApplyError, Job, Report};
 use crate::pod::config::sandbox::log_dir_name;
 use crate::volume;
 
 impl Job {
-    /// The pod ended but its object stays: its containers and logs stay too, for whoever asks.
+    /// Releases volumes and cgroup of an ended pod. Its containers and logs stay readable until its object is
+    /// deleted.
     pub(super) async fn release(&mut self) -> Result<(), Vec<ApplyError>> {
         let errors = self.free().await;
         if errors.is_empty() {
@@ -15,7 +16,7 @@ impl Job {
         Err(errors)
     }
 
-    /// Leaves nothing of the pod. Runs to its end and returns every error; tried again until there is none.
+    /// Removes everything of the pod. Continues after an error and returns all errors; retried until there is none.
     pub(super) async fn finish(&mut self) -> Result<(), Vec<ApplyError>> {
         let sandboxes = self.observed.sandboxes.iter().map(|s| s.id.clone()).collect();
         let mut errors = self.remove_sandboxes(sandboxes).await.err().unwrap_or_default();

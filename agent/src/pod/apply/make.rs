@@ -1,4 +1,4 @@
-//! Cgroup, volumes and images side by side, then the sandbox.
+//! Preparation of a pod: cgroup, volumes, first images and sandbox.
 
 use coracle_proto::cri;
 
@@ -10,7 +10,7 @@ use crate::pod::state::{SANDBOX, Shape, VOLUMES};
 use crate::volume;
 
 impl Job {
-    /// Makes what the pod needs of the node, or takes it over from an earlier agent.
+    /// Creates cgroup and volumes, or adopts those of an earlier agent.
     pub(super) async fn prepare(&mut self) -> Result<(), Vec<ApplyError>> {
         self.node.cgroups.ensure_pod(&self.pod).await.map_err(|e| vec![ApplyError::Cgroup(e)])?;
         self.mount().await;
@@ -30,20 +30,20 @@ impl Job {
         }
     }
 
-    /// Makes the next sandbox while volumes are mounted and the first images are pulled. The pulls may take longer than
-    /// the sandbox: each container waits for its own.
+    /// Creates the next sandbox while volumes are mounted and the first images are pulled. Pulls may take longer than
+    /// the sandbox: each container waits for its own image.
     pub(super) async fn make_sandbox(
         &mut self,
         attempt: u32,
         first: &[String],
     ) -> Result<(), Vec<ApplyError>> {
         if !self.observed.sandboxes.is_empty() {
-            // As the kubelet tells of a sandbox that it replaces (`SyncPod` of pkg/kubelet/kuberuntime).
+            // The kubelet's message for a replaced sandbox (`SyncPod` of pkg/kubelet/kuberuntime).
             let message = "Pod sandbox changed, it will be killed and re-created.".to_owned();
             self.node.recorder.pod(&self.pod, Level::Normal, "SandboxChanged", message);
         }
         for old in &self.observed.sandboxes {
-            // Frees the network of one whose shim died; a stopped one stays stopped.
+            // Releases the network of a sandbox whose shim died. Stopping a stopped sandbox does nothing.
             let request = cri::StopPodSandboxRequest { pod_sandbox_id: old.id.clone() };
             let stopped = self.node.runtime.stop_pod_sandbox(request).await;
             stopped.map_err(|s| vec![self.runtime_error("StopPodSandbox", &old.id)(s)])?;
@@ -85,7 +85,7 @@ impl Job {
         Ok(())
     }
 
-    /// Begins to pull what starts first, unless an earlier try has begun already.
+    /// Starts the pulls of the first containers, unless an earlier try has.
     fn pull_first(&mut self, first: &[String]) {
         let spec = self.spec();
         let shape = Shape::of(&spec);

@@ -10,10 +10,10 @@ use super::Job;
 use crate::pod::env::expand;
 use crate::volume::sub_path::{self, SubPath};
 
-/// Why a container cannot get one of its volumes.
+/// Why a container cannot mount a volume.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MountError {
-    #[error("volume {0:?} is not one of the pod's")]
+    #[error("volume {0:?} is not a volume of the pod")]
     NoVolume(String),
     #[error("failed to prepare subPath for volumeMount \"{volume}\" of container \"{container}\": {reason}")]
     SubPath { volume: String, container: String, reason: String },
@@ -23,12 +23,12 @@ pub(super) enum MountError {
     Recursive { volume: String, why: &'static str },
 }
 
-/// What mounts depend on that only the runtime knows.
+/// Properties of mounts that the runtime reports.
 #[derive(Debug, Default)]
 pub(super) struct OfRuntime {
-    /// Ids of the images that are volumes, by the volume's name.
+    /// Ids of image volumes, by volume name.
     pub(super) images: BTreeMap<String, String>,
-    /// Whether it can make a volume read-only with all that is mounted in it.
+    /// Whether it supports recursive read-only mounts.
     pub(super) recursive_read_only: bool,
 }
 
@@ -48,7 +48,7 @@ impl Job {
             .collect()
     }
 
-    /// An image is mounted by the runtime, and always read-only.
+    /// An image volume: mounted by the runtime, always read-only.
     fn image_mount(
         &self,
         mount: &VolumeMount,
@@ -120,7 +120,7 @@ impl Job {
     }
 }
 
-/// Whether a volume's files were made for its pod, and may carry the pod's SELinux label. Upstream's rule.
+/// Whether the volume's files belong to the pod and may get its SELinux label. Upstream's rule.
 fn is_the_pods(volume: &Volume) -> bool {
     volume.empty_dir.is_some()
         || volume.config_map.is_some()
@@ -129,8 +129,7 @@ fn is_the_pods(volume: &Volume) -> bool {
         || volume.downward_api.is_some()
 }
 
-/// Whether all that is mounted in the volume is to be read-only too. The rules are those of
-/// `VolumeMount.recursiveReadOnly`.
+/// Whether submounts of the volume are read-only, too, by the rules of `VolumeMount.recursiveReadOnly`.
 fn recursive_read_only(mount: &VolumeMount, supported: bool) -> Result<bool, MountError> {
     let refuse = |why| Err(MountError::Recursive { volume: mount.name.clone(), why });
     let mode = mount.recursive_read_only.as_deref().unwrap_or("Disabled");

@@ -1,4 +1,4 @@
-//! Starts containers, in order: image, environment, mounts, create, start, postStart.
+//! Start of containers: image, environment, mounts, create, start, postStart.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Container;
 
 use super::mounts::OfRuntime;
 use super::start_queue::StartQueue;
-use super::{ApplyError, Failed, Job, Report};
+use super::{ApplyError, Job, Report};
 use crate::cgroup::container_resources;
 use crate::pod::admit::unsupported;
 use crate::pod::config::{container as container_config, files, hostname};
@@ -15,10 +15,10 @@ use crate::pod::env::{Addresses, Sources, environment, needs};
 use crate::pod::events::Level;
 use crate::pod::plan::StartContainer;
 use crate::pod::pull::{self, Present, PullTask};
-use crate::pod::state::{Shape, Waiting};
+use crate::pod::state::{Failed, Shape, Waiting};
 use crate::pod::{hook, security};
 
-/// A start that did not come to its end.
+/// A start that failed.
 struct NotStarted {
     waiting: Waiting,
     failed: Failed,
@@ -35,8 +35,8 @@ impl NotStarted {
 }
 
 impl Job {
-    /// Starts each container as soon as its own image is here; those whose images are here in the order of the spec, as
-    /// postStart hooks may rely on. One that fails does not keep the others back.
+    /// Starts each container when its image is available. Those with available images start in the order of the spec,
+    /// because postStart hooks may rely on it. A failure does not delay the others.
     pub(super) async fn start_all(&mut self, starts: Vec<StartContainer>) -> Result<(), Vec<ApplyError>> {
         let spec = self.spec();
         let shape = Shape::of(&spec);
@@ -153,7 +153,7 @@ impl Job {
         let mut mounts = self.volume_mounts(container, &env, &runtime).map_err(NotStarted::config)?;
         self.own_files(shape, container, attempt, &mut mounts).map_err(NotStarted::config)?;
         if let Some(users) = users {
-            // Files on the node keep the ids that they would have without a user namespace.
+            // Files on the node keep the ids that they have without a user namespace.
             for mount in &mut mounts {
                 (mount.uid_mappings, mount.gid_mappings) = (vec![users], vec![users]);
             }
@@ -169,7 +169,7 @@ impl Job {
         Ok(container_config::config(&self.pod, container, parts))
     }
 
-    /// What was added to a pod that runs is not judged with it.
+    /// Checks an ephemeral container: admission did not see it.
     fn judge_added(&self, container: &Container) -> Result<(), NotStarted> {
         unsupported::check_added(container).map_err(NotStarted::config)?;
         let ignored = unsupported::ignored_by(container);
@@ -181,14 +181,14 @@ impl Job {
         Ok(())
     }
 
-    /// The container that runs by the name of a target.
+    /// The id of the running container with this name.
     fn target(&self, name: &str) -> Result<String, NotStarted> {
         let observed = self.observed.current(name).filter(|observed| observed.running());
         let missing = || NotStarted::config(format!("unable to find target container {name:?}"));
         observed.map(|observed| observed.id.clone()).ok_or_else(missing)
     }
 
-    /// Brings the images here that are volumes of this container: their ids, by volume.
+    /// Pulls the images of the container's image volumes: their ids, by volume name.
     async fn image_volumes(&self, container: &Container) -> Result<BTreeMap<String, String>, NotStarted> {
         let mut ids = BTreeMap::new();
         let volumes = self.pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
@@ -196,7 +196,7 @@ impl Job {
             if !container.volume_mounts.iter().flatten().any(|mount| mount.name == volume.name) {
                 continue;
             }
-            // What a container says of an image is what a volume says of one.
+            // An image volume has the same fields as a container's image.
             let wanted = Container {
                 name: container.name.clone(),
                 image: image.reference.clone(),
@@ -211,7 +211,7 @@ impl Job {
         Ok(ids)
     }
 
-    /// Whether the runtime makes volumes read-only to the bottom; asked only for who wants one.
+    /// Whether the runtime supports recursive read-only mounts. Asked only if the container uses one.
     async fn recursive_read_only(&self, container: &Container) -> Result<bool, NotStarted> {
         let mut mounts = container.volume_mounts.iter().flatten();
         if !mounts.any(|mount| mount.recursive_read_only.as_deref().is_some_and(|mode| mode != "Disabled")) {
@@ -224,7 +224,7 @@ impl Job {
         Ok(known.and_then(|known| known.features).is_some_and(|has| has.recursive_read_only_mounts))
     }
 
-    /// Looks up what the container's environment refers to.
+    /// Reads the objects that the container's environment refers to.
     async fn sources(&self, container: &Container) -> Result<Sources, NotStarted> {
         let namespace = self.pod.metadata.namespace.as_deref().unwrap_or_default();
         let (maps, secrets) = needs(container);
@@ -254,7 +254,7 @@ impl Job {
         })
     }
 
-    /// The pod's hosts file and the container's termination message.
+    /// The pod's hosts file and the container's termination message file.
     fn own_files(
         &self,
         shape: &Shape<'_>,
@@ -271,7 +271,7 @@ impl Job {
             } else {
                 let ips = self.observed.sandbox().map(|s| s.ips.clone()).unwrap_or_default();
                 let (name, domain) = hostname(&self.pod, &self.node.config.cluster_domain);
-                files::hosts(&ips, (&name, domain.as_deref()), aliases)
+                files::hosts(&ips, &name, domain.as_deref(), aliases)
             };
             files::write_hosts(&path, &text)?;
             mounts.push(bind("/etc/hosts", &path));

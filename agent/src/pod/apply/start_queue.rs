@@ -1,5 +1,4 @@
-//! The order in which containers of a pod start: by the arrival of their images, and by the spec among those whose images
-//! are here.
+//! Start order of a pod's containers: by the arrival of their images, and by the spec among available images.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -11,19 +10,19 @@ use futures::future::{FutureExt, MaybeDone, maybe_done};
 use crate::pod::plan::StartContainer;
 use crate::pod::pull::{Missing, Present, PullTask};
 
-/// Time for which the first container that could start waits for those before it in the spec: to find an image in the
-/// store takes less than a millisecond, to pull one more.
+/// Time for which a container with an image waits for those before it in the spec. A lookup in the image store takes
+/// less than a millisecond; a pull takes longer.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Containers whose images are awaited, in the order of the spec.
+/// Containers that wait for their images, in the order of the spec.
 pub(super) struct StartQueue {
     waiting: Vec<(StartContainer, MaybeDone<PullTask>)>,
-    /// Whether the images that were here from the beginning had time to be found.
+    /// Whether that time has passed.
     looked: bool,
 }
 
 impl StartQueue {
-    /// Containers without a pull are left out.
+    /// Containers without a pull are skipped.
     pub(super) fn new(starts: impl Iterator<Item = (StartContainer, Option<PullTask>)>) -> Self {
         Self {
             waiting: starts.filter_map(|(start, pull)| Some((start, maybe_done(pull?)))).collect(),
@@ -31,8 +30,8 @@ impl StartQueue {
         }
     }
 
-    /// The next container to start; nothing when all were returned. Cancel-safe: a container stays in the queue until it
-    /// is returned.
+    /// The next container to start. None after the last. Cancel-safe: a container stays in the queue until it is
+    /// returned.
     pub(super) async fn next(&mut self) -> Option<(StartContainer, Result<Present, Missing>)> {
         if self.waiting.is_empty() {
             return None;
@@ -44,7 +43,7 @@ impl StartQueue {
                     ready = self.first_ready(ready).await;
                 }
             });
-            // When it takes longer, the order is that of arrival.
+            // After a timeout the order is that of arrival.
             let _late = before.await;
             self.looked = true;
         }
@@ -52,7 +51,7 @@ impl StartQueue {
         Some((start, Pin::new(&mut pull).take_output()?))
     }
 
-    /// Index of the first container among the first `count` whose image is here, as soon as there is one.
+    /// Index of the first available container among the first `count`, as soon as there is one.
     async fn first_ready(&mut self, count: usize) -> usize {
         poll_fn(|context| {
             let mut pulls = self.waiting[..count].iter_mut();
@@ -76,7 +75,7 @@ mod tests {
         StartContainer { name: name.to_owned(), attempt: 0, instead_of: None, crashed: None }
     }
 
-    /// The order in which containers start, whose images take so many milliseconds.
+    /// Start order of containers whose pulls take these times in milliseconds.
     async fn order(images: &[(&str, u64)]) -> Vec<String> {
         let pull = |(name, millis): &(&str, u64)| {
             let wait = Duration::from_millis(*millis);
@@ -100,7 +99,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn containers_whose_images_are_here_start_in_the_order_of_the_spec() {
+    async fn containers_with_available_images_start_in_the_order_of_the_spec() {
         assert_eq!(order(&[("a", 3), ("b", 2), ("c", 1)]).await, ["a", "b", "c"]);
         assert_eq!(order(&[("a", 0), ("b", 0), ("c", 0)]).await, ["a", "b", "c"]);
     }

@@ -1,4 +1,4 @@
-//! Ends containers and whole pods: preStop, stop signal, grace, SIGKILL.
+//! Stop of containers and pods: preStop, stop signal, grace period, SIGKILL.
 
 use std::time::Duration;
 
@@ -10,12 +10,13 @@ use super::{ApplyError, Job, Report};
 use crate::pod::events::Level;
 use crate::pod::hook;
 use crate::pod::state::{ObservedContainer, Shape, is_sidecar};
+use crate::runtime::RuntimeError;
 
-/// What a container gets at least after its hook used its grace period up.
+/// Minimum grace period in seconds after the preStop hook, as in the kubelet.
 const LEAST_AFTER_HOOK: i64 = 2;
 
 impl Job {
-    /// Ends one container that must not run on, while its pod goes on.
+    /// Stops one container while its pod continues.
     pub(super) async fn stop_one(
         &mut self,
         id: &str,
@@ -32,7 +33,7 @@ impl Job {
         }
     }
 
-    /// Ends all containers at once, sidecars after the others in reverse order, then the sandboxes.
+    /// Stops all containers at the same time, sidecars after the others in reverse order, then the sandboxes.
     pub(super) async fn stop_pod(&mut self, grace: i64) -> Result<(), Vec<ApplyError>> {
         let stopping = self.stop_containers(grace);
         let Some(stopped) = self.interrupt.run_until_cancelled(stopping).await else { return Ok(()) };
@@ -86,14 +87,13 @@ impl Job {
         }
         let request = cri::StopContainerRequest { container_id: id.to_owned(), timeout };
         match self.node.runtime.stop_container(request).await {
-            Err(status) if status.code() != tonic::Code::NotFound => {
-                Err(self.runtime_error("StopContainer", id)(status))
-            }
-            _ => Ok(()),
+            Ok(_) | Err(RuntimeError::NotFound(_)) => Ok(()),
+            Err(error) => Err(self.runtime_error("StopContainer", id)(error)),
         }
     }
 
-    /// Runs the hook, if there is one, within the grace period; whatever it does, the container ends.
+    /// Runs the preStop hook, if there is one, within the grace period. A failure does not keep the container from
+    /// ending.
     async fn pre_stop(&self, container: &Container, id: &str, grace: i64) -> bool {
         let Some(handler) = container.lifecycle.as_ref().and_then(|l| l.pre_stop.as_ref()) else {
             return false;
@@ -131,7 +131,7 @@ impl Job {
         if errors.is_empty() { Ok(()) } else { Err(errors) }
     }
 
-    /// A removed container's log, with what rotation made of it, is nobody's.
+    /// Removes the log files of a removed container, with the rotated ones.
     fn remove_log(&self, id: &str) {
         let Some(observed) = self.observed.containers.iter().find(|c| c.id == id) else { return };
         let pod_logs = crate::pod::config::sandbox::log_dir_name(&self.pod);
@@ -147,7 +147,7 @@ impl Job {
     pub(super) async fn remove_sandboxes(&mut self, ids: Vec<String>) -> Result<(), Vec<ApplyError>> {
         let mut errors = Vec::new();
         for id in ids {
-            // Removing wants a stopped one; stopping the stopped is nothing.
+            // Removal requires a stopped sandbox. Stopping a stopped one does nothing.
             let request = cri::StopPodSandboxRequest { pod_sandbox_id: id.clone() };
             let stopped = self.node.runtime.stop_pod_sandbox(request).await;
             errors.extend(stopped.map_err(self.runtime_error("StopPodSandbox", &id)).err());

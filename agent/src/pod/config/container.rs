@@ -1,4 +1,4 @@
-//! A pod's container.
+//! CRI configuration of a container.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use super::{CONTAINER_NAME, GRACE, MESSAGE_PATH, MESSAGE_POLICY, identity};
 use crate::pod::env::expand;
 
-/// All parts of a container's configuration that were worked out before.
+/// Parts of a container's configuration that are computed before.
 pub(crate) struct Parts {
     pub(crate) attempt: u32,
     pub(crate) image_id: String,
@@ -58,7 +58,7 @@ pub(crate) fn config(pod: &Pod, container: &Container, parts: Parts) -> cri::Con
     }
 }
 
-/// Where a container leaves its last words.
+/// Path of the container's termination message.
 pub(crate) fn message_path(container: &Container) -> PathBuf {
     PathBuf::from(container.termination_message_path.as_deref().unwrap_or("/dev/termination-log"))
 }
@@ -67,7 +67,7 @@ fn annotations(pod: &Pod, container: &Container, attempt: u32) -> HashMap<String
     let spec = pod.spec.as_ref();
     let mut all: HashMap<String, String> = HashMap::new();
     let mut put = |key: &str, value: String| all.insert(key.to_owned(), value);
-    // For people and tools that look; nothing here ever compares it.
+    // For tools that read the annotation; the agent never compares it.
     let hash = serde_json::to_vec(container).map(Sha256::digest).unwrap_or_default();
     put("io.kubernetes.container.hash", hex::encode(&hash[..4]));
     put("io.kubernetes.container.restartCount", attempt.to_string());

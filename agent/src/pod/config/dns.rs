@@ -1,24 +1,24 @@
-//! A pod's resolver configuration from its policy, the cluster's and the node's.
+//! Resolver configuration of a pod, from its policy, the cluster and the node.
 
 use std::net::IpAddr;
 
 use coracle_proto::cri::DnsConfig;
 use k8s_openapi::api::core::v1::PodSpec;
 
-/// The cluster's own DNS, if it has one.
+/// The cluster's DNS service, if there is one.
 pub(crate) struct Cluster<'a> {
     pub(crate) servers: &'a [IpAddr],
     pub(crate) domain: &'a str,
     pub(crate) namespace: &'a str,
 }
 
-/// A resolver configuration, and whether the policy asked for a cluster DNS that is not there.
+/// A resolver configuration, and whether the policy needs a cluster DNS that does not exist.
 pub(crate) struct Resolved {
     pub(crate) config: DnsConfig,
     pub(crate) cluster_missing: bool,
 }
 
-/// Reads a `resolv.conf`: servers, the last search line, all options.
+/// Parses a `resolv.conf`: servers, the last search line, all options.
 pub(crate) fn parse(text: &str) -> DnsConfig {
     let mut config = DnsConfig::default();
     for line in text.lines() {
@@ -33,7 +33,7 @@ pub(crate) fn parse(text: &str) -> DnsConfig {
     config
 }
 
-/// Decides by `dnsPolicy` and adds `dnsConfig`.
+/// Applies `dnsPolicy` and `dnsConfig`.
 pub(crate) fn resolve(spec: &PodSpec, host: &DnsConfig, cluster: &Cluster<'_>) -> Resolved {
     let host_network = spec.host_network == Some(true);
     let wants_cluster = match spec.dns_policy.as_deref() {

@@ -1,4 +1,4 @@
-//! Files that the agent lays beside a pod: its `/etc/hosts` and the files for termination messages.
+//! Files that the agent writes for a pod: `/etc/hosts` and termination messages.
 
 use std::fs;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -10,15 +10,15 @@ use k8s_openapi::api::core::v1::HostAlias;
 use crate::bounded;
 use crate::server::logs::Line;
 
-/// The most that is read of a termination message, and of a log in its stead.
+/// Maximum size in bytes of a termination message, and of the log lines that replace it.
 const MESSAGE_BYTES: u64 = 4096;
 const LOG_BYTES: u64 = 2048;
 const LOG_LINES: usize = 80;
 /// Maximum size in bytes of the node's hosts file.
 const HOSTS_MAX: u64 = 1 << 20;
 
-/// What `/etc/hosts` says inside a pod with a network of its own.
-pub(crate) fn hosts(ips: &[String], (name, domain): (&str, Option<&str>), aliases: &[HostAlias]) -> String {
+/// `/etc/hosts` of a pod with its own network.
+pub(crate) fn hosts(ips: &[String], name: &str, domain: Option<&str>, aliases: &[HostAlias]) -> String {
     let mut text = String::from(
         "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n\
          fe00::0\tip6-localnet\nfe00::0\tip6-mcastprefix\nfe00::1\tip6-allnodes\nfe00::2\tip6-allrouters\n",
@@ -33,7 +33,7 @@ pub(crate) fn hosts(ips: &[String], (name, domain): (&str, Option<&str>), aliase
     text
 }
 
-/// What `/etc/hosts` says inside a pod with the host's network.
+/// `/etc/hosts` of a pod with the host's network.
 pub(crate) fn host_hosts(host: &str, aliases: &[HostAlias]) -> String {
     let mut text = format!("# Kubernetes-managed hosts file (host network).\n{host}");
     add_aliases(&mut text, aliases);
@@ -52,7 +52,7 @@ fn add_aliases(text: &mut String, aliases: &[HostAlias]) {
 
 /// Writes a pod's hosts file, if it differs. It is bind-mounted, so it is written in place.
 pub(crate) fn write_hosts(path: &Path, text: &str) -> io::Result<()> {
-    // Containers write to it: no more is read than the right text has.
+    // Containers can write to it: at most the expected size is read.
     if bounded::read(path, text.len() as u64).is_ok_and(|now| now == text.as_bytes()) {
         return Ok(());
     }
@@ -62,7 +62,7 @@ pub(crate) fn write_hosts(path: &Path, text: &str) -> io::Result<()> {
     overwrite(path, text.as_bytes(), 0o644)
 }
 
-/// Writes a regular file in place, following no link.
+/// Writes a regular file in place, without following a symlink.
 fn overwrite(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     let mut options = fs::OpenOptions::new();
     let mut file = bounded::checked(options.write(true).create(true).truncate(false).mode(mode), path)?;
@@ -71,7 +71,7 @@ fn overwrite(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     file.set_permissions(fs::Permissions::from_mode(mode))
 }
 
-/// The node's own hosts file, for pods with its network; empty when there is none.
+/// The node's hosts file, for pods with its network. Empty if it does not exist.
 ///
 /// # Errors
 /// When it cannot be read or is larger than 1 MiB.
@@ -82,7 +82,7 @@ pub(crate) fn node_hosts() -> io::Result<String> {
     }
 }
 
-/// Makes the empty file that a container leaves its last words in; whoever it runs as may write it.
+/// Creates the empty termination message file. It is writable for every user a container may run as.
 pub(crate) fn make_message_file(dir: &Path, attempt: u32) -> io::Result<PathBuf> {
     crate::volume::make_private(dir)?;
     let path = dir.join(format!("{attempt}.message"));
@@ -93,7 +93,7 @@ pub(crate) fn make_message_file(dir: &Path, attempt: u32) -> io::Result<PathBuf>
     Ok(path)
 }
 
-/// The last words of a container, at most 4 KiB.
+/// The termination message, at most 4 KiB.
 pub(crate) fn message(path: &Path) -> String {
     let Ok(file) = bounded::open(path) else { return String::new() };
     let mut bytes = Vec::new();
@@ -101,10 +101,10 @@ pub(crate) fn message(path: &Path) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The end of a container's log, without what the log format adds. As in the log, a part of a line has no line end.
+/// The end of a container's log without time stamps and stream names. A partial line has no line end.
 pub(crate) fn log_tail(path: &Path) -> String {
     let Ok(mut file) = bounded::open(path) else { return String::new() };
-    // Each line carries a time stamp and a stream name, so read more than is wanted.
+    // Each line has a time stamp and a stream name, so more is read than is returned.
     let window = LOG_BYTES * 8;
     let length = file.metadata().map(|m| m.len()).unwrap_or_default();
     let skipped = length.saturating_sub(window);
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn the_hosts_file_names_the_pod_and_its_aliases() {
         let aliases = [HostAlias { ip: "1.2.3.4".into(), hostnames: Some(vec!["a".into(), "b".into()]) }];
-        let text = hosts(&["10.42.0.5".into()], ("web", Some("sub.ns.svc.cluster.local")), &aliases);
+        let text = hosts(&["10.42.0.5".into()], "web", Some("sub.ns.svc.cluster.local"), &aliases);
         assert!(text.contains("\n10.42.0.5\tweb.sub.ns.svc.cluster.local\tweb\n"));
         assert!(text.ends_with("# Entries added by HostAliases.\n1.2.3.4\ta\tb\n"));
     }
@@ -144,7 +144,7 @@ mod tests {
     fn a_hosts_file_that_a_container_made_huge_is_not_read_and_a_link_not_followed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("etc-hosts");
-        // More than there is memory for; the file has no blocks.
+        // Larger than memory; the file has no blocks.
         fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
         write_hosts(&path, "right").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "right");

@@ -1,4 +1,4 @@
-//! A pod's sandbox.
+//! CRI configuration of a pod's sandbox.
 
 use std::path::Path;
 
@@ -8,13 +8,13 @@ use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use super::{hostname, identity};
 use crate::pod::security;
 
-/// What a sandbox's configuration depends on beside its pod.
+/// Inputs of a sandbox's configuration besides its pod.
 pub(crate) struct Place<'a> {
     pub(crate) log_dir: &'a Path,
     pub(crate) cgroup_parent: &'a str,
     pub(crate) cluster_domain: &'a str,
     pub(crate) dns: cri::DnsConfig,
-    /// The ids of a pod with a user namespace.
+    /// Id mapping of a pod with a user namespace.
     pub(crate) users: Option<cri::IdMapping>,
 }
 

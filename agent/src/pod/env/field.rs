@@ -1,16 +1,18 @@
-//! Values that a container takes from its own pod: `fieldRef` and `resourceFieldRef`.
+//! Values of `fieldRef` and `resourceFieldRef`.
 
 use coracle_values::quantity::{millis_of, value_of};
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceFieldSelector};
 
-/// Addresses as the downward API shows them.
+use crate::cgroup::resources::Amount;
+
+/// Addresses for the downward API.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Addresses {
     pub(crate) pod_ips: Vec<String>,
     pub(crate) host_ips: Vec<String>,
 }
 
-/// The value of a field path, or `None` when it is not one of the supported.
+/// The value of a field path. None if it is not supported.
 pub(crate) fn field(pod: &Pod, addresses: &Addresses, path: &str) -> Option<String> {
     let (meta, spec) = (&pod.metadata, pod.spec.as_ref());
     if let Some((map, key)) = subscript(path) {
@@ -41,12 +43,12 @@ fn subscript(path: &str) -> Option<(&str, &str)> {
     Some((map, rest.strip_suffix(']')?.trim_matches('\'')))
 }
 
-/// A container's request or limit, divided and rounded up; without a limit the node's own size counts.
+/// A container's request or limit, divided and rounded up. The node's allocatable amount replaces a missing limit.
 pub(super) fn resource(
     pod: &Pod,
     container: &Container,
     selector: &ResourceFieldSelector,
-    (node_millis, node_bytes): (i64, i64),
+    node: Amount,
 ) -> Option<String> {
     let container = match selector.container_name.as_deref() {
         None | Some("") => container,
@@ -65,8 +67,8 @@ pub(super) fn resource(
     let amount = match (given, in_millis) {
         (Some(q), true) => millis_of(q),
         (Some(q), false) => value_of(q),
-        (None, true) => i64::from(fallback_to_node) * node_millis,
-        (None, false) if name == "memory" => i64::from(fallback_to_node) * node_bytes,
+        (None, true) => i64::from(fallback_to_node) * node.cpu_millis,
+        (None, false) if name == "memory" => i64::from(fallback_to_node) * node.memory,
         (None, false) => 0,
     };
     let divisor = match selector.divisor.as_ref() {

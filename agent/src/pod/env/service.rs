@@ -1,11 +1,11 @@
-//! Variables for services, as Docker's links once had them.
+//! Service variables, in the form of Docker's links.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Service, ServicePort};
 
-/// The API server's own service is always there; the others of the namespace only with `links`.
+/// Variables of the API server's service, and with `links` of the namespace's other services.
 pub(super) fn environment(
     services: &[Arc<Service>],
     namespace: &str,

@@ -20,7 +20,7 @@ fn value<'a>(env: &'a [(String, String)], name: &str) -> Option<&'a str> {
 }
 
 #[test]
-fn references_expand_to_what_was_set_before() {
+fn references_expand_to_variables_set_before() {
     let look = |name: &str| (name == "A").then(|| "1".to_owned());
     for (text, expected) in
         [("$(A)", "1"), ("$$(A)", "$(A)"), ("$(B)", "$(B)"), ("x$", "x$"), ("$(A", "$(A"), ("$A", "$A")]
@@ -38,7 +38,7 @@ fn references_expand_to_what_was_set_before() {
 fn fields_and_resources_of_the_pod_itself() {
     let sources = Sources {
         addresses: Addresses { pod_ips: vec!["10.0.0.2".into()], host_ips: vec!["1.2.3.4".into()] },
-        node: (2000, 1 << 30),
+        node: Amount { cpu_millis: 2000, memory: 1 << 30 },
         ..Sources::default()
     };
     let field = |path: &str| json!({"name": path, "valueFrom": {"fieldRef": {"fieldPath": path}}});
@@ -74,7 +74,7 @@ fn config_maps_and_secrets_are_required_unless_optional() {
 }
 
 #[test]
-fn the_api_server_is_always_linked_and_others_by_wish() {
+fn the_api_server_is_always_linked_and_others_if_enabled() {
     let service = |ns: &str, name: &str| -> Service {
         serde_json::from_value(json!({"metadata": {"namespace": ns, "name": name},
             "spec": {"clusterIP": "10.43.0.1", "ports": [{"name": "https", "port": 443}]}}))

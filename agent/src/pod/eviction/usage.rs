@@ -9,7 +9,7 @@ use coracle_proto::cri::{ContainerStatsFilter, ListContainerStatsRequest};
 use k8s_openapi::api::core::v1::Pod;
 
 use super::plan::{Disk, Usage, is_on_disk};
-use crate::pod::Node;
+use crate::pod::NodeContext;
 use crate::pod::config::POD_UID;
 use crate::pod::config::sandbox::log_dir_name;
 
@@ -22,7 +22,7 @@ struct Places {
 }
 
 /// The usage of one pod. Directories that are not there count as empty.
-pub(super) async fn of(node: &Node, pod: &Arc<Pod>) -> Usage {
+pub(super) async fn of(node: &NodeContext, pod: &Arc<Pod>) -> Usage {
     let uid = pod.metadata.uid.clone().unwrap_or_default();
     let layers = layers(node, &uid).await;
     let places = Places::of(node, pod, &uid);
@@ -32,7 +32,7 @@ pub(super) async fn of(node: &Node, pod: &Arc<Pod>) -> Usage {
 }
 
 /// Writable layers of the pod's containers by name, as the runtime counts them.
-async fn layers(node: &Node, uid: &str) -> Vec<(String, Disk)> {
+async fn layers(node: &NodeContext, uid: &str) -> Vec<(String, Disk)> {
     let label_selector = [(POD_UID.to_owned(), uid.to_owned())].into();
     let filter = Some(ContainerStatsFilter { label_selector, ..ContainerStatsFilter::default() });
     let listed = match node.runtime.list_container_stats(ListContainerStatsRequest { filter }).await {
@@ -54,7 +54,7 @@ async fn layers(node: &Node, uid: &str) -> Vec<(String, Disk)> {
 // === impl Places ===
 
 impl Places {
-    fn of(node: &Node, pod: &Pod, uid: &str) -> Self {
+    fn of(node: &NodeContext, pod: &Pod, uid: &str) -> Self {
         let dir = node.volumes.pod_dir(uid);
         let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
         let empty_dirs = volumes.filter_map(|volume| {

@@ -83,11 +83,11 @@ fn a_new_pod_gets_a_sandbox_first_and_its_images_meanwhile() {
 }
 
 #[test]
-fn what_runs_and_is_wanted_is_left_alone() {
+fn a_running_desired_pod_needs_no_action() {
     let observed = observed(vec![container("a", 0, running())]);
     let got = decide(&pod(one()), &observed, &ready_worker_state(), 0);
     assert_eq!(got, Plan::default());
-    // A new agent takes volumes and cgroup over and touches nothing else.
+    // A new agent adopts volumes and cgroup, and does nothing else.
     assert_eq!(decide(&pod(one()), &observed, &WorkerState::default(), 0).actions, [Action::Prepare]);
 }
 
@@ -108,7 +108,7 @@ fn init_containers_run_one_by_one_before_the_others() {
 }
 
 #[test]
-fn a_container_to_debug_with_is_started_once_whatever_the_others_do() {
+fn an_ephemeral_container_is_started_once_whatever_the_others_do() {
     let mut spec = json!({"initContainers": [{"name": "i"}], "containers": [{"name": "a"}]});
     spec["ephemeralContainers"] = json!([{"name": "look", "image": "busybox"}]);
     let (desired, state) = (pod(spec), ready_worker_state());
@@ -118,7 +118,7 @@ fn a_container_to_debug_with_is_started_once_whatever_the_others_do() {
         let observed = observed(vec![busy.clone(), container("look", 0, run.clone())]);
         assert_eq!(!started(&decide(&desired, &observed, &state, 99)).is_empty(), again, "{run:?}");
     }
-    // A boot: the runtime has nothing of before.
+    // After a boot the runtime has no containers.
     let mut reported = (**desired.pod()).clone();
     let status = json!({"ephemeralContainerStatuses": [{"name": "look", "containerID": "coracle://l",
         "image": "busybox", "imageID": "", "ready": false, "restartCount": 0}]});

@@ -1,4 +1,4 @@
-//! One gRPC health check of a pod (`grpc.health.v1.Health/Check`), as probes make it: without TLS.
+//! gRPC health check of a pod (`grpc.health.v1.Health/Check`), without TLS.
 
 use std::net::SocketAddr;
 
@@ -11,14 +11,14 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
-use super::USER_AGENT;
 use super::outcome::Outcome;
+use super::target::USER_AGENT;
 
-/// Largest answer in bytes; a right one has 2.
+/// Maximum size of the response in bytes; a valid one has 2.
 const ANSWER_MAX: usize = 1024;
 
-/// Asks once whether a service is served; an empty name means the server.
-pub(super) async fn check((host, port): (&str, u16), service: &str) -> Outcome {
+/// Checks a service once. An empty name means the server.
+pub(super) async fn check(host: &str, port: u16, service: &str) -> Outcome {
     let failed = |error: &(dyn std::error::Error + 'static)| {
         Outcome::of(error, format!("error: failed to connect service at \"{host}:{port}\": {error}"))
     };
@@ -87,11 +87,13 @@ mod tests {
     async fn services_are_healthy_as_the_server_says() {
         let (port, serving) = serve().await;
         let at = ("127.0.0.1", port);
-        assert_eq!(check(at, "good").await, Outcome::Success);
+        assert_eq!(check(at.0, at.1, "good").await, Outcome::Success);
         let bad = Outcome::Failure("service unhealthy (responded with \"NOT_SERVING\")".to_owned());
-        assert_eq!(check(at, "bad").await, bad);
-        assert_eq!(check(at, "").await, Outcome::Success, "the server itself");
-        assert!(matches!(check(at, "none").await, Outcome::Failure(text) if text.contains("NotFound")));
+        assert_eq!(check(at.0, at.1, "bad").await, bad);
+        assert_eq!(check(at.0, at.1, "").await, Outcome::Success, "the server itself");
+        assert!(
+            matches!(check(at.0, at.1, "none").await, Outcome::Failure(text) if text.contains("NotFound"))
+        );
         serving.abort();
     }
 
@@ -105,8 +107,8 @@ mod tests {
                 .await
                 .unwrap();
         });
-        assert_eq!(check(at, "").await.passed(), Some(false));
+        assert_eq!(check(at.0, at.1, "").await.passed(), Some(false));
         serving.await.unwrap();
-        assert_eq!(check(at, "").await.passed(), Some(false), "nothing listens there any more");
+        assert_eq!(check(at.0, at.1, "").await.passed(), Some(false), "nothing listens there any more");
     }
 }

@@ -1,5 +1,4 @@
-//! One HTTP GET to a pod, as probes and hooks make it: any certificate is taken, and redirects are followed within
-//! the host that was asked.
+//! HTTP GET of probes and hooks: without verification of certificates, and with redirects within the same host.
 
 use std::sync::Arc;
 
@@ -14,15 +13,15 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use url::Url;
 
-use super::USER_AGENT;
 use super::outcome::Outcome;
+use super::target::USER_AGENT;
 
-/// The most that is read of an answer.
+/// Maximum bytes that are read of a response.
 const BODY_BYTES: usize = 10 * 1024;
 /// Maximum requests of one probe, redirects included.
 const REQUESTS_MAX: usize = 10;
 
-/// Where to ask for what.
+/// A GET request.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     tls: bool,
@@ -32,16 +31,16 @@ pub(crate) struct Request {
     headers: Vec<(String, String)>,
 }
 
-/// What came back.
+/// A response.
 #[derive(Debug)]
 pub(crate) struct Answer {
     status: http::StatusCode,
     location: Option<String>,
-    /// The other host that a redirect names; it is not asked.
+    /// The other host of a redirect, which is not followed.
     elsewhere: Option<String>,
 }
 
-/// Why there is no good answer.
+/// Why there is no successful response.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HttpError {
     #[error("its port has no number")]
@@ -63,13 +62,13 @@ pub(crate) enum HttpError {
 }
 
 impl Request {
-    /// A handler's request to a container of the pod with this address.
+    /// The request of a handler, to a container of the pod with this address.
     pub(crate) fn new(get: &HTTPGetAction, container: &Container, ip: &str) -> Result<Self, HttpError> {
         let path = get.path.as_deref().unwrap_or("/");
         Ok(Self {
             tls: get.scheme.as_deref().is_some_and(|s| s.eq_ignore_ascii_case("https")),
             host: get.host.clone().filter(|h| !h.is_empty()).unwrap_or_else(|| ip.to_owned()),
-            port: super::port(&get.port, container).ok_or(HttpError::Port)?,
+            port: super::target::port(&get.port, container).ok_or(HttpError::Port)?,
             path: if path.starts_with('/') { path.to_owned() } else { format!("/{path}") },
             headers: get
                 .http_headers
@@ -87,7 +86,7 @@ impl Request {
         }
     }
 
-    /// Where a redirect leads.
+    /// The URL of a redirect.
     fn target(&self, location: &str) -> Result<Url, HttpError> {
         let scheme = if self.tls { "https" } else { "http" };
         let base = Url::parse(&format!("{scheme}://{}{}", self.authority(), self.path));
@@ -98,7 +97,7 @@ impl Request {
         }
     }
 
-    /// The request to the target of a redirect; none when that is another host.
+    /// The request to a redirect's URL. None if it is on another host.
     fn redirected(&self, location: &str) -> Result<Option<Request>, HttpError> {
         let target = self.target(location)?;
         let own = self.target("/")?;
@@ -106,7 +105,7 @@ impl Request {
             return Ok(None);
         }
         let path = &target[url::Position::BeforePath..url::Position::AfterQuery];
-        // A name in the Host header stands for the host that was asked; an absolute redirect names another.
+        // The Host header names the requested host for a relative redirect; an absolute redirect has its own.
         let absolute = Url::parse(location).is_ok();
         let mut headers = self.headers.clone();
         headers.retain(|(name, _)| !(absolute && name.eq_ignore_ascii_case("host")));
@@ -136,7 +135,7 @@ impl Request {
 }
 
 impl Answer {
-    /// 2xx and 3xx are good.
+    /// 2xx and 3xx are successes.
     pub(crate) fn success(&self) -> Result<(), HttpError> {
         match self.status.as_u16() {
             200..400 => Ok(()),
@@ -144,7 +143,7 @@ impl Answer {
         }
     }
 
-    /// What a probe makes of it. Nothing of the body: the spec's author chooses the host that is asked.
+    /// The outcome of a probe. Without the body: the author of the spec chooses the host.
     pub(super) fn outcome(&self) -> Outcome {
         match (self.success(), self.status.as_u16(), &self.elsewhere) {
             (Err(error), ..) => Outcome::Failure(error.to_string()),
@@ -156,14 +155,14 @@ impl Answer {
         }
     }
 
-    /// The target, if it is a redirect that has one.
+    /// The Location of a redirect.
     fn redirect(&self) -> Option<&str> {
         let redirects = matches!(self.status.as_u16(), 301 | 302 | 303 | 307 | 308);
         self.location.as_deref().filter(|_| redirects)
     }
 }
 
-/// Asks, and follows redirects within the host.
+/// Sends the request and follows redirects within the host.
 pub(crate) async fn get(mut request: Request) -> Result<Answer, HttpError> {
     for _ in 0..REQUESTS_MAX {
         let mut answer = once(&request).await?;
@@ -209,13 +208,13 @@ async fn exchange(
         let status = response.status();
         let location = response.headers().get(http::header::LOCATION).and_then(|l| l.to_str().ok());
         let location = location.map(str::to_owned);
-        // Read to the end, so that the server does not see its answer thrown back; how much does not matter.
+        // Read to the end or the limit, so that the server does not see a reset connection.
         let _ = Limited::new(response.into_body(), BODY_BYTES).collect().await;
         Ok(Answer { status, location, elsewhere: None })
     };
     tokio::pin!(exchange);
     tokio::pin!(connection);
-    // The connection is driven beside the exchange and dropped with it.
+    // The connection is polled beside the exchange and dropped with it.
     tokio::select! {
         answer = &mut exchange => answer,
         ended = &mut connection => match ended {
@@ -225,7 +224,7 @@ async fn exchange(
     }
 }
 
-/// A probe asks whether something answers, not who it is.
+/// Accepts every certificate: a probe checks whether a server responds, not its identity.
 #[derive(Debug)]
 struct AnyCertificate(Arc<rustls::crypto::CryptoProvider>);
 
@@ -272,7 +271,7 @@ mod tests {
 
     use super::*;
 
-    /// A server that gives each path's answer; its port.
+    /// A server with a response for each path; its port.
     async fn serve(answers: &'static [(&'static str, &'static str)]) -> u16 {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();

@@ -1,4 +1,4 @@
-//! What one attempt at a probe found. An error of this machine says nothing about the container.
+//! The outcome of one probe attempt. An error of this machine is no result about the container.
 
 use std::error::Error;
 use std::io;
@@ -9,14 +9,14 @@ use nix::errno::Errno;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Success,
-    /// A success with something to report.
+    /// A success with a message.
     Warning(String),
     Failure(String),
-    /// No result: the probe could not be made.
+    /// No result: the probe could not run.
     Unknown(String),
 }
 
-/// Errors for lack of a resource of this machine: descriptors, memory, processes, ephemeral ports (`connect(2)`,
+/// Errors of exhausted resources of this machine: descriptors, memory, processes, ephemeral ports (`connect(2)`,
 /// `socket(2)`, `clone(2)`).
 const LOCAL: [Errno; 6] =
     [Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM, Errno::ENOBUFS, Errno::EAGAIN, Errno::EADDRNOTAVAIL];
@@ -24,12 +24,12 @@ const LOCAL: [Errno; 6] =
 // === impl Outcome ===
 
 impl Outcome {
-    /// A failure, or no result when the error is one of this machine.
+    /// A failure, or no result if the error is one of this machine.
     pub(crate) fn of(error: &(dyn Error + 'static), text: impl Into<String>) -> Self {
         if is_local(error) { Self::Unknown(text.into()) } else { Self::Failure(text.into()) }
     }
 
-    /// Whether the container passed; none without a result.
+    /// Whether the container passed. None without a result.
     pub(crate) fn passed(&self) -> Option<bool> {
         match self {
             Self::Success | Self::Warning(_) => Some(true),
@@ -39,7 +39,7 @@ impl Outcome {
     }
 }
 
-/// Whether an error or one of its sources is a lack of this machine.
+/// Whether an error or one of its sources is an exhausted resource of this machine.
 fn is_local(error: &(dyn Error + 'static)) -> bool {
     let mut next: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(error) = next {

@@ -1,8 +1,8 @@
-//! When a container is probed next: every period; until the first success also in growing steps between. Pure.
+//! Times of probe attempts: every period; before the first success also extra attempts with growing pauses. Pure.
 //!
-//! The first probe often runs before the server listens. With a period of 10 s the container would count as not
-//! ready for that long, although it is after 200 ms. The extra attempts do not count as failures, so thresholds
-//! mean what they mean without them.
+//! The first probe often runs before the server listens. With a period of 10 s the container would be not ready for
+//! that long, although it is ready after 200 ms. Failed extra attempts do not count, so the thresholds keep their
+//! meaning.
 
 use std::time::Duration;
 
@@ -11,40 +11,40 @@ const FIRST_STEP: Duration = Duration::from_millis(100);
 /// Pause after the first attempt without a result. Doubles up to the period.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Attempts at one probe.
+/// Times of the attempts of one probe.
 #[derive(Debug)]
 pub(super) struct Schedule {
     period: Duration,
-    /// Time from the last attempt to the next regular one.
+    /// Time until the next regular attempt.
     left: Duration,
-    /// Pause before the next extra attempt; none after the first success.
+    /// Pause before the next extra attempt. None after the first success.
     step: Option<Duration>,
     retry: Duration,
 }
 
-/// What an attempt counts.
+/// Kinds of attempts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Attempt {
-    /// One of every period.
+    /// One in every period.
     Regular,
-    /// One between two of these: only its success counts.
+    /// An extra one: only its success counts.
     Extra,
 }
 
 // === impl Schedule ===
 
 impl Schedule {
-    /// One attempt every period.
+    /// One attempt in every period.
     pub(super) fn regular(period: Duration) -> Self {
         Self { period, left: period, step: None, retry: RETRY }
     }
 
-    /// One attempt every period, and extra ones until the first success.
+    /// One attempt in every period, and extra ones until the first success.
     pub(super) fn eager(period: Duration) -> Self {
         Self { step: Some(FIRST_STEP), ..Self::regular(period) }
     }
 
-    /// The pause after an attempt, and what the next one counts.
+    /// The pause after an attempt, and the kind of the next one.
     pub(super) fn next(&mut self, succeeded: bool) -> (Duration, Attempt) {
         self.retry = RETRY;
         match self.step.filter(|step| !succeeded && *step < self.left) {
@@ -60,7 +60,7 @@ impl Schedule {
         }
     }
 
-    /// The pause after an attempt without a result. The next attempt counts what this one would have.
+    /// The pause after an attempt without a result. The next attempt has the same kind.
     pub(super) fn retry(&mut self) -> Duration {
         let pause = self.retry.min(self.period);
         self.retry = pause * 2;
@@ -72,7 +72,7 @@ impl Schedule {
 mod tests {
     use super::*;
 
-    /// The times of attempts in milliseconds, regular ones apart from extra ones.
+    /// Times of attempts in milliseconds: regular and extra ones.
     fn times(mut schedule: Schedule, until: u128, success_at: u128) -> (Vec<u128>, Vec<u128>) {
         let (mut now, mut attempt) = (Duration::ZERO, Attempt::Regular);
         let (mut regular, mut extra) = (Vec::new(), Vec::new());

@@ -1,13 +1,14 @@
-//! Credentials from programs of the node's owner: the kubelet's credential provider plugins.
+//! Credential provider plugins of the kubelet: programs that return registry credentials.
 //!
-//! A `CredentialProviderConfig` (kubelet.config.k8s.io) says which program serves which images. The program gets a
-//! `CredentialProviderRequest` on standard input and answers with a `CredentialProviderResponse`, which is kept for
-//! as long as it says. A program that fails costs the pull nothing but its credentials.
+//! A `CredentialProviderConfig` (kubelet.config.k8s.io) maps images to programs. A program reads a
+//! `CredentialProviderRequest` on standard input and writes a `CredentialProviderResponse`, which is cached for the
+//! time that it names. Without a response the pull continues without these credentials.
 
 mod call;
+mod config;
 mod flights;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,12 +17,13 @@ use coracle_images::Reference;
 use coracle_proto::cri::AuthConfig;
 use futures::future::join_all;
 use nix::unistd::{AccessFlags, access};
-use serde::Deserialize;
 
+use self::config::{Config, Entries, Settings};
 use self::flights::Flights;
-use super::secret::{Entry, location, matched};
+use super::secret::{location, matched};
 use crate::bounded;
 use crate::duration;
+pub use config::ProviderError;
 
 const CONFIG_VERSIONS: [&str; 3] =
     ["kubelet.config.k8s.io/v1", "kubelet.config.k8s.io/v1beta1", "kubelet.config.k8s.io/v1alpha1"];
@@ -31,80 +33,8 @@ const PROTOCOL_VERSIONS: [&str; 3] = [
     "credentialprovider.kubelet.k8s.io/v1alpha1",
 ];
 
-/// A program may say "for ever" in many ways, some of them beyond what a clock can count to.
+/// Maximum time in the cache. Some programs return durations that overflow a clock.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
-
-/// Why the configuration of credential providers cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum ProviderError {
-    /// The file cannot be read.
-    #[error("cannot read {}", path.display())]
-    Read {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The file is no configuration of credential providers.
-    #[error("cannot understand {}", path.display())]
-    Parse {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: serde_yaml_ng::Error,
-    },
-    /// A provider is configured wrongly.
-    #[error("credential provider {name:?}: {what}")]
-    Provider {
-        /// Which.
-        name: String,
-        /// What is wrong with it.
-        what: String,
-    },
-    /// The file is of another kind or version.
-    #[error("{} is not a CredentialProviderConfig of kubelet.config.k8s.io/v1, v1beta1 or v1alpha1", path.display())]
-    Kind {
-        /// Which.
-        path: PathBuf,
-    },
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Config {
-    #[serde(default)]
-    api_version: String,
-    #[serde(default)]
-    kind: String,
-    #[serde(default)]
-    providers: Vec<Settings>,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Settings {
-    name: String,
-    #[serde(default)]
-    match_images: Vec<String>,
-    default_cache_duration: Option<String>,
-    #[serde(default)]
-    api_version: String,
-    #[serde(default)]
-    args: Vec<String>,
-    #[serde(default)]
-    env: Vec<Variable>,
-    token_attributes: Option<serde_yaml_ng::Value>,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Variable {
-    name: String,
-    #[serde(default)]
-    value: String,
-}
 
 /// The node's credential providers.
 #[derive(Default)]
@@ -115,28 +45,26 @@ struct Provider {
     program: PathBuf,
     default_cache: Duration,
     kept: Mutex<HashMap<Key, Kept>>,
-    /// Calls under way: who comes second is given what the first gets.
-    flights: Flights<Key, Told>,
-    /// What the last answer was good for, since nobody says so in advance. Pulls that begin together, as those of a node
-    /// that was booted, cost one call by it where one is enough.
+    /// Running calls: a second caller waits for the result of the first.
+    flights: Flights<Key, CallResult>,
+    /// The key type of the last response. With it, concurrent pulls, as after a boot, need one call if the key is
+    /// shared.
     usual: Mutex<call::KeyType>,
 }
 
-/// What a call gave, and for which image it was made.
-struct Told {
+/// Result of a call, and the image of its request.
+struct CallResult {
     image: String,
     answer: Result<call::Answer, call::CallError>,
 }
 
-/// What an answer is good for.
+/// Cache key of a response.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Key {
     Image(String),
     Registry(String),
     Global,
 }
-
-type Entries = BTreeMap<String, Entry>;
 
 /// Maximum size of the configuration in bytes.
 const CONFIG_MAX: u64 = 1 << 20;
@@ -173,7 +101,7 @@ impl Providers {
         Ok(Providers(providers))
     }
 
-    /// Credentials for an image from all providers that serve it, with the length of what matched.
+    /// Credentials for an image from all providers that match it, with the length of the match.
     pub(super) async fn credentials(&self, reference: &Reference) -> Vec<(usize, AuthConfig)> {
         let image = reference.repository();
         let serving: Vec<&Provider> = self.0.iter().filter(|provider| provider.serves(reference)).collect();
@@ -226,22 +154,22 @@ impl Provider {
             .any(|p| super::secret::applies(&p, reference.domain(), reference.path()))
     }
 
-    /// What the program says for an image, asked now or not long ago; none when it fails.
+    /// The program's credentials for an image, cached or from a call. None if the call fails.
     async fn entries(&self, image: &str) -> Option<Entries> {
         if let Some(entries) = self.kept(image, Instant::now()) {
             return Some(entries);
         }
         let usual = *self.usual.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut told = self.flights.join(Key::of(usual, image), || self.ask(image)).await;
-        if !told.is_for(image) {
-            // Of another image, by a program that answered otherwise than it did before.
-            told = self.flights.join(Key::of(call::KeyType::Image, image), || self.ask(image)).await;
+        let mut result = self.flights.join(Key::of(usual, image), || self.ask(image)).await;
+        if !result.is_for(image) {
+            // The key type changed, and the result is of another image.
+            result = self.flights.join(Key::of(call::KeyType::Image, image), || self.ask(image)).await;
         }
-        told.answer.as_ref().ok().map(|answer| answer.entries.clone())
+        result.answer.as_ref().ok().map(|answer| answer.entries.clone())
     }
 
-    /// Runs the program and keeps what it says.
-    async fn ask(&self, image: &str) -> Told {
+    /// Runs the program and caches its response.
+    async fn ask(&self, image: &str) -> CallResult {
         let answer = call::call(&self.settings, &self.program, image).await;
         match &answer {
             Ok(answer) => {
@@ -257,7 +185,7 @@ impl Provider {
                 tracing::warn!(provider = self.settings.name, image, %error, "no credentials from a provider");
             }
         }
-        Told { image: image.to_owned(), answer }
+        CallResult { image: image.to_owned(), answer }
     }
 
     fn kept(&self, image: &str, now: Instant) -> Option<Entries> {
@@ -271,10 +199,10 @@ impl Provider {
     }
 }
 
-// === impl Told ===
+// === impl CallResult ===
 
-impl Told {
-    /// Whether it is an answer to the question for this image too.
+impl CallResult {
+    /// Whether the result is valid for this image, too.
     fn is_for(&self, image: &str) -> bool {
         let good_for = self.answer.as_ref().map_or(call::KeyType::Image, |answer| answer.key);
         Key::of(good_for, &self.image) == Key::of(good_for, image)

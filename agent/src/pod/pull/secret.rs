@@ -1,4 +1,4 @@
-//! Registry credentials out of a pod's pull secrets.
+//! Registry credentials from pull secrets.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use coracle_proto::cri::AuthConfig;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use serde::Deserialize;
 
-use super::super::Node;
+use super::super::NodeContext;
 use super::super::events::Level;
 
 #[derive(Deserialize)]
@@ -17,7 +17,7 @@ struct DockerConfig {
     auths: BTreeMap<String, Entry>,
 }
 
-/// Credentials for one registry, or for a part of it.
+/// Credentials for a registry, or for a part of it.
 #[derive(Clone, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Entry {
@@ -28,8 +28,8 @@ pub(super) struct Entry {
     registrytoken: String,
 }
 
-/// The credentials that match the image, best first; a pull without any comes last only when there are none.
-pub(super) async fn credentials(node: &Node, pod: &Pod, reference: &Reference) -> Vec<AuthConfig> {
+/// Credentials that match the image, best first. A pull without credentials is tried only if there are none.
+pub(super) async fn credentials(node: &NodeContext, pod: &Pod, reference: &Reference) -> Vec<AuthConfig> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let names = pod.spec.iter().flat_map(|s| s.image_pull_secrets.iter().flatten()).map(|r| &r.name);
     let mut found = Vec::new();
@@ -47,14 +47,14 @@ pub(super) async fn credentials(node: &Node, pod: &Pod, reference: &Reference) -
         }
     }
     found.sort_by_key(|(length, _)| std::cmp::Reverse(*length));
-    // The pod's own secrets come before what the node's programs know, as in the kubelet.
+    // The pod's secrets precede the credentials of provider plugins, as in the kubelet.
     let mut provided = node.providers.credentials(reference).await;
     provided.sort_by_key(|(length, _)| std::cmp::Reverse(*length));
     found.extend(provided);
     found.into_iter().map(|(_, auth)| auth).collect()
 }
 
-/// The entries of a secret that apply to the image, with the length of what they matched.
+/// Entries of a secret that match the image, with the length of the match.
 fn matching(secret: &Secret, reference: &Reference) -> Vec<(usize, AuthConfig)> {
     let data = |key: &str| secret.data.as_ref().and_then(|d| d.get(key)).map(|v| v.0.as_slice());
     let entries = if let Some(config) = data(".dockerconfigjson") {
@@ -65,15 +65,15 @@ fn matching(secret: &Secret, reference: &Reference) -> Vec<(usize, AuthConfig)> 
         return Vec::new();
     };
     let entries = entries.unwrap_or_else(|error| {
-        // The parser's words may quote a password.
+        // Without the parser's message: it may quote a password.
         let (secret, line, column) = (&secret.metadata.name, error.line(), error.column());
-        tracing::warn!(secret, line, column, "unreadable pull secret");
+        tracing::warn!(secret, line, column, "ignoring an invalid pull secret");
         BTreeMap::new()
     });
     matched(entries, reference)
 }
 
-/// The entries that apply to an image, with the length of what they matched.
+/// Entries that match an image, with the length of the match.
 pub(super) fn matched(entries: BTreeMap<String, Entry>, reference: &Reference) -> Vec<(usize, AuthConfig)> {
     entries
         .into_iter()
@@ -85,7 +85,7 @@ pub(super) fn matched(entries: BTreeMap<String, Entry>, reference: &Reference) -
 }
 
 impl Entry {
-    /// A user name and a password.
+    /// User name and password.
     pub(super) fn login(username: String, password: String) -> Entry {
         Entry { username, password, ..Entry::default() }
     }
@@ -100,7 +100,7 @@ impl Entry {
         AuthConfig {
             username,
             password,
-            // Not the key: it may be a pattern or have a path, where the runtime wants the registry's address.
+            // The key may be a pattern or have a path; the runtime needs the registry's address.
             server_address: String::new(),
             identity_token: self.identitytoken,
             registry_token: self.registrytoken,
@@ -109,7 +109,7 @@ impl Entry {
     }
 }
 
-/// `https://host/v1/` and the like, reduced to `host[/path]`.
+/// `https://host/v1/` and similar keys, reduced to `host[/path]`.
 pub(super) fn location(key: &str) -> String {
     let bare = key.strip_prefix("https://").or_else(|| key.strip_prefix("http://")).unwrap_or(key);
     let bare = bare.trim_end_matches('/');
@@ -117,8 +117,8 @@ pub(super) fn location(key: &str) -> String {
     bare.to_owned()
 }
 
-/// Whether a key is for an image: its host by patterns, part by part, its path as a beginning of the image's, which
-/// may end within a part (as in the kubelet).
+/// Whether a key matches an image: its host by patterns for each label, its path as a prefix that may end within a
+/// component (as in the kubelet).
 pub(super) fn applies(key: &str, domain: &str, path: &str) -> bool {
     let (host, prefix) = key.split_once('/').unwrap_or((key, ""));
     let hub = ["docker.io", "index.docker.io", "registry-1.docker.io"];
@@ -129,7 +129,7 @@ pub(super) fn applies(key: &str, domain: &str, path: &str) -> bool {
     same_host && path.starts_with(prefix)
 }
 
-/// `*` stands for any run of characters within one part of a host name, `?` for one character.
+/// `*` matches any characters within one label of a host name, `?` one character.
 fn glob(pattern: &str, text: &str) -> bool {
     let mut rest = pattern.chars();
     match rest.next() {

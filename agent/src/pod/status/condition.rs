@@ -1,10 +1,10 @@
-//! The conditions of a pod. Those that others wrote are carried along untouched.
+//! Conditions of a pod. Conditions of other components are preserved.
 
 use k8s_openapi::api::core::v1::{ContainerStatus, PodCondition, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
-use super::Facts;
+use super::facts::Facts;
 use crate::pod::state::{Shape, is_sidecar};
 
 const OURS: [&str; 5] =
@@ -59,7 +59,7 @@ fn disruption(facts: &Facts<'_>) -> Option<PodCondition> {
 fn dated(judged: Judged, facts: &Facts<'_>, completed: bool) -> PodCondition {
     let status = if judged.fault.is_none() { "True" } else { "False" };
     let (reason, message) = judged.fault.unwrap_or_default();
-    // A pod that ran to its end is "initialized", with this as its reason.
+    // Upstream's reason for a pod that ran to its end.
     let reason = if completed && judged.kind == "Initialized" { "PodCompleted" } else { reason };
     let api = facts.pod.status.as_ref();
     let old = [facts.last, api]
@@ -78,8 +78,8 @@ fn dated(judged: Judged, facts: &Facts<'_>, completed: bool) -> PodCondition {
     }
 }
 
-/// Whether somebody else has judged the pod since it was told about: the controller of nodes' lives says that the pods
-/// of a node that it does not hear are not ready, and the node, once it is heard again, says what they are.
+/// Whether another component has changed readiness since the last report: the node lifecycle controller sets the pods
+/// of an unreachable node to not ready, and the node corrects that after it is reachable again.
 pub(crate) fn is_overruled(reported: &PodStatus, api: &PodStatus) -> bool {
     let of = |status: &PodStatus, type_: &str| {
         status.conditions.iter().flatten().find(|c| c.type_ == type_).cloned()
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_later_judgement_of_somebody_else_overrules_and_an_echo_that_is_late_does_not() {
+    fn a_later_change_by_another_component_overrules_and_a_late_echo_does_not() {
         let status = |status: &str, second: i64| PodStatus {
             conditions: Some(vec![PodCondition {
                 type_: "Ready".to_owned(),

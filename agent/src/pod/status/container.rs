@@ -1,4 +1,4 @@
-//! The status of each container.
+//! Statuses of containers.
 
 use coracle_events::printable;
 use k8s_openapi::api::core::v1::{
@@ -8,18 +8,15 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
-use super::Facts;
+use super::facts::Facts;
 use crate::pod::state::{ContainerRun, Exit, ObservedContainer, is_sidecar};
 
-/// Before the name of a container's runtime, as `containerID` has it.
-const SCHEME: &str = "coracle://";
-
-/// Largest message of a container that waits, in bytes.
+/// Maximum size in bytes of a waiting container's message.
 const WAITING_MAX: usize = 2048;
-/// Bytes for the messages of all ended containers of a pod, each with an equal share, as upstream.
+/// Maximum size in bytes of the messages of all ended containers of a pod, in equal shares, as upstream.
 const ENDS_MAX: usize = 12 * 1024;
 
-/// Shortens the messages of ended containers to their share.
+/// Truncates the messages of ended containers to their share.
 pub(super) fn limit_ends<'a>(lists: impl Iterator<Item = &'a mut Vec<ContainerStatus>>) {
     let mut all: Vec<&mut ContainerStatus> = lists.flatten().collect();
     let share = ENDS_MAX / all.len().max(1);
@@ -33,7 +30,7 @@ pub(super) fn statuses(containers: &[Container], facts: &Facts<'_>) -> Vec<Conta
     containers.iter().map(|container| one(container, facts)).collect()
 }
 
-/// Those that were added to debug the pod: nobody waits for them to be ready, and they are not started again.
+/// Statuses of ephemeral containers: they are never ready and not restarted.
 pub(super) fn added(containers: &[Container], facts: &Facts<'_>) -> Vec<ContainerStatus> {
     let mut all = statuses(containers, facts);
     for status in &mut all {
@@ -64,14 +61,14 @@ fn one(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
         ContainerRun::Exited(exit) if will_run => {
             let (reason, message) =
                 waiting.map(|w| (w.reason.clone(), w.message.clone())).unwrap_or_default();
-            (wait(reason, message), terminated(observed, exit))
+            (wait(reason, message), terminated(facts, observed, exit))
         }
-        ContainerRun::Exited(exit) => (terminated(observed, exit), before(facts, observed)),
+        ContainerRun::Exited(exit) => (terminated(facts, observed, exit), before(facts, observed)),
         ContainerRun::Created => {
             let reason = waiting.map_or(not_yet(facts).to_owned(), |w| w.reason.clone());
             (wait(reason, waiting.map(|w| w.message.clone()).unwrap_or_default()), before(facts, observed))
         }
-        ContainerRun::Unknown => (unknown_end(observed), before(facts, observed)),
+        ContainerRun::Unknown => (unknown_end(facts, observed), before(facts, observed)),
     };
     let started = started(container, observed, facts);
     let ready = if is_init && !is_sidecar(container) {
@@ -85,7 +82,7 @@ fn one(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
         name: container.name.clone(),
         image: observed.image.clone(),
         image_id: observed.image_id.clone(),
-        container_id: Some(format!("{SCHEME}{}", observed.id)),
+        container_id: Some(container_id(facts, observed)),
         restart_count: i32::try_from(observed.attempt).unwrap_or(i32::MAX),
         state: Some(state),
         last_state: Some(last_state),
@@ -103,7 +100,7 @@ fn probed(facts: &Facts<'_>, observed: &ObservedContainer) -> crate::pod::state:
     facts.state.probed.get(&observed.id).copied().unwrap_or_default()
 }
 
-/// Whether a running container is past its startup probe.
+/// Whether a running container has passed its startup probe.
 pub(super) fn started(container: &Container, observed: &ObservedContainer, facts: &Facts<'_>) -> bool {
     observed.running() && (container.startup_probe.is_none() || probed(facts, observed).started)
 }
@@ -115,7 +112,7 @@ fn unseen(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
         let all = all.chain(&status.ephemeral_container_statuses).flatten();
         all.into_iter().find(|s| s.name == container.name)
     });
-    // The runtime forgot a container that is known to have run (a reboot, or the pod's end).
+    // The runtime does not know a container that has run: after a reboot, or at the pod's end.
     if let Some(old) = old.filter(|s| s.container_id.is_some()) {
         return ContainerStatus { ready: false, started: Some(false), ..lost(old.clone(), facts) };
     }
@@ -135,17 +132,17 @@ fn unseen(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
     }
 }
 
-/// The reason of a container that does not run yet and has no trouble.
+/// The reason of a container that has not started and has not failed.
 fn not_yet(facts: &Facts<'_>) -> &'static str {
     let inits = facts.pod.spec.as_ref().and_then(|s| s.init_containers.as_ref());
     if inits.is_none_or(Vec::is_empty) { "ContainerCreating" } else { "PodInitializing" }
 }
 
-/// How each volume is mounted. Whether what is mounted below one is read-only too is told of those that are.
+/// How each volume is mounted. Recursive read-only mode is reported for read-only mounts.
 fn volume_mounts(container: &Container) -> Option<Vec<VolumeMountStatus>> {
     let one = |mount: &VolumeMount| {
         let is_read_only = mount.read_only == Some(true);
-        // A container whose mounts cannot be had so is not started, and what may be had is.
+        // A container that cannot have the required mode is not started, so the status shows the possible mode.
         let mode = match mount.recursive_read_only.as_deref() {
             None | Some("Disabled") => "Disabled",
             Some(_) => "Enabled",
@@ -188,12 +185,12 @@ fn before(facts: &Facts<'_>, observed: &ObservedContainer) -> ContainerState {
     facts
         .observed
         .ended_before(&observed.name, observed.attempt)
-        .and_then(|c| c.exit().map(|exit| terminated(c, exit)))
+        .and_then(|c| c.exit().map(|exit| terminated(facts, c, exit)))
         .or_else(|| remembered_end(facts, observed))
         .unwrap_or_default()
 }
 
-/// The end before this one, when the runtime has already removed the container of it.
+/// The end before this one, from the last status, if the runtime has removed that container.
 fn remembered_end(facts: &Facts<'_>, observed: &ObservedContainer) -> Option<ContainerState> {
     if observed.attempt == 0 {
         return None;
@@ -201,9 +198,14 @@ fn remembered_end(facts: &Facts<'_>, observed: &ObservedContainer) -> Option<Con
     let status = facts.last.or(facts.pod.status.as_ref())?;
     let all = status.container_statuses.iter().chain(&status.init_container_statuses).flatten();
     let old = all.into_iter().find(|s| s.name == observed.name)?;
-    let own_id = format!("{SCHEME}{}", observed.id);
+    let own_id = container_id(facts, observed);
     let state = if old.container_id.as_deref() == Some(&own_id) { &old.last_state } else { &old.state };
     state.clone().filter(|s| s.terminated.is_some())
+}
+
+/// The API's form of a container id: `<runtime>://<id>`.
+fn container_id(facts: &Facts<'_>, observed: &ObservedContainer) -> String {
+    format!("{}://{}", facts.runtime_name, observed.id)
 }
 
 fn running(started: Timestamp) -> ContainerState {
@@ -223,7 +225,7 @@ fn wait(reason: String, message: String) -> ContainerState {
     }
 }
 
-fn terminated(observed: &ObservedContainer, exit: &Exit) -> ContainerState {
+fn terminated(facts: &Facts<'_>, observed: &ObservedContainer, exit: &Exit) -> ContainerState {
     let reason = match (exit.reason.as_str(), exit.code) {
         ("", 0) => "Completed",
         ("", _) => "Error",
@@ -231,7 +233,7 @@ fn terminated(observed: &ObservedContainer, exit: &Exit) -> ContainerState {
     };
     ContainerState {
         terminated: Some(ContainerStateTerminated {
-            container_id: Some(format!("{SCHEME}{}", observed.id)),
+            container_id: Some(container_id(facts, observed)),
             exit_code: exit.code,
             reason: Some(reason.to_owned()),
             message: (!exit.message.is_empty()).then(|| exit.message.clone()),
@@ -243,17 +245,17 @@ fn terminated(observed: &ObservedContainer, exit: &Exit) -> ContainerState {
     }
 }
 
-fn unknown_end(observed: &ObservedContainer) -> ContainerState {
+fn unknown_end(facts: &Facts<'_>, observed: &ObservedContainer) -> ContainerState {
     let exit = Exit {
         code: 137,
         reason: "ContainerStatusUnknown".to_owned(),
         message: "The container could not be located when the pod was terminated".to_owned(),
         ..Exit::default()
     };
-    terminated(observed, &exit)
+    terminated(facts, observed, &exit)
 }
 
-/// The API's times have whole seconds; what is not sent must not count as a difference.
+/// Truncates a time to seconds as in the API, so that fractions do not count as a difference.
 fn seconds(at: Timestamp) -> Time {
     Time(Timestamp::from_second(at.as_second()).unwrap_or(at))
 }

@@ -2,10 +2,10 @@
 
 use k8s_openapi::api::core::v1::ContainerStatus;
 
-use super::Facts;
+use super::facts::Facts;
 use crate::pod::state::{ObservedContainer, RestartPolicy, Shape, is_sidecar};
 
-/// Whether every init container has done its part in the sandbox that lives (or did before the pod ended).
+/// Whether every init container has completed in the ready sandbox, or had before the pod ended.
 pub(super) fn initialized(shape: &Shape<'_>, facts: &Facts<'_>) -> bool {
     let main_was = shape.mains().iter().any(|c| match facts.observed.sandbox() {
         Some(_) => facts.observed.current(&c.name).is_some(),
@@ -45,7 +45,7 @@ pub(super) fn phase(shape: &Shape<'_>, facts: &Facts<'_>, mains: &[ContainerStat
         return "Failed";
     }
     if !initialized(shape, facts) {
-        // Interrupted before it was initialized: nothing will ever run.
+        // Ended before it was initialized: no container will run.
         return if facts.finished { "Failed" } else { "Pending" };
     }
     let count = count(mains);

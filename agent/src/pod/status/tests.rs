@@ -1,8 +1,11 @@
-use k8s_openapi::api::core::v1::{ContainerState, PodCondition};
+use k8s_openapi::api::core::v1::{ContainerState, Pod, PodCondition};
+use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
 
 use super::*;
-use crate::pod::state::{ContainerRun, Exit, ObservedContainer, ObservedSandbox, Probed, Verdict, Waiting};
+use crate::pod::state::{
+    ContainerRun, Exit, ObservedContainer, ObservedSandbox, Probed, Verdict, Waiting, WorkerState,
+};
 
 fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_000_000 + seconds).unwrap()
@@ -56,6 +59,7 @@ impl Case {
 
     fn status(&self, now: i64) -> PodStatus {
         status(&Facts {
+            runtime_name: "coracle",
             pod: &self.pod,
             observed: &self.observed,
             state: &self.state,
@@ -100,7 +104,7 @@ fn a_running_pod_is_ready_and_says_where_it_is() {
 }
 
 #[test]
-fn nobody_waits_for_a_container_to_debug_with_and_it_is_not_awaited_when_it_is_lost() {
+fn an_ephemeral_container_is_not_awaited_even_after_it_is_lost() {
     let mut spec = one();
     spec["ephemeralContainers"] = json!([{"name": "look", "image": "busybox"}]);
     let reported = |status: PodStatus| status.ephemeral_container_statuses.unwrap()[0].clone();
@@ -113,7 +117,7 @@ fn nobody_waits_for_a_container_to_debug_with_and_it_is_not_awaited_when_it_is_l
     let looks = reported(status.clone());
     assert!(looks.state.as_ref().is_some_and(|state| state.running.is_some()));
     assert_eq!((looks.ready, looks.started), (false, None));
-    // A boot: the runtime has nothing of before.
+    // After a boot the runtime has no containers.
     case.observed.containers.pop();
     case.last = Some(status);
     let ended = reported(case.status(7)).state.unwrap().terminated.unwrap();
@@ -223,7 +227,7 @@ fn readiness_gates_hold_a_pod_back_and_conditions_of_others_stay() {
 }
 
 #[test]
-fn a_container_tells_as_whom_it_runs_what_it_is_given_and_how_volumes_are_mounted() {
+fn a_container_status_has_user_resources_and_volume_mounts() {
     let mut spec = one();
     spec["containers"][0]["resources"] = json!({"requests": {"cpu": "1"}, "limits": {"cpu": "2"}});
     spec["containers"][0]["volumeMounts"] = json!([

@@ -1,5 +1,5 @@
-//! Sends pod statuses to the API: the newest per pod, only what differs from what was acknowledged last, a few
-//! at a time; ends with deleting the object of a pod that is gone from the node.
+//! Status writes: the newest status of each pod, as a patch against the last acknowledged one, some at a time. The
+//! last write deletes the object of a pod that has been removed from the node.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,10 +11,10 @@ use kube::{Api, Client};
 use serde_json::{Map, Value, json};
 use tokio::sync::{Notify, Semaphore};
 
-/// How many requests are on their way at once.
+/// Maximum concurrent requests.
 const AT_ONCE: usize = 8;
 
-/// A queue with one place per pod.
+/// A queue with one entry per pod.
 #[derive(Clone)]
 pub(crate) struct StatusWriter {
     shared: Arc<Shared>,
@@ -27,16 +27,16 @@ struct Shared {
     permits: Semaphore,
 }
 
-/// What the API should know about one pod.
+/// A status to write.
 #[derive(Clone, Debug)]
 pub(crate) struct Update {
     pub(crate) uid: String,
     pub(crate) namespace: String,
     pub(crate) name: String,
-    /// What the API has, as far as known.
+    /// The status that the API is known to have.
     pub(crate) known: PodStatus,
     pub(crate) status: PodStatus,
-    /// Nothing is left of the pod here: delete its object.
+    /// Whether to delete the object: the pod has been removed here.
     pub(crate) delete: bool,
 }
 
@@ -51,10 +51,10 @@ impl StatusWriter {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Replaces what waits to be sent for this pod.
+    /// Queues a status, in place of the pod's waiting one.
     pub(crate) fn send(&self, update: Update) {
         let mut pending = self.shared.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        // What waits was not sent, so the API still has what it was compared with.
+        // The waiting status was not sent, so the API still has the status that it was compared with.
         let known = pending.remove(&update.uid).map_or_else(|| update.known.clone(), |older| older.known);
         pending.insert(update.uid.clone(), Update { known, ..update });
         drop(pending);
@@ -71,12 +71,12 @@ impl StatusWriter {
                 let shared = Arc::clone(&self.shared);
                 busy.spawn(async move { deliver(&shared, update).await });
             }
-            // Both arms may be dropped at any time: a notification is kept, a finished task is joined later.
+            // Both arms are cancel-safe: a notification is kept, and a finished task is joined later.
             tokio::select! {
                 () = self.shared.wake.notified() => {}
                 Some(done) = busy.join_next() => match done {
                     Ok(uid) => { in_flight.remove(&uid); }
-                    Err(error) => tracing::error!(%error, "a status writer ended badly"),
+                    Err(error) => tracing::error!(%error, "a status writer panicked"),
                 },
             }
         }
@@ -88,7 +88,7 @@ impl StatusWriter {
     }
 }
 
-/// Sends one update until it is taken, refused for good, or a newer one waits.
+/// Sends one status until it is accepted, rejected for good, or replaced by a newer one.
 async fn deliver(shared: &Shared, mut update: Update) -> String {
     let mut pause = Duration::from_millis(200);
     loop {
@@ -99,13 +99,16 @@ async fn deliver(shared: &Shared, mut update: Update) -> String {
         match tried {
             Ok(()) => break,
             Err(error) if refused(&error) => break,
-            Err(error) => tracing::debug!(error = &error as &dyn std::error::Error, "status not taken yet"),
+            Err(error) => tracing::debug!(
+                error = &error as &dyn std::error::Error,
+                "cannot write a pod status, retrying"
+            ),
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(Duration::from_secs(10));
         let newer = shared.pending.lock().unwrap_or_else(PoisonError::into_inner).remove(&update.uid);
         if let Some(newer) = newer {
-            // What the API has did not change since the failed try.
+            // The failed try did not change the API's status.
             update = Update { known: update.known, ..newer };
         }
     }
@@ -130,18 +133,18 @@ async fn attempt(client: &Client, update: &Update) -> Result<(), kube::Error> {
     Ok(())
 }
 
-/// Whether trying again is useless: the object is gone or is another of the same name, or the API server says
-/// that the status is not allowed.
+/// Whether a retry is useless: the object is deleted or another one of the same name, or the API server rejects the
+/// status.
 fn refused(error: &kube::Error) -> bool {
     let kube::Error::Api(status) = error else { return false };
     let done = matches!(status.code, 404 | 409);
     if !done && matches!(status.code, 400 | 403 | 422) {
-        tracing::warn!(%error, "the API server refuses a pod status");
+        tracing::warn!(%error, "the API server rejected a pod status");
     }
     done || matches!(status.code, 400 | 403 | 422)
 }
 
-/// The merge patch from one status to the other, or `None` when they are equal.
+/// The merge patch between two statuses. None if they are equal.
 pub(crate) fn difference(from: &PodStatus, to: &PodStatus) -> Option<Value> {
     let from = serde_json::to_value(from).unwrap_or_default();
     let to = serde_json::to_value(to).unwrap_or_default();
@@ -179,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_disappears_is_sent_as_null_and_lists_are_sent_whole() {
+    fn removed_fields_are_sent_as_null_and_lists_are_sent_whole() {
         let from = json!({"a": 1, "b": {"c": [1, 2], "d": 1}});
         let to = json!({"b": {"c": [2], "d": 1}});
         assert_eq!(merge_patch(&from, &to), Some(json!({"a": null, "b": {"c": [2]}})));

@@ -1,5 +1,5 @@
-//! What an earlier agent left on the node, found by what the runtime, the cgroup tree and the pod directories
-//! still have: each is adopted by the pod of its uid, or ended like one that was deleted.
+//! Pods of an earlier agent, found in the runtime, the cgroup tree and the pod directories. Each is adopted by the
+//! desired pod of its uid, or ended like a deleted one.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use coracle_proto::cri;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::pod::Node;
+use crate::pod::NodeContext;
 use crate::pod::config::{GRACE, POD_UID};
 
-/// All pods that have anything here, as far as their labels tell who they are.
-pub(super) async fn find(node: &Node) -> HashMap<String, Arc<Pod>> {
+/// All pods that have sandboxes, cgroups or directories on the node, with the metadata in their labels.
+pub(super) async fn find(node: &NodeContext) -> HashMap<String, Arc<Pod>> {
     let mut found: HashMap<String, Arc<Pod>> = HashMap::new();
     let left = node.cgroups.pods().into_iter().chain(node.volumes.pods());
     for uid in left {
@@ -22,12 +22,12 @@ pub(super) async fn find(node: &Node) -> HashMap<String, Arc<Pod>> {
     match sandboxes {
         Ok(response) => {
             for sandbox in response.items {
-                // Sandboxes without the label were made by someone else through CRI; they are not ours to end.
+                // Sandboxes without the label belong to other clients of the CRI.
                 let Some(uid) = sandbox.labels.get(POD_UID).cloned() else { continue };
                 found.insert(uid.clone(), Arc::new(nameless(&uid, sandbox.metadata.as_ref())));
             }
         }
-        Err(status) => tracing::warn!(error = status.message(), "cannot list what runs here"),
+        Err(status) => tracing::warn!(error = status.message(), "cannot list sandboxes"),
     }
     let containers = node.runtime.list_containers(cri::ListContainersRequest { filter: None }).await;
     for container in containers.map(|r| r.containers).unwrap_or_default() {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::pod::Node;
+use crate::pod::NodeContext;
 use crate::pod::probe::{Finding, Watched, wanted};
 use crate::pod::state::{DesiredPod, ObservedPod, Probed, Shape, is_sidecar};
 
@@ -28,7 +28,7 @@ impl Probes {
     /// Starts missing probe tasks and ends those of containers that do not run. A pod that is ending is not probed.
     pub(super) fn reconcile(
         &mut self,
-        node: &Arc<Node>,
+        node: &Arc<NodeContext>,
         pod: &ProbedPod<'_>,
         findings: &mpsc::UnboundedSender<Finding>,
     ) {

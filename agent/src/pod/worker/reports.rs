@@ -5,11 +5,11 @@ use std::collections::HashSet;
 use k8s_openapi::jiff::Timestamp;
 
 use super::{StatusChange, Worker};
-use crate::pod::apply::{Failed, Report};
+use crate::pod::apply::Report;
 use crate::pod::events::Level;
 use crate::pod::plan::Plan;
 use crate::pod::probe::Finding;
-use crate::pod::state::{DesiredPod, KillRequest, SANDBOX, Shape, VOLUMES};
+use crate::pod::state::{DesiredPod, Failed, KillRequest, SANDBOX, Shape, VOLUMES};
 use crate::volume;
 
 impl Worker {

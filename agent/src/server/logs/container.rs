@@ -1,14 +1,13 @@
-//! Containers of a pod, as the runtime has them.
+//! Containers of a pod in the runtime, and the end of a container.
 
 use coracle_proto::cri;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
-use tonic::Status;
 
-use super::Backend;
-use crate::runtime::Events;
+use crate::runtime::{Events, RuntimeError};
+use crate::server::backend::Backend;
 
-/// Whether the pod's spec has such a container.
+/// Whether the pod's spec has this container.
 pub(in crate::server) fn is_in(pod: &Pod, name: &str) -> bool {
     let Some(spec) = &pod.spec else { return false };
     let mut names = spec.containers.iter().chain(spec.init_containers.iter().flatten()).map(|c| &c.name);
@@ -16,12 +15,12 @@ pub(in crate::server) fn is_in(pod: &Pod, name: &str) -> bool {
     names.any(|n| n == name) || later.any(|n| n == name)
 }
 
-/// The pod's containers of that name, the newest first.
+/// The pod's containers of this name, the newest first.
 pub(in crate::server) async fn find(
     backend: &Backend,
     uid: &str,
     name: &str,
-) -> Result<Vec<cri::Container>, Status> {
+) -> Result<Vec<cri::Container>, RuntimeError> {
     let labels = [("io.kubernetes.pod.uid", uid), ("io.kubernetes.container.name", name)];
     let filter = cri::ContainerFilter {
         label_selector: labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
@@ -42,9 +41,9 @@ pub(super) struct Ended {
     events: Option<Events>,
 }
 
-/// The end of this container, if it still runs.
+/// The end of this container. Already over if it does not run.
 pub(super) async fn ended(backend: &Backend, id: &str) -> Ended {
-    // Listening before asking: an end in between is not missed.
+    // Events are subscribed before the status is read, so that an end in between is not missed.
     let events = backend.runtime.events().await.ok();
     let status = backend
         .runtime
@@ -57,7 +56,7 @@ pub(super) async fn ended(backend: &Backend, id: &str) -> Ended {
 }
 
 impl Ended {
-    /// It does not run, so there is nothing to wait for.
+    /// The end of a container that does not run.
     pub(super) fn already() -> Ended {
         Ended { id: String::new(), events: None }
     }
@@ -71,7 +70,7 @@ impl Ended {
         self.events.is_none()
     }
 
-    /// Cancel safe: an event is taken from the stream only when it is looked at.
+    /// Cancel-safe: an event is taken from the stream only when it is processed.
     pub(super) async fn wait(&mut self) {
         const STOPPED: i32 = cri::ContainerEventType::ContainerStoppedEvent as i32;
         const DELETED: i32 = cri::ContainerEventType::ContainerDeletedEvent as i32;
@@ -79,7 +78,7 @@ impl Ended {
             match events.next().await {
                 Some(Ok(event)) if event.container_id != self.id => {}
                 Some(Ok(event)) if !matches!(event.container_event_type, STOPPED | DELETED) => {}
-                // The end, or nobody left who could tell of it.
+                // The container ended, or the runtime's event stream did.
                 _ => self.events = None,
             }
         }

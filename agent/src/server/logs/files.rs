@@ -1,4 +1,4 @@
-//! The files of one log: rotated ones beside the current one, oldest first, and where a tail begins.
+//! Files of one log: rotated files and the current one, and the start of a tail.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -8,8 +8,7 @@ use std::path::{Path, PathBuf};
 use super::line::{LINE_MAX, Line};
 use crate::bounded;
 
-/// The log's files that there are now, the oldest first. Rotated ones have a time after the name, so
-/// their names sort as they were written.
+/// The existing files of the log, the oldest first. The names of rotated files end with a time, so they sort by age.
 pub(super) fn all(log: &Path) -> Vec<PathBuf> {
     let name = log.file_name().map(|name| format!("{}.", name.to_string_lossy())).unwrap_or_default();
     let entries = log.parent().and_then(|dir| fs::read_dir(dir).ok()).into_iter().flatten().flatten();
@@ -24,16 +23,16 @@ pub(super) fn all(log: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// The file that was written after the one with this inode; the oldest if that has been removed.
+/// The file that follows the one with this inode; the oldest one if that was removed.
 pub(super) fn after(log: &Path, inode: u64) -> Option<PathBuf> {
     let files = all(log);
     let at = files.iter().position(|file| fs::metadata(file).is_ok_and(|found| found.ino() == inode));
     files.into_iter().nth(at.map_or(0, |at| at + 1)).filter(|next| next.exists())
 }
 
-/// Where the last `count` lines begin: which of the files, and how far into it.
+/// Start of the last `count` lines: index of the file, and offset in it.
 ///
-/// A line that was written in parts is one line; parts at the very end, whose rest is to come, are one.
+/// A line in several parts counts as one line, also if its last part is not written yet.
 pub(super) fn tail(files: &[PathBuf], count: usize) -> io::Result<(usize, u64)> {
     let mut seen = Seen { wanted: count, lines: 0, is_open: false };
     for (index, file) in files.iter().enumerate().rev() {
@@ -52,14 +51,14 @@ pub(super) fn tail(files: &[PathBuf], count: usize) -> io::Result<(usize, u64)> 
 
 struct Seen {
     wanted: usize,
-    /// Lines that begin at or before the place that was reached.
+    /// Lines that begin at or after the position that was reached.
     lines: usize,
-    /// The line that the place is in has begun to be counted.
+    /// Whether the line at the position is already counted.
     is_open: bool,
 }
 
 impl Seen {
-    /// Walks from the end of a file to the offset behind the line before the wanted ones.
+    /// Searches from a file's end for the end of the line before the wanted lines; its offset.
     fn backwards(&mut self, file: &mut File) -> io::Result<Option<u64>> {
         const BLOCK: u64 = 64 * 1024;
         let mut end = file.seek(SeekFrom::End(0))?;
@@ -70,7 +69,7 @@ impl Seen {
             file.seek(SeekFrom::Start(start))?;
             file.read_exact(&mut block)?;
             block.append(&mut carry);
-            // Whole lines lie behind the first newline, or from the start of the file on.
+            // Complete lines follow the first newline, or the start of the file.
             let mut until = block.len();
             while let Some(newline) = block[..until.saturating_sub(1)].iter().rposition(|b| *b == b'\n') {
                 if self.ends_before(&block[newline + 1..until]) {
@@ -79,7 +78,7 @@ impl Seen {
                 until = newline + 1;
             }
             if until > LINE_MAX {
-                // What lies before a line that no runtime writes is not counted.
+                // Longer than any line of a runtime: the search ends here.
                 return Ok(Some(start + until as u64));
             }
             carry = block[..until].to_vec();
@@ -88,12 +87,12 @@ impl Seen {
         Ok(self.ends_before(&carry).then_some(carry.len() as u64))
     }
 
-    /// Counts a line, read from the last to the first; true when it is the one before the wanted.
+    /// Counts a line, from the last to the first. True if it is the line before the wanted ones.
     fn ends_before(&mut self, line: &[u8]) -> bool {
         let line = line.strip_suffix(b"\n").unwrap_or(line);
         let Some(line) = Line::parse(line) else { return self.wanted == 0 && !line.is_empty() };
         if !line.is_partial || !self.is_open {
-            // The end of a line (or of the log): everything after it is that many lines.
+            // The end of a line, or of the log.
             if self.lines >= self.wanted {
                 return true;
             }

@@ -1,8 +1,8 @@
-//! Reading a log to its end, and on from there as it grows, over every rotation, until the container ends.
+//! Reading and following a log over rotations until the container ends.
 //!
-//! What wakes a follower is inotify on the container's log directory, the container's end, and its client
-//! going away; nothing is polled. At the end of a file, the file that was written after it is looked for
-//! by inode, so that no rotation is missed, however many there were while the client was slow.
+//! A follower wakes by inotify on the container's log directory, at the container's end, and when its client
+//! disconnects. Nothing is polled. At the end of a file the next file is found by inode, so that a slow client misses
+//! no rotation.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -21,7 +21,7 @@ use crate::bounded;
 
 const CHUNK: usize = 64 * 1024;
 
-/// Why a log could not be read.
+/// Why a log cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReadError {
     #[error("cannot read {path}")]
@@ -38,7 +38,7 @@ pub(super) enum ReadError {
     },
 }
 
-/// Sends what is wanted of the log, until its end or until nobody wants more.
+/// Sends the requested lines until the log's end or until the client disconnects.
 pub(super) async fn read(
     log: PathBuf,
     options: Options,
@@ -46,7 +46,7 @@ pub(super) async fn read(
     sender: mpsc::Sender<Bytes>,
 ) -> Result<(), ReadError> {
     let directory = log.parent().unwrap_or(Path::new("/")).to_owned();
-    // Watched before it is read: what is written in between wakes too.
+    // The watch starts before the first read, so that a write in between wakes the follower.
     let watch = if ended.is_over() {
         None
     } else {
@@ -59,7 +59,7 @@ pub(super) async fn read(
             return Ok(());
         }
         tokio::select! {
-            // All three only wake; what there is to read stays in the files.
+            // All arms are cancel-safe: they only wake, and the data stays in the files.
             () = ended.wait() => {}
             () = changed(watch.as_ref()) => {}
             () = sender.closed() => return Ok(()),
@@ -69,9 +69,9 @@ pub(super) async fn read(
 
 #[derive(PartialEq, Eq)]
 enum Drained {
-    /// All that there is now has been sent.
+    /// Everything that is written has been sent.
     UpToDate,
-    /// The limit is reached or the client has gone.
+    /// The limit is reached, or the client has disconnected.
     Done,
 }
 
@@ -79,9 +79,9 @@ struct Reader {
     log: PathBuf,
     file: Option<Open>,
     printer: Printer,
-    /// The beginning of a line that is still being written.
+    /// Start of a line that is not complete.
     rest: Vec<u8>,
-    /// That line is too long, and left out up to its end.
+    /// Whether that line is too long: it is skipped up to its end.
     skips: bool,
 }
 
@@ -130,8 +130,8 @@ impl Reader {
         open.read(chunk).map_err(|source| ReadError::File { path: self.log.clone(), source })
     }
 
-    /// Goes on to the file after the one that ended, if there is one. The old one is read once more by
-    /// then: it is no longer written once the next is there.
+    /// Continues with the next file, if there is one. The current file is complete then: the runtime writes to the
+    /// newest only.
     fn next_file(&mut self) -> Result<bool, ReadError> {
         let Some(open) = &mut self.file else { return Ok(false) };
         let Some(next) = files::after(&self.log, open.inode) else { return Ok(false) };
@@ -161,7 +161,7 @@ impl Reader {
             bytes = &bytes[newline + 1..];
         }
         if self.rest.len() + bytes.len() > LINE_MAX {
-            // No runtime writes such a line; its end is no line either.
+            // Longer than any line of a runtime: the rest of it is skipped, too.
             self.rest.clear();
             self.skips = true;
         } else if !self.skips {
@@ -170,7 +170,7 @@ impl Reader {
     }
 }
 
-/// The first file that has something young enough: one not written since then has nothing.
+/// Index of the first file with lines of the requested age: a file that was not written since then has none.
 fn first_since(all: &[PathBuf], options: &Options) -> usize {
     let Some(since) = options.since else { return 0 };
     let is_old = |path: &&PathBuf| fs::metadata(path).is_ok_and(|found| found.mtime() < since.as_second());
@@ -193,7 +193,7 @@ impl Open {
 
     fn read(&mut self, chunk: &mut [u8]) -> io::Result<usize> {
         let mut read = self.file.read(chunk)?;
-        // A log that is kept in one file is emptied instead of renamed.
+        // copytruncate rotation: the file was truncated instead of renamed.
         if read == 0 && self.file.metadata()?.len() < self.position {
             self.position = self.file.seek(SeekFrom::Start(0))?;
             read = self.file.read(chunk)?;

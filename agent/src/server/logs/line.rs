@@ -3,18 +3,12 @@
 use jiff::Timestamp;
 
 use super::options::Options;
+use super::output::Output;
 
-/// Maximum length in bytes of a line. Runtimes cut longer ones into parts, at 16 KiB as a rule.
+/// Maximum length of a line in bytes. Runtimes split longer lines into parts, usually of 16 KiB.
 pub(super) const LINE_MAX: usize = 1 << 20;
 
-/// Which of a container's two outputs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Output {
-    Stdout,
-    Stderr,
-}
-
-/// A line taken apart; the text has no newline of its own.
+/// A parsed line; the text is without the newline.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Line<'a> {
     pub(crate) time: &'a [u8],
@@ -24,7 +18,7 @@ pub(crate) struct Line<'a> {
 }
 
 impl Line<'_> {
-    /// `None` for what is torn or not in the format.
+    /// None for an incomplete or malformed line.
     pub(crate) fn parse(line: &[u8]) -> Option<Line<'_>> {
         let mut fields = line.splitn(4, |b| *b == b' ');
         let (time, output, tag) = (fields.next()?, fields.next()?, fields.next()?);
@@ -42,10 +36,10 @@ impl Line<'_> {
     }
 }
 
-/// Turns lines into what the reader sees, until its limit is reached.
+/// Prints lines in the requested form, up to the byte limit.
 pub(super) struct Printer {
     options: Options,
-    /// The last line printed was a part, so the next one goes on with it.
+    /// Whether the last printed line was a part, so that the next one continues it.
     continues: bool,
     left: usize,
 }
@@ -55,7 +49,7 @@ impl Printer {
         Printer { options: options.clone(), continues: false, left: options.limit.unwrap_or(usize::MAX) }
     }
 
-    /// Whether nothing more will be printed.
+    /// Whether the byte limit is reached.
     pub(super) fn is_full(&self) -> bool {
         self.left == 0
     }
@@ -116,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_old_of_the_other_output_or_too_much_is_left_out() {
+    fn lines_of_another_age_or_output_and_beyond_the_limit_are_left_out() {
         let since = "2026-01-01T00:00:03Z".parse().ok();
         assert_eq!(printed(Options { since, ..Options::default() }, &LOG), "o\n\n");
         assert_eq!(printed(Options { only: Some(Output::Stderr), ..Options::default() }, &LOG), "two\n");
@@ -124,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_line_is_passed_over() {
+    fn malformed_lines_are_skipped() {
         let torn = [
             "",
             "2026-01-01T00:00:01Z",

@@ -1,11 +1,11 @@
-//! What of a log is wanted, from the query. Pure.
+//! Options of a log request, from its query. Pure.
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::line::Output;
+use super::output::Output;
 use crate::server::route::{flag, values};
 
-/// What of a log is wanted.
+/// Options of a log request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Options {
     pub(super) follow: bool,
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_query_says_what_is_wanted() {
+    fn options_are_parsed_and_checked() {
         let now = Timestamp::from_second(100).expect("time");
         let of = |query: &str| Options::of(query, now);
         assert_eq!(of(""), Ok(Options::default()));

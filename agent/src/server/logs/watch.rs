@@ -1,4 +1,4 @@
-//! Waking when something in a directory changes.
+//! An inotify watch on a directory.
 #![allow(unsafe_code, reason = "tokio wants it promised that a descriptor which it polls stays open")]
 
 use std::io;
@@ -10,12 +10,12 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Tells of files that are made, written or renamed in one directory.
+/// Notifies of created, written and renamed files in one directory.
 pub(super) struct Watch {
     inotify: AsyncFd<Queue>,
 }
 
-/// The kernel's queue of events. The field is private and never replaced.
+/// The inotify descriptor. The field is private and never replaced.
 struct Queue(OwnedFd);
 
 impl AsRawFd for Queue {
@@ -38,7 +38,7 @@ impl Watch {
         Ok(Watch { inotify })
     }
 
-    /// Wakes after a change. What changed is not said: the reader looks at the files themselves.
+    /// Wakes after a change. The reader examines the files itself.
     pub(super) async fn changed(&self) {
         let mut events = [0; 4096];
         loop {

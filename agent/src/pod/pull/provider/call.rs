@@ -1,4 +1,4 @@
-//! One call of a provider's program.
+//! A call of a credential provider program.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -11,33 +11,34 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::Command;
 
 use super::super::secret::Entry;
-use super::{Entries, Settings, duration};
+use super::config::{Entries, Settings};
+use crate::duration;
 
-/// How long a program may take (as the kubelet allows).
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Most of an answer, and of what is said besides, that is read.
+/// Limit of a call, as in the kubelet.
+const CALL_LIMIT: Duration = Duration::from_secs(60);
+/// Maximum bytes of the response, and of the program's standard error.
 const ANSWER_MAX: u64 = 1 << 20;
 const COMPLAINT_MAX: u64 = 1 << 10;
 
-/// Why a program gave no credentials.
+/// Why a program returned no credentials.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CallError {
-    #[error("cannot run it: {0}")]
+    #[error("cannot run the program: {0}")]
     Run(#[from] std::io::Error),
-    #[error("it did not answer within a minute")]
+    #[error("the program did not respond within a minute")]
     Late,
-    #[error("it ended with {status}: {complaint}")]
+    #[error("the program ended with {status}: {complaint}")]
     Status { status: std::process::ExitStatus, complaint: String },
-    /// Without the parser's words: they may quote a password.
-    #[error("cannot understand its answer: {0:?} error at line {1} column {2}")]
+    /// Without the parser's message: it may quote a password.
+    #[error("the response is invalid: {0:?} error at line {1} column {2}")]
     Json(serde_json::error::Category, usize, usize),
-    #[error("its answer is a {kind:?} of {api_version:?}")]
+    #[error("the response is a {kind:?} of {api_version:?}")]
     Kind { kind: String, api_version: String },
-    #[error("its answer is to be kept for {0:?}, which is no duration")]
+    #[error("the response's cacheDuration {0:?} is not a duration")]
     Duration(String),
 }
 
-/// What an answer is good for.
+/// The images that a response is valid for.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 pub(super) enum KeyType {
     Image,
@@ -47,7 +48,7 @@ pub(super) enum KeyType {
 
 pub(super) struct Answer {
     pub(super) key: KeyType,
-    /// How long to keep it; none: as the configuration says.
+    /// Time in the cache. None: the configured default.
     pub(super) cache: Option<Duration>,
     pub(super) entries: Entries,
 }
@@ -73,14 +74,14 @@ struct Login {
     password: String,
 }
 
-/// Asks a program for an image's credentials.
+/// Runs a program with a request for an image's credentials.
 pub(super) async fn call(settings: &Settings, program: &Path, image: &str) -> Result<Answer, CallError> {
     let request = json!({
         "apiVersion": settings.api_version,
         "kind": "CredentialProviderRequest",
         "image": image,
     });
-    let answered = tokio::time::timeout(PATIENCE, run(settings, program, request.to_string())).await;
+    let answered = tokio::time::timeout(CALL_LIMIT, run(settings, program, request.to_string())).await;
     let response: Response = serde_json::from_slice(&answered.map_err(|_late| CallError::Late)??)
         .map_err(|error| CallError::Json(error.classify(), error.line(), error.column()))?;
     if response.kind != "CredentialProviderResponse" || response.api_version != settings.api_version {
@@ -109,7 +110,7 @@ async fn run(settings: &Settings, program: &Path, request: String) -> Result<Vec
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let give = async {
         if let Some(mut stdin) = stdin {
-            // A program that needs no question may have closed it.
+            // The program may not read the request.
             let _not_read = stdin.write_all(request.as_bytes()).await;
         }
     };
@@ -124,7 +125,7 @@ async fn run(settings: &Settings, program: &Path, request: String) -> Result<Vec
         match stderr {
             Some(mut stderr) => {
                 (&mut stderr).take(COMPLAINT_MAX).read_to_end(&mut complaint).await?;
-                // The rest too: a program that talks much must not be ended by a closed pipe.
+                // Standard error is read to its end: a closed pipe would kill the program.
                 tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await
             }
             None => Ok(0),

@@ -1,4 +1,4 @@
-//! Work that is done once for all who want it at the same time.
+//! Shared results of concurrent work with the same key.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::OnceCell;
 
-/// What is being done, by what it is done for.
+/// Running work by key.
 pub(super) struct Flights<K, T>(Mutex<HashMap<K, Arc<OnceCell<Arc<T>>>>>);
 
-/// Takes a flight off the list when the last who waits for it is gone, done or not.
+/// Removes the work from the list with its last waiter.
 struct Seat<'a, K: Eq + Hash, T> {
     flights: &'a Flights<K, T>,
     key: K,
@@ -19,7 +19,7 @@ struct Seat<'a, K: Eq + Hash, T> {
 // === impl Flights ===
 
 impl<K: Clone + Eq + Hash, T> Flights<K, T> {
-    /// Does the work, or waits for whoever does. Where that one is cancelled, another who waits begins anew.
+    /// Runs the work, or waits for the caller that runs it. If that caller is cancelled, a waiter starts again.
     pub(super) async fn join<F: Future<Output = T>>(&self, key: K, work: impl FnOnce() -> F) -> Arc<T> {
         let cell = self.list().entry(key.clone()).or_default().clone();
         let seat = Seat { flights: self, key, cell };
@@ -50,7 +50,7 @@ impl<K: Eq + Hash, T> Drop for Seat<'_, K, T> {
     fn drop(&mut self) {
         let mut list = self.flights.list();
         let listed = list.get(&self.key).is_some_and(|cell| Arc::ptr_eq(cell, &self.cell));
-        // The list's and this one are the last. What is done is for those who waited, not for who comes later.
+        // Only the list's reference and this one are left. A later caller must start new work.
         if listed && (self.cell.initialized() || Arc::strong_count(&self.cell) <= 2) {
             list.remove(&self.key);
         }

@@ -1,4 +1,4 @@
-//! Providers that are shell scripts, really run.
+//! Tests with providers that are shell scripts.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use super::{ProviderError, Providers};
 
-/// A provider that answers as told, and counts its calls in `calls`.
+/// A provider with this response, which counts its calls in `calls`.
 fn place(answer: &str) -> TempDir {
     let place = tempfile::tempdir().unwrap();
     let script = format!(
@@ -18,8 +18,8 @@ fn place(answer: &str) -> TempDir {
     place
 }
 
-/// Writes the helper by a process of its own: while another test's thread forks, a descriptor of ours
-/// that is open for writing would make the program "busy".
+/// Writes the script in another process: a fork of another test's thread would inherit our writable descriptor, and
+/// executing the script would fail with ETXTBSY.
 fn program(place: &Path, script: &str) {
     let written = std::process::Command::new("sh")
         .args(["-c", r#"printf %s "$1" >helper && chmod 755 helper"#, "sh", script])
@@ -37,7 +37,7 @@ fn load(place: &Path, provider: &str) -> Result<Providers, ProviderError> {
     Providers::load(&file, place)
 }
 
-/// However slow the machine is: long enough for what happens at all.
+/// Long enough on a slow machine.
 const LONG: std::time::Duration = std::time::Duration::from_secs(55);
 
 const PLAIN: &str = "  apiVersion: credentialprovider.kubelet.k8s.io/v1
@@ -63,7 +63,7 @@ async fn users(providers: &Providers, image: &str) -> Vec<String> {
 
 #[tokio::test]
 async fn a_provider_is_asked_for_the_images_that_it_serves_and_its_answer_kept() {
-    // For each kind of key: how many calls four pulls cost.
+    // For each key type: the number of calls for four pulls.
     for (key, lasts, expected) in [
         ("Image", "", 3),
         ("Registry", "", 2),
@@ -104,12 +104,12 @@ async fn a_provider_that_fails_gives_nothing_and_harms_nothing() {
     let place = place("");
     program(place.path(), "#!/bin/sh\necho sorry >&2\nexit 3\n");
     let providers = load(place.path(), PLAIN).unwrap();
-    let told = providers.0[0].ask("a.example.com/x").await;
-    let error = told.answer.err().unwrap().to_string();
+    let result = providers.0[0].ask("a.example.com/x").await;
+    let error = result.answer.err().unwrap().to_string();
     assert!(error.contains("sorry") && error.contains('3'), "{error}");
 }
 
-/// A provider whose calls wait until so many are under way, and then some more for those who may come yet.
+/// A provider whose calls wait until this number of calls run, and then a little longer.
 fn meeting(place: &Path, calls: usize, key: &str) {
     let script = format!(
         "#!/bin/sh\necho >>{0}/calls\nwhile test $(wc -l <{0}/calls) -lt {calls}; do sleep 0.05; done\ncat <<END\n{1}\nEND\n",
@@ -122,7 +122,7 @@ fn meeting(place: &Path, calls: usize, key: &str) {
 #[tokio::test]
 async fn calls_for_different_images_run_side_by_side_and_equal_ones_are_one() {
     let place = place("");
-    // None of the three ends before the others have begun.
+    // None of the three calls ends before the others have started.
     meeting(place.path(), 3, "Image");
     let providers = load(place.path(), PLAIN).unwrap();
     let images = ["a.example.com/x", "a.example.com/y", "b.example.com/x", "a.example.com/x:2"];
@@ -130,13 +130,13 @@ async fn calls_for_different_images_run_side_by_side_and_equal_ones_are_one() {
     let all = tokio::time::timeout(LONG, futures::future::join_all(all)).await.unwrap();
     assert!(all.iter().all(|users| *users == ["me"]), "{all:?}");
     assert_eq!(calls(place.path()).len(), 3);
-    // Nothing was to be kept: who comes later asks again.
+    // The response is not cached: a later caller runs the program again.
     users(&providers, "a.example.com/x").await;
     assert_eq!(calls(place.path()).len(), 4);
 }
 
 #[tokio::test]
-async fn what_one_call_answers_for_all_is_asked_once_also_by_pulls_that_begin_together() {
+async fn a_shared_response_needs_one_call_also_for_concurrent_pulls() {
     for (key, lasts, expected) in [("Registry", 2, 3), ("Global", 1, 2)] {
         let place = place("");
         meeting(place.path(), 1, key);
@@ -153,7 +153,7 @@ async fn what_one_call_answers_for_all_is_asked_once_also_by_pulls_that_begin_to
 }
 
 #[tokio::test]
-async fn a_call_whose_pull_is_cancelled_is_made_by_who_waits() {
+async fn a_call_whose_pull_is_cancelled_is_made_by_a_waiter() {
     let place = place("");
     meeting(place.path(), 2, "Image");
     let providers = load(place.path(), PLAIN).unwrap();

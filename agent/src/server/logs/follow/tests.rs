@@ -49,10 +49,10 @@ impl Drop for Log {
     }
 }
 
-/// A follower of a container whose end is told by hand.
+/// A follower of a container whose end is receiver by hand.
 struct Follower {
     chunks: mpsc::Receiver<Bytes>,
-    events: mpsc::Sender<Result<ContainerEventResponse, tonic::Status>>,
+    events: mpsc::Sender<Result<ContainerEventResponse, crate::runtime::RuntimeError>>,
     task: tokio::task::JoinHandle<Result<(), ReadError>>,
     seen: String,
 }
@@ -60,8 +60,8 @@ struct Follower {
 impl Follower {
     fn start(log: &Log, options: Options) -> Follower {
         let (sender, chunks) = mpsc::channel(1);
-        let (events, told) = mpsc::channel(4);
-        let ended = Ended::by("c1", ReceiverStream::new(told).boxed());
+        let (events, receiver) = mpsc::channel(4);
+        let ended = Ended::by("c1", ReceiverStream::new(receiver).boxed());
         let task = tokio::spawn(read(log.path.clone(), options, ended, sender));
         Follower { chunks, events, task, seen: String::new() }
     }
@@ -78,7 +78,7 @@ impl Follower {
             .unwrap_or_else(|_| panic!("waited for {wanted:?}"));
     }
 
-    async fn tell(&self, id: &str, kind: ContainerEventType) {
+    async fn send_event(&self, id: &str, kind: ContainerEventType) {
         let event = ContainerEventResponse {
             container_id: id.to_owned(),
             container_event_type: kind.into(),
@@ -127,10 +127,10 @@ async fn following_goes_over_rotations_and_ends_with_the_container() {
     }
     log.write("five");
     follower.until("three\nfour\nfive\n").await;
-    follower.tell("another", ContainerEventType::ContainerStoppedEvent).await;
-    follower.tell("c1", ContainerEventType::ContainerStartedEvent).await;
+    follower.send_event("another", ContainerEventType::ContainerStoppedEvent).await;
+    follower.send_event("c1", ContainerEventType::ContainerStartedEvent).await;
     log.write("last");
-    follower.tell("c1", ContainerEventType::ContainerStoppedEvent).await;
+    follower.send_event("c1", ContainerEventType::ContainerStoppedEvent).await;
     assert_eq!(follower.finish().await, "old\none\ntwo\nthree\nfour\nfive\nlast\n");
 }
 
@@ -144,7 +144,7 @@ async fn a_log_that_is_emptied_or_not_there_yet_is_followed() {
     fs::OpenOptions::new().write(true).truncate(true).open(&log.path).expect("truncate");
     log.write("x");
     follower.until("x\n").await;
-    follower.tell("c1", ContainerEventType::ContainerDeletedEvent).await;
+    follower.send_event("c1", ContainerEventType::ContainerDeletedEvent).await;
     follower.finish().await;
 }
 
@@ -168,7 +168,7 @@ async fn a_line_that_is_half_written_waits_for_its_end() {
     tokio::time::sleep(Duration::from_millis(20)).await;
     file.write_all(b"lf\n").expect("write");
     follower.until("half\n").await;
-    follower.tell("c1", ContainerEventType::ContainerStoppedEvent).await;
+    follower.send_event("c1", ContainerEventType::ContainerStoppedEvent).await;
     assert_eq!(follower.finish().await, "half\n");
 }
 

@@ -1,34 +1,34 @@
-//! Whose turn it is to be tested again. Pure.
+//! Order in which peers are tested again. Pure.
 //!
-//! The kernel tells of what changes at this node. That a link on the way, or the peer's own, lets less pass than before
-//! shows only when something too long is lost, and its sender alone may notice. So each peer is tested now and then, a few
-//! at a time, when the lease's timer wakes the node anyway.
+//! The kernel notifies of changes at this node. A smaller MTU on the path or at the peer shows only as the loss of
+//! long packets, which only their sender may notice. So each peer is tested from time to time: a few at each turn of
+//! the lease's timer, which wakes the node anyway.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-/// Turns of the lease's timer in which every peer is tested once: five minutes, as nodes say a word each ten seconds.
+/// Turns of the lease's timer in which every peer is tested once: five minutes with a turn each ten seconds.
 const TURNS: usize = 30;
 
-/// A walk through the peers, again and again.
+/// An endless walk through the peers.
 #[derive(Debug)]
 pub(super) struct Rounds {
-    /// The last one that was tested.
+    /// The peer that was tested last.
     last: String,
-    /// In parts of a peer, of which there are as many as turns.
+    /// Fractions of a peer, in units of one [`TURNS`]th.
     due: usize,
 }
 
 // === impl Rounds ===
 
 impl Rounds {
-    /// Begins with whoever comes after the node of this name: all others walk the same way, and those that began together
-    /// would be upon the same few peers at each turn. A kernel says only so often that a port is closed.
+    /// Starts after the node of this name. All nodes walk in the same order; with one common start they would test
+    /// the same few peers at each turn, and a kernel limits its ICMP answers.
     pub(super) fn after(own: &str) -> Self {
         Self { last: own.to_owned(), due: 0 }
     }
 
-    /// The peers that are due at this turn.
+    /// The peers to test at this turn.
     pub(super) fn next<T>(&mut self, peers: &BTreeMap<String, T>) -> Vec<String> {
         self.due += peers.len();
         let count = (self.due / TURNS).min(peers.len());
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_begin_together_are_not_upon_the_same_peer() {
+    fn nodes_that_start_together_test_different_peers() {
         let mut nodes = peers(1000);
         let names: Vec<String> = nodes.keys().cloned().collect();
         let mut walks: Vec<Rounds> = names.iter().map(|name| Rounds::after(name)).collect();
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_may_come_and_go() {
+    fn peers_may_be_added_and_removed() {
         let mut rounds = Rounds::after("peer");
         let tested: Vec<String> = (0..TURNS).flat_map(|_| rounds.next(&peers(60))).collect();
         assert_eq!(tested.len(), 60);

@@ -1,4 +1,4 @@
-//! Which images are here and who uses them: asked of the runtime and of the pods of this node.
+//! Images and their users, from the runtime and the pods of this node.
 
 use std::collections::HashSet;
 
@@ -7,13 +7,12 @@ use coracle_proto::cri;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize;
-use tonic::Status;
 
 use super::plan::Image;
-use crate::pod::sync::{Pods, over};
-use crate::runtime::Runtime;
+use crate::pod::{Pods, has_ended};
+use crate::runtime::{Runtime, RuntimeError};
 
-/// What our runtime says of an image to whoever asks for more.
+/// Additional data of an image in the built-in runtime's verbose status.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Info {
@@ -25,8 +24,9 @@ struct Info {
 }
 
 /// All images.
-pub(super) async fn images(runtime: &dyn Runtime, pods: &Pods) -> Result<Vec<Image>, Status> {
-    // Containers first: one that is made meanwhile has the image of a pod, which is asked for last.
+pub(super) async fn images(runtime: &dyn Runtime, pods: &Pods) -> Result<Vec<Image>, RuntimeError> {
+    // Containers are listed first: a container that is created meanwhile uses the image of a pod, and pods are read
+    // last.
     let containers = runtime.list_containers(cri::ListContainersRequest::default()).await?.containers;
     let mut used: HashSet<String> = HashSet::new();
     for container in containers {
@@ -47,13 +47,13 @@ pub(super) async fn images(runtime: &dyn Runtime, pods: &Pods) -> Result<Vec<Ima
     Ok(images)
 }
 
-/// Whether a pod has come to name an image.
+/// Whether a pod uses an image now.
 pub(super) fn is_named(pods: &Pods, id: &str, names: &[String]) -> bool {
     has_name(&named(&pods.all()), id, names)
 }
 
-/// More of an image; nothing when it is gone.
-async fn info(runtime: &dyn Runtime, image: &cri::Image) -> Result<Option<Info>, Status> {
+/// Additional data of an image; None if it was removed.
+async fn info(runtime: &dyn Runtime, image: &cri::Image) -> Result<Option<Info>, RuntimeError> {
     let spec = cri::ImageSpec { image: image.id.clone(), ..cri::ImageSpec::default() };
     let request = cri::ImageStatusRequest { image: Some(spec), verbose: true };
     let status = runtime.image_status(request).await?;
@@ -66,7 +66,7 @@ async fn info(runtime: &dyn Runtime, image: &cri::Image) -> Result<Option<Info>,
 fn known(image: cri::Image, info: Info, used: &HashSet<String>) -> Image {
     let pulled = info.pulled_at.unwrap_or(Timestamp::UNIX_EPOCH);
     let layers = if info.layers.is_empty() || info.layers.len() != info.layer_bytes.len() {
-        // A runtime that does not say what images share.
+        // The runtime does not report layers: the image counts as one.
         vec![(image.id.clone(), image.size)]
     } else {
         info.layers.into_iter().zip(info.layer_bytes).collect()
@@ -87,14 +87,14 @@ fn has_name(among: &HashSet<String>, id: &str, names: &[String]) -> bool {
     among.contains(id) || names.iter().any(|name| among.contains(name))
 }
 
-/// The names of all images that pods of this node need now or at their next container, normalised, and the ids of
-/// those that are named by them.
+/// Normalized names of all images that pods of this node use, and ids that pods use as names.
 fn named(pods: &[impl AsRef<Pod>]) -> HashSet<String> {
-    let specs = pods.iter().map(AsRef::as_ref).filter(|pod| !over(pod)).filter_map(|pod| pod.spec.as_ref());
+    let specs =
+        pods.iter().map(AsRef::as_ref).filter(|pod| !has_ended(pod)).filter_map(|pod| pod.spec.as_ref());
     specs.flat_map(references).flat_map(|image| [normalised(image)].into_iter().chain(id(image))).collect()
 }
 
-/// What is written as an image's id, as the runtime has it. With its algorithm it could be a name with a tag as well.
+/// The id that a pod uses as a name, in the runtime's form. With its algorithm it could be a name with a tag, too.
 fn id(image: &str) -> Option<String> {
     let (algorithm, digits) = image.split_once(':').unwrap_or(("", image));
     let algorithm = match (algorithm, digits.len()) {
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_runtime_says_of_an_image_is_understood() {
+    fn verbose_status_of_an_image_is_parsed() {
         let text = json!({
             "imageSpec": {}, "layers": ["/l/2", "/l/1"], "layerBytes": [2, 1], "inUse": false,
             "pulledAt": "2026-11-01T00:00:00Z", "lastUsedAt": "2026-11-02T00:00:00Z",
@@ -179,9 +179,9 @@ mod tests {
             size: 9,
             ..cri::Image::default()
         };
-        let seen = known(image.clone(), info, &HashSet::from(["a.b/c@sha256:2".to_owned()]));
-        assert_eq!(seen.layers, [("/l/2".to_owned(), 2), ("/l/1".to_owned(), 1)]);
-        assert!(seen.in_use && seen.used.duration_since(seen.pulled).as_hours() == 24);
+        let found = known(image.clone(), info, &HashSet::from(["a.b/c@sha256:2".to_owned()]));
+        assert_eq!(found.layers, [("/l/2".to_owned(), 2), ("/l/1".to_owned(), 1)]);
+        assert!(found.in_use && found.used.duration_since(found.pulled).as_hours() == 24);
         let little = known(image, Info::default(), &HashSet::new());
         assert_eq!(little.layers, [("sha256:1".to_owned(), 9)]);
         assert!(!little.in_use && little.used == Timestamp::UNIX_EPOCH);

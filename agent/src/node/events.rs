@@ -1,11 +1,11 @@
-//! What a change of the node's status is in a word, for people: the events that a kubelet records of its node. Pure.
+//! Events about changes of the Node's status, as a kubelet records them. Pure.
 
 use k8s_openapi::api::core::v1::{Node, NodeStatus};
 
 use crate::pod::Level;
 
-/// Conditions in the order in which they are told: what it is called when one is true, and when it is false.
-const TOLD: [(&str, &str, &str); 4] = [
+/// Conditions in the order of their events, with the reasons for True and False.
+const CONDITIONS: [(&str, &str, &str); 4] = [
     ("MemoryPressure", "NodeHasInsufficientMemory", "NodeHasSufficientMemory"),
     ("DiskPressure", "NodeHasDiskPressure", "NodeHasNoDiskPressure"),
     ("PIDPressure", "NodeHasInsufficientPID", "NodeHasSufficientPID"),
@@ -13,44 +13,44 @@ const TOLD: [(&str, &str, &str); 4] = [
 ];
 
 /// One event about the node.
-pub(super) type News = (Level, &'static str, String);
+pub(super) type NodeEvent = (Level, &'static str, String);
 
-/// What there is to tell once `held` has become `now` in the API.
-pub(super) fn of_status(name: &str, held: &NodeStatus, now: &NodeStatus) -> Vec<News> {
+/// Events for the change from `held` to `now`.
+pub(super) fn of_status(name: &str, held: &NodeStatus, now: &NodeStatus) -> Vec<NodeEvent> {
     let condition = |of: &NodeStatus, type_: &str| {
         let mut all = of.conditions.iter().flatten();
         all.find(|one| one.type_ == type_).map(|one| one.status.clone())
     };
     let boot = |of: &NodeStatus| of.node_info.as_ref().map(|info| info.boot_id.clone()).unwrap_or_default();
-    let mut news = Vec::new();
+    let mut events = Vec::new();
     if !boot(held).is_empty() && boot(held) != boot(now) {
         let message = format!("Node {name} has been rebooted, boot id: {}", boot(now));
-        news.push((Level::Warning, "Rebooted", message));
+        events.push((Level::Warning, "Rebooted", message));
     }
-    for (type_, yes, no) in TOLD {
+    for (type_, yes, no) in CONDITIONS {
         let (before, after) = (condition(held, type_), condition(now, type_));
         if before == after {
             continue;
         }
         match after.as_deref() {
-            Some("True") => news.push(status_is(name, yes)),
-            // That a new node is not ready yet is no news.
-            Some("False") if type_ != "Ready" || before.is_some() => news.push(status_is(name, no)),
+            Some("True") => events.push(status_is(name, yes)),
+            // A new node starts as NotReady; that is not an event.
+            Some("False") if type_ != "Ready" || before.is_some() => events.push(status_is(name, no)),
             _ => {}
         }
     }
-    news
+    events
 }
 
-/// What there is to tell when whether pods may be put on the node has changed.
-pub(super) fn of_cordon(name: &str, held: Option<&Node>, now: &Node) -> Option<News> {
+/// The event of a cordon or uncordon.
+pub(super) fn of_cordon(name: &str, held: Option<&Node>, now: &Node) -> Option<NodeEvent> {
     let is_cordoned = |node: &Node| node.spec.as_ref().and_then(|spec| spec.unschedulable) == Some(true);
     let cordoned = is_cordoned(now);
     let reason = if cordoned { "NodeNotSchedulable" } else { "NodeSchedulable" };
     (held.is_some_and(is_cordoned) != cordoned).then(|| status_is(name, reason))
 }
 
-fn status_is(name: &str, reason: &'static str) -> News {
+fn status_is(name: &str, reason: &'static str) -> NodeEvent {
     (Level::Normal, reason, format!("Node {name} status is now: {reason}"))
 }
 
@@ -74,14 +74,14 @@ mod tests {
     }
 
     #[test]
-    fn what_a_new_node_has_is_told_and_that_it_waits_for_its_network_is_not() {
+    fn a_new_nodes_conditions_are_events_except_that_it_waits_for_its_network() {
         let new = NodeStatus::default();
         assert_eq!(reasons(&new, &status("False", "False", "b")), ["NodeHasSufficientMemory"]);
         assert_eq!(reasons(&new, &status("True", "False", "b")), ["NodeHasSufficientMemory", "NodeReady"]);
     }
 
     #[test]
-    fn each_transition_is_told_once() {
+    fn each_transition_is_one_event() {
         let well = status("True", "False", "b");
         assert_eq!(reasons(&well, &well), [""; 0]);
         assert_eq!(reasons(&well, &status("False", "False", "b")), ["NodeNotReady"]);
@@ -92,10 +92,10 @@ mod tests {
     }
 
     #[test]
-    fn a_boot_is_a_warning_and_a_cordon_is_told_when_it_begins_and_ends() {
-        let news = of_status("n", &status("True", "False", "a"), &status("True", "False", "b"));
+    fn a_reboot_is_a_warning_and_cordon_and_uncordon_are_events() {
+        let events = of_status("n", &status("True", "False", "a"), &status("True", "False", "b"));
         let message = "Node n has been rebooted, boot id: b".to_owned();
-        assert_eq!(news, [(Level::Warning, "Rebooted", message)]);
+        assert_eq!(events, [(Level::Warning, "Rebooted", message)]);
         let node = |cordoned: bool| -> Node {
             serde_json::from_value(json!({"spec": {"unschedulable": cordoned}, "metadata": {}}))
                 .expect("a node")

@@ -1,5 +1,5 @@
-//! The desired pods of this node, with sums over them that each change updates: no change costs more the more pods
-//! there are.
+//! Desired pods of this node, with sums over them that each change updates: the cost of a change does not depend on
+//! the number of pods.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -7,11 +7,11 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use tokio::sync::watch;
 
-use super::over;
 use crate::cgroup::resources::{Amount, pod_requests};
 use crate::cgroup::{QosClass, qos_class};
 use crate::pod::admit::{HostPort, Taken, host_ports};
 use crate::pod::eviction::is_limited;
+use crate::pod::state::has_ended;
 use crate::server::PodView;
 
 /// The desired pods of this node. Cheap to clone.
@@ -23,11 +23,11 @@ pub(crate) struct Pods {
 #[derive(Debug, Default)]
 struct State {
     by_uid: HashMap<String, Entry>,
-    /// Pods that are not over, and what they request.
+    /// Pods that have not ended, and their requests.
     places: usize,
     requested: Amount,
     burstable_millis: i64,
-    /// Host ports by the uid of the pod that has them; most pods have none.
+    /// Host ports by pod uid. Most pods have none.
     ports: HashMap<String, Vec<HostPort>>,
     /// Statuses that the API server does not have yet, by uid.
     statuses: HashMap<String, PodStatus>,
@@ -41,10 +41,10 @@ struct Entry {
     share: Share,
 }
 
-/// A pod's part of the sums.
+/// A pod's share of the sums.
 #[derive(Clone, Debug, Default)]
 struct Share {
-    /// None when the pod is over.
+    /// None if the pod has ended.
     requested: Option<Amount>,
     burstable_millis: i64,
     /// Whether the pod has a limit on its disk usage.
@@ -54,13 +54,13 @@ struct Share {
 // === impl Pods ===
 
 impl Pods {
-    /// All of them, in no particular order.
+    /// All pods, in no particular order.
     pub(crate) fn all(&self) -> Vec<Arc<Pod>> {
         self.read().by_uid.values().map(|entry| Arc::clone(&entry.pod)).collect()
     }
 
-    /// What the pods that are not over take of the node, without the pod of this uid.
-    pub(super) fn taken_beside(&self, uid: &str) -> Taken {
+    /// Resources of all pods that have not ended, without the pod with this uid.
+    pub(crate) fn taken_beside(&self, uid: &str) -> Taken {
         let state = self.read();
         let own = state.by_uid.get(uid).and_then(|entry| entry.share.requested);
         let amount = own.unwrap_or_default();
@@ -80,14 +80,14 @@ impl Pods {
         self.read().limited.subscribe()
     }
 
-    /// What the burstable pods request of the processor, in thousandths of a core.
-    pub(super) fn burstable_millis(&self) -> i64 {
+    /// Millicores that burstable pods request.
+    pub(crate) fn burstable_millis(&self) -> i64 {
         self.read().burstable_millis
     }
 
-    pub(super) fn put(&self, uid: &str, pod: &Arc<Pod>) {
+    pub(crate) fn put(&self, uid: &str, pod: &Arc<Pod>) {
         let share = Share::of(pod);
-        let ports: Vec<HostPort> = if over(pod) { Vec::new() } else { host_ports(pod).collect() };
+        let ports: Vec<HostPort> = if has_ended(pod) { Vec::new() } else { host_ports(pod).collect() };
         let mut state = self.write();
         state.add(&share);
         let entry = Entry { pod: Arc::clone(pod), share };
@@ -101,7 +101,7 @@ impl Pods {
         }
     }
 
-    /// Notes a status that the API server does not have yet; none when it has it.
+    /// Stores a status that the API server does not have yet; None after it has it.
     pub(crate) fn report(&self, uid: &str, status: Option<PodStatus>) {
         let mut state = self.write();
         match status {
@@ -110,8 +110,8 @@ impl Pods {
         }
     }
 
-    /// Forgets a pod.
-    pub(super) fn take(&self, uid: &str) {
+    /// Removes a pod.
+    pub(crate) fn take(&self, uid: &str) {
         let mut state = self.write();
         state.ports.remove(uid);
         state.statuses.remove(uid);
@@ -172,7 +172,7 @@ impl Share {
         let requested = pod_requests(pod);
         let is_burstable = qos_class(pod) == QosClass::Burstable;
         Self {
-            requested: (!over(pod)).then_some(requested),
+            requested: (!has_ended(pod)).then_some(requested),
             burstable_millis: if is_burstable { requested.cpu_millis } else { 0 },
             limited: !over(pod) && is_limited(pod),
         }

@@ -1,0 +1,80 @@
+//! Configuration of a node's agent: plain data, passed by value.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use coracle_cni::OverlayConfig;
+use coracle_cri::CgroupDriver;
+use k8s_openapi::api::core::v1::Taint;
+
+use crate::image_gc::ImageGcPolicy;
+use crate::join::{Membership, RequestedServing};
+use crate::node::EvictionThresholds;
+
+/// Configuration of a node's agent.
+#[derive(Clone, Debug)]
+pub struct AgentConfig {
+    /// Name of the node.
+    pub node_name: String,
+    /// Directory of what is kept across boots: pod directories under `pods/`, stored objects under `agent/`, `sealing.key`, `pki/`.
+    pub state_dir: PathBuf,
+    /// Directory of what ends with a boot.
+    pub run_dir: PathBuf,
+    /// Directory of the container logs, with a subdirectory for each pod.
+    pub pod_log_dir: PathBuf,
+    /// The cgroup that contains `kubepods`; `/` is the host's root.
+    pub cgroup_root: String,
+    /// The cgroup driver.
+    pub cgroup_driver: CgroupDriver,
+    /// Address and port of the kubelet API.
+    pub kubelet_listen: SocketAddr,
+    /// Addresses of the node, the primary one first. Empty: found from the routes.
+    pub node_ips: Vec<IpAddr>,
+    /// The host's resolver configuration, for pods with dnsPolicy Default.
+    pub resolv_conf: PathBuf,
+    /// Maximum pods.
+    pub max_pods: u32,
+    /// Maximum processes of a pod. None: no limit.
+    pub pod_pids_limit: Option<i64>,
+    /// Addresses of the cluster's DNS service; empty without one.
+    pub cluster_dns: Vec<IpAddr>,
+    /// The cluster's DNS domain.
+    pub cluster_domain: String,
+    /// Whether to create the Node object if it does not exist.
+    pub register_node: bool,
+    /// Labels of the Node object.
+    pub node_labels: BTreeMap<String, String>,
+    /// Taints of the Node object at its creation.
+    pub node_taints: Vec<Taint>,
+    /// Lease duration in seconds. The agent renews the lease every quarter of that time.
+    pub lease_seconds: u16,
+    /// Thresholds of available resources, below which the node is under pressure.
+    pub eviction: EvictionThresholds,
+    /// Resources reserved for the system, by name (`cpu`, `memory`, `ephemeral-storage`).
+    pub system_reserved: BTreeMap<String, String>,
+    /// Resources reserved for the node's own processes, by name.
+    pub kube_reserved: BTreeMap<String, String>,
+    /// Certificates of the node.
+    pub identity: Identity,
+    /// The CA of client certificates for the kubelet API. None: no client certificate is accepted.
+    pub client_ca: Option<PathBuf>,
+    /// Configuration of the overlay. None: no overlay.
+    pub overlay: Option<OverlayConfig>,
+    /// Settings of image garbage collection.
+    pub image_gc: ImageGcPolicy,
+    /// The kubelet's `CredentialProviderConfig`, and the directory of the programs that it names.
+    pub credential_providers: Option<(PathBuf, PathBuf)>,
+}
+
+/// Source of the node's certificates.
+#[derive(Clone, Debug)]
+pub enum Identity {
+    /// Files of a certificate and its key, which are not renewed.
+    Files(PathBuf, PathBuf),
+    /// Certificates of a joined node, which the agent renews.
+    Joined(Arc<Membership>),
+    /// A serving certificate that is requested from the cluster with the credentials of a kubeconfig, and renewed.
+    Requested(Arc<RequestedServing>),
+}

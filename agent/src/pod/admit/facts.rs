@@ -1,0 +1,40 @@
+//! Inputs of admission, and the form of its rejections.
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+
+use crate::cgroup::resources::Amount;
+use crate::pod::state::Verdict;
+
+/// Inputs of admission.
+pub(crate) struct Facts<'a> {
+    pub(crate) pod: &'a Pod,
+    /// Resources that other pods hold.
+    pub(crate) taken: Taken,
+    /// The Node object, once known.
+    pub(crate) node: Option<&'a Node>,
+    pub(crate) max_pods: usize,
+    /// Resources that pods may use.
+    pub(crate) allocatable: Amount,
+}
+
+/// Resources of a node that pods hold.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Taken {
+    pub(crate) places: usize,
+    pub(crate) requested: Amount,
+    pub(crate) ports: Vec<HostPort>,
+}
+
+/// A host port of a pod.
+#[derive(Clone, Debug)]
+pub(crate) struct HostPort {
+    /// Empty for all addresses.
+    pub(super) ip: String,
+    pub(super) port: i32,
+    pub(super) protocol: String,
+}
+
+/// A rejection with this reason and message.
+pub(super) fn refuse(reason: &str, message: impl Into<String>) -> Verdict {
+    Verdict { reason: reason.to_owned(), message: message.into() }
+}

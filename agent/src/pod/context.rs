@@ -1,0 +1,59 @@
+//! State that all pods of the node share.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use super::events::Recorder;
+use super::eviction::Evictions;
+use super::pods::Pods;
+use super::pull::Providers;
+use super::status::write::StatusWriter;
+use super::user_ids::UserIds;
+use crate::cgroup::resources::Amount;
+use crate::cgroup::{Cgroups, Machine};
+use crate::config::AgentConfig;
+use crate::config_cache::ConfigCache;
+use crate::image_gc::Trigger;
+use crate::runtime::Runtime;
+use crate::service_cache::ServiceCache;
+use crate::source::checkpoint::PodCheckpoint;
+use crate::volume::VolumeContext;
+
+/// State that all pods of the node share.
+pub(crate) struct NodeContext {
+    pub(crate) config: AgentConfig,
+    pub(crate) runtime: Arc<dyn Runtime>,
+    pub(crate) runtime_name: String,
+    pub(crate) configs: ConfigCache,
+    pub(crate) services: ServiceCache,
+    pub(crate) recorder: Recorder,
+    pub(crate) pods: Pods,
+    pub(crate) statuses: StatusWriter,
+    pub(crate) cgroups: Cgroups,
+    pub(crate) volumes: VolumeContext,
+    pub(crate) machine: Machine,
+    /// Resources that pods may use.
+    pub(crate) allocatable: Amount,
+    /// The node's addresses, the primary one first.
+    pub(crate) ips: watch::Receiver<Vec<IpAddr>>,
+    pub(crate) checkpoint: PodCheckpoint,
+    /// Credential provider plugins.
+    pub(crate) providers: Providers,
+    pub(crate) user_ids: UserIds,
+    /// Triggers image garbage collection.
+    pub(crate) image_gc: Trigger,
+    pub(crate) evictions: Evictions,
+}
+
+impl NodeContext {
+    pub(super) fn host_ips(&self) -> Vec<String> {
+        self.ips.borrow().iter().map(ToString::to_string).collect()
+    }
+
+    pub(super) fn seccomp_dir(&self) -> PathBuf {
+        self.config.state_dir.join("seccomp")
+    }
+}

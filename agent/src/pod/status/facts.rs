@@ -1,0 +1,22 @@
+//! Inputs of a pod's status.
+
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use k8s_openapi::jiff::Timestamp;
+
+use crate::pod::state::{ObservedPod, WorkerState};
+
+/// Inputs of a status.
+pub(crate) struct Facts<'a> {
+    pub(crate) pod: &'a Pod,
+    pub(crate) observed: &'a ObservedPod,
+    pub(crate) state: &'a WorkerState,
+    /// The last computed status, for the times of its conditions.
+    pub(crate) last: Option<&'a PodStatus>,
+    /// The node's addresses, primary first.
+    pub(crate) host_ips: &'a [String],
+    /// Name of the container runtime, for container ids.
+    pub(crate) runtime_name: &'a str,
+    pub(crate) now: Timestamp,
+    /// Whether no container runs or will run, so that the final phase can be computed.
+    pub(crate) finished: bool,
+}

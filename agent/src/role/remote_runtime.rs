@@ -1,0 +1,63 @@
+//! The node on another container runtime (`coracle agent --container-runtime-endpoint`): the agent alone, with containerd
+//! or CRI-O behind the CRI.
+//!
+//! The runtime stores images, runs containers and attaches them to a network by its own CNI configuration. Settings of
+//! these parts are rejected at the start.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use coracle_agent::node::PodNetwork;
+use coracle_agent::runtime::{Host, Remote, RuntimeError};
+use coracle_cri::CgroupDriver;
+use coracle_proto::cri;
+use tokio_util::sync::CancellationToken;
+
+use crate::settings::{Credentials, Node};
+
+/// Runs the node until `shutdown`; pods go on after it.
+pub(crate) async fn run(
+    mut node: Node,
+    endpoint: &str,
+    credentials: Credentials,
+    client: kube::Client,
+    shutdown: CancellationToken,
+) -> anyhow::Result<()> {
+    let runtime = Arc::new(Remote::connect(endpoint).await?);
+    check_cgroup_driver(&runtime, node.cgroup_driver).await?;
+    tracing::info!(
+        endpoint,
+        "another container runtime runs the pods: its own settings apply to networks, images, registries and NRI"
+    );
+    tracing::warn!("container logs are not rotated by the agent: the container runtime must do that");
+    // The overlay attaches pods by the network of this process.
+    node.overlay = None;
+    let config = super::node::agent_config(&node, credentials);
+    let network = PodNetwork::of_runtime(Arc::<Remote>::clone(&runtime));
+    coracle_agent::run(config, client, runtime, network, shutdown).await.context("the agent stopped")
+}
+
+/// Both make cgroups of a pod: the agent the parent, the runtime the containers' below it.
+async fn check_cgroup_driver(runtime: &Remote, ours: CgroupDriver) -> anyhow::Result<()> {
+    let theirs = match runtime.runtime_config(cri::RuntimeConfigRequest {}).await {
+        Ok(config) => config.linux.map(|linux| linux.cgroup_driver()),
+        // containerd before 2.0 does not have this call.
+        Err(RuntimeError::Unsupported(_)) => None,
+        Err(error) => return Err(error).context("cannot ask the container runtime for its cgroup driver"),
+    };
+    let (theirs, name) = match theirs {
+        None => {
+            tracing::warn!(
+                "the container runtime does not report its cgroup driver: it must be that of --cgroup-driver"
+            );
+            return Ok(());
+        }
+        Some(cri::CgroupDriver::Systemd) => (CgroupDriver::Systemd, "systemd"),
+        Some(cri::CgroupDriver::Cgroupfs) => (CgroupDriver::Cgroupfs, "cgroupfs"),
+    };
+    anyhow::ensure!(
+        theirs == ours,
+        "the container runtime makes cgroups with {name}: use --cgroup-driver {name}, or change the runtime's setting"
+    );
+    Ok(())
+}

@@ -1,0 +1,105 @@
+//! Exec, attach and port-forward streams: served by the runtime in this process, or forwarded to the streaming server
+//! of a runtime in another process.
+
+use std::convert::Infallible;
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use http::uri::PathAndQuery;
+use http::{Request, Response, StatusCode, Uri, header};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Empty, Full, Limited};
+use hyper::body::Incoming;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+
+use coracle_error_chain::chain;
+
+/// Maximum size in bytes of a response that does not upgrade the connection.
+const REFUSAL_MAX: usize = 1 << 20;
+
+/// The body of a response.
+pub type Body = UnsyncBoxBody<Bytes, Infallible>;
+
+/// Serves exec, attach and port-forward streams that the runtime has prepared.
+pub trait Streams: Send + Sync + 'static {
+    /// Responds to the caller's request, and upgrades its connection if it asks for that. `url` is the result of the
+    /// runtime's Exec, Attach or PortForward.
+    fn stream(&self, url: &str, request: Request<Incoming>) -> BoxFuture<'static, Response<Body>>;
+}
+
+/// Replaces the request's path by the URL's, which contains the token. The caller's query is kept.
+fn retarget(url: &str, request: &mut Request<Incoming>) -> Option<Uri> {
+    let url: Uri = url.parse().ok()?;
+    let query = request.uri().query().or(url.query()).map(|query| format!("?{query}")).unwrap_or_default();
+    let path = PathAndQuery::try_from(format!("{}{query}", url.path())).ok()?;
+    *request.uri_mut() = Uri::from(path);
+    Some(url)
+}
+
+/// 502: the runtime returned an address that is not a URL.
+fn bad_url(url: &str) -> Response<Body> {
+    text(StatusCode::BAD_GATEWAY, format!("the container runtime returned the invalid URL {url:?}"))
+}
+
+/// Streams of a runtime in another process. The bytes are forwarded unchanged.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Proxy;
+
+impl Streams for Proxy {
+    fn stream(&self, url: &str, mut request: Request<Incoming>) -> BoxFuture<'static, Response<Body>> {
+        let url = url.to_owned();
+        Box::pin(async move {
+            let Some(address) =
+                retarget(&url, &mut request).and_then(|url| url.authority().map(ToString::to_string))
+            else {
+                return bad_url(&url);
+            };
+            match forward(&address, request).await {
+                Ok(response) => response,
+                Err(reason) => text(
+                    StatusCode::BAD_GATEWAY,
+                    format!("cannot connect to the container runtime's streaming server: {reason}"),
+                ),
+            }
+        })
+    }
+}
+
+/// Forwards the request, and copies bytes between both connections after an upgrade.
+async fn forward(address: &str, mut request: Request<Incoming>) -> Result<Response<Body>, String> {
+    let said = |error: &dyn std::error::Error| chain(error);
+    let stream = TcpStream::connect(address).await.map_err(|e| said(&e))?;
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| said(&e))?;
+    tokio::spawn(connection.with_upgrades());
+    let mut forwarded = Request::new(Empty::<Bytes>::new());
+    *forwarded.method_mut() = request.method().clone();
+    *forwarded.uri_mut() = request.uri().clone();
+    *forwarded.headers_mut() = request.headers().clone();
+    let host = header::HeaderValue::from_str(address).map_err(|e| said(&e))?;
+    forwarded.headers_mut().insert(header::HOST, host);
+    let mut answer = sender.send_request(forwarded).await.map_err(|e| said(&e))?;
+    if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
+        let (head, body) = answer.into_parts();
+        let body = Limited::new(body, REFUSAL_MAX).collect().await.map_err(|e| said(&*e))?.to_bytes();
+        return Ok(Response::from_parts(head, http_body_util::Full::new(body).boxed_unsync()));
+    }
+    let (theirs, ours) = (hyper::upgrade::on(&mut answer), hyper::upgrade::on(&mut request));
+    tokio::spawn(async move {
+        if let (Ok(theirs), Ok(ours)) = tokio::join!(theirs, ours) {
+            // A stream ends when either end closes it.
+            let _ = tokio::io::copy_bidirectional(&mut TokioIo::new(theirs), &mut TokioIo::new(ours)).await;
+        }
+    });
+    Ok(answer.map(|_| Empty::new().boxed_unsync()))
+}
+
+/// A response of one line of text.
+fn text(status: StatusCode, text: String) -> Response<Body> {
+    let mut response = Response::new(Full::new(Bytes::from(text)).boxed_unsync());
+    *response.status_mut() = status;
+    let kind = header::HeaderValue::from_static("text/plain; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}

@@ -1,0 +1,42 @@
+//! State that the kubelet API answers from.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+
+use super::access::Access;
+use crate::runtime::{Runtime, Streams};
+
+/// The pods of this node, as pod sync has them.
+pub trait PodView: Send + Sync + 'static {
+    /// All pods.
+    fn pods(&self) -> Vec<Arc<Pod>>;
+
+    /// The pod of this name.
+    fn pod(&self, namespace: &str, name: &str) -> Option<Arc<Pod>> {
+        let is = |pod: &Arc<Pod>| {
+            pod.metadata.namespace.as_deref() == Some(namespace) && pod.metadata.name.as_deref() == Some(name)
+        };
+        self.pods().into_iter().find(is)
+    }
+
+    /// The pod's status on this node, if the API server does not have it yet.
+    fn status(&self, _uid: &str) -> Option<PodStatus> {
+        None
+    }
+}
+
+/// The sources of responses.
+#[derive(Clone)]
+pub struct Backend {
+    /// Pods.
+    pub pods: Arc<dyn PodView>,
+    /// Containers and images.
+    pub runtime: Arc<dyn Runtime>,
+    /// Exec, attach and port-forward.
+    pub streams: Arc<dyn Streams>,
+    /// Authentication and authorization.
+    pub access: Arc<Access>,
+    /// The agent's settings in the form of a KubeletConfiguration.
+    pub configuration: Arc<serde_json::Value>,
+}

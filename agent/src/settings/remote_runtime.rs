@@ -1,0 +1,61 @@
+//! Settings that another container runtime (`--container-runtime-endpoint`) does not honour.
+
+use super::NodeSettings;
+use super::field::variable;
+use super::sources::Sources;
+use super::table::{Flags, Table};
+
+/// Settings of networks, images and containers, which another container runtime has itself.
+const OF_THE_BUILT_IN_RUNTIME: [&str; 20] = [
+    "cni-conf-dir",
+    "cni-bin-dir",
+    "bridge",
+    "nft-table",
+    "mtu",
+    "overlay",
+    "overlay-interface",
+    "overlay-vni",
+    "overlay-port",
+    "overlay-udp-port",
+    "overlay-direct-routing",
+    "overlay-route-protocol",
+    "pinned-image",
+    "registry-config-dir",
+    "nri-socket",
+    "nri-plugin-dir",
+    "nri-plugin-config-dir",
+    "container-log-max-size",
+    "container-log-max-files",
+    "streaming-connection-idle-timeout",
+];
+
+/// The names of such settings that a flag, the environment or the file sets.
+pub(super) fn ignored(flags: &Flags<NodeSettings>, sources: &Sources) -> Vec<&'static str> {
+    let is_set = |name: &'static str| {
+        flags.given().contains_key(name)
+            || sources.environment.contains_key(&variable(name))
+            || sources.file.get(NodeSettings::KEY, name).is_some()
+    };
+    OF_THE_BUILT_IN_RUNTIME.into_iter().filter(|name| is_set(name)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_name_is_a_setting() {
+        let known: Vec<&str> = NodeSettings::FIELDS.iter().flat_map(|field| field.names()).collect();
+        for name in OF_THE_BUILT_IN_RUNTIME {
+            assert!(known.contains(&name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_setting_counts_only_when_it_is_set() {
+        let flags = Flags::default();
+        assert!(ignored(&flags, &Sources::default()).is_empty());
+        let variables = [("CORACLE_BRIDGE".into(), "b".into()), ("CORACLE_MAX_PODS".into(), "9".into())];
+        assert_eq!(ignored(&flags, &Sources::new(variables)), ["bridge"]);
+    }
+}

@@ -1,0 +1,130 @@
+//! Errors of volumes. Their texts are those of the kubelet's events.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::downward::FieldError;
+
+/// Why a volume is not available. [`VolumeError::event`] has the text of the event.
+#[derive(Debug, thiserror::Error)]
+pub enum VolumeError {
+    /// The pod has no uid or namespace yet.
+    #[error("pod has no uid or no namespace")]
+    NoIdentity,
+    /// The name is not usable as a directory's name.
+    #[error("volume name {0:?} is not allowed")]
+    Name(String),
+    /// The volume's type is not supported.
+    #[error(
+        "MountVolume.SetUp failed for volume \"{volume}\" : volume type {kind} is not supported by this node"
+    )]
+    Unsupported {
+        /// Name of the volume.
+        volume: String,
+        /// Name of the field that is set.
+        kind: &'static str,
+    },
+    /// A volume cannot be created.
+    #[error("MountVolume.SetUp failed for volume \"{volume}\" : {reason}")]
+    SetUp {
+        /// Name of the volume.
+        volume: String,
+        /// Cause.
+        reason: SetUpError,
+    },
+    /// The directory of all volumes cannot be prepared.
+    #[error("cannot prepare {path}")]
+    Prepare {
+        /// The directory.
+        path: PathBuf,
+        /// Cause.
+        #[source]
+        source: io::Error,
+    },
+    /// Volumes of a removed pod cannot be removed.
+    #[error("cannot remove {path}")]
+    Remove {
+        /// The directory.
+        path: PathBuf,
+        /// Cause.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Why one volume cannot be created.
+#[derive(Debug, thiserror::Error)]
+pub enum SetUpError {
+    /// The object does not exist.
+    #[error("{kind} {name:?} not found")]
+    NotFound {
+        /// `configmap` or `secret`.
+        kind: &'static str,
+        /// Name of the object.
+        name: String,
+    },
+    /// The object does not have the key.
+    #[error("{}references non-existent {} key: {key}", if *kind == "secret" { "" } else { "configmap " }, if *kind == "secret" { "secret" } else { "config" })]
+    NoKey {
+        /// `configmap` or `secret`.
+        kind: &'static str,
+        /// The key.
+        key: String,
+    },
+    /// The API server did not respond.
+    #[error("failed to get {kind} {name:?}: {reason}")]
+    Unavailable {
+        /// `configmap` or `secret`.
+        kind: &'static str,
+        /// Name of the object.
+        name: String,
+        /// The client's error with all causes.
+        reason: String,
+    },
+    /// The API server did not issue a token.
+    #[error("failed to fetch token: {0}")]
+    Token(String),
+    /// The path of an item leads out of the volume.
+    #[error("invalid path {0:?}: must be relative and must not contain \"..\"")]
+    Path(String),
+    /// The downward API does not have the field.
+    #[error(transparent)]
+    Field(#[from] FieldError),
+    /// The host path has another type.
+    #[error("hostPath type check failed: {path} is not {wanted}")]
+    HostPathType {
+        /// The host path.
+        path: String,
+        /// The required type.
+        wanted: &'static str,
+    },
+    /// A system call failed.
+    #[error("{what} {path}")]
+    Io {
+        /// The operation.
+        what: &'static str,
+        /// The path.
+        path: PathBuf,
+        /// Cause.
+        #[source]
+        source: io::Error,
+    },
+}
+
+// === impl VolumeError ===
+
+impl VolumeError {
+    /// Reason and message of the pod's event.
+    pub fn event(&self) -> (&'static str, String) {
+        ("FailedMount", coracle_error_chain::chain(self))
+    }
+}
+
+// === impl SetUpError ===
+
+impl SetUpError {
+    pub(super) fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SetUpError {
+        let path = path.to_owned();
+        move |source| SetUpError::Io { what, path, source }
+    }
+}

@@ -1,0 +1,332 @@
+//! The agent on another container runtime, by the CRI: containerd as Debian packages it, and CRI-O as published.
+//!
+//! Building CRI-O takes minutes: `scripts/test-crio` does that, and runs its test.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr, reason = "a test panics")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use coracle_integration::{Host, Machine, Nodes, eventually, on_a_machine};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+const NODE: &str = "node-1";
+/// The machine's registry, as the nodes reach it.
+const REGISTRY: &str = "192.0.2.1:5005";
+
+/// A container runtime on a node's machine.
+struct Runtime {
+    process: Child,
+    /// Runs a program on the machine; the namespaces are the runtime's own.
+    enter: Vec<String>,
+    dir: PathBuf,
+}
+
+fn run(program: &str, arguments: &[&str]) {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// A CNI list of Debian's plugins: pods of this node have addresses of 10.77.0.0/24.
+fn write_network(dir: &Path) {
+    let ipam = json!({"type": "host-local", "dataDir": dir.join("addresses"),
+        "ranges": [[{"subnet": "10.77.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]});
+    let list = json!({"cniVersion": "1.0.0", "name": "web", "plugins": [
+        {"type": "bridge", "bridge": "web0", "isGateway": true, "ipam": ipam}]});
+    fs::create_dir_all(dir.join("net.d")).unwrap();
+    fs::write(dir.join("net.d/10-web.conflist"), list.to_string()).unwrap();
+}
+
+/// The image of containerd's sandboxes: a process that sleeps.
+fn push_pause(machine: &Machine) {
+    let layout = machine.path("pause");
+    let root = machine.path("pause.root");
+    fs::create_dir_all(&root).unwrap();
+    fs::write(root.join("pause"), "").unwrap();
+    let repository = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    let pack = repository.join("scripts/oci-layout");
+    let base = repository.join("target/images/busybox");
+    let [pack, base, root, out] = [&pack, &base, &root, &layout].map(|path| path.to_str().unwrap());
+    run(pack, &[root, out, "--base", base, "--cmd", "sleep", "1000000"]);
+    let to = format!("docker://{REGISTRY}/library/pause:latest");
+    run(
+        "skopeo",
+        &[
+            "--insecure-policy",
+            "copy",
+            "--quiet",
+            "--dest-tls-verify=false",
+            &format!("oci:{out}:latest"),
+            &to,
+        ],
+    );
+}
+
+// === impl Runtime ===
+
+impl Runtime {
+    /// Starts containerd in `dir`, with the registry and network of the test.
+    fn containerd(host: &Host, dir: &Path, mirrors: &Path) -> (PathBuf, Self) {
+        write_network(dir);
+        let path = |name: &str| dir.join(name).to_str().unwrap().to_owned();
+        let config = format!(
+            "version = 2\nroot = '{root}'\nstate = '{state}'\ndisabled_plugins = ['io.containerd.internal.v1.opt']\n\
+             [grpc]\naddress = '{socket}'\n[ttrpc]\naddress = '{socket}.ttrpc'\n\
+             [plugins.'io.containerd.grpc.v1.cri']\nsandbox_image = '{REGISTRY}/library/pause:latest'\n\
+             [plugins.'io.containerd.grpc.v1.cri'.cni]\nbin_dir = '/usr/lib/cni'\nconf_dir = '{lists}'\n\
+             [plugins.'io.containerd.grpc.v1.cri'.registry]\nconfig_path = '{mirrors}'\n",
+            root = path("containerd"),
+            state = path("containerd.run"),
+            socket = path("containerd.sock"),
+            lists = path("net.d"),
+            mirrors = mirrors.display(),
+        );
+        let plain = mirrors.join(REGISTRY);
+        fs::create_dir_all(&plain).unwrap();
+        fs::write(plain.join("hosts.toml"), format!("server = 'http://{REGISTRY}'\n")).unwrap();
+        fs::write(dir.join("containerd.toml"), config).unwrap();
+        let mut command = host.command("containerd");
+        command.args(["--config", &path("containerd.toml")]);
+        Self::started(host, dir, "containerd.sock", command)
+    }
+
+    /// Starts CRI-O in `dir`, with the registry and network of the test.
+    fn crio(host: &Host, dir: &Path, _mirrors: &Path) -> (PathBuf, Self) {
+        write_network(dir);
+        let tools = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/tools/crio"));
+        assert!(tools.join("crio").exists(), "run scripts/crio");
+        let path = |name: &str| dir.join(name).to_str().unwrap().to_owned();
+        let registries = format!(
+            "unqualified-search-registries = ['docker.io']\n[[registry]]\nprefix = 'docker.io'\nlocation = '{REGISTRY}'\n\
+             insecure = true\n"
+        );
+        let config = format!(
+            "[crio]\nroot = '{root}'\nrunroot = '{run}/storage'\nstorage_driver = 'overlay'\nlog_dir = '{run}/logs'\n\
+             version_file = '{run}/version'\nversion_file_persist = '{root}.version'\n\
+             clean_shutdown_file = '{root}.clean'\n[crio.api]\nlisten = '{socket}'\n\
+             [crio.runtime]\ncgroup_manager = 'cgroupfs'\nconmon_cgroup = 'pod'\ndefault_runtime = 'runc'\n\
+             pinns_path = '{pinns}'\nnamespaces_dir = '{run}/ns'\nhooks_dir = []\n\
+             container_exits_dir = '{run}/exits'\ncontainer_attach_socket_dir = '{run}/attach'\n\
+             [crio.runtime.runtimes.runc]\nruntime_path = '/usr/sbin/runc'\nruntime_root = '{run}/runc'\n\
+             monitor_path = '/usr/bin/conmon'\nmonitor_cgroup = 'pod'\n\
+             [crio.image]\npause_image = '{REGISTRY}/library/pause:latest'\nsignature_policy = '{policy}'\n\
+             [crio.network]\nnetwork_dir = '{lists}'\nplugin_dirs = ['/usr/lib/cni']\n",
+            root = path("crio"),
+            run = path("crio.run"),
+            socket = path("crio.sock"),
+            pinns = tools.join("pinns").display(),
+            policy = path("policy.json"),
+            lists = path("net.d"),
+        );
+        let policy = json!({"default": [{"type": "insecureAcceptAnything"}]}).to_string();
+        for (name, text) in [("registries.conf", registries), ("crio.conf", config), ("policy.json", policy)]
+        {
+            fs::write(dir.join(name), text).unwrap();
+        }
+        fs::create_dir_all(dir.join("none")).unwrap();
+        let mut command = host.command(tools.join("crio"));
+        command.args(["--config", &path("crio.conf"), "--config-dir", &path("none"), "--log-level", "info"]);
+        command.env("CONTAINERS_REGISTRIES_CONF", path("registries.conf"));
+        Self::started(host, dir, "crio.sock", command)
+    }
+
+    fn started(host: &Host, dir: &Path, socket: &str, mut command: Command) -> (PathBuf, Self) {
+        // What the agent mounts for pods the runtime must see, as on a machine that systemd sets up.
+        host.run("mount", &["--make-rshared", "/"]);
+        let log = fs::File::create(dir.join("runtime.log")).unwrap();
+        command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+        let process = command.spawn().unwrap();
+        let crictl = Machine::tool("crictl", "scripts/critest tools");
+        let socket = dir.join(socket);
+        let endpoint = format!("unix://{}", socket.display());
+        let mut enter = vec!["nsenter".to_owned()];
+        let namespaces = format!("/proc/{}/ns", host.pid());
+        enter.extend([
+            format!("--net={namespaces}/net"),
+            format!("--mount={namespaces}/mnt"),
+            "--".to_owned(),
+        ]);
+        enter.extend([crictl.to_str().unwrap().to_owned(), "--timeout".to_owned(), "60s".to_owned()]);
+        enter.extend(["-r".to_owned(), endpoint.clone(), "-i".to_owned(), endpoint]);
+        let runtime = Self { process, enter, dir: dir.to_owned() };
+        eventually("the runtime", 60, || runtime.try_crictl(&["version"]).status.success().then_some(()));
+        (socket, runtime)
+    }
+
+    fn try_crictl(&self, arguments: &[&str]) -> Output {
+        Command::new(&self.enter[0])
+            .args(&self.enter[1..])
+            .args(arguments)
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
+    }
+
+    fn crictl(&self, arguments: &[&str]) -> String {
+        let output = self.try_crictl(arguments);
+        assert!(output.status.success(), "crictl {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    }
+}
+
+impl Drop for Runtime {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = fs::read_to_string(self.dir.join("runtime.log")).unwrap_or_default();
+            let lines: Vec<&str> = log.lines().rev().take(40).collect();
+            eprintln!("--- the end of the runtime's log:");
+            lines.iter().rev().for_each(|line| eprintln!("{line}"));
+        }
+        let _ = self.try_crictl(&["rmp", "--all", "--force"]);
+        self.process.kill().ok();
+        self.process.wait().ok();
+    }
+}
+
+/// A container of busybox that runs a shell's script.
+fn shell(name: &str, script: &str) -> Value {
+    json!({"name": name, "image": "busybox", "imagePullPolicy": "IfNotPresent", "command": ["sh", "-c", script]})
+}
+
+fn pod(name: &str, spec: &Value) -> String {
+    let mut spec = spec.clone();
+    spec["terminationGracePeriodSeconds"] = 1.into();
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}).to_string()
+}
+
+/// The first value that a look at a pod gives.
+fn until<T>(nodes: &Nodes, name: &str, what: &str, look: impl Fn(&Value) -> Option<T>) -> T {
+    eventually(&format!("{name}: {what}"), 120, || look(&nodes.get(&["pod", name])))
+}
+
+fn ready(pod: &Value) -> Option<()> {
+    let conditions = pod["status"]["conditions"].as_array()?;
+    conditions.iter().any(|c| c["type"] == "Ready" && c["status"] == "True").then_some(())
+}
+
+fn pods_run_on(nodes: &mut Nodes, runtime: &Runtime, name: &str) {
+    nodes.wait_ready();
+    let version = nodes.get(&["node", NODE])["status"]["nodeInfo"]["containerRuntimeVersion"].clone();
+    assert!(version.as_str().unwrap().starts_with(name), "{version}");
+    a_pod_is_configured_probed_and_reached(nodes);
+    containers_end_and_start_again(nodes);
+    an_agent_that_restarts_finds_its_pods(nodes);
+    usage_is_reported(nodes);
+    let settings = nodes.agents()[0].log();
+    assert!(settings.contains("another container runtime runs the pods"), "{settings}");
+    nodes.kubectl(&["delete", "pods", "--all"]);
+    eventually("all to be removed", 60, || runtime.crictl(&["pods", "-q"]).is_empty().then_some(()));
+}
+
+/// Init containers, a secret and environment, probes by HTTP and command, exec, logs and port-forward.
+fn a_pod_is_configured_probed_and_reached(nodes: &Nodes) {
+    nodes.kubectl(&["create", "secret", "generic", "s", "--from-literal=word=secret"]);
+    let mut web = shell("web", "cp /made/page /tmp/; echo started; exec httpd -f -p 80 -h /tmp");
+    web["volumeMounts"] = json!([{"name": "made", "mountPath": "/made"}, {"name": "s", "mountPath": "/s"}]);
+    web["env"] = json!([{"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]);
+    web["readinessProbe"] = json!({"httpGet": {"path": "/page", "port": 80}, "periodSeconds": 1});
+    web["livenessProbe"] = json!({"exec": {"command": ["test", "-e", "/tmp/page"]}, "periodSeconds": 1});
+    let mut init = shell("init", "echo hello > /made/page");
+    init["volumeMounts"] = json!([{"name": "made", "mountPath": "/made"}]);
+    let volumes = json!([{"name": "made", "emptyDir": {}}, {"name": "s", "secret": {"secretName": "s"}}]);
+    nodes.apply(&pod("web", &json!({"initContainers": [init], "containers": [web], "volumes": volumes})));
+    until(nodes, "web", "to be ready", ready);
+    let ip = nodes.get(&["pod", "web"])["status"]["podIP"].as_str().unwrap().to_owned();
+    assert!(ip.starts_with("10.77.0."), "{ip}");
+    assert_eq!(
+        nodes.kubectl(&["exec", "web", "--", "sh", "-c", "cat /s/word; echo :$IP"]),
+        format!("secret:{ip}\n")
+    );
+    assert_eq!(nodes.try_kubectl(&["exec", "web", "--", "sh", "-c", "exit 7"]).status.code(), Some(7));
+    assert_eq!(nodes.kubectl(&["logs", "web"]), "started\n");
+    assert!(nodes.in_a_terminal(&["exec", "-it", "web", "--", "tty"]).contains("/dev/pts/0"));
+}
+
+/// Exit codes, restarts after a failure, the log of the container before, and a liveness probe that fails.
+fn containers_end_and_start_again(nodes: &Nodes) {
+    nodes.apply(&pod(
+        "job",
+        &json!({"restartPolicy": "Never", "containers": [shell("c", "echo end; exit 3")]}),
+    ));
+    let code = until(nodes, "job", "to end", |pod| {
+        (pod["status"]["phase"] == "Failed")
+            .then(|| pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"].clone())
+    });
+    assert_eq!(code, 3);
+    assert_eq!(nodes.kubectl(&["logs", "job"]), "end\n");
+    let mut sick = shell("c", "echo life; sleep 1000");
+    sick["livenessProbe"] =
+        json!({"exec": {"command": ["false"]}, "periodSeconds": 1, "failureThreshold": 1});
+    nodes.apply(&pod("sick", &json!({"containers": [sick]})));
+    until(nodes, "sick", "to be restarted", |pod| {
+        (pod["status"]["containerStatuses"][0]["restartCount"].as_i64()? > 0).then_some(())
+    });
+    assert_eq!(nodes.kubectl(&["logs", "--previous", "sick"]), "life\n");
+    nodes.kubectl(&["delete", "pod", "sick"]);
+}
+
+fn an_agent_that_restarts_finds_its_pods(nodes: &mut Nodes) {
+    let container = |nodes: &Nodes| nodes.get(&["pod", "web"])["status"]["containerStatuses"][0].clone();
+    let before = container(nodes);
+    nodes.agent(NODE).end(Signal::SIGKILL);
+    nodes.agent(NODE).start();
+    // A pod that the new agent starts shows that it serves.
+    nodes.apply(&pod("later", &json!({"containers": [shell("c", "sleep 1000")]})));
+    until(nodes, "later", "to be ready", ready);
+    let after = container(nodes);
+    assert_eq!((&before["containerID"], before["restartCount"].as_i64()), (&after["containerID"], Some(0)));
+    assert_eq!(after["restartCount"], 0);
+    assert_eq!(nodes.kubectl(&["exec", "web", "--", "cat", "/tmp/page"]), "hello\n");
+}
+
+fn usage_is_reported(nodes: &Nodes) {
+    let path = format!("/api/v1/nodes/{NODE}/proxy/stats/summary");
+    eventually("usage of the pod", 60, || {
+        let output = nodes.try_kubectl(&["get", "--raw", &path]);
+        let summary: Value = serde_json::from_slice(&output.stdout).ok()?;
+        let pods = summary["pods"].as_array()?;
+        let web = pods.iter().find(|pod| pod["podRef"]["name"] == "web")?;
+        (web["containers"][0]["memory"]["workingSetBytes"].as_u64()? > 0).then_some(())
+    });
+}
+
+#[test]
+fn pods_run_on_containerd() {
+    on_a_machine(|machine| {
+        let mut nodes = Nodes::alone(machine, "10.42.0.0/16", &[]);
+        push_pause(machine);
+        let runtime = nodes.add_on(1, Runtime::containerd);
+        pods_run_on(&mut nodes, &runtime, "containerd://");
+    });
+}
+
+#[test]
+#[ignore = "needs CRI-O (scripts/test-crio)"]
+fn pods_run_on_crio() {
+    on_a_machine(|machine| {
+        let mut nodes = Nodes::alone(machine, "10.42.0.0/16", &[]);
+        push_pause(machine);
+        let runtime = nodes.add_on(1, Runtime::crio);
+        pods_run_on(&mut nodes, &runtime, "cri-o://");
+    });
+}
+
+#[test]
+fn what_another_runtime_does_not_honour_is_rejected() {
+    on_a_machine(|machine| {
+        let agent = |flags: &[&str]| {
+            let mut command = Command::new(Machine::coracle());
+            command.args(["agent", "--kubeconfig", "/nonexistent", "--container-runtime-endpoint"]);
+            command.arg("--state-dir").arg(machine.path("state")).arg("--run-dir").arg(machine.path("run"));
+            let output = command.args(flags).output().unwrap();
+            assert!(!output.status.success());
+            String::from_utf8_lossy(&output.stderr).into_owned()
+        };
+        let said = agent(&["unix:///nonexistent.sock", "--bridge", "b0", "--container-log-max-files", "3"]);
+        assert!(
+            said.contains("bridge, container-log-max-files cannot be set with --container-runtime-endpoint"),
+            "{said}"
+        );
+    });
+}
