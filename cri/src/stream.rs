@@ -46,6 +46,10 @@ use crate::tables::Tables;
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use self::spdy::fuzz as fuzz_spdy;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use self::spdy_command::fuzz as fuzz_resize;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use self::websocket::fuzz as fuzz_websocket;
 
 /// Body of a response: a short text. Streams use the upgraded connection.
 pub type BoxBody = Full<Bytes>;
