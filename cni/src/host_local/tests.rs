@@ -232,6 +232,7 @@ fn the_directory_is_listed_only_after_changes_of_others() {
         del(&format!("a{number}"), address);
     }
     // More than a clock tick of kernels without exact times of modification.
+    #[expect(clippy::disallowed_methods, reason = "time itself is what the test needs")]
     std::thread::sleep(std::time::Duration::from_millis(30));
     fs::remove_file(dir.path().join("net").join(first.to_string())).unwrap();
     assert_eq!(add("after").1, 1, "another process changed the directory");
