@@ -108,7 +108,7 @@ fn snapshot(call: &Call, scope: &Scope) -> Result<(Vec<Arc<Object>>, u64)> {
     Ok((found, newest))
 }
 
-/// Whether a name alone tells the object: it has no namespace, or the request names one.
+/// Whether a name alone identifies the object: the kind is cluster-scoped, or the request has a namespace.
 fn is_single(call: &Call) -> bool {
     !call.kind.namespaced || !call.namespace().is_empty()
 }

@@ -188,8 +188,9 @@ impl Plan {
         let Some(new) = &history.new else { return };
         let next = history.next_revision();
         let annotations = revision::missing_annotations(deployment, new, next);
-        let wanted = deployment.spec.min_ready_seconds.unwrap_or_default();
-        let min_ready_seconds = (new.spec.min_ready_seconds.unwrap_or_default() != wanted).then_some(wanted);
+        let desired = deployment.spec.min_ready_seconds.unwrap_or_default();
+        let min_ready_seconds =
+            (new.spec.min_ready_seconds.unwrap_or_default() != desired).then_some(desired);
         if !annotations.is_empty() || min_ready_seconds.is_some() {
             let update = self.update_of(new);
             update.annotations.extend(annotations);

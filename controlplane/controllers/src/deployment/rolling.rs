@@ -129,9 +129,9 @@ pub(crate) fn shrink_old(deployment: &Deployment, history: &History) -> Vec<Size
 
 /// Whether the deployment's size changed since its sets were last scaled.
 pub(crate) fn is_rescaled(deployment: &Deployment, history: &History) -> bool {
-    let wanted = desired(deployment);
+    let desired = desired(deployment);
     let mut active = history.all().filter(|set| size(set) > 0);
-    active.any(|set| number(&**set, DESIRED_REPLICAS).is_some_and(|written| written != wanted))
+    active.any(|set| number(&**set, DESIRED_REPLICAS).is_some_and(|written| written != desired))
 }
 
 /// New sizes after the deployment's size changed, also during a rollout: in proportion, so that a rollout does not
@@ -197,11 +197,11 @@ fn fraction(deployment: &Deployment, bounds: Bounds, set: &ReplicaSet) -> i32 {
     }
     let whole = number(set, MAX_REPLICAS).filter(|whole| *whole != 0).or(deployment.status.replicas);
     let Some(whole) = whole.filter(|whole| *whole != 0) else { return 0 };
-    let wanted = f64::from(size(set)) * f64::from(bounds.most()) / f64::from(whole);
+    let desired = f64::from(size(set)) * f64::from(bounds.most()) / f64::from(whole);
     // Pod counts are far below the limits of a float and of an i32.
     #[expect(clippy::cast_possible_truncation, reason = "rounded to a pod count")]
-    let wanted = wanted.round() as i32;
-    wanted - size(set)
+    let desired = desired.round() as i32;
+    desired - size(set)
 }
 
 /// Old sets that still have pods, each with desired size 0.

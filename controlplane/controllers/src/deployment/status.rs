@@ -110,8 +110,8 @@ fn progress(
 
 /// Whether all pods have the new template and are available.
 pub(crate) fn is_complete(deployment: &Deployment, status: &DeploymentStatus) -> bool {
-    let wanted = desired(deployment);
-    let is = |count: Option<i32>| count.unwrap_or_default() == wanted;
+    let desired = desired(deployment);
+    let is = |count: Option<i32>| count.unwrap_or_default() == desired;
     is(status.updated_replicas)
         && is(status.replicas)
         && is(status.available_replicas)

@@ -98,9 +98,9 @@ impl World {
     fn one_pod(&mut self) -> bool {
         for set in &mut self.sets {
             set.status.observed_generation = set.metadata.generation;
-            let wanted = set.spec.replicas.unwrap();
-            if set.status.replicas != wanted {
-                set.status.replicas += (wanted - set.status.replicas).signum();
+            let desired = set.spec.replicas.unwrap();
+            if set.status.replicas != desired {
+                set.status.replicas += (desired - set.status.replicas).signum();
                 let ready = set.status.ready_replicas.unwrap_or_default().min(set.status.replicas);
                 set.status.ready_replicas = Some(ready);
                 set.status.available_replicas = Some(ready);

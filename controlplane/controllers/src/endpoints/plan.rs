@@ -88,16 +88,15 @@ fn ports(service: &Service, pod: &Pod) -> Vec<EndpointPort> {
 }
 
 fn target(port: &ServicePort, pod: &Pod) -> Option<i32> {
-    let wanted = match &port.target_port {
+    let name = match &port.target_port {
         None | Some(IntOrString::Int(0)) => return Some(port.port),
         Some(IntOrString::Int(number)) => return Some(*number),
         Some(IntOrString::String(name)) => name,
     };
     let protocol = |protocol: &Option<String>| protocol.clone().unwrap_or_else(|| "TCP".to_owned());
     let all = pod.spec.containers.iter().filter_map(|container| container.ports.as_ref()).flatten();
-    let mut fitting = all.filter(|own| {
-        own.name.as_ref() == Some(wanted) && protocol(&own.protocol) == protocol(&port.protocol)
-    });
+    let mut fitting = all
+        .filter(|own| own.name.as_ref() == Some(name) && protocol(&own.protocol) == protocol(&port.protocol));
     fitting.next().map(|own| own.container_port)
 }
 

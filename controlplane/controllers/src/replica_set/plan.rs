@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_values::label_selector::{LabelSelector, has_all};
+use coracle_values::label_selector::{LabelSelector, Labels, has_all};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{ReplicaSetCondition, ReplicaSetStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -63,12 +63,12 @@ pub(crate) fn plan(snapshot: Snapshot<'_>) -> Plan {
     if set.is_being_deleted() || !plan.adopt.is_empty() {
         return plan;
     }
-    let wanted = usize::try_from(wanted(set)).unwrap_or_default();
+    let desired = usize::try_from(desired(set)).unwrap_or_default();
     plan.change = match active.len() {
-        have if have < wanted => Change::Create((wanted - have).min(BURST)),
-        have if have > wanted => {
+        have if have < desired => Change::Create((desired - have).min(BURST)),
+        have if have > desired => {
             rank::by_dispensability(&mut active, &neighbours, now);
-            active.truncate((have - wanted).min(BURST));
+            active.truncate((have - desired).min(BURST));
             Change::Delete(active)
         }
         _ => Change::Nothing,
@@ -77,7 +77,7 @@ pub(crate) fn plan(snapshot: Snapshot<'_>) -> Plan {
 }
 
 /// `spec.replicas` of the set.
-pub(crate) fn wanted(set: &ReplicaSet) -> i32 {
+pub(crate) fn desired(set: &ReplicaSet) -> i32 {
     set.spec.replicas.unwrap_or(1)
 }
 
@@ -86,8 +86,8 @@ pub(crate) fn is_active(pod: &Pod) -> bool {
     !pod.finished() && !pod.is_being_deleted()
 }
 
-/// Whether a change of a pod can change the plan or the status of a replica set. Most changes of a starting pod cannot, and
-/// each look at a set costs as much as it has pods.
+/// Whether a change of a pod can change the plan or the status of a replica set. Most changes of a starting pod cannot,
+/// and the cost of a reconcile grows with the number of the set's pods.
 pub(crate) fn is_relevant(old: &Pod, new: &Pod) -> bool {
     is_active(old) != is_active(new)
         || old.ready_since() != new.ready_since()
@@ -96,9 +96,9 @@ pub(crate) fn is_relevant(old: &Pod, new: &Pod) -> bool {
         || old.uid() != new.uid()
 }
 
-fn labels(pod: &Pod) -> &BTreeMap<String, String> {
-    const NONE: &BTreeMap<String, String> = &BTreeMap::new();
-    pod.metadata.labels.as_ref().unwrap_or(NONE)
+/// The labels of a pod; None if it has none.
+fn labels(pod: &Pod) -> Option<&Labels> {
+    pod.metadata.labels.as_ref().filter(|labels| !labels.is_empty())
 }
 
 /// A failed change of the number of pods.

@@ -63,8 +63,8 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     }
     let pods = pods(context, &set);
     // Neighbours matter only for deletions, and most reconciles delete no pods.
-    let wanted = usize::try_from(plan::wanted(&set)).unwrap_or_default();
-    let neighbours = if pods.len() > wanted { neighbours(context, &set) } else { HashMap::new() };
+    let desired = usize::try_from(plan::desired(&set)).unwrap_or_default();
+    let neighbours = if pods.len() > desired { neighbours(context, &set) } else { HashMap::new() };
     let snapshot = Snapshot { set: &set, selector: &selector, pods, neighbours, now: Timestamp::now() };
     let plan = plan::plan(snapshot);
     release(context, &set, &plan.release).await?;
