@@ -12,7 +12,7 @@ pub enum Error {
     /// The network has no pod address range yet.
     #[error("the network is not ready: {reason}")]
     NotReady {
-        /// The reason.
+        /// What is missing.
         reason: String,
     },
     /// The network is not ready, and attached sandboxes may have lost their connection, too.
@@ -34,7 +34,7 @@ pub enum Error {
     AddressTaken {
         /// The address.
         address: std::net::IpAddr,
-        /// The owner.
+        /// Who has it.
         owner: String,
     },
     /// The requested hardware address belongs to another sandbox of the network.
@@ -42,7 +42,7 @@ pub enum Error {
     MacTaken {
         /// The address.
         mac: String,
-        /// The owner.
+        /// Who has it.
         owner: String,
     },
     /// A sandbox requests a capability that no plugin of its network declares.
@@ -76,7 +76,7 @@ pub enum Error {
     InvalidField {
         /// The field, with the path to it.
         field: String,
-        /// The reason.
+        /// What is wrong with it.
         reason: String,
     },
     /// An unknown or unsupported field of a network configuration.
@@ -98,7 +98,7 @@ pub enum Error {
     Decode {
         /// The kind of document.
         what: &'static str,
-        /// The reason.
+        /// What is wrong with it.
         reason: String,
     },
     /// A missing or invalid environment variable of a plugin.
@@ -106,7 +106,7 @@ pub enum Error {
     Environment {
         /// Its name.
         variable: &'static str,
-        /// The reason.
+        /// What is wrong with it.
         reason: String,
     },
     /// CHECK found a difference from the result of ADD.
@@ -210,7 +210,7 @@ pub enum Error {
     Configuration {
         /// The list's file.
         path: PathBuf,
-        /// The reason.
+        /// What is wrong with it.
         reason: String,
     },
     /// A file could not be read or written.

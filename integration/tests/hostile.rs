@@ -12,8 +12,6 @@
 mod access;
 #[path = "hostile/api_load.rs"]
 mod api_load;
-#[path = "hostile/apparmor.rs"]
-mod apparmor;
 #[path = "hostile/container.rs"]
 mod container;
 #[path = "hostile/cve.rs"]

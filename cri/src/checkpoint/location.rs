@@ -11,8 +11,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::archive;
-use super::error::{CheckpointError, file};
+use super::{CheckpointError, archive, file};
 
 /// File name of the note.
 const NOTE: &str = "checkpoint.location";

@@ -172,7 +172,8 @@ impl Plugin {
             plugin_idx: index.into(),
             nri_version: "v0.13.0".into(),
         };
-        self.connection.call::<Empty>(RUNTIME, "RegisterPlugin", &request, LONG).await.map(drop)
+        let call = (RUNTIME, "RegisterPlugin");
+        self.connection.call::<Empty>(call, &request, LONG).await.map(drop)
     }
 
     pub(crate) async fn synchronized(&self) {
@@ -183,7 +184,8 @@ impl Plugin {
 
     /// Asks the runtime for updates.
     pub(crate) async fn update(&self, request: &UpdateContainersRequest) -> UpdateContainersResponse {
-        self.connection.call(RUNTIME, "UpdateContainers", request, LONG).await.expect("update")
+        let call = (RUNTIME, "UpdateContainers");
+        self.connection.call(call, request, LONG).await.expect("update")
     }
 
     /// What the synchronization said.

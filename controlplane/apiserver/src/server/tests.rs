@@ -1,4 +1,4 @@
-//! Tests of the API server by requests in process, on a real store in a temporary directory.
+//! The server as its clients see it, driven in process on a real store in a directory of its own.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ mod pod_security;
 mod rbac;
 mod services;
 
-/// A server and its directory.
+/// A server and the directory that goes with it.
 struct Fixture {
     api: Apiserver,
     directory: tempfile::TempDir,

@@ -1,8 +1,6 @@
 //! Tests of specs: a configuration in, a part of the spec out.
 
-use coracle_proto::cri::{
-    self, ContainerConfig, LinuxContainerSecurityContext, NamespaceMode, PodSandboxConfig,
-};
+use coracle_proto::cri::{self, NamespaceMode};
 use serde_json::{Value, json};
 
 use super::*;

@@ -1,4 +1,4 @@
-//! Authentication and authorization.
+//! Who is let in, and to what.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Limits on the duration and size of requests.
+//! Requests that would last or grow without end.
 
 use std::convert::Infallible;
 
