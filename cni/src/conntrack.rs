@@ -87,8 +87,8 @@ fn delete(channel: &mut Channel, family: u8, flow: &Flow<'_>) -> io::Result<()> 
 /// The error in a message, also in the end of a list.
 fn error_of(message: &[u8]) -> Option<io::Error> {
     let errno = errno_of(message);
-    let tells = [NLMSG_ERROR, NLMSG_DONE].contains(&kind_of(message)) && errno > 0;
-    tells.then(|| io::Error::from_raw_os_error(errno))
+    let is_error = [NLMSG_ERROR, NLMSG_DONE].contains(&kind_of(message)) && errno > 0;
+    is_error.then(|| io::Error::from_raw_os_error(errno))
 }
 
 // === impl Flow ===

@@ -12,7 +12,7 @@ pub enum Error {
     /// The network has no pod address range yet.
     #[error("the network is not ready: {reason}")]
     NotReady {
-        /// What is missing.
+        /// The reason.
         reason: String,
     },
     /// The network is not ready, and attached sandboxes may have lost their connection, too.
@@ -34,7 +34,7 @@ pub enum Error {
     AddressTaken {
         /// The address.
         address: std::net::IpAddr,
-        /// Who has it.
+        /// The owner.
         owner: String,
     },
     /// The requested hardware address belongs to another sandbox of the network.
@@ -42,7 +42,7 @@ pub enum Error {
     MacTaken {
         /// The address.
         mac: String,
-        /// Who has it.
+        /// The owner.
         owner: String,
     },
     /// A sandbox requests a capability that no plugin of its network declares.
@@ -76,7 +76,7 @@ pub enum Error {
     InvalidField {
         /// The field, with the path to it.
         field: String,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
     /// An unknown or unsupported field of a network configuration.
@@ -98,7 +98,7 @@ pub enum Error {
     Decode {
         /// The kind of document.
         what: &'static str,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
     /// A missing or invalid environment variable of a plugin.
@@ -106,7 +106,7 @@ pub enum Error {
     Environment {
         /// Its name.
         variable: &'static str,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
     /// CHECK found a difference from the result of ADD.
@@ -210,7 +210,7 @@ pub enum Error {
     Configuration {
         /// The list's file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
     /// A file could not be read or written.

@@ -100,8 +100,8 @@ async fn serve(
 
 /// Whether the caller explicitly requests to work in the plugin's own namespace.
 fn may_be_own(environment: &dyn Fn(&str) -> String) -> bool {
-    let said = environment("CNI_NETNS_OVERRIDE");
-    said == "1" || said.eq_ignore_ascii_case("true")
+    let text = environment("CNI_NETNS_OVERRIDE");
+    text == "1" || text.eq_ignore_ascii_case("true")
 }
 
 fn command(environment: &dyn Fn(&str) -> String) -> Result<Command, Error> {
@@ -149,7 +149,7 @@ fn refusal(error: &Error, input: &[u8]) -> Value {
 mod tests {
     use super::*;
 
-    fn told<'a>(pairs: &'a [(&'a str, &'a str)]) -> impl Fn(&str) -> String + 'a {
+    fn environment_of<'a>(pairs: &'a [(&'a str, &'a str)]) -> impl Fn(&str) -> String + 'a {
         move |name| {
             pairs.iter().find(|(key, _)| *key == name).map(|(_, v)| (*v).to_owned()).unwrap_or_default()
         }
@@ -164,7 +164,7 @@ mod tests {
         let request = |changed: (&'static str, &'static str)| {
             let pairs: Vec<_> =
                 good.iter().copied().map(|p| if p.0 == changed.0 { changed } else { p }).collect();
-            super::request(Command::Add, &told(&pairs), CONF)
+            super::request(Command::Add, &environment_of(&pairs), CONF)
         };
         assert_eq!(request(("", "")).unwrap().path, [PathBuf::from("/a"), "/b".into()]);
         for wrong in [
@@ -175,11 +175,14 @@ mod tests {
         ] {
             assert_eq!(request(wrong).unwrap_err().code(), 4, "{wrong:?}");
         }
-        assert!(super::request(Command::Del, &told(&good[..2]), CONF).is_ok(), "DEL needs no namespace");
-        assert!(super::request(Command::Gc, &told(&[]), CONF).is_ok(), "GC is of no attachment");
-        assert_eq!(super::request(Command::Gc, &told(&[]), b"{").unwrap_err().code(), 6);
-        assert_eq!(super::request(Command::Gc, &told(&[]), b"{}").unwrap_err().code(), 7);
-        assert_eq!(command(&told(&[("CNI_COMMAND", "add")])).unwrap_err().code(), 4);
+        assert!(
+            super::request(Command::Del, &environment_of(&good[..2]), CONF).is_ok(),
+            "DEL needs no namespace"
+        );
+        assert!(super::request(Command::Gc, &environment_of(&[]), CONF).is_ok(), "GC concerns no attachment");
+        assert_eq!(super::request(Command::Gc, &environment_of(&[]), b"{").unwrap_err().code(), 6);
+        assert_eq!(super::request(Command::Gc, &environment_of(&[]), b"{}").unwrap_err().code(), 7);
+        assert_eq!(command(&environment_of(&[("CNI_COMMAND", "add")])).unwrap_err().code(), 4);
     }
 
     #[test]
@@ -207,8 +210,8 @@ mod tests {
                 ("CNI_IFNAME", "eth0"),
                 ("CNI_NETNS", "/n"),
             ];
-            let said = serve(Kind::HostLocal, &told(&pairs), conf.to_string().as_bytes()).await;
-            let error = said.unwrap_err();
+            let output = serve(Kind::HostLocal, &environment_of(&pairs), conf.to_string().as_bytes()).await;
+            let error = output.unwrap_err();
             assert_eq!(error.code(), code, "{command}: {error}");
             assert!(error.to_string().contains("no address is free in 10.0.0.0/30"), "{error}");
         }
@@ -237,14 +240,14 @@ mod tests {
                 ("CNI_NETNS_OVERRIDE", more),
             ];
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            let done = runtime.block_on(serve(kind, &told(&pairs), conf.to_string().as_bytes()));
+            let done = runtime.block_on(serve(kind, &environment_of(&pairs), conf.to_string().as_bytes()));
             (done.err(), ip("-br link"))
         });
         thread.join().unwrap()
     }
 
     #[test]
-    fn what_is_the_machines_own_is_no_sandboxs() {
+    fn the_machines_own_namespace_is_refused_as_a_sandbox() {
         let own = "/proc/thread-self/ns/net";
         for kind in [Kind::Loopback, Kind::Bridge] {
             let (error, links) = beside_own(kind, "DEL", own, "");
@@ -257,11 +260,11 @@ mod tests {
             }
         }
         let (error, links) = beside_own(Kind::Bridge, "DEL", own, "1");
-        assert!(error.is_none() && !links.contains("eth0"), "who means it: {error:?} {links}");
+        assert!(error.is_none() && !links.contains("eth0"), "with the override: {error:?} {links}");
     }
 
     #[test]
-    fn what_is_no_namespace_is_gone() {
+    fn a_path_that_is_no_namespace_counts_as_absent() {
         for kind in [Kind::Loopback, Kind::Bridge, Kind::Tuning] {
             let (error, _) = beside_own(kind, "DEL", "/etc/hostname", "");
             assert!(error.is_none(), "{error:?}");

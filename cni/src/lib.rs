@@ -8,8 +8,8 @@
 //!
 //! Invariants:
 //! - knows sandboxes by id and network namespace only; never a pod spec, CRI or Kubernetes;
-//! - everything that it makes is derivable: [`Network::reconcile`] rebuilds addresses and firewall
-//!   from the namespaces that live, and removes what nobody owns;
+//! - all its objects are derivable: [`Network::reconcile`] rebuilds addresses and firewall from the namespaces of
+//!   running sandboxes, and removes objects without an owner;
 //! - the firewall is one nftables table of ours, changed by one atomic transaction at a time.
 
 mod announce;

@@ -61,12 +61,12 @@ impl Netns {
     ) -> Result<T, Error> {
         let visited = async {
             let inside = Self { file: self.file.try_clone()?, path: PathBuf::new() };
-            let (tell, told) = tokio::sync::oneshot::channel();
+            let (send, result) = tokio::sync::oneshot::channel();
             std::thread::Builder::new().name("netns".to_owned()).spawn(move || {
                 // The caller was dropped and needs no result.
-                drop(tell.send(inside.enter().map(|()| work())));
+                drop(send.send(inside.enter().map(|()| work())));
             })?;
-            told.await.unwrap_or_else(|_| Err(io::Error::other("the thread inside panicked")))
+            result.await.unwrap_or_else(|_| Err(io::Error::other("the thread inside panicked")))
         };
         visited.await.map_err(|source| Error::Namespace { path: self.path.clone(), source })
     }

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn an_advertised_default_route_is_told_from_one_that_was_set() {
+    fn advertised_default_routes_are_distinguished_from_static_ones() {
         let route = |flags: &str, interface: &str| {
             let (any, hop) = ("0".repeat(32), "fe800000000000000000000000000001");
             format!("{any} 00 {any} 00 {hop} 00000400 00000001 00000000 {flags} {interface:>8}\n")

@@ -228,7 +228,7 @@ fn addresses_that_other_plugins_asked_for_are_freed_after_a_boot() {
 }
 
 #[test]
-fn who_takes_a_node_down_waits_for_the_dels_of_other_plugins() {
+fn the_removal_of_a_node_waits_for_dels_of_executables() {
     on_a_host(async |host| {
         host.configure(&json!({"cniVersion": "0.4.0", "name": "shared", "plugins": [
             {"type": "ptp", "ipam": ipam(&host, &json!([[{"subnet": "10.88.0.0/24"}]]))}]}));
@@ -390,7 +390,7 @@ fn an_address_that_another_host_has_is_found_out() {
 }
 
 #[test]
-fn neighbours_learn_at_once_who_has_an_address_now() {
+fn neighbours_learn_a_new_owner_of_an_address_at_once() {
     on_a_host(async |host| {
         let ranges = json!([[{"subnet": "10.81.0.0/24"}], [{"subnet": "fd81::/64"}]]);
         let mut list = bridge(&host, &ranges, &json!({}));
@@ -442,7 +442,7 @@ fn script(host: &Host, name: &str, text: &str) {
 }
 
 #[test]
-fn what_is_asked_for_reaches_the_plugins_that_declare_it_and_must_be_given() {
+fn requested_addresses_reach_the_plugins_and_must_be_assigned() {
     on_a_host(async |host| {
         // An interface with the address that it is given here, whatever it is asked for.
         let answer = json!({"cniVersion": "1.0.0", "ips": [{"address": "10.86.0.9/24", "interface": 0}],
@@ -591,7 +591,7 @@ fn a_plugin_is_asked_for_its_status_and_its_garbage() {
 }
 
 #[test]
-fn nobody_waits_for_a_plugin_of_others_that_hangs() {
+fn an_executable_that_hangs_blocks_nothing_else() {
     on_a_host(async |host| {
         std::fs::create_dir_all(host.path("bin")).unwrap();
         let (plugin, log) = (host.path("bin/slow"), host.path("log"));
@@ -751,7 +751,7 @@ fn a_foreign_flush_is_repaired() {
 }
 
 #[test]
-fn what_was_lost_is_made_again_from_what_lives() {
+fn lost_records_are_restored_from_running_sandboxes() {
     on_a_host(async |host| {
         let network = host.open().await;
         network
@@ -799,7 +799,7 @@ fn firewall(host: &Host) -> (String, BTreeMap<String, String>) {
 }
 
 #[test]
-fn what_the_firewall_lost_is_made_again_from_what_lives() {
+fn a_lost_firewall_is_restored_from_running_sandboxes() {
     on_a_host(async |host| {
         let mut list =
             bridge(&host, &json!([[{"subnet": "10.89.0.0/24"}], [{"subnet": "fd89::/64"}]]), &json!({}));
@@ -901,7 +901,7 @@ fn a_pod_may_have_two_addresses_of_one_family() {
 }
 
 #[test]
-fn what_happens_beside_an_absent_directory_changes_nothing() {
+fn changes_beside_an_absent_directory_have_no_effect() {
     on_a_host(async |host| {
         let network = host.open().await;
         network.set_pod_cidrs(vec!["10.94.0.0/24".parse().unwrap()]).await.unwrap();
@@ -928,7 +928,7 @@ fn what_happens_beside_an_absent_directory_changes_nothing() {
 }
 
 #[test]
-fn what_tuning_wrote_down_goes_with_the_attachment() {
+fn records_of_tuning_are_removed_with_the_attachment() {
     on_a_host(async |host| {
         let mut list = bridge(&host, &json!([[{"subnet": "10.96.0.0/24"}]]), &json!({}));
         let tuning = json!({"type": "tuning", "dataDir": host.path("tuning"), "mtu": 1400});

@@ -161,7 +161,7 @@ fn a_pod_is_reached_from_the_node_and_by_its_host_port() {
 }
 
 #[test]
-fn what_was_added_is_gone_after_del_and_the_address_is_free() {
+fn del_removes_everything_and_frees_the_address() {
     on_a_node(async |node| {
         let a = Sandbox::new();
         let before = run("ip", &["-o", "link"]).lines().count();
@@ -412,7 +412,7 @@ fn a_foreign_bridge_of_our_bridges_name_is_refused_and_left_alone() {
 }
 
 #[test]
-fn who_has_the_bridge_or_the_table_of_another_is_refused_unless_that_ends() {
+fn a_second_network_with_the_same_bridge_or_table_is_refused() {
     on_a_node(async |node| {
         let second = node.dir.path().join("second");
         for (bridge, table, said) in [
@@ -673,7 +673,7 @@ fn a_pod_may_have_thousands_of_host_ports() {
 }
 
 #[test]
-fn what_is_not_masqueraded_stays_so_over_a_restart() {
+fn ranges_without_masquerading_survive_a_restart() {
     on_a_node(async |node| {
         let ranges: Vec<IpNetwork> = (0..3).flat_map(ranges_of).collect();
         node.network.set_unmasqueraded(ranges.clone()).await.unwrap();

@@ -276,7 +276,7 @@ fn passing(overlay: &Overlay) -> Vec<(u32, bool)> {
 }
 
 #[test]
-fn what_passes_is_found_out() {
+fn path_mtus_and_offload_faults_are_found() {
     between_two_nodes(VXLAN, 1430, |overlay, other| {
         let there = |line: &str| {
             let namespace = format!("--net=/proc/{}/ns/net", other.tid);
@@ -374,7 +374,7 @@ fn peers(count: u32) -> BTreeMap<String, Peer> {
 }
 
 #[test]
-fn whatever_somebody_else_changes_is_noticed_and_repaired() {
+fn foreign_changes_are_notified_and_repaired() {
     in_a_namespace(async || {
         ip("link add eth0 type veth peer name eth1");
         uplink(1);
@@ -421,7 +421,7 @@ fn whatever_somebody_else_changes_is_noticed_and_repaired() {
 }
 
 #[test]
-fn what_is_nearly_ours_is_not_taken_for_ours() {
+fn similar_foreign_objects_are_not_taken_for_ours() {
     in_a_namespace(async || {
         ip("link add eth0 type veth peer name eth1");
         uplink(1);
@@ -556,7 +556,7 @@ fn two_overlays_of_a_network_namespace_leave_each_others_routes_alone() {
 }
 
 #[test]
-fn a_foreign_device_with_the_same_number_is_told_of_and_its_end_is_noticed() {
+fn a_foreign_device_with_the_same_vni_is_reported_and_its_removal_is_noticed() {
     in_a_namespace(async || {
         ip("link add eth0 type veth peer name eth1");
         uplink(1);

@@ -6,6 +6,7 @@
 //! [`spec`] has the file format, [`find`](Registry::find) selects the file of a device, [`edit`] applies its changes.
 
 mod edit;
+mod error;
 mod spec;
 
 use std::collections::BTreeMap;
@@ -14,32 +15,11 @@ use std::path::{Path, PathBuf};
 use coracle_proto::cri::ContainerConfig;
 use oci_spec::runtime::Spec;
 
-use spec::{ContainerEdits, File};
+pub(crate) use self::error::CdiError;
+use self::spec::{ContainerEdits, File};
 
 /// Annotations with device names, from kubelets without the CRI field. The rest of the key is chosen by the device plugin.
 const ANNOTATION: &str = "cdi.k8s.io/";
-
-/// Reasons why a device is not available.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum CdiError {
-    #[error("{0:?} is not a qualified device name; it must be vendor/class=name")]
-    Name(String),
-    #[error("unresolvable CDI devices {}{}", .devices.join(", "), notes_in_brackets(.notes))]
-    Unresolvable { devices: Vec<String>, notes: Vec<String> },
-    #[error("CDI device {device} needs {what}, which this runtime does not support")]
-    Unsupported { device: String, what: &'static str },
-    #[error("stat the device node {}", .path.display())]
-    Node { path: PathBuf, source: std::io::Error },
-    #[error("the CDI device node {} is not a device", .path.display())]
-    NoNode { path: PathBuf },
-    #[error("CDI hook {0:?} is not an OCI hook")]
-    Hook(String),
-}
-
-/// Notes about unusable files: the device can be in one of them.
-fn notes_in_brackets(notes: &[String]) -> String {
-    if notes.is_empty() { String::new() } else { format!(" ({})", notes.join("; ")) }
-}
 
 /// The devices that a container requests, without duplicates: first by the field, then by annotations.
 pub(crate) fn requested(config: &ContainerConfig) -> Result<Vec<String>, CdiError> {

@@ -11,6 +11,7 @@ pub(crate) mod args;
 mod capabilities;
 pub(crate) mod confinement;
 pub(crate) mod devices;
+pub(crate) mod facts;
 pub(crate) mod fields;
 pub(crate) mod filter;
 pub(crate) mod mount_points;
@@ -35,7 +36,7 @@ use crate::lock::locked;
 use crate::records::{ContainerPhase, ContainerRecord, ExitRecord, Transition};
 use crate::sandbox::POD_UID;
 use crate::sandbox::filter::Subject;
-use crate::stats::Meter;
+use crate::stats::meter::Meter;
 use crate::table::Row;
 
 /// A container in the table.

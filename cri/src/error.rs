@@ -3,7 +3,7 @@
 pub(crate) use coracle_error_chain::chain;
 use std::path::PathBuf;
 
-use crate::checkpoint::CheckpointError;
+use crate::checkpoint::error::CheckpointError;
 use crate::shim_client;
 
 /// A failed call of the runtime.

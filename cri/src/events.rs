@@ -9,9 +9,10 @@
 //! delivered when its stream hands it to the transport.
 
 mod delivered;
+mod item;
 
 use std::collections::VecDeque;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -21,6 +22,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use self::delivered::Delivered;
+pub(crate) use self::item::Item;
 use crate::error::Error;
 use crate::lock::locked;
 
@@ -47,15 +49,6 @@ struct State {
     room: Option<usize>,
     /// Set by the server's end: whether later events are recorded for the next start.
     ended: Option<bool>,
-}
-
-/// An event and its follow-up work.
-#[derive(Debug, Clone)]
-pub(crate) struct Item {
-    pub(crate) number: u64,
-    pub(crate) event: ContainerEventResponse,
-    /// The record of a removed object, kept until a listener received the deletion.
-    pub(crate) removed: Option<PathBuf>,
 }
 
 #[derive(Debug)]
@@ -214,6 +207,8 @@ impl Listener {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use tempfile::TempDir;
 
     use super::*;

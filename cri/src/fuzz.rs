@@ -6,6 +6,17 @@ pub fn spdy(data: &[u8]) {
     crate::stream::fuzz_spdy(data);
 }
 
+/// A client's WebSocket frames of exec and attach, and the sizes of its terminal.
+pub fn terminal(data: &[u8]) {
+    crate::stream::fuzz_websocket(data);
+    crate::stream::fuzz_resize(data);
+}
+
+/// The account files of an image.
+pub fn passwd(data: &[u8]) {
+    crate::container::user::fuzz(data);
+}
+
 /// A CDI file.
 pub fn cdi(data: &[u8]) {
     crate::cdi::fuzz(data);
@@ -41,6 +52,8 @@ mod tests {
         let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration/fuzz/corpus");
         let targets = [
             ("spdy", super::spdy as fn(&[u8])),
+            ("terminal", super::terminal),
+            ("passwd", super::passwd),
             ("cdi", super::cdi),
             ("link", super::link),
             ("seccomp", super::seccomp),

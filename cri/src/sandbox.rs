@@ -29,7 +29,7 @@ use crate::error::Error;
 use crate::lock::locked;
 use crate::records::{SandboxPhase, SandboxRecord, Transition};
 use crate::shim_client::Shim;
-use crate::stats::Meter;
+use crate::stats::meter::Meter;
 use crate::table::Row;
 
 /// The kubelet's label with the uid of the pod.

@@ -4,7 +4,7 @@
 
 mod cgroup;
 mod list;
-mod meter;
+pub(crate) mod meter;
 mod usage;
 
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use coracle_proto::cri;
 
 use self::cgroup::value;
-pub(crate) use self::meter::{Disk, Meter};
+use self::meter::{Disk, Meter};
 pub(crate) use self::usage::{Interface, interfaces};
 use crate::cgroup::Cgroups;
 use crate::cgroup::driver::Layout;

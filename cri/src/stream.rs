@@ -36,7 +36,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use self::client::Client;
-use self::idle::Watched;
+use self::idle::Connection;
 use self::spdy::Session;
 use self::spdy_command::expected_streams;
 pub(crate) use self::token::{Ticket, Tokens};
@@ -46,12 +46,13 @@ use crate::tables::Tables;
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use self::spdy::fuzz as fuzz_spdy;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use self::spdy_command::fuzz as fuzz_resize;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use self::websocket::fuzz as fuzz_websocket;
 
 /// Body of a response: a short text. Streams use the upgraded connection.
 pub type BoxBody = Full<Bytes>;
-
-/// The upgraded connection of a client.
-type Connection = Watched<TokioIo<Upgraded>>;
 
 /// Timeout for the head of a request.
 const HEAD_TIME: Duration = Duration::from_secs(10);

@@ -12,6 +12,8 @@
 mod access;
 #[path = "hostile/api_load.rs"]
 mod api_load;
+#[path = "hostile/apparmor.rs"]
+mod apparmor;
 #[path = "hostile/container.rs"]
 mod container;
 #[path = "hostile/cve.rs"]

@@ -149,7 +149,9 @@ mod tests {
         let dir = mount.path().join("a/b");
         fs::create_dir_all(&dir).unwrap();
         for (path, value) in [("", "0-3\n"), ("a/", "\n"), ("a/b/", "")] {
-            CPUSET_FILES.map(|file| fs::write(mount.path().join(format!("{path}{file}")), value).unwrap());
+            for file in CPUSET_FILES {
+                fs::write(mount.path().join(format!("{path}{file}")), value).unwrap();
+            }
         }
         fs::write(mount.path().join("a/cpuset.mems"), "1\n").unwrap();
         fill_cpusets(mount.path(), "a/b").unwrap();

@@ -174,7 +174,7 @@ impl Share {
         Self {
             requested: (!has_ended(pod)).then_some(requested),
             burstable_millis: if is_burstable { requested.cpu_millis } else { 0 },
-            limited: !over(pod) && is_limited(pod),
+            limited: !has_ended(pod) && is_limited(pod),
         }
     }
 }

@@ -271,7 +271,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn who_let_go_of_the_node_is_awaited_until_it_has_ended() {
+    async fn a_process_that_released_the_lock_is_awaited_until_its_end() {
         let dir = tempfile::tempdir().expect("directory");
         // Like a process that releases its lock before it has finished.
         let script = "exec 9>>coracle.lock; flock -x 9; echo $$ >coracle.lock; \
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn hierarchies_are_told_apart_by_who_removes_cgroups_there() {
+    fn hierarchies_managed_by_systemd_are_recognized() {
         let line = |options: &str| format!("30 29 0:27 / /sys/fs/cgroup/x rw,nosuid shared:9 - {options}");
         let is_systemds = |options: &str| hierarchy(&line(options)).map(|(_, is_systemds)| is_systemds);
         assert_eq!(is_systemds("cgroup2 cgroup2 rw,nsdelegate"), Some(true));

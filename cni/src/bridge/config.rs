@@ -260,8 +260,8 @@ mod tests {
     #[test]
     fn a_default_gateway_is_a_gateway_and_addresses_are_asked_for_in_order() {
         assert!(conf(json!({"isDefaultGateway": true}), "").unwrap().is_gateway);
-        let told = json!({"runtimeConfig": {"mac": "0a:00:00:00:00:01"}, "args": {"cni": {"mac": "0a:00:00:00:00:02"}}});
-        assert_eq!(conf(told, "MAC=0a:00:00:00:00:03").unwrap().mac.unwrap()[5], 1);
+        let given = json!({"runtimeConfig": {"mac": "0a:00:00:00:00:01"}, "args": {"cni": {"mac": "0a:00:00:00:00:02"}}});
+        assert_eq!(conf(given, "MAC=0a:00:00:00:00:03").unwrap().mac.unwrap()[5], 1);
         assert_eq!(conf(json!({}), "MAC=0a:00:00:00:00:03").unwrap().mac.unwrap()[5], 3);
     }
 

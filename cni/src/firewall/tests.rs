@@ -65,7 +65,7 @@ fn listed(table: &str) -> String {
 }
 
 #[test]
-fn what_a_killed_process_left_half_done_is_done_by_the_next() {
+fn a_change_of_a_killed_process_is_completed_by_the_next() {
     let thread = std::thread::spawn(|| {
         nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
         let dir = tempfile::tempdir().unwrap();
@@ -97,7 +97,7 @@ fn what_a_killed_process_left_half_done_is_done_by_the_next() {
 }
 
 #[test]
-fn a_claim_whose_file_cannot_be_removed_is_told_of_until_it_is() {
+fn a_claim_file_that_cannot_be_removed_is_an_error_until_it_is_removed() {
     let thread = std::thread::spawn(|| {
         nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
         let dir = tempfile::tempdir().unwrap();

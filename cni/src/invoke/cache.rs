@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_put_is_found_by_the_next_process_and_torn_files_are_not() {
+    fn records_are_found_by_the_next_process_and_incomplete_ones_are_not() {
         let dir = tempfile::tempdir().unwrap();
         open(dir.path()).put(entry("a")).unwrap();
         fs::write(dir.path().join("results/b.json"), "{").unwrap();

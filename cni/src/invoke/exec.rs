@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_error_object_is_told_as_it_is() {
+    async fn an_error_object_is_returned_unchanged() {
         let (_dir, executables) = plugin(r#"echo '{"code":11,"msg":"later","details":"busy"}'; exit 1"#);
         let error = executables.run("test", &request()).await.unwrap_err();
         assert_eq!((error.code(), error.to_string()), (11, "plugin test: later; busy (code 11)".to_owned()));
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_plugin_runs_is_killed_with_it_and_stays_when_it_ends() {
+    async fn children_of_a_plugin_are_killed_with_it_and_stay_when_it_ends() {
         let (dir, mut executables) =
             plugin("sleep 100 >/dev/null 2>&1 & echo $! >$(dirname $0)/child; $WAIT");
         executables.timeout = Duration::from_secs(2);
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_result_is_refused() {
+    async fn invalid_results_are_refused() {
         let (_dir, executables) = plugin("echo hello");
         assert_eq!(executables.run("test", &request()).await.unwrap_err().code(), 6);
         let (_dir, executables) = plugin("true");

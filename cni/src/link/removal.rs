@@ -22,7 +22,7 @@ static WAITING: Semaphore = Semaphore::const_new(4);
 pub(super) async fn remove(index: u32) -> io::Result<()> {
     let turn = WAITING.acquire().await;
     // Opened before the request, so that no notification is missed.
-    let (connection, _handle, mut told) =
+    let (connection, _handle, mut notifications) =
         rtnetlink::new_multicast_connection(&[rtnetlink::MulticastGroup::Link])?;
     let listening = async {
         connection.await;
@@ -39,7 +39,7 @@ pub(super) async fn remove(index: u32) -> io::Result<()> {
         }
     });
     let gone = async {
-        while let Some((message, _)) = told.next().await {
+        while let Some((message, _)) = notifications.next().await {
             if let NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelLink(link)) = message.payload
                 // A bridge sends such a message in its own family when it loses a port. That is not the removal.
                 && link.header.interface_family == AddressFamily::Unspec

@@ -146,7 +146,7 @@ mod tests {
         Vlans { native, trunk: trunk.to_vec(), keep_default: false }
     }
 
-    fn told(vlans: &Vlans) -> Vec<(u16, Flags)> {
+    fn messages_of(vlans: &Vlans) -> Vec<(u16, Flags)> {
         let infos = vlans.infos().into_iter().map(|spec| match spec {
             AfSpecBridge::VlanInfo(info) => (info.vid, info.flags),
             other => panic!("{other:?}"),
@@ -157,13 +157,13 @@ mod tests {
     #[test]
     fn a_port_has_one_vlan_of_its_own_and_ranges_of_others() {
         let own = Flags::Pvid | Flags::Untagged;
-        assert_eq!(told(&vlans(Some(100), &[])), [(100, own)]);
+        assert_eq!(messages_of(&vlans(Some(100), &[])), [(100, own)]);
         let (begin, end) = (Flags::RangeBegin, Flags::RangeEnd);
         let trunk = [2, 3, 4, 5, 6, 9];
         let expected = [(1, own), (2, begin), (6, end), (9, Flags::empty())];
-        assert_eq!(told(&vlans(None, &trunk)), expected, "1 is the trunk's own");
+        assert_eq!(messages_of(&vlans(None, &trunk)), expected, "1 is the trunk's own");
         let expected = [(2, begin), (3, end), (4, own), (5, begin), (6, end), (9, Flags::empty())];
-        assert_eq!(told(&vlans(Some(4), &trunk)), expected, "its own is not tagged");
+        assert_eq!(messages_of(&vlans(Some(4), &trunk)), expected, "its own is not tagged");
     }
 
     #[test]

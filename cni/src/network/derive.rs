@@ -106,8 +106,8 @@ impl Network {
         let retained =
             inner.host.firewall.retain(|claim| claim.id.is_empty() || ids.contains(claim.id.as_str()));
         first = first.and(retained);
-        let (wanted, told) = claims(&entries);
-        first = first.and(told).and(inner.host.firewall.ensure(wanted));
+        let (wanted, result) = claims(&entries);
+        first = first.and(result).and(inner.host.firewall.ensure(wanted));
         coracle_fault::point("recover.network-claimed");
         // In this order: an intermediate device is removed after its port.
         first = first.and(self.sweep_ports(&valid).await);
@@ -183,7 +183,10 @@ impl Network {
         for live in state.unowned.as_mut().map(std::mem::take).unwrap_or_default() {
             match self.look(&live).await {
                 Ok(result) => {
-                    warn!(sandbox = live.id, "the network's record is lost: made again from what is there");
+                    warn!(
+                        sandbox = live.id,
+                        "the record of a sandbox's network is missing, restoring it from the namespace"
+                    );
                     let mut entry = Entry::new(Arc::clone(&list), parameters(&live), netns::id(&live.netns));
                     entry.result = Some(result);
                     first = first.and(self.inner.cache.put(entry));

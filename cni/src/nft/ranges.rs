@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn what_overlaps_or_touches_is_one_range() {
+    fn overlapping_and_adjacent_networks_are_one_range() {
         assert_eq!(of(&["10.0.1.0/24", "10.0.0.0/24", "10.0.0.7/32"]), of(&["10.0.0.0/23"]));
         assert_eq!(of(&["10.0.0.0/24", "10.0.2.0/24"]).len(), 2);
         assert_eq!(of(&["fd00::/65", "fd00:0:0:0:8000::/65"]), of(&["fd00::9/64"]));

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_passes_is_found_in_few_steps() {
+    fn the_path_mtu_is_found_in_few_steps() {
         assert_eq!(found(1450, 1450), (1450, 2));
         assert_eq!(found(1450, 9000), (1450, 2));
         assert_eq!(found(1450, 83), (0, 1));

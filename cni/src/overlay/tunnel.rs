@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_ip_packet_has_no_ends() {
+    fn invalid_ip_packets_have_no_source_and_destination() {
         assert_eq!(ends(&[]), None);
         assert_eq!(ends(&[0x45; 19]), None);
         assert_eq!(ends(&[0x65; 39]), None);

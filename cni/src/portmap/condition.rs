@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_refused_by_its_word() {
+    fn unknown_words_are_refused_by_name() {
         for (parts, code, said) in [
             (&["-m", "comment"][..], 2, "-m"),
             (&["!"], 7, "middle"),

@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_say_beyond_the_specification_does_no_harm() {
+    fn unknown_fields_of_results_are_ignored() {
         let said = json!({"cniVersion": "1.1.0", "x": 1, "interfaces": [{"name": "b0", "x": 1}],
             "ips": [{"address": "10.1.0.5/16", "x": 1}], "routes": [{"dst": "0.0.0.0/0", "x": {}}], "dns": {"x": 1}});
         let answer = Answer::parse(said, Version::V1_1_0).unwrap();

@@ -66,7 +66,8 @@ fn openapi_root() -> &'static str {
     ROOT.get_or_init(|| openapi::root().to_string())
 }
 
-/// Media types of the document as protobuf: kubectl's, and that of clients before 1.26.
+/// Media types by which clients ask for the document as protobuf. The answer always names the first one: client-go asks for
+/// the second one and cannot parse it in an answer, since RFC 2045 allows no `@` in a media type.
 const OPENAPI_V2_PROTOBUF: [&str; 2] = [
     "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
     "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",
@@ -75,13 +76,11 @@ const OPENAPI_V2_PROTOBUF: [&str; 2] = [
 fn openapi_v2(info: &RequestInfo, headers: &HeaderMap) -> Result<Reply> {
     let accept = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
     let mut names = accept.flat_map(|value| value.split(',')).filter_map(|part| part.split(';').next());
-    let protobuf = names.find_map(|name| OPENAPI_V2_PROTOBUF.into_iter().find(|known| *known == name.trim()));
-    let (media, bytes) = match protobuf {
-        Some(media) => (media, openapi::v2::protobuf()),
-        None => {
-            media::negotiate(headers, &info.query, &[])?;
-            ("application/json", openapi::v2::json().to_string().into_bytes())
-        }
+    let (media, bytes) = if names.any(|name| OPENAPI_V2_PROTOBUF.contains(&name.trim())) {
+        (OPENAPI_V2_PROTOBUF[0], openapi::v2::protobuf())
+    } else {
+        media::negotiate(headers, &info.query, &[])?;
+        ("application/json", openapi::v2::json().to_string().into_bytes())
     };
     let tag = tag(&bytes);
     let mut reply = if matches(headers, &tag) { not_modified() } else { reply::bytes(200, media, bytes) };

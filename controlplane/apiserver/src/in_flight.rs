@@ -26,7 +26,7 @@ const BODIES: usize = 64 << 10;
 /// Bytes of a body that are always accepted.
 const SMALL_BODY: usize = 64 << 10;
 
-/// What is in flight.
+/// The requests in flight.
 pub(crate) struct InFlight {
     counts: Arc<Mutex<Counts>>,
     bodies: Arc<Semaphore>,

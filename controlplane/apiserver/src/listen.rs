@@ -1,7 +1,7 @@
-//! The network side: TLS connections, HTTP/1.1 and HTTP/2, each request handed to [`Apiserver::handle`].
+//! The listener: TLS connections with HTTP/1.1 and HTTP/2. [`Apiserver::handle`] handles each request.
 //!
-//! Limits: connections by [`coracle_connections`], handshakes, headers, idle connections and unread responses by time,
-//! and what one HTTP/2 connection may ask for.
+//! Limits: number of connections ([`coracle_connections`]); duration of handshakes, headers, idle connections and unread
+//! responses; streams and memory of one HTTP/2 connection.
 
 mod activity;
 mod read_watch;
@@ -28,7 +28,7 @@ use crate::server::{Apiserver, PeerCertificate};
 use activity::Activity;
 use read_watch::ReadWatch;
 
-/// Requests that run when the server stops get this long to end.
+/// Maximum time for running requests to end after the shutdown.
 const FAREWELL: Duration = Duration::from_secs(5);
 /// Maximum time without a request, as upstream's idle timeout.
 const IDLE: Duration = Duration::from_secs(90);
@@ -36,7 +36,7 @@ const IDLE: Duration = Duration::from_secs(90);
 const HEADER: Duration = Duration::from_secs(32);
 /// ALPN name of HTTP/2, whose frames need not belong to a request.
 const H2: &[u8] = b"h2";
-/// The API's share of the process's descriptors is one in this many.
+/// The API server uses at most one in this many of the process's descriptors.
 const SHARE: u64 = 4;
 /// Maximum connections, whatever the descriptor limit.
 const CONNECTIONS: usize = 16 << 10;
@@ -51,7 +51,7 @@ const PING: Duration = Duration::from_secs(60);
 const PONG: Duration = Duration::from_secs(20);
 
 impl Apiserver {
-    /// Serves connections until the server's shutdown token is cancelled, then lets running requests end.
+    /// Serves connections until the shutdown token is cancelled, then waits for running requests.
     pub async fn serve(self, listener: TcpListener, tls: Arc<rustls::ServerConfig>) {
         let acceptor = TlsAcceptor::from(tls);
         let tasks = TaskTracker::new();
@@ -88,7 +88,7 @@ impl Apiserver {
     }
 }
 
-/// Serves one connection until it ends or its place is taken from it.
+/// Serves one connection until it ends or the limit on connections closes it.
 async fn connection(server: Apiserver, acceptor: TlsAcceptor, stream: TcpStream, slot: Arc<Slot>) {
     let _ = stream.set_nodelay(true);
     coracle_connections::keep_alive(&stream);

@@ -1,4 +1,4 @@
-//! The server's parts and the way of a request through them.
+//! The API server: its parts, and the path of a request through them.
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -29,19 +29,19 @@ use crate::{
     write::Part,
 };
 
-/// Settings of the server.
+/// Configuration of the API server.
 pub struct ApiserverConfig {
-    /// Where pods and nodes reach this server.
+    /// The address by which pods and nodes reach this server.
     pub advertise: SocketAddr,
-    /// Addresses for services; the first is this server's own.
+    /// Address range of services. The first address is this server's own.
     pub service_range: ServiceRange,
     /// Key that signs service-account tokens: PKCS#8, P-256.
     pub service_account_key: Vec<u8>,
-    /// Who issues the tokens, a URL.
+    /// Issuer of tokens: a URL.
     pub issuer: String,
     /// File of static tokens.
     pub token_file: Option<PathBuf>,
-    /// How this server shows itself to kubelets, and whose it trusts.
+    /// TLS for requests to kubelets.
     pub kubelet: KubeletTls,
     /// Configuration of the admission plugins, in upstream's form.
     pub admission_file: Option<PathBuf>,
@@ -49,17 +49,17 @@ pub struct ApiserverConfig {
     pub request_timeout: Duration,
 }
 
-/// TLS towards kubelets: our client certificate, and the authority that theirs must come from.
+/// TLS for requests to kubelets: the client certificate, and the CA of the kubelets' certificates.
 #[derive(Clone)]
 pub struct KubeletTls(pub Arc<rustls::ClientConfig>);
 
-/// Why the server cannot start.
+/// The API server cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The store failed.
     #[error("cannot load the cluster's objects")]
     Store(#[source] coracle_store::Error),
-    /// The signing key is no P-256 key.
+    /// The signing key is not a P-256 key.
     #[error("the service-account signing key is not a P-256 key in PKCS#8 form")]
     SigningKey,
     /// The token file cannot be read.
@@ -76,21 +76,21 @@ pub enum OpenError {
     AdmissionFile {
         /// Its path.
         path: PathBuf,
-        /// Which field is wrong, or why the file cannot be read.
+        /// The invalid field, or the read error.
         reason: String,
     },
-    /// The first objects cannot be made.
+    /// The default objects cannot be created.
     #[error("cannot make the first objects of the cluster")]
     Bootstrap(#[source] ApiError),
 }
 
-/// The Kubernetes API.
+/// The API server.
 #[derive(Clone)]
 pub struct Apiserver {
     pub(crate) state: Arc<State>,
 }
 
-/// What all requests share.
+/// The state that all requests share.
 pub(crate) struct State {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) cache: Arc<Cache>,
@@ -99,28 +99,28 @@ pub(crate) struct State {
     pub(crate) advertise: SocketAddr,
     pub(crate) service_range: ServiceRange,
     pub(crate) kubelet: KubeletTls,
-    /// Held while a service's addresses are chosen and stored.
+    /// Held while a service's addresses are allocated and stored.
     pub(crate) allocating: Arc<tokio::sync::Mutex<()>>,
     pub(crate) in_flight: InFlight,
     pub(crate) request_timeout: Duration,
     pub(crate) shutdown: CancellationToken,
 }
 
-/// The certificate that the TLS layer verified, as the listener attaches it to requests.
+/// The verified client certificate. The listener attaches it to requests.
 #[derive(Clone)]
 pub(crate) struct PeerCertificate(pub(crate) Arc<CertificateDer<'static>>);
 
-/// Marks a response that must be delivered within the request timeout; it counts as in flight until then.
+/// Marks a response that must be delivered within the request timeout. Its request counts as in flight until then.
 #[derive(Clone, Default)]
 pub(crate) struct ShortLived {
     _permit: Option<Arc<in_flight::Permit>>,
 }
 
 impl Apiserver {
-    /// Loads the objects and makes those that every cluster has. Must be called within a tokio runtime.
+    /// Loads the objects and creates the default ones. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// [`OpenError`] when the store, a key or a file cannot be used.
+    /// [`OpenError`] if the store, a key or a file cannot be used.
     pub async fn open(
         config: ApiserverConfig,
         store: Arc<dyn Store>,
@@ -155,8 +155,8 @@ impl Apiserver {
         Ok(Self { state })
     }
 
-    /// Answers one request. With an identity the caller is known already (within the process);
-    /// without, the request's certificate and headers are asked.
+    /// Handles one request. Callers in this process pass their identity. Other requests are authenticated by certificate
+    /// and headers.
     pub async fn handle<B>(
         &self,
         mut request: Request<B>,
@@ -183,7 +183,7 @@ impl Apiserver {
         outcome.unwrap_or_else(|error| reply::failure(&error))
     }
 
-    /// Identifies the caller of a request from the network and limits its time and number.
+    /// Handles a request from the network: authenticates it, and applies the limits on duration and number.
     async fn handle_network<B>(
         &self,
         parts: http::request::Parts,

@@ -17,6 +17,9 @@ use crate::selinux;
 
 mod home;
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub use self::home::fuzz as fuzz_home;
+
 /// The step that failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum IdentityError {

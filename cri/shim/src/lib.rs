@@ -41,7 +41,11 @@ mod user_namespace;
 mod wire;
 
 #[cfg(any(test, feature = "fuzzing"))]
+pub use crate::identity::fuzz_home;
+#[cfg(any(test, feature = "fuzzing"))]
 pub use crate::log::fuzz as fuzz_log;
+#[cfg(any(test, feature = "fuzzing"))]
+pub use crate::report::fuzz as fuzz_report;
 #[cfg(any(test, feature = "fuzzing"))]
 pub use crate::wire::fuzz as fuzz_wire;
 
@@ -158,4 +162,13 @@ fn ready() -> io::Result<()> {
     out.flush()?;
     let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
     kernel::place(null.as_raw_fd(), 1)
+}
+
+/// Passes each input of a fuzz target's corpus to the target.
+#[cfg(test)]
+fn replay_corpus(name: &str, target: fn(&[u8])) {
+    let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../integration/fuzz/corpus");
+    let inputs: Vec<_> = std::fs::read_dir(corpora.join(name)).unwrap().collect();
+    assert!(!inputs.is_empty(), "the corpus of {name} is empty");
+    inputs.into_iter().for_each(|input| target(&std::fs::read(input.unwrap().path()).unwrap()));
 }

@@ -354,10 +354,7 @@ mod tests {
 
     #[test]
     fn the_corpus_is_replayed() {
-        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../integration/fuzz/corpus/log");
-        let inputs: Vec<_> = fs::read_dir(corpus).unwrap().collect();
-        assert!(!inputs.is_empty());
-        inputs.into_iter().for_each(|input| fuzz(&fs::read(input.unwrap().path()).unwrap()));
+        crate::replay_corpus("log", fuzz);
     }
 
     #[test]

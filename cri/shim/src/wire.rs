@@ -220,10 +220,6 @@ pub fn fuzz(data: &[u8]) {
 mod tests {
     #[test]
     fn the_corpus_is_replayed() {
-        let corpus =
-            std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../integration/fuzz/corpus/shim");
-        let inputs: Vec<_> = std::fs::read_dir(corpus).unwrap().collect();
-        assert!(!inputs.is_empty());
-        inputs.into_iter().for_each(|input| super::fuzz(&std::fs::read(input.unwrap().path()).unwrap()));
+        crate::replay_corpus("shim", super::fuzz);
     }
 }

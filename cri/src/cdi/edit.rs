@@ -10,7 +10,7 @@ use oci_spec::runtime::{
     Mount as OciMount, Process, Spec,
 };
 
-use super::CdiError;
+use super::error::CdiError;
 use super::spec::{ContainerEdits, DeviceNode, Hook, Mount};
 
 /// Applies the changes.

@@ -14,8 +14,8 @@ use std::process::{Command, Stdio};
 use nix::sched::{CloneFlags, setns};
 use oci_spec::runtime::Spec;
 
-use super::Subject;
-use super::frozen::Connections;
+use super::error::CriuError;
+use super::subject::{Connections, Subject};
 use crate::pidfd::{self, Process};
 use crate::shim_client::Shim;
 
@@ -27,28 +27,11 @@ const LOG: &str = "dump.log";
 /// File with CRIU's standard error.
 const BESIDE: &str = "dump.err";
 
-/// Reasons why CRIU did not dump.
-#[derive(Debug, thiserror::Error)]
-pub enum CriuError {
-    /// CRIU is not installed on this machine.
-    #[error("CRIU is not installed")]
-    Absent,
-    /// CRIU could not be executed.
-    #[error("run criu")]
-    Run(#[source] io::Error),
-    /// The container's mounts could not be read.
-    #[error("read the container's mounts")]
-    Mounts(#[source] io::Error),
-    /// CRIU failed, with its error messages.
-    #[error("criu failed: {0}")]
-    Failed(String),
-}
-
-/// Dumps the processes of a frozen container to a directory. Log and statistics go to the workshop. Returns the external
+/// Dumps the processes of a frozen container to a directory. Log and statistics go to the build directory. Returns the external
 /// mount points in the container.
 pub(super) fn dump(
     subject: &Subject,
-    workshop: &Path,
+    build_dir: &Path,
     images: &Path,
     connections: Connections,
 ) -> Result<Vec<PathBuf>, CriuError> {
@@ -60,7 +43,7 @@ pub(super) fn dump(
     let external = external(&mountinfo, &own(&spec));
     let mut command = Command::new("criu");
     command.arg("dump").arg("--tree").arg(subject.pid.to_string());
-    command.arg("--images-dir").arg(images).arg("--work-dir").arg(workshop).args(["--log-file", LOG]);
+    command.arg("--images-dir").arg(images).arg("--work-dir").arg(build_dir).args(["--log-file", LOG]);
     command.args(["--leave-running", "--manage-cgroups=ignore"]);
     // External connections and file locks are dumped instead of refused.
     command.args(["--ext-unix-sk", "--file-locks"]);
@@ -75,7 +58,7 @@ pub(super) fn dump(
     }
     enter(&mut command, &subject.shim).map_err(CriuError::Run)?;
     // A file, not a pipe: if this process ends, a write to a pipe would kill CRIU and the processes it dumps.
-    let beside = workshop.join(BESIDE);
+    let beside = build_dir.join(BESIDE);
     let errors = File::create(&beside).map_err(CriuError::Run)?;
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
     coracle_open_files::limit(&mut command);
@@ -88,7 +71,7 @@ pub(super) fn dump(
     if status.success() {
         return Ok(external);
     }
-    let said = said(&workshop.join(LOG), &errors);
+    let said = said(&build_dir.join(LOG), &errors);
     Err(CriuError::Failed(said.unwrap_or_else(|| status.to_string())))
 }
 
@@ -106,31 +89,31 @@ pub(crate) fn program() -> Result<PathBuf, CriuError> {
 }
 
 /// The pids of CRIU processes that work in a directory.
-pub(super) fn at_work(workshop: &Path) -> Vec<i32> {
+pub(super) fn at_work(build_dir: &Path) -> Vec<i32> {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = processes.filter_map(|process| process.file_name().to_str()?.parse().ok());
-    pids.filter(|pid| works_in(*pid, workshop)).collect()
+    pids.filter(|pid| works_in(*pid, build_dir)).collect()
 }
 
 /// Recognises CRIU by its command line. A process that has ended has no command line.
-fn works_in(pid: i32, workshop: &Path) -> bool {
+fn works_in(pid: i32, build_dir: &Path) -> bool {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let mut words = line.split(|byte| *byte == 0);
-    let wanted = workshop.as_os_str().as_bytes();
+    let wanted = build_dir.as_os_str().as_bytes();
     words.next().is_some_and(|program| program.ends_with(b"criu")) && words.any(|word| word == wanted)
 }
 
 /// Returns when no CRIU works in a directory.
-pub(super) async fn ended(workshop: &Path) -> io::Result<()> {
+pub(super) async fn ended(build_dir: &Path) -> io::Result<()> {
     loop {
-        let pids = at_work(workshop);
+        let pids = at_work(build_dir);
         if pids.is_empty() {
             return Ok(());
         }
         for pid in pids {
             match pidfd::open(pid) {
                 // The pid may have been reused: the command line is read again.
-                Ok(process) if works_in(pid, workshop) => drop(pidfd::watch(process)?.readable().await?),
+                Ok(process) if works_in(pid, build_dir) => drop(pidfd::watch(process)?.readable().await?),
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),

@@ -2,17 +2,10 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{CheckpointError, Subject, file, make};
+use super::build::build;
+use super::error::{CheckpointError, file};
+use super::subject::{Connections, Subject};
 use crate::records::RestoreRecord;
-
-/// Handling of TCP connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Connections {
-    /// Dumped. They are blocked during the dump.
-    Kept,
-    /// Closed by the restore: a restored pod has another address. So they are not blocked during the dump.
-    Ended,
-}
 
 /// Freezes all containers, then dumps one after the other. The caller thaws them in every case.
 pub(super) fn dump(
@@ -27,13 +20,13 @@ pub(super) fn dump(
     }
     let mut dumped = Vec::new();
     for subject in subjects {
-        let made = make(subject, connections).map_err(|source| CheckpointError::Container {
+        let built = build(subject, connections).map_err(|source| CheckpointError::Container {
             id: subject.record.id.clone(),
             source: Box::new(source),
         });
         // CRIU has frozen the container again. If it was killed meanwhile, CRIU's error is only a consequence.
         not_doomed(subjects)?;
-        dumped.push(made?);
+        dumped.push(built?);
     }
     Ok(dumped)
 }

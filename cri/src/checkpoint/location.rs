@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::{CheckpointError, archive, file};
+use super::archive;
+use super::error::{CheckpointError, file};
 
 /// File name of the note.
 const NOTE: &str = "checkpoint.location";

@@ -1,16 +1,19 @@
 //! Checkpoints of pods: the containers are frozen together, dumped one after the other, and continue to run.
 //!
 //! The output directory gets one archive per container and, last, the manifest. The files get their names when all are
-//! complete. The output directory is noted beside each workshop first, so that a restart can remove an incomplete checkpoint.
+//! complete. The output directory is noted beside each build directory first, so that a restart can remove an incomplete checkpoint.
 
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Write as _};
+use std::io::{self, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use super::frozen::{self, Connections};
+use super::build::BUILD_DIR;
+use super::cleanup::{OUTPUT, forget, forget_output_note, remove_output};
+use super::error::{CheckpointError, file};
 use super::manifest::{self, ENGINE, Manifest, Saved, VERSION, name_of};
-use super::{CheckpointError, OUTPUT, Subject, WORKSHOP, archive, file, forget, restore};
+use super::subject::{Connections, Subject};
+use super::{archive, frozen};
 use crate::records::{RestoreRecord, SandboxRecord};
 
 /// A pod with running containers to checkpoint.
@@ -31,14 +34,14 @@ pub(crate) fn checkpoint_pod(pod: &PodSubject) -> Result<(), CheckpointError> {
         put(pod, &dumped?).and(thawed)
     });
     let ids: Vec<&str> = pod.containers.iter().map(|subject| subject.record.id.as_str()).collect();
-    let taken_back = if made.is_ok() { Ok(()) } else { take_back(&pod.output, &ids) };
+    let removed = if made.is_ok() { Ok(()) } else { remove_output(&pod.output, &ids) };
     coracle_fault::point("checkpoint-pod.made");
     let forgotten = pod.containers.iter().try_for_each(|subject| {
-        forget_note(&subject.layer)?;
+        forget_output_note(&subject.layer)?;
         coracle_fault::point("checkpoint-pod.forgotten");
         forget(&subject.layer)
     });
-    made.and(taken_back).and(forgotten)
+    made.and(removed).and(forgotten)
 }
 
 /// Notes the output directory, so that the next start finds an incomplete checkpoint.
@@ -65,7 +68,7 @@ fn put(pod: &PodSubject, dumped: &[RestoreRecord]) -> Result<(), CheckpointError
     };
     let mut files = Vec::new();
     for (subject, restore) in pod.containers.iter().zip(dumped) {
-        let written = archive::write(&subject.layer.join(WORKSHOP), output);
+        let written = archive::write(&subject.layer.join(BUILD_DIR), output);
         let (written, sha256) = written.map_err(file("write to", output))?;
         let saved = saved(subject, restore, sha256);
         files.push((written, output.join(&saved.archive)));
@@ -96,78 +99,5 @@ fn saved(subject: &Subject, restore: &RestoreRecord, sha256: String) -> Saved {
         image_id: record.image_id.clone(),
         config: record.config.clone(),
         restore: restore.clone(),
-    }
-}
-
-/// Removes a checkpoint of these containers from an output directory.
-pub(crate) fn take_back_pod(output: &Path, containers: &[String]) -> Result<(), CheckpointError> {
-    let ids: Vec<&str> = containers.iter().map(String::as_str).collect();
-    take_back(output, &ids)
-}
-
-fn take_back(output: &Path, ids: &[&str]) -> Result<(), CheckpointError> {
-    let manifest = output.join(manifest::FILE);
-    // A manifest of another checkpoint in the same directory stays.
-    let text = coracle_tree::read(&manifest, manifest::MAX).unwrap_or_default();
-    let text = String::from_utf8_lossy(&text);
-    if ids.iter().any(|id| !id.is_empty() && text.contains(id)) {
-        // All archives of the manifest are removed, also of containers without a note: a partial checkpoint is useless.
-        let named = restore::read(output).map(|manifest| manifest.containers).unwrap_or_default();
-        named.iter().try_for_each(|saved| remove(&output.join(manifest::archive(&saved.id))))?;
-        remove(&manifest)?;
-    }
-    ids.iter().try_for_each(|id| remove(&output.join(manifest::archive(id))))
-}
-
-/// Removes an incomplete checkpoint after a crash: its caller got no response.
-pub(super) fn forget_output(layer: &Path) -> Result<(), CheckpointError> {
-    let note = layer.join(OUTPUT);
-    let output = match fs::read(&note) {
-        Ok(output) => PathBuf::from(std::ffi::OsStr::from_bytes(&output)),
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(file("read", &note)(error)),
-    };
-    let id = layer.file_name().map(|name| name.to_string_lossy().into_owned());
-    take_back(&output, &[id.as_deref().unwrap_or_default()])?;
-    forget_note(layer)
-}
-
-fn forget_note(layer: &Path) -> Result<(), CheckpointError> {
-    remove(&layer.join(OUTPUT))
-}
-
-fn remove(path: &Path) -> Result<(), CheckpointError> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(file("remove", path)(error)),
-        _ => Ok(()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_incomplete_checkpoint_is_removed_and_other_files_stay() {
-        let dir = tempfile::tempdir().expect("directory");
-        let (layer, output) = (dir.path().join("c1"), dir.path().join("output"));
-        for dir in [&layer, &output] {
-            fs::create_dir(dir).expect("make");
-        }
-        fs::write(layer.join(OUTPUT), output.as_os_str().as_bytes()).expect("note");
-        for name in ["c1.tar", "c2.tar", "foreign"] {
-            fs::write(output.join(name), "").expect("write");
-        }
-        fs::write(output.join(manifest::FILE), r#"{"id":"c2"}"#).expect("of another");
-        forget(&layer).expect("forget");
-        let left = || -> std::collections::BTreeSet<String> {
-            let entries = fs::read_dir(&output).expect("list").flatten();
-            entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
-        };
-        assert_eq!(left(), ["c2.tar", manifest::FILE, "foreign"].map(str::to_owned).into());
-        assert!(!layer.join(OUTPUT).exists());
-        take_back_pod(&output, &["c2".to_owned()]).expect("take back");
-        assert_eq!(left(), ["foreign".to_owned()].into());
-        forget(&layer).expect("nothing is left to forget");
     }
 }

@@ -5,8 +5,9 @@ use std::fs::{self, File};
 use std::io::{BufReader, Read as _};
 use std::path::{Path, PathBuf};
 
+use super::error::{CheckpointError, file};
 use super::manifest::{self, ENGINE, Manifest, Saved, VERSION};
-use super::{CheckpointError, archive, criu, file};
+use super::{archive, criu};
 
 /// Maximum bytes of the list of deleted files.
 const DELETED_MAX: u64 = 64 << 20;

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
-use super::Subject;
+use super::subject::Subject;
 
 /// The standard streams of a frozen container, by the kernel's names of the pipes: `pipe:[NUMBER]`.
 pub(super) fn find(subject: &Subject) -> BTreeMap<String, u32> {

@@ -12,10 +12,7 @@ use tokio::process::Command;
 use tokio::sync::Mutex;
 use tracing::{info, warn};
 
-use super::confinement::Modules;
-
-/// The profile's name.
-pub(crate) const NAME: &str = "coracle-default";
+use super::confinement::{Modules, OWN_PROFILE};
 
 /// Programs that compile and load profiles.
 const PARSERS: [&str; 2] = ["/sbin/apparmor_parser", "/usr/sbin/apparmor_parser"];
@@ -57,18 +54,20 @@ impl DefaultProfile {
     pub(crate) async fn ensure(&self) -> io::Result<()> {
         let mut warned = self.warned.lock().await;
         let Some(loaded) = Modules::look().apparmor else { return Ok(()) };
-        if loaded.iter().any(|name| name == NAME) {
+        if loaded.iter().any(|name| name == OWN_PROFILE) {
             return Ok(());
         }
         let Some(parser) = parser() else {
             if !*warned {
-                warn!("there is no apparmor_parser: the default AppArmor profile {NAME} cannot be loaded");
+                warn!(
+                    "there is no apparmor_parser: the default AppArmor profile {OWN_PROFILE} cannot be loaded"
+                );
             }
             *warned = true;
             return Ok(());
         };
         load(parser, &profile(Macros::look(), &own_label())).await?;
-        info!(profile = NAME, "loaded the default AppArmor profile");
+        info!(profile = OWN_PROFILE, "loaded the default AppArmor profile");
         Ok(())
     }
 }
@@ -77,7 +76,7 @@ impl DefaultProfile {
 pub(crate) fn describe() -> &'static str {
     match Modules::look().apparmor {
         None => "off",
-        Some(loaded) if loaded.iter().any(|name| name == NAME) => "on, coracle-default is loaded",
+        Some(loaded) if loaded.iter().any(|name| name == OWN_PROFILE) => "on, coracle-default is loaded",
         Some(_) if parser().is_some() => "on, coracle-default is loaded when it is needed",
         Some(_) => "on, but there is no apparmor_parser to load coracle-default",
     }
@@ -124,7 +123,7 @@ fn profile(macros: Macros, runtime: &str) -> String {
     };
     format!(
         "{abi}{tunables}
-profile {NAME} flags=(attach_disconnected,mediate_deleted) {{
+profile {OWN_PROFILE} flags=(attach_disconnected,mediate_deleted) {{
 {base}
   network,
   capability,
@@ -134,8 +133,8 @@ profile {NAME} flags=(attach_disconnected,mediate_deleted) {{
 
     # The processes that stop containers, and the container's own processes.
   signal (receive) peer=unconfined,
-{peers}  signal (send,receive) peer={NAME},
-  ptrace (trace,tracedby,read,readby) peer={NAME},
+{peers}  signal (send,receive) peer={OWN_PROFILE},
+  ptrace (trace,tracedby,read,readby) peer={OWN_PROFILE},
 {RULES}}}
 "
     )

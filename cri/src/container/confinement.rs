@@ -7,10 +7,10 @@
 use coracle_proto::cri::LinuxContainerSecurityContext;
 use coracle_proto::cri::security_profile::ProfileType;
 
-use super::apparmor::NAME;
-
+/// Name of our own default profile.
+pub(crate) const OWN_PROFILE: &str = "coracle-default";
 /// Default profiles: our own, and profiles that distributions and other runtimes load. The first loaded one is used.
-const DEFAULTS: [&str; 3] = [NAME, "cri-containerd.apparmor.d", "containers-default"];
+const DEFAULTS: [&str; 3] = [OWN_PROFILE, "cri-containerd.apparmor.d", "containers-default"];
 
 /// The security modules of the kernel.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

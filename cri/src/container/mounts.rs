@@ -6,7 +6,7 @@ use coracle_proto::cri::MountPropagation::PropagationBidirectional;
 use coracle_proto::cri::{self, MountPropagation, NamespaceMode};
 use oci_spec::runtime::Mount;
 
-use super::oci_spec::Facts;
+use super::facts::Facts;
 use crate::sandbox::files::POD_FILES;
 use crate::sandbox::{namespaces, user_namespace};
 

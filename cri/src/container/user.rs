@@ -48,8 +48,7 @@ impl Accounts {
     fn user(&self, matches: impl Fn(&str, u32) -> bool) -> Option<(String, u32, u32)> {
         self.passwd.lines().find_map(|line| {
             let mut fields = line.split(':');
-            let (name, uid, gid) =
-                (fields.next()?, fields.nth(1)?.parse().ok()?, fields.next()?.parse().ok()?);
+            let (name, uid, gid) = (fields.next()?, own_id(fields.nth(1)?)?, own_id(fields.next()?)?);
             matches(name, uid).then(|| (name.to_owned(), uid, gid))
         })
     }
@@ -57,7 +56,7 @@ impl Accounts {
     fn groups(&self) -> impl Iterator<Item = (&str, u32, &str)> {
         self.group.lines().filter_map(|line| {
             let mut fields = line.split(':');
-            Some((fields.next()?, fields.nth(1)?.parse().ok()?, fields.next().unwrap_or_default()))
+            Some((fields.next()?, own_id(fields.nth(1)?)?, fields.next().unwrap_or_default()))
         })
     }
 
@@ -124,6 +123,30 @@ impl Accounts {
 
 fn has(members: &str, name: &str) -> bool {
     members.split(',').any(|member| member.trim() == name)
+}
+
+/// Fuzz target: account files of an image. No resolved id is the highest number, for which the kernel changes nothing.
+/// The input is the image's user, `/etc/passwd` and `/etc/group`, with a zero byte between them.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(data: &[u8]) {
+    use coracle_proto::cri::Int64Value;
+    let text = String::from_utf8_lossy(data);
+    let mut parts = text.splitn(3, '\0').map(str::to_owned);
+    let mut next = || parts.next().unwrap_or_default();
+    let (user, accounts) = (next(), Accounts { passwd: next(), group: next() });
+    let by_number =
+        LinuxContainerSecurityContext { run_as_user: Some(Int64Value { value: 1000 }), ..Default::default() };
+    let by_name = LinuxContainerSecurityContext { run_as_username: user.clone(), ..Default::default() };
+    for security in [None, Some(&by_number), Some(&by_name)] {
+        let Ok(found) = accounts.resolve(security, &user) else { continue };
+        assert_eq!(found.groups.first(), Some(&found.gid));
+        assert!(found.uid != u32::MAX && !found.groups.contains(&u32::MAX), "{found:?}");
+    }
+}
+
+/// Parses an id of an account file. None if no process can have it.
+fn own_id(text: &str) -> Option<u32> {
+    text.parse().ok().and_then(|number| id(number).ok())
 }
 
 /// Validates an id. The kernel takes the highest number for "unchanged": the process would stay root.
@@ -248,6 +271,19 @@ mod tests {
 
     fn user(uid: u32, gid: u32, groups: &[u32]) -> Result<User, String> {
         Ok(User { uid, gid, groups: groups.to_vec() })
+    }
+
+    /// The kernel takes the last id for "leave it as it is": the container would run as root.
+    #[test]
+    fn the_last_id_of_an_account_file_is_no_id() {
+        let accounts = Accounts {
+            passwd: "last:x:4294967295:0::/:\ngroup:x:7:4294967295::/:\ngood:x:1000:1001::/:\n".into(),
+            group: "last:x:4294967295:good\n".into(),
+        };
+        assert!(accounts.resolve(None, "last").is_err());
+        assert!(accounts.resolve(None, "group").is_err());
+        assert!(accounts.resolve(None, "good:last").is_err());
+        assert_eq!(accounts.resolve(None, "good").unwrap().groups, [1001]);
     }
 
     #[test]

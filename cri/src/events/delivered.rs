@@ -9,7 +9,7 @@ use std::sync::Mutex;
 
 use tracing::warn;
 
-use super::Item;
+use super::item::Item;
 use crate::error::Error;
 use crate::lock::locked;
 use crate::records::forget;

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use coracle_images::Images;
 
-pub(crate) use self::bundle::{PROCESS_FILE, image_error, read_process};
+pub(crate) use self::bundle::{PROCESS_FILE, read_process};
 pub(crate) use self::create::{ContainerRequest, Origin};
 use crate::cgroup::Cgroups;
 use crate::cgroup::driver::Layout;

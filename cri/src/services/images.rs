@@ -14,7 +14,6 @@ use crate::error::Error;
 use crate::list_stream::Streamed;
 use crate::list_stream::batches;
 use crate::records::Records;
-use crate::services::containers::image_error;
 use crate::stats::StatsService;
 
 /// Pulls, lists and removes images.
@@ -219,6 +218,10 @@ fn filesystem(path: &std::path::Path, bytes: u64, inodes: u64) -> cri::Filesyste
         used_bytes: Some(cri::UInt64Value { value: bytes }),
         inodes_used: Some(cri::UInt64Value { value: inodes }),
     }
+}
+
+pub(crate) fn image_error(reference: &str, source: coracle_images::Error) -> Error {
+    Error::Image { reference: reference.to_owned(), source }
 }
 
 #[cfg(test)]

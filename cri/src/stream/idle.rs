@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use hyper::upgrade::Upgraded;
+use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
@@ -18,6 +20,9 @@ pub(crate) struct Watched<I> {
     moves: Arc<Moves>,
     expired: [Pin<Box<WaitForCancellationFutureOwned>>; 2],
 }
+
+/// The upgraded connection of a client.
+pub(super) type Connection = Watched<TokioIo<Upgraded>>;
 
 /// The timer of a connection.
 #[derive(Debug)]

@@ -180,6 +180,20 @@ async fn send(writer: Writer, opened: Opened, mut output: mpsc::Receiver<Output>
     writer.finish(opened.error).await;
 }
 
+/// The resize stream of a terminal, in pieces of any length. The first byte is the length of a piece.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(data: &[u8]) {
+    let (first, bytes) = data.split_first().unwrap_or((&0, &[]));
+    let opened = Opened { stdin: 1, resize: 3, ..Opened::default() };
+    let mut sizes = BytesMut::new();
+    for piece in bytes.chunks(usize::from(*first) + 1) {
+        let event = Event::Data { id: opened.resize, bytes: Bytes::copy_from_slice(piece), fin: false };
+        let inputs = decode(&event, &opened, &mut sizes);
+        assert!(inputs.iter().all(|input| matches!(input, Input::Resize { .. })), "{inputs:?}");
+        assert!(sizes.len() <= 1024, "{} bytes of one size are kept", sizes.len());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use tokio::io::AsyncWriteExt as _;

@@ -22,9 +22,9 @@ use tokio_tungstenite::tungstenite::protocol::frame::CloseFrame;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 
-use super::Connection;
 use super::client::{self, Client, Input, Output};
 use super::forward::{Back, Forward};
+use super::idle::Connection;
 use super::upgrade::Codec;
 use crate::tables::Tables;
 
@@ -49,8 +49,11 @@ type Receiver = SplitStream<Socket>;
 
 /// Starts the WebSocket protocol on an upgraded connection.
 pub(super) async fn accept(connection: Connection) -> Socket {
-    let config = WebSocketConfig::default().max_message_size(Some(MESSAGE)).max_frame_size(Some(MESSAGE));
-    WebSocketStream::from_raw_socket(connection, Role::Server, Some(config)).await
+    WebSocketStream::from_raw_socket(connection, Role::Server, Some(limits())).await
+}
+
+fn limits() -> WebSocketConfig {
+    WebSocketConfig::default().max_message_size(Some(MESSAGE)).max_frame_size(Some(MESSAGE))
 }
 
 /// Serves the client of a command.
@@ -243,6 +246,47 @@ async fn outward(mut from: impl tokio::io::AsyncRead + Unpin, mut sink: Sender) 
         }
         let bytes = buffer.split().freeze();
         sink.send(Message::Binary(bytes)).await.map_err(io::Error::other)?;
+    }
+}
+
+/// A client's frames after its upgrade. The first byte says how messages are written.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(data: &[u8]) {
+    use tokio_tungstenite::tungstenite::WebSocket;
+
+    /// A connection on which the client's bytes lie already, and which takes every answer.
+    struct Wire<'a>(&'a [u8]);
+
+    impl io::Read for Wire<'_> {
+        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+            io::Read::read(&mut self.0, into)
+        }
+    }
+
+    impl io::Write for Wire<'_> {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    let (first, frames) = data.split_first().unwrap_or((&0, &[]));
+    let codec = Codec { base64: first & 1 != 0, text_status: first & 2 != 0 };
+    let mut socket = WebSocket::from_raw_socket(Wire(frames), Role::Server, Some(limits()));
+    while let Ok(message) = socket.read() {
+        let bytes = match message {
+            Message::Binary(bytes) => bytes,
+            Message::Text(text) => text.into(),
+            Message::Close(_) => return,
+            Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => continue,
+        };
+        assert!(bytes.len() <= MESSAGE);
+        if let Some(Input::Stdin(input)) = decode(codec, &bytes) {
+            assert!(input.len() < bytes.len(), "more came out than went in");
+        }
     }
 }
 

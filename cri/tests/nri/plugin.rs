@@ -172,8 +172,7 @@ impl Plugin {
             plugin_idx: index.into(),
             nri_version: "v0.13.0".into(),
         };
-        let call = (RUNTIME, "RegisterPlugin");
-        self.connection.call::<Empty>(call, &request, LONG).await.map(drop)
+        self.connection.call::<Empty>(RUNTIME, "RegisterPlugin", &request, LONG).await.map(drop)
     }
 
     pub(crate) async fn synchronized(&self) {
@@ -184,8 +183,7 @@ impl Plugin {
 
     /// Asks the runtime for updates.
     pub(crate) async fn update(&self, request: &UpdateContainersRequest) -> UpdateContainersResponse {
-        let call = (RUNTIME, "UpdateContainers");
-        self.connection.call(call, request, LONG).await.expect("update")
+        self.connection.call(RUNTIME, "UpdateContainers", request, LONG).await.expect("update")
     }
 
     /// What the synchronization said.

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 const BUSYBOX: &str = "docker.io/library/busybox:latest";
 
 /// Time limit of an exec in seconds, for slow machines. Usually it takes a fraction of a second.
-const PATIENCE: &str = "60";
+const PATIENCE: &str = "120";
 
 /// Mode of the pod's pid namespace, with the CRI's numbers.
 #[derive(Clone, Copy)]

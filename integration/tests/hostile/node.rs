@@ -222,3 +222,35 @@ fn a_server_that_listens_early_is_ready_early() {
         assert!(count <= 1, "extra attempts are no events: {events}");
     });
 }
+
+/// Without a limit a fork bomb takes every process number of the node.
+#[test]
+fn a_fork_bomb_has_the_processes_of_its_pod_alone() {
+    on_a_machine(|machine| {
+        let mirrors = machine.start_registry();
+        let flags = ["--image-gc-high-threshold", "100", "--pod-max-pids", "40"];
+        let mut cluster = Cluster::up_with(machine, &mirrors, &flags);
+        // The shell itself ends when it cannot fork: each attempt has a shell of its own.
+        let bomb =
+            shell("for i in $(seq 200); do (sleep 1000 &) 2>/dev/null; done; echo done; exec sleep 1000");
+        create(&cluster, "bomb", json!({"containers": [bomb], "restartPolicy": "Never"}));
+        until(&cluster, "bomb", "started", |status| {
+            let state = &status["containerStatuses"][0]["state"];
+            (!state["running"].is_null() || !state["terminated"].is_null()).then_some(())
+        });
+        let count = || {
+            let of_pod = |path: &std::path::Path| {
+                let group = std::fs::read_to_string(path.join("cgroup")).unwrap_or_default();
+                group.contains(machine.name()) && group.contains("kubepods")
+            };
+            std::fs::read_dir("/proc").unwrap().flatten().filter(|process| of_pod(&process.path())).count()
+        };
+        let most = (0..40).map(|_| {
+            sleep(Duration::from_millis(100));
+            count()
+        });
+        let most = most.max().unwrap();
+        assert!((20..=40).contains(&most), "{most} processes");
+        cluster.down();
+    });
+}

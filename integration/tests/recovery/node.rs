@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use coracle_integration::Machine;
+use coracle_integration::{Machine, eventually_async};
 use coracle_proto::cri;
 use coracle_proto::cri::image_service_client::ImageServiceClient;
 use coracle_proto::cri::runtime_service_client::RuntimeServiceClient;
@@ -69,7 +69,7 @@ impl Node {
         command.envs(armed.map(|point| ("CORACLE_FAULT", point)));
         command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
         let mut process = command.spawn().unwrap();
-        let channel = until("the runtime serves", async || {
+        let channel = eventually_async("the runtime serves", 20, async || {
             if process.try_wait().unwrap().is_some() {
                 return Some(None);
             }
@@ -426,16 +426,4 @@ async fn soon(mut come: impl FnMut() -> bool) -> bool {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     false
-}
-
-/// Polls until there is a value.
-async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
-    let began = Instant::now();
-    loop {
-        if let Some(found) = look().await {
-            return found;
-        }
-        assert!(began.elapsed() < LONG, "timed out: {what}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
 }

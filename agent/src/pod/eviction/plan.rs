@@ -117,7 +117,7 @@ pub(crate) fn exceeded(pod: &Pod, usage: &Usage) -> Option<String> {
 
 /// The pod to evict first for a shortage on the node: one above its request first, then the lowest priority, then the one
 /// furthest above its request. No critical pod, and none that uses nothing.
-pub(crate) fn first<'a, P: AsRef<Pod>>(pods: &'a [(P, Usage)], resource: Resource) -> Option<&'a (P, Usage)> {
+pub(crate) fn first<P: AsRef<Pod>>(pods: &[(P, Usage)], resource: Resource) -> Option<&(P, Usage)> {
     let candidates =
         pods.iter().filter(|(pod, usage)| !is_critical(pod.as_ref()) && usage.total().of(resource) > 0);
     candidates.min_by_key(|(pod, usage)| {
@@ -178,7 +178,7 @@ fn priority(pod: &Pod) -> i32 {
 /// Bytes as a quantity: in Ki, Mi or Gi where they are whole ones.
 fn quantity(bytes: u64) -> String {
     let units = [(30, "Gi"), (20, "Mi"), (10, "Ki")];
-    let unit = units.into_iter().find(|(bits, _)| bytes > 0 && bytes % (1 << bits) == 0);
+    let unit = units.into_iter().find(|(bits, _)| bytes > 0 && bytes.is_multiple_of(1 << bits));
     unit.map_or_else(|| bytes.to_string(), |(bits, unit)| format!("{}{unit}", bytes >> bits))
 }
 

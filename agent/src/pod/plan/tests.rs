@@ -228,6 +228,15 @@ fn a_deadline_condemns_when_it_is_due_and_wakes_before() {
 }
 
 #[test]
+fn an_evicted_pod_is_stopped_without_its_grace_period() {
+    let desired = pod(json!({"terminationGracePeriodSeconds": 600, "containers": [{"name": "a"}]}));
+    let observed = observed(vec![container("a", 0, running())]);
+    let verdict = Some(Verdict { reason: EVICTED.into(), message: "full".into() });
+    let state = WorkerState { verdict, ..ready_worker_state() };
+    assert_eq!(decide(&desired, &observed, &state, 10).actions, [Action::StopPod { grace: 1 }]);
+}
+
+#[test]
 fn a_failed_pull_is_shown_then_backs_off() {
     let mut state = ready_worker_state();
     state.pulls.fail("i", at(0), at(0));

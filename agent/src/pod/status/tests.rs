@@ -190,6 +190,20 @@ fn a_verdict_fails_the_pod_with_its_reason() {
 }
 
 #[test]
+fn a_pod_that_is_evicted_under_pressure_has_the_condition_of_a_disruption() {
+    let mut case = Case::new(one(), observed(vec![container("a", 0, running())]));
+    case.state.verdict = Some(Verdict { reason: "Evicted".into(), message: "m".into() });
+    let disruption = |status: &PodStatus| -> Option<PodCondition> {
+        status.conditions.iter().flatten().find(|c| c.type_ == "DisruptionTarget").cloned()
+    };
+    assert_eq!(disruption(&case.status(5)), None, "it exceeded a limit of its own");
+    case.state.disrupted = true;
+    let condition = disruption(&case.status(5)).expect("a condition");
+    assert_eq!((condition.status.as_str(), condition.message.as_deref()), ("True", Some("m")));
+    assert_eq!(condition.reason.as_deref(), Some("TerminationByKubelet"));
+}
+
+#[test]
 fn readiness_and_startup_follow_their_probes() {
     let probe = json!({"exec": {"command": ["true"]}});
     let spec = json!({"containers": [{"name": "a", "readinessProbe": probe, "startupProbe": probe}]});

@@ -89,7 +89,7 @@ fn with_one_family_of_nodes_it_carries_both_of_pods() {
 }
 
 #[test]
-fn what_cannot_be_reached_is_refused_by_name_and_the_others_are_reached() {
+fn unreachable_peers_are_refused_by_name_and_the_others_are_reached() {
     let mut other_vni = peer(2, PeerKind::Vxlan, &[4]);
     other_vni.1.ends[0].vtep = Some((7, [2; 6]));
     let mut overlapping = peer(3, PeerKind::Vxlan, &[4]);
@@ -158,7 +158,7 @@ fn nodes_in_one_subnet_need_no_tunnel() {
 }
 
 #[test]
-fn who_has_no_vxlan_is_reached_in_udp_by_those_who_have() {
+fn peers_without_vxlan_are_reached_by_udp() {
     let made = plan(VXLAN, BOTH, &[peer(1, PeerKind::Udp, &[4]), peer(2, PeerKind::Vxlan, &[4])]);
     assert_eq!(made.tables().routes[&net("10.42.1.0/24")].out, Out::Device(Port::Tun));
     assert_eq!(made.tables().routes[&net("10.42.2.0/24")].out, Out::Device(Port::Vxlan4));
@@ -170,7 +170,7 @@ fn who_has_no_vxlan_is_reached_in_udp_by_those_who_have() {
 }
 
 #[test]
-fn a_range_is_the_same_by_whichever_address_it_is_told() {
+fn a_range_is_independent_of_the_address_that_names_it() {
     let (mut told, mut plain) = (peer(1, PeerKind::Vxlan, &[4, 6]), peer(1, PeerKind::Vxlan, &[4, 6]));
     told.1.cidrs = vec![net("10.42.1.7/24"), net("fd42:0:0:1::7/64")];
     plain.1.cidrs = vec![net("10.42.1.0/24"), net("fd42:0:0:1::/64")];
@@ -275,7 +275,7 @@ fn a_changed_peer_costs_what_changed_of_it() {
 }
 
 #[test]
-fn hardware_addresses_differ_and_are_nobodys() {
+fn derived_hardware_addresses_are_distinct_and_locally_administered() {
     let all: HashSet<Mac> = (0..2000).map(|n| hardware_address(&format!("node-{n}"), n % 2 == 0)).collect();
     assert_eq!(all.len(), 2000);
     assert!(all.iter().all(|mac| mac[0] & 3 == 2));

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_answers_in_full_and_nobody_else_does() {
+    fn only_loopback_replies_in_full() {
         let mut echoes = Echoes::open().expect("these tests need root");
         let requests: [Request; 3] = [
             (7, Ipv4Addr::LOCALHOST.into(), 1400),

@@ -60,7 +60,7 @@ fn plugins_beside_the_list_are_appended_unless_it_wants_none() {
 }
 
 #[test]
-fn what_is_wrong_is_said_with_its_field() {
+fn errors_name_the_field() {
     for (text, said) in [
         ("[]", "no JSON object"),
         (r#"{"cniVersion":"1.0.0","type":"a"}"#, "name: is missing"),
@@ -89,7 +89,7 @@ fn what_is_wrong_is_said_with_its_field() {
 }
 
 #[test]
-fn a_plugin_is_told_the_capabilities_that_it_declares() {
+fn a_plugin_gets_the_capabilities_that_it_declares() {
     let text = r#"{"cniVersion":"1.1.0","name":"n","plugins":[
         {"type":"a","x":1,"capabilities":{"portMappings":true,"mac":false}}]}"#;
     let list = parse(text).unwrap();

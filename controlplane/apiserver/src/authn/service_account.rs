@@ -13,7 +13,7 @@ use crate::{
     error::{ApiError, Result},
 };
 
-/// A clock may be so many seconds behind ours.
+/// Tolerated clock difference in seconds.
 const LEEWAY: i64 = 10;
 
 /// Issuer of tokens in Secrets, which Kubernetes made before 1.24 and makes on demand since.

@@ -1,4 +1,4 @@
-//! The server as its clients see it, driven in process on a real store in a directory of its own.
+//! Tests of the API server by requests in process, on a real store in a temporary directory.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ mod pod_security;
 mod rbac;
 mod services;
 
-/// A server and the directory that goes with it.
+/// A server and its directory.
 struct Fixture {
     api: Apiserver,
     directory: tempfile::TempDir,

@@ -17,7 +17,7 @@ use crate::{
     write::{self, Failed, Part, text},
 };
 
-/// So many evictions that the controller has not seen yet are too many: upstream's.
+/// Maximum number of evictions that the controller has not processed yet, as upstream.
 const MOST_DISRUPTED: usize = 2000;
 /// Upstream's, and its delay for those who are to come again.
 const RETRIES: usize = 20;

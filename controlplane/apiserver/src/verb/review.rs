@@ -1,4 +1,4 @@
-//! POST of a review: a question about somebody's identity or rights, answered and not kept.
+//! POST of a review: a question about a user's identity or permissions. It is not stored.
 
 use serde_json::{Value, json};
 

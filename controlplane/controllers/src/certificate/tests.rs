@@ -1,4 +1,4 @@
-//! Requests as everybody makes them, and as only those make them who want to be somebody else.
+//! Ordinary certificate requests, and malicious ones.
 
 use super::*;
 use rcgen::{CertificateParams, DnType, KeyPair, PublicKeyData, SanType, SigningKey};

@@ -146,7 +146,7 @@ mod tests {
     /// First and last second of a certificate, whether it is an authority, its subject and its names.
     fn signed(signer: &Signer, seconds: Option<i64>) -> (i64, i64, bool, String, usize) {
         let mut params = CertificateParams::default();
-        // Whoever asks for an authority's certificate, and for other uses, gets a plain one.
+        // A request for a CA certificate with other usages gets an ordinary certificate.
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::Any, ExtendedKeyUsagePurpose::ServerAuth];

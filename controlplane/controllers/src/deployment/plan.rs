@@ -80,7 +80,10 @@ pub(crate) fn plan(snapshot: Snapshot<'_>) -> Plan {
         }
         plan.show(deployment, status::counts(deployment, &history, conditions, now));
     } else {
-        let conditions = plan.roll(deployment, &history, &running, conditions, now);
+        let mut conditions = conditions;
+        if plan.roll(deployment, &history, &running) {
+            found_new_set(deployment, &history, &mut conditions, now);
+        }
         let (status, again) = status::rollout(deployment, &history, conditions, now);
         if status::is_complete(deployment, &status) && plan.update.is_empty() && plan.create.is_none() {
             plan.delete = revision::to_clean(deployment, &history);
@@ -134,23 +137,25 @@ fn paused_or_resumed(deployment: &Deployment, now: Timestamp) -> Conditions {
     conditions
 }
 
+/// Sets the condition Progressing of a deployment without one, if its new set exists already.
+fn found_new_set(deployment: &Deployment, history: &History, conditions: &mut Conditions, now: Timestamp) {
+    let Some(new) = &history.new else { return };
+    if conditions.get(PROGRESSING).is_none() && status::deadline(deployment).is_some() {
+        let message = format!("Found new replica set \"{}\"", new.name());
+        conditions.set(condition(PROGRESSING, "True", "FoundNewReplicaSet", message, now));
+    }
+}
+
 // === impl Plan ===
 
 impl Plan {
-    /// One step of the rollout.
-    fn roll(
-        &mut self,
-        deployment: &Deployment,
-        history: &History,
-        running: &[String],
-        mut conditions: Conditions,
-        now: Timestamp,
-    ) -> Conditions {
+    /// One step of the rollout. Returns false while the strategy Recreate waits for the end of the old pods.
+    fn roll(&mut self, deployment: &Deployment, history: &History, running: &[String]) -> bool {
         if rolling::recreates(deployment) {
             self.resize(deployment, rolling::empty_old(history));
             let old_runs = history.old.iter().any(|set| running.iter().any(|uid| uid == set.uid()));
             if !self.update.is_empty() || old_runs {
-                return conditions;
+                return false;
             }
         }
         let size = rolling::new_size(deployment, history);
@@ -158,10 +163,6 @@ impl Plan {
             None => self.make_new(deployment, history, size),
             Some(new) => {
                 self.sync_new(deployment, history);
-                if conditions.get(PROGRESSING).is_none() && status::deadline(deployment).is_some() {
-                    let message = format!("Found new replica set \"{}\"", new.name());
-                    conditions.set(condition(PROGRESSING, "True", "FoundNewReplicaSet", message, now));
-                }
                 self.resize(deployment, vec![Size { set: new.clone(), to: size }]);
                 let grown = size != rolling::size(new);
                 if !grown && !rolling::recreates(deployment) {
@@ -169,7 +170,7 @@ impl Plan {
                 }
             }
         }
-        conditions
+        true
     }
 
     fn make_new(&mut self, deployment: &Deployment, history: &History, replicas: i32) {

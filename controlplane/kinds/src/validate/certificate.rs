@@ -207,7 +207,7 @@ mod tests {
             "usages": ["client auth"]}, "status": {}})
     }
 
-    /// What is said about a good request after one change.
+    /// The causes of a valid request after one change.
     fn said(change: impl FnOnce(&mut Value)) -> String {
         let (mut object, mut causes) = (good(), Causes::default());
         change(&mut object);

@@ -1,4 +1,4 @@
-//! Cases for validation: an object that is good, one change, and what is said about it.
+//! Validation cases: a valid object, one change, and the expected causes.
 
 mod pod;
 mod workload;
@@ -52,7 +52,7 @@ fn texts(causes: Vec<Cause>) -> Vec<String> {
     causes.into_iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect()
 }
 
-/// Sets one value in a good object and compares what is said; only the starts of the texts are given.
+/// Sets one value in a valid object and compares the causes by the start of their texts.
 fn check(name: &str, pointer: &str, value: Value, expect: &[&str]) {
     let mut object = good(name);
     set(&mut object, pointer, value);

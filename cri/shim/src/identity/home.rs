@@ -24,6 +24,17 @@ fn open(path: &str) -> Option<File> {
     file.metadata().is_ok_and(|found| found.is_file()).then_some(file)
 }
 
+/// An account file of an image: a home is an absolute path of one line.
+#[cfg(any(test, feature = "fuzzing"))]
+pub fn fuzz(data: &[u8]) {
+    for line in data.lines().map_while(Result::ok) {
+        for uid in [0, 1000, u32::MAX] {
+            let home = home_in(&line, uid);
+            assert!(home.is_none_or(|home| home.starts_with('/') && !home.contains([':', '\n'])));
+        }
+    }
+}
+
 fn home_in(line: &str, uid: u32) -> Option<String> {
     let mut fields = line.split(':').skip(2);
     let id: u32 = fields.next()?.parse().ok()?;
@@ -34,6 +45,11 @@ fn home_in(line: &str, uid: u32) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_corpus_is_replayed() {
+        crate::replay_corpus("passwd", fuzz);
+    }
 
     #[test]
     fn a_fifo_a_device_and_a_directory_are_not_read_as_passwd() {

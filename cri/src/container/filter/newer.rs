@@ -8,7 +8,7 @@
 use libseccomp::{ScmpAction, ScmpSyscall};
 use oci_spec::runtime::{Arch, LinuxSeccomp, LinuxSeccompAction};
 
-use super::architecture;
+use super::architecture::architecture;
 
 /// Bytes of an instruction (`struct sock_filter`).
 pub(super) const INSTRUCTION: usize = 8;

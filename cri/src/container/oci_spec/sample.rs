@@ -1,11 +1,16 @@
 //! Sample host, image and pod for specs of tests and fuzz targets.
 #![allow(clippy::expect_used, reason = "the sample values are valid")]
 
+use std::path::Path;
 use std::sync::Arc;
 
+use coracle_images::Image;
+use coracle_proto::cri::{ContainerConfig, PodSandboxConfig};
 use oci_spec::image::{ConfigBuilder, ImageConfigurationBuilder, RootFsBuilder};
 
 use super::*;
+use crate::container::facts::SandboxFacts;
+use crate::host::Host;
 
 /// An image with an entrypoint, arguments and an environment.
 pub(crate) fn image(entrypoint: &[&str], cmd: &[&str], env: &[&str]) -> Image {

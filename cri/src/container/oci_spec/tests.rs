@@ -1,6 +1,8 @@
 //! Tests of specs: a configuration in, a part of the spec out.
 
-use coracle_proto::cri::{self, NamespaceMode};
+use coracle_proto::cri::{
+    self, ContainerConfig, LinuxContainerSecurityContext, NamespaceMode, PodSandboxConfig,
+};
 use serde_json::{Value, json};
 
 use super::*;

@@ -9,7 +9,7 @@ use tracing::info;
 
 use super::CheckpointService;
 use super::container::Stays;
-use crate::checkpoint::{self, PodSubject, checkpoint_pod, take_back_pod};
+use crate::checkpoint::{self, PodSubject, checkpoint_pod, remove_pod_output};
 use crate::container::Container;
 use crate::error::Error;
 
@@ -110,7 +110,8 @@ pub(super) fn directory(field: &'static str, path: &str) -> Result<PathBuf, Erro
 /// Removes a checkpoint whose caller disconnected before the response.
 pub(crate) async fn undo_checkpoint(request: cri::CheckpointPodRequest, stays: Stays) -> Result<(), Error> {
     let cri::CheckpointPodRequest { pod_sandbox_id: id, output_path, container_ids, .. } = request;
-    let work = tokio::task::spawn_blocking(move || take_back_pod(Path::new(&output_path), &container_ids));
+    let work =
+        tokio::task::spawn_blocking(move || remove_pod_output(Path::new(&output_path), &container_ids));
     let done = work.await;
     drop(stays);
     let done = done.map_err(Error::panicked("take back"))?;

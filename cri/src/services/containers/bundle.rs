@@ -113,7 +113,3 @@ pub(super) fn write_json<T: serde::Serialize>(path: &Path, value: &T) -> Result<
     })?;
     replace(path, &bytes)
 }
-
-pub(crate) fn image_error(reference: &str, source: coracle_images::Error) -> Error {
-    Error::Image { reference: reference.to_owned(), source }
-}

@@ -8,7 +8,6 @@ use coracle_proto::{cri, shim};
 use cri::ContainerEventType::ContainerCreatedEvent;
 
 use super::ContainerService;
-use super::bundle::image_error;
 use super::check::{check, check_limits, check_privilege, seccomp_profile, security};
 use super::pid_namespace::ShimCreate;
 use crate::checkpoint;
@@ -22,6 +21,7 @@ use crate::records::{ContainerPhase, ContainerRecord, RestoreRecord};
 use crate::sandbox::user_namespace::Mapping;
 use crate::sandbox::{Sandbox, namespaces};
 use crate::selinux::PodLabels;
+use crate::services::images::image_error;
 use crate::services::new_id;
 use crate::steps::Steps;
 use crate::undo::{Step, Undo};

@@ -6,12 +6,13 @@ use coracle_images::Held;
 use coracle_proto::{cri, shim};
 
 use super::ContainerService;
-use super::bundle::{image_error, make_dir};
+use super::bundle::make_dir;
 use crate::error::Error;
 use crate::records::ContainerRecord;
 use crate::sandbox::Sandbox;
 use crate::sandbox::files::POD_FILES;
 use crate::selinux::relabel;
+use crate::services::images::image_error;
 
 impl ContainerService {
     /// Resolves image volumes, stores their image ids in the configuration, and holds their layers.

@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
+use std::os::fd::AsRawFd as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use std::time::Duration;
 use coracle_integration::{Machine, eventually};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, socket};
 use nix::unistd::Pid;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, crypto::ring};
 use rustls_pki_types::{CertificateDer, pem::PemObject as _};
@@ -21,11 +23,12 @@ pub(super) const EVE: &str = "authorization: Bearer eve-token";
 
 pub(super) type Tls = StreamOwned<ClientConnection, TcpStream>;
 
-/// Address and CA of a control plane.
+/// Address and CA of a control plane, and the source address of clients.
 #[derive(Clone)]
 pub(super) struct Address {
-    socket: SocketAddr,
+    socket: SocketAddrV4,
     authority: PathBuf,
+    source: Ipv4Addr,
 }
 
 /// A running `coracle controlplane`.
@@ -57,9 +60,7 @@ impl Plane {
         command.arg("--run-dir").arg(machine.path("run")).arg("--token-auth-file").arg(tokens);
         command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
         let process = command.spawn().unwrap();
-        let authority = machine.path("state/pki/ca.crt");
-        let plane =
-            Self { process, address: Address { socket: ([127, 0, 0, 1], 6443).into(), authority }, log };
+        let plane = Self { process, address: Address::of(machine), log };
         eventually("the API", 60, || {
             let answers =
                 plane.address.authority.exists() && TcpStream::connect(plane.address.socket).is_ok();
@@ -123,14 +124,37 @@ impl Drop for Plane {
 }
 
 impl Address {
+    /// The API server of this machine, for clients of the same machine.
+    pub(super) fn of(machine: &Machine) -> Self {
+        let socket = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 6443);
+        Self { socket, authority: machine.path("state/pki/ca.crt"), source: Ipv4Addr::LOCALHOST }
+    }
+
+    /// The same for clients that come from another loopback address.
+    #[allow(dead_code, reason = "for the soak")]
+    pub(super) fn with_source(&self, source: Ipv4Addr) -> Self {
+        Self { source, ..self.clone() }
+    }
+
     pub(super) fn socket(&self) -> SocketAddr {
-        self.socket
+        self.socket.into()
     }
 
     /// Opens a TLS connection with a read timeout.
     pub(super) fn connect(&self, protocols: &[&[u8]]) -> Tls {
-        let stream = TcpStream::connect(self.socket).unwrap();
-        self.try_tls(stream, protocols).unwrap()
+        self.try_connect(protocols).unwrap()
+    }
+
+    pub(super) fn try_connect(&self, protocols: &[&[u8]]) -> std::io::Result<Tls> {
+        self.try_tls(self.try_tcp(self.socket.port())?, protocols)
+    }
+
+    /// A connection without a word, to any port of the same machine.
+    pub(super) fn try_tcp(&self, port: u16) -> std::io::Result<TcpStream> {
+        let socket = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+        bind(socket.as_raw_fd(), &SockaddrIn::from(SocketAddrV4::new(self.source, 0)))?;
+        connect(socket.as_raw_fd(), &SockaddrIn::from(SocketAddrV4::new(*self.socket.ip(), port)))?;
+        Ok(socket.into())
     }
 
     fn try_tls(&self, stream: TcpStream, protocols: &[&[u8]]) -> std::io::Result<Tls> {
@@ -169,7 +193,7 @@ impl Address {
         media: &str,
         body: &[u8],
     ) -> std::io::Result<(u16, String)> {
-        let mut tls = self.try_tls(TcpStream::connect(self.socket)?, &[])?;
+        let mut tls = self.try_connect(&[])?;
         let head = format!(
             "{method} {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{header}\r\ncontent-type: {media}\r\n\
              content-length: {}\r\n\r\n",

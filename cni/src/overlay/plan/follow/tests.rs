@@ -107,7 +107,7 @@ fn is_planned_alone(from: &BTreeMap<String, Peer>, to: &BTreeMap<String, Peer>) 
 }
 
 #[test]
-fn who_shares_nothing_is_planned_alone() {
+fn peers_without_common_ranges_are_planned_alone() {
     let all = four();
     let with = |peer: (String, Peer)| {
         let mut all = all.clone();
@@ -134,7 +134,7 @@ fn who_shares_nothing_is_planned_alone() {
 }
 
 #[test]
-fn a_way_is_tested_at_an_address_that_answers_whoever_the_peer_is() {
+fn a_path_is_probed_at_an_address_that_every_peer_answers() {
     let to = |backend, kind, bridged| {
         let (name, one) = peer(1, kind, &[4, 6]);
         let peers = BTreeMap::from([(name.clone(), Peer { bridged, ..one })]);

@@ -1,4 +1,4 @@
-//! One rule of a role: what it allows, and which rules it is at least as wide as.
+//! One rule of a role: what it allows, and whether it covers another rule.
 
 use serde_json::{Map, Value, json};
 
@@ -10,7 +10,7 @@ pub(crate) struct Rule {
     pub(crate) verbs: Vec<String>,
     pub(crate) groups: Vec<String>,
     pub(crate) resources: Vec<String>,
-    /// None means all.
+    /// None allows all.
     pub(crate) names: Vec<String>,
     pub(crate) urls: Vec<String>,
 }
@@ -23,7 +23,7 @@ fn has(list: &[String], word: &str) -> bool {
 }
 
 impl Rule {
-    /// Everything.
+    /// The rule that allows everything.
     pub(crate) fn all() -> [Self; 2] {
         let any = || vec!["*".to_owned()];
         [
@@ -45,14 +45,14 @@ impl Rule {
         Self { verbs, groups, resources, names, urls }
     }
 
-    /// The rule as JSON, without what is empty.
+    /// The rule as JSON, without empty fields.
     pub(crate) fn json(&self) -> Value {
         let lists = [&self.verbs, &self.groups, &self.resources, &self.names, &self.urls];
         let fields = FIELDS.into_iter().zip(lists).filter(|(_, list)| !list.is_empty());
         fields.map(|(field, list)| (field.to_owned(), json!(list))).collect::<Map<_, _>>().into()
     }
 
-    /// Whether it allows this.
+    /// Whether the rule allows a request.
     pub(crate) fn allows(&self, verb: &str, info: &RequestInfo) -> bool {
         let any = |list: &[String], word: &str| has(list, word) || has(list, "*");
         if !any(&self.verbs, verb) {
@@ -79,7 +79,7 @@ impl Rule {
         })
     }
 
-    /// The parts of it with one verb, group, resource, name or URL each.
+    /// Splits the rule into parts with one verb, group, resource, name or URL each.
     fn parts(&self) -> Vec<Self> {
         let one = |word: &String| vec![word.clone()];
         let mut parts = Vec::new();
@@ -105,7 +105,7 @@ impl Rule {
         parts
     }
 
-    /// Whether all of a part is in it.
+    /// Whether the rule covers a part.
     fn covers(&self, part: &Self) -> bool {
         let all = |own: &[String], asked: &[String]| has(own, "*") || asked.iter().all(|word| has(own, word));
         if !all(&self.verbs, &part.verbs) {
@@ -123,7 +123,7 @@ impl Rule {
     }
 }
 
-/// The name that is asked for. Lists and watches of one object say it in their field selector.
+/// The name of the requested object. Lists and watches of one object have it in their field selector.
 fn name<'a>(verb: &str, resource: &'a ResourceInfo, info: &'a RequestInfo) -> &'a str {
     if !resource.name.is_empty() || !matches!(verb, "list" | "watch" | "deletecollection") {
         return &resource.name;
@@ -133,7 +133,7 @@ fn name<'a>(verb: &str, resource: &'a ResourceInfo, info: &'a RequestInfo) -> &'
     names.next().map_or("", |name| name.trim_start_matches('='))
 }
 
-/// What of these rules is in none of those that are held.
+/// The parts of these rules that the held rules do not cover.
 pub(crate) fn missing<'a>(held: impl Iterator<Item = &'a Rule> + Clone, wanted: &[Rule]) -> Vec<Rule> {
     let parts = wanted.iter().flat_map(Rule::parts);
     parts.filter(|part| !held.clone().any(|rule| rule.covers(part))).collect()

@@ -1,4 +1,4 @@
-//! Who is let in, and to what.
+//! Authentication and authorization.
 
 use super::*;
 

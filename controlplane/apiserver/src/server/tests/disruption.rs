@@ -1,4 +1,4 @@
-//! Evictions under budgets, each spending what its controller wrote there.
+//! Evictions under disruption budgets.
 
 use super::*;
 
@@ -17,7 +17,7 @@ impl Fixture {
         assert_eq!(self.merge(&format!("{PODS}/{name}/status"), status).await.code, 200);
     }
 
-    /// A budget that allows so many disruptions now.
+    /// A budget with this many allowed disruptions.
     async fn budget(&self, name: &str, allowed: i64) {
         let budget = json!({"metadata": {"name": name}, "spec": {"minAvailable": 1,
             "selector": {"matchLabels": {"app": "a"}}}, "status": {"disruptionsAllowed": 9}});

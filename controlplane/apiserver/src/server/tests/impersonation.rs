@@ -97,7 +97,7 @@ async fn a_stream_into_a_pod_needs_create_whatever_the_method() {
         let refused = ask("reader", "GET").await;
         let message = refused.body["message"].as_str().unwrap();
         assert!(refused.code == 403 && message.contains("cannot create resource"), "{sub}: {message}");
-        // The pod has no node: what is allowed gets as far as that.
+        // The pod has no node, so allowed requests fail with that error.
         for (user, method, code) in
             [("reader", "POST", 403), ("maker", "GET", 403), ("maker", "POST", 400), ("both", "GET", 400)]
         {

@@ -1,4 +1,4 @@
-//! Machines that join and nodes among each other: who may ask for what.
+//! Permissions of joining machines and of nodes.
 
 use rcgen::{CertificateParams, DnType, KeyPair, PublicKeyData as _, SigningKey as _};
 
@@ -59,7 +59,7 @@ impl Fixture {
         self.send(user, request.body(Full::new(body.to_string().into())).unwrap()).await
     }
 
-    /// An answer to somebody who shows nothing but a token.
+    /// The response to a client with a token only.
     async fn with_token(&self, token: &str, path: &str) -> u16 {
         let request = Request::get(path).header("authorization", format!("Bearer {token}"));
         self.api.handle(request.body(Full::<Bytes>::default()).unwrap(), None).await.status().as_u16()
@@ -191,7 +191,7 @@ async fn the_name_of_the_controllers_is_no_credential() {
     let secrets = "/api/v1/namespaces/kube-system/secrets";
     assert_eq!(server.get_as(User::new("system:kube-controller-manager", &[]), secrets).await.code, 403);
     assert_eq!(server.get_as(User::controllers(), secrets).await.code, 200);
-    // Nor is it one for who may be anybody else.
+    // A user that may impersonate the controllers does not get their permissions either.
     let everybody = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
         "metadata": {"name": "impersonate"},
         "rules": [{"apiGroups": [""], "resources": ["users"], "verbs": ["impersonate"]}]});

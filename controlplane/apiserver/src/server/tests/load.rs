@@ -1,4 +1,4 @@
-//! Requests that would last or grow without end.
+//! Limits on the duration and size of requests.
 
 use std::convert::Infallible;
 

@@ -1,4 +1,4 @@
-//! Roles and bindings: what they allow, who may give them away, and those that every cluster has.
+//! RBAC: permissions, privilege escalation, and the default roles and bindings.
 
 use super::*;
 
@@ -77,7 +77,7 @@ async fn a_user_may_what_is_bound_to_it_where_it_is_bound() {
     assert_eq!(server.code(ann(), "/api/v1/namespaces/kube-system/configmaps/d").await, 403);
     assert_ne!(server.code(ann(), "/metrics").await, 403);
     assert_eq!(server.code(User::new("ben", &[]), "/metrics").await, 403);
-    // What is taken away is gone at once.
+    // A removed permission has effect at once.
     let path = format!("{}/reader-ann", at("default", "rolebindings"));
     assert_eq!(server.delete(&path, json!({})).await.code, 200);
     assert_eq!(server.code(ann(), pods).await, 403);
@@ -169,7 +169,7 @@ async fn in_anothers_name_only_with_the_right_to_it() {
     assert_eq!(as_ben(ann(), None).await.code, 200);
     assert_eq!(as_ben(ann(), Some("system:masters")).await.code, 403);
     assert_eq!(as_ben(admin(), Some("dev")).await.code, 200);
-    // Nothing of what is asked for is left out.
+    // Groups and uids cannot be impersonated without a user.
     for (name, value) in [("impersonate-group", "dev"), ("impersonate-uid", "1")] {
         let request = Request::get("/api/v1/namespaces/default/pods").header(name, value);
         let answer = server.send(admin(), request.body(Full::default()).unwrap()).await;

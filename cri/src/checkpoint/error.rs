@@ -1,0 +1,91 @@
+//! Reasons why there is no checkpoint.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Reasons why CRIU did not dump.
+#[derive(Debug, thiserror::Error)]
+pub enum CriuError {
+    /// CRIU is not installed on this machine.
+    #[error("CRIU is not installed")]
+    Absent,
+    /// CRIU could not be executed.
+    #[error("run criu")]
+    Run(#[source] io::Error),
+    /// The container's mounts could not be read.
+    #[error("read the container's mounts")]
+    Mounts(#[source] io::Error),
+    /// CRIU failed, with its error messages.
+    #[error("criu failed: {0}")]
+    Failed(String),
+}
+
+/// Reasons why there is no checkpoint.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// CRIU failed.
+    #[error("dump the processes")]
+    Criu(#[from] CriuError),
+    /// A file could not be read or written.
+    #[error("{doing} {}", path.display())]
+    File {
+        /// The operation.
+        doing: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+    /// A container could not be frozen.
+    #[error("freeze container {id}")]
+    Freeze {
+        /// The container's id.
+        id: String,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+    /// A container of the pod could not be dumped.
+    #[error("container {id}")]
+    Container {
+        /// The container's id.
+        id: String,
+        /// The cause.
+        #[source]
+        source: Box<CheckpointError>,
+    },
+    /// A container was killed during its checkpoint.
+    #[error("container {id} is being stopped")]
+    Doomed {
+        /// The container's id.
+        id: String,
+    },
+    /// The file is not a checkpoint, or is damaged.
+    #[error("{path:?} {why}")]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// The defect.
+        why: String,
+    },
+}
+
+// === impl CheckpointError ===
+
+impl CheckpointError {
+    /// Whether CRIU is not installed.
+    pub(crate) fn lacks_criu(&self) -> bool {
+        match self {
+            Self::Criu(error) => matches!(error, CriuError::Absent),
+            Self::Container { source, .. } => source.lacks_criu(),
+            Self::File { .. } | Self::Freeze { .. } | Self::Doomed { .. } | Self::Damaged { .. } => false,
+        }
+    }
+}
+
+/// For `map_err` on file operations.
+pub(super) fn file(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
+    let path = path.to_owned();
+    move |source| CheckpointError::File { doing, path, source }
+}

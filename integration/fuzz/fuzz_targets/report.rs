@@ -1,0 +1,4 @@
+//! Messages of the processes that make a container or an exec.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| coracle_shim::fuzz_report(data));

@@ -1,0 +1,127 @@
+//! Hostile clients and hostile pods beside 50 ordinary pods, for minutes or hours.
+//!
+//! Meanwhile no ordinary pod restarts and no probe of one fails. The API server answers others than the attackers soon, and
+//! afterwards the processes take the memory that they took before. `scripts/soak [MINUTES]` runs it.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::disallowed_methods,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a test panics, waits, and prints its figures"
+)]
+
+#[path = "hostile_soak/attack.rs"]
+mod attack;
+#[path = "hostile/api_load/client.rs"]
+#[allow(dead_code, reason = "shared with the tests of single attacks")]
+mod client;
+#[path = "hostile_soak/latency.rs"]
+mod latency;
+#[path = "hostile_soak/memory.rs"]
+mod memory;
+#[path = "hostile_soak/pods.rs"]
+mod pods;
+
+use std::fs;
+use std::io::Write as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use attack::Attack;
+use client::Address;
+use coracle_integration::{Cluster, eventually, on_a_machine};
+use latency::Latencies;
+use memory::Memory;
+
+/// Time in which the node comes to rest before its memory is measured.
+const REST: Duration = Duration::from_secs(20);
+/// Time in which the memory must be what it was, after the last hostile pod is gone. Seconds.
+const RETURN: u64 = 60;
+/// API requests of others, slowest of hundred.
+const P99: Duration = Duration::from_millis(100);
+
+#[test]
+#[ignore = "takes minutes: scripts/soak"]
+fn ordinary_pods_do_not_notice_hostile_clients_and_pods() {
+    let minutes: f64 = std::env::var("SOAK_MINUTES").map_or(2.0, |text| text.parse().expect("a number"));
+    client::raise_descriptors();
+    on_a_machine(move |machine| {
+        let mirrors = machine.start_registry();
+        prefer(machine.name());
+        let config = machine.path("config.toml");
+        let tokens = machine.path("tokens.csv");
+        fs::write(&tokens, attack::TOKENS).unwrap();
+        fs::write(&config, format!("[control-plane]\ntoken-auth-file = {tokens:?}\n")).unwrap();
+        let config = config.to_str().unwrap();
+        let flags = ["--image-gc-high-threshold", "100", "--pod-max-pids", "64", "--config", config];
+        let mut cluster = Cluster::up_with(machine, &mirrors, &flags);
+        pods::start_ordinary(&cluster);
+        let address = Address::of(machine);
+        sleep(REST);
+        let quiet = Latencies::sample(&address, || sleep(Duration::from_secs(5)));
+        let failed = pods::failed_probes(&cluster);
+        let before = Memory::of(machine, cluster.pid());
+        println!("before: {before}; API {quiet}");
+
+        pods::start_hostile(&cluster);
+        let end = Instant::now() + Duration::from_secs_f64(minutes * 60.0);
+        let attack = Arc::new(Attack::begin(&address, &cluster));
+        let latencies = Latencies::sample(&address, || watch_until(&cluster, machine, end));
+        attack.end();
+        let during = Memory::of(machine, cluster.pid());
+        println!("after {minutes} minutes: {during}; API {latencies}; {attack}");
+
+        pods::remove_hostile(&cluster);
+        eventually("the memory to be what it was", RETURN, || {
+            let after = Memory::of(machine, cluster.pid());
+            let is_flat = after.is_flat_since(&before);
+            is_flat.then(|| println!("afterwards: {after}")).or_else(|| {
+                eprintln!("not yet: {after}");
+                sleep(Duration::from_secs(5));
+                None
+            })
+        });
+        assert_eq!(pods::failed_probes(&cluster), failed, "probes of ordinary pods failed");
+        pods::assert_undisturbed(&cluster);
+        assert!(latencies.p99() < P99, "the API is slow for others: {latencies}");
+        cluster.down();
+    });
+}
+
+/// Gives the pods processor time before other work on this machine, so that the probes measure the node.
+fn prefer(cgroup: &str) {
+    for (hierarchy, file, weight) in [("cpu/", "cpu.shares", "20480"), ("", "cpu.weight", "2000")] {
+        let root = format!("/sys/fs/cgroup/{hierarchy}");
+        if Path::new(&root).join("cgroup.procs").exists() {
+            let group = Path::new(&root).join(cgroup);
+            fs::create_dir_all(&group).unwrap();
+            // Absent in the other version's hierarchy.
+            let _absent = fs::OpenOptions::new()
+                .write(true)
+                .open(group.join(file))
+                .and_then(|mut file| file.write_all(weight.as_bytes()));
+        }
+    }
+}
+
+/// Prints once a minute what the node takes.
+fn watch_until(cluster: &Cluster, machine: &coracle_integration::Machine, end: Instant) {
+    let mut next = Instant::now();
+    while Instant::now() < end {
+        if Instant::now() >= next {
+            next += Duration::from_secs(60);
+            let failed: Vec<String> = pods::failed_probes(cluster);
+            println!(
+                "{}; ordinary pods: {}, {} kinds of failed probes, last {:?}",
+                Memory::of(machine, cluster.pid()),
+                pods::condition(cluster),
+                failed.len(),
+                failed.last()
+            );
+        }
+        sleep(Duration::from_millis(500));
+    }
+}
