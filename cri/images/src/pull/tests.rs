@@ -407,7 +407,12 @@ async fn invalid_layers_are_refused_with_the_reason_and_nothing_is_kept() {
     let wrong = (gzip(&TestTar::new().file("a", b"").finish()), Digest::of(b"something else"));
     let cases = [
         ("climbs", layer(TestTar::new().file("../evil", b"")), ErrorKind::Rejected, "leads out"),
-        ("links", layer(TestTar::new().hard_link("h", "/etc/passwd")), ErrorKind::Rejected, "is not a file of"),
+        (
+            "links",
+            layer(TestTar::new().hard_link("h", "/etc/passwd")),
+            ErrorKind::Rejected,
+            "is not a file of",
+        ),
         ("lies", wrong, ErrorKind::Corrupt, "unpacks to"),
         ("noise", (noise(5000), Digest::of(&noise(5000))), ErrorKind::Corrupt, "not a tar archive"),
     ];

@@ -137,11 +137,8 @@ async fn mirrors_get_the_ns_parameter_and_the_registry_does_not() {
         for part in ["GET /v2/app/manifests/", "GET /v2/app/blobs/", "HEAD /v2/app/manifests/"] {
             let mut asked = lines.iter().filter(|line| line.starts_with(part)).peekable();
             assert!(asked.peek().is_some(), "{part} is not among {lines:?}");
-            assert!(
-                asked
-                    .all(|line| line.contains("?ns=registry.example ") == is_mirror
-                        && line.contains("?ns=") == is_mirror)
-            );
+            assert!(asked.all(|line| line.contains("?ns=registry.example ") == is_mirror
+                && line.contains("?ns=") == is_mirror));
         }
     }
 }
@@ -175,7 +172,10 @@ async fn credentials_are_sent_only_to_their_host() {
         let pulled = images.pull(&own.name("private"), Some(login), None).await;
         assert_eq!(pulled.is_ok(), works, "{:?}", pulled.map_err(|error| error.report()).err());
         let got_credentials = |heads: &[String]| heads.iter().any(|head| head.contains("authorization:"));
-        assert_eq!((got_credentials(&mirror.seen()[before..]), got_credentials(&own.seen()[own_before..])), shown);
+        assert_eq!(
+            (got_credentials(&mirror.seen()[before..]), got_credentials(&own.seen()[own_before..])),
+            shown
+        );
         assert!(mirror.seen().len() > before, "the mirror was asked");
     }
 }

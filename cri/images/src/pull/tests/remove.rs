@@ -39,7 +39,10 @@ async fn removed_layers_count_as_usage_until_they_are_deleted() {
             break;
         }
         let reported = images.usage();
-        assert!(reported.bytes <= usage.bytes && (reported.bytes > 0 || entries(&rubbish) < left), "{reported:?}");
+        assert!(
+            reported.bytes <= usage.bytes && (reported.bytes > 0 || entries(&rubbish) < left),
+            "{reported:?}"
+        );
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     images.wait_until_deleted().await;
