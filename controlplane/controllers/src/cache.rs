@@ -277,7 +277,7 @@ mod tests {
     use super::*;
     use kube::Resource;
 
-    use crate::object::Pod;
+    use crate::object::{ObjectExt, Pod};
 
     fn pod(name: &str, uid: &str, version: u64) -> Pod {
         let metadata = ObjectMeta {

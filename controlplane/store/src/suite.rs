@@ -20,7 +20,7 @@ pub(crate) async fn all(make: impl AsyncFn() -> Arc<dyn Store>) {
         lists_are_ordered_and_paged(make().await, tier).await;
         a_watch_gets_each_commit_once_in_order(make().await, tier).await;
         compaction_refuses_older_watches(make().await, tier).await;
-        of_many_writers_one_wins(make().await, tier).await;
+        one_of_many_concurrent_writers_wins(make().await, tier).await;
     }
 }
 

@@ -64,11 +64,11 @@ mod tests {
         let mut new = header(tar::EntryType::Regular, 0o640, 4);
         archive.append_data(&mut new, "bin/new", &b"mine"[..]).expect("file");
         apply_changes(archive.into_inner().expect("archive").as_slice(), dir.path()).expect("lay");
-        hide([Path::new("/bin/old")], dir.path()).expect("hide");
+        apply_deletions([Path::new("/bin/old")], dir.path()).expect("hide");
         assert_eq!(fs::read_to_string(dir.path().join("bin/new")).expect("new"), "mine");
         assert_eq!(fs::metadata(dir.path().join("bin")).expect("bin").mode() & 0o777, 0o751);
         let old = fs::symlink_metadata(dir.path().join("bin/old")).expect("a whiteout");
         assert!(old.file_type().is_char_device() && old.rdev() == 0);
-        assert!(hide([Path::new("/../out")], dir.path()).is_err());
+        assert!(apply_deletions([Path::new("/../out")], dir.path()).is_err());
     }
 }

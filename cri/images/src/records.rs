@@ -183,7 +183,7 @@ fn read(path: &Path) -> Result<Record, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Record, VERSION, load, note_use, remove, write};
+    use super::{Record, VERSION, load, record_use, remove, write};
     use crate::digest::Digest;
 
     fn record(config: &str) -> Record {

@@ -183,7 +183,7 @@ fn merge(into: &mut Vec<String>, more: &[String]) {
 mod tests {
     use std::sync::Arc;
 
-    use super::{Table, settle};
+    use super::{Table, resolve_tag_conflicts};
     use crate::digest::Digest;
     use crate::image::Image;
     use crate::records::{Record, VERSION};
@@ -271,7 +271,7 @@ mod tests {
     fn of_two_records_with_one_tag_the_later_keeps_it() {
         let mut records = [record("a", &["t", "u"], &[]), record("b", &["t"], &[])];
         records[1].generation = 9;
-        settle(&mut records);
+        resolve_tag_conflicts(&mut records);
         assert_eq!(records[0].tags, ["t"]);
         assert_eq!(records[1].tags, ["u"]);
     }

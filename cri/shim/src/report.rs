@@ -224,28 +224,28 @@ pub(crate) fn note(text: &str) {
     }
 }
 
-/// Messages of any processes: no word counts of a process that does not owe it, and none counts twice. The input is a
+/// Messages of any processes: no message counts of a process that does not owe it, and none counts twice. The input is a
 /// list of messages, each a byte for the sender, a byte for the length, and the text.
 #[cfg(any(test, feature = "fuzzing"))]
 pub fn fuzz(data: &[u8]) {
     const CHILD: i32 = 1;
-    let (mut owing, mut owed, mut counted) = (Owing::default(), vec![CHILD], Vec::new());
-    owing.expect(CHILD);
+    let (mut senders, mut owed, mut counted) = (Senders::default(), vec![CHILD], Vec::new());
+    senders.expect(CHILD);
     let mut rest = data;
     while let [sender, length, tail @ ..] = rest {
         let (text, tail) = tail.split_at(tail.len().min(usize::from(*length)));
         rest = tail;
-        let Some(word) = Word::decode(text) else { continue };
-        let line = word.encode();
-        assert_eq!(Word::decode(&line).map(|word| word.encode()), Some(line));
-        let (sender, is_cause) = (i32::from(*sender), matches!(word, Word::Cause(_)));
-        let admitted = owing.admit(sender, word);
-        assert!(is_cause || owed.contains(&sender) || admitted.is_empty(), "{sender} owes no word");
-        for word in admitted.into_iter().filter(|word| !matches!(word, Word::Cause(_))) {
-            let kind = std::mem::discriminant(&word);
-            assert!(!counted.contains(&kind), "{word:?} counted twice");
+        let Some(message) = Message::decode(text) else { continue };
+        let line = message.encode();
+        assert_eq!(Message::decode(&line).map(|message| message.encode()), Some(line));
+        let (sender, is_cause) = (i32::from(*sender), matches!(message, Message::Cause(_)));
+        let admitted = senders.admit(sender, message);
+        assert!(is_cause || owed.contains(&sender) || admitted.is_empty(), "{sender} may not send");
+        for message in admitted.into_iter().filter(|message| !matches!(message, Message::Cause(_))) {
+            let kind = std::mem::discriminant(&message);
+            assert!(!counted.contains(&kind), "{message:?} counted twice");
             counted.push(kind);
-            if let Word::Successor(pid) | Word::Pid(pid) = word {
+            if let Message::Successor(pid) | Message::Pid(pid) = message {
                 owed.push(pid);
             }
         }

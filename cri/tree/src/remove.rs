@@ -185,14 +185,14 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
-    use crate::scratch::{deep, frugally, in_memory};
+    use crate::scratch::{deep, in_memory, with_few_resources};
 
     #[test]
     fn a_tree_deeper_than_the_stack_is_removed_with_few_descriptors() {
         let place = in_memory();
         let top = place.path().join("top");
         deep(&top, 25_000);
-        frugally(|| remove(&top).expect("remove"));
+        with_few_resources(|| remove(&top).expect("remove"));
         assert!(!top.exists());
     }
 
@@ -209,12 +209,12 @@ mod tests {
                 _ => fs::create_dir_all(taken.join("full")).expect("make"),
             }
         }
-        let edge = top.join(["down"; OPEN].join("/"));
+        let edge = top.join(["down"; MAX_OPEN_LEVELS].join("/"));
         for number in 0..300 {
             fs::create_dir_all(edge.join(format!("{number}/below"))).expect("make");
             fs::write(edge.join(format!("{number}/file")), "file").expect("write");
         }
-        frugally(|| remove(&top).expect("remove"));
+        with_few_resources(|| remove(&top).expect("remove"));
         assert!(!top.exists());
     }
 

@@ -147,7 +147,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
-    use crate::scratch::{deep, frugally, in_memory};
+    use crate::scratch::{deep, in_memory, with_few_resources};
 
     fn inodes(top: &Path) -> HashSet<u64> {
         let (mut seen, mut times) = (HashSet::new(), 0);
@@ -166,14 +166,14 @@ mod tests {
         let top = place.path().join("top");
         deep(&top, 25_000);
         // The walk returns through these, on both sides of the limit of open levels.
-        for level in [1, OPEN - 1, OPEN, OPEN + 1, 300] {
+        for level in [1, OPEN_LEVELS - 1, OPEN_LEVELS, OPEN_LEVELS + 1, 300] {
             let at =
                 top.join(["down"; 300].join("/")).ancestors().nth(300 - level).expect("level").to_owned();
             for number in 0..100 {
                 fs::create_dir_all(at.join(format!("{number}/below"))).expect("make");
             }
         }
-        frugally(|| assert_eq!(inodes(&top).len(), 25_000 + 5 * 200));
+        with_few_resources(|| assert_eq!(inodes(&top).len(), 25_000 + 5 * 200));
         crate::remove(&top).expect("remove");
     }
 

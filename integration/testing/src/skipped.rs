@@ -69,13 +69,15 @@ mod tests {
 
     #[test]
     fn a_skipped_test_has_the_name_of_its_function() {
-        let name = (|| test_name(&|| {}))();
+        let inner = || test_name(&|| {});
+        let name = inner();
         assert_eq!(name, "coracle_testing::skipped::tests::a_skipped_test_has_the_name_of_its_function");
     }
 
     #[test]
     fn the_reason_is_taken_once() {
-        (|| skip!("an example"))();
+        let skipped = || skip!("an example");
+        skipped();
         assert_eq!(take_reason().as_deref(), Some("an example"));
         assert_eq!(take_reason(), None);
     }

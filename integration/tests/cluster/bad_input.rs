@@ -38,12 +38,11 @@ fn waits_for(cluster: &Cluster, pod: &str, reason: &str) {
 fn event(cluster: &Cluster, reason: &str, says: &str) {
     eventually(&format!("an event {reason} with {says:?}"), 30, || {
         let events = cluster.get(&["events"]);
-        let found = events["items"]
+        events["items"]
             .as_array()
             .unwrap()
             .iter()
-            .any(|e| e["reason"] == reason && e["message"].as_str().is_some_and(|m| m.contains(says)));
-        found
+            .any(|e| e["reason"] == reason && e["message"].as_str().is_some_and(|m| m.contains(says)))
     });
 }
 

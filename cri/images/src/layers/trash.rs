@@ -229,7 +229,7 @@ mod tests {
         let old = root.join(name);
         std::fs::create_dir_all(old.join(FILES)).unwrap();
         std::fs::write(old.join(FILES).join("file"), name).unwrap();
-        let item = trash.throw(&old, None).unwrap();
+        let item = trash.move_in(&old, None).unwrap();
         trash.delete(vec![item]);
     }
 
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn one_sync_is_for_all_that_was_unsynced_away_while_another_ran_and_nothing_is_deleted_before() {
+    async fn layers_discarded_during_a_sync_share_the_next_one_and_are_deleted_after_it() {
         let root = tempfile::tempdir().unwrap();
         let (began, begins) = mpsc::channel();
         let (go, gone_on) = mpsc::channel::<()>();
@@ -259,7 +259,7 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         go.send(()).unwrap();
-        trash.gone().await;
+        trash.wait_until_empty().await;
         assert_eq!(left(root.path()), 0);
         assert!(begins.try_recv().is_err(), "two syncs for 21 layers");
     }
@@ -275,10 +275,10 @@ mod tests {
         };
         let trash = Trash::open(root.path(), Box::new(refuse)).unwrap();
         throw(&trash, root.path(), "a");
-        trash.gone().await;
+        trash.wait_until_empty().await;
         assert_eq!((tries.load(Ordering::SeqCst), left(root.path())), (1, 1));
         let trash = Trash::open(root.path(), Box::new(|| Ok(()))).unwrap();
-        trash.gone().await;
+        trash.wait_until_empty().await;
         assert_eq!(left(root.path()), 0);
     }
 }

@@ -77,7 +77,7 @@ fn line(text: &str, most: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{DETAIL_MAX, of, shown};
+    use super::{DETAIL_MAX, of, without_secrets};
 
     #[test]
     fn the_reason_of_a_registry_is_short_and_printable() {

@@ -32,7 +32,7 @@ fn pair() -> (Arc<Connection>, Arc<Connection>) {
 async fn ask(connection: &Connection, method: &str, length: usize) -> Result<i32, CallError> {
     let request = ConfigureRequest { config: "x".repeat(length), ..Default::default() };
     let limit = Duration::from_secs(60);
-    connection.call::<ConfigureResponse>(("s", method), &request, limit).await.map(|answer| answer.events)
+    connection.call::<ConfigureResponse>("s", method, &request, limit).await.map(|answer| answer.events)
 }
 
 #[tokio::test]

@@ -1,7 +1,8 @@
 //! The controller against a simulated API that refuses a write.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use http::{Request, Response};
 use serde_json::Value;
@@ -10,6 +11,11 @@ use tokio::sync::OnceCell;
 use super::*;
 use crate::caches::Caches;
 use crate::config::ControllersConfig;
+use crate::node_lifecycle::state::Lifecycle;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// An API that accepts every status patch, except the first one of one pod: that one conflicts.
 #[derive(Clone, Default)]
