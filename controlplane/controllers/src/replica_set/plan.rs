@@ -1,6 +1,6 @@
 //! The actions for one replica set, from the set and its pods.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
