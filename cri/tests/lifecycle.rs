@@ -2,11 +2,7 @@
 //!
 //! Runs as root in a network namespace of its own. The binary is its own shim, as the real one is:
 //! called with `shim --dir DIR` it becomes a pod.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test with a main of its own"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test with a main of its own")]
 
 #[path = "lifecycle/client.rs"]
 mod client;

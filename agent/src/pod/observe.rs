@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::LinuxContainerUser;
 use k8s_openapi::jiff::Timestamp;
 
 use super::config::{MESSAGE_PATH, MESSAGE_POLICY, POD_UID, files};
-use super::state::{ContainerRun, ObservedContainer, Exit, ObservedSandbox, ObservedPod};
+use super::state::{ContainerRun, Exit, ObservedContainer, ObservedPod, ObservedSandbox};
 use crate::runtime::Runtime;
 
 /// What was seen before and stays true.
@@ -22,7 +22,11 @@ pub(crate) struct Cache {
 
 impl Cache {
     /// Looks at one pod, by its uid.
-    pub(crate) async fn observe(&mut self, runtime: &dyn Runtime, uid: &str) -> Result<ObservedPod, tonic::Status> {
+    pub(crate) async fn observe(
+        &mut self,
+        runtime: &dyn Runtime,
+        uid: &str,
+    ) -> Result<ObservedPod, tonic::Status> {
         let labels: HashMap<String, String> = [(POD_UID.to_owned(), uid.to_owned())].into();
         let filter = cri::PodSandboxFilter { label_selector: labels.clone(), ..Default::default() };
         let sandboxes = cri::ListPodSandboxRequest { filter: Some(filter) };

@@ -5,8 +5,8 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::state::{
-    ContainerRun, ObservedContainer, WorkerState, RestartPolicy, SANDBOX, ObservedPod, Shape, VOLUMES, Verdict, Waiting,
-    DesiredPod, is_sidecar,
+    ContainerRun, DesiredPod, ObservedContainer, ObservedPod, RestartPolicy, SANDBOX, Shape, VOLUMES,
+    Verdict, Waiting, WorkerState, is_sidecar,
 };
 
 /// How long a failed start is shown by its own reason before it counts as backing off.
@@ -118,11 +118,9 @@ pub(crate) fn ended(pod: &Pod, shape: &Shape<'_>, facts: &Facts<'_>) -> bool {
 /// Whether an init container failed and is not tried again.
 pub(crate) fn init_failed_for_good(shape: &Shape<'_>, observed: &ObservedPod) -> bool {
     shape.restart() == RestartPolicy::Never
-        && shape
-            .inits()
-            .iter()
-            .filter(|c| !is_sidecar(c))
-            .any(|c| observed.latest(&c.name).and_then(ObservedContainer::exit).is_some_and(|exit| exit.code != 0))
+        && shape.inits().iter().filter(|c| !is_sidecar(c)).any(|c| {
+            observed.latest(&c.name).and_then(ObservedContainer::exit).is_some_and(|exit| exit.code != 0)
+        })
 }
 
 fn done_for_good(shape: &Shape<'_>, observed: &ObservedPod, container: &Container) -> bool {
@@ -217,7 +215,9 @@ fn stop_condemned(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
         plan.actions.push(Action::Stop {
             id: container.id.clone(),
             name: container.name.clone(),
-            grace: grace_of(kill_request.and_then(|c| c.grace).or(shape.spec.termination_grace_period_seconds)),
+            grace: grace_of(
+                kill_request.and_then(|c| c.grace).or(shape.spec.termination_grace_period_seconds),
+            ),
             why,
         });
     }

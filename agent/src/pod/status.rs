@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{HostIP, Pod, PodIP, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
-use super::state::{WorkerState, ObservedPod, Shape};
+use super::state::{ObservedPod, Shape, WorkerState};
 
 /// Everything that a status depends on.
 pub(crate) struct Facts<'a> {
@@ -39,8 +39,9 @@ pub(crate) fn status(facts: &Facts<'_>) -> PodStatus {
     let mut added = container::added(&shape.ephemerals(), facts);
     container::limit_ends([&mut inits, &mut mains, &mut added].into_iter());
     // A pod that was refused at the door has no containers to tell of.
-    let refused =
-        facts.state.verdict.is_some() && *facts.observed == ObservedPod::default() && facts.last.is_none_or(untold);
+    let refused = facts.state.verdict.is_some()
+        && *facts.observed == ObservedPod::default()
+        && facts.last.is_none_or(untold);
     let (inits, mains) = if refused { (Vec::new(), Vec::new()) } else { (inits, mains) };
     let phase = match api.phase.as_deref() {
         // The API server holds these two to be final, and so do we.

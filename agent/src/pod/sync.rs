@@ -18,7 +18,7 @@ use super::Node;
 use super::admit::{self, unsupported};
 use super::config::POD_UID;
 use super::events::Level;
-use super::state::{Verdict, DesiredPod};
+use super::state::{DesiredPod, Verdict};
 use super::worker;
 use crate::source::PodChange;
 pub(crate) use pods::Pods;

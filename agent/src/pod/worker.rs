@@ -23,7 +23,7 @@ use super::observe::Cache;
 use super::plan::{self, Action, Plan};
 use super::probe::Finding;
 use super::pull::PullTask;
-use super::state::{WorkerState, Probed, ObservedPod, Verdict, DesiredPod};
+use super::state::{DesiredPod, ObservedPod, Probed, Verdict, WorkerState};
 use super::status::{self, write::Update};
 use crate::volume::{self, Volumes};
 use probes::Probes;
@@ -221,7 +221,11 @@ impl Worker {
         match self.cache.observe(&*self.node.runtime, &self.uid).await {
             Ok(observed) => self.observed = observed,
             Err(error) => {
-                tracing::warn!(uid = self.uid, error = error.message(), "cannot observe a pod in the runtime");
+                tracing::warn!(
+                    uid = self.uid,
+                    error = error.message(),
+                    "cannot observe a pod in the runtime"
+                );
                 self.back_off();
                 return Plan::default();
             }
@@ -318,7 +322,8 @@ impl Worker {
             return;
         }
         let status = status::status(&facts);
-        let known = self.reported.as_ref().filter(|reported| !status::is_overruled(reported, &api)).unwrap_or(&api);
+        let known =
+            self.reported.as_ref().filter(|reported| !status::is_overruled(reported, &api)).unwrap_or(&api);
         if api == status {
             self.node.pods.report(&self.uid, None);
         } else if self.reported.as_ref() != Some(&status) {

@@ -1,7 +1,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::pod::state::{KillRequest, Exit, ObservedSandbox};
+use crate::pod::state::{Exit, KillRequest, ObservedSandbox};
 
 fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_000_000 + seconds).unwrap()
@@ -93,7 +93,8 @@ fn what_runs_and_is_wanted_is_left_alone() {
 
 #[test]
 fn init_containers_run_one_by_one_before_the_others() {
-    let desired = pod(json!({"initContainers": [{"name": "i"}, {"name": "j"}], "containers": [{"name": "a"}]}));
+    let desired =
+        pod(json!({"initContainers": [{"name": "i"}, {"name": "j"}], "containers": [{"name": "a"}]}));
     let state = ready_worker_state();
     assert_eq!(started(&decide(&desired, &observed(vec![]), &state, 0)), [("i", 0)]);
     let busy = observed(vec![container("i", 0, running())]);
@@ -132,7 +133,10 @@ fn a_sidecar_is_started_in_its_turn_and_again_later_without_holding_anything_bac
         "containers": [{"name": "a"}]}));
     let state = ready_worker_state();
     assert_eq!(started(&decide(&desired, &observed(vec![]), &state, 0)), [("s", 0)]);
-    assert_eq!(started(&decide(&desired, &observed(vec![container("s", 0, running())]), &state, 0)), [("i", 0)]);
+    assert_eq!(
+        started(&decide(&desired, &observed(vec![container("s", 0, running())]), &state, 0)),
+        [("i", 0)]
+    );
     let later = observed(vec![
         container("s", 0, exited(1, 0)),
         container("i", 0, exited(0, 0)),
@@ -216,8 +220,10 @@ fn a_deadline_condemns_when_it_is_due_and_wakes_before() {
     assert_eq!(decide(&desired, &observed, &ready_worker_state(), 9).wake, Some(at(10)));
     let due = decide(&desired, &observed, &ready_worker_state(), 10);
     assert!(matches!(due.actions.as_slice(), [Action::FailPod(v)] if v.reason == "DeadlineExceeded"));
-    let state =
-        WorkerState { verdict: Some(Verdict { reason: "x".into(), message: "y".into() }), ..ready_worker_state() };
+    let state = WorkerState {
+        verdict: Some(Verdict { reason: "x".into(), message: "y".into() }),
+        ..ready_worker_state()
+    };
     assert_eq!(decide(&desired, &observed, &state, 10).actions, [Action::StopPod { grace: 30 }]);
 }
 

@@ -9,7 +9,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::Facts;
 use crate::pod::foreign_text::printable;
-use crate::pod::state::{ContainerRun, ObservedContainer, Exit, is_sidecar};
+use crate::pod::state::{ContainerRun, Exit, ObservedContainer, is_sidecar};
 
 /// Before the name of a container's runtime, as `containerID` has it.
 const SCHEME: &str = "coracle://";
@@ -77,7 +77,9 @@ fn one(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
     let ready = if is_init && !is_sidecar(container) {
         observed.succeeded()
     } else {
-        observed.running() && started && (container.readiness_probe.is_none() || probed(facts, observed).ready)
+        observed.running()
+            && started
+            && (container.readiness_probe.is_none() || probed(facts, observed).ready)
     };
     ContainerStatus {
         name: container.name.clone(),

@@ -2,7 +2,7 @@ use k8s_openapi::api::core::v1::{ContainerState, PodCondition};
 use serde_json::json;
 
 use super::*;
-use crate::pod::state::{ContainerRun, ObservedContainer, Exit, Probed, ObservedSandbox, Verdict, Waiting};
+use crate::pod::state::{ContainerRun, Exit, ObservedContainer, ObservedSandbox, Probed, Verdict, Waiting};
 
 fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_000_000 + seconds).unwrap()
@@ -272,7 +272,8 @@ fn messages_share_the_room_of_a_status() {
         let names: Vec<String> = (0..count).map(|n| format!("c{n}")).collect();
         let list: Vec<_> = names.iter().map(|name| json!({"name": name})).collect();
         let ends = names.iter().map(|name| loud(name)).collect();
-        let status = Case::new(json!({"containers": list, "restartPolicy": "Never"}), observed(ends)).status(5);
+        let status =
+            Case::new(json!({"containers": list, "restartPolicy": "Never"}), observed(ends)).status(5);
         let ends = status.container_statuses.unwrap().into_iter();
         ends.map(|s| s.state.unwrap().terminated.unwrap().message.unwrap().len()).collect()
     };

@@ -8,7 +8,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::pod::Node;
 use crate::pod::probe::{Finding, Watched, wanted};
-use crate::pod::state::{Probed, ObservedPod, Shape, DesiredPod, is_sidecar};
+use crate::pod::state::{DesiredPod, ObservedPod, Probed, Shape, is_sidecar};
 
 /// The pod whose containers are probed.
 pub(super) struct ProbedPod<'a> {

@@ -9,7 +9,7 @@ use crate::pod::apply::{Failed, Report};
 use crate::pod::events::Level;
 use crate::pod::plan::Plan;
 use crate::pod::probe::Finding;
-use crate::pod::state::{KillRequest, SANDBOX, Shape, VOLUMES, DesiredPod};
+use crate::pod::state::{DesiredPod, KillRequest, SANDBOX, Shape, VOLUMES};
 use crate::volume;
 
 impl Worker {

@@ -53,7 +53,9 @@ fn zero_values_are_unset_unless_the_kubelet_keeps_them() {
          failSwapOn: null\nhealthzPort: 10248\nevictionPressureTransitionPeriod: 5m0s\n",
     );
     assert_eq!(node.unwrap().node().max_pods, 110);
-    assert!(load("healthzPort: 0").err().unwrap().contains("k.yaml healthzPort: this field is not supported"));
+    assert!(
+        load("healthzPort: 0").err().unwrap().contains("k.yaml healthzPort: this field is not supported")
+    );
     let none = load("imageGCHighThresholdPercent: 0").err().unwrap();
     assert!(none.contains("image-gc-high-threshold 0"), "{none}");
 }
