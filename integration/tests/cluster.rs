@@ -23,6 +23,8 @@ mod pod_spec;
 mod rbac;
 #[path = "cluster/roles.rs"]
 mod roles;
+#[path = "cluster/server_side_apply.rs"]
+mod server_side_apply;
 #[path = "cluster/story.rs"]
 mod story;
 #[path = "cluster/streams.rs"]

@@ -18,7 +18,6 @@ use crate::{
 
 mod yaml;
 
-#[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use yaml::parse as parse_yaml;
 
 /// No request body is larger, as upstream.

@@ -13,6 +13,7 @@ use crate::{
     authn::User,
     call::{Call, Warnings},
     error::{ApiError, Result},
+    field_manager::Writer,
     request::{Query, RequestInfo, ResourceInfo},
     server::State,
     write::{self, Part},
@@ -55,7 +56,7 @@ pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
 
 async fn ensure(state: &Arc<State>, resource: &str, object: Value) -> Result<()> {
     let call = call(state, core(resource)?, &object);
-    match write::create(&call, object).await {
+    match write::create(&call, object, Writer::Update).await {
         Err(error) if error.reason != "AlreadyExists" => Err(error),
         _ => Ok(()),
     }
@@ -64,7 +65,7 @@ async fn ensure(state: &Arc<State>, resource: &str, object: Value) -> Result<()>
 async fn replace(state: &Arc<State>, resource: &str, object: Value) -> Result<()> {
     ensure(state, resource, object.clone()).await?;
     let call = call(state, core(resource)?, &object);
-    write::update(&call, write::text(&object, "name"), Part::Main, |old| {
+    write::update(&call, write::text(&object, "name"), (Part::Main, Writer::Update), |old| {
         let mut new = old.clone();
         new["subsets"] = object["subsets"].clone();
         Ok(new)

@@ -90,6 +90,16 @@ impl ApiError {
         Self::conflict(kind, name, why)
     }
 
+    /// An apply request that other managers own fields of.
+    pub(crate) fn apply_conflict(message: impl Into<String>) -> Self {
+        Self::new(409, "Conflict", message)
+    }
+
+    /// A configuration that server-side apply cannot merge. Upstream has no reason for it either.
+    pub(crate) fn of_apply(message: impl Into<String>) -> Self {
+        Self::new(500, "", message)
+    }
+
     pub(crate) fn expired(message: impl Into<String>) -> Self {
         Self::new(410, "Expired", message)
     }

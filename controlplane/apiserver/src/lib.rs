@@ -21,6 +21,7 @@ mod cache;
 mod call;
 mod documents;
 mod error;
+mod field_manager;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
 mod health;

@@ -1,5 +1,6 @@
 //! The verbs, generic over the table of kinds; one a file.
 
+pub(crate) mod apply;
 pub(crate) mod create;
 pub(crate) mod delete;
 pub(crate) mod delete_collection;

@@ -12,6 +12,7 @@ use crate::{
     cache::{Object, encode, key_of},
     call::Call,
     error::{ApiError, Result},
+    field_manager::{self, Writer},
     server::State,
     verb::create::generated,
 };
@@ -59,10 +60,15 @@ impl Stored {
 
 /// A new object. One that brings only the beginning of a name gets the whole of it after admission, which
 /// knows it by that beginning.
-pub(crate) async fn create(call: &Call, mut object: Value) -> Result<Stored> {
+pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Result<Stored> {
     let kind = call.kind;
+    let applied = (writer == Writer::Apply).then(|| object["metadata"]["managedFields"].take());
     stamp_new(&mut object);
     defaults::apply(kind, &mut object);
+    match applied {
+        Some(managed_fields) => object["metadata"]["managedFields"] = managed_fields,
+        None => field_manager::record_create(call, &mut object),
+    }
     let is_named = !text(&object, "name").is_empty();
     let base = text(&object, if is_named { "name" } else { "generateName" }).to_owned();
     let attributes = Attributes::new(call, Operation::Create, &base, None);
@@ -139,7 +145,7 @@ pub(crate) fn now() -> String {
 pub(crate) async fn update(
     call: &Call,
     name: &str,
-    part: Part,
+    (part, writer): (Part, Writer),
     mut change: impl FnMut(&Value) -> Result<Value> + Send,
 ) -> Result<Stored> {
     let kind = call.kind;
@@ -151,7 +157,7 @@ pub(crate) async fn update(
             .ok_or_else(|| ApiError::not_found(kind, name))?;
         let old = current.value();
         let new = change(&old)?;
-        let (new, allocating) = prepared(call, part, &old, new).await?;
+        let (new, allocating) = prepared(call, (part, writer), &old, new).await?;
         if strategy::is_noop(&new, &old) {
             return Ok(Stored::Committed(current));
         }
@@ -172,12 +178,21 @@ pub(crate) async fn update(
 }
 
 /// Strategy, admission and validation of an update. What was allocated for it is held until the commit.
-async fn prepared(call: &Call, part: Part, old: &Value, mut new: Value) -> Result<(Value, Allocating)> {
+async fn prepared(
+    call: &Call,
+    (part, writer): (Part, Writer),
+    old: &Value,
+    mut new: Value,
+) -> Result<(Value, Allocating)> {
     let kind = call.kind;
     let name = text(old, "name").to_owned();
+    let requested = metadata_mut(&mut new).and_then(|metadata| metadata.remove("managedFields"));
     keep_identity(kind, &name, old, &mut new)?;
     if part == Part::Internal {
         return Ok((new, None));
+    }
+    if writer == Writer::Apply {
+        put_managed_fields(&mut new, requested.clone());
     }
     match part {
         Part::Status => strategy::prepare_for_status_update(kind, &mut new, old),
@@ -190,6 +205,9 @@ async fn prepared(call: &Call, part: Part, old: &Value, mut new: Value) -> Resul
             defaults::apply(kind, &mut new);
             strategy::prepare_for_update(kind, &mut new, old);
         }
+    }
+    if writer == Writer::Update {
+        field_manager::record_update(call, old, &mut new, requested.as_ref());
     }
     let attributes = Attributes::new(call, Operation::Update, &name, Some(old));
     call.state.admission.mutate(&call.state, &attributes, &mut new)?;
@@ -219,9 +237,8 @@ fn keep_identity(kind: &Kind, name: &str, old: &Value, new: &mut Value) -> Resul
     let Some(metadata) = new.get_mut("metadata").and_then(Value::as_object_mut) else {
         return Err(ApiError::bad_request("metadata must be given"));
     };
-    metadata.remove("managedFields");
     metadata.remove("selfLink");
-    for field in ["uid", "creationTimestamp", "resourceVersion", "generation"] {
+    for field in ["uid", "creationTimestamp", "resourceVersion", "generation", "managedFields"] {
         keep(metadata, field, &old["metadata"][field]);
     }
     // Only a deletion sets these, and nothing takes them back.
@@ -231,6 +248,13 @@ fn keep_identity(kind: &Kind, name: &str, old: &Value, new: &mut Value) -> Resul
         }
     }
     Ok(())
+}
+
+/// Sets `managedFields` that are computed already; null removes them.
+fn put_managed_fields(object: &mut Value, entries: Option<Value>) {
+    if let Some(metadata) = metadata_mut(object) {
+        keep(metadata, "managedFields", &entries.unwrap_or_default());
+    }
 }
 
 fn keep(metadata: &mut serde_json::Map<String, Value>, field: &str, old: &Value) {

@@ -3,12 +3,13 @@
 
 Run by hand when Kubernetes has a new minor version or the crate a new kind (add it to ROOTS):
 
-    generate.py PATH/kubernetes_validate-*.whl VERSION PATH/k8s-pb-*/src
+    generate.py PATH/kubernetes_validate-*.whl VERSION PATH/k8s-pb-*/src PATH/k8s.io/kubernetes@VERSION/api/openapi-spec/v3
 
 The first is the Python wheel "kubernetes-validate", whose JSON schemas keep every marker of upstream's OpenAPI
-definitions; its rewrites for JSON Schema are undone here. The last is the source of the Rust crate "k8s-pb", whose
+definitions; its rewrites for JSON Schema are undone here. The third is the source of the Rust crate "k8s-pb", whose
 attributes carry upstream's protobuf field numbers; they are joined with the properties of the definitions, which
-carry the JSON names. Names and numbers that are in neither are listed below.
+carry the JSON names. Names and numbers that are in neither are listed below. The last argument is the folder of
+upstream's OpenAPI v3 documents, a part of its Go module. They mark the fields that are always there (`default: {}`).
 """
 
 import json
@@ -282,6 +283,16 @@ class Join:
         return True
 
 
+def mark_structs(definitions, folder):
+    """Sets `default: {}` on fields that are structs and not pointers in Go. An absent one is the same as `{}`."""
+    for path in sorted(pathlib.Path(folder).glob("*.json")):
+        for name, schema in json.loads(path.read_text()).get("components", {}).get("schemas", {}).items():
+            for field, property in schema.get("properties", {}).items():
+                known = definitions.get(name, {}).get("properties", {})
+                if property.get("default") == {} and field in known:
+                    known[field]["default"] = {}
+
+
 def write(path, value):
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
@@ -291,9 +302,10 @@ def write(path, value):
 
 
 def main():
-    wheel, version, source = sys.argv[1:]
+    wheel, version, source, openapi = sys.argv[1:]
     here = pathlib.Path(__file__).parent
     definitions = reachable(load(wheel, version), ROOTS)
+    mark_structs(definitions, openapi)
     write(here / "definitions.json.deflate", {"version": version, "definitions": definitions})
     join = Join(definitions, messages(source, definitions))
     for name in ROOTS:

@@ -188,6 +188,11 @@ impl Kind {
         self.verbs.contains(&verb)
     }
 
+    /// Whether the kind has a status that only its subresource changes.
+    pub fn has_status(&self) -> bool {
+        self.rules.writes.status
+    }
+
     /// Whether an update without a resourceVersion is allowed.
     pub fn unconditional_update(&self) -> bool {
         self.rules.unconditional_update

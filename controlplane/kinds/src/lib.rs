@@ -14,6 +14,7 @@ pub mod discovery;
 pub mod fuzz;
 pub mod kind;
 pub mod openapi;
+pub mod ownership;
 pub mod patch;
 pub mod pod_security;
 pub mod protobuf;

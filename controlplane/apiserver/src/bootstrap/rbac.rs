@@ -11,6 +11,7 @@ use super::{call, policy};
 use crate::{
     authz::rbac::rule::{Rule, missing},
     error::{ApiError, Result},
+    field_manager::Writer,
     server::State,
     verb::delete,
     write::{self, Part, text},
@@ -32,7 +33,7 @@ async fn reconcile(state: &Arc<State>, wanted: Value) -> Result<()> {
     let (namespace, name) = (text(&wanted, "namespace"), text(&wanted, "name"));
     let call = call(state, kind, &wanted);
     let Some(found) = state.cache.get(kind, namespace, name).map(|object| object.value()) else {
-        return write::create(&call, wanted).await.map(drop);
+        return write::create(&call, wanted, Writer::Update).await.map(drop);
     };
     if found["metadata"]["annotations"][AUTOUPDATE] != "true" {
         return Ok(());
@@ -40,12 +41,14 @@ async fn reconcile(state: &Arc<State>, wanted: Value) -> Result<()> {
     if found["roleRef"] != wanted["roleRef"] {
         // Which role a binding is of cannot be changed.
         delete::one(&call, name, &delete::Options::default()).await?;
-        return write::create(&call, wanted.clone()).await.map(drop);
+        return write::create(&call, wanted.clone(), Writer::Update).await.map(drop);
     }
     if completed(&found, &wanted) == found {
         return Ok(());
     }
-    write::update(&call, name, Part::Main, |old| Ok(completed(old, &wanted))).await.map(drop)
+    write::update(&call, name, (Part::Main, Writer::Update), |old| Ok(completed(old, &wanted)))
+        .await
+        .map(drop)
 }
 
 /// The object with all that is wanted of it.

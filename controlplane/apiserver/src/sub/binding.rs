@@ -6,6 +6,7 @@ use super::body_of;
 use crate::{
     call::Call,
     error::{ApiError, Result},
+    field_manager::Writer,
     reply::{self, Reply},
     write::{self, Part, check_revision, text},
 };
@@ -17,7 +18,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     if !causes.is_empty() {
         return Err(ApiError::invalid(call.kind, name, &causes));
     }
-    write::update(call, name, Part::Internal, |old| bound(call, old, &binding)).await?;
+    write::update(call, name, (Part::Internal, Writer::Update), |old| bound(call, old, &binding)).await?;
     Ok(reply::warned(reply::success(201, Value::Null), &warnings))
 }
 

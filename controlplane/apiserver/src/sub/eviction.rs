@@ -12,6 +12,7 @@ use crate::{
     cache::prefix_of,
     call::Call,
     error::{ApiError, Result},
+    field_manager::Writer,
     reply::{self, Reply},
     verb::delete,
     write::{self, Failed, Part, text},
@@ -197,7 +198,7 @@ async fn remove(call: &Call, options: &delete::Options) -> Result<()> {
     let name = &call.resource.name;
     let mut options = options.clone();
     if !options.dry_run() {
-        let marked = write::update(call, name, Part::Internal, |old| {
+        let marked = write::update(call, name, (Part::Internal, Writer::Update), |old| {
             options.check(call.kind, old)?;
             Ok(targeted(old, &write::now()))
         })

@@ -4,13 +4,14 @@ use super::body_of;
 use crate::{
     call::Call,
     error::Result,
+    field_manager::Writer,
     reply::{self, Reply},
     write::{self, Part, check_revision},
 };
 
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let (namespace, warnings) = body_of(call)?;
-    let stored = write::update(call, &call.resource.name, Part::Internal, |old| {
+    let stored = write::update(call, &call.resource.name, (Part::Internal, Writer::Update), |old| {
         check_revision(call.kind, old, &namespace["metadata"]["resourceVersion"])?;
         let mut new = old.clone();
         new["spec"]["finalizers"] =

@@ -8,6 +8,7 @@ use crate::{
     body::{self, Expected},
     call::Call,
     error::{ApiError, Result},
+    field_manager::Writer,
     reply::{self, Reply},
     verb::patch,
     write::{self, Part, check_revision},
@@ -38,7 +39,7 @@ pub(crate) async fn patch(call: &Call) -> Result<Reply> {
 
 async fn write(call: &Call, wanted: impl Fn(&Value) -> Result<Value> + Send + Sync) -> Result<Reply> {
     let (kind, name) = (call.kind, &call.resource.name);
-    let stored = write::update(call, name, Part::Main, |old| {
+    let stored = write::update(call, name, (Part::Main, Writer::Update), |old| {
         let wanted = wanted(&scale::read(kind, old))?;
         check_revision(kind, old, &wanted["metadata"]["resourceVersion"])?;
         let mut new = old.clone();

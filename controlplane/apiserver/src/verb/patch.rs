@@ -1,4 +1,4 @@
-//! PATCH: JSON patch, merge patch and strategic merge patch.
+//! PATCH: JSON patch, merge patch and strategic merge patch. `apply` has server-side apply.
 
 use coracle_kinds::{
     patch::{self, PatchError},
@@ -10,9 +10,11 @@ use crate::{
     body::{self, Expected},
     call::Call,
     error::{ApiError, Result},
+    field_manager::{self, Writer},
     media::{self, BodyType},
     offload::{self, LARGE},
     reply::{self, Reply},
+    verb::apply,
     write::{self, Part},
 };
 
@@ -24,6 +26,10 @@ pub(crate) enum Patch {
 }
 
 pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
+    if media::body_type(&call.headers)? == BodyType::ApplyPatch {
+        return apply::run(call, part).await;
+    }
+    field_manager::check_parameters(call, false)?;
     let patch = read(call)?;
     let mut warnings = Vec::new();
     let api_version = call.kind.api_version();
@@ -37,7 +43,7 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
         let parsed = Parsed { value: patched, duplicates: Vec::new(), keys: Vec::new() };
         body::check(parsed, &expected, validation)
     };
-    let stored = write::update(call, &call.resource.name, part, |old| {
+    let stored = write::update(call, &call.resource.name, (part, Writer::Update), |old| {
         let (new, found) = offload::run(is_heavy, || apply(old))?;
         warnings = found;
         Ok(new)
@@ -59,8 +65,7 @@ pub(crate) fn read(call: &Call) -> Result<Patch> {
         BodyType::MergePatch => Ok(Patch::Merge(tree()?)),
         BodyType::StrategicPatch => Ok(Patch::Strategic(tree()?)),
         BodyType::ApplyPatch => Err(ApiError::unsupported_media_type(
-            "application/apply-patch+yaml (server-side apply) is not supported by this server yet: \
-             use a merge, strategic merge or JSON patch (kubectl apply without --server-side)",
+            "server-side apply (application/apply-patch+yaml) of this subresource is not supported",
         )),
         BodyType::Json | BodyType::Yaml | BodyType::Protobuf => Err(ApiError::unsupported_media_type(
             "the body of the request was in an unknown format - accepted media types include: \

@@ -8,19 +8,21 @@ use crate::{
     body,
     call::Call,
     error::{ApiError, Result},
+    field_manager::{self, Writer},
     reply::{self, Reply},
     verb::create,
     write::{self, Part},
 };
 
 pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
+    field_manager::check_parameters(call, false)?;
     let (mut object, warnings) = body::object(call)?;
     create::place(call, &mut object)?;
     let name = &call.resource.name;
     same_name(&object, name)?;
     let revision = object["metadata"]["resourceVersion"].clone();
     require_revision(call, &revision)?;
-    let stored = write::update(call, name, part, |old| {
+    let stored = write::update(call, name, (part, Writer::Update), |old| {
         write::check_revision(call.kind, old, &revision)?;
         Ok(object.clone())
     })

@@ -27,6 +27,8 @@ pub(crate) struct Definition {
     pub(crate) name: Box<str>,
     /// Sorted by name.
     pub(crate) properties: Box<[Property]>,
+    /// `x-kubernetes-map-type: atomic`: an object of this type has one owner.
+    pub(crate) atomic: bool,
 }
 
 /// One field of a type.
@@ -39,6 +41,31 @@ pub(crate) struct Property {
     pub(crate) required: bool,
     /// How a strategic merge treats it.
     pub(crate) patch: PatchMarkers,
+    /// How field ownership treats it.
+    pub(crate) ownership: OwnershipMarkers,
+}
+
+/// Markers of a field for field ownership.
+#[derive(Default, Clone, Debug)]
+pub(crate) struct OwnershipMarkers {
+    /// `x-kubernetes-list-type` and its keys.
+    pub(crate) list: ListType,
+    /// `x-kubernetes-map-type: atomic`.
+    pub(crate) atomic_map: bool,
+    /// `default`. An empty object means that an absent field is the same as `{}`.
+    pub(crate) default: Option<serde_json::Value>,
+}
+
+/// How elements of a list are owned.
+#[derive(Default, Clone, Debug)]
+pub(crate) enum ListType {
+    /// The list has one owner.
+    #[default]
+    Atomic,
+    /// Elements are distinct scalars.
+    Set,
+    /// These fields identify an element.
+    Map(Box<[Box<str>]>),
 }
 
 /// `x-kubernetes-patch-*` of a field.
@@ -107,6 +134,16 @@ impl Schemas {
         Schemas { definitions, names: ids }
     }
 
+    /// All definitions, in the order of their indexes.
+    pub(crate) fn all(&self) -> &[Definition] {
+        &self.definitions
+    }
+
+    /// The index of that name.
+    pub(crate) fn id(&self, name: &str) -> Option<DefinitionId> {
+        self.names.get(name).copied()
+    }
+
     /// The definition with this name.
     pub(crate) fn find(&self, name: &str) -> Option<&Definition> {
         self.names.get(name).map(|id| self.get(*id))
@@ -115,6 +152,15 @@ impl Schemas {
     /// The definition with this index.
     pub(crate) fn get(&self, id: DefinitionId) -> &Definition {
         &self.definitions[usize::from(id.0)]
+    }
+}
+
+// === impl DefinitionId ===
+
+impl DefinitionId {
+    /// The position in [`Schemas::all`].
+    pub(crate) fn index(self) -> usize {
+        usize::from(self.0)
     }
 }
 
@@ -133,10 +179,11 @@ impl Definition {
                     merge: schema.strategy.split(',').any(|word| word == "merge"),
                     merge_key: schema.merge_key.as_deref().map(Box::from),
                 },
+                ownership: OwnershipMarkers::new(schema),
             })
             .collect();
         properties.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        Definition { name: Box::from(name), properties: properties.into() }
+        Definition { name: Box::from(name), properties: properties.into(), atomic: raw.map_type == "atomic" }
     }
 
     /// The field with this name.
@@ -154,6 +201,19 @@ impl Definition {
     pub(crate) fn go_type(&self) -> &str {
         let dot = self.name.rmatch_indices('.').nth(1).map_or(0, |(at, _)| at + 1);
         &self.name[dot..]
+    }
+}
+
+// === impl OwnershipMarkers ===
+
+impl OwnershipMarkers {
+    fn new(raw: &RawSchema<'_>) -> OwnershipMarkers {
+        let list = match raw.list_type {
+            "set" => ListType::Set,
+            "map" => ListType::Map(raw.list_keys.iter().map(|key| Box::from(key.as_ref())).collect()),
+            _ => ListType::Atomic,
+        };
+        OwnershipMarkers { list, atomic_map: raw.map_type == "atomic", default: raw.default.clone() }
     }
 }
 
@@ -229,4 +289,11 @@ struct RawSchema<'a> {
     strategy: &'a str,
     #[serde(rename = "x-kubernetes-patch-merge-key", borrow)]
     merge_key: Option<Cow<'a, str>>,
+    #[serde(rename = "x-kubernetes-list-type")]
+    list_type: &'a str,
+    #[serde(rename = "x-kubernetes-list-map-keys", borrow)]
+    list_keys: Vec<Cow<'a, str>>,
+    #[serde(rename = "x-kubernetes-map-type")]
+    map_type: &'a str,
+    default: Option<serde_json::Value>,
 }

@@ -1,0 +1,179 @@
+//! Field managers of writes: their names, and what they own afterwards (`metadata.managedFields`).
+
+use coracle_kinds::ownership;
+use coracle_managed_fields::{
+    ApplyError, ApplyRequest, FieldSet, Managers, PathElement, SingleVersion, UpdateRequest, Updater,
+    conflict_message,
+};
+use serde_json::{Map, Value, json};
+
+use crate::{
+    call::Call,
+    error::{ApiError, Result},
+    write::{metadata_mut, now, text},
+};
+
+/// Maximum bytes of a manager's name. Source: `validation.FieldManagerMaxLength`.
+const MAX_NAME: usize = 128;
+
+/// How a write came to its object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Writer {
+    /// The writer owns what it changes.
+    Update,
+    /// Server-side apply: `managedFields` of the new object are computed already.
+    Apply,
+}
+
+/// The name of the manager: the parameter `fieldManager`, else the program in the user agent.
+pub(crate) fn name(call: &Call) -> String {
+    let given = call.info.query.get("fieldManager");
+    if !given.is_empty() {
+        return given.to_owned();
+    }
+    let agent = call.headers.get(http::header::USER_AGENT).and_then(|value| value.to_str().ok());
+    let mut program = agent.unwrap_or_default().split('/').next().unwrap_or_default().to_owned();
+    program.truncate(program.floor_char_boundary(MAX_NAME));
+    program
+}
+
+/// Checks the parameters `fieldManager` and `force`.
+pub(crate) fn check_parameters(call: &Call, is_apply: bool) -> Result<()> {
+    let (name, force) = (call.info.query.get("fieldManager"), call.info.query.has("force"));
+    let options = if is_apply || call.info.verb == "patch" { "PatchOptions" } else { "options" };
+    let invalid =
+        |what: String| ApiError::unprocessable(format!("{options}.meta.k8s.io \"\" is invalid: {what}"));
+    if name.len() > MAX_NAME {
+        return Err(invalid(format!("fieldManager: Too long: may not be more than {MAX_NAME} bytes")));
+    }
+    if let Some(bad) = name.chars().find(|letter| letter.is_control()) {
+        let why = format!("should only contain printable characters, found {bad:?}");
+        return Err(invalid(format!("fieldManager: Invalid value: {name:?}: {why}")));
+    }
+    if is_apply && name.is_empty() {
+        return Err(invalid("fieldManager: Required value: is required for apply patch".to_owned()));
+    }
+    if !is_apply && force {
+        return Err(invalid("force: Forbidden: may not be specified for non-apply patch".to_owned()));
+    }
+    Ok(())
+}
+
+/// Records the owner of a new object's fields.
+pub(crate) fn record_create(call: &Call, object: &mut Value) {
+    let live = json!({"apiVersion": object["apiVersion"], "kind": object["kind"]});
+    let managers = updated(call, &live, object, Managers::default());
+    set(object, &managers);
+}
+
+/// Records the owner of the fields that an update changed. `requested` is `managedFields` of the request: a client may
+/// change them, except through a subresource, and clears them with one empty entry.
+pub(crate) fn record_update(call: &Call, old: &Value, new: &mut Value, requested: Option<&Value>) {
+    let stored = || Managers::from_json(&old["metadata"]["managedFields"]).unwrap_or_default();
+    let managers = match requested {
+        Some(entries) if call.resource.subresource.is_empty() => {
+            if is_reset(entries) {
+                Managers::default()
+            } else {
+                Managers::from_json(entries)
+                    .ok()
+                    .filter(|managers| !managers.is_empty())
+                    .unwrap_or_else(stored)
+            }
+        }
+        _ => stored(),
+    };
+    let managers = updated(call, old, new, managers);
+    set(new, &managers);
+}
+
+/// Merges an applied configuration into an object, with `managedFields`.
+pub(crate) fn apply(call: &Call, live: &Value, config: &Value) -> Result<Value> {
+    let managers = Managers::from_json(&live["metadata"]["managedFields"])
+        .map_err(|error| ApiError::internal(format!("failed to decode managed fields: {error}")))?;
+    let manager = name(call);
+    let request = ApplyRequest { live, config, manager: &manager, force: call.info.query.flag("force") };
+    let applied = with_updater(call, |updater| updater.apply(request, managers))
+        .ok_or_else(|| ApiError::internal("the kind has no schema"))?;
+    let applied = applied.map_err(|error| failure(call, config, &error))?;
+    let mut object = applied.object;
+    set(&mut object, &applied.managers);
+    Ok(object)
+}
+
+fn updated(call: &Call, live: &Value, new: &Value, managers: Managers) -> Managers {
+    let manager = name(call);
+    let request = UpdateRequest { live, new, manager: &manager };
+    with_updater(call, |updater| updater.update(request, managers)).unwrap_or_default()
+}
+
+fn with_updater<T>(call: &Call, act: impl FnOnce(&Updater<'_, SingleVersion<'_>>) -> T) -> Option<T> {
+    let (schema, of) = ownership::of_schema(call.kind.schema)?;
+    let api_version = call.kind.api_version();
+    let versions = SingleVersion { api_version: &api_version, schema, of };
+    let ignored = ignored(call);
+    let updater = Updater {
+        versions: &versions,
+        api_version: &api_version,
+        subresource: &call.resource.subresource,
+        ignored: &ignored,
+        now: &now(),
+    };
+    Some(act(&updater))
+}
+
+/// The fields that a request for this subresource cannot set.
+fn ignored(call: &Call) -> FieldSet {
+    let mut fields = FieldSet::default();
+    let name = match call.resource.subresource.as_str() {
+        "" if call.kind.has_status() => "status",
+        "status" => "spec",
+        _ => return fields,
+    };
+    fields.insert(&[PathElement::field(name)]);
+    fields
+}
+
+fn is_reset(entries: &Value) -> bool {
+    match entries.as_array().map(Vec::as_slice) {
+        Some([]) => true,
+        Some([only]) => only.as_object().is_some_and(Map::is_empty),
+        _ => false,
+    }
+}
+
+/// Sets `managedFields`, or removes them when no manager owns a field.
+fn set(object: &mut Value, managers: &Managers) {
+    let entries = managers.to_json();
+    let Some(metadata) = metadata_mut(object) else { return };
+    if entries.is_null() {
+        metadata.remove("managedFields");
+    } else {
+        metadata.insert("managedFields".to_owned(), entries);
+    }
+}
+
+fn failure(call: &Call, config: &Value, error: &ApplyError) -> ApiError {
+    match error {
+        ApplyError::Conflicts(conflicts) => {
+            let mut failure = ApiError::apply_conflict(conflict_message(conflicts));
+            let causes = conflicts.iter().map(|conflict| {
+                json!({"reason": "FieldManagerConflict", "message": conflict.cause(), "field": conflict.path.to_string()})
+            });
+            failure.details = json!({"causes": causes.collect::<Vec<_>>()});
+            failure
+        }
+        ApplyError::Invalid(_) => {
+            let object = format!(
+                "{}/{}; {}",
+                text(config, "namespace"),
+                text(config, "name"),
+                call.kind.api_version()
+            );
+            let message =
+                format!("failed to create typed patch object ({object}, Kind={}): {error}", call.kind.kind);
+            ApiError::of_apply(message)
+        }
+        ApplyError::Version(_) => ApiError::bad_request(error.to_string()),
+    }
+}

@@ -1,0 +1,98 @@
+//! Server-side apply: a PATCH that brings the fields that its manager wants, and creates the object if there is none.
+
+use coracle_kinds::schema::{FieldValidation, Parsed};
+use serde_json::{Value, json};
+
+use super::create;
+use crate::{
+    authz,
+    body::{self, Expected},
+    call::Call,
+    error::{ApiError, Result},
+    field_manager::{self, Writer},
+    offload::{self, LARGE},
+    reply::{self, Reply},
+    write::{self, Part, metadata_mut, text},
+};
+
+/// Attempts when the object is created or deleted by another request meanwhile.
+const ATTEMPTS: usize = 5;
+
+pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
+    field_manager::check_parameters(call, true)?;
+    let (config, warnings) = offload::run(call.body.len() > LARGE, || config(call))?;
+    for _ in 0..ATTEMPTS {
+        let updated = write::update(call, &call.resource.name, (part, Writer::Apply), |old| {
+            let new = offload::run(call.body.len() > LARGE, || merged(call, old, &config))?;
+            write::check_revision(call.kind, old, &new["metadata"]["resourceVersion"])?;
+            Ok(new)
+        })
+        .await;
+        let stored = match updated {
+            Err(error) if error.reason == "NotFound" && call.resource.subresource.is_empty() => {
+                match created(call, &config).await {
+                    Err(error) if error.reason == "AlreadyExists" => continue,
+                    other => (201, other?),
+                }
+            }
+            other => (200, other?),
+        };
+        let reply = reply::object(stored.0, call.form()?, call.kind, &stored.1);
+        return Ok(reply::warned(reply, &warnings));
+    }
+    Err(ApiError::modified(call.kind, &call.resource.name))
+}
+
+/// Creates the object of a configuration. That needs the permission to create as well.
+async fn created(call: &Call, config: &Value) -> Result<write::Stored> {
+    authz::authorize_also(&call.state.cache, &call.user, "create", call.resource.clone())?;
+    if !text(config, "uid").is_empty() {
+        let why = format!(
+            "uid mismatch: the provided object specified uid {}, and no existing object was found",
+            text(config, "uid")
+        );
+        return Err(ApiError::conflict(call.kind, &call.resource.name, why));
+    }
+    let live = json!({"apiVersion": config["apiVersion"], "kind": config["kind"]});
+    let object = merged(call, &live, config)?;
+    write::create(call, object, Writer::Apply).await
+}
+
+/// The object with the configuration, in canonical form: nulls and empty lists are dropped.
+fn merged(call: &Call, live: &Value, config: &Value) -> Result<Value> {
+    let value = field_manager::apply(call, live, config)?;
+    let api_version = call.kind.api_version();
+    let expected = Expected { api_version: &api_version, kind: call.kind.kind, schema: call.kind.schema };
+    let parsed = Parsed { value, duplicates: Vec::new(), keys: Vec::new() };
+    body::check(parsed, &expected, FieldValidation::Ignore).map(|(object, _)| object)
+}
+
+/// The configuration of the body, with warnings about unknown fields.
+fn config(call: &Call) -> Result<(Value, Vec<String>)> {
+    let parsed: Parsed = body::parse_yaml(&call.body)
+        .map_err(|error| ApiError::bad_request(format!("error decoding YAML: {}", error.message)))?;
+    if !parsed.value["metadata"]["managedFields"].is_null() {
+        return Err(ApiError::bad_request("metadata.managedFields must be nil"));
+    }
+    let api_version = call.kind.api_version();
+    let given = parsed.value["apiVersion"].as_str().unwrap_or_default();
+    if given != api_version {
+        return Err(ApiError::bad_request(format!(
+            "Incorrect version specified in apply patch. Specified patch version: {given}, expected: {api_version}"
+        )));
+    }
+    let expected = Expected { api_version: &api_version, kind: call.kind.kind, schema: call.kind.schema };
+    let (mut config, warnings) = body::check(parsed, &expected, call.validation()?)?;
+    create::place(call, &mut config)?;
+    let name = text(&config, "name").to_owned();
+    if !name.is_empty() && name != call.resource.name {
+        return Err(ApiError::bad_request(format!(
+            "the name of the object ({name}) does not match the name on the URL ({})",
+            call.resource.name
+        )));
+    }
+    if let Some(metadata) = metadata_mut(&mut config) {
+        metadata.insert("name".to_owned(), call.resource.name.clone().into());
+    }
+    Ok((config, warnings))
+}

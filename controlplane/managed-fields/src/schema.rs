@@ -1,0 +1,112 @@
+//! The shape of objects as field ownership sees it: what is owned as a whole, and how elements of a list are identified.
+
+use std::collections::BTreeMap;
+
+use crate::path::{PathElement, Scalar};
+
+/// The types of one or more kinds. Types refer to each other by index, so that they can be recursive.
+#[derive(Clone, Debug, Default)]
+pub struct Schema {
+    types: Vec<Type>,
+}
+
+/// Index of a type in its [`Schema`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TypeId(u32);
+
+/// How a value is owned and merged.
+#[derive(Clone, Debug)]
+pub enum Type {
+    /// A value without parts.
+    Scalar,
+    /// A list or object that has one owner as a whole (`x-kubernetes-list-type: atomic`, `x-kubernetes-map-type: atomic`).
+    Atomic,
+    /// An object with declared fields, a map, or both.
+    Map {
+        /// Declared fields.
+        fields: BTreeMap<Box<str>, Field>,
+        /// The type of all other entries. None if there are no others.
+        other: Option<TypeId>,
+    },
+    /// A list of distinct scalars (`x-kubernetes-list-type: set`).
+    Set,
+    /// A list of objects that key fields identify (`x-kubernetes-list-type: map`).
+    Keyed {
+        /// The key fields.
+        keys: Box<[Key]>,
+        /// The type of the elements.
+        element: TypeId,
+    },
+    /// A value without schema: objects are maps, lists are atomic.
+    Deduced,
+}
+
+/// A declared field of an object.
+#[derive(Clone, Copy, Debug)]
+pub struct Field {
+    /// Its type.
+    pub of: TypeId,
+    /// Whether an absent field is the same as an empty object: in Go the field is a struct and not a pointer.
+    pub always: bool,
+}
+
+/// A key field of a keyed list.
+#[derive(Clone, Debug)]
+pub struct Key {
+    /// The field's name.
+    pub name: Box<str>,
+    /// The value of an element that omits the field.
+    pub default: Option<Scalar>,
+}
+
+/// The type of values that no schema declares; [`Schema::get`] knows it without an entry.
+const DEDUCED: TypeId = TypeId(u32::MAX);
+
+// === impl Schema ===
+
+impl Schema {
+    /// Adds a type and returns its index.
+    pub fn add(&mut self, of: Type) -> TypeId {
+        let id = TypeId(u32::try_from(self.types.len()).unwrap_or(u32::MAX));
+        self.types.push(of);
+        id
+    }
+
+    /// Replaces a type, for recursive types: add a placeholder first, and replace it when its parts are known.
+    pub fn replace(&mut self, id: TypeId, of: Type) {
+        if let Some(slot) = usize::try_from(id.0).ok().and_then(|at| self.types.get_mut(at)) {
+            *slot = of;
+        }
+    }
+
+    /// The type of values without schema.
+    pub fn deduced() -> TypeId {
+        DEDUCED
+    }
+
+    /// The type of an index.
+    pub fn get(&self, id: TypeId) -> &Type {
+        usize::try_from(id.0).ok().and_then(|at| self.types.get(at)).unwrap_or(&Type::Deduced)
+    }
+
+    /// The type of a part of a value.
+    pub(crate) fn below(&self, of: TypeId, element: &PathElement) -> TypeId {
+        match (self.get(of), element) {
+            (Type::Map { fields, other }, PathElement::Field(name)) => {
+                fields.get(name).map(|field| field.of).or(*other).unwrap_or(DEDUCED)
+            }
+            (Type::Keyed { element, .. }, PathElement::Key(_)) => *element,
+            _ => DEDUCED,
+        }
+    }
+
+    /// Whether an absent field of a type is the same as an empty object.
+    pub(crate) fn is_always(&self, of: TypeId, field: &str) -> bool {
+        matches!(self.get(of), Type::Map { fields, .. } if fields.get(field).is_some_and(|field| field.always))
+    }
+
+    /// Whether a type declares a field by name, which a map's entry is not.
+    pub(crate) fn declares(&self, of: TypeId, field: &str) -> bool {
+        matches!(self.get(of), Type::Map { fields, .. } if fields.contains_key(field))
+    }
+}

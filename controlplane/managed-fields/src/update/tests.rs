@@ -1,0 +1,289 @@
+use serde_json::json;
+
+use super::*;
+use crate::{
+    path::Scalar,
+    schema::{Field, Key, Type},
+};
+
+const VERSION: &str = "apps/v1";
+const EARLY: &str = "2026-01-01T00:00:00Z";
+const LATE: &str = "2026-01-02T00:00:00Z";
+
+/// A kind with a map, a keyed list with a default key, a set, an atomic list and scalars.
+fn schema() -> (Schema, TypeId) {
+    let mut schema = Schema::default();
+    let scalar = schema.add(Type::Scalar);
+    let atomic = schema.add(Type::Atomic);
+    let map = schema.add(Type::Map { fields: [].into(), other: Some(scalar) });
+    let set = schema.add(Type::Set);
+    let fields = |list: &[(&str, TypeId)]| {
+        let field = |(name, of): &(&str, TypeId)| {
+            (Box::from(*name), Field { of: *of, always: matches!(*name, "metadata" | "spec") })
+        };
+        list.iter().map(field).collect()
+    };
+    let port = schema.add(Type::Map {
+        fields: fields(&[("number", scalar), ("protocol", scalar), ("name", scalar)]),
+        other: None,
+    });
+    let default = Some(Scalar::Text("TCP".into()));
+    let keys = [Key { name: "number".into(), default: None }, Key { name: "protocol".into(), default }];
+    let ports = schema.add(Type::Keyed { keys: keys.into(), element: port });
+    let spec = schema.add(Type::Map {
+        fields: fields(&[
+            ("replicas", scalar),
+            ("image", scalar),
+            ("ports", ports),
+            ("zones", set),
+            ("args", atomic),
+            ("selector", map),
+        ]),
+        other: None,
+    });
+    let metadata = schema.add(Type::Map {
+        fields: fields(&[("name", scalar), ("uid", scalar), ("labels", map), ("annotations", map)]),
+        other: None,
+    });
+    let root = schema.add(Type::Map {
+        fields: fields(&[
+            ("apiVersion", scalar),
+            ("kind", scalar),
+            ("metadata", metadata),
+            ("spec", spec),
+            ("status", map),
+        ]),
+        other: None,
+    });
+    (schema, root)
+}
+
+/// An object and its managers, changed by requests as the API server would.
+struct Stored {
+    schema: (Schema, TypeId),
+    object: Value,
+    managers: Managers,
+}
+
+impl Stored {
+    fn new() -> Stored {
+        Stored {
+            schema: schema(),
+            object: json!({"apiVersion": VERSION, "kind": "Web"}),
+            managers: Managers::default(),
+        }
+    }
+
+    fn run<T>(&self, now: &str, act: impl FnOnce(&Updater<'_, SingleVersion<'_>>) -> T) -> T {
+        let versions = SingleVersion { api_version: VERSION, schema: &self.schema.0, of: self.schema.1 };
+        let mut ignored = FieldSet::default();
+        ignored.insert(&[PathElement::field("status")]);
+        act(&Updater { versions: &versions, api_version: VERSION, subresource: "", ignored: &ignored, now })
+    }
+
+    fn apply_at(&mut self, now: &str, manager: &str, force: bool, spec: &Value) -> Result<(), ApplyError> {
+        let config = json!({"apiVersion": VERSION, "kind": "Web", "metadata": {"name": "w"}, "spec": spec});
+        self.apply_config(now, manager, force, &config)
+    }
+
+    fn apply_config(
+        &mut self,
+        now: &str,
+        manager: &str,
+        force: bool,
+        config: &Value,
+    ) -> Result<(), ApplyError> {
+        let request = ApplyRequest { live: &self.object, config, manager, force };
+        let applied = self.run(now, |updater| updater.apply(request, self.managers.clone()))?;
+        (self.object, self.managers) = (applied.object, applied.managers);
+        self.object["metadata"]["uid"] = "1".into();
+        Ok(())
+    }
+
+    fn apply(&mut self, manager: &str, spec: &Value) -> Result<(), ApplyError> {
+        self.apply_at(EARLY, manager, false, spec)
+    }
+
+    fn update(&mut self, manager: &str, change: impl FnOnce(&mut Value)) {
+        let mut new = self.object.clone();
+        change(&mut new);
+        let request = UpdateRequest { live: &self.object, new: &new, manager };
+        self.managers = self.run(LATE, |updater| updater.update(request, self.managers.clone()));
+        self.object = new;
+        self.object["metadata"]["uid"] = "1".into();
+    }
+
+    fn owned_by(&self, manager: &str) -> Value {
+        let owned = self.managers.iter().find(|(id, _)| id.name == manager);
+        owned.map_or(Value::Null, |(_, owned)| owned.fields.to_json())
+    }
+
+    fn spec(&self) -> &Value {
+        &self.object["spec"]
+    }
+}
+
+fn conflicts(result: Result<(), ApplyError>) -> Vec<String> {
+    match result.unwrap_err() {
+        ApplyError::Conflicts(conflicts) => {
+            conflicts.iter().map(|conflict| conflict.path.to_string()).collect()
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn an_applier_owns_what_it_applies() {
+    let mut stored = Stored::new();
+    stored.apply("a", &json!({"replicas": 1, "ports": [{"number": 80, "name": "http"}], "zones": ["x"], "args": ["-v"], "selector": {}})).unwrap();
+    let key = r#"k:{"number":80,"protocol":"TCP"}"#;
+    assert_eq!(
+        stored.owned_by("a"),
+        json!({"f:spec": {
+            "f:replicas": {}, "f:args": {}, "f:selector": {}, "f:zones": {"v:\"x\"": {}},
+            "f:ports": {key: {".": {}, "f:number": {}, "f:name": {}}},
+        }})
+    );
+}
+
+#[test]
+fn an_omitted_field_is_removed_unless_another_manager_owns_it() {
+    let mut stored = Stored::new();
+    stored
+        .apply("a", &json!({"replicas": 1, "image": "i", "ports": [{"number": 80}, {"number": 81}]}))
+        .unwrap();
+    stored.apply("b", &json!({"image": "i", "ports": [{"number": 81, "name": "b"}]})).unwrap();
+    stored.apply("a", &json!({"replicas": 1})).unwrap();
+    assert_eq!(*stored.spec(), json!({"replicas": 1, "image": "i", "ports": [{"number": 81, "name": "b"}]}));
+    stored.apply("b", &json!({})).unwrap();
+    // The field `ports` itself is a declared field: it goes with its last element.
+    assert_eq!(*stored.spec(), json!({"replicas": 1}));
+}
+
+#[test]
+fn a_field_of_an_updater_stays_when_an_applier_omits_it() {
+    let mut stored = Stored::new();
+    stored.apply("a", &json!({"replicas": 1, "image": "i"})).unwrap();
+    stored.update("hpa", |object| object["spec"]["replicas"] = 5.into());
+    stored.apply("a", &json!({"image": "i"})).unwrap();
+    assert_eq!(*stored.spec(), json!({"replicas": 5, "image": "i"}));
+    assert_eq!(stored.owned_by("hpa"), json!({"f:spec": {"f:replicas": {}}}));
+}
+
+#[test]
+fn another_value_for_an_owned_field_is_a_conflict() {
+    let mut stored = Stored::new();
+    stored.apply("a", &json!({"replicas": 1, "image": "i"})).unwrap();
+    let paths = conflicts(stored.apply("b", &json!({"replicas": 2})));
+    assert_eq!(paths, [".spec.replicas"]);
+    stored.update("hpa", |object| object["spec"]["replicas"] = 5.into());
+    let error = stored.apply("b", &json!({"replicas": 2})).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "Apply failed with 1 conflict: conflict with \"hpa\" using apps/v1: .spec.replicas"
+    );
+    // The same value is no conflict: both own the field.
+    stored.apply("b", &json!({"replicas": 5})).unwrap();
+    assert_eq!(stored.owned_by("b"), stored.owned_by("hpa"));
+}
+
+#[test]
+fn a_forced_apply_takes_the_field() {
+    let mut stored = Stored::new();
+    stored.apply("a", &json!({"replicas": 1, "image": "i"})).unwrap();
+    stored.apply_at(LATE, "b", true, &json!({"replicas": 2})).unwrap();
+    assert_eq!(stored.spec()["replicas"], 2);
+    assert_eq!(stored.owned_by("a"), json!({"f:spec": {"f:image": {}}}));
+    assert_eq!(stored.owned_by("b"), json!({"f:spec": {"f:replicas": {}}}));
+}
+
+#[test]
+fn fields_without_a_manager_belong_to_the_time_before_the_first_apply() {
+    let mut stored = Stored::new();
+    stored.object = json!({"apiVersion": VERSION, "kind": "Web", "metadata": {"name": "w", "uid": "1"}, "spec": {"replicas": 1}});
+    stored.update("a", |object| object["spec"]["image"] = "i".into());
+    assert!(stored.managers.is_empty(), "an update does not begin to track an old object");
+    assert_eq!(conflicts(stored.apply("b", &json!({"replicas": 3}))), [".spec.replicas"]);
+    stored.apply("b", &json!({"replicas": 1})).unwrap();
+    assert_eq!(stored.owned_by(BEFORE_FIRST_APPLY), json!({"f:spec": {"f:image": {}, "f:replicas": {}}}));
+}
+
+#[test]
+fn an_update_that_changes_nothing_changes_no_owner_and_no_time() {
+    let mut stored = Stored::new();
+    stored.update("a", |object| object["spec"] = json!({"image": "i"}));
+    let before = stored.managers.clone();
+    stored.update("b", |_| {});
+    assert_eq!(stored.managers, before);
+    stored.apply_at(EARLY, "c", false, &json!({"image": "i"})).unwrap();
+    let after_apply = stored.managers.clone();
+    stored.apply_at(LATE, "c", false, &json!({"image": "i"})).unwrap();
+    assert_eq!(stored.managers, after_apply);
+}
+
+#[test]
+fn ignored_and_server_fields_have_no_owner() {
+    let mut stored = Stored::new();
+    stored.update("a", |object| {
+        object["metadata"] = json!({"name": "w", "uid": "1", "labels": {"x": "y"}});
+        object["status"] = json!({"ready": "yes"});
+    });
+    assert_eq!(stored.owned_by("a"), json!({"f:metadata": {"f:labels": {".": {}, "f:x": {}}}}));
+}
+
+#[test]
+fn the_order_of_a_list_is_that_of_the_configuration() {
+    let mut stored = Stored::new();
+    stored.update("a", |object| object["spec"] = json!({"zones": ["1", "a", "2", "b", "3"]}));
+    stored.apply("b", &json!({"zones": ["b", "new", "a"]})).unwrap();
+    assert_eq!(stored.spec()["zones"], json!(["1", "2", "b", "3", "new", "a"]));
+}
+
+#[test]
+fn duplicates_and_elements_without_key_are_refused() {
+    let mut stored = Stored::new();
+    let error = stored.apply("a", &json!({"zones": ["x", "x"]})).unwrap_err();
+    assert_eq!(error.to_string(), ".spec.zones: duplicate entries for key [=\"x\"]");
+    let error = stored.apply("a", &json!({"ports": [null]})).unwrap_err();
+    assert_eq!(error.to_string(), ".spec.ports: associative list with keys may not have a null element");
+}
+
+#[test]
+fn kubectl_takes_over_the_fields_of_its_client_side_apply() {
+    let mut stored = Stored::new();
+    let config = json!({"apiVersion": VERSION, "kind": "Web", "spec": {"replicas": 1, "image": "i"}});
+    stored.update("kubectl-client-side-apply", |object| {
+        object["metadata"] = json!({"name": "w", "annotations": {"kubectl.kubernetes.io/last-applied-configuration": config.to_string()}});
+        object["spec"] = config["spec"].clone();
+    });
+    stored.update("hpa", |object| object["spec"]["replicas"] = 5.into());
+    assert_eq!(conflicts(stored.apply(KUBECTL, &json!({"replicas": 2, "image": "j"}))), [".spec.replicas"]);
+    stored.apply(KUBECTL, &json!({"image": "j"})).unwrap();
+    assert_eq!(*stored.spec(), json!({"replicas": 5, "image": "j"}));
+    let annotation = annotation::last_applied(&stored.object).unwrap();
+    assert_eq!(serde_json::from_str::<Value>(annotation).unwrap()["spec"], json!({"image": "j"}));
+}
+
+#[test]
+fn a_list_that_became_atomic_is_owned_as_a_whole() {
+    let mut stored = Stored::new();
+    let fields = json!({"f:spec": {"f:args": {"v:\"-v\"": {}}, "f:image": {}}});
+    stored.object = json!({"apiVersion": VERSION, "kind": "Web", "metadata": {"name": "w", "uid": "1"}, "spec": {"args": ["-v"], "image": "i"}});
+    stored.managers =
+        Managers::from_json(&json!([{"manager": "a", "operation": "Apply", "apiVersion": VERSION,
+        "fieldsType": "FieldsV1", "fieldsV1": fields}]))
+        .unwrap();
+    stored.update("b", |object| object["spec"]["image"] = "j".into());
+    assert_eq!(stored.owned_by("a"), json!({"f:spec": {"f:args": {}}}));
+}
+
+#[test]
+fn managers_of_a_version_that_is_not_served_are_dropped() {
+    let mut stored = Stored::new();
+    stored.managers =
+        Managers::from_json(&json!([{"manager": "a", "operation": "Update", "apiVersion": "apps/v0",
+        "fieldsType": "FieldsV1", "fieldsV1": {"f:spec": {"f:image": {}}}}]))
+        .unwrap();
+    stored.apply("b", &json!({"image": "i"})).unwrap();
+    assert_eq!(stored.owned_by("a"), Value::Null);
+}
