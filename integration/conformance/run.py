@@ -1,0 +1,214 @@
+#!/usr/bin/env python3
+"""Runs specs of Kubernetes' conformance suite against the cluster that `cluster start` made, and compares the outcome
+with the recorded one (specs.txt). scripts/conformance calls it; `run.py --help` lists the options."""
+
+import argparse
+import collections
+import hashlib
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+WORK = ROOT / "target/conformance"
+RECORD = HERE / "specs.txt"
+EXCEPTIONS = HERE / "exceptions.txt"
+CI = HERE / "ci.txt"
+
+# Specs of one call of ginkgo. An interrupted run repeats at most these.
+CHUNK = 40
+
+
+def lines(path):
+    """The lines of a text file without comments and empty lines."""
+    text = path.read_text() if path.exists() else ""
+    return [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+
+
+def reports(path):
+    """Yields (name, report) of each spec in a JSON report of ginkgo."""
+    for suite in json.loads(path.read_text()):
+        for spec in suite["SpecReports"] or []:
+            if spec["LeafNodeType"] == "It":
+                yield " ".join((spec["ContainerHierarchyTexts"] or []) + [spec["LeafNodeText"]]), spec
+
+
+def all_specs(binaries):
+    """The names of all conformance specs, from a dry run of the suite."""
+    path = binaries / "dry.json"
+    if not path.exists():
+        dry = ["--provider=skeleton", "--ginkgo.dry-run", r"--ginkgo.focus=\[Conformance\]", f"--ginkgo.json-report={path}"]
+        subprocess.run([binaries / "e2e.test", *dry], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return sorted(name for name, spec in reports(path) if spec["State"] != "skipped")
+
+
+def group(name):
+    """The group of a spec: `node` for `[sig-node] …`."""
+    return re.match(r"\[sig-([a-z-]+)\]", name).group(1)
+
+
+def recorded():
+    """The recorded state of each spec: `passed` or `failed`."""
+    return {name: state for state, name in (line.split("\t", 1) for line in lines(RECORD))}
+
+
+def exceptions():
+    """The specs that are not run, with the reason."""
+    return dict(line.split("\t", 1) for line in lines(EXCEPTIONS))
+
+
+class Results:
+    """Results of one binary, kept on disk, so that an interrupted run goes on where it was."""
+
+    def __init__(self, coracle):
+        digest = hashlib.sha256(pathlib.Path(coracle).read_bytes()).hexdigest()[:16]
+        self.path = WORK / f"results-{digest}.json"
+        self.of = json.loads(self.path.read_text()) if self.path.exists() else {}
+
+    def add(self, results):
+        self.of.update(results)
+        new = self.path.with_suffix(".new")
+        new.write_text(json.dumps(self.of, indent=1, sort_keys=True))
+        new.rename(self.path)
+
+
+def ginkgo(binaries, names, processes, minutes, title):
+    """Runs these specs and returns the result of each: state, seconds and message. A spec has the state `lost` when
+    the suite ended without a report of it."""
+    folder = WORK / "reports"
+    folder.mkdir(parents=True, exist_ok=True)
+    report, log = folder / f"{title}.json", folder / f"{title}.log"
+    report.unlink(missing_ok=True)
+    focus = "^(" + "|".join(re.escape(name) for name in names) + ")$"
+    path = f"{WORK / 'path'}:{os.environ['PATH']}"
+    command = [
+        HERE / "cluster", "run", binaries / "ginkgo", "run", f"--procs={processes}", f"--timeout={minutes}m", "--no-color",
+        f"--focus={focus}", "--seed=1", f"--output-dir={folder}", f"--json-report={title}.json", binaries / "e2e.test", "--",
+        f"--kubeconfig={WORK / 'cluster/plane/admin.kubeconfig'}", "--provider=skeleton", f"--kubectl-path={WORK / 'path/kubectl'}",
+        "--minStartupPods=0", "--allowed-not-ready-nodes=0", "--system-pods-startup-timeout=30s", "--node-schedulable-timeout=1m",
+        "--system-daemonsets-startup-timeout=1s", "--dump-logs-on-failure=true", "--disable-log-dump=true",
+    ]
+    with open(log, "w") as output:
+        subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                       env={**os.environ, "PATH": path}, cwd=folder)
+    results = {name: {"state": "lost", "seconds": 0, "message": f"no report; see {log}"} for name in names}
+    for name, spec in reports(report) if report.exists() else []:
+        if name in results:
+            failure = spec.get("Failure") or {}
+            message = re.sub(r"\s+", " ", failure.get("Message", ""))[:300]
+            place = failure.get("Location") or {}
+            if message:
+                message += f" ({place.get('FileName', '').split('kubernetes@')[-1]}:{place.get('LineNumber')})"
+            results[name] = {"state": spec["State"], "seconds": round(spec["RunTime"] / 1e9), "message": message}
+    return results
+
+
+def run(binaries, names, results, options):
+    """Runs the specs that have no result yet, in chunks of one group each."""
+    by_group = collections.defaultdict(list)
+    for name in names:
+        if options.again or name not in results.of:
+            by_group[group(name)].append(name)
+    for title, members in sorted(by_group.items()):
+        for start in range(0, len(members), CHUNK):
+            chunk = members[start:start + CHUNK]
+            print(f"{title}: {len(chunk)} specs", flush=True)
+            results.add(ginkgo(binaries, chunk, options.processes, options.minutes, f"{title}-{start // CHUNK}"))
+
+
+def retry(binaries, names, results, record):
+    """Runs specs again, alone, that should have passed: a busy machine delays a spec, a defect fails it twice."""
+    suspects = [name for name in names if record.get(name) == "passed" and results.of[name]["state"] != "passed"]
+    if suspects:
+        print(f"again, one at a time: {len(suspects)} specs", flush=True)
+        again = ginkgo(binaries, suspects, 1, 60, "again")
+        for name, result in again.items():
+            if result["state"] == "passed":
+                print(f"FLAKY {name}\n    first: {results.of[name]['message']}")
+        results.add(again)
+
+
+def table(names, results, specs, skipped):
+    """Prints a row for each group: specs of the suite, run now, passed, failed, not run by decision."""
+    print("\n| group | specs | run | passed | failed | exceptions |\n|---|---|---|---|---|---|")
+    rows = collections.OrderedDict((title, [0] * 5) for title in sorted({group(name) for name in names}) + ["total"])
+    for name in specs:
+        for title in (group(name), "total"):
+            if title in rows:
+                rows[title][0] += 1
+                rows[title][4] += name in skipped
+    for name in names:
+        for title in (group(name), "total"):
+            passed = results.of[name]["state"] == "passed"
+            rows[title][1] += 1
+            rows[title][2] += passed
+            rows[title][3] += not passed
+    for title, row in rows.items():
+        print(f"| {title} | " + " | ".join(str(count) for count in row) + " |")
+
+
+def write_record(specs, record):
+    """Writes specs.txt; a spec that never ran is recorded as failed."""
+    head = ("# Outcome of each conformance spec of Kubernetes v1.36.0. `scripts/conformance --record` writes this file;\n"
+            "# a spec that is `passed` here and does not pass fails the run.\n")
+    RECORD.write_text(head + "".join(f"{record.get(name, 'failed')}\t{name}\n" for name in specs))
+
+
+def selected(specs, options, record):
+    """The names to run: those of the groups, or of CI, without exceptions."""
+    chosen = set()
+    for title in options.groups or sorted({group(name) for name in specs}):
+        members = set(lines(CI)) if title == "ci" else {name for name in specs if group(name) == title}
+        if not members:
+            sys.exit(f"conformance: no group {title}; there are: ci {' '.join(sorted({group(name) for name in specs}))}")
+        chosen |= members
+    unknown = chosen - set(specs)
+    if unknown:
+        sys.exit(f"conformance: ci.txt names specs that the suite does not have: {sorted(unknown)}")
+    if options.recorded:
+        chosen = {name for name in chosen if record.get(name) == "passed"}
+    return sorted(chosen - set(exceptions()))
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("binaries", type=pathlib.Path, help="the folder that `build` prints")
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help="ci, or groups of the suite; default: all")
+    parser.add_argument("--recorded", action="store_true", help="only specs that passed when the record was written")
+    parser.add_argument("--record", action="store_true", help="write the outcome to specs.txt")
+    parser.add_argument("--again", action="store_true", help="also specs that have a result of this binary")
+    parser.add_argument("--processes", type=int, default=6, help="specs at the same time; default 6")
+    parser.add_argument("--minutes", type=int, default=60, help="time limit of a chunk of specs; default 60")
+    return parser.parse_args()
+
+
+def main():
+    options = arguments()
+    coracle = os.environ.get("CORACLE", ROOT / "target/coracle")
+    specs, record, skipped = all_specs(options.binaries), recorded(), exceptions()
+    names, results = selected(specs, options, record), Results(coracle)
+    run(options.binaries, names, results, options)
+    retry(options.binaries, names, results, record)
+    for name in names:
+        result = results.of[name]
+        if result["state"] != "passed":
+            print(f"{result['state'].upper()} {result['seconds']}s {name}\n    {result['message']}")
+    table(names, results, specs, skipped)
+    regressions = [name for name in names if record.get(name) == "passed" and results.of[name]["state"] != "passed"]
+    news = [name for name in names if record.get(name) != "passed" and results.of[name]["state"] == "passed"]
+    for name in news:
+        print(f"passes now: {name}")
+    for name in regressions:
+        print(f"REGRESSION {name}")
+    if options.record:
+        write_record(specs, {**record, **{name: "passed" if results.of[name]["state"] == "passed" else "failed" for name in names}})
+    passed = sum(results.of[name]["state"] == "passed" for name in names)
+    print(f"{passed} passed, {len(regressions)} failed, {len(names) - passed - len(regressions)} skipped")
+    sys.exit(1 if regressions and not options.record else 0)
+
+
+main()
