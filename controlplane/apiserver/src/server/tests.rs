@@ -258,12 +258,46 @@ async fn patches_change_what_they_name() {
     let operations = json!([{"op": "replace", "path": "/data/key", "value": "z"}]);
     let patched = server.call("PATCH", &path, "application/json-patch+json", Some(operations)).await;
     assert_eq!(patched.body["data"]["key"], "z");
-    let apply = server.call("PATCH", &path, "application/apply-patch+yaml", Some(json!({}))).await;
-    assert_eq!((apply.code, &apply.body["reason"]), (415, &json!("UnsupportedMediaType")));
     let dry = server.merge(&format!("{path}?dryRun=All"), json!({"data": {"key": "dry"}})).await;
     assert_eq!(dry.body["data"]["key"], "dry");
     assert_eq!(server.get(&path).await.body["data"]["key"], "z");
     assert_eq!(server.merge(&format!("{CONFIG_MAPS}/none"), json!({})).await.code, 404);
+}
+
+#[tokio::test]
+async fn server_side_apply_creates_merges_and_reports_conflicts() {
+    const APPLY: &str = "application/apply-patch+yaml";
+    let server = Fixture::new().await;
+    let path = format!("{CONFIG_MAPS}/a");
+    let config = |data: Value| Some(json!({"apiVersion": "v1", "kind": "ConfigMap", "data": data}));
+    let nameless = server.call("PATCH", &path, APPLY, config(json!({}))).await;
+    assert_eq!((nameless.code, &nameless.body["reason"]), (422, &json!("Invalid")));
+    let by = |manager: &str| format!("{path}?fieldManager={manager}");
+    let created = server.call("PATCH", &by("one"), APPLY, config(json!({"x": "1", "y": "1"}))).await;
+    assert_eq!((created.code, &created.body["metadata"]["name"]), (201, &json!("a")));
+    let entry = &created.body["metadata"]["managedFields"][0];
+    assert_eq!((&entry["manager"], &entry["operation"]), (&json!("one"), &json!("Apply")));
+    assert_eq!(entry["fieldsV1"], json!({"f:data": {"f:x": {}, "f:y": {}}}));
+    let refused = server.call("PATCH", &by("two"), APPLY, config(json!({"x": "2"}))).await;
+    assert_eq!((refused.code, &refused.body["reason"]), (409, &json!("Conflict")));
+    let cause = &refused.body["details"]["causes"][0];
+    assert_eq!((&cause["reason"], &cause["field"]), (&json!("FieldManagerConflict"), &json!(".data.x")));
+    let forced =
+        server.call("PATCH", &format!("{}&force=true", by("two")), APPLY, config(json!({"x": "2"}))).await;
+    assert_eq!((forced.code, &forced.body["data"]), (200, &json!({"x": "2", "y": "1"})));
+    let omitted = server.call("PATCH", &by("one"), APPLY, config(json!({"z": "1"}))).await;
+    assert_eq!(omitted.body["data"], json!({"x": "2", "z": "1"}));
+    // A merge patch records its own manager; `force` belongs to apply alone.
+    let patched = server.merge(&by("three"), json!({"data": {"p": "1"}})).await;
+    let entries = patched.body["metadata"]["managedFields"].as_array().unwrap();
+    let own = entries.iter().find(|entry| entry["manager"] == "three").unwrap();
+    assert_eq!((&own["operation"], &own["fieldsV1"]), (&json!("Update"), &json!({"f:data": {"f:p": {}}})));
+    assert_eq!(server.merge(&format!("{}&force=true", by("three")), json!({})).await.code, 422);
+    // An update that does not mention managedFields keeps them, and one empty entry clears them.
+    let cleared = server.merge(&path, json!({"metadata": {"managedFields": [{}]}})).await;
+    assert!(cleared.body["metadata"]["managedFields"].is_null(), "{}", cleared.body);
+    let wrong = Some(json!({"apiVersion": "v2", "kind": "ConfigMap"}));
+    assert_eq!(server.call("PATCH", &by("one"), APPLY, wrong).await.code, 400);
 }
 
 #[tokio::test]

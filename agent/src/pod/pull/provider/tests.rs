@@ -186,7 +186,7 @@ fn wrong_configurations_are_refused_by_name() {
         (&format!("{PLAIN}- name: helper\n{PLAIN}"), "twice"),
         (&format!("{PLAIN}- name: ../helper\n{PLAIN}"), "name"),
         (&format!("{PLAIN}- name: absent\n{PLAIN}"), "absent"),
-        (&format!("{PLAIN}  unknown: 1\n"), "understand"),
+        (&format!("{PLAIN}  unknown: 1\n"), "cannot parse"),
     ] {
         let error = load(place.path(), provider).unwrap_err();
         assert!(error.to_string().contains(part), "{error}");
