@@ -4,11 +4,13 @@
 //! recorded as ended, and objects without an owner are removed. A live shim that does not answer is waited for in the
 //! background, see `shim_monitor`.
 
+mod networks;
+
 use std::collections::{HashMap, HashSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use coracle_cni::{Attachment, Network};
+use coracle_cni::Network;
 use coracle_images::Images;
 use coracle_proto::shim::State;
 use futures::future::{join_all, try_join_all};
@@ -28,7 +30,7 @@ use crate::names::Names;
 use crate::records::{
     self, ContainerPhase, ContainerRecord, Records, SandboxPhase, SandboxRecord, Transition,
 };
-use crate::sandbox::{self, Live, Sandbox, SandboxState, namespaces};
+use crate::sandbox::{self, Live, Sandbox, SandboxState};
 use crate::selinux::Selinux;
 use crate::services::containers::ContainerService;
 use crate::services::execs::ExecService;
@@ -442,56 +444,12 @@ impl Recovery {
         }
     }
 
-    /// Releases the addresses and interfaces of dead pods.
-    async fn reconcile_network(&self, sandboxes: &[RecordedSandbox]) {
-        let live: Vec<Attachment> = sandboxes
-            .iter()
-            .filter(|RecordedSandbox { record, .. }| {
-                namespaces::own_network(&record.config) && !is_stop_incomplete(record)
-            })
-            .filter_map(|RecordedSandbox { record, shim }| {
-                let netns = format!("/proc/{}/ns/net", shim.shim()?.pid());
-                Some(attachment(record, netns.into()))
-            })
-            .collect();
-        if let Err(error) = self.network.reconcile(&live).await {
-            warn!(error = error.chain(), "could not reconcile the network");
-        }
-    }
-
     /// Removes unused images and layers of an earlier start, in a task. Images in use are held by now.
     fn collect_images(&self) {
         let images = self.images.clone();
         tokio::spawn(async move {
             if let Err(error) = images.collect().await {
                 warn!(%error, "could not remove unused images");
-            }
-        });
-    }
-
-    /// Logs the pods whose network differs from its configuration and could not be repaired, in a task: plugins can be
-    /// slow executables.
-    fn check_networks(&self) {
-        // Weak: the task ends with the runtime.
-        let (tables, network) = (Arc::downgrade(&self.tables), self.network.clone());
-        let sandboxes = self.tables.sandboxes.all();
-        tokio::spawn(async move {
-            for sandbox in sandboxes {
-                // A sandbox that is being stopped is skipped afterwards.
-                let _stays = sandbox.ending.lock().await;
-                if tables.strong_count() == 0 {
-                    return;
-                }
-                if sandbox.live().is_none() {
-                    continue;
-                }
-                if let Err(error) = network.check(&sandbox.id).await {
-                    warn!(
-                        sandbox = sandbox.id,
-                        error = error.chain(),
-                        "the network of a pod differs from its configuration"
-                    );
-                }
             }
         });
     }
@@ -511,14 +469,4 @@ fn remove_checkpoint(id: &str, freezer: Option<&Freezer>, layer: &Path) {
 /// Whether a stop of the pod was interrupted.
 fn is_stop_incomplete(record: &SandboxRecord) -> bool {
     record.stopping && record.phase == SandboxPhase::Ready
-}
-
-/// The network attachment of a live pod.
-fn attachment(record: &SandboxRecord, netns: PathBuf) -> Attachment {
-    sandbox::attachment::of(&record.id, netns.clone(), &record.config).unwrap_or_else(|error| {
-        // The pod is live, although its configuration does not pass the current validation.
-        warn!(sandbox = record.id, error = error.chain(), "the network options of a pod are invalid");
-        let (id, ifname) = (record.id.clone(), sandbox::attachment::INTERFACE.to_owned());
-        Attachment { id, netns, ifname, ..Attachment::default() }
-    })
 }
