@@ -527,7 +527,7 @@ fn the_network_is_what_the_directory_says() {
         assert!(network.add(&attachment("c1", &b)).await.is_err());
         host.configure(&json!({"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "absent"}]}));
         eventually_async("the plugin", 20, async || {
-            network.ready().is_err_and(|why| why.contains("no plugin absent"))
+            network.ready().is_err_and(|why| why.contains("cannot find the plugin absent"))
         })
         .await;
         // It is installed after the list that names it.

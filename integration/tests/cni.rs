@@ -517,7 +517,7 @@ fn our_runtime_runs_a_third_party_list_and_reports_its_state() {
         fs::write(format!("{conf}/10.conflist"), r#"{"cniVersion":"1.0.0","name":"n","type":"absent"}"#)
             .unwrap();
         eventually("the error of the invalid list", 5, || {
-            Some(ready()).filter(|r| !r.0 && r.1.contains("no plugin absent"))
+            Some(ready()).filter(|r| !r.0 && r.1.contains("cannot find the plugin absent"))
         });
         fs::write(format!("{conf}/10.conflist"), list.to_string()).unwrap();
         eventually("the valid list", 5, || Some(ready()).filter(|r| r.0));

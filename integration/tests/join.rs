@@ -328,7 +328,7 @@ fn a_killed_join_is_resumed_by_the_same_command() {
         }
         fs::remove_file(&file).unwrap();
         let output = nodes.try_agent(7, &words(&command)[2..]).0;
-        assert!(said(&output).contains("cannot read a token from"), "{}", said(&output));
+        assert!(said(&output).contains("cannot read the token from"), "{}", said(&output));
     });
 }
 
