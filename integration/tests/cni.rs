@@ -313,7 +313,10 @@ fn a_foreign_interface_with_the_bridges_name_is_unchanged() {
         run("ip", &["addr", "add", "192.0.2.1/24", "dev", "br0"]);
         let before = run("ip", &["-o", "link"]).lines().count();
         let error = plugins.call(("bridge", "ADD", "c1"), &sandbox, &conf).unwrap_err();
-        assert_eq!(error["msg"], "bridge: br0 has the address 192.0.2.1/24, not 10.1.2.1/24; use forceAddress");
+        assert_eq!(
+            error["msg"],
+            "bridge: br0 has the address 192.0.2.1/24, not 10.1.2.1/24; use forceAddress"
+        );
         assert_eq!(run("ip", &["-o", "link"]).lines().count(), before);
         assert_eq!(plugins::addresses(&machine.path("addresses/net")), [""; 0]);
         assert!(run("ip", &["addr", "show", "br0"]).contains("192.0.2.1/24"));
