@@ -19,6 +19,9 @@ RECORD = HERE / "specs.txt"
 EXCEPTIONS = HERE / "exceptions.txt"
 CI = HERE / "ci.txt"
 
+# How often a failed spec that should pass runs again.
+ATTEMPTS = 3
+
 # Specs of one call of ginkgo. An interrupted run repeats at most these.
 CHUNK = 40
 
@@ -122,9 +125,12 @@ def run(binaries, names, results, options):
 
 
 def retry(binaries, names, results, record):
-    """Runs specs again, alone, that should have passed: a busy machine delays a spec, a defect fails it twice."""
-    suspects = [name for name in names if record.get(name) == "passed" and results.of[name]["state"] != "passed"]
-    if suspects:
+    """Runs specs again, alone, that should have passed. Some specs race with the node: `lifecycle of Pods and PodStatus`
+    expects a pod to be ready a few milliseconds after its image changed."""
+    for _ in range(ATTEMPTS):
+        suspects = [name for name in names if record.get(name) == "passed" and results.of[name]["state"] != "passed"]
+        if not suspects:
+            return
         print(f"again, one at a time: {len(suspects)} specs", flush=True)
         again = ginkgo(binaries, suspects, 1, 60, "again")
         for name, result in again.items():
