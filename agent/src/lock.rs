@@ -144,7 +144,7 @@ mod tests {
 
     /// Run by the other tests in a process of its own: takes the lock, and has so much memory that its end takes long.
     #[test]
-    #[ignore = "the holder of the other tests"]
+    #[ignore = "not a test: the program that other tests start as the holder of the lock"]
     fn holder() {
         let Some(dir) = std::env::var_os(DIRECTORY) else { return };
         let _lock = Lock::take(Path::new(&dir)).expect("lock");

@@ -1,6 +1,7 @@
 //! Ownership after a write, and the result of an apply request.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
@@ -55,7 +56,7 @@ pub struct Updater<'a, V> {
     pub api_version: &'a str,
     /// The subresource of the request. Empty for the object itself.
     pub subresource: &'a str,
-    /// Fields that the request cannot set, which nobody owns through it: `status` for a write of the object itself.
+    /// Fields that the request cannot set and therefore does not own: `status` for a write of the object itself.
     pub ignored: &'a FieldSet,
     /// The time of the write, as the API writes times.
     pub now: &'a str,
@@ -238,9 +239,17 @@ impl<V: Versions> Updater<'_, V> {
     /// without fields, and those of a version that is not served any more, are dropped.
     fn release_all(&self, live: &Value, new: &Value, managers: &mut Managers) -> Vec<Conflict> {
         let mut conflicts = Vec::new();
+        // The states are compared once for each version, not for each manager.
+        let mut by_version: BTreeMap<String, Option<Comparison>> = BTreeMap::new();
         managers.0.retain(|id, owned| {
-            let Some(changes) = self.changes(live, new, &owned.api_version) else { return false };
-            let taken = owned.fields.intersection(&changes.modified.union(&changes.added));
+            let changes = by_version
+                .entry(owned.api_version.clone())
+                .or_insert_with(|| self.changes(live, new, &owned.api_version));
+            let Some(changes) = changes else { return false };
+            let taken = owned
+                .fields
+                .intersection(&changes.modified)
+                .union(&owned.fields.intersection(&changes.added));
             conflicts.extend(taken.paths().into_iter().map(|path| Conflict { manager: id.clone(), path }));
             owned.fields = owned.fields.difference(&taken).difference(&changes.removed);
             !owned.fields.is_empty()

@@ -24,7 +24,7 @@ const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 /// Silent connections to keep open to each port, and the addresses that they come from.
 const SILENT: usize = 800;
 const SOURCES: u8 = 20;
-/// Objects of the list that nobody reads, of a megabyte each.
+/// Objects of the unread list, of one megabyte each.
 const LARGE: usize = 10;
 
 /// The clients, and how many requests they made.
@@ -106,7 +106,7 @@ impl Client {
         self.address.send(user, ("POST", REVIEWS), media, body);
     }
 
-    /// A request whose answer nobody reads.
+    /// A request with an unread response.
     fn open(&self, user: &str, path: &str) -> Option<Tls> {
         let mut connection = self.address.try_connect(&[]).ok()?;
         let request = format!("GET {path} HTTP/1.1\r\nhost: a\r\n{user}\r\n\r\n");
