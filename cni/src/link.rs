@@ -207,7 +207,7 @@ impl Links {
         }
         // A bridge delivers frames to link-local protocol addresses (01:80:c2:00:00:0X) locally. None can arrive
         // before the peer is up.
-        sysctl::no_router_advertisements(pair.host)?;
+        sysctl::no_ipv6(pair.host)?;
         let index = nix::net::if_::if_nametoindex(pair.host).map_err(failed("look up", pair.host))?;
         Ok(Link { index, name: pair.host.to_owned(), ..Link::default() })
     }

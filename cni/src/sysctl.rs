@@ -94,6 +94,14 @@ pub(crate) fn no_router_advertisements(interface: &str) -> Result<(), Error> {
     unless_absent(ensure(&format!("/proc/sys/net/ipv6/conf/{interface}/accept_ra"), "0"))
 }
 
+/// Disables IPv6 on a port of a bridge. Only the bridge has addresses. With IPv6 each port adds routes and addresses to the
+/// kernel's tables, and the kernel walks them whenever a port goes down: the cost of a pod grows with the number of pods.
+/// It also implies that the port accepts no router advertisements. Must be called before packets can arrive. A kernel
+/// without IPv6 is no error.
+pub(crate) fn no_ipv6(port: &str) -> Result<(), Error> {
+    unless_absent(ensure(&format!("/proc/sys/net/ipv6/conf/{port}/disable_ipv6"), "1"))
+}
+
 fn unless_absent(done: Result<(), Error>) -> Result<(), Error> {
     match done {
         Err(Error::File { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(()),

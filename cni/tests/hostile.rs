@@ -187,19 +187,29 @@ fn a_pod_is_not_the_nodes_router() {
         let (bridge, port) = (BRIDGE.to_owned(), ip("-o link show master coracle0"));
         let port = port.split(": ").nth(1).unwrap().split('@').next().unwrap().to_owned();
         for (interface, to) in [(bridge, ALL_NODES), (port, OF_THE_PORT)] {
-            // Before, it takes no advertisement in any case.
-            eventually("the interface has its own address", 20, || {
+            let setting = |name: &str| format!("/proc/sys/net/ipv6/conf/{interface}/{name}");
+            // An interface accepts no advertisement before it has an address of its own.
+            let has_address = || {
                 let own = ip(&format!("-6 addr show dev {interface} scope link"));
                 own.contains("fe80::") && !own.contains("tentative")
-            });
+            };
+            // The port of a pod has no IPv6.
+            let is_port = to == OF_THE_PORT;
+            if is_port {
+                assert_eq!(std::fs::read_to_string(setting("disable_ipv6")).unwrap().trim(), "1");
+            } else {
+                eventually("the bridge has its own address", 20, has_address);
+            }
             let frame = advertisement(pod.mac(), to);
             pod.send(frame.clone());
             until_taken(&pod);
             assert!(!is_fooled(), "{interface}: {}", ip("-6 addr"));
-            // It is a good one: whoever listens believes it.
-            let believe = |word: &str| {
-                std::fs::write(format!("/proc/sys/net/ipv6/conf/{interface}/accept_ra"), word).unwrap();
-            };
+            // The advertisement is valid: with other settings the interface accepts it.
+            let believe = |word: &str| std::fs::write(setting("accept_ra"), word).unwrap();
+            if is_port {
+                std::fs::write(setting("disable_ipv6"), "0").unwrap();
+                eventually("the port has its own address", 20, has_address);
+            }
             believe("1");
             eventually("the advertisement is believed where they are", 20, || {
                 pod.send(frame.clone());

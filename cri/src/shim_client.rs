@@ -26,7 +26,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use coracle_proto::shim::{self, reply, request};
-use tokio::sync::{OwnedRwLockReadGuard, mpsc};
+use futures::channel::mpsc;
+use tokio::sync::OwnedRwLockReadGuard;
 use tokio::time::timeout;
 
 pub use self::error::{Error, ErrorKind};
@@ -148,7 +149,7 @@ impl Shim {
             Some(process) => process,
             None => Process::open_peer(socket.peer_pid()?, dir)?,
         };
-        let (sender, receiver) = mpsc::unbounded_channel();
+        let (sender, receiver) = mpsc::unbounded();
         let link = Link::open(socket, sender);
         let inner = Inner { dir: dir.to_owned(), link, process, events: Mutex::new(Some(receiver)) };
         let shim = Self { inner: Arc::new(inner), times };

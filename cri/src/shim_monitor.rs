@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use coracle_cni::Network;
 use coracle_proto::shim::Event;
+use futures::StreamExt as _;
 use tracing::warn;
 
 pub(crate) use self::phase::{Missed, missed, phase_now};
@@ -155,7 +156,7 @@ async fn monitor(state: Weak<State>, sandbox: Arc<Sandbox>, mut shim: Shim) {
             shim: shim.clone(),
             acknowledgements: Arc::default(),
         };
-        while let Some(event) = events.recv().await {
+        while let Some(event) = events.next().await {
             let Some(state) = state.upgrade() else { return };
             ShimMonitor { state }.handle(&connection, event).await;
         }

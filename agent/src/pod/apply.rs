@@ -12,9 +12,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use coracle_proto::cri;
+use futures::channel::mpsc;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use k8s_openapi::jiff::Timestamp;
-use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::NodeContext;
@@ -147,7 +147,7 @@ impl Job {
 
     fn report(&self, report: Report) {
         // The worker outlives its jobs. Without a receiver the agent is stopping.
-        let _ = self.reports.send(report);
+        let _ = self.reports.unbounded_send(report);
     }
 
     /// The pod's spec. Every planned pod has one; an empty spec has no containers.

@@ -12,9 +12,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_proto::cri;
+use futures::channel::mpsc;
 use k8s_openapi::api::core::v1::{Container, Pod, Probe};
 use tokio::net::TcpStream;
-use tokio::sync::mpsc;
 
 use super::NodeContext;
 use super::events::{Level, MESSAGE_MAX};
@@ -116,7 +116,7 @@ impl Watched {
 
     fn send(&self, finding: Finding) {
         // Without a worker the result is not needed.
-        let _ = self.findings.send(finding);
+        let _ = self.findings.unbounded_send(finding);
     }
 
     fn report_unhealthy(&self, probe: &Probe, why: &'static str) {

@@ -5,8 +5,9 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use coracle_proto::shim::{self, packet, reply, request};
+use futures::channel::mpsc;
 use prost::Message as _;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 
 use super::error::Error;
 use super::socket::{LARGEST, Socket};
@@ -133,7 +134,7 @@ async fn read(shared: Arc<Shared>, events: mpsc::UnboundedSender<shim::Event>, c
                 }
             }
             // The receiver may have been dropped.
-            Some(packet::Body::Event(event)) => drop(events.send(event)),
+            Some(packet::Body::Event(event)) => drop(events.unbounded_send(event)),
             // Of a later version: not a reply to any call of ours.
             _ => {}
         }
@@ -153,8 +154,9 @@ fn of_a_later_version() -> reply::Result {
 pub(super) fn fuzz(data: &[u8]) {
     let Ok(tokio) = tokio::runtime::Builder::new_current_thread().enable_io().build() else { return };
     tokio.block_on(async {
+        use futures::StreamExt as _;
         let Ok((socket, shim)) = Socket::pair() else { return };
-        let (events, mut received) = mpsc::unbounded_channel();
+        let (events, mut received) = mpsc::unbounded();
         let link = Link::open(socket, events);
         let call = request::Call::Hello(shim::Hello::default());
         let (first, rest) = data.split_first().unwrap_or((&0, &[]));
@@ -167,6 +169,6 @@ pub(super) fn fuzz(data: &[u8]) {
         let (answer, ()) = tokio::join!(link.call(call, Vec::new()), shim);
         link.closed().await;
         assert!(answer.is_ok() || link.shared.register(oneshot::channel().0).is_err());
-        while received.recv().await.is_some() {}
+        while received.next().await.is_some() {}
     });
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use tokio::sync::mpsc;
+use futures::channel::mpsc;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::pod::NodeContext;

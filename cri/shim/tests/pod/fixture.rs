@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use coracle_proto::shim::{CreateContainer, Event, Exit, Overlay, SandboxConfig};
+use futures::StreamExt as _;
+use futures::channel::mpsc::UnboundedReceiver;
 use serde_json::{Value, json};
-use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::shim_client::Shim;
 
@@ -80,7 +81,7 @@ impl Pod {
 
     /// The next exit event, which must be of that container or exec.
     pub(crate) async fn exit(&mut self, container_id: &str, exec_id: &str) -> Exit {
-        let event = self.events.recv().await.expect("an event");
+        let event = self.events.next().await.expect("an event");
         assert_eq!((event.container_id.as_str(), event.exec_id.as_str()), (container_id, exec_id));
         self.shim.acknowledge(event.sequence).await.unwrap();
         event.exited.unwrap()

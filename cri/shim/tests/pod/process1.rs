@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use coracle_proto::shim::InitProcess;
+use futures::StreamExt as _;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid as Number;
 use serde_json::{Value, json};
@@ -91,7 +92,7 @@ pub(crate) async fn its_end_ends_the_pod_and_the_exits_are_reported(pod: Pod) {
     pod.shim.create(pod.create_request("waiting", &waiting)).await.unwrap();
     kill(Number::from_raw(init), Signal::SIGKILL).unwrap();
     let mut codes = BTreeMap::new();
-    while let Some(event) = pod.events.recv().await {
+    while let Some(event) = pod.events.next().await {
         codes.insert(event.container_id, event.exited.unwrap().code);
     }
     let killed = ["alone", "inside", "waiting"].map(|id| (id.to_owned(), 137));

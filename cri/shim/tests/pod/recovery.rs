@@ -3,19 +3,21 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
+use futures::StreamExt as _;
+
 use crate::fixture::{self, Pod, until};
 use crate::shim_client::{Closed, ErrorKind, Shim};
 
 pub(crate) async fn exits_wait_for_the_next_agent_and_are_repeated_until_acknowledged(mut pod: Pod) {
     pod.run("c", "sleep 0.2; exit 4").await;
     let dir = pod.shim.dir().to_owned();
-    drop(std::mem::replace(&mut pod.events, tokio::sync::mpsc::unbounded_channel().1));
+    drop(std::mem::replace(&mut pod.events, futures::channel::mpsc::unbounded().1));
     let exits = dir.join("exits/c");
     until(|| exits.exists()).await;
     for _ in 0..2 {
         let (shim, state) = Shim::connect(&dir).await.unwrap();
         assert_eq!((state.pending_events, state.containers[0].exit.unwrap().code), (1, 4));
-        let event = shim.events().unwrap().recv().await.unwrap();
+        let event = shim.events().unwrap().next().await.unwrap();
         assert_eq!((event.sequence, event.exited.unwrap().code), (1, 4));
     }
     // The later connections replaced the first client.
@@ -61,7 +63,7 @@ pub(crate) async fn a_client_killed_in_the_middle_leaves_the_pod_running(mut pod
     client.wait().unwrap();
     let (shim, _) = Shim::connect(&dir.join("shim")).await.unwrap();
     let mut events = shim.events().unwrap();
-    assert_eq!(events.recv().await.unwrap().exited.unwrap().code, 8);
+    assert_eq!(events.next().await.unwrap().exited.unwrap().code, 8);
     let log = std::fs::read_to_string(dir.join("c.log")).unwrap();
     assert!(log.contains("up") && log.contains("still"), "{log}");
     shim.shutdown().await.unwrap();

@@ -49,10 +49,13 @@ fn cve_2020_8558_a_pod_reaches_no_loopback_address_of_the_node() {
 fn cve_2020_10749_the_bridge_ignores_router_advertisements() {
     on_a_cluster(|_, cluster| {
         run_pod(cluster, "p", &sleeper("p", &json!({}), &json!({})));
-        let hears = settings("ipv6", "accept_ra").into_iter().filter(|(name, value)| {
-            (name.starts_with("coracle") || name.starts_with("veth")) && value != "0"
-        });
-        assert_eq!(hears.collect::<Vec<_>>(), []);
+        let differs = |setting, prefix: &str, expected: &str| {
+            let all = settings("ipv6", setting).into_iter();
+            all.filter(|(name, value)| name.starts_with(prefix) && value != expected).collect::<Vec<_>>()
+        };
+        assert_eq!(differs("accept_ra", "coracle", "0"), []);
+        // The ports of pods have no IPv6 at all.
+        assert_eq!(differs("disable_ipv6", "veth", "1"), []);
     });
 }
 
