@@ -396,7 +396,7 @@ impl Agent {
         self.process = Some(start(command, &self.log));
     }
 
-    /// Runs the agent to its end, which must come by itself.
+    /// Runs the agent until it exits by itself.
     ///
     /// # Panics
     /// When the process is already running.

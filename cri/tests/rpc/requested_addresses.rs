@@ -1,4 +1,4 @@
-//! Addresses that pods ask for by annotations.
+//! Addresses that pods request by annotations.
 
 use coracle_proto::cri;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
@@ -21,7 +21,7 @@ async fn asking(
     machine.try_pod(name, change).await
 }
 
-pub(crate) async fn a_pod_gets_the_addresses_that_it_asks_for(machine: &mut Machine) {
+pub(crate) async fn a_pod_gets_the_addresses_that_it_requests(machine: &mut Machine) {
     let asked = [("ips", "10.88.0.200"), ("mac", "0a:00:00:00:02:00")];
     let first = asking(machine, "first", &asked, cri::NamespaceMode::Pod).await.expect("a pod");
     assert_eq!(machine.sandbox(&first).await.network.expect("network").ip, "10.88.0.200");
@@ -29,7 +29,7 @@ pub(crate) async fn a_pod_gets_the_addresses_that_it_asks_for(machine: &mut Mach
     let inside = std::process::Command::new("nsenter").args([&netns, "ip", "addr", "show", "eth0"]).output();
     let inside = String::from_utf8(inside.expect("ip").stdout).expect("text");
     assert!(inside.contains("inet 10.88.0.200/") && inside.contains("0a:00:00:00:02:00"), "{inside}");
-    // Whoever takes the pods over knows who has what.
+    // The addresses stay reserved after a restart.
     machine.restart(std::time::Duration::ZERO).await;
     let before = machine.traces().await;
     for (annotation, said) in [
