@@ -683,9 +683,9 @@ fn an_attachment_uses_the_list_that_is_current_when_it_is_recorded() {
         let said = || std::fs::read_to_string(host.path("log")).unwrap_or_default();
         eventually_async("the GC", 20, async || said().contains("GC ")).await;
         let replaced = async {
-            let mut doubts = network.doubts();
+            let mut status_changes = network.status_changes();
             host.configure(&bridge(&host, &json!([[{"subnet": "10.91.0.0/24"}]]), &json!({})));
-            doubts.changed().await.unwrap();
+            status_changes.changed().await.unwrap();
             std::fs::write(host.path("log.go"), "").unwrap();
         };
         let at = attachment("a1", &sandbox);

@@ -238,10 +238,10 @@ fn a_sandbox_gets_the_requested_addresses_or_nothing_is_left() {
         let before = (picture(), held(node.dir.path()), records());
         for (ips, mac, said) in [
             (vec!["10.99.0.77"], None, "the address 10.99.0.77 is taken by aaaa"),
-            (vec!["10.98.0.7"], None, "ips: 10.98.0.7 is of no range: there is 10.99.0.0/24"),
-            (vec!["fd99::7"], None, "ips: fd99::7 is of no range: there is 10.99.0.0/24"),
+            (vec!["10.98.0.7"], None, "ips: 10.98.0.7 is in no range of the network: 10.99.0.0/24"),
+            (vec!["fd99::7"], None, "ips: fd99::7 is in no range of the network: 10.99.0.0/24"),
             (vec!["10.99.0.1"], None, "ips: 10.99.0.1 is the gateway of 10.99.0.0/24"),
-            (vec!["10.99.0.255"], None, "ips: 10.99.0.255 is of no range: there is 10.99.0.0/24"),
+            (vec!["10.99.0.255"], None, "ips: 10.99.0.255 is in no range of the network: 10.99.0.0/24"),
             (vec!["10.99.0.78", "10.99.0.79"], None, "which gives one"),
             (vec![], Some(mac), "the hardware address 0a:00:00:00:00:77 is taken by aaaa"),
         ] {

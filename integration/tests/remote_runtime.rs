@@ -316,7 +316,7 @@ fn pods_run_on_crio() {
 }
 
 #[test]
-fn what_another_runtime_does_not_honour_is_rejected() {
+fn settings_that_another_runtime_ignores_are_rejected() {
     on_a_machine(|machine| {
         let agent = |flags: &[&str]| {
             let mut command = Command::new(Machine::coracle());

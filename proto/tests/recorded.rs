@@ -186,7 +186,7 @@ fn event(container: &str, exec: &str) -> Event {
 }
 
 #[test]
-fn what_a_runtime_asks() {
+fn requests_of_a_runtime() {
     for (name, call) in requests() {
         let body = packet::Body::Request(Request { call: Some(call) });
         is_as_recorded(name, &Packet { id: 5, body: Some(body) });
@@ -194,7 +194,7 @@ fn what_a_runtime_asks() {
 }
 
 #[test]
-fn what_a_shim_answers() {
+fn responses_of_a_shim() {
     for (name, result) in replies() {
         let body = packet::Body::Reply(Reply { result: Some(result) });
         is_as_recorded(name, &Packet { id: 5, body: Some(body) });
@@ -202,19 +202,19 @@ fn what_a_shim_answers() {
 }
 
 #[test]
-fn what_a_shim_tells() {
+fn events_of_a_shim() {
     is_as_recorded("event", &Packet { id: 0, body: Some(packet::Body::Event(event("running", "the-exec"))) });
 }
 
 /// `exits/<container>` in a shim's directory.
 #[test]
-fn what_a_shim_writes_down() {
+fn records_of_a_shim() {
     is_as_recorded("file-exit", &event("running", ""));
 }
 
 /// `shim.pb` in a shim's directory.
 #[test]
-fn what_a_shim_is_told_as_a_file() {
+fn files_for_a_shim() {
     let mapping = |host_id| IdMapping { container_id: 1, host_id, length: 65_536 };
     let init = InitProcess {
         uid: 1000,
@@ -253,7 +253,7 @@ fn what_a_shim_is_told_as_a_file() {
 const UNKNOWN: [u8; 7] = [0xc2, 0x3e, 4, b'm', b'o', b'r', b'e'];
 
 #[test]
-fn what_a_later_version_adds_is_no_hindrance() {
+fn additions_of_a_later_version_are_ignored() {
     for entry in std::fs::read_dir(place("x").parent().unwrap()).unwrap() {
         let path = entry.unwrap().path();
         let recorded = from_hex(&std::fs::read_to_string(&path).unwrap());

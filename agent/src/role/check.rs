@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn the_report_names_what_is_missing_and_what_that_costs() {
+    fn the_report_names_missing_features_and_consequences() {
         let findings = [
             finding("a", Cost::Fatal, Ok(())),
             finding("b", Cost::Loses("b's use"), Err("no b".into())),

@@ -38,7 +38,7 @@ pub(crate) async fn a_pod_gets_the_addresses_that_it_requests(machine: &mut Mach
             ("mac", "0a:00:00:00:02:00"),
             "annotations: hardware address 0a:00:00:00:02:00 is used by the pod default/first",
         ),
-        (("ips", "192.0.2.1"), "annotations: ips: 192.0.2.1 is of no range: there is 10.88.0.0/24"),
+        (("ips", "192.0.2.1"), "annotations: ips: 192.0.2.1 is in no range of the network: 10.88.0.0/24"),
         (("ips", "10.88.0.1"), "annotations: ips: 10.88.0.1 is the gateway of 10.88.0.0/24"),
         (("ips", "10.88.0"), "annotations: cni.coracle/ips: \"10.88.0\" is not an IP address"),
         (

@@ -225,7 +225,7 @@ fn a_server_that_listens_early_is_ready_early() {
 
 /// Without a limit a fork bomb would use all process ids of the node.
 #[test]
-fn a_fork_bomb_has_the_processes_of_its_pod_alone() {
+fn a_fork_bomb_is_limited_to_the_processes_of_its_pod() {
     on_a_machine(|machine| {
         let mirrors = machine.start_registry();
         let flags = ["--image-gc-high-threshold", "100", "--pod-max-pids", "40"];
