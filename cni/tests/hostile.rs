@@ -166,7 +166,7 @@ fn until_taken(pod: &Pod) {
     let socket = bound("10.99.0.1:7000");
     socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
     let frame = datagram(pod.mac(), [10, 99, 0, 1], 7000);
-    eventually("the pod's datagrams come", 20, || {
+    eventually("the pod's datagrams arrive", 20, || {
         pod.send(frame.clone());
         socket.recv(&mut [0; 64]).is_ok()
     });
@@ -201,7 +201,7 @@ fn a_pod_is_not_the_nodes_router() {
                 std::fs::write(format!("/proc/sys/net/ipv6/conf/{interface}/accept_ra"), word).unwrap();
             };
             believe("1");
-            eventually("the advertisement is believed where they are", 20, || {
+            eventually("the advertisement is accepted with accept_ra=1", 20, || {
                 pod.send(frame.clone());
                 until_taken(&pod);
                 is_fooled()
@@ -237,7 +237,7 @@ fn a_pod_does_not_reach_ports_of_the_nodes_loopback() {
                 let flushed =
                     Command::new("nft").args(["flush", "chain", "inet", "coracle", "input"]).status();
                 assert!(flushed.unwrap().success());
-                eventually("the datagram comes without the rules", 20, || {
+                eventually("the datagram arrives without the rules", 20, || {
                     pod.send(datagram(pod.mac(), [127, 0, 0, 1], 7777));
                     until_taken(&pod);
                     secret.recv(&mut [0; 64]).is_ok()

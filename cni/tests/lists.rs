@@ -914,7 +914,7 @@ fn changes_beside_an_absent_directory_have_no_effect() {
             std::fs::write(host.path(&format!("passwd{number}")), "").unwrap();
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        assert_eq!(table(), before, "it was made again");
+        assert_eq!(table(), before, "the table was recreated");
         // The directory is still watched.
         host.configure(&bridge(&host, &json!([[{"subnet": "10.95.0.0/24"}]]), &json!({})));
         let sandbox = Sandbox::new();

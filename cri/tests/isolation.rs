@@ -5,7 +5,7 @@
     clippy::print_stdout,
     clippy::unwrap_used,
     clippy::expect_used,
-    reason = "a test with a main of its own"
+    reason = "a test program with its own main"
 )]
 
 #[path = "isolation/confinement.rs"]
@@ -15,7 +15,7 @@ mod fields;
 #[path = "isolation/first_process.rs"]
 mod first_process;
 #[path = "lifecycle/fixture.rs"]
-#[allow(dead_code, reason = "shared with the tests of lifecycles")]
+#[allow(dead_code, reason = "shared with the lifecycle tests")]
 mod fixture;
 #[path = "isolation/processes.rs"]
 mod processes;

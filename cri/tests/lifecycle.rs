@@ -2,7 +2,7 @@
 //!
 //! Runs as root in its own network namespace. The test program is also the shim, as the real binary is: with the
 //! arguments `shim --dir DIR` it holds a pod.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test with a main of its own")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test program with its own main")]
 
 #[path = "lifecycle/client.rs"]
 mod client;
@@ -229,7 +229,7 @@ async fn the_exit_code_survives_the_shim(machine: &mut Machine) {
     let began = Instant::now();
     for id in [&ends, &hog] {
         while std::fs::metadata(exits.join(id)).map_or(0, |written| written.len()) == 0 {
-            assert!(began.elapsed() < Duration::from_secs(60), "the shim writes ends down");
+            assert!(began.elapsed() < Duration::from_secs(60), "the shim has not recorded the exit");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -263,7 +263,7 @@ async fn failures_leave_nothing(machine: &mut Machine) {
     };
     assert!(machine.create(&pod, "c", &["true"], bad_user).await.is_err());
     assert_eq!(machine.traces().await, before);
-    let taken = machine.try_pod("fail", |_| {}).await.expect_err("the name is taken");
+    let taken = machine.try_pod("fail", |_| {}).await.expect_err("the name is in use");
     assert_eq!(taken.code(), tonic::Code::AlreadyExists);
     machine.remove_pod(&pod).await;
 }

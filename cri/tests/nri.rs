@@ -7,7 +7,7 @@
     clippy::print_stdout,
     clippy::unwrap_used,
     clippy::expect_used,
-    reason = "a test with a main of its own"
+    reason = "a test program with its own main"
 )]
 
 #[path = "nri/adjusting.rs"]
@@ -15,7 +15,7 @@ mod adjusting;
 #[path = "nri/events.rs"]
 mod events;
 #[path = "lifecycle/fixture.rs"]
-#[allow(dead_code, reason = "shared with the tests of lifecycles")]
+#[allow(dead_code, reason = "shared with the lifecycle tests")]
 mod fixture;
 #[path = "nri/joining.rs"]
 mod joining;

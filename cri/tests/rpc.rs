@@ -7,7 +7,7 @@
     clippy::print_stdout,
     clippy::unwrap_used,
     clippy::expect_used,
-    reason = "a test with a main of its own"
+    reason = "a test program with its own main"
 )]
 
 #[path = "rpc/cancel.rs"]
@@ -21,7 +21,7 @@ mod checkpoint_killed;
 #[path = "rpc/checkpoint_pod.rs"]
 mod checkpoint_pod;
 #[path = "lifecycle/client.rs"]
-#[allow(dead_code, reason = "shared with another test, which uses the rest")]
+#[allow(dead_code, reason = "shared with another test program, which uses the other functions")]
 mod client;
 #[path = "rpc/disconnected.rs"]
 mod disconnected;
@@ -30,7 +30,7 @@ mod events;
 #[path = "rpc/exec.rs"]
 mod exec;
 #[path = "lifecycle/fixture.rs"]
-#[allow(dead_code, reason = "shared with another test, which uses the rest")]
+#[allow(dead_code, reason = "shared with another test program, which uses the other functions")]
 mod fixture;
 #[path = "rpc/images.rs"]
 mod images;

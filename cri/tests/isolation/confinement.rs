@@ -53,7 +53,7 @@ fn disk() -> (String, String) {
     let disks = std::fs::read_dir("/sys/block").expect("disks").flatten();
     let mut names = disks.map(|disk| disk.file_name().to_string_lossy().into_owned());
     let name = names.find(|name| std::fs::File::open(format!("/dev/{name}")).is_ok());
-    let name = name.expect("a machine has a disk");
+    let name = name.expect("no block device can be opened");
     let number = std::fs::read_to_string(format!("/sys/block/{name}/dev")).expect("number");
     (format!("/dev/{name}"), number.trim().replace(':', " "))
 }

@@ -63,11 +63,11 @@ pub(super) async fn unsupported_fields_are_refused(machine: &mut Machine) {
     let host = status.expect("status").into_inner().info["host"].clone();
     let hugetlb = serde_json::from_str::<serde_json::Value>(&host).expect("host")["hugetlb"] == true;
     if hugetlb {
-        pages(2 << 20).await.expect("what can be limited is");
+        pages(2 << 20).await.expect("huge pages can be limited");
     } else {
         coracle_testing::skip_part!("the kernel has no hugetlb controller");
         assert_eq!(pages(2 << 20).await.expect_err("no controller").code(), Code::Unimplemented);
-        pages(0).await.expect("a limit of nothing, as the kubelet sends it");
+        pages(0).await.expect("the kubelet sends an empty limit");
     }
     machine.remove_pod(&pod).await;
 }
@@ -130,7 +130,7 @@ pub(super) async fn unknown_enumeration_values_are_refused(machine: &mut Machine
         machine.create(&pod, "c", &["true"], zero).await,
         machine.create(&pod, "c", &["a\0b"], |_| {}).await,
     ] {
-        assert_eq!(refused.expect_err("it means nothing").code(), Code::InvalidArgument);
+        assert_eq!(refused.expect_err("an unknown value is refused").code(), Code::InvalidArgument);
     }
     machine.remove_pod(&pod).await;
 }

@@ -42,7 +42,7 @@ pub(super) async fn a_container_joins_the_pid_namespace_of_another(machine: &mut
 
     let elsewhere = machine.pod("elsewhere").await;
     let stranger = beside(machine, &elsewhere, "stranger", &target).await;
-    assert_eq!(stranger.expect_err("of another pod").code(), Code::NotFound);
+    assert_eq!(stranger.expect_err("the target is in another pod").code(), Code::NotFound);
     machine.stop(&target, 0).await;
     machine.wait_exited(&debugger).await;
     let late = beside(machine, &pod, "late", &target).await;

@@ -134,7 +134,7 @@ impl Machine {
     }
 
     /// The directory of the runtime's CDI files.
-    #[allow(dead_code, reason = "only one of the tests that share this has devices")]
+    #[allow(dead_code, reason = "only some of the test programs use devices")]
     pub(crate) fn cdi_dir(&self) -> PathBuf {
         self.dir.path().join("cdi")
     }
@@ -159,7 +159,7 @@ impl Machine {
         let ended = async { while closed.changed().await.is_ok() {} };
         tokio::time::timeout(Duration::from_secs(60), ended)
             .await
-            .expect("nothing is under way in the runtime");
+            .expect("tasks of the closed runtime still run");
     }
 
     pub(crate) async fn open_runtime(&mut self) {
@@ -190,7 +190,7 @@ impl Machine {
     }
 
     /// Closes everything, so that another process can use it ([`Machine::borrowed`]).
-    #[allow(dead_code, reason = "only one of the tests that share this has such a process")]
+    #[allow(dead_code, reason = "only some of the test programs have such a process")]
     pub(crate) async fn lend(&mut self) {
         self.images = open_images(&self.path("nothing")).await;
         let network = self.other_network().await;
@@ -199,7 +199,7 @@ impl Machine {
     }
 
     /// Opens the runtime again, after the other process has ended.
-    #[allow(dead_code, reason = "only one of the tests that share this has such a process")]
+    #[allow(dead_code, reason = "only some of the test programs have such a process")]
     pub(crate) async fn take_back(&mut self) {
         self.images = open_images(self.dir.path()).await;
         self.network = open_network(self.dir.path()).await;
@@ -208,7 +208,7 @@ impl Machine {
     }
 
     /// A runtime in the directory of a lent machine.
-    #[allow(dead_code, reason = "only one of the tests that share this has such a process")]
+    #[allow(dead_code, reason = "only some of the test programs have such a process")]
     pub(crate) async fn borrowed(dir: &Path, cgroup_root: &str) -> Runtime {
         let network = open_network(dir).await;
         network.set_pod_cidrs(vec!["10.88.0.0/24".parse().expect("range")]).await.expect("range");
@@ -234,7 +234,7 @@ impl Machine {
     }
 
     /// The cgroup of a container of this pod.
-    #[allow(dead_code, reason = "not all of the tests that share this look there")]
+    #[allow(dead_code, reason = "only some of the test programs use it")]
     pub(crate) fn container_group(&self, pod: &str, id: &str) -> String {
         let pod = self.pod_group(pod);
         if pod.ends_with(".slice") { format!("{pod}/cri-coracle-{id}.scope") } else { format!("{pod}/{id}") }
@@ -473,7 +473,7 @@ pub(crate) fn container_config(name: &str, command: &[&str]) -> cri::ContainerCo
 }
 
 /// Waits until a killed process has ended. Its cgroup is empty slightly earlier.
-#[allow(dead_code, reason = "not all of the tests that share this kill")]
+#[allow(dead_code, reason = "only some of the test programs kill processes")]
 pub(crate) async fn ends(pid: i32) {
     let begun = Instant::now();
     while alive(pid) {
@@ -483,7 +483,7 @@ pub(crate) async fn ends(pid: i32) {
 }
 
 /// Whether a process still has memory, and so may still run.
-#[allow(dead_code, reason = "not all of the tests that share this kill")]
+#[allow(dead_code, reason = "only some of the test programs kill processes")]
 pub(crate) fn has_memory(pid: i32) -> bool {
     std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty())
 }
@@ -557,7 +557,7 @@ fn config(dir: &Path, cgroup_root: &str) -> RuntimeConfig {
         state: dir.join("state"),
         cgroup_root: cgroup_root.to_owned(),
         cgroup_driver: cgroup_driver(),
-        shim_binary: std::env::current_exe().expect("our own path"),
+        shim_binary: std::env::current_exe().expect("the path of this program"),
         cdi_dirs: vec![dir.join("cdi")],
         ..Default::default()
     }

@@ -49,7 +49,7 @@ pub(crate) async fn a_preinstalled_plugin_is_started_with_the_runtime(machine: &
     std::fs::create_dir_all(&plugins).expect("directory");
     std::fs::create_dir_all(&configs).expect("directory");
     let program = plugins.join("05-own");
-    let own = std::env::current_exe().expect("our own path");
+    let own = std::env::current_exe().expect("the path of this program");
     std::fs::write(&program, format!("#!/bin/sh\nexec {} plugin\n", own.display())).expect("program");
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("mode");
     std::fs::write(configs.join("own.conf"), "configured").expect("configuration");

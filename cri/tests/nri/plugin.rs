@@ -219,7 +219,7 @@ impl Plugin {
     pub(crate) async fn hears(&self, id: &str, method: &str) {
         let begun = Instant::now();
         while !self.methods_of(id).iter().any(|heard| heard == method) {
-            assert!(begun.elapsed() < LONG, "{method} of {id} is not told: {:?}", self.methods_of(id));
+            assert!(begun.elapsed() < LONG, "no call of {method} for {id}: {:?}", self.methods_of(id));
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }

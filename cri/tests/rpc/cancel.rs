@@ -116,16 +116,16 @@ pub(crate) async fn a_retry_gets_the_name_after_the_first_attempt_is_undone(mach
             Ok(made) => machine.remove_pod(&made.expect("sandbox")).await,
             Err(_) => cancelled += 1,
         }
-        let again = machine.try_pod("again", |_| {}).await.expect("the same name");
-        let taken = machine.try_pod("again", |_| {}).await.expect_err("it has the name");
+        let again = machine.try_pod("again", |_| {}).await.expect("the retry gets the name");
+        let taken = machine.try_pod("again", |_| {}).await.expect_err("the pod has the name");
         assert_eq!(taken.code(), Code::AlreadyExists, "{taken}");
         machine.remove_pod(&again).await;
         match timeout(moment, machine.create(&pod, "again", &["true"], |_| {})).await {
             Ok(made) => machine.remove(&made.expect("container")).await,
             Err(_) => cancelled += 1,
         }
-        let again = machine.create(&pod, "again", &["true"], |_| {}).await.expect("the same name");
-        let taken = machine.create(&pod, "again", &["true"], |_| {}).await.expect_err("it has the name");
+        let again = machine.create(&pod, "again", &["true"], |_| {}).await.expect("the retry gets the name");
+        let taken = machine.create(&pod, "again", &["true"], |_| {}).await.expect_err("the pod has the name");
         assert_eq!(taken.code(), Code::AlreadyExists, "{taken}");
         machine.remove(&again).await;
     }
@@ -166,7 +166,7 @@ pub(crate) async fn deadlines_leave_nothing(machine: &mut Machine) {
     wire.close().await;
     let begun = Instant::now();
     while is_listed(machine, "late").await {
-        assert!(begun.elapsed() < LONG, "it is not taken back");
+        assert!(begun.elapsed() < LONG, "the call is not undone");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     machine.restart(Duration::ZERO).await;
@@ -208,7 +208,7 @@ pub(crate) async fn a_cancelled_pull_leaves_no_image(machine: &mut Machine) {
     let request = cri::PullImageRequest { image: Some(image.clone()), ..Default::default() };
     // A registry that accepts connections and never answers.
     let accepted = tokio::select! {
-        pulled = machine.runtime.pull_image(Request::new(request)) => panic!("nobody answered: {pulled:?}"),
+        pulled = machine.runtime.pull_image(Request::new(request)) => panic!("the pull ended without an answer of the registry: {pulled:?}"),
         accepted = timeout(Duration::from_secs(60), registry.accept()) => accepted,
     };
     // The caller has disconnected.

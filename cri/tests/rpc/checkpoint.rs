@@ -29,11 +29,11 @@ pub(crate) async fn a_checkpointed_container_continues(machine: &mut Machine) {
         (Some(true), made) => {
             made.expect("a checkpoint");
             archive_is_complete(&location);
-            checkpoint(machine, &id, &location).await.expect("in the place of the first");
+            checkpoint(machine, &id, &location).await.expect("replaces the first checkpoint");
         }
         (Some(false), made) => {
             coracle_testing::skip_part!("CRIU does not work on this machine");
-            let error = made.expect_err("CRIU says itself that it does not work here");
+            let error = made.expect_err("criu check reports that CRIU does not work");
             assert!(error.message().contains("criu failed: "), "{error}");
             assert!(!location.exists());
         }

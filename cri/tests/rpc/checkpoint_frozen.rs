@@ -36,7 +36,7 @@ impl Freezer {
         std::fs::write(&self.file, self.word).expect("freeze");
         let begun = Instant::now();
         while !self.is_frozen() {
-            assert!(begun.elapsed() < Duration::from_secs(60), "it does not come to stand");
+            assert!(begun.elapsed() < Duration::from_secs(60), "the cgroup does not freeze");
             std::thread::yield_now();
         }
     }
@@ -97,13 +97,16 @@ const ROLE: &str = "--wait-as-criu";
 /// Starts a process with CRIU's command line, which ends at the end of its input. Returns when the command line is
 /// visible.
 fn criu_in(workshop: &Path) -> Child {
-    let mut command = Command::new(std::env::current_exe().expect("our own path"));
+    let mut command = Command::new(std::env::current_exe().expect("the path of this program"));
     command.arg0("/sbin/criu").arg(ROLE).arg(workshop).stdin(Stdio::piped());
     let child = command.spawn().expect("a process");
     let begun = Instant::now();
     let called = || std::fs::read(format!("/proc/{}/cmdline", child.id())).unwrap_or_default();
     while !called().starts_with(b"/sbin/criu\0") {
-        assert!(begun.elapsed() < Duration::from_secs(60), "it is not called so");
+        assert!(
+            begun.elapsed() < Duration::from_secs(60),
+            "the process does not have the command line of CRIU"
+        );
         std::thread::yield_now();
     }
     child

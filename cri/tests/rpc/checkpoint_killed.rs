@@ -82,7 +82,7 @@ impl Call {
         };
         let file = machine.path("request");
         std::fs::write(&file, request).expect("write");
-        let mut command = Command::new(std::env::current_exe().expect("our own path"));
+        let mut command = Command::new(std::env::current_exe().expect("the path of this program"));
         command.arg(ROLE).arg(machine.path("")).arg(machine.cgroup_root()).arg(name).arg(file);
         command
     }
@@ -192,7 +192,7 @@ pub(crate) async fn a_runtime_that_aborts_at_any_step_leaves_no_checkpoint(machi
     assert_eq!(std::fs::read_to_string(&location).expect("it stays"), "before");
     assert_eq!(names(&output), ["c.tar"]);
     assert!(in_another_process(machine, &of_container, None).await, "a checkpoint");
-    assert!(location.metadata().expect("it is there").len() > 1024 && names(&output).len() == 1);
+    assert!(location.metadata().expect("the container runs").len() > 1024 && names(&output).len() == 1);
     std::fs::remove_file(&location).expect("remove");
     assert!(in_another_process(machine, &of_pod, None).await, "a checkpoint");
     is_not_half_restored(machine, &output).await;
@@ -227,7 +227,7 @@ async fn large_pod(machine: &Machine, name: &str) -> (String, Vec<String>) {
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    panic!("it holds {} kB", held().await);
+    panic!("the process has only {} kB", held().await);
 }
 
 /// Waits until CRIU writes the container's memory. Returns CRIU's processes.
@@ -267,7 +267,7 @@ fn criu_in(workshop: &Path) -> Vec<i32> {
 
 fn send(pids: &[i32], signal: Signal) {
     for pid in pids {
-        kill(Pid::from_raw(*pid), signal).expect("it is at work");
+        kill(Pid::from_raw(*pid), signal).expect("CRIU is running");
     }
 }
 
@@ -337,7 +337,7 @@ pub(crate) async fn a_pod_is_stopped_while_criu_dumps_it(machine: &mut Machine) 
         let stop = cri::StopPodSandboxRequest { pod_sandbox_id: pod.clone() };
         let goes_on = async {
             while has_memory(holder) {
-                assert!(begun.elapsed() < Duration::from_secs(60), "it is not killed");
+                assert!(begun.elapsed() < Duration::from_secs(60), "the process was not killed");
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
             send(&criu, Signal::SIGCONT);
@@ -347,7 +347,7 @@ pub(crate) async fn a_pod_is_stopped_while_criu_dumps_it(machine: &mut Machine) 
     };
     let (made, stopped) = tokio::join!(checkpoint(machine, &pod, &ids, &output), stop);
     println!("stopped within {:?}", stopped.expect("stopped"));
-    let error = made.expect_err("it was stopped");
+    let error = made.expect_err("the pod was stopped");
     assert!(error.message().contains("is being stopped"), "{error}");
     nothing_is_left(machine, &ids[2], &output).await;
     machine.remove_pod(&pod).await;

@@ -93,7 +93,7 @@ pub(crate) async fn goes_on(machine: &Machine, id: &str) {
     let before = count(machine, id).await;
     let begun = Instant::now();
     while count(machine, id).await <= before {
-        assert!(begun.elapsed() < LONG, "{id} stands still at {before}");
+        assert!(begun.elapsed() < LONG, "the counter of {id} stops at {before}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -147,12 +147,12 @@ pub(crate) async fn a_pod_is_restored_where_it_was(machine: &mut Machine) {
     let output = empty_directory(machine, "pod-checkpoint");
     let begun = Instant::now();
     while count(machine, &ids[0]).await < 5 {
-        assert!(begun.elapsed() < LONG, "it hardly counts");
+        assert!(begun.elapsed() < LONG, "the counter is too slow");
     }
     while machine.exec(&ids[0], &["grep", "-q", " 01 00", "/proc/net/tcp"], 0).await.expect("exec").exit_code
         != 0
     {
-        assert!(begun.elapsed() < LONG, "it has no connection");
+        assert!(begun.elapsed() < LONG, "the connection does not exist");
     }
     xattr::set(in_root(machine, &ids[0], "mine").await, "security.capability", &CAPABILITY).expect("set");
     is_cancelled_without_a_trace(machine, &source, &ids, &output).await;
@@ -204,7 +204,7 @@ fn is_hard_linked(link: &Path) {
 async fn is_cancelled_without_a_trace(machine: &Machine, pod: &str, ids: &[String], output: &Path) {
     let call = checkpoint(machine, pod, ids, output);
     let late = tokio::time::timeout(Duration::from_millis(20), call).await;
-    assert!(!matches!(late, Ok(Ok(()))), "it was whole at once");
+    assert!(!matches!(late, Ok(Ok(()))), "the checkpoint was complete too early");
     let layer = machine.path("root/containers").join(&ids[0]);
     let begun = Instant::now();
     while names(&layer).iter().any(|name| name.starts_with("checkpoint")) || !names(output).is_empty() {
@@ -252,7 +252,7 @@ async fn can_be_retried_once(machine: &Machine, output: &Path) -> cri::RestorePo
         }
     }
     let restored = restore(machine, restore_request(machine, output)).await.expect("a pod");
-    let taken = restore(machine, restore_request(machine, output)).await.expect_err("it has the name");
+    let taken = restore(machine, restore_request(machine, output)).await.expect_err("the pod has the name");
     assert_eq!(taken.code(), Code::AlreadyExists, "{taken}");
     assert!(taken.message().contains(&restored.pod_sandbox_id), "{taken}");
     restored
@@ -294,7 +294,7 @@ async fn continues_from_the_checkpoint(machine: &mut Machine, output: &Path, lat
     let page = machine.exec(&ids[0], &["wget", "-q", "-O", "-", "http://127.0.0.1:8080/passwd"], 0).await;
     assert!(String::from_utf8_lossy(&page.expect("exec").stdout).starts_with("root:"), "the server listens");
     let address = machine.sandbox(&pod).await.network.expect("network").ip;
-    assert!(said.contains(&address), "the pod's own hosts, with {address}: {said}");
+    assert!(said.contains(&address), "/etc/hosts does not have {address}: {said}");
     for (name, words) in [("counter", "stdout F count "), ("talker", "stdout F said ")] {
         let log = machine.path("logs/restored").join(name).join("0.log");
         let begun = Instant::now();
@@ -311,7 +311,7 @@ async fn continues_from_the_checkpoint(machine: &mut Machine, output: &Path, lat
     goes_on(machine, &ids[0]).await;
     // A restored pod can be checkpointed again.
     let second = empty_directory(machine, "second-checkpoint");
-    checkpoint(machine, &pod, &ids, &second).await.expect("a checkpoint of the restored");
+    checkpoint(machine, &pod, &ids, &second).await.expect("a checkpoint of the restored pod");
     std::fs::remove_dir_all(&second).expect("remove");
     machine.stop(&ids[0], 30).await;
     assert_eq!(machine.status(&ids[0]).await.exit_code, 3);
@@ -419,5 +419,5 @@ pub(crate) async fn unsupported_checkpoints_are_refused(machine: &mut Machine) {
     for pod in [one, other] {
         machine.remove_pod(&pod).await;
     }
-    std::fs::remove_dir(&output).expect("it is there, and empty");
+    std::fs::remove_dir(&output).expect("the directory exists and is empty");
 }

@@ -15,7 +15,7 @@ use crate::fixture::Machine;
 const LONG: Duration = Duration::from_secs(120);
 
 /// Closes this process's connections to a shim, as after an invalid packet.
-#[allow(unsafe_code, reason = "looks at descriptors that others in this process own")]
+#[allow(unsafe_code, reason = "borrows descriptors of other owners in this process")]
 fn cut(shim: i32) {
     let open = std::fs::read_dir("/proc/self/fd").expect("descriptors").flatten();
     let numbers: Vec<RawFd> = open.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
@@ -70,13 +70,13 @@ pub(crate) async fn the_runtime_reconnects_after_a_broken_connection(machine: &m
         .await;
         for _ in 0..3 {
             cut(shim);
-            until("commands run again", async || machine.exec(&stays, &["true"], 60).await.is_ok()).await;
+            until("execs work again", async || machine.exec(&stays, &["true"], 60).await.is_ok()).await;
             assert!(is_ready(machine, &pod).await);
         }
         machine.exec(&stays, &["touch", "/tmp/go"], 60).await.expect("exec");
     };
     let (command, ()) = tokio::join!(timeout(LONG, command), cutting);
-    assert_eq!(command.expect("it is told").expect("exec").exit_code, 9);
+    assert_eq!(command.expect("the result within the timeout").expect("exec").exit_code, 9);
     // A container ends while the connection is broken.
     machine.exec(&ends, &["touch", "/tmp/end"], 60).await.expect("exec");
     cut(shim);

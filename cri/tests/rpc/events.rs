@@ -90,7 +90,7 @@ pub(crate) async fn exits_without_a_runtime_are_reported(machine: &mut Machine) 
         std::fs::write(format!("/proc/{pid}/root/tmp/go"), "").expect("write");
         let begun = std::time::Instant::now();
         while alive(pid) {
-            assert!(begun.elapsed() < Duration::from_secs(120), "it does not end");
+            assert!(begun.elapsed() < Duration::from_secs(120), "process {pid} does not end");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
@@ -169,7 +169,7 @@ pub(crate) async fn undelivered_events_are_sent_by_the_next_runtime(machine: &mu
             tokio::time::timeout(Duration::from_secs(60), events.next()).await.expect("twelve events");
         let event = event.expect("twelve events").expect("event");
         assert_eq!(event.pod_sandbox_status.expect("pod").id, pod, "also of a pod that is gone");
-        assert!(event.created_at >= last, "told when it was");
+        assert!(event.created_at >= last, "the event has the time of the exit");
         last = event.created_at;
         seen.push((event.container_id, event.container_event_type));
     }

@@ -87,7 +87,7 @@ pub(crate) async fn an_exec_timeout_kills_all_descendants(machine: &mut Machine)
         tokio::time::sleep(Duration::from_millis(50)).await;
     };
     for own in ["sleep 1000", "sleep 1001", "sleep 1002"] {
-        assert!(processes.contains(own), "{own} is the container's: {processes}");
+        assert!(processes.contains(own), "{own}, a process of the container, is missing: {processes}");
     }
     machine.remove_pod(&pod).await;
 }
@@ -99,7 +99,7 @@ pub(crate) async fn the_largest_exec_output_fits_into_a_message(machine: &mut Ma
     let script = "dd if=/dev/zero bs=1M count=20 2>/dev/null & dd if=/dev/zero bs=1M count=20 >&2 2>/dev/null; \
         wait; exit 5";
     let answer = wire.client.exec_sync(request(&id, script, 600)).await.expect("it fits").into_inner();
-    assert_eq!(answer.exit_code, 5, "the command went on to its end");
+    assert_eq!(answer.exit_code, 5, "the command did not run to its end");
     let (stdout, stderr) = (answer.stdout.len(), answer.stderr.len());
     assert!(stdout > 0 && stderr > 0 && stdout + stderr > 15 << 20, "{stdout} and {stderr}");
     wire.close().await;
@@ -135,7 +135,7 @@ pub(crate) async fn outputs_of_one_pod_take_bounded_memory(machine: &mut Machine
             }
         }
     }
-    assert!(full <= 2 && refused >= 2, "{full} in full, {refused} refused");
+    assert!(full <= 2 && refused >= 2, "{full} complete, {refused} refused");
     machine.restart(Duration::ZERO).await;
     machine.remove_pod(&pod).await;
 }

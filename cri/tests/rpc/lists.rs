@@ -115,7 +115,7 @@ pub(crate) async fn unknown_ids_are_reported(machine: &mut Machine) {
     assert_eq!(error.code(), Code::NotFound);
     let image = cri::ImageSpec { image: "registry.test/never:seen".into(), ..Default::default() };
     let request = cri::RemoveImageRequest { image: Some(image) };
-    runtime.remove_image(Request::new(request)).await.expect("absent is removed");
+    runtime.remove_image(Request::new(request)).await.expect("the removal of an absent image succeeds");
 }
 
 pub(crate) async fn a_log_is_reopened_while_its_container_runs(machine: &mut Machine) {

@@ -120,7 +120,7 @@ pub(crate) async fn a_hundred_concurrent_commands_do_not_mix_their_streams(machi
     let heard = join_all(clients.into_iter().map(async |(number, client)| {
         let said = [b"\0", &speech(number)[..]].concat();
         let heard = timeout(LONG, talk(client, &[&said, b"\xff\0"])).await.expect("it ends");
-        assert!(heard[1].as_bytes() == speech(number), "{number} heard {} bytes", heard[1].len());
+        assert!(heard[1].as_bytes() == speech(number), "client {number} received {} bytes", heard[1].len());
         assert!(heard[3].contains("Success"), "{}", heard[3]);
     }));
     heard.await;
@@ -159,7 +159,7 @@ pub(crate) async fn a_hundred_concurrent_forwards_do_not_mix_their_streams(machi
         for part in speech(number).chunks(10_000) {
             client.write(data, part, false).await;
             let heard = timeout(LONG, client.read(data, part.len())).await.expect("in time");
-            assert!(heard == part, "{number} heard {} bytes", heard.len());
+            assert!(heard == part, "client {number} received {} bytes", heard.len());
         }
         client.write(data, b"", true).await;
         let rest = timeout(LONG, client.read_to_end(data)).await.expect("it ends");
@@ -217,7 +217,8 @@ pub(crate) async fn a_client_that_does_not_read_does_not_block_the_container(mac
     let attach = cri::AttachRequest { container_id: id.clone(), stdout: true, ..Default::default() };
     let url = machine.runtime.attach(Request::new(attach)).await.expect("attach").into_inner().url;
     let client = streams.connect(&url, "v5.channel.k8s.io").await;
-    until("the shim knows of it", async || Holdings::of(pids[1]).descriptors > before[1].descriptors).await;
+    until("the shim has noticed the end", async || Holdings::of(pids[1]).descriptors > before[1].descriptors)
+        .await;
     machine.exec(&id, &["touch", "/tmp/go"], 0).await.expect("exec");
     until("the container writes all", async || {
         machine.exec(&id, &["test", "-e", "/tmp/done"], 0).await.expect("exec").exit_code == 0
@@ -276,7 +277,7 @@ pub(crate) async fn a_container_that_never_stops_writing_needs_no_runtime(machin
     // The first files make allocations that are kept.
     until("it writes", async || written() > 10 * SIZE).await;
     let (first, memory) = (written(), proc_number(shim, "status", "VmRSS:"));
-    until("it writes on", async || written() > first + 40 * SIZE).await;
+    until("the container continues to write", async || written() > first + 40 * SIZE).await;
     let now = proc_number(shim, "status", "VmRSS:");
     println!("  {memory} kB, {now} kB after {} MB", (written() - first) >> 20);
     assert!(now <= memory + 1024, "{memory} and {now} kB");

@@ -47,7 +47,7 @@ pub(crate) async fn records_of_a_later_version_are_not_changed(machine: &mut Mac
         let path = machine.path("state").join(kind).join(of).join("record.json");
         let ours = std::fs::read(&path).expect("record");
         std::fs::write(&path, r#"{"version":2,"phase":{"asleep":{"since":7}}}"#).expect("write");
-        let refused = machine.try_open_runtime_with(|_| {}).await.expect_err("it cannot be read");
+        let refused = machine.try_open_runtime_with(|_| {}).await.expect_err("the record cannot be read");
         assert!(refused.chain().contains("by a later version"), "{}", refused.chain());
         assert!(alive(shim) && alive(pid), "the pod runs on");
         std::fs::write(&path, ours).expect("write");
@@ -79,11 +79,11 @@ struct Place {
 }
 
 impl Place {
-    #[allow(clippy::disallowed_methods, reason = "no event tells that another process listens")]
+    #[allow(clippy::disallowed_methods, reason = "there is no event for a listening socket")]
     fn take(dir: &Path, later: Later) -> Self {
         let (path, aside) = (dir.join("shim.sock"), dir.join("shim.aside"));
         std::fs::rename(&path, &aside).expect("aside");
-        let process = Command::new(std::env::current_exe().expect("our own path"))
+        let process = Command::new(std::env::current_exe().expect("the path of this program"))
             .args(["shim", "--dir"])
             .arg(dir)
             .env(STAND_IN, if matches!(later, Later::Refuses) { "refuses" } else { "says-more" })
@@ -120,7 +120,7 @@ pub(crate) fn stand_in_if_called() -> Option<ExitCode> {
     bind(listener.as_raw_fd(), &short(&at, "shim.new")).expect("bind");
     listen(&listener, Backlog::new(8).expect("backlog")).expect("listen");
     let dir = Path::new(&dir);
-    std::fs::rename(dir.join("shim.new"), dir.join("shim.sock")).expect("into the place");
+    std::fs::rename(dir.join("shim.new"), dir.join("shim.sock")).expect("rename the socket");
     while let Ok(raw) = accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC) {
         let at = at.try_clone().expect("directory");
         std::thread::spawn(move || serve(&adopt(raw), &at, later));
@@ -128,7 +128,7 @@ pub(crate) fn stand_in_if_called() -> Option<ExitCode> {
     Some(ExitCode::FAILURE)
 }
 
-#[allow(unsafe_code, reason = "takes the descriptor that the kernel hands over")]
+#[allow(unsafe_code, reason = "takes a descriptor from the kernel")]
 fn adopt(raw: i32) -> OwnedFd {
     // SAFETY: the kernel has just created the descriptor, and no other code knows it.
     unsafe { OwnedFd::from_raw_fd(raw) }
@@ -230,7 +230,7 @@ pub(crate) async fn a_shim_that_refuses_this_version_is_left_alone(machine: &mut
     let (shim, pid) = (machine.shim_pid(&pod).await, machine.pid(&id).await);
     machine.close_runtime().await;
     let place = Place::take(&machine.path("state/sandboxes").join(&pod), Later::Refuses);
-    let refused = machine.try_open_runtime_with(|_| {}).await.expect_err("it is refused");
+    let refused = machine.try_open_runtime_with(|_| {}).await.expect_err("the shim refuses this version");
     let words = refused.chain();
     assert!(words.contains(&pod) && words.contains("serves protocol 2"), "{words}");
     assert!(alive(shim) && alive(pid), "the pod runs on");
@@ -254,7 +254,7 @@ pub(crate) async fn unknown_messages_of_a_later_shim_are_ignored(machine: &mut M
     let reopen = cri::ReopenContainerLogRequest { container_id: id.clone() };
     let reopen = tonic::Request::new(reopen);
     use coracle_proto::cri::runtime_service_server::RuntimeService as _;
-    machine.runtime.reopen_container_log(reopen).await.expect("it is served");
+    machine.runtime.reopen_container_log(reopen).await.expect("the request is served");
     let status = machine.status(&id).await;
     assert_eq!(status.state, i32::from(cri::ContainerState::ContainerRunning), "{status:?}");
     assert_eq!(machine.sandbox(&pod).await.state, i32::from(cri::PodSandboxState::SandboxReady));
@@ -271,7 +271,7 @@ pub(crate) async fn unknown_messages_of_a_later_shim_are_ignored(machine: &mut M
 pub(crate) async fn a_pod_outlives_its_executable(machine: &mut Machine) {
     let before = machine.traces().await;
     let program = machine.path("program");
-    std::fs::copy(std::env::current_exe().expect("our own path"), &program).expect("copy");
+    std::fs::copy(std::env::current_exe().expect("the path of this program"), &program).expect("copy");
     machine.close_runtime().await;
     machine.open_runtime_with(|config| config.shim_binary.clone_from(&program)).await;
     let shares = |config: &mut cri::PodSandboxConfig| {

@@ -52,8 +52,9 @@ pub(crate) async fn a_pod_gets_the_addresses_that_it_requests(machine: &mut Mach
         assert!(refused.message().starts_with(said), "{refused}");
         assert_eq!(machine.traces().await, before, "{said}");
     }
-    let refused =
-        asking(machine, "second", &asked[..1], cri::NamespaceMode::Node).await.expect_err("none of its own");
+    let refused = asking(machine, "second", &asked[..1], cri::NamespaceMode::Node)
+        .await
+        .expect_err("a pod with the host network has no addresses");
     assert!(
         refused.code() == Code::InvalidArgument && refused.message().contains("the node's network"),
         "{refused}"
@@ -61,7 +62,7 @@ pub(crate) async fn a_pod_gets_the_addresses_that_it_requests(machine: &mut Mach
     let stop = cri::StopPodSandboxRequest { pod_sandbox_id: first.clone() };
     machine.runtime.stop_pod_sandbox(Request::new(stop)).await.expect("stopped");
     let second =
-        asking(machine, "second", &asked, cri::NamespaceMode::Pod).await.expect("what nobody has any more");
+        asking(machine, "second", &asked, cri::NamespaceMode::Pod).await.expect("the address is free again");
     assert_eq!(machine.sandbox(&second).await.network.expect("network").ip, "10.88.0.200");
     for pod in [first, second] {
         machine.remove_pod(&pod).await;

@@ -1,13 +1,13 @@
 //! A streaming client over SPDY/3.1, like kubectl. It uses the runtime's code for frames and headers.
 
 #[path = "../../src/stream/spdy/dictionary.rs"]
-#[allow(dead_code, unused_imports, reason = "with tests of its own")]
+#[allow(dead_code, unused_imports, reason = "it has its own tests")]
 mod dictionary;
 #[path = "../../src/stream/spdy/frame.rs"]
-#[allow(dead_code, unused_imports, reason = "with tests of its own")]
+#[allow(dead_code, unused_imports, reason = "it has its own tests")]
 mod frame;
 #[path = "../../src/stream/spdy/headers.rs"]
-#[allow(dead_code, unused_imports, reason = "with tests of its own, and the server's half")]
+#[allow(dead_code, unused_imports, reason = "it has its own tests, and the server's part is unused")]
 mod headers;
 
 use bytes::{Bytes, BytesMut};

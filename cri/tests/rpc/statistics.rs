@@ -131,7 +131,7 @@ pub(crate) async fn rates_and_sizes_are_true(machine: &mut Machine) {
         let cpu = stats.cpu.as_ref().expect("cpu");
         cpu.usage_nano_cores.as_ref().map(|value| value.value)
     };
-    assert!(cores(&stats().await).is_some(), "the first question has an answer too");
+    assert!(cores(&stats().await).is_some(), "the first query has a value too");
     // Half a core by its quota; less on a busy machine. More for a moment after a stall, which the kernel later
     // subtracts.
     let begun = Instant::now();
@@ -214,6 +214,6 @@ pub(crate) async fn pods_get_addresses_from_the_configured_range(machine: &mut M
     assert!(address(machine, "before").await.starts_with("10.88.0."));
     configure_range(machine, "10.89.0.0/24").await.expect("a range");
     assert!(address(machine, "after").await.starts_with("10.89.0."));
-    configure_range(machine, "10.88.0.0/24").await.expect("the range of old");
+    configure_range(machine, "10.88.0.0/24").await.expect("the previous range");
     assert!(address(machine, "again").await.starts_with("10.88.0."));
 }

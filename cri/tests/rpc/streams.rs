@@ -88,7 +88,7 @@ pub(crate) async fn a_disconnected_client_leaves_no_connection(machine: &mut Mac
     }
     let begun = Instant::now();
     while descriptors() < before + 12 {
-        assert!(begun.elapsed() < LONG, "ten connections and both ends of the client's");
+        assert!(begun.elapsed() < LONG, "descriptors of ten connections, each with both ends here");
         sleep(Duration::from_millis(20)).await;
     }
     drop(client);
@@ -123,9 +123,9 @@ pub(crate) async fn an_idle_stream_is_closed(machine: &mut Machine) {
     // An active client keeps its stream, while the silent one's is closed.
     let silent = tokio::spawn(async move { ports.read_to_end(port).await });
     while !silent.is_finished() {
-        assert!(opened.elapsed() < limit * 6, "who says nothing stays");
+        assert!(opened.elapsed() < limit * 6, "the silent client is still connected");
         sleep(limit / 20).await;
-        shell.send(Message::Binary(b"\x00x".as_slice().into())).await.expect("it is served");
+        shell.send(Message::Binary(b"\x00x".as_slice().into())).await.expect("the request is served");
         let echo = timeout(limit, shell.next()).await.expect("in time").expect("open").expect("message");
         assert_eq!(echo.into_data(), b"\x01x".as_slice());
     }

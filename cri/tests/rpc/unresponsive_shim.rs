@@ -76,11 +76,12 @@ pub(crate) async fn a_stopped_shim_does_not_block_the_start_of_the_runtime(machi
     restart(machine).await;
     assert_eq!(machine.exec(&beside, &["true"], 0).await.expect("exec").exit_code, 0);
     assert!(is_ready(machine, &other).await && !is_ready(machine, &stands).await);
-    assert!(alive(pid), "nothing was done to it");
+    assert!(alive(pid), "the shim was killed");
     assert_eq!(machine.status(&id).await.state, i32::from(cri::ContainerState::ContainerRunning));
-    let refused = machine.exec(&id, &["true"], 0).await.expect_err("nobody can do that");
+    let refused = machine.exec(&id, &["true"], 0).await.expect_err("the shim does not respond");
     assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
-    let refused = machine.create(&stands, "d", &["true"], |_| {}).await.expect_err("nobody can do that");
+    let refused =
+        machine.create(&stands, "d", &["true"], |_| {}).await.expect_err("the shim does not respond");
     assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
     // Another restart gives the same result.
     restart(machine).await;
@@ -159,7 +160,8 @@ pub(crate) async fn a_command_whose_client_disconnects_before_its_start_is_kille
         for _ in 0..3 {
             assert_eq!(machine.exec(&id, &["true"], 0).await.expect("exec").exit_code, 0);
         }
-        until("nothing of it is left", async || running("7779").is_empty() && descriptors() <= open).await;
+        until("everything of it is removed", async || running("7779").is_empty() && descriptors() <= open)
+            .await;
     }
     drop(streams);
     machine.remove_pod(&pod).await;
@@ -185,7 +187,10 @@ pub(crate) async fn an_unresponsive_shim_blocks_no_call(machine: &mut Machine) {
     let script = ["sh", "-c", &script];
     let late = machine.exec(&first, &script, 15);
     let (late, ()) = tokio::join!(timeout(LONG, late), wedge);
-    assert_eq!(late.expect("it returns").expect_err("it is late").code(), Code::DeadlineExceeded);
+    assert_eq!(
+        late.expect("it returns").expect_err("the exec exceeds its timeout").code(),
+        Code::DeadlineExceeded
+    );
     until("the command is killed", async || running(&command).is_empty()).await;
     let silent = |result: Result<(), Status>| {
         let status = result.expect_err("it does not answer");
@@ -203,7 +208,7 @@ pub(crate) async fn an_unresponsive_shim_blocks_no_call(machine: &mut Machine) {
     // The first process of a namespace remains a zombie until all others in it are reaped.
     assert!(!has_memory(pids[0]) && has_memory(pids[1]));
     remove(machine, &pod).await;
-    until("all of it is gone", async || ![shim, pids[0], pids[1]].into_iter().any(alive)).await;
+    until("everything is removed", async || ![shim, pids[0], pids[1]].into_iter().any(alive)).await;
     // A partly made container is undone when the undo is retried.
     until("nothing is left", async || machine.traces().await == before).await;
     machine.restart(Duration::ZERO).await;
@@ -262,7 +267,7 @@ pub(crate) async fn the_runtime_retries_a_shim_with_a_full_backlog(machine: &mut
         send(shim, Signal::SIGCONT);
     };
     tokio::join!(machine.open_runtime(), wakes);
-    assert!(alive(pid), "it is not ended for that");
+    assert!(alive(pid), "the shim was killed");
     until("its pod is ready", async || is_ready(machine, &pod).await).await;
     assert_eq!(machine.exec(&id, &["true"], 0).await.expect("exec").exit_code, 0);
     machine.remove_pod(&pod).await;
