@@ -1,6 +1,6 @@
 //! Compiles the .proto files with protox, so that no protoc has to be installed.
 
-/// What configurations of pods and containers are made of: shown as JSON where somebody asks for all.
+/// Messages of which configurations of pods and containers consist. They can be serialized to JSON, for verbose statuses.
 const SHOWN: [&str; 31] = [
     "Capability",
     "CDIDevice",
@@ -44,7 +44,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         cri.type_attribute(format!(".runtime.v1.{message}"), "#[derive(serde::Serialize)]")
     });
     shown.compile_fds(files)?;
-    // NRI goes over ttrpc: messages alone. Maps are in order, so that what is sent can be compared.
+    // NRI uses ttrpc, so no gRPC clients and servers are generated. Maps are ordered, so that encoded messages can be
+    // compared.
     let nri = protox::compile(["proto/nri.proto", "proto/ttrpc.proto"], ["proto"])?;
     let messages = tonic_prost_build::configure().build_client(false).build_server(false);
     messages.btree_map(".").compile_fds(nri)?;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The measurements of scripts/bench, in a network namespace of their own. Everything started here ends here."""
+"""The measurements of scripts/bench, in their own network namespace. All started processes are ended."""
 import http.client, json, os, re, shutil, signal, ssl, statistics, subprocess, sys, tempfile, time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -57,14 +57,14 @@ class Cluster:
         self.cgroup = "/" + os.path.basename(self.dir)
         path = lambda name: os.path.join(self.dir, name)
         self.places = ["--state-dir", path("state"), "--run-dir", path("run")]
-        # A /24 has too few addresses for the thousand.
+        # A /24 has too few addresses for 1,000 pods.
         self.flags = ["--pod-log-dir", path("logs"), "--cgroup-root", self.cgroup, "--node-name", "bench", "--max-pods", "1010"]
         self.range = ["--node-cidr-mask-size-ipv4", "22"]
         self.environment = dict(os.environ, KUBECONFIG=path("state/admin.kubeconfig"), HOME=self.dir)
         self.process = None
 
     def start(self):
-        """Seconds from the command to the node's being Ready, as the first answer that says so shows it."""
+        """Seconds from the command to the first response in which the node is Ready."""
         log = open(os.path.join(self.dir, "log"), "a")
         begin = time.monotonic()
         self.process = subprocess.Popen([CORACLE, "up", *self.places, *self.flags, *self.range], stdout=log, stderr=log)
@@ -85,14 +85,14 @@ class Cluster:
         return json.loads(self.kubectl("get", "pods", "-o", "json"))["items"]
 
     def deploy(self, name, replicas):
-        """Seconds from the command to the deployment's status saying that all are available."""
+        """Seconds from the command until the deployment's status has all replicas as ready."""
         begin = time.monotonic()
         self.kubectl("create", "deployment", name, "--image=nginx:1.22", f"--replicas={replicas}")
         self.kubectl("wait", f"deployment/{name}", f"--for=jsonpath={{.status.readyReplicas}}={replicas}", "--timeout=120s")
         return time.monotonic() - begin
 
     def scale(self, name, replicas):
-        """Seconds from the command to the deployment's status saying that all are available."""
+        """Seconds from the command until the deployment's status has all replicas as ready."""
         begin = time.monotonic()
         self.kubectl("scale", f"deployment/{name}", f"--replicas={replicas}")
         self.kubectl("wait", f"deployment/{name}", f"--for=jsonpath={{.status.readyReplicas}}={replicas}", "--timeout=600s")
@@ -105,8 +105,8 @@ class Cluster:
 
     def delete(self, name):
         self.kubectl("delete", "deployment", name)
-        # Names alone, and not all the time: the answer for a thousand pods is work, too.
-        wait("the pods' end", 600, lambda: not self.kubectl("get", "pods", "-o", "name", "--chunk-size=0") or time.sleep(0.2))
+        # Only names, and with a pause: a list of 1,000 pods takes processor time too.
+        wait("the removal of the pods", 600, lambda: not self.kubectl("get", "pods", "-o", "name", "--chunk-size=0") or time.sleep(0.2))
 
     def stop(self):
         if self.process:
@@ -129,7 +129,7 @@ def ms(seconds):
 
 
 def idle(cluster, seconds):
-    """CPU time, wake-ups and bytes written by all our processes while nothing happens."""
+    """Percent of a core, wake-ups per second and written bytes of all processes of the cluster while it is idle."""
     pids = [pid for pid, _ in processes(cluster.dir)]
 
     def look():
@@ -143,7 +143,7 @@ def idle(cluster, seconds):
                 wakes[task] = int(re.search(r"^voluntary_ctxt_switches:\s+(\d+)", status, re.M).group(1))
         return cpu, written, wakes
 
-    # Threads of finished blocking calls end after ten seconds: they are not part of being idle.
+    # Threads for blocking calls exit after ten idle seconds; their exit is not measured.
     time.sleep(11)
     before = look()
     time.sleep(seconds)
@@ -163,7 +163,7 @@ def memory(cluster, label):
     row(f"PSS, {label}", text)
 
 
-def whole():
+def one_cluster():
     cluster = Cluster()
     try:
         row("coracle up (first start: keys, store) → node Ready", ms(cluster.start()))
@@ -200,8 +200,8 @@ def whole():
         cluster.down()
 
 
-def thousand(most):
-    """Pods by the hundred on one node, in a cluster of their own: time and processor time must not grow with the number."""
+def many_pods(most):
+    """Pods in batches of 100 on one node, in a new cluster. The time per batch must not grow with the number of pods."""
     cluster = Cluster()
     try:
         cluster.start()
@@ -214,8 +214,8 @@ def thousand(most):
             took.append(cluster.scale("many", replicas))
             used.append(cluster.cpu() - before)
         each = lambda samples: " ".join(f"{sample:.1f}" for sample in samples)
-        row(f"{most} pods, by the hundred → Ready", f"{sum(took):.1f} s: {each(took)}")
-        row(f"{most} pods, processor time for each hundred", f"{sum(used):.1f} s: {each(used)}")
+        row(f"{most} pods in batches of 100 → Ready", f"{sum(took):.1f} s: {each(took)}")
+        row(f"{most} pods, processor time per batch", f"{sum(used):.1f} s: {each(used)}")
         memory(cluster, f"{most} pods")
         before, begin = cluster.cpu(), time.monotonic()
         cluster.delete("many")
@@ -227,7 +227,7 @@ def thousand(most):
 
 
 class Plane:
-    """A control plane alone, on a bridge that machines can be put on."""
+    """A control plane without a node, on a bridge to which nodes can be connected."""
 
     ADDRESS = "192.0.2.1"
 
@@ -261,7 +261,7 @@ class Plane:
             return False
 
     def join(self, number):
-        """Seconds from the agent's start with --join to the event that says that its node is Ready."""
+        """Seconds from the start of `coracle agent --join` to the watch event in which its node is Ready."""
         name = f"join-{number}"
         host = subprocess.Popen(["unshare", "--net", "--mount", "cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         enter = ["nsenter", f"--net=/proc/{host.pid}/ns/net", f"--mount=/proc/{host.pid}/ns/mnt", "--"]
@@ -280,7 +280,7 @@ class Plane:
             command = sh(CORACLE, "token", "--state-dir", self.state, "create").split()
             os.makedirs(path("state"))
             log = open(path("log"), "a")
-            # It stands when the answer begins.
+            # The watch is established when the response begins.
             events = self.get(f"/api/v1/nodes?watch=1&fieldSelector=metadata.name={name}")
             begin = time.monotonic()
             agent = subprocess.Popen([*enter, CORACLE, *command[1:], *flags], stdout=log, stderr=log)
@@ -296,7 +296,7 @@ class Plane:
             subprocess.run([*enter, CORACLE, "down", *flags, "--purge"], check=False)
             host.kill()
             host.wait()
-            # The pair goes with the namespace at the kernel's leisure.
+            # The kernel removes the veth pair some time after the namespace.
             subprocess.run(["ip", "link", "del", "port0"], capture_output=True, check=False)
 
     def down(self):
@@ -323,8 +323,8 @@ def main():
     print("| what | measured |\n|---|---|")
     row("binary", f"{size / 1e6:.1f} MB, static")
     joins()
-    whole()
-    thousand(200 if QUICK else 1000)
+    one_cluster()
+    many_pods(200 if QUICK else 1000)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-//! The allocator by role: jemalloc where threads serve many pods, dlmalloc in shims and short commands, and in builds
-//! for another C library than musl's.
+//! The allocator by role: jemalloc for servers, whose threads serve many pods; dlmalloc for shims, short commands,
+//! and builds for another C library than musl.
 //!
-//! `docs/decisions/allocator.md` has the measurements. dlmalloc is one lock and gives little back to the kernel after
-//! a load; but its state takes one page, and there is a shim for each pod. A pointer must go back to the allocator
-//! that it came from, so the choice is made once, as the first thing in `main`. What the standard library allocates
-//! before that comes out of a small static area, which is never freed.
+//! `docs/decisions/allocator.md` has the measurements. dlmalloc has one lock and returns little memory to the kernel
+//! after a load, but its state takes one page, and each pod has a shim. A pointer must be freed by the allocator that
+//! allocated it, so the choice is made once, at the beginning of `main`. The standard library's allocations before
+//! `main` come from a small static area, which is never freed.
 #![allow(unsafe_code, reason = "an allocator is unsafe by its interface")]
 
 use std::alloc::{GlobalAlloc, Layout};
@@ -20,13 +20,13 @@ use tikv_jemallocator::Jemalloc as Threaded;
 
 /// Subcommands that serve for long and with several threads.
 const SERVERS: [&[u8]; 4] = [b"up", b"agent", b"controlplane", b"runtime"];
-/// Bytes for what is allocated before `main`: less than a hundred in today's standard library.
+/// Size of the static area in bytes. The standard library uses less than 100.
 const EARLY_SIZE: usize = 4096;
-/// More of the command line than this is not looked at.
+/// Maximum bytes of the command line that are read.
 const COMMAND_LINE: usize = 4096;
 
-/// What jemalloc reads when it is first used. Two arenas, as there are two workers. Free pages go back after a second,
-/// when something else is allocated or freed: there is no thread for it.
+/// jemalloc's options, read at its first use. Two arenas for two workers. Free pages are returned to the kernel after
+/// a second, during another allocation or deallocation: there is no background thread.
 #[cfg(target_env = "musl")]
 #[unsafe(export_name = "_rjem_malloc_conf")]
 static MALLOC_CONF: &[u8; 47] = b"narenas:2,dirty_decay_ms:1000,muzzy_decay_ms:0\0";
@@ -35,14 +35,14 @@ const UNDECIDED: u8 = 0;
 const COMPACT: u8 = 1;
 const SERVER: u8 = 2;
 
-/// Tests have a `main` of their own.
+/// Test programs have their own `main`.
 static KIND: AtomicU8 = AtomicU8::new(if cfg!(test) { COMPACT } else { UNDECIDED });
 static EARLY: Early = Early { area: UnsafeCell::new([0; EARLY_SIZE]), used: AtomicUsize::new(0) };
 
 /// The global allocator.
 pub(crate) struct ByRole;
 
-/// Memory that is handed out once.
+/// A static area; each byte is allocated once.
 struct Early {
     area: UnsafeCell<[u8; EARLY_SIZE]>,
     used: AtomicUsize,
@@ -51,7 +51,7 @@ struct Early {
 // SAFETY: `used` gives each byte of the area to one caller only.
 unsafe impl Sync for Early {}
 
-/// Chooses the allocator by the command line. To be called first in `main`, before there is a second thread.
+/// Chooses the allocator by the command line. Must be called first in `main`, before a second thread exists.
 pub(crate) fn choose() {
     let mut text = [0; COMMAND_LINE];
     let read = std::fs::File::open("/proc/self/cmdline").and_then(|mut file| file.read(&mut text));
@@ -60,27 +60,27 @@ pub(crate) fn choose() {
     KIND.store(kind, Ordering::Relaxed);
 }
 
-/// Gives free memory back to the kernel, at a moment when nothing happens.
+/// Returns free memory to the kernel. Called while the process is idle.
 #[cfg(target_env = "musl")]
 pub(crate) fn collect() {
-    /// `arena.<i>.purge` with the number that stands for all arenas (jemalloc(3)).
+    /// `arena.<i>.purge` with the index for all arenas (jemalloc(3)).
     const PURGE: &std::ffi::CStr = c"arena.4096.purge";
     if KIND.load(Ordering::Relaxed) != SERVER {
         return;
     }
     let none = std::ptr::null_mut();
-    // SAFETY: the name ends with a zero byte, and this control takes and gives no value.
+    // SAFETY: the name is null-terminated, and this control has no input or output value.
     let error = unsafe { tikv_jemalloc_sys::mallctl(PURGE.as_ptr(), none, std::ptr::null_mut(), none, 0) };
     if error != 0 {
         tracing::debug!(error, "cannot give free memory back");
     }
 }
 
-/// dlmalloc keeps what it has.
+/// dlmalloc has no such operation.
 #[cfg(not(target_env = "musl"))]
 pub(crate) fn collect() {}
 
-/// Whether one of the words is the subcommand of a server. A shim has none of them, whatever its directory is called.
+/// Whether an argument is the subcommand of a server. A shim has no such argument, whatever its directory is called.
 fn is_server(command_line: &[u8]) -> bool {
     command_line.split(|byte| *byte == 0).skip(1).any(|word| SERVERS.contains(&word))
 }
@@ -110,12 +110,12 @@ impl Early {
 
 // === impl ByRole ===
 
-// SAFETY: each block comes from one of three allocators that keep the contract, and goes back to the same one: what is
-// not in the early area was allocated after the choice, which never changes.
+// SAFETY: each block comes from one of three allocators that keep the contract, and is freed by the same one: blocks
+// outside of the early area were allocated after the choice, which never changes.
 unsafe impl GlobalAlloc for ByRole {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match KIND.load(Ordering::Relaxed) {
-            // SAFETY: the caller's promise is passed on.
+            // SAFETY: the caller keeps the contract of `alloc`.
             SERVER => unsafe { Threaded.alloc(layout) },
             // SAFETY: as above.
             COMPACT => unsafe { Compact.alloc(layout) },
@@ -125,11 +125,11 @@ unsafe impl GlobalAlloc for ByRole {
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         match KIND.load(Ordering::Relaxed) {
-            // SAFETY: the caller's promise is passed on.
+            // SAFETY: the caller keeps the contract of `alloc_zeroed`.
             SERVER => unsafe { Threaded.alloc_zeroed(layout) },
             // SAFETY: as above.
             COMPACT => unsafe { Compact.alloc_zeroed(layout) },
-            // Handed out once, so that it is zero as it began.
+            // Each byte is allocated once, so it still is zero.
             _ => EARLY.take(layout),
         }
     }
@@ -139,7 +139,7 @@ unsafe impl GlobalAlloc for ByRole {
             return;
         }
         if KIND.load(Ordering::Relaxed) == SERVER {
-            // SAFETY: the pointer is not of the early area, so it is this allocator's.
+            // SAFETY: the pointer is not in the early area, so this allocator allocated it.
             unsafe { Threaded.dealloc(pointer, layout) };
         } else {
             // SAFETY: as above.
@@ -149,18 +149,18 @@ unsafe impl GlobalAlloc for ByRole {
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         if EARLY.holds(pointer) {
-            // SAFETY: the caller promises that the size, rounded up to the alignment, does not overflow.
+            // SAFETY: the caller guarantees that the size, rounded up to the alignment, does not overflow.
             let wanted = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
-            // SAFETY: the caller promises a size above zero.
+            // SAFETY: the caller guarantees a size above zero.
             let moved = unsafe { self.alloc(wanted) };
             if !moved.is_null() {
-                // SAFETY: both blocks have at least this many bytes, and no other code has the new one.
+                // SAFETY: both blocks have at least this many bytes, and the new one does not overlap the old one.
                 unsafe { std::ptr::copy_nonoverlapping(pointer, moved, layout.size().min(size)) };
             }
             return moved;
         }
         if KIND.load(Ordering::Relaxed) == SERVER {
-            // SAFETY: the pointer is not of the early area, so it is this allocator's.
+            // SAFETY: the pointer is not in the early area, so this allocator allocated it.
             unsafe { Threaded.realloc(pointer, layout, size) }
         } else {
             // SAFETY: as above.

@@ -1,4 +1,4 @@
-//! The lock of a run directory: one process at a time owns the node.
+//! Lock of a run directory: only one process at a time runs the node.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{Read, Seek, Write};
@@ -13,11 +13,11 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-/// Longest wait for a killed holder to end: the kernel takes its memory back before it closes its files.
+/// Maximum wait for a killed holder to exit: the kernel frees its memory before it closes its files.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Pause between two looks at a holder that the kernel does not show to be dying.
+/// Interval between two checks of a holder that does not seem to be exiting.
 const STEP: Duration = Duration::from_millis(20);
-/// Looks at such a holder. A signal that was just sent, and a lock that was just released, show at the second one.
+/// Maximum checks of such a holder. A signal or an unlock a moment ago may be visible at the second check only.
 const LOOKS: u32 = 5;
 
 /// Flag of a process that exits, in its `stat`: `PF_EXITING` of include/linux/sched.h.
@@ -25,17 +25,17 @@ const EXITING: u64 = 4;
 /// SIGKILL in a mask of signals.
 const KILLED: u64 = 1 << 8;
 
-/// Held for as long as the process owns the node; the kernel releases it when the process dies.
+/// Held as long as the process runs the node. The kernel releases it when the process exits.
 #[derive(Debug)]
 pub(crate) struct Lock {
     _file: Flock<File>,
 }
 
 impl Lock {
-    /// Takes `<run dir>/coracle.lock`. Waits for a holder that was killed and is about to end.
+    /// Takes `<run dir>/coracle.lock`. Waits for a killed holder that is about to exit.
     ///
     /// # Errors
-    /// Names the holder, if that runs on.
+    /// If another process holds the lock; the error names it.
     pub(crate) fn take(run_dir: &Path) -> anyhow::Result<Self> {
         std::fs::create_dir_all(run_dir).with_context(|| format!("cannot create {}", run_dir.display()))?;
         let path = run_dir.join("coracle.lock");
@@ -78,7 +78,7 @@ impl Lock {
         }
     }
 
-    /// The process that holds the run directory, if one does.
+    /// The pid of the process that holds the run directory, if any.
     pub(crate) fn holder(run_dir: &Path) -> Option<i32> {
         let file = OpenOptions::new().read(true).write(true).open(run_dir.join("coracle.lock")).ok()?;
         let mut copy = file.try_clone().ok()?;
@@ -93,12 +93,12 @@ impl Lock {
     }
 }
 
-/// Waits for the end of a process that is about to end, at most until then; otherwise one step. True if it was about to
-/// end.
+/// Waits for a process that is about to exit, until `until` at the latest. For another process it waits one interval.
+/// Returns whether the process was about to exit.
 fn wait_if_dying(pid: Option<i32>, until: Instant) -> anyhow::Result<bool> {
     let process = pid.and_then(Pid::from_raw).map(|pid| (pid, pidfd_open(pid, PidfdFlags::empty())));
     let Some((pid, Ok(process))) = process else {
-        // Ended already, or not yet written down by a process that has just taken the lock.
+        // The process has exited, or has just taken the lock and not written its pid yet.
         poll(&mut [], PollTimeout::try_from(STEP).unwrap_or(PollTimeout::ZERO))?;
         return Ok(false);
     };
@@ -111,13 +111,14 @@ fn wait_if_dying(pid: Option<i32>, until: Instant) -> anyhow::Result<bool> {
     }
 }
 
-/// Whether a process has been killed or exits.
+/// Whether a process was killed or is exiting.
 fn is_dying(pid: i32) -> bool {
     let read = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
     is_exiting(&read("stat")) || is_killed(&read("status"))
 }
 
-/// By its `stat`: state is the first field behind the name, flags the seventh, see proc_pid_stat(5).
+/// Whether the `stat` of a process has the exiting flag. After the name, the state is field 1 and the flags are field
+/// 7; see proc_pid_stat(5).
 fn is_exiting(stat: &str) -> bool {
     let fields = stat.rsplit_once(')').map(|(_, fields)| fields.split_whitespace().collect::<Vec<_>>());
     let Some(fields) = fields else { return false };
@@ -125,7 +126,7 @@ fn is_exiting(stat: &str) -> bool {
     matches!(fields.first(), Some(&("Z" | "X"))) || flags & EXITING != 0
 }
 
-/// By the pending signals in its `status`, its main thread's or those of all.
+/// Whether SIGKILL is pending in the `status` of a process, for its main thread or for the process.
 fn is_killed(status: &str) -> bool {
     let pending = ["SigPnd:", "ShdPnd:"].map(|name| {
         let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
@@ -142,7 +143,8 @@ mod tests {
 
     const DIRECTORY: &str = "CORACLE_TEST_LOCK";
 
-    /// Run by the other tests in a process of its own: takes the lock, and has so much memory that its end takes long.
+    /// Started by the other tests as another process: takes the lock, and allocates so much memory that its exit
+    /// takes long.
     #[test]
     #[ignore = "not a test: the program that other tests start as the holder of the lock"]
     fn holder() {

@@ -19,6 +19,6 @@ pub(crate) enum PodChange {
     Applied(Arc<Pod>),
     /// Deleted from the API.
     Deleted(Arc<Pod>),
-    /// The API server has listed all pods: a pod with none of these uids does not exist.
+    /// The API server has listed all pods. A pod whose uid is not among these does not exist.
     Complete(HashSet<String>),
 }

@@ -1,5 +1,5 @@
-//! What a thousand peers cost: programmed, one of them changed, and nothing happening. In a network namespace of its
-//! own, as root: `cargo bench -p coracle-cni --bench overlay`.
+//! Costs of an overlay with 1,000 peers: programming all, changing one, and idling. Runs as root in its own network
+//! namespace: `cargo bench -p coracle-cni --bench overlay`.
 #![allow(
     clippy::disallowed_methods,
     clippy::unwrap_used,
@@ -40,14 +40,14 @@ fn peer(number: u16, address: u16) -> (String, Peer) {
     (format!("peer-{number}"), Peer { cidrs, kind: PeerKind::Vxlan, ends, bridged: false })
 }
 
-/// How often this thread, which has the overlay and the runtime, went to sleep.
+/// Voluntary context switches of this thread, which runs the overlay and the async runtime.
 fn sleeps() -> u64 {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
     line.unwrap().trim().parse().unwrap()
 }
 
-/// What this thread has used of a processor: a machine that does other things as well does not count.
+/// Processor time of this thread. Other load of the machine does not count.
 fn used() -> Duration {
     nix::time::clock_gettime(nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap().into()
 }
@@ -57,9 +57,9 @@ fn median(mut times: Vec<Duration>) -> Duration {
     times[times.len() / 2]
 }
 
-/// How often ten seconds of nothing woke the overlay.
+/// Wake-ups of the overlay in ten seconds without a change.
 async fn idle(overlay: &mut Overlay) -> u64 {
-    // The end is told by another thread: tokio wakes for a far time more than once, as it comes nearer.
+    // Another thread signals the end, because tokio wakes several times for a distant timer.
     let (end, ended) = tokio::sync::oneshot::channel();
     let before = sleeps();
     let clock = std::thread::spawn(move || {
@@ -70,13 +70,13 @@ async fn idle(overlay: &mut Overlay) -> u64 {
         () = overlay.foreign_change() => panic!("a change was notified although there was none"),
         told = ended => told.unwrap(),
     }
-    // It slept once, until the end.
+    // One sleep lasts until the end.
     let woken = sleeps() - before - 1;
     clock.join().unwrap();
     woken
 }
 
-/// The node's uplink.
+/// Creates the node's uplink.
 fn plug() {
     ip("link add eth0 type veth peer name eth1");
     ip("addr add 192.0.2.1/24 dev eth0");
@@ -132,7 +132,7 @@ async fn bench() {
         assert_eq!(overlay.apply(&local, &peers, &none).unwrap().changes, 1);
         found.push(start.elapsed());
     }
-    // What we did ourselves has been told by now.
+    // Receives the notifications of our own changes.
     drop(tokio::time::timeout(Duration::from_millis(200), overlay.foreign_change()).await);
     let woken = idle(&mut overlay).await;
     println!("{PEERS} peers of both families programmed (p50): {:.1?}", median(all));

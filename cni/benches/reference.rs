@@ -1,9 +1,9 @@
-//! ADD and DEL of pods with one host port: our plugins in process and as executables, beside the reference's (Debian's
-//! containernetworking-plugins), in turn and in one run. As root: `cargo bench -p coracle-cni --bench reference`, with
-//! the path of a built `coracle` behind `--` when it is not `target/coracle`.
+//! ADD and DEL of pods with one host port: our plugins in process and as executables, and the reference plugins
+//! (Debian's containernetworking-plugins), alternating in one run. As root: `cargo bench -p coracle-cni --bench
+//! reference`. The path of a built `coracle` follows `--` if it is not `target/coracle`.
 //!
-//! Once a pod at a time, where our DEL is the whole of it as theirs is, and once many together, removed as a node
-//! removes them: the namespace ends, and what is left is swept. The second ends when no address is held.
+//! Two measurements: one pod at a time with complete DELs; and many pods at once, removed as a node does it, by
+//! ending their namespaces and one sweep. The second one ends when no address is allocated.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -24,12 +24,12 @@ use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 use serde_json::{Value, json};
 
-/// Pods one at a time, and many together.
+/// Number of pods one at a time, and of pods at once.
 const ROUNDS: u16 = 40;
 const PODS: u16 = 100;
 const BATCHES: u16 = 3;
 
-/// A process in a network namespace of its own, which stands for a sandbox.
+/// A process in its own network namespace, which represents a sandbox.
 struct Sandbox(Child);
 
 impl Sandbox {
@@ -80,8 +80,8 @@ fn call(dir: &Path, command: &str, (id, netns): (&str, &Path), conf: &Value) -> 
     serde_json::from_slice(&output.stdout).unwrap_or_default()
 }
 
-/// What something took: time, and processor time of this process and of those that it waited for. What the kernel
-/// does beside is nobody's: the end of a namespace, for one.
+/// Wall time, and processor time of this process and its children. Work of the kernel that belongs to no process is
+/// not included, such as the end of a namespace.
 #[derive(Clone, Copy, Default)]
 struct Cost {
     wall: Duration,
@@ -104,11 +104,11 @@ fn cpu() -> Duration {
     Duration::from_micros((of(UsageWho::RUSAGE_SELF) + of(UsageWho::RUSAGE_CHILDREN)).unsigned_abs())
 }
 
-/// One of those that are compared.
+/// One of the compared implementations.
 enum Side {
     /// In process, with the directory of its addresses.
     Inside(tokio::runtime::Runtime, Network, PathBuf),
-    /// Executables, with the list that they are given.
+    /// Executables in a directory, with their list.
     Outside(PathBuf, Value),
 }
 
@@ -134,7 +134,7 @@ impl Side {
         }
     }
 
-    /// The whole DEL.
+    /// A complete DEL.
     fn del(&self, id: &str, netns: &Path, port: u16, result: &Value) {
         match self {
             Self::Inside(runtime, network, _) => runtime.block_on(network.del(id)).unwrap(),
@@ -147,7 +147,7 @@ impl Side {
         }
     }
 
-    /// ADD and DEL of a pod, one after the other.
+    /// ADD and DEL of one pod.
     fn one(&self, id: &str, port: u16) -> [Cost; 2] {
         let sandbox = Sandbox::new();
         let netns = sandbox.netns();
@@ -156,7 +156,7 @@ impl Side {
         [added, deleted]
     }
 
-    /// All pods added, then all removed with their namespaces, to the end of it. For each.
+    /// Adds all pods, removes them with their namespaces, and waits for the end. Costs per pod.
     fn many(&self, batch: u16) -> [Cost; 2] {
         let sandboxes: Vec<Sandbox> = (0..PODS).map(|_| Sandbox::new()).collect();
         let pods =
@@ -175,7 +175,7 @@ impl Side {
                 drop(sandbox);
             }
             if let Self::Inside(_, _, addresses) = self {
-                // The pod that stays, the lock, and the address given last.
+                // The long-running pod, the lock, and the last allocated address remain.
                 while std::fs::read_dir(addresses).unwrap().count() > 3 {
                     std::thread::sleep(Duration::from_millis(1));
                 }
@@ -185,7 +185,7 @@ impl Side {
     }
 }
 
-/// What a plugin of the list is given.
+/// The configuration of one plugin of the list.
 fn conf(list: &Value, index: usize, (ports, previous): (&Value, Option<&Value>)) -> Value {
     let mut conf = list["plugins"][index].clone();
     for key in ["cniVersion", "name"] {
@@ -200,7 +200,7 @@ fn conf(list: &Value, index: usize, (ports, previous): (&Value, Option<&Value>))
     conf
 }
 
-/// The middle of the time, and the mean of the processor time, in milliseconds.
+/// Median of the wall time and mean of the processor time, in milliseconds.
 fn summary(samples: &[[Cost; 2]], of: impl Fn(&[Cost; 2]) -> Cost) -> [f64; 2] {
     let mut wall: Vec<_> = samples.iter().map(|sample| of(sample).wall).collect();
     wall.sort();
@@ -256,7 +256,7 @@ fn main() {
         Side::Outside(ours, list("bench1", "10.92.0.0/16", dir.path())),
         Side::Outside(reference, list("bench2", "10.93.0.0/16", dir.path())),
     ];
-    // A pod that stays, as there is on a node: what a first pod makes for all is not what is measured.
+    // A long-running pod, as on a real node: the costs of a first pod are not measured.
     let stays = [Sandbox::new(), Sandbox::new(), Sandbox::new()];
     for ((side, sandbox), port) in sides.iter().zip(&stays).zip(7000..) {
         side.add("stays", &sandbox.netns(), port);

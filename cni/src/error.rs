@@ -216,7 +216,7 @@ pub enum Error {
     /// A file could not be read or written.
     #[error("cannot {action} {}", path.display())]
     File {
-        /// What was tried, as a verb.
+        /// The failed operation.
         action: &'static str,
         /// The file.
         path: PathBuf,
@@ -242,7 +242,7 @@ pub enum Error {
     /// A netlink socket could not be opened or used.
     #[error("cannot {action} over netlink")]
     Socket {
-        /// What was tried.
+        /// The failed operation.
         action: &'static str,
         /// The system's answer.
         #[source]
@@ -251,7 +251,7 @@ pub enum Error {
     /// The kernel refused an operation on a link, address or route.
     #[error("cannot {action} {what}")]
     Link {
-        /// What was tried, as a verb.
+        /// The failed operation.
         action: &'static str,
         /// The interface, address or route.
         what: String,
@@ -262,7 +262,7 @@ pub enum Error {
     /// The kernel refused a change of the firewall table.
     #[error("cannot {action} the nftables table {table}")]
     Firewall {
-        /// What was tried, as a verb.
+        /// The failed operation.
         action: &'static str,
         /// The table's name.
         table: String,

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_object_says_code_message_and_details() {
+    fn an_error_object_has_code_message_and_details() {
         let source = std::io::Error::other("deep");
         let object = refusal(&Error::Run { kind: "x".into(), source }, CONF);
         assert_eq!(
@@ -217,8 +217,8 @@ mod tests {
         }
     }
 
-    /// A command for `eth0` at that namespace, on a thread whose own namespace has an `eth0` and a loopback that is up;
-    /// its error, and what is there then.
+    /// Runs a command for `eth0` in that namespace, on a thread whose own namespace has an `eth0` and a loopback that
+    /// is up. Returns the error, and the interfaces afterwards.
     fn beside_own(kind: Kind, command: &str, netns: &str, more: &'static str) -> (Option<Error>, String) {
         let [command, netns] = [command, netns].map(str::to_owned);
         let thread = std::thread::spawn(move || {
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_is_no_namespace_counts_as_absent() {
+    fn a_path_that_is_not_a_namespace_counts_as_absent() {
         for kind in [Kind::Loopback, Kind::Bridge, Kind::Tuning] {
             let (error, _) = beside_own(kind, "DEL", "/etc/hostname", "");
             assert!(error.is_none(), "{error:?}");

@@ -1,8 +1,8 @@
-//! Addresses out of ranges (`host-local`): one file per address, named as the address, in the layout of the
-//! plugin of that name, so that its users can move over and both may even run side by side.
+//! The `host-local` plugin: addresses from ranges. One file per address, in the layout of the reference plugin, so
+//! that users can migrate and both plugins may share a directory.
 //!
-//! The files are derived state: GC keeps those of valid attachments, and [`restore`] makes them again from the
-//! addresses that live.
+//! The files are derived state: GC keeps those of valid attachments, and [`restore`] recreates them from the
+//! addresses in use.
 
 pub(crate) mod range;
 mod resolver;
@@ -44,7 +44,7 @@ struct Conf {
     resolv_conf: Option<PathBuf>,
 }
 
-/// The configuration, decided.
+/// The checked configuration.
 struct Ipam {
     sets: Vec<RangeSet>,
     routes: Vec<Route>,
@@ -52,7 +52,7 @@ struct Ipam {
     resolv_conf: Option<PathBuf>,
 }
 
-/// Does what the request asks; for ADD, one address of each range set.
+/// Runs the request. ADD allocates one address of each range set.
 pub(crate) fn run(host: &Host, request: &Request) -> Result<Option<Answer>, Error> {
     let ipam = Ipam::of(request)?;
     let owner = Owner { id: request.container_id.clone(), ifname: request.ifname.clone() };
@@ -78,7 +78,7 @@ pub(crate) fn run(host: &Host, request: &Request) -> Result<Option<Answer>, Erro
     Ok(None)
 }
 
-/// Makes the file of an address that an attachment has in truth. False when the address is of no range here.
+/// Restores the file of an address that an attachment has. False if the address is in no range of this configuration.
 pub(crate) fn restore(request: &Request, address: IpAddr) -> Result<bool, Error> {
     let ipam = Ipam::of(request)?;
     if !ipam.sets.iter().any(|set| set.contains(address)) {
@@ -93,7 +93,7 @@ pub(crate) fn restore(request: &Request, address: IpAddr) -> Result<bool, Error>
     }
 }
 
-/// Refuses addresses that are asked for and that an ADD would not get now.
+/// Checks that an ADD would assign the requested addresses now.
 pub(crate) fn would_give(host: &Host, request: &Request) -> Result<(), Error> {
     let (ipam, wanted) = (Ipam::of(request)?, requested(request)?);
     let choices = ipam.assign(wanted)?;
@@ -136,8 +136,8 @@ impl Ipam {
                 }
             }
         }
-        let told: Option<Vec<Vec<RangeConf>>> = request.capability("ipRanges")?;
-        let ranges = told.into_iter().flatten().chain(ranges);
+        let given: Option<Vec<Vec<RangeConf>>> = request.capability("ipRanges")?;
+        let ranges = given.into_iter().flatten().chain(ranges);
         let sets = ranges
             .enumerate()
             .map(|(index, set)| RangeSet::new(index, set))
@@ -149,8 +149,8 @@ impl Ipam {
         Ok(Self { sets, routes: conf.routes, dir, resolv_conf })
     }
 
-    /// Gives an address of each set. A runtime knows who has which: files that somebody deleted are made again first,
-    /// and nobody is added twice.
+    /// Allocates an address of each set. A runtime knows its attachments: files that another program deleted are
+    /// restored first. An executable refuses an owner that already has an address.
     fn add(&self, request: &Request, owner: &Owner, attachments: Option<&Cache>) -> Result<Answer, Error> {
         let dns = self.resolv_conf.as_deref().map(resolver::read).transpose()?.unwrap_or_default();
         let choices = self.assign(requested(request)?)?;
@@ -179,7 +179,7 @@ impl Ipam {
         Ok(Answer { interfaces: Vec::new(), ips, routes: self.routes.clone(), dns })
     }
 
-    /// Makes the files of the addresses that attachments have and that no file says.
+    /// Restores missing files of the attachments' addresses.
     fn complete(&self, store: &mut Store, network: &str, attachments: &Cache) -> Result<(), Error> {
         for (address, owner) in attachments.missing(network, &store.addresses()?) {
             if self.sets.iter().any(|set| set.contains(address)) {
@@ -189,7 +189,7 @@ impl Ipam {
         Ok(())
     }
 
-    /// Which of the addresses that are asked for each set is to give.
+    /// The requested address for each set, if any.
     fn assign(&self, mut wanted: Vec<IpAddr>) -> Result<Vec<Option<IpAddr>>, Error> {
         let mut choices = Vec::with_capacity(self.sets.len());
         for set in &self.sets {
@@ -200,16 +200,16 @@ impl Ipam {
         }
         let Some(left) = wanted.first() else { return Ok(choices) };
         let reason = match self.sets.iter().find(|set| set.contains(*left)) {
-            Some(set) => format!("{left} is asked for beside another address of {set}, which gives one"),
+            Some(set) => format!("{left} is requested besides another address of {set}, which assigns one"),
             None => {
                 let sets: Vec<String> = self.sets.iter().map(RangeSet::to_string).collect();
-                format!("{left} is of no range: there is {}", sets.join(" and "))
+                format!("{left} is in no range of the network: {}", sets.join(" and "))
             }
         };
         Err(Error::invalid("ips", reason))
     }
 
-    /// One address from each set: the one that was chosen, or the next that is free.
+    /// Allocates one address of each set: the requested one, or the next free one.
     fn take(
         &self,
         store: &mut Store,
@@ -238,8 +238,8 @@ impl Ipam {
         Ok(())
     }
 
-    /// Frees what the attachment holds: at once what its ADD answered when that is one of each set, as it is
-    /// when it ended well; otherwise whatever is found.
+    /// Frees the addresses of the attachment. If its ADD answered one address of each set, these are all; otherwise
+    /// the directory is searched.
     fn del(&self, request: &Request, owner: &Owner, attachments: Option<&Cache>) -> Result<(), Error> {
         let Some(mut store) = Store::existing(&self.dir)? else { return Ok(()) };
         let is_complete = |attachments: &&Cache| attachments.is_complete(&self.dir, store.version());
@@ -261,7 +261,7 @@ impl Ipam {
         Ok(())
     }
 
-    /// Whether each set still has an address.
+    /// Whether each set has a free address.
     fn status(&self) -> Result<(), Error> {
         let store = Store::open(&self.dir)?;
         let held = store.held()?;
@@ -275,7 +275,7 @@ impl Ipam {
     }
 }
 
-/// Refuses what is not known of a configuration's routes; results may have it.
+/// Refuses unknown fields in the routes of a configuration. Results may have them.
 fn check_routes(ipam: &Value) -> Result<(), Error> {
     let routes = ipam.get("routes").and_then(Value::as_array).into_iter().flatten();
     let mut fields = routes.filter_map(Value::as_object).flatten();
@@ -285,7 +285,7 @@ fn check_routes(ipam: &Value) -> Result<(), Error> {
     }
 }
 
-/// The addresses that the caller asks for: by `CNI_ARGS`, by `args`, by capability.
+/// The requested addresses: of `CNI_ARGS`, of `args`, and of the capability.
 fn requested(request: &Request) -> Result<Vec<IpAddr>, Error> {
     let parse = |field: &'static str| {
         move |text: String| {

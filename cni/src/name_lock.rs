@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn files_of_killed_holders_are_removed_and_those_of_others_stay() {
+    async fn lock_files_of_killed_holders_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let locks = dir.path().join("locks");
         let held = NameLocks::take_in(&locks, &names("b0")).await.unwrap();

@@ -111,7 +111,7 @@ struct Inner {
     /// Types of the executables that the network needs, or the reason why there is no network.
     ready: std::sync::RwLock<Result<Vec<String>, String>>,
     /// Notified when the result of [`Network::status`] may have changed.
-    doubts: watch::Sender<()>,
+    status_changes: watch::Sender<()>,
     tasks: std::sync::Mutex<Vec<AbortHandle>>,
     /// Held as long as the network exists.
     _names: NameLocks,
@@ -133,11 +133,11 @@ struct State {
     unusable: bool,
     /// Running sandboxes without a record. `None` until the first reconcile: until then it is unknown what may be
     /// freed.
-    unowned: Option<Vec<Attachment>>,
+    unrecorded: Option<Vec<Attachment>>,
 }
 
 /// List and locks of an ADD until its attachment is recorded.
-struct Today<'n> {
+struct CurrentList<'n> {
     list: Arc<List>,
     state: RwLockReadGuard<'n, State>,
     recording: Option<RecordGuard<'n>>,
@@ -185,7 +185,7 @@ impl Network {
                 claiming: tokio::sync::Mutex::default(),
                 releases: ReleaseQueue::default(),
                 ready: std::sync::RwLock::new(Err(default::NO_RANGE.to_owned())),
-                doubts: watch::channel(()).0,
+                status_changes: watch::channel(()).0,
                 tasks: std::sync::Mutex::new(vec![keeper]),
                 _names: names,
                 config,
@@ -230,8 +230,8 @@ impl Network {
     /// Notifies when the result of [`status`](Self::status) may have changed: after a change of the configuration, or
     /// a failed ADD.
     #[must_use]
-    pub fn doubts(&self) -> watch::Receiver<()> {
-        self.inner.doubts.subscribe()
+    pub fn status_changes(&self) -> watch::Receiver<()> {
+        self.inner.status_changes.subscribe()
     }
 
     /// Attaches a sandbox: interface, addresses, routes and everything else of the network's plugins (CNI ADD).
@@ -247,7 +247,7 @@ impl Network {
         };
         // A full range does not change the status of the network.
         if added.as_ref().is_err_and(|error| !error.is_taken()) {
-            self.inner.doubts.send_replace(());
+            self.inner.status_changes.send_replace(());
         }
         added
     }
@@ -258,7 +258,7 @@ impl Network {
         if let Some(earlier) = inner.cache.get(&at.id) {
             self.take_back(&earlier).await?;
         }
-        let Today { list, state, recording } = self.today().await?;
+        let CurrentList { list, state, recording } = self.current_list().await?;
         let mut entry = Entry::new(Arc::clone(&list), parameters(at), netns::id(&at.netns));
         let claiming =
             if requested::needs_unique_mac(&entry.at) { Some(inner.claiming.lock().await) } else { None };
@@ -294,7 +294,7 @@ impl Network {
     }
 
     /// The current list, which stays current as long as the returned locks are held.
-    async fn today(&self) -> Result<Today<'_>, Error> {
+    async fn current_list(&self) -> Result<CurrentList<'_>, Error> {
         let inner = &self.inner;
         let mut recording = None;
         loop {
@@ -304,7 +304,7 @@ impl Network {
             let no_range = || Error::NotReady { reason: default::NO_RANGE.to_owned() };
             let list = state.list.clone().ok_or_else(no_range)?;
             if invoke::is_own(&list) || recording.is_some() {
-                return Ok(Today { list, state, recording });
+                return Ok(CurrentList { list, state, recording });
             }
             // GC may take long, and needs the state to end. The list may change in the meantime.
             drop(state);
@@ -409,7 +409,7 @@ impl Network {
 
     fn set_ready(&self, ready: Result<Vec<String>, String>) {
         *self.inner.ready.write().unwrap_or_else(std::sync::PoisonError::into_inner) = ready;
-        self.inner.doubts.send_replace(());
+        self.inner.status_changes.send_replace(());
     }
 }
 

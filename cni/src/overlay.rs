@@ -225,7 +225,7 @@ impl Overlay {
         Ok(())
     }
 
-    /// Bytes of the longest packet between pods, with these addresses of the node.
+    /// Maximum packet size between pods in bytes, for these addresses of the node.
     ///
     /// # Errors
     /// When netlink cannot be used.
@@ -233,7 +233,7 @@ impl Overlay {
         Ok(plan::pod_mtu(&self.config, &self.kernel.uplinks(addresses)?))
     }
 
-    /// What other nodes must know of this one to reach it, for each of these addresses.
+    /// The data that other nodes need to reach this one, for each of these addresses.
     #[must_use]
     pub fn announced(&self, addresses: &[IpAddr]) -> (PeerKind, Vec<End>) {
         let end = |ip: &IpAddr| {
@@ -253,12 +253,12 @@ impl Overlay {
         (kind, addresses.iter().map(end).collect())
     }
 
-    /// Makes the kernel's tables what these peers need. `narrow` has peers to which less than a full packet passes,
-    /// in bytes. Calling it again repairs.
+    /// Changes the kernel's tables to those for these peers. `narrow` has the path MTU of peers to which full packets
+    /// do not pass, in bytes. A repeated call repairs the tables.
     ///
     /// # Errors
-    /// When no interface has an address of the node, a foreign interface is in the way, or the kernel refuses; what
-    /// could be done is done.
+    /// When no interface has an address of the node, a foreign interface has the overlay's name or VNI, or the kernel
+    /// refuses a change. All other changes are made.
     pub fn apply(
         &mut self,
         local: &Local,
@@ -266,7 +266,7 @@ impl Overlay {
         narrow: &BTreeMap<String, u32>,
     ) -> Result<Applied, OverlayError> {
         let made = self.make_all(local, peers, narrow);
-        // Also after a failure: what it is due to may go.
+        // Also after a failure: a notification reports when its cause is removed.
         self.monitor.listen_to(self.kernel.watched())?;
         let mut applied = made?;
         let uplinks = self.plan.uplinks();
@@ -292,7 +292,7 @@ impl Overlay {
             plan::difference(self.plan.tables(), &seen)
         };
         let mut applied = Applied { mtu: self.plan.mtu(), ..Applied::default() };
-        // A device that was changed may have taken entries with it: that is looked at once more.
+        // The kernel may have removed entries of a changed device, so the tables are read once more.
         for _ in 0..3 {
             applied.changes += changes.len();
             self.make(&changes)?;
@@ -328,16 +328,16 @@ impl Overlay {
         self.notified = false;
     }
 
-    /// The ways to these peers of the last [`apply`](Self::apply), for [`examine`].
+    /// The paths to these peers since the last [`apply`](Self::apply), for [`examine`].
     #[must_use]
     pub fn ways(&self, peers: &BTreeSet<String>) -> Vec<Way> {
         self.plan.ways(peers)
     }
 
-    /// Whether the VXLAN devices sum up packets, and if not, why: as they were left, for they outlive the process.
+    /// Whether the VXLAN devices compute checksums, and if not, why. The setting outlives the process.
     ///
     /// # Errors
-    /// When the kernel does not say.
+    /// When the kernel does not report it.
     pub fn offload(&self) -> Result<Offload, OverlayError> {
         let devices = self.plan.tables().devices.keys().filter(|port| self.known && **port != Port::Tun);
         for name in devices.filter_map(|port| self.kernel.name(*port)) {
@@ -353,8 +353,8 @@ impl Overlay {
         Ok(Offload::On)
     }
 
-    /// Has devices sum up packets, or the kernel before them: for networks in which what devices sum up is found to be
-    /// lost.
+    /// Lets the devices (`on`) or the kernel compute checksums. Some networks lose packets whose checksums the device
+    /// computed.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -370,7 +370,7 @@ impl Overlay {
         Ok(())
     }
 
-    /// Removes everything of the overlay's from the kernel.
+    /// Removes all objects of the overlay from the kernel.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -392,7 +392,7 @@ impl Overlay {
         }
         let mut seen = self.kernel.observe()?;
         if self.tunnel.is_none() {
-            // A device that another process holds; opening ours will say so.
+            // Another process may hold the device: opening it reports that.
             seen.devices.remove(&Port::Tun);
         }
         Ok((seen, uplinks))

@@ -1,4 +1,4 @@
-//! Waking when the configuration directory changes, also when it is made or removed.
+//! Notifications of changes in the configuration directory, also when it is created or removed.
 #![allow(unsafe_code, reason = "tokio wants it promised that a descriptor which it polls stays open")]
 
 use std::io;
@@ -10,7 +10,7 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Tells of changes in one directory, or in the nearest one above that is there.
+/// Watches one directory, or its nearest existing parent.
 pub(crate) struct Watch {
     dir: PathBuf,
     queue: AsyncFd<Queue>,
@@ -32,7 +32,7 @@ impl Watch {
         Ok(Self { dir: dir.to_owned(), queue: queue(dir)? })
     }
 
-    /// Wakes after a change. What changed is not said: the reader looks at the files themselves.
+    /// Waits for a change. The caller reads the directory to find out what changed.
     pub(crate) async fn changed(&mut self) -> io::Result<()> {
         let mut events = [0; 4096];
         loop {
@@ -44,7 +44,7 @@ impl Watch {
                 Err(error) => return Err(error.into()),
             }
         }
-        // The directory may have been made or removed: what is nearest now may be another one.
+        // The directory may have been created or removed: watch the nearest existing one.
         self.queue = queue(&self.dir)?;
         Ok(())
     }
@@ -63,8 +63,8 @@ fn queue(dir: &Path) -> io::Result<AsyncFd<Queue>> {
         }
     }
     let queue = Queue(inotify.into());
-    // SAFETY: the queue owns its descriptor, always names the same one, and closes it only when it is
-    // dropped, which AsyncFd does after it has stopped polling.
+    // SAFETY: the queue owns its descriptor, which does not change and is closed only when the queue is dropped.
+    // AsyncFd stops polling before that.
     let queue = unsafe { AsyncFd::register_with_interest(queue, Interest::READABLE) };
     Ok(queue?)
 }

@@ -1,4 +1,4 @@
-//! What a pod that may send any frame (CAP_NET_RAW) must not achieve against its node. As root.
+//! Attacks of a pod that may send any frame (CAP_NET_RAW) against its node. As root.
 
 #![allow(
     unsafe_code,
@@ -22,10 +22,10 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
 const BRIDGE: &str = "coracle0";
 const ALL_NODES: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
-/// Of a link-local protocol: a bridge does not forward it, its port takes it for itself.
+/// Destination of a link-local protocol. A bridge does not forward such frames; its port receives them itself.
 const OF_THE_PORT: [u8; 6] = [0x01, 0x80, 0xc2, 0, 0, 2];
 
-/// A thread in a network namespace, which does there what it is told. The namespace goes with it.
+/// A thread in a network namespace that executes jobs. The namespace ends with the thread.
 struct Pod {
     netns: PathBuf,
     jobs: Sender<Box<dyn FnOnce() + Send>>,
@@ -94,7 +94,7 @@ async fn add(network: &Network, pod: &Pod, ports: Vec<PortMapping>) {
     network.add(&Attachment { id, netns, ifname, ports, ..Attachment::default() }).await.unwrap();
 }
 
-/// Sends a frame as it is.
+/// Sends a raw frame.
 fn send(frame: &[u8]) {
     let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None).unwrap();
     // SAFETY: all-zero bytes are a valid sockaddr_ll.
@@ -102,7 +102,7 @@ fn send(frame: &[u8]) {
     to.sll_family = u16::try_from(libc::AF_PACKET).unwrap();
     to.sll_ifindex = nix::net::if_::if_nametoindex("eth0").unwrap().cast_signed();
     let length = u32::try_from(size_of_val(&to)).unwrap();
-    // SAFETY: the frame and the address outlive the call, and their lengths are their own.
+    // SAFETY: frame and address outlive the call, and the lengths are theirs.
     let sent = unsafe {
         libc::sendto(
             socket.as_raw_fd(),
@@ -144,7 +144,7 @@ fn advertisement(from: [u8; 6], to: [u8; 6]) -> Vec<u8> {
     [&to[..], &from, &[0x86, 0xdd], &header, &body].concat()
 }
 
-/// A datagram of the pod's to a port of `to`, in a frame to the bridge.
+/// A UDP datagram from the pod to a port of `to`, in a frame to the bridge.
 fn datagram(from: [u8; 6], to: [u8; 4], port: u16) -> Vec<u8> {
     let mut header = [0x45, 0, 0, 32, 0, 1, 0, 0, 64, 17, 0, 0, 10, 99, 0, 2, 0, 0, 0, 0];
     header[16..].copy_from_slice(&to);
@@ -155,24 +155,24 @@ fn datagram(from: [u8; 6], to: [u8; 4], port: u16) -> Vec<u8> {
     [&mac_of(BRIDGE)[..], &from, &[8, 0], &header, &udp].concat()
 }
 
-/// A process that another test starts meanwhile has our sockets too, also one that we let go of, until it is another
-/// program.
+/// Binds a socket. A process that another test starts inherits our sockets until its execve, so that a closed one may
+/// still be bound.
 fn bound(at: &str) -> UdpSocket {
     eventually("the address is free", 20, || UdpSocket::bind(at).ok())
 }
 
-/// What is sent by the pod is taken by the node in order: when this is there, so is all before it.
+/// Waits until the node has received all previous frames of the pod: it receives them in order.
 fn until_taken(pod: &Pod) {
     let socket = bound("10.99.0.1:7000");
     socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
     let frame = datagram(pod.mac(), [10, 99, 0, 1], 7000);
-    eventually("the pod's datagrams come", 20, || {
+    eventually("the pod's datagrams arrive", 20, || {
         pod.send(frame.clone());
         socket.recv(&mut [0; 64]).is_ok()
     });
 }
 
-/// Whether the node took what was advertised.
+/// Whether the node accepted the advertisement.
 fn is_fooled() -> bool {
     let fooled = ip("-6 addr").contains("2001:db8:bad:") || ip("-6 route show").contains("fe80::bad");
     ip("-6 route flush proto ra");
@@ -211,7 +211,7 @@ fn a_pod_is_not_the_nodes_router() {
                 eventually("the port has its own address", 20, has_address);
             }
             believe("1");
-            eventually("the advertisement is believed where they are", 20, || {
+            eventually("the advertisement is accepted with accept_ra=1", 20, || {
                 pod.send(frame.clone());
                 until_taken(&pod);
                 is_fooled()
@@ -223,7 +223,7 @@ fn a_pod_is_not_the_nodes_router() {
 }
 
 #[test]
-fn a_pod_does_not_reach_what_listens_on_the_nodes_loopback() {
+fn a_pod_does_not_reach_ports_of_the_nodes_loopback() {
     on_a_node(async |network, pod| {
         let secret = UdpSocket::bind("127.0.0.1:7777").unwrap();
         secret.set_nonblocking(true).unwrap();
@@ -233,7 +233,7 @@ fn a_pod_does_not_reach_what_listens_on_the_nodes_loopback() {
         };
         let port =
             PortMapping { host_ip: None, host_port: 8080, container_port: 80, protocol: Protocol::Udp };
-        // Without a host port the kernel lets nobody in; with one our rules have to see to it.
+        // Without a host port the kernel drops such packets; with a host port our rules must do it.
         for ports in [Vec::new(), vec![port]] {
             let has_port = !ports.is_empty();
             add(&network, &pod, ports).await;
@@ -243,11 +243,11 @@ fn a_pod_does_not_reach_what_listens_on_the_nodes_loopback() {
             until_taken(&pod);
             assert!(secret.recv(&mut [0; 64]).is_err(), "host port: {has_port}");
             if has_port {
-                // It would come, but for that; nobody makes the rules again before this ends.
+                // Without the rules the packet arrives. Nothing restores the rules before the end of this check.
                 let flushed =
                     Command::new("nft").args(["flush", "chain", "inet", "coracle", "input"]).status();
                 assert!(flushed.unwrap().success());
-                eventually("the datagram comes without the rules", 20, || {
+                eventually("the datagram arrives without the rules", 20, || {
                     pod.send(datagram(pod.mac(), [127, 0, 0, 1], 7777));
                     until_taken(&pod);
                     secret.recv(&mut [0; 64]).is_ok()

@@ -1,5 +1,5 @@
-//! Configuration lists as a runtime runs them: our own types in process and the reference's executables
-//! (Debian's containernetworking-plugins), mixed; judged by the kernel's truth, as root.
+//! Configuration lists as a runtime runs them: our plugins in process and the reference's executables (Debian's
+//! containernetworking-plugins), mixed. Checked by the kernel's state, as root.
 
 #![allow(
     clippy::disallowed_methods,
@@ -21,12 +21,12 @@ use serde_json::{Value, json};
 
 const REFERENCE: &str = "/usr/lib/cni";
 
-/// A host in a network namespace of its own, which goes with its thread.
+/// A host in its own network namespace, which ends with its thread.
 struct Host {
     dir: tempfile::TempDir,
 }
 
-/// A process in a network namespace of its own, which stands for a sandbox.
+/// A process in its own network namespace, which represents a sandbox.
 struct Sandbox(Child);
 
 /// Runs the test on a thread in a fresh network namespace.
@@ -64,7 +64,7 @@ impl Host {
         Network::open(config).await.unwrap()
     }
 
-    /// The addresses that are held in a directory of host-local's.
+    /// The allocated addresses in a directory of host-local.
     fn held(&self, network: &str) -> Vec<String> {
         let entries = std::fs::read_dir(self.path("addresses").join(network)).into_iter().flatten();
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -96,7 +96,7 @@ impl Sandbox {
         run("nsenter", &[&[netns.as_str()], arguments].concat())
     }
 
-    /// Whether a host answers before long.
+    /// Whether a host responds within some seconds.
     fn reaches(&self, to: &str) -> bool {
         self.reaches_by(to, 9)
     }
@@ -113,7 +113,7 @@ impl Sandbox {
         }
     }
 
-    /// Whether a host answers at once, by refusing a connection.
+    /// Whether a host refuses a connection, which shows that it responds.
     fn answered(&self, to: &str, port: u16) -> bool {
         let netns = format!("--net={}", self.netns().display());
         let script = format!("echo >/dev/tcp/{to}/{port}");
@@ -161,7 +161,7 @@ fn ipam(host: &Host, ranges: &Value) -> Value {
 #[test]
 fn third_party_plugins_run_beside_our_own() {
     on_a_host(async |host| {
-        // ptp and its host-local are executables; portmap and tuning are ours, in process.
+        // ptp and its host-local are executables; portmap and tuning are our plugins, in process.
         host.configure(&json!({"cniVersion": "1.0.0", "name": "mixed", "plugins": [
             {"type": "ptp", "ipMasq": false, "ipam": ipam(&host, &json!([[{"subnet": "10.77.0.0/24"}]]))},
             {"type": "portmap", "capabilities": {"portMappings": true}},
@@ -189,8 +189,7 @@ fn third_party_plugins_run_beside_our_own() {
     });
 }
 
-/// What a boot takes away: the namespaces, the links and what lies on a tmpfs. The number of a namespace that was may
-/// be that of another one now.
+/// Removes what a boot removes: namespaces, links and files on a tmpfs. The inode of an old namespace may be reused.
 fn boot(host: &Host) {
     std::fs::remove_dir_all(host.path("state")).unwrap();
     for entry in std::fs::read_dir(host.path("root/results")).unwrap() {
@@ -202,9 +201,9 @@ fn boot(host: &Host) {
 }
 
 #[test]
-fn addresses_that_other_plugins_asked_for_are_freed_after_a_boot() {
+fn addresses_of_third_party_plugins_are_freed_after_a_boot() {
     on_a_host(async |host| {
-        // Of 0.4.0, which knows no GC.
+        // Version 0.4.0 has no GC.
         host.configure(&json!({"cniVersion": "0.4.0", "name": "shared", "plugins": [
             {"type": "ptp", "ipam": ipam(&host, &json!([[{"subnet": "10.87.0.0/24"}]]))}]}));
         let network = host.open().await;
@@ -212,7 +211,7 @@ fn addresses_that_other_plugins_asked_for_are_freed_after_a_boot() {
         for (id, sandbox) in [("a1", &a), ("b1", &b)] {
             network.add(&attachment(id, sandbox)).await.unwrap();
         }
-        // Another runtime has the directory, too.
+        // Another runtime uses the same directory.
         let theirs = host.path("addresses/shared/10.87.0.77");
         std::fs::write(&theirs, "0123456789abcdef\r\neth0").unwrap();
         drop(network);
@@ -241,7 +240,7 @@ fn the_removal_of_a_node_waits_for_dels_of_executables() {
 }
 
 #[test]
-fn a_list_that_says_so_is_shared_with_other_runtimes() {
+fn a_list_with_disable_gc_is_shared_with_other_runtimes() {
     on_a_host(async |host| {
         let mut list = bridge(&host, &json!([[{"subnet": "10.88.0.0/24"}]]), &json!({}));
         list["disableGC"] = json!(true);
@@ -262,7 +261,7 @@ fn macvlan_of_the_reference_gets_its_addresses_from_ours() {
     on_a_host(async |host| {
         run("ip", &["link", "add", "up0", "type", "veth", "peer", "name", "up1"]);
         run("ip", &["link", "set", "up0", "up"]);
-        // As an executable asks for it: our host-local by its link, wherever the binary is.
+        // As an executable would: our host-local by its link, independent of the binary's path.
         host.configure(&json!({"cniVersion": "0.4.0", "name": "mac", "type": "macvlan", "master": "up0",
             "ipam": ipam(&host, &json!([[{"subnet": "10.78.0.0/24"}]]))}));
         let network = host.open().await;
@@ -313,7 +312,7 @@ fn a_dual_stack_pod_is_wired_limited_and_checked() {
         assert!(run("ip", &["-d", "link", "show", "br0"]).contains("promiscuity 1"));
         network.check("a1").await.unwrap();
         network.check("b1").await.unwrap();
-        // Another hardware address than its own is not let through.
+        // Frames with a foreign hardware address are dropped.
         a.run(&["ip", "link", "set", "eth0", "address", "0a:00:00:00:00:99"]);
         b.run(&["ip", "neigh", "replace", "10.79.0.2", "lladdr", "0a:00:00:00:00:99", "dev", "eth0"]);
         assert!(!a.answered("10.79.0.3", 9));
@@ -341,7 +340,7 @@ fn a_dual_stack_pod_is_wired_limited_and_checked() {
 }
 
 #[test]
-fn devices_of_limits_go_with_the_pods_that_nothing_is_known_of() {
+fn devices_of_limits_are_removed_without_a_record() {
     on_a_host(async |host| {
         host.configure(&bridge(&host, &json!([[{"subnet": "10.90.0.0/24"}]]), &json!({})));
         let network = host.open().await;
@@ -354,7 +353,7 @@ fn devices_of_limits_go_with_the_pods_that_nothing_is_known_of() {
         let (a, b) = (Sandbox::new(), Sandbox::new());
         let stays = network.add(&limited("a1", &a)).await.unwrap().host_interfaces[2].clone();
         let goes = network.add(&limited("b1", &b)).await.unwrap().host_interfaces[2].clone();
-        // Another implementation's, which has such names, too.
+        // Another implementation uses the same names.
         run("ip", &["link", "add", "bwp0123456789ab", "type", "ifb"]);
         drop(network);
         std::fs::remove_dir_all(host.path("state")).unwrap();
@@ -373,7 +372,7 @@ fn devices_of_limits_go_with_the_pods_that_nothing_is_known_of() {
 }
 
 #[test]
-fn an_address_that_another_host_has_is_found_out() {
+fn an_address_of_another_host_is_detected() {
     on_a_host(async |host| {
         let ranges = json!([[{"subnet": "fd80::/64"}]]);
         host.configure(&bridge(&host, &ranges, &json!({"enabledad": true})));
@@ -413,7 +412,7 @@ fn neighbours_learn_a_new_owner_of_an_address_at_once() {
                 "stale",
             ]);
         }
-        // The kernel believes no second word within a second of the first.
+        // The kernel ignores a second ARP reply within a second.
         tokio::time::sleep(Duration::from_millis(1100)).await;
         let mut at = attachment("b1", &b);
         at.capabilities.insert("mac".into(), json!("0a:00:00:00:00:02"));
@@ -432,7 +431,7 @@ fn neighbours_learn_a_new_owner_of_an_address_at_once() {
     });
 }
 
-/// Makes an executable plugin: a shell script that is given its configuration on standard input.
+/// Makes an executable plugin: a shell script with its configuration on standard input.
 fn script(host: &Host, name: &str, text: &str) {
     std::fs::create_dir_all(host.path("bin")).unwrap();
     let (new, path) = (host.path("bin/new"), host.path("bin").join(name));
@@ -444,7 +443,7 @@ fn script(host: &Host, name: &str, text: &str) {
 #[test]
 fn requested_addresses_reach_the_plugins_and_must_be_assigned() {
     on_a_host(async |host| {
-        // An interface with the address that it is given here, whatever it is asked for.
+        // An interface with this address, whatever the request contains.
         let answer = json!({"cniVersion": "1.0.0", "ips": [{"address": "10.86.0.9/24", "interface": 0}],
             "interfaces": [{"name": "eth0", "mac": "0a:00:00:00:00:01", "sandbox": "/x"}]});
         let told = host.path("told");
@@ -497,7 +496,7 @@ fn requested_addresses_reach_the_plugins_and_must_be_assigned() {
 }
 
 #[test]
-fn the_network_is_what_the_directory_says() {
+fn the_network_follows_the_configuration_directory() {
     on_a_host(async |host| {
         let network = host.open().await;
         assert_eq!(network.ready().unwrap_err(), "no pod address range is set");
@@ -506,7 +505,7 @@ fn the_network_is_what_the_directory_says() {
         let (a, b) = (Sandbox::new(), Sandbox::new());
         assert_eq!(text(&network.add(&attachment("a1", &a)).await.unwrap()), ["10.82.0.2/24"]);
         network.reconcile(&[attachment("a1", &a)]).await.unwrap();
-        // Somebody's who is no more, of the network that comes.
+        // An address of the future network that belongs to a removed container.
         std::fs::create_dir_all(host.path("addresses/own")).unwrap();
         std::fs::write(host.path("addresses/own/10.83.0.9"), "gone\r\neth0").unwrap();
         host.configure(&bridge(&host, &json!([[{"subnet": "10.83.0.0/24"}]]), &json!({})));
@@ -530,14 +529,14 @@ fn the_network_is_what_the_directory_says() {
             network.ready().is_err_and(|why| why.contains("cannot find the plugin absent"))
         })
         .await;
-        // It is installed after the list that names it.
+        // The plugin is installed after its list.
         std::fs::create_dir_all(host.path("bin")).unwrap();
         std::fs::write(host.path("bin/absent"), "#!/bin/sh\n").unwrap();
         std::fs::set_permissions(host.path("bin/absent"), std::fs::Permissions::from_mode(0o755)).unwrap();
         assert_eq!(network.ready(), Ok(()));
         std::fs::remove_dir_all(host.path("conf")).unwrap();
         eventually_async("the default", 20, async || network.ready().is_ok()).await;
-        // Each goes by the list that made it.
+        // Each DEL uses the list of its ADD.
         network.del("a1").await.unwrap();
         network.del("b1").await.unwrap();
         assert_eq!(host.held("own"), Vec::<String>::new());
@@ -546,7 +545,7 @@ fn the_network_is_what_the_directory_says() {
 }
 
 #[test]
-fn a_plugin_is_asked_for_its_status_and_its_garbage() {
+fn a_plugin_gets_status_and_gc() {
     on_a_host(async |host| {
         std::fs::create_dir_all(host.path("bin")).unwrap();
         let plugin = host.path("bin/witness");
@@ -574,7 +573,7 @@ fn a_plugin_is_asked_for_its_status_and_its_garbage() {
         drop(network);
         let again = host.open().await;
         again.reconcile(&[attachment("a1", &a)]).await.unwrap();
-        // Both may take their time, and nobody waits for them.
+        // Both may take their time, and no call waits for them.
         let said = async || std::fs::read_to_string(&log).unwrap();
         eventually_async("the DEL", 20, async || said().await.lines().count() == 2).await;
         let said = said().await;
@@ -622,7 +621,7 @@ fn an_executable_that_hangs_blocks_nothing_else() {
             network.del("b1").await.unwrap();
             std::fs::write(format!("{}.go", log.display()), "").unwrap();
         };
-        // Far less than a plugin is given.
+        // Far less than the timeout of a plugin.
         let others = tokio::time::timeout(Duration::from_secs(40), others);
         let (added, others) = tokio::join!(network.add(&hanging), others);
         others.expect("somebody waited");
@@ -631,7 +630,7 @@ fn an_executable_that_hangs_blocks_nothing_else() {
     });
 }
 
-/// A plugin of others that gives an address and whose GC hangs for as long as it is let.
+/// A third-party plugin that assigns an address and whose GC hangs until it is killed.
 fn hanging(host: &Host) {
     script(
         host,
@@ -648,7 +647,7 @@ fn hanging(host: &Host) {
 }
 
 #[test]
-fn a_gc_that_hangs_keeps_no_pod_waiting_for_long_and_comes_again() {
+fn a_hanging_gc_is_killed_when_a_pod_waits_and_is_retried() {
     on_a_host(async |host| {
         hanging(&host);
         let (network, sandbox) = (host.open().await, Sandbox::new());
@@ -659,7 +658,7 @@ fn a_gc_that_hangs_keeps_no_pod_waiting_for_long_and_comes_again() {
         };
         network.reconcile(&[]).await.unwrap();
         eventually_async("the GC", 20, async || told().len() == 1).await;
-        // A plugin that hangs has a minute.
+        // The timeout of a plugin is one minute.
         let at = attachment("a1", &sandbox);
         let added = tokio::time::timeout(Duration::from_secs(40), network.add(&at));
         added.await.expect("the pod waited").unwrap();
@@ -676,7 +675,7 @@ fn a_gc_that_hangs_keeps_no_pod_waiting_for_long_and_comes_again() {
 }
 
 #[test]
-fn an_attachment_is_made_by_the_list_of_the_moment_in_which_it_goes_on_record() {
+fn an_attachment_uses_the_list_that_is_current_when_it_is_recorded() {
     on_a_host(async |host| {
         hanging(&host);
         let (network, sandbox) = (host.open().await, Sandbox::new());
@@ -684,13 +683,13 @@ fn an_attachment_is_made_by_the_list_of_the_moment_in_which_it_goes_on_record() 
         let said = || std::fs::read_to_string(host.path("log")).unwrap_or_default();
         eventually_async("the GC", 20, async || said().contains("GC ")).await;
         let replaced = async {
-            let mut doubts = network.doubts();
+            let mut status_changes = network.status_changes();
             host.configure(&bridge(&host, &json!([[{"subnet": "10.91.0.0/24"}]]), &json!({})));
-            doubts.changed().await.unwrap();
+            status_changes.changed().await.unwrap();
             std::fs::write(host.path("log.go"), "").unwrap();
         };
         let at = attachment("a1", &sandbox);
-        // It waits for the GC of the list that was, which ends for it after the other one is there.
+        // ADD waits for the GC of the old list. The GC ends after the list was replaced.
         let (added, ()) = tokio::join!(biased; network.add(&at), replaced);
         assert_eq!(text(&added.unwrap()), ["10.91.0.2/24"]);
         assert!(!said().contains("ADD"), "{}", said());
@@ -703,7 +702,7 @@ fn an_attachment_is_made_by_the_list_of_the_moment_in_which_it_goes_on_record() 
 }
 
 #[test]
-fn of_two_that_ask_for_a_hardware_address_at_once_one_gets_it() {
+fn a_requested_hardware_address_is_unique() {
     on_a_host(async |host| {
         hanging(&host);
         std::fs::write(host.path("log.go"), "").unwrap();
@@ -733,7 +732,7 @@ fn a_foreign_flush_is_repaired() {
         let whole = || run("nft", &["list", "ruleset"]);
         let before = whole();
         assert!(before.contains("8080"));
-        // By its own host port, which takes the port's hairpin mode and the masquerading.
+        // A pod reaches itself by its own host port, which needs hairpin mode and masquerading.
         assert!(sandbox.reaches_by("10.84.0.1", 8080));
         for foreign in [
             &["flush", "ruleset"][..],
@@ -743,7 +742,7 @@ fn a_foreign_flush_is_repaired() {
             run("nft", foreign);
             eventually_async("the repair", 20, async || whole() == before).await;
         }
-        // Somebody else's table is somebody else's.
+        // A table of another program is not changed.
         run("nft", &["add", "table", "inet", "other"]);
         run("nft", &["delete", "table", "inet", "other"]);
         assert_eq!(whole(), before);
@@ -765,7 +764,7 @@ fn lost_records_are_restored_from_running_sandboxes() {
         drop(network);
         std::fs::remove_dir_all(host.path("state")).unwrap();
         let network = host.open().await;
-        // The ranges become known only after the runtime has told what lives, as they do on a node.
+        // The ranges become known only after the first reconcile, as on a node.
         network.reconcile(&[attachment("a1", &a)]).await.unwrap();
         network
             .set_pod_cidrs(vec!["10.85.0.0/24".parse().unwrap(), "fd85::/64".parse().unwrap()])
@@ -789,7 +788,7 @@ fn lost_records_are_restored_from_running_sandboxes() {
     });
 }
 
-/// What the kernel has of the firewall, and what it follows from.
+/// The kernel's firewall, and the claims from which it is derived.
 fn firewall(host: &Host) -> (String, BTreeMap<String, String>) {
     let files = std::fs::read_dir(host.path("state/firewall")).unwrap().map(|entry| entry.unwrap().path());
     let claims = files.map(|path| {
@@ -818,7 +817,7 @@ fn a_lost_firewall_is_restored_from_running_sandboxes() {
         network.add(&ports(8081)).await.unwrap();
         let both = firewall(&host);
         assert_eq!(both.1.len(), 6, "masquerading, ports and isolation of each: {both:?}");
-        // Or it would repair the table itself.
+        // Otherwise it would repair the table itself.
         drop(network);
         for lost in ["none", "firewall", ""] {
             std::fs::create_dir_all(host.path("state/none")).unwrap();
@@ -840,7 +839,7 @@ fn a_lost_firewall_is_restored_from_running_sandboxes() {
 }
 
 #[test]
-fn a_full_range_says_so_and_recovers() {
+fn a_full_range_is_reported_and_recovers() {
     on_a_host(async |host| {
         let network = host.open().await;
         network.set_pod_cidrs(vec!["10.86.0.0/30".parse().unwrap()]).await.unwrap();
@@ -848,17 +847,17 @@ fn a_full_range_says_so_and_recovers() {
         network.add(&attachment("a1", &a)).await.unwrap();
         let error = network.add(&attachment("b1", &b)).await.unwrap_err();
         assert_eq!(error.to_string(), "no address is free in 10.86.0.0/30: all 1 are in use");
-        // A runtime that were not ready for that would lose the pods that it has.
+        // A full range must not make the node not Ready.
         network.status().await.unwrap();
         assert!(!b.run(&["ip", "link"]).contains("eth0"));
-        // Released, and not yet swept: whoever comes next does not wait for that.
+        // A released sandbox that is not swept yet does not delay the next ADD.
         network.release("a1").await.unwrap();
         assert_eq!(text(&network.add(&attachment("b1", &b)).await.unwrap()), ["10.86.0.2/30"]);
     });
 }
 
 #[test]
-fn plugins_of_others_are_not_asked_what_they_do_not_know() {
+fn plugins_of_old_versions_get_no_unknown_command() {
     on_a_host(async |host| {
         let conf = |version: &str| {
             json!({"cniVersion": version, "name": "net", "plugins": [{"type": "bridge", "bridge": "br0",
@@ -871,7 +870,7 @@ fn plugins_of_others_are_not_asked_what_they_do_not_know() {
         let sandbox = Sandbox::new();
         assert_eq!(text(&network.add(&attachment("a1", &sandbox)).await.unwrap()), ["10.91.0.2/24"]);
         network.del("a1").await.unwrap();
-        // From 1.1.0 on they are, whatever they say.
+        // From 1.1.0 on they do, whatever their answer.
         host.configure(&conf("1.1.0"));
         eventually_async("the question", 20, async || network.status().await.is_err()).await;
     });
@@ -905,7 +904,7 @@ fn changes_beside_an_absent_directory_have_no_effect() {
     on_a_host(async |host| {
         let network = host.open().await;
         network.set_pod_cidrs(vec!["10.94.0.0/24".parse().unwrap()]).await.unwrap();
-        // Another number when it was made again.
+        // The handle changes when the table is recreated.
         let table = || {
             let tables: Value = serde_json::from_str(&run("nft", &["-j", "list", "tables"])).unwrap();
             tables["nftables"][1]["table"]["handle"].as_u64().unwrap()
@@ -915,8 +914,8 @@ fn changes_beside_an_absent_directory_have_no_effect() {
             std::fs::write(host.path(&format!("passwd{number}")), "").unwrap();
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        assert_eq!(table(), before, "it was made again");
-        // Yet the directory is noticed.
+        assert_eq!(table(), before, "the table was recreated");
+        // The directory is still watched.
         host.configure(&bridge(&host, &json!([[{"subnet": "10.95.0.0/24"}]]), &json!({})));
         let sandbox = Sandbox::new();
         eventually_async("the list", 20, async || {
@@ -938,10 +937,10 @@ fn records_of_tuning_are_removed_with_the_attachment() {
         let (a, b) = (Sandbox::new(), Sandbox::new());
         network.add(&attachment("a1", &a)).await.unwrap();
         network.add(&attachment("b1", &b)).await.unwrap();
-        // Another network's, and somebody else's.
+        // Files of another network and of another program.
         std::fs::write(host.path("tuning/c1_eth0.json"), r#"{"network":"other","mtu":1500}"#).unwrap();
         std::fs::write(host.path("tuning/d1_eth0.json"), r#"{"mtu":1500}"#).unwrap();
-        // Its record is lost, and so is its DEL.
+        // Its record is lost, so that it gets no DEL.
         drop(network);
         std::fs::remove_file(host.path("state/results/a1.json")).unwrap();
         let network = host.open().await;
@@ -958,20 +957,20 @@ fn records_of_tuning_are_removed_with_the_attachment() {
 }
 
 #[test]
-fn a_parameter_that_is_not_there_does_not_mean_that_the_sandbox_is_gone() {
+fn an_unknown_sysctl_is_not_taken_for_a_missing_sandbox() {
     on_a_host(async |host| {
         let mut list = bridge(&host, &json!([[{"subnet": "10.97.0.0/24"}]]), &json!({}));
         let tuning = json!({"type": "tuning", "sysctl": {"net.core.no_such_parameter": "1"}});
         list["plugins"].as_array_mut().unwrap().push(tuning);
         host.configure(&list);
         let error = host.open().await.add(&attachment("a1", &Sandbox::new())).await.unwrap_err();
-        // After 3 a runtime need not take anything back.
+        // After error code 3 a runtime need not call DEL.
         assert_eq!(error.code(), 5, "{}", error.chain());
         assert!(error.chain().contains("/proc/sys/net/core/no_such_parameter"), "{}", error.chain());
     });
 }
 
-/// Where the test's paths are not what they are on a user's machine, so that nothing else is used.
+/// Checks that the reference plugins are installed at the paths that the test uses.
 #[test]
 fn the_reference_is_installed() {
     assert!(Path::new(REFERENCE).join("ptp").exists(), "run scripts/packages containernetworking-plugins");

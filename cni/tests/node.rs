@@ -1,5 +1,5 @@
-//! A node of its own in a network namespace of its own: judged by the kernel's truth (`ip`, `nft`,
-//! real connections), as root.
+//! The default network of a node, in its own network namespace. Checked by the kernel's state (`ip`, `nft`,
+//! connections), as root.
 
 #![allow(
     clippy::disallowed_methods,
@@ -20,7 +20,7 @@ use coracle_testing::{eventually, eventually_async};
 use ipnetwork::IpNetwork;
 use nix::sched::{CloneFlags, unshare};
 
-/// Runs the test on a thread in a fresh network namespace, which goes with the thread.
+/// Runs the test on a thread in a new network namespace, which ends with the thread.
 fn on_a_node(test: impl AsyncFnOnce(Node) + Send + 'static) {
     let thread = std::thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNET).expect("these tests need root");
@@ -61,7 +61,7 @@ fn config(dir: &Path, bridge: &str, table: &str) -> NetworkConfig {
     }
 }
 
-/// A thread in a network namespace, which stands for a sandbox and answers on a port.
+/// A thread in a network namespace, which represents a sandbox and has a server on a port.
 struct Sandbox {
     netns: PathBuf,
     stop: mpsc::Sender<()>,
@@ -110,7 +110,7 @@ fn port(host_port: u16, container_port: u16) -> PortMapping {
     PortMapping { host_ip: None, host_port, container_port, protocol: Protocol::Tcp }
 }
 
-/// The addresses that the default network has given.
+/// The allocated addresses of the default network.
 fn held(dir: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(dir.join("networks/coracle")).unwrap();
     let names = entries.map(|e| e.unwrap().file_name().into_string().unwrap());
@@ -125,10 +125,10 @@ fn run(program: &str, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// However slow the machine is: long enough for what happens at all.
+/// A timeout that even a slow machine does not reach.
 const LONG: Duration = Duration::from_secs(60);
 
-/// What the server at `to` says of who called it.
+/// The caller's address, as the server at `to` reports it.
 fn caller_seen_by(to: SocketAddr) -> std::io::Result<String> {
     let begun = Instant::now();
     while begun.elapsed() < LONG {
@@ -175,7 +175,7 @@ fn del_removes_everything_and_frees_the_address() {
 }
 
 #[test]
-fn the_interface_is_gone_when_del_returns_and_can_be_made_again_at_once() {
+fn the_interface_can_be_created_again_when_del_returns() {
     on_a_node(async |node| {
         let sandbox = Sandbox::new();
         let before = picture();
@@ -194,7 +194,7 @@ fn the_interface_is_gone_when_del_returns_and_can_be_made_again_at_once() {
 }
 
 #[test]
-fn pods_that_come_and_go_at_once_do_not_meet() {
+fn concurrent_adds_and_dels_do_not_interfere() {
     on_a_node(async |node| {
         let sandboxes: Vec<Sandbox> = (0..12).map(|_| Sandbox::new()).collect();
         for round in 0..10 {
@@ -215,7 +215,7 @@ fn pods_that_come_and_go_at_once_do_not_meet() {
     });
 }
 
-/// An attachment that asks for addresses and a hardware address.
+/// An attachment that requests addresses and a hardware address.
 fn asking(id: &str, sandbox: &Sandbox, ips: &[&str], mac: Option<&str>) -> Attachment {
     let mut at = attachment(id, sandbox, vec![]);
     at.capabilities.extend((!ips.is_empty()).then(|| ("ips".to_owned(), serde_json::json!(ips))));
@@ -224,7 +224,7 @@ fn asking(id: &str, sandbox: &Sandbox, ips: &[&str], mac: Option<&str>) -> Attac
 }
 
 #[test]
-fn a_sandbox_gets_what_it_asks_for_or_nothing_is_left() {
+fn a_sandbox_gets_the_requested_addresses_or_nothing_is_left() {
     on_a_node(async |node| {
         let (a, b) = (Sandbox::new(), Sandbox::new());
         let mac = "0a:00:00:00:00:77";
@@ -238,10 +238,10 @@ fn a_sandbox_gets_what_it_asks_for_or_nothing_is_left() {
         let before = (picture(), held(node.dir.path()), records());
         for (ips, mac, said) in [
             (vec!["10.99.0.77"], None, "the address 10.99.0.77 is taken by aaaa"),
-            (vec!["10.98.0.7"], None, "ips: 10.98.0.7 is of no range: there is 10.99.0.0/24"),
-            (vec!["fd99::7"], None, "ips: fd99::7 is of no range: there is 10.99.0.0/24"),
+            (vec!["10.98.0.7"], None, "ips: 10.98.0.7 is in no range of the network: 10.99.0.0/24"),
+            (vec!["fd99::7"], None, "ips: fd99::7 is in no range of the network: 10.99.0.0/24"),
             (vec!["10.99.0.1"], None, "ips: 10.99.0.1 is the gateway of 10.99.0.0/24"),
-            (vec!["10.99.0.255"], None, "ips: 10.99.0.255 is of no range: there is 10.99.0.0/24"),
+            (vec!["10.99.0.255"], None, "ips: 10.99.0.255 is in no range of the network: 10.99.0.0/24"),
             (vec!["10.99.0.78", "10.99.0.79"], None, "which gives one"),
             (vec![], Some(mac), "the hardware address 0a:00:00:00:00:77 is taken by aaaa"),
         ] {
@@ -258,7 +258,7 @@ fn a_sandbox_gets_what_it_asks_for_or_nothing_is_left() {
             assert!(error.to_string().starts_with("runtimeConfig.mac"), "{error}");
         }
         assert_eq!((picture(), held(node.dir.path()), records()), before);
-        // What was released is still there for a moment, and in nobody's way.
+        // A released sandbox still exists for a moment, and delays no other call.
         node.network.release("aaaa").await.unwrap();
         let second = asking("bbbb", &b, &["10.99.0.77/24"], Some(mac));
         node.network.check_requested(&second).await.unwrap();
@@ -291,7 +291,7 @@ fn a_crash_leaks_nothing_after_reconciling() {
 }
 
 #[test]
-fn a_host_port_is_given_once_and_a_foreign_interface_is_left_alone() {
+fn a_host_port_is_unique_and_a_foreign_interface_is_not_changed() {
     on_a_node(async |node| {
         let (a, b) = (Sandbox::new(), Sandbox::new());
         node.network.add(&attachment("aaaa", &a, vec![port(8080, 80)])).await.unwrap();
@@ -318,7 +318,7 @@ fn removing_the_network_leaves_the_machine_as_it_was() {
     });
 }
 
-/// Runs a program in the sandbox's network.
+/// Runs a program in the sandbox's network namespace.
 fn run_in(sandbox: &Sandbox, arguments: &[&str]) -> String {
     let own = format!("/proc/{}", std::process::id());
     let netns = sandbox.netns.to_str().unwrap().replace("/proc/self", &own);
@@ -326,7 +326,7 @@ fn run_in(sandbox: &Sandbox, arguments: &[&str]) -> String {
 }
 
 #[test]
-fn pods_that_live_get_the_mtu_that_the_network_gets() {
+fn running_pods_get_the_networks_new_mtu() {
     on_a_node(async |node| {
         let (a, b) = (Sandbox::new(), Sandbox::new());
         node.network.set_mtu(Some(1400)).await.unwrap();
@@ -342,14 +342,14 @@ fn pods_that_live_get_the_mtu_that_the_network_gets() {
             [outside("coracle0"), outside(&host_a[1]), inside(&a), outside(&host_b[1]), inside(&b)]
         };
         assert_eq!(mtus(), [1400; 5]);
-        // What somebody chose in a pod is theirs, as long as it fits.
+        // A smaller MTU that was set in a pod is kept.
         run_in(&b, &["ip", "link", "set", "eth0", "mtu", "1350"]);
         node.network.set_mtu(Some(1380)).await.unwrap();
         assert_eq!(mtus(), [1380, 1380, 1380, 1380, 1350]);
         node.network.set_mtu(Some(1300)).await.unwrap();
         assert_eq!(mtus(), [1300; 5]);
         node.network.check("aaaa").await.unwrap();
-        // One that starts later finds them as they were left.
+        // After a restart the network finds the pods unchanged.
         drop(node.network);
         let again = open(node.dir.path()).await;
         again.set_mtu(Some(1450)).await.unwrap();
@@ -365,15 +365,15 @@ fn picture() -> String {
     run("ip", &["addr"])
 }
 
-/// The links of a picture.
+/// The names of the links.
 fn names(picture: &str) -> Vec<&str> {
     picture.lines().filter(|line| !line.starts_with(' ')).filter_map(|line| line.split(": ").nth(1)).collect()
 }
 
 #[test]
-fn a_foreign_bridge_of_our_bridges_name_is_refused_and_left_alone() {
+fn a_foreign_bridge_with_the_configured_name_is_refused_and_not_changed() {
     on_a_node(async |node| {
-        // Somebody's bridge, with a gateway address of somebody's, and somebody's container.
+        // A foreign bridge with a gateway address and a container.
         run("ip", &["link", "add", "foreign0", "type", "bridge"]);
         run("ip", &["addr", "add", "10.98.0.1/24", "dev", "foreign0"]);
         run("ip", &["link", "add", "veththeirs", "type", "veth", "peer", "name", "theirs"]);
@@ -396,7 +396,7 @@ fn a_foreign_bridge_of_our_bridges_name_is_refused_and_left_alone() {
         network.remove().await.unwrap();
         assert_eq!(picture(), before);
 
-        // Ours is removed by somebody, who takes its name: the next pod does not go to them.
+        // The bridge is deleted and another program takes its name: the next ADD fails.
         run("ip", &["link", "delete", "coracle0"]);
         run("ip", &["link", "add", "coracle0", "type", "bridge"]);
         let before = picture();
@@ -404,7 +404,7 @@ fn a_foreign_bridge_of_our_bridges_name_is_refused_and_left_alone() {
         assert!(error.to_string().contains("coracle0 exists and was not made by coracle"), "{error}");
         assert_eq!(node.network.status().await.unwrap_err(), error.to_string());
         assert_eq!(picture(), before);
-        // It goes away, and the pod after it finds a bridge of ours again.
+        // After the foreign bridge is deleted, the next ADD creates the bridge again.
         run("ip", &["link", "delete", "coracle0"]);
         node.network.add(&attachment("bbbb", &sandbox, vec![])).await.unwrap();
         assert!(run("ip", &["link", "show", "coracle0"]).contains("alias coracle"));
@@ -434,10 +434,10 @@ fn a_second_network_with_the_same_bridge_or_table_is_refused() {
             assert!(!second.exists(), "nothing was made");
         }
         open_with(&second, "second0").await;
-        // Elsewhere the names are as free as the interfaces.
+        // In another network namespace the names are free.
         let elsewhere = second.clone();
         on_a_node(async move |other| drop((other, open_with(&elsewhere, "second0").await)));
-        // An agent that starts again while the one before it ends.
+        // An agent that restarts while the previous one ends.
         let before = node.network;
         tokio::spawn(async move {
             tokio::time::sleep(Duration::from_millis(500)).await;
@@ -449,7 +449,7 @@ fn a_second_network_with_the_same_bridge_or_table_is_refused() {
 }
 
 #[test]
-fn a_bridge_that_was_made_before_there_was_a_mark_is_taken_over() {
+fn an_unmarked_bridge_of_an_earlier_version_is_adopted() {
     on_a_node(async |node| {
         let unmark = || drop(run("ip", &["link", "set", "coracle0", "alias", ""]));
         let is_marked = || run("ip", &["link", "show", "coracle0"]).contains("alias coracle");
@@ -458,11 +458,11 @@ fn a_bridge_that_was_made_before_there_was_a_mark_is_taken_over() {
         node.network.add(&attachment("aaaa", &sandbox, vec![])).await.unwrap();
         unmark();
         drop(node.network);
-        // Also with other ranges: it has the addresses that it was given last.
+        // Also with other ranges: the bridge has the addresses of the last configuration.
         let again = open(node.dir.path()).await;
         again.set_pod_cidrs(vec!["10.97.0.0/24".parse().unwrap()]).await.unwrap();
         assert!(is_marked() && run("ip", &["addr", "show", "coracle0"]).contains("10.97.0.1/24"));
-        // What an end between the making and the marking leaves.
+        // The state after a crash between creation and marking.
         let link = run("ip", &["-o", "link", "show", "coracle0"]);
         let mac = link.split_whitespace().skip_while(|word| *word != "link/ether").nth(1).unwrap();
         run("ip", &["link", "delete", "coracle0"]);
@@ -477,7 +477,7 @@ fn a_bridge_that_was_made_before_there_was_a_mark_is_taken_over() {
 }
 
 #[test]
-fn a_directory_that_is_deleted_under_a_running_node_gives_no_address_twice() {
+fn deleting_the_directory_of_addresses_causes_no_duplicate() {
     on_a_node(async |node| {
         let sandboxes: Vec<Sandbox> = (0..4).map(|_| Sandbox::new()).collect();
         let add = async |number: usize| {
@@ -493,7 +493,7 @@ fn a_directory_that_is_deleted_under_a_running_node_gives_no_address_twice() {
             std::fs::remove_dir_all(node.dir.path().join(dir)).unwrap();
         }
         assert_eq!(add(2).await, "10.99.0.4");
-        // One that leaves takes its address with it, and not more.
+        // DEL removes the pod's address only.
         node.network.del("pod1").await.unwrap();
         std::fs::remove_file(node.dir.path().join("networks/coracle/10.99.0.2")).unwrap();
         assert_eq!(add(3).await, "10.99.0.5");
@@ -505,7 +505,7 @@ fn a_directory_that_is_deleted_under_a_running_node_gives_no_address_twice() {
     });
 }
 
-/// The ranges that a set of the node's table holds, first and last address of each.
+/// The ranges in a set of the node's table: first and last address of each.
 fn elements(set: &str) -> Vec<(u128, u128)> {
     let bits = |ip: IpAddr| match ip {
         IpAddr::V4(ip) => u128::from(ip.to_bits()),
@@ -532,7 +532,7 @@ fn elements(set: &str) -> Vec<(u128, u128)> {
     ranges
 }
 
-/// The same of networks, by another way than the kernel's.
+/// The same for a list of networks, computed independently of the kernel.
 fn covered(networks: &[IpNetwork], v4: bool) -> Vec<(u128, u128)> {
     let bits = |ip: IpAddr| match ip {
         IpAddr::V4(ip) => u128::from(ip.to_bits()),
@@ -554,21 +554,21 @@ fn covered(networks: &[IpNetwork], v4: bool) -> Vec<(u128, u128)> {
     ranges
 }
 
-/// The table's number: another one when it was made again.
+/// The table's handle. It changes when the table is recreated.
 fn handle() -> u64 {
     let tables: serde_json::Value = serde_json::from_str(&run("nft", &["-j", "list", "tables"])).unwrap();
     let mut tables = tables["nftables"].as_array().unwrap().iter().map(|table| &table["table"]);
     tables.find(|table| table["name"] == "coracle").unwrap()["handle"].as_u64().unwrap()
 }
 
-/// The ranges of the pods of another node.
+/// The pod ranges of another node.
 fn ranges_of(number: u32) -> [IpNetwork; 2] {
     let [_, _, high, low] = (number * 2).to_be_bytes();
     let v6 = std::net::Ipv6Addr::new(0xfd42, 0, u16::from_be_bytes([high, low]), 0, 0, 0, 0, 0);
     [IpNetwork::new([10, 100 + high, low, 0].into(), 24).unwrap(), IpNetwork::new(v6.into(), 48).unwrap()]
 }
 
-/// What becomes of ranges when some nodes go, some come, and some have what is beside or around another's.
+/// Random changes of ranges: some are removed, some added, some contain or adjoin others.
 fn changed(mut ranges: Vec<IpNetwork>, chance: &mut u32) -> Vec<IpNetwork> {
     for _ in 0..5 {
         *chance = chance.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -591,7 +591,7 @@ fn changed(mut ranges: Vec<IpNetwork>, chance: &mut u32) -> Vec<IpNetwork> {
     ranges
 }
 
-/// Whether the kernel has these, and nothing else.
+/// Asserts that the kernel has exactly these ranges.
 fn check_ranges(wanted: &[IpNetwork]) {
     for (set, v4) in [("not_beyond_10.99.0.0_24", true), ("not_beyond_fd99___64", false)] {
         assert_eq!(elements(set), covered(wanted, v4));
@@ -599,7 +599,7 @@ fn check_ranges(wanted: &[IpNetwork]) {
 }
 
 #[test]
-fn pods_of_a_thousand_scattered_nodes_see_where_a_packet_is_from() {
+fn packets_to_a_thousand_nodes_are_not_masqueraded() {
     on_a_node(async |node| {
         let network = &node.network;
         network.set_pod_cidrs(own_ranges()).await.unwrap();
@@ -609,7 +609,7 @@ fn pods_of_a_thousand_scattered_nodes_see_where_a_packet_is_from() {
             network.set_unmasqueraded(wanted.clone()).await.unwrap();
             check_ranges(&wanted);
         }
-        // The rest of the table stays.
+        // The rest of the table is unchanged.
         let rules = || run("nft", &["list", "chain", "inet", "coracle", "postrouting"]);
         let (table, before, mut chance) = (handle(), rules(), 7);
         for _ in 0..40 {
@@ -618,7 +618,7 @@ fn pods_of_a_thousand_scattered_nodes_see_where_a_packet_is_from() {
             check_ranges(&wanted);
         }
         assert_eq!((handle(), rules()), (table, before));
-        // All else goes on as ever.
+        // Everything else still works.
         let sandbox = Sandbox::new();
         network.add(&attachment("aaaa", &sandbox, vec![port(8080, 80)])).await.unwrap();
         let has_port = || {
@@ -629,7 +629,7 @@ fn pods_of_a_thousand_scattered_nodes_see_where_a_packet_is_from() {
         run("nft", &["flush", "ruleset"]);
         eventually_async("the host port is back", 10, async || has_port()).await;
         check_ranges(&wanted);
-        // And nothing is repaired for ever.
+        // The repair does not repeat forever.
         let table = handle();
         tokio::time::sleep(Duration::from_millis(300)).await;
         assert_eq!(handle(), table);
@@ -641,7 +641,7 @@ fn pods_of_a_thousand_scattered_nodes_see_where_a_packet_is_from() {
     });
 }
 
-/// Of a node that has both families.
+/// The pod ranges of a dual-stack node.
 fn own_ranges() -> Vec<IpNetwork> {
     vec!["10.99.0.0/24".parse().unwrap(), "fd99::/64".parse().unwrap()]
 }
@@ -681,7 +681,7 @@ fn ranges_without_masquerading_survive_a_restart() {
         let again = open(node.dir.path()).await;
         again.set_pod_cidrs(vec!["10.99.0.0/24".parse().unwrap()]).await.unwrap();
         assert_eq!(elements("not_beyond_10.99.0.0_24"), covered(&ranges, true));
-        // Until it is known which they are.
+        // Until the ranges are known.
         again.set_unmasqueraded(ranges[..2].to_vec()).await.unwrap();
         assert_eq!(elements("not_beyond_10.99.0.0_24"), covered(&ranges[..2], true));
         again.set_unmasqueraded(Vec::new()).await.unwrap();
@@ -696,7 +696,7 @@ fn ranges_without_masquerading_survive_a_restart() {
 }
 
 #[test]
-fn an_mtu_that_could_not_be_set_is_set_the_next_time() {
+fn an_mtu_that_could_not_be_set_is_retried() {
     on_a_node(async |node| {
         run("ip", &["link", "delete", "coracle0"]);
         run("ip", &["link", "add", "coracle0", "type", "bridge"]);
@@ -709,11 +709,11 @@ fn an_mtu_that_could_not_be_set_is_set_the_next_time() {
 }
 
 #[test]
-fn a_table_that_cannot_be_changed_is_no_success_however_often_it_is_tried() {
+fn a_table_of_another_owner_fails_every_attempt() {
     on_a_node(async |node| {
         let sandbox = Sandbox::new();
         node.network.add(&attachment("aaaa", &sandbox, vec![port(8080, 80)])).await.unwrap();
-        // Somebody takes the table for himself alone.
+        // Another program becomes the exclusive owner of the table.
         let mut owner = Command::new("nft").arg("-i").stdin(std::process::Stdio::piped()).spawn().unwrap();
         let words = "delete table inet coracle; add table inet coracle { flags owner; }\n";
         owner.stdin.as_mut().unwrap().write_all(words.as_bytes()).unwrap();
@@ -735,11 +735,11 @@ fn a_table_that_cannot_be_changed_is_no_success_however_often_it_is_tried() {
 }
 
 #[test]
-fn a_released_network_that_cannot_be_taken_down_is_tried_again() {
+fn a_failed_removal_of_a_released_network_is_retried() {
     on_a_node(async |node| {
         let sandbox = Sandbox::new();
         let host = node.network.add(&attachment("aaaa", &sandbox, vec![])).await.unwrap().host_interfaces;
-        // Its file cannot be read.
+        // The file of the address cannot be read.
         let file = node.dir.path().join("networks/coracle/10.99.0.2");
         std::fs::rename(&file, file.with_extension("away")).unwrap();
         std::fs::create_dir(&file).unwrap();

@@ -1,4 +1,4 @@
-//! Overlays between network namespaces, judged by the kernel's tables (`ip`, `bridge`) and by packets, as root.
+//! Overlays between network namespaces, checked by the kernel's tables (`ip`, `bridge`) and by packets, as root.
 #![allow(
     clippy::disallowed_methods,
     clippy::unwrap_used,
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use coracle_cni::{Backend, End, Local, Offload, Overlay, OverlayConfig, Passes, Peer, PeerKind, examine};
 use nix::sched::{CloneFlags, unshare};
 
-/// However slow the machine is: long enough for what happens at all.
+/// A timeout that even a slow machine does not reach.
 const LONG: Duration = Duration::from_secs(60);
 const VXLAN: Backend = Backend::Vxlan { vni: 1, port: 8472, direct_routing: false };
 
@@ -29,7 +29,7 @@ fn ip(line: &str) -> String {
     run("ip", &line.split(' ').collect::<Vec<_>>())
 }
 
-/// Runs the test on a thread in a fresh network namespace, which goes with the thread.
+/// Runs the test on a thread in a new network namespace, which ends with the thread.
 fn in_a_namespace(test: impl AsyncFnOnce() + Send + 'static) {
     let thread = std::thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNET).expect("these tests need root");
@@ -65,7 +65,7 @@ fn addresses(number: u8) -> Vec<IpAddr> {
     vec![format!("192.0.2.{number}").parse().unwrap(), format!("2001:db8::{number:x}").parse().unwrap()]
 }
 
-/// The node of that number, as others know it.
+/// The node with this number, as its peers see it.
 fn peer(number: u8, backend: Backend) -> (String, Peer) {
     let overlay = Overlay::open(config(number, backend)).unwrap();
     let (kind, ends) = overlay.announced(&addresses(number));
@@ -76,15 +76,15 @@ fn uplink(number: u8) {
     ip(&format!("addr add 192.0.2.{number}/24 dev eth0"));
     ip(&format!("addr add 2001:db8::{number:x}/64 dev eth0 nodad"));
     ip("link set eth0 up");
-    // What a pod of this node would have.
+    // Address of a pod.
     ip(&format!("addr add 10.42.{number}.7/24 dev lo"));
     ip(&format!("addr add fd42:0:0:{number}::7/64 dev lo nodad"));
-    // And its bridge.
+    // Address of the bridge.
     ip(&format!("addr add 10.42.{number}.1/24 dev lo"));
     ip(&format!("addr add fd42:0:0:{number}::1/64 dev lo nodad"));
 }
 
-/// Another node, on a thread and in a namespace of its own, which answers datagrams to port 7 of its pod.
+/// Another node, on a thread in its own namespace. Its pod echoes datagrams to port 7.
 struct Other {
     tid: i32,
     commands: mpsc::Sender<()>,
@@ -133,12 +133,12 @@ impl Other {
     }
 }
 
-/// Whether a datagram of that length from our pod comes back from the other's.
+/// Whether a datagram of that length returns from the other node's pod.
 fn echoes(from: &str, to: &str, length: usize) -> bool {
     let socket = UdpSocket::bind((from, 0)).unwrap();
     socket.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
     let (to, mut buffer) = (SocketAddr::new(to.parse().unwrap(), 7), vec![0; 65536]);
-    // The first packet may find the underlay's neighbour unknown, or a message about a smaller MTU on the way back.
+    // The first packet may be lost: the underlay's neighbour is unknown, or the path MTU is smaller.
     let begun = Instant::now();
     while begun.elapsed() < LONG {
         if socket.send_to(&vec![7; length], to).is_ok()
@@ -156,7 +156,7 @@ fn reaches_everything(mtu: usize) {
         assert!(echoes("10.42.1.7", "10.42.2.7", length), "IPv4, {length} bytes\n{}", ip("route"));
         assert!(echoes("fd42:0:0:1::7", "fd42:0:0:2::7", length), "IPv6, {length} bytes\n{}", ip("-6 route"));
     }
-    // From the node itself, by the address that it uses.
+    // From the node itself, with its default source address.
     assert!(echoes("0.0.0.0", "10.42.2.7", 100) && echoes("::", "fd42:0:0:2::7", 100));
 }
 
@@ -169,7 +169,7 @@ fn between_two_nodes(backend: Backend, mtu: u32, test: impl FnOnce(&mut Overlay,
         let applied = overlay.apply(&local(1), &BTreeMap::from([two]), &BTreeMap::new()).unwrap();
         assert_eq!((applied.mtu, &applied.refused[..]), (Some(mtu), &[][..]));
         let length = mtu as usize;
-        // Packets of the tunnel go through tasks of this runtime.
+        // Tasks of this async runtime carry the packets of the tunnel.
         let thread = std::thread::spawn({
             let namespace = std::fs::File::open("/proc/thread-self/ns/net").unwrap();
             move || {
@@ -214,13 +214,13 @@ fn pods_reach_pods_by_vxlan_in_both_families() {
 }
 
 #[test]
-fn pods_reach_pods_by_another_number_and_port() {
+fn pods_reach_pods_with_another_vni_and_port() {
     let other = Backend::Vxlan { vni: 77_777, port: 4790, direct_routing: false };
     between_two_nodes(other, 1430, |overlay, _| {
         let link = ip("-d link show coracle.1");
         assert!(link.contains("vxlan id 77777") && link.contains("dstport 4790"), "{link}");
         assert_eq!(passing(overlay), [(1450, true), (1430, true)]);
-        // Peers with other numbers are told of, and not reached.
+        // Peers with another VNI are known but not reachable.
         let peers = BTreeMap::from([peer(2, VXLAN)]);
         let refused = overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap().refused;
         assert!(refused[0].1.contains("its VNI is 1, ours 77777"), "{refused:?}");
@@ -242,7 +242,7 @@ fn pods_reach_pods_in_udp_where_the_kernel_has_no_vxlan() {
     });
 }
 
-/// Time that this thread has had of a processor.
+/// Processor time of this thread.
 fn processor_time() -> Duration {
     let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
     let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
@@ -269,7 +269,7 @@ fn a_deleted_tun_device_keeps_no_processor_busy() {
     });
 }
 
-/// What passes to the other node, of IPv4 and IPv6.
+/// The MTU that reaches the other node, for IPv4 and IPv6.
 fn passing(overlay: &Overlay) -> Vec<(u32, bool)> {
     let found = examine(&overlay.ways(&BTreeSet::from(["node-2".to_owned()]))).unwrap();
     found.into_iter().map(|Passes { bytes, offloaded }| (bytes, offloaded)).collect()
@@ -283,18 +283,18 @@ fn path_mtus_and_offload_faults_are_found() {
             run("nsenter", &[&[namespace.as_str()], &line.split(' ').collect::<Vec<_>>()[..]].concat());
         };
         assert_eq!(passing(overlay), [(1450, true), (1430, true)]);
-        // A narrower place that nobody tells of.
+        // A link with a smaller MTU and without a message about it.
         there("ip link set eth0 mtu 1400");
         for (bytes, offloaded) in passing(overlay) {
             assert!(offloaded && (1320..=1354).contains(&bytes), "{bytes}");
         }
         there("ip link set eth0 mtu 1500");
-        // What devices sum up is lost.
+        // Packets with offloaded checksums are lost.
         there("nft add table inet lossy");
         there("nft add chain inet lossy in { type filter hook input priority 0 ; }");
         there("nft add rule inet lossy in udp dport 9 drop");
         assert_eq!(passing(overlay), [(1450, false), (1430, false)]);
-        // What is off by what was found differs from what somebody wants, in the next life, too.
+        // After a restart, an offload that the test disabled differs from one that another program disabled.
         let offload = || overlay.offload().unwrap();
         assert_eq!(offload(), Offload::On);
         overlay.set_offload(false).unwrap();
@@ -312,9 +312,9 @@ fn path_mtus_and_offload_faults_are_found() {
     });
 }
 
-/// One round's answers are more than a socket has room for.
+/// The answers of one round exceed the socket's buffer.
 #[test]
-fn a_thousand_ways_that_are_well_are_found_well() {
+fn a_thousand_faultless_paths_have_no_false_positive() {
     in_a_namespace(async || {
         let way = |number: u32| {
             let to = std::net::Ipv4Addr::from_bits(0x7f01_0000 + number).into();
@@ -327,13 +327,13 @@ fn a_thousand_ways_that_are_well_are_found_well() {
     });
 }
 
-/// The kernel's tables of ours, in the tools' words.
+/// Our entries in the kernel's tables, as `ip` and `bridge` print them.
 fn tables() -> String {
     if !ip("-br link").contains("coracle.1 ") {
         return "no device".to_owned();
     }
     let links = ip("-o link");
-    // Without the index, which a device made again has anew.
+    // Without the interface index, which differs after a device is recreated.
     let told = |line: &str| Some(line.split(" qdisc").next()?.split_once(": ")?.1.to_owned());
     let devices: Vec<String> = links.lines().filter(|l| l.contains("coracle")).filter_map(told).collect();
     let mut all: Vec<String> = [
@@ -412,7 +412,7 @@ fn foreign_changes_are_notified_and_repaired() {
             overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
             assert!(tables() == right, "after {arguments:?}\n{}", tables());
         }
-        // The uplink's MTU is the overlay's.
+        // The overlay's MTU follows the uplink's.
         ip("link set eth0 mtu 1400");
         tokio::time::timeout(LONG, overlay.foreign_change()).await.unwrap();
         assert_eq!(overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap().mtu, Some(1330));
@@ -440,7 +440,7 @@ fn similar_foreign_objects_are_not_taken_for_ours() {
             overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
             assert!(fdb().contains(&entry) && !fdb().contains(value), "after {of:?}\n{}", fdb());
         }
-        // One beside ours, of another metric, is not ours.
+        // A route with another metric is not ours.
         let shown =
             || ip("route show 10.100.7.0/24").split('\n').map(|l| l.trim().to_owned()).collect::<Vec<_>>();
         let ours = shown()[0].clone();
@@ -472,18 +472,18 @@ fn own_changes_and_those_of_pods_are_not_notified() {
         ip("neigh add 10.42.1.9 lladdr 02:00:00:00:00:09 dev vethpod nud reachable");
         ip("link del vethpod");
         let change = tokio::time::timeout(Duration::from_millis(300), overlay.foreign_change()).await;
-        // A pod's interface may come with an address of its own, of which nothing follows.
+        // The interface of a pod may come with its own address, which has no effect.
         if change.is_ok() {
             assert_eq!(overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap().changes, 0);
         }
-        // Another process finds all as it should be.
+        // A second process finds nothing to change.
         let mut again = Overlay::open(config(1, VXLAN)).unwrap();
         assert_eq!(again.apply(&local(1), &peers, &BTreeMap::new()).unwrap().changes, 0);
     });
 }
 
 #[test]
-fn an_address_may_change_and_a_foreign_interface_is_left_alone() {
+fn an_address_may_change_and_a_foreign_interface_is_not_changed() {
     in_a_namespace(async || {
         ip("link add eth0 type veth peer name eth1");
         uplink(1);
@@ -509,7 +509,7 @@ fn an_address_may_change_and_a_foreign_interface_is_left_alone() {
 }
 
 #[test]
-fn two_overlays_of_a_network_namespace_leave_each_others_routes_alone() {
+fn two_overlays_in_a_network_namespace_keep_their_own_routes() {
     in_a_namespace(async || {
         ip("link add eth0 type veth peer name eth1");
         uplink(1);
@@ -545,7 +545,7 @@ fn two_overlays_of_a_network_namespace_leave_each_others_routes_alone() {
         other.apply(&of_other, &theirs, &BTreeMap::new()).unwrap();
         let routes = |number: u8| ip(&format!("route show proto {number}")).lines().count();
         assert_eq!((routes(67), routes(68)), (3, 2));
-        // Each looks at all tables, as after a start, and finds nothing to remove.
+        // Each reads all tables, as after a start, and finds nothing to remove.
         let mut again = Overlay::open(config(1, VXLAN)).unwrap();
         assert_eq!(again.apply(&local(1), &peers(3), &BTreeMap::new()).unwrap().changes, 0);
         one.remove().unwrap();
@@ -563,7 +563,7 @@ fn a_foreign_device_with_the_same_vni_is_reported_and_its_removal_is_noticed() {
         let mut overlay = Overlay::open(config(1, VXLAN)).unwrap();
         let peers = peers(3);
         ip("link add flannel.1 type vxlan id 1 dstport 8472 local 192.0.2.1 dev eth0 nolearning");
-        // Neither of the next two is in the way.
+        // The next two devices do not conflict.
         ip("link add vxlan.2 type vxlan id 2 dstport 8472 local 192.0.2.1 dev eth0 nolearning");
         ip("link add vxlan.3 type vxlan id 1 dstport 4789 local 192.0.2.1 dev eth0 nolearning");
         for _ in 0..2 {
@@ -577,7 +577,7 @@ fn a_foreign_device_with_the_same_vni_is_reported_and_its_removal_is_noticed() {
         tokio::time::timeout(LONG, overlay.foreign_change()).await.unwrap();
         overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
         assert_eq!(ip("route show proto 67").lines().count(), 3);
-        // One that lies elsewhere still gets what comes for its number.
+        // A device on another link still receives packets for its VNI.
         overlay.remove().unwrap();
         ip("link add flannel.1 type vxlan id 1 dstport 8472 local 192.0.2.1 dev eth0 nolearning");
         let (send, received) = mpsc::channel();

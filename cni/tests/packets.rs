@@ -1,4 +1,4 @@
-//! Packets that really go, between pods, a node and a machine beyond it: who reaches whom, and as whom. As root.
+//! Packets between pods, a node and a machine behind it: reachability and source addresses. As root.
 
 #![allow(
     clippy::disallowed_methods,
@@ -24,7 +24,7 @@ use nix::sys::socket::{
     sockopt,
 };
 
-/// A thread in a network namespace, which does there what it is told. The namespace goes with it.
+/// A thread in a network namespace that executes jobs. The namespace ends with the thread.
 struct Space {
     netns: PathBuf,
     jobs: Sender<Box<dyn FnOnce() + Send>>,
@@ -45,7 +45,7 @@ impl Space {
         space
     }
 
-    /// What it comes to there. A thread that is started there stays there.
+    /// Runs a job in the namespace and returns its result. Threads that it starts stay there.
     fn within<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
         let (tell, told) = channel();
         self.jobs.send(Box::new(move || drop(tell.send(job())))).unwrap();
@@ -60,7 +60,7 @@ impl Space {
         })
     }
 
-    /// Answers every datagram with a name, and with what it said.
+    /// Echoes every datagram with a name.
     fn answer(&self, at: &'static str, name: &'static str) {
         let socket = self.within(move || UdpSocket::bind(at).unwrap());
         std::thread::spawn(move || {
@@ -79,11 +79,11 @@ struct Scene {
     dir: tempfile::TempDir,
 }
 
-/// For what is bound to come.
+/// Timeout for expected packets.
 const LONG: Duration = Duration::from_secs(120);
-/// For what may not come: it is asked for again.
+/// Timeout for packets that may be lost; they are repeated.
 const SHORT: Duration = Duration::from_millis(300);
-/// So many times it is asked for then, until it must have come.
+/// Attempts with that timeout.
 const OFTEN: usize = 400;
 
 fn run(program: &str, arguments: &[&str]) -> String {
@@ -156,8 +156,8 @@ fn port(protocol: Protocol, host_port: u16, container_port: u16) -> PortMapping 
     PortMapping { host_ip: None, host_port, container_port, protocol }
 }
 
-/// Who answers at `to`, asked by this socket so many times at most. Each call has a question of its own, so that
-/// nobody's late answer is taken for another's.
+/// The name of the server that answers at `to`, with at most `times` attempts. Each call has a unique question, so
+/// that a late answer to another call is ignored.
 fn ask(socket: &UdpSocket, to: &str, times: usize) -> Option<String> {
     static ASKED: AtomicUsize = AtomicUsize::new(0);
     let question = format!("who {}", ASKED.fetch_add(1, Ordering::Relaxed));
@@ -182,7 +182,7 @@ fn datagrams_follow_their_port_from_pod_to_pod() {
     on_a_node(&["10.99.0.0/29"], async |scene| {
         let client = scene.beyond.udp("192.0.2.9:5555");
         let to = "192.0.2.1:5353";
-        // He sends before there is anybody.
+        // The client sends before the pod exists.
         client.set_read_timeout(Some(SHORT)).unwrap();
         client.send_to(b"who", to).unwrap();
         assert!(client.recv_from(&mut [0; 64]).is_err());
@@ -195,7 +195,7 @@ fn datagrams_follow_their_port_from_pod_to_pod() {
         scene.network.del("aaaa").await.unwrap();
         assert_ne!(scene.add("bbbb", &b, udp()).await, first);
         assert_eq!(ask(&client, to, OFTEN).as_deref(), Some("b"));
-        // Nobody has the port any more, whoever has the address.
+        // The port is unused, although another pod may have the address.
         let second = scene.add("cccc", &a, Vec::new()).await;
         assert_ne!(second, first);
         scene.network.release("bbbb").await.unwrap();
@@ -215,7 +215,7 @@ fn datagrams_follow_their_port_from_pod_to_pod() {
 }
 
 #[test]
-fn datagrams_that_only_pass_go_on_when_a_port_of_their_number_comes_and_goes() {
+fn forwarded_datagrams_are_not_affected_by_a_host_port_with_their_number() {
     on_a_node(&["10.99.0.0/24"], async |scene| {
         let (pod, server) = (Space::new(), Space::new());
         let beyond = scene.beyond.udp("192.0.2.9:5353");
@@ -237,7 +237,7 @@ fn datagrams_that_only_pass_go_on_when_a_port_of_their_number_comes_and_goes() {
 }
 
 #[test]
-fn a_pod_is_seen_as_the_node_and_as_itself_where_that_is_asked_for() {
+fn masquerading_follows_the_configuration() {
     on_a_node(&["10.99.0.0/24"], async |scene| {
         let pod = Space::new();
         let address = scene.add("aaaa", &pod, Vec::new()).await.to_string();
@@ -260,7 +260,7 @@ fn a_pod_is_seen_as_the_node_and_as_itself_where_that_is_asked_for() {
 }
 
 #[test]
-fn a_host_port_leads_over_ipv6_too() {
+fn a_host_port_works_over_ipv6() {
     on_a_node(&["10.99.0.0/24", "fd99::/64"], async |scene| {
         let pod = Space::new();
         scene.add("aaaa", &pod, vec![port(Protocol::Tcp, 8080, 80)]).await;
@@ -284,26 +284,26 @@ fn a_host_port_leads_over_ipv6_too() {
     });
 }
 
-/// What a router says of itself to the node, from now on and for so many seconds (RFC 4861, 4.2).
+/// Sends a router advertisement with this lifetime in seconds to the node (RFC 4861, 4.2).
 fn advertise(router: &Space, to: Ipv6Addr, seconds: u16) {
     router.within(move || {
         let socket =
             socket(AddressFamily::Inet6, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::IcmpV6);
         let socket = socket.unwrap();
-        // What comes from farther away is not believed.
+        // The kernel ignores advertisements with another hop limit.
         setsockopt(&socket, sockopt::Ipv6Ttl, &255).unwrap();
         let mut message = [0; 16];
         message[0] = 134;
         message[6..8].copy_from_slice(&seconds.to_be_bytes());
         let link = nix::net::if_::if_nametoindex("up1").unwrap();
         let to = SockaddrIn6::from(SocketAddrV6::new(to, 0, 0, link));
-        // Not while its own address is not proven yet.
+        // Sending fails until duplicate address detection has finished.
         sendto(socket.as_raw_fd(), &message, &to, MsgFlags::empty()).ok();
     });
 }
 
 #[test]
-fn a_node_that_begins_to_forward_goes_on_heeding_its_router() {
+fn a_forwarding_node_still_accepts_router_advertisements() {
     on_a_node(&["10.42.0.0/24"], async |scene: Scene| {
         let by_router = || ip("-6 route show default dev up0 proto ra").contains("via fe80:");
         // The kernel assigns it after both ends are up.

@@ -167,7 +167,7 @@ pub async fn start(config: ControlPlaneConfig, shutdown: CancellationToken) -> R
     let tls = serving_tls(&pki, &leaf)?;
     let stopped = shutdown.child_token();
     let settings = apiserver_config(&config, &pki, address)?;
-    let controllers = controllers_config(&config, &pki, (address, leaf))?;
+    let controllers = controllers_config(&config, &pki, address, leaf)?;
     let api = Apiserver::open(settings, store, stopped.clone()).await;
     let api = api.inspect_err(|_| stopped.cancel()).map_err(Error::Apiserver)?;
     let kubeconfig = config.state_dir.join("admin.kubeconfig");
@@ -235,7 +235,8 @@ fn apiserver_config(
 fn controllers_config(
     config: &ControlPlaneConfig,
     pki: &Pki,
-    (address, leaf): (SocketAddr, Leaf),
+    address: SocketAddr,
+    leaf: Leaf,
 ) -> Result<ControllersConfig, Error> {
     let key = pki.authority_key().map_err(Error::Pki)?;
     let signer = Signer::new(pki.authority_pem(), &key, config.signing_duration).map_err(Error::Signer)?;

@@ -33,7 +33,7 @@ pub(crate) use self::fit::fit;
 pub(crate) use self::fit::fuzz;
 pub(crate) use self::manifest::Manifest;
 pub(crate) use self::pod::{PodSubject, checkpoint_pod};
-pub(crate) use self::restore::{forget_images, images_dir, lay_out, read, said, verify};
+pub(crate) use self::restore::{forget_images, images_dir, read, said, unpack_checkpoint, verify};
 use self::subject::Connections;
 pub(crate) use self::subject::Subject;
 

@@ -53,7 +53,7 @@ pub(crate) struct Container {
     /// Held by a removal and by a checkpoint.
     pub(crate) removing: Arc<tokio::sync::Mutex<()>>,
     /// Set before the container is killed: a checkpoint in progress then ends.
-    pub(crate) doomed: Arc<AtomicBool>,
+    pub(crate) stopping: Arc<AtomicBool>,
     /// State for usage rates.
     pub(crate) meter: Meter,
     /// Hold the layers of its image and of its image volumes.
@@ -82,7 +82,7 @@ impl Container {
             state: watch::Sender::new(state),
             starting: tokio::sync::Mutex::default(),
             removing: Arc::default(),
-            doomed: Arc::default(),
+            stopping: Arc::default(),
             meter: Meter::default(),
             _held: held,
         }

@@ -231,7 +231,7 @@ impl PendingEvents<'_> {
     }
 
     fn keep_record(&mut self, subject: &Subject, deleted: Transition) -> Result<(), Error> {
-        self.removed = Some(self.outbox.records.bury(subject, deleted.number, deleted.at)?);
+        self.removed = Some(self.outbox.records.move_removed(subject, deleted.number, deleted.at)?);
         Ok(())
     }
 

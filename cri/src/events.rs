@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn early_events_are_delivered_to_the_first_listener_alone() {
+    async fn early_events_are_delivered_to_the_first_listener_only() {
         let events = events();
         send(&events, 1);
         let (first, second) = (events.listen(), events.listen());

@@ -32,6 +32,7 @@ use crate::services::containers::ContainerService;
 use crate::services::execs::{ExecService, OutputMemory};
 use crate::services::images::ImageService;
 use crate::services::sandboxes::SandboxService;
+use crate::services::shared::{Machine, Objects, Transitions};
 use crate::services::status::StatusService;
 use crate::shim_monitor::{self, ShimMonitor};
 use crate::shim_program::ShimProgram;
@@ -168,22 +169,15 @@ impl Parts {
         let stats = self.stats();
         let undo = self.undo();
         let monitor = self.monitor(&hooks, &exits, &execs);
-        let containers = self.containers(&outbox, &hooks, &exits, &undo);
+        let transitions = Transitions { outbox: outbox.clone(), hooks, exits: exits.clone() };
+        let containers = self.containers(&transitions, &undo);
         let sandboxes = SandboxService {
             config: self.config.clone(),
             network: self.network.clone(),
             shim_program: self.shim_program.clone(),
-            records: self.records.clone(),
-            tables: self.tables.clone(),
-            names: self.names.clone(),
-            host: self.host.clone(),
-            cgroups: self.cgroups.clone(),
-            layout: self.layout.clone(),
-            selinux: self.selinux.clone(),
-            profiles: self.profiles.clone(),
-            outbox: outbox.clone(),
-            hooks,
-            exits: exits.clone(),
+            objects: self.objects(),
+            machine: self.machine(),
+            transitions: transitions.clone(),
             monitor: monitor.clone(),
             containers: containers.clone(),
             undo,
@@ -295,27 +289,27 @@ impl Parts {
         })
     }
 
-    fn containers(
-        &self,
-        outbox: &EventOutbox,
-        hooks: &PluginHooks,
-        exits: &ExitRecorder,
-        undo: &Arc<UndoContext>,
-    ) -> ContainerService {
-        ContainerService {
-            config: self.config.clone(),
-            images: self.images.clone(),
-            records: self.records.clone(),
-            tables: self.tables.clone(),
-            names: self.names.clone(),
+    fn objects(&self) -> Objects {
+        Objects { records: self.records.clone(), tables: self.tables.clone(), names: self.names.clone() }
+    }
+
+    fn machine(&self) -> Machine {
+        Machine {
             host: self.host.clone(),
             cgroups: self.cgroups.clone(),
             layout: self.layout.clone(),
             selinux: self.selinux.clone(),
             profiles: self.profiles.clone(),
-            outbox: outbox.clone(),
-            hooks: hooks.clone(),
-            exits: exits.clone(),
+        }
+    }
+
+    fn containers(&self, transitions: &Transitions, undo: &Arc<UndoContext>) -> ContainerService {
+        ContainerService {
+            config: self.config.clone(),
+            images: self.images.clone(),
+            objects: self.objects(),
+            machine: self.machine(),
+            transitions: transitions.clone(),
             undo: undo.clone(),
             layer_removal: Arc::default(),
         }

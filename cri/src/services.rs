@@ -8,6 +8,7 @@ pub(crate) mod containers;
 pub(crate) mod execs;
 pub(crate) mod images;
 pub(crate) mod sandboxes;
+pub(crate) mod shared;
 pub(crate) mod status;
 mod verbose;
 

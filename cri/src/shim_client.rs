@@ -419,7 +419,7 @@ impl Shim {
     /// uninterruptibly.
     pub async fn kill_itself(&self) -> Result<(), Error> {
         let death = timeout(self.times.death, self.inner.process.kill_and_reap()).await;
-        death.map_err(|_late| Error::undead(self.pid()))
+        death.map_err(|_late| Error::unkillable(self.pid()))
     }
 
     /// Ends the shim of a directory to which no client can connect, if there is one. It may not have listened yet, or no

@@ -99,7 +99,7 @@ impl ShimMonitor {
         let record = exit_record(&container, &exit);
         let recorded = match container.starting.try_lock() {
             Ok(_started) => self.state.exits.record_exit(&container, record),
-            Err(_busy) => return self.record_later(connection, sequence, (Arc::clone(&container), record)),
+            Err(_busy) => return self.record_later(connection, sequence, Arc::clone(&container), record),
         };
         connection.acknowledge(sequence, recorded).await;
     }
@@ -109,7 +109,8 @@ impl ShimMonitor {
         &self,
         connection: &Connection,
         sequence: u64,
-        (container, record): (Arc<Container>, ExitRecord),
+        container: Arc<Container>,
+        record: ExitRecord,
     ) {
         let (exits, connection) = (self.state.exits.clone(), connection.clone());
         tokio::spawn(async move {

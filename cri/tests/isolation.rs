@@ -1,11 +1,11 @@
-//! What separates pods and containers, asked of the kernel: user namespaces, volumes, devices, groups.
+//! Isolation of pods and containers, checked by the kernel's view: user namespaces, volumes, devices, groups.
 //!
-//! Runs as root in a network namespace of its own. The binary is its own shim, as the real one is.
+//! Runs as root in its own network namespace. The test program is also the shim, as the real binary is.
 #![allow(
     clippy::print_stdout,
     clippy::unwrap_used,
     clippy::expect_used,
-    reason = "a test with a main of its own"
+    reason = "a test program with its own main"
 )]
 
 #[path = "isolation/confinement.rs"]
@@ -15,7 +15,7 @@ mod fields;
 #[path = "isolation/first_process.rs"]
 mod first_process;
 #[path = "lifecycle/fixture.rs"]
-#[allow(dead_code, reason = "shared with the tests of lifecycles")]
+#[allow(dead_code, reason = "shared with the lifecycle tests")]
 mod fixture;
 #[path = "isolation/processes.rs"]
 mod processes;
@@ -35,35 +35,35 @@ fn main() -> ExitCode {
         Err(end) => return end,
     };
     session.run(tests![
-        user_namespace::root_inside_is_nobody_outside_and_owns_what_is_inside,
+        user_namespace::root_of_a_user_namespace_has_no_rights_outside,
         user_namespace::volumes_show_their_ids_as_the_mapping_says,
-        user_namespace::everything_that_a_container_has_is_there,
-        user_namespace::a_shared_pid_namespace_and_the_nodes_network_are_possible,
+        user_namespace::a_container_with_a_user_namespace_has_all_features,
+        user_namespace::a_user_namespace_works_with_a_shared_pid_namespace_and_the_host_network,
         user_namespace::a_wrong_mapping_is_refused,
-        confinement::devices_of_a_vendor_are_there_with_all_that_belongs_to_them,
-        confinement::of_devices_a_container_has_those_that_are_its_own,
+        confinement::a_cdi_device_has_its_mounts_hooks_and_environment,
+        confinement::a_container_accesses_only_its_devices,
         confinement::groups_are_those_of_the_policy,
-        confinement::the_default_profile_holds_where_there_is_apparmor,
-        confinement::what_the_kernel_cannot_confine_is_refused,
-        fields::a_seccomp_profile_of_old_counts,
-        fields::what_cannot_be_honoured_is_refused,
-        fields::a_privileged_container_needs_a_pod_for_it,
-        fields::numbers_that_mean_nothing_are_refused,
-        first_process::it_is_under_the_pods_seccomp_profile,
-        first_process::it_is_whom_the_pod_runs_as,
-        first_process::a_profile_that_cannot_be_is_refused_and_leaves_nothing,
-        first_process::it_is_under_the_pods_apparmor_profile_where_there_is_apparmor,
-        processes::a_container_joins_the_processes_of_another,
-        processes::a_container_that_ends_leaves_nobody_behind,
-        processes::a_command_runs_in_a_container_that_has_cgroups_of_its_own,
-        volumes::a_volume_hides_nothing_of_the_pod,
-        volumes::read_only_is_recursive_when_asked,
-        volumes::an_image_is_a_volume_whole_and_in_part,
+        confinement::the_default_profile_applies_if_the_kernel_has_apparmor,
+        confinement::confinement_that_the_kernel_lacks_is_refused,
+        fields::the_deprecated_seccomp_field_is_honoured,
+        fields::unsupported_fields_are_refused,
+        fields::a_privileged_container_needs_a_privileged_pod,
+        fields::unknown_enumeration_values_are_refused,
+        first_process::process_1_has_the_pods_seccomp_profile,
+        first_process::process_1_runs_as_the_pods_user,
+        first_process::an_unusable_profile_is_refused_and_leaves_nothing,
+        first_process::process_1_has_the_pods_apparmor_profile_if_the_kernel_has_apparmor,
+        processes::a_container_joins_the_pid_namespace_of_another,
+        processes::an_exited_container_leaves_no_process,
+        processes::an_exec_runs_in_a_container_with_child_cgroups,
+        volumes::a_volume_does_not_hide_files_of_the_pod,
+        volumes::recursive_read_only_covers_submounts,
+        volumes::an_image_volume_may_have_a_sub_path,
         volumes::an_image_is_a_volume_of_a_pod_with_a_user_namespace,
     ])
 }
 
-/// Runs a command under `sh -c` in a container and returns what it wrote, when it ends well.
+/// Runs a command under `sh -c` in a container. Returns its output if it succeeds.
 async fn sh(machine: &Machine, id: &str, script: &str) -> String {
     let answer = machine.exec(id, &["sh", "-c", script], 0).await.expect("exec");
     let text = String::from_utf8_lossy(&answer.stdout).trim().to_owned();

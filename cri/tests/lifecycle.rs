@@ -1,8 +1,8 @@
-//! Whole pods through the runtime, the shim and the kernel, judged by what the kernel shows.
+//! Complete pods through runtime, shim and kernel, checked by the kernel's view.
 //!
-//! Runs as root in a network namespace of its own. The binary is its own shim, as the real one is:
-//! called with `shim --dir DIR` it becomes a pod.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test with a main of its own")]
+//! Runs as root in its own network namespace. The test program is also the shim, as the real binary is: with the
+//! arguments `shim --dir DIR` it holds a pod.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test program with its own main")]
 
 #[path = "lifecycle/client.rs"]
 mod client;
@@ -28,15 +28,15 @@ fn main() -> ExitCode {
     session.run(tests![
         a_container_runs_logs_and_ends,
         execs_return_output_code_and_time_out,
-        stop_asks_first_and_then_kills,
+        stop_sends_the_signal_and_then_kills,
         a_pod_has_a_network_and_files_of_its_own,
-        the_runtimes_umask_is_not_the_containers,
+        containers_do_not_inherit_the_runtimes_umask,
         events_come_once_and_in_order,
-        a_new_agent_finds_everything_again,
+        a_restarted_runtime_finds_all_objects,
         a_dead_shim_ends_its_pod,
-        an_end_that_only_a_dead_shim_saw_is_known,
+        the_exit_code_survives_the_shim,
         failures_leave_nothing,
-        unknown_ids_are_as_the_cri_says,
+        unknown_ids_are_handled_as_the_cri_requires,
         security_reaches_the_kernel,
         streams_carry_commands_and_connections,
         attach_logs_and_statistics_are_true,
@@ -75,14 +75,14 @@ async fn execs_return_output_code_and_time_out(machine: &mut Machine) {
         if !left.contains("sleep 99") && !left.contains("sleep 98") {
             break;
         }
-        // Less than either of them takes by itself.
+        // Shorter than the sleep of either process.
         assert!(before.elapsed() < Duration::from_secs(30), "{left}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     machine.remove_pod(&pod).await;
 }
 
-/// Waits until a container has written that.
+/// Waits until a container has logged the text.
 async fn logs(machine: &Machine, id: &str, text: &str) {
     let log = machine.status(id).await.log_path;
     let begun = Instant::now();
@@ -92,9 +92,9 @@ async fn logs(machine: &Machine, id: &str, text: &str) {
     }
 }
 
-async fn stop_asks_first_and_then_kills(machine: &mut Machine) {
+async fn stop_sends_the_signal_and_then_kills(machine: &mut Machine) {
     let pod = machine.pod("stop").await;
-    // The trap must be set before it is tried.
+    // The trap must be set before the signal is sent.
     let script = "trap 'exit 5' TERM; echo ready; while :; do sleep 0.05; done";
     let polite = machine.run(&pod, "polite", &["sh", "-c", script]).await;
     logs(machine, &polite, "ready").await;
@@ -127,7 +127,7 @@ async fn a_pod_has_a_network_and_files_of_its_own(machine: &mut Machine) {
     machine.remove_pod(&pod).await;
 }
 
-async fn the_runtimes_umask_is_not_the_containers(machine: &mut Machine) {
+async fn containers_do_not_inherit_the_runtimes_umask(machine: &mut Machine) {
     let before = nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
     let pod = machine.pod("umask").await;
     let ordinary = |config: &mut cri::ContainerConfig| {
@@ -154,12 +154,12 @@ async fn events_come_once_and_in_order(machine: &mut Machine) {
     machine.wait_exited(&id).await;
     machine.remove_pod(&pod).await;
     let mut seen = Vec::new();
-    // The last of all; and nothing after it.
+    // This event is the last one.
     let is_over = |seen: &Vec<String>| seen.iter().any(|event| event == "pod 3");
     loop {
         let most = if is_over(&seen) { Duration::from_millis(500) } else { Duration::from_secs(60) };
         let Ok(Some(Ok(event))) = tokio::time::timeout(most, events.next()).await else { break };
-        // The first listener is told of earlier tests too.
+        // The first listener also gets events of earlier tests.
         let who = match event.container_id {
             who if who == pod => "pod",
             who if who == id => "container",
@@ -172,7 +172,7 @@ async fn events_come_once_and_in_order(machine: &mut Machine) {
     assert_eq!(of("pod"), ["pod 0", "pod 1", "pod 2", "pod 3"]);
 }
 
-async fn a_new_agent_finds_everything_again(machine: &mut Machine) {
+async fn a_restarted_runtime_finds_all_objects(machine: &mut Machine) {
     let pod = machine.pod("again").await;
     let stays = machine.run(&pod, "stays", &["sleep", "1000"]).await;
     let ends = machine.run(&pod, "ends", &["sh", "-c", "sleep 0.5; exit 9"]).await;
@@ -198,7 +198,7 @@ async fn a_dead_shim_ends_its_pod(machine: &mut Machine) {
     ends(pid).await;
     assert_eq!(machine.sandbox(&pod).await.state, i32::from(cri::PodSandboxState::SandboxNotready));
     machine.remove_pod(&pod).await;
-    // The same while nobody looks.
+    // The same without a runtime.
     let pod = machine.pod("dead-alone").await;
     let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
     let (shim, pid) = (machine.shim_pid(&pod).await, machine.pid(&id).await);
@@ -211,8 +211,8 @@ async fn a_dead_shim_ends_its_pod(machine: &mut Machine) {
     machine.remove_pod(&pod).await;
 }
 
-/// The runtime is away while containers end and their shim dies: what that wrote down is the truth.
-async fn an_end_that_only_a_dead_shim_saw_is_known(machine: &mut Machine) {
+/// Containers end and then their shim dies while the runtime is stopped. The shim's records have the exit codes.
+async fn the_exit_code_survives_the_shim(machine: &mut Machine) {
     let pod = machine.pod("unseen").await;
     let ends = machine.run(&pod, "ends", &["sh", "-c", "sleep 0.5; exit 9"]).await;
     let script = ["sh", "-c", "sleep 0.5; x=a; while :; do x=$x$x; done"];
@@ -229,7 +229,7 @@ async fn an_end_that_only_a_dead_shim_saw_is_known(machine: &mut Machine) {
     let began = Instant::now();
     for id in [&ends, &hog] {
         while std::fs::metadata(exits.join(id)).map_or(0, |written| written.len()) == 0 {
-            assert!(began.elapsed() < Duration::from_secs(60), "the shim writes ends down");
+            assert!(began.elapsed() < Duration::from_secs(60), "the shim has not recorded the exit");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -263,12 +263,12 @@ async fn failures_leave_nothing(machine: &mut Machine) {
     };
     assert!(machine.create(&pod, "c", &["true"], bad_user).await.is_err());
     assert_eq!(machine.traces().await, before);
-    let taken = machine.try_pod("fail", |_| {}).await.expect_err("the name is taken");
+    let taken = machine.try_pod("fail", |_| {}).await.expect_err("the name is in use");
     assert_eq!(taken.code(), tonic::Code::AlreadyExists);
     machine.remove_pod(&pod).await;
 }
 
-async fn unknown_ids_are_as_the_cri_says(machine: &mut Machine) {
+async fn unknown_ids_are_handled_as_the_cri_requires(machine: &mut Machine) {
     machine.stop("unknown", 1).await;
     machine.remove_pod("unknown").await;
     let status = cri::ContainerStatusRequest { container_id: "unknown".into(), verbose: false };

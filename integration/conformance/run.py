@@ -19,7 +19,7 @@ RECORD = HERE / "specs.txt"
 EXCEPTIONS = HERE / "exceptions.txt"
 CI = HERE / "ci.txt"
 
-# How often a failed spec that should pass runs again.
+# Retries of a failed spec that should pass.
 ATTEMPTS = 3
 
 # Specs of one call of ginkgo. An interrupted run repeats at most these.
@@ -65,7 +65,7 @@ def exceptions():
 
 
 class Results:
-    """Results of one binary, kept on disk, so that an interrupted run goes on where it was."""
+    """Results of one binary, kept on disk, so that an interrupted run continues where it stopped."""
 
     def __init__(self, coracle):
         digest = hashlib.sha256(pathlib.Path(coracle).read_bytes()).hexdigest()[:16]

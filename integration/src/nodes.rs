@@ -226,7 +226,7 @@ impl Nodes {
     pub(crate) fn credentials(&self, host: &Host, name: &str, dir: &Path) -> [PathBuf; 4] {
         let addresses = [host.address(), host.address_v6()];
         let pki = self.plane.dir.join("pki");
-        let pair = |kind: &str, extensions: &str| issue(&pki, dir, (kind, name), extensions);
+        let pair = |kind: &str, extensions: &str| issue(&pki, dir, kind, name, extensions);
         let names = format!("subjectAltName=DNS:{name},IP:{},IP:{}", addresses[0], addresses[1]);
         let client = pair("client", "extendedKeyUsage=clientAuth");
         let serving = pair("serving", &format!("extendedKeyUsage=serverAuth\n{names}"));
@@ -302,7 +302,7 @@ impl Drop for Nodes {
 }
 
 /// Issues a certificate for a node with openssl and the cluster's CA key. Returns the paths of certificate and key.
-fn issue(pki: &Path, dir: &Path, (kind, node): (&str, &str), extensions: &str) -> (PathBuf, PathBuf) {
+fn issue(pki: &Path, dir: &Path, kind: &str, node: &str, extensions: &str) -> (PathBuf, PathBuf) {
     let [certificate, key, request, more] =
         ["crt", "key", "csr", "ext"].map(|ending| dir.join(format!("{kind}.{ending}")));
     fs::write(&more, extensions).unwrap();
@@ -396,7 +396,7 @@ impl Agent {
         self.process = Some(start(command, &self.log));
     }
 
-    /// Runs the agent to its end, which must come by itself.
+    /// Runs the agent until it exits by itself.
     ///
     /// # Panics
     /// When the process is already running.

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use coracle_integration::Machine;
 use serde_json::Value;
 
-/// Numbers of specs in a group that passed, failed and skipped themselves.
+/// Numbers of specs in a group that passed, failed and were skipped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Outcome {
     passed: usize,
@@ -51,7 +51,7 @@ fn texts(spec: &Value) -> Vec<&str> {
     spec["ContainerHierarchyTexts"].as_array().unwrap().iter().filter_map(Value::as_str).collect()
 }
 
-/// The row of the table for a spec: the outermost text without its tags; for the security context, also the next text.
+/// The table row of a spec: its outermost text without tags. For the security context, the next text follows.
 fn group(spec: &Value) -> String {
     let plain = |text: &str| {
         let words = text.split_whitespace().filter(|word| !word.starts_with('['));
@@ -107,7 +107,7 @@ fn table(readme: &str) -> Groups {
     groups
 }
 
-/// Specs that did not pass, with their messages.
+/// The specs that did not pass, with their messages.
 fn account(specs: &[Value]) -> String {
     let mut text = String::new();
     for spec in specs.iter().filter(|spec| spec["State"] != "passed") {

@@ -1,5 +1,5 @@
 //! Attacks on the built binary: from inside a container, by API clients, registries and local users. Each test names
-//! the finding or the CVE that it reproduces, and fails on a version that is vulnerable to it.
+//! the finding or the CVE that it reproduces, and fails on a vulnerable version.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,7 +1,7 @@
 //! Hostile clients and hostile pods beside 50 ordinary pods, for minutes or hours.
 //!
-//! Meanwhile no ordinary pod restarts and no probe of one fails. The API server answers others than the attackers soon, and
-//! afterwards the processes take the memory that they took before. `scripts/soak [MINUTES]` runs it.
+//! Meanwhile no ordinary pod restarts or fails a probe, and the API server responds quickly to other clients.
+//! Afterwards the processes use as much memory as before. `scripts/soak [MINUTES]` runs it.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -36,11 +36,11 @@ use coracle_integration::{Cluster, eventually, on_a_machine};
 use latency::Latencies;
 use memory::Memory;
 
-/// Time in which the node comes to rest before its memory is measured.
+/// Time without load before the memory of the node is measured.
 const REST: Duration = Duration::from_secs(20);
-/// Time in which the memory must be what it was, after the last hostile pod is gone. Seconds.
+/// Seconds after the removal of the last hostile pod until the memory must be as before.
 const RETURN: u64 = 60;
-/// API requests of others, slowest of hundred.
+/// Maximum p99 latency of API requests of other clients.
 const P99: Duration = Duration::from_millis(100);
 
 #[test]
@@ -91,14 +91,14 @@ fn ordinary_pods_do_not_notice_hostile_clients_and_pods() {
     });
 }
 
-/// Gives the pods processor time before other work on this machine, so that the probes measure the node.
+/// Gives the ordinary pods a higher CPU weight, so that other load on this machine does not fail their probes.
 fn prefer(cgroup: &str) {
     for (hierarchy, file, weight) in [("cpu/", "cpu.shares", "20480"), ("", "cpu.weight", "2000")] {
         let root = format!("/sys/fs/cgroup/{hierarchy}");
         if Path::new(&root).join("cgroup.procs").exists() {
             let group = Path::new(&root).join(cgroup);
             fs::create_dir_all(&group).unwrap();
-            // Absent in the other version's hierarchy.
+            // The file exists in one cgroup version only.
             let _absent = fs::OpenOptions::new()
                 .write(true)
                 .open(group.join(file))
@@ -107,7 +107,7 @@ fn prefer(cgroup: &str) {
     }
 }
 
-/// Prints once a minute what the node takes.
+/// Prints the node's memory once a minute.
 fn watch_until(cluster: &Cluster, machine: &coracle_integration::Machine, end: Instant) {
     let mut next = Instant::now();
     while Instant::now() < end {

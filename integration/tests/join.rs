@@ -521,7 +521,7 @@ fn no_eviction_if_all_nodes_are_lost(nodes: &mut Nodes) {
     for node in ["node-1", "node-2"] {
         eventually("the node to be Unknown", 15, || condition(nodes, node, "Ready") == "Unknown");
     }
-    // Longer than the pods tolerate the taints. Nothing marks that an eviction did not happen.
+    // Longer than the pods tolerate the taints. There is no event to wait for.
     std::thread::sleep(std::time::Duration::from_secs(12));
     let deleted = nodes.get(&["pods"]);
     let deleted = deleted["items"].as_array().unwrap().iter();

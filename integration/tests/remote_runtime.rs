@@ -1,6 +1,6 @@
-//! The agent on another container runtime, by the CRI: containerd as Debian packages it, and CRI-O as published.
+//! The agent with another container runtime over the CRI: Debian's containerd, and the published CRI-O.
 //!
-//! Building CRI-O takes minutes: `scripts/test-crio` does that, and runs its test.
+//! Building CRI-O takes minutes: `scripts/test-crio` builds it and runs its test.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr, reason = "a test panics")]
 
 use std::fs;
@@ -12,13 +12,13 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 const NODE: &str = "node-1";
-/// The machine's registry, as the nodes reach it.
+/// Address of the machine's registry for the nodes.
 const REGISTRY: &str = "192.0.2.1:5005";
 
-/// A container runtime on a node's machine.
+/// A container runtime on a node's host.
 struct Runtime {
     process: Child,
-    /// Runs a program on the machine; the namespaces are the runtime's own.
+    /// Command prefix that enters the namespaces of the runtime.
     enter: Vec<String>,
     dir: PathBuf,
 }
@@ -28,7 +28,7 @@ fn run(program: &str, arguments: &[&str]) {
     assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A CNI list of Debian's plugins: pods of this node have addresses of 10.77.0.0/24.
+/// A CNI list of Debian's plugins. Pods of this node get addresses of 10.77.0.0/24.
 fn write_network(dir: &Path) {
     let ipam = json!({"type": "host-local", "dataDir": dir.join("addresses"),
         "ranges": [[{"subnet": "10.77.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]});
@@ -38,7 +38,7 @@ fn write_network(dir: &Path) {
     fs::write(dir.join("net.d/10-web.conflist"), list.to_string()).unwrap();
 }
 
-/// The image of containerd's sandboxes: a process that sleeps.
+/// Pushes containerd's sandbox image: a process that sleeps.
 fn push_pause(machine: &Machine) {
     let layout = machine.path("pause");
     let root = machine.path("pause.root");
@@ -84,7 +84,7 @@ impl Runtime {
         );
         let plain = mirrors.join(REGISTRY);
         fs::create_dir_all(&plain).unwrap();
-        // containerd 1.6 refuses a file without a table of hosts.
+        // containerd 1.6 requires a table of hosts in the file.
         let hosts = format!("[host.'http://{REGISTRY}']\ncapabilities = ['pull', 'resolve']\n");
         fs::write(plain.join("hosts.toml"), hosts).unwrap();
         fs::write(dir.join("containerd.toml"), config).unwrap();
@@ -134,7 +134,7 @@ impl Runtime {
     }
 
     fn started(host: &Host, dir: &Path, socket: &str, mut command: Command) -> (PathBuf, Self) {
-        // What the agent mounts for pods the runtime must see, as on a machine that systemd sets up.
+        // The runtime must see the mounts that the agent makes for pods. systemd sets this up on other machines.
         host.run("mount", &["--make-rshared", "/"]);
         let log = fs::File::create(dir.join("runtime.log")).unwrap();
         command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
@@ -186,7 +186,7 @@ impl Drop for Runtime {
     }
 }
 
-/// A container of busybox that runs a shell's script.
+/// A busybox container that runs a shell script.
 fn shell(name: &str, script: &str) -> Value {
     json!({"name": name, "image": "busybox", "imagePullPolicy": "IfNotPresent", "command": ["sh", "-c", script]})
 }
@@ -197,7 +197,7 @@ fn pod(name: &str, spec: &Value) -> String {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}).to_string()
 }
 
-/// The first value that a look at a pod gives.
+/// Polls a pod until `look` returns a value.
 fn until<T>(nodes: &Nodes, name: &str, what: &str, look: impl Fn(&Value) -> Option<T>) -> T {
     eventually(&format!("{name}: {what}"), 120, || look(&nodes.get(&["pod", name])))
 }
@@ -221,7 +221,7 @@ fn pods_run_on(nodes: &mut Nodes, runtime: &Runtime, name: &str) {
     eventually("all to be removed", 60, || runtime.crictl(&["pods", "-q"]).is_empty().then_some(()));
 }
 
-/// Init containers, a secret and environment, probes by HTTP and command, exec, logs and port-forward.
+/// Init containers, a secret in the environment, HTTP and exec probes, exec, logs and port-forward.
 fn a_pod_is_configured_probed_and_reached(nodes: &Nodes) {
     nodes.kubectl(&["create", "secret", "generic", "s", "--from-literal=word=secret"]);
     let mut web = shell("web", "cp /made/page /tmp/; echo started; exec httpd -f -p 80 -h /tmp");
@@ -245,7 +245,7 @@ fn a_pod_is_configured_probed_and_reached(nodes: &Nodes) {
     assert!(nodes.in_a_terminal(&["exec", "-it", "web", "--", "tty"]).contains("/dev/pts/0"));
 }
 
-/// Exit codes, restarts after a failure, the log of the container before, and a liveness probe that fails.
+/// Exit codes, restarts after a failure, the log of the previous container, and a failed liveness probe.
 fn containers_end_and_start_again(nodes: &Nodes) {
     nodes.apply(&pod(
         "job",
@@ -273,7 +273,7 @@ fn an_agent_that_restarts_finds_its_pods(nodes: &mut Nodes) {
     let before = container(nodes);
     nodes.agent(NODE).end(Signal::SIGKILL);
     nodes.agent(NODE).start();
-    // A pod that the new agent starts shows that it serves.
+    // A new pod shows that the new agent works.
     nodes.apply(&pod("later", &json!({"containers": [shell("c", "sleep 1000")]})));
     until(nodes, "later", "to be ready", ready);
     let after = container(nodes);
@@ -316,7 +316,7 @@ fn pods_run_on_crio() {
 }
 
 #[test]
-fn what_another_runtime_does_not_honour_is_rejected() {
+fn settings_that_another_runtime_ignores_are_rejected() {
     on_a_machine(|machine| {
         let agent = |flags: &[&str]| {
             let mut command = Command::new(Machine::coracle());

@@ -67,7 +67,7 @@ fn sleepers(machine: &Machine) -> Vec<String> {
     found
 }
 
-/// Waits for three of them: a pod may be Ready a moment before its process calls execve.
+/// Waits for three such processes: a pod may be Ready a moment before its process calls execve.
 fn three_sleepers(machine: &Machine) -> Vec<String> {
     eventually("three sleepers", 10, || Some(sleepers(machine)).filter(|found| found.len() == 3))
 }
@@ -162,7 +162,7 @@ fn a_copy_of_the_state_taken_during_writes_opens() {
             }
         };
         writer(&cluster, 0);
-        // As after a power cut: the durable state at some instant during writes.
+        // Copies the durable state at a random instant during writes, as after a power cut.
         std::thread::scope(|scope| {
             scope.spawn(|| writer(&cluster, 10));
             let copied = Command::new("cp")

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use chance::Chance;
 use coracle_integration::{Machine, Trace, on_a_machine};
-use life::{Life, Told};
+use life::{Counters, Life};
 use nix::sys::signal::{Signal, kill};
 use node::Node;
 use weight::Weight;
@@ -43,14 +43,14 @@ fn random_pods_and_kills_leave_nothing_and_memory_does_not_grow() {
             node.pull().await.expect("the image");
             tokio::time::sleep(Duration::from_secs(1)).await;
             let clean = Trace::of(machine);
-            let told = Arc::new(Told::default());
-            let mut anchor = Life::new(machine, "anchor", Chance::new(seed), told.clone());
+            let counters = Arc::new(Counters::default());
+            let mut anchor = Life::new(machine, "anchor", Chance::new(seed), counters.clone());
             anchor.begin().await.expect("a pod that stays");
             let storm = Duration::from_secs(seconds * 3 / 4);
-            let mut node = storm_over(machine, node, storm, &anchor, &told).await;
-            calm(machine, &node, Duration::from_secs(seconds / 4), &anchor, &told).await;
+            let mut node = storm_over(machine, node, storm, &anchor, &counters).await;
+            calm(machine, &node, Duration::from_secs(seconds / 4), &anchor, &counters).await;
             anchor.end().await.expect("the pod that stayed ends");
-            println!("{told}");
+            println!("{counters}");
             settled(machine, &clean).await;
             assert_eq!(Trace::of(machine).since(&clean), Vec::<&str>::new(), "left after the soak");
             node.remove_all().await.expect("the image goes");
@@ -68,12 +68,12 @@ fn workers(
     machine: &Machine,
     name: &str,
     until: Instant,
-    told: &Arc<Told>,
+    counters: &Arc<Counters>,
     seed: u64,
 ) -> Vec<tokio::task::JoinHandle<()>> {
     let worker = |number: usize| {
         let chance = Chance::new(seed.wrapping_mul(31).wrapping_add(number as u64));
-        let mut life = Life::new(machine, &format!("{name}-{number}"), chance, told.clone());
+        let mut life = Life::new(machine, &format!("{name}-{number}"), chance, counters.clone());
         tokio::spawn(async move {
             while Instant::now() < until {
                 life.live().await;
@@ -90,29 +90,29 @@ async fn storm_over(
     mut node: Node,
     lasts: Duration,
     anchor: &Life,
-    told: &Arc<Told>,
+    counters: &Arc<Counters>,
 ) -> Node {
     let mirrors = machine.path("mirrors");
     let mut chance = anchor.chance();
     let seed = chance.below(u64::MAX);
     let until = Instant::now() + lasts;
-    let workers = workers(machine, "storm", until, told, seed);
+    let workers = workers(machine, "storm", until, counters, seed);
     while Instant::now() < until {
         tokio::time::sleep(Duration::from_millis(200 + chance.below(2000))).await;
-        told.disturbances.fetch_add(1, Ordering::SeqCst);
+        counters.disturbances.fetch_add(1, Ordering::SeqCst);
         if chance.below(2) == 0 {
             node.stop();
             tokio::time::sleep(Duration::from_millis(chance.below(500))).await;
             node = Node::start(machine, &mirrors, None).await;
-            told.runtimes.fetch_add(1, Ordering::SeqCst);
+            counters.runtimes.fetch_add(1, Ordering::SeqCst);
         } else if let Some(shim) = chance.one_of(&shims(machine, anchor.sandbox())) {
             // The process may have exited meanwhile. The kernel does not reuse its pid so soon.
             kill(nix::unistd::Pid::from_raw(*shim), Signal::SIGKILL).ok();
-            told.shims.fetch_add(1, Ordering::SeqCst);
+            counters.shims.fetch_add(1, Ordering::SeqCst);
         }
         // Late events have arrived by now.
         tokio::time::sleep(Duration::from_millis(300)).await;
-        told.disturbances.fetch_add(1, Ordering::SeqCst);
+        counters.disturbances.fetch_add(1, Ordering::SeqCst);
     }
     for worker in workers {
         worker.await.expect("a worker of the storm");
@@ -120,19 +120,19 @@ async fn storm_over(
     node
 }
 
-/// Shims of the machine's pods, except the one of the long-running pod.
+/// Shims of the machine's pods, except that of the long-running pod.
 fn shims(machine: &Machine, stays: &str) -> Vec<i32> {
     let ours = weight::shims(machine);
     ours.into_iter().filter(|(_, command)| !command.contains(stays)).map(|(pid, _)| pid).collect()
 }
 
-/// Pods without disturbance: nothing may fail, and memory must not grow.
-async fn calm(machine: &Machine, node: &Node, lasts: Duration, anchor: &Life, told: &Arc<Told>) {
+/// Runs pods without disturbance: nothing may fail, and memory must not grow.
+async fn calm(machine: &Machine, node: &Node, lasts: Duration, anchor: &Life, counters: &Arc<Counters>) {
     let seed = anchor.chance().below(u64::MAX);
     let mut first = None;
     for part in ["first", "last"] {
         let until = Instant::now() + lasts / 2;
-        for worker in workers(machine, part, until, told, seed) {
+        for worker in workers(machine, part, until, counters, seed) {
             worker.await.expect("a worker of the calm");
         }
         only_stays(machine, anchor.sandbox()).await;
@@ -152,12 +152,12 @@ async fn are_flat_since([runtime, shim]: [Weight; 2], weights: impl Fn() -> [Wei
     let end = Instant::now() + Duration::from_secs(60);
     loop {
         let [later_runtime, later_shim] = weights();
-        let told =
+        let usage =
             format!("runtime: {runtime:?}, then {later_runtime:?}\nshim: {shim:?}, then {later_shim:?}");
         if later_runtime.is_flat_since(&runtime, 1024) && later_shim.is_flat_since(&shim, 16) {
-            return println!("{told}");
+            return println!("{usage}");
         }
-        assert!(Instant::now() < end, "something grew: {told}");
+        assert!(Instant::now() < end, "memory, descriptors or threads have grown: {usage}");
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
 }

@@ -29,7 +29,7 @@ fn edges() -> BTreeMap<String, BTreeSet<String>> {
     edges
 }
 
-/// Crates of this workspace, and the crates on which each may depend.
+/// Crates of this workspace, and the crates that each may depend on.
 const DOWNWARDS: &[(&str, &[&str])] = &[
     ("coracle-proto", &[]),
     ("coracle-cni", &["coracle-error-chain", "coracle-fault", "coracle-open-files"]),
@@ -201,7 +201,7 @@ fn dependencies_come_from_the_registry_and_have_allowed_licences() {
             continue;
         }
         let licence = package["license"].as_str().unwrap_or("").replace('/', " OR ").replace(['(', ')'], " ");
-        // Each operand of AND must have an alternative (OR) that is allowed.
+        // Each operand of AND must have an allowed alternative (OR).
         let fits =
             licence.split(" AND ").all(|part| part.split(" OR ").any(|one| allowed.contains(&one.trim())));
         assert!(fits, "{name} is under {licence:?}");

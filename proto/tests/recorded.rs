@@ -1,8 +1,9 @@
-//! What shims and runtimes of earlier versions say to each other, as bytes that were recorded when they said it. A pod
-//! outlives the program that started it, so every later version reads these, and writes them as they are: a test that
-//! fails here means that pods would be lost by an upgrade, or by the way back from one. What is added to a message
-//! gets a new number and leaves all recordings as they are; what is new gets a recording of its own, which
-//! `RECORD=1 cargo test -p coracle-proto` makes. None is ever made anew.
+//! Compatibility of the messages between shim and runtime with recorded bytes of earlier versions.
+//!
+//! A pod outlives the program that started it. So every later version must read the recorded bytes, and encode the same
+//! messages to the same bytes. If a test fails here, an upgrade or a downgrade would lose pods. A new field gets a new
+//! number and changes no recording. A new message gets a new recording: `RECORD=1 cargo test -p coracle-proto`. Existing
+//! recordings are never regenerated.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::fmt::{Debug, Write as _};
@@ -22,7 +23,7 @@ fn place(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("recorded/shim").join(format!("{name}.hex"))
 }
 
-/// Two digits a byte, 32 bytes a line.
+/// Hexadecimal text with 32 bytes per line.
 fn to_hex(bytes: &[u8]) -> String {
     let mut text = String::new();
     for line in bytes.chunks(32) {
@@ -37,7 +38,7 @@ fn from_hex(text: &str) -> Vec<u8> {
     (0..digits.len()).step_by(2).map(|at| u8::from_str_radix(&digits[at..at + 2], 16).unwrap()).collect()
 }
 
-/// Reads a recording as what it said, and says it again.
+/// Asserts that the recording decodes to this message, and that the message encodes to the recorded bytes.
 fn is_as_recorded<T: Message + Default + PartialEq + Debug>(name: &str, said: &T) {
     let path = place(name);
     let bytes = said.encode_to_vec();
@@ -46,8 +47,8 @@ fn is_as_recorded<T: Message + Default + PartialEq + Debug>(name: &str, said: &T
     }
     let recorded = std::fs::read_to_string(&path).map(|text| from_hex(&text));
     let recorded = recorded.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    assert_eq!(T::decode(recorded.as_slice()).as_ref(), Ok(said), "{name} is read as something else");
-    assert_eq!(to_hex(&bytes), to_hex(&recorded), "{name} is written in another way");
+    assert_eq!(T::decode(recorded.as_slice()).as_ref(), Ok(said), "{name} is decoded to another message");
+    assert_eq!(to_hex(&bytes), to_hex(&recorded), "{name} is encoded to other bytes");
 }
 
 fn text(text: &str) -> String {
@@ -186,7 +187,7 @@ fn event(container: &str, exec: &str) -> Event {
 }
 
 #[test]
-fn what_a_runtime_asks() {
+fn requests_of_a_runtime() {
     for (name, call) in requests() {
         let body = packet::Body::Request(Request { call: Some(call) });
         is_as_recorded(name, &Packet { id: 5, body: Some(body) });
@@ -194,7 +195,7 @@ fn what_a_runtime_asks() {
 }
 
 #[test]
-fn what_a_shim_answers() {
+fn responses_of_a_shim() {
     for (name, result) in replies() {
         let body = packet::Body::Reply(Reply { result: Some(result) });
         is_as_recorded(name, &Packet { id: 5, body: Some(body) });
@@ -202,19 +203,19 @@ fn what_a_shim_answers() {
 }
 
 #[test]
-fn what_a_shim_tells() {
+fn events_of_a_shim() {
     is_as_recorded("event", &Packet { id: 0, body: Some(packet::Body::Event(event("running", "the-exec"))) });
 }
 
 /// `exits/<container>` in a shim's directory.
 #[test]
-fn what_a_shim_writes_down() {
+fn records_of_a_shim() {
     is_as_recorded("file-exit", &event("running", ""));
 }
 
 /// `shim.pb` in a shim's directory.
 #[test]
-fn what_a_shim_is_told_as_a_file() {
+fn files_for_a_shim() {
     let mapping = |host_id| IdMapping { container_id: 1, host_id, length: 65_536 };
     let init = InitProcess {
         uid: 1000,
@@ -249,11 +250,11 @@ fn what_a_shim_is_told_as_a_file() {
     is_as_recorded("file-config", &config);
 }
 
-/// A field that this version does not know: number 1000, a text.
+/// An unknown field: number 1000, a string.
 const UNKNOWN: [u8; 7] = [0xc2, 0x3e, 4, b'm', b'o', b'r', b'e'];
 
 #[test]
-fn what_a_later_version_adds_is_no_hindrance() {
+fn additions_of_a_later_version_are_ignored() {
     for entry in std::fs::read_dir(place("x").parent().unwrap()).unwrap() {
         let path = entry.unwrap().path();
         let recorded = from_hex(&std::fs::read_to_string(&path).unwrap());
@@ -272,7 +273,7 @@ fn what_a_later_version_adds_is_no_hindrance() {
         }
     }
     let message = |inner: &[u8]| [&[inner.len().try_into().unwrap()], inner].concat();
-    // A call, an answer and a piece of news that only a later version has are told from what cannot be read.
+    // An unknown call, reply or event of a later version is decoded without content; it is not an error.
     let packet =
         |body: u8| Packet::decode([&[8, 5, body << 3 | 2], &message(&UNKNOWN)[..]].concat().as_slice());
     let read = |body| Ok(Packet { id: 5, body: Some(body) });

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_limited_only_where_all_its_containers_are() {
+    fn a_pod_has_a_limit_only_if_all_its_containers_have() {
         let pod = |second: serde_json::Value| -> Pod {
             let first = json!({"name": "a", "resources": {"limits": {"cpu": "1", "memory": "1Mi"}, "requests": {"cpu": "100m"}}});
             serde_json::from_value(json!({"spec": {"containers": [first, second]}})).expect("pod")

@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn pod_level_resources_decide_alone_and_a_status_is_believed() {
+    fn pod_level_resources_and_the_status_take_precedence() {
         let pod = json!({"spec": {"resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "1", "memory": "1Gi"}}, "containers": [{"name": "a"}]}});
         assert_eq!(qos_class(&serde_json::from_value(pod).expect("pod")), QosClass::Guaranteed);
         let pod = json!({"spec": {"containers": [{"name": "a"}]}, "status": {"qosClass": "Burstable"}});

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_stands_in_for_a_missing_request() {
+    fn a_limit_replaces_a_missing_request() {
         let got = first(&pod(json!({"containers": [{"name": "a", "resources": {"limits": {"cpu": "2"}}}]})));
         assert_eq!(got.cpu_shares, 2048);
     }

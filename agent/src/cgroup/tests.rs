@@ -93,7 +93,7 @@ async fn a_pod_is_limited_weighed_and_removed_with_all_below_it() {
 }
 
 #[tokio::test]
-async fn a_cgroup_that_a_dying_process_holds_is_removed_once_it_has_gone() {
+async fn a_busy_cgroup_is_removed_after_its_last_process_has_exited() {
     let scratch = Scratch::new("busy");
     let pod = pod("u2", json!({}));
     scratch.cgroups.ensure_pod(&pod).await.expect("ensure");

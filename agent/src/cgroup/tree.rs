@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pods_slice_is_named_as_the_kubelet_names_it_and_found_again() {
+    fn a_pods_slice_has_the_kubelets_name_and_is_listed() {
         let Ok(tree) = Tree::open("/", CgroupDriver::Cgroupfs) else { panic!("no hierarchy is mounted") };
         let tree = Tree { driver: CgroupDriver::Systemd, ..tree };
         let below = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1f_2.slice";
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn systemd_is_told_of_a_pods_limits_by_the_names_of_the_version() {
+    fn systemd_gets_the_limits_under_the_names_of_the_cgroup_version() {
         let limits =
             Limits { shares: Some(102), quota: Some(20_500), memory: Some(1 << 20), pids: Some(100) };
         let tree = |version| Tree {

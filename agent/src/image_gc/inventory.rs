@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_names_an_image_by_its_id_keeps_it() {
+    fn an_image_that_a_pod_names_by_id_is_in_use() {
         let digits = "0123456789abcdef".repeat(4);
         for written in [digits.clone(), format!("sha256:{digits}")] {
             let pods = [pod(json!({"spec": {"containers": [{"name": "c", "image": written}]}}))];

@@ -1,4 +1,4 @@
-//! The node's disk: whether bytes or inodes are short.
+//! Free bytes and inodes of the node's disk.
 
 use std::path::Path;
 
@@ -6,23 +6,24 @@ use nix::sys::statvfs::statvfs;
 
 use super::EvictionThresholds;
 
-/// A resource of the disk that is short on the node.
+/// A shortage of a resource of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shortage {
     pub(crate) resource: Resource,
-    /// The least that must stay available.
+    /// The minimum that must be available.
     pub(crate) threshold: u64,
     pub(crate) available: u64,
 }
 
-/// What can be short.
+/// A resource of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resource {
     Bytes,
     Inodes,
 }
 
-/// What is short on the file system of the state directory. None when nothing is, or when it cannot be told.
+/// The resource that is short on the file system of the state directory. None if both suffice or cannot be
+/// determined.
 pub(crate) fn disk_shortage(state_dir: &Path, thresholds: &EvictionThresholds) -> Option<Shortage> {
     let found = statvfs(state_dir).ok()?;
     let bytes = |blocks: u64| blocks.saturating_mul(found.fragment_size());

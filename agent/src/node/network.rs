@@ -35,7 +35,7 @@ pub enum PodNetwork {
 pub struct RuntimeNetwork {
     runtime: Arc<dyn Runtime>,
     /// Never sent: the CRI has no such notification.
-    doubts: watch::Sender<()>,
+    status_changes: watch::Sender<()>,
 }
 
 /// Result of the last STATUS call. None before the first.
@@ -66,23 +66,23 @@ pub(super) async fn poll(
     mut pulse: watch::Receiver<()>,
     status: watch::Sender<LastStatus>,
 ) {
-    let mut doubts = network.doubts();
-    let mut is_doubted = true;
+    let mut status_changes = network.status_changes();
+    let mut may_have_changed = true;
     loop {
         let takes_pods = matches!(*status.borrow(), Some(Ok(())));
-        if is_doubted || !takes_pods || network.is_polled().await {
+        if may_have_changed || !takes_pods || network.is_polled().await {
             let answer = Some(if network.ready().is_ok() { network.status().await } else { Ok(()) });
             status.send_if_modified(|before| {
-                // The doubt may be that the network was replaced, so an equal result is reported, too.
-                let is_news = is_doubted || *before != answer;
+                // The network may have been replaced, so an equal result is reported too.
+                let is_reported = may_have_changed || *before != answer;
                 *before = answer;
-                is_news
+                is_reported
             });
             tokio::time::sleep(PAUSE).await;
         }
         // Cancel-safe: a change stays marked as unseen when the other arm completes first.
-        is_doubted = tokio::select! {
-            changed = doubts.changed() => if changed.is_ok() { true } else { return },
+        may_have_changed = tokio::select! {
+            changed = status_changes.changed() => if changed.is_ok() { true } else { return },
             changed = pulse.changed() => if changed.is_ok() { false } else { return },
         };
     }
@@ -94,7 +94,7 @@ impl PodNetwork {
     /// The network that this runtime sets up.
     #[must_use]
     pub fn of_runtime(runtime: Arc<dyn Runtime>) -> Self {
-        Self::Runtime(RuntimeNetwork { runtime, doubts: watch::channel(()).0 })
+        Self::Runtime(RuntimeNetwork { runtime, status_changes: watch::channel(()).0 })
     }
 
     /// The network of this process, which alone can be part of the overlay.
@@ -130,10 +130,10 @@ impl PodNetwork {
     }
 
     /// Changes when the status may have changed.
-    fn doubts(&self) -> watch::Receiver<()> {
+    fn status_changes(&self) -> watch::Receiver<()> {
         match self {
-            Self::Cni(network) => network.doubts(),
-            Self::Runtime(network) => network.doubts.subscribe(),
+            Self::Cni(network) => network.status_changes(),
+            Self::Runtime(network) => network.status_changes.subscribe(),
         }
     }
 

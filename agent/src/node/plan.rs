@@ -164,26 +164,37 @@ fn status(config: &NodeConfig, facts: &NodeFacts, situation: &Situation, held: &
     }
 }
 
+/// Status, reason and message of a condition.
+struct Verdict {
+    is: bool,
+    reason: &'static str,
+    message: String,
+}
+
 fn conditions(situation: &Situation, held: &NodeStatus) -> Vec<NodeCondition> {
     let pressure = situation.pressure;
     let ready = match &situation.network {
-        Ok(()) => (true, "KubeletReady", "kubelet is posting ready status".to_owned()),
-        Err(reason) => (
-            false,
-            "KubeletNotReady",
-            format!(
+        Ok(()) => Verdict {
+            is: true,
+            reason: "KubeletReady",
+            message: "kubelet is posting ready status".to_owned(),
+        },
+        Err(reason) => Verdict {
+            is: false,
+            reason: "KubeletNotReady",
+            message: format!(
                 "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:{reason}"
             ),
-        ),
+        },
     };
-    let said = |is: bool, yes: (&'static str, &str), no: (&'static str, &str)| {
+    let verdict = |is: bool, yes: (&'static str, &str), no: (&'static str, &str)| {
         let (reason, message) = if is { yes } else { no };
-        (is, reason, message.to_owned())
+        Verdict { is, reason, message: message.to_owned() }
     };
     let all = [
         (
             "MemoryPressure",
-            said(
+            verdict(
                 pressure.memory,
                 ("KubeletHasInsufficientMemory", "kubelet has insufficient memory available"),
                 ("KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
@@ -191,7 +202,7 @@ fn conditions(situation: &Situation, held: &NodeStatus) -> Vec<NodeCondition> {
         ),
         (
             "DiskPressure",
-            said(
+            verdict(
                 pressure.disk,
                 ("KubeletHasDiskPressure", "kubelet has disk pressure"),
                 ("KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
@@ -199,7 +210,7 @@ fn conditions(situation: &Situation, held: &NodeStatus) -> Vec<NodeCondition> {
         ),
         (
             "PIDPressure",
-            said(
+            verdict(
                 pressure.pids,
                 ("KubeletHasInsufficientPID", "kubelet has insufficient PID available"),
                 ("KubeletHasSufficientPID", "kubelet has sufficient PID available"),
@@ -209,20 +220,26 @@ fn conditions(situation: &Situation, held: &NodeStatus) -> Vec<NodeCondition> {
     ];
     all.into_iter()
         .chain(overlay_conditions(&situation.overlay))
-        .map(|(type_, (is, reason, message))| condition(type_, (is, reason, message), held, situation.now))
+        .map(|(type_, verdict)| condition(type_, verdict, held, situation.now))
         .collect()
 }
 
 /// The conditions `NetworkUnavailable` and `PodNetworkImpaired`.
-fn overlay_conditions(state: &State) -> Vec<(&'static str, (bool, &'static str, String))> {
+fn overlay_conditions(state: &State) -> Vec<(&'static str, Verdict)> {
     let Some(reached) = &state.reached else { return Vec::new() };
     let unavailable = match reached {
-        Ok(()) => (false, IS_UP, "pods of other nodes can be reached".to_owned()),
-        Err(reason) => (true, FAILED, reason.clone()),
+        Ok(()) => {
+            Verdict { is: false, reason: IS_UP, message: "pods of other nodes can be reached".to_owned() }
+        }
+        Err(reason) => Verdict { is: true, reason: FAILED, message: reason.clone() },
     };
     let impaired = match &state.impaired[..] {
-        [] => (false, "NothingFound", "nothing is known to be wrong on the way to other nodes".to_owned()),
-        found => (true, "PeersNotReached", found.join("; ")),
+        [] => Verdict {
+            is: false,
+            reason: "NothingFound",
+            message: "the paths to other nodes have no known fault".to_owned(),
+        },
+        found => Verdict { is: true, reason: "PeersNotReached", message: found.join("; ") },
     };
     vec![(UNAVAILABLE, unavailable), (IMPAIRED, impaired)]
 }
@@ -242,19 +259,14 @@ fn stale(config: &NodeConfig, held: Option<&NodeStatus>) -> Vec<&'static str> {
     all.filter(|type_| conditions().any(|one| one.type_ == *type_ && is_ours(one))).collect()
 }
 
-fn condition(
-    type_: &str,
-    (is, reason, message): (bool, &str, String),
-    held: &NodeStatus,
-    now: Timestamp,
-) -> NodeCondition {
-    let status = if is { "True" } else { "False" };
+fn condition(type_: &str, verdict: Verdict, held: &NodeStatus, now: Timestamp) -> NodeCondition {
+    let status = if verdict.is { "True" } else { "False" };
     let before = held.conditions.iter().flatten().find(|held| held.type_ == type_ && held.status == status);
     NodeCondition {
         type_: type_.to_owned(),
         status: status.to_owned(),
-        reason: Some(reason.to_owned()),
-        message: Some(message),
+        reason: Some(verdict.reason.to_owned()),
+        message: Some(verdict.message),
         last_heartbeat_time: Some(Time(now)),
         last_transition_time: before.and_then(|held| held.last_transition_time.clone()).or(Some(Time(now))),
     }
@@ -318,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn time_alone_is_not_worth_a_write() {
+    fn a_status_that_differs_in_times_only_is_not_written() {
         let node = node(&config(), &facts(), &situation(Ok(()), 1));
         assert_eq!(status_patch(&config(), &facts(), &situation(Ok(()), 99), &node), None);
     }
@@ -340,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_declared_unknown_by_its_controller_is_said_to_be_ready_again() {
+    fn an_unknown_node_reports_ready_again() {
         let mut node = node(&config(), &facts(), &situation(Ok(()), 1));
         let conditions = node.status.as_mut().and_then(|s| s.conditions.as_mut()).expect("conditions");
         conditions.iter_mut().for_each(|c| c.status = "Unknown".to_owned());

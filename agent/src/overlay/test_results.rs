@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_counts_when_it_is_seen_twice_and_is_dropped_when_it_is_gone() {
+    fn a_fault_counts_after_two_tests_and_is_dropped_after_a_success() {
         let mut results = TestResults::default();
         learn(&mut results, vec![result("a", 1300, true), result("b", 0, false)]);
         assert!(results.sentences().is_empty() && results.narrow().is_empty());
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn offload_is_switched_off_where_that_helps_and_left_where_it_does_not() {
+    fn offload_is_disabled_only_if_that_helps() {
         let mut helps = TestResults::default();
         let bad = || vec![result("a", 1450, false)];
         assert_eq!((learn(&mut helps, bad()), learn(&mut helps, bad())), (None, Some(false)));

@@ -18,6 +18,13 @@ pub(crate) struct Recorder {
     node: Arc<str>,
 }
 
+/// A container of a pod, by its name in the spec.
+#[derive(Clone, Copy)]
+pub(crate) struct ContainerRef<'a> {
+    pub(crate) pod: &'a Pod,
+    pub(crate) name: &'a str,
+}
+
 /// A recorder and its sender, which must run for events to be sent.
 pub(crate) fn channel(client: Client, node: &str) -> (Recorder, Sender) {
     let (recorder, sender) = coracle_events::recorder(client, node);
@@ -27,18 +34,18 @@ pub(crate) fn channel(client: Client, node: &str) -> (Recorder, Sender) {
 impl Recorder {
     /// Records an event about a pod.
     pub(crate) fn pod(&self, pod: &Pod, level: Level, reason: &'static str, message: impl Into<String>) {
-        self.send(pod_reference(pod, None), (level, reason), message.into());
+        self.send(pod_reference(pod, None), level, reason, message.into());
     }
 
     /// Records an event about a container of a pod.
     pub(crate) fn container(
         &self,
-        pod: &Pod,
-        container: &str,
-        (level, reason): (Level, &'static str),
+        container: ContainerRef<'_>,
+        level: Level,
+        reason: &'static str,
         message: impl Into<String>,
     ) {
-        self.send(pod_reference(pod, Some(container)), (level, reason), message.into());
+        self.send(pod_reference(container.pod, Some(container.name)), level, reason, message.into());
     }
 
     /// Records an event about the node.
@@ -50,11 +57,11 @@ impl Recorder {
             uid: Some(self.node.to_string()),
             ..ObjectReference::default()
         };
-        self.send(about, (level, reason), message.into());
+        self.send(about, level, reason, message.into());
     }
 
-    fn send(&self, about: ObjectReference, (event_type, reason): (Level, &'static str), message: String) {
-        self.recorder.record(about, COMPONENT, Event { event_type, reason, message });
+    fn send(&self, about: ObjectReference, level: Level, reason: &'static str, message: String) {
+        self.recorder.record(about, COMPONENT, Event { event_type: level, reason, message });
     }
 }
 

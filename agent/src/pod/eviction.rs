@@ -1,8 +1,8 @@
-//! Eviction of pods for disk usage: pods above a limit of their own, and pods of a node whose disk is nearly full.
+//! Eviction of pods for disk usage: pods that exceed their limits, and pods of a node whose disk is nearly full.
 //!
-//! Every ten seconds, the kubelet's interval, pods with limits are measured by walks of their directories; a walk that
-//! took long is not repeated before fifty times as long. A node without such pods measures nothing: its disk is looked at
-//! with each renewal of the lease, whose timer runs anyway. Under disk pressure unused images are removed first; then one
+//! Every ten seconds, the kubelet's interval, directories of pods with limits are measured. A slow measurement is
+//! repeated only after fifty times its duration. Without such pods nothing is measured; the node's disk is checked at
+//! each renewal of the lease, whose timer runs anyway. Under disk pressure unused images are removed first; then one
 //! pod is evicted in each round. An eviction is a verdict for the pod's worker, which stops the pod.
 
 mod plan;
@@ -22,10 +22,11 @@ pub(crate) use plan::is_limited;
 
 /// Interval of the measurements, as the kubelet's.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// A measurement serves for this many times its duration, so that walks take at most 2 % of a processor.
+/// The interval of a pod's measurements is at least this many times their duration, so that they take at most 2 % of
+/// a processor.
 const WORTH: u32 = 50;
 
-/// Evictions that the workers of pods have not taken yet; cheap to clone.
+/// Evictions that the pods' workers have not processed yet; cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Evictions {
     requested: Arc<Mutex<HashMap<String, Evicted>>>,
@@ -37,7 +38,7 @@ pub(crate) struct Evictions {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Evicted {
     pub(crate) message: String,
-    /// Whether the node is short of a resource; else the pod exceeded a limit of its own.
+    /// Whether the node is short of a resource. Otherwise the pod exceeded one of its limits.
     pub(crate) by_pressure: bool,
 }
 
@@ -74,7 +75,7 @@ impl Evictions {
         let _ = self.woken.send(uid.to_owned());
     }
 
-    /// Forgets evictions of pods that are not here any more.
+    /// Removes evictions of pods that are not on this node any more.
     fn retain(&self, keep: impl Fn(&str) -> bool) {
         self.lock().retain(|uid, _| keep(uid));
     }
@@ -138,7 +139,7 @@ impl Eviction {
         }
     }
 
-    /// Makes room on the node's disk: unused images first, one pod in each later round.
+    /// Frees space on the node's disk: removes unused images first, and evicts one pod in each later round.
     async fn relieve(&mut self, pods: &[Arc<Pod>], shortage: Shortage) {
         self.node.image_gc.no_room();
         if !self.was_short {

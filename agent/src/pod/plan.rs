@@ -295,7 +295,7 @@ fn start(facts: &Facts<'_>, container: &Container, plan: &mut Plan, starts: &mut
     }
     let image = container.image.as_deref().unwrap_or_default();
     if let Some(until) = facts.state.pulls.since_failure(image, facts.now) {
-        wait_for_pull(facts, (name, image), until, plan);
+        wait_for_pull(facts, name, image, until, plan);
         return;
     }
     if let Some(until) = facts.state.retries.since_failure(name, facts.now) {
@@ -311,7 +311,7 @@ fn start(facts: &Facts<'_>, container: &Container, plan: &mut Plan, starts: &mut
     });
 }
 
-fn wait_for_pull(facts: &Facts<'_>, (name, image): (&String, &str), until: Timestamp, plan: &mut Plan) {
+fn wait_for_pull(facts: &Facts<'_>, name: &String, image: &str, until: Timestamp, plan: &mut Plan) {
     let shown = facts.state.pulls.failed_at(image).and_then(|at| at.checked_add(SHOW_FAILURE).ok());
     if let Some(shown) = shown.filter(|shown| facts.now < *shown) {
         wake_at(plan, shown);

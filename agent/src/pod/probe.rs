@@ -17,7 +17,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, Probe};
 use tokio::net::TcpStream;
 
 use super::NodeContext;
-use super::events::{Level, MESSAGE_MAX};
+use super::events::{ContainerRef, Level, MESSAGE_MAX};
 use super::state::Probed;
 use crate::runtime::RuntimeError;
 use outcome::Outcome;
@@ -209,7 +209,12 @@ impl Watched {
                 ("Unhealthy", format!("{name} probe errored and resulted in unknown state: {why}"))
             }
         };
-        self.node.recorder.container(&self.pod, &self.container.name, (Level::Warning, reason), message);
+        self.node.recorder.container(
+            ContainerRef { pod: &self.pod, name: &self.container.name },
+            Level::Warning,
+            reason,
+            message,
+        );
     }
 
     async fn once(&self, probe: &Probe, limit: Duration) -> Outcome {

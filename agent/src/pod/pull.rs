@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::NodeContext;
-use super::events::Level;
+use super::events::{ContainerRef, Level};
 use super::security::ImageUser;
 use super::state::{Failed, Waiting};
 use crate::runtime::RuntimeError;
@@ -75,7 +75,12 @@ pub(crate) async fn ensure(
         let found = status(node, &spec).await.map_err(|status| about.inspect_failed(&status))?;
         if let Some(found) = found {
             let message = format!("Container image \"{image}\" already present on machine");
-            node.recorder.container(pod, &container.name, (Level::Normal, "Pulled"), message);
+            node.recorder.container(
+                ContainerRef { pod, name: &container.name },
+                Level::Normal,
+                "Pulled",
+                message,
+            );
             return Ok(found);
         }
         if policy == Policy::Never {
@@ -135,7 +140,12 @@ impl Subject<'_> {
     }
 
     fn event(&self, level: Level, reason: &'static str, message: String) {
-        self.node.recorder.container(self.pod, &self.container.name, (level, reason), message);
+        self.node.recorder.container(
+            ContainerRef { pod: self.pod, name: &self.container.name },
+            level,
+            reason,
+            message,
+        );
     }
 
     fn missing(&self, reason: &str, message: String) -> Missing {

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_without_a_context_runs_as_its_image_says() {
+    fn a_container_without_a_context_runs_as_the_images_user() {
         let spec = json!({"containers": [{"name": "c"}]});
         let uid = |c: cri::LinuxContainerSecurityContext| c.run_as_user.map(|u| u.value);
         assert_eq!(uid(context(spec.clone(), &ImageUser::default()).unwrap()), Some(0));
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_with_ids_of_its_own_asks_for_a_user_namespace() {
+    fn a_pod_with_its_own_ids_requests_a_user_namespace() {
         let spec: PodSpec = serde_json::from_value(json!({"hostUsers": false, "containers": []})).unwrap();
         let range = cri::IdMapping { container_id: 0, host_id: 65536, length: 65536 };
         let options = namespaces(&spec, Some(range)).userns_options.unwrap();

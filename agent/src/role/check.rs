@@ -47,7 +47,9 @@ fn report(findings: &[Finding]) -> String {
     for Finding { what, cost, missing } in findings {
         text += &match (missing, cost) {
             (None, _) => format!("ok       {what}\n"),
-            (Some(why), Cost::Fatal) => format!("MISSING  {what}: {why}. Nothing starts without it.\n"),
+            (Some(why), Cost::Fatal) => {
+                format!("MISSING  {what}: {why}. The node cannot start without it.\n")
+            }
             (Some(why), Cost::Loses(loss)) => format!("lacking  {what}: {why}. Without it: {loss}.\n"),
         };
     }
@@ -55,9 +57,11 @@ fn report(findings: &[Finding]) -> String {
         findings.iter().filter(|f| f.missing.is_some() && (f.cost == Cost::Fatal) == fatal).count()
     };
     text + &match (count(true), count(false)) {
-        (0, 0) => "This machine has all that a node can use.\n".to_owned(),
-        (0, lacking) => format!("This machine can be a node; {lacking} of its abilities are lacking.\n"),
-        (missing, _) => format!("This machine cannot be a node yet: {missing} needed things are missing.\n"),
+        (0, 0) => "This machine has all features that a node uses.\n".to_owned(),
+        (0, lacking) => format!("This machine can be a node; {lacking} optional features are missing.\n"),
+        (missing, _) => {
+            format!("This machine cannot be a node yet: {missing} required features are missing.\n")
+        }
     }
 }
 
@@ -104,7 +108,7 @@ fn is_new_enough(release: &str) -> Result<(), String> {
 }
 
 fn exists(path: &str) -> Result<(), String> {
-    Path::new(path).exists().then_some(()).ok_or_else(|| format!("{path} is not there"))
+    Path::new(path).exists().then_some(()).ok_or_else(|| format!("{path} does not exist"))
 }
 
 fn file_system(name: &str) -> Result<(), String> {
@@ -138,26 +142,24 @@ fn cgroups() -> Vec<Finding> {
 fn optional() -> Vec<Finding> {
     let capability = |name, cap| {
         let held = caps::has_cap(None, caps::CapSet::Effective, cap).unwrap_or(false);
-        (name, held.then_some(()).ok_or_else(|| "not in our effective set".to_owned()))
+        (name, held.then_some(()).ok_or_else(|| "not in the effective set of this process".to_owned()))
     };
     let (resource, has_resource) =
         capability("capability CAP_SYS_RESOURCE", caps::Capability::CAP_SYS_RESOURCE);
     let apparmor = exists("/sys/kernel/security/apparmor");
     let parser = apparmor.is_ok().then(|| {
-        let cost = Cost::Loses("the default AppArmor profile, unless it is loaded otherwise");
+        let cost = Cost::Loses("the default AppArmor profile is not used unless another program loads it");
         finding("apparmor_parser", cost, exists("/sbin/apparmor_parser"))
     });
     let selinux = exists("/sys/fs/selinux/enforce").is_ok().then(|| {
-        let cost = Cost::Loses("containers run without SELinux labels of their own");
-        let named = labels_containers().then_some(()).ok_or_else(|| "the policy names none".to_owned());
+        let cost = Cost::Loses("containers have no SELinux labels");
+        let named = labels_containers().then_some(()).ok_or_else(|| "the policy has none".to_owned());
         finding("SELinux labels of containers", cost, named)
     });
     let all = vec![
         finding(
             resource,
-            Cost::Loses(
-                "out-of-memory scores cannot go below our own and hard limits cannot be raised; both are clamped",
-            ),
+            Cost::Loses("OOM scores below that of this process and hard limits above its own are clamped"),
             has_resource,
         ),
         finding(
@@ -227,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn the_report_names_what_is_missing_and_what_that_costs() {
+    fn the_report_names_missing_features_and_consequences() {
         let findings = [
             finding("a", Cost::Fatal, Ok(())),
             finding("b", Cost::Loses("b's use"), Err("no b".into())),
@@ -235,8 +237,8 @@ mod tests {
         ];
         let expect = "ok       a\n\
                       lacking  b: no b. Without it: b's use.\n\
-                      MISSING  c: no c. Nothing starts without it.\n\
-                      This machine cannot be a node yet: 1 needed things are missing.\n";
+                      MISSING  c: no c. The node cannot start without it.\n\
+                      This machine cannot be a node yet: 1 required features are missing.\n";
         assert_eq!(report(&findings), expect);
     }
 }

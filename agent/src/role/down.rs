@@ -174,7 +174,7 @@ async fn remove_left_cgroups(root: &str, driver: CgroupDriver) -> anyhow::Result
     remove_cgroups(root, driver)
 }
 
-/// Removes our cgroups from all hierarchies, and their root if it was made for us.
+/// Removes our cgroups from all hierarchies, and their parents if these are empty then.
 fn remove_cgroups(root: &str, driver: CgroupDriver) -> anyhow::Result<()> {
     let root = root.trim_matches('/');
     let (root, groups) = match driver {
@@ -187,7 +187,7 @@ fn remove_cgroups(root: &str, driver: CgroupDriver) -> anyhow::Result<()> {
             remove_cgroup(&below(hierarchy, group))?;
         }
         if driver == CgroupDriver::Cgroupfs || !is_systemds {
-            // Other processes use it: it is kept.
+            // A parent with other cgroups in it cannot be removed and stays.
             let mut made = below(hierarchy, &root);
             while made != hierarchy && std::fs::remove_dir(&made).is_ok() && made.pop() {}
         }

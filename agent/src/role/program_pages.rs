@@ -34,7 +34,8 @@ fn let_go() {
         return;
     };
     for (start, length) in maps.lines().filter_map(|line| code_of(line, &program)) {
-        // SAFETY: code is read from its file and never written, so that what is let go of comes back as it was.
+        // SAFETY: code is mapped from its file and never written, so that released pages have the same content when
+        // they are loaded again.
         if unsafe { libc::madvise(start as *mut libc::c_void, length, libc::MADV_DONTNEED) } != 0 {
             let error = io::Error::last_os_error();
             tracing::debug!(%error, "cannot release the program's code");

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::settings::{Credentials, Node};
 
-/// Runs the node until `shutdown`; pods go on after it.
+/// Runs the node until `shutdown`. Pods keep running.
 pub(crate) async fn run(
     mut node: Node,
     endpoint: &str,

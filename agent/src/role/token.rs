@@ -93,7 +93,7 @@ async fn client(path: &Path) -> anyhow::Result<Client> {
 async fn create(client: &Client, ttl: Duration, uses: Uses) -> anyhow::Result<()> {
     let token = Token { id: letters(6), secret: letters(16) };
     let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
-    let secret = secret(&token, (ttl, uses), Timestamp::now())?;
+    let secret = secret(&token, ttl, uses, Timestamp::now())?;
     secrets.create(&PostParams::default(), &secret).await.map_err(said).context("cannot create the token")?;
     let published = tokio::time::timeout(PATIENCE, published(client, &token)).await;
     let (server, authority) =
@@ -114,7 +114,7 @@ fn letters(count: usize) -> String {
     (0..count).map(|_| char::from(LETTERS[random.random_range(0..LETTERS.len())])).collect()
 }
 
-fn secret(token: &Token, (ttl, uses): (Duration, Uses), now: Timestamp) -> anyhow::Result<Secret> {
+fn secret(token: &Token, ttl: Duration, uses: Uses, now: Timestamp) -> anyhow::Result<Secret> {
     let mut data = json!({
         "token-id": token.id,
         "token-secret": token.secret,
@@ -244,10 +244,10 @@ mod tests {
     fn a_token_is_a_secret_that_expires() {
         let token = Token { id: letters(6), secret: letters(16) };
         let now = "2026-01-01T00:00:00Z".parse().unwrap();
-        let made = secret(&token, (Duration::from_secs(3600), Uses::Once), now).unwrap();
+        let made = secret(&token, Duration::from_secs(3600), Uses::Once, now).unwrap();
         let data = made.string_data.unwrap();
         assert_eq!((data["expiration"].as_str(), data[SINGLE].as_str()), ("2026-01-01T01:00:00Z", "true"));
-        let endless = secret(&token, (Duration::ZERO, Uses::Many), now).unwrap().string_data.unwrap();
+        let endless = secret(&token, Duration::ZERO, Uses::Many, now).unwrap().string_data.unwrap();
         assert_eq!(made.metadata.name, Some(format!("bootstrap-token-{}", token.id)));
         assert!(!endless.contains_key("expiration") && !endless.contains_key(SINGLE));
         assert!(format!("{}.{}", token.id, token.secret).parse::<Token>().is_ok());

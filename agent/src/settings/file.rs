@@ -23,6 +23,12 @@ pub(crate) enum FileValue {
     Map(BTreeMap<String, String>),
 }
 
+/// A key of a TOML file; the table is empty for keys outside tables.
+struct TomlKey<'a> {
+    table: &'a str,
+    name: &'a str,
+}
+
 /// Tables that a file may have: name and settings.
 pub(crate) type Tables = [(&'static str, &'static [Field])];
 
@@ -42,17 +48,18 @@ impl File {
             match (value, tables.iter().any(|(name, _)| *name == key && !key.is_empty())) {
                 (toml::Value::Table(table), true) => {
                     for (name, value) in table {
-                        file.add_toml((&key, &name), value, place, tables);
+                        file.add_toml(TomlKey { table: &key, name: &name }, value, place, tables);
                     }
                 }
                 (_, true) => file.problems.push(format!("{place} {key}: expected a table")),
-                (value, false) => file.add_toml(("", &key), value, place, tables),
+                (value, false) => file.add_toml(TomlKey { table: "", name: &key }, value, place, tables),
             }
         }
         Ok(file)
     }
 
-    fn add_toml(&mut self, (table, name): (&str, &str), value: toml::Value, place: &str, tables: &Tables) {
+    fn add_toml(&mut self, key: TomlKey<'_>, value: toml::Value, place: &str, tables: &Tables) {
+        let TomlKey { table, name } = key;
         let key = if table.is_empty() { name.to_owned() } else { format!("{table}.{name}") };
         let fields = tables.iter().filter(|(key, _)| *key == table);
         let mut fields = fields.flat_map(|(key, fields)| fields.iter().map(move |field| (*key, field)));
@@ -63,13 +70,20 @@ impl File {
             return;
         };
         match FileValue::from_toml(value) {
-            Some(value) => self.insert((table, field.name), value, format!("{place} {key}")),
+            Some(value) => self.insert(table, field.name, value, format!("{place} {key}")),
             None => self.problems.push(format!("{place} {key}: expected a single value, array or table")),
         }
     }
 
     /// Adds a setting with a description of its place.
-    pub(crate) fn insert(&mut self, key: (&'static str, &'static str), value: FileValue, place: String) {
+    pub(crate) fn insert(
+        &mut self,
+        table: &'static str,
+        name: &'static str,
+        value: FileValue,
+        place: String,
+    ) {
+        let key = (table, name);
         // Two names of one setting.
         if let Some((_, first)) = self.values.get(&key) {
             self.problems.push(format!("{place}: {first} gives the same setting"));

@@ -63,7 +63,7 @@ impl Parser<'_> {
                 return;
             }
             return match field.support {
-                Support::Setting(table, name) => self.setting(path, (table, name), value),
+                Support::Setting(table, name) => self.setting(path, table, name, value),
                 Support::Address => self.listen.0 = text(value),
                 Support::Port => self.listen.1 = text(value),
                 Support::Taints => self.taints(path, value),
@@ -85,9 +85,9 @@ impl Parser<'_> {
         }
     }
 
-    fn setting(&mut self, path: &str, key: (&'static str, &'static str), value: &Value) {
+    fn setting(&mut self, path: &str, table: &'static str, name: &'static str, value: &Value) {
         match file_value(value) {
-            Some(value) => self.file.insert(key, value, format!("{} {path}", self.place)),
+            Some(value) => self.file.insert(table, name, value, format!("{} {path}", self.place)),
             None => self.problem(path, "expected a single value, an array or an object of single values"),
         }
     }
@@ -124,7 +124,7 @@ impl Parser<'_> {
             return self.problem(path, "expected an array of taints with key, value and effect");
         };
         let place = format!("{} {path}", self.place);
-        self.file.insert((NODE, "register-with-taints"), FileValue::List(taints), place);
+        self.file.insert(NODE, "register-with-taints", FileValue::List(taints), place);
     }
 
     fn add_listen(&mut self) {
@@ -136,7 +136,7 @@ impl Parser<'_> {
         };
         let address = if address.contains(':') { format!("[{address}]") } else { address };
         let value = FileValue::Single(format!("{address}:{port}"));
-        self.file.insert((NODE, "kubelet-listen"), value, format!("{} address and port", self.place));
+        self.file.insert(NODE, "kubelet-listen", value, format!("{} address and port", self.place));
     }
 }
 

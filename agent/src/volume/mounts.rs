@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_mount_decides_what_is_shared() {
+    fn the_nearest_mount_determines_the_propagation() {
         let table = "1 0 8:0 / / rw shared:1 - ext4 /dev/sda rw\n2 1 8:0 / /var rw - ext4 /dev/sdb rw\n";
         assert!(is_shared(table, Path::new("/home/x")));
         assert!(!is_shared(table, Path::new("/var/lib")));

@@ -262,7 +262,7 @@ fn a_pods_volumes_are_made_kept_fresh_and_removed_without_a_trace() {
 }
 
 #[test]
-fn a_part_of_a_volume_is_mounted_for_its_container_and_goes_with_the_pod() {
+fn a_sub_path_is_mounted_for_its_container_and_removed_with_the_pod() {
     apart(async {
         let machine = Machine::new("part");
         let ctx = machine.context();
@@ -365,7 +365,7 @@ fn a_volume_that_cannot_be_mounted_is_upstreams_error() {
 }
 
 #[test]
-fn after_a_boot_an_expired_token_is_used_until_the_api_server_is_back_and_an_event_says_so() {
+fn after_a_boot_an_expired_token_is_used_with_an_event_until_the_api_server_responds() {
     apart(async {
         let machine = Machine::new("alone");
         let set = |down: bool, lifetime: i64| {

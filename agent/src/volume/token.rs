@@ -54,6 +54,12 @@ struct Issued {
     ends: i64,
 }
 
+/// The pod of a token, and the token's record in the checkpoint.
+struct TokenOf<'a> {
+    pod: &'a Pod,
+    key: &'a Key,
+}
+
 /// A token, and the time until the next one is due.
 pub(super) struct Token {
     pub(super) token: String,
@@ -86,7 +92,7 @@ impl Tokens {
             return Ok(held.given(now));
         }
         if let Some(held) = held.as_ref().filter(|_| self.health.is_away()) {
-            return Ok(self.overdue(ctx, (&key, pod), held, now));
+            return Ok(self.overdue(ctx, TokenOf { pod, key: &key }, held, now));
         }
         match self.health.ask(held.is_some(), request(ctx, pod, wanted)).await {
             Ok(answer) => {
@@ -98,7 +104,7 @@ impl Tokens {
                 Some(held) => {
                     let (uid, error) = (pod.metadata.uid.as_deref(), chain(&error));
                     tracing::warn!(error, uid, "cannot renew a service-account token, trying again");
-                    Ok(self.overdue(ctx, (&key, pod), &held, now))
+                    Ok(self.overdue(ctx, TokenOf { pod, key: &key }, &held, now))
                 }
                 None => Err(SetUpError::Token(chain(&error))),
             },
@@ -106,13 +112,14 @@ impl Tokens {
     }
 
     /// A token that could not be renewed. If it has expired, a warning event reports that once.
-    fn overdue(&self, ctx: &VolumeContext, (key, pod): (&Key, &Pod), held: &Issued, now: Timestamp) -> Token {
+    fn overdue(&self, ctx: &VolumeContext, of: TokenOf<'_>, held: &Issued, now: Timestamp) -> Token {
+        let TokenOf { pod, key } = of;
         self.keep(key, pod, held);
-        let is_news = held.is_over(now)
+        let is_first_report = held.is_over(now)
             && lock(&self.held)
                 .get_mut(key)
                 .is_some_and(|held| !std::mem::replace(&mut held.is_expiry_reported, true));
-        if is_news {
+        if is_first_report {
             let message = format!(
                 "The API server is not reachable: the token of service account {:?} expired at {} and is used until it \
                  can be renewed",

@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_default_gateway_is_a_gateway_and_addresses_are_asked_for_in_order() {
+    fn a_default_gateway_is_a_gateway_and_address_requests_have_precedences() {
         assert!(conf(json!({"isDefaultGateway": true}), "").unwrap().is_gateway);
         let given = json!({"runtimeConfig": {"mac": "0a:00:00:00:00:01"}, "args": {"cni": {"mac": "0a:00:00:00:00:02"}}});
         assert_eq!(conf(given, "MAC=0a:00:00:00:00:03").unwrap().mac.unwrap()[5], 1);

@@ -1,4 +1,4 @@
-//! Ranges and sets of ranges: which addresses may be given, in which order.
+//! Ranges and sets of ranges: the usable addresses, and the order of their allocation.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -9,10 +9,10 @@ use serde::Deserialize;
 use crate::error::Error;
 use crate::spec::result::Ip;
 
-/// Ranges longer than this are not walked to their end: no node holds 2^20 pods.
+/// Maximum number of addresses that a search tries: no node holds 2^20 pods.
 const WALK_LIMIT: u128 = 1 << 20;
 
-/// A range as a configuration says it.
+/// A range as in the configuration.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub(crate) struct RangeConf {
@@ -22,7 +22,7 @@ pub(crate) struct RangeConf {
     pub(crate) gateway: Option<IpAddr>,
 }
 
-/// Ranges of one family, of which an attachment gets one address.
+/// Ranges of one family. An attachment gets one address of the set.
 #[derive(Debug, Clone)]
 pub(crate) struct RangeSet {
     ranges: Vec<Range>,
@@ -36,7 +36,7 @@ struct Range {
     gateway: IpAddr,
 }
 
-/// Refuses sets that share an address: one would be given twice.
+/// Refuses sets that share an address, because it could be allocated twice.
 pub(crate) fn check_overlaps(sets: &[RangeSet]) -> Result<(), Error> {
     if sets.is_empty() {
         return Err(Error::invalid("ipam.ranges", "there is no range"));
@@ -78,12 +78,12 @@ impl RangeSet {
         self.ranges.iter().any(|range| range.contains(address))
     }
 
-    /// Addresses that can be given.
+    /// Number of usable addresses.
     pub(crate) fn size(&self) -> u128 {
         self.ranges.iter().map(Range::size).fold(0, u128::saturating_add)
     }
 
-    /// The address with what belongs to it.
+    /// The address with its prefix length and gateway.
     pub(crate) fn config(&self, address: IpAddr) -> Ip {
         let range = self.ranges.iter().find(|range| range.contains(address));
         let network = range.and_then(|range| IpNetwork::new(address, range.subnet.prefix()).ok());
@@ -99,7 +99,7 @@ impl RangeSet {
         self.ranges.first().map(|range| range.gateway)
     }
 
-    /// Refuses a requested address that is the gateway's.
+    /// Refuses a requested address that is a gateway.
     pub(crate) fn check_requested(&self, address: IpAddr) -> Result<(), Error> {
         match self.ranges.iter().find(|range| range.gateway == address) {
             Some(range) => {
@@ -109,8 +109,7 @@ impl RangeSet {
         }
     }
 
-    /// What to try, in order: all addresses, from the one behind `after` on, so that an address rests as long
-    /// as possible before it is given again.
+    /// All usable addresses, beginning after `after`, so that a freed address is reused as late as possible.
     pub(crate) fn candidates(&self, after: Option<IpAddr>) -> impl Iterator<Item = IpAddr> {
         let at = after.and_then(|after| self.ranges.iter().position(|range| range.contains(after)));
         let from = match (at, after) {
@@ -204,7 +203,7 @@ impl Range {
     }
 }
 
-/// All of a network that can be a host's: without its own address and (IPv4) the one for broadcasts.
+/// The usable addresses of a network: without the network address and (IPv4) the broadcast address.
 fn whole(subnet: IpNetwork) -> (u128, u128) {
     let low = bits(subnet.network()) + 1;
     match subnet {

@@ -1,4 +1,4 @@
-//! `resolvConf`: resolver settings out of a file in the format of resolv.conf(5).
+//! `resolvConf`: resolver settings from a file in the format of resolv.conf(5).
 
 use std::path::Path;
 
@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_resolver_reads_is_read() {
+    fn resolver_settings_are_read_as_by_the_c_library() {
         let dns =
             parse("# c\nnameserver 10.0.0.1\nnameserver ::1\ndomain a.b\nsearch c.d e.f\noptions ndots:5\n");
         assert_eq!(dns.nameservers, ["10.0.0.1", "::1"]);

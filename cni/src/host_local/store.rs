@@ -1,8 +1,8 @@
-//! The files: one per address that is held, with its owner's id and interface in two lines, and the address
-//! given last by each range set. One lock for all processes.
+//! The files of a network: one per allocated address, with its owner's id and interface in two lines, and the last
+//! allocated address of each range set. One lock for all processes.
 //!
-//! A file appears with its whole text, by a link, so that a process killed at any instruction leaves either
-//! nothing or an address with an owner.
+//! An address file is written under another name and linked to its own, so that a process killed at any instruction
+//! leaves no address without an owner.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -15,16 +15,16 @@ use nix::fcntl::{Flock, FlockArg};
 
 use crate::error::Error;
 
-/// Between id and interface.
+/// Separator of id and interface.
 const BREAK: &str = "\r\n";
-/// An address under way to its name; nothing of it counts.
+/// Name of an address file before it is linked. Ignored by readers.
 const UNDER_WAY: &str = ".taking";
 
-/// Who has an address.
+/// The owner of an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub(crate) id: String,
-    /// Empty in files of old, which are all of the id's.
+    /// Empty in files of earlier versions: then all interfaces of the id match.
     pub(crate) ifname: String,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct DirVersion {
     modified: (i64, i64),
 }
 
-/// The directory of one network, locked until this value goes.
+/// The locked directory of one network. Dropping it releases the lock.
 pub(crate) struct Store {
     dir: PathBuf,
     _lock: Flock<File>,
@@ -59,7 +59,7 @@ impl Owner {
 // === impl Store ===
 
 impl Store {
-    /// Makes the directory if need be, and waits for the lock.
+    /// Makes the directory if it does not exist, and waits for the lock.
     pub(crate) fn open(dir: &Path) -> Result<Self, Error> {
         fs::create_dir_all(dir).map_err(failed("create", dir))?;
         let path = dir.join("lock");
@@ -67,17 +67,17 @@ impl Store {
         let file = file.map_err(failed("open", &path))?;
         let lock = Flock::lock(file, FlockArg::LockExclusive);
         let lock = lock.map_err(|(_, errno)| failed("lock", &path)(errno.into()))?;
-        // Left behind by a process that was killed, it may be linked to an address already: it must not be written to.
+        // A killed process may have left it, linked to an address already: writing to it would change that address.
         remove(&dir.join(UNDER_WAY))?;
         Ok(Self { dir: dir.to_owned(), _lock: lock })
     }
 
-    /// As [`open`](Self::open), unless the directory is not there: then nothing is held.
+    /// As [`open`](Self::open). `None` if the directory does not exist: then no address is allocated.
     pub(crate) fn existing(dir: &Path) -> Result<Option<Self>, Error> {
         if dir.is_dir() { Self::open(dir).map(Some) } else { Ok(None) }
     }
 
-    /// Takes the first of the addresses that is free.
+    /// Allocates the first free address of the candidates.
     pub(crate) fn take(
         &mut self,
         owner: &Owner,
@@ -122,15 +122,16 @@ impl Store {
         }
     }
 
-    /// The version of the directory; a file that is made or removed changes it. None if the kernel does not tell.
+    /// The version of the directory. It changes when a file is created or removed. None if the kernel does not report
+    /// it.
     ///
-    /// Since Linux 6.13 the time of modification is exact; before, it changes with the clock tick of at most 10 ms.
+    /// Since Linux 6.13 the modification time is exact; before, it changes with the clock tick of at most 10 ms.
     pub(crate) fn version(&self) -> Option<DirVersion> {
         let found = fs::metadata(&self.dir).ok()?;
         Some(DirVersion { inode: found.ino(), modified: (found.mtime(), found.mtime_nsec()) })
     }
 
-    /// All addresses that are held, by the names of their files alone.
+    /// All allocated addresses, from the names of their files.
     pub(crate) fn addresses(&self) -> Result<HashSet<IpAddr>, Error> {
         #[cfg(test)]
         listings::count();
@@ -142,7 +143,7 @@ impl Store {
         Ok(addresses)
     }
 
-    /// All addresses that are held, with their owners.
+    /// All allocated addresses with their owners.
     pub(crate) fn held(&self) -> Result<Vec<(IpAddr, Owner)>, Error> {
         let mut held = Vec::new();
         for address in self.addresses()? {
@@ -158,7 +159,7 @@ impl Store {
         Ok(held.map(|(address, _)| address).collect())
     }
 
-    /// Frees all addresses but those of the owners that are to stay.
+    /// Frees all addresses except those of the owners that `stays` selects.
     pub(crate) fn retain(&mut self, stays: impl Fn(&Owner) -> bool) -> Result<(), Error> {
         for (address, owner) in self.held()? {
             if !stays(&owner) {
@@ -168,7 +169,7 @@ impl Store {
         Ok(())
     }
 
-    /// The address that a set gave last; none when that is not known.
+    /// The last allocated address of a set. None if it is unknown.
     pub(crate) fn last(&self, set: usize) -> Option<IpAddr> {
         fs::read_to_string(self.last_path(set)).ok()?.trim().parse().ok()
     }

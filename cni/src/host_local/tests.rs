@@ -1,4 +1,4 @@
-//! Addresses as a user of the plugin sees them: configurations in, results and files out.
+//! Tests of the plugin from outside: configurations in, results and files out.
 
 use std::fs;
 use std::path::Path;
@@ -85,7 +85,7 @@ fn a_freed_address_rests_and_a_full_set_recovers() {
 }
 
 #[test]
-fn a_set_of_several_ranges_goes_on_in_the_next_and_round() {
+fn allocation_continues_in_the_next_range_of_a_set() {
     let dir = tempfile::tempdir().unwrap();
     let ipam = json!({"ranges": [[{"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.10", "rangeEnd": "10.1.0.11"},
         {"subnet": "10.2.0.0/24", "rangeStart": "10.2.0.5", "rangeEnd": "10.2.0.5", "gateway": "10.2.0.9"}]]});
@@ -99,7 +99,7 @@ fn a_set_of_several_ranges_goes_on_in_the_next_and_round() {
 }
 
 #[test]
-fn a_full_second_set_keeps_nothing_of_the_first() {
+fn a_full_second_set_frees_the_address_of_the_first() {
     let dir = tempfile::tempdir().unwrap();
     let ipam = json!({"ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "10.1.3.0/30"}]]});
     add(dir.path(), "a", &ipam).unwrap();
@@ -120,10 +120,10 @@ fn requested_addresses_are_given_or_refused() {
     wants.args = "IgnoreUnknown=1;IP=10.1.2.1".into();
     assert!(act(&wants).unwrap_err().to_string().contains("gateway"));
     wants.args = "IgnoreUnknown=1;IP=10.9.9.9".into();
-    assert!(act(&wants).unwrap_err().to_string().contains("10.9.9.9 is of no range"));
+    assert!(act(&wants).unwrap_err().to_string().contains("10.9.9.9 is in no range of the network"));
     wants.conf.insert("args".into(), json!({"cni": {"ips": ["10.1.2.50", "10.1.2.51"]}}));
     wants.args = String::new();
-    let two = "10.1.2.51 is asked for beside another address of 10.1.2.0/24, which gives one";
+    let two = "10.1.2.51 is requested besides another address of 10.1.2.0/24, which assigns one";
     assert!(act(&wants).unwrap_err().to_string().ends_with(two));
     wants.args = "IP=x".into();
     assert_eq!(act(&wants).unwrap_err().code(), 7);
@@ -163,7 +163,7 @@ fn a_torn_take_is_no_address_and_does_not_change_its_owner() {
     let dir = tempfile::tempdir().unwrap();
     let ipam = json!({"subnet": "10.1.2.0/24"});
     add(dir.path(), "a", &ipam).unwrap();
-    // As a process killed right behind its link leaves it.
+    // A process was killed right after its link.
     fs::hard_link(dir.path().join("net/10.1.2.2"), dir.path().join("net/.taking")).unwrap();
     add(dir.path(), "b", &ipam).unwrap();
     assert_eq!(fs::read_to_string(dir.path().join("net/10.1.2.2")).unwrap(), "a\r\neth0");
@@ -205,7 +205,7 @@ fn every_wrong_field_is_named() {
 }
 
 #[test]
-fn the_directory_is_listed_only_after_changes_of_others() {
+fn the_directory_is_listed_only_after_foreign_changes() {
     let dir = tempfile::tempdir().unwrap();
     let attachments = Cache::open(&dir.path().join("run"), &dir.path().join("lib")).unwrap();
     let ranges = json!({"subnet": "10.1.0.0/16"});
@@ -231,7 +231,7 @@ fn the_directory_is_listed_only_after_changes_of_others() {
         assert_eq!(listings, 0, "{number}");
         del(&format!("a{number}"), address);
     }
-    // More than a clock tick of kernels without exact times of modification.
+    // Longer than a clock tick of kernels without exact modification times.
     #[expect(clippy::disallowed_methods, reason = "time itself is what the test needs")]
     std::thread::sleep(std::time::Duration::from_millis(30));
     fs::remove_file(dir.path().join("net").join(first.to_string())).unwrap();

@@ -287,7 +287,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_gives_the_addresses_of_the_asked_link_alone() {
+    fn the_kernel_filters_addresses_by_link() {
         const LOOPBACK: u32 = 1;
         let listed = of_link(LOOPBACK).unwrap();
         assert!(listed.iter().all(|address| address.header.index == LOOPBACK));

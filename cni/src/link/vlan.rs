@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_has_one_vlan_of_its_own_and_ranges_of_others() {
+    fn a_port_has_one_native_vlan_and_ranges_of_tagged_ones() {
         let own = Flags::Pvid | Flags::Untagged;
         assert_eq!(messages_of(&vlans(Some(100), &[])), [(100, own)]);
         let (begin, end) = (Flags::RangeBegin, Flags::RangeEnd);

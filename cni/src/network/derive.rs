@@ -56,7 +56,7 @@ impl Network {
         }
         coracle_fault::point("recover.network-freed");
         let unknown = live.iter().filter(|l| inner.cache.get(&l.id).is_none());
-        state.unowned = Some(unknown.cloned().collect());
+        state.unrecorded = Some(unknown.cloned().collect());
         first.and(self.derive(&mut state).await)
     }
 
@@ -180,7 +180,7 @@ impl Network {
     async fn adopt(&self, state: &mut State) -> Result<(), Error> {
         let Some(list) = state.list.clone() else { return Ok(()) };
         let mut first = Ok(());
-        for live in state.unowned.as_mut().map(std::mem::take).unwrap_or_default() {
+        for live in state.unrecorded.as_mut().map(std::mem::take).unwrap_or_default() {
             match self.look(&live).await {
                 Ok(result) => {
                     warn!(
@@ -193,7 +193,7 @@ impl Network {
                 }
                 Err(error) => {
                     first = first.and(Err(error));
-                    state.unowned.get_or_insert_default().push(live);
+                    state.unrecorded.get_or_insert_default().push(live);
                 }
             }
         }
@@ -267,9 +267,9 @@ fn request(entry: &Entry, plugin: &Map<String, Value>, previous: Option<&Answer>
 fn valid(entries: &[Entry], state: &State) -> Vec<Valid> {
     let present = entries.iter().filter(|entry| is_own(&entry.list) || !entry.is_releasing());
     let known = present.map(|entry| (&entry.at.container_id, &entry.at.ifname));
-    let unowned = state.unowned.iter().flatten().map(|at| (&at.id, &at.ifname));
+    let unrecorded = state.unrecorded.iter().flatten().map(|at| (&at.id, &at.ifname));
     let valid = |(id, ifname): (&String, &String)| Valid { container_id: id.clone(), ifname: ifname.clone() };
-    known.chain(unowned).map(valid).collect()
+    known.chain(unrecorded).map(valid).collect()
 }
 
 /// The current list, and all lists of attachments.

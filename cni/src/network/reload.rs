@@ -51,7 +51,7 @@ impl Network {
         // Another runtime, or an earlier start, may have left attachments of a network with this name. A failure does
         // not prevent new attachments.
         if is_new
-            && state.unowned.is_some()
+            && state.unrecorded.is_some()
             && let Err(error) = self.derive(state).await
         {
             warn!(error = error.chain(), "cannot restore the network of running pods");

@@ -9,7 +9,7 @@ pub enum OverlayError {
     /// A netlink socket could not be used.
     #[error("cannot {action} over netlink")]
     Socket {
-        /// What was tried.
+        /// The failed operation.
         action: &'static str,
         /// The kernel's answer.
         #[source]
@@ -90,7 +90,7 @@ pub enum OverlayError {
     /// The tun device or its socket could not be used.
     #[error("cannot {action} for packets in UDP")]
     Tunnel {
-        /// What was tried.
+        /// The failed operation.
         action: &'static str,
         /// The system's answer.
         #[source]

@@ -84,7 +84,7 @@ fn ask(name: &str, command: u32, data: u32) -> io::Result<u32> {
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes().take(libc::IFNAMSIZ - 1)) {
         *to = from.cast_signed();
     }
-    // SAFETY: request and value are whole and live until the call returns; the kernel uses them in it alone.
+    // SAFETY: request and value live until the call returns, and the kernel uses them only during the call.
     unsafe { ethtool(socket.as_raw_fd(), &raw mut request) }?;
     Ok(value.data)
 }

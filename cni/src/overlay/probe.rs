@@ -1,10 +1,11 @@
 //! Probes of paths to peers. The peer's kernel answers, so any node can be probed, including flannel's.
 //!
 //! - *small*: an echo request (ICMP, ICMPv6) of 84 bytes;
-//! - *full*: one that fills the MTU and must not be cut; when it is lost, the longest that is not is searched for;
-//! - *offloaded*: two datagrams handed to the kernel as one (UDP_SEGMENT), so that the device, or whoever stands in
-//!   for it, cuts them and sums them up. Nobody listens on their port: "port unreachable" says that they came whole.
-//!   Wrong sums are the well-known fault of VXLAN over some network cards.
+//! - *full*: an echo request of the MTU's size that must not be fragmented. If it is lost, a binary search finds the
+//!   longest one that passes;
+//! - *offloaded*: two datagrams passed to the kernel as one (UDP_SEGMENT), so that the device splits them and
+//!   computes their checksums. Their port is closed: "port unreachable" shows that they arrived intact. Wrong
+//!   checksums are a known fault of VXLAN with some network cards.
 
 mod socket;
 

@@ -200,9 +200,9 @@ mod tun {
         for (to, from) in request.ifr_name.iter_mut().zip(name.bytes().take(libc::IFNAMSIZ - 1)) {
             *to = from.cast_signed();
         }
-        // SAFETY: the request is a whole ifreq, which the kernel reads and writes during the call alone.
+        // SAFETY: the request is a complete ifreq, which the kernel accesses only during the call.
         unsafe { set_interface(file.as_raw_fd(), &raw const request) }?;
-        // SAFETY: the file owns one descriptor, which stays the same and open for as long as the file is.
+        // SAFETY: the file owns one descriptor, which is open and does not change during the file's life.
         unsafe { AsyncFd::register(file) }.map_err(|error| error.into_parts().1)
     }
 }
@@ -212,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_leads_to_the_node_that_has_its_range() {
+    fn an_address_is_sent_to_the_node_with_its_range() {
         let way = |range: &str, node: &str| (range.parse().unwrap(), node.parse().unwrap());
         let ways = Ways(vec![
             way("10.42.1.0/24", "192.0.2.1"),

@@ -106,10 +106,11 @@ impl List {
         conf.insert("cniVersion".into(), json!(self.version.name()));
         conf.insert("name".into(), json!(self.name));
         let declared = conf.remove("capabilities");
-        let told = offered.iter().filter(|(name, _)| declares(declared.as_ref(), name));
-        let told: Map<String, Value> = told.map(|(name, value)| (name.clone(), value.clone())).collect();
-        if !told.is_empty() {
-            conf.insert("runtimeConfig".into(), told.into());
+        let declared_values = offered.iter().filter(|(name, _)| declares(declared.as_ref(), name));
+        let declared_values: Map<String, Value> =
+            declared_values.map(|(name, value)| (name.clone(), value.clone())).collect();
+        if !declared_values.is_empty() {
+            conf.insert("runtimeConfig".into(), declared_values.into());
         }
         if let Some(previous) = previous {
             conf.insert("prevResult".into(), previous);

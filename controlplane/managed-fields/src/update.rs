@@ -189,7 +189,10 @@ impl<V: Versions> Updater<'_, V> {
         let time = last.as_ref().and_then(|owned| owned.time.clone());
         managers.0.insert(id.clone(), Owned { fields, api_version: self.api_version.to_owned(), time });
         let object = self.prune(&merged, last.as_ref(), &managers);
-        self.release(request.live, &object, (&id, request.force), &mut managers)?;
+        let conflicts = self.release(request.live, &object, &id, &mut managers);
+        if !request.force && !conflicts.is_empty() {
+            return Err(ApplyError::Conflicts(conflicts));
+        }
         strip(&id, &mut managers);
         if !equal(&object, request.live)
             && let Some(owned) = managers.0.get_mut(&id)
@@ -221,18 +224,18 @@ impl<V: Versions> Updater<'_, V> {
         owned.time = Some(self.now.to_owned());
     }
 
-    /// Takes changed and removed fields from all managers but the applier.
+    /// Takes changed and removed fields from all managers but the applier. Returns the conflicts.
     fn release(
         &self,
         live: &Value,
         new: &Value,
-        (applier, force): (&ManagerId, bool),
+        applier: &ManagerId,
         managers: &mut Managers,
-    ) -> Result<(), ApplyError> {
+    ) -> Vec<Conflict> {
         let own = managers.0.remove(applier);
         let conflicts = self.release_all(live, new, managers);
         managers.0.extend(own.filter(|own| !own.fields.is_empty()).map(|own| (applier.clone(), own)));
-        if force || conflicts.is_empty() { Ok(()) } else { Err(ApplyError::Conflicts(conflicts)) }
+        conflicts
     }
 
     /// Takes changed and removed fields from all managers, and returns the changed ones that had an owner. Managers

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_created_key_file_is_for_its_owner_alone_and_loads_again() {
+    fn a_created_key_file_is_private_and_can_be_loaded() {
         let directory = directory();
         let path = directory.path().join("key");
         let sealed = Keys::load_or_create(&path).unwrap().seal(b"value", b"name").unwrap();
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_crash_left_of_a_creation_is_replaced() {
+    fn an_incomplete_key_file_of_a_crash_is_replaced() {
         let directory = directory();
         let path = directory.path().join("key");
         fs::write(directory.path().join("key.new"), "half a li").unwrap();

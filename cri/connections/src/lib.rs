@@ -1,10 +1,11 @@
 //! Limits on the connections of a listening port: in total, per source address, and before authentication.
 //!
-//! The limits are shares of the process's descriptor limit, so that clients cannot take the descriptors that the node
-//! itself needs. A connection is unproven until its client has authenticated. Unproven connections have a smaller limit
-//! and a maximum lifetime; when their limit is reached, the oldest of the source with the most of them is closed. A
-//! client that authenticates within milliseconds therefore gets through while others hold silent connections. When the
-//! port is full, the newest connection of the source with the most makes room for a source with fewer.
+//! - The limits are shares of the process's descriptor limit, so that clients cannot use up the node's own descriptors.
+//! - A connection is unproven until its client has authenticated. Unproven connections have a smaller limit and a maximum
+//!   lifetime. At the limit, the oldest unproven connection is closed, of the source that has the most. So a client
+//!   that authenticates within milliseconds is served while other clients hold silent connections.
+//! - If the port is full and a source with fewer connections needs one, the newest connection of the source with the most
+//!   connections is closed.
 
 mod held;
 mod log_limit;
@@ -26,10 +27,10 @@ pub use log_limit::LogLimit;
 pub const UNPROVEN_LIFETIME: Duration = Duration::from_secs(60);
 /// Maximum duration of a TLS handshake.
 pub const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Pause after a failed accept, as for want of descriptors.
+/// Pause after a failed accept, for example without free descriptors.
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// The descriptor limit that is assumed when the kernel does not say.
+/// The assumed descriptor limit if the kernel does not report one.
 const USUAL_DESCRIPTORS: u64 = 1024;
 
 /// Limits of one port.
@@ -41,16 +42,16 @@ pub struct Limits {
     pub per_source: usize,
     /// Connections whose client has not authenticated.
     pub unproven: usize,
-    /// Those of one source.
+    /// Unproven connections of one source.
     pub unproven_per_source: usize,
 }
 
-/// Why a connection is not served.
+/// Reason why a connection is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The port has no more connections.
+    /// The limit of the port is reached.
     Total,
-    /// The source has no more connections.
+    /// The limit of the source is reached.
     Source,
 }
 
@@ -60,7 +61,7 @@ pub struct Connections {
     inner: Arc<Inner>,
 }
 
-/// The place of one connection; dropping it gives the place back.
+/// One of the connections that the limits allow. Dropping it releases it.
 #[derive(Debug)]
 pub struct Slot {
     inner: Arc<Inner>,
@@ -79,7 +80,7 @@ struct Inner {
 struct State {
     next: u64,
     total: usize,
-    /// By number, which is their age.
+    /// Ordered by number, so the oldest is first.
     unproven: BTreeMap<u64, (Source, CancellationToken)>,
     proven: BTreeMap<u64, (Source, CancellationToken)>,
     sources: HashMap<Source, Count>,
@@ -131,16 +132,16 @@ impl std::fmt::Display for Refusal {
 // === impl Connections ===
 
 impl Connections {
-    /// No connections yet.
+    /// Without connections.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         Self { inner: Arc::new(Inner { limits, state: Mutex::default() }) }
     }
 
-    /// A place for an accepted connection, unproven.
+    /// Admits an accepted connection, which is unproven.
     ///
     /// # Errors
-    /// [`Refusal`] when the port or the source has no place left.
+    /// [`Refusal`] when the limit of the port or of the source is reached.
     pub fn admit(&self, address: IpAddr) -> Result<Slot, Refusal> {
         let source = source(address);
         let limits = self.inner.limits;
@@ -151,7 +152,7 @@ impl Connections {
         } else if state.unproven.len() >= limits.unproven || state.total >= limits.total {
             state.evict(None);
         }
-        // An evicted connection keeps its place until it is closed: the next attempt finds room.
+        // An evicted connection counts until it is closed, so only the client's next attempt succeeds.
         if state.total >= limits.total {
             state.evict_proven(all);
             return Err(Refusal::Total);
@@ -182,7 +183,7 @@ impl Inner {
 // === impl State ===
 
 impl State {
-    /// Closes the oldest unproven connection of a source, by default of the source with the most.
+    /// Closes the oldest unproven connection of a source; without a source, of the one with the most unproven ones.
     fn evict(&mut self, source: Option<Source>) {
         let most = || self.sources.iter().max_by_key(|(_, count)| count.unproven).map(|(source, _)| *source);
         let Some(source) = source.or_else(most) else { return };
@@ -194,7 +195,7 @@ impl State {
         self.no_longer_unproven(number);
     }
 
-    /// Closes the newest proven connection of the source with the most, for a source that has fewer.
+    /// Closes the newest proven connection of the source with the most connections, if the newcomer's source has fewer.
     fn evict_proven(&mut self, of_newcomer: usize) {
         let most = self.sources.iter().max_by_key(|(_, count)| count.all);
         let most = most.filter(|(_, count)| count.all > of_newcomer + 1).map(|(source, _)| *source);
@@ -229,7 +230,7 @@ impl Slot {
     /// Returns when the connection must be closed: evicted, or unproven for its maximum lifetime.
     pub async fn expired(&self) {
         tokio::select! {
-            // Both only wait.
+            // Cancel-safe: both arms only wait.
             () = self.evicted.cancelled() => return,
             () = tokio::time::sleep(UNPROVEN_LIFETIME) => {}
         }
@@ -255,14 +256,14 @@ impl Drop for Slot {
     }
 }
 
-/// Seconds of silence before the kernel probes the peer, between probes, and unanswered probes until the end.
+/// Idle seconds before the first keepalive probe, seconds between probes, and unanswered probes before the connection ends.
 const SILENT: u32 = 60;
 const PROBE_INTERVAL: u32 = 15;
 const PROBES: u32 = 4;
 
-/// Lets the kernel end a connection whose peer is gone without a word.
+/// Enables keepalive: the kernel ends a connection whose peer has disappeared without closing it.
 pub fn keep_alive(connection: &TcpStream) {
-    // A connection for which it cannot be set is served as it is.
+    // Without keepalive the connection is served too.
     let _set = setsockopt(connection, sockopt::TcpKeepIdle, &SILENT);
     let _set = setsockopt(connection, sockopt::TcpKeepInterval, &PROBE_INTERVAL);
     let _set = setsockopt(connection, sockopt::TcpKeepCount, &PROBES);

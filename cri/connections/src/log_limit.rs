@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 /// Interval between two lines about one source.
 const INTERVAL: Duration = Duration::from_secs(60);
-/// Maximum sources with a count of their own; all others share one.
+/// Maximum sources that are counted separately; all others share one count.
 const SOURCES: usize = 64;
 
 /// Limits the lines about one kind of event.

@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_records_with_one_tag_the_later_keeps_it() {
+    fn the_later_of_two_records_keeps_a_tag() {
         let mut records = [record("a", &["t", "u"], &[]), record("b", &["t"], &[])];
         records[1].generation = 9;
         resolve_tag_conflicts(&mut records);

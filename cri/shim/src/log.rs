@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_complete_whatever_portions_it_arrives_in() {
+    fn a_line_is_complete_even_if_it_arrives_in_portions() {
         let expected = "2006-01-02T15:04:05.000000006Z stdout F hello\n";
         assert_eq!(formatted(&[b"hello\n"]), expected);
         assert_eq!(formatted(&[b"he", b"ll", b"o", b"\n"]), expected);

@@ -15,7 +15,7 @@ pub(super) fn dump(
     for subject in subjects {
         let id = subject.record.id.clone();
         let frozen = subject.freezer.freeze().map_err(|source| CheckpointError::Freeze { id, source });
-        not_doomed(subjects).and(frozen)?;
+        refuse_stopping(subjects).and(frozen)?;
         coracle_fault::point("checkpoint.frozen");
     }
     let mut dumped = Vec::new();
@@ -25,16 +25,16 @@ pub(super) fn dump(
             source: Box::new(source),
         });
         // CRIU has frozen the container again. If it was killed meanwhile, CRIU's error is only a consequence.
-        not_doomed(subjects)?;
+        refuse_stopping(subjects)?;
         dumped.push(built?);
     }
     Ok(dumped)
 }
 
-/// Refuses containers that are being killed. A kill sets `doomed` first, then thaws the container where a killed process
-/// needs it. `doomed` is checked after the freeze, so either the kill or this check thaws the container.
-fn not_doomed(subjects: &[Subject]) -> Result<(), CheckpointError> {
-    match subjects.iter().find(|subject| subject.doomed.load(Ordering::SeqCst)) {
+/// Refuses containers that are being killed. A kill sets `stopping` first, then thaws the container where a killed process
+/// needs it. `stopping` is checked after the freeze, so either the kill or this check thaws the container.
+fn refuse_stopping(subjects: &[Subject]) -> Result<(), CheckpointError> {
+    match subjects.iter().find(|subject| subject.stopping.load(Ordering::SeqCst)) {
         Some(subject) => Err(CheckpointError::Doomed { id: subject.record.id.clone() }),
         None => Ok(()),
     }

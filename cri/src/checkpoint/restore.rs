@@ -47,7 +47,7 @@ pub(crate) fn verify(directory: &Path, manifest: &Manifest) -> Result<(), Checkp
 }
 
 /// Unpacks a container's changed files into its writable layer, and its images beside it.
-pub(crate) fn lay_out(archive: &Path, layer: &Path) -> Result<(), CheckpointError> {
+pub(crate) fn unpack_checkpoint(archive: &Path, layer: &Path) -> Result<(), CheckpointError> {
     let failed = || file("unpack", archive);
     let images = layer.join(IMAGES);
     fs::create_dir_all(&images).map_err(file("create", &images))?;

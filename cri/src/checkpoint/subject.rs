@@ -24,7 +24,7 @@ pub(crate) struct Subject {
     /// The directories of the image's layers, topmost first.
     pub(crate) lower: Vec<PathBuf>,
     /// Set before the container is killed.
-    pub(crate) doomed: Arc<AtomicBool>,
+    pub(crate) stopping: Arc<AtomicBool>,
     pub(crate) freezer: Freezer,
 }
 

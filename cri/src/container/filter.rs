@@ -115,7 +115,7 @@ fn compile(profile: &LinuxSeccomp) -> Result<Vec<u8>, FilterError> {
         }
         for name in call.names() {
             match number(name) {
-                Some(Number::Known(known)) => add(&mut context, (action, known), call)?,
+                Some(Number::Known(known)) => add(&mut context, action, known, call)?,
                 // libseccomp cannot compare arguments of such a call. Without a rule the program answers ENOSYS.
                 Some(Number::Newer(number)) if call.args().iter().flatten().next().is_none() => {
                     newer.push((number, action));
@@ -144,7 +144,8 @@ fn number(name: &str) -> Option<Number> {
 /// as in runc.
 fn add(
     context: &mut ScmpFilterContext,
-    (action, number): (ScmpAction, ScmpSyscall),
+    action: ScmpAction,
+    number: ScmpSyscall,
     call: &LinuxSyscall,
 ) -> Result<(), FilterError> {
     let conditions = call.args().as_deref().unwrap_or_default();

@@ -46,7 +46,7 @@ impl Subject {
 impl Records {
     /// Removes an object like [`Records::forget_container`] and [`Records::remove_sandbox`], but keeps its record. Returns the
     /// record's new path.
-    pub(crate) fn bury(&self, subject: &Subject, number: u64, at: i64) -> Result<PathBuf, Error> {
+    pub(crate) fn move_removed(&self, subject: &Subject, number: u64, at: i64) -> Result<PathBuf, Error> {
         let file = self.removed.join(format!("{number}.{at}.{}", subject.kind()));
         let dir = match subject {
             Subject::Container(record) => self.container_dir(&record.id),
@@ -132,14 +132,14 @@ mod tests {
         records.write_sandbox(&record).expect("write");
         std::fs::write(records.sandbox_dir("a").join("hosts"), "").expect("write");
         let subject = Subject::Sandbox(Box::new(record));
-        let file = records.bury(&subject, 12, 7).expect("bury");
+        let file = records.move_removed(&subject, 12, 7).expect("move_removed");
         assert!(!records.sandbox_dir("a").exists());
         let removed = Removed { number: 12, at: 7, subject: subject.clone(), file: file.clone() };
         assert_eq!(records.removed().expect("list"), [removed]);
         forget(&file);
         assert_eq!(records.removed().expect("list"), []);
         // Also after an incomplete removal.
-        let file = records.bury(&subject, 13, 8).expect("bury");
+        let file = records.move_removed(&subject, 13, 8).expect("move_removed");
         assert_eq!(read(&file), Some((13, 8, subject)));
         // An unreadable record is not kept.
         std::fs::write(&file, "{").expect("write");

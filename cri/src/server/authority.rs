@@ -1,11 +1,11 @@
 //! Accepts the `:authority` of gRPC clients that are built on the C core (Python, C++, Ruby).
 //!
-//! They send the percent-encoded path of the socket. RFC 9110 allows no percent sign in a host, and the HTTP library
-//! ends the stream with PROTOCOL_ERROR. Servers of other languages accept it, and no server of a Unix socket looks at
-//! it. So percent signs become hyphens before the library reads them.
+//! They send the percent-encoded path of the socket. RFC 9110 allows no percent sign in a host, so the HTTP library
+//! resets the stream with PROTOCOL_ERROR. Servers in other languages accept it, and no server of a Unix socket uses the
+//! value. So percent signs are replaced by hyphens before the library reads them.
 //!
 //! The bytes are changed in place: no frame and no entry of the HPACK table changes its size, and nothing is buffered.
-//! Values that are Huffman-coded are left alone: the C core sends such headers plain.
+//! Huffman-coded values are not changed: the C core sends this header plain.
 
 mod hpack;
 
@@ -19,7 +19,7 @@ use tonic::transport::server::Connected;
 
 use self::hpack::Block;
 
-/// Length of what an HTTP/2 client sends first (RFC 9113, section 3.4).
+/// Length of the connection preface of a client (RFC 9113, section 3.4).
 const PREFACE: usize = 24;
 /// Length of a frame's header (RFC 9113, section 4.1).
 const HEADER: usize = 9;
@@ -36,23 +36,23 @@ pub(super) struct Stream {
     frames: Frames,
 }
 
-/// Position in what a client sends.
+/// Parser state for the bytes that a client sends.
 #[derive(Debug)]
 struct Frames {
-    /// Bytes of the preface, of a frame's payload or of its padding that follow and are of no interest.
+    /// Number of following bytes to skip: of the preface, of a frame's payload or of its padding.
     skip: usize,
     header: [u8; HEADER],
-    /// Bytes of the header that have come.
-    come: usize,
+    /// Number of received bytes of the header.
+    received: usize,
     part: Part,
     block: Block,
 }
 
-/// Part of a frame that comes next.
+/// The next part of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     Header,
-    /// The length of the padding, and the bytes of the frame that follow it.
+    /// The byte with the padding's length; `left` bytes of the frame follow it.
     Padding {
         left: usize,
         priority: bool,
@@ -125,10 +125,10 @@ impl AsyncWrite for Stream {
 
 impl Frames {
     fn new() -> Self {
-        Self { skip: PREFACE, header: [0; HEADER], come: 0, part: Part::Header, block: Block::default() }
+        Self { skip: PREFACE, header: [0; HEADER], received: 0, part: Part::Header, block: Block::default() }
     }
 
-    /// Takes the next bytes that a client sent, in whatever pieces they come.
+    /// Processes the next bytes of the client. They may be divided at any position.
     fn pass(&mut self, mut bytes: &mut [u8]) {
         while !bytes.is_empty() {
             let taken = self.pass_part(bytes);
@@ -136,7 +136,7 @@ impl Frames {
         }
     }
 
-    /// Returns how many bytes it took: one at least.
+    /// Processes one part. Returns the number of processed bytes, at least one.
     fn pass_part(&mut self, bytes: &mut [u8]) -> usize {
         if self.skip > 0 {
             let skipped = self.skip.min(bytes.len());
@@ -145,11 +145,11 @@ impl Frames {
         }
         match self.part {
             Part::Header => {
-                let taken = (HEADER - self.come).min(bytes.len());
-                self.header[self.come..self.come + taken].copy_from_slice(&bytes[..taken]);
-                self.come += taken;
-                if self.come == HEADER {
-                    self.come = 0;
+                let taken = (HEADER - self.received).min(bytes.len());
+                self.header[self.received..self.received + taken].copy_from_slice(&bytes[..taken]);
+                self.received += taken;
+                if self.received == HEADER {
+                    self.received = 0;
                     self.begin_payload();
                 }
                 taken
@@ -187,13 +187,13 @@ impl Frames {
     }
 
     fn begin_fragment(&mut self, left: usize, padding: usize, priority: bool) {
-        // A frame that is too short is an error, which the library finds.
+        // The library reports frames that are too short.
         let padding = padding.min(left);
         self.skip = if priority { 5.min(left - padding) } else { 0 };
         self.set_fragment(left - padding - self.skip, padding);
     }
 
-    /// Behind the fragment comes the padding, then the next frame.
+    /// Sets the state for a header block fragment, which padding and the next frame follow.
     fn set_fragment(&mut self, left: usize, padding: usize) {
         if left > 0 {
             self.part = Part::Fragment { left, padding };

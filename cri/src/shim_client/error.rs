@@ -70,7 +70,7 @@ impl Error {
         Self::new(ErrorKind::Silent, "the shim does not answer")
     }
 
-    pub(super) fn undead(pid: i32) -> Self {
+    pub(super) fn unkillable(pid: i32) -> Self {
         Self::new(ErrorKind::Silent, format!("the killed shim (process {pid}) still sleeps in the kernel"))
     }
 

@@ -1,4 +1,4 @@
-//! Devices, groups, and what the kernel must have to confine with.
+//! Devices, groups, and confinement features of the kernel.
 
 use coracle_proto::cri;
 use coracle_proto::cri::security_profile::ProfileType;
@@ -7,7 +7,7 @@ use super::sh;
 use super::user_namespace::{container, options, pod, range};
 use crate::fixture::{Machine, security};
 
-pub(super) async fn devices_of_a_vendor_are_there_with_all_that_belongs_to_them(machine: &mut Machine) {
+pub(super) async fn a_cdi_device_has_its_mounts_hooks_and_environment(machine: &mut Machine) {
     let dir = machine.cdi_dir();
     std::fs::create_dir_all(&dir).expect("directory");
     let file = tempfile::NamedTempFile::new().expect("file");
@@ -33,12 +33,12 @@ pub(super) async fn devices_of_a_vendor_are_there_with_all_that_belongs_to_them(
     let userns = pod(machine, "cdi-userns", &mapped).await.expect("sandbox");
     let inside = container(machine, &userns, &mapped, |config| config.cdi_devices = wanted.clone()).await;
     for id in [&id, &inside] {
-        // Reading works, writing is what /dev/full refuses.
+        // Reads of /dev/full succeed, writes fail.
         let script = "head -c1 /dev/thing | od -An -tx1 | tr -d ' '; ! echo x 2>/dev/null > /dev/thing; \
                       cat /opt/thing; ! echo > /opt/thing 2>/dev/null; stat -c ' %u' /dev/thing";
         assert_eq!(sh(machine, id, script).await, "00\nof the vendor 0");
     }
-    // An exec has the process's environment.
+    // An exec has the environment of the container's process.
     assert_eq!(sh(machine, &id, "echo $THING").await, "full");
     let other = vec![cri::CdiDevice { name: "vendor.com/thing=other".into() }];
     let error = machine.create(&plain, "o", &["true"], |config| config.cdi_devices = other).await;
@@ -48,23 +48,23 @@ pub(super) async fn devices_of_a_vendor_are_there_with_all_that_belongs_to_them(
     std::fs::remove_dir_all(dir).expect("remove");
 }
 
-/// A block device that this machine lets its root open: its node and its number.
+/// Device node and number of a block device that root of this machine can open.
 fn disk() -> (String, String) {
     let disks = std::fs::read_dir("/sys/block").expect("disks").flatten();
     let mut names = disks.map(|disk| disk.file_name().to_string_lossy().into_owned());
     let name = names.find(|name| std::fs::File::open(format!("/dev/{name}")).is_ok());
-    let name = name.expect("a machine has a disk");
+    let name = name.expect("no block device can be opened");
     let number = std::fs::read_to_string(format!("/sys/block/{name}/dev")).expect("number");
     (format!("/dev/{name}"), number.trim().replace(':', " "))
 }
 
-pub(super) async fn of_devices_a_container_has_those_that_are_its_own(machine: &mut Machine) {
+pub(super) async fn a_container_accesses_only_its_devices(machine: &mut Machine) {
     let (node, number) = disk();
     let make = format!("rm -f /tmp/disk; mknod /tmp/disk b {number}");
     let own = "echo x >/dev/null && head -c1 /dev/zero >/dev/null && head -c1 /dev/random >/dev/null && \
                head -c1 /dev/urandom >/dev/null && ! echo x 2>/dev/null >/dev/full && : <>/dev/ptmx && \
                ! (: </dev/tty) 2>&1 | grep -q permitted";
-    // By the container library, which a hook is left to.
+    // A hook makes libcontainer create the container.
     let dir = machine.cdi_dir();
     std::fs::create_dir_all(&dir).expect("directory");
     let hook = serde_json::json!({ "hookName": "createRuntime", "path": "/bin/busybox", "args": ["busybox", "true"] });
@@ -147,8 +147,8 @@ pub(super) async fn groups_are_those_of_the_policy(machine: &mut Machine) {
     machine.remove_pod(&pod).await;
 }
 
-/// A pod with a container under the default profile, and one without any; both as root with the right to mount.
-pub(super) async fn the_default_profile_holds_where_there_is_apparmor(machine: &mut Machine) {
+/// A pod with a container under the default profile, and one without a profile. Both run as root with CAP_SYS_ADMIN.
+pub(super) async fn the_default_profile_applies_if_the_kernel_has_apparmor(machine: &mut Machine) {
     let enabled = std::fs::read_to_string("/sys/module/apparmor/parameters/enabled");
     let enabled = enabled.is_ok_and(|text| text.trim() == "Y");
     if !enabled {
@@ -170,7 +170,7 @@ pub(super) async fn the_default_profile_holds_where_there_is_apparmor(machine: &
         started.push(id);
     }
     let [silent, default, free] = started.as_slice() else { unreachable!("three were started") };
-    // What was there is written again.
+    // Writes the current value, so that a success changes nothing.
     let limit = "/proc/sys/kernel/randomize_va_space";
     let attempts = format!(
         "mount -t tmpfs x /tmp 2>/dev/null && umount /tmp && echo mounts; \
@@ -180,7 +180,7 @@ pub(super) async fn the_default_profile_holds_where_there_is_apparmor(machine: &
     for id in [silent, default] {
         let expected = if enabled { "signals" } else { "mounts\nwrites\nsignals" };
         assert_eq!(sh(machine, id, &attempts).await, expected);
-        // The exec's, and that of the container's first process.
+        // The labels of the exec and of the container's first process.
         let label = std::fs::read_to_string(format!("/proc/{}/attr/current", machine.pid(id).await));
         if enabled {
             assert_eq!(label.expect("label").trim(), "coracle-default (enforce)");
@@ -192,7 +192,7 @@ pub(super) async fn the_default_profile_holds_where_there_is_apparmor(machine: &
     machine.remove_pod(&pod).await;
 }
 
-pub(super) async fn what_the_kernel_cannot_confine_is_refused(machine: &mut Machine) {
+pub(super) async fn confinement_that_the_kernel_lacks_is_refused(machine: &mut Machine) {
     let pod = machine.pod("confined").await;
     let profile = cri::SecurityProfile {
         profile_type: cri::security_profile::ProfileType::Localhost.into(),

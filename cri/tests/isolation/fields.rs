@@ -1,4 +1,4 @@
-//! Fields that few clients set: honoured or refused, never dropped.
+//! Rarely used fields: each is honoured or refused, never dropped.
 
 use coracle_proto::cri;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
@@ -7,7 +7,7 @@ use tonic::{Code, Request};
 use crate::fixture::{Machine, container_config, security};
 use crate::sh;
 
-/// A profile that forbids one call, and allows all others.
+/// A profile that forbids one system call.
 const NO_CHMOD: &str = r#"{"defaultAction": "SCMP_ACT_ALLOW", "syscalls":
     [{"names": ["chmod", "fchmod", "fchmodat", "fchmodat2"], "action": "SCMP_ACT_ERRNO"}]}"#;
 
@@ -16,7 +16,7 @@ fn set_profile(config: &mut cri::ContainerConfig, path: &str) {
     security(config).seccomp_profile_path = path.to_owned();
 }
 
-pub(super) async fn a_seccomp_profile_of_old_counts(machine: &mut Machine) {
+pub(super) async fn the_deprecated_seccomp_field_is_honoured(machine: &mut Machine) {
     let pod = machine.pod("old").await;
     let file = machine.path("no-chmod.json");
     std::fs::write(&file, NO_CHMOD).expect("write");
@@ -43,7 +43,7 @@ pub(super) async fn a_seccomp_profile_of_old_counts(machine: &mut Machine) {
     std::fs::remove_file(file).expect("remove");
 }
 
-pub(super) async fn what_cannot_be_honoured_is_refused(machine: &mut Machine) {
+pub(super) async fn unsupported_fields_are_refused(machine: &mut Machine) {
     let windows = machine.try_pod("windows", |config| config.windows = Some(Default::default())).await;
     assert_eq!(windows.expect_err("this is Linux").code(), Code::InvalidArgument);
     let pod = machine.pod("refused").await;
@@ -63,22 +63,22 @@ pub(super) async fn what_cannot_be_honoured_is_refused(machine: &mut Machine) {
     let host = status.expect("status").into_inner().info["host"].clone();
     let hugetlb = serde_json::from_str::<serde_json::Value>(&host).expect("host")["hugetlb"] == true;
     if hugetlb {
-        pages(2 << 20).await.expect("what can be limited is");
+        pages(2 << 20).await.expect("huge pages can be limited");
     } else {
         coracle_testing::skip_part!("the kernel has no hugetlb controller");
         assert_eq!(pages(2 << 20).await.expect_err("no controller").code(), Code::Unimplemented);
-        pages(0).await.expect("a limit of nothing, as the kubelet sends it");
+        pages(0).await.expect("the kubelet sends an empty limit");
     }
     machine.remove_pod(&pod).await;
 }
 
-pub(super) async fn a_privileged_container_needs_a_pod_for_it(machine: &mut Machine) {
+pub(super) async fn a_privileged_container_needs_a_privileged_pod(machine: &mut Machine) {
     let privileged = |config: &mut cri::ContainerConfig| security(config).privileged = true;
     let pod = machine.pod("plain").await;
     let refused = machine.create(&pod, "c", &["true"], privileged).await.expect_err("not in this pod");
     assert_eq!(refused.code(), Code::InvalidArgument);
     assert!(refused.message().contains("privileged"), "{refused}");
-    // One that is added to the pod later, as for debugging, comes with the pod as it is then.
+    // A container that is added later, as for debugging, is compared with the pod's current configuration.
     let mut now = machine.pod_config("plain");
     let linux = now.linux.get_or_insert_default();
     linux.security_context.get_or_insert_default().privileged = true;
@@ -100,7 +100,7 @@ pub(super) async fn a_privileged_container_needs_a_pod_for_it(machine: &mut Mach
     machine.remove_pod(&pod).await;
 }
 
-pub(super) async fn numbers_that_mean_nothing_are_refused(machine: &mut Machine) {
+pub(super) async fn unknown_enumeration_values_are_refused(machine: &mut Machine) {
     let before = machine.traces().await;
     for (network, pid, ipc) in [(4, 1, 0), (1, 1, 0), (0, 3, 0), (0, 9, 0), (0, 1, 1)] {
         let refused = machine.try_pod("modes", |config| {
@@ -130,7 +130,7 @@ pub(super) async fn numbers_that_mean_nothing_are_refused(machine: &mut Machine)
         machine.create(&pod, "c", &["true"], zero).await,
         machine.create(&pod, "c", &["a\0b"], |_| {}).await,
     ] {
-        assert_eq!(refused.expect_err("it means nothing").code(), Code::InvalidArgument);
+        assert_eq!(refused.expect_err("an unknown value is refused").code(), Code::InvalidArgument);
     }
     machine.remove_pod(&pod).await;
 }

@@ -1,4 +1,4 @@
-//! The first process of a pod whose containers share their processes: whom it runs as, and under what.
+//! Process 1 of a pod with a shared pid namespace: its user and its confinement.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -11,13 +11,13 @@ use super::sh;
 use super::user_namespace::{options, range};
 use crate::fixture::{Machine, ends, security};
 
-/// A profile that forbids one call, and allows all others.
+/// A profile that forbids one system call.
 const NO_CHMOD: &str = r#"{"defaultAction": "SCMP_ACT_ALLOW",
     "syscalls": [{"names": ["chmod", "fchmodat"], "action": "SCMP_ACT_ERRNO"}]}"#;
-/// One under which nobody can wait.
+/// A profile under which process 1 cannot wait.
 const NO_WAIT: &str = r#"{"defaultAction": "SCMP_ACT_ALLOW",
     "syscalls": [{"names": ["poll", "ppoll"], "action": "SCMP_ACT_ERRNO"}]}"#;
-/// One that ends whoever has it.
+/// A profile that kills every process.
 const NO_LIFE: &str = r#"{"defaultAction": "SCMP_ACT_KILL_PROCESS"}"#;
 
 async fn pod(
@@ -41,7 +41,7 @@ fn profile(kind: ProfileType, name: &str) -> cri::SecurityProfile {
     cri::SecurityProfile { profile_type: kind.into(), localhost_ref: name.to_owned() }
 }
 
-/// The init of a pod.
+/// The pid of a pod's process 1.
 async fn init_of(machine: &Machine, pod: &str) -> i32 {
     let shim = machine.shim_pid(pod).await;
     let children = std::fs::read_to_string(format!("/proc/{shim}/task/{shim}/children")).expect("children");
@@ -53,14 +53,14 @@ async fn init_of(machine: &Machine, pod: &str) -> i32 {
     children.find(is_init).expect("an init").parse().expect("pid")
 }
 
-/// A line of a process's status, its words with a blank between them.
+/// A line of `/proc/PID/status`, with single blanks between the words.
 fn line(pid: i32, name: &str) -> String {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("status");
     let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).expect("line");
     line.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// A container that sees the pod's processes.
+/// A container in the pod's pid namespace.
 async fn container(machine: &Machine, pod: &str, name: &str, uid: i64) -> String {
     let created = machine.create(pod, name, &["sleep", "1000"], |config| {
         let security = security(config);
@@ -72,7 +72,7 @@ async fn container(machine: &Machine, pod: &str, name: &str, uid: i64) -> String
     id
 }
 
-pub(super) async fn it_is_under_the_pods_seccomp_profile(machine: &mut Machine) {
+pub(super) async fn process_1_has_the_pods_seccomp_profile(machine: &mut Machine) {
     let file = machine.path("no-chmod.json");
     std::fs::write(&file, NO_CHMOD).expect("write");
     let nobodys = line(std::process::id().cast_signed(), "Seccomp");
@@ -91,12 +91,12 @@ pub(super) async fn it_is_under_the_pods_seccomp_profile(machine: &mut Machine) 
         let pod = made.await.expect("sandbox");
         assert_eq!(line(init_of(machine, &pod).await, "Seccomp"), mode, "{name}");
         let id = container(machine, &pod, "c", 0).await;
-        // It is the pod's, not the containers'.
+        // The profile applies to process 1 only, not to containers.
         assert_eq!(sh(machine, &id, "touch /f; chmod 600 /f; echo $?").await, "0", "{name}");
         assert_eq!(sh(machine, &id, "cat /proc/1/comm").await, "coracle-init");
         machine.remove_pod(&pod).await;
     }
-    // By the field of old too.
+    // The deprecated field has the same effect.
     #[allow(deprecated, reason = "older kubelets set it")]
     let old = pod(machine, "first-old", |context| {
         context.seccomp_profile_path = format!("localhost/{}", file.display());
@@ -107,7 +107,7 @@ pub(super) async fn it_is_under_the_pods_seccomp_profile(machine: &mut Machine) 
     std::fs::remove_file(file).expect("remove");
 }
 
-pub(super) async fn it_is_whom_the_pod_runs_as(machine: &mut Machine) {
+pub(super) async fn process_1_runs_as_the_pods_user(machine: &mut Machine) {
     let user = |context: &mut cri::LinuxSandboxSecurityContext| {
         context.run_as_user = Some(cri::Int64Value { value: 1000 });
         context.run_as_group = Some(cri::Int64Value { value: 3000 });
@@ -127,7 +127,7 @@ pub(super) async fn it_is_whom_the_pod_runs_as(machine: &mut Machine) {
         assert_eq!((line(init, "Uid"), line(init, "Gid")), (ids(1000), ids(3000)));
         let groups: BTreeSet<String> = line(init, "Groups").split(' ').map(str::to_owned).collect();
         assert_eq!(groups, [3000, 42].map(|gid: u32| (gid + offset).to_string()).into());
-        // To trace, and nothing else.
+        // CAP_SYS_PTRACE and no other capability.
         let trace = format!("{:016x}", 1_u64 << 19);
         let none = format!("{:016x}", 0);
         for set in ["CapInh", "CapEff", "CapPrm", "CapAmb"] {
@@ -135,7 +135,7 @@ pub(super) async fn it_is_whom_the_pod_runs_as(machine: &mut Machine) {
         }
         assert_eq!(line(init, "NoNewPrivs"), "1");
     }
-    // Whoever has the same id gains nothing by it: it is not his, and cannot be ended.
+    // A container with the same uid can neither inspect nor kill process 1.
     let same = container(machine, &plain, "same", 1000).await;
     assert_eq!(
         sh(machine, &same, "grep ^Uid: /proc/1/status | tr '\t' ' '").await,
@@ -156,7 +156,7 @@ pub(super) async fn it_is_whom_the_pod_runs_as(machine: &mut Machine) {
     machine.remove_pod(&mapped).await;
 }
 
-pub(super) async fn a_profile_that_cannot_be_is_refused_and_leaves_nothing(machine: &mut Machine) {
+pub(super) async fn an_unusable_profile_is_refused_and_leaves_nothing(machine: &mut Machine) {
     let before = machine.traces().await;
     let file = |name: &str, text: &str| {
         let file = machine.path(name);
@@ -181,7 +181,7 @@ pub(super) async fn a_profile_that_cannot_be_is_refused_and_leaves_nothing(machi
         assert_eq!(refused.code(), code, "{name}: {refused}");
         assert_eq!(machine.traces().await, before, "{name}");
     }
-    // Also where no process is to have it.
+    // The profile is checked also if the pod has no process 1.
     let own = machine.try_pod("absent-own", |config| {
         let context = config.linux.get_or_insert_default().security_context.get_or_insert_default();
         context.seccomp = Some(localhost(&absent));
@@ -203,7 +203,9 @@ pub(super) async fn a_profile_that_cannot_be_is_refused_and_leaves_nothing(machi
     }
 }
 
-pub(super) async fn it_is_under_the_pods_apparmor_profile_where_there_is_apparmor(machine: &mut Machine) {
+pub(super) async fn process_1_has_the_pods_apparmor_profile_if_the_kernel_has_apparmor(
+    machine: &mut Machine,
+) {
     let asked = |context: &mut cri::LinuxSandboxSecurityContext| {
         context.apparmor = Some(profile(ProfileType::RuntimeDefault, ""));
         context.run_as_user = Some(cri::Int64Value { value: 1000 });

@@ -1,4 +1,4 @@
-//! Which processes a container sees.
+//! The processes that a container sees.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use tonic::{Code, Status};
 use crate::fixture::{Machine, security};
 use crate::sh;
 
-/// A container that sees the processes of another.
+/// A container in the pid namespace of another container.
 async fn beside(machine: &Machine, pod: &str, name: &str, target: &str) -> Result<String, Status> {
     machine
         .create(pod, name, &["sleep", "2000"], |config| {
@@ -22,7 +22,7 @@ async fn beside(machine: &Machine, pod: &str, name: &str, target: &str) -> Resul
         .await
 }
 
-pub(super) async fn a_container_joins_the_processes_of_another(machine: &mut Machine) {
+pub(super) async fn a_container_joins_the_pid_namespace_of_another(machine: &mut Machine) {
     let pod = machine.pod("target").await;
     let target = machine.run(&pod, "target", &["sleep", "1000"]).await;
     let debugger = beside(machine, &pod, "debugger", &target).await.expect("create");
@@ -32,9 +32,9 @@ pub(super) async fn a_container_joins_the_processes_of_another(machine: &mut Mac
     assert_eq!(namespace(of_debugger), namespace(of_target));
     assert_ne!(namespace(of_target), std::fs::read_link("/proc/self/ns/pid").expect("namespace"));
     assert_eq!(sh(machine, &debugger, "tr '\\0' ' ' </proc/1/cmdline").await, "sleep 1000");
-    // What a debugger is for, by the rights of the same user.
+    // A debugger with the same uid can inspect the target's processes.
     assert!(sh(machine, &debugger, "ls /proc/1/root/").await.contains("proc"));
-    // The end of the one is not that of the other, but for the namespace's first process.
+    // The containers end independently, unless the first process of the namespace ends.
     let other = beside(machine, &pod, "other", &target).await.expect("create");
     machine.start(&other).await;
     machine.stop(&other, 0).await;
@@ -42,7 +42,7 @@ pub(super) async fn a_container_joins_the_processes_of_another(machine: &mut Mac
 
     let elsewhere = machine.pod("elsewhere").await;
     let stranger = beside(machine, &elsewhere, "stranger", &target).await;
-    assert_eq!(stranger.expect_err("of another pod").code(), Code::NotFound);
+    assert_eq!(stranger.expect_err("the target is in another pod").code(), Code::NotFound);
     machine.stop(&target, 0).await;
     machine.wait_exited(&debugger).await;
     let late = beside(machine, &pod, "late", &target).await;
@@ -58,7 +58,7 @@ fn cgroups(group: &str) -> Vec<PathBuf> {
     v1.chain([root]).map(|mount| mount.join(group.trim_start_matches('/'))).filter(|at| at.is_dir()).collect()
 }
 
-/// A container whose pid namespace is not its own, with a child that nobody waits for.
+/// A container in a foreign pid namespace, with a child that it does not reap.
 async fn with_child(
     machine: &Machine,
     pod: &str,
@@ -76,7 +76,7 @@ async fn with_child(
     id.await.expect("create")
 }
 
-pub(super) async fn a_container_that_ends_leaves_nobody_behind(machine: &mut Machine) {
+pub(super) async fn an_exited_container_leaves_no_process(machine: &mut Machine) {
     let shared = |mode: cri::NamespaceMode| {
         move |config: &mut cri::PodSandboxConfig| {
             let security = config.linux.get_or_insert_default().security_context.get_or_insert_default();
@@ -117,10 +117,10 @@ pub(super) async fn a_container_that_ends_leaves_nobody_behind(machine: &mut Mac
     }
 }
 
-pub(super) async fn a_command_runs_in_a_container_that_has_cgroups_of_its_own(machine: &mut Machine) {
+pub(super) async fn an_exec_runs_in_a_container_with_child_cgroups(machine: &mut Machine) {
     let pod = machine.pod("nested").await;
     let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
-    // As systemd in a container does: all processes below, and the controllers handed down.
+    // Like systemd in a container: all processes are in a child cgroup, and the controllers are delegated.
     let group = machine.container_group("nested", &id);
     let unified = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
     for own in cgroups(&group) {

@@ -55,14 +55,14 @@ pub(super) async fn container(
     id
 }
 
-/// The ids that the kernel has of a process, seen from the node.
+/// The uids of a process, seen from the node.
 fn host_uid(pid: i32) -> String {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("status");
     let line = status.lines().find(|line| line.starts_with("Uid:")).expect("ids");
     line.split_whitespace().nth(1).expect("an id").to_owned()
 }
 
-pub(super) async fn root_inside_is_nobody_outside_and_owns_what_is_inside(machine: &mut Machine) {
+pub(super) async fn root_of_a_user_namespace_has_no_rights_outside(machine: &mut Machine) {
     let options = options(range());
     let pod = pod(machine, "userns", &options).await.expect("sandbox");
     let id = container(machine, &pod, &options, |config| {
@@ -81,9 +81,9 @@ pub(super) async fn root_inside_is_nobody_outside_and_owns_what_is_inside(machin
         sh(machine, &id, "stat -c %u:%g / /bin/busybox /etc/passwd /etc/hosts | sort -u").await,
         "0:0"
     );
-    // What root may do in there is what the namespaces are owned for.
+    // Root of the container may change what its namespaces own.
     sh(machine, &id, "ip link set lo down && hostname changed && test $(hostname) = changed").await;
-    // And what the node's root alone may do, it may not.
+    // Root of the container may not do what requires root of the node.
     for forbidden in ["mknod /tmp/x c 1 3", "echo 1 > /proc/sys/kernel/sysrq"] {
         let answer = machine.exec(&id, &["sh", "-c", forbidden], 0).await.expect("exec");
         assert_ne!(answer.exit_code, 0, "{forbidden}");
@@ -128,7 +128,7 @@ pub(super) async fn volumes_show_their_ids_as_the_mapping_says(machine: &mut Mac
     machine.remove_pod(&pod).await;
 }
 
-pub(super) async fn everything_that_a_container_has_is_there(machine: &mut Machine) {
+pub(super) async fn a_container_with_a_user_namespace_has_all_features(machine: &mut Machine) {
     let options = options(range());
     let pod = pod(machine, "userns-all", &options).await.expect("sandbox");
     let id = container(machine, &pod, &options, |config| {
@@ -167,7 +167,9 @@ pub(super) async fn everything_that_a_container_has_is_there(machine: &mut Machi
     machine.remove_pod(&pod).await;
 }
 
-pub(super) async fn a_shared_pid_namespace_and_the_nodes_network_are_possible(machine: &mut Machine) {
+pub(super) async fn a_user_namespace_works_with_a_shared_pid_namespace_and_the_host_network(
+    machine: &mut Machine,
+) {
     let mut shared = options(range());
     shared.pid = NamespaceMode::Pod.into();
     let first = pod(machine, "userns-pid", &shared).await.expect("sandbox");

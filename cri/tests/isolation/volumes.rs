@@ -1,4 +1,4 @@
-//! Volumes that are read-only to the bottom, and images as volumes.
+//! Recursively read-only volumes, and images as volumes.
 
 use coracle_proto::cri;
 use coracle_proto::cri::image_service_server::ImageService;
@@ -9,8 +9,8 @@ use super::sh;
 use super::user_namespace::{container, options, pod, range};
 use crate::fixture::{IMAGE, Machine};
 
-pub(super) async fn read_only_is_recursive_when_asked(machine: &mut Machine) {
-    // What is mounted after the pod began is there too, on a node that shares no mounts.
+pub(super) async fn recursive_read_only_covers_submounts(machine: &mut Machine) {
+    // A mount that was made after the pod's start is visible too, on a node without shared mounts.
     let pod = machine.pod("rro").await;
     let dir = tempfile::tempdir().expect("directory");
     let below = dir.path().join("below");
@@ -46,7 +46,7 @@ pub(super) async fn read_only_is_recursive_when_asked(machine: &mut Machine) {
     nix::mount::umount2(&below, nix::mount::MntFlags::MNT_DETACH).expect("unmount");
 }
 
-pub(super) async fn a_volume_hides_nothing_of_the_pod(machine: &mut Machine) {
+pub(super) async fn a_volume_does_not_hide_files_of_the_pod(machine: &mut Machine) {
     let pod = machine.pod("above").await;
     let dir = tempfile::tempdir().expect("directory");
     std::fs::write(dir.path().join("passwd"), "root:x:0:0::/root:/bin/sh\n").expect("file");
@@ -73,7 +73,7 @@ fn image(inside: &str, sub_path: &str) -> cri::Mount {
     }
 }
 
-pub(super) async fn an_image_is_a_volume_whole_and_in_part(machine: &mut Machine) {
+pub(super) async fn an_image_volume_may_have_a_sub_path(machine: &mut Machine) {
     let pod = machine.pod("image").await;
     let before = machine.traces().await;
     let mounts = vec![image("/image", ""), image("/bins", "bin"), image("/one", "etc/passwd")];

@@ -1,4 +1,4 @@
-//! A streaming client over WebSocket, as kubectl is one.
+//! A streaming client over WebSocket, like kubectl.
 
 use bytes::Bytes;
 use futures::{SinkExt, StreamExt};
@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::fixture::Machine;
 
-/// A listener of the runtime's streams; ends when dropped.
+/// The runtime's streaming server. It ends when this is dropped.
 pub(crate) struct Streams {
     pub(crate) address: String,
     stop: CancellationToken,
@@ -44,8 +44,7 @@ impl Drop for Streams {
     }
 }
 
-/// Sends messages, then collects what comes on each channel until the server closes: a character a
-/// byte.
+/// Sends messages, then collects the output of each channel until the server closes. One character per byte.
 pub(crate) async fn talk(mut socket: WebSocketStream<TcpStream>, say: &[&[u8]]) -> [String; 5] {
     for message in say {
         socket.send(Message::Binary(Bytes::copy_from_slice(message))).await.expect("send");

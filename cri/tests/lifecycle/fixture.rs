@@ -1,5 +1,5 @@
-//! A machine for one test run: an image of busybox, a runtime with directories, bridge, table and
-//! cgroups of its own, and a look at what is left at the end.
+//! Fixture of one test run: an image of busybox, a runtime with its own directories, bridge, table and cgroups, and a
+//! check for leftovers at the end.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -22,7 +22,7 @@ use tonic::{Request, Status};
 /// The only image: busybox.
 pub(crate) const IMAGE: &str = "registry.test/busybox:latest";
 
-/// However slow the machine is: long enough for what happens at all.
+/// A timeout that even a slow machine does not reach.
 const LONG: Duration = Duration::from_secs(120);
 
 /// The `main` of a test program: arguments, and the machine that all tests share.
@@ -117,7 +117,7 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Makes it.
+    /// Creates directories, image and runtime.
     pub(crate) async fn new() -> Self {
         let dir = tempfile::tempdir().expect("directory");
         let layout = layout(dir.path());
@@ -133,19 +133,19 @@ impl Machine {
         Self { runtime, dir, images, network, cgroup_root }
     }
 
-    /// Where this machine's runtime looks for descriptions of devices.
-    #[allow(dead_code, reason = "only one of the tests that share this has devices")]
+    /// The directory of the runtime's CDI files.
+    #[allow(dead_code, reason = "only some of the test programs use devices")]
     pub(crate) fn cdi_dir(&self) -> PathBuf {
         self.dir.path().join("cdi")
     }
 
-    /// The namespace's own loopback, for clients of the streams.
+    /// Enables the loopback interface, for clients of the streams.
     pub(crate) fn loopback_up(&self) {
         let up = Command::new("ip").args(["link", "set", "lo", "up"]).status().expect("ip");
         assert!(up.success());
     }
 
-    /// What runs nothing: the runtime in its place has no state.
+    /// Closes the runtime, and replaces it by one without state.
     pub(crate) async fn close_runtime(&mut self) {
         let network = self.other_network().await;
         self.close_runtime_for(&network).await;
@@ -155,23 +155,23 @@ impl Machine {
         let empty = self.dir.path().join("nothing");
         let mut closed = self.runtime.changes();
         self.runtime = open(&empty, &self.cgroup_root, &self.images, network).await;
-        // What it still does ends it: another in the same directory is to find nobody at work there.
+        // The old runtime's tasks must end before another runtime uses the same directory.
         let ended = async { while closed.changed().await.is_ok() {} };
         tokio::time::timeout(Duration::from_secs(60), ended)
             .await
-            .expect("nothing is under way in the runtime");
+            .expect("tasks of the closed runtime still run");
     }
 
     pub(crate) async fn open_runtime(&mut self) {
         self.runtime = open(self.dir.path(), &self.cgroup_root, &self.images, &self.network).await;
     }
 
-    /// The same with other settings.
+    /// As `open_runtime`, with other settings.
     pub(crate) async fn open_runtime_with(&mut self, change: impl FnOnce(&mut RuntimeConfig)) {
         self.try_open_runtime_with(change).await.expect("runtime");
     }
 
-    /// The same, for one that may not start.
+    /// As `open_runtime_with`, for a runtime that may fail to start.
     pub(crate) async fn try_open_runtime_with(
         &mut self,
         change: impl FnOnce(&mut RuntimeConfig),
@@ -182,15 +182,15 @@ impl Machine {
         Ok(())
     }
 
-    /// The agent ends, and begins again after a while.
+    /// Stops the runtime, and starts it again after a while.
     pub(crate) async fn restart(&mut self, away: Duration) {
         self.close_runtime().await;
         tokio::time::sleep(away).await;
         self.open_runtime().await;
     }
 
-    /// Gives all up for [`Machine::borrowed`] in another process.
-    #[allow(dead_code, reason = "only one of the tests that share this has such a process")]
+    /// Closes everything, so that another process can use it ([`Machine::borrowed`]).
+    #[allow(dead_code, reason = "only some of the test programs have such a process")]
     pub(crate) async fn lend(&mut self) {
         self.images = open_images(&self.path("nothing")).await;
         let network = self.other_network().await;
@@ -198,8 +198,8 @@ impl Machine {
         self.network = network;
     }
 
-    /// That process is gone.
-    #[allow(dead_code, reason = "only one of the tests that share this has such a process")]
+    /// Opens the runtime again, after the other process has ended.
+    #[allow(dead_code, reason = "only some of the test programs have such a process")]
     pub(crate) async fn take_back(&mut self) {
         self.images = open_images(self.dir.path()).await;
         self.network = open_network(self.dir.path()).await;
@@ -207,25 +207,25 @@ impl Machine {
         self.open_runtime().await;
     }
 
-    /// A runtime in the directory of a machine that was lent.
-    #[allow(dead_code, reason = "only one of the tests that share this has such a process")]
+    /// A runtime in the directory of a lent machine.
+    #[allow(dead_code, reason = "only some of the test programs have such a process")]
     pub(crate) async fn borrowed(dir: &Path, cgroup_root: &str) -> Runtime {
         let network = open_network(dir).await;
         network.set_pod_cidrs(vec!["10.88.0.0/24".parse().expect("range")]).await.expect("range");
         open(dir, cgroup_root, &open_images(dir).await, &network).await
     }
 
-    /// Something in the machine's directory.
+    /// A path in the machine's directory.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// The cgroup below which all of the runtime's are.
+    /// The cgroup that contains all cgroups of the runtime.
     pub(crate) fn cgroup_root(&self) -> &str {
         &self.cgroup_root
     }
 
-    /// The cgroup of a pod, as its configuration names it.
+    /// The cgroup of a pod, as in its configuration.
     fn pod_group(&self, name: &str) -> String {
         match self.cgroup_root.strip_suffix(".slice") {
             None => format!("{}/kubepods/pod-{name}", self.cgroup_root),
@@ -233,8 +233,8 @@ impl Machine {
         }
     }
 
-    /// The cgroup of a container of a pod of that name.
-    #[allow(dead_code, reason = "not all of the tests that share this look there")]
+    /// The cgroup of a container of this pod.
+    #[allow(dead_code, reason = "only some of the test programs use it")]
     pub(crate) fn container_group(&self, pod: &str, id: &str) -> String {
         let pod = self.pod_group(pod);
         if pod.ends_with(".slice") { format!("{pod}/cri-coracle-{id}.scope") } else { format!("{pod}/{id}") }
@@ -268,7 +268,7 @@ impl Machine {
         Ok(self.runtime.run_pod_sandbox(Request::new(request)).await?.into_inner().pod_sandbox_id)
     }
 
-    /// What a pod is made from.
+    /// The configuration of a pod.
     pub(crate) fn pod_config(&self, name: &str) -> cri::PodSandboxConfig {
         let metadata = cri::PodSandboxMetadata {
             name: name.into(),
@@ -395,8 +395,8 @@ impl Machine {
         number(&answer.info["info"], "pid")
     }
 
-    /// Everything that the runtime made: directories, cgroups, interfaces, mounts. Waits for the layers
-    /// and interfaces of what is removed already: they go a moment after the answer.
+    /// All objects that the runtime made: directories, cgroups, interfaces, mounts. Waits for the asynchronous
+    /// removal of layers and interfaces.
     pub(crate) async fn traces(&self) -> Vec<String> {
         let begun = Instant::now();
         while self.leaving() && begun.elapsed() < Duration::from_secs(60) {
@@ -405,14 +405,14 @@ impl Machine {
         self.traces_now()
     }
 
-    /// Whether there is a layer without its container, or an interface without its sandbox.
+    /// Whether a layer without container or an interface without sandbox exists.
     fn leaving(&self) -> bool {
         let names = |dir: &str| -> Vec<String> {
             let paths = list(&self.dir.path().join(dir));
             paths.iter().filter_map(|path| Some(path.rsplit_once('/')?.1.to_owned())).collect()
         };
         let (sandboxes, containers) = (names("state/sandboxes"), names("state/containers"));
-        // What an attachment was given is on record until its interface is gone, so that alone says nothing.
+        // The result of an attachment stays on record until its interface is removed, so that it proves nothing.
         let result = |id: &String| self.dir.path().join("state/cni/results").join(format!("{id}.json"));
         let results = sandboxes.iter().filter_map(|id| std::fs::read_to_string(result(id)).ok());
         let results: Vec<String> = results.collect();
@@ -440,7 +440,7 @@ impl Machine {
         traces
     }
 
-    /// Fails when anything is left.
+    /// Fails if anything is left.
     pub(crate) async fn close(self) {
         assert_eq!(self.traces().await, Vec::<String>::new());
     }
@@ -448,7 +448,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // Pods outlive their runtime, also what a failed test has not ended.
+        // Pods outlive their runtime; a failed test may have left some.
         end_cgroup(&self.cgroup_root);
     }
 }
@@ -458,7 +458,7 @@ pub(crate) fn security(config: &mut cri::ContainerConfig) -> &mut cri::LinuxCont
     config.linux.get_or_insert_default().security_context.get_or_insert_default()
 }
 
-/// What a container is made from.
+/// The configuration of a container.
 pub(crate) fn container_config(name: &str, command: &[&str]) -> cri::ContainerConfig {
     let mut config = cri::ContainerConfig {
         metadata: Some(cri::ContainerMetadata { name: name.into(), attempt: 0 }),
@@ -472,8 +472,8 @@ pub(crate) fn container_config(name: &str, command: &[&str]) -> cri::ContainerCo
     config
 }
 
-/// Waits until a process that was killed has ended: its cgroup is empty a moment before.
-#[allow(dead_code, reason = "not all of the tests that share this kill")]
+/// Waits until a killed process has ended. Its cgroup is empty slightly earlier.
+#[allow(dead_code, reason = "only some of the test programs kill processes")]
 pub(crate) async fn ends(pid: i32) {
     let begun = Instant::now();
     while alive(pid) {
@@ -482,8 +482,8 @@ pub(crate) async fn ends(pid: i32) {
     }
 }
 
-/// Whether a process could still do anything.
-#[allow(dead_code, reason = "not all of the tests that share this kill")]
+/// Whether a process still has memory, and so may still run.
+#[allow(dead_code, reason = "only some of the test programs kill processes")]
 pub(crate) fn has_memory(pid: i32) -> bool {
     std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty())
 }
@@ -499,7 +499,8 @@ fn number(info: &str, name: &str) -> i32 {
     info[name].as_i64().and_then(|value| i32::try_from(value).ok()).expect("a pid")
 }
 
-/// The hosts' ends of pods' pairs. Not from /sys/class/net: that shows the namespace in which sysfs was mounted.
+/// The host ends of the pods' veth pairs. `/sys/class/net` would show those of the namespace in which sysfs was
+/// mounted.
 fn interfaces() -> Vec<String> {
     let text = std::fs::read_to_string("/proc/self/net/dev").expect("interfaces");
     let names = text.lines().filter_map(|line| line.split_once(':')).map(|(name, _)| name.trim());
@@ -528,7 +529,7 @@ async fn open_network(dir: &Path) -> Network {
     Network::open(config).await.expect("network")
 }
 
-/// Who makes cgroups, by the environment.
+/// The cgroup driver, from the environment.
 fn cgroup_driver() -> CgroupDriver {
     match std::env::var("CGROUP_DRIVER").as_deref() {
         Ok("systemd") => CgroupDriver::Systemd,
@@ -545,7 +546,7 @@ fn config(dir: &Path, cgroup_root: &str) -> RuntimeConfig {
         socket: Some(dir.join("nri.sock")),
         plugins: Some(dir.join("plugins")),
         configs: dir.join("plugins.d"),
-        // However slow the machine is: whoever answers at all is never dropped for it.
+        // Long enough for a slow machine: a plugin that responds is never dropped.
         request_time: Duration::from_secs(30),
         registration_time: Duration::from_secs(120),
         ..NriSettings::default()
@@ -556,13 +557,13 @@ fn config(dir: &Path, cgroup_root: &str) -> RuntimeConfig {
         state: dir.join("state"),
         cgroup_root: cgroup_root.to_owned(),
         cgroup_driver: cgroup_driver(),
-        shim_binary: std::env::current_exe().expect("our own path"),
+        shim_binary: std::env::current_exe().expect("the path of this program"),
         cdi_dirs: vec![dir.join("cdi")],
         ..Default::default()
     }
 }
 
-/// An OCI layout with one layer: busybox under every name that it knows.
+/// An OCI layout with one layer: busybox with a link for each applet.
 fn layout(dir: &Path) -> PathBuf {
     let root = dir.join("rootfs");
     for part in ["bin", "etc", "tmp", "proc", "sys", "dev"] {

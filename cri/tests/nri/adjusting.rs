@@ -1,4 +1,4 @@
-//! What plugins change, as the kernel shows it.
+//! Adjustments of plugins, checked by the kernel's view.
 
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
@@ -25,7 +25,7 @@ fn variable(key: &str, value: &str) -> KeyValue {
     KeyValue { key: key.into(), value: value.into() }
 }
 
-/// Answers the creation of a container with an adjustment, all else with nothing.
+/// Answers CreateContainer with an adjustment, and all other calls with an empty response.
 fn creation(adjust: ContainerAdjustment) -> impl Fn(&Heard) -> Say + Send + Sync + 'static {
     move |heard| match heard.method.as_str() {
         "CreateContainer" => Say::adjust(adjust.clone()),
@@ -80,7 +80,8 @@ fn everything(machine: &Machine, cgroup: &str) -> ContainerAdjustment {
     }
 }
 
-/// A start is told by the end of a descriptor, a moment before the program's arguments can be read.
+/// Waits for the program. The runtime detects a start by a closed descriptor, a moment before the program's arguments
+/// are visible.
 async fn program_runs(pid: i32) {
     let begun = async {
         while std::fs::read(format!("/proc/{pid}/cmdline")).expect("proc").is_empty() {
@@ -124,7 +125,7 @@ pub(crate) async fn an_adjustment_reaches_the_kernel(machine: &mut Machine) {
     assert_eq!(files[3..5], ["222", "333"]);
     assert_eq!(proc("oom_score_adj").trim(), "321");
     assert!(proc("cgroup").lines().any(|line| line.ends_with(&cgroup)), "{}", proc("cgroup"));
-    // The 41st field of stat is the policy: 3 is batch.
+    // Field 41 of stat is the policy; 3 is batch.
     let stat = proc("stat");
     assert_eq!(stat.rsplit_once(") ").expect("name").1.split(' ').nth(38), Some("3"));
     let priority =
@@ -180,17 +181,17 @@ pub(crate) async fn hooks_run_at_every_stage(machine: &mut Machine) {
     machine.start(&id).await;
     assert_eq!(stages(), "prestart createRuntime poststart ");
     plugin.leave().await;
-    // The hooks are the container's: they need neither their plugin nor the runtime that made it.
+    // The hooks belong to the container. They run without their plugin and after a restart of the runtime.
     machine.restart(std::time::Duration::from_millis(10)).await;
     machine.remove(&id).await;
     assert_eq!(stages(), "prestart createRuntime poststart poststop ");
     machine.remove_pod(&pod).await;
 }
 
-pub(crate) async fn plugins_that_disagree_make_nothing(machine: &mut Machine) {
+pub(crate) async fn conflicting_plugins_fail_the_creation(machine: &mut Machine) {
     let set = |value: &str| ContainerAdjustment { env: vec![variable("X", value)], ..Default::default() };
     let socket = machine.path("nri.sock");
-    // Called in the order of their indices, whichever came first.
+    // Plugins are called in the order of their indices, not of their registration.
     let second = Plugin::join(&socket, "20", creation(set("2"))).await;
     let first = Plugin::join(&socket, "10", creation(set("1"))).await;
     let pod = machine.pod("disagree").await;
@@ -206,7 +207,7 @@ pub(crate) async fn plugins_that_disagree_make_nothing(machine: &mut Machine) {
     first.leave().await;
 }
 
-pub(crate) async fn a_device_of_a_vendor_is_injected(machine: &mut Machine) {
+pub(crate) async fn a_cdi_device_is_injected(machine: &mut Machine) {
     let dir = machine.path("cdi");
     std::fs::create_dir_all(&dir).expect("directory");
     let spec = serde_json::json!({
@@ -232,7 +233,7 @@ pub(crate) async fn a_device_of_a_vendor_is_injected(machine: &mut Machine) {
     std::fs::remove_dir_all(dir).expect("remove");
 }
 
-pub(crate) async fn what_is_not_supported_is_refused_by_name(machine: &mut Machine) {
+pub(crate) async fn unsupported_adjustments_are_refused_by_name(machine: &mut Machine) {
     let class = OptionalString { value: "gold".into() };
     let resources = LinuxResources { rdt_class: Some(class), ..Default::default() };
     let linux = LinuxContainerAdjustment { resources: Some(resources), ..Default::default() };
@@ -245,7 +246,7 @@ pub(crate) async fn what_is_not_supported_is_refused_by_name(machine: &mut Machi
     plugin.leave().await;
 }
 
-pub(crate) async fn a_validator_has_the_last_word(machine: &mut Machine) {
+pub(crate) async fn a_validating_plugin_can_refuse_the_adjustments(machine: &mut Machine) {
     let socket = machine.path("nri.sock");
     let set = ContainerAdjustment { env: vec![variable("FORBIDDEN", "1")], ..Default::default() };
     let plugin = Plugin::join(&socket, "10", creation(set)).await;
@@ -291,7 +292,7 @@ pub(crate) async fn a_container_can_be_evicted(machine: &mut Machine) {
     plugin.leave().await;
 }
 
-/// The limit of memory that the kernel has for a container.
+/// The memory limit of a container in the kernel.
 async fn memory_limit(machine: &Machine, id: &str) -> String {
     let pid = machine.pid(id).await;
     let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("proc");
@@ -326,7 +327,7 @@ pub(crate) async fn limits_of_existing_containers_change(machine: &mut Machine) 
             let update = vec![update(&of_first, 32 << 20)];
             Say::Answer(CreateContainerResponse { update, ..Default::default() }.encode_to_vec())
         }
-        // What is asked for one is changed, and the other is changed with it.
+        // The plugin changes the updated container and another one.
         "UpdateContainer" => {
             let update = vec![update(&of_first, 48 << 20), update(&of_second, 24 << 20)];
             Say::Answer(UpdateContainerResponse { update, evict: Vec::new() }.encode_to_vec())

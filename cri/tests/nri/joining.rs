@@ -1,4 +1,4 @@
-//! How plugins come in.
+//! Registration of plugins.
 
 use std::os::fd::FromRawFd;
 use std::os::unix::fs::PermissionsExt;
@@ -11,7 +11,7 @@ use tokio::net::UnixStream;
 use crate::fixture::Machine;
 use crate::plugin::{Plugin, Say};
 
-pub(crate) async fn a_late_plugin_learns_of_all_that_there_is(machine: &mut Machine) {
+pub(crate) async fn a_late_plugin_is_synchronized(machine: &mut Machine) {
     let pod = machine.pod("known").await;
     let runs = machine.run(&pod, "runs", &["sleep", "1000"]).await;
     let ended = machine.run(&pod, "ended", &["true"]).await;
@@ -36,20 +36,20 @@ pub(crate) async fn a_late_plugin_learns_of_all_that_there_is(machine: &mut Mach
     }
 }
 
-pub(crate) async fn a_plugin_with_a_wrong_name_is_not_taken(machine: &mut Machine) {
+pub(crate) async fn a_plugin_with_an_invalid_name_is_refused(machine: &mut Machine) {
     let stream = UnixStream::connect(machine.path("nri.sock")).await.expect("connect");
     let plugin = Plugin::speak(stream, 0, |_| Say::Yes);
-    // Answered or not: the connection ends at once.
+    // The runtime may or may not answer, but it closes the connection at once.
     let _heard = plugin.register("1", "test").await;
     tokio::time::timeout(Duration::from_secs(60), plugin.connection.closed()).await.expect("disconnected");
 }
 
-pub(crate) async fn a_preinstalled_plugin_is_there_from_the_start(machine: &mut Machine) {
+pub(crate) async fn a_preinstalled_plugin_is_started_with_the_runtime(machine: &mut Machine) {
     let (plugins, configs) = (machine.path("plugins"), machine.path("plugins.d"));
     std::fs::create_dir_all(&plugins).expect("directory");
     std::fs::create_dir_all(&configs).expect("directory");
     let program = plugins.join("05-own");
-    let own = std::env::current_exe().expect("our own path");
+    let own = std::env::current_exe().expect("the path of this program");
     std::fs::write(&program, format!("#!/bin/sh\nexec {} plugin\n", own.display())).expect("program");
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("mode");
     std::fs::write(configs.join("own.conf"), "configured").expect("configuration");
@@ -63,13 +63,13 @@ pub(crate) async fn a_preinstalled_plugin_is_there_from_the_start(machine: &mut 
     machine.restart(Duration::from_millis(10)).await;
 }
 
-/// The plugin that the runtime starts: its socket is a descriptor that the environment names.
+/// The plugin that the runtime starts. An environment variable has the number of its socket's descriptor.
 #[allow(unsafe_code, reason = "takes a descriptor by its number")]
 pub(crate) fn preinstalled() -> ExitCode {
     let variable = |name: &str| std::env::var(name).unwrap_or_default();
     let (index, name) = (variable("NRI_PLUGIN_IDX"), variable("NRI_PLUGIN_NAME"));
     let fd = variable("NRI_PLUGIN_SOCKET").parse().expect("a descriptor");
-    // SAFETY: it is ours alone: this program has opened nothing yet.
+    // SAFETY: only this code uses the descriptor; the program has not opened any other.
     let stream = unsafe { std::os::unix::net::UnixStream::from_raw_fd(fd) };
     stream.set_nonblocking(true).expect("socket");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime");

@@ -1,4 +1,4 @@
-//! A plugin that speaks the real protocol: it notes what it hears and answers as the test says.
+//! A test plugin with the real protocol. It records all calls, and answers as the test says.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -18,29 +18,29 @@ use prost::Message;
 use tokio::net::UnixStream;
 
 const RUNTIME: &str = "nri.pkg.api.v1alpha1.Runtime";
-/// However slow the machine is: long enough for what comes at all.
+/// A timeout that even a slow machine does not reach.
 const LONG: Duration = Duration::from_secs(60);
 
-/// What the plugin says to a call.
+/// The plugin's answer to a call.
 pub(crate) enum Say {
-    /// Nothing in particular.
+    /// An empty response.
     Yes,
-    /// A message.
+    /// A response.
     Answer(Vec<u8>),
-    /// No, and why.
+    /// An error with this message.
     No(&'static str),
-    /// That there is no such method.
+    /// Unknown method.
     Unknown,
-    /// Nothing at all, ever.
+    /// No answer at all.
     Silence,
 }
 
-/// One event as it was heard: the pod and container have the same numbers in every request.
+/// One received call. Pod and container have the same field numbers in every request.
 #[derive(Debug, Clone)]
 pub(crate) struct Heard {
     pub(crate) method: String,
     pub(crate) about: StartContainerRequest,
-    /// What the plugin was told of its configuration before.
+    /// The configuration that the plugin had got before.
     pub(crate) config: String,
 }
 
@@ -134,7 +134,7 @@ impl Plugin {
         Self::join_for(socket, index, 0, answer).await
     }
 
-    /// The same for some events.
+    /// As `join`, for some events.
     pub(crate) async fn join_for(
         socket: &Path,
         index: &str,
@@ -148,7 +148,7 @@ impl Plugin {
         plugin
     }
 
-    /// Speaks over a connection, not registered yet.
+    /// Uses a connection, without registering yet.
     pub(crate) fn speak(
         stream: UnixStream,
         events: i32,
@@ -181,12 +181,12 @@ impl Plugin {
         let _seen = tokio::time::timeout(LONG, wait).await.expect("in time").expect("alive");
     }
 
-    /// Asks the runtime for updates.
+    /// Sends UpdateContainers to the runtime.
     pub(crate) async fn update(&self, request: &UpdateContainersRequest) -> UpdateContainersResponse {
         self.connection.call(RUNTIME, "UpdateContainers", request, LONG).await.expect("update")
     }
 
-    /// What the synchronization said.
+    /// The request of Synchronize.
     pub(crate) fn known(&self) -> SynchronizeRequest {
         self.ears.known.lock().unwrap().clone()
     }
@@ -195,7 +195,7 @@ impl Plugin {
         self.ears.configured.lock().unwrap().clone()
     }
 
-    /// All that was heard of a pod or container.
+    /// All calls about a pod or container.
     pub(crate) fn heard_of(&self, id: &str) -> Vec<Heard> {
         let heard = self.ears.heard.lock().unwrap();
         let id_of = |heard: &Heard| match &heard.about.container {
@@ -205,26 +205,26 @@ impl Plugin {
         heard.iter().filter(|heard| id_of(heard) == id).cloned().collect()
     }
 
-    /// The names of all events heard of it.
+    /// The method names of all calls about a pod or container.
     pub(crate) fn methods_of(&self, id: &str) -> Vec<String> {
         self.heard_of(id).into_iter().map(|heard| heard.method).collect()
     }
 
-    /// Everything heard by one method.
+    /// All calls of one method.
     pub(crate) fn all(&self, method: &str) -> Vec<Heard> {
         self.ears.heard.lock().unwrap().iter().filter(|heard| heard.method == method).cloned().collect()
     }
 
-    /// Waits until an event of it was heard.
+    /// Waits for a call of this method about a pod or container.
     pub(crate) async fn hears(&self, id: &str, method: &str) {
         let begun = Instant::now();
         while !self.methods_of(id).iter().any(|heard| heard == method) {
-            assert!(begun.elapsed() < LONG, "{method} of {id} is not told: {:?}", self.methods_of(id));
+            assert!(begun.elapsed() < LONG, "no call of {method} for {id}: {:?}", self.methods_of(id));
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
 
-    /// Disconnects, and waits until the runtime knows.
+    /// Disconnects, and waits until the runtime has noticed.
     pub(crate) async fn leave(self) {
         self.connection.close();
         tokio::time::sleep(Duration::from_millis(50)).await;

@@ -1,4 +1,4 @@
-//! Calls whose caller goes away in the middle, at any moment: nothing that they made is left.
+//! Cancelled calls. At any moment of the cancellation, nothing is left of what they made.
 
 use std::time::{Duration, Instant};
 
@@ -11,10 +11,10 @@ use tonic::{Code, Request};
 use crate::fixture::Machine;
 use crate::wire::Wire;
 
-/// However slow the machine is: long enough for what happens at all.
+/// A timeout that even a slow machine does not reach.
 const LONG: Duration = Duration::from_secs(120);
 
-/// Waits until what was under way is taken back: what is on the machine first, then the name.
+/// Waits until cancelled operations are undone: first the objects of the machine, then the name.
 async fn settles(machine: &Machine, before: &[String]) {
     let begun = Instant::now();
     loop {
@@ -28,7 +28,7 @@ async fn settles(machine: &Machine, before: &[String]) {
     }
 }
 
-/// Whether there is a sandbox whose name begins so.
+/// Whether a sandbox with this prefix of its name is listed.
 async fn is_listed(machine: &Machine, name: &str) -> bool {
     let all = Request::new(cri::ListPodSandboxRequest::default());
     let list = machine.runtime.list_pod_sandbox(all).await.expect("list").into_inner();
@@ -63,15 +63,15 @@ pub(crate) async fn cancelled_calls_leave_nothing(machine: &mut Machine) {
     machine.remove_pod(&pod).await;
 }
 
-/// What ends or changes something goes on to its end though nobody waits for it, and then others find it as it is.
-pub(crate) async fn cancelled_changes_leave_nothing(machine: &mut Machine) {
+/// Calls that end or change something are completed even if their caller has gone; later calls see the result.
+pub(crate) async fn cancelled_changes_are_completed(machine: &mut Machine) {
     let before = machine.traces().await;
     for millis in [0, 1, 2, 4, 8, 16] {
         let moment = Duration::from_millis(millis);
         let pod = machine.pod("changes").await;
         let id = machine.create(&pod, "c", &["sleep", "1000"], |_| {}).await.expect("create");
         let runtime = &machine.runtime;
-        // Each may come to its end in time, or not; none may fail for those before it.
+        // Each call may complete in time or not. No call may fail because of the previous ones.
         if let Ok(started) = timeout(moment, machine.try_start(&id)).await {
             started.expect("start");
         }
@@ -105,8 +105,8 @@ pub(crate) async fn cancelled_changes_leave_nothing(machine: &mut Machine) {
     }
 }
 
-/// A client that was late comes again at once, with the same name.
-pub(crate) async fn a_name_is_given_again_while_what_had_it_is_undone(machine: &mut Machine) {
+/// A client retries with the same name immediately after a timeout.
+pub(crate) async fn a_retry_gets_the_name_after_the_first_attempt_is_undone(machine: &mut Machine) {
     let pod = machine.pod("stays").await;
     let before = machine.traces().await;
     let mut cancelled = 0;
@@ -116,16 +116,16 @@ pub(crate) async fn a_name_is_given_again_while_what_had_it_is_undone(machine: &
             Ok(made) => machine.remove_pod(&made.expect("sandbox")).await,
             Err(_) => cancelled += 1,
         }
-        let again = machine.try_pod("again", |_| {}).await.expect("the same name");
-        let taken = machine.try_pod("again", |_| {}).await.expect_err("it has the name");
+        let again = machine.try_pod("again", |_| {}).await.expect("the retry gets the name");
+        let taken = machine.try_pod("again", |_| {}).await.expect_err("the pod has the name");
         assert_eq!(taken.code(), Code::AlreadyExists, "{taken}");
         machine.remove_pod(&again).await;
         match timeout(moment, machine.create(&pod, "again", &["true"], |_| {})).await {
             Ok(made) => machine.remove(&made.expect("container")).await,
             Err(_) => cancelled += 1,
         }
-        let again = machine.create(&pod, "again", &["true"], |_| {}).await.expect("the same name");
-        let taken = machine.create(&pod, "again", &["true"], |_| {}).await.expect_err("it has the name");
+        let again = machine.create(&pod, "again", &["true"], |_| {}).await.expect("the retry gets the name");
+        let taken = machine.create(&pod, "again", &["true"], |_| {}).await.expect_err("the pod has the name");
         assert_eq!(taken.code(), Code::AlreadyExists, "{taken}");
         machine.remove(&again).await;
     }
@@ -134,13 +134,13 @@ pub(crate) async fn a_name_is_given_again_while_what_had_it_is_undone(machine: &
     machine.remove_pod(&pod).await;
 }
 
-/// Calls that are cancelled over the wire, by the deadline that a client sends with its call.
+/// Calls that the client's deadline cancels over the wire.
 pub(crate) async fn deadlines_leave_nothing(machine: &mut Machine) {
     let mut wire = Wire::open(machine).await;
     let before = machine.traces().await;
     let mut late = 0;
-    // No machine makes a pod so soon: one that is made, and told of in the moment in which the client gives up, is the
-    // client's.
+    // No machine makes a pod within this time. A pod whose response is sent while the client gives up belongs to the
+    // client.
     for millis in [1, 1, 2] {
         let metadata = cri::PodSandboxMetadata {
             name: "late".into(),
@@ -162,11 +162,11 @@ pub(crate) async fn deadlines_leave_nothing(machine: &mut Machine) {
         settles(machine, &before).await;
     }
     assert!(late > 0);
-    // A server that is ended has heard every call, and the restart finds none under way.
+    // A closed server has received every call, so that the restart finds no call in progress.
     wire.close().await;
     let begun = Instant::now();
     while is_listed(machine, "late").await {
-        assert!(begun.elapsed() < LONG, "it is not taken back");
+        assert!(begun.elapsed() < LONG, "the call is not undone");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     machine.restart(Duration::ZERO).await;
@@ -195,7 +195,7 @@ pub(crate) async fn a_cancelled_exec_is_killed(machine: &mut Machine) {
         ended = machine.exec(&id, &["sh", "-c", "sleep 997 & sleep 996"], 0) => panic!("it ended: {ended:?}"),
         _begun = seen(&["sleep 997", "sleep 996"]) => {}
     }
-    // Whoever asked is gone.
+    // The caller has disconnected.
     assert!(seen(&[]).await.contains("sleep 1000"), "the container's own goes on");
     machine.remove_pod(&pod).await;
 }
@@ -206,12 +206,12 @@ pub(crate) async fn a_cancelled_pull_leaves_no_image(machine: &mut Machine) {
     let reference = format!("{}/slow:latest", registry.local_addr().expect("address"));
     let image = cri::ImageSpec { image: reference, ..Default::default() };
     let request = cri::PullImageRequest { image: Some(image.clone()), ..Default::default() };
-    // A registry that accepts and never answers.
+    // A registry that accepts connections and never answers.
     let accepted = tokio::select! {
-        pulled = machine.runtime.pull_image(Request::new(request)) => panic!("nobody answered: {pulled:?}"),
+        pulled = machine.runtime.pull_image(Request::new(request)) => panic!("the pull ended without an answer of the registry: {pulled:?}"),
         accepted = timeout(Duration::from_secs(60), registry.accept()) => accepted,
     };
-    // Whoever asked is gone.
+    // The caller has disconnected.
     let (mut connection, _) = accepted.expect("somebody asks").expect("accept");
     let mut rest = Vec::new();
     let hung_up = tokio::io::AsyncReadExt::read_to_end(&mut connection, &mut rest);

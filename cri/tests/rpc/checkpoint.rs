@@ -1,4 +1,4 @@
-//! Checkpoints, by the CRIU that is on the machine. Where it cannot work there is its error, and nothing else.
+//! Checkpoints with the CRIU of the machine. If CRIU does not work, the calls return its error and leave nothing.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -12,7 +12,7 @@ use tonic::{Code, Request, Status};
 use crate::checkpoint_pod::goes_on;
 use crate::fixture::Machine;
 
-pub(crate) async fn a_running_container_is_checkpointed_and_goes_on(machine: &mut Machine) {
+pub(crate) async fn a_checkpointed_container_continues(machine: &mut Machine) {
     let pod = machine.pod("checkpoint").await;
     let script = "echo begun; echo mine > /mine; rm /bin/true; i=0; while :; do i=$((i+1)); echo $i > /count; sleep 0.1; done";
     let id = machine.run(&pod, "c", &["sh", "-c", script]).await;
@@ -28,12 +28,12 @@ pub(crate) async fn a_running_container_is_checkpointed_and_goes_on(machine: &mu
     match (works(), made) {
         (Some(true), made) => {
             made.expect("a checkpoint");
-            is_whole(&location);
-            checkpoint(machine, &id, &location).await.expect("in the place of the first");
+            archive_is_complete(&location);
+            checkpoint(machine, &id, &location).await.expect("replaces the first checkpoint");
         }
         (Some(false), made) => {
             coracle_testing::skip_part!("CRIU does not work on this machine");
-            let error = made.expect_err("CRIU says itself that it does not work here");
+            let error = made.expect_err("criu check reports that CRIU does not work");
             assert!(error.message().contains("criu failed: "), "{error}");
             assert!(!location.exists());
         }
@@ -60,14 +60,14 @@ pub(crate) async fn checkpoint(machine: &Machine, id: &str, location: &Path) -> 
     machine.runtime.checkpoint_container(Request::new(request)).await.map(|_| ())
 }
 
-/// Whether the machine's CRIU works, by its own judgement; none where there is none.
+/// Whether the machine's CRIU works, by `criu check`. None without CRIU.
 pub(crate) fn works() -> Option<bool> {
     let mut check = Command::new("criu");
     let status = check.arg("check").stdout(Stdio::null()).stderr(Stdio::null()).status();
     status.ok().map(|status| status.success())
 }
 
-fn is_whole(location: &Path) {
+fn archive_is_complete(location: &Path) {
     let mut archive = tar::Archive::new(File::open(location).expect("the archive"));
     let (mut names, mut deleted, mut diff) = (BTreeSet::new(), String::new(), BTreeSet::new());
     for entry in archive.entries().expect("entries") {

@@ -1,5 +1,5 @@
-//! Containers that stand still: what a runtime finds that one before it left in the middle of a checkpoint, and what
-//! is stopped meanwhile.
+//! Frozen containers: recovery from a checkpoint that an earlier runtime did not finish, and stops of frozen
+//! containers.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use tonic::Request;
 use crate::checkpoint_pod::{count, empty_directory, goes_on, names, pod};
 use crate::fixture::Machine;
 
-/// Where a container is frozen, the word for it, and the file that says so with the line.
+/// The freezer cgroup of a container: the value that freezes it, and the file and line with its state.
 struct Freezer {
     file: PathBuf,
     word: &'static str,
@@ -36,7 +36,7 @@ impl Freezer {
         std::fs::write(&self.file, self.word).expect("freeze");
         let begun = Instant::now();
         while !self.is_frozen() {
-            assert!(begun.elapsed() < Duration::from_secs(60), "it does not come to stand");
+            assert!(begun.elapsed() < Duration::from_secs(60), "the cgroup does not freeze");
             std::thread::yield_now();
         }
     }
@@ -47,7 +47,7 @@ impl Freezer {
     }
 }
 
-/// What a runtime leaves that is killed in the middle of a pod's checkpoint.
+/// Creates the state that a runtime leaves when it is killed during a pod's checkpoint.
 fn leave_half_made(machine: &Machine, pod: &str, id: &str, output: &Path) -> Freezer {
     let freezer = Freezer::of(machine, pod, id);
     freezer.freeze();
@@ -78,7 +78,7 @@ pub(crate) async fn nothing_is_left(machine: &Machine, id: &str, output: &Path) 
     panic!("left: {:?}", left());
 }
 
-pub(crate) async fn what_a_dead_runtime_left_frozen_goes_on(machine: &mut Machine) {
+pub(crate) async fn containers_that_a_dead_runtime_froze_continue(machine: &mut Machine) {
     let (source, ids) = pod(machine, "frozen").await;
     count(machine, &ids[0]).await;
     let output = empty_directory(machine, "half-made");
@@ -91,24 +91,28 @@ pub(crate) async fn what_a_dead_runtime_left_frozen_goes_on(machine: &mut Machin
     std::fs::remove_dir(&output).expect("remove");
 }
 
-/// As which the test is called to be taken for CRIU.
+/// Argument with which the test program imitates CRIU.
 const ROLE: &str = "--wait-as-criu";
 
-/// One that is called as CRIU is, and ends with its input. Returns when it can be seen as that.
+/// Starts a process with CRIU's command line, which ends at the end of its input. Returns when the command line is
+/// visible.
 fn criu_in(workshop: &Path) -> Child {
-    let mut command = Command::new(std::env::current_exe().expect("our own path"));
+    let mut command = Command::new(std::env::current_exe().expect("the path of this program"));
     command.arg0("/sbin/criu").arg(ROLE).arg(workshop).stdin(Stdio::piped());
     let child = command.spawn().expect("a process");
     let begun = Instant::now();
     let called = || std::fs::read(format!("/proc/{}/cmdline", child.id())).unwrap_or_default();
     while !called().starts_with(b"/sbin/criu\0") {
-        assert!(begun.elapsed() < Duration::from_secs(60), "it is not called so");
+        assert!(
+            begun.elapsed() < Duration::from_secs(60),
+            "the process does not have the command line of CRIU"
+        );
         std::thread::yield_now();
     }
     child
 }
 
-/// What it does, if that is what this process was called for.
+/// Runs that process if this program was started as one.
 pub(crate) fn wait_if_called() -> Option<ExitCode> {
     if std::env::args().nth(1).is_none_or(|role| role != ROLE) {
         return None;
@@ -117,7 +121,7 @@ pub(crate) fn wait_if_called() -> Option<ExitCode> {
     Some(ExitCode::SUCCESS)
 }
 
-pub(crate) async fn a_criu_that_outlived_its_runtime_keeps_nobody_waiting(machine: &mut Machine) {
+pub(crate) async fn a_criu_that_outlives_its_runtime_delays_only_its_container(machine: &mut Machine) {
     let (source, ids) = pod(machine, "outlived").await;
     let beside = machine.pod("beside").await;
     let other = machine.run(&beside, "c", &["sleep", "1000"]).await;
@@ -130,10 +134,10 @@ pub(crate) async fn a_criu_that_outlived_its_runtime_keeps_nobody_waiting(machin
     let begun = Instant::now();
     machine.open_runtime().await;
     let exec = machine.exec(&other, &["true"], 0).await.expect("exec");
-    // It would be waited for without end.
+    // Without the fix the runtime would wait for CRIU without end.
     assert!(exec.exit_code == 0 && begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
     assert!(!waiting.is_frozen() && dumped.is_frozen());
-    // One that waits for the other's end, and goes on after it.
+    // This call waits for CRIU's end and then continues.
     let late = tokio::time::timeout(Duration::from_millis(300), machine.exec(&ids[0], &["true"], 0)).await;
     assert!(late.is_err() && dumped.is_frozen(), "{late:?}");
     drop(criu.stdin.take());
@@ -146,7 +150,7 @@ pub(crate) async fn a_criu_that_outlived_its_runtime_keeps_nobody_waiting(machin
     std::fs::remove_dir(&output).expect("remove");
 }
 
-pub(crate) async fn what_is_frozen_can_be_stopped(machine: &mut Machine) {
+pub(crate) async fn a_frozen_container_can_be_stopped(machine: &mut Machine) {
     let (pod, ids) = pod(machine, "stopped").await;
     for id in &ids {
         Freezer::of(machine, "stopped", id).freeze();
@@ -154,7 +158,7 @@ pub(crate) async fn what_is_frozen_can_be_stopped(machine: &mut Machine) {
     let begun = Instant::now();
     let stop = cri::StopPodSandboxRequest { pod_sandbox_id: pod.clone() };
     machine.runtime.stop_pod_sandbox(Request::new(stop)).await.expect("stop");
-    // One that stands would not end by itself.
+    // A frozen container would not end by itself.
     assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
     for id in &ids {
         assert_eq!(machine.status(id).await.exit_code, 137);

@@ -1,5 +1,5 @@
-//! What happens in the middle of a checkpoint: the runtime ends, or the pod is stopped. In the middle of a dump only
-//! where CRIU works.
+//! Interrupted checkpoints: the runtime is killed, or the pod is stopped. Interruptions of a dump are tested only if
+//! CRIU works.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode};
@@ -17,15 +17,15 @@ use crate::checkpoint_frozen::{layer, nothing_is_left};
 use crate::checkpoint_pod::{checkpoint, count, empty_directory, goes_on, names, pod, restore_request};
 use crate::fixture::{Machine, alive, has_memory};
 
-/// As which the test is called to be killed.
+/// Argument with which the test program makes a checkpoint and is killed.
 const ROLE: &str = "--make-checkpoint";
-/// Keeps so many bytes in memory: its dump takes a while.
+/// Command that holds this many bytes in memory, so that its dump takes a while.
 const HOLDER: &str = "(dd if=/dev/zero bs=1048576 count=64; sleep 10000) | tail -c 67108864";
 const HELD_KB: u64 = 65_536;
-/// So many bytes in images are of what it holds.
+/// Size of an incomplete dump of that memory.
 const SOME: u64 = 4 << 20;
 
-/// A process that a failed test does not leave behind.
+/// A process that is killed when the test ends.
 struct EndsWithTest(Child);
 
 impl Drop for EndsWithTest {
@@ -36,7 +36,7 @@ impl Drop for EndsWithTest {
     }
 }
 
-/// A process with a runtime of its own that makes what a request in a file says, if that is what this one was called for.
+/// If this program was started for it, makes the checkpoint that a request file describes, with its own runtime.
 pub(crate) fn checkpoint_if_called() -> Option<ExitCode> {
     let arguments: Vec<String> = std::env::args().collect();
     let [_, role, dir, cgroup_root, call, request] = arguments.as_slice() else { return None };
@@ -57,7 +57,7 @@ pub(crate) fn checkpoint_if_called() -> Option<ExitCode> {
     Some(if made.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What such a process is asked for.
+/// The call that the process makes.
 enum Call {
     Container(cri::CheckpointContainerRequest),
     Pod(cri::CheckpointPodRequest),
@@ -73,7 +73,7 @@ impl Call {
         }
     }
 
-    /// The process that does it, to be started.
+    /// The command that starts the process.
     fn command(&self, machine: &Machine) -> Command {
         let (name, request) = match self {
             Self::Container(request) => ("container", request.encode_to_vec()),
@@ -82,7 +82,7 @@ impl Call {
         };
         let file = machine.path("request");
         std::fs::write(&file, request).expect("write");
-        let mut command = Command::new(std::env::current_exe().expect("our own path"));
+        let mut command = Command::new(std::env::current_exe().expect("the path of this program"));
         command.arg(ROLE).arg(machine.path("")).arg(machine.cgroup_root()).arg(name).arg(file);
         command
     }
@@ -97,7 +97,7 @@ fn pod_request(pod: &str, ids: &[String], output: &Path) -> cri::CheckpointPodRe
     }
 }
 
-/// Where every step of a checkpoint, and of the way back from one, is.
+/// Fault points of the checkpoint of a container.
 const OF_CONTAINER: [&str; 6] = [
     "checkpoint.noted",
     "checkpoint.frozen",
@@ -106,7 +106,7 @@ const OF_CONTAINER: [&str; 6] = [
     "checkpoint.written",
     "checkpoint.named",
 ];
-/// The second time that a point is passed is the second container's.
+/// Fault points of the checkpoint of a pod. `NAME:2` is the second hit: that of the second container.
 const OF_POD: [&str; 10] = [
     "checkpoint-pod.noted",
     "checkpoint-pod.noted:2",
@@ -122,8 +122,8 @@ const OF_POD: [&str; 10] = [
 const OF_RESTORE: [&str; 4] =
     ["run.recorded", "restore-pod.container", "create.bundle:2", "restore-pod.container:2"];
 
-/// What stands in for CRIU where that does not work: it makes images that nobody can restore, and, as CRIU does, thaws
-/// what it dumps and freezes it again.
+/// Replacement for a CRIU that does not work. Its images cannot be restored. Like CRIU it thaws and freezes the
+/// container.
 const STAND_IN: &str = r#"#!/bin/sh
 [ "$1" = dump ] || exit 1
 while [ $# -gt 0 ]; do
@@ -137,7 +137,7 @@ echo log >"$work/dump.log"
 state 1 FROZEN
 "#;
 
-/// Has a call made by another process, which ends at a point, if one is given. Whether the call came to its end.
+/// Makes the call in another process, which aborts at the point if one is given. Returns whether the call completed.
 async fn in_another_process(machine: &mut Machine, call: &Call, point: Option<&str>) -> bool {
     let mut command = call.command(machine);
     if works() != Some(true) {
@@ -166,13 +166,13 @@ async fn in_another_process(machine: &mut Machine, call: &Call, point: Option<&s
     ended.success()
 }
 
-pub(crate) async fn a_runtime_that_ends_behind_any_step_of_a_checkpoint_leaves_none(machine: &mut Machine) {
+pub(crate) async fn a_runtime_that_aborts_at_any_step_leaves_no_checkpoint(machine: &mut Machine) {
     let (source, ids) = pod(machine, "steps").await;
     count(machine, &ids[0]).await;
     let output = empty_directory(machine, "steps");
     let location = output.join("c.tar");
     let of_container = Call::Container(cri::CheckpointContainerRequest {
-        // One without connections: CRIU, which keeps them here, would need a machine with iptables.
+        // A container without connections: to keep them, CRIU needs iptables here.
         container_id: ids[1].clone(),
         location: location.display().to_string(),
         timeout: 0,
@@ -186,13 +186,13 @@ pub(crate) async fn a_runtime_that_ends_behind_any_step_of_a_checkpoint_leaves_n
         goes_on(machine, &ids[0]).await;
         assert_eq!(machine.exec(&ids[1], &["pwd"], 0).await.expect("exec").exit_code, 0, "{point}");
     }
-    // One that stood there before is replaced whole, or not at all.
+    // An existing archive is replaced completely or not at all.
     std::fs::write(&location, "before").expect("write");
     in_another_process(machine, &of_container, Some("checkpoint.written")).await;
     assert_eq!(std::fs::read_to_string(&location).expect("it stays"), "before");
     assert_eq!(names(&output), ["c.tar"]);
     assert!(in_another_process(machine, &of_container, None).await, "a checkpoint");
-    assert!(location.metadata().expect("it is there").len() > 1024 && names(&output).len() == 1);
+    assert!(location.metadata().expect("the container runs").len() > 1024 && names(&output).len() == 1);
     std::fs::remove_file(&location).expect("remove");
     assert!(in_another_process(machine, &of_pod, None).await, "a checkpoint");
     is_not_half_restored(machine, &output).await;
@@ -209,7 +209,7 @@ async fn is_not_half_restored(machine: &mut Machine, output: &Path) {
     }
 }
 
-/// A pod with one more container, whose dump takes a while.
+/// A pod with an additional container, whose dump takes a while.
 async fn large_pod(machine: &Machine, name: &str) -> (String, Vec<String>) {
     let (pod, mut ids) = pod(machine, name).await;
     let holder = machine.run(&pod, "holder", &["sh", "-c", HOLDER]).await;
@@ -227,10 +227,10 @@ async fn large_pod(machine: &Machine, name: &str) -> (String, Vec<String>) {
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    panic!("it holds {} kB", held().await);
+    panic!("the process has only {} kB", held().await);
 }
 
-/// Waits until CRIU writes what a container holds in memory; says which processes that are.
+/// Waits until CRIU writes the container's memory. Returns CRIU's processes.
 async fn criu_writes(machine: &Machine, id: &str) -> Vec<i32> {
     let workshop = layer(machine, id).join("checkpoint");
     let images = workshop.join("checkpoint");
@@ -267,11 +267,11 @@ fn criu_in(workshop: &Path) -> Vec<i32> {
 
 fn send(pids: &[i32], signal: Signal) {
     for pid in pids {
-        kill(Pid::from_raw(*pid), signal).expect("it is at work");
+        kill(Pid::from_raw(*pid), signal).expect("CRIU is running");
     }
 }
 
-pub(crate) async fn a_runtime_killed_while_criu_dumps_finds_all_again(machine: &mut Machine) {
+pub(crate) async fn a_runtime_killed_during_a_dump_recovers(machine: &mut Machine) {
     if works() != Some(true) {
         coracle_testing::skip!("CRIU does not work on this machine");
     }
@@ -301,7 +301,7 @@ pub(crate) async fn a_runtime_killed_while_criu_dumps_finds_all_again(machine: &
         begun.elapsed()
     );
     if outlived == 0 {
-        // The kernel gave it no time: what came after the kill was tried all the same.
+        // CRIU ended too early; the recovery was tested without it.
         println!("CRIU ended before it could be seen to outlive its runtime");
     }
     for id in &ids {
@@ -311,7 +311,7 @@ pub(crate) async fn a_runtime_killed_while_criu_dumps_finds_all_again(machine: &
     goes_on(machine, &ids[0]).await;
     checkpoint(machine, &source, &ids[..2], &output).await.expect("a new checkpoint");
     assert_eq!(names(&output).len(), 3, "{:?}", names(&output));
-    // Alone, since then nobody works out a digest, which takes longer here than all else.
+    // A single container has no digest, whose computation takes the longest here.
     let alone = output.join("holder.tar");
     crate::checkpoint::checkpoint(machine, holder, &alone).await.expect("a new checkpoint of it as well");
     assert!(alone.metadata().expect("an archive").len() > HELD_KB << 10);
@@ -331,13 +331,13 @@ pub(crate) async fn a_pod_is_stopped_while_criu_dumps_it(machine: &mut Machine) 
     let holder = machine.pid(&ids[2]).await;
     let stop = async {
         let criu = criu_writes(machine, &ids[2]).await;
-        // It stands until what it dumps is killed, or it might be through with all of it by then.
+        // CRIU is stopped until its target is killed; otherwise it might finish the dump.
         send(&criu, Signal::SIGSTOP);
         let begun = Instant::now();
         let stop = cri::StopPodSandboxRequest { pod_sandbox_id: pod.clone() };
         let goes_on = async {
             while has_memory(holder) {
-                assert!(begun.elapsed() < Duration::from_secs(60), "it is not killed");
+                assert!(begun.elapsed() < Duration::from_secs(60), "the process was not killed");
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
             send(&criu, Signal::SIGCONT);
@@ -347,7 +347,7 @@ pub(crate) async fn a_pod_is_stopped_while_criu_dumps_it(machine: &mut Machine) 
     };
     let (made, stopped) = tokio::join!(checkpoint(machine, &pod, &ids, &output), stop);
     println!("stopped within {:?}", stopped.expect("stopped"));
-    let error = made.expect_err("it was stopped");
+    let error = made.expect_err("the pod was stopped");
     assert!(error.message().contains("is being stopped"), "{error}");
     nothing_is_left(machine, &ids[2], &output).await;
     machine.remove_pod(&pod).await;

@@ -1,4 +1,4 @@
-//! Checkpoints of pods, and pods from checkpoints. Where CRIU cannot work, all that is refused before it is asked.
+//! Checkpoints and restores of pods. If CRIU does not work, the calls are refused.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -10,21 +10,21 @@ use tonic::{Code, Request, Status};
 use crate::checkpoint::works;
 use crate::fixture::{Machine, container_config, security};
 
-/// However slow the machine is: long enough for what happens at all.
+/// A timeout that even a slow machine does not reach.
 const LONG: Duration = Duration::from_secs(120);
 
-/// Counts in memory; the count is in a file, and every tenth in the log. Its end is 3, at a signal. Beside it a server,
-/// and a connection to itself, once somebody listens at port 7001, which is 1B59.
+/// Counts in memory; the count is in a file, every tenth count in the log. Exits with 3 on a signal. Also runs a
+/// server, and has a connection to itself once port 7001 (1B59) has a listener.
 const COUNTER: &str = "trap 'echo bye; exit 3' TERM; httpd -p 8080 -h /etc; \
     (nc -l -p 7001 -e sleep 10000 &); until grep -qs ':1B59 .* 0A ' /proc/net/tcp /proc/net/tcp6; do sleep 0.1; done; \
     (nc 127.0.0.1 7001 </dev/zero >/dev/null &); echo mine > /mine; ln /mine /link; rm /bin/true; i=0; \
     while :; do i=$((i+1)); echo $i > /count; [ $((i % 10)) != 0 ] || echo count $i; sleep 0.1; done";
-/// A program's right to raw sockets (`struct vfs_cap_data`), as a file's attribute.
+/// The capability CAP_NET_RAW as an extended attribute (`struct vfs_cap_data`).
 const CAPABILITY: [u8; 20] = [1, 0, 0, 2, 0, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-/// Writes to both streams from a child of the first process, which has a pipe of its own to it.
+/// Writes to both streams from a child of the first process, which has its own pipe to it.
 const TALKER: &str = "exec 2>/dev/null; i=0; while :; do i=$((i+1)); echo said $i; sleep 0.2; done | cat";
 
-/// Made for a pod of that name, whose volume is its own.
+/// Container configurations for a pod of this name, with its own volume.
 fn configs(machine: &Machine, pod: &str) -> Vec<cri::ContainerConfig> {
     let volume = empty_directory(machine, &format!("volume-{pod}"));
     std::fs::write(volume.join("name"), pod).expect("write");
@@ -35,7 +35,7 @@ fn configs(machine: &Machine, pod: &str) -> Vec<cri::ContainerConfig> {
         ..Default::default()
     };
     let mut counter = container_config("counter", &["sh", "-c", COUNTER]);
-    // As the kubelet asks for it.
+    // The kubelet's masked paths.
     security(&mut counter).masked_paths =
         ["/proc/acpi", "/proc/kcore", "/proc/keys", "/sys/firmware"].map(str::to_owned).into();
     security(&mut counter).readonly_paths =
@@ -93,7 +93,7 @@ pub(crate) async fn goes_on(machine: &Machine, id: &str) {
     let before = count(machine, id).await;
     let begun = Instant::now();
     while count(machine, id).await <= before {
-        assert!(begun.elapsed() < LONG, "{id} stands still at {before}");
+        assert!(begun.elapsed() < LONG, "the counter of {id} stops at {before}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -147,16 +147,16 @@ pub(crate) async fn a_pod_is_restored_where_it_was(machine: &mut Machine) {
     let output = empty_directory(machine, "pod-checkpoint");
     let begun = Instant::now();
     while count(machine, &ids[0]).await < 5 {
-        assert!(begun.elapsed() < LONG, "it hardly counts");
+        assert!(begun.elapsed() < LONG, "the counter is too slow");
     }
     while machine.exec(&ids[0], &["grep", "-q", " 01 00", "/proc/net/tcp"], 0).await.expect("exec").exit_code
         != 0
     {
-        assert!(begun.elapsed() < LONG, "it has no connection");
+        assert!(begun.elapsed() < LONG, "the connection does not exist");
     }
     xattr::set(in_root(machine, &ids[0], "mine").await, "security.capability", &CAPABILITY).expect("set");
     is_cancelled_without_a_trace(machine, &source, &ids, &output).await;
-    // What a probe runs is none of the container's own.
+    // A probe's command is not part of the container's checkpoint.
     let (probe, made) = tokio::join!(machine.exec(&ids[0], &["sleep", "5"], 0), async {
         tokio::time::sleep(Duration::from_secs(1)).await;
         checkpoint(machine, &source, &ids, &output).await
@@ -185,26 +185,26 @@ pub(crate) async fn a_pod_is_restored_where_it_was(machine: &mut Machine) {
     assert_eq!(end.exit_code, 0);
     refuses_what_differs(machine, &output).await;
     ends_if_criu_fails(machine, &output).await;
-    goes_on_from_there(machine, &output, later).await;
+    continues_from_the_checkpoint(machine, &output, later).await;
     std::fs::remove_dir_all(&output).expect("remove");
 }
 
-/// A file of a container's, from outside.
+/// A file of a container, seen from outside.
 async fn in_root(machine: &Machine, id: &str, name: &str) -> PathBuf {
     Path::new("/proc").join(machine.pid(id).await.to_string()).join("root").join(name)
 }
 
-/// With what the file had by its other name.
-fn has_its_link(link: &Path) {
+/// The hard link shares content and attributes with the file.
+fn is_hard_linked(link: &Path) {
     assert_eq!(std::os::unix::fs::MetadataExt::nlink(&link.metadata().expect("the link")), 2);
     assert_eq!(xattr::get(link, "security.capability").expect("get").as_deref(), Some(CAPABILITY.as_slice()));
 }
 
-/// The caller goes away in the middle.
+/// The caller disconnects during the checkpoint.
 async fn is_cancelled_without_a_trace(machine: &Machine, pod: &str, ids: &[String], output: &Path) {
     let call = checkpoint(machine, pod, ids, output);
     let late = tokio::time::timeout(Duration::from_millis(20), call).await;
-    assert!(!matches!(late, Ok(Ok(()))), "it was whole at once");
+    assert!(!matches!(late, Ok(Ok(()))), "the checkpoint was complete too early");
     let layer = machine.path("root/containers").join(&ids[0]);
     let begun = Instant::now();
     while names(&layer).iter().any(|name| name.starts_with("checkpoint")) || !names(output).is_empty() {
@@ -214,7 +214,7 @@ async fn is_cancelled_without_a_trace(machine: &Machine, pod: &str, ids: &[Strin
     goes_on(machine, &ids[0]).await;
 }
 
-/// Images that CRIU cannot read: the start says so, and ends the container.
+/// CRIU cannot read the images: the start fails with its message and ends the container.
 async fn ends_if_criu_fails(machine: &Machine, output: &Path) {
     let restored = restore(machine, restore_request(machine, output)).await.expect("a pod");
     let id = &restored.restored_containers[0].container_id;
@@ -224,13 +224,13 @@ async fn ends_if_criu_fails(machine: &Machine, output: &Path) {
     assert!(error.message().contains("criu failed: "), "{error:?}");
     let status = machine.wait_exited(id).await;
     assert_eq!((status.exit_code, status.reason.as_str()), (128, "StartError"), "{status:?}");
-    // The other does not depend on it.
+    // The other container does not depend on it.
     machine.start(&restored.restored_containers[1].container_id).await;
     machine.remove_pod(&restored.pod_sandbox_id).await;
 }
 
-/// A runtime that dies before the pod is whole has told nobody of it.
-pub(crate) async fn a_pod_that_is_not_wholly_restored_is_undone(machine: &mut Machine) {
+/// A runtime that dies before the pod is completely restored. The client has not got a response.
+pub(crate) async fn a_partly_restored_pod_is_undone(machine: &mut Machine) {
     let (pod, _) = pod(machine, "half").await;
     machine.close_runtime().await;
     let path = machine.path("state/sandboxes").join(&pod).join("record.json");
@@ -243,9 +243,8 @@ pub(crate) async fn a_pod_that_is_not_wholly_restored_is_undone(machine: &mut Ma
     assert_eq!(machine.traces().await, Vec::<String>::new());
 }
 
-/// As RunPodSandbox does it: a caller that was late gets the name when what he began is undone; and what is made, and
-/// told, has its name.
-async fn is_made_again_and_once(machine: &Machine, output: &Path) -> cri::RestorePodResponse {
+/// As in RunPodSandbox: a retry gets the name when the first attempt is undone. After a response the name is in use.
+async fn can_be_retried_once(machine: &Machine, output: &Path) -> cri::RestorePodResponse {
     for millis in [1, 300, 1000] {
         let call = restore(machine, restore_request(machine, output));
         if let Ok(made) = tokio::time::timeout(Duration::from_millis(millis), call).await {
@@ -253,20 +252,20 @@ async fn is_made_again_and_once(machine: &Machine, output: &Path) -> cri::Restor
         }
     }
     let restored = restore(machine, restore_request(machine, output)).await.expect("a pod");
-    let taken = restore(machine, restore_request(machine, output)).await.expect_err("it has the name");
+    let taken = restore(machine, restore_request(machine, output)).await.expect_err("the pod has the name");
     assert_eq!(taken.code(), Code::AlreadyExists, "{taken}");
     assert!(taken.message().contains(&restored.pod_sandbox_id), "{taken}");
     restored
 }
 
-async fn goes_on_from_there(machine: &mut Machine, output: &Path, later: u32) {
-    let restored = is_made_again_and_once(machine, output).await;
+async fn continues_from_the_checkpoint(machine: &mut Machine, output: &Path, later: u32) {
+    let restored = can_be_retried_once(machine, output).await;
     let pod = restored.pod_sandbox_id;
     let names: Vec<&str> = restored.restored_containers.iter().map(|made| made.name.as_str()).collect();
     assert_eq!(names, ["counter", "talker"]);
     let ids: Vec<String> =
         restored.restored_containers.iter().map(|made| made.container_id.clone()).collect();
-    // They wait, and the wait outlives the runtime.
+    // Restored containers wait to be started, also across a restart of the runtime.
     machine.restart(Duration::from_millis(100)).await;
     let began = Instant::now();
     for id in &ids {
@@ -274,7 +273,7 @@ async fn goes_on_from_there(machine: &mut Machine, output: &Path, later: u32) {
         machine.start(id).await;
     }
     let first = count(machine, &ids[0]).await;
-    // It counts ten a second at most.
+    // The counter counts at most ten times a second.
     let since = u32::try_from(began.elapsed().as_secs()).expect("seconds") * 10;
     assert!((5..later + 50 + since).contains(&first), "{first} after {later}");
     goes_on(machine, &ids[0]).await;
@@ -291,11 +290,11 @@ async fn goes_on_from_there(machine: &mut Machine, output: &Path, later: u32) {
         said.starts_with("mine\nsame\nrestoredrestored") && complained.contains("/bin/true"),
         "{said} {complained}"
     );
-    has_its_link(&in_root(machine, &ids[0], "link").await);
+    is_hard_linked(&in_root(machine, &ids[0], "link").await);
     let page = machine.exec(&ids[0], &["wget", "-q", "-O", "-", "http://127.0.0.1:8080/passwd"], 0).await;
     assert!(String::from_utf8_lossy(&page.expect("exec").stdout).starts_with("root:"), "the server listens");
     let address = machine.sandbox(&pod).await.network.expect("network").ip;
-    assert!(said.contains(&address), "the pod's own hosts, with {address}: {said}");
+    assert!(said.contains(&address), "/etc/hosts does not have {address}: {said}");
     for (name, words) in [("counter", "stdout F count "), ("talker", "stdout F said ")] {
         let log = machine.path("logs/restored").join(name).join("0.log");
         let begun = Instant::now();
@@ -305,14 +304,14 @@ async fn goes_on_from_there(machine: &mut Machine, output: &Path, later: u32) {
         }
     }
     is_in_its_cgroups(machine, &pod, &ids[0]).await;
-    // As every container, it is the shim's child: a restart changes nothing.
+    // The restored process is a child of the shim, so a restart of the runtime does not affect it.
     let before = machine.pid(&ids[0]).await;
     machine.restart(Duration::from_millis(100)).await;
     assert_eq!(machine.pid(&ids[0]).await, before);
     goes_on(machine, &ids[0]).await;
-    // And can be checkpointed as well.
+    // A restored pod can be checkpointed again.
     let second = empty_directory(machine, "second-checkpoint");
-    checkpoint(machine, &pod, &ids, &second).await.expect("a checkpoint of the restored");
+    checkpoint(machine, &pod, &ids, &second).await.expect("a checkpoint of the restored pod");
     std::fs::remove_dir_all(&second).expect("remove");
     machine.stop(&ids[0], 30).await;
     assert_eq!(machine.status(&ids[0]).await.exit_code, 3);
@@ -321,7 +320,7 @@ async fn goes_on_from_there(machine: &mut Machine, output: &Path, later: u32) {
     machine.remove_pod(&pod).await;
 }
 
-/// As a container is that was never anywhere else, and sees no more of them.
+/// The restored processes are in the new container's cgroups only, and see no other path.
 async fn is_in_its_cgroups(machine: &Machine, pod: &str, restored: &str) {
     let plain = machine.run(pod, "plain", &["sleep", "1000"]).await;
     let mut found = Vec::new();
@@ -336,7 +335,7 @@ async fn is_in_its_cgroups(machine: &Machine, pod: &str, restored: &str) {
     assert_eq!(found[0], found[1]);
 }
 
-/// By its code, and nothing is made.
+/// Refused with the right code, and nothing is made.
 async fn refuses_what_differs(machine: &mut Machine, output: &Path) {
     let before = machine.traces().await;
     type Change = fn(&mut cri::RestorePodRequest);
@@ -367,7 +366,7 @@ async fn refuses_what_differs(machine: &mut Machine, output: &Path) {
         let error = restore(machine, request).await.expect_err(word);
         assert!(error.code() == code && error.message().contains(word), "{word}: {error:?}");
     }
-    // A byte that is another.
+    // One changed byte.
     let archive = names(output).into_iter().find(|name| name.ends_with(".tar")).expect("an archive");
     let whole = std::fs::read(output.join(&archive)).expect("read");
     let mut torn = whole.clone();
@@ -379,7 +378,7 @@ async fn refuses_what_differs(machine: &mut Machine, output: &Path) {
     assert_eq!(machine.traces().await, before, "nothing was made");
 }
 
-pub(crate) async fn what_cannot_be_checkpointed_is_refused(machine: &mut Machine) {
+pub(crate) async fn unsupported_checkpoints_are_refused(machine: &mut Machine) {
     let (one, ids) = pod(machine, "one").await;
     let other = machine.pod("other").await;
     let foreign = machine.run(&other, "c", &["sleep", "1000"]).await;
@@ -420,5 +419,5 @@ pub(crate) async fn what_cannot_be_checkpointed_is_refused(machine: &mut Machine
     for pod in [one, other] {
         machine.remove_pod(&pod).await;
     }
-    std::fs::remove_dir(&output).expect("it is there, and empty");
+    std::fs::remove_dir(&output).expect("the directory exists and is empty");
 }

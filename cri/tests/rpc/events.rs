@@ -1,4 +1,4 @@
-//! GetContainerEvents across the runtime's absence, and its end.
+//! GetContainerEvents: events while the runtime is stopped, and the end of a server.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ async fn listen(machine: &Machine) -> impl Stream<Item = Told> + Unpin + use<> {
     machine.runtime.get_container_events(request).await.expect("events").into_inner()
 }
 
-/// A listener that was told all that is to tell: the end of a pod that was made for it comes last.
+/// A listener that has received all previous events: the last one is that of a pod made for this purpose.
 async fn up_to_date(machine: &Machine) -> impl Stream<Item = Told> + Unpin + use<> {
     let mut events = listen(machine).await;
     let last = machine.pod("last").await;
@@ -28,7 +28,7 @@ async fn up_to_date(machine: &Machine) -> impl Stream<Item = Told> + Unpin + use
     events
 }
 
-/// What a listener is told until nothing comes for a while: for what is to be nothing.
+/// All events until none arrives for a while. Used to show that there are none.
 async fn told(events: &mut (impl Stream<Item = Told> + Unpin)) -> Vec<(String, i32)> {
     let mut seen = Vec::new();
     while let Ok(Some(event)) = tokio::time::timeout(Duration::from_millis(500), events.next()).await {
@@ -38,7 +38,7 @@ async fn told(events: &mut (impl Stream<Item = Told> + Unpin)) -> Vec<(String, i
     seen
 }
 
-/// As many as are to come, however long that takes.
+/// The next `count` events, without a timeout.
 async fn next(events: &mut (impl Stream<Item = Told> + Unpin), count: usize) -> Vec<(String, i32)> {
     let mut seen = Vec::new();
     while seen.len() < count {
@@ -50,12 +50,12 @@ async fn next(events: &mut (impl Stream<Item = Told> + Unpin), count: usize) -> 
     seen
 }
 
-/// Waits for a file.
+/// A script that waits for a file.
 fn waiting(then: &str) -> String {
     format!("while [ ! -e /tmp/go ]; do usleep 20000; done; {then}")
 }
 
-pub(crate) async fn a_start_that_cannot_be_recorded_is_told(machine: &mut Machine) {
+pub(crate) async fn a_start_that_cannot_be_recorded_still_has_an_event(machine: &mut Machine) {
     let pod = machine.pod("unwritten").await;
     let id = machine.create(&pod, "c", &["sleep", "1000"], |_| {}).await.expect("create");
     let mut events = up_to_date(machine).await;
@@ -64,13 +64,13 @@ pub(crate) async fn a_start_that_cannot_be_recorded_is_told(machine: &mut Machin
     machine.start(&id).await;
     assert_eq!(next(&mut events, 1).await, [(id.clone(), ContainerStartedEvent.into())]);
     std::fs::remove_dir(&in_the_way).expect("directory");
-    // The record says that it was created; its shim knows better.
+    // The record says "created", but the shim says "running".
     machine.restart(Duration::ZERO).await;
     assert_eq!(machine.status(&id).await.state, i32::from(cri::ContainerState::ContainerRunning));
     machine.remove_pod(&pod).await;
 }
 
-pub(crate) async fn what_ended_while_nobody_was_there_is_told(machine: &mut Machine) {
+pub(crate) async fn exits_without_a_runtime_are_reported(machine: &mut Machine) {
     let mut before = up_to_date(machine).await;
     let pod = machine.pod("away").await;
     let limited = |config: &mut cri::ContainerConfig| {
@@ -90,11 +90,11 @@ pub(crate) async fn what_ended_while_nobody_was_there_is_told(machine: &mut Mach
         std::fs::write(format!("/proc/{pid}/root/tmp/go"), "").expect("write");
         let begun = std::time::Instant::now();
         while alive(pid) {
-            assert!(begun.elapsed() < Duration::from_secs(120), "it does not end");
+            assert!(begun.elapsed() < Duration::from_secs(120), "process {pid} does not end");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
-    // The shim reads what is left of their outputs.
+    // The shim drains the containers' outputs.
     tokio::time::sleep(Duration::from_secs(1)).await;
     machine.open_runtime().await;
     let mut events = listen(machine).await;
@@ -112,13 +112,13 @@ pub(crate) async fn what_ended_while_nobody_was_there_is_told(machine: &mut Mach
     }
     assert_eq!(seen, [(ends.clone(), stopped), (hog, stopped)], "each once, in order");
     assert_eq!(reason, "OOMKilled");
-    // Once: nobody is told again, by this agent or the next one.
+    // Each event is delivered once, also across runtimes.
     assert_eq!(told(&mut events).await, []);
     let mut second = listen(machine).await;
     assert_eq!(told(&mut second).await, []);
     machine.restart(Duration::ZERO).await;
     assert_eq!(told(&mut listen(machine).await).await, []);
-    // Two who listen are told the same.
+    // Two listeners get the same events.
     let (mut first, mut second) = (listen(machine).await, listen(machine).await);
     let late = machine.run(&pod, "late", &["true"]).await;
     machine.wait_exited(&late).await;
@@ -133,7 +133,7 @@ pub(crate) async fn what_ended_while_nobody_was_there_is_told(machine: &mut Mach
     machine.remove_pod(&pod).await;
 }
 
-pub(crate) async fn a_pod_that_died_alone_is_told(machine: &mut Machine) {
+pub(crate) async fn an_event_reports_a_pod_that_ended_without_a_runtime(machine: &mut Machine) {
     let mut before = up_to_date(machine).await;
     let pod = machine.pod("alone").await;
     let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
@@ -146,12 +146,12 @@ pub(crate) async fn a_pod_that_died_alone_is_told(machine: &mut Machine) {
     let mut events = listen(machine).await;
     assert_eq!(next(&mut events, 2).await, [(id, stopped), (pod.clone(), stopped)]);
     assert_eq!(told(&mut events).await, []);
-    // Whoever leaves something unread leaves it to the next life.
+    // A runtime delivers the events that the listener of the previous runtime did not read.
     drop(events);
     machine.remove_pod(&pod).await;
 }
 
-pub(crate) async fn what_nobody_heard_is_told_by_a_later_life(machine: &mut Machine) {
+pub(crate) async fn undelivered_events_are_sent_by_the_next_runtime(machine: &mut Machine) {
     drop(up_to_date(machine).await);
     machine.restart(Duration::ZERO).await;
     let pod = machine.pod("unheard").await;
@@ -169,7 +169,7 @@ pub(crate) async fn what_nobody_heard_is_told_by_a_later_life(machine: &mut Mach
             tokio::time::timeout(Duration::from_secs(60), events.next()).await.expect("twelve events");
         let event = event.expect("twelve events").expect("event");
         assert_eq!(event.pod_sandbox_status.expect("pod").id, pod, "also of a pod that is gone");
-        assert!(event.created_at >= last, "told when it was");
+        assert!(event.created_at >= last, "the event has the time of the exit");
         last = event.created_at;
         seen.push((event.container_id, event.container_event_type));
     }
@@ -193,7 +193,7 @@ pub(crate) async fn what_nobody_heard_is_told_by_a_later_life(machine: &mut Mach
     assert_eq!(told(&mut listen(machine).await).await, []);
 }
 
-pub(crate) async fn the_server_stops_though_somebody_listens(machine: &mut Machine) {
+pub(crate) async fn the_server_stops_despite_listeners(machine: &mut Machine) {
     let mut wire = Wire::open(machine).await;
     let mut events =
         wire.client.get_container_events(cri::GetEventsRequest {}).await.expect("events").into_inner();
@@ -201,6 +201,6 @@ pub(crate) async fn the_server_stops_though_somebody_listens(machine: &mut Machi
     let end = tokio::time::timeout(Duration::from_secs(60), events.next()).await.expect("it ends");
     assert!(end.is_none(), "{end:?}");
     wire.close().await;
-    // The runtime itself goes on, with a new server's life.
+    // The runtime continues with a new server.
     machine.restart(Duration::ZERO).await;
 }

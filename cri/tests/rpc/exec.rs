@@ -1,4 +1,4 @@
-//! ExecSync: what it returns when time is short or outputs are long, and what it leaves behind.
+//! ExecSync: its result after a timeout and with long outputs, and its leftovers.
 
 use std::time::{Duration, Instant};
 
@@ -13,12 +13,12 @@ fn request(id: &str, script: &str, timeout: i64) -> Request<cri::ExecSyncRequest
     Request::new(cri::ExecSyncRequest { container_id: id.to_owned(), cmd, timeout })
 }
 
-pub(crate) async fn a_late_command_tells_what_it_wrote_last(machine: &mut Machine) {
+pub(crate) async fn an_exec_timeout_returns_the_output(machine: &mut Machine) {
     let pod = machine.pod("late-exec").await;
     let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
     let mut wire = Wire::open(machine).await;
     let script = "echo begun; echo why >&2; sleep 999";
-    // Its time begins before it does, which a slow machine needs some of.
+    // The timeout begins before the command does; a slow machine needs a longer one.
     for seconds in [5, 30, 120] {
         let late = wire.client.exec_sync(request(&id, script, seconds)).await.expect_err("too long");
         assert_eq!(late.code(), Code::DeadlineExceeded, "{late}");
@@ -28,7 +28,7 @@ pub(crate) async fn a_late_command_tells_what_it_wrote_last(machine: &mut Machin
         }
         assert!(seconds < 120, "{text}");
     }
-    // What a client's headers cannot take must not turn the time-out into another failure.
+    // The error must fit into the client's header limit; otherwise the timeout would become another failure.
     let script = "dd if=/dev/urandom bs=1000 count=50; dd if=/dev/urandom bs=1000 count=50 >&2; sleep 99";
     let late = wire.client.exec_sync(request(&id, script, 5)).await.expect_err("too long");
     assert_eq!(late.code(), Code::DeadlineExceeded, "{late}");
@@ -40,11 +40,11 @@ pub(crate) async fn a_late_command_tells_what_it_wrote_last(machine: &mut Machin
     machine.remove_pod(&pod).await;
 }
 
-pub(crate) async fn what_was_written_is_returned_though_it_is_held_open(machine: &mut Machine) {
+pub(crate) async fn output_is_returned_while_a_descendant_holds_the_pipe(machine: &mut Machine) {
     let pod = machine.pod("held").await;
     let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
     let script = "echo hi; echo oh >&2; sleep 9500 & exit 3";
-    // With a time-out it takes no longer than that; the command itself has ended in time.
+    // With a timeout the call takes at most that time. The command itself has ended in time.
     for (timeout, most) in [(0, 300), (60, 300)] {
         let begun = Instant::now();
         let answer = machine.exec(&id, &["sh", "-c", script], timeout).await.expect("it ended");
@@ -62,11 +62,12 @@ pub(crate) async fn what_was_written_is_returned_though_it_is_held_open(machine:
     machine.remove_pod(&pod).await;
 }
 
-pub(crate) async fn a_late_command_takes_with_it_whatever_it_started(machine: &mut Machine) {
+pub(crate) async fn an_exec_timeout_kills_all_descendants(machine: &mut Machine) {
     let pod = machine.pod("tree").await;
     let own = "setsid sleep 1001 & (sleep 1002 &); exec sleep 1000";
     let id = machine.run(&pod, "c", &["sh", "-c", own]).await;
-    // Another session; an orphan of another session, without environment and outputs; and one who goes on starting.
+    // A process in another session, an orphan in another session without environment and outputs, and a process that
+    // starts others continuously.
     let script = "setsid sleep 994 & \
         (env -i /bin/setsid /bin/sh -c 'sleep 993 >/dev/null 2>&1 & exit' &); \
         setsid sh -c 'while :; do (setsid sleep 992 &); usleep 20000; done' & \
@@ -77,28 +78,28 @@ pub(crate) async fn a_late_command_takes_with_it_whatever_it_started(machine: &m
     let processes = loop {
         let processes = machine.exec(&id, &["ps"], 0).await.expect("exec").stdout;
         let processes = String::from_utf8_lossy(&processes).into_owned();
-        // The dead have no arguments any more: nobody reaps in this container.
+        // Zombies have no arguments. This container does not reap them.
         if !processes.contains("sleep 9") && !processes.contains("usleep 2") {
             break processes;
         }
-        // Who was killed takes a moment; less than any of them takes by itself.
+        // A killed process takes a moment to end, but less than any of these sleeps.
         assert!(answered.elapsed() < Duration::from_secs(300), "{processes}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     };
     for own in ["sleep 1000", "sleep 1001", "sleep 1002"] {
-        assert!(processes.contains(own), "{own} is the container's: {processes}");
+        assert!(processes.contains(own), "{own}, a process of the container, is missing: {processes}");
     }
     machine.remove_pod(&pod).await;
 }
 
-pub(crate) async fn a_full_answer_fits_into_a_message(machine: &mut Machine) {
+pub(crate) async fn the_largest_exec_output_fits_into_a_message(machine: &mut Machine) {
     let pod = machine.pod("full").await;
     let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
     let mut wire = Wire::open(machine).await;
     let script = "dd if=/dev/zero bs=1M count=20 2>/dev/null & dd if=/dev/zero bs=1M count=20 >&2 2>/dev/null; \
         wait; exit 5";
     let answer = wire.client.exec_sync(request(&id, script, 600)).await.expect("it fits").into_inner();
-    assert_eq!(answer.exit_code, 5, "the command went on to its end");
+    assert_eq!(answer.exit_code, 5, "the command did not run to its end");
     let (stdout, stderr) = (answer.stdout.len(), answer.stderr.len());
     assert!(stdout > 0 && stderr > 0 && stdout + stderr > 15 << 20, "{stdout} and {stderr}");
     wire.close().await;
@@ -134,7 +135,7 @@ pub(crate) async fn outputs_of_one_pod_take_bounded_memory(machine: &mut Machine
             }
         }
     }
-    assert!(full <= 2 && refused >= 2, "{full} in full, {refused} refused");
+    assert!(full <= 2 && refused >= 2, "{full} complete, {refused} refused");
     machine.restart(Duration::ZERO).await;
     machine.remove_pod(&pod).await;
 }
@@ -159,7 +160,7 @@ impl Holdings {
     }
 }
 
-/// Two thousand, or as many as `EXECS` says: an emulated machine takes long for them.
+/// 2,000, or the value of `EXECS`: an emulated machine is slow.
 pub(crate) async fn thousands_of_execs_leave_nothing(machine: &mut Machine) {
     let pod = machine.pod("many").await;
     let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
@@ -171,7 +172,7 @@ pub(crate) async fn thousands_of_execs_leave_nothing(machine: &mut Machine) {
         }
     };
     let all = std::env::var("EXECS").map_or(2000, |count| count.parse().expect("a number"));
-    // What the first ones make once for all.
+    // The first execs make allocations that are kept.
     many(all / 10).await;
     let before = [Holdings::of(runtime), Holdings::of(shim)];
     many(all).await;
@@ -180,8 +181,7 @@ pub(crate) async fn thousands_of_execs_leave_nothing(machine: &mut Machine) {
     for (before, after, slack) in
         before.iter().zip(&after).zip([8192, 1024]).map(|((before, after), slack)| (before, after, slack))
     {
-        // Threads come and go with work that blocks, and with them some of what they hold; an exec that left one of
-        // anything would leave thousands.
+        // Threads for blocking work come and go with their descriptors. A leak per exec would be in the thousands.
         assert!(after.descriptors <= before.descriptors + 20, "{before:?} {after:?}");
         assert!(after.threads <= before.threads + 20, "{before:?} {after:?}");
         assert!(after.memory <= before.memory + slack, "{before:?} {after:?}");

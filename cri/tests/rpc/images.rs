@@ -1,4 +1,4 @@
-//! The image service's calls at once, and what they say when they fail.
+//! Concurrent calls of the image service, and their errors.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,8 +14,8 @@ use tonic::{Code, Request, Status};
 
 use crate::fixture::Machine;
 
-/// A registry that serves the blobs of a layout under any name, with one manifest for every tag; `private` needs a
-/// password, and `absent` is not there.
+/// A registry that serves the blobs of a layout under any name, with one manifest for all tags. `private` requires a
+/// password, `absent` does not exist.
 struct Registry {
     address: String,
     task: JoinHandle<()>,
@@ -29,7 +29,7 @@ impl Registry {
             let mut connections = JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
                 let (blobs, manifest) = (blobs.clone(), manifest.clone());
-                // A client may hang up at any time.
+                // A client may disconnect at any time.
                 connections.spawn(async move { drop(serve(stream, &blobs, &manifest).await) });
             }
         });
@@ -78,7 +78,7 @@ async fn serve(mut stream: TcpStream, blobs: &Path, manifest: &str) -> std::io::
     stream.shutdown().await
 }
 
-/// The machine's image with another configuration; gives the manifest's digest.
+/// The machine's image with another configuration. Returns the manifest's digest.
 fn another_image(blobs: &Path) -> String {
     let read = |digest: &str| -> serde_json::Value {
         let text = std::fs::read(blobs.join(digest.trim_start_matches("sha256:"))).expect("blob");
@@ -95,7 +95,7 @@ fn another_image(blobs: &Path) -> String {
     let mut manifest = read(index["manifests"][0]["digest"].as_str().expect("digest"));
     let mut config = read(manifest["config"]["digest"].as_str().expect("digest"));
     config["config"]["Env"] = serde_json::json!(["PATH=/bin", "ANOTHER=image"]);
-    // A layer of its own besides the shared one.
+    // Its own layer, besides the shared one.
     let tar = blobs.join("../../own.tar");
     std::fs::write(blobs.join("../../own"), "own").expect("file");
     let made =
@@ -130,7 +130,7 @@ async fn remove(runtime: coracle_cri::Runtime, reference: String) -> Result<(), 
     runtime.remove_image(Request::new(request)).await.map(|_| ())
 }
 
-/// All that the image store has on the disk.
+/// All files of the image store.
 fn stored(machine: &Machine) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for part in ["manifests", "layers", "partial", "rubbish"] {
@@ -141,7 +141,7 @@ fn stored(machine: &Machine) -> Vec<PathBuf> {
     found
 }
 
-pub(crate) async fn removals_pulls_and_creations_at_once_agree(machine: &mut Machine) {
+pub(crate) async fn concurrent_removals_pulls_and_creations_are_consistent(machine: &mut Machine) {
     machine.loopback_up();
     let blobs = machine.path("layout/blobs/sha256");
     let manifest = another_image(&blobs);
@@ -150,7 +150,8 @@ pub(crate) async fn removals_pulls_and_creations_at_once_agree(machine: &mut Mac
     let pod = machine.pod("images").await;
     let before = stored(machine);
     let (mut created, mut round) = (0, 0);
-    // Twelve times, and until a creation on a machine that is slow was in time once: removals come ever later.
+    // At least twelve rounds, and until one creation was fast enough on a slow machine. Removals begin later in each
+    // round.
     while round < 12 || created == 0 {
         assert!(round < 100, "no container was made in time");
         round += 1;
@@ -175,7 +176,7 @@ pub(crate) async fn removals_pulls_and_creations_at_once_agree(machine: &mut Mac
                 while let Some(call) = calls.join_next().await {
                     call.expect("no panic").expect("removed or pulled");
                 }
-                // Its image was removed, and it has all of it nevertheless.
+                // The container starts although its image was removed.
                 machine.start(&container).await;
                 assert_eq!(machine.wait_exited(&container).await.exit_code, 0);
                 machine.remove(&container).await;
@@ -200,7 +201,7 @@ pub(crate) async fn removals_pulls_and_creations_at_once_agree(machine: &mut Mac
     machine.remove_pod(&pod).await;
 }
 
-pub(crate) async fn a_failed_pull_says_what_the_kubelet_shows(machine: &mut Machine) {
+pub(crate) async fn a_failed_pull_has_the_error_that_the_kubelet_shows(machine: &mut Machine) {
     machine.loopback_up();
     let registry = Registry::start(machine.path("layout/blobs/sha256"), String::new()).await;
     let dead = TcpListener::bind("127.0.0.1:0").await.expect("listen").local_addr().expect("address");
@@ -212,7 +213,7 @@ pub(crate) async fn a_failed_pull_says_what_the_kubelet_shows(machine: &mut Mach
             "pull access denied",
             "401 Unauthorized (UNAUTHORIZED: no)",
         ),
-        // The kubelet looks for the word only where the code is unknown.
+        // The kubelet searches the error for this word only if the code is Unknown.
         (format!("{dead}/app:1"), Code::Unknown, "RegistryUnavailable: ", "cannot reach"),
         ("Not A Name".to_owned(), Code::InvalidArgument, "image ", "Not A Name"),
     ] {

@@ -1,4 +1,4 @@
-//! Lists, their streams and filters; what is refused.
+//! Lists, their streams and filters, and invalid requests.
 
 use coracle_proto::cri;
 use coracle_proto::cri::image_service_server::ImageService;
@@ -8,7 +8,7 @@ use tonic::{Code, Request, Response, Status};
 
 use crate::fixture::Machine;
 
-/// All items of a stream of batches, none of which may be empty.
+/// All items of a stream of batches. No batch may be empty.
 async fn all<R, T>(
     stream: Result<Response<impl Stream<Item = Result<R, Status>>>, Status>,
     items: fn(R) -> Vec<T>,
@@ -23,7 +23,7 @@ async fn all<R, T>(
     found
 }
 
-pub(crate) async fn streams_say_what_lists_say(machine: &mut Machine) {
+pub(crate) async fn streamed_lists_equal_lists(machine: &mut Machine) {
     let pod = machine.pod("streams").await;
     let other = machine.pod("other").await;
     let first = machine.run(&pod, "first", &["sleep", "1000"]).await;
@@ -72,7 +72,7 @@ pub(crate) async fn streams_say_what_lists_say(machine: &mut Machine) {
 
 pub(crate) async fn filters_take_truncated_ids_that_name_one(machine: &mut Machine) {
     let mut pods = Vec::new();
-    // Of 17 ids two begin with the same digit.
+    // Among 17 ids at least two begin with the same digit.
     for number in 0..17 {
         pods.push(machine.try_pod(&format!("filter{number}"), |_| {}).await.expect("sandbox"));
     }
@@ -98,7 +98,7 @@ pub(crate) async fn filters_take_truncated_ids_that_name_one(machine: &mut Machi
     }
 }
 
-pub(crate) async fn what_is_unknown_is_told(machine: &mut Machine) {
+pub(crate) async fn unknown_ids_are_reported(machine: &mut Machine) {
     let runtime = &machine.runtime;
     let unknown = || "unknown".to_owned();
     let request = cri::ContainerStatsRequest { container_id: unknown() };
@@ -115,7 +115,7 @@ pub(crate) async fn what_is_unknown_is_told(machine: &mut Machine) {
     assert_eq!(error.code(), Code::NotFound);
     let image = cri::ImageSpec { image: "registry.test/never:seen".into(), ..Default::default() };
     let request = cri::RemoveImageRequest { image: Some(image) };
-    runtime.remove_image(Request::new(request)).await.expect("absent is removed");
+    runtime.remove_image(Request::new(request)).await.expect("the removal of an absent image succeeds");
 }
 
 pub(crate) async fn a_log_is_reopened_while_its_container_runs(machine: &mut Machine) {

@@ -1,4 +1,4 @@
-//! Many streams at once, and whoever writes or reads at another's pace.
+//! Many concurrent streams, and slow clients.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -18,14 +18,14 @@ use crate::client::{Streams, talk};
 use crate::fixture::Machine;
 use crate::spdy::Spdy;
 
-/// However slow the machine is: long enough for what happens at all.
+/// A timeout that even a slow machine does not reach.
 const LONG: Duration = Duration::from_secs(120);
-/// What each of many says: more than a pipe has room for.
+/// Bytes that each client sends: more than the capacity of a pipe.
 const SPEECH: usize = 100_000;
-/// Longer than outputs are waited for after a command's end.
+/// Longer than the runtime waits for output after a command's end.
 const LATE: Duration = Duration::from_secs(8);
 
-/// A hundred; fewer on an emulated machine, which says by `EXECS` that it is slow.
+/// 100; fewer on an emulated machine, which is slow and sets `EXECS`.
 fn many() -> u32 {
     if std::env::var_os("EXECS").is_some() { 25 } else { 100 }
 }
@@ -52,7 +52,7 @@ impl Holdings {
     }
 }
 
-/// What a process holds that is at rest, as it is when what was before has been closed.
+/// Descriptors and threads of an idle process, after all previous connections are closed.
 async fn at_rest(pid: i32) -> Holdings {
     let (mut last, mut same) = (Holdings::of(pid), 0);
     let begun = Instant::now();
@@ -66,7 +66,7 @@ async fn at_rest(pid: i32) -> Holdings {
     last
 }
 
-/// No more threads than before but those that block for a moment, and the descriptors of before when all is over.
+/// Waits until the descriptors are as before, and the threads as before except for blocking ones.
 async fn nothing_stays(before: [Holdings; 2], pids: [i32; 2]) {
     for (before, pid) in before.into_iter().zip(pids) {
         until("descriptors are closed", async || Holdings::of(pid).descriptors <= before.descriptors).await;
@@ -74,7 +74,7 @@ async fn nothing_stays(before: [Holdings; 2], pids: [i32; 2]) {
     }
 }
 
-/// What the client of that number says; nobody says what another does.
+/// The bytes that client `number` sends; different for each client.
 fn speech(number: u32) -> Vec<u8> {
     format!("{number},").into_bytes().into_iter().cycle().take(SPEECH).collect()
 }
@@ -96,7 +96,7 @@ async fn exec(
     streams.connect(&url, "v5.channel.k8s.io").await
 }
 
-pub(crate) async fn a_hundred_commands_at_once_have_each_its_own(machine: &mut Machine) {
+pub(crate) async fn a_hundred_concurrent_commands_do_not_mix_their_streams(machine: &mut Machine) {
     let pod = machine.pod("many-commands").await;
     let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
     let streams = Streams::open(machine).await;
@@ -112,15 +112,15 @@ pub(crate) async fn a_hundred_commands_at_once_have_each_its_own(machine: &mut M
     }
     let [runtime, shim] = pids.map(Holdings::of);
     println!("  {before:?} {runtime:?} {shim:?}");
-    // Both ends of a client's connection are ours here, and three of the command's; the shim keeps none.
+    // This process has both ends of a client's connection and three descriptors of the command. The shim keeps none.
     assert!(runtime.descriptors <= before[0].descriptors + 6 * clients.len() + 20, "{runtime:?}");
     assert!(runtime.threads <= before[0].threads + 20, "{runtime:?}");
     assert!(shim.descriptors <= before[1].descriptors + 20 && shim.threads == 1, "{shim:?}");
-    // All of them talk at the same time.
+    // All clients send at the same time.
     let heard = join_all(clients.into_iter().map(async |(number, client)| {
         let said = [b"\0", &speech(number)[..]].concat();
         let heard = timeout(LONG, talk(client, &[&said, b"\xff\0"])).await.expect("it ends");
-        assert!(heard[1].as_bytes() == speech(number), "{number} heard {} bytes", heard[1].len());
+        assert!(heard[1].as_bytes() == speech(number), "client {number} received {} bytes", heard[1].len());
         assert!(heard[3].contains("Success"), "{}", heard[3]);
     }));
     heard.await;
@@ -128,7 +128,7 @@ pub(crate) async fn a_hundred_commands_at_once_have_each_its_own(machine: &mut M
     machine.remove_pod(&pod).await;
 }
 
-pub(crate) async fn a_hundred_forwards_at_once_have_each_its_own(machine: &mut Machine) {
+pub(crate) async fn a_hundred_concurrent_forwards_do_not_mix_their_streams(machine: &mut Machine) {
     let pod = machine.pod("many-forwards").await;
     let id = machine.run(&pod, "c", &["nc", "-ll", "-p", "8080", "-e", "cat"]).await;
     let look = ["grep", ":1F90 ", "/proc/net/tcp", "/proc/net/tcp6"];
@@ -150,16 +150,16 @@ pub(crate) async fn a_hundred_forwards_at_once_have_each_its_own(machine: &mut M
     }
     let [runtime, shim] = pids.map(Holdings::of);
     println!("  {before:?} {runtime:?} {shim:?}");
-    // Both ends of a client's connection are ours here, and one of the pod's.
+    // This process has both ends of a client's connection and one descriptor in the pod.
     assert!(runtime.descriptors <= before[0].descriptors + 3 * clients.len() + 20, "{runtime:?}");
     assert!(runtime.threads <= before[0].threads + 20, "{runtime:?}");
     assert!(shim.descriptors <= before[1].descriptors + 20 && shim.threads == 1, "{shim:?}");
     let heard = join_all(clients.into_iter().map(async |(number, mut client, data)| {
-        // Less than would wait for the client to read.
+        // Sent in parts, without waiting for the client to read.
         for part in speech(number).chunks(10_000) {
             client.write(data, part, false).await;
             let heard = timeout(LONG, client.read(data, part.len())).await.expect("in time");
-            assert!(heard == part, "{number} heard {} bytes", heard.len());
+            assert!(heard == part, "client {number} received {} bytes", heard.len());
         }
         client.write(data, b"", true).await;
         let rest = timeout(LONG, client.read_to_end(data)).await.expect("it ends");
@@ -170,7 +170,7 @@ pub(crate) async fn a_hundred_forwards_at_once_have_each_its_own(machine: &mut M
     machine.remove_pod(&pod).await;
 }
 
-/// Numbered lines until nobody takes any more; then it ends, and whoever reads later has all of them to come.
+/// Writes numbered lines until its output blocks, then ends. A late reader gets all lines.
 const WRITES_MORE_THAN_IS_READ: &str = r#"
     line=$(head -c 1000 /dev/zero | tr '\0' x)
     (i=0; while :; do echo "$i $line"; i=$((i+1)); echo $i >/tmp/count; done) &
@@ -180,8 +180,8 @@ const WRITES_MORE_THAN_IS_READ: &str = r#"
     kill -9 $writer
     touch /tmp/over"#;
 
-/// As somebody does who looks at a long output a page at a time.
-pub(crate) async fn a_client_that_reads_late_reads_all(machine: &mut Machine) {
+/// A client that reads its output with long pauses, like a pager.
+pub(crate) async fn a_slow_client_gets_the_complete_output(machine: &mut Machine) {
     let pod = machine.pod("reads-late").await;
     let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
     let streams = Streams::open(machine).await;
@@ -195,15 +195,15 @@ pub(crate) async fn a_client_that_reads_late_reads_all(machine: &mut Machine) {
     sleep(LATE).await;
     let heard = timeout(LONG, talk(client, &[])).await.expect("it ends");
     let numbers: Vec<&str> = heard[1].lines().filter_map(|line| line.split(' ').next()).collect();
-    // The next one may have been written, and not been counted.
+    // The last line may have been written but not counted.
     assert!((count..=count + 1).contains(&numbers.len()), "{} lines of {count}", numbers.len());
     assert!(numbers.iter().enumerate().all(|(at, number)| *number == at.to_string()), "in order");
     assert!(heard[3].contains("Success"), "{}", heard[3]);
     machine.remove_pod(&pod).await;
 }
 
-/// The container writes on, and its log has all.
-pub(crate) async fn a_client_that_never_reads_keeps_no_container_waiting(machine: &mut Machine) {
+/// The container continues to write, and its log is complete.
+pub(crate) async fn a_client_that_does_not_read_does_not_block_the_container(machine: &mut Machine) {
     const LINES: usize = 100_000;
     let pod = machine.pod("never-reads").await;
     let script = format!(
@@ -217,7 +217,8 @@ pub(crate) async fn a_client_that_never_reads_keeps_no_container_waiting(machine
     let attach = cri::AttachRequest { container_id: id.clone(), stdout: true, ..Default::default() };
     let url = machine.runtime.attach(Request::new(attach)).await.expect("attach").into_inner().url;
     let client = streams.connect(&url, "v5.channel.k8s.io").await;
-    until("the shim knows of it", async || Holdings::of(pids[1]).descriptors > before[1].descriptors).await;
+    until("the shim has noticed the end", async || Holdings::of(pids[1]).descriptors > before[1].descriptors)
+        .await;
     machine.exec(&id, &["touch", "/tmp/go"], 0).await.expect("exec");
     until("the container writes all", async || {
         machine.exec(&id, &["test", "-e", "/tmp/done"], 0).await.expect("exec").exit_code == 0
@@ -226,7 +227,7 @@ pub(crate) async fn a_client_that_never_reads_keeps_no_container_waiting(machine
     let log = machine.status(&id).await.log_path;
     let text = "x".repeat(99);
     until("the log has all", async || logged(&log).get(&text).copied() == Some(LINES)).await;
-    // What the client hears when it does read is the beginning, and then that it was too slow.
+    // A late reader gets the beginning of the output, and then the error that it was too slow.
     let heard = timeout(LONG, talk(client, &[])).await.expect("it ends");
     let whole = heard[1].lines().filter(|line| *line == text).count();
     assert!(whole > 0 && whole < LINES, "{whole}");
@@ -235,12 +236,12 @@ pub(crate) async fn a_client_that_never_reads_keeps_no_container_waiting(machine
     machine.remove_pod(&pod).await;
 }
 
-/// How often each text is in a log and its rotated files, whose lines are all whole but for the last word of a container
-/// that was killed.
+/// Occurrences of each line in a log and its rotated files. Every line is complete, except the last one of a killed
+/// container.
 fn logged(path: &str) -> BTreeMap<String, usize> {
     let (mut texts, mut last_words) = (BTreeMap::new(), 0);
     for file in log_files(path) {
-        // One that is the oldest goes at any moment.
+        // The oldest file may be removed at any moment.
         for line in std::fs::read_to_string(file).unwrap_or_default().lines() {
             match line.splitn(4, ' ').collect::<Vec<_>>()[..] {
                 [_, "stdout", "F", text] => *texts.entry(text.to_owned()).or_insert(0) += 1,
@@ -257,7 +258,7 @@ fn log_files(path: &str) -> Vec<std::path::PathBuf> {
     std::fs::read_dir(dir).expect("logs").flatten().map(|entry| entry.path()).collect()
 }
 
-/// A number that `/proc/<pid>/<file>` has behind a name.
+/// A number of `/proc/<pid>/<file>` after a name.
 fn proc_number(pid: i32, file: &str, name: &str) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/{file}")).expect("process");
     let line = text.lines().find(|line| line.starts_with(name)).expect("a line");
@@ -273,19 +274,19 @@ pub(crate) async fn a_container_that_never_stops_writing_needs_no_runtime(machin
     let (shim, log) = (machine.shim_pid(&pod).await, machine.status(&id).await.log_path);
     machine.close_runtime().await;
     let written = || proc_number(shim, "io", "wchar:");
-    // What the first files make once for all.
+    // The first files make allocations that are kept.
     until("it writes", async || written() > 10 * SIZE).await;
     let (first, memory) = (written(), proc_number(shim, "status", "VmRSS:"));
-    until("it writes on", async || written() > first + 40 * SIZE).await;
+    until("the container continues to write", async || written() > first + 40 * SIZE).await;
     let now = proc_number(shim, "status", "VmRSS:");
     println!("  {memory} kB, {now} kB after {} MB", (written() - first) >> 20);
     assert!(now <= memory + 1024, "{memory} and {now} kB");
     let sizes: Vec<u64> = log_files(&log).iter().flat_map(|file| file.metadata()).map(|m| m.len()).collect();
-    // One more while the oldest is removed.
+    // One additional file while the oldest is removed.
     assert!(sizes.len() <= 4 && sizes.iter().all(|size| *size <= SIZE), "{sizes:?}");
     let files = || log_files(&log).into_iter().filter_map(|file| std::fs::read_to_string(file).ok());
     for line in files().flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>()) {
-        // The last one may be read while it is written.
+        // The last line may be incomplete while it is written.
         let said = line.splitn(4, ' ').nth(3).unwrap_or_default().to_owned();
         assert!("0123456789".starts_with(&said) && (said.len() == 10 || line.len() < 60), "{line:?}");
     }
@@ -293,7 +294,7 @@ pub(crate) async fn a_container_that_never_stops_writing_needs_no_runtime(machin
     assert_eq!(machine.exec(&id, &["true"], 60).await.expect("exec").exit_code, 0);
     machine.stop(&id, 0).await;
     assert_eq!(machine.status(&id).await.exit_code, 137);
-    // What was written is whole.
+    // Written lines are complete.
     let texts = logged(&log);
     assert!(texts["0123456789"] > 1000 && texts.len() == 1, "{:?}", texts.keys().collect::<Vec<_>>());
     machine.remove_pod(&pod).await;

@@ -1,13 +1,13 @@
-//! A streaming client over SPDY/3.1, as kubectl is one: frames and headers are written by the runtime's own code.
+//! A streaming client over SPDY/3.1, like kubectl. It uses the runtime's code for frames and headers.
 
 #[path = "../../src/stream/spdy/dictionary.rs"]
-#[allow(dead_code, unused_imports, reason = "with tests of its own")]
+#[allow(dead_code, unused_imports, reason = "it has its own tests")]
 mod dictionary;
 #[path = "../../src/stream/spdy/frame.rs"]
-#[allow(dead_code, unused_imports, reason = "with tests of its own")]
+#[allow(dead_code, unused_imports, reason = "it has its own tests")]
 mod frame;
 #[path = "../../src/stream/spdy/headers.rs"]
-#[allow(dead_code, unused_imports, reason = "with tests of its own, and the server's half")]
+#[allow(dead_code, unused_imports, reason = "it has its own tests, and the server's part is unused")]
 mod headers;
 
 use bytes::{Bytes, BytesMut};
@@ -44,7 +44,8 @@ impl Spdy {
         Self { io, deflater: Deflater::new().expect("dictionary"), buffer: BytesMut::new() }
     }
 
-    /// Opens the two streams of a connection to a port: `id` for errors, the one after it for data, which is returned.
+    /// Opens the two streams of a connection to a port. Stream `id` is for errors; the next one is for data and is
+    /// returned.
     pub(crate) async fn open_port(&mut self, id: u32, port: u16) -> u32 {
         for (id, kind) in [(id, "error"), (id + 2, "data")] {
             let headers = [("streamtype", kind), ("port", &port.to_string()), ("requestid", &id_of(id))]
@@ -55,12 +56,12 @@ impl Spdy {
         id + 2
     }
 
-    /// Writes to a stream, as its last word or not.
+    /// Writes to a stream, and ends it if `fin` is set.
     pub(crate) async fn write(&mut self, id: u32, bytes: &[u8], fin: bool) {
         self.say(&Frame::Data { id, fin, bytes: Bytes::copy_from_slice(bytes) }).await;
     }
 
-    /// As much of what comes on a stream, or what comes until its end.
+    /// Reads `length` bytes of a stream, or fewer if it ends before.
     pub(crate) async fn read(&mut self, wanted: u32, length: usize) -> Vec<u8> {
         let mut read = Vec::new();
         while read.len() < length {
@@ -78,7 +79,7 @@ impl Spdy {
         read
     }
 
-    /// What comes on a stream until its end, or that of the connection.
+    /// Reads a stream to its end, or to the end of the connection.
     pub(crate) async fn read_to_end(&mut self, wanted: u32) -> Vec<u8> {
         let mut read = Vec::new();
         while let Some(frame) = self.hear().await {
@@ -112,7 +113,7 @@ impl Spdy {
     }
 }
 
-/// Both streams of a connection have the same request.
+/// Both streams of a connection have the same request id.
 fn id_of(id: u32) -> String {
     (id / 4).to_string()
 }

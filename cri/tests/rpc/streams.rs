@@ -1,4 +1,4 @@
-//! Streams whose clients are slow to end, or gone.
+//! Streams whose clients end slowly or disconnect.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use crate::client::Streams;
 use crate::fixture::Machine;
 use crate::spdy::Spdy;
 
-/// However slow the machine is: long enough for what happens at all.
+/// A timeout that even a slow machine does not reach.
 const LONG: Duration = Duration::from_secs(120);
 
 /// A pod where each connection to a port is served by a script.
@@ -41,7 +41,7 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("descriptors").count()
 }
 
-/// How many there are when what was before is closed: the same for a while.
+/// The number of descriptors when it has been stable for a while, after previous connections are closed.
 async fn steady_descriptors() -> usize {
     let (mut count, mut same) = (descriptors(), 0);
     let begun = Instant::now();
@@ -55,12 +55,12 @@ async fn steady_descriptors() -> usize {
     count
 }
 
-pub(crate) async fn a_client_that_has_said_its_last_word_still_hears_the_pod(machine: &mut Machine) {
+pub(crate) async fn a_half_closed_stream_still_delivers_the_pods_answer(machine: &mut Machine) {
     let script = "x=$(cat); sleep 1; echo \"heard $x\"";
     let pod = serving(machine, "half", script).await;
     let streams = Streams::open(machine).await;
     let mut client = forward(machine, &streams, &pod).await;
-    // Two connections at once, each with its own answer.
+    // Two concurrent connections, each with its own answer.
     let first = client.open_port(1, 8080).await;
     let second = client.open_port(5, 8080).await;
     client.write(first, b"one", true).await;
@@ -76,7 +76,7 @@ pub(crate) async fn a_client_that_has_said_its_last_word_still_hears_the_pod(mac
     machine.remove_pod(&pod).await;
 }
 
-pub(crate) async fn a_client_that_goes_leaves_no_connection(machine: &mut Machine) {
+pub(crate) async fn a_disconnected_client_leaves_no_connection(machine: &mut Machine) {
     // A server that neither reads, writes nor closes.
     let pod = serving(machine, "deaf-server", "exec sleep 999").await;
     let streams = Streams::open(machine).await;
@@ -88,7 +88,7 @@ pub(crate) async fn a_client_that_goes_leaves_no_connection(machine: &mut Machin
     }
     let begun = Instant::now();
     while descriptors() < before + 12 {
-        assert!(begun.elapsed() < LONG, "ten connections and both ends of the client's");
+        assert!(begun.elapsed() < LONG, "descriptors of ten connections, each with both ends here");
         sleep(Duration::from_millis(20)).await;
     }
     drop(client);
@@ -100,7 +100,7 @@ pub(crate) async fn a_client_that_goes_leaves_no_connection(machine: &mut Machin
     machine.remove_pod(&pod).await;
 }
 
-pub(crate) async fn a_stream_on_which_nothing_moves_is_given_up(machine: &mut Machine) {
+pub(crate) async fn an_idle_stream_is_closed(machine: &mut Machine) {
     let pod = serving(machine, "idle", "exec sleep 999").await;
     let id = machine.run(&pod, "shell", &["sleep", "1000"]).await;
     machine.close_runtime().await;
@@ -120,12 +120,12 @@ pub(crate) async fn a_stream_on_which_nothing_moves_is_given_up(machine: &mut Ma
     let mut ports = forward(machine, &streams, &pod).await;
     let port = ports.open_port(1, 8080).await;
     let opened = Instant::now();
-    // One who talks stays, the other is given up meanwhile.
+    // An active client keeps its stream, while the silent one's is closed.
     let silent = tokio::spawn(async move { ports.read_to_end(port).await });
     while !silent.is_finished() {
-        assert!(opened.elapsed() < limit * 6, "who says nothing stays");
+        assert!(opened.elapsed() < limit * 6, "the silent client is still connected");
         sleep(limit / 20).await;
-        shell.send(Message::Binary(b"\x00x".as_slice().into())).await.expect("it is served");
+        shell.send(Message::Binary(b"\x00x".as_slice().into())).await.expect("the request is served");
         let echo = timeout(limit, shell.next()).await.expect("in time").expect("open").expect("message");
         assert_eq!(echo.into_data(), b"\x01x".as_slice());
     }
@@ -134,7 +134,7 @@ pub(crate) async fn a_stream_on_which_nothing_moves_is_given_up(machine: &mut Ma
     while let Ok(Some(Ok(_))) = timeout(limit * 6, shell.next()).await {}
     assert!(quiet.elapsed() >= limit * 3 / 4 && quiet.elapsed() < limit * 6, "{:?}", quiet.elapsed());
     drop(shell);
-    // Nothing is held for them: the command's input is closed, so that it ends.
+    // No descriptor is kept: the command's input is closed, and so the command ends.
     let closed = Instant::now();
     loop {
         let processes = machine.exec(&id, &["ps"], 0).await.expect("exec").stdout;
@@ -149,8 +149,8 @@ pub(crate) async fn a_stream_on_which_nothing_moves_is_given_up(machine: &mut Ma
     machine.remove_pod(&pod).await;
 }
 
-/// Whether a timer of keepalive's runs for the other end of a connection within this namespace.
-fn is_asked_for(client: &TcpStream) -> bool {
+/// Whether a keepalive timer runs for the other end of a connection in this namespace.
+fn keepalive_is_active(client: &TcpStream) -> bool {
     let [own, other] = [client.local_addr(), client.peer_addr()].map(|of| of.expect("address").port());
     let sockets = std::fs::read_to_string("/proc/self/net/tcp").expect("sockets");
     let mut ends = sockets.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
@@ -159,15 +159,15 @@ fn is_asked_for(client: &TcpStream) -> bool {
     end.is_some_and(|fields| fields[5].starts_with("02:"))
 }
 
-pub(crate) async fn a_client_that_says_nothing_is_not_waited_for(machine: &mut Machine) {
+pub(crate) async fn a_silent_client_is_disconnected(machine: &mut Machine) {
     let streams = Streams::open(machine).await;
     let begun = Instant::now();
     let mut client = TcpStream::connect(&streams.address).await.expect("connect");
-    // The kernel asks for it when it is silent: a timer runs for the server's end, once that is accepted.
-    while !is_asked_for(&client) {
+    // The kernel sends keepalive probes: a timer runs for the server's end as soon as it is accepted.
+    while !keepalive_is_active(&client) {
         assert!(begun.elapsed() < Duration::from_secs(120), "no timer runs");
         if timeout(Duration::from_millis(20), client.readable()).await.is_ok() {
-            // It was given up before anybody looked.
+            // The connection was closed before the check.
             client = TcpStream::connect(&streams.address).await.expect("connect");
         }
     }

@@ -1,4 +1,4 @@
-//! UpdateContainerResources and UpdatePodSandboxResources, judged by the cgroup's files.
+//! UpdateContainerResources and UpdatePodSandboxResources, checked by the cgroup's files.
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ const MIB: i64 = 1 << 20;
 
 type Change = fn(&mut cri::LinuxContainerResources);
 
-/// The values of a container's cgroup, under the names of the version that this machine has.
+/// The values of a container's cgroup, by the file names of the machine's cgroup version.
 struct Group {
     path: String,
     v2: bool,
-    /// The OCI spec that is shown of it.
+    /// The container's OCI spec.
     spec: serde_json::Value,
 }
 
@@ -113,7 +113,7 @@ pub(crate) async fn limits_change_in_the_kernel_and_on_record(machine: &mut Mach
     let shown = &Group::of(machine, &id).await.spec["linux"]["resources"];
     assert_eq!((&shown["memory"]["limit"], &shown["cpu"]["shares"]), (&json!(32 * MIB), &json!(2048)));
     assert!(shown["devices"].is_array(), "{shown}");
-    // Annotations mean nothing, and take nothing away.
+    // Annotations have no effect.
     let request = cri::UpdateContainerResourcesRequest {
         container_id: id.clone(),
         linux: Some(cri::LinuxContainerResources { memory_limit_in_bytes: 48 * MIB, ..Default::default() }),
@@ -124,7 +124,7 @@ pub(crate) async fn limits_change_in_the_kernel_and_on_record(machine: &mut Mach
     assert_eq!(group.memory(), (48 * MIB).to_string());
     let found = resources(machine, &id).await;
     assert_eq!(found.memory_limit_in_bytes, 48 * MIB);
-    // A new agent knows, and can go on.
+    // A new runtime reads the limits from the record and can update them.
     machine.restart(Duration::ZERO).await;
     assert_eq!(resources(machine, &id).await, found);
     update(machine, &id, |linux| (linux.memory_limit_in_bytes, linux.cpu_quota) = (-1, -1))
@@ -167,7 +167,7 @@ pub(crate) async fn a_refused_change_changes_nothing(machine: &mut Machine) {
     machine.remove_pod(&pod).await;
 }
 
-pub(crate) async fn a_pods_size_is_remembered(machine: &mut Machine) {
+pub(crate) async fn an_update_of_pod_resources_is_recorded(machine: &mut Machine) {
     let pod = machine.pod("size").await;
     let limits =
         |bytes| Some(cri::LinuxContainerResources { memory_limit_in_bytes: bytes, ..Default::default() });
@@ -189,7 +189,7 @@ pub(crate) async fn a_pods_size_is_remembered(machine: &mut Machine) {
     machine.remove_pod(&pod).await;
 }
 
-pub(crate) async fn limits_by_their_files_reach_the_kernel(machine: &mut Machine) {
+pub(crate) async fn unified_limits_reach_the_kernel(machine: &mut Machine) {
     if !std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
         coracle_testing::skip!("cgroup v1 has no unified limits");
     }
@@ -207,7 +207,7 @@ pub(crate) async fn limits_by_their_files_reach_the_kernel(machine: &mut Machine
     update(machine, &id, |linux| linux.unified = unified(40 * MIB)).await.expect("update");
     assert_eq!(high(), (40 * MIB).to_string());
     assert_eq!(resources(machine, &id).await.unified, unified(40 * MIB));
-    // What has no file, or is none of a limit, changes nothing.
+    // Files that do not exist or are not limits are refused, and nothing changes.
     for wrong in ["memory.no_such", "cgroup.procs", "../memory.high"] {
         let refused =
             update(machine, &id, |linux| linux.unified = [(wrong.to_owned(), "1".to_owned())].into());

@@ -10,7 +10,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::fixture::Machine;
 
-/// A server with its socket.
+/// A server on a socket.
 pub(crate) struct Wire {
     pub(crate) client: RuntimeServiceClient<Channel>,
     stop: CancellationToken,
@@ -26,7 +26,7 @@ impl Wire {
         let stop = CancellationToken::new();
         let server = tokio::spawn(machine.runtime.clone().serve(listener, stop.clone()));
         let endpoint = Endpoint::try_from(format!("unix://{}", path.display())).expect("address");
-        // As much as the kubelet and crictl take.
+        // The limit of the kubelet and of crictl.
         let client = RuntimeServiceClient::new(endpoint.connect().await.expect("connect"))
             .max_decoding_message_size(16 << 20);
         Self { client, stop, server, _dir: dir }
@@ -36,7 +36,7 @@ impl Wire {
         self.stop.cancel();
     }
 
-    /// Ends the server, which must not take long.
+    /// Stops the server, within a short time.
     pub(crate) async fn close(self) {
         self.stop.cancel();
         drop(self.client);

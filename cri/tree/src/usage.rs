@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_path_leads_to_counts_too() {
+    fn trees_deeper_than_the_longest_path_count() {
         let dir = tempfile::tempdir().expect("directory");
         let (down, next) = (dir.path().join("down"), dir.path().join("next"));
         std::fs::create_dir(&down).expect("make");

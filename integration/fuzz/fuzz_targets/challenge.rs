@@ -1,4 +1,4 @@
-//! What registries demand in `WWW-Authenticate`.
+//! `WWW-Authenticate` headers of registries.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| coracle_images::fuzz::challenge(data));

@@ -1,4 +1,4 @@
-//! What clients ask for: containers and the pods that they are in.
+//! Configurations of containers and their pods, from clients.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| coracle_cri::fuzz::config(data));

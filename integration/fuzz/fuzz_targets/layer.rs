@@ -1,4 +1,4 @@
-//! Layers: compressed or not, unpacked into a directory that nothing may leave.
+//! Layers, compressed or not. They are unpacked into a directory, and must not write outside of it.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| coracle_images::fuzz::layer(data));

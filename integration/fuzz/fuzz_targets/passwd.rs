@@ -1,4 +1,4 @@
-//! Account files of an image: whom a container becomes, and where the home of its user is.
+//! Account files of an image: the user of a container and its home directory.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {

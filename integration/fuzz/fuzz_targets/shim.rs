@@ -1,4 +1,4 @@
-//! The runtime's packets, as a shim takes them.
+//! Packets from the runtime, as a shim reads them.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| coracle_shim::fuzz_wire(data));

@@ -1,4 +1,4 @@
-//! A client's WebSocket frames of exec and attach, and the sizes of its terminal.
+//! WebSocket frames from a client of exec and attach, with terminal sizes.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| coracle_cri::fuzz::terminal(data));

@@ -69,7 +69,7 @@ fn a_pod_gets_the_addresses_in_its_annotations_and_its_successor_too() {
         cluster.apply(&asking("d", &address(201), "01:00:00:00:02:01"));
         let refused = "Failed to create pod sandbox: annotations: ";
         event(cluster, "b", &format!("{refused}hardware address {mac} is used by the pod default/a"));
-        event(cluster, "c", &format!("{refused}ips: 192.0.2.7 is of no range: there is {range}"));
+        event(cluster, "c", &format!("{refused}ips: 192.0.2.7 is in no range of the network: {range}"));
         event(cluster, "d", &format!("{refused}cni.coracle/mac: 01:00:00:00:02:01 is a multicast address"));
         cluster.kubectl(&["delete", "pod", "a", "c", "d", "--now"]);
         wait_ready(cluster, "b");

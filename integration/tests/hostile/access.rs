@@ -51,7 +51,7 @@ fn with_tenant(test: impl FnOnce(&mut Machine, &Cluster) + Send + 'static) {
     });
 }
 
-/// The token in the Secret of the account, once the control plane has filled it.
+/// The token in the account's Secret, which the control plane fills in.
 fn secret_token(cluster: &Kubectl) -> String {
     let filled = "go-template={{if .data}}{{.data.token | base64decode}}{{end}}";
     eventually("the token of the Secret", 20, || {
@@ -60,7 +60,7 @@ fn secret_token(cluster: &Kubectl) -> String {
     })
 }
 
-/// Runs kubectl with only a token.
+/// Runs kubectl with this token and no other credentials.
 fn as_token(cluster: &Cluster, machine: &Machine, token: &str, line: &[&str], input: &str) -> Output {
     let view = cluster.kubectl(&["config", "view", "--raw", "-o", "jsonpath={.clusters[0].cluster.server}"]);
     let config = machine.path("token.kubeconfig");
@@ -79,7 +79,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
-/// Finding 15, and its ways around: a privileged pod, a privileged debug container, another namespace's label.
+/// Finding 15 and ways to evade the check: a privileged pod, a privileged debug container, another namespace's label.
 #[test]
 fn a_restricted_namespace_rejects_privileged_pods() {
     with_tenant(|machine, cluster| {
@@ -170,7 +170,7 @@ fn a_secret_token_is_revoked_with_its_account() {
             let left = cluster.kubectl(&["get", "secrets", "-n", "tenant", "-o", "name"]);
             !left.contains("secret/robot")
         });
-        // An account of the same name is another one.
+        // A new account with the same name is a different account.
         cluster.apply(
             r#"{"apiVersion":"v1","kind":"ServiceAccount","metadata":{"name":"robot","namespace":"tenant"}}"#,
         );

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use client::{ADMIN, EVE, Http2, Plane, raise_descriptors};
 
-/// Bytes of a request that names a user and whose body never comes.
+/// The beginning of a request whose body never arrives.
 fn unfinished_post() -> String {
     format!(
         "POST /apis/authorization.k8s.io/v1/selfsubjectaccessreviews HTTP/1.1\r\nhost: a\r\n{EVE}\r\n\
@@ -26,7 +26,7 @@ fn config_map(plane: &Plane, name: &str, size: usize) {
     assert_eq!(code, 201);
 }
 
-/// Finding B5: each copy contains the one before it, so that a request of 3 kB builds gigabytes.
+/// Finding B5: each copy contains the previous one, so that a request of 3 kB builds gigabytes.
 #[test]
 fn a_json_patch_cannot_multiply_an_object() {
     on_a_machine(|machine| {
@@ -44,7 +44,8 @@ fn a_json_patch_cannot_multiply_an_object() {
     });
 }
 
-/// Finding B6: flow nesting takes the YAML parser quadratic time, on the threads that also shake hands.
+/// Finding B6: nested flow collections take the YAML parser quadratic time, on the threads that also do TLS
+/// handshakes.
 #[test]
 fn nested_yaml_does_not_block_other_clients() {
     on_a_machine(|machine| {
@@ -108,7 +109,7 @@ fn five_thousand_watches_work_with_the_usual_limits() {
     });
 }
 
-/// Finding B8: a list was encoded whole for each client, and kept until the client had read it.
+/// Finding B8: each client had its own encoded copy of the list until it had read the list.
 #[test]
 fn unread_lists_share_the_encoded_objects() {
     on_a_machine(|machine| {
@@ -135,7 +136,7 @@ fn unread_lists_share_the_encoded_objects() {
     });
 }
 
-/// Finding B8: requests in flight are limited, and one user does not get all of them.
+/// Finding B8: requests in flight are limited, and one user cannot use all of them.
 #[test]
 fn unfinished_requests_of_one_user_do_not_block_other_users() {
     on_a_machine(|machine| {
@@ -161,7 +162,7 @@ fn unfinished_requests_of_one_user_do_not_block_other_users() {
     });
 }
 
-/// An object that embeds an object, and so on: the decoder's stack ended, and the process with it.
+/// Deeply nested objects overflowed the decoder's stack, which ended the process.
 #[test]
 fn embedded_protobuf_objects_do_not_end_the_process() {
     on_a_machine(|machine| {
@@ -197,14 +198,14 @@ fn an_unread_watch_does_not_keep_all_versions() {
     assert!(grown < 60 << 20, "an unread watch keeps {grown} bytes");
 }
 
-/// Each unread watch has buffers of its own; the objects in them are shared.
+/// Each unread watch has its own buffers, but they share the objects.
 #[test]
 fn unread_watches_share_the_encoded_objects() {
     let grown = unread_watches(30);
     assert!(grown < 100 << 20, "30 unread watches keep {grown} bytes");
 }
 
-/// Bytes that the API server grows by while objects of a megabyte change before watches whose clients do not read.
+/// Growth of the API server in bytes, while objects of a megabyte change and watches are not read.
 fn unread_watches(count: usize) -> usize {
     let (tell, told) = std::sync::mpsc::channel();
     on_a_machine(move |machine| {

@@ -1,4 +1,4 @@
-//! AppArmor: the default profile confines containers, execs and probes wherever the kernel has AppArmor.
+//! AppArmor: the default profile confines containers, execs and probes if the kernel has AppArmor.
 //!
 //! `MUST_HAVE_APPARMOR=1` fails the test on a kernel without it; the row `scripts/test-vm hostile` sets it.
 
@@ -48,7 +48,7 @@ fn run(cluster: &Cluster, name: &str, profile: &Value) -> String {
     exec.trim().to_owned()
 }
 
-/// A pod that names no profile is under the default profile as well, as with containerd.
+/// A pod without a profile gets the default profile, as with containerd.
 #[test]
 fn the_default_profile_confines_pods_where_the_kernel_has_apparmor() {
     let is_enabled = is_enabled();

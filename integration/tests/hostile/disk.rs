@@ -51,7 +51,7 @@ fn a_pod_that_fills_the_disk_beyond_its_limits_is_evicted() {
         let pod = "Pod ephemeral local storage usage exceeds the total limit of containers 4Mi. ";
         for (name, message) in [
             ("layer", pod),
-            // CVE-2020-8557: what containers write into these files counts.
+            // CVE-2020-8557: the size of these files counts as disk usage of the pod.
             ("hosts", pod),
             ("message", pod),
             ("volume", "Usage of EmptyDir volume \"v\" exceeds the limit \"4Mi\". "),

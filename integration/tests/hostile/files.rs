@@ -1,4 +1,4 @@
-//! Local users of the machine, and files whose size or type a container or image chooses.
+//! Local users of the machine, and files whose size or type is chosen by a container or an image.
 
 use std::fs::{self, Permissions};
 use std::io::Write;
@@ -167,7 +167,7 @@ fn assert_seen(cluster: &Cluster) {
     assert_eq!(cluster.kubectl(&["logs", "mapped"]), "hush-hush\n");
 }
 
-/// CVE-2021-41103: a set-user-id program in a container's layer, run by a local user by its path.
+/// CVE-2021-41103: a local user ran a set-user-id program in a container's layer.
 #[test]
 fn a_local_user_reaches_nothing_of_state_and_run_directories_when_the_umask_is_0() {
     with_mask(0, |machine, cluster| {

@@ -1,4 +1,4 @@
-//! Pods that attack the node's own ports, sockets and probes, and what peers of the node can make it report.
+//! Pods that attack the node's ports, sockets and probes, and servers that make the node report text.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
@@ -111,7 +111,7 @@ fn a_probe_that_the_node_cannot_execute_does_not_restart_the_pod() {
         let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
         let soft = line.split_whitespace().nth(3).unwrap().to_owned();
         limit_files(cluster.pid(), "16");
-        // Several probe periods, in which no probe can be made. Nothing marks a probe that is not made.
+        // Several probe periods in which the node cannot probe. There is no event to wait for.
         sleep(Duration::from_secs(6));
         limit_files(cluster.pid(), &soft);
         // A restart would follow within a probe period.
@@ -223,14 +223,14 @@ fn a_server_that_listens_early_is_ready_early() {
     });
 }
 
-/// Without a limit a fork bomb takes every process number of the node.
+/// Without a limit a fork bomb would use all process ids of the node.
 #[test]
-fn a_fork_bomb_has_the_processes_of_its_pod_alone() {
+fn a_fork_bomb_is_limited_to_the_processes_of_its_pod() {
     on_a_machine(|machine| {
         let mirrors = machine.start_registry();
         let flags = ["--image-gc-high-threshold", "100", "--pod-max-pids", "40"];
         let mut cluster = Cluster::up_with(machine, &mirrors, &flags);
-        // The shell itself ends when it cannot fork: each attempt has a shell of its own.
+        // A shell that cannot fork exits, so each attempt has its own shell.
         let bomb =
             shell("for i in $(seq 200); do (sleep 1000 &) 2>/dev/null; done; echo done; exec sleep 1000");
         create(&cluster, "bomb", json!({"containers": [bomb], "restartPolicy": "Never"}));

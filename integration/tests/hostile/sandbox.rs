@@ -120,7 +120,7 @@ fn a_pod_ends_with_its_process_1() {
     });
 }
 
-/// The same while the agent is not running: the next agent must not trust recorded pids.
+/// As before, while the agent is not running: the next agent must not trust recorded pids.
 #[test]
 fn the_next_agent_notices_the_end_of_process_1() {
     with_cluster(|machine, cluster| {
@@ -145,7 +145,7 @@ fn a_tracer_of_process_1_can_only_end_its_own_pod() {
         start_shared(cluster, "attacker");
         cluster.kubectl(&["run", "bystander", "--image=busybox", "--command", "--", "sleep", "100000"]);
         let (init, _) = process_1(machine).unwrap();
-        // Signals from inside do not reach it.
+        // Signals from inside the pid namespace do not reach it.
         sh(cluster, "attacker", "kill -STOP 1; kill -KILL 1; kill -TERM 1; true");
         assert_eq!(process_1(machine).map(|(pid, _)| pid), Some(init));
         // SIGSTOP from outside, as by a tracer: containers still start, run and stop.
@@ -193,7 +193,7 @@ fn shims_and_containers_inherit_no_descriptor_of_the_nodes_parent() {
         let secret = machine.path("inherited");
         fs::write(&secret, "secret").unwrap();
         let file = fs::File::open(&secret).unwrap();
-        // Without the close-on-exec flag, as a shell passes descriptors on.
+        // Without the close-on-exec flag, like descriptors inherited from a shell.
         let inherited = fcntl(&file, FcntlArg::F_DUPFD(200)).unwrap();
         let mirrors = machine.start_registry();
         let mut cluster = Cluster::up(machine, &mirrors);

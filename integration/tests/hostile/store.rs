@@ -152,7 +152,7 @@ fn secrets_are_encrypted_on_disk_and_keys_rotate() {
             "the first key is still in use"
         );
         plane.end(Signal::SIGTERM);
-        // Without the key the control plane does not start, and says why.
+        // Without the key the control plane does not start; the error names the key.
         let other = machine.path("other.key");
         fs::write(&other, old).unwrap();
         fs::set_permissions(&other, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();

@@ -21,20 +21,20 @@ const MALLORY: &str = "authorization: Bearer mallory-token";
 /// A request that every user may make.
 const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 
-/// Silent connections to keep open to each port, and the addresses that they come from.
+/// Number of silent connections to each port, and their source addresses.
 const SILENT: usize = 800;
 const SOURCES: u8 = 20;
-/// Objects of the unread list, of one megabyte each.
+/// Number of objects of one megabyte in the unread list.
 const LARGE: usize = 10;
 
-/// The clients, and how many requests they made.
+/// The attacking clients, and their number of requests.
 pub(crate) struct Attack {
     ends: Arc<AtomicBool>,
     requests: Arc<AtomicU64>,
     clients: std::sync::Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// What one client has.
+/// State of one client.
 #[derive(Clone)]
 struct Client {
     address: Address,
@@ -76,7 +76,7 @@ impl Attack {
         Self { ends, requests, clients: std::sync::Mutex::new(clients) }
     }
 
-    /// Waits for the clients, which close their connections.
+    /// Waits until all clients have closed their connections.
     pub(crate) fn end(&self) {
         self.ends.store(true, Ordering::SeqCst);
         for client in self.clients.lock().unwrap().drain(..) {
@@ -92,7 +92,7 @@ impl fmt::Display for Attack {
 }
 
 impl Client {
-    /// Sleeps, and counts a request; whether to go on.
+    /// Sleeps and counts a request. Returns whether to continue.
     fn next(&self, pause: Duration) -> bool {
         self.requests.fetch_add(1, Ordering::Relaxed);
         let until = Instant::now() + pause;
@@ -126,7 +126,7 @@ impl Client {
         self.address.send(client::ADMIN, ("POST", &path), "application/json", object).0
     }
 
-    /// Connections that say nothing; those that the server closes are opened again.
+    /// Connections that send nothing. If the server closes one, it is opened again.
     fn stay_silent(&self) {
         let mut open: Vec<TcpStream> = Vec::new();
         loop {
@@ -145,7 +145,7 @@ impl Client {
         }
     }
 
-    /// Bodies of which a byte comes a second.
+    /// Request bodies at one byte per second.
     fn send_slowly(&self) {
         let head = format!(
             "POST {REVIEWS} HTTP/1.1\r\nhost: a\r\n{EVE}\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n"
@@ -198,7 +198,7 @@ impl Client {
         }
     }
 
-    /// Each copy contains the one before it.
+    /// JSON patches in which each copy contains the previous one.
     fn copy_by_patches(&self) {
         let copy = |at| json!({"op": "copy", "from": "/data", "path": format!("/data/b{at}")});
         let patch = (0..30).map(copy).collect::<serde_json::Value>().to_string();
@@ -218,7 +218,7 @@ impl Client {
         }
     }
 
-    /// Watches of an object that changes.
+    /// Unread watches of an object that changes.
     fn leave_watches_unread(&self) {
         let path = format!("/api/v1/namespaces/{HOSTILE}/configmaps");
         loop {

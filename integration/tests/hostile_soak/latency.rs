@@ -1,4 +1,4 @@
-//! Latency of API requests that an administrator makes beside the attackers.
+//! Latency of an administrator's API requests during the attack.
 
 use std::fmt;
 use std::io::{Read as _, Write as _};
@@ -12,13 +12,13 @@ use crate::pods::ORDINARY;
 /// Time between two requests.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Of all requests, in order of their duration.
+/// Duration and kind of all requests, sorted by duration.
 #[derive(Debug)]
 pub(crate) struct Latencies(Vec<(Duration, &'static str)>);
 
 impl Latencies {
-    /// Makes requests until `work` returns: reads, lists and durable writes over a connection that stays, and reads over
-    /// new connections.
+    /// Makes requests until `work` returns: reads, lists and durable writes over a persistent connection, and reads
+    /// over new connections.
     pub(crate) fn sample(address: &Address, work: impl FnOnce()) -> Self {
         let ends = AtomicBool::new(false);
         let mut all = thread::scope(|scope| {
@@ -75,7 +75,7 @@ fn sample_until(address: &Address, ends: &AtomicBool) -> Vec<(Duration, &'static
         };
         all.push((began.elapsed(), kind));
         if code.is_none() {
-            // Closed between two requests: opening it again is part of what others wait for.
+            // The server closed the connection between two requests. Opening a new one is part of the latency.
             connection = address.connect(&[]);
             continue;
         }
@@ -85,7 +85,7 @@ fn sample_until(address: &Address, ends: &AtomicBool) -> Vec<(Duration, &'static
     all
 }
 
-/// One request over the connection, which stays; the status code, none when the connection is closed.
+/// One request over a persistent connection. Returns the status code, or None if the connection is closed.
 fn request(connection: &mut Tls, method: &str, path: &str, body: &str) -> Option<u16> {
     let length = body.len();
     let head = format!(

@@ -15,7 +15,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Of control plane and agent, and of the machine's shims.
+    /// Memory of the node's process and of all shims of the machine.
     pub(crate) fn of(machine: &Machine, pid: u32) -> Self {
         let run = machine.path("run").display().to_string();
         let mut shims = Vec::new();
@@ -30,7 +30,7 @@ impl Memory {
         Self { node, shims: shims.iter().sum(), pods: shims.len() }
     }
 
-    /// Whether at most a fifth came on top.
+    /// Whether memory has grown by at most a fifth.
     pub(crate) fn is_flat_since(&self, earlier: &Self) -> bool {
         let within = |now: u64, then: u64| now * 5 <= then * 6;
         self.pods == earlier.pods && within(self.node, earlier.node) && within(self.shims, earlier.shims)
@@ -44,7 +44,7 @@ impl fmt::Display for Memory {
     }
 }
 
-/// None for a process that has ended.
+/// PSS in kB. None if the process has ended.
 fn pss(rollup: &std::path::Path) -> Option<u64> {
     let text = fs::read_to_string(rollup).ok()?;
     text.lines().find_map(|line| line.strip_prefix("Pss:")?.trim().strip_suffix(" kB")?.parse().ok())

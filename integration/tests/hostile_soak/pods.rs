@@ -1,27 +1,27 @@
-//! Ordinary pods with probes, and hostile pods beside them.
+//! Ordinary pods with probes, and hostile pods.
 
 use std::process::Output;
 
 use coracle_integration::{Cluster, eventually};
 use serde_json::{Value, json};
 
-/// Namespaces of ordinary pods and of a tenant that attacks.
+/// Namespaces of the ordinary pods and of the attacking tenant.
 pub(crate) const ORDINARY: &str = "ordinary";
 pub(crate) const HOSTILE: &str = "hostile";
 
 const PODS: usize = 50;
 
-/// Hostile pods: a name, a shell's command line that does not end, and whether an exec probe enters the container.
+/// Hostile pods: name, an endless shell script, and whether an exec probe enters the container.
 const ATTACKS: [(&str, &str, bool); 12] = [
     ("fork-bomb", "while :; do sh -c 'b() { b | b & }; b' 2>/dev/null; sleep 1; done", false),
-    // What exec connects its streams to, and what its report could be led to.
+    // Replaces the targets of an exec's streams and of its report.
     (
         "exec-report",
         "while :; do for to in /proc/1/root/etc/shadow /proc/self/fd/3 /proc/kmsg /etc/passwd; do \
          rm -f /dev/null; ln -s $to /dev/null; sleep 0.2; done; rm -f /dev/null; mkfifo /dev/null; sleep 0.2; done",
         true,
     ),
-    // The agent reads it when the container starts again.
+    // The agent reads these files when the container restarts.
     ("hosts-file", "truncate -s 2G /etc/hosts; truncate -s 2G /dev/termination-log; sleep 5; exit 1", false),
     ("passwd-fifo", "rm -f /etc/passwd /etc/group; mkfifo /etc/passwd /etc/group; sleep 100000", true),
     ("log-lines", "yes $(seq 100)", false),
@@ -47,7 +47,7 @@ const ATTACKS: [(&str, &str, bool); 12] = [
         false,
     ),
     ("out-of-memory", "tail /dev/zero", false),
-    // From the pod network, without credentials.
+    // Attacks from the pod network, without credentials.
     (
         "idle-connections",
         "while :; do for i in $(seq 20); do sleep 30 | nc $NODE 6443 & sleep 30 | nc $NODE 10250 & done 2>/dev/null; \
@@ -56,7 +56,7 @@ const ATTACKS: [(&str, &str, bool); 12] = [
     ),
 ];
 
-/// Makes 50 pods with readiness and liveness probes, by exec, HTTP and TCP, and waits until they are ready.
+/// Creates 50 pods with readiness and liveness probes (exec, HTTP, TCP), and waits until they are Ready.
 pub(crate) fn start_ordinary(cluster: &Cluster) {
     let namespace = |name: &str| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
     for name in [ORDINARY, HOSTILE] {
@@ -93,8 +93,8 @@ fn ordinary(number: usize) -> Value {
     }]}})
 }
 
-/// Makes the hostile pods, each with at most 64 processes. `SOAK_HOSTILE_CPU` limits the processor time of each, so that
-/// a machine with other work can run the test.
+/// Creates the hostile pods, each with at most 64 processes. `SOAK_HOSTILE_CPU` limits the processor time of each
+/// pod, so that the test can run on a machine with other load.
 pub(crate) fn start_hostile(cluster: &Cluster) {
     let list: Vec<Value> =
         ATTACKS.iter().map(|(name, script, probed)| hostile(name, script, *probed)).collect();
@@ -121,14 +121,14 @@ fn hostile(name: &str, script: &str, probed: bool) -> Value {
             {"name": "disk", "emptyDir": {"sizeLimit": "128Mi"}}]}})
 }
 
-/// A pod that ignores SIGTERM, to be made and removed again and again.
+/// A pod that ignores SIGTERM, for repeated creation and removal.
 pub(crate) fn short_lived(name: &str) -> String {
     let mut pod = hostile(name, "trap '' TERM; while :; do sleep 0.1; done", false);
     pod["spec"]["terminationGracePeriodSeconds"] = 1.into();
     pod.to_string()
 }
 
-/// Removes the tenant with all that it has, and waits until it is gone.
+/// Removes the tenant with all its objects, and waits until it is gone.
 pub(crate) fn remove_hostile(cluster: &Cluster) {
     cluster.kubectl(&["delete", "namespace", HOSTILE, "--wait=false"]);
     eventually("the hostile namespace to be gone", 120, || {
@@ -137,7 +137,7 @@ pub(crate) fn remove_hostile(cluster: &Cluster) {
     });
 }
 
-/// Ordinary pods that are ready, and restarts of their containers.
+/// The number of Ready ordinary pods, and of restarts of their containers.
 pub(crate) fn condition(cluster: &Cluster) -> Condition {
     let pods = cluster.get(&["pods", "-n", ORDINARY]);
     let statuses = pods["items"].as_array().unwrap().iter().map(|pod| &pod["status"]["containerStatuses"][0]);
@@ -155,13 +155,13 @@ impl std::fmt::Display for Condition {
     }
 }
 
-/// Panics unless each ordinary pod is ready and none was restarted.
+/// Panics unless every ordinary pod is Ready and has never restarted.
 pub(crate) fn assert_undisturbed(cluster: &Cluster) {
     let Condition(ready, restarts) = condition(cluster);
     assert_eq!((ready, restarts), (PODS, 0), "ordinary pods that are ready, and restarts");
 }
 
-/// Events of probes that failed, with their counts and messages.
+/// Events of failed probes, with counts and messages.
 pub(crate) fn failed_probes(cluster: &Cluster) -> Vec<String> {
     let events = cluster.get(&["events", "-n", ORDINARY]);
     let failed = events["items"].as_array().unwrap().iter().filter(|event| {

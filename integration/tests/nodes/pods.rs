@@ -90,16 +90,11 @@ const LONG: Duration = Duration::from_secs(60);
 
 /// Whether a pod reaches the pod at address `to`.
 pub(crate) fn reaches(nodes: &Nodes, from: &Pod, to: &str, bytes: usize) -> bool {
-    reaches_within(LONG, nodes, (from, to), bytes)
+    reaches_within(LONG, nodes, from, to, bytes)
 }
 
 /// As [`reaches`], with a time limit.
-pub(crate) fn reaches_within(
-    patience: Duration,
-    nodes: &Nodes,
-    (from, to): (&Pod, &str),
-    bytes: usize,
-) -> bool {
+pub(crate) fn reaches_within(patience: Duration, nodes: &Nodes, from: &Pod, to: &str, bytes: usize) -> bool {
     let pods = ready_pods(nodes);
     let there = pods.iter().find(|pod| pod.ips.iter().any(|ip| ip == to)).unwrap();
     let _answering = Answering::start(std::slice::from_ref(there));

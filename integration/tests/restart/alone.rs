@@ -172,7 +172,7 @@ fn is_below(dir: &Path, check: &mut impl FnMut(&Path)) {
     }
 }
 
-/// Asserts that no file below the agent's directory contains a secret in plain text, and that only root may read it.
+/// Asserts that files below the agent's directory contain no secret in plain text, and are accessible to root only.
 fn is_sealed(state: &Path) {
     let mut count = 0;
     is_below(&state.join("agent/checkpoint"), &mut |path| {
@@ -241,7 +241,7 @@ fn pods_are_ready_after_a_boot_without_control_plane() {
             let read = nodes.try_kubectl(&["exec", "files", "--", "cat", "/secret/word"]);
             read.stdout == b"hunter2-rotated"
         });
-        // No pod restarts after the boot. Nothing marks that.
+        // No pod restarts after the boot. There is no event to wait for.
         std::thread::sleep(Duration::from_secs(2));
         assert_eq!(ready(&nodes.get(&["pods"])), kept, "and nothing is later");
     });

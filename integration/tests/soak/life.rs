@@ -21,14 +21,14 @@ const LABEL: &str = "soak";
 
 /// Counters of all workers.
 #[derive(Debug, Default)]
-pub(crate) struct Told {
+pub(crate) struct Counters {
     /// Odd during a disturbance.
     pub(crate) disturbances: AtomicU64,
     pub(crate) runtimes: AtomicU64,
     pub(crate) shims: AtomicU64,
-    whole: AtomicU64,
-    cut: AtomicU64,
-    given_up: AtomicU64,
+    complete: AtomicU64,
+    disturbed: AtomicU64,
+    cancelled: AtomicU64,
     execs: AtomicU64,
 }
 
@@ -41,18 +41,18 @@ pub(crate) struct Life {
     cgroup_parent: String,
     logs: PathBuf,
     chance: Chance,
-    told: Arc<Told>,
+    counters: Arc<Counters>,
     sandbox: Option<String>,
     /// Whether calls are cancelled at random.
-    hasty: bool,
+    cancels: bool,
 }
 
 /// The behaviour of a container.
 enum Command {
     /// Runs until the stop signal.
-    Heeds,
+    ExitsOnSignal,
     /// Ignores the stop signal and runs until SIGKILL.
-    Ignores,
+    IgnoresSignal,
     /// Exits with this code.
     Ends(i32),
 }
@@ -60,7 +60,7 @@ enum Command {
 // === impl Life ===
 
 impl Life {
-    pub(crate) fn new(machine: &Machine, name: &str, chance: Chance, told: Arc<Told>) -> Self {
+    pub(crate) fn new(machine: &Machine, name: &str, chance: Chance, counters: Arc<Counters>) -> Self {
         let socket = format!("unix://{}", machine.path("cri.sock").display());
         let channel = Endpoint::try_from(socket).unwrap().connect_lazy();
         Self {
@@ -72,28 +72,28 @@ impl Life {
             cgroup_parent: format!("/{}/kubepods/pod-life", machine.name()),
             logs: machine.path("logs-of-lives").join(name),
             chance,
-            told,
+            counters,
             sandbox: None,
-            hasty: false,
+            cancels: false,
         }
     }
 
     /// Runs a pod from creation to removal. Without a disturbance everything must succeed; otherwise the pod is cleared.
     pub(crate) async fn live(&mut self) {
-        let before = self.told.disturbances.load(Ordering::SeqCst);
-        self.hasty = true;
-        match self.whole().await {
+        let before = self.counters.disturbances.load(Ordering::SeqCst);
+        self.cancels = true;
+        match self.complete().await {
             Ok(()) => {
-                self.told.whole.fetch_add(1, Ordering::SeqCst);
+                self.counters.complete.fetch_add(1, Ordering::SeqCst);
                 return;
             }
             Err(status) if status.code() == Code::Cancelled => {
-                self.told.given_up.fetch_add(1, Ordering::SeqCst);
+                self.counters.cancelled.fetch_add(1, Ordering::SeqCst);
             }
             Err(status) => {
-                let after = self.told.disturbances.load(Ordering::SeqCst);
+                let after = self.counters.disturbances.load(Ordering::SeqCst);
                 assert!(before % 2 == 1 || before != after, "{}: nothing was disturbed: {status}", self.name);
-                self.told.cut.fetch_add(1, Ordering::SeqCst);
+                self.counters.disturbed.fetch_add(1, Ordering::SeqCst);
             }
         }
         self.clear().await;
@@ -113,7 +113,7 @@ impl Life {
     pub(crate) async fn begin(&mut self) -> Result<(), Status> {
         let config = self.config();
         let sandbox = self.run(config.clone()).await?;
-        self.start(&sandbox, &config, 0, &Command::Heeds).await?;
+        self.start(&sandbox, &config, 0, &Command::ExitsOnSignal).await?;
         self.sandbox = Some(sandbox);
         Ok(())
     }
@@ -154,7 +154,7 @@ impl Life {
         Ok(())
     }
 
-    async fn whole(&mut self) -> Result<(), Status> {
+    async fn complete(&mut self) -> Result<(), Status> {
         let config = self.config();
         if self.chance.below(8) == 0 {
             let image = Some(cri::ImageSpec { image: IMAGE.into(), ..Default::default() });
@@ -165,15 +165,15 @@ impl Life {
         for number in 0..=self.chance.below(2) {
             let command = match self.chance.below(4) {
                 0 => Command::Ends(self.chance.below(120) as i32),
-                1 => Command::Ignores,
-                _ => Command::Heeds,
+                1 => Command::IgnoresSignal,
+                _ => Command::ExitsOnSignal,
             };
             containers.push((self.start(&sandbox, &config, number, &command).await?, command));
         }
         for (container, command) in &containers {
             match command {
                 Command::Ends(code) => self.must_end(container, *code).await?,
-                Command::Heeds | Command::Ignores => self.enter(container).await?,
+                Command::ExitsOnSignal | Command::IgnoresSignal => self.enter(container).await?,
             }
         }
         for (container, _) in containers {
@@ -192,7 +192,7 @@ impl Life {
     async fn run(&mut self, config: cri::PodSandboxConfig) -> Result<String, Status> {
         let mut runtime = self.runtime.clone();
         let run = cri::RunPodSandboxRequest { config: Some(config), ..Default::default() };
-        let answer = self.perhaps_give_up(runtime.run_pod_sandbox(run)).await?;
+        let answer = self.maybe_cancelled(runtime.run_pod_sandbox(run)).await?;
         Ok(answer.into_inner().pod_sandbox_id)
     }
 
@@ -204,8 +204,8 @@ impl Life {
         command: &Command,
     ) -> Result<String, Status> {
         let script = match command {
-            Command::Heeds => "trap 'exit 0' TERM; sleep 9999 & wait".to_owned(),
-            Command::Ignores => "trap '' TERM; while true; do sleep 9999; done".to_owned(),
+            Command::ExitsOnSignal => "trap 'exit 0' TERM; sleep 9999 & wait".to_owned(),
+            Command::IgnoresSignal => "trap '' TERM; while true; do sleep 9999; done".to_owned(),
             Command::Ends(code) => format!("echo ending; exit {code}"),
         };
         let container = cri::ContainerConfig {
@@ -221,10 +221,10 @@ impl Life {
             sandbox_config: Some(config.clone()),
         };
         let mut runtime = self.runtime.clone();
-        let made = self.perhaps_give_up(runtime.create_container(create)).await?.into_inner();
+        let made = self.maybe_cancelled(runtime.create_container(create)).await?.into_inner();
         let container_id = made.container_id;
         let start = cri::StartContainerRequest { container_id: container_id.clone() };
-        self.perhaps_give_up(runtime.start_container(start)).await?;
+        self.maybe_cancelled(runtime.start_container(start)).await?;
         Ok(container_id)
     }
 
@@ -237,7 +237,7 @@ impl Life {
             let cmd = ["sh", "-c", &script].map(str::to_owned).to_vec();
             let exec = cri::ExecSyncRequest { container_id: container.to_owned(), cmd, timeout: 60 };
             let said = self.runtime.exec_sync(exec).await?.into_inner();
-            self.told.execs.fetch_add(1, Ordering::SeqCst);
+            self.counters.execs.fetch_add(1, Ordering::SeqCst);
             if said.exit_code != code || said.stdout.len() as u64 != size {
                 let (length, ended) = (said.stdout.len(), said.exit_code);
                 return Err(Status::unknown(format!(
@@ -281,13 +281,13 @@ impl Life {
     }
 
     /// The response, or [`Code::Cancelled`] if the client cancels the call at random.
-    async fn perhaps_give_up<T>(
+    async fn maybe_cancelled<T>(
         &mut self,
         call: impl Future<Output = Result<T, Status>>,
     ) -> Result<T, Status> {
-        let patience = if self.hasty && self.chance.below(16) == 0 { self.chance.below(30) } else { 60_000 };
-        let answer = tokio::time::timeout(Duration::from_millis(patience), call).await;
-        answer.unwrap_or_else(|_| Err(Status::cancelled("given up")))
+        let timeout = if self.cancels && self.chance.below(16) == 0 { self.chance.below(30) } else { 60_000 };
+        let answer = tokio::time::timeout(Duration::from_millis(timeout), call).await;
+        answer.unwrap_or_else(|_| Err(Status::cancelled("cancelled by the test")))
     }
 
     fn config(&mut self) -> cri::PodSandboxConfig {
@@ -319,15 +319,15 @@ impl Life {
     }
 }
 
-impl fmt::Display for Told {
+impl fmt::Display for Counters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [whole, cut, given_up, execs, runtimes, shims] =
-            [&self.whole, &self.cut, &self.given_up, &self.execs, &self.runtimes, &self.shims]
+        let [complete, disturbed, cancelled, execs, runtimes, shims] =
+            [&self.complete, &self.disturbed, &self.cancelled, &self.execs, &self.runtimes, &self.shims]
                 .map(|count| count.load(Ordering::SeqCst));
         write!(
             f,
-            "{whole} lives whole, {cut} cut, {given_up} given up, {execs} execs; runtime killed {runtimes} \
-             times, shims {shims}"
+            "{complete} pods completed, {disturbed} disturbed, {cancelled} cancelled; {execs} execs; kills: {runtimes} of \
+             the runtime, {shims} of shims"
         )
     }
 }

@@ -65,7 +65,7 @@ fn a_pull_without_space_frees_twice_the_available_space() {
 }
 
 #[test]
-fn without_inodes_all_that_may_go_goes() {
+fn a_lack_of_inodes_removes_all_removable_images() {
     let disk = Disk { capacity: 1000, available: 900, inodes: 100, inodes_free: 4 };
     let policy = ImageGcPolicy::default();
     assert_eq!(need(&policy, &disk, false), Need::All);
@@ -107,7 +107,7 @@ fn pinned_and_used_ones_stay_however_much_is_needed() {
 }
 
 #[test]
-fn a_layer_is_free_when_its_last_image_goes() {
+fn a_layer_is_freed_with_its_last_image() {
     let images = [
         image("first", 3 * HOUR, &[("base", 100), ("first", 1)]),
         image("second", 2 * HOUR, &[("base", 100), ("second", 1)]),

@@ -23,6 +23,12 @@ pub(super) enum MountError {
     Recursive { volume: String, why: &'static str },
 }
 
+/// A volume mount and its index in `volumeMounts`.
+struct IndexedMount<'a> {
+    index: usize,
+    mount: &'a VolumeMount,
+}
+
 /// Properties of mounts that the runtime reports.
 #[derive(Debug, Default)]
 pub(super) struct OfRuntime {
@@ -41,9 +47,14 @@ impl Job {
     ) -> Result<Vec<cri::Mount>, MountError> {
         let mounts = container.volume_mounts.iter().flatten().enumerate();
         mounts
-            .map(|mount| match runtime.images.get(&mount.1.name) {
-                Some(id) => self.image_mount(mount.1, id, env),
-                None => self.volume_mount(container, mount, env, runtime.recursive_read_only),
+            .map(|(index, mount)| match runtime.images.get(&mount.name) {
+                Some(id) => self.image_mount(mount, id, env),
+                None => self.volume_mount(
+                    container,
+                    IndexedMount { index, mount },
+                    env,
+                    runtime.recursive_read_only,
+                ),
             })
             .collect()
     }
@@ -78,7 +89,7 @@ impl Job {
     fn volume_mount(
         &self,
         container: &Container,
-        (index, mount): (usize, &VolumeMount),
+        IndexedMount { index, mount }: IndexedMount<'_>,
         env: &[(String, String)],
         recursive: bool,
     ) -> Result<cri::Mount, MountError> {
@@ -171,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn recursive_read_only_is_enabled_where_it_can_be_and_refused_where_it_contradicts() {
+    fn recursive_read_only_is_enabled_if_possible_and_refused_in_contradictions() {
         let mount = |mode: &str, read_only: bool, propagation: Option<&str>| VolumeMount {
             recursive_read_only: Some(mode.to_owned()),
             read_only: Some(read_only),

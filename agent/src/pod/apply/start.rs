@@ -12,7 +12,7 @@ use crate::cgroup::container_resources;
 use crate::pod::admit::unsupported;
 use crate::pod::config::{container as container_config, files, hostname};
 use crate::pod::env::{Addresses, Sources, environment, needs};
-use crate::pod::events::Level;
+use crate::pod::events::{ContainerRef, Level};
 use crate::pod::plan::StartContainer;
 use crate::pod::pull::{self, Present, PullTask};
 use crate::pod::state::{Failed, Shape, Waiting};
@@ -78,7 +78,7 @@ impl Job {
             removed.map_err(|s| NotStarted::new("CreateContainerError", s.message(), Failed::Start))?;
         }
         let made = self.container_config(shape, container, start.attempt, image).await;
-        let config = made.inspect_err(|not| self.tell_failed(container, &not.waiting.message))?;
+        let config = made.inspect_err(|not| self.record_failure(container, &not.waiting.message))?;
         let parent = self.node.cgroups.parent(&self.pod).map_err(NotStarted::config)?;
         let (sandbox_config, _) = self.sandbox_config(sandbox.attempt, &parent.0);
         let request = cri::CreateContainerRequest {
@@ -87,14 +87,14 @@ impl Job {
             sandbox_config: Some(sandbox_config),
         };
         let created = self.node.runtime.create_container(request).await.map_err(|status| {
-            self.tell_failed(container, status.message());
+            self.record_failure(container, status.message());
             NotStarted::new("CreateContainerError", status.message(), Failed::Start)
         })?;
         let id = created.container_id;
         self.event(container, "Created", format!("Created container: {}", container.name));
         let request = cri::StartContainerRequest { container_id: id.clone() };
         if let Err(status) = self.node.runtime.start_container(request).await {
-            self.tell_failed(container, status.message());
+            self.record_failure(container, status.message());
             return Err(NotStarted::new("RunContainerError", status.message(), Failed::Run));
         }
         self.event(container, "Started", format!("Started container {}", container.name));
@@ -114,11 +114,10 @@ impl Job {
         };
         let run = hook::run(&target, handler, None);
         let Some(Err(error)) = self.interrupt.run_until_cancelled(run).await else { return Ok(()) };
-        let why = (Level::Warning, "FailedPostStartHook");
         self.node.recorder.container(
-            &self.pod,
-            &container.name,
-            why,
+            ContainerRef { pod: &self.pod, name: &container.name },
+            Level::Warning,
+            "FailedPostStartHook",
             format!("PostStartHook failed: {error}"),
         );
         self.report(Report::KillRequest { id: id.to_owned(), why: "FailedPostStartHook".to_owned() });
@@ -175,8 +174,13 @@ impl Job {
         let ignored = unsupported::ignored_by(container);
         if !ignored.is_empty() {
             let message = format!("This node ignores {}", ignored.join(", "));
-            let why = (Level::Warning, unsupported::UNSUPPORTED);
-            self.node.recorder.container(&self.pod, &container.name, why, message);
+            let recorder = &self.node.recorder;
+            recorder.container(
+                ContainerRef { pod: &self.pod, name: &container.name },
+                Level::Warning,
+                unsupported::UNSUPPORTED,
+                message,
+            );
         }
         Ok(())
     }
@@ -281,13 +285,23 @@ impl Job {
         Ok(())
     }
 
-    fn tell_failed(&self, container: &Container, message: &str) {
-        let why = (Level::Warning, "Failed");
-        self.node.recorder.container(&self.pod, &container.name, why, format!("Error: {message}"));
+    fn record_failure(&self, container: &Container, message: &str) {
+        let message = format!("Error: {message}");
+        self.node.recorder.container(
+            ContainerRef { pod: &self.pod, name: &container.name },
+            Level::Warning,
+            "Failed",
+            message,
+        );
     }
 
     fn event(&self, container: &Container, reason: &'static str, message: String) {
-        self.node.recorder.container(&self.pod, &container.name, (Level::Normal, reason), message);
+        self.node.recorder.container(
+            ContainerRef { pod: &self.pod, name: &container.name },
+            Level::Normal,
+            reason,
+            message,
+        );
     }
 }
 

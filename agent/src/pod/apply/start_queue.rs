@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_container_waits_for_its_own_image_alone() {
+    async fn a_container_waits_only_for_its_own_image() {
         assert_eq!(order(&[("a", 5000), ("b", 0), ("c", 100)]).await, ["b", "c", "a"]);
     }
 

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::jiff::Timestamp;
 
 use super::{ApplyError, Job, Report};
-use crate::pod::events::Level;
+use crate::pod::events::{ContainerRef, Level};
 use crate::pod::hook;
 use crate::pod::state::{ObservedContainer, Shape, is_sidecar};
 use crate::runtime::RuntimeError;
@@ -25,7 +25,12 @@ impl Job {
         why: &str,
     ) -> Result<(), Vec<ApplyError>> {
         let message = format!("Container {name} {why}, will be restarted");
-        self.node.recorder.container(&self.pod, name, (Level::Normal, "Killing"), message);
+        self.node.recorder.container(
+            ContainerRef { pod: &self.pod, name },
+            Level::Normal,
+            "Killing",
+            message,
+        );
         let stopping = self.hook_and_stop(id, name, grace);
         match self.interrupt.run_until_cancelled(stopping).await {
             None => Ok(()),
@@ -71,7 +76,12 @@ impl Job {
 
     async fn announce_and_stop(&self, observed: &ObservedContainer, grace: i64) -> Result<(), ApplyError> {
         let message = format!("Stopping container {}", observed.name);
-        self.node.recorder.container(&self.pod, &observed.name, (Level::Normal, "Killing"), message);
+        self.node.recorder.container(
+            ContainerRef { pod: &self.pod, name: &observed.name },
+            Level::Normal,
+            "Killing",
+            message,
+        );
         self.hook_and_stop(&observed.id, &observed.name, grace).await
     }
 
@@ -107,11 +117,10 @@ impl Job {
         };
         let limit = Duration::from_secs(grace.unsigned_abs());
         if let Err(error) = hook::run(&target, handler, Some(limit)).await {
-            let why = (Level::Warning, "FailedPreStopHook");
             self.node.recorder.container(
-                &self.pod,
-                &container.name,
-                why,
+                ContainerRef { pod: &self.pod, name: &container.name },
+                Level::Warning,
+                "FailedPreStopHook",
                 format!("PreStopHook failed: {error}"),
             );
         }

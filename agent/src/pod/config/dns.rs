@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_dns_comes_with_its_searches() {
+    fn a_cluster_dns_has_the_clusters_search_domains() {
         let got = resolved(json!({"containers": []}), &["10.43.0.10".parse().unwrap()]).config;
         assert_eq!(got.servers, ["10.43.0.10"]);
         assert_eq!(got.searches, ["ns.svc.cluster.local", "svc.cluster.local", "cluster.local", "a", "b"]);

@@ -1,4 +1,4 @@
-//! Which pods are evicted for disk usage, and why. Pure.
+//! Selection of pods to evict for disk usage, with the reason. Pure.
 //!
 //! Source: `pkg/kubelet/eviction` (`localStorageEviction`, `rankDiskPressureFunc`, `evictionMessage`).
 
@@ -115,8 +115,8 @@ pub(crate) fn exceeded(pod: &Pod, usage: &Usage) -> Option<String> {
     None
 }
 
-/// The pod to evict first for a shortage on the node: one above its request first, then the lowest priority, then the one
-/// furthest above its request. No critical pod, and none that uses nothing.
+/// The pod to evict first for a shortage on the node: pods above their request first, then the lowest priority, then
+/// the largest excess over the request. Critical pods, and pods that use nothing, are excluded.
 pub(crate) fn first<P: AsRef<Pod>>(pods: &[(P, Usage)], resource: Resource) -> Option<&(P, Usage)> {
     let candidates =
         pods.iter().filter(|(pod, usage)| !is_critical(pod.as_ref()) && usage.total().of(resource) > 0);
@@ -175,7 +175,7 @@ fn priority(pod: &Pod) -> i32 {
     pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or_default()
 }
 
-/// Bytes as a quantity: in Ki, Mi or Gi where they are whole ones.
+/// Bytes as a quantity: in Gi, Mi or Ki if that is a whole number.
 fn quantity(bytes: u64) -> String {
     let units = [(30, "Gi"), (20, "Mi"), (10, "Ki")];
     let unit = units.into_iter().find(|(bits, _)| bytes > 0 && bytes.is_multiple_of(1 << bits));
@@ -211,7 +211,8 @@ fn pod_limit(pod: &Pod) -> Option<i64> {
     total(pod, false)
 }
 
-/// The larger of the sum over the containers and of the largest init container; none if no container says anything.
+/// The larger of the sum over the containers and the maximum of the init containers. None if no container has a
+/// value.
 fn total(pod: &Pod, requests: bool) -> Option<i64> {
     let spec = pod.spec.as_ref()?;
     let of = |container: &Container| amount(container.resources.as_ref(), requests);

@@ -21,12 +21,12 @@ struct Places {
     messages: PathBuf,
 }
 
-/// The usage of one pod. Directories that are not there count as empty.
+/// The usage of one pod. Absent directories count as empty.
 pub(super) async fn of(node: &NodeContext, pod: &Arc<Pod>) -> Usage {
     let uid = pod.metadata.uid.clone().unwrap_or_default();
     let layers = layers(node, &uid).await;
     let places = Places::of(node, pod, &uid);
-    // A walk takes as long as a container has files.
+    // The duration depends on the number of files, so the walk runs in a blocking thread.
     let walked = tokio::task::spawn_blocking(move || places.measure(layers)).await;
     walked.unwrap_or_default()
 }

@@ -108,7 +108,7 @@ fn init_containers_run_one_by_one_before_the_others() {
 }
 
 #[test]
-fn an_ephemeral_container_is_started_once_whatever_the_others_do() {
+fn an_ephemeral_container_is_started_once() {
     let mut spec = json!({"initContainers": [{"name": "i"}], "containers": [{"name": "a"}]});
     spec["ephemeralContainers"] = json!([{"name": "look", "image": "busybox"}]);
     let (desired, state) = (pod(spec), ready_worker_state());
@@ -160,7 +160,7 @@ fn a_crash_is_restarted_at_once_and_then_waits_longer_each_time() {
 }
 
 #[test]
-fn restart_policies_decide_what_an_exit_means() {
+fn the_restart_policy_decides_after_an_exit() {
     for (policy, code, restarts) in [
         ("Always", 0, true),
         ("OnFailure", 0, false),
@@ -272,7 +272,7 @@ fn only_the_last_end_of_each_container_is_kept() {
 }
 
 #[test]
-fn an_unhealthy_container_is_stopped_and_nothing_else() {
+fn only_an_unhealthy_container_is_stopped() {
     let mut state = ready_worker_state();
     for (own, wanted) in [(None, 30), (Some(2), 2)] {
         let why = KillRequest { why: "failed liveness probe".into(), grace: own };

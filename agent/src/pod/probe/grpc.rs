@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn services_are_healthy_as_the_server_says() {
+    async fn a_grpc_probe_follows_the_servers_answer() {
         let (port, serving) = serve().await;
         let at = ("127.0.0.1", port);
         assert_eq!(check(at.0, at.1, "good").await, Outcome::Success);
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_of_something_else_is_a_failure() {
+    async fn a_server_of_another_protocol_is_a_failure() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = ("127.0.0.1", listener.local_addr().unwrap().port());
         let serving = tokio::spawn(async move {

@@ -88,7 +88,7 @@ fn waiting_reason(state: Option<&ContainerState>) -> Option<String> {
 }
 
 #[test]
-fn a_running_pod_is_ready_and_says_where_it_is() {
+fn a_running_pod_is_ready_and_has_its_addresses() {
     let case = Case::new(one(), observed(vec![container("a", 0, running())]));
     let status = case.status(5);
     assert_eq!(status.phase.as_deref(), Some("Running"));
@@ -228,7 +228,7 @@ fn a_condition_keeps_its_time_until_it_changes() {
 }
 
 #[test]
-fn readiness_gates_hold_a_pod_back_and_conditions_of_others_stay() {
+fn readiness_gates_prevent_readiness_and_foreign_conditions_stay() {
     let mut spec = one();
     spec["readinessGates"] = json!([{"conditionType": "x.io/up"}]);
     let mut case = Case::new(spec, observed(vec![container("a", 0, running())]));

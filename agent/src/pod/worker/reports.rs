@@ -6,7 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::{StatusChange, Worker};
 use crate::pod::apply::Report;
-use crate::pod::events::Level;
+use crate::pod::events::{ContainerRef, Level};
 use crate::pod::plan::Plan;
 use crate::pod::probe::Finding;
 use crate::pod::state::{DesiredPod, Failed, KillRequest, SANDBOX, Shape, VOLUMES};
@@ -80,7 +80,7 @@ impl Worker {
                 continue;
             }
             let recorder = &self.node.recorder;
-            let warning = (Level::Warning, "BackOff");
+            let about = ContainerRef { pod: desired.pod(), name: container };
             match waiting.reason.as_str() {
                 "CrashLoopBackOff" => {
                     let meta = &desired.pod().metadata;
@@ -91,15 +91,14 @@ impl Worker {
                         text(&meta.namespace),
                         text(&meta.uid)
                     );
-                    recorder.container(desired.pod(), container, warning, message);
+                    recorder.container(about, Level::Warning, "BackOff", message);
                 }
                 "ImagePullBackOff" => {
                     let spec = desired.pod().spec.as_ref();
                     let image = spec.and_then(|s| Shape::of(s).any(container)).and_then(|c| c.image.clone());
                     let message = format!("Back-off pulling image \"{}\"", image.unwrap_or_default());
-                    recorder.container(desired.pod(), container, (Level::Normal, "BackOff"), message);
-                    let failed = (Level::Warning, "Failed");
-                    recorder.container(desired.pod(), container, failed, "Error: ImagePullBackOff");
+                    recorder.container(about, Level::Normal, "BackOff", message);
+                    recorder.container(about, Level::Warning, "Failed", "Error: ImagePullBackOff");
                 }
                 _ => {}
             }

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_is_not_there_yet_is_empty() {
+    fn an_absent_log_is_empty() {
         assert_eq!(tail(&[PathBuf::from("/nonexistent/0.log")], 5).expect("tail"), (0, 0));
     }
 }

@@ -42,7 +42,7 @@ pub(super) fn peer(number: u8, kind: PeerKind, families: &[u8]) -> (String, Peer
     (format!("n{number}"), Peer { cidrs, kind, ends, bridged: true })
 }
 
-/// A node of that backend with these uplinks.
+/// A node with this backend and these uplinks.
 pub(super) fn node(backend: Backend, up: &[&str]) -> Node {
     Node { config: OverlayConfig { backend, ..config() }, local: local(), uplinks: uplinks(up) }
 }
@@ -54,7 +54,7 @@ fn plan(backend: Backend, up: &[&str], peers: &[(String, Peer)]) -> Plan {
 pub(super) const BOTH: &[&str] = &["192.0.2.100/24", "2001:db8::100/64"];
 
 #[test]
-fn each_family_of_pods_goes_in_packets_of_its_own() {
+fn each_pod_family_uses_outer_packets_of_the_same_family() {
     let made = plan(VXLAN, BOTH, &[peer(1, PeerKind::Vxlan, &[4, 6])]);
     assert_eq!(made.refused(), []);
     let tables = made.tables();
@@ -130,11 +130,11 @@ fn a_peer_is_tested_and_refused_by_the_families_that_it_announced() {
         made.ways(&BTreeSet::from([name])).iter().map(|way| way.to.to_string()).collect()
     };
     assert_eq!(tested(VXLAN, peer(1, PeerKind::Vxlan, &[4, 6])), ["10.42.1.0", "fd42:0:0:1::"]);
-    // A node of flannel's with IPv4 alone, whose pods lack the range of IPv6 that the cluster gave it.
+    // A flannel node with IPv4 only: its pods have no address of the IPv6 range that the cluster assigned.
     assert_eq!(tested(VXLAN, peer(1, PeerKind::Vxlan, &[4])), ["10.42.1.0"]);
     assert_eq!(tested(VXLAN, peer(1, PeerKind::Vxlan, &[6])), ["fd42:0:0:1::"]);
     assert_eq!(tested(Backend::HostGw, peer(1, PeerKind::HostGw, &[4])), ["10.42.1.1"]);
-    // With ranges of one family, that is what its pods have.
+    // With ranges of one family, its pods have addresses of that family.
     assert_eq!(tested(VXLAN, only("10.42.3.0/24")), ["10.42.3.0"]);
     assert_eq!(tested(VXLAN, only("fd42:0:0:3::/64")), ["fd42:0:0:3::"]);
 }
@@ -192,7 +192,7 @@ fn a_narrow_peer_gets_a_narrow_route() {
     assert_eq!(tables.routes[&net("10.42.2.0/24")].mtu, None, "the device says so already");
 }
 
-/// What the kernel would have after these changes.
+/// The kernel's tables after these changes.
 pub(super) fn after(mut tables: Tables, changes: &[Change]) -> Tables {
     for change in changes.iter().cloned() {
         match change {
@@ -266,7 +266,7 @@ fn from_any_tables_to_any_others_and_then_nothing_more() {
 }
 
 #[test]
-fn a_changed_peer_costs_what_changed_of_it() {
+fn a_changed_peer_causes_only_its_own_changes() {
     let many: Vec<_> = (1..200).map(|number| peer(number, PeerKind::Vxlan, &[4])).collect();
     let mut other = many.clone();
     other[7].1.ends[0].ip = ip("192.0.2.250");

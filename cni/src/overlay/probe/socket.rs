@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn only_loopback_replies_in_full() {
+    fn only_loopback_returns_complete_replies() {
         let mut echoes = Echoes::open().expect("these tests need root");
         let requests: [Request; 3] = [
             (7, Ipv4Addr::LOCALHOST.into(), 1400),

@@ -63,7 +63,7 @@ fn a_request_is_read() {
 }
 
 #[test]
-fn a_nodes_client_certificate_says_that_and_no_more() {
+fn a_nodes_client_certificate_has_exactly_the_required_fields() {
     let usages = words(&["digital signature", "client auth"]);
     let good = read(&node(&[]));
     assert_eq!(good.refusal(NODE_CLIENT, &usages), None);
@@ -145,7 +145,7 @@ fn a_subject_leaves_no_doubt() {
 }
 
 #[test]
-fn nobody_gets_a_certificate_of_administrators_or_of_the_api_server() {
+fn certificates_of_administrators_and_of_the_api_server_are_refused() {
     let asked = |group| Asked::read(raw(&[&[(CN, UTF8, "ann")], &[(O, UTF8, group)]]).as_bytes()).unwrap();
     let usages = words(&["client auth"]);
     assert_eq!(asked("people").refusal(CLIENT, &usages), None);

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_gets_no_certificate_for_names_and_addresses_of_others() {
+    fn a_node_gets_no_certificate_for_foreign_names_and_addresses() {
         let said: Vec<_> = [
             ("InternalDNS", "kubernetes.default.svc"),
             ("Hostname", "web.example.com"),
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn decided_requests_and_other_signers_are_left_alone() {
+    fn decided_requests_and_other_signers_are_ignored() {
         let mut decided = request(NODE_CLIENT, "system:node:a", &[]);
         decided
             .status

@@ -57,7 +57,7 @@ fn certificate(signer: &Signer, request: &CertificateSigningRequest) -> Result<S
         return Err(why);
     }
     let now = u64::try_from(Timestamp::now().as_second()).unwrap_or(0);
-    signer.sign(&asked, &spec.usages, (spec.expiration_seconds, now)).map_err(|error| {
+    signer.sign(&asked, &spec.usages, spec.expiration_seconds, now).map_err(|error| {
         let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
         format!("{error}: {cause}")
     })

@@ -62,7 +62,8 @@ impl Signer {
         &self,
         asked: &Asked,
         usages: &[String],
-        (seconds, now): (Option<i64>, u64),
+        seconds: Option<i64>,
+        now: u64,
     ) -> Result<String, SignError> {
         let key = SubjectPublicKeyInfo::from_der(&asked.key).map_err(SignError::Request)?;
         let seconds = seconds.and_then(|seconds| u64::try_from(seconds).ok()).map(Duration::from_secs);
@@ -155,7 +156,7 @@ mod tests {
         params.distinguished_name.push(DnType::CommonName, "system:node:a");
         params.subject_alt_names = vec![SanType::DnsName("a".try_into().unwrap())];
         let usages = ["digital signature".to_owned(), "client auth".to_owned()];
-        let certificate = signer.sign(&asked(&params), &usages, (seconds, 1_000_000)).unwrap();
+        let certificate = signer.sign(&asked(&params), &usages, seconds, 1_000_000).unwrap();
         let (_, pem) = parse_x509_pem(certificate.as_bytes()).unwrap();
         let (_, found) = X509Certificate::from_der(&pem.contents).unwrap();
         let usage = found.extended_key_usage().unwrap().unwrap().value;
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_says_what_was_approved_for_as_long_as_is_allowed() {
+    fn a_certificate_has_the_approved_content_and_the_allowed_validity() {
         let (from, until, is_ca, name, names) = signed(&signer(86400), None);
         assert_eq!((from, until, is_ca), (999_700, 1_086_400, false));
         assert_eq!((name.as_str(), names), ("O=system:nodes, CN=system:node:a", 1));
@@ -189,7 +190,7 @@ mod tests {
             let key = KeyPair::generate_for(kind).unwrap();
             let pem = params.serialize_request(&key).unwrap().pem().unwrap();
             let asked = Asked::read(pem.as_bytes()).unwrap();
-            let certificate = signer(60).sign(&asked, &[], (None, 1_000_000)).unwrap();
+            let certificate = signer(60).sign(&asked, &[], None, 1_000_000).unwrap();
             let (_, pem) = parse_x509_pem(certificate.as_bytes()).unwrap();
             let (_, found) = X509Certificate::from_der(&pem.contents).unwrap();
             assert_eq!(found.public_key().raw, asked.key);
@@ -200,6 +201,6 @@ mod tests {
 
     #[test]
     fn nonsense_is_not_signed() {
-        assert!(signer(60).sign(&Asked::default(), &[], (None, 0)).is_err());
+        assert!(signer(60).sign(&Asked::default(), &[], None, 0).is_err());
     }
 }

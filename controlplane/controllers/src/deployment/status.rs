@@ -55,15 +55,16 @@ pub(crate) fn rollout(
 ) -> (DeploymentStatus, Option<Duration>) {
     let mut status = counts(deployment, history, conditions, now);
     let mut conditions = Conditions(status.conditions.take().unwrap_or_default());
-    let deadline = deadline(deployment);
-    if deadline.is_none() {
+    let seconds = deadline(deployment);
+    if seconds.is_none() {
         conditions.remove(PROGRESSING);
     }
     // A rollout that has ended stays complete until the template or the size changes.
     let ended = status.replicas == status.updated_replicas
         && conditions.reason(PROGRESSING) == Some("NewReplicaSetAvailable");
-    if let (Some(deadline), false) = (deadline, ended) {
-        progress(deployment, history, (&status, &mut conditions), (deadline, now));
+    if let (Some(seconds), false) = (seconds, ended) {
+        let deadline = Deadline { seconds, now };
+        progress(deployment, history, &status, &mut conditions, deadline);
     }
     conditions.remove(REPLICA_FAILURE);
     if let Some(failure) = replica_failure(history) {
@@ -86,12 +87,21 @@ pub(crate) fn deadline(deployment: &Deployment) -> Option<i64> {
     deployment.spec.progress_deadline_seconds.filter(|seconds| *seconds != i32::MAX).map(i64::from)
 }
 
+/// Maximum time of a rollout without progress, and the current time.
+#[derive(Clone, Copy)]
+struct Deadline {
+    seconds: i64,
+    now: Timestamp,
+}
+
 fn progress(
     deployment: &Deployment,
     history: &History,
-    (status, conditions): (&DeploymentStatus, &mut Conditions),
-    (deadline, now): (i64, Timestamp),
+    status: &DeploymentStatus,
+    conditions: &mut Conditions,
+    deadline: Deadline,
 ) {
+    let now = deadline.now;
     let subject = match history.new.as_deref() {
         Some(new) => format!("ReplicaSet \"{}\"", new.name()),
         None => format!("Deployment \"{}\"", deployment.name()),
@@ -102,7 +112,7 @@ fn progress(
     } else if has_progressed(&deployment.status, status) {
         let message = format!("{subject} is progressing.");
         conditions.replace(condition(PROGRESSING, "True", "ReplicaSetUpdated", message, now));
-    } else if timed_out(conditions, deadline, now) {
+    } else if timed_out(conditions, deadline) {
         let message = format!("{subject} has timed out progressing.");
         conditions.set(condition(PROGRESSING, "False", "ProgressDeadlineExceeded", message, now));
     }
@@ -127,11 +137,12 @@ fn has_progressed(old: &DeploymentStatus, new: &DeploymentStatus) -> bool {
         || of(new.available_replicas) > of(old.available_replicas)
 }
 
-fn timed_out(conditions: &Conditions, deadline: i64, now: Timestamp) -> bool {
+fn timed_out(conditions: &Conditions, deadline: Deadline) -> bool {
+    let Deadline { seconds, now } = deadline;
     match conditions.reason(PROGRESSING) {
         None | Some("NewReplicaSetAvailable") => false,
         Some("ProgressDeadlineExceeded") => true,
-        Some(_) => updated_at(conditions).is_some_and(|since| since.as_second() + deadline < now.as_second()),
+        Some(_) => updated_at(conditions).is_some_and(|since| since.as_second() + seconds < now.as_second()),
     }
 }
 

@@ -215,7 +215,7 @@ fn a_rollback_reuses_the_old_set_under_a_new_revision() {
 }
 
 #[test]
-fn recreate_waits_until_the_last_old_pod_is_gone() {
+fn recreate_waits_for_the_end_of_the_last_old_pod() {
     let mut world = World::new(json!({"strategy": {"type": "Recreate"}}));
     world.settle(|_| {});
     world.roll_to("v2");

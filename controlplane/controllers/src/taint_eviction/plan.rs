@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_stays_for_as_long_as_it_tolerates_every_taint() {
+    fn a_pod_is_evicted_when_its_first_toleration_expires() {
         let taint =
             |key: &str| json!({"key": key, "effect": "NoExecute", "timeAdded": "1970-01-01T00:15:00Z"});
         let tolerates = |key: &str, seconds: Value| json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds});

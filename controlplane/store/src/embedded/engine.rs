@@ -8,7 +8,8 @@ use std::{
 use bytes::Bytes;
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
 
-use super::{inspect, vault::Vault};
+use super::inspect;
+use super::vault::{Revisions, Vault};
 use crate::{Commit, Entry, Error};
 
 const REVISION_KEY: &str = "reserved-revision";
@@ -68,8 +69,8 @@ impl Engine {
         found.map(|bytes| self.vault.decode(key, &bytes)).transpose().map(Option::flatten)
     }
 
-    /// The revisions (created, modified) of a key, without its value.
-    pub(super) fn revisions(&self, key: &str) -> Result<Option<(u64, u64)>, Error> {
+    /// The revisions of a key, without its value.
+    pub(super) fn revisions(&self, key: &str) -> Result<Option<Revisions>, Error> {
         let found = self.entries.get(key).map_err(|error| read_error(&error))?;
         Ok(found.and_then(|bytes| Vault::revisions(&bytes)))
     }
@@ -121,7 +122,8 @@ impl Engine {
     }
 
     fn encode(&self, commit: &Commit, value: &Bytes) -> Result<Vec<u8>, WriteError> {
-        self.vault.encode(&commit.key, (commit.created, commit.revision), value).map_err(WriteError::Seal)
+        let revisions = Revisions { created: commit.created, modified: commit.revision };
+        self.vault.encode(&commit.key, revisions, value).map_err(WriteError::Seal)
     }
 
     /// Writes encoded entries, with one sync.

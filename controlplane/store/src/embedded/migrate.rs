@@ -42,7 +42,7 @@ pub(super) fn migrate(path: &Path, engine: &Engine, vault: &Arc<Vault>) -> Resul
     let mut stale = 0_usize;
     for prefix in vault.prefixes() {
         engine.scan(prefix, prefix, |key, bytes| {
-            stale += usize::from(vault.sealed_anew(key, bytes)?.is_some());
+            stale += usize::from(vault.resealed(key, bytes)?.is_some());
             Ok(())
         })?;
     }
@@ -73,7 +73,7 @@ fn fill(path: &Path, engine: &Engine, copy: &Path, vault: &Arc<Vault>) -> Result
     new.reserve(engine.reserved(path)?).map_err(failed)?;
     let (mut batch, mut size): (Undo, usize) = (Vec::new(), 0);
     engine.scan("", "", |key, bytes| {
-        let bytes = vault.sealed_anew(key, bytes)?.unwrap_or_else(|| bytes.to_vec());
+        let bytes = vault.resealed(key, bytes)?.unwrap_or_else(|| bytes.to_vec());
         size += key.len() + bytes.len();
         batch.push((key.into(), Some(bytes)));
         if size > BATCH {

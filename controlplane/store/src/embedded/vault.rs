@@ -13,28 +13,35 @@ pub struct Sealing {
     pub prefixes: Vec<String>,
 }
 
+/// Revisions of an entry: of its creation and of its last change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Revisions {
+    pub(super) created: u64,
+    pub(super) modified: u64,
+}
+
 /// Encodes and decodes entries.
 pub(super) struct Vault(pub(super) Option<Sealing>);
 
 impl Vault {
-    /// Encodes an entry: its two revisions (created, modified) in big-endian, then the bytes, which may be sealed.
+    /// Encodes an entry: its revisions, `created` and `modified`, in big-endian, then the bytes, which may be sealed.
     pub(super) fn encode(
         &self,
         key: &str,
-        (created, modified): (u64, u64),
+        revisions: Revisions,
         value: &[u8],
     ) -> Result<Vec<u8>, coracle_sealing::Error> {
         let sealed = self.sealing(key).map(|sealing| sealing.keys.seal(value, key.as_bytes())).transpose()?;
         let value = sealed.as_deref().unwrap_or(value);
         let mut bytes = Vec::with_capacity(16 + value.len());
-        bytes.extend_from_slice(&created.to_be_bytes());
-        bytes.extend_from_slice(&modified.to_be_bytes());
+        bytes.extend_from_slice(&revisions.created.to_be_bytes());
+        bytes.extend_from_slice(&revisions.modified.to_be_bytes());
         bytes.extend_from_slice(value);
         Ok(bytes)
     }
 
     pub(super) fn decode(&self, key: &str, bytes: &[u8]) -> Result<Option<Entry>, Error> {
-        let Some(((created, modified), value)) = split(bytes) else { return Ok(None) };
+        let Some((Revisions { created, modified }, value)) = split(bytes) else { return Ok(None) };
         // A value that is not sealed is from an earlier version.
         let value = match self.sealing(key) {
             Some(sealing) if is_sealed(value) => sealing
@@ -47,8 +54,8 @@ impl Vault {
         Ok(Some(Entry { key: key.into(), value, created, modified }))
     }
 
-    /// The revisions (created, modified) of an encoded entry.
-    pub(super) fn revisions(bytes: &[u8]) -> Option<(u64, u64)> {
+    /// The revisions of an encoded entry.
+    pub(super) fn revisions(bytes: &[u8]) -> Option<Revisions> {
         split(bytes).map(|(revisions, _)| revisions)
     }
 
@@ -58,7 +65,7 @@ impl Vault {
     }
 
     /// The entry sealed with the first key; `None` if it is sealed with that key already.
-    pub(super) fn sealed_anew(&self, key: &str, bytes: &[u8]) -> Result<Option<Vec<u8>>, Error> {
+    pub(super) fn resealed(&self, key: &str, bytes: &[u8]) -> Result<Option<Vec<u8>>, Error> {
         let Some(sealing) = self.sealing(key) else { return Ok(None) };
         let Some((revisions, value)) = split(bytes) else { return Ok(None) };
         if is_sealed(value) && sealing.keys.is_current(value) {
@@ -76,8 +83,10 @@ impl Vault {
     }
 }
 
-fn split(bytes: &[u8]) -> Option<((u64, u64), &[u8])> {
+fn split(bytes: &[u8]) -> Option<(Revisions, &[u8])> {
     let (created, rest) = bytes.split_first_chunk::<8>()?;
     let (modified, value) = rest.split_first_chunk::<8>()?;
-    Some(((u64::from_be_bytes(*created), u64::from_be_bytes(*modified)), value))
+    let revisions =
+        Revisions { created: u64::from_be_bytes(*created), modified: u64::from_be_bytes(*modified) };
+    Some((revisions, value))
 }

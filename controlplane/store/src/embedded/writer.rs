@@ -14,7 +14,7 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use super::{Job, RESERVED, Shared, Space, engine::WriteError, state::State};
+use super::{Job, RESERVED, Shared, Space, engine::WriteError, state::State, vault::Revisions};
 use crate::{Commit, Error, Expect, Tier, Write};
 use recover::Failure;
 
@@ -190,17 +190,17 @@ fn publish(state: &mut State, accepted: Vec<Accepted>) {
 struct Round<'a> {
     shared: &'a Shared,
     revision: u64,
-    /// Revisions (created, modified) of each key after the writes so far; `None` when deleted.
-    touched: HashMap<Arc<str>, Option<(u64, u64)>>,
+    /// Revisions of each key after the writes so far; `None` when deleted.
+    touched: HashMap<Arc<str>, Option<Revisions>>,
 }
 
 impl Round<'_> {
     fn decide(&mut self, state: &State, write: Write) -> Result<Arc<Commit>, Error> {
         let current = self.current(state, &write)?;
-        let found = current.map(|(_, modified)| modified);
+        let found = current.map(|revisions| revisions.modified);
         let created = match (write.expect, current) {
             (Expect::Absent, None) => None,
-            (Expect::Revision(expected), Some((created, modified))) if expected == modified => Some(created),
+            (Expect::Revision(expected), Some(found)) if expected == found.modified => Some(found.created),
             _ => return Err(Error::Conflict { found }),
         };
         if write.value.is_none() && created.is_none() {
@@ -208,17 +208,17 @@ impl Round<'_> {
         }
         self.revision += 1;
         let created = created.unwrap_or(self.revision);
-        let left = write.value.is_some().then_some((created, self.revision));
+        let left = write.value.is_some().then_some(Revisions { created, modified: self.revision });
         self.touched.insert(write.key.clone(), left);
         Ok(Arc::new(Commit { revision: self.revision, key: write.key, value: write.value, created }))
     }
 
-    fn current(&self, state: &State, write: &Write) -> Result<Option<(u64, u64)>, Error> {
+    fn current(&self, state: &State, write: &Write) -> Result<Option<Revisions>, Error> {
         if let Some(touched) = self.touched.get(&write.key) {
             return Ok(*touched);
         }
         if let Some(entry) = state.volatile(&write.key) {
-            return Ok(Some((entry.created, entry.modified)));
+            return Ok(Some(Revisions { created: entry.created, modified: entry.modified }));
         }
         if write.tier != Tier::Durable {
             // A key belongs to one tier, so the disk, which may have failed, is not read.

@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn without_configuration_the_registry_itself_is_asked() {
+    fn without_configuration_the_registry_itself_is_used() {
         for (domain, base) in [
             ("docker.io", "https://registry-1.docker.io/v2"),
             ("registry.k8s.io", "https://registry.k8s.io/v2"),

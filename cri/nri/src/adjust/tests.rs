@@ -40,7 +40,7 @@ fn creation() -> Creation {
 }
 
 #[test]
-fn the_next_plugin_sees_what_the_one_before_did() {
+fn a_plugin_sees_the_changes_of_the_previous_plugins() {
     let mut creation = creation();
     let first = ContainerAdjustment {
         env: vec![variable("-OLD", ""), variable("NEW", "2")],

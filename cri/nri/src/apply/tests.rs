@@ -165,7 +165,7 @@ fn limits_are_set_and_swap_follows_memory() {
 }
 
 #[test]
-fn what_cannot_be_done_is_refused_by_name() {
+fn unsupported_adjustments_are_refused_by_name() {
     let named = |value: &str| Some(OptionalString { value: value.into() });
     let unified = [("memory.high".to_owned(), "1".to_owned())].into();
     let page = HugepageLimit { page_size: "2MB".into(), limit: 1 };

@@ -172,7 +172,7 @@ mod tests {
     const BOTH: &[Access] = &[Access::READ, Access::WRITE];
 
     #[test]
-    fn an_ordinary_container_uses_what_is_in_its_dev_and_makes_any_node() {
+    fn an_ordinary_container_uses_its_default_devices_and_makes_any_node() {
         let rules = json!([{ "allow": false, "access": "rwm" }]);
         for own in ["c 1:3", "c 1:5", "c 1:7", "c 1:8", "c 1:9", "c 5:0", "c 5:1", "c 5:2", "c 136:7"] {
             assert!(may(&rules, own, BOTH) && may(&rules, own, MAKE), "{own}");

@@ -105,7 +105,7 @@ pub(crate) async fn a_port_of_the_pod_is_reached_from_outside(pod: Pod) {
     pod.end().await;
 }
 
-/// However many clients attach, the shim has descriptors left for the pod.
+/// Many attached clients do not exhaust the shim's descriptors.
 pub(crate) async fn attached_clients_leave_descriptors_for_the_pod(mut pod: Pod) {
     pod.run("c", "sleep 1000").await;
     let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", pod.shim.pid())).unwrap().count();

@@ -68,7 +68,7 @@ fn a_plain_container_joins_the_pod() {
 }
 
 #[test]
-fn the_nodes_namespaces_are_left_alone() {
+fn the_nodes_namespaces_are_not_created() {
     let spec = spec_of(&ContainerConfig::default(), &networked(NamespaceMode::Node, NamespaceMode::Node));
     assert_eq!(
         spec["linux"]["namespaces"],

@@ -67,7 +67,7 @@ impl Block {
         match self.state {
             State::Lost => return bytes.len(),
             State::Begin => self.state = begin(byte),
-            State::Integer { value, shift, of } => self.state = go_on(byte, (value, shift), of),
+            State::Integer { value, shift, of } => self.state = add_integer_byte(byte, value, shift, of),
             State::Length { of } => {
                 self.state = integer(byte, 0x7f, Of::Length { of, plain: byte & 0x80 == 0 });
             }
@@ -101,7 +101,7 @@ fn integer(byte: u8, prefix: u8, of: Of) -> State {
     if value == usize::from(prefix) { State::Integer { value, shift: 0, of } } else { known(value, of) }
 }
 
-fn go_on(byte: u8, (value, shift): (usize, u32), of: Of) -> State {
+fn add_integer_byte(byte: u8, value: usize, shift: u32, of: Of) -> State {
     let value = value + (usize::from(byte & 0x7f) << shift);
     if value > LARGEST || shift > 28 {
         State::Lost

@@ -51,7 +51,7 @@ fn changed(sent: &[u8]) -> Vec<u8> {
 const PREFACE_TEXT: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 #[test]
-fn every_representation_of_an_authority_is_changed_and_nothing_else() {
+fn only_authorities_are_changed_in_every_representation() {
     let path = text("%2Frun%2Fx.sock");
     for first in [&[0x41][..], &[0x01], &[0x11]] {
         check(&[first, &path].concat());

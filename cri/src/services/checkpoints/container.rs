@@ -55,7 +55,7 @@ impl CheckpointService {
             layer: self.records.layer_dir(&container.id),
             image: name,
             lower: image.map(|image| image.layers.to_vec()).unwrap_or_default(),
-            doomed: Arc::clone(&container.doomed),
+            stopping: Arc::clone(&container.stopping),
             freezer,
             record,
         })

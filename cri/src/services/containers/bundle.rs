@@ -38,8 +38,8 @@ impl ContainerService {
         image: &Image,
         spec: &Spec,
     ) -> Result<shim::CreateContainer, Error> {
-        let bundle = self.records.container_dir(&record.id);
-        let layer = self.records.make_layer(&record.id)?;
+        let bundle = self.objects.records.container_dir(&record.id);
+        let layer = self.objects.records.make_layer(&record.id)?;
         let (upper, work, rootfs) = (layer.join("upper"), layer.join("work"), bundle.join("rootfs"));
         for dir in [&upper, &work, &rootfs] {
             make_dir(dir)?;

@@ -50,7 +50,7 @@ impl ContainerService {
         &self,
         request: &cri::CreateContainerRequest,
     ) -> Result<Claim, Error> {
-        let sandbox = self.tables.sandbox(&request.pod_sandbox_id)?;
+        let sandbox = self.objects.tables.sandbox(&request.pod_sandbox_id)?;
         let config = request.config.as_ref().ok_or_else(Error::no_config)?;
         // The request has the pod's current configuration: a privileged container may have been added to the pod after
         // its sandbox was created.
@@ -65,10 +65,10 @@ impl ContainerService {
         sandbox: &Sandbox,
         config: &cri::ContainerConfig,
     ) -> Result<Claim, Error> {
-        check(config, &self.host)?;
+        check(config, &self.machine.host)?;
         fields::check_shared(config, &namespaces::options(sandbox.config()))?;
         let metadata = config.metadata.clone().unwrap_or_default();
-        self.names.claim(container::name(&metadata, &sandbox.id), new_id()).await
+        self.objects.names.claim(container::name(&metadata, &sandbox.id), new_id()).await
     }
 
     /// Creates a container whose name is claimed for this id. The container is not started.
@@ -77,7 +77,7 @@ impl ContainerService {
         request: cri::CreateContainerRequest,
         container_id: String,
     ) -> Result<cri::CreateContainerResponse, Error> {
-        let sandbox = self.tables.sandbox(&request.pod_sandbox_id)?;
+        let sandbox = self.objects.tables.sandbox(&request.pod_sandbox_id)?;
         let config = request.config.ok_or_else(Error::no_config)?;
         let new = ContainerRequest { id: container_id.clone(), config, origin: None };
         self.create_or_undo(&sandbox, new).await?;
@@ -128,14 +128,14 @@ impl ContainerService {
         record.restore = origin.as_ref().map(|origin| origin.restore.clone());
         self.record_new(sandbox, &mut record, undo)?;
         steps.done("record");
-        self.profiles.load_default_apparmor(&security(&record.config)).await?;
+        self.machine.profiles.load_default_apparmor(&security(&record.config)).await?;
         let mut spec = self.make_spec(pod, &record, &image)?;
         self.relabel_volumes(sandbox, &record).await?;
-        let _guard = self.hooks.nri.block_joins().await;
-        self.hooks.create_container(pod, &mut record, &mut spec, undo).await?;
-        check_limits(&spec, self.host.unified)?;
+        let _guard = self.transitions.hooks.nri.block_joins().await;
+        self.transitions.hooks.create_container(pod, &mut record, &mut spec, undo).await?;
+        check_limits(&spec, self.machine.host.unified)?;
         let profile = spec.linux().as_ref().and_then(|linux| linux.seccomp().as_ref());
-        let seccomp_program = self.profiles.seccomp_program(profile).await?;
+        let seccomp_program = self.machine.profiles.seccomp_program(profile).await?;
         let call = self.write_bundle(sandbox, &record, &image, &spec)?;
         let call = shim::CreateContainer { seccomp_program, ..call };
         self.unpack_checkpoint(&id, origin).await?;
@@ -143,9 +143,9 @@ impl ContainerService {
         steps.done("spec and directories");
         let container = Arc::new(Container::new(record, held));
         undo.push(Step::Container(id.clone()));
-        self.tables.containers.insert(&id, Arc::clone(&container));
+        self.objects.tables.containers.insert(&id, Arc::clone(&container));
         self.create_process(pod, ShimCreate { container: &container, call }, &mut steps, undo).await?;
-        self.hooks.post_create_container(&container).await;
+        self.transitions.hooks.post_create_container(&container).await;
         steps.finish("CreateContainer", &id);
         Ok(())
     }
@@ -160,9 +160,9 @@ impl ContainerService {
         let id = record.id.clone();
         undo.push(Step::Level(id.clone()));
         let pod = PodLabels { config: sandbox.config(), labels: sandbox.record.selinux.as_ref() };
-        record.selinux = self.selinux.label_container(&id, &record.config, pod)?;
+        record.selinux = self.machine.selinux.label_container(&id, &record.config, pod)?;
         undo.push(Step::ContainerRecord(id));
-        self.records.write_container(record)?;
+        self.objects.records.write_container(record)?;
         coracle_fault::point("create.recorded");
         undo.push(Step::Cgroup(record.cgroup.clone()));
         Ok(())
@@ -184,7 +184,7 @@ impl ContainerService {
         coracle_fault::point("create.made");
         steps.done("creator");
         container.created(pid);
-        let pending = self.outbox.record_transition(container, ContainerCreatedEvent)?;
+        let pending = self.transitions.outbox.record_transition(container, ContainerCreatedEvent)?;
         coracle_fault::point("create.ready");
         pending.send_for_container(container);
         steps.done("ready");
@@ -194,8 +194,8 @@ impl ContainerService {
     /// Unpacks the files of a checkpoint into the writable layer.
     async fn unpack_checkpoint(&self, id: &str, origin: Option<Origin>) -> Result<(), Error> {
         let Some(Origin { archive, .. }) = origin else { return Ok(()) };
-        let layer = self.records.layer_dir(id);
-        let work = tokio::task::spawn_blocking(move || checkpoint::lay_out(&archive, &layer));
+        let layer = self.objects.records.layer_dir(id);
+        let work = tokio::task::spawn_blocking(move || checkpoint::unpack_checkpoint(&archive, &layer));
         let done = work.await.map_err(Error::panicked("unpack the checkpoint"))?;
         done.map_err(|source| Error::Checkpoint { what: "container", id: id.to_owned(), source })
     }
@@ -232,7 +232,7 @@ impl ContainerService {
             .map_err(|why| Error::invalid("namespace_options.userns_options", why))?;
         let stop_signal = signal::stop_signal(config.stop_signal(), image.stop_signal())
             .map_err(|why| Error::invalid("stop_signal", why))?;
-        let cgroup = self.layout.container(&sandbox.cgroup(&self.layout), &id);
+        let cgroup = self.machine.layout.container(&sandbox.cgroup(&self.machine.layout), &id);
         Ok(ContainerRecord {
             version: ContainerRecord::VERSION,
             sandbox_id: sandbox.id.clone(),

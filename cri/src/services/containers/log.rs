@@ -11,8 +11,8 @@ impl ContainerService {
         &self,
         request: cri::ReopenContainerLogRequest,
     ) -> Result<cri::ReopenContainerLogResponse, Error> {
-        let container = self.tables.running(&request.container_id)?;
-        let shim = self.tables.shim_of(&container)?;
+        let container = self.objects.tables.running(&request.container_id)?;
+        let shim = self.objects.tables.shim_of(&container)?;
         shim.reopen_log(&container.id).await.map_err(Error::shim("reopen the container's log"))?;
         coracle_fault::point("reopen.done");
         Ok(cri::ReopenContainerLogResponse {})

@@ -62,7 +62,8 @@ impl ContainerService {
 
     /// The first process of a container of the same pod.
     pub(super) fn target_pid(&self, sandbox: &Sandbox, id: &str) -> Result<i32, Error> {
-        let target = self.tables.containers.get(id).filter(|target| target.record.sandbox_id == sandbox.id);
+        let target =
+            self.objects.tables.containers.get(id).filter(|target| target.record.sandbox_id == sandbox.id);
         let target = target.ok_or_else(|| Error::no_container(id))?;
         match target.phase() {
             ContainerPhase::Running { .. } => Ok(target.pid()),

@@ -15,7 +15,7 @@ impl ContainerService {
         &self,
         request: cri::RemoveContainerRequest,
     ) -> Result<cri::RemoveContainerResponse, Error> {
-        if let Some(container) = self.tables.containers.get(&request.container_id) {
+        if let Some(container) = self.objects.tables.containers.get(&request.container_id) {
             self.remove_container(&container).await?;
         }
         Ok(cri::RemoveContainerResponse {})
@@ -31,27 +31,27 @@ impl ContainerService {
         // First kill: it ends a checkpoint in progress, which holds the lock below.
         self.kill_container(container).await?;
         let _alone = container.removing.lock().await;
-        if self.tables.containers.get(&container.id).is_none() {
+        if self.objects.tables.containers.get(&container.id).is_none() {
             return Ok(());
         }
         self.kill_container(container).await?;
-        self.hooks.remove_container(container).await;
-        if let Ok(shim) = self.tables.shim_of(container) {
+        self.transitions.hooks.remove_container(container).await;
+        if let Ok(shim) = self.objects.tables.shim_of(container) {
             shim.delete(&container.id).await.map_err(Error::shim("delete the container"))?;
             coracle_fault::point("remove.deleted");
         }
-        self.hooks.run_poststop_hooks(container).await;
-        self.cgroups.kill(&container.record.cgroup).await;
-        self.cgroups.remove(&container.record.cgroup).await?;
+        self.transitions.hooks.run_poststop_hooks(container).await;
+        self.machine.cgroups.kill(&container.record.cgroup).await;
+        self.machine.cgroups.remove(&container.record.cgroup).await?;
         coracle_fault::point("remove.cgroup");
-        let pending = self.outbox.record_container_removal(container)?;
+        let pending = self.transitions.outbox.record_container_removal(container)?;
         self.remove_layer(&container.id);
         coracle_fault::point("remove.forgotten");
-        self.tables.containers.remove(&container.id);
-        self.selinux.release(&container.id);
+        self.objects.tables.containers.remove(&container.id);
+        self.machine.selinux.release(&container.id);
         let metadata = container.record.config.metadata.clone().unwrap_or_default();
         let name = container::name(&metadata, &container.record.sandbox_id);
-        self.names.release(&name, &container.id);
+        self.objects.names.release(&name, &container.id);
         pending.send_for_container(container);
         Ok(())
     }
@@ -60,7 +60,7 @@ impl ContainerService {
     /// waits for the disk.
     pub(crate) fn remove_layer(&self, id: &str) {
         let (removal, records, id) =
-            (Arc::clone(&self.layer_removal), Arc::clone(&self.records), id.to_owned());
+            (Arc::clone(&self.layer_removal), Arc::clone(&self.objects.records), id.to_owned());
         tokio::spawn(async move {
             let _one = removal.lock().await;
             let layer = id.clone();

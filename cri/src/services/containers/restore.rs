@@ -20,7 +20,7 @@ impl ContainerService {
         shim: &Shim,
         restore: &RestoreRecord,
     ) -> Result<(), Error> {
-        let layer = self.records.layer_dir(&container.id);
+        let layer = self.objects.records.layer_dir(&container.id);
         let failed = |source| Error::Checkpoint { what: "container", id: container.id.clone(), source };
         let program = checkpoint::program().map_err(|error| failed(error.into()))?;
         let (images, work) = checkpoint::images_dir(&layer);

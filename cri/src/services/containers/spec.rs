@@ -29,14 +29,14 @@ impl ContainerService {
         record: &ContainerRecord,
         image: &Image,
     ) -> Result<Spec, Error> {
-        let bundle = self.records.container_dir(&record.id);
+        let bundle = self.objects.records.container_dir(&record.id);
         let mut config = record.config.clone();
         find_volumes(&mut config, &bundle)?;
         let nodes = device_nodes(&config)?;
         let facts = Facts {
             config: &config,
             image,
-            host: &self.host,
+            host: &self.machine.host,
             user: &User {
                 uid: u32::try_from(record.uid).unwrap_or_default(),
                 gid: u32::try_from(record.gid).unwrap_or_default(),
@@ -63,7 +63,7 @@ impl ContainerService {
         config: &cri::ContainerConfig,
     ) -> Result<SandboxFacts<'a>, Error> {
         let sandbox = pod.sandbox;
-        let dir = self.records.sandbox_dir(&sandbox.id);
+        let dir = self.objects.records.sandbox_dir(&sandbox.id);
         let security = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
         let options = security.and_then(|security| security.namespace_options.as_ref());
         let target_pid = match options.filter(|options| options.pid() == cri::NamespaceMode::Target) {
@@ -72,7 +72,7 @@ impl ContainerService {
         };
         Ok(SandboxFacts {
             config: sandbox.config(),
-            hostname: namespaces::hostname(sandbox.config(), &self.host.hostname),
+            hostname: namespaces::hostname(sandbox.config(), &self.machine.host.hostname),
             shm_dir: dir.join("shm"),
             dir,
             shim_pid: pod.live.shim.pid(),

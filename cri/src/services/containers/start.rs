@@ -21,24 +21,24 @@ impl ContainerService {
         request: cri::StartContainerRequest,
     ) -> Result<cri::StartContainerResponse, Error> {
         let mut steps = Steps::begin();
-        let container = self.tables.container(&request.container_id)?;
-        let _guard = self.hooks.nri.block_joins().await;
+        let container = self.objects.tables.container(&request.container_id)?;
+        let _guard = self.transitions.hooks.nri.block_joins().await;
         let _exits_wait = container.starting.lock().await;
         startable(&container)?;
-        let shim = self.tables.shim_of(&container)?;
-        self.hooks.start_container(&container).await?;
+        let shim = self.objects.tables.shim_of(&container)?;
+        self.transitions.hooks.start_container(&container).await?;
         // Taken before the start: a short command can end before the shim's answer is read.
         let started_at = now();
         self.start_processes(&container, &shim).await?;
         coracle_fault::point("start.runs");
         steps.done("the program runs");
         container.started(started_at);
-        let pending = self.outbox.record_running(&container);
+        let pending = self.transitions.outbox.record_running(&container);
         coracle_fault::point("start.recorded");
         pending.send_for_container(&container);
-        self.hooks.run_poststart_hooks(&container).await?;
+        self.transitions.hooks.run_poststart_hooks(&container).await?;
         steps.done("record");
-        self.hooks.post_start_container(&container).await;
+        self.transitions.hooks.post_start_container(&container).await;
         steps.finish("StartContainer", &container.id);
         Ok(cri::StartContainerResponse {})
     }
@@ -68,7 +68,7 @@ impl ContainerService {
     fn record_start_error(&self, container: &Container, code: i32, message: String) -> Result<(), Error> {
         let exit =
             ExitRecord { started_at: 0, finished_at: now(), code, reason: "StartError".to_owned(), message };
-        self.exits.record_exit(container, exit)
+        self.transitions.exits.record_exit(container, exit)
     }
 }
 

@@ -22,7 +22,7 @@ impl ContainerService {
         &self,
         request: cri::ContainerStatusRequest,
     ) -> Result<cri::ContainerStatusResponse, Error> {
-        let container = self.tables.container(&request.container_id)?;
+        let container = self.objects.tables.container(&request.container_id)?;
         let mut info = HashMap::new();
         if request.verbose {
             info.insert("info".to_owned(), self.container_info(&container).to_string());
@@ -31,11 +31,11 @@ impl ContainerService {
     }
 
     fn container_info(&self, container: &Container) -> Value {
-        let bundle = self.records.container_dir(&container.id);
+        let bundle = self.objects.records.container_dir(&container.id);
         let spec = std::fs::read(bundle.join("config.json")).unwrap_or_default();
         let mut spec: Value = serde_json::from_slice(&spec).unwrap_or_default();
         // The file has the limits at creation; they may have changed since.
-        let limits = limits(container.resources().as_ref(), self.host.hugetlb);
+        let limits = limits(container.resources().as_ref(), self.machine.host.hugetlb);
         if let Some(Value::Object(shown)) = spec.pointer_mut("/linux/resources")
             && let Ok(Value::Object(now)) = serde_json::to_value(limits)
         {
@@ -71,11 +71,11 @@ impl ContainerService {
 
     fn matching(&self, filter: Option<cri::ContainerFilter>) -> Vec<Arc<Container>> {
         let filter = filter.map(|filter| cri::ContainerFilter {
-            id: self.tables.containers.whole_id(&filter.id),
-            pod_sandbox_id: self.tables.sandboxes.whole_id(&filter.pod_sandbox_id),
+            id: self.objects.tables.containers.whole_id(&filter.id),
+            pod_sandbox_id: self.objects.tables.sandboxes.whole_id(&filter.pod_sandbox_id),
             ..filter
         });
-        let table = &self.tables.containers;
+        let table = &self.objects.tables.containers;
         // The kubelet lists the containers of one pod after each event of the pod.
         let mut containers = match filter.as_ref() {
             Some(filter) if !filter.id.is_empty() => table.get(&filter.id).into_iter().collect(),

@@ -24,23 +24,23 @@ impl ContainerService {
         &self,
         request: cri::StopContainerRequest,
     ) -> Result<cri::StopContainerResponse, Error> {
-        let Some(container) = self.tables.containers.get(&request.container_id) else {
+        let Some(container) = self.objects.tables.containers.get(&request.container_id) else {
             return Ok(cri::StopContainerResponse {});
         };
         let grace = Duration::from_secs(u64::try_from(request.timeout).unwrap_or(0));
         let running = matches!(container.phase(), ContainerPhase::Running { .. });
         if running && !grace.is_zero() && self.ask_to_stop(&container, grace).await {
-            self.hooks.stop_container(&container).await;
+            self.transitions.hooks.stop_container(&container).await;
             return Ok(cri::StopContainerResponse {});
         }
         self.kill_container(&container).await?;
-        self.hooks.stop_container(&container).await;
+        self.transitions.hooks.stop_container(&container).await;
         Ok(cri::StopContainerResponse {})
     }
 
     /// Sends the stop signal and waits for the grace period. True if the container ended.
     async fn ask_to_stop(&self, container: &Container, grace: Duration) -> bool {
-        let Ok(shim) = self.tables.shim_of(container) else { return false };
+        let Ok(shim) = self.objects.tables.shim_of(container) else { return false };
         // If the container has ended meanwhile, the wait returns at once. If the shim is gone, the kill that follows
         // reports it.
         let sent = shim.kill(&container.id, container.record.stop_signal).await;
@@ -59,12 +59,12 @@ impl ContainerService {
         if timeout(limit, container.starting.lock()).await.is_err() {
             return Err(in_state("being created or started"));
         }
-        let gone = self.tables.containers.get(&container.id).is_none();
+        let gone = self.objects.tables.containers.get(&container.id).is_none();
         if gone || matches!(container.phase(), ContainerPhase::Exited(_)) {
             return Ok(());
         }
-        container.doomed.store(true, Ordering::SeqCst);
-        let shim = self.tables.shim_of(container);
+        container.stopping.store(true, Ordering::SeqCst);
+        let shim = self.objects.tables.shim_of(container);
         if self.is_silent(container) {
             return self.kill_without_shim(container).await;
         }
@@ -100,21 +100,25 @@ impl ContainerService {
     /// Kills a container by its cgroup. The exit code is lost: only the shim, its parent, can read it.
     async fn kill_without_shim(&self, container: &Container) -> Result<(), Error> {
         self.thaw_killed(container);
-        if !self.cgroups.kill(&container.record.cgroup).await {
+        if !self.machine.cgroups.kill(&container.record.cgroup).await {
             let id = container.id.clone();
             return Err(Error::WrongState { what: "container", id, state: "killed but has not ended" });
         }
-        self.exits.end_lost_container(container).await;
+        self.transitions.exits.end_lost_container(container).await;
         Ok(())
     }
 
     fn is_silent(&self, container: &Container) -> bool {
-        self.tables.sandboxes.get(&container.record.sandbox_id).is_some_and(|sandbox| sandbox.is_silent())
+        self.objects
+            .tables
+            .sandboxes
+            .get(&container.record.sandbox_id)
+            .is_some_and(|sandbox| sandbox.is_silent())
     }
 
     /// Thaws a container that is frozen for a checkpoint: frozen processes do not die before they are thawed.
     fn thaw_killed(&self, container: &Container) {
-        let freezer = self.cgroups.freezer(&container.record.cgroup);
+        let freezer = self.machine.cgroups.freezer(&container.record.cgroup);
         let Some(freezer) = freezer.filter(Freezer::holds_killed) else { return };
         if let Err(error) = freezer.thaw() {
             warn!(container = container.id, %error, "could not thaw a container that was killed");

@@ -28,15 +28,15 @@ impl ContainerService {
         &self,
         request: cri::UpdateContainerResourcesRequest,
     ) -> Result<cri::UpdateContainerResourcesResponse, Error> {
-        let container = self.tables.container(&request.container_id)?;
+        let container = self.objects.tables.container(&request.container_id)?;
         if request.windows.is_some() {
             return Err(Error::invalid("windows", "is not supported on Linux"));
         }
         updatable(&container)?;
         let Some(requested) = request.linux else { return Ok(cri::UpdateContainerResourcesResponse {}) };
-        let requested = self.hooks.update_container(&container, requested).await?;
+        let requested = self.transitions.hooks.update_container(&container, requested).await?;
         self.update_limits(&container, requested).await?;
-        self.hooks.post_update_container(&container).await;
+        self.transitions.hooks.post_update_container(&container).await;
         Ok(cri::UpdateContainerResourcesResponse {})
     }
 
@@ -51,12 +51,13 @@ impl ContainerService {
         updatable(container)?;
         let before = container.resources();
         let after = merged(before.clone().unwrap_or_default(), &requested);
-        let score = (requested.oom_score_adj != 0).then(|| self.host.oom_score(requested.oom_score_adj));
+        let score =
+            (requested.oom_score_adj != 0).then(|| self.machine.host.oom_score(requested.oom_score_adj));
         self.resize(container, before.as_ref(), LimitChange { requested, after: after.clone() }).await?;
         coracle_fault::point("update.written");
         // Recorded after the kernel's limits are changed: a client without a response sees the old values and retries.
         container.resized(Some(after));
-        if let Err(error) = self.records.write_container(&container.record_now()) {
+        if let Err(error) = self.objects.records.write_container(&container.record_now()) {
             container.resized(before);
             self.finish_limit_change(&container.record_now()).await;
             return Err(error);
@@ -70,13 +71,13 @@ impl ContainerService {
             );
         }
         coracle_fault::point("update.scored");
-        Note::done(&self.records.container_dir(&container.id));
+        Note::done(&self.objects.records.container_dir(&container.id));
         Ok(())
     }
 
     /// Completes or reverts an interrupted change of limits. A recorded change is completed, another one is reverted.
     pub(crate) async fn finish_limit_change(&self, record: &ContainerRecord) {
-        let bundle = self.records.container_dir(&record.id);
+        let bundle = self.objects.records.container_dir(&record.id);
         let Some(note) = Note::read(&bundle) else { return };
         let (id, group) = (record.id.clone(), record.cgroup.clone());
         let on_record = record.config.linux.as_ref().and_then(|linux| linux.resources.as_ref());
@@ -88,7 +89,7 @@ impl ContainerService {
                 note.score().map_or(Ok(()), |score| service.write_oom_score(&id, score))?;
             } else {
                 info!(container = id, "revert an incomplete change of limits");
-                note.put_back(&service.cgroups, &group);
+                note.put_back(&service.machine.cgroups, &group);
             }
             Note::forget(&bundle)
         });
@@ -103,7 +104,7 @@ impl ContainerService {
 
     /// Sets the OOM score of future execs. Running processes already have it.
     fn write_oom_score(&self, id: &str, score: i32) -> Result<(), Error> {
-        let path = self.records.container_dir(id).join(PROCESS_FILE);
+        let path = self.objects.records.container_dir(id).join(PROCESS_FILE);
         let mut process = read_process(&path)?;
         process.set_oom_score_adj(Some(score));
         write_json(&path, &process)
@@ -117,12 +118,12 @@ impl ContainerService {
         change: LimitChange,
     ) -> Result<(), Error> {
         let LimitChange { requested, after } = change;
-        let score = |adjustment| self.host.oom_score(adjustment);
+        let score = |adjustment| self.machine.host.oom_score(adjustment);
         let oom_score = (requested.oom_score_adj != 0).then(|| {
             (score(before.map_or(0, |before| before.oom_score_adj)), score(requested.oom_score_adj))
         });
-        let (cgroups, group) = (Arc::clone(&self.cgroups), container.record.cgroup.clone());
-        let bundle = self.records.container_dir(&container.id);
+        let (cgroups, group) = (Arc::clone(&self.machine.cgroups), container.record.cgroup.clone());
+        let bundle = self.objects.records.container_dir(&container.id);
         let resized = tokio::task::spawn_blocking(move || {
             Resize { cgroups: &cgroups, group: &group, oom_score, bundle: &bundle }.apply(&requested, after)
         });

@@ -55,7 +55,7 @@ impl ContainerService {
     ) -> Result<(), Error> {
         let label = record.selinux.as_ref().and_then(|labels| labels.mount.as_ref());
         let Some(label) = label.map(ToString::to_string) else { return Ok(()) };
-        let dir = self.records.sandbox_dir(&sandbox.id);
+        let dir = self.objects.records.sandbox_dir(&sandbox.id);
         let files = POD_FILES.map(|name| dir.join(name));
         let volumes =
             record.config.mounts.iter().filter(|mount| mount.selinux_relabel && mount.image.is_none());

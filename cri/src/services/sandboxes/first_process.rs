@@ -35,7 +35,7 @@ impl SandboxService {
             },
             None => None,
         };
-        let seccomp_program = self.profiles.seccomp_program(profile.as_ref()).await?;
+        let seccomp_program = self.machine.profiles.seccomp_program(profile.as_ref()).await?;
         Ok(has_process.then(|| shim::InitProcess {
             uid: user.uid,
             gid: user.gid,
@@ -59,7 +59,7 @@ impl SandboxService {
             privileged: security.privileged,
             ..Default::default()
         };
-        self.profiles.load_default_apparmor(&requested).await?;
+        self.machine.profiles.load_default_apparmor(&requested).await?;
         confinement::apparmor(&requested, &Modules::look()).map_err(|why| Error::invalid("apparmor", why))
     }
 }

@@ -13,28 +13,28 @@ impl SandboxService {
         &self,
         request: cri::RemovePodSandboxRequest,
     ) -> Result<cri::RemovePodSandboxResponse, Error> {
-        let Some(sandbox) = self.tables.sandboxes.get(&request.pod_sandbox_id) else {
+        let Some(sandbox) = self.objects.tables.sandboxes.get(&request.pod_sandbox_id) else {
             return Ok(cri::RemovePodSandboxResponse {});
         };
         let mut errors: Vec<Error> = self.stop_sandbox(&sandbox).await.err().into_iter().collect();
-        for container in self.tables.containers_of(&sandbox.id) {
+        for container in self.objects.tables.containers_of(&sandbox.id) {
             errors.extend(self.containers.remove_container(&container).await.err());
         }
         first(errors)?;
         coracle_fault::point("remove-pod.containers");
         let _alone = sandbox.ending.lock().await;
-        if self.tables.sandboxes.get(&sandbox.id).is_none() {
+        if self.objects.tables.sandboxes.get(&sandbox.id).is_none() {
             return Ok(cri::RemovePodSandboxResponse {});
         }
-        self.cgroups.remove(&self.layout.own_pod(&sandbox.id)).await?;
+        self.machine.cgroups.remove(&self.machine.layout.own_pod(&sandbox.id)).await?;
         coracle_fault::point("remove-pod.cgroup");
-        self.hooks.remove_pod_sandbox(&sandbox).await;
-        let pending = self.outbox.record_sandbox_removal(&sandbox)?;
+        self.transitions.hooks.remove_pod_sandbox(&sandbox).await;
+        let pending = self.transitions.outbox.record_sandbox_removal(&sandbox)?;
         coracle_fault::point("remove-pod.forgotten");
-        self.tables.sandboxes.remove(&sandbox.id);
+        self.objects.tables.sandboxes.remove(&sandbox.id);
         let metadata = sandbox.config().metadata.clone().unwrap_or_default();
-        self.names.release(&sandbox::name(&metadata), &sandbox.id);
-        self.selinux.release(&sandbox.id);
+        self.objects.names.release(&sandbox::name(&metadata), &sandbox.id);
+        self.machine.selinux.release(&sandbox.id);
         pending.send_for_sandbox(&sandbox);
         Ok(cri::RemovePodSandboxResponse {})
     }

@@ -31,11 +31,11 @@ impl SandboxService {
     /// of this name that is being created or undone.
     pub(crate) async fn sandbox_claim(&self, request: &cri::RunPodSandboxRequest) -> Result<Claim, Error> {
         let config = request.config.as_ref().ok_or_else(Error::no_config)?;
-        check(config, &request.runtime_handler, &self.host)?;
+        check(config, &request.runtime_handler, &self.machine.host)?;
         self.check_cgroup(config)?;
         self.check_network(config).await?;
         let metadata = config.metadata.clone().unwrap_or_default();
-        self.names.claim(sandbox::name(&metadata), crate::services::new_id()).await
+        self.objects.names.claim(sandbox::name(&metadata), crate::services::new_id()).await
     }
 
     /// Runs a sandbox whose name is claimed for this id.
@@ -78,13 +78,13 @@ impl SandboxService {
         let metadata = record.config.metadata.clone().unwrap_or_default();
         let first_process = self.first_process(&record.config).await?;
         undo.push(Step::Level(id.clone()));
-        record.selinux = self.selinux.label_pod(&id, &record.config)?;
+        record.selinux = self.machine.selinux.label_pod(&id, &record.config)?;
         undo.push(Step::SandboxRecord(id.clone()));
-        self.records.write_sandbox(&record)?;
+        self.objects.records.write_sandbox(&record)?;
         coracle_fault::point("run.recorded");
         self.write_pod_files(&record)?;
         steps.done("record");
-        let dir = self.records.sandbox_dir(&id);
+        let dir = self.objects.records.sandbox_dir(&id);
         let config = shim::SandboxConfig { init: first_process, ..self.shim_config(&record) };
         let (shim, state) = Shim::spawn(self.shim_program.path(), &dir, config, self.config.shim_times)
             .await
@@ -102,13 +102,13 @@ impl SandboxService {
         }
         self.write_hosts(&record)?;
         let live = Live { shim, init_pid: state.init_pid };
-        let _guard = self.hooks.nri.block_joins().await;
-        self.hooks.run_pod_sandbox(&record, &live, undo).await?;
+        let _guard = self.transitions.hooks.nri.block_joins().await;
+        self.transitions.hooks.run_pod_sandbox(&record, &live, undo).await?;
         record.phase = SandboxPhase::Ready;
-        let mut pending = self.outbox.pending();
+        let mut pending = self.transitions.outbox.pending();
         let ready = [ContainerCreatedEvent, ContainerStartedEvent];
         record.transitions = ready.into_iter().filter_map(|what| pending.add(what, now())).collect();
-        self.records.write_sandbox(&record)?;
+        self.objects.records.write_sandbox(&record)?;
         record.restoring = false;
         coracle_fault::point("run.ready");
         info!(sandbox = id, pod = metadata.name, namespace = metadata.namespace, "sandbox runs");
@@ -125,7 +125,7 @@ impl SandboxService {
         if !is_below_root(&format!("{parent}/container")) {
             return Err(Error::invalid(field, format!("{parent:?} leaves the hierarchy")));
         }
-        self.layout.check_parent(parent).map_err(|why| Error::invalid(field, why))
+        self.machine.layout.check_parent(parent).map_err(|why| Error::invalid(field, why))
     }
 
     /// Refuses network options that the network cannot fulfil.
@@ -141,7 +141,8 @@ impl SandboxService {
     fn network_error(&self, source: coracle_cni::Error) -> Error {
         use coracle_cni::Error as Network;
         let pod_of = |id: &str| {
-            let pod = self.tables.sandboxes.get(id).and_then(|sandbox| sandbox.config().metadata.clone());
+            let pod =
+                self.objects.tables.sandboxes.get(id).and_then(|sandbox| sandbox.config().metadata.clone());
             pod.map_or_else(|| id.to_owned(), |pod| format!("the pod {}/{}", pod.namespace, pod.name))
         };
         let why = match &source {
@@ -175,12 +176,12 @@ impl SandboxService {
             own_uts: own_network,
             share_pid: namespaces::share_pid(config),
             sysctls: config.linux.as_ref().map(|linux| linux.sysctls.clone()).unwrap_or_default(),
-            shim_cgroup: self.layout.shim(&record.id),
-            shm_dir: self.records.sandbox_dir(&record.id).join("shm").to_string_lossy().into_owned(),
-            oom_score_adj: self.host.oom_score(-998),
+            shim_cgroup: self.machine.layout.shim(&record.id),
+            shm_dir: self.objects.records.sandbox_dir(&record.id).join("shm").to_string_lossy().into_owned(),
+            oom_score_adj: self.machine.host.oom_score(-998),
             mount_label,
             process_label,
-            hierarchies: self.cgroups.to_shim(),
+            hierarchies: self.machine.cgroups.to_shim(),
             open_files: coracle_open_files::of_children().unwrap_or_default(),
             ..Default::default()
         }
@@ -197,10 +198,10 @@ impl SandboxService {
 
     /// Writes the pod's files that do not need its addresses.
     fn write_pod_files(&self, record: &SandboxRecord) -> Result<(), Error> {
-        let dir = self.records.sandbox_dir(&record.id);
+        let dir = self.objects.records.sandbox_dir(&record.id);
         let dns = record.config.dns_config.as_ref().and_then(files::resolv_conf);
         let resolver = dns.unwrap_or_else(|| node_file("/etc/resolv.conf"));
-        let hostname = format!("{}\n", namespaces::hostname(&record.config, &self.host.hostname));
+        let hostname = format!("{}\n", namespaces::hostname(&record.config, &self.machine.host.hostname));
         for (name, text) in [("resolv.conf", resolver), ("hostname", hostname)] {
             write_pod_file(record, &dir.join(name), &text)?;
         }
@@ -209,11 +210,14 @@ impl SandboxService {
 
     fn write_hosts(&self, record: &SandboxRecord) -> Result<(), Error> {
         let text = if namespaces::own_network(&record.config) {
-            files::hosts(&namespaces::hostname(&record.config, &self.host.hostname), &record.addresses)
+            files::hosts(
+                &namespaces::hostname(&record.config, &self.machine.host.hostname),
+                &record.addresses,
+            )
         } else {
             node_file("/etc/hosts")
         };
-        write_pod_file(record, &self.records.sandbox_dir(&record.id).join("hosts"), &text)
+        write_pod_file(record, &self.objects.records.sandbox_dir(&record.id).join("hosts"), &text)
     }
 }
 

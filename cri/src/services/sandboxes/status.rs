@@ -24,7 +24,7 @@ impl SandboxService {
         request: cri::PodSandboxStatusRequest,
     ) -> Result<cri::PodSandboxStatusResponse, Error> {
         let id = &request.pod_sandbox_id;
-        let sandbox = self.tables.sandbox(id)?;
+        let sandbox = self.objects.tables.sandbox(id)?;
         let mut info = HashMap::new();
         if request.verbose {
             info.insert("info".to_owned(), self.sandbox_info(&sandbox).to_string());
@@ -33,6 +33,7 @@ impl SandboxService {
             status: Some(sandbox.status()),
             info,
             containers_statuses: self
+                .objects
                 .tables
                 .containers_of(&sandbox.id)
                 .iter()
@@ -61,7 +62,7 @@ impl SandboxService {
             // The path that other runtimes use, and that scripts for debugging read.
             "runtimeSpec": {"linux": {"namespaces": namespaces}},
             "cniResult": answer.map(|answer| cni_result(&answer, INTERFACE)),
-            "directory": self.records.sandbox_dir(&sandbox.id),
+            "directory": self.objects.records.sandbox_dir(&sandbox.id),
             "cgroupParent": config.linux.as_ref().map(|linux| &linux.cgroup_parent),
         })
     }
@@ -82,9 +83,11 @@ impl SandboxService {
     }
 
     fn matching(&self, filter: Option<cri::PodSandboxFilter>) -> Vec<Arc<Sandbox>> {
-        let filter = filter
-            .map(|filter| cri::PodSandboxFilter { id: self.tables.sandboxes.whole_id(&filter.id), ..filter });
-        let table = &self.tables.sandboxes;
+        let filter = filter.map(|filter| cri::PodSandboxFilter {
+            id: self.objects.tables.sandboxes.whole_id(&filter.id),
+            ..filter
+        });
+        let table = &self.objects.tables.sandboxes;
         // The kubelet lists the sandboxes of one pod after each event of the pod.
         let mut sandboxes = match filter.as_ref() {
             Some(filter) if !filter.id.is_empty() => table.get(&filter.id).into_iter().collect(),

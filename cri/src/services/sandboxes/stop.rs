@@ -20,7 +20,7 @@ impl SandboxService {
         &self,
         request: cri::StopPodSandboxRequest,
     ) -> Result<cri::StopPodSandboxResponse, Error> {
-        if let Some(sandbox) = self.tables.sandboxes.get(&request.pod_sandbox_id) {
+        if let Some(sandbox) = self.objects.tables.sandboxes.get(&request.pod_sandbox_id) {
             self.stop_sandbox(&sandbox).await?;
         }
         Ok(cri::StopPodSandboxResponse {})
@@ -32,7 +32,7 @@ impl SandboxService {
         // Recorded first, because the steps below cannot be reverted: if the runtime dies meanwhile, no pod stays ready
         // without its network. If the record cannot be written (disk full), the sandbox is still stopped.
         if sandbox.begin_stop()
-            && let Err(error) = self.records.write_sandbox(&sandbox.record_now())
+            && let Err(error) = self.objects.records.write_sandbox(&sandbox.record_now())
         {
             warn!(
                 sandbox = sandbox.id,
@@ -41,14 +41,14 @@ impl SandboxService {
             );
         }
         coracle_fault::point("stop-pod.begun");
-        let containers = self.tables.containers_of(&sandbox.id);
+        let containers = self.objects.tables.containers_of(&sandbox.id);
         let kill = async {
             let killed =
                 join_all(containers.iter().map(|container| self.containers.kill_container(container))).await;
-            self.hooks.stop_pod_sandbox(sandbox).await;
+            self.transitions.hooks.stop_pod_sandbox(sandbox).await;
             killed
         };
-        let (killed, disconnected) = if self.hooks.is_active() {
+        let (killed, disconnected) = if self.transitions.hooks.is_active() {
             // Plugins can use the pod's network in their stop hooks.
             (kill.await, self.disconnect_pod(&sandbox.id).await)
         } else {
@@ -86,15 +86,15 @@ impl SandboxService {
     async fn record_stop(&self, sandbox: &Sandbox) -> Result<(), Error> {
         coracle_fault::point("stop-pod.shim");
         sandbox.forget_all_execs();
-        for container in self.tables.containers_of(&sandbox.id) {
+        for container in self.objects.tables.containers_of(&sandbox.id) {
             // Only containers of a killed shim: a responsive shim has reported the ends of its containers.
             if !matches!(container.phase(), ContainerPhase::Exited(_)) {
-                self.exits.end_lost_container(&container).await;
+                self.transitions.exits.end_lost_container(&container).await;
             }
         }
-        let mut pending = self.outbox.pending();
+        let mut pending = self.transitions.outbox.pending();
         sandbox.note(pending.add(ContainerStoppedEvent, now()));
-        let written = self.records.write_sandbox(&sandbox.record_now());
+        let written = self.objects.records.write_sandbox(&sandbox.record_now());
         coracle_fault::point("stop-pod.recorded");
         info!(sandbox = sandbox.id, "sandbox stopped");
         // Also if the record cannot be written (disk full): there is no other source of this event.

@@ -13,9 +13,9 @@ impl SandboxService {
         request: cri::UpdatePodSandboxResourcesRequest,
     ) -> Result<cri::UpdatePodSandboxResourcesResponse, Error> {
         let id = &request.pod_sandbox_id;
-        let sandbox = self.tables.sandbox(id)?;
+        let sandbox = self.objects.tables.sandbox(id)?;
         sandbox.shim()?;
-        self.hooks.update_pod_sandbox(&sandbox, &request).await?;
+        self.transitions.hooks.update_pod_sandbox(&sandbox, &request).await?;
         let old = sandbox.size();
         let new = PodSize {
             overhead: request.overhead.or_else(|| old.overhead.clone()),
@@ -23,12 +23,12 @@ impl SandboxService {
         };
         if new != old {
             sandbox.resize(new);
-            self.records.write_sandbox(&sandbox.record_now()).inspect_err(|_| {
+            self.objects.records.write_sandbox(&sandbox.record_now()).inspect_err(|_| {
                 sandbox.resize(old);
             })?;
             coracle_fault::point("update-pod.recorded");
         }
-        self.hooks.post_update_pod_sandbox(&sandbox).await;
+        self.transitions.hooks.post_update_pod_sandbox(&sandbox).await;
         Ok(cri::UpdatePodSandboxResourcesResponse {})
     }
 }

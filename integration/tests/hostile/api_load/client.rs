@@ -1,4 +1,4 @@
-//! A control plane and raw clients of it: HTTP/1.1 and HTTP/2 over TLS, written by hand so that they can misbehave.
+//! A control plane and low-level clients: hand-written HTTP/1.1 and HTTP/2 over TLS, which can send invalid data.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -130,7 +130,7 @@ impl Address {
         Self { socket, authority: machine.path("state/pki/ca.crt"), source: Ipv4Addr::LOCALHOST }
     }
 
-    /// The same for clients that come from another loopback address.
+    /// As `of`, for clients with another loopback address.
     #[allow(dead_code, reason = "for the soak")]
     pub(super) fn with_source(&self, source: Ipv4Addr) -> Self {
         Self { source, ..self.clone() }
@@ -149,7 +149,7 @@ impl Address {
         self.try_tls(self.try_tcp(self.socket.port())?, protocols)
     }
 
-    /// A connection without a word, to any port of the same machine.
+    /// A connection that sends nothing, to any port of the machine.
     pub(super) fn try_tcp(&self, port: u16) -> std::io::Result<TcpStream> {
         let socket = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
         bind(socket.as_raw_fd(), &SockaddrIn::from(SocketAddrV4::new(self.source, 0)))?;

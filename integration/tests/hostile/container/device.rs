@@ -1,4 +1,4 @@
-//! Devices of the node that a container did not ask for, and frames of addresses that are not its own.
+//! Devices of the node that a container did not request, and frames with foreign addresses.
 
 use std::process::Command;
 

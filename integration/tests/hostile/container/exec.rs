@@ -70,7 +70,7 @@ fn the_nodes_dev_null_keeps_its_mode() {
     });
 }
 
-/// A report that the command writes itself names a process of the node, which the shim then kills for the command.
+/// A command writes a report with the pid of a process of the node. The shim must not kill that process.
 #[test]
 fn a_forged_report_kills_no_process_of_the_node() {
     on_an_attacker(Pids::Container, |attacker| {
@@ -94,7 +94,7 @@ fn a_forged_report_kills_no_process_of_the_node() {
     });
 }
 
-/// The terminal comes from the container's devpts, wherever /dev/ptmx leads.
+/// The terminal comes from the container's devpts, independent of the target of /dev/ptmx.
 #[test]
 fn a_terminal_needs_no_path_of_the_container() {
     on_an_attacker(Pids::Container, |attacker| {
@@ -125,7 +125,7 @@ fn a_working_directory_by_a_descriptor_is_refused() {
     });
 }
 
-/// A working directory that was a directory when the container began, and leads to the node when a command is run.
+/// A working directory that is replaced by a link to the node after the container's start.
 #[test]
 fn a_working_directory_that_becomes_a_link_to_the_node_is_refused() {
     for (pids, root) in [(Pids::Pod, "/proc/1/root/../../../../.."), (Pids::Node, "/proc/1/root")] {
@@ -158,7 +158,7 @@ fn an_exec_that_the_container_stops_is_ended_in_time() {
             let began = Instant::now();
             let late = attacker.try_sh("sleep 100", "2");
             assert!(!late.status.success());
-            // crictl itself would give up after 120 s.
+            // crictl's own timeout is 120 s.
             assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
         }
         // The shim still responds.

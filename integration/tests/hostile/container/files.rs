@@ -7,7 +7,7 @@ use nix::unistd::mkfifo;
 
 use super::{Attacker, PATIENCE, Pids, container_config, on_a_runtime, on_an_attacker};
 
-/// An exec looks up HOME in /etc/passwd.
+/// An exec reads HOME from /etc/passwd.
 #[test]
 fn a_passwd_that_is_not_a_regular_file_does_not_block_exec() {
     on_an_attacker(Pids::Container, |attacker| {
@@ -18,7 +18,7 @@ fn a_passwd_that_is_not_a_regular_file_does_not_block_exec() {
         others.extend((0..10).map(|number| format!("ln -s /proc/self/fd/{number} /etc/passwd")));
         for other in others {
             attacker.sh(&format!("rm -rf /etc/passwd; {other}"));
-            // An exec that waits for a writer never ends by itself.
+            // An exec that opens a FIFO without a writer never ends.
             let output = attacker.try_sh("echo $HOME", PATIENCE);
             assert!(output.status.success(), "{other}: {}", String::from_utf8_lossy(&output.stderr));
             assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "/", "{other}");

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::{on_a_cluster, refused, run_pod, sh, sleeper};
 
-/// CVE-2019-11245: the user of an image counted at a container's first start only.
+/// CVE-2019-11245: the user of an image was only used at a container's first start.
 #[test]
 fn cve_2019_11245_the_user_of_an_image_applies_at_every_start() {
     on_a_cluster(|machine, cluster| {
@@ -42,8 +42,8 @@ fn cve_2024_40635_a_user_id_that_overflows_is_refused() {
     });
 }
 
-/// CVE-2019-16884, CVE-2019-19921, CVE-2023-27561, CVE-2023-28642: an image's link at /proc or /sys left what is
-/// mounted there, and what is masked in it, elsewhere.
+/// CVE-2019-16884, CVE-2019-19921, CVE-2023-27561, CVE-2023-28642: with an image's link at /proc or /sys, the mounts
+/// and masks were made at another path.
 #[test]
 fn cve_2023_27561_a_link_at_proc_or_sys_is_refused() {
     on_a_cluster(|machine, cluster| {

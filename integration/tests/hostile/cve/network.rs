@@ -19,7 +19,7 @@ fn settings(family: &str, name: &str) -> Vec<(String, String)> {
     read.collect()
 }
 
-/// CVE-2020-8558: neighbours reached what listens on the node's loopback address.
+/// CVE-2020-8558: neighbours reached ports on the node's loopback address.
 #[test]
 fn cve_2020_8558_a_pod_reaches_no_loopback_address_of_the_node() {
     on_a_cluster(|_, cluster| {
@@ -70,7 +70,7 @@ fn cve_2020_15257_no_socket_of_the_node_is_abstract() {
     });
 }
 
-/// CVE-2025-0426, CVE-2019-11248: ports of the kubelet that ask for no credentials.
+/// CVE-2025-0426, CVE-2019-11248: ports of the kubelet without authentication.
 #[test]
 fn cve_2025_0426_the_kubelet_api_requires_credentials() {
     on_a_cluster(|_, _| {

@@ -19,7 +19,7 @@ fn cve_2022_24769_no_process_has_inheritable_capabilities() {
     });
 }
 
-/// CVE-2022-0811: a value of a sysctl set a second one, of the host.
+/// CVE-2022-0811: the value of a sysctl set another sysctl of the host.
 #[test]
 fn cve_2022_0811_a_sysctl_value_sets_no_other_sysctl() {
     on_a_cluster(|_, cluster| {
@@ -69,7 +69,7 @@ fn cve_2022_31030_the_output_of_a_probe_is_bounded() {
     });
 }
 
-/// CVE-2022-23471, CVE-2025-64329: clients of exec and attach that went away left tasks and descriptors.
+/// CVE-2022-23471, CVE-2025-64329: disconnected clients of exec and attach left tasks and descriptors.
 #[test]
 fn cve_2022_23471_disconnected_clients_leave_no_descriptors() {
     on_a_cluster(|_, cluster| {
@@ -130,7 +130,7 @@ fn cve_2024_10220_git_volumes_are_refused() {
     });
 }
 
-/// CVE-2025-0750: the path of a container's log led out of the pod's log directory.
+/// CVE-2025-0750: the path of a container's log was outside of the pod's log directory.
 #[test]
 fn cve_2025_0750_a_log_path_does_not_leave_its_directory() {
     on_a_machine(|machine| {
@@ -178,7 +178,7 @@ fn cve_2019_14891_lack_of_memory_ends_only_the_container() {
     });
 }
 
-/// CVE-2025-47291: containers of pods with a user namespace were outside of their cgroup's limits.
+/// CVE-2025-47291: containers of pods with a user namespace were not subject to their cgroup's limits.
 #[test]
 fn cve_2025_47291_limits_hold_in_a_user_namespace() {
     on_a_cluster(|_, cluster| {

@@ -62,7 +62,7 @@ async fn users(providers: &Providers, image: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_provider_is_asked_for_the_images_that_it_serves_and_its_answer_kept() {
+async fn a_provider_is_called_for_its_images_and_its_response_is_cached() {
     // For each key type: the number of calls for four pulls.
     for (key, lasts, expected) in [
         ("Image", "", 3),
@@ -141,7 +141,7 @@ async fn a_shared_response_needs_one_call_also_for_concurrent_pulls() {
         let place = place("");
         meeting(place.path(), 1, key);
         let providers = load(place.path(), PLAIN).unwrap();
-        // What the answers are good for is learnt from the first.
+        // The first response decides for which requests it is valid.
         users(&providers, "c.example.com/x").await;
         meeting(place.path(), 1 + lasts, key);
         let images = ["a.example.com/x", "a.example.com/y", "b.example.com/x", "b.example.com/y"];

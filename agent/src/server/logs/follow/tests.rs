@@ -49,7 +49,7 @@ impl Drop for Log {
     }
 }
 
-/// A follower of a container whose end is receiver by hand.
+/// A follower of a container whose end the test sends.
 struct Follower {
     chunks: mpsc::Receiver<Bytes>,
     events: mpsc::Sender<Result<ContainerEventResponse, crate::runtime::RuntimeError>>,
@@ -111,7 +111,7 @@ async fn a_log_is_read_over_its_rotations() {
 }
 
 #[tokio::test]
-async fn following_goes_over_rotations_and_ends_with_the_container() {
+async fn following_continues_over_rotations_and_ends_with_the_container() {
     let mut log = Log::new("follow");
     log.write("old");
     let mut follower = Follower::start(&log, Options { follow: true, ..Options::default() });

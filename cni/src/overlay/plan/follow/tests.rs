@@ -1,4 +1,4 @@
-//! Following peers is planning everything anew, whatever comes after what.
+//! An incremental plan equals a complete one, after any sequence of changes.
 
 use proptest::collection::vec;
 use proptest::option::{of, weighted};
@@ -11,14 +11,14 @@ use crate::overlay::{Backend, End, PeerKind};
 
 const DIRECT: Backend = Backend::Vxlan { vni: 1, port: 8472, direct_routing: true };
 
-/// One thing that happens.
+/// One change.
 #[derive(Debug, Clone)]
 enum Event {
-    /// The peer of that number comes, or is another now, or leaves.
+    /// The peer with this number is added, changed or removed.
     Peer(u8, Option<Peer>),
-    /// So many bytes pass to it.
+    /// The path MTU to the peer.
     Passes(u8, Option<u32>),
-    /// This node has these ranges of its own.
+    /// The ranges of this node.
     Local(Vec<IpNetwork>),
 }
 
@@ -27,7 +27,8 @@ fn name(number: u8) -> String {
 }
 
 fn any_peer(number: u8) -> impl Strategy<Value = Peer> {
-    // Mostly its own; else others', parts and wholes of them, this node's, and some told by an address within.
+    // Mostly the peer's own ranges; also ranges of others, parts and unions of them, those of this node, and ranges
+    // given by an address within.
     let own = peer(number, PeerKind::Vxlan, &[4, 6]).1.cidrs;
     let ranges = vec![
         "10.42.1.0/24",
@@ -43,7 +44,7 @@ fn any_peer(number: u8) -> impl Strategy<Value = Peer> {
     ];
     let cidrs = prop_oneof![6 => Just(own), 1 => vec(select(ranges).prop_map(net), 0..3)];
     let kind = prop_oneof![6 => Just(PeerKind::Vxlan), 1 => Just(PeerKind::HostGw), 1 => Just(PeerKind::Udp)];
-    // Addresses and hardware addresses of its own, in part another's, or a node's that comes under two names.
+    // The peer's own addresses and hardware addresses, partly those of another peer, and a node with two names.
     let v4 = select(vec![format!("192.0.2.{number}"), "198.51.100.9".to_owned()]);
     let v6 = select(vec![format!("2001:db8::{number}"), "2001:db8:9::9".to_owned()]);
     let vtep =
@@ -69,7 +70,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(512) })]
 
     #[test]
-    fn following_is_planning_anew(
+    fn an_incremental_plan_equals_a_complete_one(
         backend in select(&[VXLAN, DIRECT, Backend::HostGw, Backend::Udp][..]),
         up in select(vec![BOTH, &BOTH[..1], &BOTH[1..]]),
         steps in vec(vec(any_event(), 1..4), 1..12),
@@ -95,12 +96,12 @@ proptest! {
     }
 }
 
-/// Peers 1 to 4, of two families.
+/// Peers 1 to 4, dual-stack.
 fn four() -> BTreeMap<String, Peer> {
     (1..5).map(|number| peer(number, PeerKind::Vxlan, &[4, 6])).collect()
 }
 
-/// Whether the change is planned for the peers that changed alone.
+/// Whether only the changed peers are planned.
 fn is_planned_alone(from: &BTreeMap<String, Peer>, to: &BTreeMap<String, Peer>) -> bool {
     let mut plan = Plan::new(node(VXLAN, BOTH), from, &BTreeMap::new());
     plan.follow_changed(to, &BTreeMap::new()).is_some()
@@ -121,7 +122,7 @@ fn peers_without_common_ranges_are_planned_alone() {
     let cidrs = heir.remove("n4").unwrap().cidrs;
     heir.insert("n9".to_owned(), Peer { cidrs, ..peer(9, PeerKind::Vxlan, &[4, 6]).1 });
     assert!(is_planned_alone(&all, &heir), "one that takes the ranges of one that leaves");
-    // It needs a device that nobody else does, or has what others have.
+    // The peer needs a device that no other peer needs, or shares entries with other peers.
     let mut same_range = peer(5, PeerKind::Vxlan, &[4]);
     same_range.1.cidrs = all["n1"].cidrs.clone();
     let mut same_end = peer(5, PeerKind::Vxlan, &[4]);

@@ -1,4 +1,4 @@
-//! What plugins hear, and what becomes of those that do not answer well.
+//! Events of plugins, and plugins that fail or do not answer.
 
 use std::time::{Duration, Instant};
 
@@ -46,7 +46,7 @@ pub(crate) async fn every_event_comes_once_in_order_and_with_names(machine: &mut
     plugin.leave().await;
 }
 
-pub(crate) async fn an_older_plugin_hears_of_changes_of_state(machine: &mut Machine) {
+pub(crate) async fn an_older_plugin_gets_state_changes(machine: &mut Machine) {
     let old = |heard: &crate::plugin::Heard| {
         let known = ["CreateContainer", "StopContainer", "UpdateContainer"];
         if heard.method.starts_with("StateChange") || known.contains(&heard.method.as_str()) {
@@ -65,7 +65,7 @@ pub(crate) async fn an_older_plugin_hears_of_changes_of_state(machine: &mut Mach
     plugin.leave().await;
 }
 
-pub(crate) async fn a_plugin_that_refuses_leaves_nothing_behind(machine: &mut Machine) {
+pub(crate) async fn a_refusal_by_a_plugin_leaves_nothing(machine: &mut Machine) {
     let refuse = |heard: &crate::plugin::Heard| {
         let name = heard.about.container.as_ref().map(|container| container.name.clone());
         let pod = heard.about.pod.clone().unwrap_or_default().name;
@@ -73,14 +73,14 @@ pub(crate) async fn a_plugin_that_refuses_leaves_nothing_behind(machine: &mut Ma
             ("RunPodSandbox", _) if pod == "unwanted" => Say::No("no room for it"),
             ("CreateContainer", Some("unmade")) => Say::No("not that one"),
             ("StartContainer", Some("unstarted")) => Say::No("not now"),
-            // What happened cannot be refused.
+            // Events of past operations cannot be refused.
             ("PostStartContainer" | "StopContainer" | "RemovePodSandbox", _) => Say::No("too late"),
             _ => Say::Yes,
         }
     };
     let plugin = Plugin::join(&machine.path("nri.sock"), "10", refuse).await;
     for _ in 0..2 {
-        // The second time the name would be taken if anything were left.
+        // The second attempt would find the name in use if anything were left.
         let refused = machine.try_pod("unwanted", |_| {}).await.expect_err("refused");
         assert!(
             refused.message().contains("10-test") && refused.message().contains("no room for it"),
@@ -103,7 +103,7 @@ pub(crate) async fn a_plugin_that_refuses_leaves_nothing_behind(machine: &mut Ma
 }
 
 pub(crate) async fn a_plugin_that_does_not_answer_is_dropped(machine: &mut Machine) {
-    // Long enough for one who answers, also on a machine that stalls.
+    // Long enough for a plugin that answers, also on a machine that stalls.
     const SHORT: Duration = Duration::from_secs(3);
     machine.close_runtime().await;
     machine.open_runtime_with(|config| config.nri.request_time = SHORT).await;
@@ -118,7 +118,7 @@ pub(crate) async fn a_plugin_that_does_not_answer_is_dropped(machine: &mut Machi
     well.leave().await;
     machine.restart(Duration::ZERO).await;
     let well = Plugin::join(&machine.path("nri.sock"), "20", |_| Say::Yes).await;
-    // One that dies in the middle of a call fails nothing.
+    // A plugin that dies during a call does not fail the operation.
     let dying =
         Plugin::join_for(&machine.path("nri.sock"), "05", 1 << (Event::CreateContainer as i32 - 1), |_| {
             Say::Silence

@@ -1,4 +1,4 @@
-//! Addresses that pods ask for by annotations.
+//! Addresses that pods request by annotations.
 
 use coracle_proto::cri;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
@@ -21,7 +21,7 @@ async fn asking(
     machine.try_pod(name, change).await
 }
 
-pub(crate) async fn a_pod_gets_the_addresses_that_it_asks_for(machine: &mut Machine) {
+pub(crate) async fn a_pod_gets_the_addresses_that_it_requests(machine: &mut Machine) {
     let asked = [("ips", "10.88.0.200"), ("mac", "0a:00:00:00:02:00")];
     let first = asking(machine, "first", &asked, cri::NamespaceMode::Pod).await.expect("a pod");
     assert_eq!(machine.sandbox(&first).await.network.expect("network").ip, "10.88.0.200");
@@ -29,7 +29,7 @@ pub(crate) async fn a_pod_gets_the_addresses_that_it_asks_for(machine: &mut Mach
     let inside = std::process::Command::new("nsenter").args([&netns, "ip", "addr", "show", "eth0"]).output();
     let inside = String::from_utf8(inside.expect("ip").stdout).expect("text");
     assert!(inside.contains("inet 10.88.0.200/") && inside.contains("0a:00:00:00:02:00"), "{inside}");
-    // Whoever takes the pods over knows who has what.
+    // The addresses stay reserved after a restart.
     machine.restart(std::time::Duration::ZERO).await;
     let before = machine.traces().await;
     for (annotation, said) in [
@@ -38,7 +38,7 @@ pub(crate) async fn a_pod_gets_the_addresses_that_it_asks_for(machine: &mut Mach
             ("mac", "0a:00:00:00:02:00"),
             "annotations: hardware address 0a:00:00:00:02:00 is used by the pod default/first",
         ),
-        (("ips", "192.0.2.1"), "annotations: ips: 192.0.2.1 is of no range: there is 10.88.0.0/24"),
+        (("ips", "192.0.2.1"), "annotations: ips: 192.0.2.1 is in no range of the network: 10.88.0.0/24"),
         (("ips", "10.88.0.1"), "annotations: ips: 10.88.0.1 is the gateway of 10.88.0.0/24"),
         (("ips", "10.88.0"), "annotations: cni.coracle/ips: \"10.88.0\" is not an IP address"),
         (
@@ -52,8 +52,9 @@ pub(crate) async fn a_pod_gets_the_addresses_that_it_asks_for(machine: &mut Mach
         assert!(refused.message().starts_with(said), "{refused}");
         assert_eq!(machine.traces().await, before, "{said}");
     }
-    let refused =
-        asking(machine, "second", &asked[..1], cri::NamespaceMode::Node).await.expect_err("none of its own");
+    let refused = asking(machine, "second", &asked[..1], cri::NamespaceMode::Node)
+        .await
+        .expect_err("a pod with the host network has no addresses");
     assert!(
         refused.code() == Code::InvalidArgument && refused.message().contains("the node's network"),
         "{refused}"
@@ -61,7 +62,7 @@ pub(crate) async fn a_pod_gets_the_addresses_that_it_asks_for(machine: &mut Mach
     let stop = cri::StopPodSandboxRequest { pod_sandbox_id: first.clone() };
     machine.runtime.stop_pod_sandbox(Request::new(stop)).await.expect("stopped");
     let second =
-        asking(machine, "second", &asked, cri::NamespaceMode::Pod).await.expect("what nobody has any more");
+        asking(machine, "second", &asked, cri::NamespaceMode::Pod).await.expect("the address is free again");
     assert_eq!(machine.sandbox(&second).await.network.expect("network").ip, "10.88.0.200");
     for pod in [first, second] {
         machine.remove_pod(&pod).await;

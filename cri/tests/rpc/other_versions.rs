@@ -1,4 +1,4 @@
-//! The program as another version left it: what is newer than this one, and an executable that is not there any more.
+//! Compatibility with other versions: newer records and messages, and a replaced executable.
 
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
@@ -18,10 +18,10 @@ use prost::Message as _;
 
 use crate::fixture::{Machine, alive};
 
-/// However slow the machine is: long enough for what happens at all.
+/// A timeout that even a slow machine does not reach.
 const LONG: Duration = Duration::from_secs(120);
 
-/// What a field of a later version looks like: number 1000, a text.
+/// A field of a later version: number 1000, a string.
 const UNKNOWN: [u8; 7] = [0xc2, 0x3e, 4, b'm', b'o', b'r', b'e'];
 
 async fn runs(machine: &Machine, id: &str) {
@@ -36,8 +36,8 @@ async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// A runtime that cannot read a record does not start, and does nothing to the pod.
-pub(crate) async fn records_of_a_later_version_are_left_to_it(machine: &mut Machine) {
+/// A runtime that cannot read a record does not start, and does not touch the pod.
+pub(crate) async fn records_of_a_later_version_are_not_changed(machine: &mut Machine) {
     let before = machine.traces().await;
     let pod = machine.pod("later").await;
     let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
@@ -47,7 +47,7 @@ pub(crate) async fn records_of_a_later_version_are_left_to_it(machine: &mut Mach
         let path = machine.path("state").join(kind).join(of).join("record.json");
         let ours = std::fs::read(&path).expect("record");
         std::fs::write(&path, r#"{"version":2,"phase":{"asleep":{"since":7}}}"#).expect("write");
-        let refused = machine.try_open_runtime_with(|_| {}).await.expect_err("it cannot be read");
+        let refused = machine.try_open_runtime_with(|_| {}).await.expect_err("the record cannot be read");
         assert!(refused.chain().contains("by a later version"), "{}", refused.chain());
         assert!(alive(shim) && alive(pid), "the pod runs on");
         std::fs::write(&path, ours).expect("write");
@@ -58,20 +58,20 @@ pub(crate) async fn records_of_a_later_version_are_left_to_it(machine: &mut Mach
     assert_eq!(machine.traces().await, before);
 }
 
-/// Variable by which this program is a stand-in for a shim.
+/// Environment variable with which this program replaces a shim.
 const STAND_IN: &str = "CORACLE_STAND_IN";
 
-/// What a stand-in for a shim answers.
+/// The behaviour of the replacement.
 #[derive(Clone, Copy)]
 enum Later {
-    /// That it does not serve so early a version any more.
+    /// The later version does not support this version of the protocol any more.
     Refuses,
-    /// What the shim says, and more than is known: a container in an unknown state, and unknown events.
+    /// Relays the shim's messages and adds unknown ones: a container in an unknown state, and unknown events.
     SaysMore,
 }
 
-/// A process that has the place of a shim's socket until it is dropped. The runtime talks to processes with the
-/// command line of a shim alone, so it has that.
+/// A process at the shim's socket, until this is dropped. The runtime only connects to a process with a shim's
+/// command line, so it has one.
 struct Place {
     path: PathBuf,
     aside: PathBuf,
@@ -79,11 +79,11 @@ struct Place {
 }
 
 impl Place {
-    #[allow(clippy::disallowed_methods, reason = "no event tells that another process listens")]
+    #[allow(clippy::disallowed_methods, reason = "there is no event for a listening socket")]
     fn take(dir: &Path, later: Later) -> Self {
         let (path, aside) = (dir.join("shim.sock"), dir.join("shim.aside"));
         std::fs::rename(&path, &aside).expect("aside");
-        let process = Command::new(std::env::current_exe().expect("our own path"))
+        let process = Command::new(std::env::current_exe().expect("the path of this program"))
             .args(["shim", "--dir"])
             .arg(dir)
             .env(STAND_IN, if matches!(later, Later::Refuses) { "refuses" } else { "says-more" })
@@ -102,13 +102,13 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         self.process.kill().expect("kill");
-        // The runtime of this process may have reaped it: the stand-in is a child of both.
+        // The runtime in this process may have reaped it: it is a child of both.
         let _reaped = self.process.wait();
         std::fs::rename(&self.aside, &self.path).expect("back");
     }
 }
 
-/// Serves in a shim's place, each connection in a thread of its own, if this process was started for that.
+/// If this program was started for it, serves in place of a shim, with one thread per connection.
 pub(crate) fn stand_in_if_called() -> Option<ExitCode> {
     let later = match std::env::var(STAND_IN).ok()?.as_str() {
         "refuses" => Later::Refuses,
@@ -120,7 +120,7 @@ pub(crate) fn stand_in_if_called() -> Option<ExitCode> {
     bind(listener.as_raw_fd(), &short(&at, "shim.new")).expect("bind");
     listen(&listener, Backlog::new(8).expect("backlog")).expect("listen");
     let dir = Path::new(&dir);
-    std::fs::rename(dir.join("shim.new"), dir.join("shim.sock")).expect("into the place");
+    std::fs::rename(dir.join("shim.new"), dir.join("shim.sock")).expect("rename the socket");
     while let Ok(raw) = accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC) {
         let at = at.try_clone().expect("directory");
         std::thread::spawn(move || serve(&adopt(raw), &at, later));
@@ -128,9 +128,9 @@ pub(crate) fn stand_in_if_called() -> Option<ExitCode> {
     Some(ExitCode::FAILURE)
 }
 
-#[allow(unsafe_code, reason = "takes the descriptor that the kernel hands over")]
+#[allow(unsafe_code, reason = "takes a descriptor from the kernel")]
 fn adopt(raw: i32) -> OwnedFd {
-    // SAFETY: it was just made for us, and nobody else knows it.
+    // SAFETY: the kernel has just created the descriptor, and no other code knows it.
     unsafe { OwnedFd::from_raw_fd(raw) }
 }
 
@@ -142,7 +142,7 @@ fn short(dir: &std::fs::File, name: &str) -> UnixAddr {
     UnixAddr::new(format!("/proc/self/fd/{}/{name}", dir.as_raw_fd()).as_str()).expect("address")
 }
 
-/// The next packet; none at the end.
+/// The next packet. None at the end of the connection.
 fn hear(from: &OwnedFd) -> Option<Vec<u8>> {
     let mut packet = vec![0; 1 << 20];
     let length = recv(from.as_raw_fd(), &mut packet, MsgFlags::empty()).unwrap_or_default();
@@ -173,7 +173,7 @@ fn serve(runtime: &OwnedFd, dir: &std::fs::File, later: Later) {
     }
 }
 
-/// Carries packets without descriptors, and adds to what the shim says.
+/// Relays packets without descriptors, and adds unknown fields and events of the shim.
 fn relay(runtime: &OwnedFd, shim: &OwnedFd) {
     use std::os::fd::AsFd as _;
     loop {
@@ -190,7 +190,7 @@ fn relay(runtime: &OwnedFd, shim: &OwnedFd) {
             let is_greeting = greeting(&mut packet);
             say(runtime, &[&packet.encode_to_vec()[..], &UNKNOWN].concat());
             if is_greeting {
-                // News that is no end, an answer to nobody of a kind that nobody knows, and no body at all.
+                // An unknown event, an answer of an unknown type to no call, and a packet without body.
                 let news = Event { sequence: 1, container_id: first(&packet), ..Event::default() };
                 let news = Packet { id: 0, body: Some(packet::Body::Event(news)) };
                 let answer = Packet { id: 77, body: Some(packet::Body::Reply(Reply { result: None })) };
@@ -202,7 +202,7 @@ fn relay(runtime: &OwnedFd, shim: &OwnedFd) {
     }
 }
 
-/// Makes the state of a shim, if it is that, one of a later version.
+/// Turns a packet with the shim's state into one of a later version. False for other packets.
 fn greeting(packet: &mut Packet) -> bool {
     let Some(packet::Body::Reply(Reply { result: Some(reply::Result::State(state)) })) = &mut packet.body
     else {
@@ -222,7 +222,7 @@ fn first(packet: &Packet) -> String {
     }
 }
 
-/// Its word is passed on, and nothing is done to the pod.
+/// The runtime reports the shim's error and does not touch the pod.
 pub(crate) async fn a_shim_that_refuses_this_version_is_left_alone(machine: &mut Machine) {
     let before = machine.traces().await;
     let pod = machine.pod("refuses").await;
@@ -230,7 +230,7 @@ pub(crate) async fn a_shim_that_refuses_this_version_is_left_alone(machine: &mut
     let (shim, pid) = (machine.shim_pid(&pod).await, machine.pid(&id).await);
     machine.close_runtime().await;
     let place = Place::take(&machine.path("state/sandboxes").join(&pod), Later::Refuses);
-    let refused = machine.try_open_runtime_with(|_| {}).await.expect_err("it is refused");
+    let refused = machine.try_open_runtime_with(|_| {}).await.expect_err("the shim refuses this version");
     let words = refused.chain();
     assert!(words.contains(&pod) && words.contains("serves protocol 2"), "{words}");
     assert!(alive(shim) && alive(pid), "the pod runs on");
@@ -241,8 +241,8 @@ pub(crate) async fn a_shim_that_refuses_this_version_is_left_alone(machine: &mut
     assert_eq!(machine.traces().await, before);
 }
 
-/// What an earlier version finds after the way back from an upgrade.
-pub(crate) async fn what_a_later_shim_says_beside_is_passed_over(machine: &mut Machine) {
+/// The situation after a downgrade: this version talks to a shim of a later one.
+pub(crate) async fn unknown_messages_of_a_later_shim_are_ignored(machine: &mut Machine) {
     let before = machine.traces().await;
     let pod = machine.pod("says-more").await;
     let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
@@ -250,11 +250,11 @@ pub(crate) async fn what_a_later_shim_says_beside_is_passed_over(machine: &mut M
     machine.close_runtime().await;
     let place = Place::take(&machine.path("state/sandboxes").join(&pod), Later::SaysMore);
     machine.open_runtime().await;
-    // A call later all that was said has been heard.
+    // After another call the runtime has read all packets.
     let reopen = cri::ReopenContainerLogRequest { container_id: id.clone() };
     let reopen = tonic::Request::new(reopen);
     use coracle_proto::cri::runtime_service_server::RuntimeService as _;
-    machine.runtime.reopen_container_log(reopen).await.expect("it is served");
+    machine.runtime.reopen_container_log(reopen).await.expect("the request is served");
     let status = machine.status(&id).await;
     assert_eq!(status.state, i32::from(cri::ContainerState::ContainerRunning), "{status:?}");
     assert_eq!(machine.sandbox(&pod).await.state, i32::from(cri::PodSandboxState::SandboxReady));
@@ -267,11 +267,11 @@ pub(crate) async fn what_a_later_shim_says_beside_is_passed_over(machine: &mut M
     assert_eq!(machine.traces().await, before);
 }
 
-/// An upgrade replaces the executable while shims run that were started from it.
+/// An upgrade replaces the executable of running shims.
 pub(crate) async fn a_pod_outlives_its_executable(machine: &mut Machine) {
     let before = machine.traces().await;
     let program = machine.path("program");
-    std::fs::copy(std::env::current_exe().expect("our own path"), &program).expect("copy");
+    std::fs::copy(std::env::current_exe().expect("the path of this program"), &program).expect("copy");
     machine.close_runtime().await;
     machine.open_runtime_with(|config| config.shim_binary.clone_from(&program)).await;
     let shares = |config: &mut cri::PodSandboxConfig| {
@@ -284,7 +284,7 @@ pub(crate) async fn a_pod_outlives_its_executable(machine: &mut Machine) {
     let first = machine.run(&pod, "first", &["sleep", "1000"]).await;
     std::fs::remove_file(&program).expect("remove");
     runs(machine, &first).await;
-    // Something else is in its place.
+    // Another program is at the path.
     std::fs::write(&program, "#!/bin/sh\nexit 1\n").expect("write");
     std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).expect("executable");
     machine.restart(Duration::ZERO).await;

@@ -10,13 +10,13 @@ use tonic::Request;
 
 use crate::fixture::Machine;
 
-/// However slow the machine is: long enough for what happens at all, and for any count to serve no more.
+/// A timeout that even a slow machine does not reach, and longer than any cached value is used.
 const LONG: Duration = Duration::from_secs(120);
 
-/// What depends on the kernel, on a disk or on a quota being set: block devices' traffic, huge pages, pressure.
+/// Metrics that depend on the kernel, a disk or a quota: traffic of block devices, huge pages, pressure.
 const MAY_BE_ABSENT: [&str; 4] = ["_blkio_", "_hugetlb_", "_pressure_", "_fs_"];
 
-/// Starts a container, and waits until it listens at its port 99, which is 0063; 0A is to listen.
+/// Starts a container, and waits until it listens at port 99 (0x0063); 0A is LISTEN.
 async fn start_listening(machine: &Machine, id: &str) {
     machine.start(id).await;
     let begun = Instant::now();
@@ -27,7 +27,7 @@ async fn start_listening(machine: &Machine, id: &str) {
     }
 }
 
-/// The file systems, when containers use so many bytes: a count serves for as long as it was dear.
+/// Waits until containers use at least `bytes`. An expensive measurement is cached for longer.
 async fn grown(machine: &Machine, bytes: u64) -> cri::ImageFsInfoResponse {
     let begun = Instant::now();
     loop {
@@ -131,9 +131,9 @@ pub(crate) async fn rates_and_sizes_are_true(machine: &mut Machine) {
         let cpu = stats.cpu.as_ref().expect("cpu");
         cpu.usage_nano_cores.as_ref().map(|value| value.value)
     };
-    assert!(cores(&stats().await).is_some(), "the first question has an answer too");
-    // Half a core by its quota, and less on a machine that is busy. More for a moment on one that stood still: what is
-    // over the quota is taken off later.
+    assert!(cores(&stats().await).is_some(), "the first query has a value too");
+    // Half a core by its quota; less on a busy machine. More for a moment after a stall, which the kernel later
+    // subtracts.
     let begun = Instant::now();
     let found = loop {
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -157,7 +157,7 @@ pub(crate) async fn rates_and_sizes_are_true(machine: &mut Machine) {
     let containers = &info.container_filesystems[0];
     assert_eq!(containers.fs_id.as_ref().expect("file system").mountpoint, mount);
     assert!(info.image_filesystems[0].used_bytes.as_ref().expect("bytes").value > 1 << 20);
-    // What ended keeps its size, and uses nothing.
+    // An exited container keeps its size and has no CPU usage.
     machine.stop(&id, 0).await;
     let ended = stats().await.writable_layer.expect("layer");
     assert!(ended.used_bytes.expect("bytes").value >= 3 << 20);
@@ -173,7 +173,7 @@ pub(crate) async fn the_runtime_describes_itself(machine: &mut Machine) {
     assert!(
         status.runtime_handlers.iter().any(|handler| handler.name.is_empty() && handler.features.is_some())
     );
-    // Each is what the isolation's tests try.
+    // The isolation tests check each feature.
     let handler = status.runtime_handlers.first().and_then(|handler| handler.features).expect("features");
     assert_eq!(
         status.features,
@@ -189,14 +189,14 @@ pub(crate) async fn the_runtime_describes_itself(machine: &mut Machine) {
     }
 }
 
-async fn tell_range(machine: &Machine, pod_cidr: &str) -> Result<(), tonic::Status> {
+async fn configure_range(machine: &Machine, pod_cidr: &str) -> Result<(), tonic::Status> {
     let network_config = Some(cri::NetworkConfig { pod_cidr: pod_cidr.to_owned() });
     let runtime_config = Some(cri::RuntimeConfig { network_config });
     let request = Request::new(cri::UpdateRuntimeConfigRequest { runtime_config });
     machine.runtime.update_runtime_config(request).await.map(drop)
 }
 
-pub(crate) async fn pods_get_addresses_from_the_range_that_is_told(machine: &mut Machine) {
+pub(crate) async fn pods_get_addresses_from_the_configured_range(machine: &mut Machine) {
     let address = async |machine: &Machine, name: &str| {
         let pod = machine.pod(name).await;
         let network = machine.sandbox(&pod).await.network.expect("network");
@@ -204,16 +204,16 @@ pub(crate) async fn pods_get_addresses_from_the_range_that_is_told(machine: &mut
         network.ip
     };
     for refused in ["10.89.0.0/33", "here"] {
-        let refused = tell_range(machine, refused).await.expect_err("no range");
+        let refused = configure_range(machine, refused).await.expect_err("no range");
         assert_eq!(refused.code(), tonic::Code::InvalidArgument);
     }
-    // Nothing told is nothing changed.
-    tell_range(machine, "").await.expect("nothing");
+    // An empty range changes nothing.
+    configure_range(machine, "").await.expect("nothing");
     let request = Request::new(cri::UpdateRuntimeConfigRequest { runtime_config: None });
     machine.runtime.update_runtime_config(request).await.expect("nothing");
     assert!(address(machine, "before").await.starts_with("10.88.0."));
-    tell_range(machine, "10.89.0.0/24").await.expect("a range");
+    configure_range(machine, "10.89.0.0/24").await.expect("a range");
     assert!(address(machine, "after").await.starts_with("10.89.0."));
-    tell_range(machine, "10.88.0.0/24").await.expect("the range of old");
+    configure_range(machine, "10.88.0.0/24").await.expect("the previous range");
     assert!(address(machine, "again").await.starts_with("10.88.0."));
 }

@@ -1,4 +1,4 @@
-//! Shims that live and do not answer: stopped here, as one is that is frozen or sleeps in the kernel.
+//! Shims that live but do not respond: here stopped, otherwise frozen or blocked in the kernel.
 
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::time::{Duration, Instant};
@@ -15,10 +15,10 @@ use tonic::{Code, Request, Status};
 use crate::client::Streams;
 use crate::fixture::{Machine, alive, ends, has_memory};
 
-/// However slow the machine is: long enough for what does not hang.
+/// A timeout that even a slow machine does not reach.
 const LONG: Duration = Duration::from_secs(120);
 
-/// Little patience, and enough for a shim that is well.
+/// Short timeouts, but long enough for a healthy shim.
 fn times() -> ShimTimes {
     let short = Duration::from_secs(3);
     ShimTimes { answer: short, work: short, end: short, ..ShimTimes::default() }
@@ -50,12 +50,12 @@ async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// An argument of `sleep` that nobody else on the machine has.
+/// An argument of `sleep` that is unique on the machine.
 fn long(digit: u8) -> String {
     format!("{digit}{:08}", std::process::id())
 }
 
-/// The processes whose last argument is that.
+/// The processes with this last argument.
 fn running(argument: &str) -> Vec<i32> {
     let processes = std::fs::read_dir("/proc").expect("processes").flatten();
     let pids = processes.filter_map(|process| process.file_name().to_str()?.parse::<i32>().ok());
@@ -66,7 +66,7 @@ fn running(argument: &str) -> Vec<i32> {
     pids.filter(|pid| named(pid) && alive(*pid)).collect()
 }
 
-pub(crate) async fn a_shim_that_stands_still_keeps_no_runtime_from_starting(machine: &mut Machine) {
+pub(crate) async fn a_stopped_shim_does_not_block_the_start_of_the_runtime(machine: &mut Machine) {
     let before = machine.traces().await;
     let (stands, other) = (machine.pod("stands").await, machine.pod("other").await);
     let id = machine.run(&stands, "c", &["sleep", "1000"]).await;
@@ -76,13 +76,14 @@ pub(crate) async fn a_shim_that_stands_still_keeps_no_runtime_from_starting(mach
     restart(machine).await;
     assert_eq!(machine.exec(&beside, &["true"], 0).await.expect("exec").exit_code, 0);
     assert!(is_ready(machine, &other).await && !is_ready(machine, &stands).await);
-    assert!(alive(pid), "nothing was done to it");
+    assert!(alive(pid), "the shim was killed");
     assert_eq!(machine.status(&id).await.state, i32::from(cri::ContainerState::ContainerRunning));
-    let refused = machine.exec(&id, &["true"], 0).await.expect_err("nobody can do that");
+    let refused = machine.exec(&id, &["true"], 0).await.expect_err("the shim does not respond");
     assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
-    let refused = machine.create(&stands, "d", &["true"], |_| {}).await.expect_err("nobody can do that");
+    let refused =
+        machine.create(&stands, "d", &["true"], |_| {}).await.expect_err("the shim does not respond");
     assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
-    // The next life finds it as this one did.
+    // Another restart gives the same result.
     restart(machine).await;
     assert!(!is_ready(machine, &stands).await && alive(pid));
     timeout(LONG, machine.stop(&id, 1)).await.expect("it is stopped");
@@ -96,7 +97,7 @@ pub(crate) async fn a_shim_that_stands_still_keeps_no_runtime_from_starting(mach
     machine.restart(Duration::ZERO).await;
 }
 
-pub(crate) async fn a_pod_whose_shim_wakes_is_ready_again(machine: &mut Machine) {
+pub(crate) async fn a_pod_is_ready_again_when_its_shim_responds(machine: &mut Machine) {
     let before = machine.traces().await;
     let pod = machine.pod("wakes").await;
     let stays = machine.run(&pod, "stays", &["sleep", "1000"]).await;
@@ -112,12 +113,12 @@ pub(crate) async fn a_pod_whose_shim_wakes_is_ready_again(machine: &mut Machine)
     until("its pod is ready again", async || is_ready(machine, &pod).await).await;
     assert_eq!(machine.wait_exited(&ends).await.exit_code, 7);
     assert_eq!(machine.exec(&stays, &["true"], 0).await.expect("exec").exit_code, 0);
-    // Its end is noticed as that of any other.
+    // Its end is noticed like that of any other shim.
     send(shim, Signal::SIGKILL);
     assert_eq!(machine.wait_exited(&stays).await.exit_code, 255);
     until("its pod is not ready", async || !is_ready(machine, &pod).await).await;
     machine.remove_pod(&pod).await;
-    // One that dies without another word.
+    // A shim that dies without responding again.
     machine.restart(Duration::ZERO).await;
     let pod = machine.pod("dies").await;
     let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
@@ -131,7 +132,7 @@ pub(crate) async fn a_pod_whose_shim_wakes_is_ready_again(machine: &mut Machine)
     machine.restart(Duration::ZERO).await;
 }
 
-pub(crate) async fn a_command_whose_client_goes_before_it_begins_is_killed(machine: &mut Machine) {
+pub(crate) async fn a_command_whose_client_disconnects_before_its_start_is_killed(machine: &mut Machine) {
     let before = machine.traces().await;
     let pod = machine.pod("impatient").await;
     let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
@@ -155,18 +156,19 @@ pub(crate) async fn a_command_whose_client_goes_before_it_begins_is_killed(machi
         drop(client);
         until("the client is gone", async || descriptors() <= open + 4).await;
         send(shim, Signal::SIGCONT);
-        // Each is asked for after it.
+        // Other execs run after it.
         for _ in 0..3 {
             assert_eq!(machine.exec(&id, &["true"], 0).await.expect("exec").exit_code, 0);
         }
-        until("nothing of it is left", async || running("7779").is_empty() && descriptors() <= open).await;
+        until("everything of it is removed", async || running("7779").is_empty() && descriptors() <= open)
+            .await;
     }
     drop(streams);
     machine.remove_pod(&pod).await;
     assert_eq!(machine.traces().await, before);
 }
 
-pub(crate) async fn a_shim_that_stops_answering_keeps_nobody_waiting(machine: &mut Machine) {
+pub(crate) async fn an_unresponsive_shim_blocks_no_call(machine: &mut Machine) {
     let before = machine.traces().await;
     let pod = machine.pod("wedged").await;
     let first = machine.run(&pod, "first", &["sleep", "1000"]).await;
@@ -175,7 +177,7 @@ pub(crate) async fn a_shim_that_stops_answering_keeps_nobody_waiting(machine: &m
     let (shim, pids) =
         (machine.shim_pid(&pod).await, [machine.pid(&first).await, machine.pid(&second).await]);
     restart(machine).await;
-    // A command that is late is killed with what it started, though nobody tells how it ends.
+    // A command that exceeds its timeout is killed with its descendants, even if the shim cannot report its end.
     let command = long(7);
     let wedge = async {
         until("the command runs", async || !running(&command).is_empty()).await;
@@ -185,7 +187,10 @@ pub(crate) async fn a_shim_that_stops_answering_keeps_nobody_waiting(machine: &m
     let script = ["sh", "-c", &script];
     let late = machine.exec(&first, &script, 15);
     let (late, ()) = tokio::join!(timeout(LONG, late), wedge);
-    assert_eq!(late.expect("it returns").expect_err("it is late").code(), Code::DeadlineExceeded);
+    assert_eq!(
+        late.expect("it returns").expect_err("the exec exceeds its timeout").code(),
+        Code::DeadlineExceeded
+    );
     until("the command is killed", async || running(&command).is_empty()).await;
     let silent = |result: Result<(), Status>| {
         let status = result.expect_err("it does not answer");
@@ -200,23 +205,23 @@ pub(crate) async fn a_shim_that_stops_answering_keeps_nobody_waiting(machine: &m
     let create = machine.create(&pod, "third", &["true"], |_| {});
     silent(timeout(LONG, create).await.expect("it returns").map(drop));
     timeout(LONG, machine.stop(&first, 1)).await.expect("it is stopped");
-    // The first process of a namespace is not quite gone before all others in it were reaped.
+    // The first process of a namespace remains a zombie until all others in it are reaped.
     assert!(!has_memory(pids[0]) && has_memory(pids[1]));
     remove(machine, &pod).await;
-    until("all of it is gone", async || ![shim, pids[0], pids[1]].into_iter().any(alive)).await;
-    // What was half made is taken back when that is tried again.
+    until("everything is removed", async || ![shim, pids[0], pids[1]].into_iter().any(alive)).await;
+    // A partly made container is undone when the undo is retried.
     until("nothing is left", async || machine.traces().await == before).await;
     machine.restart(Duration::ZERO).await;
 }
 
-pub(crate) async fn a_command_that_starts_when_nobody_waits_is_ended(machine: &mut Machine) {
+pub(crate) async fn a_command_that_starts_after_its_timeout_is_killed(machine: &mut Machine) {
     let before = machine.traces().await;
     restart(machine).await;
     let pod = machine.pod("late").await;
     let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
     let shim = machine.shim_pid(&pod).await;
     send(shim, Signal::SIGSTOP);
-    // Without a limit of its own: the caller hears of the shim, and of nothing later.
+    // Without a timeout of the exec: the caller gets an error about the shim, and no later result.
     let command = long(8);
     let script = format!("sleep {command} & sleep {command}; true");
     let script = ["sh", "-c", &script];
@@ -224,7 +229,7 @@ pub(crate) async fn a_command_that_starts_when_nobody_waits_is_ended(machine: &m
     let refused = exec.await.expect("it returns").expect_err("it does not answer");
     assert!(refused.message().contains("does not answer"), "{refused}");
     send(shim, Signal::SIGCONT);
-    // Twice: what is looked for may begin while it is looked for.
+    // Twice, because the process may start during the check.
     for _ in 0..2 {
         until("the shim works", async || machine.exec(&id, &["true"], 60).await.is_ok()).await;
         until("the command is ended", async || running(&command).is_empty()).await;
@@ -236,13 +241,13 @@ pub(crate) async fn a_command_that_starts_when_nobody_waits_is_ended(machine: &m
     machine.restart(Duration::ZERO).await;
 }
 
-pub(crate) async fn a_shim_that_takes_no_more_connections_is_asked_again(machine: &mut Machine) {
+pub(crate) async fn the_runtime_retries_a_shim_with_a_full_backlog(machine: &mut Machine) {
     let pod = machine.pod("asked").await;
     let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
     let (shim, pid) = (machine.shim_pid(&pod).await, machine.pid(&id).await);
     machine.close_runtime().await;
     send(shim, Signal::SIGSTOP);
-    // Its queue is full.
+    // Its backlog is full.
     let path = machine.path("state/sandboxes").join(&pod).join("shim.sock");
     let mut queue: Vec<OwnedFd> = Vec::new();
     let full = loop {
@@ -262,13 +267,13 @@ pub(crate) async fn a_shim_that_takes_no_more_connections_is_asked_again(machine
         send(shim, Signal::SIGCONT);
     };
     tokio::join!(machine.open_runtime(), wakes);
-    assert!(alive(pid), "it is not ended for that");
+    assert!(alive(pid), "the shim was killed");
     until("its pod is ready", async || is_ready(machine, &pod).await).await;
     assert_eq!(machine.exec(&id, &["true"], 0).await.expect("exec").exit_code, 0);
     machine.remove_pod(&pod).await;
 }
 
-pub(crate) async fn a_shim_that_is_never_ready_is_ended(machine: &mut Machine) {
+pub(crate) async fn a_shim_that_does_not_become_ready_is_killed(machine: &mut Machine) {
     use std::os::unix::fs::PermissionsExt;
     let before = machine.traces().await;
     let hangs = machine.path("hangs");
@@ -287,7 +292,7 @@ pub(crate) async fn a_shim_that_is_never_ready_is_ended(machine: &mut Machine) {
     assert_eq!(machine.traces().await, before);
 }
 
-pub(crate) async fn a_container_whose_record_is_lost_does_not_run_on(machine: &mut Machine) {
+pub(crate) async fn a_container_without_a_record_is_killed(machine: &mut Machine) {
     let before = machine.traces().await;
     let pod = machine.pod("lost").await;
     let argument = long(6);

@@ -1,4 +1,4 @@
-//! Connections between a runtime and a shim that end while both live.
+//! Connections between a runtime and a shim that break while both processes live.
 
 use std::os::fd::{BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
@@ -11,17 +11,17 @@ use tokio::time::timeout;
 
 use crate::fixture::Machine;
 
-/// However slow the machine is: long enough for what does not hang.
+/// A timeout that even a slow machine does not reach.
 const LONG: Duration = Duration::from_secs(120);
 
-/// Ends this process's connections to a shim, as whoever cannot read what came over one does.
-#[allow(unsafe_code, reason = "looks at descriptors that others in this process own")]
+/// Closes this process's connections to a shim, as after an invalid packet.
+#[allow(unsafe_code, reason = "borrows descriptors of other owners in this process")]
 fn cut(shim: i32) {
     let open = std::fs::read_dir("/proc/self/fd").expect("descriptors").flatten();
     let numbers: Vec<RawFd> = open.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     let mut ended = 0;
     for raw in numbers {
-        // SAFETY: one that was closed meanwhile is refused, and is no socket to a shim.
+        // SAFETY: the kernel refuses a descriptor that was closed meanwhile; a reused one is not a socket to a shim.
         let socket = unsafe { BorrowedFd::borrow_raw(raw) };
         let is_link = getsockopt(&socket, sockopt::SockType) == Ok(SockType::SeqPacket)
             && getsockopt(&socket, sockopt::PeerCredentials).is_ok_and(|peer| peer.pid() == shim);
@@ -44,13 +44,13 @@ async fn is_ready(machine: &Machine, pod: &str) -> bool {
     machine.sandbox(pod).await.state == i32::from(cri::PodSandboxState::SandboxReady)
 }
 
-/// Waits for a file and ends with this code.
+/// Command that waits for a file and exits with this code.
 fn waits_for(file: &str, code: i32) -> [String; 3] {
     let script = format!("while [ ! -e {file} ]; do usleep 20000; done; exit {code}");
     ["sh".to_owned(), "-c".to_owned(), script]
 }
 
-pub(crate) async fn a_connection_that_was_cut_is_made_again(machine: &mut Machine) {
+pub(crate) async fn the_runtime_reconnects_after_a_broken_connection(machine: &mut Machine) {
     let before = machine.traces().await;
     let pod = machine.pod("cut").await;
     let waits = waits_for("/tmp/end", 7);
@@ -59,10 +59,10 @@ pub(crate) async fn a_connection_that_was_cut_is_made_again(machine: &mut Machin
     let shim = machine.shim_pid(&pod).await;
     let exec = waits_for("/tmp/go", 9);
     let exec = exec.each_ref().map(String::as_str);
-    // What runs goes on, and whoever waits for a command hears of its end.
+    // Containers continue, and the caller of a running command gets its result.
     let command = machine.exec(&stays, &exec, 0);
     let cutting = async {
-        // It runs from when it is seen in there.
+        // The command counts as running when its process is visible in the container.
         until("the command runs", async || {
             let seen = machine.exec(&stays, &["ps", "-o", "args"], 60).await.expect("exec").stdout;
             String::from_utf8_lossy(&seen).contains("/tmp/go")
@@ -70,19 +70,19 @@ pub(crate) async fn a_connection_that_was_cut_is_made_again(machine: &mut Machin
         .await;
         for _ in 0..3 {
             cut(shim);
-            until("commands run again", async || machine.exec(&stays, &["true"], 60).await.is_ok()).await;
+            until("execs work again", async || machine.exec(&stays, &["true"], 60).await.is_ok()).await;
             assert!(is_ready(machine, &pod).await);
         }
         machine.exec(&stays, &["touch", "/tmp/go"], 60).await.expect("exec");
     };
     let (command, ()) = tokio::join!(timeout(LONG, command), cutting);
-    assert_eq!(command.expect("it is told").expect("exec").exit_code, 9);
-    // An end in the middle of it.
+    assert_eq!(command.expect("the result within the timeout").expect("exec").exit_code, 9);
+    // A container ends while the connection is broken.
     machine.exec(&ends, &["touch", "/tmp/end"], 60).await.expect("exec");
     cut(shim);
     assert_eq!(machine.wait_exited(&ends).await.exit_code, 7);
     assert!(is_ready(machine, &pod).await);
-    // The death of the shim is noticed over the new connection.
+    // The new connection reports the shim's death.
     kill(Pid::from_raw(shim), Signal::SIGKILL).expect("kill");
     assert_eq!(machine.wait_exited(&stays).await.exit_code, 255);
     machine.remove_pod(&pod).await;
@@ -94,7 +94,7 @@ pub(crate) async fn a_pod_is_stopped_while_its_connection_is_cut(machine: &mut M
     let pod = machine.pod("cutstop").await;
     machine.run(&pod, "c", &["sleep", "1000"]).await;
     let shim = machine.shim_pid(&pod).await;
-    // It answers nobody: the connection is not made again meanwhile.
+    // The stopped shim does not respond, so that the runtime cannot reconnect meanwhile.
     kill(Pid::from_raw(shim), Signal::SIGSTOP).expect("stop");
     cut(shim);
     timeout(LONG, machine.remove_pod(&pod)).await.expect("it is stopped and removed");
@@ -102,7 +102,7 @@ pub(crate) async fn a_pod_is_stopped_while_its_connection_is_cut(machine: &mut M
     assert_eq!(machine.traces().await, before);
 }
 
-pub(crate) async fn a_command_has_an_environment_of_any_size(machine: &mut Machine) {
+pub(crate) async fn a_large_environment_reaches_the_command(machine: &mut Machine) {
     let pod = machine.pod("large").await;
     let large = |config: &mut cri::ContainerConfig| {
         config.envs = (0..12)
@@ -118,7 +118,7 @@ pub(crate) async fn a_command_has_an_environment_of_any_size(machine: &mut Machi
     machine.remove_pod(&pod).await;
 }
 
-pub(crate) async fn pods_keep_the_limit_of_open_files_that_the_node_began_with(machine: &mut Machine) {
+pub(crate) async fn pods_have_the_original_limit_of_open_files(machine: &mut Machine) {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     let (before, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("limit");
     setrlimit(Resource::RLIMIT_NOFILE, 777, hard).expect("limit");
