@@ -12,7 +12,7 @@ mod pod_security;
 mod priority;
 pub(crate) mod service_account;
 
-use coracle_kinds::Kind;
+use coracle_kinds::Resource;
 use serde_json::Value;
 
 use crate::{
@@ -32,7 +32,7 @@ pub(crate) enum Operation {
 
 /// The attributes of a request for admission plugins.
 pub(crate) struct Attributes<'a> {
-    pub(crate) kind: &'static Kind,
+    pub(crate) kind: &'a Resource,
     pub(crate) operation: Operation,
     pub(crate) namespace: &'a str,
     pub(crate) name: &'a str,
@@ -64,7 +64,7 @@ pub(crate) struct Admission {
 impl<'a> Attributes<'a> {
     pub(crate) fn new(call: &'a Call, operation: Operation, name: &'a str, old: Option<&'a Value>) -> Self {
         Self {
-            kind: call.kind,
+            kind: &call.kind,
             operation,
             namespace: call.namespace(),
             name,
@@ -76,10 +76,7 @@ impl<'a> Attributes<'a> {
     }
 
     pub(crate) fn is(&self, operation: Operation, kind: &str) -> bool {
-        self.operation == operation
-            && self.subresource.is_empty()
-            && self.kind.group.is_empty()
-            && self.kind.kind == kind
+        self.operation == operation && self.subresource.is_empty() && self.kind.is("", kind)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use coracle_kinds::{Kind, defaults, strategy, validate};
+use coracle_kinds::{Resource, defaults, strategy, validate};
 use coracle_store::{Expect, Tier, Write};
 use serde_json::{Value, json};
 
@@ -61,7 +61,7 @@ impl Stored {
 /// A new object. One that brings only the beginning of a name gets the whole of it after admission, which
 /// knows it by that beginning.
 pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Result<Stored> {
-    let kind = call.kind;
+    let kind = &*call.kind;
     let applied = (writer == Writer::Apply).then(|| object["metadata"]["managedFields"].take());
     stamp_new(&mut object);
     defaults::apply(kind, &mut object);
@@ -96,7 +96,7 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
 
 /// Validates and commits what admission passed.
 async fn commit_new(call: &Call, object: &Value, allocating: &Allocating) -> Result<Stored> {
-    let (kind, name) = (call.kind, text(object, "name"));
+    let (kind, name) = (&*call.kind, text(object, "name"));
     let causes = validate::create(kind, object);
     if !causes.is_empty() {
         return Err(ApiError::invalid(kind, name, &causes));
@@ -148,7 +148,7 @@ pub(crate) async fn update(
     (part, writer): (Part, Writer),
     mut change: impl FnMut(&Value) -> Result<Value> + Send,
 ) -> Result<Stored> {
-    let kind = call.kind;
+    let kind = &*call.kind;
     for _ in 0..RETRIES {
         let current = call
             .state
@@ -184,7 +184,7 @@ async fn prepared(
     old: &Value,
     mut new: Value,
 ) -> Result<(Value, Allocating)> {
-    let kind = call.kind;
+    let kind = &*call.kind;
     let name = text(old, "name").to_owned();
     let requested = metadata_mut(&mut new).and_then(|metadata| metadata.remove("managedFields"));
     keep_identity(kind, &name, old, &mut new)?;
@@ -225,7 +225,7 @@ async fn prepared(
 }
 
 /// What no update changes. A client that names another uid means another object.
-fn keep_identity(kind: &Kind, name: &str, old: &Value, new: &mut Value) -> Result<()> {
+fn keep_identity(kind: &Resource, name: &str, old: &Value, new: &mut Value) -> Result<()> {
     let uid = text(new, "uid");
     if !uid.is_empty() && uid != text(old, "uid") {
         let why = format!(
@@ -292,12 +292,12 @@ async fn commit_allocated(
     object: Option<&Value>,
 ) -> std::result::Result<Option<Arc<Object>>, Failed> {
     let Some(allocating) = allocating.clone() else {
-        return commit(&call.state, call.kind, key, expect, object).await;
+        return commit(&call.state, &call.kind, key, expect, object).await;
     };
-    let (state, kind, key, object) = (call.state.clone(), call.kind, key.to_owned(), object.cloned());
+    let (state, kind, key, object) = (call.state.clone(), call.kind.clone(), key.to_owned(), object.cloned());
     // A caller that disconnects drops its future, and not this task: the write may be on its way to the store.
     let task = tokio::spawn(async move {
-        let committed = commit(&state, kind, &key, expect, object.as_ref()).await;
+        let committed = commit(&state, &kind, &key, expect, object.as_ref()).await;
         drop(allocating);
         committed
     });
@@ -307,7 +307,7 @@ async fn commit_allocated(
 /// One commit, after which the cache has it. `None` deletes, and returns nothing.
 pub(crate) async fn commit(
     state: &State,
-    kind: &Kind,
+    kind: &Resource,
     key: &str,
     expect: Expect,
     object: Option<&Value>,
@@ -325,10 +325,10 @@ pub(crate) async fn commit(
             state.cache.reach(revision).await.map_err(Failed::Other)?;
             Ok(stored.map(|bytes| {
                 // The cache's own copy, unless yet another write replaced it already.
-                let cached = state.cache.of(kind).ok().and_then(|objects| objects.get(&key));
+                let cached = state.cache.of(kind).ok().and_then(|objects| objects.lock().get(&key));
                 cached
                     .filter(|cached| cached.revision == revision)
-                    .unwrap_or_else(|| Arc::new(Object::stamped(kind, key, revision, &bytes)))
+                    .unwrap_or_else(|| Arc::new(Object::stamped(key, revision, &bytes)))
             }))
         }
         Err(coracle_store::Error::Conflict { found }) => {
@@ -347,7 +347,7 @@ pub(crate) fn text<'a>(object: &'a Value, field: &str) -> &'a str {
 }
 
 /// Whether a resourceVersion that a client gave fits an object; an empty one always does.
-pub(crate) fn check_revision(kind: &Kind, old: &Value, given: &Value) -> Result<()> {
+pub(crate) fn check_revision(kind: &Resource, old: &Value, given: &Value) -> Result<()> {
     let given = given.as_str().unwrap_or_default();
     if given.is_empty() || given == "0" || given == text(old, "resourceVersion") {
         return Ok(());

@@ -27,7 +27,7 @@ impl Admit for Escalation {
             let old = attributes.old.unwrap_or(&Value::Null);
             attributes.old.is_none() || fields.iter().any(|field| old[field] != object[field])
         };
-        match attributes.kind.kind {
+        match &*attributes.kind.kind {
             "Role" | "ClusterRole" if changed(&["rules", "aggregationRule"]) => {
                 write(state, attributes, object)
             }
@@ -40,7 +40,7 @@ impl Admit for Escalation {
 }
 
 fn write(state: &State, attributes: &Attributes<'_>, role: &Value) -> Result<()> {
-    if may(state, attributes, "escalate", (attributes.kind.plural, attributes.name)) {
+    if may(state, attributes, "escalate", (&attributes.kind.plural, attributes.name)) {
         return Ok(());
     }
     let mut wanted = Rule::list(role);

@@ -31,7 +31,7 @@ const OWN_LABEL_DOMAINS: &[&str] = &["kubelet.kubernetes.io", "node.kubernetes.i
 impl Admit for NodeRestriction {
     fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
         let Some(node) = attributes.user.node() else { return Ok(()) };
-        let checked = match (attributes.kind.group, attributes.kind.kind) {
+        let checked = match (&*attributes.kind.group, &*attributes.kind.kind) {
             ("", "Node") => node_object(node, attributes, object),
             ("", "Pod") => pod(state, node, attributes, object),
             ("coordination.k8s.io", "Lease") => lease(node, attributes, object),

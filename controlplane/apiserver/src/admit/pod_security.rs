@@ -28,7 +28,7 @@ impl Admit for PodSecurity {
         if attributes.operation == Operation::Delete {
             return Ok(());
         }
-        match (attributes.kind.group, attributes.kind.plural) {
+        match (&*attributes.kind.group, &*attributes.kind.plural) {
             ("", "namespaces") => namespace::validate(&self.0, state, attributes, object),
             ("", "pods") => self.pod(state, attributes, object),
             (group, plural) => match pod_security::template(group, plural, object) {
@@ -123,7 +123,7 @@ fn violates(verb: &str, at: LevelVersion, violations: &[Violation]) -> String {
 fn log_audit(attributes: &Attributes<'_>, violation: String) {
     tracing::info!(
         user = attributes.user.name,
-        resource = attributes.kind.plural,
+        resource = &*attributes.kind.plural,
         namespace = attributes.namespace,
         name = attributes.name,
         annotation = format!("{}audit-violations", pod_security::PREFIX),

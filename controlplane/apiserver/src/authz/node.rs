@@ -81,7 +81,7 @@ fn needed(question: &Question<'_>, resource: &ResourceInfo, node: &str, kind: Re
     let pods = by_resource("", "v1", "pods").and_then(|pods| question.cache.of(pods).ok());
     !wanted.is_empty()
         && !resource.namespace.is_empty()
-        && pods.is_some_and(|pods| pods.references().needed(node, kind, &resource.namespace, wanted))
+        && pods.is_some_and(|pods| pods.lock().references().needed(node, kind, &resource.namespace, wanted))
 }
 
 fn list<'a>(value: &'a Value, field: &str) -> impl Iterator<Item = &'a Value> {

@@ -15,10 +15,10 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     }
     let scope = list::scope(call)?;
     let options = delete::options(call)?;
-    let objects: Vec<_> = call.state.cache.of(call.kind)?.under(&scope.prefix).cloned().collect();
+    let objects: Vec<_> = call.state.cache.of(&call.kind)?.lock().under(&scope.prefix).cloned().collect();
     let mut touched = Vec::new();
     for object in objects {
-        if !scope.selects(call.kind, &object) {
+        if !scope.selects(&*call.kind, &object) {
             continue;
         }
         match delete::one(call, object.name(), &options).await {
@@ -29,5 +29,5 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
         }
     }
     let meta = json!({"resourceVersion": call.state.cache.revision().to_string()});
-    Ok(reply::list(call.form()?, call.kind, touched, meta))
+    Ok(reply::list(call.form()?, call.kind.clone(), touched, meta))
 }

@@ -9,7 +9,7 @@ use crate::{
 
 pub(crate) fn run(call: &Call) -> Result<Reply> {
     let name = &call.resource.name;
-    let object = call.state.cache.get(call.kind, call.namespace(), name);
-    let object = object.ok_or_else(|| ApiError::not_found(call.kind, name))?;
-    Ok(reply::object(200, call.form()?, call.kind, &Stored::Committed(object)))
+    let object = call.state.cache.get(&*call.kind, call.namespace(), name);
+    let object = object.ok_or_else(|| ApiError::not_found(&*call.kind, name))?;
+    Ok(reply::object(200, call.form()?, &call.kind, &Stored::Committed(object)))
 }

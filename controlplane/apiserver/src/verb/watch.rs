@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use coracle_kinds::{Kind, table};
+use coracle_kinds::{Resource, table};
 use futures::{Stream, StreamExt as _, stream};
 use http::{HeaderValue, Response, header};
 use http_body::Frame;
@@ -27,7 +27,7 @@ const DEFAULT_SECONDS: u64 = 1800;
 
 /// What every event of one watch is written with.
 struct Writer {
-    kind: &'static Kind,
+    kind: Arc<Resource>,
     form: Form,
     headers_written: bool,
 }
@@ -48,7 +48,7 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
     let mut scope = list::scope(call)?;
     if !call.resource.name.is_empty() {
         let text = format!("metadata.name={}", call.resource.name);
-        scope.fields = coracle_kinds::selector::FieldSelector::parse(call.kind, &text)
+        scope.fields = coracle_kinds::selector::FieldSelector::parse(&*call.kind, &text)
             .map_err(|error| ApiError::bad_request(error.to_string()))?;
     }
     let query = &call.info.query;
@@ -59,7 +59,7 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
         Err(error) => return Err(error),
     };
     let cut = WatchEnd(events.cut.clone());
-    let mut writer = Writer { kind: call.kind, form: call.form()?, headers_written: false };
+    let mut writer = Writer { kind: call.kind.clone(), form: call.form()?, headers_written: false };
     let lines = stream::iter(first)
         .chain(stream::unfold(events, async |mut events| Some((events.recv().await?, events))))
         .map(move |event| Ok(Frame::data(writer.line(&event))));
@@ -106,7 +106,11 @@ fn start(query: &Query) -> Result<Start> {
 fn subscribe(call: &Call, scope: Scope, start: &Start) -> Result<(Vec<Event>, Events)> {
     let cache = &call.state.cache;
     let (watcher, events) = Watcher::new(scope, call.info.query.flag("allowWatchBookmarks"));
-    let mut objects = cache.of(call.kind)?;
+    let collection = cache.of(&call.kind)?;
+    let mut objects = collection.lock();
+    if objects.is_closed() {
+        return Err(ApiError::no_resource());
+    }
     let newest = cache.revision().max(objects.newest());
     let mut first = Vec::new();
     match start {
@@ -173,7 +177,7 @@ impl Writer {
                     table::Options { include, headers: !self.headers_written, now: jiff::Timestamp::now() };
                 self.headers_written = true;
                 let meta = json!({"resourceVersion": object.revision.to_string()});
-                rendered = table::render(self.kind, [&object.value()], meta, options).to_string();
+                rendered = table::render(&self.kind, [&object.value()], meta, options).to_string();
                 rendered.as_bytes()
             }
         };
@@ -184,7 +188,7 @@ impl Writer {
         let object = match self.form {
             Form::Table(include) => {
                 let options = table::Options { include, headers: false, now: jiff::Timestamp::now() };
-                table::render(self.kind, [], metadata, options)
+                table::render(&self.kind, [], metadata, options)
             }
             Form::Partial => {
                 json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata})
