@@ -19,6 +19,7 @@ mod body;
 mod bootstrap;
 mod cache;
 mod call;
+mod convert;
 mod documents;
 mod error;
 mod field_manager;

@@ -292,8 +292,8 @@ async fn on_resource(call: &Call) -> Result<Reply> {
         return verb::review::run(call);
     }
     match call.info.verb {
-        "get" => verb::get::run(call),
-        "list" => verb::list::run(call),
+        "get" => verb::get::run(call).await,
+        "list" => verb::list::run(call).await,
         "watch" => verb::watch::run(call),
         "create" if call.resource.name.is_empty() => verb::create::run(call).await,
         "update" if !call.resource.name.is_empty() => verb::update::run(call, Part::Main).await,
@@ -317,20 +317,22 @@ async fn on_subresource(call: &Call, method: &Method, upgrade: OnUpgrade) -> Res
     }
     let (group, resource) = (&*call.kind.group, &*call.kind.plural);
     match (group, resource, sub, verb) {
-        (_, _, "status", "get") => verb::get::run(call),
+        (_, _, "status", "get") => verb::get::run(call).await,
         (_, _, "status", "update") => verb::update::run(call, Part::Status).await,
         (_, _, "status", "patch") => verb::patch::run(call, Part::Status).await,
-        (_, _, "scale", "get") => sub::scale::get(call),
+        (_, _, "scale", "get") => sub::scale::get(call).await,
         (_, _, "scale", "update") => sub::scale::update(call).await,
         (_, _, "scale", "patch") => sub::scale::patch(call).await,
-        ("", "pods", "ephemeralcontainers", "get") => verb::get::run(call),
+        ("", "pods", "ephemeralcontainers", "get") => verb::get::run(call).await,
         ("", "pods", "ephemeralcontainers", "update") => {
             verb::update::run(call, Part::EphemeralContainers).await
         }
         ("", "pods", "ephemeralcontainers", "patch") => {
             verb::patch::run(call, Part::EphemeralContainers).await
         }
-        ("certificates.k8s.io", "certificatesigningrequests", "approval", "get") => verb::get::run(call),
+        ("certificates.k8s.io", "certificatesigningrequests", "approval", "get") => {
+            verb::get::run(call).await
+        }
         ("certificates.k8s.io", "certificatesigningrequests", "approval", "update") => {
             verb::update::run(call, Part::Approval).await
         }
@@ -343,7 +345,7 @@ async fn on_subresource(call: &Call, method: &Method, upgrade: OnUpgrade) -> Res
             sub::stream::run(call, method, upgrade).await
         }
         ("", "namespaces", "finalize", "update") => sub::finalize::run(call).await,
-        ("", "serviceaccounts", "token", "create") => sub::token::run(call),
+        ("", "serviceaccounts", "token", "create") => sub::token::run(call).await,
         _ => Err(ApiError::method_not_allowed()),
     }
 }

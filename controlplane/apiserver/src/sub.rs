@@ -15,6 +15,7 @@ use serde_json::Value;
 use crate::{
     body::{self, Expected},
     call::Call,
+    convert,
     error::{ApiError, Result},
 };
 
@@ -28,8 +29,9 @@ pub(crate) fn body_of(call: &Call) -> Result<(Value, Vec<String>)> {
 }
 
 /// The object that a subresource is called on.
-pub(crate) fn parent(call: &Call) -> Result<Value> {
+pub(crate) async fn parent(call: &Call) -> Result<Value> {
     let (kind, name): (&Resource, &str) = (&*call.kind, &call.resource.name);
     let object = call.state.cache.get(kind, call.namespace(), name);
-    object.map(|object| object.value()).ok_or_else(|| ApiError::not_found(kind, name))
+    let object = object.ok_or_else(|| ApiError::not_found(kind, name))?;
+    convert::value(kind, object.value()).await
 }

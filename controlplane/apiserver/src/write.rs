@@ -11,6 +11,7 @@ use crate::{
     allocate::{self, Allocating},
     cache::{Object, encode, key_of},
     call::Call,
+    convert,
     error::{ApiError, Result},
     field_manager::{self, Writer},
     server::State,
@@ -155,11 +156,13 @@ pub(crate) async fn update(
             .cache
             .get(kind, call.namespace(), name)
             .ok_or_else(|| ApiError::not_found(kind, name))?;
-        let old = current.value();
+        let old = convert::value(kind, current.value()).await?;
         let new = change(&old)?;
         let (new, allocating) = prepared(call, (part, writer), &old, new).await?;
-        if strategy::is_noop(&new, &old) {
-            return Ok(Stored::Committed(current));
+        // An object in another version than the stored one is written anew.
+        let is_current = current.api_version() == kind.stored_as().api_version();
+        if is_current && strategy::is_noop(&new, &old) {
+            return Ok(Stored::Committed(convert::object(kind, current).await?));
         }
         if call.dry_run()? {
             return Ok(Stored::DryRun(new));
@@ -304,6 +307,15 @@ async fn commit_allocated(
     task.await.unwrap_or_else(|error| Err(Failed::Other(ApiError::internal(error))))
 }
 
+/// The object in its stored version, encoded.
+async fn encoded(kind: &Resource, object: &Value) -> Result<bytes::Bytes> {
+    if kind.is_storage_version() {
+        return Ok(encode(kind, object));
+    }
+    let stored = convert::value(kind.stored_as(), object.clone()).await?;
+    Ok(encode(kind.stored_as(), &stored))
+}
+
 /// One commit, after which the cache has it. `None` deletes, and returns nothing.
 pub(crate) async fn commit(
     state: &State,
@@ -315,7 +327,10 @@ pub(crate) async fn commit(
     let ttl = (kind.ttl_seconds > 0).then(|| std::time::Duration::from_secs(kind.ttl_seconds.into()));
     let tier = if kind.volatile { Tier::Volatile { ttl } } else { Tier::Durable };
     let key: Arc<str> = key.into();
-    let value = object.map(|object| encode(kind, object));
+    let value = match object {
+        Some(object) => Some(encoded(kind, object).await.map_err(Failed::Other)?),
+        None => None,
+    };
     if value.as_ref().is_some_and(|bytes| bytes.len() > MAX_OBJECT) {
         return Err(Failed::Other(ApiError::too_large()));
     }
@@ -323,6 +338,9 @@ pub(crate) async fn commit(
     match state.store.write(Write { key: key.clone(), expect, value, tier }).await {
         Ok(revision) => {
             state.cache.reach(revision).await.map_err(Failed::Other)?;
+            if !kind.is_storage_version() {
+                return Ok(object.map(|object| Arc::new(Object::of(kind, key, revision, object))));
+            }
             Ok(stored.map(|bytes| {
                 // The cache's own copy, unless yet another write replaced it already.
                 let cached = state.cache.of(kind).ok().and_then(|objects| objects.lock().get(&key));

@@ -43,6 +43,11 @@ impl Object {
         Self { key, revision, json: json.into(), metadata_at, facets: OnceLock::new() }
     }
 
+    /// An object in a version that may differ from the stored one.
+    pub(crate) fn of(kind: &Resource, key: Arc<str>, revision: u64, object: &Value) -> Self {
+        Self::stamped(key, revision, &encode(kind, object))
+    }
+
     /// The same object at the later commit that deletes it.
     pub(crate) fn restamped(&self, revision: u64) -> Self {
         let (head, rest) = self.json.split_at(self.metadata_at + METADATA.len());

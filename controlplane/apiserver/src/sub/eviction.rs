@@ -50,7 +50,7 @@ async fn evict(call: &Call, options: &delete::Options) -> Result<()> {
     let budgets = by_resource("policy", "v1", "poddisruptionbudgets").ok_or_else(ApiError::no_resource)?;
     let mut name = String::new();
     for _ in 0..RETRIES {
-        let pod = parent(call)?;
+        let pod = parent(call).await?;
         // Before anything is spent on, or noted at, what will not be deleted.
         options.check(&*call.kind, &pod)?;
         delete::admit(call, &call.resource.name, &pod)?;

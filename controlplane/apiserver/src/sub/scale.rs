@@ -16,8 +16,8 @@ use crate::{
 
 const SCHEMA: &str = "io.k8s.api.autoscaling.v1.Scale";
 
-pub(crate) fn get(call: &Call) -> Result<Reply> {
-    Ok(reply::json(200, &scale::read(&*call.kind, &parent(call)?)))
+pub(crate) async fn get(call: &Call) -> Result<Reply> {
+    Ok(reply::json(200, &scale::read(&*call.kind, &parent(call).await?)))
 }
 
 pub(crate) async fn update(call: &Call) -> Result<Reply> {

@@ -8,6 +8,7 @@ use crate::{
     admit::{Attributes, Operation},
     body::{self, Expected},
     call::Call,
+    convert,
     error::{ApiError, Result},
     media::Form,
     reply::{self, Reply},
@@ -103,12 +104,13 @@ pub(crate) async fn one(call: &Call, name: &str, options: &Options) -> Result<Ou
     loop {
         let current =
             cache.get(kind, call.namespace(), name).ok_or_else(|| ApiError::not_found(kind, name))?;
-        let old = current.value();
+        let old = convert::value(kind, current.value()).await?;
         check(kind, &old, options)?;
         admit(call, name, &old)?;
         let new = marked(kind, &old, options, jiff::Timestamp::now());
         let finished = is_finished(&new);
         if new == old && !finished {
+            let current = convert::object(kind, current).await?;
             return Ok(Outcome::Marked(Stored::Committed(current)));
         }
         if options.dry_run {

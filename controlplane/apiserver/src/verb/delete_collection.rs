@@ -4,6 +4,7 @@ use serde_json::json;
 
 use crate::{
     call::Call,
+    convert,
     error::{ApiError, Result},
     reply::{self, Reply},
     verb::{delete, list},
@@ -28,6 +29,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
             Err(error) => return Err(error),
         }
     }
+    let touched = convert::objects(&call.kind, touched).await?;
     let meta = json!({"resourceVersion": call.state.cache.revision().to_string()});
     Ok(reply::list(call.form()?, call.kind.clone(), touched, meta))
 }

@@ -9,6 +9,7 @@ use serde_json::json;
 use crate::{
     cache::{Object, Scope, prefix_of},
     call::Call,
+    convert,
     error::{ApiError, Result},
     reply::{self, Reply},
 };
@@ -20,7 +21,7 @@ struct Continue {
     start: String,
 }
 
-pub(crate) fn run(call: &Call) -> Result<Reply> {
+pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let scope = scope(call)?;
     let (objects, revision) = snapshot(call, &scope)?;
     let limit = call.info.query.number("limit").filter(|limit| *limit > 0);
@@ -43,6 +44,7 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
         }
         page.push(object);
     }
+    let page = convert::objects(&call.kind, page).await?;
     Ok(reply::list(call.form()?, call.kind.clone(), page, meta))
 }
 

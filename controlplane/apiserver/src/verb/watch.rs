@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     cache::{Event, Events, Object, Scope, Watcher},
     call::Call,
+    convert,
     error::{ApiError, Result},
     media::Form,
     reply::{Reply, full, status_text},
@@ -59,21 +60,45 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
         Err(error) => return Err(error),
     };
     let cut = WatchEnd(events.cut.clone());
+    let kind = call.kind.clone();
     let mut writer = Writer { kind: call.kind.clone(), form: call.form()?, headers_written: false };
     let lines = stream::iter(first)
         .chain(stream::unfold(events, async |mut events| Some((events.recv().await?, events))))
-        .map(move |event| Ok(Frame::data(writer.line(&event))));
+        .then(move |event| converted(kind.clone(), event))
+        .scan(false, |is_ended, event| {
+            let next = (!*is_ended).then_some(event);
+            *is_ended |= next.as_ref().is_some_and(Result::is_err);
+            std::future::ready(next)
+        })
+        .map(move |event| {
+            Ok(Frame::data(event.map_or_else(|error| error_line(&error), |event| writer.line(&event))))
+        });
     let mut response = Response::new(StreamBody::new(limited(call, lines)).boxed_unsync());
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response.extensions_mut().insert(cut);
     Ok(response)
 }
 
+/// The event in the version of the watch.
+async fn converted(kind: Arc<Resource>, event: Event) -> Result<Event> {
+    match event {
+        Event::Added(object) => convert::object(&kind, object).await.map(Event::Added),
+        Event::Modified(object) => convert::object(&kind, object).await.map(Event::Modified),
+        Event::Deleted(object) => convert::object(&kind, object).await.map(Event::Deleted),
+        Event::Bookmark(_) | Event::InitialEnd(_) => Ok(event),
+    }
+}
+
+/// An ERROR event; the stream ends after it.
+fn error_line(error: &ApiError) -> Bytes {
+    let status = status_text(&error.status());
+    format!("{{\"type\":\"ERROR\",\"object\":{}}}\n", status.trim_end()).into()
+}
+
 /// A stream of one ERROR event. Upstream tells a revision that is too old in the stream, not by the status of
 /// the answer, and clients rely on it: kube-rs lists again only then.
 fn ended_by(error: &ApiError) -> Reply {
-    let line = format!("{{\"type\":\"ERROR\",\"object\":{}}}\n", status_text(&error.status()).trim_end());
-    let mut response = Response::new(full(line));
+    let mut response = Response::new(full(error_line(error)));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }

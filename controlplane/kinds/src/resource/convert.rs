@@ -17,9 +17,9 @@ pub trait Convert: Send + Sync {
     fn convert<'a>(&'a self, objects: Vec<Value>, to: &'a Resource) -> Converting<'a>;
 }
 
-/// A conversion failed. The text is the message for the client.
+/// A conversion failed. `Display` is the message for the client.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("conversion to {to} failed: {reason}")]
+#[error("{reason}")]
 pub struct ConversionError {
     /// The wanted apiVersion.
     pub to: String,
