@@ -1,4 +1,6 @@
-//! Admission: mutating plugins in order, then validating plugins.
+//! Admission: mutating plugins in order, then validating plugins; one a file.
+//!
+//! A member returns at once unless it needs another server.
 
 mod bootstrap_token;
 mod certificate;
@@ -10,8 +12,9 @@ mod node_restriction;
 mod node_taints;
 mod pod_security;
 mod priority;
-pub(crate) mod service_account;
+mod service_account;
 
+use async_trait::async_trait;
 use coracle_kinds::Resource;
 use serde_json::Value;
 
@@ -45,14 +48,15 @@ pub(crate) struct Attributes<'a> {
 }
 
 /// An admission plugin. Both methods do nothing by default.
+#[async_trait]
 pub(crate) trait Admit: Send + Sync {
     /// Changes an object.
-    fn mutate(&self, _state: &State, _attributes: &Attributes<'_>, _object: &mut Value) -> Result<()> {
+    async fn mutate(&self, _state: &State, _attributes: &Attributes<'_>, _object: &mut Value) -> Result<()> {
         Ok(())
     }
 
     /// Accepts or refuses an object. For deletions it is the stored one.
-    fn validate(&self, _state: &State, _attributes: &Attributes<'_>, _object: &Value) -> Result<()> {
+    async fn validate(&self, _state: &State, _attributes: &Attributes<'_>, _object: &Value) -> Result<()> {
         Ok(())
     }
 }
@@ -99,16 +103,27 @@ impl Admission {
         }
     }
 
-    pub(crate) fn mutate(
+    pub(crate) async fn mutate(
         &self,
         state: &State,
         attributes: &Attributes<'_>,
         object: &mut Value,
     ) -> Result<()> {
-        self.chain.iter().try_for_each(|member| member.mutate(state, attributes, object))
+        for member in &self.chain {
+            member.mutate(state, attributes, object).await?;
+        }
+        Ok(())
     }
 
-    pub(crate) fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
-        self.chain.iter().try_for_each(|member| member.validate(state, attributes, object))
+    pub(crate) async fn validate(
+        &self,
+        state: &State,
+        attributes: &Attributes<'_>,
+        object: &Value,
+    ) -> Result<()> {
+        for member in &self.chain {
+            member.validate(state, attributes, object).await?;
+        }
+        Ok(())
     }
 }

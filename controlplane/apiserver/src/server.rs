@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     admit::{Admission, PodSecurityConfig},
     authn::{Authenticators, User, legacy_use, service_account::Tokens},
-    authz::{self, Question, impersonation},
+    authz::{self, Authorizers, Question, impersonation},
     body, bootstrap,
     cache::Cache,
     call::{Call, Warnings},
@@ -99,6 +99,7 @@ pub(crate) struct State {
     pub(crate) cache: Arc<Cache>,
     pub(crate) registry: Registry,
     pub(crate) authenticators: Authenticators,
+    pub(crate) authorizers: Authorizers,
     pub(crate) admission: Admission,
     pub(crate) advertise: SocketAddr,
     pub(crate) service_range: ServiceRange,
@@ -146,6 +147,7 @@ impl Apiserver {
             cache,
             registry: Registry::new(),
             authenticators,
+            authorizers: Authorizers::new(),
             admission: Admission::new(admission),
             advertise: config.advertise,
             service_range: config.service_range,
@@ -196,7 +198,7 @@ impl Apiserver {
         let info = RequestInfo::parse(&parts.method, &parts.uri);
         let outcome = match identity {
             Some(user) => {
-                let user = impersonation::user(&self.state.cache, user, &parts.headers);
+                let user = impersonation::user(&self.state, user, &parts.headers).await;
                 let request = (parts.method, parts.headers, body, BodyMemory::default());
                 match user {
                     Ok(user) => self.answer(user, info, request, upgrade).await,
@@ -222,12 +224,12 @@ impl Apiserver {
     {
         let state = &self.state;
         let certificate = parts.extensions.get::<PeerCertificate>().map(|peer| &*peer.0);
-        let caller = state.authenticators.identify(&state.cache, certificate, &parts.headers)?;
+        let caller = state.authenticators.identify(&state.cache, certificate, &parts.headers).await?;
         if let Some(slot) = parts.extensions.get::<Arc<Slot>>().filter(|_| !caller.is_anonymous()) {
             slot.prove();
         }
         let permit = state.in_flight.enter(&caller, &info)?;
-        let user = impersonation::user(&state.cache, caller, &parts.headers)?;
+        let user = impersonation::user(state, caller, &parts.headers).await?;
         let is_long = in_flight::is_long_running(&info);
         let request = (parts.method, parts.headers, body, state.in_flight.body());
         let answer = self.answer(user, info, request, upgrade);
@@ -258,10 +260,10 @@ impl Apiserver {
     {
         let state = &self.state;
         let question = Question { user: &user, verb: info.verb, info: &info, cache: &state.cache };
-        authz::authorize(&question)?;
+        state.authorizers.authorize(&question).await?;
         if authz::enters_pod(&info) {
             // A WebSocket begins with GET. Source: AuthorizePodWebsocketUpgradeCreatePermission, v1.35.
-            authz::authorize(&Question { verb: "create", ..question })?;
+            state.authorizers.authorize(&Question { verb: "create", ..question }).await?;
         }
         let Some(resource) = info.resource.clone() else {
             if let Some(reply) = health::find(state, &info) {
@@ -289,7 +291,7 @@ async fn on_resource(call: &Call) -> Result<Reply> {
         return Err(ApiError::method_not_allowed());
     }
     if !call.kind.is_stored() {
-        return verb::review::run(call);
+        return verb::review::run(call).await;
     }
     match call.info.verb {
         "get" => verb::get::run(call).await,

@@ -7,7 +7,7 @@ use coracle_store::{Expect, Tier, Write};
 use serde_json::{Value, json};
 
 use crate::{
-    admit::{Attributes, Operation, service_account},
+    admit::{Attributes, Operation},
     allocate::{self, Allocating},
     cache::{Object, encode, key_of},
     call::Call,
@@ -73,14 +73,11 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
     let is_named = !text(&object, "name").is_empty();
     let base = text(&object, if is_named { "name" } else { "generateName" }).to_owned();
     let attributes = Attributes::new(call, Operation::Create, &base, None);
-    if attributes.is(Operation::Create, "Pod") {
-        service_account::wait_for_account(&call.state, &object).await;
-    }
-    call.state.admission.mutate(&call.state, &attributes, &mut object)?;
+    call.state.admission.mutate(&call.state, &attributes, &mut object).await?;
     strategy::prepare_for_create(kind, &mut object);
     defaults::apply(kind, &mut object);
     let allocating = allocate::for_create(&call.state, kind, &mut object).await?;
-    call.state.admission.validate(&call.state, &attributes, &object)?;
+    call.state.admission.validate(&call.state, &attributes, &object).await?;
     if is_named || base.is_empty() {
         return commit_new(call, &object, &allocating).await;
     }
@@ -213,12 +210,12 @@ async fn prepared(
         field_manager::record_update(call, old, &mut new, requested.as_ref());
     }
     let attributes = Attributes::new(call, Operation::Update, &name, Some(old));
-    call.state.admission.mutate(&call.state, &attributes, &mut new)?;
+    call.state.admission.mutate(&call.state, &attributes, &mut new).await?;
     let allocating = match part {
         Part::Main => allocate::for_update(&call.state, kind, &mut new, old).await?,
         _ => None,
     };
-    call.state.admission.validate(&call.state, &attributes, &new)?;
+    call.state.admission.validate(&call.state, &attributes, &new).await?;
     let causes = match part {
         Part::Status => validate::status_update(kind, &new, old),
         Part::EphemeralContainers => validate::ephemeral_containers(&new, old),

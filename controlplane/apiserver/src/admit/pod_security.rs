@@ -5,6 +5,7 @@
 mod config;
 mod namespace;
 
+use async_trait::async_trait;
 use coracle_kinds::{
     kind::by_resource,
     pod_security::{self, Level, LevelVersion, Policy, Violation},
@@ -23,8 +24,9 @@ const IGNORED: [&str; 8] = ["exec", "attach", "binding", "eviction", "log", "por
 
 pub(super) struct PodSecurity(pub(super) PodSecurityConfig);
 
+#[async_trait]
 impl Admit for PodSecurity {
-    fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+    async fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
         if attributes.operation == Operation::Delete {
             return Ok(());
         }

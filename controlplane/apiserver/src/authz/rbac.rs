@@ -13,7 +13,7 @@ use std::{
 use coracle_kinds::{Resource, kind::by_resource};
 use serde_json::Value;
 
-use super::Question;
+use super::{Authorizer, Deciding, Decision, Question};
 use crate::{authn::User, cache::Cache, write::text};
 use rule::Rule;
 
@@ -39,7 +39,16 @@ struct Grant {
     rules: Arc<[Rule]>,
 }
 
-pub(super) fn allows(question: &Question<'_>) -> bool {
+/// Allows what the roles of a user allow.
+pub(super) struct Rbac;
+
+impl Authorizer for Rbac {
+    fn authorize<'a>(&'a self, question: &'a Question<'a>) -> Deciding<'a> {
+        Decision::allow_if(allows(question), "a role of the user allows it").ready()
+    }
+}
+
+fn allows(question: &Question<'_>) -> bool {
     let namespace = question.info.resource.as_ref().map_or("", |resource| &resource.namespace);
     let policy = question.cache.policies.current(question.cache);
     policy.rules(question.user, namespace).any(|rule| rule.allows(question.verb, question.info))

@@ -53,7 +53,7 @@ async fn evict(call: &Call, options: &delete::Options) -> Result<()> {
         let pod = parent(call).await?;
         // Before anything is spent on, or noted at, what will not be deleted.
         options.check(&*call.kind, &pod)?;
-        delete::admit(call, &call.resource.name, &pod)?;
+        delete::admit(call, &call.resource.name, &pod).await?;
         match verdict(budgets, &pod, &covering(call, budgets, &pod)?, &write::now())? {
             Verdict::Delete => return remove(call, options).await,
             Verdict::DeleteUnchanged(budget) => {

@@ -106,7 +106,7 @@ pub(crate) async fn one(call: &Call, name: &str, options: &Options) -> Result<Ou
             cache.get(kind, call.namespace(), name).ok_or_else(|| ApiError::not_found(kind, name))?;
         let old = convert::value(kind, current.value()).await?;
         check(kind, &old, options)?;
-        admit(call, name, &old)?;
+        admit(call, name, &old).await?;
         let new = marked(kind, &old, options, jiff::Timestamp::now());
         let finished = is_finished(&new);
         if new == old && !finished {
@@ -129,9 +129,9 @@ pub(crate) async fn one(call: &Call, name: &str, options: &Options) -> Result<Ou
 }
 
 /// Fails when the caller may not delete this object, whatever the authorizers say.
-pub(crate) fn admit(call: &Call, name: &str, old: &Value) -> Result<()> {
+pub(crate) async fn admit(call: &Call, name: &str, old: &Value) -> Result<()> {
     let attributes = Attributes::new(call, Operation::Delete, name, Some(old));
-    call.state.admission.validate(&call.state, &attributes, old)
+    call.state.admission.validate(&call.state, &attributes, old).await
 }
 
 /// The options of the request; the body's win over the query's.
