@@ -30,7 +30,7 @@ pub(crate) fn body_of(call: &Call) -> Result<(Value, Vec<String>)> {
 
 /// The object that a subresource is called on.
 pub(crate) async fn parent(call: &Call) -> Result<Value> {
-    let (kind, name): (&Resource, &str) = (&*call.kind, &call.resource.name);
+    let (kind, name): (&Resource, &str) = (&call.kind, &call.resource.name);
     let object = call.state.cache.get(kind, call.namespace(), name);
     let object = object.ok_or_else(|| ApiError::not_found(kind, name))?;
     convert::value(kind, object.value()).await

@@ -1,4 +1,17 @@
-//! The way of a write below the verbs: admission, strategy, validation, one commit, and the cache has it.
+//! The write pipeline below the verbs.
+//!
+//! | stage | code |
+//! |---|---|
+//! | decode | `body`: bytes to a tree of the requested version |
+//! | convert | `convert`: the stored object to the requested version |
+//! | default | `Strategy::default`, before and after admission |
+//! | field manager | `field_manager`: who owns which field |
+//! | mutate | `admit`: mutating admission |
+//! | prepare | `coracle_kinds::strategy`: status, generation, what the server owns |
+//! | allocate | `allocate`: addresses and ports of services |
+//! | quota | `admit`: validating admission; the quota is its last member |
+//! | validate | `coracle_kinds::validate` |
+//! | commit | [`commit`]: the stored version; the cache has it when the write is answered |
 
 use std::sync::Arc;
 
@@ -94,7 +107,7 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
 
 /// Validates and commits what admission passed.
 async fn commit_new(call: &Call, object: &Value, allocating: &Allocating) -> Result<Stored> {
-    let (kind, name) = (&*call.kind, text(object, "name"));
+    let (kind, name) = (&call.kind, text(object, "name"));
     let causes = validate::create(kind, object);
     if !causes.is_empty() {
         return Err(ApiError::invalid(kind, name, &causes));

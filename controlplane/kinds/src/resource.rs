@@ -35,6 +35,7 @@ pub type Text = Cow<'static, str>;
 ///
 /// Group, version, kind and plural are fixed by [`Resource::new`]. The other fields may be set until the resource is
 /// shared.
+#[expect(clippy::struct_excessive_bools, reason = "independent properties of a resource")]
 pub struct Resource {
     /// API group, empty for the core group.
     pub group: Text,

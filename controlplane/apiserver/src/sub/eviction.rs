@@ -52,7 +52,7 @@ async fn evict(call: &Call, options: &delete::Options) -> Result<()> {
     for _ in 0..RETRIES {
         let pod = parent(call).await?;
         // Before anything is spent on, or noted at, what will not be deleted.
-        options.check(&*call.kind, &pod)?;
+        options.check(&call.kind, &pod)?;
         delete::admit(call, &call.resource.name, &pod).await?;
         match verdict(budgets, &pod, &covering(call, budgets, &pod)?, &write::now())? {
             Verdict::Delete => return remove(call, options).await,
@@ -199,7 +199,7 @@ async fn remove(call: &Call, options: &delete::Options) -> Result<()> {
     let mut options = options.clone();
     if !options.dry_run() {
         let marked = write::update(call, name, (Part::Internal, Writer::Update), |old| {
-            options.check(&*call.kind, old)?;
+            options.check(&call.kind, old)?;
             Ok(targeted(old, &write::now()))
         })
         .await?;

@@ -17,7 +17,7 @@ use crate::{
 const SCHEMA: &str = "io.k8s.api.autoscaling.v1.Scale";
 
 pub(crate) async fn get(call: &Call) -> Result<Reply> {
-    Ok(reply::json(200, &scale::read(&*call.kind, &parent(call).await?)))
+    Ok(reply::json(200, &scale::read(&call.kind, &parent(call).await?)))
 }
 
 pub(crate) async fn update(call: &Call) -> Result<Reply> {
@@ -38,7 +38,7 @@ pub(crate) async fn patch(call: &Call) -> Result<Reply> {
 }
 
 async fn write(call: &Call, wanted: impl Fn(&Value) -> Result<Value> + Send + Sync) -> Result<Reply> {
-    let (kind, name) = (&*call.kind, &call.resource.name);
+    let (kind, name) = (&call.kind, &call.resource.name);
     let stored = write::update(call, name, (Part::Main, Writer::Update), |old| {
         let wanted = wanted(&scale::read(kind, old))?;
         check_revision(kind, old, &wanted["metadata"]["resourceVersion"])?;

@@ -55,7 +55,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
 
 /// The claims about the bound object. A node gets tokens for its own pods only.
 fn bound(call: &Call, reference: &Value) -> Result<Value> {
-    let forbidden = |why: String| ApiError::forbidden_object(&*call.kind, &call.resource.name, why);
+    let forbidden = |why: String| ApiError::forbidden_object(&call.kind, &call.resource.name, why);
     let node = call.user.node();
     let (resource, claim) = match reference["kind"].as_str() {
         None if node.is_none() => return Ok(json!({})),

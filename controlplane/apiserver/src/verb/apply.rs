@@ -24,7 +24,7 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     for _ in 0..ATTEMPTS {
         let updated = write::update(call, &call.resource.name, (part, Writer::Apply), |old| {
             let new = offload::run(call.body.len() > LARGE, || merged(call, old, &config))?;
-            write::check_revision(&*call.kind, old, &new["metadata"]["resourceVersion"])?;
+            write::check_revision(&call.kind, old, &new["metadata"]["resourceVersion"])?;
             Ok(new)
         })
         .await;
@@ -40,7 +40,7 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
         let reply = reply::object(stored.0, call.form()?, &call.kind, &stored.1);
         return Ok(reply::warned(reply, &warnings));
     }
-    Err(ApiError::modified(&*call.kind, &call.resource.name))
+    Err(ApiError::modified(&call.kind, &call.resource.name))
 }
 
 /// Creates the object of a configuration. That needs the permission to create as well.
@@ -51,7 +51,7 @@ async fn created(call: &Call, config: &Value) -> Result<write::Stored> {
             "uid mismatch: the provided object specified uid {}, and no existing object was found",
             text(config, "uid")
         );
-        return Err(ApiError::conflict(&*call.kind, &call.resource.name, why));
+        return Err(ApiError::conflict(&call.kind, &call.resource.name, why));
     }
     let live = json!({"apiVersion": config["apiVersion"], "kind": config["kind"]});
     let object = merged(call, &live, config)?;

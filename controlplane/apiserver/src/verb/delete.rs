@@ -75,7 +75,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
             let form = call.form().unwrap_or(Form::Plain);
             Ok(reply::object(200, form, &call.kind, &Stored::DryRun(object)))
         }
-        Outcome::Removed(object) => reply::deleted(&*call.kind, &object),
+        Outcome::Removed(object) => reply::deleted(&call.kind, &object),
         Outcome::Marked(stored) => {
             let form = call.form().unwrap_or(Form::Plain);
             Ok(reply::object(200, form, &call.kind, &stored))

@@ -19,7 +19,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let objects: Vec<_> = call.state.cache.of(&call.kind)?.lock().under(&scope.prefix).cloned().collect();
     let mut touched = Vec::new();
     for object in objects {
-        if !scope.selects(&*call.kind, &object) {
+        if !scope.selects(&call.kind, &object) {
             continue;
         }
         match delete::one(call, object.name(), &options).await {

@@ -10,8 +10,8 @@ use crate::{
 
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let name = &call.resource.name;
-    let object = call.state.cache.get(&*call.kind, call.namespace(), name);
-    let object = object.ok_or_else(|| ApiError::not_found(&*call.kind, name))?;
+    let object = call.state.cache.get(&call.kind, call.namespace(), name);
+    let object = object.ok_or_else(|| ApiError::not_found(&call.kind, name))?;
     let object = convert::object(&call.kind, object).await?;
     Ok(reply::object(200, call.form()?, &call.kind, &Stored::Committed(object)))
 }

@@ -30,7 +30,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let mut meta = json!({"resourceVersion": revision.to_string()});
     let mut candidates = objects.into_iter();
     for object in candidates.by_ref() {
-        if !scope.selects(&*call.kind, &object) {
+        if !scope.selects(&call.kind, &object) {
             continue;
         }
         if page.len() == limit {
@@ -61,9 +61,9 @@ pub(crate) fn scope(call: &Call) -> Result<Scope> {
     };
     let fields = match query.get("fieldSelector") {
         "" => FieldSelector::default(),
-        text => FieldSelector::parse(&*call.kind, text).map_err(bad)?,
+        text => FieldSelector::parse(&call.kind, text).map_err(bad)?,
     };
-    Ok(Scope { prefix: prefix_of(&*call.kind, call.namespace()), labels, fields })
+    Ok(Scope { prefix: prefix_of(&call.kind, call.namespace()), labels, fields })
 }
 
 /// The objects of the scope's prefix, from the page's start on, and the revision they are of.

@@ -37,7 +37,7 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     let is_heavy = matches!(patch, Patch::Json(_)) || call.body.len() > LARGE;
     let apply = |old: &Value| {
         let patched = patch.apply(call.kind.patch_definition(), old)?;
-        write::check_revision(&*call.kind, old, &patched["metadata"]["resourceVersion"])?;
+        write::check_revision(&call.kind, old, &patched["metadata"]["resourceVersion"])?;
         same_identity(old, &patched)?;
         let parsed = Parsed { value: patched, duplicates: Vec::new(), keys: Vec::new() };
         body::check(parsed, &expected, validation)

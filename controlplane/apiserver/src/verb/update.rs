@@ -23,7 +23,7 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     let revision = object["metadata"]["resourceVersion"].clone();
     require_revision(call, &revision)?;
     let stored = write::update(call, name, (part, Writer::Update), |old| {
-        write::check_revision(&*call.kind, old, &revision)?;
+        write::check_revision(&call.kind, old, &revision)?;
         Ok(object.clone())
     })
     .await?;
@@ -39,7 +39,7 @@ fn require_revision(call: &Call, revision: &Value) -> Result<()> {
     let field = "metadata.resourceVersion".to_owned();
     let message = "Invalid value: 0: must be specified for an update".to_owned();
     let cause = Cause { reason: "FieldValueInvalid", field, message };
-    Err(ApiError::invalid(&*call.kind, &call.resource.name, &[cause]))
+    Err(ApiError::invalid(&call.kind, &call.resource.name, &[cause]))
 }
 
 fn same_name(object: &Value, name: &str) -> Result<()> {

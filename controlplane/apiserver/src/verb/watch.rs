@@ -49,7 +49,7 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
     let mut scope = list::scope(call)?;
     if !call.resource.name.is_empty() {
         let text = format!("metadata.name={}", call.resource.name);
-        scope.fields = coracle_kinds::selector::FieldSelector::parse(&*call.kind, &text)
+        scope.fields = coracle_kinds::selector::FieldSelector::parse(&call.kind, &text)
             .map_err(|error| ApiError::bad_request(error.to_string()))?;
     }
     let query = &call.info.query;

@@ -8,6 +8,9 @@ use super::Resource;
 /// Values by three texts; a look-up does not allocate.
 type Index = HashMap<Box<str>, HashMap<Box<str>, HashMap<Box<str>, Arc<Resource>>>>;
 
+/// Resources by group and version.
+type ByVersion = BTreeMap<(Box<str>, Box<str>), Vec<Arc<Resource>>>;
+
 /// An immutable set of resources.
 #[derive(Default)]
 pub struct Resources {
@@ -112,7 +115,7 @@ impl Resources {
     /// Builds the indexes. Group versions without a change are shared with the former set.
     fn rebuilt(resources: Vec<Arc<Resource>>, former: &[Arc<GroupVersion>]) -> Resources {
         let mut set = Resources::default();
-        let mut versions: BTreeMap<(Box<str>, Box<str>), Vec<Arc<Resource>>> = BTreeMap::new();
+        let mut versions = ByVersion::new();
         for resource in resources {
             let (group, version): (Box<str>, Box<str>) =
                 (resource.group.as_ref().into(), resource.version.as_ref().into());
