@@ -1,4 +1,6 @@
-//! Admission: mutating plugins in order, then validating plugins.
+//! Admission: mutating plugins in order, then validating plugins; one a file.
+//!
+//! A member returns at once unless it needs another server.
 
 mod bootstrap_token;
 mod certificate;
@@ -10,9 +12,10 @@ mod node_restriction;
 mod node_taints;
 mod pod_security;
 mod priority;
-pub(crate) mod service_account;
+mod service_account;
 
-use coracle_kinds::Kind;
+use async_trait::async_trait;
+use coracle_kinds::Resource;
 use serde_json::Value;
 
 use crate::{
@@ -32,7 +35,7 @@ pub(crate) enum Operation {
 
 /// The attributes of a request for admission plugins.
 pub(crate) struct Attributes<'a> {
-    pub(crate) kind: &'static Kind,
+    pub(crate) kind: &'a Resource,
     pub(crate) operation: Operation,
     pub(crate) namespace: &'a str,
     pub(crate) name: &'a str,
@@ -45,14 +48,15 @@ pub(crate) struct Attributes<'a> {
 }
 
 /// An admission plugin. Both methods do nothing by default.
+#[async_trait]
 pub(crate) trait Admit: Send + Sync {
     /// Changes an object.
-    fn mutate(&self, _state: &State, _attributes: &Attributes<'_>, _object: &mut Value) -> Result<()> {
+    async fn mutate(&self, _state: &State, _attributes: &Attributes<'_>, _object: &mut Value) -> Result<()> {
         Ok(())
     }
 
     /// Accepts or refuses an object. For deletions it is the stored one.
-    fn validate(&self, _state: &State, _attributes: &Attributes<'_>, _object: &Value) -> Result<()> {
+    async fn validate(&self, _state: &State, _attributes: &Attributes<'_>, _object: &Value) -> Result<()> {
         Ok(())
     }
 }
@@ -64,7 +68,7 @@ pub(crate) struct Admission {
 impl<'a> Attributes<'a> {
     pub(crate) fn new(call: &'a Call, operation: Operation, name: &'a str, old: Option<&'a Value>) -> Self {
         Self {
-            kind: call.kind,
+            kind: &call.kind,
             operation,
             namespace: call.namespace(),
             name,
@@ -76,10 +80,7 @@ impl<'a> Attributes<'a> {
     }
 
     pub(crate) fn is(&self, operation: Operation, kind: &str) -> bool {
-        self.operation == operation
-            && self.subresource.is_empty()
-            && self.kind.group.is_empty()
-            && self.kind.kind == kind
+        self.operation == operation && self.subresource.is_empty() && self.kind.is("", kind)
     }
 }
 
@@ -102,16 +103,27 @@ impl Admission {
         }
     }
 
-    pub(crate) fn mutate(
+    pub(crate) async fn mutate(
         &self,
         state: &State,
         attributes: &Attributes<'_>,
         object: &mut Value,
     ) -> Result<()> {
-        self.chain.iter().try_for_each(|member| member.mutate(state, attributes, object))
+        for member in &self.chain {
+            member.mutate(state, attributes, object).await?;
+        }
+        Ok(())
     }
 
-    pub(crate) fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
-        self.chain.iter().try_for_each(|member| member.validate(state, attributes, object))
+    pub(crate) async fn validate(
+        &self,
+        state: &State,
+        attributes: &Attributes<'_>,
+        object: &Value,
+    ) -> Result<()> {
+        for member in &self.chain {
+            member.validate(state, attributes, object).await?;
+        }
+        Ok(())
     }
 }

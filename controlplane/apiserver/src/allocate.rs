@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, net::IpAddr, sync::Arc};
 
-use coracle_kinds::{Kind, kind::by_resource, validate::Cause};
+use coracle_kinds::{Resource, kind::by_resource, validate::Cause};
 use rand::RngExt as _;
 use serde_json::{Value, json};
 use tokio::sync::OwnedMutexGuard;
@@ -30,7 +30,7 @@ struct Taken {
 pub(crate) type Allocating = Option<Arc<OwnedMutexGuard<()>>>;
 
 /// Allocates the address and the ports of a new service.
-pub(crate) async fn for_create(state: &State, kind: &Kind, object: &mut Value) -> Result<Allocating> {
+pub(crate) async fn for_create(state: &State, kind: &Resource, object: &mut Value) -> Result<Allocating> {
     if kind.kind != "Service" || !kind.group.is_empty() {
         return Ok(None);
     }
@@ -42,7 +42,7 @@ pub(crate) async fn for_create(state: &State, kind: &Kind, object: &mut Value) -
 /// Keeps allocated values that an update omits, and allocates what a new type needs.
 pub(crate) async fn for_update(
     state: &State,
-    kind: &Kind,
+    kind: &Resource,
     new: &mut Value,
     old: &Value,
 ) -> Result<Allocating> {
@@ -80,7 +80,7 @@ fn keep_node_ports(new: &mut Value, old: &Value) {
     }
 }
 
-fn assign(state: &State, kind: &Kind, object: &mut Value) -> Result<()> {
+fn assign(state: &State, kind: &Resource, object: &mut Value) -> Result<()> {
     if object["spec"]["type"] == "ExternalName" || !object["spec"].is_object() {
         return Ok(());
     }
@@ -186,6 +186,7 @@ fn taken(state: &State, namespace: &str, name: &str) -> Taken {
     let mut taken = Taken::default();
     let Some(kind) = by_resource("", "v1", "services") else { return taken };
     let Ok(services) = state.cache.of(kind) else { return taken };
+    let services = services.lock();
     for service in services.under(&crate::cache::prefix_of(kind, "")).map(|service| service.value()) {
         if text(&service, "namespace") == namespace && text(&service, "name") == name {
             continue;

@@ -1,4 +1,4 @@
-//! Authentication: a chain of authenticators. The first one that recognizes the credential decides. A request without
+//! Authentication: a chain of authenticators, one a file. The first one that recognizes the credential decides. A request without
 //! credentials is anonymous.
 
 mod bootstrap_token;
@@ -7,8 +7,14 @@ pub(crate) mod service_account;
 mod token_file;
 mod x509;
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::BTreeMap,
+    future::{Ready, ready},
+    path::Path,
+    sync::Arc,
+};
 
+use futures::future::{BoxFuture, Either};
 use http::HeaderMap;
 use rustls_pki_types::CertificateDer;
 
@@ -37,10 +43,35 @@ pub struct User {
     pub(crate) component: bool,
 }
 
-pub(crate) struct Authenticators {
-    pub(crate) token_file: Option<TokenFile>,
-    pub(crate) tokens: Tokens,
+/// What a request brings to prove its identity.
+pub(crate) struct Credential<'a> {
+    /// The client certificate, which the TLS layer verified.
+    pub(crate) certificate: Option<&'a CertificateDer<'a>>,
+    /// The bearer token.
+    pub(crate) token: Option<&'a str>,
+    /// Audiences for which the token may be.
+    pub(crate) audiences: &'a [String],
+    pub(crate) cache: &'a Cache,
 }
+
+/// A running authentication: the user, or none if the authenticator does not know the credential. A local authenticator
+/// answers at once, without an allocation.
+pub(crate) type Authenticating<'a> = Either<Ready<Option<User>>, BoxFuture<'a, Option<User>>>;
+
+/// A member of the chain.
+pub(crate) trait Authenticator: Send + Sync {
+    fn authenticate<'a>(&'a self, credential: &'a Credential<'a>) -> Authenticating<'a>;
+}
+
+/// The chain of authenticators.
+pub(crate) struct Authenticators {
+    chain: Vec<Box<dyn Authenticator>>,
+    /// Issuer of service account tokens.
+    pub(crate) tokens: Arc<Tokens>,
+}
+
+/// A request without credentials is anonymous.
+struct Anonymous;
 
 // === impl User ===
 
@@ -86,35 +117,60 @@ impl User {
 
 impl Authenticators {
     pub(crate) fn new(token_file: Option<&Path>, tokens: Tokens) -> std::io::Result<Self> {
-        Ok(Self { token_file: token_file.map(TokenFile::read).transpose()?, tokens })
+        let tokens = Arc::new(tokens);
+        let mut chain: Vec<Box<dyn Authenticator>> = vec![Box::new(x509::ClientCertificates)];
+        if let Some(path) = token_file {
+            chain.push(Box::new(TokenFile::read(path)?));
+        }
+        chain.push(Box::new(service_account::ServiceAccounts(tokens.clone())));
+        chain.push(Box::new(bootstrap_token::BootstrapTokens { audiences: tokens.audiences.clone() }));
+        chain.push(Box::new(Anonymous));
+        Ok(Self { chain, tokens })
     }
 
     /// Authenticates a request from the network.
-    pub(crate) fn identify(
+    pub(crate) async fn identify(
         &self,
         cache: &Cache,
         certificate: Option<&CertificateDer<'_>>,
         headers: &HeaderMap,
     ) -> Result<User> {
-        if let Some(user) = certificate.and_then(x509::user) {
-            return Ok(user);
-        }
-        let Some(header) = headers.get(http::header::AUTHORIZATION) else { return Ok(User::anonymous()) };
-        let token = header.to_str().ok().and_then(|text| {
-            let (scheme, token) = text.split_once(' ')?;
+        let token = headers.get(http::header::AUTHORIZATION).map(|header| {
+            let (scheme, token) = header.to_str().ok()?.split_once(' ')?;
             scheme.eq_ignore_ascii_case("bearer").then_some(token.trim())
         });
-        let token = token.ok_or_else(ApiError::unauthorized)?;
-        self.token_user(cache, token, &self.tokens.audiences).ok_or_else(ApiError::unauthorized)
+        let token = match token {
+            Some(Some("") | None) => return Err(ApiError::unauthorized()),
+            token => token.flatten(),
+        };
+        let credential = Credential { certificate, token, audiences: &self.tokens.audiences, cache };
+        self.user(&credential).await.ok_or_else(ApiError::unauthorized)
     }
 
     /// Authenticates a token for one of the audiences.
-    pub(crate) fn token_user(&self, cache: &Cache, token: &str, audiences: &[String]) -> Option<User> {
-        let known = self.token_file.as_ref().and_then(|file| file.user(token));
-        // A bootstrap token is valid for this API server only.
-        let for_us = || audiences.iter().any(|one| self.tokens.audiences.contains(one));
-        known
-            .or_else(|| self.tokens.user(cache, token, audiences))
-            .or_else(|| bootstrap_token::user(cache, token).filter(|_| for_us()))
+    pub(crate) async fn token_user(&self, cache: &Cache, token: &str, audiences: &[String]) -> Option<User> {
+        self.user(&Credential { certificate: None, token: Some(token), audiences, cache }).await
     }
+
+    async fn user(&self, credential: &Credential<'_>) -> Option<User> {
+        for member in &self.chain {
+            if let Some(user) = member.authenticate(credential).await {
+                return Some(user);
+            }
+        }
+        None
+    }
+}
+
+// === impl Anonymous ===
+
+impl Authenticator for Anonymous {
+    fn authenticate<'a>(&'a self, credential: &'a Credential<'a>) -> Authenticating<'a> {
+        known(credential.token.is_none().then(User::anonymous))
+    }
+}
+
+/// The answer of a local authenticator.
+fn known<'a>(user: Option<User>) -> Authenticating<'a> {
+    Either::Left(ready(user))
 }

@@ -1,4 +1,4 @@
-//! Authorization: a chain of authorizers. The first one that allows the request decides; the default is deny.
+//! Authorization: a chain of authorizers, one a file. The first one that allows or denies decides; the default is deny.
 
 mod component;
 pub(crate) mod impersonation;
@@ -6,11 +6,17 @@ mod masters;
 pub(crate) mod node;
 pub(crate) mod rbac;
 
+use std::borrow::Cow;
+use std::future::{Ready, ready};
+
+use futures::future::{BoxFuture, Either};
+
 use crate::{
     authn::User,
     cache::Cache,
     error::{ApiError, Result},
     request::{Query, RequestInfo, ResourceInfo},
+    server::State,
 };
 
 /// The attributes of a request for authorizers.
@@ -22,17 +28,91 @@ pub(crate) struct Question<'a> {
     pub(crate) cache: &'a Cache,
 }
 
-/// An authorizer: whether it allows the request. If not, the next one is asked.
-type Authorizer = fn(&Question<'_>) -> bool;
+/// What an authorizer says to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Allow,
+    #[cfg_attr(not(test), expect(dead_code, reason = "the built-in authorizers allow or have no opinion"))]
+    Deny,
+    /// The next authorizer decides.
+    NoOpinion,
+}
 
-const CHAIN: &[Authorizer] = &[masters::allows, node::allows, component::allows, rbac::allows];
+/// A verdict with its reason, which is for the client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Decision {
+    pub(crate) verdict: Verdict,
+    pub(crate) reason: Cow<'static, str>,
+}
 
-/// Allows the request, or returns the error for the client.
-pub(crate) fn authorize(question: &Question<'_>) -> Result<()> {
-    if CHAIN.iter().any(|allows| allows(question)) {
-        return Ok(());
+/// A running decision. A local authorizer decides at once, without an allocation.
+pub(crate) type Deciding<'a> = Either<Ready<Decision>, BoxFuture<'a, Decision>>;
+
+/// A member of the chain.
+pub(crate) trait Authorizer: Send + Sync {
+    fn authorize<'a>(&'a self, question: &'a Question<'a>) -> Deciding<'a>;
+}
+
+/// The chain of authorizers.
+pub(crate) struct Authorizers {
+    chain: Vec<Box<dyn Authorizer>>,
+}
+
+// === impl Decision ===
+
+impl Decision {
+    /// Allow with a reason, or no opinion.
+    fn allow_if(allowed: bool, reason: &'static str) -> Self {
+        match allowed {
+            true => Self { verdict: Verdict::Allow, reason: reason.into() },
+            false => Self { verdict: Verdict::NoOpinion, reason: "".into() },
+        }
     }
-    Err(ApiError::forbidden(refusal(question)))
+
+    /// The decision of a local authorizer.
+    fn ready<'a>(self) -> Deciding<'a> {
+        Either::Left(ready(self))
+    }
+}
+
+// === impl Authorizers ===
+
+impl Authorizers {
+    pub(crate) fn new() -> Self {
+        Self {
+            chain: vec![
+                Box::new(masters::Masters),
+                Box::new(node::Nodes),
+                Box::new(component::Components),
+                Box::new(rbac::Rbac),
+            ],
+        }
+    }
+
+    /// The first verdict that is not [`Verdict::NoOpinion`]; else no opinion with all reasons.
+    pub(crate) async fn decide(&self, question: &Question<'_>) -> Decision {
+        let mut reasons = Vec::new();
+        for member in &self.chain {
+            let decision = member.authorize(question).await;
+            if decision.verdict != Verdict::NoOpinion {
+                return decision;
+            }
+            if !decision.reason.is_empty() {
+                reasons.push(decision.reason);
+            }
+        }
+        Decision { verdict: Verdict::NoOpinion, reason: reasons.join(", ").into() }
+    }
+
+    /// Allows the request, or returns the error for the client. No opinion is a refusal.
+    pub(crate) async fn authorize(&self, question: &Question<'_>) -> Result<()> {
+        let decision = self.decide(question).await;
+        match (decision.verdict, &*decision.reason) {
+            (Verdict::Allow, _) => Ok(()),
+            (_, "") => Err(ApiError::forbidden(refusal(question))),
+            (_, reason) => Err(ApiError::forbidden(format!("{}: {reason}", refusal(question)))),
+        }
+    }
 }
 
 /// Whether a request opens a stream into a pod. It needs the verb `create` for every method.
@@ -45,10 +125,15 @@ pub(crate) fn enters_pod(info: &RequestInfo) -> bool {
 }
 
 /// Whether the user has a permission besides that of the request.
-pub(crate) fn authorize_also(cache: &Cache, user: &User, verb: &str, resource: ResourceInfo) -> Result<()> {
+pub(crate) async fn authorize_also(
+    state: &State,
+    user: &User,
+    verb: &str,
+    resource: ResourceInfo,
+) -> Result<()> {
     let info =
         RequestInfo { verb: "", path: String::new(), query: Query::default(), resource: Some(resource) };
-    authorize(&Question { user, verb, info: &info, cache })
+    state.authorizers.authorize(&Question { user, verb, info: &info, cache: &state.cache }).await
 }
 
 fn refusal(question: &Question<'_>) -> String {
@@ -76,4 +161,41 @@ fn refusal(question: &Question<'_>) -> String {
         "{subject} is forbidden: User \"{user}\" cannot {verb} resource \"{what}\" in API group \"{}\" {scope}",
         resource.group
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::Method;
+
+    /// Always the same decision, some time later.
+    struct Later(Verdict, &'static str);
+
+    impl Authorizer for Later {
+        fn authorize<'a>(&'a self, _: &'a Question<'a>) -> Deciding<'a> {
+            Either::Right(Box::pin(async {
+                tokio::task::yield_now().await;
+                Decision { verdict: self.0, reason: self.1.into() }
+            }))
+        }
+    }
+
+    async fn error(chain: Vec<Box<dyn Authorizer>>) -> Option<String> {
+        let info = RequestInfo::parse(&Method::GET, &"/api/v1/nodes".parse().unwrap());
+        let (user, cache) = (User::new("ann", &[]), Cache::new(0));
+        let question = Question { user: &user, verb: "list", info: &info, cache: &cache };
+        Authorizers { chain }.authorize(&question).await.err().map(|error| error.message)
+    }
+
+    #[tokio::test]
+    async fn the_first_opinion_decides_and_none_is_a_refusal() {
+        let (allow, deny) =
+            (|| Box::new(Later(Verdict::Allow, "yes")), || Box::new(Later(Verdict::Deny, "no")));
+        let none = || Box::new(Later(Verdict::NoOpinion, "unknown"));
+        let refusal = "nodes is forbidden: User \"ann\" cannot list resource \"nodes\" in API group \"\" at the cluster scope";
+        assert_eq!(error(vec![none(), allow(), deny()]).await, None);
+        assert_eq!(error(vec![none(), deny(), allow()]).await, Some(format!("{refusal}: no")));
+        assert_eq!(error(vec![none(), none()]).await, Some(format!("{refusal}: unknown, unknown")));
+        assert_eq!(error(Vec::new()).await, Some(refusal.to_owned()));
+    }
 }

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use coracle_kinds::{
-    protobuf,
+    Resource, protobuf,
     schema::{self, FieldValidation, Parsed},
 };
 use http_body_util::BodyExt as _;
@@ -25,9 +25,32 @@ const LIMIT: usize = 3 << 20;
 
 /// What a body must be.
 pub(crate) struct Expected<'a> {
-    pub(crate) api_version: &'a str,
-    pub(crate) kind: &'a str,
-    pub(crate) schema: &'a str,
+    api_version: &'a str,
+    kind: &'a str,
+    rules: Rules<'a>,
+}
+
+/// What checks the fields of a body.
+enum Rules<'a> {
+    /// A built-in definition, by name.
+    Definition(&'a str),
+    /// The rules of a resource.
+    Resource(&'a Resource),
+}
+
+// === impl Expected ===
+
+impl<'a> Expected<'a> {
+    /// An object of a resource.
+    pub(crate) fn of(resource: &'a Resource) -> Self {
+        let rules = Rules::Resource(resource);
+        Self { api_version: resource.api_version(), kind: &resource.kind, rules }
+    }
+
+    /// A body with a built-in definition.
+    pub(crate) fn defined(api_version: &'a str, kind: &'a str, definition: &'a str) -> Self {
+        Self { api_version, kind, rules: Rules::Definition(definition) }
+    }
 }
 
 /// Reads the whole body, up to the limit and as long as there is memory for it.
@@ -58,8 +81,7 @@ where
 
 /// The body as an object of the call's own kind, with warnings.
 pub(crate) fn object(call: &Call) -> Result<(Value, Vec<String>)> {
-    let api_version = call.kind.api_version();
-    let expected = Expected { api_version: &api_version, kind: call.kind.kind, schema: call.kind.schema };
+    let expected = Expected::of(&call.kind);
     decode(call, &expected)
 }
 
@@ -121,6 +143,9 @@ pub(crate) fn check(
             }
         }
     }
-    schema::decode(expected.schema, parsed, validation)
-        .map_err(|error| ApiError::bad_request(error.to_string()))
+    let decoded = match expected.rules {
+        Rules::Definition(name) => schema::decode(name, parsed, validation),
+        Rules::Resource(resource) => resource.strategy().decode(parsed, validation),
+    };
+    decoded.map_err(|error| ApiError::bad_request(error.to_string()))
 }

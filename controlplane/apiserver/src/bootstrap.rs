@@ -5,7 +5,7 @@ mod rbac;
 
 use std::sync::Arc;
 
-use coracle_kinds::{Kind, kind::by_resource};
+use coracle_kinds::{Resource, kind::by_resource};
 use http::HeaderMap;
 use serde_json::{Value, json};
 
@@ -55,7 +55,7 @@ pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
 }
 
 async fn ensure(state: &Arc<State>, resource: &str, object: Value) -> Result<()> {
-    let call = call(state, core(resource)?, &object);
+    let call = call(state, core(resource)?.clone(), &object);
     match write::create(&call, object, Writer::Update).await {
         Err(error) if error.reason != "AlreadyExists" => Err(error),
         _ => Ok(()),
@@ -64,7 +64,7 @@ async fn ensure(state: &Arc<State>, resource: &str, object: Value) -> Result<()>
 
 async fn replace(state: &Arc<State>, resource: &str, object: Value) -> Result<()> {
     ensure(state, resource, object.clone()).await?;
-    let call = call(state, core(resource)?, &object);
+    let call = call(state, core(resource)?.clone(), &object);
     write::update(&call, write::text(&object, "name"), (Part::Main, Writer::Update), |old| {
         let mut new = old.clone();
         new["subsets"] = object["subsets"].clone();
@@ -75,17 +75,17 @@ async fn replace(state: &Arc<State>, resource: &str, object: Value) -> Result<()
 }
 
 /// A kind of the core group.
-fn core(resource: &str) -> Result<&'static Kind> {
+fn core(resource: &str) -> Result<&'static Arc<Resource>> {
     by_resource("", "v1", resource).ok_or_else(ApiError::no_resource)
 }
 
 /// A call that the server makes of itself.
-fn call(state: &Arc<State>, kind: &'static Kind, object: &Value) -> Call {
+fn call(state: &Arc<State>, kind: Arc<Resource>, object: &Value) -> Call {
     let resource = ResourceInfo {
-        group: kind.group.to_owned(),
-        version: kind.version.to_owned(),
+        group: kind.group.clone().into_owned(),
+        version: kind.version.clone().into_owned(),
         namespace: write::text(object, "namespace").to_owned(),
-        resource: kind.plural.to_owned(),
+        resource: kind.plural.clone().into_owned(),
         ..ResourceInfo::default()
     };
     let info = RequestInfo {

@@ -1,6 +1,6 @@
 //! The watch cache: every object's encoded bytes once, shared by gets, lists and watches.
 //!
-//! One task watches the store and applies each commit in order. The cache keeps the recent changes of each kind, too.
+//! One task watches the store and applies each commit in order. The cache keeps the recent changes of each resource, too.
 //! So a watch can start a little in the past, and a paged list can continue at the revision of its first page.
 
 mod collection;
@@ -12,7 +12,8 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use coracle_kinds::{KINDS, Kind};
+use arc_swap::ArcSwap;
+use coracle_kinds::{Resource, resource};
 use coracle_store::{Commit, Range, Store, Watch};
 use tokio::sync::watch;
 
@@ -24,34 +25,88 @@ pub(crate) use object::parses;
 pub(crate) use object::{Object, encode, key_of, prefix_of};
 pub(crate) use references::{References, Referred};
 
+/// Collections by group and resource name.
+type Collections = HashMap<Box<str>, HashMap<Box<str>, Arc<Shared>>>;
+
 pub(crate) struct Cache {
-    collections: HashMap<(&'static str, &'static str), Mutex<Collection>>,
+    /// Replaced when a resource comes or goes; read without a lock.
+    collections: ArcSwap<Collections>,
     revision: watch::Sender<u64>,
     /// The RBAC index, built from this cache.
     pub(crate) policies: Policies,
 }
 
+/// The collection of one resource.
+pub(crate) struct Shared(Mutex<Collection>);
+
+impl Shared {
+    /// The collection, locked; never held over an await.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Collection> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Cache {
-    /// Loads all objects. Returns the cache and the watch for [`Cache::follow`].
+    /// Loads the objects of the built-in resources. Returns the cache and the watch for [`Cache::follow`].
     pub(crate) async fn load(store: &dyn Store) -> std::result::Result<(Self, Watch), coracle_store::Error> {
         let page = store.list(Range::default()).await?;
         let watch = store.watch("", page.revision).await?;
         let cache = Self::new(page.revision);
         for entry in page.entries {
             if let Some(collection) = cache.by_key(&entry.key) {
-                lock(collection).load(entry);
+                collection.lock().load(entry);
             }
         }
         Ok((cache, watch))
     }
 
-    /// An empty cache at a revision.
+    /// An empty cache of the built-in resources at a revision.
     pub(crate) fn new(revision: u64) -> Self {
-        let kinds = KINDS.iter().filter(|kind| kind.stored());
-        let collections = kinds
-            .map(|kind| ((kind.group, kind.plural), Mutex::new(Collection::new(kind, revision))))
-            .collect();
-        Self { collections, revision: watch::Sender::new(revision), policies: Policies::default() }
+        let mut collections = Collections::new();
+        for kind in resource::built_in().iter().filter(|kind| kind.is_stored() && kind.is_storage_version()) {
+            insert(&mut collections, Collection::new(kind.clone(), revision));
+        }
+        let revision = watch::Sender::new(revision);
+        Self { collections: ArcSwap::from_pointee(collections), revision, policies: Policies::default() }
+    }
+
+    /// Adds the collection of a resource with its stored objects, or replaces the resource of a known collection. Only
+    /// the registry calls it, one call at a time.
+    pub(crate) async fn add(
+        &self,
+        store: &dyn Store,
+        stored: &Arc<Resource>,
+    ) -> std::result::Result<(), coracle_store::Error> {
+        if let Ok(known) = self.of(stored) {
+            known.lock().replace(stored.clone());
+            return Ok(());
+        }
+        // Commits that follow the list are kept until the objects are loaded.
+        let collection = Collection::loading(stored.clone());
+        let mut collections = Collections::clone(&self.collections.load());
+        let collection = insert(&mut collections, collection);
+        self.collections.store(Arc::new(collections));
+        let listed = store.list(Range { prefix: prefix_of(stored, ""), ..Range::default() }).await;
+        match listed {
+            Ok(page) => {
+                collection.lock().loaded(page);
+                Ok(())
+            }
+            Err(error) => {
+                self.remove(&stored.group, &stored.plural);
+                Err(error)
+            }
+        }
+    }
+
+    /// Removes the collection of a resource. Its watches end.
+    pub(crate) fn remove(&self, group: &str, plural: &str) {
+        let mut collections = Collections::clone(&self.collections.load());
+        let removed = collections.get_mut(group).and_then(|group| group.remove(plural));
+        self.collections.store(Arc::new(collections));
+        if let Some(removed) = removed {
+            removed.lock().close();
+        }
     }
 
     /// Applies commits until the store is closed.
@@ -63,16 +118,15 @@ impl Cache {
 
     pub(crate) fn apply(&self, commit: &Commit) {
         if let Some(collection) = self.by_key(&commit.key) {
-            lock(collection).apply(commit);
+            collection.lock().apply(commit);
         }
         self.revision.send_replace(commit.revision);
     }
 
-    fn by_key(&self, key: &str) -> Option<&Mutex<Collection>> {
+    fn by_key(&self, key: &str) -> Option<Arc<Shared>> {
         let mut parts = key.split('/');
         let (group, plural) = (parts.next()?, parts.next()?);
-        let kind = KINDS.iter().find(|kind| kind.plural == plural && kind.group == group)?;
-        self.collections.get(&(kind.group, kind.plural))
+        self.collections.load().get(group)?.get(plural).cloned()
     }
 
     /// The newest applied revision.
@@ -94,16 +148,23 @@ impl Cache {
         let _ = seen.wait_for(|_| holds()).await;
     }
 
-    /// The collection of a kind, locked; never held over an await.
-    pub(crate) fn of(&self, kind: &Kind) -> Result<MutexGuard<'_, Collection>> {
-        self.collections.get(&(kind.group, kind.plural)).map(lock).ok_or_else(ApiError::no_resource)
+    /// The collection of a resource, whatever its version.
+    pub(crate) fn of(&self, kind: &Resource) -> Result<Arc<Shared>> {
+        let stored = kind.stored_as();
+        let collections = self.collections.load();
+        let found = collections.get(&*stored.group).and_then(|group| group.get(&*stored.plural));
+        found.cloned().ok_or_else(ApiError::no_resource)
     }
 
-    pub(crate) fn get(&self, kind: &Kind, namespace: &str, name: &str) -> Option<Arc<Object>> {
-        self.of(kind).ok()?.get(&key_of(kind, namespace, name))
+    /// An object in its stored version.
+    pub(crate) fn get(&self, kind: &Resource, namespace: &str, name: &str) -> Option<Arc<Object>> {
+        self.of(kind).ok()?.lock().get(&key_of(kind, namespace, name))
     }
 }
 
-fn lock(collection: &Mutex<Collection>) -> MutexGuard<'_, Collection> {
-    collection.lock().unwrap_or_else(PoisonError::into_inner)
+fn insert(collections: &mut Collections, collection: Collection) -> Arc<Shared> {
+    let (group, plural) = (collection.kind().group.as_ref().into(), collection.kind().plural.as_ref().into());
+    let shared = Arc::new(Shared(Mutex::new(collection)));
+    collections.entry(group).or_default().insert(plural, shared.clone());
+    shared
 }

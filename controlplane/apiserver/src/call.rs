@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use coracle_kinds::{Kind, schema::FieldValidation};
+use coracle_kinds::{Resource, schema::FieldValidation};
 use http::HeaderMap;
 
 use crate::{
@@ -19,7 +19,7 @@ pub(crate) struct Call {
     pub(crate) user: User,
     pub(crate) info: RequestInfo,
     pub(crate) resource: ResourceInfo,
-    pub(crate) kind: &'static Kind,
+    pub(crate) kind: Arc<Resource>,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
     pub(crate) warnings: Warnings,

@@ -1,8 +1,6 @@
 //! Documents about the API server: discovery, OpenAPI, version, token issuer.
 
-use std::sync::OnceLock;
-
-use coracle_kinds::{discovery, openapi};
+use coracle_kinds::{Resources, discovery, openapi};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use serde_json::{Value, json};
 
@@ -20,22 +18,25 @@ const MINOR: &str = "37";
 
 /// The document with this path, if any.
 pub(crate) fn find(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Result<Option<Reply>> {
+    let resources = &**state.registry.load();
     let path: Vec<&str> = info.path.split('/').filter(|part| !part.is_empty()).collect();
     let value = match path.as_slice() {
         ["api"] if aggregated(info, headers)? => {
-            return Ok(Some(discovery_list(headers, &discovery::aggregated_core())));
+            return Ok(Some(discovery_list(headers, &discovery::aggregated_core(resources))));
         }
         ["apis"] if aggregated(info, headers)? => {
-            return Ok(Some(discovery_list(headers, &discovery::aggregated_groups())));
+            return Ok(Some(discovery_list(headers, &discovery::aggregated_groups(resources))));
         }
         ["api"] => Some(discovery::api_versions(&state.advertise.to_string())),
-        ["apis"] => Some(discovery::api_group_list()),
-        ["api", version] => discovery::resource_list("", version),
-        ["apis", group] => discovery::api_group(group),
-        ["apis", group, version] => discovery::resource_list(group, version),
-        ["openapi", "v2"] => return openapi_v2(info, headers).map(Some),
-        ["openapi", "v3"] => return Ok(Some(reply::bytes(200, "application/json", openapi_root()))),
-        ["openapi", "v3", rest @ ..] => return Ok(openapi_document(info, headers, &rest.join("/"))),
+        ["apis"] => Some(discovery::api_group_list(resources)),
+        ["api", version] => discovery::resource_list(resources, "", version),
+        ["apis", group] => discovery::api_group(resources, group),
+        ["apis", group, version] => discovery::resource_list(resources, group, version),
+        ["openapi", "v2"] => return openapi_v2(resources, info, headers).map(Some),
+        ["openapi", "v3"] => return Ok(Some(reply::json(200, &openapi::root(resources)))),
+        ["openapi", "v3", rest @ ..] => {
+            return Ok(openapi_document(resources, info, headers, &rest.join("/")));
+        }
         ["version"] => Some(version()),
         [".well-known", "openid-configuration"] => Some(issuer(state)),
         ["openid", "v1", "jwks"] => Some(state.authenticators.tokens.key_set()),
@@ -60,12 +61,6 @@ fn discovery_list(headers: &HeaderMap, list: &Value) -> Reply {
     reply
 }
 
-/// The root document has the hashes of all documents, so it is cached. The documents are not.
-fn openapi_root() -> &'static str {
-    static ROOT: OnceLock<String> = OnceLock::new();
-    ROOT.get_or_init(|| openapi::root().to_string())
-}
-
 /// Media types by which clients ask for the document as protobuf. The answer always names the first one: client-go asks for
 /// the second one and cannot parse it in an answer, since RFC 2045 allows no `@` in a media type.
 const OPENAPI_V2_PROTOBUF: [&str; 2] = [
@@ -73,14 +68,14 @@ const OPENAPI_V2_PROTOBUF: [&str; 2] = [
     "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",
 ];
 
-fn openapi_v2(info: &RequestInfo, headers: &HeaderMap) -> Result<Reply> {
+fn openapi_v2(resources: &Resources, info: &RequestInfo, headers: &HeaderMap) -> Result<Reply> {
     let accept = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
     let mut names = accept.flat_map(|value| value.split(',')).filter_map(|part| part.split(';').next());
     let (media, bytes) = if names.any(|name| OPENAPI_V2_PROTOBUF.contains(&name.trim())) {
-        (OPENAPI_V2_PROTOBUF[0], openapi::v2::protobuf())
+        (OPENAPI_V2_PROTOBUF[0], openapi::v2::protobuf(resources))
     } else {
         media::negotiate(headers, &info.query, &[])?;
-        ("application/json", openapi::v2::json().to_string().into_bytes())
+        ("application/json", openapi::v2::json(resources).to_string().into_bytes())
     };
     let tag = tag(&bytes);
     let mut reply = if matches(headers, &tag) { not_modified() } else { reply::bytes(200, media, bytes) };
@@ -89,8 +84,13 @@ fn openapi_v2(info: &RequestInfo, headers: &HeaderMap) -> Result<Reply> {
     Ok(reply)
 }
 
-fn openapi_document(info: &RequestInfo, headers: &HeaderMap, path: &str) -> Option<Reply> {
-    let document = openapi::document(path)?;
+fn openapi_document(
+    resources: &Resources,
+    info: &RequestInfo,
+    headers: &HeaderMap,
+    path: &str,
+) -> Option<Reply> {
+    let document = openapi::document(resources, path)?;
     let tag = format!("\"{}\"", document.hash);
     let mut reply = if matches(headers, &tag) {
         not_modified()

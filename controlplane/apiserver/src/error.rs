@@ -1,6 +1,6 @@
 //! Failures as clients see them: an HTTP code and a `Status` object with reason, message and details.
 
-use coracle_kinds::{Kind, validate::Cause};
+use coracle_kinds::{Resource, validate::Cause};
 use serde_json::{Value, json};
 
 /// A failed request.
@@ -27,10 +27,10 @@ impl ApiError {
         Self { code, reason, message: message.into(), details: Value::Null }
     }
 
-    fn of_object(mut self, kind: &Kind, name: &str) -> Self {
+    fn of_object(mut self, kind: &Resource, name: &str) -> Self {
         self.details = json!({"name": name, "kind": kind.plural});
         if !kind.group.is_empty() {
-            self.details["group"] = kind.group.into();
+            self.details["group"] = kind.group.as_ref().into();
         }
         self
     }
@@ -48,12 +48,12 @@ impl ApiError {
     }
 
     /// An object that admission refuses.
-    pub(crate) fn forbidden_object(kind: &Kind, name: &str, why: impl std::fmt::Display) -> Self {
+    pub(crate) fn forbidden_object(kind: &Resource, name: &str, why: impl std::fmt::Display) -> Self {
         let message = format!("{} \"{name}\" is forbidden: {why}", kind.qualified_resource());
         Self::forbidden(message).of_object(kind, name)
     }
 
-    pub(crate) fn not_found(kind: &Kind, name: &str) -> Self {
+    pub(crate) fn not_found(kind: &Resource, name: &str) -> Self {
         let message = format!("{} \"{name}\" not found", kind.qualified_resource());
         Self::new(404, "NotFound", message).of_object(kind, name)
     }
@@ -72,19 +72,19 @@ impl ApiError {
         Self::new(406, "NotAcceptable", message)
     }
 
-    pub(crate) fn already_exists(kind: &Kind, name: &str) -> Self {
+    pub(crate) fn already_exists(kind: &Resource, name: &str) -> Self {
         let message = format!("{} \"{name}\" already exists", kind.qualified_resource());
         Self::new(409, "AlreadyExists", message).of_object(kind, name)
     }
 
-    pub(crate) fn conflict(kind: &Kind, name: &str, why: impl std::fmt::Display) -> Self {
+    pub(crate) fn conflict(kind: &Resource, name: &str, why: impl std::fmt::Display) -> Self {
         let message =
             format!("Operation cannot be fulfilled on {} \"{name}\": {why}", kind.qualified_resource());
         Self::new(409, "Conflict", message).of_object(kind, name)
     }
 
     /// The object changed since the client read it.
-    pub(crate) fn modified(kind: &Kind, name: &str) -> Self {
+    pub(crate) fn modified(kind: &Resource, name: &str) -> Self {
         let why =
             "the object has been modified; please apply your changes to the latest version and try again";
         Self::conflict(kind, name, why)
@@ -130,11 +130,11 @@ impl ApiError {
         Self::new(415, "UnsupportedMediaType", message)
     }
 
-    pub(crate) fn invalid(kind: &Kind, name: &str, causes: &[Cause]) -> Self {
+    pub(crate) fn invalid(kind: &Resource, name: &str, causes: &[Cause]) -> Self {
         let message = coracle_kinds::validate::message(kind, name, causes);
         let mut error = Self::new(422, "Invalid", message).of_object(kind, name);
         // Here, alone, `kind` is the kind and not the resource.
-        error.details["kind"] = kind.kind.into();
+        error.details["kind"] = kind.kind.as_ref().into();
         let list = causes.iter();
         error.details["causes"] = list
             .map(|cause| json!({"reason": cause.reason, "message": cause.message, "field": cause.field}))

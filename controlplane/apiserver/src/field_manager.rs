@@ -1,8 +1,9 @@
 //! Field managers of writes: their names, and what they own afterwards (`metadata.managedFields`).
 
-use coracle_kinds::ownership;
+use std::sync::LazyLock;
+
 use coracle_managed_fields::{
-    ApplyError, ApplyRequest, FieldSet, Managers, PathElement, SingleVersion, UpdateRequest, Updater,
+    ApplyError, ApplyRequest, FieldSet, Managers, PathElement, Schema, SingleVersion, UpdateRequest, Updater,
     conflict_message,
 };
 use serde_json::{Map, Value, json};
@@ -93,8 +94,7 @@ pub(crate) fn apply(call: &Call, live: &Value, config: &Value) -> Result<Value> 
         .map_err(|error| ApiError::internal(format!("failed to decode managed fields: {error}")))?;
     let manager = name(call);
     let request = ApplyRequest { live, config, manager: &manager, force: call.info.query.flag("force") };
-    let applied = with_updater(call, |updater| updater.apply(request, managers))
-        .ok_or_else(|| ApiError::internal("the kind has no schema"))?;
+    let applied = with_updater(call, |updater| updater.apply(request, managers));
     let applied = applied.map_err(|error| failure(call, config, &error))?;
     let mut object = applied.object;
     set(&mut object, &applied.managers);
@@ -104,29 +104,30 @@ pub(crate) fn apply(call: &Call, live: &Value, config: &Value) -> Result<Value> 
 fn updated(call: &Call, live: &Value, new: &Value, managers: Managers) -> Managers {
     let manager = name(call);
     let request = UpdateRequest { live, new, manager: &manager };
-    with_updater(call, |updater| updater.update(request, managers)).unwrap_or_default()
+    with_updater(call, |updater| updater.update(request, managers))
 }
 
-fn with_updater<T>(call: &Call, act: impl FnOnce(&Updater<'_, SingleVersion<'_>>) -> T) -> Option<T> {
-    let (schema, of) = ownership::of_schema(call.kind.schema)?;
+fn with_updater<T>(call: &Call, act: impl FnOnce(&Updater<'_, SingleVersion<'_>>) -> T) -> T {
+    static UNKNOWN: LazyLock<Schema> = LazyLock::new(Schema::default);
+    let (schema, of) = call.kind.strategy().ownership().unwrap_or_else(|| (&*UNKNOWN, Schema::deduced()));
     let api_version = call.kind.api_version();
-    let versions = SingleVersion { api_version: &api_version, schema, of };
+    let versions = SingleVersion { api_version, schema, of };
     let ignored = ignored(call);
     let updater = Updater {
         versions: &versions,
-        api_version: &api_version,
+        api_version,
         subresource: &call.resource.subresource,
         ignored: &ignored,
         now: &now(),
     };
-    Some(act(&updater))
+    act(&updater)
 }
 
 /// The fields that a request for this subresource cannot set.
 fn ignored(call: &Call) -> FieldSet {
     let mut fields = FieldSet::default();
     let name = match call.resource.subresource.as_str() {
-        "" if call.kind.has_status() => "status",
+        "" if call.kind.has_status => "status",
         "status" => "spec",
         _ => return fields,
     };

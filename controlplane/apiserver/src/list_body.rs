@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use coracle_kinds::{Kind, table};
+use coracle_kinds::{Resource, table};
 use http_body::{Body, Frame, SizeHint};
 use serde_json::{Value, json};
 
@@ -22,7 +22,7 @@ const CHUNK: usize = 16 << 10;
 
 /// The body of a list.
 pub(crate) struct ListBody {
-    kind: &'static Kind,
+    kind: Arc<Resource>,
     form: Form,
     now: jiff::Timestamp,
     /// Bytes before the next object.
@@ -38,9 +38,9 @@ pub(crate) struct ListBody {
 
 impl ListBody {
     /// A list of objects; `meta` is its ListMeta.
-    pub(crate) fn new(form: Form, kind: &'static Kind, objects: Vec<Arc<Object>>, meta: Value) -> Self {
+    pub(crate) fn new(form: Form, kind: Arc<Resource>, objects: Vec<Arc<Object>>, meta: Value) -> Self {
         let now = jiff::Timestamp::now();
-        let text = head(form, kind, meta, now);
+        let text = head(form, &kind, meta, now);
         let left = matches!(form, Form::Plain | Form::Discovery).then(|| {
             // Each item adds an opening brace, each but the first a comma; the list has its closing brackets.
             let items: usize = objects.iter().map(|object| object.item_tail().len() + 1).sum();
@@ -85,19 +85,19 @@ impl ListBody {
 
     fn row(&self, include: table::Include, object: &Object) -> String {
         let options = table::Options { include, headers: false, now: self.now };
-        table::render(self.kind, [&object.value()], Value::Null, options)["rows"][0].to_string()
+        table::render(&self.kind, [&object.value()], Value::Null, options)["rows"][0].to_string()
     }
 }
 
 const END: &[u8] = b"]}";
 
 /// The start of the list, up to its first item.
-fn head(form: Form, kind: &Kind, meta: Value, now: jiff::Timestamp) -> Vec<u8> {
+fn head(form: Form, kind: &Resource, meta: Value, now: jiff::Timestamp) -> Vec<u8> {
     let (mut list, items) = match form {
         Form::Plain | Form::Discovery => {
             return format!(
                 "{{\"kind\":\"{}\",\"apiVersion\":\"{}\",\"metadata\":{meta},\"items\":[",
-                kind.list_kind(),
+                kind.list_kind,
                 kind.api_version()
             )
             .into();
@@ -154,7 +154,7 @@ mod tests {
     fn config_map(name: &str, size: usize) -> Arc<Object> {
         let kind = by_kind("v1", "ConfigMap").unwrap();
         let object = json!({"metadata": {"name": name}, "data": {"a": "x".repeat(size)}});
-        Arc::new(Object::stamped(kind, name.into(), 7, &encode(kind, &object)))
+        Arc::new(Object::stamped(name.into(), 7, &encode(kind, &object)))
     }
 
     #[tokio::test]
@@ -162,7 +162,7 @@ mod tests {
         let kind = by_kind("v1", "ConfigMap").unwrap();
         let objects = vec![config_map("a", 10), config_map("b", 1 << 20), config_map("c", 10)];
         let large = objects[1].json.as_ptr_range();
-        let mut body = ListBody::new(Form::Plain, kind, objects, json!({"resourceVersion": "9"}));
+        let mut body = ListBody::new(Form::Plain, kind.clone(), objects, json!({"resourceVersion": "9"}));
         let promised = body.size_hint().exact().unwrap();
         let (mut whole, mut shared) = (Vec::new(), false);
         while let Some(frame) = body.frame().await {
@@ -188,7 +188,7 @@ mod tests {
         for (form, items) in [(Form::Table(table::Include::Metadata), "rows"), (Form::Partial, "items")] {
             for count in [0, 1, 300] {
                 let objects = (0..count).map(|at| config_map(&format!("c{at}"), 10)).collect();
-                let body = ListBody::new(form, kind, objects, json!({"resourceVersion": "9"}));
+                let body = ListBody::new(form, kind.clone(), objects, json!({"resourceVersion": "9"}));
                 let text = body.collect().await.unwrap().to_bytes();
                 let list: Value = serde_json::from_slice(&text).unwrap();
                 assert_eq!(list[items].as_array().unwrap().len(), count);

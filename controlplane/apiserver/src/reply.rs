@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use coracle_kinds::{Kind, table};
+use coracle_kinds::{Resource, table};
 use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Full, combinators::UnsyncBoxBody};
 use serde_json::{Value, json};
@@ -59,7 +59,7 @@ pub(crate) fn failure(error: &ApiError) -> Reply {
 }
 
 /// One object.
-pub(crate) fn object(code: u16, form: Form, kind: &Kind, object: &Stored) -> Reply {
+pub(crate) fn object(code: u16, form: Form, kind: &Resource, object: &Stored) -> Reply {
     match (form, object) {
         (Form::Table(include), _) => {
             let value = object.value();
@@ -78,7 +78,7 @@ pub(crate) fn options(include: table::Include) -> table::Options {
 }
 
 pub(crate) fn table_of<'a>(
-    kind: &Kind,
+    kind: &Resource,
     objects: impl IntoIterator<Item = &'a Value>,
     meta: Value,
     options: table::Options,
@@ -87,7 +87,7 @@ pub(crate) fn table_of<'a>(
 }
 
 /// A list; `meta` is its ListMeta.
-pub(crate) fn list(form: Form, kind: &'static Kind, objects: Vec<Arc<Object>>, meta: Value) -> Reply {
+pub(crate) fn list(form: Form, kind: Arc<Resource>, objects: Vec<Arc<Object>>, meta: Value) -> Reply {
     let body = ListBody::new(form, kind, objects, meta);
     let mut reply = Response::new(body.map_err(|never| match never {}).boxed_unsync());
     reply.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -116,12 +116,12 @@ pub(crate) fn warned(mut reply: Reply, warnings: &[String]) -> Reply {
 }
 
 /// A `v1` Status for a deleted object.
-pub(crate) fn deleted(kind: &Kind, object: &Value) -> Result<Reply> {
+pub(crate) fn deleted(kind: &Resource, object: &Value) -> Result<Reply> {
     let mut details = json!({
         "name": object["metadata"]["name"], "kind": kind.plural, "uid": object["metadata"]["uid"],
     });
     if !kind.group.is_empty() {
-        details["group"] = kind.group.into();
+        details["group"] = kind.group.as_ref().into();
     }
     Ok(success(200, details))
 }

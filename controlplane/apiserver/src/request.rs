@@ -1,8 +1,8 @@
 //! Request attributes, parsed from method, path and query.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
-use coracle_kinds::Kind;
+use coracle_kinds::{Resource, Resources};
 use http::Method;
 
 use crate::error::{ApiError, Result};
@@ -118,9 +118,9 @@ impl ResourceInfo {
         Some(Self { group, version, namespace, resource, name, subresource })
     }
 
-    /// The kind of the resource, if it is served.
-    pub(crate) fn kind(&self) -> Option<&'static Kind> {
-        coracle_kinds::kind::by_resource(&self.group, &self.version, &self.resource)
+    /// The resource, if it is served.
+    pub(crate) fn find<'a>(&self, resources: &'a Resources) -> Option<&'a Arc<Resource>> {
+        resources.find(&self.group, &self.version, &self.resource)
     }
 }
 

@@ -4,16 +4,18 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use coracle_connections::Slot;
+use coracle_kinds::{Resource, Resources};
 use coracle_store::Store;
 use http::{HeaderMap, Method, Request};
 use hyper::upgrade::OnUpgrade;
 use rustls_pki_types::CertificateDer;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     admit::{Admission, PodSecurityConfig},
     authn::{Authenticators, User, legacy_use, service_account::Tokens},
-    authz::{self, Question, impersonation},
+    authz::{self, Authorizers, Question, impersonation},
     body, bootstrap,
     cache::Cache,
     call::{Call, Warnings},
@@ -22,6 +24,7 @@ use crate::{
     health,
     in_flight::{self, BodyMemory, InFlight},
     media,
+    registry::{Registry, RegistryError},
     reply::{self, Reply},
     request::RequestInfo,
     service_range::ServiceRange,
@@ -94,7 +97,9 @@ pub struct Apiserver {
 pub(crate) struct State {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) cache: Arc<Cache>,
+    pub(crate) registry: Registry,
     pub(crate) authenticators: Authenticators,
+    pub(crate) authorizers: Authorizers,
     pub(crate) admission: Admission,
     pub(crate) advertise: SocketAddr,
     pub(crate) service_range: ServiceRange,
@@ -140,7 +145,9 @@ impl Apiserver {
         let state = Arc::new(State {
             store,
             cache,
+            registry: Registry::new(),
             authenticators,
+            authorizers: Authorizers::new(),
             admission: Admission::new(admission),
             advertise: config.advertise,
             service_range: config.service_range,
@@ -153,6 +160,26 @@ impl Apiserver {
         bootstrap::run(&state).await.map_err(OpenError::Bootstrap)?;
         tokio::spawn(legacy_use::record(Arc::downgrade(&state), used));
         Ok(Self { state })
+    }
+
+    /// Adds all versions of one custom resource, or replaces its former versions. They are served when this returns.
+    ///
+    /// # Errors
+    /// [`RegistryError`] if a built-in resource has the name, or the stored objects cannot be read.
+    pub async fn add_resource(&self, versions: &[Arc<Resource>]) -> std::result::Result<(), RegistryError> {
+        let state = &self.state;
+        state.registry.add((&state.cache, &*state.store), versions).await
+    }
+
+    /// Removes all versions of a custom resource. Its watches end; stored objects stay in the store.
+    pub async fn remove_resource(&self, group: &str, plural: &str) {
+        self.state.registry.remove(&self.state.cache, group, plural).await;
+    }
+
+    /// Receives the set of served resources after each change.
+    #[must_use]
+    pub fn resources(&self) -> watch::Receiver<Arc<Resources>> {
+        self.state.registry.subscribe()
     }
 
     /// Handles one request. Callers in this process pass their identity. Other requests are authenticated by certificate
@@ -171,7 +198,7 @@ impl Apiserver {
         let info = RequestInfo::parse(&parts.method, &parts.uri);
         let outcome = match identity {
             Some(user) => {
-                let user = impersonation::user(&self.state.cache, user, &parts.headers);
+                let user = impersonation::user(&self.state, user, &parts.headers).await;
                 let request = (parts.method, parts.headers, body, BodyMemory::default());
                 match user {
                     Ok(user) => self.answer(user, info, request, upgrade).await,
@@ -197,12 +224,12 @@ impl Apiserver {
     {
         let state = &self.state;
         let certificate = parts.extensions.get::<PeerCertificate>().map(|peer| &*peer.0);
-        let caller = state.authenticators.identify(&state.cache, certificate, &parts.headers)?;
+        let caller = state.authenticators.identify(&state.cache, certificate, &parts.headers).await?;
         if let Some(slot) = parts.extensions.get::<Arc<Slot>>().filter(|_| !caller.is_anonymous()) {
             slot.prove();
         }
         let permit = state.in_flight.enter(&caller, &info)?;
-        let user = impersonation::user(&state.cache, caller, &parts.headers)?;
+        let user = impersonation::user(state, caller, &parts.headers).await?;
         let is_long = in_flight::is_long_running(&info);
         let request = (parts.method, parts.headers, body, state.in_flight.body());
         let answer = self.answer(user, info, request, upgrade);
@@ -233,10 +260,10 @@ impl Apiserver {
     {
         let state = &self.state;
         let question = Question { user: &user, verb: info.verb, info: &info, cache: &state.cache };
-        authz::authorize(&question)?;
+        state.authorizers.authorize(&question).await?;
         if authz::enters_pod(&info) {
             // A WebSocket begins with GET. Source: AuthorizePodWebsocketUpgradeCreatePermission, v1.35.
-            authz::authorize(&Question { verb: "create", ..question })?;
+            state.authorizers.authorize(&Question { verb: "create", ..question }).await?;
         }
         let Some(resource) = info.resource.clone() else {
             if let Some(reply) = health::find(state, &info) {
@@ -245,7 +272,8 @@ impl Apiserver {
             let found = documents::find(state, &info, &headers)?;
             return Ok(found.unwrap_or_else(|| reply::text(404, "404 page not found\n")));
         };
-        let Some(kind) = resource.kind() else { return Ok(reply::text(404, "404 page not found\n")) };
+        let kind = resource.find(&state.registry.load()).cloned();
+        let Some(kind) = kind else { return Ok(reply::text(404, "404 page not found\n")) };
         let body = if method == Method::GET { Bytes::new() } else { body::read(body, &mut memory).await? };
         let warnings = Warnings::default();
         let call = Call { state: state.clone(), user, info, resource, kind, headers, body, warnings };
@@ -262,12 +290,12 @@ async fn on_resource(call: &Call) -> Result<Reply> {
     if !call.kind.has_verb(call.info.verb) {
         return Err(ApiError::method_not_allowed());
     }
-    if !call.kind.stored() {
-        return verb::review::run(call);
+    if !call.kind.is_stored() {
+        return verb::review::run(call).await;
     }
     match call.info.verb {
-        "get" => verb::get::run(call),
-        "list" => verb::list::run(call),
+        "get" => verb::get::run(call).await,
+        "list" => verb::list::run(call).await,
         "watch" => verb::watch::run(call),
         "create" if call.resource.name.is_empty() => verb::create::run(call).await,
         "update" if !call.resource.name.is_empty() => verb::update::run(call, Part::Main).await,
@@ -279,36 +307,47 @@ async fn on_resource(call: &Call) -> Result<Reply> {
 }
 
 async fn on_subresource(call: &Call, method: &Method, upgrade: OnUpgrade) -> Result<Reply> {
-    let (resource, sub) = (call.resource.resource.as_str(), call.resource.subresource.as_str());
+    let sub = call.resource.subresource.as_str();
     let row = call.kind.subresource(sub).ok_or_else(ApiError::no_resource)?;
     let verb = call.info.verb;
-    if !row.verbs.contains(&verb) {
+    if !row.verbs.iter().any(|known| known == verb) {
         return Err(ApiError::method_not_allowed());
     }
     if matches!(sub, "binding" | "eviction" | "token") {
         // Their answers are neither tables nor metadata.
         media::negotiate(&call.headers, &call.info.query, &[])?;
     }
-    match (resource, sub, verb) {
-        (_, "status", "get") => verb::get::run(call),
-        (_, "status", "update") => verb::update::run(call, Part::Status).await,
-        (_, "status", "patch") => verb::patch::run(call, Part::Status).await,
-        (_, "scale", "get") => sub::scale::get(call),
-        (_, "scale", "update") => sub::scale::update(call).await,
-        (_, "scale", "patch") => sub::scale::patch(call).await,
-        ("pods", "ephemeralcontainers", "get") => verb::get::run(call),
-        ("pods", "ephemeralcontainers", "update") => verb::update::run(call, Part::EphemeralContainers).await,
-        ("pods", "ephemeralcontainers", "patch") => verb::patch::run(call, Part::EphemeralContainers).await,
-        ("certificatesigningrequests", "approval", "get") => verb::get::run(call),
-        ("certificatesigningrequests", "approval", "update") => verb::update::run(call, Part::Approval).await,
-        ("certificatesigningrequests", "approval", "patch") => verb::patch::run(call, Part::Approval).await,
-        ("pods", "binding", "create") => sub::binding::run(call).await,
-        ("pods", "eviction", "create") => sub::eviction::run(call).await,
-        ("pods", "log" | "exec" | "attach" | "portforward", _) => {
+    let (group, resource) = (&*call.kind.group, &*call.kind.plural);
+    match (group, resource, sub, verb) {
+        (_, _, "status", "get") => verb::get::run(call).await,
+        (_, _, "status", "update") => verb::update::run(call, Part::Status).await,
+        (_, _, "status", "patch") => verb::patch::run(call, Part::Status).await,
+        (_, _, "scale", "get") => sub::scale::get(call).await,
+        (_, _, "scale", "update") => sub::scale::update(call).await,
+        (_, _, "scale", "patch") => sub::scale::patch(call).await,
+        ("", "pods", "ephemeralcontainers", "get") => verb::get::run(call).await,
+        ("", "pods", "ephemeralcontainers", "update") => {
+            verb::update::run(call, Part::EphemeralContainers).await
+        }
+        ("", "pods", "ephemeralcontainers", "patch") => {
+            verb::patch::run(call, Part::EphemeralContainers).await
+        }
+        ("certificates.k8s.io", "certificatesigningrequests", "approval", "get") => {
+            verb::get::run(call).await
+        }
+        ("certificates.k8s.io", "certificatesigningrequests", "approval", "update") => {
+            verb::update::run(call, Part::Approval).await
+        }
+        ("certificates.k8s.io", "certificatesigningrequests", "approval", "patch") => {
+            verb::patch::run(call, Part::Approval).await
+        }
+        ("", "pods", "binding", "create") => sub::binding::run(call).await,
+        ("", "pods", "eviction", "create") => sub::eviction::run(call).await,
+        ("", "pods", "log" | "exec" | "attach" | "portforward", _) => {
             sub::stream::run(call, method, upgrade).await
         }
-        ("namespaces", "finalize", "update") => sub::finalize::run(call).await,
-        ("serviceaccounts", "token", "create") => sub::token::run(call),
+        ("", "namespaces", "finalize", "update") => sub::finalize::run(call).await,
+        ("", "serviceaccounts", "token", "create") => sub::token::run(call).await,
         _ => Err(ApiError::method_not_allowed()),
     }
 }

@@ -9,12 +9,13 @@ pub(crate) mod scale;
 pub(crate) mod stream;
 pub(crate) mod token;
 
-use coracle_kinds::Kind;
+use coracle_kinds::Resource;
 use serde_json::Value;
 
 use crate::{
     body::{self, Expected},
     call::Call,
+    convert,
     error::{ApiError, Result},
 };
 
@@ -22,15 +23,15 @@ use crate::{
 pub(crate) fn body_of(call: &Call) -> Result<(Value, Vec<String>)> {
     let name = call.resource.subresource.as_str();
     let sub = call.kind.subresource(name).ok_or_else(ApiError::no_resource)?;
-    let api_version =
-        if sub.group.is_empty() { sub.version.to_owned() } else { format!("{}/{}", sub.group, sub.version) };
-    let schema = coracle_kinds::kind::schema_of(&api_version, sub.kind).ok_or_else(ApiError::no_resource)?;
-    body::decode(call, &Expected { api_version: &api_version, kind: sub.kind, schema })
+    let api_version = sub.api_version();
+    let schema = coracle_kinds::kind::schema_of(&api_version, &sub.kind).ok_or_else(ApiError::no_resource)?;
+    body::decode(call, &Expected::defined(&api_version, &sub.kind, schema))
 }
 
 /// The object that a subresource is called on.
-pub(crate) fn parent(call: &Call) -> Result<Value> {
-    let (kind, name): (&Kind, &str) = (call.kind, &call.resource.name);
+pub(crate) async fn parent(call: &Call) -> Result<Value> {
+    let (kind, name): (&Resource, &str) = (&call.kind, &call.resource.name);
     let object = call.state.cache.get(kind, call.namespace(), name);
-    object.map(|object| object.value()).ok_or_else(|| ApiError::not_found(kind, name))
+    let object = object.ok_or_else(|| ApiError::not_found(kind, name))?;
+    convert::value(kind, object.value()).await
 }

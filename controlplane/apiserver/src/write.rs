@@ -1,16 +1,30 @@
-//! The way of a write below the verbs: admission, strategy, validation, one commit, and the cache has it.
+//! The write pipeline below the verbs.
+//!
+//! | stage | code |
+//! |---|---|
+//! | decode | `body`: bytes to a tree of the requested version |
+//! | convert | `convert`: the stored object to the requested version |
+//! | default | `Strategy::default`, before and after admission |
+//! | field manager | `field_manager`: who owns which field |
+//! | mutate | `admit`: mutating admission |
+//! | prepare | `coracle_kinds::strategy`: status, generation, what the server owns |
+//! | allocate | `allocate`: addresses and ports of services |
+//! | quota | `admit`: validating admission; the quota is its last member |
+//! | validate | `coracle_kinds::validate` |
+//! | commit | [`commit`]: the stored version; the cache has it when the write is answered |
 
 use std::sync::Arc;
 
-use coracle_kinds::{Kind, defaults, strategy, validate};
+use coracle_kinds::{Resource, defaults, strategy, validate};
 use coracle_store::{Expect, Tier, Write};
 use serde_json::{Value, json};
 
 use crate::{
-    admit::{Attributes, Operation, service_account},
+    admit::{Attributes, Operation},
     allocate::{self, Allocating},
     cache::{Object, encode, key_of},
     call::Call,
+    convert,
     error::{ApiError, Result},
     field_manager::{self, Writer},
     server::State,
@@ -61,7 +75,7 @@ impl Stored {
 /// A new object. One that brings only the beginning of a name gets the whole of it after admission, which
 /// knows it by that beginning.
 pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Result<Stored> {
-    let kind = call.kind;
+    let kind = &*call.kind;
     let applied = (writer == Writer::Apply).then(|| object["metadata"]["managedFields"].take());
     stamp_new(&mut object);
     defaults::apply(kind, &mut object);
@@ -72,14 +86,11 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
     let is_named = !text(&object, "name").is_empty();
     let base = text(&object, if is_named { "name" } else { "generateName" }).to_owned();
     let attributes = Attributes::new(call, Operation::Create, &base, None);
-    if attributes.is(Operation::Create, "Pod") {
-        service_account::wait_for_account(&call.state, &object).await;
-    }
-    call.state.admission.mutate(&call.state, &attributes, &mut object)?;
+    call.state.admission.mutate(&call.state, &attributes, &mut object).await?;
     strategy::prepare_for_create(kind, &mut object);
     defaults::apply(kind, &mut object);
     let allocating = allocate::for_create(&call.state, kind, &mut object).await?;
-    call.state.admission.validate(&call.state, &attributes, &object)?;
+    call.state.admission.validate(&call.state, &attributes, &object).await?;
     if is_named || base.is_empty() {
         return commit_new(call, &object, &allocating).await;
     }
@@ -96,7 +107,7 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
 
 /// Validates and commits what admission passed.
 async fn commit_new(call: &Call, object: &Value, allocating: &Allocating) -> Result<Stored> {
-    let (kind, name) = (call.kind, text(object, "name"));
+    let (kind, name) = (&call.kind, text(object, "name"));
     let causes = validate::create(kind, object);
     if !causes.is_empty() {
         return Err(ApiError::invalid(kind, name, &causes));
@@ -148,18 +159,20 @@ pub(crate) async fn update(
     (part, writer): (Part, Writer),
     mut change: impl FnMut(&Value) -> Result<Value> + Send,
 ) -> Result<Stored> {
-    let kind = call.kind;
+    let kind = &*call.kind;
     for _ in 0..RETRIES {
         let current = call
             .state
             .cache
             .get(kind, call.namespace(), name)
             .ok_or_else(|| ApiError::not_found(kind, name))?;
-        let old = current.value();
+        let old = convert::value(kind, current.value()).await?;
         let new = change(&old)?;
         let (new, allocating) = prepared(call, (part, writer), &old, new).await?;
-        if strategy::is_noop(&new, &old) {
-            return Ok(Stored::Committed(current));
+        // An object in another version than the stored one is written anew.
+        let is_current = current.api_version() == kind.stored_as().api_version();
+        if is_current && strategy::is_noop(&new, &old) {
+            return Ok(Stored::Committed(convert::object(kind, current).await?));
         }
         if call.dry_run()? {
             return Ok(Stored::DryRun(new));
@@ -184,7 +197,7 @@ async fn prepared(
     old: &Value,
     mut new: Value,
 ) -> Result<(Value, Allocating)> {
-    let kind = call.kind;
+    let kind = &*call.kind;
     let name = text(old, "name").to_owned();
     let requested = metadata_mut(&mut new).and_then(|metadata| metadata.remove("managedFields"));
     keep_identity(kind, &name, old, &mut new)?;
@@ -210,12 +223,12 @@ async fn prepared(
         field_manager::record_update(call, old, &mut new, requested.as_ref());
     }
     let attributes = Attributes::new(call, Operation::Update, &name, Some(old));
-    call.state.admission.mutate(&call.state, &attributes, &mut new)?;
+    call.state.admission.mutate(&call.state, &attributes, &mut new).await?;
     let allocating = match part {
         Part::Main => allocate::for_update(&call.state, kind, &mut new, old).await?,
         _ => None,
     };
-    call.state.admission.validate(&call.state, &attributes, &new)?;
+    call.state.admission.validate(&call.state, &attributes, &new).await?;
     let causes = match part {
         Part::Status => validate::status_update(kind, &new, old),
         Part::EphemeralContainers => validate::ephemeral_containers(&new, old),
@@ -225,7 +238,7 @@ async fn prepared(
 }
 
 /// What no update changes. A client that names another uid means another object.
-fn keep_identity(kind: &Kind, name: &str, old: &Value, new: &mut Value) -> Result<()> {
+fn keep_identity(kind: &Resource, name: &str, old: &Value, new: &mut Value) -> Result<()> {
     let uid = text(new, "uid");
     if !uid.is_empty() && uid != text(old, "uid") {
         let why = format!(
@@ -292,22 +305,31 @@ async fn commit_allocated(
     object: Option<&Value>,
 ) -> std::result::Result<Option<Arc<Object>>, Failed> {
     let Some(allocating) = allocating.clone() else {
-        return commit(&call.state, call.kind, key, expect, object).await;
+        return commit(&call.state, &call.kind, key, expect, object).await;
     };
-    let (state, kind, key, object) = (call.state.clone(), call.kind, key.to_owned(), object.cloned());
+    let (state, kind, key, object) = (call.state.clone(), call.kind.clone(), key.to_owned(), object.cloned());
     // A caller that disconnects drops its future, and not this task: the write may be on its way to the store.
     let task = tokio::spawn(async move {
-        let committed = commit(&state, kind, &key, expect, object.as_ref()).await;
+        let committed = commit(&state, &kind, &key, expect, object.as_ref()).await;
         drop(allocating);
         committed
     });
     task.await.unwrap_or_else(|error| Err(Failed::Other(ApiError::internal(error))))
 }
 
+/// The object in its stored version, encoded.
+async fn encoded(kind: &Resource, object: &Value) -> Result<bytes::Bytes> {
+    if kind.is_storage_version() {
+        return Ok(encode(kind, object));
+    }
+    let stored = convert::value(kind.stored_as(), object.clone()).await?;
+    Ok(encode(kind.stored_as(), &stored))
+}
+
 /// One commit, after which the cache has it. `None` deletes, and returns nothing.
 pub(crate) async fn commit(
     state: &State,
-    kind: &Kind,
+    kind: &Resource,
     key: &str,
     expect: Expect,
     object: Option<&Value>,
@@ -315,7 +337,10 @@ pub(crate) async fn commit(
     let ttl = (kind.ttl_seconds > 0).then(|| std::time::Duration::from_secs(kind.ttl_seconds.into()));
     let tier = if kind.volatile { Tier::Volatile { ttl } } else { Tier::Durable };
     let key: Arc<str> = key.into();
-    let value = object.map(|object| encode(kind, object));
+    let value = match object {
+        Some(object) => Some(encoded(kind, object).await.map_err(Failed::Other)?),
+        None => None,
+    };
     if value.as_ref().is_some_and(|bytes| bytes.len() > MAX_OBJECT) {
         return Err(Failed::Other(ApiError::too_large()));
     }
@@ -323,12 +348,15 @@ pub(crate) async fn commit(
     match state.store.write(Write { key: key.clone(), expect, value, tier }).await {
         Ok(revision) => {
             state.cache.reach(revision).await.map_err(Failed::Other)?;
+            if !kind.is_storage_version() {
+                return Ok(object.map(|object| Arc::new(Object::of(kind, key, revision, object))));
+            }
             Ok(stored.map(|bytes| {
                 // The cache's own copy, unless yet another write replaced it already.
-                let cached = state.cache.of(kind).ok().and_then(|objects| objects.get(&key));
+                let cached = state.cache.of(kind).ok().and_then(|objects| objects.lock().get(&key));
                 cached
                     .filter(|cached| cached.revision == revision)
-                    .unwrap_or_else(|| Arc::new(Object::stamped(kind, key, revision, &bytes)))
+                    .unwrap_or_else(|| Arc::new(Object::stamped(key, revision, &bytes)))
             }))
         }
         Err(coracle_store::Error::Conflict { found }) => {
@@ -347,7 +375,7 @@ pub(crate) fn text<'a>(object: &'a Value, field: &str) -> &'a str {
 }
 
 /// Whether a resourceVersion that a client gave fits an object; an empty one always does.
-pub(crate) fn check_revision(kind: &Kind, old: &Value, given: &Value) -> Result<()> {
+pub(crate) fn check_revision(kind: &Resource, old: &Value, given: &Value) -> Result<()> {
     let given = given.as_str().unwrap_or_default();
     if given.is_empty() || given == "0" || given == text(old, "resourceVersion") {
         return Ok(());

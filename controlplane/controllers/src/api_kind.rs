@@ -15,7 +15,7 @@ use crate::object::Key;
 pub(crate) type Meta = PartialObjectMeta<DynamicObject>;
 
 /// A kind that the API server serves.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ApiKind {
     pub(crate) resource: ApiResource,
     pub(crate) namespaced: bool,
@@ -24,15 +24,15 @@ pub(crate) struct ApiKind {
 }
 
 impl Context {
-    /// All kinds, each in its preferred version.
-    pub(crate) async fn kinds(&self) -> Result<&[ApiKind], Error> {
-        let kinds = self.kinds.get_or_try_init(|| discover(&self.client)).await;
-        kinds.map(Vec::as_slice).map_err(Error::Discovery)
+    /// All kinds that are served now, each in its preferred version. Kinds come and go with custom resource definitions,
+    /// so the result is not kept.
+    pub(crate) async fn kinds(&self) -> Result<Vec<ApiKind>, Error> {
+        discover(&self.client).await.map_err(Error::Discovery)
     }
 }
 
 async fn discover(client: &Client) -> Result<Vec<ApiKind>, kube::Error> {
-    let discovery = Discovery::new(client.clone()).run().await?;
+    let discovery = Discovery::new(client.clone()).run_aggregated().await?;
     let mut kinds = Vec::new();
     for group in discovery.groups() {
         for (resource, capabilities) in group.recommended_resources() {
@@ -59,6 +59,14 @@ impl ApiKind {
         } else {
             format!("{}.{}", self.resource.plural, self.resource.group)
         }
+    }
+
+    /// Whether objects of this kind define kinds: custom resource definitions and API services.
+    pub(crate) fn defines_kinds(&self) -> bool {
+        matches!(
+            (self.resource.group.as_str(), self.resource.plural.as_str()),
+            ("apiextensions.k8s.io", "customresourcedefinitions") | ("apiregistration.k8s.io", "apiservices")
+        )
     }
 
     /// Whether this is an event. Events expire on their own, so the garbage collector ignores them.

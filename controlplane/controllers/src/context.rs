@@ -5,9 +5,7 @@ use std::sync::{Arc, Mutex};
 use ipnetwork::IpNetwork;
 use kube::Client;
 use serde_json::Value;
-use tokio::sync::OnceCell;
 
-use crate::api_kind::ApiKind;
 use crate::cache::Cache;
 use crate::caches::Caches;
 use crate::config::ControllersConfig;
@@ -26,8 +24,6 @@ pub(crate) struct Context {
     pub(crate) lifecycle: Arc<Lifecycle>,
     /// The pod CIDRs that were assigned last.
     pub(crate) last_ranges: Mutex<Vec<IpNetwork>>,
-    /// The kinds that the API server serves, discovered once.
-    pub(crate) kinds: OnceCell<Vec<ApiKind>>,
 }
 
 impl Context {

@@ -4,7 +4,6 @@ use std::future::Future;
 use std::sync::{Arc, Mutex};
 
 use kube::Client;
-use tokio::sync::OnceCell;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -33,7 +32,6 @@ pub async fn run(client: Client, config: ControllersConfig, shutdown: Cancellati
         config,
         lifecycle: Arc::new(Lifecycle::new()),
         last_ranges: Mutex::default(),
-        kinds: OnceCell::new(),
     });
     start(&context, &mut tasks);
     // Handlers are registered before the watches start, so that they see every object.

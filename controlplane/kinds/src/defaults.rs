@@ -10,11 +10,11 @@ pub(crate) mod workload;
 
 use serde_json::{Map, Value};
 
-use crate::Kind;
+use crate::Resource;
 
 /// Sets the defaults of an object. Idempotent.
-pub fn apply(kind: &Kind, object: &mut Value) {
-    (kind.rules.defaults)(object);
+pub fn apply(kind: &Resource, object: &mut Value) {
+    kind.strategy().default(object);
 }
 
 /// Sets the defaults of a TokenRequest.

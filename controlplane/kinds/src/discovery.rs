@@ -1,8 +1,8 @@
-//! Discovery documents, plain and aggregated, from the table of kinds.
+//! Discovery documents, plain and aggregated, from a set of resources.
 
 use serde_json::{Map, Value, json};
 
-use crate::kind::{self, Kind, Subresource};
+use crate::resource::{GroupVersion, Resource, Resources, Subresource, Text};
 
 /// `/api`: the versions of the core group. `server` is the `host:port` for clients.
 pub fn api_versions(server: &str) -> Value {
@@ -14,25 +14,27 @@ pub fn api_versions(server: &str) -> Value {
 }
 
 /// `/apis`: all named groups.
-pub fn api_group_list() -> Value {
-    let groups: Vec<Value> = groups().into_iter().map(group_entry).collect();
+pub fn api_group_list(set: &Resources) -> Value {
+    let groups: Vec<Value> = set.groups().into_iter().map(|group| group_entry(set, group)).collect();
     json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups})
 }
 
 /// `/apis/<group>`.
-pub fn api_group(group: &str) -> Option<Value> {
-    let group = groups().into_iter().find(|known| *known == group)?;
-    let mut entry = group_entry(group);
+pub fn api_group(set: &Resources, group: &str) -> Option<Value> {
+    if group.is_empty() || set.versions_of(group).next().is_none() {
+        return None;
+    }
+    let mut entry = group_entry(set, group);
     entry["kind"] = "APIGroup".into();
     entry["apiVersion"] = "v1".into();
     Some(entry)
 }
 
 /// `/api/v1` (group empty) and `/apis/<group>/<version>`.
-pub fn resource_list(group: &str, version: &str) -> Option<Value> {
-    let kinds = kind::of_version(group, version);
-    let first = kinds.first()?;
-    let resources: Vec<Value> = kinds.iter().flat_map(|kind| plain_resources(kind)).collect();
+pub fn resource_list(set: &Resources, group: &str, version: &str) -> Option<Value> {
+    let found = set.group_version(group, version)?;
+    let first = found.resources.first()?;
+    let resources: Vec<Value> = found.resources.iter().flat_map(|kind| plain_resources(kind)).collect();
     Some(json!({
         "kind": "APIResourceList",
         "apiVersion": "v1",
@@ -42,40 +44,24 @@ pub fn resource_list(group: &str, version: &str) -> Option<Value> {
 }
 
 /// `/api` as `APIGroupDiscoveryList`.
-pub fn aggregated_core() -> Value {
-    aggregated(&[""])
+pub fn aggregated_core(set: &Resources) -> Value {
+    aggregated(set, &[""])
 }
 
 /// `/apis` as `APIGroupDiscoveryList`.
-pub fn aggregated_groups() -> Value {
-    aggregated(&groups())
+pub fn aggregated_groups(set: &Resources) -> Value {
+    aggregated(set, &set.groups())
 }
 
-/// Named groups, in alphabetical order.
-fn groups() -> Vec<&'static str> {
-    let mut groups: Vec<&str> = kind::group_versions().into_iter().map(|(group, _)| group).collect();
-    groups.retain(|group| !group.is_empty());
-    groups.dedup();
-    groups
-}
-
-fn versions(group: &str) -> Vec<&'static str> {
-    kind::group_versions()
-        .into_iter()
-        .filter(|(known, _)| *known == group)
-        .map(|(_, version)| version)
-        .collect()
-}
-
-fn group_entry(group: &str) -> Value {
-    let versions: Vec<Value> = versions(group)
-        .into_iter()
-        .map(|version| json!({"groupVersion": format!("{group}/{version}"), "version": version}))
+fn group_entry(set: &Resources, group: &str) -> Value {
+    let versions: Vec<Value> = set
+        .versions_of(group)
+        .map(|found| json!({"groupVersion": format!("{group}/{}", found.version), "version": found.version}))
         .collect();
     json!({"name": group, "preferredVersion": versions.first(), "versions": versions})
 }
 
-fn plain_resources(kind: &Kind) -> Vec<Value> {
+fn plain_resources(kind: &Resource) -> Vec<Value> {
     let mut main = json!({
         "name": kind.plural,
         "singularName": kind.singular,
@@ -93,27 +79,21 @@ fn plain_resources(kind: &Kind) -> Vec<Value> {
             "kind": sub.kind,
             "verbs": sub.verbs,
         });
-        if (sub.group, sub.version) != (kind.group, kind.version) {
-            entry["group"] = sub.group.into();
-            entry["version"] = sub.version.into();
+        if (&sub.group, &sub.version) != (&kind.group, &kind.version) {
+            entry["group"] = sub.group.as_ref().into();
+            entry["version"] = sub.version.as_ref().into();
         }
         entry
     }));
     resources
 }
 
-fn aggregated(groups: &[&str]) -> Value {
+fn aggregated(set: &Resources, groups: &[&str]) -> Value {
     let items: Vec<Value> = groups
         .iter()
         .map(|group| {
-            let versions: Vec<Value> = versions(group)
-                .into_iter()
-                .map(|version| {
-                    let kinds = kind::of_version(group, version);
-                    let resources: Vec<Value> = kinds.into_iter().map(aggregated_resource).collect();
-                    json!({"version": version, "freshness": "Current", "resources": resources})
-                })
-                .collect();
+            let versions: Vec<Value> =
+                set.versions_of(group).map(|found| aggregated_version(found)).collect();
             let metadata = if group.is_empty() {
                 json!({"creationTimestamp": null})
             } else {
@@ -130,7 +110,12 @@ fn aggregated(groups: &[&str]) -> Value {
     })
 }
 
-fn aggregated_resource(kind: &Kind) -> Value {
+fn aggregated_version(found: &GroupVersion) -> Value {
+    let resources: Vec<Value> = found.resources.iter().map(|kind| aggregated_resource(kind)).collect();
+    json!({"version": found.version, "freshness": "Current", "resources": resources})
+}
+
+fn aggregated_resource(kind: &Resource) -> Value {
     let mut entry = json!({
         "resource": kind.plural,
         "responseKind": {"group": kind.group, "version": kind.version, "kind": kind.kind},
@@ -154,11 +139,11 @@ fn aggregated_subresource(sub: &Subresource) -> Value {
     })
 }
 
-fn add_names(entry: &mut Value, kind: &Kind) {
+fn add_names(entry: &mut Value, kind: &Resource) {
     let mut names = Map::new();
-    for (name, list) in [("shortNames", kind.short_names), ("categories", kind.categories)] {
+    for (name, list) in [("shortNames", &kind.short_names), ("categories", &kind.categories)] {
         if !list.is_empty() {
-            names.insert(name.to_owned(), list.into());
+            names.insert(name.to_owned(), list.iter().map(Text::as_ref).collect());
         }
     }
     if let Some(entry) = entry.as_object_mut() {
@@ -169,6 +154,7 @@ fn add_names(entry: &mut Value, kind: &Kind) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::resource::built_in;
 
     fn named<'a>(list: &'a Value, key: &str, name: &str) -> &'a Value {
         list.as_array().unwrap().iter().find(|entry| entry[key] == name).unwrap()
@@ -176,13 +162,13 @@ mod tests {
 
     #[test]
     fn both_forms_name_the_kinds_of_subresources() {
-        let core = resource_list("", "v1").unwrap();
+        let core = resource_list(built_in(), "", "v1").unwrap();
         let eviction = named(&core["resources"], "name", "pods/eviction");
         assert_eq!(eviction["group"], "policy");
         assert_eq!(eviction["kind"], "Eviction");
         let pods = named(&core["resources"], "name", "pods");
         assert_eq!((&pods["shortNames"], &pods["categories"]), (&json!(["po"]), &json!(["all"])));
-        let groups = aggregated_groups();
+        let groups = aggregated_groups(built_in());
         let apps = groups["items"]
             .as_array()
             .unwrap()
@@ -196,7 +182,7 @@ mod tests {
 
     #[test]
     fn every_group_is_listed_once() {
-        let list = api_group_list();
+        let list = api_group_list(built_in());
         let names: Vec<&Value> =
             list["groups"].as_array().unwrap().iter().map(|group| &group["name"]).collect();
         let expect = [
@@ -211,9 +197,9 @@ mod tests {
             "storage.k8s.io",
         ];
         assert_eq!(names, expect);
-        assert_eq!(api_group("apps").unwrap()["preferredVersion"]["groupVersion"], "apps/v1");
-        assert_eq!(api_group("nope"), None);
-        assert_eq!(resource_list("apps", "v2"), None);
-        assert_eq!(aggregated_core()["items"].as_array().unwrap().len(), 1);
+        assert_eq!(api_group(built_in(), "apps").unwrap()["preferredVersion"]["groupVersion"], "apps/v1");
+        assert_eq!(api_group(built_in(), "nope"), None);
+        assert_eq!(resource_list(built_in(), "apps", "v2"), None);
+        assert_eq!(aggregated_core(built_in())["items"].as_array().unwrap().len(), 1);
     }
 }

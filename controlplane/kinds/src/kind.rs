@@ -10,6 +10,7 @@ mod rows;
 mod tests;
 
 pub use self::rows::KINDS;
+pub use crate::resource::{by_kind, by_resource};
 
 /// A kind that the API server serves under a resource name.
 pub struct Kind {
@@ -41,8 +42,28 @@ pub struct Kind {
     pub ttl_seconds: u32,
     /// Fields for field selectors, besides `metadata.name` and `metadata.namespace`.
     pub fields: &'static [Field],
+    /// The row that objects are stored as, if it is another version.
+    pub stored_as: Option<StoredAs>,
     pub(crate) rules: Rules,
 }
+
+/// The row that another row's objects are stored as.
+#[derive(Clone, Copy)]
+pub struct StoredAs {
+    /// Its group.
+    pub group: &'static str,
+    /// Its version.
+    pub version: &'static str,
+    /// Its resource name.
+    pub plural: &'static str,
+    /// Converts an object to the stored version. The caller sets apiVersion and kind.
+    pub to_storage: RowConversion,
+    /// Converts a stored object. The caller sets apiVersion and kind.
+    pub from_storage: RowConversion,
+}
+
+/// Converts an object; an error is the reason for the client.
+pub type RowConversion = fn(Value) -> Result<Value, String>;
 
 /// The functions that are specific to a kind.
 pub(crate) struct Rules {
@@ -75,7 +96,7 @@ pub(crate) struct Writes {
 
 /// Rule for `metadata.name`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NameRule {
+pub enum NameRule {
     /// DNS label (RFC 1123).
     Dns1123Label,
     /// DNS subdomain (RFC 1123).
@@ -101,17 +122,6 @@ pub struct Subresource {
     pub verbs: &'static [&'static str],
 }
 
-/// The kind with this resource name.
-pub fn by_resource(group: &str, version: &str, plural: &str) -> Option<&'static Kind> {
-    KINDS.iter().find(|kind| kind.plural == plural && kind.group == group && kind.version == version)
-}
-
-/// The kind with this apiVersion and kind.
-pub fn by_kind(api_version: &str, name: &str) -> Option<&'static Kind> {
-    let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
-    KINDS.iter().find(|kind| kind.kind == name && kind.group == group && kind.version == version)
-}
-
 /// Kinds that occur only as bodies of requests and responses.
 const VIRTUAL: &[(&str, &str, &str)] = &[
     ("v1", "Binding", "io.k8s.api.core.v1.Binding"),
@@ -127,23 +137,9 @@ pub fn schema_of(api_version: &str, name: &str) -> Option<&'static str> {
         return Some("io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions");
     }
     let found = VIRTUAL.iter().find(|(version, kind, _)| *version == api_version && *kind == name);
-    found.map(|(_, _, schema)| *schema).or_else(|| by_kind(api_version, name).map(|kind| kind.schema))
-}
-
-/// The kinds of a group version, in the order of their resource names.
-pub fn of_version(group: &str, version: &str) -> Vec<&'static Kind> {
-    let mut kinds: Vec<&Kind> =
-        KINDS.iter().filter(|kind| kind.group == group && kind.version == version).collect();
-    kinds.sort_by_key(|kind| kind.plural);
-    kinds
-}
-
-/// All group versions, the core group first.
-pub fn group_versions() -> Vec<(&'static str, &'static str)> {
-    let mut all: Vec<(&str, &str)> = KINDS.iter().map(|kind| (kind.group, kind.version)).collect();
-    all.sort_unstable();
-    all.dedup();
-    all
+    found
+        .map(|(_, _, schema)| *schema)
+        .or_else(|| by_kind(api_version, name).map(|kind| kind.schema.as_ref()))
 }
 
 // === impl Kind ===
@@ -155,51 +151,5 @@ impl Kind {
             "" => self.version.to_owned(),
             group => format!("{group}/{}", self.version),
         }
-    }
-
-    /// The resource in error messages: `pods`, `deployments.apps`.
-    pub fn qualified_resource(&self) -> String {
-        match self.group {
-            "" => self.plural.to_owned(),
-            group => format!("{}.{group}", self.plural),
-        }
-    }
-
-    /// The kind in error messages: `Pod`, `Deployment.apps`.
-    pub fn qualified_kind(&self) -> String {
-        match self.group {
-            "" => self.kind.to_owned(),
-            group => format!("{}.{group}", self.kind),
-        }
-    }
-
-    /// `PodList`.
-    pub fn list_kind(&self) -> String {
-        format!("{}List", self.kind)
-    }
-
-    /// The subresource with this name.
-    pub fn subresource(&self, name: &str) -> Option<&'static Subresource> {
-        self.subresources.iter().find(|sub| sub.name == name)
-    }
-
-    /// Whether the resource itself supports the verb.
-    pub fn has_verb(&self, verb: &str) -> bool {
-        self.verbs.contains(&verb)
-    }
-
-    /// Whether the kind has a status that only its subresource changes.
-    pub fn has_status(&self) -> bool {
-        self.rules.writes.status
-    }
-
-    /// Whether an update without a resourceVersion is allowed.
-    pub fn unconditional_update(&self) -> bool {
-        self.rules.unconditional_update
-    }
-
-    /// Whether objects of the kind are stored. Reviews are not.
-    pub fn stored(&self) -> bool {
-        self.has_verb("get")
     }
 }

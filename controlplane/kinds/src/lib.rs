@@ -1,6 +1,7 @@
 //! The API's kinds as data: schemas, defaults, validation, patches, wire decoding and tables. Pure: no I/O.
 //!
-//! Start at [`kind`]: one table with a row for each kind, so that a new kind is added in one place. Objects are JSON
+//! Start at [`kind`]: one table with a row for each built-in kind, so that a new kind is added in one place.
+//! [`resource`] has the form in which rows and custom resources are served. Objects are JSON
 //! trees (`serde_json::Value`), never typed structs: a typed round trip would drop fields that this version does not
 //! know.
 //!
@@ -18,6 +19,7 @@ pub mod ownership;
 pub mod patch;
 pub mod pod_security;
 pub mod protobuf;
+pub mod resource;
 pub mod scale;
 pub mod schema;
 pub mod selector;
@@ -25,4 +27,5 @@ pub mod strategy;
 pub mod table;
 pub mod validate;
 
-pub use kind::{KINDS, Kind, Subresource};
+pub use kind::{KINDS, Kind};
+pub use resource::{Resource, Resources};

@@ -6,14 +6,16 @@
 
 pub mod v2;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha512};
 
-use crate::kind::{self, Kind};
+use crate::kind;
+use crate::resource::{GroupVersion, Resource, Resources};
 use crate::schema::model::definitions_text;
 
 /// The document of one group version.
@@ -25,33 +27,37 @@ pub struct Document {
     pub hash: String,
 }
 
-/// The hashes of the documents, by path.
-static HASHES: LazyLock<BTreeMap<String, String>> = LazyLock::new(|| {
-    let text = definitions_text();
-    let definitions = Definitions::read(&text);
-    kind::group_versions()
-        .into_iter()
-        .map(|(group, version)| (path_of(group, version), hash(&definitions.document(group, version))))
-        .collect()
-});
-
-/// `/openapi/v3`: URLs with content hash, by path.
-pub fn root() -> Value {
-    let paths: Map<String, Value> = HASHES
-        .iter()
-        .map(|(path, hash)| {
-            (path.clone(), json!({"serverRelativeURL": format!("/openapi/v3/{path}?hash={hash}")}))
-        })
-        .collect();
+/// `/openapi/v3`: URLs with content hash, by path. Hashes are computed once for each change of a group version.
+pub fn root(set: &Resources) -> Value {
+    // Only read when a hash is missing.
+    let text = LazyLock::new(definitions_text);
+    let mut definitions = None;
+    let mut paths = Map::new();
+    for version in set.group_versions() {
+        let hash = match version.openapi_hash.get() {
+            Some(hash) => hash,
+            None => {
+                let definitions = definitions.get_or_insert_with(|| Definitions::read(&text));
+                version.openapi_hash.get_or_init(|| hash(&definitions.document(version)))
+            }
+        };
+        let path = path_of(&version.group, &version.version);
+        let url = json!({"serverRelativeURL": format!("/openapi/v3/{path}?hash={hash}")});
+        paths.insert(path, url);
+    }
     json!({"paths": paths})
 }
 
 /// The document of `api/v1`, `apis/apps/v1`, …
-pub fn document(path: &str) -> Option<Document> {
-    let (group, version) =
-        kind::group_versions().into_iter().find(|(group, version)| path_of(group, version) == path)?;
+pub fn document(set: &Resources, path: &str) -> Option<Document> {
+    let (group, version) = match path.split('/').collect::<Vec<_>>().as_slice() {
+        ["api", version] => ("", *version),
+        ["apis", group, version] => (*group, *version),
+        _ => return None,
+    };
+    let version = set.group_version(group, version)?;
     let text = definitions_text();
-    let body = Definitions::read(&text).document(group, version);
+    let body = Definitions::read(&text).document(version);
     Some(Document { hash: hash(&body), body })
 }
 
@@ -85,13 +91,13 @@ impl<'a> Definitions<'a> {
         }
     }
 
-    fn document(&self, group: &str, version: &str) -> Vec<u8> {
-        let kinds = kind::of_version(group, version);
+    fn document(&self, version: &GroupVersion) -> Vec<u8> {
+        let kinds = &version.resources;
         let mut paths = Map::new();
-        for kind in &kinds {
+        for kind in kinds {
             add_paths(kind, &mut paths);
         }
-        let schemas: BTreeMap<&str, &RawValue> = self.reachable(&kinds);
+        let schemas = self.reachable(kinds);
         let document = Page {
             openapi: "3.0.0",
             info: json!({"title": "Kubernetes", "version": format!("v{}", self.version)}),
@@ -102,24 +108,28 @@ impl<'a> Definitions<'a> {
     }
 
     /// The definitions of the kinds and of their bodies, and all definitions that these refer to.
-    fn reachable(&self, kinds: &[&Kind]) -> BTreeMap<&'a str, &'a RawValue> {
-        let bodies = kinds.iter().flat_map(|kind| kind.subresources).filter_map(|sub| {
-            let api_version = if sub.group.is_empty() {
-                sub.version.to_owned()
-            } else {
-                format!("{}/{}", sub.group, sub.version)
-            };
-            kind::schema_of(&api_version, sub.kind)
-        });
+    fn reachable<'b>(&'b self, kinds: &'b [Arc<Resource>]) -> BTreeMap<&'b str, Cow<'b, RawValue>> {
+        let bodies = kinds
+            .iter()
+            .flat_map(|kind| &kind.subresources)
+            .filter_map(|sub| kind::schema_of(&sub.api_version(), &sub.kind));
         let options = kind::schema_of("v1", "DeleteOptions");
         let mut waiting: Vec<&str> =
-            kinds.iter().map(|kind| kind.schema).chain(bodies).chain(options).collect();
+            kinds.iter().map(|kind| &*kind.schema).chain(bodies).chain(options).collect();
         let mut seen = BTreeSet::new();
         let mut found = BTreeMap::new();
+        for (kind, definition) in kinds.iter().filter_map(|kind| Some((kind, kind.definition.as_ref()?))) {
+            // A custom schema refers to built-in definitions only, such as ObjectMeta.
+            let Ok(text) = serde_json::value::to_raw_value(&**definition) else { continue };
+            for name in references(text.get()) {
+                waiting.extend(self.texts.get_key_value(name).map(|(name, _)| *name));
+            }
+            found.insert(&*kind.schema, Cow::Owned(text));
+        }
         while let Some(name) = waiting.pop() {
             let Some((name, text)) = self.texts.get_key_value(name) else { continue };
             if seen.insert(*name) {
-                found.insert(*name, *text);
+                found.insert(*name, Cow::Borrowed(*text));
                 waiting.extend(references(text.get()));
             }
         }
@@ -137,7 +147,7 @@ struct Page<'a> {
 
 #[derive(serde::Serialize)]
 struct Components<'a> {
-    schemas: BTreeMap<&'a str, &'a RawValue>,
+    schemas: BTreeMap<&'a str, Cow<'a, RawValue>>,
 }
 
 /// The names of the definitions that a definition refers to.
@@ -145,8 +155,8 @@ fn references(text: &str) -> impl Iterator<Item = &str> {
     text.split("\"$ref\":\"#/components/schemas/").skip(1).filter_map(|rest| rest.split('"').next())
 }
 
-fn add_paths(kind: &Kind, paths: &mut Map<String, Value>) {
-    let base = match (kind.group, kind.namespaced) {
+fn add_paths(kind: &Resource, paths: &mut Map<String, Value>) {
+    let base = match (&*kind.group, kind.namespaced) {
         ("", true) => format!("/api/{}/namespaces/{{namespace}}/{}", kind.version, kind.plural),
         ("", false) => format!("/api/{}/{}", kind.version, kind.plural),
         (group, true) => format!("/apis/{group}/{}/namespaces/{{namespace}}/{}", kind.version, kind.plural),
@@ -176,7 +186,7 @@ const PATCHES: &[&str] = &[
     "application/strategic-merge-patch+json",
 ];
 
-fn operation(kind: &Kind, action: &str, reference: &str) -> Value {
+fn operation(kind: &Resource, action: &str, reference: &str) -> Value {
     json!({
         "operationId": format!("{action}{}{}{}", kind.group.replace(['.', '-'], ""), kind.version, kind.kind),
         "responses": {"200": {"description": "OK", "content": {"application/json": {"schema": {"$ref": reference}}}}},
@@ -185,7 +195,7 @@ fn operation(kind: &Kind, action: &str, reference: &str) -> Value {
     })
 }
 
-fn write_operation(kind: &Kind, action: &str, reference: &str, types: &[&str]) -> Value {
+fn write_operation(kind: &Resource, action: &str, reference: &str, types: &[&str]) -> Value {
     let mut operation = operation(kind, action, reference);
     let parameters = ["dryRun", "fieldManager", "fieldValidation"]
         .map(|name| json!({"name": name, "in": "query", "schema": {"type": "string", "uniqueItems": true}}));
@@ -199,21 +209,22 @@ fn write_operation(kind: &Kind, action: &str, reference: &str, types: &[&str]) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::resource::built_in;
 
     fn read(path: &str) -> Value {
-        serde_json::from_slice(&document(path).unwrap().body).unwrap()
+        serde_json::from_slice(&document(built_in(), path).unwrap().body).unwrap()
     }
 
     #[test]
     fn the_root_names_every_document_by_its_hash() {
-        let root = root();
+        let root = root(built_in());
         for (path, entry) in root["paths"].as_object().unwrap() {
-            let hash = document(path).unwrap().hash;
+            let hash = document(built_in(), path).unwrap().hash;
             assert_eq!(entry["serverRelativeURL"], format!("/openapi/v3/{path}?hash={hash}"));
         }
         assert!(root["paths"].get("api/v1").is_some());
         assert!(root["paths"].get("apis/apps/v1").is_some());
-        assert!(document("apis/apps/v9").is_none());
+        assert!(document(built_in(), "apis/apps/v9").is_none());
     }
 
     #[test]
@@ -227,7 +238,8 @@ mod tests {
 
     #[test]
     fn no_reference_dangles_and_descriptions_are_there() {
-        for path in HASHES.keys() {
+        let root = root(built_in());
+        for path in root["paths"].as_object().unwrap().keys() {
             let document = read(path);
             let schemas = document["components"]["schemas"].as_object().unwrap();
             let text = document.to_string();

@@ -2,31 +2,45 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::Kind;
+use crate::Resource;
 use crate::selector::LabelSelector;
 use crate::validate::{Cause, Causes, Path};
 
 /// The `autoscaling/v1` Scale of a workload.
-pub fn read(_kind: &Kind, workload: &Value) -> Value {
+pub fn read(kind: &Resource, workload: &Value) -> Value {
     let mut metadata = Map::new();
     for name in ["name", "namespace", "uid", "resourceVersion", "creationTimestamp"] {
         if let Some(value) = workload["metadata"].get(name) {
             metadata.insert(name.to_owned(), value.clone());
         }
     }
-    let count = |part: &str| workload[part]["replicas"].as_i64().unwrap_or(0);
-    let selector = LabelSelector::from_object(&workload["spec"]["selector"]).unwrap_or_default();
+    let (spec, status, selector) = match &kind.scale {
+        Some(paths) => (
+            at(workload, &paths.spec_replicas),
+            at(workload, &paths.status_replicas),
+            paths
+                .selector
+                .as_deref()
+                .map_or("", |path| at(workload, path).as_str().unwrap_or_default())
+                .to_owned(),
+        ),
+        None => {
+            let selector = LabelSelector::from_object(&workload["spec"]["selector"]).unwrap_or_default();
+            (&workload["spec"]["replicas"], &workload["status"]["replicas"], selector.to_string())
+        }
+    };
+    let count = |replicas: &Value| replicas.as_i64().unwrap_or(0);
     json!({
         "kind": "Scale",
         "apiVersion": "autoscaling/v1",
         "metadata": metadata,
-        "spec": {"replicas": count("spec")},
-        "status": {"replicas": count("status"), "selector": selector.to_string()},
+        "spec": {"replicas": count(spec)},
+        "status": {"replicas": count(status), "selector": selector},
     })
 }
 
 /// Writes a Scale's replicas (and its resourceVersion, when given, as the update's precondition) into the workload.
-pub fn apply(_kind: &Kind, workload: &mut Value, scale: &Value) -> Result<(), Vec<Cause>> {
+pub fn apply(kind: &Resource, workload: &mut Value, scale: &Value) -> Result<(), Vec<Cause>> {
     let replicas = scale["spec"]["replicas"].as_i64().unwrap_or(0);
     let mut causes = Causes::default();
     let path = Path::root("spec").field("replicas");
@@ -44,11 +58,32 @@ pub fn apply(_kind: &Kind, workload: &mut Value, scale: &Value) -> Result<(), Ve
     if !causes.is_empty() {
         return Err(causes.into_list());
     }
-    workload["spec"]["replicas"] = replicas.into();
+    match &kind.scale {
+        Some(paths) => set(workload, &paths.spec_replicas, replicas),
+        None => workload["spec"]["replicas"] = replicas.into(),
+    }
     if let Some(version) = scale["metadata"].get("resourceVersion").filter(|version| !version.is_null()) {
         workload["metadata"]["resourceVersion"] = version.clone();
     }
     Ok(())
+}
+
+/// The value at a path; null if absent.
+fn at<'a>(object: &'a Value, path: &[String]) -> &'a Value {
+    path.iter().fold(object, |value, name| &value[name.as_str()])
+}
+
+/// Sets the value at a path. Creates missing objects; leaves the object unchanged if another type is in the way.
+fn set(object: &mut Value, path: &[String], value: i64) {
+    let mut place = object;
+    for name in path {
+        if place.is_null() {
+            *place = Value::Object(Map::new());
+        }
+        let Some(map) = place.as_object_mut() else { return };
+        place = map.entry(name.as_str()).or_insert(Value::Null);
+    }
+    *place = value.into();
 }
 
 #[cfg(test)]

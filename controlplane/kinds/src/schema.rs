@@ -53,6 +53,21 @@ pub fn parse_json(bytes: &[u8]) -> Result<Parsed, SchemaError> {
     parse::parse(bytes).map_err(|error| SchemaError::Syntax(error.to_string()))
 }
 
+/// Checks the metadata of an object whose other fields another schema describes, and makes it canonical. Returns
+/// warnings such as `unknown field "metadata.foo"`.
+///
+/// # Errors
+/// A value has the wrong type.
+pub fn decode_metadata(object: &mut Value) -> Result<Vec<String>, String> {
+    let Some(metadata) = object.get_mut("metadata").filter(|metadata| !metadata.is_null()) else {
+        return Ok(Vec::new());
+    };
+    let definition = model::schemas().find(METADATA).ok_or_else(|| format!("no definition {METADATA}"))?;
+    check::conform_field(definition, "metadata", metadata)
+}
+
+const METADATA: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
+
 /// Checks an object against the named definition (see [`crate::kind::schema_of`]) and makes it canonical: removes
 /// unknown fields, nulls and empty lists, and rewrites times and quantities. Returns the object and warnings such as
 /// `unknown field "spec.foo"`.

@@ -10,7 +10,7 @@ pub use self::facets::Facets;
 pub use coracle_values::SelectorError;
 pub use coracle_values::label_selector::LabelSelector;
 
-use crate::Kind;
+use crate::resource::{Resource, SelectableField};
 
 /// A field that lists and watches can select by.
 #[derive(Clone, Copy)]
@@ -29,7 +29,7 @@ pub struct FieldSelector {
 
 #[derive(Clone)]
 struct Term {
-    field: Field,
+    field: SelectableField,
     equal: bool,
     value: String,
 }
@@ -38,11 +38,11 @@ struct Term {
 
 impl FieldSelector {
     /// Parses the text form. A field that the kind cannot be selected by is an error.
-    pub fn parse(kind: &Kind, text: &str) -> Result<FieldSelector, SelectorError> {
+    pub fn parse(kind: &Resource, text: &str) -> Result<FieldSelector, SelectorError> {
         let mut terms = Vec::new();
         for field_selector::FieldRequirement { field: name, equal, value } in field_selector::parse(text)? {
-            let known = fields::COMMON.iter().chain(kind.fields).find(|field| field.name == name);
-            let field = *known.ok_or(SelectorError::UnknownField(name))?;
+            let known = kind.fields.iter().find(|field| *field.name == *name).cloned();
+            let field = known.ok_or(SelectorError::UnknownField(name))?;
             terms.push(Term { field, equal, value });
         }
         Ok(FieldSelector { terms })
@@ -60,18 +60,18 @@ impl FieldSelector {
 
     /// The value in `field=…`, if there is such a requirement.
     pub fn exact(&self, field: &str) -> Option<&str> {
-        let term = self.terms.iter().find(|term| term.equal && term.field.name == field)?;
+        let term = self.terms.iter().find(|term| term.equal && *term.field.name == *field)?;
         Some(&term.value)
     }
 
     /// Whether an object meets all requirements.
     pub fn matches(&self, object: &Value) -> bool {
-        self.terms.iter().all(|term| ((term.field.value)(object) == term.value) == term.equal)
+        self.terms.iter().all(|term| (term.field.read(object) == term.value) == term.equal)
     }
 
     /// As [`FieldSelector::matches`], from the object's facets.
     pub fn matches_facets(&self, facets: &Facets) -> bool {
-        self.terms.iter().all(|term| (facets.field(term.field.name) == term.value) == term.equal)
+        self.terms.iter().all(|term| (facets.field(&term.field.name) == term.value) == term.equal)
     }
 }
 

@@ -4,50 +4,52 @@ mod service;
 
 use serde_json::{Map, Value, json};
 
-use crate::Kind;
+use crate::Resource;
 use coracle_values::qos::{CpuAndMemory, QosClass, RequestsAndLimits};
 
 /// Metadata that no client changes after creation.
 const SERVER_OWNED: [&str; 5] =
     ["uid", "creationTimestamp", "generation", "deletionTimestamp", "deletionGracePeriodSeconds"];
 
+const CERTIFICATES: &str = "certificates.k8s.io";
+const SIGNING_REQUEST: &str = "CertificateSigningRequest";
+
 /// Prepares a new object: removes the client's status, and sets generation 1 if the kind has generations.
-pub fn prepare_for_create(kind: &Kind, object: &mut Value) {
-    let writes = kind.rules.writes;
+pub fn prepare_for_create(kind: &Resource, object: &mut Value) {
     let Some(metadata) = object.as_object_mut().and_then(metadata_of) else { return };
     metadata.remove("selfLink");
     metadata.remove("deletionTimestamp");
     metadata.remove("deletionGracePeriodSeconds");
-    if writes.generation {
+    if kind.has_generation {
         metadata.insert("generation".to_owned(), 1.into());
     } else {
         metadata.remove("generation");
     }
-    (writes.create)(object);
+    kind.strategy().prepare_create(object);
 }
 
 /// Prepares an update of the resource itself: keeps the old status, and increases the generation if the spec changed.
-pub fn prepare_for_update(kind: &Kind, new: &mut Value, old: &Value) {
-    let writes = kind.rules.writes;
+pub fn prepare_for_update(kind: &Resource, new: &mut Value, old: &Value) {
     keep_server_owned(new, old);
-    if writes.status {
+    if kind.has_status {
         take(new, old, "status");
     }
-    if matches!(kind.kind, "Namespace" | "CertificateSigningRequest") {
+    if kind.is("", "Namespace") || kind.is(CERTIFICATES, SIGNING_REQUEST) {
         // A namespace's finalizers change through /finalize only. The spec of a signing request never changes.
         take(new, old, "spec");
     }
-    if kind.kind == "Service" && kind.group.is_empty() {
+    if kind.is("", "Service") {
         service::drop_dependent_fields(new, old);
     }
-    if writes.generation && is_new_generation(kind, new, old) {
+    kind.strategy().prepare_update(new, old);
+    if kind.has_generation && is_new_generation(kind, new, old) {
         let generation = old["metadata"]["generation"].as_i64().unwrap_or(0) + 1;
         new["metadata"]["generation"] = generation.into();
     }
 }
 
 /// Prepares an update of `/status`: only the status changes, and the metadata that upstream allows there.
-pub fn prepare_for_status_update(kind: &Kind, new: &mut Value, old: &Value) {
+pub fn prepare_for_status_update(kind: &Resource, new: &mut Value, old: &Value) {
     keep_server_owned(new, old);
     let Some(map) = new.as_object_mut() else { return };
     let mut kept = old.as_object().cloned().unwrap_or_default();
@@ -66,13 +68,13 @@ pub fn prepare_for_status_update(kind: &Kind, new: &mut Value, old: &Value) {
         }
     }
     *map = kept;
-    if kind.kind == "CertificateSigningRequest" {
+    if kind.is(CERTIFICATES, SIGNING_REQUEST) {
         keep_verdict(new, old);
     }
 }
 
 /// Prepares an update of `/approval` of a certificate signing request: only the conditions change.
-pub fn prepare_for_approval(kind: &Kind, new: &mut Value, old: &Value) {
+pub fn prepare_for_approval(kind: &Resource, new: &mut Value, old: &Value) {
     let conditions = new["status"]["conditions"].take();
     prepare_for_update(kind, new, old);
     if !new["status"].is_object() {
@@ -110,7 +112,7 @@ pub fn prepare_for_finalize(new: &mut Value, old: &Value) {
 }
 
 /// Prepares an update of `/ephemeralcontainers` of a pod: only that list changes.
-pub fn prepare_for_ephemeral_containers(kind: &Kind, new: &mut Value, old: &Value) {
+pub fn prepare_for_ephemeral_containers(kind: &Resource, new: &mut Value, old: &Value) {
     let list = new["spec"]["ephemeralContainers"].take();
     let version = new["metadata"]["resourceVersion"].take();
     *new = old.clone();
@@ -192,24 +194,38 @@ fn take(new: &mut Value, old: &Value, name: &str) {
     };
 }
 
-fn is_new_generation(kind: &Kind, new: &Value, old: &Value) -> bool {
-    match kind.kind {
+fn is_new_generation(kind: &Resource, new: &Value, old: &Value) -> bool {
+    match (&*kind.group, &*kind.kind) {
         // Annotations of deployments count, because the revision is an annotation.
-        "Deployment" => {
+        ("apps", "Deployment") => {
             new["spec"] != old["spec"] || new["metadata"]["annotations"] != old["metadata"]["annotations"]
         }
-        "EndpointSlice" => {
+        ("discovery.k8s.io", "EndpointSlice") => {
             ["addressType", "endpoints", "ports"].iter().any(|name| new[name] != old[name])
                 || new["metadata"]["labels"] != old["metadata"]["labels"]
         }
-        _ => new["spec"] != old["spec"],
+        _ if kind.is_built_in => new["spec"] != old["spec"],
+        // All of a custom resource but its metadata and status counts.
+        _ => {
+            let counts = |object: &Value| {
+                let mut object = object.as_object().cloned().unwrap_or_default();
+                object.retain(|name, _| {
+                    !matches!(name.as_str(), "apiVersion" | "kind" | "metadata" | "status")
+                });
+                object
+            };
+            counts(new) != counts(old)
+        }
     }
 }
 
-fn status_keeps(kind: &Kind) -> &'static [&'static str] {
-    match kind.kind {
-        "Deployment" => &["labels"],
-        "Pod" => &["ownerReferences"],
+fn status_keeps(kind: &Resource) -> &'static [&'static str] {
+    match (&*kind.group, &*kind.kind) {
+        ("apps", "Deployment") => &["labels"],
+        ("", "Pod") => &["ownerReferences"],
+        _ if !kind.is_built_in => {
+            &["labels", "annotations", "finalizers", "ownerReferences", "generateName", "namespace", "name"]
+        }
         _ => &[],
     }
 }
@@ -219,7 +235,7 @@ mod tests {
     use super::*;
     use crate::kind::by_kind;
 
-    fn kind(name: &str) -> &'static Kind {
+    fn kind(name: &str) -> &'static Resource {
         by_kind("v1", name).or_else(|| by_kind("apps/v1", name)).unwrap()
     }
 

@@ -15,7 +15,7 @@ use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
 use self::age::age;
-use crate::Kind;
+use crate::Resource;
 
 /// One column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub struct Options {
 
 /// A `meta.k8s.io/v1` Table. `list_meta` is its metadata (resourceVersion, continue, remainingItemCount).
 pub fn render<'a>(
-    kind: &Kind,
+    kind: &Resource,
     objects: impl IntoIterator<Item = &'a Value>,
     list_meta: Value,
     options: Options,
@@ -65,24 +65,20 @@ pub fn render<'a>(
     let rows: Vec<Value> = objects
         .into_iter()
         .map(|object| {
-            let cells = (kind.rules.cells)(object, options.now);
+            let cells = kind.strategy().cells(object, options.now);
             match options.include {
                 Include::None => json!({"cells": cells}),
                 Include::Metadata => json!({"cells": cells, "object": partial_metadata(object)}),
                 Include::Object => {
                     let mut whole = object.clone();
-                    whole["kind"] = kind.kind.into();
+                    whole["kind"] = kind.kind.as_ref().into();
                     whole["apiVersion"] = kind.api_version().into();
                     json!({"cells": cells, "object": whole})
                 }
             }
         })
         .collect();
-    let columns: Value = if options.headers {
-        kind.rules.columns.iter().map(Column::definition).collect::<Vec<_>>().into()
-    } else {
-        Value::Null
-    };
+    let columns = if options.headers { kind.columns.clone() } else { Value::Null };
     json!({
         "kind": "Table",
         "apiVersion": "meta.k8s.io/v1",
@@ -104,7 +100,8 @@ pub fn partial_metadata(object: &Value) -> Value {
 // === impl Column ===
 
 impl Column {
-    fn definition(&self) -> Value {
+    /// The column as clients get it.
+    pub(crate) fn definition(&self) -> Value {
         json!({
             "name": self.name,
             "type": self.r#type,

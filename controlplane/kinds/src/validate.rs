@@ -25,42 +25,45 @@ pub(crate) mod workload;
 use serde_json::Value;
 
 pub use self::cause::{Cause, Causes, Path};
-use crate::Kind;
+use crate::Resource;
 
 /// Validates a new object, after defaulting and name generation.
-pub fn create(kind: &Kind, object: &Value) -> Vec<Cause> {
+pub fn create(kind: &Resource, object: &Value) -> Vec<Cause> {
     let mut causes = Causes::default();
-    if kind.stored() {
+    if kind.is_stored() {
         // A review is not stored, so it needs no name.
         meta::create(&mut causes, kind, object);
     }
-    (kind.rules.validate)(&mut causes, object, None);
+    kind.strategy().validate(&mut causes, object, None);
     causes.into_list()
 }
 
 /// Validates an update of the resource itself, after `strategy` and defaulting.
-pub fn update(kind: &Kind, new: &Value, old: &Value) -> Vec<Cause> {
+pub fn update(kind: &Resource, new: &Value, old: &Value) -> Vec<Cause> {
     let mut causes = Causes::default();
     meta::create(&mut causes, kind, new);
     meta::update(&mut causes, new, old);
-    (kind.rules.validate)(&mut causes, new, Some(old));
+    kind.strategy().validate(&mut causes, new, Some(old));
     causes.into_list()
 }
 
 /// Validates an update of `/status`.
-pub fn status_update(kind: &Kind, new: &Value, old: &Value) -> Vec<Cause> {
+pub fn status_update(kind: &Resource, new: &Value, old: &Value) -> Vec<Cause> {
     let mut causes = Causes::default();
     meta::create(&mut causes, kind, new);
     meta::update(&mut causes, new, old);
-    if matches!(kind.kind, "Deployment" | "ReplicaSet") {
-        workload::status(&mut causes, &new["status"]);
-    }
-    match kind.kind {
-        "CertificateSigningRequest" => certificate::status(&mut causes, new, Some(old)),
-        "PodDisruptionBudget" => disruption::status(&mut causes, &new["status"]),
+    kind.strategy().validate_status(&mut causes, new, old);
+    causes.into_list()
+}
+
+/// Rules for the status of a built-in kind, which is given by group and kind.
+pub(crate) fn built_in_status(causes: &mut Causes, kind: (&str, &str), new: &Value, old: &Value) {
+    match kind {
+        ("apps", "Deployment" | "ReplicaSet") => workload::status(causes, &new["status"]),
+        ("certificates.k8s.io", "CertificateSigningRequest") => certificate::status(causes, new, Some(old)),
+        ("policy", "PodDisruptionBudget") => disruption::status(causes, &new["status"]),
         _ => {}
     }
-    causes.into_list()
 }
 
 /// Validates an update of `/ephemeralcontainers`.
@@ -100,7 +103,7 @@ pub fn token_request(request: &Value) -> Vec<Cause> {
 }
 
 /// `Deployment.apps "x" is invalid: spec.selector: Required value` or, with several causes, a bracketed list.
-pub fn message(kind: &Kind, name: &str, causes: &[Cause]) -> String {
+pub fn message(kind: &Resource, name: &str, causes: &[Cause]) -> String {
     let mut texts: Vec<String> = Vec::new();
     for cause in causes {
         let text = format!("{}: {}", cause.field, cause.message);

@@ -1,6 +1,7 @@
 //! Refuses certificate requests with a bootstrap token for one machine that another machine has used. The client gets
 //! the error at once, and the request is not stored. Of two concurrent requests the approving controller accepts one.
 
+use async_trait::async_trait;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use coracle_kinds::kind::by_resource;
 use serde_json::Value;
@@ -13,8 +14,9 @@ use crate::{
 
 pub(super) struct BootstrapToken;
 
+#[async_trait]
 impl Admit for BootstrapToken {
-    fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+    async fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
         let Some(id) = attributes.user.name.strip_prefix("system:bootstrap:") else { return Ok(()) };
         let asks = attributes.operation == Operation::Create && certificate::is_request(attributes);
         if !asks || object["spec"]["signerName"] != certificate::NODE_CLIENT {

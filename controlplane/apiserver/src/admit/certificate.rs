@@ -1,6 +1,7 @@
 //! Certificate signing requests: the requester is recorded, approvers and signers need the permission for the signer,
 //! and requests for the group of administrators are refused.
 
+use async_trait::async_trait;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
 use x509_parser::{
@@ -37,8 +38,9 @@ pub(super) struct Subject {
     pub(super) organizations: Vec<String>,
 }
 
+#[async_trait]
 impl Admit for Certificates {
-    fn mutate(&self, _state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+    async fn mutate(&self, _state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
         if !is_request(attributes) {
             return Ok(());
         }
@@ -50,7 +52,7 @@ impl Admit for Certificates {
         Ok(())
     }
 
-    fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+    async fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
         if !is_request(attributes) {
             return Ok(());
         }
@@ -60,8 +62,8 @@ impl Admit for Certificates {
             || old["status"]["conditions"] != object["status"]["conditions"];
         match (attributes.operation, attributes.subresource) {
             (Operation::Create, _) => subject_is_restricted(attributes, object),
-            (Operation::Update, "approval") => may(state, attributes, "approve", signer),
-            (Operation::Update, "status") if signs => may(state, attributes, "sign", signer),
+            (Operation::Update, "approval") => may(state, attributes, "approve", signer).await,
+            (Operation::Update, "status") if signs => may(state, attributes, "sign", signer).await,
             _ => Ok(()),
         }
     }
@@ -166,8 +168,8 @@ fn plain_text(attribute: &AttributeTypeAndValue<'_>) -> std::result::Result<Stri
 }
 
 /// Checks the permission for the signer, or for all signers of its domain.
-fn may(state: &State, attributes: &Attributes<'_>, verb: &'static str, signer: &str) -> Result<()> {
-    let allowed = |name: &str| {
+async fn may(state: &State, attributes: &Attributes<'_>, verb: &'static str, signer: &str) -> Result<()> {
+    let allowed = async |name: &str| {
         let resource = ResourceInfo {
             group: GROUP.to_owned(),
             version: "*".to_owned(),
@@ -175,10 +177,10 @@ fn may(state: &State, attributes: &Attributes<'_>, verb: &'static str, signer: &
             name: name.to_owned(),
             ..ResourceInfo::default()
         };
-        authz::authorize_also(&state.cache, attributes.user, verb, resource).is_ok()
+        authz::authorize_also(state, attributes.user, verb, resource).await.is_ok()
     };
     let domain = signer.split('/').next().unwrap_or_default();
-    if allowed(signer) || allowed(&format!("{domain}/*")) {
+    if allowed(signer).await || allowed(&format!("{domain}/*")).await {
         return Ok(());
     }
     let why = format!("user not permitted to {verb} requests with signerName \"{signer}\"");

@@ -1,5 +1,6 @@
 //! Adds the default tolerations: a pod stays on a failed node for five minutes.
 
+use async_trait::async_trait;
 use serde_json::{Value, json};
 
 use super::{Admit, Attributes, Operation};
@@ -9,8 +10,9 @@ const KEYS: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unr
 
 pub(super) struct DefaultTolerations;
 
+#[async_trait]
 impl Admit for DefaultTolerations {
-    fn mutate(&self, _state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+    async fn mutate(&self, _state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
         // Also on update: a client that sends its original pod would remove them.
         if attributes.is(Operation::Create, "Pod") || attributes.is(Operation::Update, "Pod") {
             add(&mut object["spec"]);

@@ -1,6 +1,7 @@
 //! Privilege escalation: a user can write a role only with rules that the user has, or with the verb `escalate`. A user
 //! can bind a role only with rules that the user has, or with the verb `bind`.
 
+use async_trait::async_trait;
 use coracle_kinds::kind::by_resource;
 use serde_json::Value;
 
@@ -17,8 +18,9 @@ use crate::{
 
 pub(super) struct Escalation;
 
+#[async_trait]
 impl Admit for Escalation {
-    fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+    async fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
         let writes = matches!(attributes.operation, Operation::Create | Operation::Update);
         if attributes.kind.group != rbac::GROUP || !writes || attributes.user.is_in("system:masters") {
             return Ok(());
@@ -27,20 +29,20 @@ impl Admit for Escalation {
             let old = attributes.old.unwrap_or(&Value::Null);
             attributes.old.is_none() || fields.iter().any(|field| old[field] != object[field])
         };
-        match attributes.kind.kind {
+        match &*attributes.kind.kind {
             "Role" | "ClusterRole" if changed(&["rules", "aggregationRule"]) => {
-                write(state, attributes, object)
+                write(state, attributes, object).await
             }
             "RoleBinding" | "ClusterRoleBinding" if changed(&["roleRef", "subjects"]) => {
-                bind(state, attributes, &object["roleRef"])
+                bind(state, attributes, &object["roleRef"]).await
             }
             _ => Ok(()),
         }
     }
 }
 
-fn write(state: &State, attributes: &Attributes<'_>, role: &Value) -> Result<()> {
-    if may(state, attributes, "escalate", (attributes.kind.plural, attributes.name)) {
+async fn write(state: &State, attributes: &Attributes<'_>, role: &Value) -> Result<()> {
+    if may(state, attributes, "escalate", (&attributes.kind.plural, attributes.name)).await {
         return Ok(());
     }
     let mut wanted = Rule::list(role);
@@ -51,10 +53,10 @@ fn write(state: &State, attributes: &Attributes<'_>, role: &Value) -> Result<()>
     holds(state, attributes, &wanted)
 }
 
-fn bind(state: &State, attributes: &Attributes<'_>, role: &Value) -> Result<()> {
+async fn bind(state: &State, attributes: &Attributes<'_>, role: &Value) -> Result<()> {
     let (kind, name) = (role["kind"].as_str(), role["name"].as_str().unwrap_or_default());
     let resource = if kind == Some("Role") { "roles" } else { "clusterroles" };
-    if may(state, attributes, "bind", (resource, name)) {
+    if may(state, attributes, "bind", (resource, name)).await {
         return Ok(());
     }
     let policy = state.cache.policies.current(&state.cache);
@@ -72,7 +74,7 @@ fn holds(state: &State, attributes: &Attributes<'_>, wanted: &[Rule]) -> Result<
     held.map_err(|why| ApiError::forbidden_object(attributes.kind, attributes.name, why))
 }
 
-fn may(state: &State, attributes: &Attributes<'_>, verb: &str, (resource, name): (&str, &str)) -> bool {
+async fn may(state: &State, attributes: &Attributes<'_>, verb: &str, (resource, name): (&str, &str)) -> bool {
     let resource = ResourceInfo {
         group: rbac::GROUP.to_owned(),
         version: "*".to_owned(),
@@ -81,5 +83,5 @@ fn may(state: &State, attributes: &Attributes<'_>, verb: &str, (resource, name):
         name: name.to_owned(),
         ..ResourceInfo::default()
     };
-    authz::authorize_also(&state.cache, attributes.user, verb, resource).is_ok()
+    authz::authorize_also(state, attributes.user, verb, resource).await.is_ok()
 }

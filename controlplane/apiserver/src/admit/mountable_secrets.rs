@@ -4,6 +4,7 @@
 //! The rule is that of upstream's ServiceAccount admission plugin (`limitSecretReferences`), with ephemeral
 //! containers (CVE-2023-2728) and `envFrom` (CVE-2024-3177).
 
+use async_trait::async_trait;
 use coracle_kinds::kind::by_resource;
 use serde_json::Value;
 
@@ -25,8 +26,9 @@ const CONTAINERS: [(&str, &str); 3] = [
 
 pub(super) struct MountableSecrets;
 
+#[async_trait]
 impl Admit for MountableSecrets {
-    fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+    async fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
         let is_pod = attributes.kind.group.is_empty() && attributes.kind.kind == "Pod";
         let adds_containers = attributes.subresource == "ephemeralcontainers";
         if !is_pod || !(attributes.is(Operation::Create, "Pod") || adds_containers) {

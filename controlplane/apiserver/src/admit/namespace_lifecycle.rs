@@ -1,6 +1,7 @@
 //! Namespace lifecycle: objects can be created only in existing namespaces that are not being deleted. Some namespaces
 //! cannot be deleted.
 
+use async_trait::async_trait;
 use coracle_kinds::kind::by_resource;
 use serde_json::{Value, json};
 
@@ -14,8 +15,9 @@ const IMMORTAL: &[&str] = &["default", "kube-system", "kube-public"];
 
 pub(super) struct NamespaceLifecycle;
 
+#[async_trait]
 impl Admit for NamespaceLifecycle {
-    fn validate(&self, state: &State, attributes: &Attributes<'_>, _object: &Value) -> Result<()> {
+    async fn validate(&self, state: &State, attributes: &Attributes<'_>, _object: &Value) -> Result<()> {
         let Attributes { kind, name, namespace, .. } = *attributes;
         if attributes.is(Operation::Delete, "Namespace") && IMMORTAL.contains(&name) {
             return Err(ApiError::forbidden_object(kind, name, "this namespace may not be deleted"));

@@ -2,6 +2,7 @@
 //!
 //! Upstream has a plugin with the same name. The node authorizer decides what a node can read.
 
+use async_trait::async_trait;
 use serde_json::Value;
 
 use super::{Admit, Attributes, Operation, certificate};
@@ -28,10 +29,11 @@ const OWN_LABELS: &[&str] = &[
 ];
 const OWN_LABEL_DOMAINS: &[&str] = &["kubelet.kubernetes.io", "node.kubernetes.io"];
 
+#[async_trait]
 impl Admit for NodeRestriction {
-    fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+    async fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
         let Some(node) = attributes.user.node() else { return Ok(()) };
-        let checked = match (attributes.kind.group, attributes.kind.kind) {
+        let checked = match (&*attributes.kind.group, &*attributes.kind.kind) {
             ("", "Node") => node_object(node, attributes, object),
             ("", "Pod") => pod(state, node, attributes, object),
             ("coordination.k8s.io", "Lease") => lease(node, attributes, object),

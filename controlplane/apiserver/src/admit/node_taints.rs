@@ -1,5 +1,6 @@
 //! Taints of nodes: a new node gets the taint not-ready, and NoExecute taints get their time.
 
+use async_trait::async_trait;
 use serde_json::{Value, json};
 
 use super::{Admit, Attributes, Operation};
@@ -9,8 +10,9 @@ const NOT_READY: &str = "node.kubernetes.io/not-ready";
 
 pub(super) struct NodeTaints;
 
+#[async_trait]
 impl Admit for NodeTaints {
-    fn mutate(&self, _state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+    async fn mutate(&self, _state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
         let is_node = attributes.kind.kind == "Node" && attributes.kind.group.is_empty();
         if is_node && attributes.subresource.is_empty() {
             if attributes.operation == Operation::Create {

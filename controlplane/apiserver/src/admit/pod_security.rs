@@ -5,6 +5,7 @@
 mod config;
 mod namespace;
 
+use async_trait::async_trait;
 use coracle_kinds::{
     kind::by_resource,
     pod_security::{self, Level, LevelVersion, Policy, Violation},
@@ -23,12 +24,13 @@ const IGNORED: [&str; 8] = ["exec", "attach", "binding", "eviction", "log", "por
 
 pub(super) struct PodSecurity(pub(super) PodSecurityConfig);
 
+#[async_trait]
 impl Admit for PodSecurity {
-    fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+    async fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
         if attributes.operation == Operation::Delete {
             return Ok(());
         }
-        match (attributes.kind.group, attributes.kind.plural) {
+        match (&*attributes.kind.group, &*attributes.kind.plural) {
             ("", "namespaces") => namespace::validate(&self.0, state, attributes, object),
             ("", "pods") => self.pod(state, attributes, object),
             (group, plural) => match pod_security::template(group, plural, object) {
@@ -123,7 +125,7 @@ fn violates(verb: &str, at: LevelVersion, violations: &[Violation]) -> String {
 fn log_audit(attributes: &Attributes<'_>, violation: String) {
     tracing::info!(
         user = attributes.user.name,
-        resource = attributes.kind.plural,
+        resource = &*attributes.kind.plural,
         namespace = attributes.namespace,
         name = attributes.name,
         annotation = format!("{}audit-violations", pod_security::PREFIX),

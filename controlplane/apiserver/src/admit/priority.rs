@@ -1,5 +1,6 @@
 //! Sets a pod's priority from its priority class. Only the system classes exist; the kind PriorityClass is not served.
 
+use async_trait::async_trait;
 use serde_json::Value;
 
 use super::{Admit, Attributes, Operation};
@@ -13,8 +14,9 @@ const SYSTEM: [(&str, i64); 2] =
 
 pub(super) struct Priority;
 
+#[async_trait]
 impl Admit for Priority {
-    fn mutate(&self, _state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+    async fn mutate(&self, _state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
         if !attributes.is(Operation::Create, "Pod") || !object["spec"].is_object() {
             return Ok(());
         }

@@ -1,5 +1,6 @@
 //! Service accounts of pods: sets the default account, and mounts the token at the standard path.
 
+use async_trait::async_trait;
 use std::time::Duration;
 
 use coracle_kinds::kind::by_resource;
@@ -23,7 +24,7 @@ pub(super) struct ServiceAccount;
 
 /// Waits a moment for the service account of a new pod: in a new namespace or cluster the controller may not have
 /// created it yet.
-pub(crate) async fn wait_for_account(state: &State, pod: &Value) {
+async fn wait_for_account(state: &State, pod: &Value) {
     let Some(kind) = by_resource("", "v1", "serviceaccounts") else { return };
     let namespace = pod["metadata"]["namespace"].as_str().unwrap_or_default();
     let name =
@@ -34,8 +35,9 @@ pub(crate) async fn wait_for_account(state: &State, pod: &Value) {
     let _ = tokio::time::timeout(patience, state.cache.until(there)).await;
 }
 
+#[async_trait]
 impl Admit for ServiceAccount {
-    fn mutate(&self, state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+    async fn mutate(&self, state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
         if !attributes.is(Operation::Create, "Pod") || !object["spec"].is_object() {
             return Ok(());
         }
@@ -43,6 +45,7 @@ impl Admit for ServiceAccount {
         if object["metadata"]["annotations"]["kubernetes.io/config.mirror"].is_string() {
             return Ok(());
         }
+        wait_for_account(state, object).await;
         let name = match object["spec"]["serviceAccountName"].as_str().unwrap_or_default() {
             "" => "default".to_owned(),
             name => name.to_owned(),

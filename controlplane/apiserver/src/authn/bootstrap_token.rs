@@ -5,15 +5,29 @@ use coracle_kinds::kind::by_resource;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
-use super::User;
+use super::{Authenticating, Authenticator, Credential, User, known};
 use crate::cache::Cache;
 
 const NAMESPACE: &str = "kube-system";
 const TYPE: &str = "bootstrap.kubernetes.io/token";
 const GROUP: &str = "system:bootstrappers";
 
+/// The users of bootstrap tokens, which are valid for this API server only.
+pub(super) struct BootstrapTokens {
+    /// Audiences of this API server.
+    pub(super) audiences: Vec<String>,
+}
+
+impl Authenticator for BootstrapTokens {
+    fn authenticate<'a>(&'a self, credential: &'a Credential<'a>) -> Authenticating<'a> {
+        let Credential { token, audiences, cache, .. } = credential;
+        let for_us = audiences.iter().any(|one| self.audiences.contains(one));
+        known(token.filter(|_| for_us).and_then(|token| user(cache, token)))
+    }
+}
+
 /// The user of a token, if the token exists, is for authentication, and has not expired.
-pub(super) fn user(cache: &Cache, token: &str) -> Option<User> {
+fn user(cache: &Cache, token: &str) -> Option<User> {
     let (id, secret) = parts(token)?;
     let kind = by_resource("", "v1", "secrets")?;
     let object = cache.get(kind, NAMESPACE, &format!("bootstrap-token-{id}"))?;

@@ -1,13 +1,15 @@
 //! Service-account tokens: JSON web tokens that this server signs (ES256) and checks, with the
 //! objects that they are bound to.
 
+use std::sync::Arc;
+
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use ring::signature::{self, EcdsaKeyPair, KeyPair as _};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::legacy_use::{self, Uses};
-use super::{CREDENTIAL, User};
+use super::{Authenticating, Authenticator, CREDENTIAL, Credential, User, known};
 use crate::{
     cache::Cache,
     error::{ApiError, Result},
@@ -38,6 +40,16 @@ pub(crate) struct Claims<'a> {
     pub(crate) seconds: i64,
     /// The object that the token dies with: claim name, object name, uid; and more claims that it brings.
     pub(crate) bound: Value,
+}
+
+/// The service accounts of signed tokens.
+pub(super) struct ServiceAccounts(pub(super) Arc<Tokens>);
+
+impl Authenticator for ServiceAccounts {
+    fn authenticate<'a>(&'a self, credential: &'a Credential<'a>) -> Authenticating<'a> {
+        let Credential { token, audiences, cache, .. } = credential;
+        known(token.and_then(|token| self.0.user(cache, token, audiences)))
+    }
 }
 
 impl Tokens {

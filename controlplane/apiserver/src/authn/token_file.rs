@@ -4,7 +4,7 @@ use std::{collections::HashMap, path::Path};
 
 use sha2::{Digest as _, Sha256};
 
-use super::User;
+use super::{Authenticating, Authenticator, Credential, User, known};
 
 /// Users by the digest of their token, so that the duration of a look-up does not depend on the token.
 pub(crate) struct TokenFile {
@@ -33,6 +33,12 @@ impl TokenFile {
 
     pub(crate) fn user(&self, token: &str) -> Option<User> {
         self.users.get(&digest(token)).cloned()
+    }
+}
+
+impl Authenticator for TokenFile {
+    fn authenticate<'a>(&'a self, credential: &'a Credential<'a>) -> Authenticating<'a> {
+        known(credential.token.and_then(|token| self.user(token)))
     }
 }
 

@@ -5,9 +5,18 @@ use rustls_pki_types::CertificateDer;
 use sha2::Digest as _;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-use super::{CREDENTIAL, User};
+use super::{Authenticating, Authenticator, CREDENTIAL, Credential, User, known};
 
-pub(super) fn user(certificate: &CertificateDer<'_>) -> Option<User> {
+/// The users of client certificates.
+pub(super) struct ClientCertificates;
+
+impl Authenticator for ClientCertificates {
+    fn authenticate<'a>(&'a self, credential: &'a Credential<'a>) -> Authenticating<'a> {
+        known(credential.certificate.and_then(user))
+    }
+}
+
+fn user(certificate: &CertificateDer<'_>) -> Option<User> {
     let id = format!("X509SHA256={}", hex::encode(sha2::Sha256::digest(certificate)));
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
     let subject = certificate.subject();

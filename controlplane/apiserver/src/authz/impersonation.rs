@@ -9,9 +9,9 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use super::authorize_also;
 use crate::{
     authn::User,
-    cache::Cache,
     error::{ApiError, Result},
     request::ResourceInfo,
+    server::State,
 };
 
 const ACCOUNTS: &str = "system:serviceaccount:";
@@ -22,7 +22,7 @@ const AUTHENTICATED: &str = "system:authenticated";
 const UNAUTHENTICATED: &str = "system:unauthenticated";
 
 /// The user of a request: the caller, or the impersonated user of the headers.
-pub(crate) fn user(cache: &Cache, user: User, headers: &HeaderMap) -> Result<User> {
+pub(crate) async fn user(state: &State, user: User, headers: &HeaderMap) -> Result<User> {
     let mut wanted = wanted(headers)?;
     if wanted.name.is_empty() {
         let alone = !wanted.groups.is_empty() || !wanted.uid.is_empty() || !wanted.extra.is_empty();
@@ -31,19 +31,21 @@ pub(crate) fn user(cache: &Cache, user: User, headers: &HeaderMap) -> Result<Use
     }
     let account = wanted.name.strip_prefix(ACCOUNTS).and_then(|rest| rest.split_once(':'));
     match account {
-        Some((namespace, account)) => may(cache, &user, ("", "serviceaccounts", ""), (namespace, account))?,
-        None => may(cache, &user, ("", "users", ""), ("", &wanted.name))?,
+        Some((namespace, account)) => {
+            may(state, &user, ("", "serviceaccounts", ""), (namespace, account)).await?
+        }
+        None => may(state, &user, ("", "users", ""), ("", &wanted.name)).await?,
     }
     for group in &wanted.groups {
-        may(cache, &user, ("", "groups", ""), ("", group))?;
+        may(state, &user, ("", "groups", ""), ("", group)).await?;
     }
     for (key, values) in &wanted.extra {
         for value in values {
-            may(cache, &user, (GROUP, "userextras", key), ("", value))?;
+            may(state, &user, (GROUP, "userextras", key), ("", value)).await?;
         }
     }
     if !wanted.uid.is_empty() {
-        may(cache, &user, (GROUP, "uids", ""), ("", &wanted.uid))?;
+        may(state, &user, (GROUP, "uids", ""), ("", &wanted.uid)).await?;
     }
     if let (Some((namespace, _)), true) = (account, wanted.groups.is_empty()) {
         wanted.groups =
@@ -100,8 +102,8 @@ fn complete_groups(user: &mut User) {
     user.groups.push(if anonymous { UNAUTHENTICATED } else { AUTHENTICATED }.to_owned());
 }
 
-fn may(
-    cache: &Cache,
+async fn may(
+    state: &State,
     user: &User,
     (group, resource, subresource): (&str, &str, &str),
     (namespace, name): (&str, &str),
@@ -114,5 +116,5 @@ fn may(
         subresource: subresource.to_owned(),
         name: name.to_owned(),
     };
-    authorize_also(cache, user, "impersonate", resource)
+    authorize_also(state, user, "impersonate", resource).await
 }

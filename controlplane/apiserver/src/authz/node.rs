@@ -6,7 +6,7 @@
 use coracle_kinds::kind::by_resource;
 use serde_json::Value;
 
-use super::Question;
+use super::{Authorizer, Deciding, Decision, Question};
 use crate::{
     cache::{Object, Referred},
     request::ResourceInfo,
@@ -15,7 +15,16 @@ use crate::{
 const READ: &[&str] = &["get", "list", "watch"];
 const OWN: &[&str] = &["get", "update", "patch", "delete"];
 
-pub(super) fn allows(question: &Question<'_>) -> bool {
+/// Allows what a node needs for its pods.
+pub(super) struct Nodes;
+
+impl Authorizer for Nodes {
+    fn authorize<'a>(&'a self, question: &'a Question<'a>) -> Deciding<'a> {
+        Decision::allow_if(allows(question), "the node needs it for its pods").ready()
+    }
+}
+
+fn allows(question: &Question<'_>) -> bool {
     let Some(node) = question.user.node() else { return false };
     let Some(resource) = &question.info.resource else { return false };
     let verb = question.verb;
@@ -81,7 +90,7 @@ fn needed(question: &Question<'_>, resource: &ResourceInfo, node: &str, kind: Re
     let pods = by_resource("", "v1", "pods").and_then(|pods| question.cache.of(pods).ok());
     !wanted.is_empty()
         && !resource.namespace.is_empty()
-        && pods.is_some_and(|pods| pods.references().needed(node, kind, &resource.namespace, wanted))
+        && pods.is_some_and(|pods| pods.lock().references().needed(node, kind, &resource.namespace, wanted))
 }
 
 fn list<'a>(value: &'a Value, field: &str) -> impl Iterator<Item = &'a Value> {

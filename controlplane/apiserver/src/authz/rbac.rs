@@ -10,10 +10,10 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
-use coracle_kinds::{Kind, kind::by_resource};
+use coracle_kinds::{Resource, kind::by_resource};
 use serde_json::Value;
 
-use super::Question;
+use super::{Authorizer, Deciding, Decision, Question};
 use crate::{authn::User, cache::Cache, write::text};
 use rule::Rule;
 
@@ -39,13 +39,22 @@ struct Grant {
     rules: Arc<[Rule]>,
 }
 
-pub(super) fn allows(question: &Question<'_>) -> bool {
+/// Allows what the roles of a user allow.
+pub(super) struct Rbac;
+
+impl Authorizer for Rbac {
+    fn authorize<'a>(&'a self, question: &'a Question<'a>) -> Deciding<'a> {
+        Decision::allow_if(allows(question), "a role of the user allows it").ready()
+    }
+}
+
+fn allows(question: &Question<'_>) -> bool {
     let namespace = question.info.resource.as_ref().map_or("", |resource| &resource.namespace);
     let policy = question.cache.policies.current(question.cache);
     policy.rules(question.user, namespace).any(|rule| rule.allows(question.verb, question.info))
 }
 
-fn kind(resource: &str) -> Option<&'static Kind> {
+fn kind(resource: &str) -> Option<&'static Arc<Resource>> {
     by_resource(GROUP, "v1", resource)
 }
 
@@ -54,7 +63,7 @@ fn kind(resource: &str) -> Option<&'static Kind> {
 impl Policies {
     /// The index, rebuilt if a role or a binding changed.
     pub(crate) fn current(&self, cache: &Cache) -> Arc<Policy> {
-        let newest = |resource| Some(cache.of(kind(resource)?).ok()?.newest());
+        let newest = |resource| Some(cache.of(kind(resource)?).ok()?.lock().newest());
         let newest = RESOURCES.map(|resource| newest(resource).unwrap_or_default());
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some((_, policy)) = known.filter(|(of, _)| *of == newest) {
@@ -73,7 +82,7 @@ impl Policy {
     fn read(cache: &Cache) -> Self {
         let objects = |resource| {
             let all: Vec<_> = match kind(resource).map(|kind| cache.of(kind)) {
-                Some(Ok(collection)) => collection.under("").cloned().collect(),
+                Some(Ok(collection)) => collection.lock().under("").cloned().collect(),
                 _ => Vec::new(),
             };
             all.iter().map(|object| object.value()).collect::<Vec<_>>()

@@ -9,10 +9,10 @@ use std::{
 };
 
 use coracle_kinds::{
-    Kind,
+    Resource,
     selector::{FieldSelector, LabelSelector},
 };
-use coracle_store::{Commit, Entry};
+use coracle_store::{Commit, Entry, Page};
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -79,13 +79,17 @@ pub(crate) struct Events {
 }
 
 pub(crate) struct Collection {
-    kind: &'static Kind,
+    kind: Arc<Resource>,
     objects: BTreeMap<Arc<str>, Arc<Object>>,
     changes: VecDeque<Change>,
     change_bytes: usize,
     /// Changes after this revision are in `changes`.
     forgotten: u64,
     watchers: Vec<Watcher>,
+    /// Commits that arrived while the stored objects are loaded; None afterwards.
+    pending: Option<Vec<Commit>>,
+    /// Whether the resource was removed: there are no more events.
+    is_closed: bool,
     /// The references of pods; empty for other kinds.
     references: References,
 }
@@ -99,15 +103,15 @@ impl Scope {
     }
 
     /// Whether labels and fields match. The caller checks the prefix.
-    pub(crate) fn selects(&self, kind: &Kind, object: &Object) -> bool {
+    pub(crate) fn selects(&self, kind: &Resource, object: &Object) -> bool {
         self.is_plain() || {
-            let facets = object.facets(kind);
+            let facets = object.facets(kind.stored_as());
             facets.match_labels(&self.labels) && self.fields.matches_facets(facets)
         }
     }
 
     /// The event of a change for a client with this scope.
-    fn event(&self, kind: &Kind, change: &Change) -> Option<Event> {
+    fn event(&self, kind: &Resource, change: &Change) -> Option<Event> {
         if !change.new.key.starts_with(&self.prefix) {
             return None;
         }
@@ -166,7 +170,7 @@ impl Event {
 // === impl Collection ===
 
 impl Collection {
-    pub(super) fn new(kind: &'static Kind, revision: u64) -> Self {
+    pub(super) fn new(kind: Arc<Resource>, revision: u64) -> Self {
         Self {
             kind,
             objects: BTreeMap::new(),
@@ -174,12 +178,55 @@ impl Collection {
             change_bytes: 0,
             forgotten: revision,
             watchers: Vec::new(),
+            pending: None,
+            is_closed: false,
             references: References::default(),
         }
     }
 
+    /// A collection that keeps commits until [`Collection::loaded`].
+    pub(super) fn loading(kind: Arc<Resource>) -> Self {
+        Self { pending: Some(Vec::new()), ..Self::new(kind, 0) }
+    }
+
+    /// Takes the stored objects, and applies the commits that the list does not have.
+    pub(super) fn loaded(&mut self, page: Page) {
+        self.forgotten = page.revision;
+        page.entries.into_iter().for_each(|entry| self.load(entry));
+        let pending = self.pending.take().unwrap_or_default();
+        pending.iter().filter(|commit| commit.revision > page.revision).for_each(|commit| self.apply(commit));
+    }
+
+    /// The stored version of the resource.
+    pub(super) fn kind(&self) -> &Resource {
+        &self.kind
+    }
+
+    /// Replaces the resource by its changed form. Objects keep the version that they are stored in.
+    pub(super) fn replace(&mut self, kind: Arc<Resource>) {
+        let names = |kind: &Resource| kind.fields.iter().map(|field| field.name.clone()).collect::<Vec<_>>();
+        if names(&self.kind) != names(&kind) {
+            // The facets have the values of the former fields.
+            self.objects.values_mut().for_each(|object| *object = Arc::new(object.without_facets()));
+        }
+        self.kind = kind;
+    }
+
+    /// Ends all watches: the resource was removed.
+    pub(super) fn close(&mut self) {
+        self.is_closed = true;
+        self.watchers.clear();
+        self.objects.clear();
+        self.changes.clear();
+    }
+
+    /// Whether the resource was removed.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed
+    }
+
     pub(super) fn load(&mut self, entry: Entry) {
-        let object = Object::stamped(self.kind, entry.key.clone(), entry.modified, &entry.value);
+        let object = Object::stamped(entry.key.clone(), entry.modified, &entry.value);
         if self.has_references() {
             self.references.set(None, &object);
         }
@@ -187,15 +234,22 @@ impl Collection {
     }
 
     pub(super) fn apply(&mut self, commit: &Commit) {
+        if let Some(pending) = &mut self.pending {
+            pending.push(commit.clone());
+            return;
+        }
+        if self.is_closed {
+            return;
+        }
         let key = commit.key.clone();
         let (old, new) = match &commit.value {
             Some(value) => {
-                let new = Arc::new(Object::stamped(self.kind, key.clone(), commit.revision, value));
+                let new = Arc::new(Object::stamped(key.clone(), commit.revision, value));
                 (self.objects.insert(key, new.clone()), new)
             }
             None => {
                 let Some(old) = self.objects.remove(&key) else { return };
-                let last = Arc::new(old.restamped(self.kind, commit.revision));
+                let last = Arc::new(old.restamped(commit.revision));
                 (Some(old), last)
             }
         };
@@ -206,7 +260,7 @@ impl Collection {
                 false => self.references.set(change.old.as_deref(), &change.new),
             }
         }
-        let kind = self.kind;
+        let kind = &self.kind;
         self.watchers.retain_mut(|watcher| match watcher.scope.event(kind, &change) {
             Some(event) => watcher.tell(event, change.revision),
             None => !watcher.events.is_closed(),
@@ -282,7 +336,7 @@ impl Collection {
         }
         watcher.told = revision;
         for change in self.changes.iter().filter(|change| change.revision > revision) {
-            if let Some(event) = watcher.scope.event(self.kind, change) {
+            if let Some(event) = watcher.scope.event(&self.kind, change) {
                 watcher.tell(event, change.revision);
             }
         }
@@ -293,7 +347,7 @@ impl Collection {
     /// Registers a watcher. Returns the existing objects at `revision` or newer.
     pub(crate) fn watch_from_now(&mut self, mut watcher: Watcher, revision: u64) -> Vec<Arc<Object>> {
         let objects = self.under(&watcher.scope.prefix);
-        let initial = objects.filter(|object| watcher.scope.selects(self.kind, object));
+        let initial = objects.filter(|object| watcher.scope.selects(&self.kind, object));
         let initial = initial.cloned().collect();
         watcher.told = revision;
         self.watchers.push(watcher);
@@ -333,7 +387,8 @@ mod tests {
         let scope = Scope { prefix: prefix_of(kind, "ns"), labels, ..Scope::default() };
         let list = || {
             let before = parses::so_far();
-            let objects = cache.of(kind).unwrap();
+            let shared = cache.of(kind).unwrap();
+            let objects = shared.lock();
             let found = objects.under(&scope.prefix).filter(|object| scope.selects(kind, object)).count();
             (found, parses::so_far() - before)
         };

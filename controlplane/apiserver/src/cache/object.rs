@@ -7,7 +7,7 @@
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use coracle_kinds::{Kind, selector::Facets};
+use coracle_kinds::{Resource, selector::Facets};
 use serde_json::{Map, Value, value::RawValue};
 
 /// An object at one commit.
@@ -24,13 +24,17 @@ pub(crate) struct Object {
 }
 
 impl Object {
-    /// Inserts the revision into stored bytes.
-    pub(crate) fn stamped(kind: &Kind, key: Arc<str>, revision: u64, stored: &[u8]) -> Self {
-        let head = head(kind);
+    /// Inserts the revision into stored bytes, which have the form of [`encode`].
+    pub(crate) fn stamped(key: Arc<str>, revision: u64, stored: &[u8]) -> Self {
+        let window = stored.get(..MAX_HEAD).unwrap_or(stored);
+        let at = window.windows(METADATA.len()).position(|bytes| bytes == METADATA.as_bytes());
+        let (head, rest) = match at {
+            Some(at) => stored.split_at(at + METADATA.len()),
+            None => (NO_HEAD, NO_REST),
+        };
         let metadata_at = head.len() - METADATA.len();
-        let rest = stored.strip_prefix(head.as_bytes()).unwrap_or(b"}}");
         let mut json = Vec::with_capacity(stored.len() + 48);
-        json.extend_from_slice(head.as_bytes());
+        json.extend_from_slice(head);
         json.extend_from_slice(format!("\"resourceVersion\":\"{revision}\"").as_bytes());
         if rest.first() != Some(&b'}') {
             json.push(b',');
@@ -39,12 +43,31 @@ impl Object {
         Self { key, revision, json: json.into(), metadata_at, facets: OnceLock::new() }
     }
 
+    /// An object in a version that may differ from the stored one.
+    pub(crate) fn of(kind: &Resource, key: Arc<str>, revision: u64, object: &Value) -> Self {
+        Self::stamped(key, revision, &encode(kind, object))
+    }
+
     /// The same object at the later commit that deletes it.
-    pub(crate) fn restamped(&self, kind: &Kind, revision: u64) -> Self {
-        let head = head(kind);
-        let old = format!("\"resourceVersion\":\"{}\",", self.revision);
-        let rest = self.json.get(head.len() + old.len()..).unwrap_or(b"}}");
-        Self::stamped(kind, self.key.clone(), revision, &[head.as_bytes(), rest].concat())
+    pub(crate) fn restamped(&self, revision: u64) -> Self {
+        let (head, rest) = self.json.split_at(self.metadata_at + METADATA.len());
+        let old = format!("\"resourceVersion\":\"{}\"", self.revision);
+        let rest = rest.get(old.len()..).unwrap_or(NO_REST);
+        let rest = rest.strip_prefix(b",").unwrap_or(rest);
+        Self::stamped(self.key.clone(), revision, &[head, rest].concat())
+    }
+
+    /// The same object, whose facets will be read again.
+    pub(crate) fn without_facets(&self) -> Self {
+        let (key, json) = (self.key.clone(), self.json.clone());
+        Self { key, revision: self.revision, json, metadata_at: self.metadata_at, facets: OnceLock::new() }
+    }
+
+    /// The apiVersion that the object is encoded in.
+    pub(crate) fn api_version(&self) -> &str {
+        let rest = self.json.strip_prefix(API_VERSION.as_bytes()).unwrap_or_default();
+        let end = rest.iter().position(|byte| *byte == b'"').unwrap_or_default();
+        std::str::from_utf8(&rest[..end]).unwrap_or_default()
     }
 
     /// The object as a tree.
@@ -60,7 +83,7 @@ impl Object {
     }
 
     /// Labels and selectable fields, parsed at most once.
-    pub(crate) fn facets(&self, kind: &Kind) -> &Facets {
+    pub(crate) fn facets(&self, kind: &Resource) -> &Facets {
         self.facets.get_or_init(|| {
             #[cfg(test)]
             parses::count();
@@ -86,13 +109,19 @@ impl Object {
 }
 
 const METADATA: &str = "\"metadata\":{";
+const API_VERSION: &str = "{\"apiVersion\":\"";
+/// Maximum offset of the metadata: apiVersion and kind are names of at most 253 and 63 letters.
+const MAX_HEAD: usize = 1024;
+/// An object of bytes that are not in the form of [`encode`].
+const NO_HEAD: &[u8] = b"{\"metadata\":{";
+const NO_REST: &[u8] = b"}}";
 
-fn head(kind: &Kind) -> String {
-    format!("{{\"apiVersion\":\"{}\",\"kind\":\"{}\",{METADATA}", kind.api_version(), kind.kind)
+fn head(kind: &Resource) -> String {
+    format!("{API_VERSION}{}\",\"kind\":\"{}\",{METADATA}", kind.api_version(), kind.kind)
 }
 
 /// Encodes an object for the store, without its resourceVersion.
-pub(crate) fn encode(kind: &Kind, object: &Value) -> Bytes {
+pub(crate) fn encode(kind: &Resource, object: &Value) -> Bytes {
     let empty = Map::new();
     let object = object.as_object().unwrap_or(&empty);
     let metadata = object.get("metadata").and_then(Value::as_object).unwrap_or(&empty);
@@ -122,16 +151,17 @@ fn push_fields<'a>(text: &mut String, fields: impl Iterator<Item = (&'a String, 
 }
 
 /// The store's key of an object: `group/resource/namespace/name`, without namespace for cluster-scoped kinds.
-pub(crate) fn key_of(kind: &Kind, namespace: &str, name: &str) -> String {
+pub(crate) fn key_of(kind: &Resource, namespace: &str, name: &str) -> String {
     format!("{}{name}", prefix_of(kind, namespace))
 }
 
 /// The prefix of the keys of a namespace's objects; with an empty namespace, of all objects.
-pub(crate) fn prefix_of(kind: &Kind, namespace: &str) -> String {
-    if kind.namespaced && !namespace.is_empty() {
-        format!("{}/{}/{namespace}/", kind.group, kind.plural)
+pub(crate) fn prefix_of(kind: &Resource, namespace: &str) -> String {
+    let stored = kind.stored_as();
+    if stored.namespaced && !namespace.is_empty() {
+        format!("{}/{}/{namespace}/", stored.group, stored.plural)
     } else {
-        format!("{}/{}/", kind.group, kind.plural)
+        format!("{}/{}/", stored.group, stored.plural)
     }
 }
 

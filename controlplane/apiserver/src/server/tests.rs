@@ -19,6 +19,7 @@ mod list;
 mod load;
 mod pod_security;
 mod rbac;
+mod registry;
 mod services;
 
 /// A server and its directory.

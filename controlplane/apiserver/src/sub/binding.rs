@@ -16,14 +16,14 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let name = &call.resource.name;
     let causes = coracle_kinds::validate::binding(&binding);
     if !causes.is_empty() {
-        return Err(ApiError::invalid(call.kind, name, &causes));
+        return Err(ApiError::invalid(&call.kind, name, &causes));
     }
     write::update(call, name, (Part::Internal, Writer::Update), |old| bound(call, old, &binding)).await?;
     Ok(reply::warned(reply::success(201, Value::Null), &warnings))
 }
 
 fn bound(call: &Call, old: &Value, binding: &Value) -> Result<Value> {
-    let (kind, name) = (call.kind, text(old, "name"));
+    let (kind, name) = (&call.kind, text(old, "name"));
     check_revision(kind, old, &binding["metadata"]["resourceVersion"])?;
     if !old["metadata"]["deletionTimestamp"].is_null() {
         return Err(ApiError::conflict(

@@ -3,7 +3,7 @@
 //! What a budget allows is counted by its controller. Here one disruption of it is spent, in one commit that also
 //! notes the pod, so that nobody spends the same one again before the controller has seen the pod go.
 
-use coracle_kinds::{Kind, kind::by_resource, selector::LabelSelector};
+use coracle_kinds::{Resource, kind::by_resource, selector::LabelSelector};
 use coracle_store::Expect;
 use serde_json::{Value, json};
 
@@ -50,10 +50,10 @@ async fn evict(call: &Call, options: &delete::Options) -> Result<()> {
     let budgets = by_resource("policy", "v1", "poddisruptionbudgets").ok_or_else(ApiError::no_resource)?;
     let mut name = String::new();
     for _ in 0..RETRIES {
-        let pod = parent(call)?;
+        let pod = parent(call).await?;
         // Before anything is spent on, or noted at, what will not be deleted.
-        options.check(call.kind, &pod)?;
-        delete::admit(call, &call.resource.name, &pod)?;
+        options.check(&call.kind, &pod)?;
+        delete::admit(call, &call.resource.name, &pod).await?;
         match verdict(budgets, &pod, &covering(call, budgets, &pod)?, &write::now())? {
             Verdict::Delete => return remove(call, options).await,
             Verdict::DeleteUnchanged(budget) => {
@@ -82,9 +82,9 @@ async fn evict(call: &Call, options: &delete::Options) -> Result<()> {
 }
 
 /// The budgets that are for this pod.
-fn covering(call: &Call, kind: &Kind, pod: &Value) -> Result<Vec<Value>> {
+fn covering(call: &Call, kind: &Resource, pod: &Value) -> Result<Vec<Value>> {
     let prefix = prefix_of(kind, call.namespace());
-    let all: Vec<_> = call.state.cache.of(kind)?.under(&prefix).cloned().collect();
+    let all: Vec<_> = call.state.cache.of(kind)?.lock().under(&prefix).cloned().collect();
     Ok(all.iter().map(|object| object.value()).filter(|budget| covers(budget, pod)).collect())
 }
 
@@ -96,7 +96,7 @@ fn covers(budget: &Value, pod: &Value) -> bool {
 }
 
 /// Decides about a pod as it is, under the budgets that are for it.
-fn verdict(kind: &Kind, pod: &Value, budgets: &[Value], now: &str) -> Result<Verdict> {
+fn verdict(kind: &Resource, pod: &Value, budgets: &[Value], now: &str) -> Result<Verdict> {
     let deleting = !pod["metadata"]["deletionTimestamp"].is_null();
     match pod["status"]["phase"].as_str() {
         Some("Succeeded" | "Failed") => return Ok(Verdict::Delete),
@@ -187,7 +187,7 @@ fn come_again(budget: &str) -> ApiError {
     ApiError::disruption_budget(&why, COME_AGAIN_SECONDS)
 }
 
-async fn spend(call: &Call, kind: &Kind, budget: &Value) -> std::result::Result<(), Failed> {
+async fn spend(call: &Call, kind: &Resource, budget: &Value) -> std::result::Result<(), Failed> {
     let key = crate::cache::key_of(kind, call.namespace(), text(budget, "name"));
     let revision = text(budget, "resourceVersion").parse().unwrap_or(0);
     write::commit(&call.state, kind, &key, Expect::Revision(revision), Some(budget)).await.map(drop)
@@ -199,7 +199,7 @@ async fn remove(call: &Call, options: &delete::Options) -> Result<()> {
     let mut options = options.clone();
     if !options.dry_run() {
         let marked = write::update(call, name, (Part::Internal, Writer::Update), |old| {
-            options.check(call.kind, old)?;
+            options.check(&call.kind, old)?;
             Ok(targeted(old, &write::now()))
         })
         .await?;

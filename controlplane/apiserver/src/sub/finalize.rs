@@ -12,12 +12,12 @@ use crate::{
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let (namespace, warnings) = body_of(call)?;
     let stored = write::update(call, &call.resource.name, (Part::Internal, Writer::Update), |old| {
-        check_revision(call.kind, old, &namespace["metadata"]["resourceVersion"])?;
+        check_revision(&call.kind, old, &namespace["metadata"]["resourceVersion"])?;
         let mut new = old.clone();
         new["spec"]["finalizers"] =
             namespace["spec"]["finalizers"].as_array().cloned().unwrap_or_default().into();
         Ok(new)
     })
     .await?;
-    Ok(reply::warned(reply::object(200, call.form()?, call.kind, &stored), &warnings))
+    Ok(reply::warned(reply::object(200, call.form()?, &call.kind, &stored), &warnings))
 }

@@ -16,8 +16,8 @@ use crate::{
 
 const SCHEMA: &str = "io.k8s.api.autoscaling.v1.Scale";
 
-pub(crate) fn get(call: &Call) -> Result<Reply> {
-    Ok(reply::json(200, &scale::read(call.kind, &parent(call)?)))
+pub(crate) async fn get(call: &Call) -> Result<Reply> {
+    Ok(reply::json(200, &scale::read(&call.kind, &parent(call).await?)))
 }
 
 pub(crate) async fn update(call: &Call) -> Result<Reply> {
@@ -29,16 +29,16 @@ pub(crate) async fn patch(call: &Call) -> Result<Reply> {
     let patch = patch::read(call)?;
     let validation = call.validation()?;
     write(call, |current| {
-        let value = patch.apply(SCHEMA, current)?;
+        let value = patch.apply(Some(SCHEMA), current)?;
         let parsed = Parsed { value, duplicates: Vec::new(), keys: Vec::new() };
-        let expected = Expected { api_version: "autoscaling/v1", kind: "Scale", schema: SCHEMA };
+        let expected = Expected::defined("autoscaling/v1", "Scale", SCHEMA);
         Ok(body::check(parsed, &expected, validation)?.0)
     })
     .await
 }
 
 async fn write(call: &Call, wanted: impl Fn(&Value) -> Result<Value> + Send + Sync) -> Result<Reply> {
-    let (kind, name) = (call.kind, &call.resource.name);
+    let (kind, name) = (&call.kind, &call.resource.name);
     let stored = write::update(call, name, (Part::Main, Writer::Update), |old| {
         let wanted = wanted(&scale::read(kind, old))?;
         check_revision(kind, old, &wanted["metadata"]["resourceVersion"])?;

@@ -27,7 +27,7 @@ const LONGEST_REFUSAL: usize = 64 << 10;
 const UPGRADE_HEADERS: &[&str] = &["connection", "upgrade", "x-stream-protocol-version"];
 
 pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Result<Reply> {
-    let pod = parent(call)?;
+    let pod = parent(call).await?;
     let node = pod["spec"]["nodeName"].as_str().filter(|node| !node.is_empty());
     let name = &call.resource.name;
     let node =

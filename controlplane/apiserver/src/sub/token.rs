@@ -16,9 +16,9 @@ const DEFAULT_SECONDS: i64 = 3600;
 const LEAST_SECONDS: i64 = 600;
 const MOST_SECONDS: i64 = 1 << 32;
 
-pub(crate) fn run(call: &Call) -> Result<Reply> {
+pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let (mut request, warnings) = body_of(call)?;
-    let account = parent(call)?;
+    let account = parent(call).await?;
     let seconds = request["spec"]["expirationSeconds"].as_i64().unwrap_or(DEFAULT_SECONDS);
     if !(LEAST_SECONDS..=MOST_SECONDS).contains(&seconds) {
         return Err(ApiError::unprocessable(format!(
@@ -55,7 +55,7 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
 
 /// The claims about the bound object. A node gets tokens for its own pods only.
 fn bound(call: &Call, reference: &Value) -> Result<Value> {
-    let forbidden = |why: String| ApiError::forbidden_object(call.kind, &call.resource.name, why);
+    let forbidden = |why: String| ApiError::forbidden_object(&call.kind, &call.resource.name, why);
     let node = call.user.node();
     let (resource, claim) = match reference["kind"].as_str() {
         None if node.is_none() => return Ok(json!({})),

@@ -24,7 +24,7 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     for _ in 0..ATTEMPTS {
         let updated = write::update(call, &call.resource.name, (part, Writer::Apply), |old| {
             let new = offload::run(call.body.len() > LARGE, || merged(call, old, &config))?;
-            write::check_revision(call.kind, old, &new["metadata"]["resourceVersion"])?;
+            write::check_revision(&call.kind, old, &new["metadata"]["resourceVersion"])?;
             Ok(new)
         })
         .await;
@@ -37,21 +37,21 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
             }
             other => (200, other?),
         };
-        let reply = reply::object(stored.0, call.form()?, call.kind, &stored.1);
+        let reply = reply::object(stored.0, call.form()?, &call.kind, &stored.1);
         return Ok(reply::warned(reply, &warnings));
     }
-    Err(ApiError::modified(call.kind, &call.resource.name))
+    Err(ApiError::modified(&call.kind, &call.resource.name))
 }
 
 /// Creates the object of a configuration. That needs the permission to create as well.
 async fn created(call: &Call, config: &Value) -> Result<write::Stored> {
-    authz::authorize_also(&call.state.cache, &call.user, "create", call.resource.clone())?;
+    authz::authorize_also(&call.state, &call.user, "create", call.resource.clone()).await?;
     if !text(config, "uid").is_empty() {
         let why = format!(
             "uid mismatch: the provided object specified uid {}, and no existing object was found",
             text(config, "uid")
         );
-        return Err(ApiError::conflict(call.kind, &call.resource.name, why));
+        return Err(ApiError::conflict(&call.kind, &call.resource.name, why));
     }
     let live = json!({"apiVersion": config["apiVersion"], "kind": config["kind"]});
     let object = merged(call, &live, config)?;
@@ -61,8 +61,7 @@ async fn created(call: &Call, config: &Value) -> Result<write::Stored> {
 /// The object with the configuration, in canonical form: nulls and empty lists are dropped.
 fn merged(call: &Call, live: &Value, config: &Value) -> Result<Value> {
     let value = field_manager::apply(call, live, config)?;
-    let api_version = call.kind.api_version();
-    let expected = Expected { api_version: &api_version, kind: call.kind.kind, schema: call.kind.schema };
+    let expected = Expected::of(&call.kind);
     let parsed = Parsed { value, duplicates: Vec::new(), keys: Vec::new() };
     body::check(parsed, &expected, FieldValidation::Ignore).map(|(object, _)| object)
 }
@@ -81,7 +80,7 @@ fn config(call: &Call) -> Result<(Value, Vec<String>)> {
             "Incorrect version specified in apply patch. Specified patch version: {given}, expected: {api_version}"
         )));
     }
-    let expected = Expected { api_version: &api_version, kind: call.kind.kind, schema: call.kind.schema };
+    let expected = Expected::of(&call.kind);
     let (mut config, warnings) = body::check(parsed, &expected, call.validation()?)?;
     create::place(call, &mut config)?;
     let name = text(&config, "name").to_owned();

@@ -23,7 +23,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
         return Err(ApiError::bad_request("resourceVersion should not be set on objects to be created"));
     }
     let stored = write::create(call, object, Writer::Update).await?;
-    let reply = reply::object(201, call.form()?, call.kind, &stored);
+    let reply = reply::object(201, call.form()?, &call.kind, &stored);
     Ok(reply::warned(reply, &warnings))
 }
 

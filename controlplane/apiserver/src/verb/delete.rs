@@ -1,6 +1,6 @@
 //! DELETE of one object: at once, after a grace period, or when its finalizers are done.
 
-use coracle_kinds::Kind;
+use coracle_kinds::Resource;
 use coracle_store::Expect;
 use serde_json::{Value, json};
 
@@ -8,6 +8,7 @@ use crate::{
     admit::{Attributes, Operation},
     body::{self, Expected},
     call::Call,
+    convert,
     error::{ApiError, Result},
     media::Form,
     reply::{self, Reply},
@@ -47,7 +48,7 @@ impl Options {
     }
 
     /// Fails when another object or version is meant than this.
-    pub(crate) fn check(&self, kind: &Kind, old: &Value) -> Result<()> {
+    pub(crate) fn check(&self, kind: &Resource, old: &Value) -> Result<()> {
         check(kind, old, self)
     }
 }
@@ -70,20 +71,20 @@ pub(crate) enum Outcome {
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let options = options(call)?;
     match one(call, &call.resource.name, &options).await? {
-        Outcome::Removed(object) if returns_object(call.kind) => {
+        Outcome::Removed(object) if returns_object(&call.kind) => {
             let form = call.form().unwrap_or(Form::Plain);
-            Ok(reply::object(200, form, call.kind, &Stored::DryRun(object)))
+            Ok(reply::object(200, form, &call.kind, &Stored::DryRun(object)))
         }
-        Outcome::Removed(object) => reply::deleted(call.kind, &object),
+        Outcome::Removed(object) => reply::deleted(&call.kind, &object),
         Outcome::Marked(stored) => {
             let form = call.form().unwrap_or(Form::Plain);
-            Ok(reply::object(200, form, call.kind, &stored))
+            Ok(reply::object(200, form, &call.kind, &stored))
         }
     }
 }
 
 /// Kinds whose deletion answers with the object instead of a Status. Source: `ReturnDeletedObject` of upstream's stores.
-fn returns_object(kind: &Kind) -> bool {
+fn returns_object(kind: &Resource) -> bool {
     let core = [
         "persistentvolumeclaims",
         "persistentvolumes",
@@ -93,22 +94,23 @@ fn returns_object(kind: &Kind) -> bool {
         "serviceaccounts",
         "services",
     ];
-    kind.group.is_empty() && core.contains(&kind.plural)
+    kind.group.is_empty() && core.contains(&&*kind.plural)
 }
 
 /// Deletes one object of the call's kind and namespace.
 pub(crate) async fn one(call: &Call, name: &str, options: &Options) -> Result<Outcome> {
-    let kind = call.kind;
+    let kind = &*call.kind;
     let cache = &call.state.cache;
     loop {
         let current =
             cache.get(kind, call.namespace(), name).ok_or_else(|| ApiError::not_found(kind, name))?;
-        let old = current.value();
+        let old = convert::value(kind, current.value()).await?;
         check(kind, &old, options)?;
-        admit(call, name, &old)?;
+        admit(call, name, &old).await?;
         let new = marked(kind, &old, options, jiff::Timestamp::now());
         let finished = is_finished(&new);
         if new == old && !finished {
+            let current = convert::object(kind, current).await?;
             return Ok(Outcome::Marked(Stored::Committed(current)));
         }
         if options.dry_run {
@@ -127,9 +129,9 @@ pub(crate) async fn one(call: &Call, name: &str, options: &Options) -> Result<Ou
 }
 
 /// Fails when the caller may not delete this object, whatever the authorizers say.
-pub(crate) fn admit(call: &Call, name: &str, old: &Value) -> Result<()> {
+pub(crate) async fn admit(call: &Call, name: &str, old: &Value) -> Result<()> {
     let attributes = Attributes::new(call, Operation::Delete, name, Some(old));
-    call.state.admission.validate(&call.state, &attributes, old)
+    call.state.admission.validate(&call.state, &attributes, old).await
 }
 
 /// The options of the request; the body's win over the query's.
@@ -142,7 +144,7 @@ pub(crate) fn options(call: &Call) -> Result<Options> {
             object.insert("apiVersion".into(), "v1".into());
             object.insert("kind".into(), "DeleteOptions".into());
         }
-        let expected = Expected { api_version: "v1", kind: "DeleteOptions", schema: DELETE_OPTIONS };
+        let expected = Expected::defined("v1", "DeleteOptions", DELETE_OPTIONS);
         tree = body::check(parsed, &expected, call.validation()?)?.0;
     }
     options_from(call, &tree)
@@ -187,7 +189,7 @@ pub(crate) fn options_from(call: &Call, tree: &Value) -> Result<Options> {
     })
 }
 
-fn check(kind: &Kind, old: &Value, options: &Options) -> Result<()> {
+fn check(kind: &Resource, old: &Value, options: &Options) -> Result<()> {
     let name = text(old, "name");
     for (what, wanted, found) in [
         ("UID", &options.uid, text(old, "uid")),
@@ -206,7 +208,7 @@ fn check(kind: &Kind, old: &Value, options: &Options) -> Result<()> {
 }
 
 /// The object as the deletion leaves it. Pure: when it is finished, it can go.
-fn marked(kind: &Kind, old: &Value, options: &Options, now: jiff::Timestamp) -> Value {
+fn marked(kind: &Resource, old: &Value, options: &Options, now: jiff::Timestamp) -> Value {
     let mut new = old.clone();
     set_finalizers(&mut new, options.propagation);
     let grace = grace(kind, old, options);
@@ -230,15 +232,15 @@ fn marked(kind: &Kind, old: &Value, options: &Options, now: jiff::Timestamp) -> 
             metadata.insert("generation".into(), (generation + 1).into());
         }
     }
-    if kind.kind == "Namespace" {
+    if kind.is("", "Namespace") {
         new["status"]["phase"] = "Terminating".into();
     }
     new
 }
 
 /// How long the object may take to end. Only pods that run somewhere need any time.
-fn grace(kind: &Kind, old: &Value, options: &Options) -> i64 {
-    let is_pod = kind.kind == "Pod" && kind.group.is_empty();
+fn grace(kind: &Resource, old: &Value, options: &Options) -> i64 {
+    let is_pod = kind.is("", "Pod");
     let over = matches!(old["status"]["phase"].as_str(), Some("Failed" | "Succeeded"));
     let unbound = old["spec"]["nodeName"].as_str().unwrap_or_default().is_empty();
     if !is_pod || over || unbound {

@@ -4,6 +4,7 @@ use serde_json::json;
 
 use crate::{
     call::Call,
+    convert,
     error::{ApiError, Result},
     reply::{self, Reply},
     verb::{delete, list},
@@ -15,10 +16,10 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     }
     let scope = list::scope(call)?;
     let options = delete::options(call)?;
-    let objects: Vec<_> = call.state.cache.of(call.kind)?.under(&scope.prefix).cloned().collect();
+    let objects: Vec<_> = call.state.cache.of(&call.kind)?.lock().under(&scope.prefix).cloned().collect();
     let mut touched = Vec::new();
     for object in objects {
-        if !scope.selects(call.kind, &object) {
+        if !scope.selects(&call.kind, &object) {
             continue;
         }
         match delete::one(call, object.name(), &options).await {
@@ -28,6 +29,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
             Err(error) => return Err(error),
         }
     }
+    let touched = convert::objects(&call.kind, touched).await?;
     let meta = json!({"resourceVersion": call.state.cache.revision().to_string()});
-    Ok(reply::list(call.form()?, call.kind, touched, meta))
+    Ok(reply::list(call.form()?, call.kind.clone(), touched, meta))
 }

@@ -2,14 +2,16 @@
 
 use crate::{
     call::Call,
+    convert,
     error::{ApiError, Result},
     reply::{self, Reply},
     write::Stored,
 };
 
-pub(crate) fn run(call: &Call) -> Result<Reply> {
+pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let name = &call.resource.name;
-    let object = call.state.cache.get(call.kind, call.namespace(), name);
-    let object = object.ok_or_else(|| ApiError::not_found(call.kind, name))?;
-    Ok(reply::object(200, call.form()?, call.kind, &Stored::Committed(object)))
+    let object = call.state.cache.get(&call.kind, call.namespace(), name);
+    let object = object.ok_or_else(|| ApiError::not_found(&call.kind, name))?;
+    let object = convert::object(&call.kind, object).await?;
+    Ok(reply::object(200, call.form()?, &call.kind, &Stored::Committed(object)))
 }

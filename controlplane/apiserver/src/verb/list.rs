@@ -9,6 +9,7 @@ use serde_json::json;
 use crate::{
     cache::{Object, Scope, prefix_of},
     call::Call,
+    convert,
     error::{ApiError, Result},
     reply::{self, Reply},
 };
@@ -20,7 +21,7 @@ struct Continue {
     start: String,
 }
 
-pub(crate) fn run(call: &Call) -> Result<Reply> {
+pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let scope = scope(call)?;
     let (objects, revision) = snapshot(call, &scope)?;
     let limit = call.info.query.number("limit").filter(|limit| *limit > 0);
@@ -29,7 +30,7 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
     let mut meta = json!({"resourceVersion": revision.to_string()});
     let mut candidates = objects.into_iter();
     for object in candidates.by_ref() {
-        if !scope.selects(call.kind, &object) {
+        if !scope.selects(&call.kind, &object) {
             continue;
         }
         if page.len() == limit {
@@ -43,7 +44,8 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
         }
         page.push(object);
     }
-    Ok(reply::list(call.form()?, call.kind, page, meta))
+    let page = convert::objects(&call.kind, page).await?;
+    Ok(reply::list(call.form()?, call.kind.clone(), page, meta))
 }
 
 /// What the query selects.
@@ -59,9 +61,9 @@ pub(crate) fn scope(call: &Call) -> Result<Scope> {
     };
     let fields = match query.get("fieldSelector") {
         "" => FieldSelector::default(),
-        text => FieldSelector::parse(call.kind, text).map_err(bad)?,
+        text => FieldSelector::parse(&call.kind, text).map_err(bad)?,
     };
-    Ok(Scope { prefix: prefix_of(call.kind, call.namespace()), labels, fields })
+    Ok(Scope { prefix: prefix_of(&call.kind, call.namespace()), labels, fields })
 }
 
 /// The objects of the scope's prefix, from the page's start on, and the revision they are of.
@@ -71,16 +73,18 @@ fn snapshot(call: &Call, scope: &Scope) -> Result<(Vec<Arc<Object>>, u64)> {
     let cache = &call.state.cache;
     if !token.is_empty() {
         let next = parse_token(token)?;
-        let mut objects = cache.of(call.kind)?.under_at(&scope.prefix, next.rv).map_err(|_expired| {
-            ApiError::expired(
-                "The provided continue parameter is too old to display a consistent list result. \
+        let mut objects =
+            cache.of(&call.kind)?.lock().under_at(&scope.prefix, next.rv).map_err(|_expired| {
+                ApiError::expired(
+                    "The provided continue parameter is too old to display a consistent list result. \
                  You must start a new list without the continue parameter.",
-            )
-        })?;
+                )
+            })?;
         objects.retain(|object| *object.key >= *next.start);
         return Ok((objects, next.rv));
     }
-    let objects = cache.of(call.kind)?;
+    let collection = cache.of(&call.kind)?;
+    let objects = collection.lock();
     let newest = cache.revision().max(objects.newest());
     match (revision(query.get("resourceVersion"))?, query.get("resourceVersionMatch")) {
         (None, "") => {}

@@ -32,13 +32,12 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     field_manager::check_parameters(call, false)?;
     let patch = read(call)?;
     let mut warnings = Vec::new();
-    let api_version = call.kind.api_version();
-    let expected = Expected { api_version: &api_version, kind: call.kind.kind, schema: call.kind.schema };
+    let expected = Expected::of(&call.kind);
     let validation = call.validation()?;
     let is_heavy = matches!(patch, Patch::Json(_)) || call.body.len() > LARGE;
     let apply = |old: &Value| {
-        let patched = patch.apply(call.kind.schema, old)?;
-        write::check_revision(call.kind, old, &patched["metadata"]["resourceVersion"])?;
+        let patched = patch.apply(call.kind.patch_definition(), old)?;
+        write::check_revision(&call.kind, old, &patched["metadata"]["resourceVersion"])?;
         same_identity(old, &patched)?;
         let parsed = Parsed { value: patched, duplicates: Vec::new(), keys: Vec::new() };
         body::check(parsed, &expected, validation)
@@ -49,7 +48,7 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
         Ok(new)
     })
     .await?;
-    let reply = reply::object(200, call.form()?, call.kind, &stored);
+    let reply = reply::object(200, call.form()?, &call.kind, &stored);
     Ok(reply::warned(reply, &warnings))
 }
 
@@ -75,11 +74,20 @@ pub(crate) fn read(call: &Call) -> Result<Patch> {
 }
 
 impl Patch {
-    pub(crate) fn apply(&self, schema: &str, old: &Value) -> Result<Value> {
+    /// Applies the patch. Without a definition a strategic merge patch is refused.
+    pub(crate) fn apply(&self, definition: Option<&str>, old: &Value) -> Result<Value> {
         let patched = match self {
             Self::Json(operations) => patch::json(old, operations),
             Self::Merge(tree) => patch::merge(old, tree),
-            Self::Strategic(tree) => patch::strategic(schema, old, tree),
+            Self::Strategic(tree) => match definition {
+                Some(definition) => patch::strategic(definition, old, tree),
+                None => {
+                    return Err(ApiError::unsupported_media_type(
+                        "the body of the request was in an unknown format - accepted media types include: \
+                         application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml",
+                    ));
+                }
+            },
         };
         patched.map_err(|error| match error {
             PatchError::Malformed(message) => ApiError::bad_request(message),

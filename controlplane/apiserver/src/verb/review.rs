@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::{
     authn::User,
-    authz::{self, Question, rbac::rule::Rule},
+    authz::{Question, Verdict, rbac::rule::Rule},
     body,
     call::Call,
     error::{ApiError, Result},
@@ -13,18 +13,18 @@ use crate::{
     request::{Query, RequestInfo, ResourceInfo},
 };
 
-pub(crate) fn run(call: &Call) -> Result<Reply> {
+pub(crate) async fn run(call: &Call) -> Result<Reply> {
     // A review has no metadata to make a table of.
     media::negotiate(&call.headers, &call.info.query, &[])?;
     let (mut review, warnings) = body::object(call)?;
-    review["status"] = match call.kind.kind {
+    review["status"] = match &*call.kind.kind {
         "SelfSubjectReview" => json!({"userInfo": described(&call.user)}),
-        "SelfSubjectAccessReview" => access(call, &call.user, &review["spec"]),
+        "SelfSubjectAccessReview" => access(call, &call.user, &review["spec"]).await,
         "SubjectAccessReview" | "LocalSubjectAccessReview" => {
-            access(call, &subject(&review["spec"]), &review["spec"])
+            access(call, &subject(&review["spec"]), &review["spec"]).await
         }
         "SelfSubjectRulesReview" => rules(call, review["spec"]["namespace"].as_str().unwrap_or_default()),
-        "TokenReview" => token(call, &review["spec"]),
+        "TokenReview" => token(call, &review["spec"]).await,
         _ => return Err(ApiError::method_not_allowed()),
     };
     if let Some(metadata) = crate::write::metadata_mut(&mut review) {
@@ -60,7 +60,7 @@ fn subject(spec: &Value) -> User {
     }
 }
 
-fn access(call: &Call, user: &User, spec: &Value) -> Value {
+async fn access(call: &Call, user: &User, spec: &Value) -> Value {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let (resource, path) = (&spec["resourceAttributes"], &spec["nonResourceAttributes"]);
     let wanted = if resource.is_object() { text(&resource["verb"]) } else { text(&path["verb"]) };
@@ -78,8 +78,11 @@ fn access(call: &Call, user: &User, spec: &Value) -> Value {
         }),
     };
     let question = Question { user, verb: &wanted, info: &info, cache: &call.state.cache };
-    let allowed = authz::authorize(&question).is_ok();
-    json!({"allowed": allowed})
+    match call.state.authorizers.decide(&question).await.verdict {
+        Verdict::Allow => json!({"allowed": true}),
+        Verdict::Deny => json!({"allowed": false, "denied": true}),
+        Verdict::NoOpinion => json!({"allowed": false}),
+    }
 }
 
 /// The rules of the roles that the user has in a namespace. What the node authorizer allows depends on the object, so
@@ -94,13 +97,13 @@ fn rules(call: &Call, namespace: &str) -> Value {
     json!({"resourceRules": list(resources), "nonResourceRules": list(urls), "incomplete": incomplete})
 }
 
-fn token(call: &Call, spec: &Value) -> Value {
+async fn token(call: &Call, spec: &Value) -> Value {
     let state = &call.state;
     let token = spec["token"].as_str().unwrap_or_default();
     let asked = spec["audiences"].as_array().into_iter().flatten();
     let asked: Vec<String> = asked.filter_map(Value::as_str).map(str::to_owned).collect();
     let audiences = if asked.is_empty() { state.authenticators.tokens.audiences.clone() } else { asked };
-    match state.authenticators.token_user(&state.cache, token, &audiences) {
+    match state.authenticators.token_user(&state.cache, token, &audiences).await {
         Some(user) => json!({"authenticated": true, "user": described(&user), "audiences": audiences}),
         None => {
             json!({"authenticated": false, "error": "the token is not known, not valid any more, or for others"})
@@ -114,6 +117,6 @@ mod tests {
     fn reviews_are_in_the_table_and_not_stored() {
         let kind = "selfsubjectaccessreviews";
         let kind = coracle_kinds::kind::by_resource("authorization.k8s.io", "v1", kind).unwrap();
-        assert!(!kind.stored());
+        assert!(!kind.is_stored());
     }
 }

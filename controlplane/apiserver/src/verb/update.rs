@@ -23,23 +23,23 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     let revision = object["metadata"]["resourceVersion"].clone();
     require_revision(call, &revision)?;
     let stored = write::update(call, name, (part, Writer::Update), |old| {
-        write::check_revision(call.kind, old, &revision)?;
+        write::check_revision(&call.kind, old, &revision)?;
         Ok(object.clone())
     })
     .await?;
-    let reply = reply::object(200, call.form()?, call.kind, &stored);
+    let reply = reply::object(200, call.form()?, &call.kind, &stored);
     Ok(reply::warned(reply, &warnings))
 }
 
 /// Some kinds refuse to be overwritten blindly.
 fn require_revision(call: &Call, revision: &Value) -> Result<()> {
-    if call.kind.unconditional_update() || revision.as_str().is_some_and(|given| !given.is_empty()) {
+    if call.kind.unconditional_update || revision.as_str().is_some_and(|given| !given.is_empty()) {
         return Ok(());
     }
     let field = "metadata.resourceVersion".to_owned();
     let message = "Invalid value: 0: must be specified for an update".to_owned();
     let cause = Cause { reason: "FieldValueInvalid", field, message };
-    Err(ApiError::invalid(call.kind, &call.resource.name, &[cause]))
+    Err(ApiError::invalid(&call.kind, &call.resource.name, &[cause]))
 }
 
 fn same_name(object: &Value, name: &str) -> Result<()> {

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use coracle_kinds::{Kind, table};
+use coracle_kinds::{Resource, table};
 use futures::{Stream, StreamExt as _, stream};
 use http::{HeaderValue, Response, header};
 use http_body::Frame;
@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     cache::{Event, Events, Object, Scope, Watcher},
     call::Call,
+    convert,
     error::{ApiError, Result},
     media::Form,
     reply::{Reply, full, status_text},
@@ -27,7 +28,7 @@ const DEFAULT_SECONDS: u64 = 1800;
 
 /// What every event of one watch is written with.
 struct Writer {
-    kind: &'static Kind,
+    kind: Arc<Resource>,
     form: Form,
     headers_written: bool,
 }
@@ -48,7 +49,7 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
     let mut scope = list::scope(call)?;
     if !call.resource.name.is_empty() {
         let text = format!("metadata.name={}", call.resource.name);
-        scope.fields = coracle_kinds::selector::FieldSelector::parse(call.kind, &text)
+        scope.fields = coracle_kinds::selector::FieldSelector::parse(&call.kind, &text)
             .map_err(|error| ApiError::bad_request(error.to_string()))?;
     }
     let query = &call.info.query;
@@ -59,21 +60,45 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
         Err(error) => return Err(error),
     };
     let cut = WatchEnd(events.cut.clone());
-    let mut writer = Writer { kind: call.kind, form: call.form()?, headers_written: false };
+    let kind = call.kind.clone();
+    let mut writer = Writer { kind: call.kind.clone(), form: call.form()?, headers_written: false };
     let lines = stream::iter(first)
         .chain(stream::unfold(events, async |mut events| Some((events.recv().await?, events))))
-        .map(move |event| Ok(Frame::data(writer.line(&event))));
+        .then(move |event| converted(kind.clone(), event))
+        .scan(false, |is_ended, event| {
+            let next = (!*is_ended).then_some(event);
+            *is_ended |= next.as_ref().is_some_and(Result::is_err);
+            std::future::ready(next)
+        })
+        .map(move |event| {
+            Ok(Frame::data(event.map_or_else(|error| error_line(&error), |event| writer.line(&event))))
+        });
     let mut response = Response::new(StreamBody::new(limited(call, lines)).boxed_unsync());
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response.extensions_mut().insert(cut);
     Ok(response)
 }
 
+/// The event in the version of the watch.
+async fn converted(kind: Arc<Resource>, event: Event) -> Result<Event> {
+    match event {
+        Event::Added(object) => convert::object(&kind, object).await.map(Event::Added),
+        Event::Modified(object) => convert::object(&kind, object).await.map(Event::Modified),
+        Event::Deleted(object) => convert::object(&kind, object).await.map(Event::Deleted),
+        Event::Bookmark(_) | Event::InitialEnd(_) => Ok(event),
+    }
+}
+
+/// An ERROR event; the stream ends after it.
+fn error_line(error: &ApiError) -> Bytes {
+    let status = status_text(&error.status());
+    format!("{{\"type\":\"ERROR\",\"object\":{}}}\n", status.trim_end()).into()
+}
+
 /// A stream of one ERROR event. Upstream tells a revision that is too old in the stream, not by the status of
 /// the answer, and clients rely on it: kube-rs lists again only then.
 fn ended_by(error: &ApiError) -> Reply {
-    let line = format!("{{\"type\":\"ERROR\",\"object\":{}}}\n", status_text(&error.status()).trim_end());
-    let mut response = Response::new(full(line));
+    let mut response = Response::new(full(error_line(error)));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
@@ -106,7 +131,11 @@ fn start(query: &Query) -> Result<Start> {
 fn subscribe(call: &Call, scope: Scope, start: &Start) -> Result<(Vec<Event>, Events)> {
     let cache = &call.state.cache;
     let (watcher, events) = Watcher::new(scope, call.info.query.flag("allowWatchBookmarks"));
-    let mut objects = cache.of(call.kind)?;
+    let collection = cache.of(&call.kind)?;
+    let mut objects = collection.lock();
+    if objects.is_closed() {
+        return Err(ApiError::no_resource());
+    }
     let newest = cache.revision().max(objects.newest());
     let mut first = Vec::new();
     match start {
@@ -173,7 +202,7 @@ impl Writer {
                     table::Options { include, headers: !self.headers_written, now: jiff::Timestamp::now() };
                 self.headers_written = true;
                 let meta = json!({"resourceVersion": object.revision.to_string()});
-                rendered = table::render(self.kind, [&object.value()], meta, options).to_string();
+                rendered = table::render(&self.kind, [&object.value()], meta, options).to_string();
                 rendered.as_bytes()
             }
         };
@@ -184,7 +213,7 @@ impl Writer {
         let object = match self.form {
             Form::Table(include) => {
                 let options = table::Options { include, headers: false, now: jiff::Timestamp::now() };
-                table::render(self.kind, [], metadata, options)
+                table::render(&self.kind, [], metadata, options)
             }
             Form::Partial => {
                 json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata})

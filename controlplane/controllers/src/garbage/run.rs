@@ -4,6 +4,7 @@
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use futures::StreamExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -12,7 +13,9 @@ use kube::api::{DeleteParams, Preconditions};
 use kube::discovery::verbs;
 use kube::runtime::watcher::{Event, watcher};
 use serde_json::json;
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::graph::{Graph, Work, in_reach};
 use super::plan::{Action, FOREGROUND, Facts, ORPHAN, Owner, plan};
@@ -31,51 +34,96 @@ pub(crate) struct Collector {
     attempts: Queue<String>,
     /// Uids of objects whose dependents are to be orphaned.
     orphans: Queue<String>,
-    /// The API's kinds, for look-ups of owners that are not in the graph.
-    kinds: Vec<Arc<ApiKind>>,
+    /// The kinds that are served, for look-ups of owners that are not in the graph.
+    kinds: Mutex<Vec<Arc<ApiKind>>>,
+    /// Notified when the served kinds may have changed.
+    kinds_changed: Notify,
 }
 
 /// Runs the collector, forever.
 pub(crate) async fn run(context: Arc<Context>) {
-    let mut retry = Retry::new();
-    let kinds = loop {
-        match context.kinds().await {
-            Ok(kinds) => break kinds,
-            Err(error) => error.log("garbage", &"discovery", std::time::Duration::ZERO),
-        }
-        retry.wait().await;
-    };
-    let kinds: Vec<_> = kinds.iter().filter(|kind| !kind.is_event()).cloned().map(Arc::new).collect();
     let collector = Arc::new(Collector {
         graph: Mutex::new(Graph::default()),
         attempts: Queue::new(),
         orphans: Queue::new(),
-        kinds,
+        kinds: Mutex::new(discover(&context).await),
+        kinds_changed: Notify::new(),
     });
-    let mut tasks = JoinSet::new();
-    let mut listed = JoinSet::new();
     let heard = collector.hear(&context);
-    for kind in collector.kinds.iter().filter(|kind| kind.can(&[verbs::DELETE, verbs::LIST, verbs::WATCH])) {
-        if heard.contains(&kind.name()) {
-            continue;
-        }
-        let (done, first) = tokio::sync::oneshot::channel();
-        tasks.spawn(watch(context.clone(), collector.clone(), kind.clone(), done));
-        listed.spawn(first);
-    }
+    let mut watches = Watches::default();
+    let listed = watches.update(&context, &collector, &heard);
     context.caches.synced().await;
-    while listed.join_next().await.is_some() {}
+    listed.join_all().await;
+    let mut tasks = JoinSet::new();
     for _ in 0..4 {
         let (own, context) = (collector.clone(), context.clone());
         tasks.spawn(async move {
             own.attempts.work("garbage", |uid| own.attempt(&context, uid)).await;
         });
     }
-    let own = collector.clone();
+    let (own, of_orphans) = (collector.clone(), context.clone());
     tasks.spawn(async move {
-        own.orphans.work("garbage-orphan", |uid| own.orphan(&context, uid)).await;
+        own.orphans.work("garbage-orphan", |uid| own.orphan(&of_orphans, uid)).await;
     });
-    while tasks.join_next().await.is_some() {}
+    loop {
+        collector.kinds_changed.notified().await;
+        // One discovery for the events of a moment.
+        tokio::time::sleep(SETTLE).await;
+        collector.set_kinds(discover(&context).await);
+        let mut listed = watches.update(&context, &collector, &heard);
+        listed.detach_all();
+    }
+}
+
+/// Delay between a change of a definition and the discovery.
+const SETTLE: Duration = Duration::from_millis(200);
+
+/// The kinds that are served, except events.
+async fn discover(context: &Context) -> Vec<Arc<ApiKind>> {
+    let mut retry = Retry::new();
+    loop {
+        match context.kinds().await {
+            Ok(kinds) => return kinds.into_iter().filter(|kind| !kind.is_event()).map(Arc::new).collect(),
+            Err(error) => error.log("garbage", &"discovery", Duration::ZERO),
+        }
+        retry.wait().await;
+    }
+}
+
+/// The running watches of kinds that no shared cache has.
+#[derive(Default)]
+struct Watches {
+    running: Vec<(Arc<ApiKind>, AbortOnDropHandle<()>)>,
+}
+
+impl Watches {
+    /// Starts watches of new kinds, and ends those of kinds that are not served any more. Returns a task for each new
+    /// watch, which ends with its first list.
+    fn update(
+        &mut self,
+        context: &Arc<Context>,
+        collector: &Arc<Collector>,
+        heard: &HashSet<String>,
+    ) -> JoinSet<()> {
+        let kinds = collector.kinds();
+        for (kind, _) in self.running.extract_if(.., |(kind, _)| !kinds.contains(kind)) {
+            collector.forget(&kind);
+        }
+        let mut listed = JoinSet::new();
+        for kind in kinds.iter().filter(|kind| kind.can(&[verbs::DELETE, verbs::LIST, verbs::WATCH])) {
+            if heard.contains(&kind.name()) || self.running.iter().any(|(known, _)| known == kind) {
+                continue;
+            }
+            let (done, first) = tokio::sync::oneshot::channel();
+            let task = tokio::spawn(watch(context.clone(), collector.clone(), kind.clone(), done));
+            self.running.push((kind.clone(), AbortOnDropHandle::new(task)));
+            listed.spawn(async {
+                // The sender is dropped after the first list.
+                let _ = first.await;
+            });
+        }
+        listed
+    }
 }
 
 /// Watches the metadata of one kind, for the graph.
@@ -96,10 +144,16 @@ async fn watch(
                 if matches!(event, Event::InitDone) {
                     drop(first.take());
                 }
+                let is_change = matches!(event, Event::Apply(_) | Event::Delete(_) | Event::InitDone);
                 collector.take_in(&kind, event, &mut seen);
+                if is_change && kind.defines_kinds() {
+                    collector.kinds_changed.notify_one();
+                }
             }
             Err(error) => {
                 tracing::debug!(kind = %kind.name(), "watch: {error}");
+                // The kind may have been removed.
+                collector.kinds_changed.notify_one();
                 retry.wait().await;
             }
         }
@@ -118,8 +172,30 @@ impl Collector {
         work.orphan.into_iter().for_each(|uid| self.orphans.add(uid));
     }
 
-    fn kind(&self, group: &str, kind: &str) -> Option<&Arc<ApiKind>> {
-        self.kinds.iter().find(|own| own.resource.group == group && own.resource.kind == kind)
+    fn kinds(&self) -> Vec<Arc<ApiKind>> {
+        self.kinds.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Sets the served kinds. A kind that did not change stays the same object, because the graph refers to it.
+    fn set_kinds(&self, found: Vec<Arc<ApiKind>>) {
+        let mut kinds = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = |new: Arc<ApiKind>| kinds.iter().find(|known| **known == new).cloned().unwrap_or(new);
+        let found = found.into_iter().map(kept).collect();
+        *kinds = found;
+    }
+
+    /// Removes the objects of a kind from the graph.
+    fn forget(&self, kind: &Arc<ApiKind>) {
+        let objects = self.lock().of_kind(kind);
+        for uid in objects {
+            let work = self.lock().remove(&uid);
+            self.enqueue(work);
+        }
+    }
+
+    fn kind(&self, group: &str, kind: &str) -> Option<Arc<ApiKind>> {
+        let kinds = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
+        kinds.iter().find(|own| own.resource.group == group && own.resource.kind == kind).cloned()
     }
 
     /// Registers handlers at the shared caches. Returns their kinds.
@@ -139,7 +215,7 @@ impl Collector {
     }
 
     fn hear_one<K: Object>(self: &Arc<Self>, cache: &Arc<Cache<K>>) -> Option<String> {
-        let kind = self.kind(&K::group(&()), &K::kind(&()))?.clone();
+        let kind = self.kind(&K::group(&()), &K::kind(&()))?;
         let (own, name) = (self.clone(), kind.name());
         cache.on_change_and_now(move |change| {
             let work = match (change.new, change.old) {

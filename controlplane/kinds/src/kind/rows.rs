@@ -43,6 +43,7 @@ const KIND: Kind = Kind {
     volatile: false,
     ttl_seconds: 0,
     fields: &[],
+    stored_as: None,
     rules: RULES,
 };
 

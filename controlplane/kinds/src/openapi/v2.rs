@@ -5,31 +5,34 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::kind::KINDS;
+use crate::resource::Resources;
 use crate::schema::model::definitions_text;
 
 const V3: &str = "#/components/schemas/";
 const V2: &str = "#/definitions/";
 
 /// The document as JSON.
-pub fn json() -> Value {
+pub fn json(set: &Resources) -> Value {
     let text = definitions_text();
     let file: Value = serde_json::from_str(&text).unwrap_or_default();
     let definitions = file["definitions"].as_object().into_iter().flatten();
-    let definitions: Map<String, Value> =
-        definitions.map(|(name, schema)| (name.clone(), schema_of(schema))).collect();
+    let built_in = definitions.map(|(name, schema)| (name.clone(), schema_of(schema)));
+    let custom = set.iter().filter_map(|resource| {
+        Some((resource.schema.clone().into_owned(), schema_of(resource.definition.as_deref()?)))
+    });
+    let definitions: Map<String, Value> = built_in.chain(custom).collect();
     let version = format!("v{}", file["version"].as_str().unwrap_or_default());
     json!({
         "swagger": "2.0",
         "info": {"title": "Kubernetes", "version": version},
-        "paths": paths(),
+        "paths": paths(set),
         "definitions": definitions,
     })
 }
 
 /// The document as protobuf.
-pub fn protobuf() -> Vec<u8> {
-    let document = json();
+pub fn protobuf(set: &Resources) -> Vec<u8> {
+    let document = json(set);
     let mut message = Message::default();
     message.text(1, &document["swagger"]);
     let mut info = Message::default();
@@ -79,8 +82,8 @@ fn reference_of(value: &Value) -> Value {
 }
 
 /// One path per kind, with the parameters of its PATCH. Clients need no other paths.
-fn paths() -> Map<String, Value> {
-    let patched = KINDS.iter().filter(|kind| kind.has_verb("patch"));
+fn paths(set: &Resources) -> Map<String, Value> {
+    let patched = set.iter().filter(|kind| kind.has_verb("patch"));
     patched
         .map(|kind| {
             let root = if kind.group.is_empty() { "/api".to_owned() } else { format!("/apis/{}", kind.group) };
@@ -228,6 +231,7 @@ fn path_item(item: &Value) -> Message {
 mod tests {
     use super::*;
     use crate::protobuf::wire::{Reader, WireValue};
+    use crate::resource::built_in;
 
     /// The messages and texts with a field number.
     fn under(message: &[u8], wanted: u32) -> Vec<&[u8]> {
@@ -243,7 +247,7 @@ mod tests {
 
     #[test]
     fn every_reference_leads_to_a_definition() {
-        let document = json();
+        let document = json(built_in());
         let text = document.to_string();
         assert!(!text.contains("#/components/") && !text.contains("\"allOf\":"));
         for name in text.split(&format!("\"$ref\":\"{V2}")).skip(1).filter_map(|rest| rest.split('"').next())
@@ -254,7 +258,7 @@ mod tests {
 
     #[test]
     fn a_kind_is_found_in_the_message_by_its_extension() {
-        let bytes = protobuf();
+        let bytes = protobuf(built_in());
         assert_eq!(under(&bytes, 1), [b"2.0"]);
         let definitions = under(&bytes, 9)[0];
         let pod =

@@ -46,6 +46,22 @@ pub(super) fn conform(definition: &Definition, value: &mut Value) -> Result<Vec<
     Ok(check.unknown)
 }
 
+/// As [`conform`], for an object in a field of another one.
+pub(super) fn conform_field(
+    definition: &Definition,
+    field: &str,
+    value: &mut Value,
+) -> Result<Vec<String>, String> {
+    let mut check = Check { schemas: schemas(), unknown: Vec::new() };
+    let place = Place { indexed: field.to_owned(), plain: field.to_owned(), owner: String::new() };
+    let Value::Object(map) = value else {
+        let (found, wanted) = (go_value(value), definition.go_type());
+        return Err(format!("json: cannot unmarshal {found} into Go struct field .{field} of type {wanted}"));
+    };
+    check.object(definition, map, &place)?;
+    Ok(check.unknown)
+}
+
 struct Check {
     schemas: &'static Schemas,
     unknown: Vec<String>,

@@ -1,37 +1,37 @@
 //! Facets: the labels and selectable fields of an encoded object. They are read once and kept beside the object.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde_json::{Map, Value, value::RawValue};
 
 use coracle_values::label_selector::LabelSelector;
 
-use super::fields;
-use crate::Kind;
+use crate::Resource;
 
 /// Labels and selectable fields of one object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facets {
     labels: Box<[(Box<str>, Box<str>)]>,
     /// Values by field name. Empty values are left out.
-    fields: Box<[(&'static str, Box<str>)]>,
+    fields: Box<[(Arc<str>, Box<str>)]>,
 }
 
 // === impl Facets ===
 
 impl Facets {
     /// Reads the facets of an encoded object. The parser skips the rest of the object.
-    pub fn read(kind: &Kind, json: &[u8]) -> Facets {
-        let selectable = fields::COMMON.iter().chain(kind.fields);
+    pub fn read(kind: &Resource, json: &[u8]) -> Facets {
         let mut paths: Vec<Vec<&str>> =
-            selectable.clone().map(|field| field.name.split('.').collect()).collect();
+            kind.fields.iter().map(|field| field.name.split('.').collect()).collect();
         paths.push(vec!["metadata", "labels"]);
         let paths: Vec<&[&str]> = paths.iter().map(Vec::as_slice).collect();
         let text = std::str::from_utf8(json).unwrap_or_default();
         let object = part(text, &paths);
         let labels = object["metadata"]["labels"].as_object().into_iter().flatten();
         let labels = labels.filter_map(|(key, value)| Some((key.as_str().into(), value.as_str()?.into())));
-        let fields = selectable.map(|field| (field.name, (field.value)(&object).into_boxed_str()));
+        let fields = kind.fields.iter();
+        let fields = fields.map(|field| (field.name.clone(), field.read(&object).into_boxed_str()));
         Facets { labels: labels.collect(), fields: fields.filter(|(_, value)| !value.is_empty()).collect() }
     }
 
@@ -47,7 +47,7 @@ impl Facets {
 
     /// The value of a selectable field as text; empty if the object does not have it.
     pub fn field(&self, name: &str) -> &str {
-        self.fields.iter().find(|(known, _)| *known == name).map_or("", |(_, value)| value)
+        self.fields.iter().find(|(known, _)| **known == *name).map_or("", |(_, value)| value)
     }
 }
 
@@ -76,7 +76,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::kind::KINDS;
     use crate::selector::FieldSelector;
 
     #[test]
@@ -90,10 +89,10 @@ mod tests {
             "involvedObject": {"kind": "Pod", "resourceVersion": 7},
         });
         let text = object.to_string();
-        for kind in KINDS.iter() {
+        for kind in crate::resource::built_in().iter() {
             let facets = Facets::read(kind, text.as_bytes());
-            for field in fields::COMMON.iter().chain(kind.fields) {
-                assert_eq!(facets.field(field.name), (field.value)(&object), "{} {}", kind.kind, field.name);
+            for field in &kind.fields {
+                assert_eq!(facets.field(&field.name), field.read(&object), "{} {}", kind.kind, field.name);
             }
         }
         let facets = Facets::read(crate::kind::by_kind("v1", "Pod").unwrap(), text.as_bytes());

@@ -3,14 +3,14 @@
 use serde_json::Value;
 
 use super::{Causes, Path, entries, format, items, text};
-use crate::Kind;
+use crate::Resource;
 use crate::kind::NameRule;
 
 /// Maximum bytes of all annotations together.
 const MAX_ANNOTATIONS: usize = 256 * 1024;
 
 /// Rules for every write.
-pub(super) fn create(causes: &mut Causes, kind: &Kind, object: &Value) {
+pub(super) fn create(causes: &mut Causes, kind: &Resource, object: &Value) {
     let (path, metadata) = (Path::root("metadata"), &object["metadata"]);
     names(causes, kind, &path, metadata);
     causes.not_negative(&path.field("generation"), &metadata["generation"]);
@@ -49,8 +49,8 @@ pub(super) fn update(causes: &mut Causes, new: &Value, old: &Value) {
     }
 }
 
-fn names(causes: &mut Causes, kind: &Kind, path: &Path, metadata: &Value) {
-    let rule: fn(&str) -> Vec<String> = match kind.rules.name {
+fn names(causes: &mut Causes, kind: &Resource, path: &Path, metadata: &Value) {
+    let rule: fn(&str) -> Vec<String> = match kind.name_rule {
         NameRule::Dns1123Label => format::dns1123_label,
         NameRule::Dns1123Subdomain => format::dns1123_subdomain,
         NameRule::Dns1035Label => format::dns1035_label,

@@ -9,7 +9,7 @@ use super::*;
 use crate::kind::by_kind;
 use crate::{defaults, strategy};
 
-fn kind(name: &str) -> &'static Kind {
+fn kind(name: &str) -> &'static Resource {
     let versions = ["v1", "apps/v1", "coordination.k8s.io/v1", "storage.k8s.io/v1"];
     versions.iter().find_map(|version| by_kind(version, name)).unwrap()
 }

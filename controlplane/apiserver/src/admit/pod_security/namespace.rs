@@ -114,8 +114,10 @@ fn line(reasons: &str, names: &[&str]) -> String {
 /// The pods of a namespace, first one of each controller and those without.
 fn pods(config: &PodSecurityConfig, state: &State, namespace: &str) -> Vec<Value> {
     let Some(kind) = by_resource("", "v1", "pods") else { return Vec::new() };
-    let Ok(objects) =
-        state.cache.of(kind).map(|all| all.under(&prefix_of(kind, namespace)).cloned().collect::<Vec<_>>())
+    let Ok(objects) = state
+        .cache
+        .of(kind)
+        .map(|all| all.lock().under(&prefix_of(kind, namespace)).cloned().collect::<Vec<_>>())
     else {
         return Vec::new();
     };

@@ -6,7 +6,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use http::{Request, Response};
 use serde_json::Value;
-use tokio::sync::OnceCell;
 
 use super::*;
 use crate::caches::Caches;
@@ -66,7 +65,6 @@ impl Api {
             config,
             lifecycle: Arc::new(Lifecycle::new()),
             last_ranges: Mutex::default(),
-            kinds: OnceCell::new(),
         }
     }
 

@@ -1,0 +1,280 @@
+//! A resource that the API server serves: names, scope, verbs, storage and rules, as data that may come and go.
+//!
+//! Built-in rows ([`crate::Kind`]) and custom resources are both made into a [`Resource`]; everything above knows only
+//! that type. One `Resource` is one version of one resource. [`Resources`] is an immutable set of them with indexes.
+//!
+//! A custom resource: implement [`Strategy`], call [`Resource::new`] for each served version, set its public fields, and
+//! set [`Resource::storage`] of all versions but the stored one. Several versions need a [`Convert`].
+
+mod built_in;
+mod convert;
+mod field;
+mod set;
+#[cfg(test)]
+mod tests;
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use coracle_managed_fields::{Schema, TypeId};
+use jiff::Timestamp;
+use serde_json::Value;
+
+pub use self::built_in::{built_in, by_kind, by_resource};
+pub use self::convert::{ConversionError, Convert, Converting};
+pub use self::field::{FieldValue, SelectableField};
+pub use self::set::{GroupVersion, Resources, Taken};
+pub use crate::kind::NameRule;
+use crate::schema::{FieldValidation, Parsed, SchemaError};
+use crate::validate::Causes;
+
+/// A text of a built-in row, or of a custom resource.
+pub type Text = Cow<'static, str>;
+
+/// One version of a resource.
+///
+/// Group, version, kind and plural are fixed by [`Resource::new`]. The other fields may be set until the resource is
+/// shared.
+#[expect(clippy::struct_excessive_bools, reason = "independent properties of a resource")]
+pub struct Resource {
+    /// API group, empty for the core group.
+    pub group: Text,
+    /// API version within the group.
+    pub version: Text,
+    /// Kind, as in `kind: Pod`.
+    pub kind: Text,
+    /// Resource name in paths: `pods`.
+    pub plural: Text,
+    /// Singular resource name: `pod`.
+    pub singular: Text,
+    /// Kind of lists: `PodList`.
+    pub list_kind: Text,
+    /// Short names for clients: `po`.
+    pub short_names: Vec<Text>,
+    /// Categories for clients: `all`.
+    pub categories: Vec<Text>,
+    /// Whether the resource is namespaced.
+    pub namespaced: bool,
+    /// Verbs of the resource, without its subresources.
+    pub verbs: Vec<Text>,
+    /// Subresources.
+    pub subresources: Vec<Subresource>,
+    /// Name of the OpenAPI definition: `io.k8s.api.core.v1.Pod`, `com.example.v1.Widget`.
+    pub schema: Text,
+    /// The OpenAPI v3 schema to publish. None: the built-in definition of that name.
+    pub definition: Option<Arc<Value>>,
+    /// The version that objects are stored in. None: this one.
+    pub storage: Option<Arc<Resource>>,
+    /// Conversion between versions. None: only `apiVersion` differs.
+    pub convert: Option<Arc<dyn Convert>>,
+    /// Whether objects are stored in the store's memory tier only.
+    pub volatile: bool,
+    /// Time to live of an object in seconds; 0 has no limit.
+    pub ttl_seconds: u32,
+    /// Fields for field selectors, with `metadata.name` and `metadata.namespace`.
+    pub fields: Vec<SelectableField>,
+    /// Format of the objects' names.
+    pub name_rule: NameRule,
+    /// Whether an update without a resourceVersion is allowed.
+    pub unconditional_update: bool,
+    /// Whether there is a status that only `/status` can change.
+    pub has_status: bool,
+    /// Whether `metadata.generation` increases when the spec changes.
+    pub has_generation: bool,
+    /// Fields of the subresource `scale`. None for the built-in workloads, whose fields are fixed.
+    pub scale: Option<ScalePaths>,
+    /// Column definitions of tables: a JSON array.
+    pub columns: Value,
+    /// Whether the row is compiled in.
+    pub(crate) is_built_in: bool,
+    api_version: String,
+    strategy: Arc<dyn Strategy>,
+}
+
+/// A subresource, such as `pods/{name}/log`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Subresource {
+    /// Last path segment.
+    pub name: Text,
+    /// API group of its kind; empty for the core group.
+    pub group: Text,
+    /// API version of its kind.
+    pub version: Text,
+    /// Kind of its bodies.
+    pub kind: Text,
+    /// Verbs.
+    pub verbs: Vec<Text>,
+}
+
+/// Fields of a custom resource that its `scale` reads and writes. Each path is a list of field names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScalePaths {
+    /// `spec.replicas` of the Scale.
+    pub spec_replicas: Vec<String>,
+    /// `status.replicas` of the Scale.
+    pub status_replicas: Vec<String>,
+    /// `status.selector` of the Scale: a selector in text form.
+    pub selector: Option<Vec<String>>,
+}
+
+/// The rules for the objects of a resource version. All methods are pure: no I/O, no clock.
+pub trait Strategy: Send + Sync {
+    /// Checks the types of a body and makes it canonical; prunes unknown fields. Returns the object and the warnings.
+    /// `apiVersion`, `kind` and `metadata` of custom resources are checked by [`crate::schema::decode_metadata`].
+    ///
+    /// # Errors
+    /// A value has the wrong type, or a strict validation found an unknown or duplicate field.
+    fn decode(
+        &self,
+        parsed: Parsed,
+        validation: FieldValidation,
+    ) -> Result<(Value, Vec<String>), SchemaError>;
+
+    /// Sets absent fields to their defaults. Idempotent.
+    fn default(&self, object: &mut Value);
+
+    /// Prepares a new object, such as removing the client's status. Metadata is prepared already.
+    fn prepare_create(&self, object: &mut Value);
+
+    /// Prepares an update of the resource itself. Metadata and the old status are restored already.
+    fn prepare_update(&self, _new: &mut Value, _old: &Value) {}
+
+    /// Validates a new object, or an update if the old object is given. Metadata is validated already.
+    fn validate(&self, causes: &mut Causes, new: &Value, old: Option<&Value>);
+
+    /// Validates an update of `/status`. Metadata is validated already.
+    fn validate_status(&self, causes: &mut Causes, new: &Value, old: &Value);
+
+    /// Cells of one object, one for each of [`Resource::columns`].
+    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value>;
+
+    /// Types for field ownership (server-side apply). None: objects are maps, lists are atomic.
+    fn ownership(&self) -> Option<(&Schema, TypeId)>;
+}
+
+// === impl Resource ===
+
+impl Resource {
+    /// A namespaced resource with all verbs and without subresources, stored in this version.
+    pub fn new(
+        (group, version): (impl Into<Text>, impl Into<Text>),
+        (kind, plural): (impl Into<Text>, impl Into<Text>),
+        schema: impl Into<Text>,
+        strategy: Arc<dyn Strategy>,
+    ) -> Resource {
+        let (group, version, kind, plural) = (group.into(), version.into(), kind.into(), plural.into());
+        let api_version =
+            if group.is_empty() { version.clone().into_owned() } else { format!("{group}/{version}") };
+        Resource {
+            singular: kind.to_lowercase().into(),
+            list_kind: format!("{kind}List").into(),
+            short_names: Vec::new(),
+            categories: Vec::new(),
+            namespaced: true,
+            verbs: ALL_VERBS.iter().map(|verb| Text::from(*verb)).collect(),
+            subresources: Vec::new(),
+            schema: schema.into(),
+            definition: None,
+            storage: None,
+            convert: None,
+            volatile: false,
+            ttl_seconds: 0,
+            fields: field::common(),
+            name_rule: NameRule::Dns1123Subdomain,
+            unconditional_update: true,
+            has_status: false,
+            has_generation: false,
+            scale: None,
+            columns: Value::Array(Vec::new()),
+            is_built_in: false,
+            group,
+            version,
+            kind,
+            plural,
+            api_version,
+            strategy,
+        }
+    }
+
+    /// `v1`, `apps/v1`.
+    pub fn api_version(&self) -> &str {
+        &self.api_version
+    }
+
+    /// The resource in error messages: `pods`, `deployments.apps`.
+    pub fn qualified_resource(&self) -> String {
+        match &*self.group {
+            "" => self.plural.clone().into_owned(),
+            group => format!("{}.{group}", self.plural),
+        }
+    }
+
+    /// The kind in error messages: `Pod`, `Deployment.apps`.
+    pub fn qualified_kind(&self) -> String {
+        match &*self.group {
+            "" => self.kind.clone().into_owned(),
+            group => format!("{}.{group}", self.kind),
+        }
+    }
+
+    /// Whether this is a kind of that group, in any version.
+    pub fn is(&self, group: &str, kind: &str) -> bool {
+        self.group == group && self.kind == kind
+    }
+
+    /// The subresource with this name.
+    pub fn subresource(&self, name: &str) -> Option<&Subresource> {
+        self.subresources.iter().find(|sub| sub.name == name)
+    }
+
+    /// Whether the resource itself supports the verb.
+    pub fn has_verb(&self, verb: &str) -> bool {
+        self.verbs.iter().any(|known| known == verb)
+    }
+
+    /// Whether objects are stored. Reviews are not.
+    pub fn is_stored(&self) -> bool {
+        self.has_verb("get")
+    }
+
+    /// The version that objects are stored in.
+    pub fn stored_as(&self) -> &Resource {
+        self.storage.as_deref().unwrap_or(self)
+    }
+
+    /// Whether this version is the stored one.
+    pub fn is_storage_version(&self) -> bool {
+        self.storage.is_none()
+    }
+
+    /// The built-in definition with the markers of strategic merge patches. None: such patches are not supported.
+    pub fn patch_definition(&self) -> Option<&str> {
+        self.is_built_in.then_some(&*self.schema)
+    }
+
+    /// The rules for objects.
+    pub fn strategy(&self) -> &dyn Strategy {
+        &*self.strategy
+    }
+}
+
+impl std::fmt::Debug for Resource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.api_version, self.plural)
+    }
+}
+
+// === impl Subresource ===
+
+impl Subresource {
+    /// `autoscaling/v1` of `scale`.
+    pub fn api_version(&self) -> Text {
+        match &*self.group {
+            "" => self.version.clone(),
+            group => format!("{group}/{}", self.version).into(),
+        }
+    }
+}
+
+const ALL_VERBS: &[&str] =
+    &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];

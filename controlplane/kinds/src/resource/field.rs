@@ -1,0 +1,57 @@
+//! Fields that lists and watches can select by.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::selector::{Field, fields};
+
+/// A field that lists and watches can select by.
+#[derive(Clone, Debug)]
+pub struct SelectableField {
+    /// Its path as clients write it: `spec.nodeName`.
+    pub name: Arc<str>,
+    /// How its value is read.
+    pub value: FieldValue,
+}
+
+/// How the value of a selectable field is read, as text.
+#[derive(Clone, Debug)]
+pub enum FieldValue {
+    /// By a function of a built-in row.
+    Function(fn(&Value) -> String),
+    /// By the field's name as a path: a text, boolean or integer; empty if absent.
+    Path,
+}
+
+/// The fields of every resource.
+pub(super) fn common() -> Vec<SelectableField> {
+    fields::COMMON.iter().map(SelectableField::from).collect()
+}
+
+// === impl SelectableField ===
+
+impl SelectableField {
+    /// A field whose name is the path of its value: `spec.color`.
+    pub fn at_path(name: &str) -> SelectableField {
+        SelectableField { name: name.into(), value: FieldValue::Path }
+    }
+
+    /// The value in an object, as text.
+    pub fn read(&self, object: &Value) -> String {
+        match self.value {
+            FieldValue::Function(read) => read(object),
+            FieldValue::Path => match self.name.split('.').fold(object, |value, name| &value[name]) {
+                Value::String(text) => text.clone(),
+                value @ (Value::Bool(_) | Value::Number(_)) => value.to_string(),
+                Value::Null | Value::Array(_) | Value::Object(_) => String::new(),
+            },
+        }
+    }
+}
+
+impl From<&Field> for SelectableField {
+    fn from(field: &Field) -> SelectableField {
+        SelectableField { name: field.name.into(), value: FieldValue::Function(field.value) }
+    }
+}

@@ -1,0 +1,191 @@
+//! An immutable set of resources with indexes: by path, by kind, and by storage.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, OnceLock};
+
+use super::Resource;
+
+/// Values by three texts; a look-up does not allocate.
+type Index = HashMap<Box<str>, HashMap<Box<str>, HashMap<Box<str>, Arc<Resource>>>>;
+
+/// Resources by group and version.
+type ByVersion = BTreeMap<(Box<str>, Box<str>), Vec<Arc<Resource>>>;
+
+/// An immutable set of resources.
+#[derive(Default)]
+pub struct Resources {
+    /// By group, version and plural.
+    paths: Index,
+    /// By group, version and kind.
+    kinds: Index,
+    /// The stored versions, by group and plural.
+    stored: HashMap<Box<str>, HashMap<Box<str>, Arc<Resource>>>,
+    /// By group and version; the core group first, versions in the order of preference.
+    versions: Vec<Arc<GroupVersion>>,
+}
+
+/// The resources of one group version.
+pub struct GroupVersion {
+    /// API group, empty for the core group.
+    pub group: Box<str>,
+    /// Version.
+    pub version: Box<str>,
+    /// Its resources, in the order of their names.
+    pub resources: Vec<Arc<Resource>>,
+    /// Content hash of its OpenAPI v3 document.
+    pub(crate) openapi_hash: OnceLock<String>,
+}
+
+/// A resource with the same group and name is built in.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cannot add the resource {0}: a built-in resource has this name")]
+pub struct Taken(pub String);
+
+// === impl Resources ===
+
+impl Resources {
+    /// A set of these resources.
+    pub fn new(resources: Vec<Arc<Resource>>) -> Resources {
+        Resources::rebuilt(resources, &[])
+    }
+
+    /// The resource of a path.
+    pub fn find(&self, group: &str, version: &str, plural: &str) -> Option<&Arc<Resource>> {
+        self.paths.get(group)?.get(version)?.get(plural)
+    }
+
+    /// The resource of a kind.
+    pub fn find_kind(&self, group: &str, version: &str, kind: &str) -> Option<&Arc<Resource>> {
+        self.kinds.get(group)?.get(version)?.get(kind)
+    }
+
+    /// The stored version of a resource.
+    pub fn find_stored(&self, group: &str, plural: &str) -> Option<&Arc<Resource>> {
+        self.stored.get(group)?.get(plural)
+    }
+
+    /// All resources, by group, version and name.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Resource>> {
+        self.versions.iter().flat_map(|version| &version.resources)
+    }
+
+    /// All group versions; the core group first, then by group, versions in the order of preference.
+    pub fn group_versions(&self) -> &[Arc<GroupVersion>] {
+        &self.versions
+    }
+
+    /// The group versions of one group, in the order of preference.
+    pub fn versions_of<'a>(&'a self, group: &'a str) -> impl Iterator<Item = &'a Arc<GroupVersion>> {
+        self.versions.iter().filter(move |version| &*version.group == group)
+    }
+
+    /// One group version.
+    pub fn group_version(&self, group: &str, version: &str) -> Option<&Arc<GroupVersion>> {
+        self.versions.iter().find(|known| &*known.group == group && &*known.version == version)
+    }
+
+    /// Names of all groups but the core group, in alphabetical order.
+    pub fn groups(&self) -> Vec<&str> {
+        let mut groups: Vec<&str> = self.versions.iter().map(|version| &*version.group).collect();
+        groups.retain(|group| !group.is_empty());
+        groups.dedup();
+        groups
+    }
+
+    /// The set with these resources: all versions of one resource, which replace its former versions.
+    ///
+    /// # Errors
+    /// The name belongs to a built-in resource.
+    pub fn with(&self, added: &[Arc<Resource>]) -> Result<Resources, Taken> {
+        let replaced = |known: &Resource| added.iter().any(|new| is_same(known, new));
+        if let Some(taken) = self.iter().find(|known| known.is_built_in && replaced(known)) {
+            return Err(Taken(taken.qualified_resource()));
+        }
+        let kept = self.iter().filter(|known| !replaced(known));
+        Ok(Resources::rebuilt(kept.chain(added).cloned().collect(), &self.versions))
+    }
+
+    /// The set without a resource. Built-in resources stay.
+    pub fn without(&self, group: &str, plural: &str) -> Resources {
+        let kept =
+            self.iter().filter(|known| known.is_built_in || known.group != group || known.plural != plural);
+        Resources::rebuilt(kept.cloned().collect(), &self.versions)
+    }
+
+    /// Builds the indexes. Group versions without a change are shared with the former set.
+    fn rebuilt(resources: Vec<Arc<Resource>>, former: &[Arc<GroupVersion>]) -> Resources {
+        let mut set = Resources::default();
+        let mut versions = ByVersion::new();
+        for resource in resources {
+            let (group, version): (Box<str>, Box<str>) =
+                (resource.group.as_ref().into(), resource.version.as_ref().into());
+            insert(&mut set.paths, &resource, &resource.plural);
+            insert(&mut set.kinds, &resource, &resource.kind);
+            if resource.is_storage_version() && resource.is_stored() {
+                let plural = resource.plural.as_ref().into();
+                set.stored.entry(group.clone()).or_default().insert(plural, resource.clone());
+            }
+            versions.entry((group, version)).or_default().push(resource);
+        }
+        set.versions = versions
+            .into_iter()
+            .map(|((group, version), mut resources)| {
+                resources.sort_by(|a, b| a.plural.cmp(&b.plural));
+                let same = former.iter().find(|known| {
+                    known.group == group && known.version == version && are_same(&known.resources, &resources)
+                });
+                let made =
+                    || Arc::new(GroupVersion { group, version, resources, openapi_hash: OnceLock::new() });
+                same.cloned().unwrap_or_else(made)
+            })
+            .collect();
+        set.versions
+            .sort_by(|a, b| (&a.group, preference(&a.version)).cmp(&(&b.group, preference(&b.version))));
+        set
+    }
+}
+
+fn insert(index: &mut Index, resource: &Arc<Resource>, name: &str) {
+    let versions = index.entry(resource.group.as_ref().into()).or_default();
+    versions.entry(resource.version.as_ref().into()).or_default().insert(name.into(), resource.clone());
+}
+
+fn is_same(a: &Resource, b: &Resource) -> bool {
+    a.group == b.group && a.plural == b.plural
+}
+
+fn are_same(a: &[Arc<Resource>], b: &[Arc<Resource>]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| Arc::ptr_eq(a, b))
+}
+
+/// Sort key of a version, the preferred one first: GA, beta, alpha, each with the highest number first, then other
+/// names. Source: `k8s.io/apimachinery/pkg/version.CompareKubeAwareVersionStrings`.
+fn preference(version: &str) -> (u8, std::cmp::Reverse<u64>, std::cmp::Reverse<u64>, Box<str>) {
+    use std::cmp::Reverse;
+    let other = || (3, Reverse(0), Reverse(0), version.into());
+    let Some(rest) = version.strip_prefix('v') else { return other() };
+    let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+    let (major, rest) = rest.split_at(digits);
+    let Ok(major) = major.parse() else { return other() };
+    if rest.is_empty() {
+        return (0, Reverse(major), Reverse(0), "".into());
+    }
+    for (stage, word) in [(1, "beta"), (2, "alpha")] {
+        if let Some(minor) = rest.strip_prefix(word).and_then(|minor| minor.parse().ok()) {
+            return (stage, Reverse(major), Reverse(minor), "".into());
+        }
+    }
+    other()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::preference;
+
+    #[test]
+    fn versions_are_ordered_by_stability_and_number() {
+        let mut versions = ["v1alpha1", "v1", "foo1", "v11beta2", "v2", "v1beta1", "v10beta3", "v3alpha1"];
+        versions.sort_by_key(|version| preference(version));
+        assert_eq!(versions, ["v2", "v1", "v11beta2", "v10beta3", "v1beta1", "v3alpha1", "v1alpha1", "foo1"]);
+    }
+}
