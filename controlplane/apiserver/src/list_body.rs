@@ -42,8 +42,12 @@ impl ListBody {
         let now = jiff::Timestamp::now();
         let text = head(form, &kind, meta, now);
         let left = matches!(form, Form::Plain | Form::Discovery).then(|| {
-            // Each item adds an opening brace, each but the first a comma; the list has its closing brackets.
-            let items: usize = objects.iter().map(|object| object.item_tail().len() + 1).sum();
+            // Each item but the first adds a comma; the list has its closing brackets.
+            let length = |object: &Arc<Object>| {
+                let (start, rest) = object.item();
+                start.len() + rest.len()
+            };
+            let items: usize = objects.iter().map(length).sum();
             (text.len() + items + objects.len().saturating_sub(1) + END.len()) as u64
         });
         let objects = objects.into_iter();
@@ -66,13 +70,13 @@ impl ListBody {
             }
             match self.form {
                 Form::Plain | Form::Discovery => {
-                    text.push(b'{');
-                    let tail = object.item_tail();
-                    if tail.len() >= CHUNK {
-                        self.whole = Some(tail);
+                    let (start, rest) = object.item();
+                    text.extend_from_slice(start.as_bytes());
+                    if rest.len() >= CHUNK {
+                        self.whole = Some(rest);
                         break;
                     }
-                    text.extend_from_slice(&tail);
+                    text.extend_from_slice(&rest);
                 }
                 Form::Partial => {
                     text.extend_from_slice(table::partial_metadata(&object.value()).to_string().as_bytes());
@@ -154,14 +158,14 @@ mod tests {
     fn config_map(name: &str, size: usize) -> Arc<Object> {
         let kind = by_kind("v1", "ConfigMap").unwrap();
         let object = json!({"metadata": {"name": name}, "data": {"a": "x".repeat(size)}});
-        Arc::new(Object::stamped(name.into(), 7, &encode(kind, &object)))
+        Arc::new(Object::stamped(name.into(), 7, encode(kind, &object)))
     }
 
     #[tokio::test]
     async fn chunks_make_the_whole_list_and_share_large_objects() {
         let kind = by_kind("v1", "ConfigMap").unwrap();
         let objects = vec![config_map("a", 10), config_map("b", 1 << 20), config_map("c", 10)];
-        let large = objects[1].json.as_ptr_range();
+        let large = objects[1].item().1.as_ptr_range();
         let mut body = ListBody::new(Form::Plain, kind.clone(), objects, json!({"resourceVersion": "9"}));
         let promised = body.size_hint().exact().unwrap();
         let (mut whole, mut shared) = (Vec::new(), false);

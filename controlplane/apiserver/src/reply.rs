@@ -67,7 +67,7 @@ pub(crate) fn object(code: u16, form: Form, kind: &Resource, object: &Stored) ->
             json(code, &table_of(kind, [&value], meta, options(include)))
         }
         (Form::Partial, _) => json(code, &table::partial_metadata(&object.value())),
-        (_, Stored::Committed(object)) => bytes(code, "application/json", object.json.clone()),
+        (_, Stored::Committed(object)) => bytes(code, "application/json", object.json()),
         (_, Stored::DryRun(value)) => json(code, value),
     }
 }

@@ -161,7 +161,7 @@ impl Event {
     /// Bytes that the event keeps in memory.
     fn weight(&self) -> usize {
         match self {
-            Event::Added(object) | Event::Modified(object) | Event::Deleted(object) => object.json.len(),
+            Event::Added(object) | Event::Modified(object) | Event::Deleted(object) => object.json_len(),
             Event::Bookmark(_) | Event::InitialEnd(_) => 0,
         }
     }
@@ -226,7 +226,7 @@ impl Collection {
     }
 
     pub(super) fn load(&mut self, entry: Entry) {
-        let object = Object::stamped(entry.key.clone(), entry.modified, &entry.value);
+        let object = Object::stamped(entry.key.clone(), entry.modified, entry.value);
         if self.has_references() {
             self.references.set(None, &object);
         }
@@ -244,7 +244,7 @@ impl Collection {
         let key = commit.key.clone();
         let (old, new) = match &commit.value {
             Some(value) => {
-                let new = Arc::new(Object::stamped(key.clone(), commit.revision, value));
+                let new = Arc::new(Object::stamped(key.clone(), commit.revision, value.clone()));
                 (self.objects.insert(key, new.clone()), new)
             }
             None => {
@@ -357,7 +357,7 @@ impl Collection {
 
 fn weight(change: &Change) -> usize {
     // The new state is shared with the stored objects; only the history owns the old one.
-    256 + change.old.as_ref().map_or(0, |old| old.json.len())
+    256 + change.old.as_ref().map_or(0, |old| old.json_len())
 }
 
 fn too_old(asked: u64, oldest: u64) -> ApiError {

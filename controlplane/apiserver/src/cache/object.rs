@@ -1,8 +1,9 @@
 //! The encoded form of an object and its key in the store.
 //!
 //! Stored objects have no resourceVersion, because it is the revision of their commit. The encoding starts with
-//! apiVersion, kind and metadata, in this order. So the revision is inserted at a fixed place, and an item of a list,
-//! which has no apiVersion and kind, is a slice of the same bytes.
+//! apiVersion, kind and metadata, in this order. So the revision is inserted at a fixed place when an object is sent.
+//! The object shares its bytes with the store: events are in the store's memory too, and they are most of the objects of
+//! a node with many pods.
 
 use std::sync::{Arc, OnceLock};
 
@@ -15,57 +16,42 @@ use serde_json::{Map, Value, value::RawValue};
 pub(crate) struct Object {
     pub(crate) key: Arc<str>,
     pub(crate) revision: u64,
-    /// The whole object as JSON.
-    pub(crate) json: Bytes,
-    /// Offset of `"metadata"`.
-    metadata_at: usize,
+    /// The object as it is in the store, without resourceVersion.
+    stored: Bytes,
+    /// Offset of the first field of the metadata.
+    fields_at: usize,
     /// The facets for selectors, parsed at their first use.
     facets: OnceLock<Facets>,
 }
 
 impl Object {
-    /// Inserts the revision into stored bytes, which have the form of [`encode`].
-    pub(crate) fn stamped(key: Arc<str>, revision: u64, stored: &[u8]) -> Self {
-        let window = stored.get(..MAX_HEAD).unwrap_or(stored);
+    /// The object of stored bytes, which have the form of [`encode`].
+    pub(crate) fn stamped(key: Arc<str>, revision: u64, stored: Bytes) -> Self {
+        let window = stored.get(..MAX_HEAD).unwrap_or(&stored);
         let at = window.windows(METADATA.len()).position(|bytes| bytes == METADATA.as_bytes());
-        let (head, rest) = match at {
-            Some(at) => stored.split_at(at + METADATA.len()),
-            None => (NO_HEAD, NO_REST),
-        };
-        let metadata_at = head.len() - METADATA.len();
-        let mut json = Vec::with_capacity(stored.len() + 48);
-        json.extend_from_slice(head);
-        json.extend_from_slice(format!("\"resourceVersion\":\"{revision}\"").as_bytes());
-        if rest.first() != Some(&b'}') {
-            json.push(b',');
-        }
-        json.extend_from_slice(rest);
-        Self { key, revision, json: json.into(), metadata_at, facets: OnceLock::new() }
+        let (stored, at) = at.map_or((Bytes::from_static(NOTHING), 1), |at| (stored, at));
+        Self { key, revision, stored, fields_at: at + METADATA.len(), facets: OnceLock::new() }
     }
 
     /// An object in a version that may differ from the stored one.
     pub(crate) fn of(kind: &Resource, key: Arc<str>, revision: u64, object: &Value) -> Self {
-        Self::stamped(key, revision, &encode(kind, object))
+        Self::stamped(key, revision, encode(kind, object))
     }
 
     /// The same object at the later commit that deletes it.
     pub(crate) fn restamped(&self, revision: u64) -> Self {
-        let (head, rest) = self.json.split_at(self.metadata_at + METADATA.len());
-        let old = format!("\"resourceVersion\":\"{}\"", self.revision);
-        let rest = rest.get(old.len()..).unwrap_or(NO_REST);
-        let rest = rest.strip_prefix(b",").unwrap_or(rest);
-        Self::stamped(self.key.clone(), revision, &[head, rest].concat())
+        Self { revision, ..self.without_facets() }
     }
 
     /// The same object, whose facets will be read again.
     pub(crate) fn without_facets(&self) -> Self {
-        let (key, json) = (self.key.clone(), self.json.clone());
-        Self { key, revision: self.revision, json, metadata_at: self.metadata_at, facets: OnceLock::new() }
+        let (key, stored) = (self.key.clone(), self.stored.clone());
+        Self { key, revision: self.revision, stored, fields_at: self.fields_at, facets: OnceLock::new() }
     }
 
     /// The apiVersion that the object is encoded in.
     pub(crate) fn api_version(&self) -> &str {
-        let rest = self.json.strip_prefix(API_VERSION.as_bytes()).unwrap_or_default();
+        let rest = self.stored.strip_prefix(API_VERSION.as_bytes()).unwrap_or_default();
         let end = rest.iter().position(|byte| *byte == b'"').unwrap_or_default();
         std::str::from_utf8(&rest[..end]).unwrap_or_default()
     }
@@ -74,7 +60,7 @@ impl Object {
     pub(crate) fn value(&self) -> Value {
         #[cfg(test)]
         parses::count();
-        serde_json::from_slice(&self.json).unwrap_or_default()
+        serde_json::from_slice(&self.json()).unwrap_or_default()
     }
 
     /// The object's name: the last part of its key.
@@ -87,7 +73,7 @@ impl Object {
         self.facets.get_or_init(|| {
             #[cfg(test)]
             parses::count();
-            Facets::read(kind, &self.json)
+            Facets::read(kind, &self.stored)
         })
     }
 
@@ -98,13 +84,39 @@ impl Object {
             #[serde(borrow, default)]
             spec: Option<&'a RawValue>,
         }
-        let found: Option<Specified<'_>> = serde_json::from_slice(&self.json).ok();
+        let found: Option<Specified<'_>> = serde_json::from_slice(&self.stored).ok();
         found.and_then(|found| found.spec).map_or("", RawValue::get)
     }
 
-    /// The object without apiVersion and kind is `{` and this.
-    pub(crate) fn item_tail(&self) -> Bytes {
-        self.json.slice(self.metadata_at..)
+    /// The whole object as JSON.
+    pub(crate) fn json(&self) -> Bytes {
+        let mut json = Vec::with_capacity(self.json_len());
+        self.push_json(&mut json);
+        json.into()
+    }
+
+    /// The length of [`Self::json`] in bytes.
+    pub(crate) fn json_len(&self) -> usize {
+        self.stored.len() + self.stamp().len()
+    }
+
+    /// Appends the whole object as JSON.
+    pub(crate) fn push_json(&self, text: &mut Vec<u8>) {
+        text.extend_from_slice(self.stored.get(..self.fields_at).unwrap_or_default());
+        text.extend_from_slice(self.stamp().as_bytes());
+        text.extend_from_slice(self.stored.get(self.fields_at..).unwrap_or_default());
+    }
+
+    /// The object as an item of a list, without apiVersion and kind, in two parts: the start and the rest, which is not
+    /// copied.
+    pub(crate) fn item(&self) -> (String, Bytes) {
+        (format!("{{{METADATA}{}", self.stamp()), self.stored.slice(self.fields_at..))
+    }
+
+    /// The resourceVersion as the first field of the metadata.
+    fn stamp(&self) -> String {
+        let is_alone = self.stored.get(self.fields_at) == Some(&b'}');
+        format!("\"resourceVersion\":\"{}\"{}", self.revision, if is_alone { "" } else { "," })
     }
 }
 
@@ -112,9 +124,8 @@ const METADATA: &str = "\"metadata\":{";
 const API_VERSION: &str = "{\"apiVersion\":\"";
 /// Maximum offset of the metadata: apiVersion and kind are names of at most 253 and 63 letters.
 const MAX_HEAD: usize = 1024;
-/// An object of bytes that are not in the form of [`encode`].
-const NO_HEAD: &[u8] = b"{\"metadata\":{";
-const NO_REST: &[u8] = b"}}";
+/// The object of bytes that are not in the form of [`encode`].
+const NOTHING: &[u8] = b"{\"metadata\":{}}";
 
 fn head(kind: &Resource) -> String {
     format!("{API_VERSION}{}\",\"kind\":\"{}\",{METADATA}", kind.api_version(), kind.kind)
@@ -136,6 +147,8 @@ pub(crate) fn encode(kind: &Resource, object: &Value) -> Bytes {
         push_fields(&mut text, std::iter::once((key, value)));
     }
     text.push('}');
+    // The bytes are kept, and the growth of the text leaves up to half of them unused.
+    text.shrink_to_fit();
     text.into()
 }
 

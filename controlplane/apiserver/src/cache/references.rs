@@ -123,7 +123,7 @@ mod tests {
                 "spec": {"nodeName": node, "volumes": [{"secret": {"secretName": secret}}], "serviceAccountName": "default"},
                 "status": {"phase": phase}}),
         );
-        Object::stamped(format!("/pods/ns/{name}").into(), revision, &stored)
+        Object::stamped(format!("/pods/ns/{name}").into(), revision, stored)
     }
 
     #[test]

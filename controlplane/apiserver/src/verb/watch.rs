@@ -190,23 +190,20 @@ impl Writer {
     }
 
     fn change(&mut self, name: &str, object: &Arc<Object>) -> Bytes {
-        let rendered;
-        let json: &[u8] = match self.form {
-            Form::Plain | Form::Discovery => &object.json,
-            Form::Partial => {
-                rendered = table::partial_metadata(&object.value()).to_string();
-                rendered.as_bytes()
+        let rendered = match self.form {
+            Form::Plain | Form::Discovery => {
+                return line(name, object.json_len(), |text| object.push_json(text));
             }
+            Form::Partial => table::partial_metadata(&object.value()).to_string(),
             Form::Table(include) => {
                 let options =
                     table::Options { include, headers: !self.headers_written, now: jiff::Timestamp::now() };
                 self.headers_written = true;
                 let meta = json!({"resourceVersion": object.revision.to_string()});
-                rendered = table::render(&self.kind, [&object.value()], meta, options).to_string();
-                rendered.as_bytes()
+                table::render(&self.kind, [&object.value()], meta, options).to_string()
             }
         };
-        line(name, json)
+        line(name, rendered.len(), |text| text.extend_from_slice(rendered.as_bytes()))
     }
 
     fn bookmark(&self, metadata: Value) -> Bytes {
@@ -222,16 +219,18 @@ impl Writer {
                 json!({"kind": self.kind.kind, "apiVersion": self.kind.api_version(), "metadata": metadata})
             }
         };
-        line("BOOKMARK", object.to_string().as_bytes())
+        let object = object.to_string();
+        line("BOOKMARK", object.len(), |text| text.extend_from_slice(object.as_bytes()))
     }
 }
 
-fn line(name: &str, object: &[u8]) -> Bytes {
-    let mut line = Vec::with_capacity(object.len() + 40);
+/// A line of a watch, with the object that `push` appends.
+fn line(name: &str, length: usize, push: impl FnOnce(&mut Vec<u8>)) -> Bytes {
+    let mut line = Vec::with_capacity(length + 40);
     line.extend_from_slice(b"{\"type\":\"");
     line.extend_from_slice(name.as_bytes());
     line.extend_from_slice(b"\",\"object\":");
-    line.extend_from_slice(object);
+    push(&mut line);
     line.extend_from_slice(b"}\n");
     line.into()
 }
