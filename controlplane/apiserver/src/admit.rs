@@ -6,13 +6,16 @@ mod bootstrap_token;
 mod certificate;
 mod default_tolerations;
 mod escalation;
+mod limit_ranger;
 mod mountable_secrets;
 mod namespace_lifecycle;
 mod node_restriction;
 mod node_taints;
 mod pod_security;
-mod priority;
+pub(crate) mod priority;
+mod runtime_class;
 mod service_account;
+mod webhook;
 
 use async_trait::async_trait;
 use coracle_kinds::Resource;
@@ -43,11 +46,13 @@ pub(crate) struct Attributes<'a> {
     pub(crate) user: &'a User,
     /// The stored object; `None` for a new one.
     pub(crate) old: Option<&'a Value>,
+    /// Whether nothing is stored.
+    pub(crate) dry_run: bool,
     /// Warnings for the client.
     pub(crate) warnings: &'a Warnings,
 }
 
-/// An admission plugin. Both methods do nothing by default.
+/// An admission plugin. `mutate` and `validate` do nothing by default.
 #[async_trait]
 pub(crate) trait Admit: Send + Sync {
     /// Changes an object.
@@ -58,6 +63,11 @@ pub(crate) trait Admit: Send + Sync {
     /// Accepts or refuses an object. For deletions it is the stored one.
     async fn validate(&self, _state: &State, _attributes: &Attributes<'_>, _object: &Value) -> Result<()> {
         Ok(())
+    }
+
+    /// Whether the member decides without another server.
+    fn is_local(&self) -> bool {
+        true
     }
 }
 
@@ -75,6 +85,7 @@ impl<'a> Attributes<'a> {
             subresource: &call.resource.subresource,
             user: &call.user,
             old,
+            dry_run: call.dry_run().unwrap_or(false),
             warnings: &call.warnings,
         }
     }
@@ -91,7 +102,9 @@ impl Admission {
                 Box::new(namespace_lifecycle::NamespaceLifecycle),
                 Box::new(service_account::ServiceAccount),
                 Box::new(mountable_secrets::MountableSecrets),
+                Box::new(limit_ranger::LimitRanger),
                 Box::new(priority::Priority),
+                Box::new(runtime_class::RuntimeClass),
                 Box::new(default_tolerations::DefaultTolerations),
                 Box::new(node_taints::NodeTaints),
                 Box::new(node_restriction::NodeRestriction),
@@ -99,6 +112,7 @@ impl Admission {
                 Box::new(bootstrap_token::BootstrapToken),
                 Box::new(escalation::Escalation),
                 Box::new(pod_security::PodSecurity(pod_security)),
+                Box::new(webhook::Webhooks::new()),
             ],
         }
     }
@@ -110,6 +124,14 @@ impl Admission {
         object: &mut Value,
     ) -> Result<()> {
         for member in &self.chain {
+            member.mutate(state, attributes, object).await?;
+        }
+        Ok(())
+    }
+
+    /// Runs the local members again, after a webhook has changed the object.
+    async fn complete(&self, state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+        for member in self.chain.iter().filter(|member| member.is_local()) {
             member.mutate(state, attributes, object).await?;
         }
         Ok(())

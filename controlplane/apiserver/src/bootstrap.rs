@@ -10,6 +10,7 @@ use http::HeaderMap;
 use serde_json::{Value, json};
 
 use crate::{
+    admit::priority,
     authn::User,
     call::{Call, Warnings},
     error::{ApiError, Result},
@@ -29,6 +30,7 @@ pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
             .await?;
     }
     rbac::run(state).await?;
+    priority_classes(state).await?;
     let labels = json!({"component": "apiserver", "provider": "kubernetes"});
     let metadata = json!({"name": "kubernetes", "namespace": "default", "labels": labels});
     let ports =
@@ -54,8 +56,25 @@ pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
     replace(state, "endpoints", endpoints).await
 }
 
+/// Creates the system priority classes.
+async fn priority_classes(state: &Arc<State>) -> Result<()> {
+    let kind = by_resource("scheduling.k8s.io", "v1", "priorityclasses").ok_or_else(ApiError::no_resource)?;
+    for (name, value) in priority::SYSTEM {
+        let object = json!({
+            "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}, "value": value,
+            "description": "Used for system critical pods that must not be moved from their current node.",
+        });
+        ensure_kind(state, kind, object).await?;
+    }
+    Ok(())
+}
+
 async fn ensure(state: &Arc<State>, resource: &str, object: Value) -> Result<()> {
-    let call = call(state, core(resource)?.clone(), &object);
+    ensure_kind(state, core(resource)?, object).await
+}
+
+async fn ensure_kind(state: &Arc<State>, kind: &Arc<Resource>, object: Value) -> Result<()> {
+    let call = call(state, kind.clone(), &object);
     match write::create(&call, object, Writer::Update).await {
         Err(error) if error.reason != "AlreadyExists" => Err(error),
         _ => Ok(()),

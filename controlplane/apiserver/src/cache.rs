@@ -156,6 +156,12 @@ impl Cache {
         found.cloned().ok_or_else(ApiError::no_resource)
     }
 
+    /// The objects of a namespace, or of all with an empty one, in their stored versions.
+    pub(crate) fn list(&self, kind: &Resource, namespace: &str) -> Vec<Arc<Object>> {
+        let prefix = prefix_of(kind, namespace);
+        self.of(kind).map(|all| all.lock().under(&prefix).cloned().collect()).unwrap_or_default()
+    }
+
     /// An object in its stored version.
     pub(crate) fn get(&self, kind: &Resource, namespace: &str, name: &str) -> Option<Arc<Object>> {
         self.of(kind).ok()?.lock().get(&key_of(kind, namespace, name))

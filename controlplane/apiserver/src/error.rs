@@ -169,6 +169,22 @@ impl ApiError {
         }
     }
 
+    /// A refusal by a webhook, with its own code and reason. An unknown reason is left out.
+    pub(crate) fn of_webhook(code: u16, reason: &str, message: String) -> Self {
+        const REASONS: [&str; 8] = [
+            "BadRequest",
+            "Conflict",
+            "Forbidden",
+            "Gone",
+            "Invalid",
+            "NotFound",
+            "TooManyRequests",
+            "Unauthorized",
+        ];
+        let reason = REASONS.into_iter().find(|known| *known == reason).unwrap_or_default();
+        Self::new(code, reason, message)
+    }
+
     /// An eviction that a disruption budget does not allow now; the client may come again, after a time if one is given.
     pub(crate) fn disruption_budget(why: &str, seconds: u64) -> Self {
         let message = "Cannot evict pod as it would violate the pod's disruption budget.";

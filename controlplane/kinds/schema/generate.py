@@ -24,7 +24,7 @@ META = "io.k8s.apimachinery.pkg.apis.meta.v1."
 ROOTS = [
     *(CORE + name for name in (
         "Namespace Node Pod Service Endpoints Secret ConfigMap ServiceAccount Event Binding PodTemplate "
-        "ObjectReference").split()),
+        "ObjectReference LimitRange").split()),
     *("io.k8s.api.apps.v1." + name for name in "Deployment ReplicaSet ControllerRevision".split()),
     "io.k8s.api.certificates.v1.CertificateSigningRequest",
     "io.k8s.api.coordination.v1.Lease",
@@ -36,6 +36,10 @@ ROOTS = [
     *("io.k8s.api.authentication.v1." + name for name in "TokenRequest TokenReview SelfSubjectReview".split()),
     *("io.k8s.api.authorization.v1." + name for name in (
         "SelfSubjectAccessReview SubjectAccessReview LocalSubjectAccessReview SelfSubjectRulesReview").split()),
+    *("io.k8s.api.admissionregistration.v1." + name for name in (
+        "MutatingWebhookConfiguration ValidatingWebhookConfiguration").split()),
+    "io.k8s.api.scheduling.v1.PriorityClass",
+    "io.k8s.api.node.v1.RuntimeClass",
     *(META + name for name in "DeleteOptions Status ObjectMeta LabelSelector".split()),
 ]
 QUANTITY = "io.k8s.apimachinery.pkg.api.resource.Quantity"
@@ -57,9 +61,13 @@ PLAIN_INTS = set(
     "retryAfterSeconds".split())
 PLAIN_BOOLS = set(
     "readOnly chapAuthDiscovery chapAuthSession sslEnabled stdin stdinOnce tty hostNetwork hostPID hostIPC "
-    "unschedulable publishNotReadyAddresses paused authenticated denied".split())
+    "unschedulable publishNotReadyAddresses paused authenticated denied globalDefault".split())
 PLAIN_REPLICAS = {"io.k8s.api.apps.v1.DeploymentStatus", "io.k8s.api.autoscaling.v1.ScaleSpec"}
-POINTER_INTS = {("io.k8s.api.storage.v1.VolumeNodeResources", "count")}
+POINTER_INTS = {
+    ("io.k8s.api.storage.v1.VolumeNodeResources", "count"),
+    ("io.k8s.api.admissionregistration.v1.MutatingWebhook", "timeoutSeconds"),
+    ("io.k8s.api.admissionregistration.v1.ValidatingWebhook", "timeoutSeconds"),
+}
 POINTER_STRINGS = set(
     "apiGroup storageClassName volumeAttributesClassName initiatorName fsType signerName service runtimeClassName "
     "hostnameOverride resourceClaimName resourceClaimTemplateName podGroupName localhostProfile value "

@@ -1,8 +1,10 @@
 //! Defaulting: sets absent fields to their documented defaults. Each function is idempotent.
 
+pub(crate) mod admission;
 mod container;
 pub(crate) mod object;
 pub(crate) mod pod;
+pub(crate) mod policy;
 pub(crate) mod rbac;
 pub(crate) mod service;
 mod volume;

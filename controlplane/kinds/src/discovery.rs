@@ -186,14 +186,17 @@ mod tests {
         let names: Vec<&Value> =
             list["groups"].as_array().unwrap().iter().map(|group| &group["name"]).collect();
         let expect = [
+            "admissionregistration.k8s.io",
             "apps",
             "authentication.k8s.io",
             "authorization.k8s.io",
             "certificates.k8s.io",
             "coordination.k8s.io",
             "discovery.k8s.io",
+            "node.k8s.io",
             "policy",
             "rbac.authorization.k8s.io",
+            "scheduling.k8s.io",
             "storage.k8s.io",
         ];
         assert_eq!(names, expect);

@@ -14,6 +14,7 @@ pub mod discovery;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
 pub mod kind;
+pub mod limit_range;
 pub mod openapi;
 pub mod ownership;
 pub mod patch;

@@ -204,6 +204,9 @@ fn is_new_generation(kind: &Resource, new: &Value, old: &Value) -> bool {
             ["addressType", "endpoints", "ports"].iter().any(|name| new[name] != old[name])
                 || new["metadata"]["labels"] != old["metadata"]["labels"]
         }
+        ("admissionregistration.k8s.io", _) => {
+            new["spec"] != old["spec"] || new["webhooks"] != old["webhooks"]
+        }
         _ if kind.is_built_in => new["spec"] != old["spec"],
         // All of a custom resource but its metadata and status counts.
         _ => {

@@ -1,5 +1,6 @@
 //! Tables for `kubectl get`.
 
+pub(crate) mod admission;
 mod age;
 pub(crate) mod certificate;
 pub(crate) mod disruption;
@@ -7,6 +8,7 @@ pub(crate) mod event;
 pub(crate) mod node;
 pub(crate) mod object;
 pub(crate) mod pod;
+pub(crate) mod policy;
 pub(crate) mod rbac;
 pub(crate) mod service;
 pub(crate) mod workload;

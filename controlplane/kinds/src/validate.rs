@@ -1,5 +1,6 @@
 //! Validation of objects. Each violation is one cause with its field path and upstream's text.
 
+pub(crate) mod admission;
 pub(crate) mod cause;
 pub(crate) mod certificate;
 mod condition;
@@ -13,6 +14,7 @@ mod meta;
 pub(crate) mod node;
 pub(crate) mod object;
 pub(crate) mod pod;
+pub(crate) mod policy;
 mod probe;
 pub(crate) mod rbac;
 mod resources;

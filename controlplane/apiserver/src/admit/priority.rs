@@ -1,6 +1,8 @@
-//! Sets a pod's priority from its priority class. Only the system classes exist; the kind PriorityClass is not served.
+//! Sets a pod's priority from its priority class, else from the class that is the default. At most one class can be the
+//! default.
 
 use async_trait::async_trait;
+use coracle_kinds::kind::by_resource;
 use serde_json::Value;
 
 use super::{Admit, Attributes, Operation};
@@ -9,40 +11,97 @@ use crate::{
     server::State,
 };
 
-const SYSTEM: [(&str, i64); 2] =
+const GROUP: &str = "scheduling.k8s.io";
+/// The classes that every cluster has; they count even before they are created.
+pub(crate) const SYSTEM: [(&str, i64); 2] =
     [("system-cluster-critical", 2_000_000_000), ("system-node-critical", 2_000_001_000)];
+const PREEMPT: &str = "PreemptLowerPriority";
 
 pub(super) struct Priority;
 
+/// What a class gives to its pods.
+struct Class {
+    name: String,
+    value: i64,
+    policy: String,
+}
+
 #[async_trait]
 impl Admit for Priority {
-    async fn mutate(&self, _state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+    async fn mutate(&self, state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
         if !attributes.is(Operation::Create, "Pod") || !object["spec"].is_object() {
             return Ok(());
         }
-        let class = object["spec"]["priorityClassName"].as_str().unwrap_or_default();
-        let value = match class {
-            "" => 0,
-            class => {
-                SYSTEM.iter().find(|(name, _)| *name == class).map(|(_, value)| *value).ok_or_else(|| {
-                    let why = format!("no PriorityClass with name {class} was found");
-                    ApiError::forbidden_object(attributes.kind, attributes.name, why)
-                })?
-            }
+        let refused = |why: String| ApiError::forbidden_object(attributes.kind, attributes.name, why);
+        let name = object["spec"]["priorityClassName"].as_str().unwrap_or_default();
+        let class = match name {
+            "" => default_class(state),
+            name => Some(
+                named(state, name)
+                    .ok_or_else(|| refused(format!("no PriorityClass with name {name} was found")))?,
+            ),
         };
+        let value = class.as_ref().map_or(0, |class| class.value);
         let given = object["spec"]["priority"].as_i64();
-        if given.is_some_and(|given| given != value) {
-            let why = format!(
-                "the integer value of priority ({}) must not be provided in pod spec; \
-                 priority admission controller computed {value} from the given PriorityClass name",
-                given.unwrap_or_default()
-            );
-            return Err(ApiError::forbidden_object(attributes.kind, attributes.name, why));
+        if let Some(given) = given.filter(|given| *given != value) {
+            return Err(refused(format!(
+                "the integer value of priority ({given}) must not be provided in pod spec; \
+                 priority admission controller computed {value} from the given PriorityClass name"
+            )));
+        }
+        let policy = class.as_ref().map_or(PREEMPT, |class| &class.policy);
+        let own = object["spec"]["preemptionPolicy"].as_str();
+        if let Some(own) = own.filter(|own| *own != policy) {
+            return Err(refused(format!(
+                "the string value of PreemptionPolicy ({own}) must not be provided in pod spec; \
+                 priority admission controller computed {policy} from the given PriorityClass name"
+            )));
         }
         object["spec"]["priority"] = value.into();
-        if object["spec"]["preemptionPolicy"].is_null() {
-            object["spec"]["preemptionPolicy"] = "PreemptLowerPriority".into();
+        object["spec"]["preemptionPolicy"] = policy.into();
+        if let Some(class) = class {
+            object["spec"]["priorityClassName"] = class.name.into();
         }
         Ok(())
     }
+
+    async fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+        let is_default = attributes.kind.is(GROUP, "PriorityClass") && object["globalDefault"] == true;
+        if !is_default || attributes.operation == Operation::Delete {
+            return Ok(());
+        }
+        match default_class(state).filter(|class| class.name != attributes.name) {
+            None => Ok(()),
+            Some(class) => {
+                let why = format!(
+                    "PriorityClass {} is already marked as default. Only one default can exist",
+                    class.name
+                );
+                Err(ApiError::forbidden_object(attributes.kind, attributes.name, why))
+            }
+        }
+    }
+}
+
+fn named(state: &State, name: &str) -> Option<Class> {
+    let kind = by_resource(GROUP, "v1", "priorityclasses")?;
+    let found = state.cache.get(kind, "", name).map(|class| read(&class.value()));
+    found.or_else(|| {
+        let (_, value) = SYSTEM.iter().find(|(known, _)| *known == name)?;
+        Some(Class { name: name.to_owned(), value: *value, policy: PREEMPT.to_owned() })
+    })
+}
+
+/// The default class. If several were made at once, the one with the lowest value.
+fn default_class(state: &State) -> Option<Class> {
+    let kind = by_resource(GROUP, "v1", "priorityclasses")?;
+    let all = state.cache.list(kind, "");
+    let defaults = all.iter().map(|class| class.value()).filter(|class| class["globalDefault"] == true);
+    defaults.map(|class| read(&class)).min_by_key(|class| class.value)
+}
+
+fn read(class: &Value) -> Class {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let policy = class["preemptionPolicy"].as_str().unwrap_or(PREEMPT).to_owned();
+    Class { name: text(&class["metadata"]["name"]), value: class["value"].as_i64().unwrap_or(0), policy }
 }

@@ -21,6 +21,7 @@ mod pod_security;
 mod rbac;
 mod registry;
 mod services;
+mod webhook;
 
 /// A server and its directory.
 struct Fixture {

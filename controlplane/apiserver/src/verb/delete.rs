@@ -131,6 +131,8 @@ pub(crate) async fn one(call: &Call, name: &str, options: &Options) -> Result<Ou
 /// Fails when the caller may not delete this object, whatever the authorizers say.
 pub(crate) async fn admit(call: &Call, name: &str, old: &Value) -> Result<()> {
     let attributes = Attributes::new(call, Operation::Delete, name, Some(old));
+    // Mutating members see a deletion; there is nothing to change.
+    call.state.admission.mutate(&call.state, &attributes, &mut old.clone()).await?;
     call.state.admission.validate(&call.state, &attributes, old).await
 }
 

@@ -1,5 +1,7 @@
 //! The rows of the table. A new kind needs a row here, a root in `schema/generate.py`, and its own functions.
 
+mod admission;
+mod policy;
 mod rbac;
 
 use serde_json::{Value, json};
@@ -88,6 +90,11 @@ pub static KINDS: &[Kind] = &[
     SIGNING_REQUESTS,
     DISRUPTION_BUDGETS,
     CSI_NODES,
+    policy::LIMIT_RANGES,
+    policy::PRIORITY_CLASSES,
+    policy::RUNTIME_CLASSES,
+    admission::MUTATING_WEBHOOKS,
+    admission::VALIDATING_WEBHOOKS,
     rbac::ROLES,
     rbac::ROLE_BINDINGS,
     rbac::CLUSTER_ROLES,

@@ -1,0 +1,251 @@
+//! Mutating and validating webhooks.
+//!
+//! The webhooks of all configurations are parsed once after each change. Mutating webhooks are called one after the other,
+//! in the order of their configurations' names; validating ones at the same time. A failed call fails the request,
+//! unless the webhook's failure policy is `Ignore`.
+
+mod client;
+mod hook;
+mod review;
+
+use std::sync::{Arc, PoisonError, RwLock};
+
+use async_trait::async_trait;
+use coracle_kinds::{
+    Resource,
+    kind::by_resource,
+    patch, scale,
+    schema::{FieldValidation, Parsed},
+};
+use futures::future::try_join_all;
+use serde_json::Value;
+
+use self::{
+    hook::{Hook, Subject},
+    review::{Objects, Verdict},
+};
+use super::{Admit, Attributes, Operation};
+use crate::{
+    convert,
+    error::{ApiError, Result},
+    server::State,
+};
+
+const GROUP: &str = "admissionregistration.k8s.io";
+const MUTATING: &str = "mutatingwebhookconfigurations";
+const VALIDATING: &str = "validatingwebhookconfigurations";
+
+/// The webhooks of one sort of configuration, as of a revision.
+struct Hooks {
+    plural: &'static str,
+    parsed: RwLock<(u64, Arc<[Hook]>)>,
+}
+
+/// Calls mutating and validating webhooks.
+pub(super) struct Webhooks {
+    mutating: Hooks,
+    validating: Hooks,
+}
+
+#[async_trait]
+impl Admit for Webhooks {
+    async fn mutate(&self, state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+        let hooks = self.mutating.current(state);
+        if hooks.is_empty() || is_exempt(attributes) {
+            return Ok(());
+        }
+        // Webhooks that were called, with the object that they left.
+        let mut called: Vec<(&Hook, Value)> = Vec::new();
+        let before = object.clone();
+        for hook in hooks.iter() {
+            if apply(state, hook, attributes, object).await? {
+                called.push((hook, object.clone()));
+            }
+        }
+        if *object == before {
+            return Ok(());
+        }
+        // The other members complete what the webhooks added.
+        state.admission.complete(state, attributes, object).await?;
+        for (hook, left) in called {
+            if hook.again && *object != left {
+                apply(state, hook, attributes, object).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+        let hooks = self.validating.current(state);
+        if hooks.is_empty() || is_exempt(attributes) {
+            return Ok(());
+        }
+        let calls = hooks.iter().map(async |hook| match matching(state, hook, attributes, object) {
+            Some(kind) => ask(state, hook, attributes, (&kind, object)).await.map(drop),
+            None => Ok(()),
+        });
+        try_join_all(calls).await.map(drop)
+    }
+
+    fn is_local(&self) -> bool {
+        false
+    }
+}
+
+/// Requests for webhook configurations are sent to no webhook: a broken one could not be repaired.
+fn is_exempt(attributes: &Attributes<'_>) -> bool {
+    attributes.kind.group == GROUP
+}
+
+/// The version of the resource that a webhook wants; None if the request is not for the webhook.
+fn matching(
+    state: &State,
+    hook: &Hook,
+    attributes: &Attributes<'_>,
+    object: &Value,
+) -> Option<Arc<Resource>> {
+    let Attributes { operation, namespace, subresource, .. } = *attributes;
+    let fits = |kind: &Resource| hook.has_rule_for(Subject { operation, kind, namespace, subresource });
+    let resources = state.registry.load();
+    let requested =
+        resources.find(&attributes.kind.group, &attributes.kind.version, &attributes.kind.plural)?;
+    let kind = if fits(requested) {
+        requested.clone()
+    } else {
+        let others = resources.versions_of(&requested.group).flat_map(|version| &version.resources);
+        let mut others = others.filter(|other| other.plural == requested.plural);
+        others.find(|other| hook.equivalent && fits(other))?.clone()
+    };
+    (selects_namespace(state, hook, attributes, object) && selects_object(hook, attributes, object))
+        .then_some(kind)
+}
+
+fn selects_namespace(state: &State, hook: &Hook, attributes: &Attributes<'_>, object: &Value) -> bool {
+    if hook.namespaces.is_empty() {
+        return true;
+    }
+    if attributes.kind.is("", "Namespace") {
+        return hook.namespaces.matches_object(object);
+    }
+    if attributes.namespace.is_empty() {
+        return true;
+    }
+    let namespace =
+        by_resource("", "v1", "namespaces").and_then(|kind| state.cache.get(kind, "", attributes.namespace));
+    namespace.is_some_and(|namespace| hook.namespaces.matches_object(&namespace.value()))
+}
+
+fn selects_object(hook: &Hook, attributes: &Attributes<'_>, object: &Value) -> bool {
+    hook.objects.is_empty()
+        || hook.objects.matches_object(object)
+        || attributes.old.is_some_and(|old| hook.objects.matches_object(old))
+}
+
+/// Calls a mutating webhook, if the request is for it, and applies its patch. Returns whether it was called.
+async fn apply(state: &State, hook: &Hook, attributes: &Attributes<'_>, object: &mut Value) -> Result<bool> {
+    let Some(kind) = matching(state, hook, attributes, object) else { return Ok(false) };
+    let Some(verdict) = ask(state, hook, attributes, (&kind, object)).await? else { return Ok(true) };
+    if verdict.patch.is_null() {
+        return Ok(true);
+    }
+    let failed = |why: String| ApiError::internal(format!("the patch of webhook {:?}: {why}", hook.name));
+    if attributes.subresource == "scale" || attributes.operation == Operation::Delete {
+        return Err(failed("this request cannot be changed".to_owned()));
+    }
+    let sent = convert::value(&kind, object.clone()).await?;
+    let patched = patch::json(&sent, &verdict.patch).map_err(|error| failed(error.to_string()))?;
+    let parsed = Parsed { value: patched, duplicates: Vec::new(), keys: Vec::new() };
+    let decoded = kind.strategy().decode(parsed, FieldValidation::Ignore);
+    let mut value = decoded.map_err(|error| failed(error.to_string()))?.0;
+    kind.strategy().default(&mut value);
+    *object = convert::value(attributes.kind, value).await?;
+    Ok(true)
+}
+
+/// Asks a webhook. None if the call failed and the failure is ignored.
+async fn ask(
+    state: &State,
+    hook: &Hook,
+    attributes: &Attributes<'_>,
+    (kind, object): (&Resource, &Value),
+) -> Result<Option<Verdict>> {
+    if attributes.dry_run && !hook.dry_run {
+        let why = format!("admission webhook {:?} does not support dry run", hook.name);
+        return Err(ApiError::bad_request(why));
+    }
+    let objects = objects(attributes, kind, object).await?;
+    let uid = uuid::Uuid::new_v4().to_string();
+    let request = review::request(attributes, (hook.version, &uid), kind, &objects);
+    let answer = match client::call(state, hook, &request).await {
+        Ok(answer) => review::response(&answer, (hook.version, &uid)),
+        Err(why) => Err(why),
+    };
+    match answer {
+        Ok(verdict) => {
+            verdict.warnings.iter().for_each(|warning| attributes.warnings.add(warning.clone()));
+            if verdict.allowed {
+                Ok(Some(verdict))
+            } else {
+                Err(review::refusal(&hook.name, &verdict.status))
+            }
+        }
+        Err(why) if hook.fails => {
+            Err(ApiError::internal(format!("failed calling webhook {:?}: {why}", hook.name)))
+        }
+        Err(why) => {
+            tracing::warn!(webhook = hook.name, why, "webhook failed open");
+            Ok(None)
+        }
+    }
+}
+
+/// The objects of the request in the wanted version.
+async fn objects(attributes: &Attributes<'_>, kind: &Resource, object: &Value) -> Result<Objects> {
+    let shown = async |object: &Value| match attributes.subresource {
+        "scale" => Ok(scale::read(attributes.kind, object)),
+        _ => convert::value(kind, object.clone()).await,
+    };
+    let old = match attributes.old {
+        Some(old) => shown(old).await?,
+        None => Value::Null,
+    };
+    let new = if attributes.operation == Operation::Delete { Value::Null } else { shown(object).await? };
+    Ok(Objects { new, old })
+}
+
+// === impl Webhooks ===
+
+impl Webhooks {
+    pub(super) fn new() -> Self {
+        Self { mutating: Hooks::new(MUTATING), validating: Hooks::new(VALIDATING) }
+    }
+}
+
+// === impl Hooks ===
+
+impl Hooks {
+    fn new(plural: &'static str) -> Self {
+        Self { plural, parsed: RwLock::new((0, Arc::new([]))) }
+    }
+
+    /// The webhooks, parsed again if a configuration changed.
+    fn current(&self, state: &State) -> Arc<[Hook]> {
+        let Some(kind) = by_resource(GROUP, "v1", self.plural) else { return Arc::new([]) };
+        let newest = state.cache.of(kind).map_or(0, |collection| collection.lock().newest());
+        let (of, hooks) = self.parsed.read().unwrap_or_else(PoisonError::into_inner).clone();
+        if of == newest {
+            return hooks;
+        }
+        // The objects may be newer than this revision; then they are parsed once more.
+        let configurations = state.cache.list(kind, "");
+        let hooks: Vec<Hook> = configurations
+            .iter()
+            .map(|configuration| configuration.value())
+            .flat_map(|value| value["webhooks"].as_array().cloned().unwrap_or_default())
+            .map(|hook| Hook::read(&hook))
+            .collect();
+        let hooks: Arc<[Hook]> = hooks.into();
+        *self.parsed.write().unwrap_or_else(PoisonError::into_inner) = (newest, hooks.clone());
+        hooks
+    }
+}

@@ -1,0 +1,119 @@
+//! One HTTPS request to a webhook.
+
+use std::sync::Arc;
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use bytes::Bytes;
+use coracle_kinds::kind::by_resource;
+use http::{Request, header};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper_util::rt::TokioIo;
+use rand::seq::IndexedRandom as _;
+use rustls_pki_types::{CertificateDer, ServerName, pem::PemObject as _};
+use serde_json::Value;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use super::hook::{Hook, Target};
+use crate::server::State;
+
+/// Maximum bytes of a response.
+const MAX_RESPONSE: usize = 3 << 20;
+
+/// The TLS configuration with the authorities of `caBundle`.
+pub(super) fn tls(ca_bundle: &str) -> Result<Arc<rustls::ClientConfig>, String> {
+    if ca_bundle.is_empty() {
+        return Err("clientConfig.caBundle is not set, and there are no system roots".to_owned());
+    }
+    let pem =
+        BASE64_STANDARD.decode(ca_bundle).map_err(|error| format!("caBundle is not base64: {error}"))?;
+    let mut roots = rustls::RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(&pem) {
+        let certificate = certificate.map_err(|error| format!("caBundle is not PEM: {error}"))?;
+        roots.add(certificate).map_err(|error| format!("caBundle has an invalid certificate: {error}"))?;
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?;
+    Ok(Arc::new(builder.with_root_certificates(roots).with_no_client_auth()))
+}
+
+/// Sends a review to a webhook, within its timeout.
+pub(super) async fn call(state: &State, hook: &Hook, review: &Value) -> Result<Value, String> {
+    let url = hook.target.url(hook.timeout.as_secs());
+    let called = tokio::time::timeout(hook.timeout, exchange(state, hook, review)).await;
+    let called = called.unwrap_or_else(|_elapsed| Err("context deadline exceeded".to_owned()));
+    called.map_err(|why| format!("failed to call webhook: Post {url:?}: {why}"))
+}
+
+async fn exchange(state: &State, hook: &Hook, review: &Value) -> Result<Value, String> {
+    let tls = hook.tls.clone()?;
+    let (address, host) = address(state, &hook.target)?;
+    let name = ServerName::try_from(host.clone()).map_err(|error| error.to_string())?;
+    let stream = TcpStream::connect((address.0.as_str(), address.1)).await;
+    let stream = stream.map_err(|error| format!("dial tcp {}:{}: {error}", address.0, address.1))?;
+    let _ = stream.set_nodelay(true);
+    let stream =
+        TlsConnector::from(tls).connect(name, stream).await.map_err(|error| format!("tls: {error}"))?;
+    let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
+    let (mut sender, connection) = handshake.map_err(|error| error.to_string())?;
+    // The sender gets the failure of the connection.
+    tokio::spawn(connection);
+    let path = format!("{}?timeout={}s", hook.target.path(), hook.timeout.as_secs());
+    let request = Request::post(path)
+        .header(header::HOST, host)
+        .header(header::CONTENT_TYPE, "application/json")
+        .header(header::ACCEPT, "application/json")
+        .body(Full::<Bytes>::from(review.to_string()))
+        .map_err(|error| error.to_string())?;
+    let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
+    let status = response.status();
+    if !status.is_success() {
+        return Err(format!("the webhook responded with the status {status}"));
+    }
+    let body = Limited::new(response.into_body(), MAX_RESPONSE).collect().await;
+    let body = body.map_err(|error| format!("cannot read the response: {error}"))?.to_bytes();
+    serde_json::from_slice(&body).map_err(|error| format!("the response is not JSON: {error}"))
+}
+
+/// The address and the name of the server's certificate. A service is reached through one of its ready endpoints.
+fn address(state: &State, target: &Target) -> Result<((String, u16), String), String> {
+    match target {
+        Target::Url { host, port, .. } => Ok(((host.clone(), *port), host.clone())),
+        Target::Service { namespace, name, port, .. } => {
+            let endpoint = endpoint(state, (namespace, name), *port)?;
+            Ok((endpoint, format!("{name}.{namespace}.svc")))
+        }
+    }
+}
+
+fn endpoint(state: &State, (namespace, name): (&str, &str), port: u16) -> Result<(String, u16), String> {
+    let kind = |group, plural| by_resource(group, "v1", plural).ok_or("the kind is not served");
+    let service = state.cache.get(kind("", "services")?, namespace, name);
+    let service = service.ok_or_else(|| format!("service {name:?} not found"))?.value();
+    let ports = service["spec"]["ports"].as_array().into_iter().flatten();
+    let wanted = ports.into_iter().find(|one| one["port"].as_u64() == Some(port.into()));
+    let wanted = wanted.ok_or_else(|| format!("no service port {port} found for service {name:?}"))?;
+    let port_name = wanted["name"].as_str().unwrap_or_default();
+    let mut found = Vec::new();
+    for slice in state.cache.list(kind("discovery.k8s.io", "endpointslices")?, namespace) {
+        let slice = slice.value();
+        if slice["metadata"]["labels"]["kubernetes.io/service-name"] != name {
+            continue;
+        }
+        let mut ports = slice["ports"].as_array().into_iter().flatten();
+        let port = ports.find(|one| one["name"].as_str().unwrap_or_default() == port_name);
+        let Some(port) = port.and_then(|one| one["port"].as_u64()).and_then(|port| u16::try_from(port).ok())
+        else {
+            continue;
+        };
+        let endpoints = slice["endpoints"].as_array().into_iter().flatten();
+        for endpoint in endpoints.filter(|one| one["conditions"]["ready"] != false) {
+            let addresses = endpoint["addresses"].as_array().into_iter().flatten();
+            found.extend(addresses.filter_map(Value::as_str).map(|address| (address.to_owned(), port)));
+        }
+    }
+    let chosen = found.choose(&mut rand::rng()).cloned();
+    chosen.ok_or_else(|| format!("no endpoints available for service {name:?}"))
+}

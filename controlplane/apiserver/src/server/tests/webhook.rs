@@ -1,0 +1,217 @@
+//! Admission webhooks: a real HTTPS server in this process.
+
+use std::sync::Mutex;
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use http_body_util::Full;
+use hyper::{body::Incoming, service::service_fn};
+use hyper_util::rt::TokioIo;
+use rcgen::{CertificateParams, KeyPair};
+use tokio_rustls::TlsAcceptor;
+
+use super::*;
+
+const CONFIGURATIONS: &str = "/apis/admissionregistration.k8s.io/v1";
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+
+/// A webhook and the requests that it got.
+struct Webhook {
+    url: String,
+    ca_bundle: String,
+    requests: Arc<Mutex<Vec<Value>>>,
+}
+
+impl Webhook {
+    /// Starts a webhook that answers each request by a function.
+    async fn start(answer: fn(&Value) -> Value) -> Self {
+        let key = KeyPair::generate().unwrap();
+        let certificate =
+            CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap().self_signed(&key).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let tls = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(
+                vec![certificate.der().clone()],
+                rustls_pki_types::PrivateKeyDer::try_from(key.serialize_der()).unwrap(),
+            )
+            .unwrap();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("https://127.0.0.1:{}/hook", listener.local_addr().unwrap().port());
+        let requests: Arc<Mutex<Vec<Value>>> = Arc::default();
+        let (acceptor, seen) = (TlsAcceptor::from(Arc::new(tls)), requests.clone());
+        tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                let Ok(stream) = acceptor.accept(stream).await else { continue };
+                let seen = seen.clone();
+                let service = service_fn(move |request: Request<Incoming>| {
+                    let seen = seen.clone();
+                    async move {
+                        let body = request.into_body().collect().await.unwrap().to_bytes();
+                        let review: Value = serde_json::from_slice(&body).unwrap();
+                        let mut response = answer(&review["request"]);
+                        response["uid"] = review["request"]["uid"].clone();
+                        seen.lock().unwrap().push(review["request"].clone());
+                        let review = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response});
+                        Ok::<_, std::convert::Infallible>(http::Response::new(Full::<Bytes>::from(
+                            review.to_string(),
+                        )))
+                    }
+                });
+                tokio::spawn(
+                    hyper::server::conn::http1::Builder::new()
+                        .serve_connection(TokioIo::new(stream), service),
+                );
+            }
+        });
+        Self { url, ca_bundle: BASE64_STANDARD.encode(certificate.pem()), requests }
+    }
+
+    /// A configuration with one webhook for config maps, with more fields.
+    fn configuration(&self, more: Value) -> Value {
+        let mut hook = json!({
+            "name": "test.example.com", "sideEffects": "None", "admissionReviewVersions": ["v1"],
+            "clientConfig": {"url": self.url, "caBundle": self.ca_bundle},
+            "rules": [{"operations": ["*"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["configmaps"]}],
+        });
+        hook.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        json!({"metadata": {"name": "test"}, "webhooks": [hook]})
+    }
+
+    fn requests(&self) -> Vec<Value> {
+        self.requests.lock().unwrap().clone()
+    }
+}
+
+async fn configure(server: &Fixture, kind: &str, configuration: Value) {
+    let made = server.post(&format!("{CONFIGURATIONS}/{kind}webhookconfigurations"), configuration).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+}
+
+fn map(name: &str) -> Value {
+    json!({"metadata": {"name": name}, "data": {"a": "b"}})
+}
+
+#[tokio::test]
+async fn a_validating_webhook_refuses_and_warns() {
+    let server = Fixture::new().await;
+    let webhook = Webhook::start(|request| match request["name"].as_str() {
+        Some("bad") => {
+            json!({"allowed": false, "status": {"code": 403, "reason": "Forbidden", "message": "no"}})
+        }
+        _ => json!({"allowed": true, "warnings": ["careful"]}),
+    })
+    .await;
+    configure(&server, "validating", webhook.configuration(json!({}))).await;
+    let refused = server.post(MAPS, map("bad")).await;
+    assert_eq!((refused.code, &refused.body["reason"]), (403, &json!("Forbidden")));
+    assert_eq!(refused.body["message"], "admission webhook \"test.example.com\" denied the request: no");
+    assert_eq!(server.get(&format!("{MAPS}/bad")).await.code, 404);
+    let good = server.post(MAPS, map("good")).await;
+    assert_eq!((good.code, good.headers["warning"].to_str().unwrap()), (201, "299 - \"careful\""));
+    assert_eq!(server.delete(&format!("{MAPS}/good"), json!({})).await.code, 200);
+    let requests = webhook.requests();
+    let operations: Vec<&Value> = requests.iter().map(|request| &request["operation"]).collect();
+    assert_eq!(operations, ["CREATE", "CREATE", "DELETE"]);
+    let create = &requests[1];
+    assert_eq!(create["kind"], json!({"group": "", "version": "v1", "kind": "ConfigMap"}));
+    assert_eq!(create["requestResource"], json!({"group": "", "version": "v1", "resource": "configmaps"}));
+    assert_eq!((&create["namespace"], &create["object"]["data"]["a"]), (&json!("default"), &json!("b")));
+    assert_eq!(create["userInfo"]["username"], "admin");
+    assert_eq!((&requests[2]["object"], &requests[2]["oldObject"]["data"]["a"]), (&Value::Null, &json!("b")));
+}
+
+#[tokio::test]
+async fn a_mutating_webhook_changes_the_object() {
+    let server = Fixture::new().await;
+    let webhook = Webhook::start(|request| {
+        let patch = match request["object"]["data"]["b"].is_null() {
+            true => r#"[{"op": "add", "path": "/data/b", "value": "c"}]"#,
+            false => "[]",
+        };
+        json!({"allowed": true, "patchType": "JSONPatch", "patch": BASE64_STANDARD.encode(patch)})
+    })
+    .await;
+    let selector = json!({"matchLabels": {"mutate": "yes"}});
+    configure(&server, "mutating", webhook.configuration(json!({"objectSelector": selector}))).await;
+    assert_eq!(server.post(MAPS, map("plain")).await.body["data"], json!({"a": "b"}));
+    let mut labelled = map("labelled");
+    labelled["metadata"]["labels"] = json!({"mutate": "yes"});
+    let made = server.post(MAPS, labelled).await;
+    assert_eq!((made.code, &made.body["data"]), (201, &json!({"a": "b", "b": "c"})), "{}", made.body);
+    assert_eq!(webhook.requests().len(), 1);
+}
+
+#[tokio::test]
+async fn the_failure_policy_decides_about_failed_calls() {
+    let server = Fixture::new().await;
+    let webhook = Webhook::start(|_| json!({"allowed": "perhaps"})).await;
+    configure(&server, "validating", webhook.configuration(json!({}))).await;
+    let failed = server.post(MAPS, map("a")).await;
+    assert_eq!(failed.code, 500);
+    let message = failed.body["message"].as_str().unwrap();
+    assert!(message.contains("failed calling webhook \"test.example.com\""), "{message}");
+    let path = format!("{CONFIGURATIONS}/validatingwebhookconfigurations/test");
+    assert_eq!(server.delete(&path, json!({})).await.code, 200);
+    configure(&server, "validating", webhook.configuration(json!({"failurePolicy": "Ignore"}))).await;
+    assert_eq!(server.post(MAPS, map("a")).await.code, 201);
+}
+
+#[tokio::test]
+async fn invalid_configurations_are_refused() {
+    let server = Fixture::new().await;
+    let webhook = Webhook::start(|_| json!({"allowed": true})).await;
+    for (more, field) in [
+        (json!({"name": "short"}), "webhooks[0].name"),
+        (json!({"sideEffects": null}), "webhooks[0].sideEffects"),
+        (json!({"timeoutSeconds": 31}), "webhooks[0].timeoutSeconds"),
+        (json!({"clientConfig": {}}), "webhooks[0].clientConfig"),
+        (json!({"clientConfig": {"url": "http://x"}}), "webhooks[0].clientConfig.url"),
+        (json!({"matchConditions": [{"name": "a", "expression": "true"}]}), "webhooks[0].matchConditions"),
+        (json!({"admissionReviewVersions": ["v9"]}), "webhooks[0].admissionReviewVersions"),
+    ] {
+        let path = format!("{CONFIGURATIONS}/mutatingwebhookconfigurations");
+        let refused = server.post(&path, webhook.configuration(more)).await;
+        assert_eq!(
+            (refused.code, &refused.body["details"]["causes"][0]["field"]),
+            (422, &json!(field)),
+            "{}",
+            refused.body
+        );
+    }
+}
+
+#[tokio::test]
+async fn limits_and_priorities_complete_pods() {
+    let server = Fixture::new().await;
+    let limits = json!([{"type": "Container", "default": {"cpu": "500m"}, "max": {"cpu": "1"}}]);
+    let range = json!({"metadata": {"name": "l"}, "spec": {"limits": limits}});
+    assert_eq!(server.post("/api/v1/namespaces/default/limitranges", range).await.code, 201);
+    let class = json!({"metadata": {"name": "high"}, "value": 7, "globalDefault": true});
+    let classes = "/apis/scheduling.k8s.io/v1/priorityclasses";
+    assert_eq!(server.post(classes, class).await.code, 201);
+    let second = json!({"metadata": {"name": "other"}, "value": 8, "globalDefault": true});
+    assert_eq!(server.post(classes, second).await.code, 403);
+    let pods = "/api/v1/namespaces/default/pods";
+    let pod = |cpu: &str| {
+        let resources = json!({"limits": {"cpu": cpu}});
+        json!({"metadata": {"generateName": "p"}, "spec": {"containers": [{"name": "c", "image": "i", "resources": resources}]}})
+    };
+    let mut plain = pod("1");
+    plain["spec"]["containers"][0]["resources"] = json!({});
+    let made = server.post(pods, plain).await.body;
+    assert_eq!(
+        made["spec"]["containers"][0]["resources"],
+        json!({"limits": {"cpu": "500m"}, "requests": {"cpu": "500m"}}),
+        "{made}"
+    );
+    assert_eq!((&made["spec"]["priority"], &made["spec"]["priorityClassName"]), (&json!(7), &json!("high")));
+    let refused = server.post(pods, pod("2")).await;
+    assert!(
+        refused.body["message"].as_str().unwrap().contains("maximum cpu usage per Container is 1"),
+        "{}",
+        refused.body
+    );
+}

@@ -1,0 +1,31 @@
+//! Priority classes and runtime classes.
+
+use jiff::Timestamp;
+use serde_json::Value;
+
+use super::{AGE, Column, NAME, created, integer, name, string, wide};
+
+pub(crate) const PRIORITY_CLASS: &[Column] = &[
+    NAME,
+    integer("Value", "Priority of pods of this class."),
+    Column { r#type: "boolean", ..string("Global-Default", "Whether pods without a class have this one.") },
+    AGE,
+    wide(string("PreemptionPolicy", "Whether pods of this class preempt others.")),
+];
+
+pub(crate) fn priority_class(object: &Value, now: Timestamp) -> Vec<Value> {
+    vec![
+        name(object),
+        object["value"].as_i64().unwrap_or(0).into(),
+        object["globalDefault"].as_bool().unwrap_or(false).into(),
+        created(object, now),
+        object["preemptionPolicy"].as_str().unwrap_or_default().into(),
+    ]
+}
+
+pub(crate) const RUNTIME_CLASS: &[Column] =
+    &[NAME, string("Handler", "Configuration of the runtime that runs the pods."), AGE];
+
+pub(crate) fn runtime_class(object: &Value, now: Timestamp) -> Vec<Value> {
+    vec![name(object), object["handler"].as_str().unwrap_or_default().into(), created(object, now)]
+}

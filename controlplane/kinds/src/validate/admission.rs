@@ -1,0 +1,182 @@
+//! Webhook configurations. Source: `pkg/apis/admissionregistration/validation/validation.go`.
+
+use serde_json::Value;
+
+use super::{Causes, Path, format, items, text, workload};
+
+const OPERATIONS: &[&str] = &["*", "CONNECT", "CREATE", "DELETE", "UPDATE"];
+const VERSIONS: [&str; 2] = ["v1", "v1beta1"];
+
+pub(crate) fn validating(causes: &mut Causes, object: &Value, _old: Option<&Value>) {
+    webhooks(causes, object);
+}
+
+pub(crate) fn mutating(causes: &mut Causes, object: &Value, _old: Option<&Value>) {
+    webhooks(causes, object);
+    for (index, hook) in items(&object["webhooks"]) {
+        let path = Path::root("webhooks").index(index).field("reinvocationPolicy");
+        causes.one_of(&path, &hook["reinvocationPolicy"], &["IfNeeded", "Never"]);
+    }
+}
+
+fn webhooks(causes: &mut Causes, object: &Value) {
+    let mut names = Vec::new();
+    for (index, hook) in items(&object["webhooks"]) {
+        let path = Path::root("webhooks").index(index);
+        webhook(causes, &path, hook);
+        let name = text(&hook["name"]);
+        if !name.is_empty() && names.contains(&name) {
+            causes.duplicate(&path.field("name"), &hook["name"]);
+        }
+        names.push(name);
+    }
+}
+
+fn webhook(causes: &mut Causes, path: &Path, hook: &Value) {
+    name(causes, &path.field("name"), text(&hook["name"]));
+    for (index, one) in items(&hook["rules"]) {
+        rule(causes, &path.field("rules").index(index), one);
+    }
+    causes.one_of(&path.field("failurePolicy"), &hook["failurePolicy"], &["Fail", "Ignore"]);
+    causes.one_of(&path.field("matchPolicy"), &hook["matchPolicy"], &["Equivalent", "Exact"]);
+    match hook["sideEffects"].as_str() {
+        None => causes.required(&path.field("sideEffects"), "must specify one of None, NoneOnDryRun"),
+        Some("None" | "NoneOnDryRun") => {}
+        Some(_) => {
+            causes.unsupported(&path.field("sideEffects"), &hook["sideEffects"], &["None", "NoneOnDryRun"]);
+        }
+    }
+    if hook["timeoutSeconds"].as_i64().is_some_and(|seconds| !(1..=30).contains(&seconds)) {
+        let detail = "the timeout value must be between 1 and 30 seconds";
+        causes.invalid(&path.field("timeoutSeconds"), &hook["timeoutSeconds"], detail);
+    }
+    for selector in ["namespaceSelector", "objectSelector"] {
+        workload::label_selector(causes, &path.field(selector), &hook[selector]);
+    }
+    client(causes, &path.field("clientConfig"), &hook["clientConfig"]);
+    if items(&hook["matchConditions"]).next().is_some() {
+        causes.forbidden(&path.field("matchConditions"), "match conditions are not supported");
+    }
+    review_versions(causes, &path.field("admissionReviewVersions"), &hook["admissionReviewVersions"]);
+}
+
+fn name(causes: &mut Causes, path: &Path, name: &str) {
+    if name.is_empty() {
+        causes.required(path, "");
+        return;
+    }
+    causes.format(path, name, format::dns1123_subdomain(name));
+    if name.split('.').count() < 3 {
+        let detail = "should be a domain with at least three segments separated by dots";
+        causes.invalid(path, &name.into(), detail);
+    }
+}
+
+fn rule(causes: &mut Causes, path: &Path, rule: &Value) {
+    for (field, what) in [
+        ("operations", "operations"),
+        ("apiGroups", "API groups"),
+        ("apiVersions", "API versions"),
+        ("resources", "resources"),
+    ] {
+        let list = &rule[field];
+        let count = items(list).count();
+        if count == 0 {
+            causes.required(&path.field(field), "");
+        }
+        if count > 1 && field != "resources" && items(list).any(|(_, one)| one == "*") {
+            let detail = format!("if '*' is present, must not specify other {what}");
+            causes.invalid(&path.field(field), list, &detail);
+        }
+    }
+    for (index, operation) in items(&rule["operations"]) {
+        if !OPERATIONS.contains(&text(operation)) {
+            causes.unsupported(&path.field("operations").index(index), operation, OPERATIONS);
+        }
+    }
+    for field in ["apiVersions", "resources"] {
+        for (index, _) in items(&rule[field]).filter(|(_, one)| text(one).is_empty()) {
+            causes.required(&path.field(field).index(index), "");
+        }
+    }
+    causes.one_of(&path.field("scope"), &rule["scope"], &["*", "Cluster", "Namespaced"]);
+}
+
+fn client(causes: &mut Causes, path: &Path, config: &Value) {
+    match (config["url"].as_str(), config["service"].is_object()) {
+        (Some(address), false) => url(causes, &path.field("url"), address),
+        (None, true) => service(causes, &path.field("service"), &config["service"]),
+        _ => causes.required(path, "exactly one of url or service is required"),
+    }
+}
+
+fn url(causes: &mut Causes, path: &Path, address: &str) {
+    const FORM: &str = "; desired format: https://host[/path]";
+    let (scheme, rest) = address.split_once("://").unwrap_or(("", address));
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    if scheme != "https" {
+        let detail = format!("'https' is the only allowed URL scheme{FORM}");
+        causes.invalid(path, &scheme.into(), &detail);
+    }
+    if authority.is_empty() {
+        causes.invalid(path, &"".into(), &format!("host must be specified{FORM}"));
+    }
+    for (sign, place, detail) in [
+        ('@', authority, "user information is not permitted in the URL"),
+        ('#', rest, "fragments are not permitted in the URL"),
+        ('?', rest, "query parameters are not permitted in the URL"),
+    ] {
+        if place.contains(sign) {
+            causes.invalid(path, &address.into(), detail);
+        }
+    }
+}
+
+fn service(causes: &mut Causes, path: &Path, service: &Value) {
+    for (field, detail) in
+        [("name", "service name is required"), ("namespace", "service namespace is required")]
+    {
+        if text(&service[field]).is_empty() {
+            causes.required(&path.field(field), detail);
+        }
+    }
+    for problem in format::port_number(service["port"].as_i64().unwrap_or(443)) {
+        causes.invalid(&path.field("port"), &service["port"], &format!("port is not valid: {problem}"));
+    }
+    let url_path = text(&service["path"]);
+    if url_path.is_empty() || url_path == "/" {
+        return;
+    }
+    let here = path.field("path");
+    if !url_path.starts_with('/') {
+        causes.invalid(&here, &url_path.into(), "must start with a '/'");
+    }
+    let steps = url_path.strip_prefix('/').unwrap_or(url_path);
+    for (index, step) in steps.strip_suffix('/').unwrap_or(steps).split('/').enumerate() {
+        if step.is_empty() {
+            causes.invalid(&here, &url_path.into(), &format!("segment[{index}] may not be empty"));
+            continue;
+        }
+        for problem in format::dns1123_subdomain(step) {
+            causes.invalid(&here, &url_path.into(), &format!("segment[{index}]: {problem}"));
+        }
+    }
+}
+
+fn review_versions(causes: &mut Causes, path: &Path, versions: &Value) {
+    let mut seen = Vec::new();
+    for (index, version) in items(versions) {
+        let name = text(version);
+        if seen.contains(&name) {
+            causes.invalid(&path.index(index), version, "duplicate version");
+            continue;
+        }
+        seen.push(name);
+        causes.format(&path.index(index), name, format::dns1035_label(name));
+    }
+    if seen.is_empty() {
+        causes.required(path, "must specify one of v1, v1beta1");
+    } else if !seen.iter().any(|version| VERSIONS.contains(version)) {
+        causes.invalid(path, versions, "must include at least one of v1, v1beta1");
+    }
+}

@@ -1,0 +1,160 @@
+//! Limit ranges, priority classes, runtime classes.
+
+use serde_json::Value;
+
+use super::{Causes, Path, entries, format, items, meta, resources, text};
+use coracle_values::Quantity;
+
+/// Largest priority that a user may define. Source: `pkg/apis/scheduling/types.go`.
+const HIGHEST_USER_PRIORITY: i64 = 1_000_000_000;
+const SYSTEM_CLASSES: [(&str, i64); 2] =
+    [("system-cluster-critical", 2_000_000_000), ("system-node-critical", 2_000_001_000)];
+const LIMIT_TYPES: &[&str] = &["Container", "PersistentVolumeClaim", "Pod"];
+
+pub(crate) fn priority_class(causes: &mut Causes, class: &Value, old: Option<&Value>) {
+    let (name, value) = (text(&class["metadata"]["name"]), class["value"].as_i64().unwrap_or(0));
+    if let Some(old) = old {
+        if value != old["value"].as_i64().unwrap_or(0) {
+            causes.forbidden(&Path::root("value"), "may not be changed in an update.");
+        }
+        if class["preemptionPolicy"] != old["preemptionPolicy"] {
+            causes.invalid(&Path::root("preemptionPolicy"), &class["preemptionPolicy"], "field is immutable");
+        }
+        return;
+    }
+    let known = SYSTEM_CLASSES.iter().find(|(known, _)| *known == name);
+    if name.starts_with("system-") {
+        let is_default = class["globalDefault"] == true;
+        if known.is_none_or(|(_, priority)| *priority != value) || is_default {
+            let path = Path::root("metadata").field("name");
+            let detail = "priority class names with 'system-' prefix are reserved for system use only";
+            causes.forbidden(&path, detail);
+        }
+    } else if value > HIGHEST_USER_PRIORITY {
+        let detail = format!("maximum allowed value of a user defined priority is {HIGHEST_USER_PRIORITY}");
+        causes.forbidden(&Path::root("value"), &detail);
+    }
+    let policies = &["Never", "PreemptLowerPriority"];
+    causes.one_of(&Path::root("preemptionPolicy"), &class["preemptionPolicy"], policies);
+}
+
+pub(crate) fn runtime_class(causes: &mut Causes, class: &Value, old: Option<&Value>) {
+    let (path, handler) = (Path::root("handler"), text(&class["handler"]));
+    if handler.is_empty() {
+        causes.required(&path, "");
+    } else {
+        causes.format(&path, handler, format::dns1123_label(handler));
+    }
+    if old.is_some_and(|old| old["handler"] != class["handler"]) {
+        causes.invalid(&path, &class["handler"], "field is immutable");
+    }
+    if class["overhead"].is_object() {
+        let limits = serde_json::json!({"limits": class["overhead"]["podFixed"]});
+        resources::container(causes, &Path::root("overhead"), &limits);
+    }
+    let path = Path::root("scheduling");
+    meta::labels(causes, &path.field("nodeSelector"), &class["scheduling"]["nodeSelector"]);
+    let mut seen = Vec::new();
+    for (index, toleration) in items(&class["scheduling"]["tolerations"]) {
+        let key = ["key", "operator", "value", "effect"].map(|field| &toleration[field]);
+        if seen.contains(&key) {
+            causes.duplicate(&path.field("tolerations").index(index), toleration);
+        }
+        seen.push(key);
+    }
+}
+
+pub(crate) fn limit_range(causes: &mut Causes, object: &Value, _old: Option<&Value>) {
+    let mut types = Vec::new();
+    for (index, limit) in items(&object["spec"]["limits"]) {
+        let path = Path::root("spec").field("limits").index(index);
+        let kind = text(&limit["type"]);
+        limit_type(causes, &path.field("type"), &limit["type"]);
+        if types.contains(&kind) {
+            causes.duplicate(&path.field("type"), &limit["type"]);
+        }
+        types.push(kind);
+        limit_item(causes, &path, limit);
+    }
+}
+
+fn limit_type(causes: &mut Causes, path: &Path, value: &Value) {
+    let kind = text(value);
+    if LIMIT_TYPES.contains(&kind) {
+        return;
+    }
+    causes.format(path, kind, format::qualified_name(kind));
+    if !kind.contains('/') {
+        causes.invalid(path, value, "must be a standard limit type or fully qualified");
+    }
+}
+
+fn limit_item(causes: &mut Causes, path: &Path, limit: &Value) {
+    let lists = ["max", "min", "default", "defaultRequest", "maxLimitRequestRatio"];
+    let kind = text(&limit["type"]);
+    let mut names: Vec<&String> = Vec::new();
+    for list in lists {
+        let is_default = matches!(list, "default" | "defaultRequest");
+        if kind == "Pod" && is_default {
+            if entries(&limit[list]).next().is_some() {
+                causes.forbidden(&path.field(list), "may not be specified when `type` is 'Pod'");
+            }
+            continue;
+        }
+        for (name, _) in entries(&limit[list]) {
+            let here = path.field(list).key(name);
+            causes.format(&here, name, format::qualified_name(name));
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+    }
+    let has_storage = |list: &str| !limit[list]["storage"].is_null();
+    if kind == "PersistentVolumeClaim" && !has_storage("min") && !has_storage("max") {
+        let detail = "either minimum or maximum storage value is required, but neither was provided";
+        causes.required(&path.field("limits"), detail);
+    }
+    for name in names {
+        amounts(causes, path, limit, name);
+    }
+}
+
+/// Checks that the amounts of one resource are in order: minimum, default request, default, maximum.
+fn amounts(causes: &mut Causes, path: &Path, limit: &Value, name: &str) {
+    let amount = |list: &str| Quantity::parse(limit[list][name].as_str()?).ok();
+    let rules = [
+        ("min", "max", "min", "min value {low} is greater than max value {high}"),
+        (
+            "min",
+            "defaultRequest",
+            "defaultRequest",
+            "min value {low} is greater than default request value {high}",
+        ),
+        (
+            "defaultRequest",
+            "max",
+            "defaultRequest",
+            "default request value {low} is greater than max value {high}",
+        ),
+        (
+            "defaultRequest",
+            "default",
+            "defaultRequest",
+            "default request value {low} is greater than default limit value {high}",
+        ),
+        ("min", "default", "default", "min value {low} is greater than default value {high}"),
+        ("default", "max", "default", "default value {low} is greater than max value {high}"),
+    ];
+    for (low, high, at, detail) in rules {
+        let (Some(small), Some(large)) = (amount(low), amount(high)) else { continue };
+        if small > large {
+            let detail = detail.replace("{low}", &small.to_string()).replace("{high}", &large.to_string());
+            causes.invalid(&path.field(at).key(name), &limit[at][name], &detail);
+        }
+    }
+    let Some(ratio) = amount("maxLimitRequestRatio") else { return };
+    let here = path.field("maxLimitRequestRatio").key(name);
+    if Quantity::parse("1").is_ok_and(|one| ratio < one) {
+        causes.invalid(&here, &limit["maxLimitRequestRatio"][name], &format!("ratio {ratio} is less than 1"));
+    }
+}
