@@ -1,10 +1,12 @@
 //! Defaulting: sets absent fields to their documented defaults. Each function is idempotent.
 
+pub(crate) mod batch;
 mod container;
 pub(crate) mod object;
 pub(crate) mod pod;
 pub(crate) mod rbac;
 pub(crate) mod service;
+pub(crate) mod storage;
 mod volume;
 pub(crate) mod workload;
 

@@ -1,6 +1,7 @@
 //! Tables for `kubectl get`.
 
 mod age;
+pub(crate) mod batch;
 pub(crate) mod certificate;
 pub(crate) mod disruption;
 pub(crate) mod event;
@@ -9,6 +10,7 @@ pub(crate) mod object;
 pub(crate) mod pod;
 pub(crate) mod rbac;
 pub(crate) mod service;
+pub(crate) mod storage;
 pub(crate) mod workload;
 
 use jiff::Timestamp;

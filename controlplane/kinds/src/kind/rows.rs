@@ -1,6 +1,8 @@
 //! The rows of the table. A new kind needs a row here, a root in `schema/generate.py`, and its own functions.
 
 mod rbac;
+mod storage;
+mod workload;
 
 use serde_json::{Value, json};
 
@@ -83,6 +85,15 @@ pub static KINDS: &[Kind] = &[
     DEPLOYMENTS,
     REPLICA_SETS,
     CONTROLLER_REVISIONS,
+    workload::STATEFUL_SETS,
+    workload::DAEMON_SETS,
+    workload::REPLICATION_CONTROLLERS,
+    workload::POD_TEMPLATES,
+    workload::JOBS,
+    workload::CRON_JOBS,
+    storage::PERSISTENT_VOLUMES,
+    storage::PERSISTENT_VOLUME_CLAIMS,
+    storage::STORAGE_CLASSES,
     LEASES,
     ENDPOINT_SLICES,
     SIGNING_REQUESTS,
