@@ -210,7 +210,7 @@ fn is_new_generation(kind: &Resource, new: &Value, old: &Value) -> bool {
             ["addressType", "endpoints", "ports"].iter().any(|name| new[name] != old[name])
                 || new["metadata"]["labels"] != old["metadata"]["labels"]
         }
-        "PodTemplate" if kind.is_built_in => new["template"] != old["template"],
+        ("", "PodTemplate") => new["template"] != old["template"],
         _ if kind.is_built_in => new["spec"] != old["spec"],
         // All of a custom resource but its metadata and status counts.
         _ => {
