@@ -109,7 +109,7 @@ fn schedule(cron_job: &CronJob, running: Vec<Arc<Job>>, now: Timestamp, plan: &m
     let deadline = spec.starting_deadline_seconds.map(SignedDuration::from_secs);
     let mut from = cron_job.metadata.creation_timestamp.as_ref().map_or(now, |time| time.0);
     if let Some(Time(last)) = &cron_job.status.last_schedule_time {
-        from = from.max(*last);
+        from = *last;
     }
     if let Some(start) = deadline.and_then(|deadline| now.checked_sub(deadline).ok()) {
         from = from.max(start);
