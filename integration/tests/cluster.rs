@@ -29,3 +29,5 @@ mod server_side_apply;
 mod story;
 #[path = "cluster/streams.rs"]
 mod streams;
+#[path = "cluster/workloads.rs"]
+mod workloads;

@@ -92,11 +92,13 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
     let allocating = allocate::for_create(&call.state, kind, &mut object).await?;
     call.state.admission.validate(&call.state, &attributes, &object).await?;
     if is_named || base.is_empty() {
+        strategy::prepare_named(kind, &mut object);
         return commit_new(call, &object, &allocating).await;
     }
     let mut outcome = Err(ApiError::internal("no free name was found"));
     for _ in 0..NAMES {
         object["metadata"]["name"] = generated(&base).into();
+        strategy::prepare_named(kind, &mut object);
         outcome = commit_new(call, &object, &allocating).await;
         if outcome.as_ref().err().is_none_or(|error| error.reason != "AlreadyExists") {
             break;

@@ -8,8 +8,9 @@ use kube::Client;
 
 use crate::cache::Cache;
 use crate::object::{
-    CertificateSigningRequest, ClusterRole, ConfigMap, Deployment, Endpoints, Lease, Namespace, Node, Object,
-    Pod, PodDisruptionBudget, ReplicaSet, Secret, Service, ServiceAccount,
+    CertificateSigningRequest, Claim, ClusterRole, ConfigMap, ControllerRevision, CronJob, DaemonSet,
+    Deployment, Endpoints, Job, Lease, Namespace, Node, Object, Pod, PodDisruptionBudget, ReplicaSet,
+    ReplicationController, Secret, Service, ServiceAccount, StatefulSet,
 };
 use crate::watch;
 
@@ -24,6 +25,13 @@ pub(crate) struct Caches {
     pub(crate) pods: Arc<Cache<Pod>>,
     pub(crate) replica_sets: Arc<Cache<ReplicaSet>>,
     pub(crate) deployments: Arc<Cache<Deployment>>,
+    pub(crate) jobs: Arc<Cache<Job>>,
+    pub(crate) cron_jobs: Arc<Cache<CronJob>>,
+    pub(crate) stateful_sets: Arc<Cache<StatefulSet>>,
+    pub(crate) daemon_sets: Arc<Cache<DaemonSet>>,
+    pub(crate) replication_controllers: Arc<Cache<ReplicationController>>,
+    pub(crate) revisions: Arc<Cache<ControllerRevision>>,
+    pub(crate) claims: Arc<Cache<Claim>>,
     pub(crate) nodes: Arc<Cache<Node>>,
     pub(crate) namespaces: Arc<Cache<Namespace>>,
     pub(crate) service_accounts: Arc<Cache<ServiceAccount>>,
@@ -53,6 +61,13 @@ impl Caches {
             pods: Arc::new(Cache::new()),
             replica_sets: Arc::new(Cache::new()),
             deployments: Arc::new(Cache::new()),
+            jobs: Arc::new(Cache::new()),
+            cron_jobs: Arc::new(Cache::new()),
+            stateful_sets: Arc::new(Cache::new()),
+            daemon_sets: Arc::new(Cache::new()),
+            replication_controllers: Arc::new(Cache::new()),
+            revisions: Arc::new(Cache::new()),
+            claims: Arc::new(Cache::new()),
             nodes: Arc::new(Cache::new()),
             namespaces: Arc::new(Cache::new()),
             service_accounts: Arc::new(Cache::new()),
@@ -81,6 +96,13 @@ impl Caches {
             feed(client, &self.pods, all()),
             feed(client, &self.replica_sets, all()),
             feed(client, &self.deployments, all()),
+            feed(client, &self.jobs, all()),
+            feed(client, &self.cron_jobs, all()),
+            feed(client, &self.stateful_sets, all()),
+            feed(client, &self.daemon_sets, all()),
+            feed(client, &self.replication_controllers, all()),
+            feed(client, &self.revisions, all()),
+            feed(client, &self.claims, all()),
             feed(client, &self.nodes, all()),
             feed(client, &self.namespaces, all()),
             feed(client, &self.service_accounts, all()),
@@ -102,6 +124,13 @@ impl Caches {
         self.pods.synced().await;
         self.replica_sets.synced().await;
         self.deployments.synced().await;
+        self.jobs.synced().await;
+        self.cron_jobs.synced().await;
+        self.stateful_sets.synced().await;
+        self.daemon_sets.synced().await;
+        self.replication_controllers.synced().await;
+        self.revisions.synced().await;
+        self.claims.synced().await;
         self.nodes.synced().await;
         self.namespaces.synced().await;
         self.service_accounts.synced().await;

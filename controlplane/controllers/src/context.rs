@@ -9,6 +9,7 @@ use serde_json::Value;
 use crate::cache::Cache;
 use crate::caches::Caches;
 use crate::config::ControllersConfig;
+use crate::daemon_set::backoff::Backoff;
 use crate::node_lifecycle::state::Lifecycle;
 use crate::object::{Deployment, Object, Pod, ReplicaSet};
 use crate::write::Writer;
@@ -24,6 +25,8 @@ pub(crate) struct Context {
     pub(crate) lifecycle: Arc<Lifecycle>,
     /// The pod CIDRs that were assigned last.
     pub(crate) last_ranges: Mutex<Vec<IpNetwork>>,
+    /// Failed pods of daemon sets by node.
+    pub(crate) daemon_backoff: Mutex<Backoff>,
 }
 
 impl Context {

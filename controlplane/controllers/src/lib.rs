@@ -1,5 +1,5 @@
-//! The controllers of the control plane, as API clients: deployments, replica sets, garbage collection, namespaces,
-//! node lifecycle, certificates, tokens, endpoints, disruption budgets.
+//! The controllers of the control plane, as API clients: deployments, replica sets, stateful sets, daemon sets, jobs,
+//! cron jobs, garbage collection, namespaces, node lifecycle, certificates, tokens, endpoints, disruption budgets.
 //!
 //! Each controller is a folder of two files. `plan` compares the desired with the observed state and returns actions;
 //! it is pure. `run` collects the observed state and applies the actions. All controllers share one set of caches
@@ -18,29 +18,37 @@ mod certificate;
 mod cluster_role_aggregation;
 mod config;
 mod context;
+mod cron_job;
 mod csr_approving;
 mod csr_cleaner;
 mod csr_signing;
+mod daemon_set;
 mod deployment;
 mod disruption;
 mod endpoints;
 mod error;
 mod garbage;
+mod job;
 mod namespace;
 mod node_lifecycle;
 mod object;
 mod pod_cidr;
+mod pod_control;
 mod pod_gc;
 mod queue;
 mod replica_set;
+mod replication_controller;
+mod revision_history;
 mod root_ca;
 mod run;
 mod service_account;
 mod stale_disruption;
+mod stateful_set;
 mod taint_eviction;
 mod template;
 mod timestamp;
 mod token_cleaner;
+mod ttl_after_finished;
 mod watch;
 mod write;
 

@@ -6,9 +6,7 @@ use std::sync::Arc;
 
 use coracle_values::resource;
 use k8s_openapi::api::apps::v1::{DeploymentStatus, DeploymentStrategy, ReplicaSetStatus};
-use k8s_openapi::api::core::v1::{
-    ContainerStatus, NodeAddress, NodeCondition, PodCondition, ServicePort, Taint, Toleration,
-};
+use k8s_openapi::api::core::v1::{NodeAddress, NodeCondition, PodCondition, ServicePort, Taint, Toleration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, Time};
 use kube::Resource;
 use serde::Deserialize;
@@ -26,16 +24,24 @@ pub(crate) trait Object:
     }
 }
 
+mod batch;
+mod containers;
 mod disruption;
 mod joining;
 mod rbac;
 mod tolerations;
+mod workload;
 
+pub(crate) use batch::{CronJob, Job};
+use containers::{Containers, containers};
 pub(crate) use coracle_values::object::{Key, ObjectExt, controller_of};
 pub(crate) use disruption::PodDisruptionBudget;
 pub(crate) use joining::{CertificateSigningRequest, Lease, Secret};
 pub(crate) use rbac::ClusterRole;
 use tolerations::tolerations;
+pub(crate) use workload::{
+    Claim, ControllerRevision, DaemonSet, ReplicationController, StatefulSet, pinned_node,
+};
 
 /// A pod.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -56,6 +62,9 @@ pub(crate) struct PodSpec {
     /// Only the tolerations of NoExecute taints: the others do not matter once the pod runs.
     #[serde(deserialize_with = "tolerations")]
     pub(crate) tolerations: Arc<[Toleration]>,
+    /// The node that the pod's node affinity names, as daemon pods have it before they are bound.
+    #[serde(rename = "affinity", deserialize_with = "pinned_node")]
+    pub(crate) pinned_node: Option<String>,
     /// Only containers with named ports: services refer to these.
     pub(crate) containers: Vec<PodContainer>,
 }
@@ -84,17 +93,10 @@ pub(crate) struct PodStatus {
     pub(crate) conditions: Option<Vec<PodCondition>>,
     #[serde(rename = "podIP")]
     pub(crate) pod_ip: Option<String>,
-    #[serde(deserialize_with = "restarts")]
-    pub(crate) container_statuses: Restarts,
-}
-
-/// The highest restart count among a pod's containers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Restarts(pub(crate) i32);
-
-fn restarts<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Restarts, D::Error> {
-    let statuses = Option::<Vec<ContainerStatus>>::deserialize(deserializer)?;
-    Ok(Restarts(statuses.iter().flatten().map(|status| status.restart_count).max().unwrap_or_default()))
+    #[serde(deserialize_with = "containers")]
+    pub(crate) container_statuses: Containers,
+    #[serde(deserialize_with = "containers")]
+    pub(crate) init_container_statuses: Containers,
 }
 
 impl Pod {
@@ -288,13 +290,20 @@ resource!(ConfigMap, "", "configmaps", NamespaceResourceScope);
 resource!(Service, "", "services", NamespaceResourceScope);
 resource!(Endpoints, "", "endpoints", NamespaceResourceScope);
 
+/// The annotations of pods that controllers read.
+const ANNOTATIONS: [&str; 4] = [
+    crate::replica_set::DELETION_COST,
+    crate::job::INDEX,
+    crate::job::INDEX_FAILURES,
+    crate::job::INDEX_IGNORED_FAILURES,
+];
+
 impl Object for Pod {
     fn slim(&mut self) {
         let meta = self.meta_mut();
         meta.managed_fields = None;
-        // The deletion cost is the only annotation of pods that a controller reads.
         if let Some(annotations) = &mut meta.annotations {
-            annotations.retain(|name, _| name == crate::replica_set::DELETION_COST);
+            annotations.retain(|name, _| ANNOTATIONS.contains(&name.as_str()));
         }
         for container in &mut self.spec.containers {
             if let Some(ports) = &mut container.ports {

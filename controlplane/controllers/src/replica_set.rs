@@ -1,7 +1,65 @@
-//! The replica set controller: creates and deletes pods until each replica set has its number of replicas.
+//! The replica set controller: creates and deletes pods until each replica set has its number of replicas. The
+//! replication controller shares this code.
 
 pub(crate) mod plan;
 mod rank;
 pub(crate) mod run;
 
-pub(crate) use rank::DELETION_COST;
+use std::sync::Arc;
+
+use k8s_openapi::api::apps::v1::ReplicaSetStatus;
+use kube::Resource;
+use kube::core::NamespaceResourceScope;
+
+use crate::cache::Cache;
+use crate::caches::Caches;
+use crate::object::{Object, ReplicaSet, ReplicaSetSpec, ReplicationController};
+
+pub(crate) use rank::{DELETION_COST, by_dispensability};
+
+/// A kind that keeps a number of equal pods.
+pub(crate) trait Replicas: Object + Resource<Scope = NamespaceResourceScope> {
+    /// The component in events.
+    const COMPONENT: &'static str;
+
+    /// The spec.
+    fn spec(&self) -> &ReplicaSetSpec;
+
+    /// The status.
+    fn status(&self) -> &ReplicaSetStatus;
+
+    /// The cache of the kind.
+    fn cache(caches: &Caches) -> &Arc<Cache<Self>>;
+}
+
+impl Replicas for ReplicaSet {
+    const COMPONENT: &'static str = "replicaset-controller";
+
+    fn spec(&self) -> &ReplicaSetSpec {
+        &self.spec
+    }
+
+    fn status(&self) -> &ReplicaSetStatus {
+        &self.status
+    }
+
+    fn cache(caches: &Caches) -> &Arc<Cache<Self>> {
+        &caches.replica_sets
+    }
+}
+
+impl Replicas for ReplicationController {
+    const COMPONENT: &'static str = "replication-controller";
+
+    fn spec(&self) -> &ReplicaSetSpec {
+        &self.spec
+    }
+
+    fn status(&self) -> &ReplicaSetStatus {
+        &self.status
+    }
+
+    fn cache(caches: &Caches) -> &Arc<Cache<Self>> {
+        &caches.replication_controllers
+    }
+}

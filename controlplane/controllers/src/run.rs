@@ -15,9 +15,10 @@ use crate::node_lifecycle::state::Lifecycle;
 use crate::object::Key;
 use crate::queue::{Next, Queue};
 use crate::{
-    account_token, bootstrap_signer, cluster_role_aggregation, csr_approving, csr_cleaner, csr_signing,
-    deployment, disruption, endpoints, garbage, namespace, node_lifecycle, pod_cidr, pod_gc, replica_set,
-    root_ca, service_account, stale_disruption, taint_eviction, token_cleaner,
+    account_token, bootstrap_signer, cluster_role_aggregation, cron_job, csr_approving, csr_cleaner,
+    csr_signing, daemon_set, deployment, disruption, endpoints, garbage, job, job::orphan as job_orphan,
+    namespace, node_lifecycle, pod_cidr, pod_gc, replica_set, replication_controller, root_ca,
+    service_account, stale_disruption, stateful_set, taint_eviction, token_cleaner, ttl_after_finished,
 };
 
 /// Runs every controller until `shutdown` is cancelled. Failed watches are retried forever.
@@ -32,6 +33,7 @@ pub async fn run(client: Client, config: ControllersConfig, shutdown: Cancellati
         config,
         lifecycle: Arc::new(Lifecycle::new()),
         last_ranges: Mutex::default(),
+        daemon_backoff: Mutex::default(),
     });
     start(&context, &mut tasks);
     // Handlers are registered before the watches start, so that they see every object.
@@ -62,6 +64,13 @@ fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
         tasks, context,
         deployment "deployment" 2,
         replica_set "replica-set" 4,
+        replication_controller "replication-controller" 1,
+        stateful_set "stateful-set" 2,
+        daemon_set "daemon-set" 2,
+        job "job" 4,
+        job_orphan "job-orphan" 1,
+        cron_job "cron-job" 2,
+        ttl_after_finished "ttl-after-finished" 1,
         service_account "service-account" 1,
         root_ca "root-ca" 1,
         account_token "account-token" 1,

@@ -100,3 +100,40 @@ pub(crate) fn owners_patch<K: Object>(
         "ownerReferences": owners,
     }})
 }
+
+/// The merge patch that turns a status into another one. None if they are equal.
+pub(crate) fn status_patch<K: Object>(object: &K, old: &Value, new: &Value) -> Option<Value> {
+    let difference = difference(old, new)?;
+    Some(json!({"metadata": {"uid": object.uid()}, "status": difference}))
+}
+
+/// The merge patch between two values. Absent fields are named with null.
+fn difference(old: &Value, new: &Value) -> Option<Value> {
+    let (Value::Object(old), Value::Object(new)) = (old, new) else {
+        return (old != new).then(|| new.clone());
+    };
+    let mut patch = serde_json::Map::new();
+    for name in old.keys().filter(|name| !new.contains_key(*name)) {
+        patch.insert(name.clone(), Value::Null);
+    }
+    for (name, value) in new {
+        let before = old.get(name).unwrap_or(&Value::Null);
+        if let Some(change) = difference(before, value) {
+            patch.insert(name.clone(), change);
+        }
+    }
+    (!patch.is_empty()).then_some(Value::Object(patch))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_patch_has_only_what_differs_and_null_for_what_is_gone() {
+        let old = json!({"a": 1, "b": {"c": [1], "d": 2}, "e": 3});
+        assert_eq!(difference(&old, &old), None);
+        let new = json!({"a": 1, "b": {"c": [2]}, "f": {}});
+        assert_eq!(difference(&old, &new), Some(json!({"b": {"c": [2], "d": null}, "e": null, "f": {}})));
+    }
+}

@@ -24,14 +24,17 @@ META = "io.k8s.apimachinery.pkg.apis.meta.v1."
 ROOTS = [
     *(CORE + name for name in (
         "Namespace Node Pod Service Endpoints Secret ConfigMap ServiceAccount Event Binding PodTemplate "
-        "ObjectReference LimitRange").split()),
-    *("io.k8s.api.apps.v1." + name for name in "Deployment ReplicaSet ControllerRevision".split()),
+        "ReplicationController PersistentVolume PersistentVolumeClaim ObjectReference LimitRange").split()),
+    *("io.k8s.api.apps.v1." + name for name in (
+        "Deployment ReplicaSet ControllerRevision StatefulSet DaemonSet").split()),
+    *("io.k8s.api.batch.v1." + name for name in "Job CronJob".split()),
+    "io.k8s.api.autoscaling.v2.HorizontalPodAutoscaler",
     "io.k8s.api.certificates.v1.CertificateSigningRequest",
     "io.k8s.api.coordination.v1.Lease",
     "io.k8s.api.discovery.v1.EndpointSlice",
     *("io.k8s.api.rbac.v1." + name for name in "Role RoleBinding ClusterRole ClusterRoleBinding".split()),
     "io.k8s.api.autoscaling.v1.Scale",
-    "io.k8s.api.storage.v1.CSINode",
+    *("io.k8s.api.storage.v1." + name for name in "CSINode StorageClass".split()),
     *("io.k8s.api.policy.v1." + name for name in "Eviction PodDisruptionBudget".split()),
     *("io.k8s.api.authentication.v1." + name for name in "TokenRequest TokenReview SelfSubjectReview".split()),
     *("io.k8s.api.authorization.v1." + name for name in (
@@ -58,15 +61,18 @@ PLAIN_INTS = set(
     "partition hostPort initialDelaySeconds timeoutSeconds periodSeconds successThreshold failureThreshold signal "
     "minReadySeconds fullyLabeledReplicas readyReplicas availableReplicas updatedReplicas unavailableReplicas "
     "healthCheckNodePort nodePort count observedGeneration sizeBytes generation remainingItemCount code "
-    "retryAfterSeconds".split())
+    "retryAfterSeconds start active succeeded failed currentReplicas updatedNumberScheduled numberAvailable "
+    "numberUnavailable".split())
 PLAIN_BOOLS = set(
     "readOnly chapAuthDiscovery chapAuthSession sslEnabled stdin stdinOnce tty hostNetwork hostPID hostIPC "
     "unschedulable publishNotReadyAddresses paused authenticated denied globalDefault".split())
 PLAIN_REPLICAS = {"io.k8s.api.apps.v1.DeploymentStatus", "io.k8s.api.autoscaling.v1.ScaleSpec"}
+REQUIRED_INTS = {("io.k8s.api.apps.v1.StatefulSetStatus", "availableReplicas")}
 POINTER_INTS = {
-    ("io.k8s.api.storage.v1.VolumeNodeResources", "count"),
     ("io.k8s.api.admissionregistration.v1.MutatingWebhook", "timeoutSeconds"),
     ("io.k8s.api.admissionregistration.v1.ValidatingWebhook", "timeoutSeconds"),
+    ("io.k8s.api.storage.v1.VolumeNodeResources", "count"),
+    ("io.k8s.api.apps.v1.RollingUpdateStatefulSetStrategy", "partition"),
 }
 POINTER_STRINGS = set(
     "apiGroup storageClassName volumeAttributesClassName initiatorName fsType signerName service runtimeClassName "
@@ -287,7 +293,7 @@ class Join:
         if letter == "b":
             return field not in PLAIN_BOOLS
         if letter == "i":
-            return (name, field) in POINTER_INTS or field not in PLAIN_INTS and not (field == "replicas" and name in PLAIN_REPLICAS)
+            return (name, field) in POINTER_INTS | REQUIRED_INTS or field not in PLAIN_INTS and not (field == "replicas" and name in PLAIN_REPLICAS)
         return True
 
 

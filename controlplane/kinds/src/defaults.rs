@@ -1,12 +1,14 @@
 //! Defaulting: sets absent fields to their documented defaults. Each function is idempotent.
 
 pub(crate) mod admission;
+pub(crate) mod batch;
 mod container;
 pub(crate) mod object;
 pub(crate) mod pod;
 pub(crate) mod policy;
 pub(crate) mod rbac;
 pub(crate) mod service;
+pub(crate) mod storage;
 mod volume;
 pub(crate) mod workload;
 

@@ -190,6 +190,7 @@ mod tests {
             "apps",
             "authentication.k8s.io",
             "authorization.k8s.io",
+            "batch",
             "certificates.k8s.io",
             "coordination.k8s.io",
             "discovery.k8s.io",

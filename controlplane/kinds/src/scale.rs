@@ -25,7 +25,14 @@ pub fn read(kind: &Resource, workload: &Value) -> Value {
                 .to_owned(),
         ),
         None => {
-            let selector = LabelSelector::from_object(&workload["spec"]["selector"]).unwrap_or_default();
+            let selector = &workload["spec"]["selector"];
+            let selector = if kind.is("", "ReplicationController") {
+                // Its selector is a map of labels.
+                LabelSelector::from_object(&json!({"matchLabels": selector}))
+            } else {
+                LabelSelector::from_object(selector)
+            };
+            let selector = selector.unwrap_or_default();
             (&workload["spec"]["replicas"], &workload["status"]["replicas"], selector.to_string())
         }
     };

@@ -1,11 +1,14 @@
 //! Update strategies: which of status, spec, generation and server-owned metadata each kind of write may change.
 
 mod service;
+pub(crate) mod workload;
 
 use serde_json::{Map, Value, json};
 
 use crate::Resource;
 use coracle_values::qos::{CpuAndMemory, QosClass, RequestsAndLimits};
+
+pub use workload::prepare_named;
 
 /// Metadata that no client changes after creation.
 const SERVER_OWNED: [&str; 5] =
@@ -42,6 +45,9 @@ pub fn prepare_for_update(kind: &Resource, new: &mut Value, old: &Value) {
         service::drop_dependent_fields(new, old);
     }
     kind.strategy().prepare_update(new, old);
+    if kind.is("apps", "DaemonSet") {
+        workload::update_daemon_set(new, old);
+    }
     if kind.has_generation && is_new_generation(kind, new, old) {
         let generation = old["metadata"]["generation"].as_i64().unwrap_or(0) + 1;
         new["metadata"]["generation"] = generation.into();
@@ -207,6 +213,7 @@ fn is_new_generation(kind: &Resource, new: &Value, old: &Value) -> bool {
         ("admissionregistration.k8s.io", _) => {
             new["spec"] != old["spec"] || new["webhooks"] != old["webhooks"]
         }
+        ("", "PodTemplate") => new["template"] != old["template"],
         _ if kind.is_built_in => new["spec"] != old["spec"],
         // All of a custom resource but its metadata and status counts.
         _ => {

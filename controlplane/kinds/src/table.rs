@@ -2,6 +2,7 @@
 
 pub(crate) mod admission;
 mod age;
+pub(crate) mod batch;
 pub(crate) mod certificate;
 pub(crate) mod disruption;
 pub(crate) mod event;
@@ -11,6 +12,7 @@ pub(crate) mod pod;
 pub(crate) mod policy;
 pub(crate) mod rbac;
 pub(crate) mod service;
+pub(crate) mod storage;
 pub(crate) mod workload;
 
 use jiff::Timestamp;

@@ -1,11 +1,15 @@
 //! Validation of objects. Each violation is one cause with its field path and upstream's text.
 
 pub(crate) mod admission;
+pub(crate) mod batch;
+mod batch_policy;
+mod batch_status;
 pub(crate) mod cause;
 pub(crate) mod certificate;
 mod condition;
 pub(crate) mod config;
 mod container;
+pub(crate) mod daemon;
 pub(crate) mod disruption;
 mod env;
 pub(crate) mod format;
@@ -21,6 +25,8 @@ mod resources;
 mod scheduling;
 mod security;
 pub(crate) mod service;
+pub(crate) mod stateful;
+pub(crate) mod storage;
 mod volume;
 pub(crate) mod workload;
 
@@ -62,6 +68,10 @@ pub fn status_update(kind: &Resource, new: &Value, old: &Value) -> Vec<Cause> {
 pub(crate) fn built_in_status(causes: &mut Causes, kind: (&str, &str), new: &Value, old: &Value) {
     match kind {
         ("apps", "Deployment" | "ReplicaSet") => workload::status(causes, &new["status"]),
+        ("apps", "StatefulSet") => stateful::status(causes, &new["status"], &old["status"]),
+        ("apps", "DaemonSet") => daemon::status(causes, &new["status"], &old["status"]),
+        ("", "ReplicationController") => workload::status(causes, &new["status"]),
+        ("batch", "Job") => batch_status::job(causes, new, old),
         ("certificates.k8s.io", "CertificateSigningRequest") => certificate::status(causes, new, Some(old)),
         ("policy", "PodDisruptionBudget") => disruption::status(causes, &new["status"]),
         _ => {}

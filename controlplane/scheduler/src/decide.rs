@@ -6,15 +6,20 @@ use crate::filter::refusals;
 use crate::object::Pod;
 use crate::score;
 use crate::snapshot::Snapshot;
+use crate::topology::Topology;
 
 /// The name of the best node. Otherwise the message of upstream, which counts the nodes by reason.
 pub(crate) fn decide(pod: &Pod, snapshot: &Snapshot) -> Result<String, String> {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     let mut total = 0;
+    let topology = Topology::of(pod, snapshot);
     let mut fitting = Vec::new();
     for node in snapshot.candidates() {
         total += 1;
-        let reasons = refusals(pod, node);
+        let mut reasons = refusals(pod, node);
+        if reasons.is_empty() {
+            reasons = topology.refusals(node);
+        }
         if reasons.is_empty() {
             fitting.push(node);
         }
@@ -25,7 +30,7 @@ pub(crate) fn decide(pod: &Pod, snapshot: &Snapshot) -> Result<String, String> {
     if total == 0 {
         return Err("no nodes available to schedule pods".to_owned());
     }
-    if let Some(place) = score::best(pod, &fitting) {
+    if let Some(place) = score::best(pod, &topology, &fitting) {
         return Ok(fitting[place].facts.name.clone());
     }
     let mut reasons: Vec<String> =

@@ -1,7 +1,7 @@
 //! Filters: whether a node can run a pod. One file per filter.
 
 mod host_ports;
-mod node_affinity;
+pub(crate) mod node_affinity;
 mod node_name;
 mod resources;
 mod taints;

@@ -20,6 +20,7 @@ mod request;
 mod run;
 mod score;
 mod snapshot;
+mod topology;
 
 pub use config::SchedulerConfig;
 pub use run::run;

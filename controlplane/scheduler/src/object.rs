@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use coracle_values::resource;
 use k8s_openapi::api::core::v1::{
     Affinity, PodCondition, PodSchedulingGate, ResourceRequirements, Taint, Toleration,
+    TopologySpreadConstraint,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -35,6 +36,7 @@ pub(crate) struct PodSpec {
     pub(crate) overhead: Option<BTreeMap<String, Quantity>>,
     pub(crate) resources: Option<ResourceRequirements>,
     pub(crate) host_network: Option<bool>,
+    pub(crate) topology_spread_constraints: Option<Vec<TopologySpreadConstraint>>,
 }
 
 /// The fields of a container that the scheduler reads.
@@ -79,6 +81,14 @@ pub(crate) struct NodeStatus {
     pub(crate) capacity: Option<BTreeMap<String, Quantity>>,
 }
 
+/// A namespace. Affinity terms select namespaces by label.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Namespace {
+    pub(crate) metadata: ObjectMeta,
+}
+
+resource!(Namespace, "", "namespaces", ClusterResourceScope);
 resource!(Pod, "", "pods", NamespaceResourceScope);
 resource!(Node, "", "nodes", ClusterResourceScope);
 

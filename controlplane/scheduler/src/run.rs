@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::bind;
 use crate::config::SchedulerConfig;
 use crate::decide::decide;
-use crate::object::{Node, Pod};
+use crate::object::{Namespace, Node, Pod};
 use crate::queue::Queue;
 use crate::snapshot::Snapshot;
 use coracle_events::{Event, Recorder};
@@ -44,6 +44,7 @@ struct Scheduler {
     marks: JoinSet<()>,
     pods: Listing,
     nodes: Listing,
+    namespaces: Listing,
 }
 
 /// The progress of the list of one kind.
@@ -59,6 +60,7 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
     let unfinished = watch_config().fields("status.phase!=Succeeded,status.phase!=Failed");
     let mut pods = stream::<Pod>(&client, unfinished);
     let mut nodes = stream::<Node>(&client, watch_config());
+    let mut namespaces = stream::<Namespace>(&client, watch_config());
     let mut sending = JoinSet::from_iter([events.run()]);
     let mut scheduler = Scheduler {
         client,
@@ -71,6 +73,7 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
         marks: JoinSet::new(),
         pods: Listing::default(),
         nodes: Listing::default(),
+        namespaces: Listing::default(),
     };
     loop {
         let due = scheduler.due();
@@ -79,6 +82,7 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
             () = shutdown.cancelled() => return,
             Some(event) = pods.next() => scheduler.pod_event(event),
             Some(event) = nodes.next() => scheduler.node_event(event),
+            Some(event) = namespaces.next() => scheduler.namespace_event(event),
             Some(Ok(bound)) = scheduler.bindings.join_next() => scheduler.bound(bound),
             Some(_) = scheduler.marks.join_next() => {}
             Some(_) = sending.join_next() => return,
@@ -130,9 +134,13 @@ where
 // === impl Scheduler ===
 
 impl Scheduler {
-    /// When the next pod is to be scheduled. Not before both kinds are listed.
+    /// When the next pod is to be scheduled. Not before all kinds are listed.
     fn due(&self) -> Option<Instant> {
-        if self.pods.complete && self.nodes.complete { self.queue.due() } else { None }
+        if self.pods.complete && self.nodes.complete && self.namespaces.complete {
+            self.queue.due()
+        } else {
+            None
+        }
     }
 
     fn pod_event(&mut self, event: watcher::Event<Pod>) {
@@ -198,6 +206,25 @@ impl Scheduler {
                     self.snapshot.remove_node(name);
                 }
             }
+        }
+    }
+
+    fn namespace_event(&mut self, event: watcher::Event<Namespace>) {
+        match event {
+            watcher::Event::Init => self.snapshot.namespaces.clear(),
+            watcher::Event::InitApply(namespace) | watcher::Event::Apply(namespace) => {
+                let labels = namespace.metadata.labels.unwrap_or_default();
+                let name = namespace.metadata.name.unwrap_or_default();
+                let before = self.snapshot.namespaces.insert(name, labels.clone());
+                // Labels that change may let a term select other pods.
+                if before.is_some_and(|before| before != labels) {
+                    self.queue.change(Instant::now());
+                }
+            }
+            watcher::Event::Delete(namespace) => {
+                self.snapshot.namespaces.remove(&namespace.metadata.name.unwrap_or_default());
+            }
+            watcher::Event::InitDone => self.namespaces.complete = true,
         }
     }
 

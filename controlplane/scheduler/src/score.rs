@@ -8,6 +8,7 @@ mod taints;
 
 use crate::object::Pod;
 use crate::snapshot::Candidate;
+use crate::topology::Topology;
 
 /// The best score.
 pub(crate) const BEST: i64 = 100;
@@ -24,13 +25,18 @@ const SCORES: [(Score, i64); 5] = [
 ];
 
 /// The index of the best node. Of equal nodes the one with the fewest pods wins, then the first.
-pub(crate) fn best(pod: &Pod, nodes: &[Candidate<'_>]) -> Option<usize> {
+pub(crate) fn best(pod: &Pod, topology: &Topology, nodes: &[Candidate<'_>]) -> Option<usize> {
     let mut totals = vec![0; nodes.len()];
     if nodes.len() > 1 {
         for (score, weight) in SCORES {
             for (total, mark) in totals.iter_mut().zip(score(pod, nodes)) {
                 *total += mark * weight;
             }
+        }
+    }
+    if nodes.len() > 1 {
+        for (total, mark) in totals.iter_mut().zip(topology.scores(nodes)) {
+            *total += mark;
         }
     }
     (0..nodes.len()).min_by_key(|place| (-totals[*place], nodes[*place].info.requested.pods))
@@ -65,12 +71,12 @@ mod tests {
             let pod = fixture::owned(&format!("p{number}"), "set");
             let name = {
                 let nodes: Vec<_> = snapshot.candidates().collect();
-                nodes[best(&pod, &nodes).unwrap()].facts.name.clone()
+                nodes[best(&pod, &Topology::default(), &nodes).unwrap()].facts.name.clone()
             };
             snapshot.place(&pod, &name);
             places.push_str(&name);
         }
         assert_eq!(places, "abab");
-        assert_eq!(best(&fixture::pod("p", json!({})), &[]), None);
+        assert_eq!(best(&fixture::pod("p", json!({})), &Topology::default(), &[]), None);
     }
 }

@@ -1,7 +1,7 @@
 //! The nodes with the requests of their pods, including assumed pods.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use coracle_values::object::{ObjectExt, controller_of};
 use coracle_values::pod_resources::Resources;
@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::Taint;
 
 use crate::object::{Node, Pod};
 use crate::request::{HostPort, host_ports, of_pod};
+use crate::topology::{Labels, Term, anti_affinity};
 
 /// Assumed requests of a pod without requests, for scores only, so that such pods spread too.
 const DEFAULT_CPU_MILLIS: i128 = 100;
@@ -31,6 +32,12 @@ pub(crate) struct Placed {
     ports: Vec<HostPort>,
     /// The uid of the pod's controller.
     owner: Option<String>,
+    pub(crate) namespace: String,
+    pub(crate) labels: Labels,
+    /// Whether the pod is being deleted.
+    pub(crate) terminating: bool,
+    /// The terms of the pod's required anti-affinity.
+    anti_affinity: Vec<Term>,
 }
 
 /// A node with its pods.
@@ -58,6 +65,10 @@ pub(crate) struct Candidate<'a> {
 pub(crate) struct Snapshot {
     nodes: BTreeMap<String, NodeInfo>,
     places: HashMap<String, String>,
+    /// The uids of pods with required anti-affinity.
+    repelling: HashSet<String>,
+    /// The labels of each namespace.
+    pub(crate) namespaces: HashMap<String, Labels>,
 }
 
 /// The uid of the pod's controller, for spreading.
@@ -78,6 +89,11 @@ impl NodeInfo {
     /// The host ports in use.
     pub(crate) fn ports(&self) -> impl Iterator<Item = &HostPort> {
         self.pods.values().flat_map(|placed| &placed.ports)
+    }
+
+    /// The pods of the node.
+    pub(crate) fn neighbours(&self) -> impl Iterator<Item = &Placed> {
+        self.pods.values()
     }
 
     /// Number of pods of this owner.
@@ -116,6 +132,16 @@ impl Snapshot {
         self.nodes.values().filter_map(|info| Some(Candidate { facts: info.facts.as_ref()?, info }))
     }
 
+    /// The pods with required anti-affinity: uid, terms and node.
+    pub(crate) fn with_anti_affinity(&self) -> impl Iterator<Item = (&str, &[Term], Candidate<'_>)> {
+        self.repelling.iter().filter_map(|uid| {
+            let info = self.nodes.get(self.places.get(uid)?)?;
+            let placed = info.pods.get(uid)?;
+            let node = Candidate { facts: info.facts.as_ref()?, info };
+            Some((uid.as_str(), placed.anti_affinity.as_slice(), node))
+        })
+    }
+
     /// Adds or updates a node. Returns whether it is new or changed in a field that scheduling depends on.
     pub(crate) fn set_node(&mut self, node: &Node) -> bool {
         let facts = Facts {
@@ -149,8 +175,18 @@ impl Snapshot {
     /// Adds a pod to a node, and removes it from its previous one.
     pub(crate) fn place(&mut self, pod: &Pod, node: &str) {
         self.remove(pod.uid());
-        let placed =
-            Placed { requests: of_pod(&pod.spec), ports: host_ports(&pod.spec), owner: owner_of(pod) };
+        let placed = Placed {
+            requests: of_pod(&pod.spec),
+            ports: host_ports(&pod.spec),
+            owner: owner_of(pod),
+            namespace: pod.namespace().to_owned(),
+            labels: pod.metadata.labels.clone().unwrap_or_default(),
+            terminating: pod.is_being_deleted(),
+            anti_affinity: anti_affinity(pod),
+        };
+        if !placed.anti_affinity.is_empty() {
+            self.repelling.insert(pod.uid().to_owned());
+        }
         self.nodes.entry(node.to_owned()).or_default().put(pod.uid(), placed);
         self.places.insert(pod.uid().to_owned(), node.to_owned());
     }
@@ -158,6 +194,7 @@ impl Snapshot {
     /// Removes a pod from its node. Returns whether it was on one.
     pub(crate) fn remove(&mut self, uid: &str) -> bool {
         let Some(node) = self.places.remove(uid) else { return false };
+        self.repelling.remove(uid);
         if let Some(info) = self.nodes.get_mut(&node) {
             info.take(uid);
             if info.facts.is_none() && info.pods.is_empty() {

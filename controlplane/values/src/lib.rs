@@ -13,9 +13,10 @@
 //! | taints and tolerations | [`toleration`] | `component-helpers/scheduling/corev1` |
 //! | effective requests and limits of a pod | [`pod_resources`] | `component-helpers/resource` |
 //! | quality-of-service class of a pod | [`qos`] | `pkg/apis/core/v1/helper/qos` |
+//! | schedules and time zones of cron jobs | [`schedule`] | `github.com/robfig/cron/v3` |
 //! | name, namespace, uid, owner of an object | [`object`] | `apimachinery/pkg/apis/meta/v1` |
 //!
-//! Invariants: no I/O, no async, no clock, no panic on any input; each text has a limit on its size or is read in
+//! Invariants: no I/O (except that time zones may be read from the system's database), no async, no clock, no panic on any input; each text has a limit on its size or is read in
 //! linear time.
 
 pub mod field_selector;
@@ -26,6 +27,7 @@ pub mod object;
 pub mod pod_resources;
 pub mod qos;
 pub mod quantity;
+pub mod schedule;
 mod selector_error;
 pub mod toleration;
 

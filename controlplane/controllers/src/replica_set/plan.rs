@@ -9,15 +9,15 @@ use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{ReplicaSetCondition, ReplicaSetStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::rank;
-use crate::object::{ObjectExt, Pod, ReplicaSet, controller_of};
+use super::{Replicas, rank};
+use crate::object::{ObjectExt, Pod, controller_of};
 
 /// Maximum number of pods that one reconcile creates or deletes.
 const BURST: usize = 500;
 
 /// The input of the plan.
-pub(crate) struct Snapshot<'a> {
-    pub(crate) set: &'a ReplicaSet,
+pub(crate) struct Snapshot<'a, K> {
+    pub(crate) set: &'a K,
     pub(crate) selector: &'a LabelSelector,
     /// The pods that this set controls, and the pods of its namespace without a controller.
     pub(crate) pods: Vec<Arc<Pod>>,
@@ -47,7 +47,7 @@ pub(crate) enum Change {
 }
 
 /// Plans the actions. Pods to adopt count from the next reconcile on.
-pub(crate) fn plan(snapshot: Snapshot<'_>) -> Plan {
+pub(crate) fn plan<K: Replicas>(snapshot: Snapshot<'_, K>) -> Plan {
     let Snapshot { set, selector, pods, neighbours, now } = snapshot;
     let mut plan = Plan::default();
     let mut active = Vec::new();
@@ -77,8 +77,8 @@ pub(crate) fn plan(snapshot: Snapshot<'_>) -> Plan {
 }
 
 /// `spec.replicas` of the set.
-pub(crate) fn desired(set: &ReplicaSet) -> i32 {
-    set.spec.replicas.unwrap_or(1)
+pub(crate) fn desired<K: Replicas>(set: &K) -> i32 {
+    set.spec().replicas.unwrap_or(1)
 }
 
 /// Whether the pod is active: neither finished nor being deleted.
@@ -109,14 +109,14 @@ pub(crate) struct Failure {
 }
 
 /// The desired status, and when it may change without an event.
-pub(crate) fn status(
-    set: &ReplicaSet,
+pub(crate) fn status<K: Replicas>(
+    set: &K,
     active: &[Arc<Pod>],
     failure: Option<&Failure>,
     now: Timestamp,
 ) -> (ReplicaSetStatus, Option<Duration>) {
-    let template_labels = set.spec.template.labels();
-    let min_ready = set.spec.min_ready_seconds.unwrap_or_default().into();
+    let template_labels = set.spec().template.labels();
+    let min_ready = set.spec().min_ready_seconds.unwrap_or_default().into();
     let (mut ready, mut available, mut labelled) = (0, 0, 0);
     let mut next: Option<Duration> = None;
     for pod in active {
@@ -133,9 +133,9 @@ pub(crate) fn status(
         fully_labeled_replicas: positive(labelled),
         ready_replicas: positive(ready),
         available_replicas: positive(available),
-        observed_generation: set.metadata.generation.max(set.status.observed_generation),
+        observed_generation: set.meta().generation.max(set.status().observed_generation),
         conditions: conditions(set, failure, now),
-        terminating_replicas: set.status.terminating_replicas,
+        terminating_replicas: set.status().terminating_replicas,
     };
     (status, next)
 }
@@ -150,13 +150,13 @@ fn until_available(since: Option<Time>, min_ready: i64, now: Timestamp) -> Optio
     u64::try_from(left).ok().filter(|left| *left > 0).map(Duration::from_millis)
 }
 
-fn conditions(
-    set: &ReplicaSet,
+fn conditions<K: Replicas>(
+    set: &K,
     failure: Option<&Failure>,
     now: Timestamp,
 ) -> Option<Vec<ReplicaSetCondition>> {
     const TYPE: &str = "ReplicaFailure";
-    let mut conditions = set.status.conditions.clone().unwrap_or_default();
+    let mut conditions = set.status().conditions.clone().unwrap_or_default();
     let known = conditions.iter().any(|condition| condition.type_.as_deref() == Some(TYPE));
     match failure {
         Some(failure) if !known => conditions.push(ReplicaSetCondition {
@@ -200,6 +200,7 @@ pub(crate) fn same(one: &ReplicaSetStatus, other: &ReplicaSetStatus) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::object::ReplicaSet;
     use serde_json::{Value, json};
 
     fn now() -> Timestamp {

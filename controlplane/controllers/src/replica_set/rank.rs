@@ -26,7 +26,7 @@ fn compare(one: &Pod, other: &Pod, neighbours: &HashMap<String, usize>, now: Tim
         .then_with(|| by(&|pod| -crowd(pod, neighbours)))
         // Pods that became ready lately come first, in steps that double: two old pods compare as equal.
         .then_with(|| by(&|pod| magnitude(pod.ready_since().flatten().map(|time| time.0), now)))
-        .then_with(|| by(&|pod| -i64::from(pod.status.container_statuses.0)))
+        .then_with(|| by(&|pod| -i64::from(pod.status.container_statuses.restarts)))
         .then_with(|| by(&|pod| magnitude(pod.metadata.creation_timestamp.as_ref().map(|time| time.0), now)))
         .then_with(|| one.uid().cmp(other.uid()))
 }

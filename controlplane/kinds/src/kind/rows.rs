@@ -3,6 +3,8 @@
 mod admission;
 mod policy;
 mod rbac;
+mod storage;
+mod workload;
 
 use serde_json::{Value, json};
 
@@ -85,6 +87,15 @@ pub static KINDS: &[Kind] = &[
     DEPLOYMENTS,
     REPLICA_SETS,
     CONTROLLER_REVISIONS,
+    workload::STATEFUL_SETS,
+    workload::DAEMON_SETS,
+    workload::REPLICATION_CONTROLLERS,
+    workload::POD_TEMPLATES,
+    workload::JOBS,
+    workload::CRON_JOBS,
+    storage::PERSISTENT_VOLUMES,
+    storage::PERSISTENT_VOLUME_CLAIMS,
+    storage::STORAGE_CLASSES,
     LEASES,
     ENDPOINT_SLICES,
     SIGNING_REQUESTS,

@@ -73,3 +73,5 @@ pub(crate) const NAMESPACE: &[Field] = &[field!(text: status.phase)];
 pub(crate) const SECRET: &[Field] = &[field!(text: type)];
 pub(crate) const SERVICE: &[Field] = &[field!(text: spec.type), field!(text: spec.clusterIP)];
 pub(crate) const REPLICA_SET: &[Field] = &[field!(count: status.replicas)];
+pub(crate) const JOB: &[Field] =
+    &[Field { name: "status.successful", value: |job| count(job, &["status", "succeeded"]) }];

@@ -1,4 +1,4 @@
-//! Deployments, replica sets, controller revisions.
+//! Deployments, replica sets, stateful sets, daemon sets, replication controllers, pod templates, controller revisions.
 
 use jiff::Timestamp;
 use serde_json::Value;
@@ -6,9 +6,9 @@ use serde_json::Value;
 use super::{AGE, Column, NAME, created, integer, items, name, string, wide};
 use crate::selector::LabelSelector;
 
-const CONTAINERS: Column = wide(string("Containers", "Names of the template's containers."));
-const IMAGES: Column = wide(string("Images", "Images of the template's containers."));
-const SELECTOR: Column = wide(string("Selector", "Which pods are selected."));
+pub(super) const CONTAINERS: Column = wide(string("Containers", "Names of the template's containers."));
+pub(super) const IMAGES: Column = wide(string("Images", "Images of the template's containers."));
+pub(super) const SELECTOR: Column = wide(string("Selector", "Which pods are selected."));
 
 pub(crate) const DEPLOYMENT: &[Column] = &[
     NAME,
@@ -59,6 +59,76 @@ pub(crate) fn replica_set(object: &Value, now: Timestamp) -> Vec<Value> {
     cells
 }
 
+pub(crate) fn replication_controller(object: &Value, now: Timestamp) -> Vec<Value> {
+    let mut cells = replica_set(object, now);
+    if let Some(last) = cells.last_mut() {
+        *last = labels(&object["spec"]["selector"]);
+    }
+    cells
+}
+
+pub(crate) const STATEFUL_SET: &[Column] =
+    &[NAME, string("Ready", "Pods that are ready, of all that are desired."), AGE, CONTAINERS, IMAGES];
+
+pub(crate) fn stateful_set(object: &Value, now: Timestamp) -> Vec<Value> {
+    let (spec, status) = (&object["spec"], &object["status"]);
+    let number = |value: &Value| value.as_i64().unwrap_or(0);
+    let ready = format!("{}/{}", number(&status["readyReplicas"]), number(&spec["replicas"]));
+    let [containers, images, _] = template(spec);
+    vec![name(object), ready.into(), created(object, now), containers, images]
+}
+
+pub(crate) const DAEMON_SET: &[Column] = &[
+    NAME,
+    integer("Desired", "Nodes that must run the pod."),
+    integer("Current", "Nodes that run the pod."),
+    integer("Ready", "Nodes whose pod is ready."),
+    integer("Up-to-date", "Nodes whose pod has the newest template."),
+    integer("Available", "Nodes whose pod has been ready for long enough."),
+    string("Node Selector", "Labels that a node must have."),
+    AGE,
+    CONTAINERS,
+    IMAGES,
+    SELECTOR,
+];
+
+pub(crate) fn daemon_set(object: &Value, now: Timestamp) -> Vec<Value> {
+    let (spec, status) = (&object["spec"], &object["status"]);
+    let mut cells = vec![
+        name(object),
+        count(&status["desiredNumberScheduled"]),
+        count(&status["currentNumberScheduled"]),
+        count(&status["numberReady"]),
+        count(&status["updatedNumberScheduled"]),
+        count(&status["numberAvailable"]),
+        labels(&spec["template"]["spec"]["nodeSelector"]),
+        created(object, now),
+    ];
+    cells.extend(template(spec));
+    cells
+}
+
+pub(crate) const POD_TEMPLATE: &[Column] = &[
+    NAME,
+    string("Containers", "Names of the template's containers."),
+    string("Images", "Images of the template's containers."),
+    string("Pod Labels", "Labels of the template's pods."),
+];
+
+pub(crate) fn pod_template(object: &Value, _now: Timestamp) -> Vec<Value> {
+    let [containers, images, _] = template(object);
+    vec![name(object), containers, images, labels(&object["template"]["metadata"]["labels"])]
+}
+
+/// Labels as `a=b,c=d`, or `<none>`.
+fn labels(labels: &Value) -> Value {
+    let labels = labels.as_object().into_iter().flatten();
+    let mut list: Vec<String> =
+        labels.map(|(name, value)| format!("{name}={}", value.as_str().unwrap_or_default())).collect();
+    list.sort();
+    if list.is_empty() { "<none>".into() } else { list.join(",").into() }
+}
+
 pub(crate) const CONTROLLER_REVISION: &[Column] = &[
     NAME,
     string("Controller", "The object that the revision belongs to."),
@@ -87,7 +157,7 @@ fn count(value: &Value) -> Value {
 }
 
 /// Containers, images, selector.
-fn template(spec: &Value) -> [Value; 3] {
+pub(super) fn template(spec: &Value) -> [Value; 3] {
     let join = |field: &str| -> Value {
         let list =
             items(&spec["template"]["spec"]["containers"]).filter_map(|container| container[field].as_str());

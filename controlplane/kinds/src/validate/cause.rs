@@ -108,6 +108,12 @@ impl Causes {
         self.add("FieldValueTooLong", path, format!("Too long: may not be more than {max} bytes"));
     }
 
+    /// Adds: a list has too many elements.
+    pub fn too_many(&mut self, path: &Path, count: usize, max: usize) {
+        let message = format!("Too many: {count}: must have at most {max} items");
+        self.add("FieldValueTooMany", path, message);
+    }
+
     /// Checks that a value is one of the supported words. An empty value is a missing one.
     pub fn one_of(&mut self, path: &Path, value: &Value, supported: &[&str]) {
         match value.as_str() {

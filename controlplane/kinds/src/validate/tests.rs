@@ -1,5 +1,6 @@
 //! Validation cases: a valid object, one change, and the expected causes.
 
+mod batch;
 mod pod;
 mod workload;
 
@@ -10,7 +11,7 @@ use crate::kind::by_kind;
 use crate::{defaults, strategy};
 
 fn kind(name: &str) -> &'static Resource {
-    let versions = ["v1", "apps/v1", "coordination.k8s.io/v1", "storage.k8s.io/v1"];
+    let versions = ["v1", "apps/v1", "coordination.k8s.io/v1", "storage.k8s.io/v1", "batch/v1"];
     versions.iter().find_map(|version| by_kind(version, name)).unwrap()
 }
 
@@ -19,10 +20,30 @@ fn good(name: &str) -> Value {
     let pod = || json!({"containers": [{"name": "a", "image": "x:1"}]});
     let mut object = match name {
         "Pod" => json!({"metadata": {"namespace": "n"}, "spec": pod()}),
-        "Deployment" | "ReplicaSet" => {
+        "Deployment" | "ReplicaSet" | "StatefulSet" | "DaemonSet" => {
             json!({"metadata": {"namespace": "n"}, "spec": {"selector": {"matchLabels": {"a": "b"}},
             "template": {"metadata": {"labels": {"a": "b"}}, "spec": pod()}}})
         }
+        "ReplicationController" => {
+            json!({"metadata": {"namespace": "n"}, "spec": {
+            "template": {"metadata": {"labels": {"a": "b"}}, "spec": pod()}}})
+        }
+        "PodTemplate" => json!({"metadata": {"namespace": "n"}, "template": {"spec": pod()}}),
+        "Job" | "CronJob" => {
+            let mut pod = pod();
+            pod["restartPolicy"] = "Never".into();
+            let job = json!({"template": {"metadata": {"labels": {}}, "spec": pod}});
+            match name {
+                "Job" => json!({"metadata": {"namespace": "n", "uid": "u"}, "spec": job}),
+                _ => json!({"metadata": {"namespace": "n"},
+                    "spec": {"schedule": "* * * * *", "jobTemplate": {"spec": job}}}),
+            }
+        }
+        "PersistentVolume" => json!({"metadata": {}, "spec": {"accessModes": ["ReadWriteOnce"],
+            "capacity": {"storage": "1Gi"}, "hostPath": {"path": "/x"}}}),
+        "PersistentVolumeClaim" => json!({"metadata": {"namespace": "n"}, "spec": {
+            "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}}),
+        "StorageClass" => json!({"metadata": {}, "provisioner": "x.io/y"}),
         "Service" => json!({"metadata": {"namespace": "n"}, "spec": {"ports": [{"port": 80}]}}),
         "Namespace" | "Node" | "CSINode" => json!({"metadata": {}}),
         "Event" => json!({"metadata": {"namespace": "n"}, "involvedObject": {"namespace": "n"}}),
@@ -57,6 +78,7 @@ fn check(name: &str, pointer: &str, value: Value, expect: &[&str]) {
     let mut object = good(name);
     set(&mut object, pointer, value);
     strategy::prepare_for_create(kind(name), &mut object);
+    strategy::prepare_named(kind(name), &mut object);
     defaults::apply(kind(name), &mut object);
     let actual = texts(create(kind(name), &object));
     let fits = actual.len() == expect.len() && actual.iter().zip(expect).all(|(a, e)| a.starts_with(e));
@@ -78,6 +100,15 @@ fn good_objects_pass() {
         "Lease",
         "CSINode",
         "ServiceAccount",
+        "StatefulSet",
+        "DaemonSet",
+        "ReplicationController",
+        "PodTemplate",
+        "Job",
+        "CronJob",
+        "PersistentVolume",
+        "PersistentVolumeClaim",
+        "StorageClass",
     ] {
         check(name, "/metadata/labels", json!({"a.b/c": "d"}), &[]);
     }
@@ -170,6 +201,7 @@ fn check_update(name: &str, pointer: &str, value: Value, expect: &[&str]) {
     strategy::prepare_for_create(kind(name), &mut old);
     defaults::apply(kind(name), &mut old);
     old["metadata"]["uid"] = "u".into();
+    strategy::prepare_named(kind(name), &mut old);
     let mut new = old.clone();
     set(&mut new, pointer, value);
     strategy::prepare_for_update(kind(name), &mut new, &old);

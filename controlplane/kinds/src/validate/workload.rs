@@ -1,4 +1,4 @@
-//! Deployments, replica sets, controller revisions.
+//! Deployments, replica sets, controller revisions, replication controllers, pod templates.
 
 use serde_json::Value;
 
@@ -47,6 +47,33 @@ pub(crate) fn controller_revision(causes: &mut Causes, object: &Value, old: Opti
     }
 }
 
+pub(crate) fn replication_controller(causes: &mut Causes, object: &Value, _old: Option<&Value>) {
+    let (path, spec) = (Path::root("spec"), &object["spec"]);
+    causes.not_negative(&path.field("minReadySeconds"), &spec["minReadySeconds"]);
+    let selector = &spec["selector"];
+    if selector.as_object().is_none_or(serde_json::Map::is_empty) {
+        causes.required(&path.field("selector"), "");
+    }
+    causes.not_negative(&path.field("replicas"), &spec["replicas"]);
+    let here = path.field("template");
+    if spec["template"].is_null() {
+        return causes.required(&here, "");
+    }
+    let labels = &spec["template"]["metadata"]["labels"];
+    if !selector.as_object().into_iter().flatten().all(|(name, value)| labels.get(name) == Some(value)) {
+        let at = here.field("metadata").field("labels");
+        causes.invalid(&at, labels, "`selector` does not match template `labels`");
+    }
+    template_of(causes, &here, &spec["template"], "ReplicationController");
+}
+
+pub(crate) fn pod_template(causes: &mut Causes, object: &Value, _old: Option<&Value>) {
+    let (path, template) = (Path::root("template"), &object["template"]);
+    meta::labels(causes, &path.field("metadata").field("labels"), &template["metadata"]["labels"]);
+    pod::spec(causes, &path.field("spec"), &template["spec"]);
+    no_ephemeral_containers(causes, &path.field("spec"), &template["spec"]);
+}
+
 /// Checks the counts in a status.
 pub(super) fn status(causes: &mut Causes, status: &Value) {
     let path = Path::root("status");
@@ -75,14 +102,18 @@ fn selector(causes: &mut Causes, path: &Path, spec: &Value, what: &str) {
         Ok(parsed) if parsed.is_empty() => {
             causes.invalid(&here, selector, &format!("empty selector is invalid for {what}"));
         }
-        Ok(parsed) => {
-            let labels = &spec["template"]["metadata"]["labels"];
-            if !parsed.matches_by(|key| labels.get(key).and_then(Value::as_str)) {
-                let at = path.field("template").field("metadata").field("labels");
-                causes.invalid(&at, labels, "`selector` does not match template `labels`");
-            }
-        }
+        Ok(_) => selected_template(causes, path, spec),
         Err(_) => {}
+    }
+}
+
+/// Checks that the selector of a spec matches the labels of its template.
+pub(super) fn selected_template(causes: &mut Causes, path: &Path, spec: &Value) {
+    let labels = &spec["template"]["metadata"]["labels"];
+    let Ok(selector) = LabelSelector::from_object(&spec["selector"]) else { return };
+    if !selector.matches_by(|key| labels.get(key).and_then(Value::as_str)) {
+        let at = path.field("template").field("metadata").field("labels");
+        causes.invalid(&at, labels, "`selector` does not match template `labels`");
     }
 }
 
@@ -116,13 +147,18 @@ pub(super) fn label_selector(causes: &mut Causes, path: &Path, selector: &Value)
     }
 }
 
-fn same_selector(causes: &mut Causes, spec: &Value, old: Option<&Value>) {
+pub(super) fn same_selector(causes: &mut Causes, spec: &Value, old: Option<&Value>) {
     if old.is_some_and(|old| old["spec"]["selector"] != spec["selector"]) {
         causes.invalid(&Path::root("spec").field("selector"), &spec["selector"], "field is immutable");
     }
 }
 
 fn template(causes: &mut Causes, path: &Path, template: &Value) {
+    template_of(causes, path, template, "ReplicaSet");
+}
+
+/// Checks the pod template of a workload whose pods restart always. `owner` is the workload's kind.
+pub(super) fn template_of(causes: &mut Causes, path: &Path, template: &Value, owner: &str) {
     let (here, spec) = (path.field("spec"), &template["spec"]);
     meta::labels(causes, &path.field("metadata").field("labels"), &template["metadata"]["labels"]);
     pod::spec(causes, &here, spec);
@@ -130,9 +166,13 @@ fn template(causes: &mut Causes, path: &Path, template: &Value) {
         causes.unsupported(&here.field("restartPolicy"), &spec["restartPolicy"], &["Always"]);
     }
     if !spec["activeDeadlineSeconds"].is_null() {
-        let detail = "activeDeadlineSeconds in ReplicaSet is not Supported";
-        causes.forbidden(&here.field("activeDeadlineSeconds"), detail);
+        let detail = format!("activeDeadlineSeconds in {owner} is not Supported");
+        causes.forbidden(&here.field("activeDeadlineSeconds"), &detail);
     }
+    no_ephemeral_containers(causes, &here, spec);
+}
+
+fn no_ephemeral_containers(causes: &mut Causes, here: &Path, spec: &Value) {
     if items(&spec["ephemeralContainers"]).next().is_some() {
         causes.forbidden(
             &here.field("ephemeralContainers"),
@@ -182,6 +222,6 @@ pub(super) fn percent(value: &Value) -> Option<u64> {
     digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok()).flatten()
 }
 
-fn is_zero(value: &Value) -> bool {
+pub(super) fn is_zero(value: &Value) -> bool {
     value.is_null() || *value == 0 || percent(value) == Some(0)
 }

@@ -64,6 +64,7 @@ impl Api {
             caches: Caches::new(),
             config,
             lifecycle: Arc::new(Lifecycle::new()),
+            daemon_backoff: Default::default(),
             last_ranges: Mutex::default(),
         }
     }

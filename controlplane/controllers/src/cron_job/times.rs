@@ -1,0 +1,101 @@
+//! Missed times of a schedule.
+
+use coracle_values::schedule::{Schedule, TimeZone};
+use jiff::{SignedDuration, Timestamp};
+
+/// Above so many missed times a cron job without deadline gets a warning.
+pub(super) const MANY_MISSED: i64 = 100;
+
+/// The most recent time of a schedule, and the next one.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Times {
+    pub(super) missed: Option<Timestamp>,
+    /// Whether more than [`MANY_MISSED`] times were missed.
+    pub(super) many: bool,
+    pub(super) next: Option<Timestamp>,
+}
+
+/// The times of a schedule after `from`. The cost does not grow with the number of missed times.
+pub(super) fn times(schedule: &Schedule, zone: &TimeZone, from: Timestamp, now: Timestamp) -> Times {
+    let next = |after: Timestamp| schedule.next(after, zone);
+    let Some(first) = next(from) else { return Times { missed: None, many: false, next: None } };
+    if first > now {
+        return Times { missed: None, many: false, next: Some(first) };
+    }
+    let Some(second) = next(first) else { return Times { missed: Some(first), many: false, next: None } };
+    let interval = second.duration_since(first).as_secs().max(1);
+    let count = now.duration_since(first).as_secs() / interval + 1;
+    // Go back twice as far as needed, as the intervals of a schedule differ, and step forward from there.
+    let mut back = interval.saturating_mul(2);
+    let mut missed = None;
+    while missed.is_none() {
+        let start = now.checked_sub(SignedDuration::from_secs(back)).unwrap_or(first);
+        let mut at = if start <= first { Some(first) } else { next(start) };
+        while let Some(time) = at.filter(|time| *time <= now) {
+            missed = Some(time);
+            at = next(time);
+        }
+        if start <= first {
+            break;
+        }
+        back = back.saturating_mul(4);
+    }
+    Times { missed: missed.or(Some(first)), many: count > MANY_MISSED, next: next(now) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(text: &str) -> Timestamp {
+        text.parse().unwrap()
+    }
+
+    fn of(schedule: &str, from: &str, now: &str) -> (Option<String>, bool, Option<String>) {
+        let times = times(&schedule.parse().unwrap(), &TimeZone::utc(), at(from), at(now));
+        (times.missed.map(|time| time.to_string()), times.many, times.next.map(|time| time.to_string()))
+    }
+
+    #[test]
+    fn the_most_recent_time_is_found_after_any_pause() {
+        let text = |text: &str| Some(text.to_owned());
+        let cases = [
+            (
+                "*/5 * * * *",
+                "2026-01-01T12:00:00Z",
+                "2026-01-01T12:03:00Z",
+                None,
+                false,
+                "2026-01-01T12:05:00Z",
+            ),
+            (
+                "*/5 * * * *",
+                "2026-01-01T12:00:00Z",
+                "2026-01-01T12:11:00Z",
+                text("2026-01-01T12:10:00Z"),
+                false,
+                "2026-01-01T12:15:00Z",
+            ),
+            (
+                "*/5 * * * *",
+                "2016-01-01T12:00:00Z",
+                "2026-01-01T12:11:00Z",
+                text("2026-01-01T12:10:00Z"),
+                true,
+                "2026-01-01T12:15:00Z",
+            ),
+            (
+                "0,1 0 1 * *",
+                "2025-10-15T00:00:00Z",
+                "2026-01-20T00:00:00Z",
+                text("2026-01-01T00:01:00Z"),
+                true,
+                "2026-02-01T00:00:00Z",
+            ),
+        ];
+        for (schedule, from, now, missed, many, next) in cases {
+            assert_eq!(of(schedule, from, now), (missed, many, text(next)), "for {schedule} from {from}");
+        }
+        assert_eq!(of("0 0 30 2 *", "2026-01-01T12:00:00Z", "2026-01-02T12:00:00Z"), (None, false, None));
+    }
+}

@@ -1,0 +1,7 @@
+//! The daemon set controller: one pod on each node that the pod template selects.
+
+pub(crate) mod backoff;
+mod fit;
+pub(crate) mod plan;
+mod rolling;
+pub(crate) mod run;

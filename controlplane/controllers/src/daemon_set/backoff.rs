@@ -1,0 +1,68 @@
+//! Back-off between failed pods of a daemon set on one node.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use crate::object::Key;
+
+const FIRST: Duration = Duration::from_secs(1);
+const LONGEST: Duration = Duration::from_secs(15 * 60);
+
+/// Failures by daemon set and node.
+#[derive(Debug, Default)]
+pub(crate) struct Backoff(HashMap<Key, HashMap<String, Entry>>);
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    wait: Duration,
+    since: Timestamp,
+}
+
+impl Backoff {
+    /// The rest of the back-off. None if a failed pod of the node may be deleted now.
+    pub(crate) fn remaining(&self, set: &Key, node: &str, now: Timestamp) -> Option<Duration> {
+        let entry = self.0.get(set)?.get(node)?;
+        crate::queue::until(entry.since.checked_add(entry.wait).ok()?, now)
+    }
+
+    /// Records that a failed pod of the node is deleted. The wait doubles; it starts anew after a long time without
+    /// failures.
+    pub(crate) fn failed(&mut self, set: &Key, node: &str, now: Timestamp) {
+        let nodes = self.0.entry(set.clone()).or_default();
+        let wait = match nodes.get(node) {
+            Some(entry) if now.duration_since(entry.since).unsigned_abs() < LONGEST * 2 => {
+                (entry.wait * 2).min(LONGEST)
+            }
+            Some(_) | None => FIRST,
+        };
+        nodes.insert(node.to_owned(), Entry { wait, since: now });
+    }
+
+    /// Forgets a daemon set that does not exist any more.
+    pub(crate) fn forget(&mut self, set: &Key) {
+        self.0.remove(set);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_wait_doubles_and_starts_anew_after_a_long_time() {
+        let (mut backoff, key) = (Backoff::default(), Key::new("n", "d"));
+        let at = |second| Timestamp::from_second(second).unwrap();
+        assert_eq!(backoff.remaining(&key, "a", at(0)), None);
+        backoff.failed(&key, "a", at(0));
+        assert!(backoff.remaining(&key, "a", at(0)).is_some());
+        assert_eq!(backoff.remaining(&key, "a", at(1)), None);
+        backoff.failed(&key, "a", at(1));
+        assert!(backoff.remaining(&key, "a", at(2)).is_some());
+        backoff.failed(&key, "a", at(10_000));
+        assert_eq!(backoff.remaining(&key, "a", at(10_001)), None);
+        backoff.forget(&key);
+        assert!(backoff.0.is_empty());
+    }
+}

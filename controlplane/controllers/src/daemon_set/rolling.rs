@@ -1,0 +1,115 @@
+//! The rolling update of a daemon set: with unavailable pods, or with a second pod on a node (surge).
+
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use super::plan::{Plan, View};
+use crate::object::{DaemonSet, ObjectExt, Pod};
+
+/// Whether a node may have a second pod during an update.
+pub(super) fn surges(set: &DaemonSet) -> bool {
+    bounds(set, 1).is_some_and(|(surge, _)| surge > 0)
+}
+
+/// `maxSurge` and `maxUnavailable` as numbers. None for other strategies.
+fn bounds(set: &DaemonSet, desired: usize) -> Option<(usize, usize)> {
+    let strategy = set.spec.update_strategy.as_ref()?;
+    if strategy.type_.as_deref().unwrap_or("RollingUpdate") != "RollingUpdate" {
+        return None;
+    }
+    let rolling = strategy.rolling_update.as_ref();
+    let surge = scaled(rolling.and_then(|rolling| rolling.max_surge.as_ref()), desired, 0);
+    let unavailable = scaled(rolling.and_then(|rolling| rolling.max_unavailable.as_ref()), desired, 1);
+    let unavailable = if surge == 0 && unavailable == 0 { 1 } else { unavailable };
+    Some((surge, unavailable))
+}
+
+/// A number, or a percentage of `whole`, rounded up.
+fn scaled(value: Option<&IntOrString>, whole: usize, absent: usize) -> usize {
+    match value {
+        None => absent,
+        Some(IntOrString::Int(number)) => usize::try_from(*number).unwrap_or_default(),
+        Some(IntOrString::String(text)) => {
+            let percent: usize =
+                text.strip_suffix('%').and_then(|number| number.parse().ok()).unwrap_or_default();
+            whole.saturating_mul(percent).div_ceil(100)
+        }
+    }
+}
+
+/// The pods of a node: of the present template and of an old one. None if there are several of one sort.
+type Pair<'a> = (Option<&'a Arc<Pod>>, Option<&'a Arc<Pod>>);
+
+fn pair<'a>(view: &View<'_>, pods: &'a [Arc<Pod>]) -> Option<Pair<'a>> {
+    let alive = || pods.iter().filter(|pod| !pod.is_being_deleted());
+    let mut new = alive().filter(|pod| view.is_updated(pod));
+    let mut old = alive().filter(|pod| !view.is_updated(pod));
+    let pair = (new.next(), old.next());
+    (new.next().is_none() && old.next().is_none()).then_some(pair)
+}
+
+/// Plans the update of pods with old templates.
+pub(super) fn update(view: &View<'_>, plan: &mut Plan) {
+    let desired = view.desired();
+    match bounds(view.snapshot.set, desired) {
+        None => {}
+        Some((0, unavailable)) => replace(view, unavailable, plan),
+        Some((surge, _)) => surge_update(view, surge, desired, plan),
+    }
+}
+
+/// Deletes old pods: those that are not available, and as many others as may be unavailable.
+fn replace(view: &View<'_>, allowed: usize, plan: &mut Plan) {
+    let mut unavailable = 0;
+    let mut candidates = Vec::new();
+    for pods in view.by_node.values() {
+        match pair(view, pods) {
+            None | Some((None, None) | (Some(_), Some(_))) => unavailable += 1,
+            Some((Some(new), None)) => unavailable += usize::from(!view.is_available(new)),
+            Some((None, Some(old))) if !view.is_available(old) => {
+                unavailable += 1;
+                plan.delete.push(old.clone());
+            }
+            Some((None, Some(old))) => candidates.push(old.clone()),
+        }
+    }
+    plan.delete.extend(candidates.into_iter().take(allowed.saturating_sub(unavailable)));
+}
+
+/// Creates new pods beside old ones, and deletes each old one once its new one is available.
+fn surge_update(view: &View<'_>, surge: usize, desired: usize, plan: &mut Plan) {
+    let (mut surging, mut available) = (0, 0);
+    let (mut candidates, mut unwanted) = (Vec::new(), Vec::new());
+    for (node, pods) in &view.by_node {
+        let Some((new, old)) = pair(view, pods) else {
+            surging += 1;
+            continue;
+        };
+        available += usize::from(old.or(new).is_some_and(|pod| view.is_available(pod)));
+        let Some(old) = old else { continue };
+        let runs = view.fits.get(node).is_some_and(|fit| fit.runs);
+        match new {
+            Some(new) if view.is_available(new) => plan.delete.push(old.clone()),
+            Some(_) => surging += 1,
+            None if runs && view.is_available(old) => candidates.push(node.clone()),
+            None if runs => plan.create.push(node.clone()),
+            None if view.is_available(old) => unwanted.push(old.clone()),
+            None => plan.delete.push(old.clone()),
+        }
+    }
+    plan.delete.extend(unwanted.into_iter().take(available.saturating_sub(desired)));
+    plan.create.extend(candidates.into_iter().take(surge.saturating_sub(surging)));
+}
+
+/// Deletes surplus pods of a node with surge: at most one pod of each sort stays, and the old one only while it is
+/// ready and the new one is not available.
+pub(super) fn prune(view: &View<'_>, running: &[Arc<Pod>], plan: &mut Plan) {
+    let (new, old): (Vec<&Arc<Pod>>, Vec<&Arc<Pod>>) = running.iter().partition(|pod| view.is_updated(pod));
+    plan.delete.extend(new.iter().skip(1).chain(old.iter().skip(1)).map(|pod| (*pod).clone()));
+    if let (Some(new), Some(old)) = (new.first(), old.first())
+        && (old.ready_since().is_none() || view.is_available(new))
+    {
+        plan.delete.push((*old).clone());
+    }
+}

@@ -1,0 +1,153 @@
+//! Applies the plans of daemon sets.
+
+use std::sync::{Arc, PoisonError};
+
+use coracle_values::label_selector::LabelSelector;
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::fit::new_pod;
+use super::plan::{self, Snapshot};
+use crate::cache::Change;
+use crate::context::Context;
+use crate::error::Error;
+use crate::object::{DaemonSet, Key, Node, ObjectExt, Pod, controller_of};
+use crate::pod_control::{self, Claim, PodControl};
+use crate::queue::{Next, Queue};
+use crate::revision_history::{self, POD_REVISION, Workload, to_clean};
+use crate::write::{Part, status_patch};
+
+const COMPONENT: &str = "daemonset-controller";
+
+/// Queues changed daemon sets, those of changed pods, and all when a node changes.
+pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
+    let own = queue.clone();
+    context.caches.daemon_sets.on_change(move |change| {
+        if let Some(set) = change.latest() {
+            own.add(set.key());
+        }
+    });
+    let (own, sets) = (queue.clone(), context.caches.daemon_sets.clone());
+    context.caches.nodes.on_change(move |change| {
+        if is_relevant(change) {
+            sets.all().iter().for_each(|set| own.add(set.key()));
+        }
+    });
+    let (own, sets) = (queue.clone(), context.caches.daemon_sets.clone());
+    context.caches.pods.on_change(move |change| {
+        for pod in [change.old, change.new].into_iter().flatten() {
+            if let Some(owner) = controller_of(&pod.metadata) {
+                if owner.kind == "DaemonSet" {
+                    own.add(Key::new(pod.namespace(), &owner.name));
+                }
+            } else if change.new.is_some() {
+                for set in sets.in_namespace(pod.namespace()) {
+                    let selector = LabelSelector::try_from(&set.spec.selector);
+                    if selector.is_ok_and(|selector| selector.matches(pod.metadata.labels.as_ref())) {
+                        own.add(set.key());
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// Whether the change of a node can change where daemon pods run. Heartbeats cannot.
+fn is_relevant(change: &Change<'_, Node>) -> bool {
+    let (Some(old), Some(new)) = (change.old, change.new) else { return true };
+    old.metadata.labels != new.metadata.labels || old.taints() != new.taints() || old.uid() != new.uid()
+}
+
+/// Reconciles one daemon set.
+pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
+    let Some(set) = context.caches.daemon_sets.get(&key) else {
+        context.daemon_backoff.lock().unwrap_or_else(PoisonError::into_inner).forget(&key);
+        return Ok(Next::Wait);
+    };
+    let selector = LabelSelector::try_from(&set.spec.selector)
+        .map_err(|source| Error::Selector { object: format!("DaemonSet {key}"), source })?;
+    if selector.is_empty() {
+        return Ok(Next::Wait);
+    }
+    let control = PodControl {
+        context,
+        owner: &*set,
+        cache: &context.caches.daemon_sets,
+        component: COMPONENT,
+        finalizer: None,
+    };
+    let candidates = pod_control::candidates(context, &*set);
+    let claim = Claim::of(set.is_being_deleted(), &selector, candidates);
+    control.apply(&claim).await?;
+    if set.is_being_deleted() {
+        return Ok(Next::Wait);
+    }
+    let current = revision_history::current(context, &workload(&set), &selector).await?;
+    let labels = current.revision.metadata.labels.as_ref();
+    let hash = labels.and_then(|labels| labels.get(POD_REVISION)).cloned().unwrap_or_default();
+    let nodes = context.caches.nodes.all();
+    let pods = own_pods(context, &set, &selector);
+    let again = change(&control, (&nodes, &pods, &hash)).await;
+    let pods = own_pods(context, &set, &selector);
+    let (status, next) = {
+        let now = Timestamp::now();
+        let snapshot =
+            Snapshot { set: &set, hash: &hash, nodes: &nodes, pods: &pods, backoff: &|_| None, now };
+        plan::status(&snapshot, current.collisions)
+    };
+    if let Some(patch) = status_patch(&*set, &json!(set.status), &json!(status)) {
+        context.writer(&context.caches.daemon_sets).merge(&key, Part::Status, patch).await?;
+    }
+    let again = again?;
+    let old = to_clean(&current.all, set.spec.revision_history_limit, |revision| {
+        let hash = revision.metadata.labels.as_ref().and_then(|labels| labels.get(POD_REVISION));
+        let of = |pod: &Arc<Pod>| {
+            pod.metadata.labels.as_ref().and_then(|labels| labels.get(POD_REVISION).cloned())
+        };
+        revision.uid() == current.revision.uid() || pods.iter().any(|pod| of(pod).as_ref() == hash)
+    });
+    revision_history::delete(context, &old).await?;
+    Ok(again.into_iter().chain(next).min().map_or(Next::Wait, Next::After))
+}
+
+/// Creates and deletes pods.
+async fn change(
+    control: &PodControl<'_, DaemonSet>,
+    (nodes, pods, hash): (&[Arc<Node>], &[Arc<Pod>], &str),
+) -> Result<Option<std::time::Duration>, Error> {
+    let (context, set, now) = (control.context, control.owner, Timestamp::now());
+    let plan = {
+        let backoff = context.daemon_backoff.lock().unwrap_or_else(PoisonError::into_inner);
+        let remaining = |node: &str| backoff.remaining(&set.key(), node, now);
+        plan::plan(&Snapshot { set, hash, nodes, pods, backoff: &remaining, now })
+    };
+    {
+        let mut backoff = context.daemon_backoff.lock().unwrap_or_else(PoisonError::into_inner);
+        plan.failed.iter().for_each(|node| backoff.failed(&set.key(), node, now));
+    }
+    for event in plan.events {
+        control.record(event);
+    }
+    let new: Vec<Value> = plan.create.iter().map(|node| new_pod(set, node, hash)).collect();
+    let created = control.create(&new).await.map_err(|error| control.failed("create pods of", error));
+    let deleted = control.delete(&plan.delete).await.map_err(|error| control.failed("delete pods of", error));
+    created.and(deleted)?;
+    Ok(plan.again)
+}
+
+fn workload(set: &DaemonSet) -> Workload<'_> {
+    Workload {
+        namespace: set.namespace(),
+        name: set.name(),
+        uid: set.uid(),
+        owner: set.controller_reference(),
+        template: &set.spec.template,
+        hash_label: POD_REVISION,
+        collisions: set.status.collision_count.unwrap_or_default(),
+    }
+}
+
+fn own_pods(context: &Context, set: &DaemonSet, selector: &LabelSelector) -> Vec<Arc<Pod>> {
+    let pods = context.caches.pods.owned_by(set.namespace(), set.uid());
+    pods.into_iter().filter(|pod| selector.matches(pod.metadata.labels.as_ref())).collect()
+}

@@ -1,0 +1,23 @@
+//! The job controller: runs pods until enough of them have succeeded.
+//!
+//! Counting is exact, also when the process dies at any step. Each pod has a finalizer. A finished pod's uid is first
+//! written to `status.uncountedTerminatedPods`, then the finalizer is removed, then one write moves the uid into the
+//! counter. The pods of an indexed job count by their index, which needs no list.
+
+mod indexes;
+pub(crate) mod orphan;
+pub(crate) mod plan;
+mod pods;
+mod policy;
+pub(crate) mod run;
+mod status;
+mod verdict;
+
+/// The annotation and label with the completion index of a pod.
+pub(crate) const INDEX: &str = "batch.kubernetes.io/job-completion-index";
+/// The annotation with the number of earlier failures of the pod's index.
+pub(crate) const INDEX_FAILURES: &str = "batch.kubernetes.io/job-index-failure-count";
+/// The annotation with the number of ignored failures of the pod's index.
+pub(crate) const INDEX_IGNORED_FAILURES: &str = "batch.kubernetes.io/job-index-ignored-failure-count";
+/// The finalizer of pods that are not counted yet.
+pub(crate) const FINALIZER: &str = "batch.kubernetes.io/job-tracking";

@@ -1,0 +1,116 @@
+//! Sets of completion indexes: `1,3-5,7`.
+
+use std::fmt;
+
+/// Sorted intervals that do not touch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Indexes(Vec<(i32, i32)>);
+
+impl Indexes {
+    /// Reads the indexes below `limit`. Malformed intervals are ignored: the API server stores none.
+    pub(super) fn parse(text: &str, limit: i32) -> Self {
+        let mut intervals = Vec::new();
+        for part in text.split(',') {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            if let (Ok(first), Ok(last)) = (first.parse::<i32>(), last.parse::<i32>())
+                && first <= last
+                && first < limit
+            {
+                intervals.push((first, last.min(limit - 1)));
+            }
+        }
+        Self::merged(intervals)
+    }
+
+    /// Adds indexes.
+    pub(super) fn extend(&mut self, indexes: impl IntoIterator<Item = i32>) {
+        let mut intervals = std::mem::take(&mut self.0);
+        intervals.extend(indexes.into_iter().map(|index| (index, index)));
+        *self = Self::merged(intervals);
+    }
+
+    fn merged(mut intervals: Vec<(i32, i32)>) -> Self {
+        intervals.sort_unstable();
+        let mut merged: Vec<(i32, i32)> = Vec::with_capacity(intervals.len());
+        for (first, last) in intervals {
+            match merged.last_mut() {
+                Some(before) if first <= before.1.saturating_add(1) => before.1 = before.1.max(last),
+                Some(_) | None => merged.push((first, last)),
+            }
+        }
+        Self(merged)
+    }
+
+    /// Whether the set has this index.
+    pub(super) fn has(&self, index: i32) -> bool {
+        let place = self.0.partition_point(|(_, last)| *last < index);
+        self.0.get(place).is_some_and(|(first, _)| *first <= index)
+    }
+
+    /// Number of indexes.
+    pub(super) fn total(&self) -> i32 {
+        self.0.iter().map(|(first, last)| last - first + 1).sum()
+    }
+
+    /// The first `count` indexes below `limit` that are not in the set.
+    pub(super) fn gaps(&self, count: usize, limit: i32) -> Vec<i32> {
+        let mut found = Vec::new();
+        let mut next = 0;
+        for (first, last) in self.0.iter().copied().chain([(limit, limit)]) {
+            let room = count - found.len();
+            found.extend((next..first.min(limit)).take(room));
+            if found.len() == count {
+                break;
+            }
+            next = last + 1;
+        }
+        found
+    }
+
+    /// The indexes of both sets.
+    pub(super) fn common(&self, other: &Self) -> i32 {
+        let mut total = 0;
+        for (first, last) in &self.0 {
+            for (from, to) in &other.0 {
+                total += (last.min(to) - first.max(from) + 1).max(0);
+            }
+        }
+        total
+    }
+}
+
+impl fmt::Display for Indexes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, (first, last)) in self.0.iter().enumerate() {
+            if place > 0 {
+                f.write_str(",")?;
+            }
+            match last - first {
+                0 => write!(f, "{first}")?,
+                1 => write!(f, "{first},{last}")?,
+                _ => write!(f, "{first}-{last}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn indexes_are_read_extended_and_written() {
+        let mut indexes = Indexes::parse("1,3-5,9,x", 8);
+        assert_eq!(indexes.to_string(), "1,3-5");
+        indexes.extend([2, 7, 6]);
+        assert_eq!(indexes.to_string(), "1-7");
+        assert_eq!((indexes.total(), indexes.has(7), indexes.has(0)), (7, true, false));
+        indexes.extend([11, 12]);
+        assert_eq!(indexes.to_string(), "1-7,11,12");
+        assert_eq!(indexes.gaps(3, 20), [0, 8, 9]);
+        assert_eq!(indexes.gaps(9, 10), [0, 8, 9]);
+        assert_eq!(Indexes::default().gaps(2, 5), [0, 1]);
+        assert_eq!(indexes.common(&Indexes::parse("0-2,12", 20)), 3);
+    }
+}

@@ -1,0 +1,183 @@
+//! Which pods a job creates and deletes.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::pods::{
+    earlier_failures, earlier_ignored, finished_at, has_failed, has_succeeded, index_of, is_indexed,
+    is_terminating, replaces_only_failed, shared,
+};
+use super::policy::{self, Failure};
+pub(crate) use super::verdict::View;
+use crate::object::Pod;
+use crate::queue::until;
+use crate::replica_set::by_dispensability;
+
+/// Maximum number of pods that one reconcile creates or deletes.
+const BURST: usize = 500;
+/// Back-off after the first failed pod. It doubles with each further failure.
+const FIRST_BACKOFF: Duration = Duration::from_secs(10);
+const LONGEST_BACKOFF: Duration = Duration::from_secs(600);
+
+/// A change of a job's pods.
+#[derive(Debug)]
+pub(crate) enum Change {
+    Nothing,
+    /// Pods are missing, but their back-off is not over.
+    Wait(Duration),
+    Create(Vec<NewPod>),
+    Delete(Vec<Arc<Pod>>),
+}
+
+/// A pod to create.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct NewPod {
+    /// The completion index, for indexed jobs.
+    pub(crate) index: Option<i32>,
+    /// Failures and ignored failures of the index, with a back-off limit per index.
+    pub(crate) failures: Option<(i32, i32)>,
+}
+
+/// Plans the change of a job's pods.
+pub(crate) fn plan(view: &View<'_>) -> Change {
+    let job = view.job;
+    let active: Vec<&Arc<Pod>> = view.active().collect();
+    if view.verdict.is_some() || job.spec.suspend == Some(true) {
+        return delete(shared(active));
+    }
+    if job.metadata.deletion_timestamp.is_some() {
+        return Change::Nothing;
+    }
+    let wanted = wanted(view, active.len());
+    if is_indexed(job) {
+        let excess = misplaced(view, &active);
+        if !excess.is_empty() {
+            return delete(excess);
+        }
+    }
+    if active.len() > wanted {
+        let mut pods = shared(active.iter().copied());
+        by_dispensability(&mut pods, &HashMap::new(), view.now);
+        pods.truncate(active.len() - wanted);
+        return delete(pods);
+    }
+    let terminating = if replaces_only_failed(job) { view.terminating() } else { 0 };
+    let missing = wanted.saturating_sub(active.len() + terminating).min(BURST);
+    match missing {
+        0 => Change::Nothing,
+        missing => create(view, missing),
+    }
+}
+
+fn delete(mut pods: Vec<Arc<Pod>>) -> Change {
+    pods.truncate(BURST);
+    if pods.is_empty() { Change::Nothing } else { Change::Delete(pods) }
+}
+
+/// How many pods should be active.
+fn wanted(view: &View<'_>, active: usize) -> usize {
+    let parallelism = view.job.spec.parallelism.unwrap_or(1);
+    let wanted = match view.job.spec.completions {
+        // After the first success the remaining pods run to their end, and no new ones start.
+        None if view.succeeded > 0 => return active.min(usize::try_from(parallelism).unwrap_or_default()),
+        None => parallelism,
+        Some(completions) => parallelism.min(completions - view.succeeded - view.failed_indexes.total()),
+    };
+    usize::try_from(wanted).unwrap_or_default()
+}
+
+/// Active pods whose index is invalid, completed, failed, or also that of an older active pod.
+fn misplaced(view: &View<'_>, active: &[&Arc<Pod>]) -> Vec<Arc<Pod>> {
+    let mut active = active.to_vec();
+    active.sort_by(|one, other| one.metadata.creation_timestamp.cmp(&other.metadata.creation_timestamp));
+    let mut seen = HashSet::new();
+    let misplaced = active.into_iter().filter(|pod| {
+        index_of(view.job, pod).is_none_or(|index| {
+            view.completed.has(index) || view.failed_indexes.has(index) || !seen.insert(index)
+        })
+    });
+    shared(misplaced)
+}
+
+fn create(view: &View<'_>, missing: usize) -> Change {
+    let job = view.job;
+    if !is_indexed(job) || job.spec.backoff_limit_per_index.is_none() {
+        let wait = backoff(view);
+        if let Some(wait) = wait {
+            return Change::Wait(wait);
+        }
+    }
+    if !is_indexed(job) {
+        return Change::Create(vec![NewPod::default(); missing]);
+    }
+    let mut taken = view.completed.clone();
+    taken.extend(view.active().filter_map(|pod| index_of(job, pod)));
+    if replaces_only_failed(job) {
+        taken.extend(view.pods.iter().filter(|pod| is_terminating(pod)).filter_map(|pod| index_of(job, pod)));
+    }
+    let completions = job.spec.completions.unwrap_or_default();
+    if job.spec.backoff_limit_per_index.is_none() {
+        let free = taken.gaps(missing, completions);
+        return created(
+            free.into_iter().map(|index| NewPod { index: Some(index), failures: None }).collect(),
+        );
+    }
+    let failed: Vec<i32> = (0..completions).filter(|index| view.failed_indexes.has(*index)).collect();
+    taken.extend(failed);
+    let mut waits = Vec::new();
+    let mut pods = Vec::new();
+    // Indexes in back-off do not hold back the others.
+    for index in taken.gaps(missing + view.retried.len(), completions) {
+        let last = view.retried.get(&index);
+        if let Some(wait) =
+            last.and_then(|last| remaining(view, earlier_failures(last) + 1, finished_at(last)))
+        {
+            waits.push(wait);
+        } else if pods.len() < missing {
+            let failures = last.map_or((0, 0), |last| next_failures(view, last));
+            pods.push(NewPod { index: Some(index), failures: Some(failures) });
+        }
+    }
+    match waits.into_iter().min() {
+        Some(wait) if pods.is_empty() => Change::Wait(wait),
+        Some(_) | None => created(pods),
+    }
+}
+
+fn created(pods: Vec<NewPod>) -> Change {
+    if pods.is_empty() { Change::Nothing } else { Change::Create(pods) }
+}
+
+/// The failures that the pod after this failed one starts with.
+fn next_failures(view: &View<'_>, last: &Pod) -> (i32, i32) {
+    let (failures, ignored) = (earlier_failures(last), earlier_ignored(last));
+    match policy::failure(view.job, last) {
+        Failure::Ignored => (failures, ignored + 1),
+        Failure::Counts | Failure::FailsIndex | Failure::FailsJob(_) => (failures + 1, ignored),
+    }
+}
+
+/// The rest of the back-off after failures in a row. The pods themselves tell how many there were.
+fn backoff(view: &View<'_>) -> Option<Duration> {
+    let ended = |is: &dyn Fn(&Pod) -> bool| {
+        let times = view.pods.iter().filter(|pod| is(pod)).filter_map(|pod| finished_at(pod));
+        times.collect::<Vec<_>>()
+    };
+    let success = ended(&has_succeeded).into_iter().max();
+    let failures =
+        ended(&|pod| has_failed(view.job, pod) && policy::failure(view.job, pod) != Failure::Ignored);
+    let after: Vec<_> =
+        failures.into_iter().filter(|end| success.is_none_or(|success| *end > success)).collect();
+    let last = after.iter().max().copied()?;
+    remaining(view, i32::try_from(after.len()).unwrap_or(i32::MAX), Some(last))
+}
+
+fn remaining(view: &View<'_>, failures: i32, last: Option<jiff::Timestamp>) -> Option<Duration> {
+    let exponent = u32::try_from(failures.saturating_sub(1)).unwrap_or_default().min(16);
+    let wait = FIRST_BACKOFF.saturating_mul(2_u32.pow(exponent)).min(LONGEST_BACKOFF);
+    until(last?.checked_add(wait).ok()?, view.now)
+}
+
+#[cfg(test)]
+mod tests;

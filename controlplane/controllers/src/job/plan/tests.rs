@@ -1,0 +1,200 @@
+use serde_json::{Value, json};
+
+use super::super::status;
+use super::*;
+use crate::object::{Job, ObjectExt};
+
+fn now() -> jiff::Timestamp {
+    "2026-01-01T12:00:00Z".parse().unwrap()
+}
+
+fn job(spec: Value, status: Value) -> Job {
+    serde_json::from_value(json!({"metadata": {"name": "j", "uid": "j"}, "spec": spec, "status": status}))
+        .unwrap()
+}
+
+/// A pod: `1` is active, `1+` has succeeded, `1!` has failed, `1x` is being deleted; `1:2` has index 2; `1.` is counted.
+fn pod(text: &str) -> Arc<Pod> {
+    let has = |mark: char| text.contains(mark);
+    let phase = if has('+') {
+        "Succeeded"
+    } else if has('!') {
+        "Failed"
+    } else {
+        "Running"
+    };
+    let (uid, index) = text.trim_end_matches(['+', '!', 'x', '.']).split_once(':').unwrap_or((text, ""));
+    let uid = uid.trim_end_matches(['+', '!', 'x', '.']);
+    let finalizers = if has('.') { json!([]) } else { json!([super::super::FINALIZER]) };
+    let annotations = if index.is_empty() { json!({}) } else { json!({(super::super::INDEX): index}) };
+    let code = i32::from(has('!')) * 3;
+    Arc::new(
+        serde_json::from_value(json!({
+            "metadata": {"name": uid, "uid": uid, "namespace": "n", "finalizers": finalizers, "annotations": annotations,
+                "creationTimestamp": "2026-01-01T10:00:00Z", "deletionTimestamp": has('x').then_some("2026-01-01T11:00:00Z")},
+            "status": {"phase": phase, "containerStatuses": [{"name": "c", "ready": false, "restartCount": 0, "image": "i",
+                "imageID": "i", "state": {"terminated": {"exitCode": code, "finishedAt": "2026-01-01T10:30:00Z"}}}]},
+        }))
+        .unwrap(),
+    )
+}
+
+fn pods(texts: &str) -> Vec<Arc<Pod>> {
+    texts.split_whitespace().map(pod).collect()
+}
+
+fn decide(job: &Job, texts: &str) -> String {
+    let pods = pods(texts);
+    match plan(&View::of(job, &pods, now())) {
+        Change::Nothing => String::new(),
+        Change::Wait(_) => "wait".to_owned(),
+        Change::Create(new) => {
+            let texts = new.iter().map(|new| new.index.map_or("+".to_owned(), |index| format!("+{index}")));
+            texts.collect::<Vec<_>>().join(" ")
+        }
+        Change::Delete(pods) => {
+            pods.iter().map(|pod| format!("-{}", pod.name())).collect::<Vec<_>>().join(" ")
+        }
+    }
+}
+
+fn updated(job: &Job, texts: &str) -> (Value, String) {
+    let pods = pods(texts);
+    let update = status::update(&View::of(job, &pods, now()));
+    let finalize: Vec<&str> = update.finalize.iter().map(|pod| pod.name()).collect();
+    (serde_json::to_value(update.status).unwrap(), finalize.join(" "))
+}
+
+fn conditions(status: &Value) -> String {
+    let list = status["conditions"].as_array().cloned().unwrap_or_default();
+    list.iter()
+        .map(|condition| condition["type"].as_str().unwrap_or_default().to_owned())
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+#[test]
+fn pods_are_created_up_to_parallelism_and_completions() {
+    let three = job(json!({"parallelism": 2, "completions": 3}), json!({"succeeded": 0}));
+    for (pods, expect) in
+        [("", "+ +"), ("1", "+"), ("1 2", ""), ("1+ 2", "+"), ("1+ 2+", "+"), ("1 2 3", "-1")]
+    {
+        assert_eq!(decide(&three, pods), expect, "for {pods}");
+    }
+    let queue = job(json!({"parallelism": 2}), json!({}));
+    assert_eq!(decide(&queue, "1+ 2"), "");
+    assert_eq!(decide(&job(json!({"suspend": true}), json!({})), "1 2"), "-1 -2");
+}
+
+#[test]
+fn a_failed_pod_is_replaced_after_its_back_off() {
+    let job = job(json!({"completions": 1}), json!({}));
+    assert_eq!(decide(&job, "1!"), "+");
+    let mut fresh = (*pod("1!")).clone();
+    fresh.status.container_statuses.finished_at =
+        Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time("2026-01-01T11:59:55Z".parse().unwrap()));
+    let pods = [Arc::new(fresh)];
+    assert!(matches!(plan(&View::of(&job, &pods, now())), Change::Wait(wait) if wait.as_secs() == 5));
+}
+
+#[test]
+fn a_pod_is_counted_once_whatever_step_the_process_dies_after() {
+    let spec = || json!({"parallelism": 2, "completions": 2});
+    // The uid is written first; then the finalizer goes; then the counter rises as the uid goes.
+    let (first, finalize) = updated(&job(spec(), json!({})), "1+ 2");
+    assert_eq!((&first["uncountedTerminatedPods"], finalize.as_str()), (&json!({"succeeded": ["1"]}), "1"));
+    assert_eq!(first["succeeded"], Value::Null);
+    let (again, finalize) = updated(&job(spec(), first.clone()), "1+ 2");
+    assert_eq!((&again, finalize.as_str()), (&first, "1"));
+    let (second, finalize) = updated(&job(spec(), first), "1+. 2");
+    assert_eq!((&second["uncountedTerminatedPods"], finalize.as_str()), (&json!({}), ""));
+    assert_eq!(second["succeeded"], 1);
+    let (third, _) = updated(&job(spec(), second.clone()), "1+. 2");
+    assert_eq!(third, second);
+    // A pod that is gone altogether counts, too.
+    let lost = json!({"succeeded": 1, "uncountedTerminatedPods": {"failed": ["9"]}});
+    assert_eq!(updated(&job(spec(), lost), "2").0["failed"], 1);
+}
+
+#[test]
+fn a_job_ends_when_all_pods_are_counted() {
+    let spec = || json!({"completions": 1});
+    let (open, _) = updated(&job(spec(), json!({})), "1+");
+    assert_eq!(conditions(&open), "SuccessCriteriaMet");
+    let (complete, _) = updated(&job(spec(), open), "1+.");
+    assert_eq!(conditions(&complete), "SuccessCriteriaMet Complete");
+    assert_eq!((&complete["succeeded"], complete["completionTime"].is_string()), (&json!(1), true));
+    assert_eq!(decide(&job(spec(), json!({"failed": 7})), "1"), "-1", "above the back-off limit");
+    let (failing, _) = updated(&job(spec(), json!({"failed": 7})), "1x");
+    assert_eq!(conditions(&failing), "FailureTarget");
+    let (failed, _) = updated(&job(spec(), failing), "1!.");
+    assert_eq!(conditions(&failed), "FailureTarget Failed");
+    let mut late = job(
+        json!({"completions": 1, "activeDeadlineSeconds": 60}),
+        json!({"startTime": "2026-01-01T11:00:00Z"}),
+    );
+    assert_eq!(conditions(&updated(&late, "").0), "FailureTarget Failed");
+    late.spec.active_deadline_seconds = Some(7200);
+    assert_eq!(conditions(&updated(&late, "1").0), "");
+}
+
+#[test]
+fn indexes_are_completed_once() {
+    let spec = || json!({"completionMode": "Indexed", "parallelism": 3, "completions": 4});
+    let job_at = |indexes: &str| job(spec(), json!({"completedIndexes": indexes}));
+    for (done, pods, expect) in [
+        ("", "", "+0 +1 +2"),
+        ("0", "1:1", "+2 +3"),
+        ("0,1", "1:0 2:2", "-1"),
+        ("", "1:1+", "+0 +2 +3"),
+        ("", "1:1 2:1", "-2"),
+    ] {
+        assert_eq!(decide(&job_at(done), pods), expect, "for {done}: {pods}");
+    }
+    let (status, finalize) = updated(&job_at("0"), "1:2+ 2:1!");
+    assert_eq!((&status["completedIndexes"], &status["succeeded"]), (&json!("0,2"), &json!(2)));
+    assert_eq!((&status["uncountedTerminatedPods"], finalize.as_str()), (&json!({"failed": ["2"]}), "1 2"));
+}
+
+#[test]
+fn each_index_has_its_own_back_off_limit() {
+    let spec = |most: Option<i32>| {
+        json!({"completionMode": "Indexed", "parallelism": 2, "completions": 2, "backoffLimitPerIndex": 0,
+            "backoffLimit": i32::MAX, "maxFailedIndexes": most})
+    };
+    let (status, _) = updated(&job(spec(None), json!({})), "1:0! 2:1");
+    assert_eq!((&status["failedIndexes"], conditions(&status).as_str()), (&json!("0"), ""));
+    let (status, _) = updated(&job(spec(None), json!({"failedIndexes": "0"})), "2:1+");
+    assert_eq!(conditions(&status), "FailureTarget Failed");
+    assert_eq!(status["conditions"][0]["reason"], "FailedIndexes");
+    let (status, _) = updated(&job(spec(Some(0)), json!({})), "1:0! 2:1x");
+    assert_eq!(status["conditions"][0]["reason"], "MaxFailedIndexesExceeded");
+    // With a retry left the failed pod keeps its finalizer until its index has a new pod.
+    let mut retry = job(spec(None), json!({}));
+    retry.spec.backoff_limit_per_index = Some(1);
+    assert_eq!(updated(&retry, "1:0! 2:1").1, "");
+    assert_eq!(decide(&retry, "1:0! 2:1"), "+0");
+    assert_eq!(updated(&retry, "1:0! 2:1 3:0").1, "1");
+}
+
+#[test]
+fn policies_decide_on_failures_and_success() {
+    let rule = |action: &str| {
+        json!({"completions": 2, "podFailurePolicy": {"rules": [
+            {"action": action, "onExitCodes": {"operator": "In", "values": [3]}}]}})
+    };
+    let (status, finalize) = updated(&job(rule("Ignore"), json!({})), "1!");
+    assert_eq!((&status["uncountedTerminatedPods"], finalize.as_str()), (&json!({}), "1"));
+    let (status, _) = updated(&job(rule("FailJob"), json!({})), "1!");
+    assert_eq!(
+        status["conditions"][0]["message"],
+        "Container c for pod n/1 failed with exit code 3 matching FailJob rule at index 0"
+    );
+    let success = json!({"completionMode": "Indexed", "parallelism": 2, "completions": 3,
+        "successPolicy": {"rules": [{"succeededIndexes": "1"}]}});
+    let job = job(success, json!({}));
+    assert_eq!(decide(&job, "1:0 2:1+"), "-1");
+    let (status, _) = updated(&job, "1:0x 2:1+");
+    assert_eq!(conditions(&status), "SuccessCriteriaMet");
+    assert_eq!(status["conditions"][0]["reason"], "SuccessPolicy");
+}

@@ -1,0 +1,96 @@
+//! The pods of a job: whether they are active, have failed, and which index they have.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::{FINALIZER, INDEX, INDEX_FAILURES, INDEX_IGNORED_FAILURES};
+use crate::object::{Job, ObjectExt, Pod};
+
+/// Whether the job is indexed.
+pub(super) fn is_indexed(job: &Job) -> bool {
+    job.spec.completion_mode.as_deref() == Some("Indexed")
+}
+
+/// Whether a terminating pod is replaced only when it has ended.
+pub(super) fn replaces_only_failed(job: &Job) -> bool {
+    job.spec.pod_replacement_policy.as_deref() == Some("Failed") || job.spec.pod_failure_policy.is_some()
+}
+
+/// Whether the pod is neither finished nor being deleted.
+pub(super) fn is_active(pod: &Pod) -> bool {
+    !pod.finished() && !pod.is_being_deleted()
+}
+
+/// Whether the pod is being deleted and has not ended.
+pub(super) fn is_terminating(pod: &Pod) -> bool {
+    !pod.finished() && pod.is_being_deleted()
+}
+
+/// Whether the pod has succeeded.
+pub(super) fn has_succeeded(pod: &Pod) -> bool {
+    pod.status.phase.as_deref() == Some("Succeeded")
+}
+
+/// Whether the pod has failed. A pod that is being deleted has failed, too, unless only ended pods are replaced.
+pub(super) fn has_failed(job: &Job, pod: &Pod) -> bool {
+    pod.status.phase.as_deref() == Some("Failed") || (is_terminating(pod) && !replaces_only_failed(job))
+}
+
+/// Whether the pod is not counted yet.
+pub(super) fn is_tracked(pod: &Pod) -> bool {
+    pod.metadata.finalizers.iter().flatten().any(|name| name == FINALIZER)
+}
+
+/// The completion index of a pod of an indexed job. None if it has none or one above the completions.
+pub(super) fn index_of(job: &Job, pod: &Pod) -> Option<i32> {
+    let index = number(pod, INDEX)?;
+    (0..job.spec.completions.unwrap_or_default()).contains(&index).then_some(index)
+}
+
+/// The failures of the pod's index before this pod.
+pub(super) fn earlier_failures(pod: &Pod) -> i32 {
+    number(pod, INDEX_FAILURES).unwrap_or_default()
+}
+
+/// The ignored failures of the pod's index before this pod.
+pub(super) fn earlier_ignored(pod: &Pod) -> i32 {
+    number(pod, INDEX_IGNORED_FAILURES).unwrap_or_default()
+}
+
+fn number(pod: &Pod, annotation: &str) -> Option<i32> {
+    pod.metadata.annotations.as_ref()?.get(annotation)?.parse().ok()
+}
+
+/// When the pod ended.
+pub(super) fn finished_at(pod: &Pod) -> Option<Timestamp> {
+    let status = &pod.status;
+    let ends = [&status.container_statuses.finished_at, &status.init_container_statuses.finished_at];
+    let ended = ends.into_iter().flatten().max();
+    let ready = || pod.condition("Ready").and_then(|ready| ready.last_transition_time.as_ref());
+    let times: [Option<&Time>; 3] = [
+        ended,
+        pod.metadata.deletion_timestamp.as_ref().or_else(ready),
+        pod.metadata.creation_timestamp.as_ref(),
+    ];
+    times.into_iter().flatten().next().map(|time| time.0)
+}
+
+/// Whether a change of a pod can change the plan or the status of its job.
+pub(super) fn is_relevant(old: &Pod, new: &Pod) -> bool {
+    old.status.phase != new.status.phase
+        || old.ready_since().is_some() != new.ready_since().is_some()
+        || old.is_being_deleted() != new.is_being_deleted()
+        || old.status.container_statuses != new.status.container_statuses
+        || old.status.init_container_statuses != new.status.init_container_statuses
+        || old.metadata.finalizers != new.metadata.finalizers
+        || old.metadata.labels != new.metadata.labels
+        || old.metadata.owner_references != new.metadata.owner_references
+        || old.uid() != new.uid()
+}
+
+/// References to shared pods, for the plan's actions.
+pub(super) fn shared<'a>(pods: impl IntoIterator<Item = &'a Arc<Pod>>) -> Vec<Arc<Pod>> {
+    pods.into_iter().cloned().collect()
+}

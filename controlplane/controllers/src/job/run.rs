@@ -1,0 +1,182 @@
+//! Applies the plans of jobs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_values::label_selector::LabelSelector;
+use futures::future::join_all;
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::plan::{self, Change, NewPod};
+use super::status::{self, Update};
+use super::verdict::View;
+use super::{FINALIZER, INDEX, INDEX_FAILURES, INDEX_IGNORED_FAILURES, pods};
+use crate::context::Context;
+use crate::error::{Error, is_not_found};
+use crate::object::{Job, Key, ObjectExt, Pod, controller_of};
+use crate::pod_control::{self, Claim, PodControl};
+use crate::queue::{Next, Queue};
+use crate::write::{Part, status_patch};
+
+const COMPONENT: &str = "job-controller";
+/// The value of `managedBy` that means this controller.
+const OWN_NAME: &str = "kubernetes.io/job-controller";
+/// Concurrent requests that remove finalizers.
+const CONCURRENT: usize = 50;
+
+/// Queues changed jobs, and the jobs of changed pods.
+pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
+    let own = queue.clone();
+    context.caches.jobs.on_change(move |change| {
+        if let Some(job) = change.latest() {
+            own.add(job.key());
+        }
+    });
+    let (own, jobs) = (queue.clone(), context.caches.jobs.clone());
+    context.caches.pods.on_change(move |change| {
+        if change.old.zip(change.new).is_some_and(|(old, new)| !pods::is_relevant(old, new)) {
+            return;
+        }
+        for pod in [change.old, change.new].into_iter().flatten() {
+            if let Some(owner) = controller_of(&pod.metadata) {
+                if owner.kind == "Job" {
+                    own.add(Key::new(pod.namespace(), &owner.name));
+                }
+            } else if change.new.is_some() {
+                for job in jobs.in_namespace(pod.namespace()) {
+                    let selector = LabelSelector::try_from(&job.spec.selector);
+                    if selector.is_ok_and(|selector| {
+                        !selector.is_empty() && selector.matches(pod.metadata.labels.as_ref())
+                    }) {
+                        own.add(job.key());
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// Reconciles one job.
+pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
+    let Some(job) = context.caches.jobs.get(&key) else { return Ok(Next::Wait) };
+    if job.spec.managed_by.as_deref().is_some_and(|name| name != OWN_NAME) {
+        return Ok(Next::Wait);
+    }
+    let selector = LabelSelector::try_from(&job.spec.selector)
+        .map_err(|source| Error::Selector { object: format!("Job {key}"), source })?;
+    if selector.is_empty() {
+        return Ok(Next::Wait);
+    }
+    let control = PodControl {
+        context,
+        owner: &*job,
+        cache: &context.caches.jobs,
+        component: COMPONENT,
+        finalizer: Some(FINALIZER),
+    };
+    let done = job.is_being_deleted() || job.finished();
+    let claim = Claim::of(done, &selector, pod_control::candidates(context, &*job));
+    control.apply(&claim).await?;
+    if !claim.adopt.is_empty() {
+        // The adoption causes the next reconcile, which counts these pods.
+        return Ok(Next::Wait);
+    }
+    let mut wait = None;
+    let mut outcome = Ok(());
+    if !job.finished() {
+        let view = View::of(&job, &claim.own, Timestamp::now());
+        match plan::plan(&view) {
+            Change::Nothing => {}
+            Change::Wait(time) => wait = Some(time),
+            Change::Create(pods) => {
+                let template = job.spec.template.value();
+                let pods: Vec<Value> = pods.iter().map(|pod| new_pod(&job, &template, *pod)).collect();
+                outcome =
+                    control.create(&pods).await.map_err(|error| control.failed("create pods of", error));
+            }
+            Change::Delete(pods) => {
+                outcome =
+                    control.delete(&pods).await.map_err(|error| control.failed("delete pods of", error));
+            }
+        }
+    }
+    // The cache has the pods of the writes above.
+    let own = context.caches.pods.owned_by(job.namespace(), job.uid());
+    let own: Vec<_> = own.into_iter().filter(|pod| selector.matches(pod.metadata.labels.as_ref())).collect();
+    let update = status::update(&View::of(&job, &own, Timestamp::now()));
+    let again = apply(&control, update).await?;
+    outcome?;
+    let next: Option<Duration> = wait.into_iter().chain(again).min();
+    Ok(next.map_or(Next::Wait, Next::After))
+}
+
+/// Writes the status, then removes the finalizers of the pods that it counts.
+async fn apply(control: &PodControl<'_, Job>, update: Update) -> Result<Option<Duration>, Error> {
+    let job = control.owner;
+    if let Some(patch) = status_patch(job, &json!(job.status), &json!(update.status)) {
+        control.context.writer(control.cache).merge(&job.key(), Part::Status, patch).await?;
+    }
+    for event in update.events {
+        control.record(event);
+    }
+    for batch in update.finalize.chunks(CONCURRENT) {
+        let requests = batch.iter().map(|pod| remove_finalizer(control.context, pod));
+        for result in join_all(requests).await {
+            result?;
+        }
+    }
+    Ok(update.again)
+}
+
+/// Removes the tracking finalizer of a pod. A pod that does not exist is not an error.
+pub(super) async fn remove_finalizer(context: &Context, pod: &Pod) -> Result<(), Error> {
+    let others = pod.metadata.finalizers.iter().flatten().filter(|name| *name != FINALIZER);
+    let patch = json!({"metadata": {
+        "uid": pod.uid(),
+        "resourceVersion": pod.metadata.resource_version,
+        "finalizers": others.collect::<Vec<_>>(),
+    }});
+    match context.pods().merge(&pod.key(), Part::Main, patch).await {
+        Err(Error::Request { source, .. }) if is_not_found(&source) => {
+            context.caches.pods.removed(&pod.key(), pod.uid());
+            Ok(())
+        }
+        other => other.map(drop),
+    }
+}
+
+/// A pod of a job. A pod of an indexed job gets its index as annotation, label, variable and host name.
+fn new_pod(job: &Job, template: &Value, new: NewPod) -> Value {
+    let mut pod = pod_control::from_template(job, template);
+    let mut finalizers = pod["metadata"]["finalizers"].as_array().cloned().unwrap_or_default();
+    finalizers.push(FINALIZER.into());
+    pod["metadata"]["finalizers"] = finalizers.into();
+    let Some(index) = new.index else {
+        pod["metadata"]["generateName"] = format!("{}-", job.name()).into();
+        return pod;
+    };
+    pod["metadata"]["generateName"] = format!("{}-{index}-", job.name()).into();
+    pod["metadata"]["annotations"][INDEX] = index.to_string().into();
+    pod["metadata"]["labels"][INDEX] = index.to_string().into();
+    if let Some((failures, ignored)) = new.failures {
+        pod["metadata"]["annotations"][INDEX_FAILURES] = failures.to_string().into();
+        if ignored > 0 {
+            pod["metadata"]["annotations"][INDEX_IGNORED_FAILURES] = ignored.to_string().into();
+        }
+    }
+    if pod["spec"]["hostname"].as_str().unwrap_or_default().is_empty() {
+        pod["spec"]["hostname"] = format!("{}-{index}", job.name()).into();
+    }
+    let source = json!({"fieldRef": {"fieldPath": format!("metadata.labels['{INDEX}']")}});
+    for list in ["containers", "initContainers"] {
+        for container in pod["spec"][list].as_array_mut().into_iter().flatten() {
+            let variables = container["env"].as_array().cloned().unwrap_or_default();
+            if variables.iter().all(|variable| variable["name"] != "JOB_COMPLETION_INDEX") {
+                let own = json!({"name": "JOB_COMPLETION_INDEX", "valueFrom": source});
+                container["env"] = variables.into_iter().chain([own]).collect();
+            }
+        }
+    }
+    pod
+}

@@ -1,0 +1,216 @@
+//! The status of a job, and which pods lose their finalizer once it is written.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_events::Event;
+use jiff::Timestamp;
+use k8s_openapi::api::batch::v1::{JobCondition, JobStatus, UncountedTerminatedPods};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::pods::{has_failed, has_succeeded, index_of, is_indexed, is_tracked, shared};
+use super::verdict::{Verdict, View};
+use crate::object::{ObjectExt, Pod};
+use crate::queue::until;
+
+/// Maximum number of uids in the lists of uncounted pods, which bounds the object's size.
+const MAX_UNCOUNTED: usize = 500;
+
+/// The outcome of a reconcile.
+#[derive(Debug)]
+pub(crate) struct Update {
+    pub(crate) status: JobStatus,
+    /// Pods that lose their finalizer after the status is written.
+    pub(crate) finalize: Vec<Arc<Pod>>,
+    pub(crate) events: Vec<Event>,
+    /// When to reconcile again even without a change.
+    pub(crate) again: Option<Duration>,
+}
+
+/// Plans the status.
+pub(crate) fn update(view: &View<'_>) -> Update {
+    let job = view.job;
+    let mut update =
+        Update { status: job.status.clone(), finalize: Vec::new(), events: Vec::new(), again: None };
+    if job.finished() {
+        update.finalize = shared(view.pods.iter().filter(|pod| is_tracked(pod)));
+        return update;
+    }
+    let lists = count(view, &mut update);
+    let status = &mut update.status;
+    if is_indexed(job) {
+        let text = view.completed.to_string();
+        status.completed_indexes = (!text.is_empty()).then_some(text);
+        status.succeeded = positive(view.completed.total());
+        if job.spec.backoff_limit_per_index.is_some() {
+            status.failed_indexes = Some(view.failed_indexes.to_string());
+        }
+    }
+    let active = view.active().count();
+    status.active = positive(size(active));
+    status.ready = Some(size(view.active().filter(|pod| pod.ready_since().is_some()).count()));
+    status.terminating = Some(size(view.terminating()));
+    let suspended = job.spec.suspend == Some(true);
+    if status.start_time.is_none() && !suspended {
+        status.start_time = Some(Time(seconds(view.now)));
+    }
+    let verdict = view.verdict.clone().or_else(|| completed(view, active));
+    match &verdict {
+        Some(verdict) => end(view, verdict, (&lists, active), &mut update),
+        None => suspend(view, suspended, &mut update),
+    }
+    update.status.uncounted_terminated_pods = Some(lists);
+    update.again = view.deadline().and_then(|deadline| until(deadline, view.now));
+    update
+}
+
+/// Moves uids whose pods lost their finalizer into the counters, and adds the uids of newly finished pods. Returns the
+/// lists of uncounted pods.
+fn count(view: &View<'_>, update: &mut Update) -> UncountedTerminatedPods {
+    let job = view.job;
+    let tracked: HashSet<&str> =
+        view.pods.iter().filter(|pod| is_tracked(pod)).map(|pod| pod.uid()).collect();
+    let known = job.status.uncounted_terminated_pods.clone().unwrap_or_default();
+    let split = |list: Option<Vec<String>>| -> (Vec<String>, Vec<String>) {
+        list.unwrap_or_default().into_iter().partition(|uid| tracked.contains(uid.as_str()))
+    };
+    let (mut succeeded, counted_succeeded) = split(known.succeeded);
+    let (mut failed, counted_failed) = split(known.failed);
+    let add =
+        |count: Option<i32>, more: usize| positive(count.unwrap_or_default().saturating_add(size(more)));
+    update.status.succeeded = add(job.status.succeeded, counted_succeeded.len());
+    update.status.failed = add(job.status.failed, counted_failed.len());
+    for pod in view.pods.iter().filter(|pod| is_tracked(pod)) {
+        let (uid, full) = (pod.uid(), succeeded.len() + failed.len() >= MAX_UNCOUNTED);
+        let listed = |list: &[String]| list.iter().any(|known| known == uid);
+        let mut removable = true;
+        if listed(&failed) || listed(&succeeded) {
+        } else if has_succeeded(pod) {
+            // An indexed job counts the index, once.
+            if !is_indexed(job) {
+                if full {
+                    continue;
+                }
+                succeeded.push(uid.to_owned());
+            }
+        } else if view.counts_as_failed(pod) {
+            if view.is_counted(pod) {
+                if full {
+                    continue;
+                }
+                failed.push(uid.to_owned());
+            }
+        } else {
+            removable = view.verdict.is_some() && pod.is_being_deleted();
+        }
+        if removable && !is_kept(view, pod) {
+            update.finalize.push(pod.clone());
+        }
+    }
+    let list = |list: Vec<String>| (!list.is_empty()).then_some(list);
+    UncountedTerminatedPods { succeeded: list(succeeded), failed: list(failed) }
+}
+
+/// Whether a failed pod keeps its finalizer until its index has a new pod.
+fn is_kept(view: &View<'_>, pod: &Pod) -> bool {
+    let job = view.job;
+    if view.verdict.is_some() || job.is_being_deleted() || !has_failed(job, pod) {
+        return false;
+    }
+    let last = index_of(job, pod).and_then(|index| view.retried.get(&index));
+    last.is_some_and(|last| last.uid() == pod.uid())
+}
+
+/// Whether enough pods have succeeded and none is active.
+fn completed(view: &View<'_>, active: usize) -> Option<Verdict> {
+    let enough = match view.job.spec.completions {
+        None => view.succeeded > 0,
+        Some(completions) => view.succeeded >= completions,
+    };
+    (enough && active == 0).then(|| Verdict::Succeeds {
+        reason: "CompletionsReached".to_owned(),
+        message: "Reached expected number of succeeded pods".to_owned(),
+    })
+}
+
+/// Writes the verdict. The job ends once no pod is active, terminating or uncounted.
+fn end(view: &View<'_>, verdict: &Verdict, rest: (&UncountedTerminatedPods, usize), update: &mut Update) {
+    let (lists, active) = rest;
+    let (interim, last, reason, message) = match verdict {
+        Verdict::Fails { reason, message } => ("FailureTarget", "Failed", reason, message),
+        Verdict::Succeeds { reason, message } => ("SuccessCriteriaMet", "Complete", reason, message),
+    };
+    let status = &mut update.status;
+    set(status, interim, true, (reason, message), view.now);
+    let open = lists.succeeded.is_some() || lists.failed.is_some();
+    if open || active > 0 || view.terminating() > 0 {
+        return;
+    }
+    if status.start_time.is_none() {
+        status.start_time = Some(Time(seconds(view.now)));
+    }
+    set(status, last, true, (reason, message), view.now);
+    update.events.push(match verdict {
+        Verdict::Fails { .. } => Event::warning(known_reason(reason), message.clone()),
+        Verdict::Succeeds { .. } => {
+            status.completion_time = Some(Time(seconds(view.now)));
+            Event::normal("Completed", "Job completed".to_owned())
+        }
+    });
+}
+
+/// The reason of a failed job's event.
+fn known_reason(reason: &str) -> &'static str {
+    match reason {
+        "PodFailurePolicy" => "PodFailurePolicy",
+        "DeadlineExceeded" => "DeadlineExceeded",
+        "MaxFailedIndexesExceeded" => "MaxFailedIndexesExceeded",
+        "FailedIndexes" => "FailedIndexes",
+        _ => "BackoffLimitExceeded",
+    }
+}
+
+fn suspend(view: &View<'_>, suspended: bool, update: &mut Update) {
+    let status = &mut update.status;
+    let was = view.job.has("Suspended");
+    if suspended && !was {
+        set(status, "Suspended", true, ("JobSuspended", "Job suspended"), view.now);
+        update.events.push(Event::normal("Suspended", "Job suspended".to_owned()));
+    } else if was && !suspended {
+        set(status, "Suspended", false, ("JobResumed", "Job resumed"), view.now);
+        // The start time of a resumed job is the time of its resumption.
+        status.start_time = Some(Time(seconds(view.now)));
+        update.events.push(Event::normal("Resumed", "Job resumed".to_owned()));
+    }
+}
+
+/// Sets a condition. A condition with the same status stays as it is.
+fn set(status: &mut JobStatus, type_: &str, is: bool, why: (&str, &str), now: Timestamp) {
+    let value = if is { "True" } else { "False" };
+    let conditions = status.conditions.get_or_insert_default();
+    if conditions.iter().any(|condition| condition.type_ == type_ && condition.status == value) {
+        return;
+    }
+    conditions.retain(|condition| condition.type_ != type_);
+    conditions.push(JobCondition {
+        type_: type_.to_owned(),
+        status: value.to_owned(),
+        reason: Some(why.0.to_owned()),
+        message: Some(why.1.to_owned()),
+        last_probe_time: Some(Time(seconds(now))),
+        last_transition_time: Some(Time(seconds(now))),
+    });
+}
+
+fn seconds(time: Timestamp) -> Timestamp {
+    Timestamp::from_second(time.as_second()).unwrap_or(time)
+}
+
+fn size(count: usize) -> i32 {
+    i32::try_from(count).unwrap_or(i32::MAX)
+}
+
+fn positive(count: i32) -> Option<i32> {
+    (count > 0).then_some(count)
+}

@@ -1,0 +1,41 @@
+//! The container statuses of a pod, reduced to restarts and failures.
+
+use k8s_openapi::api::core::v1::ContainerStatus;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde::{Deserialize, Deserializer};
+
+/// The restarts and failures of a pod's containers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Containers {
+    /// The highest restart count.
+    pub(crate) restarts: i32,
+    /// The sum of the restart counts.
+    pub(crate) all_restarts: i32,
+    /// The containers that ended with an exit code other than 0.
+    pub(crate) failures: Vec<Failure>,
+    /// When the last container ended.
+    pub(crate) finished_at: Option<Time>,
+}
+
+/// A container that ended with an exit code other than 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    pub(crate) container: String,
+    pub(crate) code: i32,
+}
+
+/// Reads a list of container statuses.
+pub(super) fn containers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Containers, D::Error> {
+    let statuses = Option::<Vec<ContainerStatus>>::deserialize(deserializer)?;
+    let mut containers = Containers::default();
+    for status in statuses.into_iter().flatten() {
+        containers.restarts = containers.restarts.max(status.restart_count);
+        containers.all_restarts = containers.all_restarts.saturating_add(status.restart_count);
+        let Some(end) = status.state.and_then(|state| state.terminated) else { continue };
+        if end.exit_code != 0 {
+            containers.failures.push(Failure { container: status.name, code: end.exit_code });
+        }
+        containers.finished_at = containers.finished_at.max(end.finished_at);
+    }
+    Ok(containers)
+}

@@ -1,0 +1,196 @@
+//! Writes of the pods that a workload controls: adoption, release, creation in batches, deletion.
+
+use std::sync::Arc;
+
+use coracle_events::Event;
+use coracle_values::label_selector::LabelSelector;
+use futures::future::join_all;
+use kube::Resource;
+use kube::api::DeleteParams;
+use kube::core::NamespaceResourceScope;
+use serde_json::{Map, Value, json};
+
+use crate::cache::Cache;
+use crate::context::Context;
+use crate::error::{Error, is_namespace_terminating};
+use crate::object::{Object, ObjectExt, Pod, controller_of};
+use crate::write::{Part, owners_patch};
+
+/// A workload and the means to write its pods.
+pub(crate) struct PodControl<'a, K> {
+    pub(crate) context: &'a Context,
+    pub(crate) owner: &'a K,
+    pub(crate) cache: &'a Cache<K>,
+    /// The component in events.
+    pub(crate) component: &'static str,
+    /// A finalizer that adopted pods get and released pods lose.
+    pub(crate) finalizer: Option<&'static str>,
+}
+
+/// The pods that may belong to a workload, sorted by their owner references and labels.
+#[derive(Debug, Default)]
+pub(crate) struct Claim {
+    /// Controlled pods that match the selector.
+    pub(crate) own: Vec<Arc<Pod>>,
+    /// Orphans that match the selector.
+    pub(crate) adopt: Vec<Arc<Pod>>,
+    /// Controlled pods that do not match the selector any more.
+    pub(crate) release: Vec<Arc<Pod>>,
+}
+
+impl Claim {
+    /// Sorts the pods that a workload controls and the orphans of its namespace. A workload that is being deleted
+    /// neither adopts nor releases.
+    pub(crate) fn of(deleted: bool, selector: &LabelSelector, pods: Vec<Arc<Pod>>) -> Self {
+        let mut claim = Self::default();
+        for pod in pods {
+            let fits = selector.matches(pod.metadata.labels.as_ref());
+            match (controller_of(&pod.metadata).is_some(), fits) {
+                (true, true) => claim.own.push(pod),
+                (true, false) if !deleted && !pod.is_being_deleted() => claim.release.push(pod),
+                (false, true) if !deleted && !pod.is_being_deleted() && !pod.finished() => {
+                    claim.adopt.push(pod);
+                }
+                (true | false, _) => {}
+            }
+        }
+        claim
+    }
+}
+
+/// The pods that this workload controls, and the orphans of its namespace.
+pub(crate) fn candidates<K: Object>(context: &Context, owner: &K) -> Vec<Arc<Pod>> {
+    let cache = &context.caches.pods;
+    let mut pods = cache.owned_by(owner.namespace(), owner.uid());
+    pods.extend(cache.owned_by(owner.namespace(), ""));
+    pods
+}
+
+/// A pod from a pod template, without a name.
+pub(crate) fn from_template<K: Object>(owner: &K, template: &Value) -> Value {
+    let mut metadata = Map::new();
+    for field in ["labels", "annotations", "finalizers"] {
+        if let Some(value) = template.pointer(&format!("/metadata/{field}")).filter(|value| !value.is_null())
+        {
+            metadata.insert(field.to_owned(), value.clone());
+        }
+    }
+    metadata.insert("ownerReferences".to_owned(), json!([owner.controller_reference()]));
+    json!({"metadata": metadata, "spec": template["spec"]})
+}
+
+/// The API server's message, without the client's prefix.
+pub(crate) fn reason(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => status.message.clone(),
+        other => other.to_string(),
+    }
+}
+
+impl<K: Object + Resource<Scope = NamespaceResourceScope>> PodControl<'_, K> {
+    /// Releases and adopts pods.
+    pub(crate) async fn apply(&self, claim: &Claim) -> Result<(), Error> {
+        self.release(&claim.release).await?;
+        self.adopt(&claim.adopt).await
+    }
+
+    /// Removes the workload's owner reference and finalizer from pods.
+    pub(crate) async fn release(&self, pods: &[Arc<Pod>]) -> Result<(), Error> {
+        for pod in pods {
+            let owners = pod.metadata.owner_references.iter().flatten();
+            let owners: Vec<_> = owners.filter(|owner| owner.uid != self.owner.uid()).cloned().collect();
+            let mut patch = owners_patch(&**pod, &owners);
+            if let Some(finalizer) = self.finalizer {
+                let others = pod.metadata.finalizers.iter().flatten().filter(|name| *name != finalizer);
+                patch["metadata"]["finalizers"] = others.cloned().collect::<Vec<_>>().into();
+            }
+            self.context.pods().merge(&pod.key(), Part::Main, patch).await?;
+        }
+        Ok(())
+    }
+
+    /// Adds the workload's owner reference and finalizer to orphans.
+    pub(crate) async fn adopt(&self, pods: &[Arc<Pod>]) -> Result<(), Error> {
+        if pods.is_empty() {
+            return Ok(());
+        }
+        // The cached workload may have been deleted, with its pods orphaned on purpose: ask the API server first.
+        let live = self.context.writer(self.cache).live(&self.owner.key()).await?;
+        if !live.is_some_and(|live| live.uid() == self.owner.uid() && !live.is_being_deleted()) {
+            return Ok(());
+        }
+        for pod in pods {
+            let mut owners = pod.metadata.owner_references.clone().unwrap_or_default();
+            owners.push(self.owner.controller_reference());
+            let mut patch = owners_patch(&**pod, &owners);
+            if let Some(finalizer) = self.finalizer {
+                let mut finalizers = pod.metadata.finalizers.clone().unwrap_or_default();
+                finalizers.retain(|name| name != finalizer);
+                finalizers.push(finalizer.to_owned());
+                patch["metadata"]["finalizers"] = finalizers.into();
+            }
+            self.context.pods().merge(&pod.key(), Part::Main, patch).await?;
+        }
+        Ok(())
+    }
+
+    /// Creates pods in batches of 1, 2, 4 and so on, so that an error of all pods causes only one failed request.
+    pub(crate) async fn create(&self, pods: &[Value]) -> Result<(), kube::Error> {
+        let (mut left, mut size) = (pods, 1);
+        while !left.is_empty() {
+            let (batch, rest) = left.split_at(size.min(left.len()));
+            let requests = batch.iter().map(|pod| self.context.pods().create_in(self.owner.namespace(), pod));
+            let mut failure = None;
+            for result in join_all(requests).await {
+                match result {
+                    Ok(pod) => {
+                        let message = format!("Created pod: {}", pod.name());
+                        self.record(Event::normal("SuccessfulCreate", message));
+                    }
+                    // The deletion of the namespace deletes the workload, too.
+                    Err(error) if is_namespace_terminating(&error) => return Ok(()),
+                    Err(error) => failure = Some(error),
+                }
+            }
+            if let Some(error) = failure {
+                let message = format!("Error creating: {}", reason(&error));
+                self.record(Event::warning("FailedCreate", message));
+                return Err(error);
+            }
+            left = rest;
+            size *= 2;
+        }
+        Ok(())
+    }
+
+    /// Deletes pods. Returns the last error after all requests.
+    pub(crate) async fn delete(&self, pods: &[Arc<Pod>]) -> Result<(), kube::Error> {
+        let writer = self.context.pods();
+        let results = join_all(pods.iter().map(|pod| writer.delete(pod, DeleteParams::default()))).await;
+        let mut outcome = Ok(());
+        for (pod, result) in pods.iter().zip(results) {
+            match result {
+                Ok(()) => {
+                    let message = format!("Deleted pod: {}", pod.name());
+                    self.record(Event::normal("SuccessfulDelete", message));
+                }
+                Err(error) => {
+                    let message = format!("Error deleting: {}", reason(&error));
+                    self.record(Event::warning("FailedDelete", message));
+                    outcome = Err(error);
+                }
+            }
+        }
+        outcome
+    }
+
+    /// A request of this workload that failed.
+    pub(crate) fn failed(&self, verb: &'static str, source: kube::Error) -> Error {
+        Error::Request { verb, object: format!("{} {}", K::kind(&()), self.owner.key()), source }
+    }
+
+    /// Records an event about the workload.
+    pub(crate) fn record(&self, event: Event) {
+        self.context.record(self.owner, self.component, event);
+    }
+}

@@ -1,0 +1,161 @@
+//! The revisions of stateful sets and daemon sets: which one is current, and what has to be written.
+//!
+//! A revision is a patch of the workload's pod template. `kubectl rollout undo` applies it.
+
+mod run;
+
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use serde_json::{Value, json};
+
+use crate::object::{ControllerRevision, ObjectExt};
+use crate::template::Template;
+
+pub(crate) use run::{Current, current, delete};
+
+/// The label with the revision of a pod.
+pub(crate) const POD_REVISION: &str = "controller-revision-hash";
+
+/// A workload with revisions.
+#[derive(Debug)]
+pub(crate) struct Workload<'a> {
+    pub(crate) namespace: &'a str,
+    pub(crate) name: &'a str,
+    pub(crate) uid: &'a str,
+    pub(crate) owner: OwnerReference,
+    pub(crate) template: &'a Template,
+    /// The label that has the hash of a revision.
+    pub(crate) hash_label: &'static str,
+    pub(crate) collisions: i32,
+}
+
+/// What to do about the revision of the present template.
+#[derive(Debug)]
+pub(crate) enum Step {
+    /// This revision has the present template and the highest number.
+    Keep(Arc<ControllerRevision>),
+    /// This revision has the present template. It needs a new number.
+    Renumber(Arc<ControllerRevision>, i64),
+    /// No revision has the present template.
+    Create(i64),
+}
+
+/// Plans the step. `revisions` are those of the workload.
+pub(crate) fn plan(workload: &Workload<'_>, revisions: &[Arc<ControllerRevision>]) -> Step {
+    let sorted = sorted(revisions);
+    let highest = sorted.last().map_or(0, |last| last.revision);
+    let mut equal = sorted.iter().rev().filter(|revision| template_of(revision).same(workload.template));
+    match equal.next() {
+        Some(found) if found.revision == highest => Step::Keep(found.clone()),
+        Some(found) => Step::Renumber(found.clone(), highest + 1),
+        None => Step::Create(highest + 1),
+    }
+}
+
+/// Revisions by number, then by age and name.
+pub(crate) fn sorted(revisions: &[Arc<ControllerRevision>]) -> Vec<Arc<ControllerRevision>> {
+    let mut sorted = revisions.to_vec();
+    sorted.sort_by(|one, other| {
+        let key = |revision: &ControllerRevision| {
+            (revision.revision, revision.metadata.creation_timestamp.clone(), revision.name().to_owned())
+        };
+        key(one).cmp(&key(other))
+    });
+    sorted
+}
+
+/// The pod template of a revision.
+pub(crate) fn template_of(revision: &ControllerRevision) -> Template {
+    let mut template = revision.data.value()["spec"]["template"].take();
+    if let Some(template) = template.as_object_mut() {
+        template.remove("$patch");
+    }
+    Template::new(&template)
+}
+
+/// Revisions above the limit that no pod uses, oldest first.
+pub(crate) fn to_clean(
+    revisions: &[Arc<ControllerRevision>],
+    limit: Option<i32>,
+    is_used: impl Fn(&ControllerRevision) -> bool,
+) -> Vec<Arc<ControllerRevision>> {
+    let limit = usize::try_from(limit.unwrap_or(10)).unwrap_or_default();
+    let mut unused = sorted(revisions);
+    unused.retain(|revision| !is_used(revision) && !revision.is_being_deleted());
+    unused.truncate(unused.len().saturating_sub(limit));
+    unused
+}
+
+/// A new revision of the present template.
+fn new_revision(workload: &Workload<'_>, number: i64, collisions: i32) -> Value {
+    let hash = workload.template.hash(Some(collisions));
+    let mut template = workload.template.value();
+    let mut labels = template["metadata"]["labels"].clone();
+    if !labels.is_object() {
+        labels = json!({});
+    }
+    labels[workload.hash_label] = hash.clone().into();
+    template["$patch"] = "replace".into();
+    json!({
+        "metadata": {
+            "name": format!("{}-{hash}", workload.name),
+            "labels": labels,
+            "ownerReferences": [workload.owner],
+        },
+        "data": {"spec": {"template": template}},
+        "revision": number,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn revision(name: &str, number: i64, image: &str) -> Arc<ControllerRevision> {
+        let template = json!({"spec": {"containers": [{"image": image}]}, "$patch": "replace"});
+        let value =
+            json!({"metadata": {"name": name}, "revision": number, "data": {"spec": {"template": template}}});
+        Arc::new(serde_json::from_value(value).unwrap())
+    }
+
+    fn decide(revisions: &[Arc<ControllerRevision>], image: &str) -> String {
+        let template = Template::new(&json!({"spec": {"containers": [{"image": image}]}}));
+        let owner = OwnerReference::default();
+        let workload = Workload {
+            namespace: "n",
+            name: "w",
+            uid: "u",
+            owner,
+            template: &template,
+            hash_label: POD_REVISION,
+            collisions: 0,
+        };
+        match plan(&workload, revisions) {
+            Step::Keep(found) => format!("keep {}", found.name()),
+            Step::Renumber(found, number) => format!("renumber {} {number}", found.name()),
+            Step::Create(number) => format!("create {number}"),
+        }
+    }
+
+    #[test]
+    fn an_old_template_gets_a_new_number_and_a_new_one_a_revision() {
+        let revisions = [revision("b", 2, "b:2"), revision("a", 1, "a:1")];
+        assert_eq!(decide(&revisions, "b:2"), "keep b");
+        assert_eq!(decide(&revisions, "a:1"), "renumber a 3");
+        assert_eq!(decide(&revisions, "c:3"), "create 3");
+        assert_eq!(decide(&[], "c:3"), "create 1");
+    }
+
+    #[test]
+    fn unused_revisions_above_the_limit_are_cleaned_oldest_first() {
+        let revisions = [revision("c", 3, "c"), revision("a", 1, "a"), revision("b", 2, "b")];
+        let clean = |limit| {
+            let found = to_clean(&revisions, Some(limit), |revision| revision.name() == "c");
+            found.iter().map(|revision| revision.name().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(clean(1), ["a"]);
+        assert_eq!(clean(0), ["a", "b"]);
+        assert_eq!(clean(2), Vec::<String>::new());
+    }
+}

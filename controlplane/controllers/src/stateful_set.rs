@@ -1,0 +1,7 @@
+//! The stateful set controller: pods with an ordinal, a stable name and claims of their own.
+
+mod claims;
+pub(crate) mod plan;
+mod pods;
+pub(crate) mod run;
+mod status;

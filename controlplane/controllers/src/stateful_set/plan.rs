@@ -1,0 +1,169 @@
+//! Which pods a stateful set creates and deletes. With ordered management there is one step at a time.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use super::pods::{is_available, ordinal, revision};
+use crate::object::{ObjectExt, Pod, StatefulSet};
+
+/// The input of the plan.
+pub(crate) struct Snapshot<'a> {
+    pub(crate) set: &'a StatefulSet,
+    /// The pods that the set controls.
+    pub(crate) pods: &'a [Arc<Pod>],
+    /// The name of the update revision.
+    pub(crate) update: &'a str,
+    /// Whether the claims of a pod are being deleted, so that it must wait.
+    pub(crate) stale: &'a dyn Fn(i32) -> bool,
+    pub(crate) now: Timestamp,
+}
+
+/// An action.
+#[derive(Debug)]
+pub(crate) enum Action {
+    /// Create the pod with this ordinal, of the update revision or of the current one.
+    Create {
+        ordinal: i32,
+        updated: bool,
+    },
+    Delete(Arc<Pod>),
+}
+
+/// The ordinals of a set: from the first one, up to but without the second one.
+pub(super) fn ordinals(set: &StatefulSet) -> std::ops::Range<i32> {
+    let start = set.spec.ordinals.as_ref().and_then(|ordinals| ordinals.start).unwrap_or_default();
+    start..start.saturating_add(set.spec.replicas.unwrap_or(1))
+}
+
+/// Whether the pods are created and deleted at the same time.
+fn is_parallel(set: &StatefulSet) -> bool {
+    set.spec.pod_management_policy.as_deref() == Some("Parallel")
+}
+
+/// Plans the actions.
+pub(crate) fn plan(snapshot: &Snapshot<'_>) -> Vec<Action> {
+    let set = snapshot.set;
+    let mut actions = Vec::new();
+    if set.is_being_deleted() {
+        return actions;
+    }
+    let range = ordinals(set);
+    let (mut replicas, mut condemned) = (BTreeMap::new(), BTreeMap::new());
+    for pod in snapshot.pods {
+        let Some(ordinal) = ordinal(set, pod) else { continue };
+        let place = if range.contains(&ordinal) { &mut replicas } else { &mut condemned };
+        place.insert(ordinal, pod.clone());
+    }
+    let settled =
+        fill(snapshot, &replicas, &mut actions) && shrink(snapshot, &replicas, &condemned, &mut actions);
+    if settled && actions.is_empty() {
+        roll(snapshot, &replicas, &mut actions);
+    }
+    actions
+}
+
+type Pods = BTreeMap<i32, Arc<Pod>>;
+
+/// Plans missing pods and the replacement of ended ones. Returns whether the following steps may run.
+fn fill(snapshot: &Snapshot<'_>, replicas: &Pods, actions: &mut Vec<Action>) -> bool {
+    let (set, ordered) = (snapshot.set, !is_parallel(snapshot.set));
+    for ordinal in ordinals(set) {
+        let done = match replicas.get(&ordinal) {
+            Some(pod) if pod.finished() => {
+                if !pod.is_being_deleted() {
+                    actions.push(Action::Delete(pod.clone()));
+                }
+                false
+            }
+            None => {
+                if !(snapshot.stale)(ordinal) {
+                    actions.push(Action::Create { ordinal, updated: is_updated(set, ordinal) });
+                }
+                false
+            }
+            Some(pod) => !pod.is_being_deleted() && is_available(set, pod, snapshot.now),
+        };
+        if ordered && !done {
+            return false;
+        }
+    }
+    true
+}
+
+/// Whether a new pod gets the update revision. Below the partition it gets the current one.
+fn is_updated(set: &StatefulSet, ordinal: i32) -> bool {
+    let strategy = set.spec.update_strategy.as_ref();
+    if strategy.and_then(|strategy| strategy.type_.as_deref()) == Some("OnDelete") {
+        return true;
+    }
+    let start = ordinals(set).start;
+    let first = match strategy.and_then(|strategy| strategy.rolling_update.as_ref()) {
+        Some(rolling) => rolling.partition.unwrap_or_default(),
+        None => set.status.current_replicas.unwrap_or_default(),
+    };
+    ordinal >= start.saturating_add(first)
+}
+
+/// Plans the deletion of pods above the size, highest ordinal first. Returns whether the update may run.
+fn shrink(snapshot: &Snapshot<'_>, replicas: &Pods, condemned: &Pods, actions: &mut Vec<Action>) -> bool {
+    let (set, ordered) = (snapshot.set, !is_parallel(snapshot.set));
+    let healthy = |pod: &Pod| !pod.is_being_deleted() && is_available(set, pod, snapshot.now);
+    let complete = ordinals(set).all(|ordinal| replicas.get(&ordinal).is_some_and(|pod| healthy(pod)));
+    let first_unhealthy =
+        if complete { condemned.values().find(|pod| !healthy(pod)).map(|pod| pod.uid()) } else { None };
+    for pod in condemned.values().rev() {
+        if pod.is_being_deleted() {
+            if ordered {
+                return false;
+            }
+            continue;
+        }
+        if ordered && !healthy(pod) && first_unhealthy != Some(pod.uid()) {
+            return false;
+        }
+        actions.push(Action::Delete(pod.clone()));
+        if ordered {
+            return false;
+        }
+    }
+    true
+}
+
+/// Plans the deletion of pods of old revisions, highest ordinal first, as many as may be unavailable.
+fn roll(snapshot: &Snapshot<'_>, replicas: &Pods, actions: &mut Vec<Action>) {
+    let set = snapshot.set;
+    let strategy = set.spec.update_strategy.as_ref();
+    if strategy.and_then(|strategy| strategy.type_.as_deref()) == Some("OnDelete") {
+        return;
+    }
+    let rolling = strategy.and_then(|strategy| strategy.rolling_update.as_ref());
+    let first =
+        ordinals(set).start.saturating_add(rolling.and_then(|rolling| rolling.partition).unwrap_or_default());
+    let allowed = max_unavailable(rolling.and_then(|rolling| rolling.max_unavailable.as_ref()), set);
+    let unavailable = |pod: &&Arc<Pod>| pod.is_being_deleted() || !is_available(set, pod, snapshot.now);
+    let room = allowed.saturating_sub(replicas.values().filter(unavailable).count());
+    let old = replicas.range(first.max(ordinals(set).start)..).rev().map(|(_, pod)| pod);
+    let old = old.filter(|pod| revision(pod) != snapshot.update && !pod.is_being_deleted());
+    actions.extend(old.take(room).cloned().map(Action::Delete));
+}
+
+/// A number or a percentage of the set's size, at least 1.
+fn max_unavailable(value: Option<&IntOrString>, set: &StatefulSet) -> usize {
+    let replicas = set.spec.replicas.unwrap_or(1);
+    let number = match value {
+        None => 1,
+        Some(IntOrString::Int(number)) => *number,
+        Some(IntOrString::String(text)) => {
+            let percent: i32 =
+                text.strip_suffix('%').and_then(|number| number.parse().ok()).unwrap_or_default();
+            replicas.saturating_mul(percent) / 100
+        }
+    };
+    usize::try_from(number.max(1)).unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,101 @@
+use serde_json::{Value, json};
+
+use super::*;
+
+fn now() -> Timestamp {
+    "2026-01-01T12:00:00Z".parse().unwrap()
+}
+
+fn set(replicas: i32, spec: Value) -> StatefulSet {
+    let mut whole = json!({"replicas": replicas, "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"partition": 0}}});
+    whole.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+    serde_json::from_value(json!({"metadata": {"name": "db"}, "spec": whole})).unwrap()
+}
+
+/// A pod: `0` is ready, `0-` is not ready, `0x` is being deleted, `0!` has failed, `0~` has the old revision.
+fn pod(text: &str) -> Arc<Pod> {
+    let digits: String = text.chars().filter(char::is_ascii_digit).collect();
+    let has = |mark: char| text.contains(mark);
+    let phase = if has('!') { "Failed" } else { "Running" };
+    let ready = if has('-') { "False" } else { "True" };
+    let deleted = has('x').then_some("2026-01-01T11:00:00Z");
+    let revision = if has('~') { "old" } else { "new" };
+    Arc::new(
+        serde_json::from_value(json!({
+            "metadata": {"name": format!("db-{digits}"), "uid": text, "deletionTimestamp": deleted,
+                "labels": {"controller-revision-hash": revision}},
+            "status": {"phase": phase, "conditions": [{"type": "Ready", "status": ready}]},
+        }))
+        .unwrap(),
+    )
+}
+
+fn decide(set: &StatefulSet, pods: &str) -> String {
+    let pods: Vec<_> = pods.split_whitespace().map(pod).collect();
+    let actions = plan(&Snapshot { set, pods: &pods, update: "new", stale: &|_| false, now: now() });
+    let texts = actions.iter().map(|action| match action {
+        Action::Create { ordinal, updated: true } => format!("+{ordinal}"),
+        Action::Create { ordinal, updated: false } => format!("+{ordinal}~"),
+        Action::Delete(pod) => format!("-{}", &pod.name()[3..]),
+    });
+    texts.collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn ordered_pods_come_one_after_another_and_go_in_reverse() {
+    let three = set(3, json!({}));
+    for (pods, expect) in [
+        ("", "+0"),
+        ("0-", ""),
+        ("0", "+1"),
+        ("0 1x", ""),
+        ("0 1! 2", "-1"),
+        ("0 1 2", ""),
+        ("0 1 2 3 4", "-4"),
+        ("0 1 2 3 4x", ""),
+        ("0 1- 2 3", ""),
+        ("0 1 2 3-", "-3"),
+        ("0 1 2 3- 4", "-4"),
+        ("0 1 2 3- 4-", ""),
+    ] {
+        assert_eq!(decide(&three, pods), expect, "for {pods}");
+    }
+}
+
+#[test]
+fn parallel_pods_come_and_go_together() {
+    let three = set(3, json!({"podManagementPolicy": "Parallel"}));
+    for (pods, expect) in [("", "+0 +1 +2"), ("1-", "+0 +2"), ("0 1 2 3 4-", "-4 -3")] {
+        assert_eq!(decide(&three, pods), expect, "for {pods}");
+    }
+}
+
+#[test]
+fn an_update_replaces_the_highest_old_pod_above_the_partition() {
+    let three = set(3, json!({}));
+    for (pods, expect) in [("0~ 1~ 2~", "-2"), ("0~ 1~ 2-", ""), ("0~ 1~ 2", "-1"), ("0 1 2", "")] {
+        assert_eq!(decide(&three, pods), expect, "for {pods}");
+    }
+    let rolling = |rolling: Value| {
+        set(
+            3,
+            json!({"podManagementPolicy": "Parallel", "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": rolling}}),
+        )
+    };
+    assert_eq!(decide(&rolling(json!({"partition": 2})), "0~ 1~ 2~"), "-2");
+    assert_eq!(decide(&rolling(json!({"partition": 2})), "0~ 1~ 2"), "");
+    assert_eq!(decide(&rolling(json!({"partition": 2})), ""), "+0~ +1~ +2");
+    assert_eq!(decide(&rolling(json!({"maxUnavailable": 2})), "0~ 1~ 2~"), "-2 -1");
+    assert_eq!(decide(&rolling(json!({"maxUnavailable": "50%"})), "0~ 1~- 2~"), "");
+    let on_delete = set(2, json!({"updateStrategy": {"type": "OnDelete"}}));
+    assert_eq!(decide(&on_delete, "0~ 1~"), "");
+}
+
+#[test]
+fn ordinals_begin_where_the_set_says_and_pods_wait_for_min_ready_seconds() {
+    let shifted = set(2, json!({"ordinals": {"start": 5}}));
+    assert_eq!(decide(&shifted, "5"), "+6");
+    assert_eq!(decide(&shifted, "5 6 0"), "-0");
+    let slow = set(2, json!({"minReadySeconds": 60}));
+    assert_eq!(decide(&slow, "0"), "");
+}

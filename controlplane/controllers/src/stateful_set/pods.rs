@@ -1,0 +1,79 @@
+//! The pods of a stateful set: names, ordinals, health, and new pods.
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::claims::claim_name;
+use crate::object::{ObjectExt, Pod, StatefulSet};
+use crate::pod_control;
+use crate::revision_history::POD_REVISION;
+use crate::template::Template;
+
+const POD_NAME: &str = "statefulset.kubernetes.io/pod-name";
+const POD_INDEX: &str = "apps.kubernetes.io/pod-index";
+
+/// The ordinal of a pod of this set. None if its name is not one of the set's.
+pub(super) fn ordinal(set: &StatefulSet, pod: &Pod) -> Option<i32> {
+    let digits = pod.name().strip_prefix(set.name())?.strip_prefix('-')?;
+    let plain = digits == "0" || !digits.starts_with('0');
+    (plain && digits.bytes().all(|byte| byte.is_ascii_digit())).then(|| digits.parse().ok())?
+}
+
+/// The revision of a pod.
+pub(super) fn revision(pod: &Pod) -> &str {
+    let label = pod.metadata.labels.as_ref().and_then(|labels| labels.get(POD_REVISION));
+    label.map(String::as_str).unwrap_or_default()
+}
+
+/// Whether the pod runs and is ready.
+pub(super) fn is_ready(pod: &Pod) -> bool {
+    pod.status.phase.as_deref() == Some("Running") && pod.ready_since().is_some()
+}
+
+/// When a ready pod becomes available. None if the pod is not ready.
+pub(super) fn available_at(set: &StatefulSet, pod: &Pod, now: Timestamp) -> Option<Timestamp> {
+    let since = pod.ready_since().filter(|_| is_ready(pod))?;
+    let seconds = set.spec.min_ready_seconds.unwrap_or_default();
+    if seconds == 0 {
+        return Some(Timestamp::MIN);
+    }
+    let since = since.map_or(now, |time| time.0);
+    Timestamp::from_second(since.as_second().saturating_add(seconds.into())).ok()
+}
+
+/// Whether the pod has been ready for long enough.
+pub(super) fn is_available(set: &StatefulSet, pod: &Pod, now: Timestamp) -> bool {
+    available_at(set, pod, now).is_some_and(|at| at <= now)
+}
+
+/// A pod with this ordinal, template and revision.
+pub(super) fn new_pod(set: &StatefulSet, ordinal: i32, template: &Template, revision: &str) -> Value {
+    let mut pod = pod_control::from_template(set, &template.value());
+    let name = format!("{}-{ordinal}", set.name());
+    pod["metadata"]["name"] = name.clone().into();
+    for (label, value) in
+        [(POD_NAME, name.as_str()), (POD_INDEX, &ordinal.to_string()), (POD_REVISION, revision)]
+    {
+        pod["metadata"]["labels"][label] = value.into();
+    }
+    pod["spec"]["hostname"] = name.into();
+    if let Some(service) = set.spec.service_name.as_deref().filter(|name| !name.is_empty()) {
+        pod["spec"]["subdomain"] = service.into();
+    }
+    let templates: Vec<&str> = set
+        .spec
+        .volume_claim_templates
+        .iter()
+        .filter_map(|claim| claim["metadata"]["name"].as_str())
+        .collect();
+    if !templates.is_empty() {
+        let own = pod["spec"]["volumes"].as_array().cloned().unwrap_or_default();
+        let others = own.into_iter().filter(|volume| templates.iter().all(|name| volume["name"] != *name));
+        let claims = templates.iter().map(|template| {
+            let claim = claim_name(set, template, ordinal);
+            json!({"name": template, "persistentVolumeClaim": {"claimName": claim}})
+        });
+        pod["spec"]["volumes"] = claims.chain(others).collect();
+    }
+    pod
+}

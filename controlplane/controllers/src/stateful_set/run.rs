@@ -1,0 +1,258 @@
+//! Applies the plans of stateful sets.
+
+use std::sync::Arc;
+
+use coracle_events::Event;
+use coracle_values::label_selector::LabelSelector;
+use jiff::Timestamp;
+use kube::api::DeleteParams;
+use serde_json::{Value, json};
+
+use super::claims::{claim_names, differs, missing, owners};
+use super::plan::{self, Action, Snapshot, ordinals};
+use super::pods::{new_pod, ordinal};
+use super::status::{Revisions, status};
+use crate::context::Context;
+use crate::error::{Error, is_already_exists, is_namespace_terminating};
+use crate::object::{Key, ObjectExt, Pod, StatefulSet, controller_of};
+use crate::pod_control::{self, Claim, PodControl, reason};
+use crate::queue::{Next, Queue};
+use crate::revision_history::{self, Current, Workload, template_of, to_clean};
+use crate::write::{Part, owners_patch, status_patch};
+
+const COMPONENT: &str = "statefulset-controller";
+/// The label with the hash of a revision.
+const HASH: &str = "controller.kubernetes.io/hash";
+
+/// Queues changed stateful sets, and those of changed pods and claims.
+pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
+    let own = queue.clone();
+    context.caches.stateful_sets.on_change(move |change| {
+        if let Some(set) = change.latest() {
+            own.add(set.key());
+        }
+    });
+    let (own, sets) = (queue.clone(), context.caches.stateful_sets.clone());
+    context.caches.pods.on_change(move |change| {
+        for pod in [change.old, change.new].into_iter().flatten() {
+            if let Some(owner) = controller_of(&pod.metadata) {
+                if owner.kind == "StatefulSet" {
+                    own.add(Key::new(pod.namespace(), &owner.name));
+                }
+            } else if change.new.is_some()
+                && let Some((name, _)) = pod.name().rsplit_once('-')
+                && sets.get(&Key::new(pod.namespace(), name)).is_some()
+            {
+                own.add(Key::new(pod.namespace(), name));
+            }
+        }
+    });
+    let own = queue.clone();
+    context.caches.claims.on_change(move |change| {
+        // A claim that is gone may be recreated: `template-set-ordinal`.
+        if let (Some(old), None) = (change.old, change.new)
+            && let Some((name, _)) = old.name().rsplit_once('-')
+        {
+            for (place, _) in name.match_indices('-') {
+                own.add(Key::new(old.namespace(), &name[place + 1..]));
+            }
+        }
+    });
+}
+
+/// Reconciles one stateful set.
+pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
+    let Some(set) = context.caches.stateful_sets.get(&key) else { return Ok(Next::Wait) };
+    let selector = LabelSelector::try_from(&set.spec.selector)
+        .map_err(|source| Error::Selector { object: format!("StatefulSet {key}"), source })?;
+    if selector.is_empty() {
+        return Ok(Next::Wait);
+    }
+    let control = PodControl {
+        context,
+        owner: &*set,
+        cache: &context.caches.stateful_sets,
+        component: COMPONENT,
+        finalizer: None,
+    };
+    let candidates = pod_control::candidates(context, &*set);
+    let named = candidates.into_iter().filter(|pod| ordinal(&set, pod).is_some()).collect();
+    let claim = Claim::of(set.is_being_deleted(), &selector, named);
+    control.apply(&claim).await?;
+    let own = own_pods(context, &set, &selector);
+    let current = revision_history::current(context, &workload(&set), &selector).await?;
+    let old = current.all.iter().find(|found| Some(found.name()) == set.status.current_revision.as_deref());
+    let old = old.unwrap_or(&current.revision).clone();
+    let names =
+        Revisions { current: old.name(), update: current.revision.name(), collisions: current.collisions };
+    if !set.is_being_deleted() {
+        keep_claims(context, &set, &own).await?;
+    }
+    let actions = {
+        let stale = |ordinal: i32| is_stale(context, &set, ordinal);
+        let now = Timestamp::now();
+        plan::plan(&Snapshot { set: &set, pods: &own, update: names.update, stale: &stale, now })
+    };
+    let mut outcome = Ok(());
+    for action in actions {
+        let done = match action {
+            Action::Create { ordinal, updated } => {
+                let revision = if updated { &current.revision } else { &old };
+                let pod = new_pod(&set, ordinal, &template_of(revision), revision.name());
+                create(&control, ordinal, &pod).await
+            }
+            Action::Delete(pod) => delete(&control, &pod).await,
+        };
+        // With parallel management one failure does not hold back the other pods.
+        outcome = outcome.and(done);
+    }
+    let own = own_pods(context, &set, &selector);
+    let (status, again) = status(&set, &own, names, Timestamp::now());
+    if let Some(patch) = status_patch(&*set, &json!(set.status), &json!(status)) {
+        context.writer(&context.caches.stateful_sets).merge(&key, Part::Status, patch).await?;
+    }
+    outcome?;
+    clean(context, &set, &own, &current).await?;
+    Ok(again.map_or(Next::Wait, Next::After))
+}
+
+fn workload(set: &StatefulSet) -> Workload<'_> {
+    Workload {
+        namespace: set.namespace(),
+        name: set.name(),
+        uid: set.uid(),
+        owner: set.controller_reference(),
+        template: &set.spec.template,
+        hash_label: HASH,
+        collisions: set.status.collision_count.unwrap_or_default(),
+    }
+}
+
+fn own_pods(context: &Context, set: &StatefulSet, selector: &LabelSelector) -> Vec<Arc<Pod>> {
+    let pods = context.caches.pods.owned_by(set.namespace(), set.uid());
+    pods.into_iter().filter(|pod| selector.matches(pod.metadata.labels.as_ref())).collect()
+}
+
+/// Whether a claim of this ordinal is being deleted. A new pod must not use it.
+fn is_stale(context: &Context, set: &StatefulSet, ordinal: i32) -> bool {
+    claim_names(set, ordinal).iter().any(|name| {
+        let claim = context.caches.claims.get(&Key::new(set.namespace(), name));
+        claim.is_some_and(|claim| claim.is_being_deleted())
+    })
+}
+
+/// Creates missing claims of pending pods, and sets the owners of claims by the retention policy.
+async fn keep_claims(context: &Context, set: &StatefulSet, pods: &[Arc<Pod>]) -> Result<(), Error> {
+    if set.spec.volume_claim_templates.is_empty() {
+        return Ok(());
+    }
+    for pod in pods {
+        let Some(ordinal) = ordinal(set, pod) else { continue };
+        let condemned = !ordinals(set).contains(&ordinal);
+        if !condemned && pod.status.phase.as_deref() == Some("Pending") {
+            create_claims(context, set, ordinal).await?;
+        }
+        for name in claim_names(set, ordinal) {
+            let key = Key::new(set.namespace(), &name);
+            let Some(claim) = context.caches.claims.get(&key) else { continue };
+            let present = claim.metadata.owner_references.as_deref().unwrap_or_default();
+            let owners = owners(set, condemned.then_some(pod), present);
+            if differs(&claim, &owners) && !claim.is_being_deleted() {
+                let patch = owners_patch(&*claim, &owners);
+                context.writer(&context.caches.claims).merge(&key, Part::Main, patch).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn create_claims(context: &Context, set: &StatefulSet, ordinal: i32) -> Result<(), Error> {
+    let writer = context.writer(&context.caches.claims);
+    let exists = |name: &str| context.caches.claims.get(&Key::new(set.namespace(), name)).is_some();
+    for claim in missing(set, ordinal, exists) {
+        let name = claim["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        match writer.create(set.namespace(), claim).await {
+            Ok(_) => {
+                let message = format!(
+                    "create Claim {name} Pod {}-{ordinal} in StatefulSet {} success",
+                    set.name(),
+                    set.name()
+                );
+                context.record(set, COMPONENT, Event::normal("SuccessfulCreate", message));
+            }
+            Err(error) if is_already_exists(&error) => {}
+            Err(source) => {
+                let message = format!(
+                    "create Claim {name} for Pod {}-{ordinal} in StatefulSet {} failed error: {}",
+                    set.name(),
+                    set.name(),
+                    reason(&source)
+                );
+                context.record(set, COMPONENT, Event::warning("FailedCreate", message));
+                let object = format!("PersistentVolumeClaim {}/{name}", set.namespace());
+                return Err(Error::Request { verb: "create", object, source });
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn create(control: &PodControl<'_, StatefulSet>, ordinal: i32, pod: &Value) -> Result<(), Error> {
+    let set = control.owner;
+    create_claims(control.context, set, ordinal).await?;
+    let name = pod["metadata"]["name"].as_str().unwrap_or_default();
+    match control.context.pods().create_in(set.namespace(), pod).await {
+        Ok(_) => {
+            let message = format!("create Pod {name} in StatefulSet {} successful", set.name());
+            control.record(Event::normal("SuccessfulCreate", message));
+            Ok(())
+        }
+        Err(error) if is_namespace_terminating(&error) => Ok(()),
+        Err(error) => {
+            let message =
+                format!("create Pod {name} in StatefulSet {} failed error: {}", set.name(), reason(&error));
+            control.record(Event::warning("FailedCreate", message));
+            Err(control.failed("create a pod of", error))
+        }
+    }
+}
+
+async fn delete(control: &PodControl<'_, StatefulSet>, pod: &Pod) -> Result<(), Error> {
+    let set = control.owner;
+    match control.context.pods().delete(pod, DeleteParams::default()).await {
+        Ok(()) => {
+            let message = format!("delete Pod {} in StatefulSet {} successful", pod.name(), set.name());
+            control.record(Event::normal("SuccessfulDelete", message));
+            Ok(())
+        }
+        Err(error) => {
+            let message = format!(
+                "delete Pod {} in StatefulSet {} failed error: {}",
+                pod.name(),
+                set.name(),
+                reason(&error)
+            );
+            control.record(Event::warning("FailedDelete", message));
+            Err(control.failed("delete a pod of", error))
+        }
+    }
+}
+
+/// Deletes revisions above the history limit that neither the set nor a pod uses.
+async fn clean(
+    context: &Context,
+    set: &StatefulSet,
+    pods: &[Arc<Pod>],
+    current: &Current,
+) -> Result<(), Error> {
+    if set.is_being_deleted() {
+        return Ok(());
+    }
+    let used = to_clean(&current.all, set.spec.revision_history_limit, |revision| {
+        let name = revision.name();
+        name == current.revision.name()
+            || set.status.current_revision.as_deref() == Some(name)
+            || pods.iter().any(|pod| super::pods::revision(pod) == name)
+    });
+    revision_history::delete(context, &used).await
+}

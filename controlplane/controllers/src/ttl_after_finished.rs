@@ -1,0 +1,4 @@
+//! Deletes finished jobs after their `ttlSecondsAfterFinished`.
+
+mod plan;
+pub(crate) mod run;

@@ -1,0 +1,243 @@
+//! InterPodAffinity: required and preferred affinity and anti-affinity. Source: upstream's plugin of that name.
+
+use std::collections::{HashMap, HashSet};
+
+use coracle_values::object::ObjectExt;
+
+use super::term::{Labels, Term, anti_affinity};
+use crate::object::Pod;
+use crate::score::BEST;
+use crate::snapshot::{Candidate, Snapshot};
+
+const AFFINITY: &str = "node(s) didn't match pod affinity rules";
+const ANTI_AFFINITY: &str = "node(s) didn't match pod anti-affinity rules";
+const EXISTING: &str = "node(s) didn't satisfy existing pods anti-affinity rules";
+
+/// A node label with its value.
+type Domain = (String, String);
+
+/// The affinity of a pod, with the domains of the pods that it selects.
+#[derive(Debug, Default)]
+pub(super) struct Affinity {
+    /// The node label of each required affinity term.
+    keys: Vec<String>,
+    /// Domains with a pod that all affinity terms select.
+    near: HashSet<Domain>,
+    /// Whether the pod selects itself, so that the first pod of a group can be placed.
+    selects_itself: bool,
+    /// Domains with a pod that an anti-affinity term selects.
+    far: HashSet<Domain>,
+    /// Domains in which the anti-affinity of another pod excludes this one.
+    excluded: HashSet<Domain>,
+    /// Sums of the weights of preferred terms by domain.
+    weights: HashMap<Domain, i64>,
+}
+
+impl Affinity {
+    pub(super) fn of(pod: &Pod, snapshot: &Snapshot) -> Self {
+        let affinity = pod.spec.affinity.as_ref();
+        let near = affinity.and_then(|affinity| affinity.pod_affinity.as_ref());
+        let required =
+            near.and_then(|near| near.required_during_scheduling_ignored_during_execution.as_ref());
+        let required: Vec<Term> = required.into_iter().flatten().map(|term| Term::of(pod, term)).collect();
+        let forbidden = anti_affinity(pod);
+        let preferred = preferred(pod);
+        let labels = pod.metadata.labels.clone().unwrap_or_default();
+        let namespaces = &snapshot.namespaces;
+        let selects =
+            |term: &Term, namespace: &str, labels: &Labels| term.selects(namespace, labels, namespaces);
+        let mut found = Self {
+            keys: required.iter().map(|term| term.key.clone()).collect(),
+            selects_itself: required.iter().all(|term| selects(term, pod.namespace(), &labels)),
+            ..Self::default()
+        };
+        for (other, terms, node) in snapshot.with_anti_affinity() {
+            for term in terms.iter().filter(|term| selects(term, pod.namespace(), &labels)) {
+                if other != pod.uid() {
+                    found.excluded.extend(domain(node, &term.key));
+                }
+            }
+        }
+        if required.is_empty() && forbidden.is_empty() && preferred.is_empty() {
+            return found;
+        }
+        for node in snapshot.candidates() {
+            for other in node.info.neighbours() {
+                let is = |term: &Term| selects(term, &other.namespace, &other.labels);
+                if !required.is_empty() && required.iter().all(is) {
+                    found.near.extend(required.iter().filter_map(|term| domain(node, &term.key)));
+                }
+                found.far.extend(
+                    forbidden.iter().filter(|term| is(term)).filter_map(|term| domain(node, &term.key)),
+                );
+                for (term, weight) in preferred.iter().filter(|(term, _)| is(term)) {
+                    if let Some(domain) = domain(node, &term.key) {
+                        *found.weights.entry(domain).or_default() += weight;
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    pub(super) fn refuse(&self, node: Candidate<'_>) -> Option<&'static str> {
+        let has =
+            |set: &HashSet<Domain>| set.iter().any(|(key, value)| node.facts.labels.get(key) == Some(value));
+        let near = |key: &String| match domain(node, key) {
+            // No pod of the group exists: the first one may be anywhere if it belongs to the group.
+            Some(_) if self.near.is_empty() => self.selects_itself,
+            Some(domain) => self.near.contains(&domain),
+            None => false,
+        };
+        if !self.keys.iter().all(near) {
+            return Some(AFFINITY);
+        }
+        if has(&self.far) {
+            return Some(ANTI_AFFINITY);
+        }
+        has(&self.excluded).then_some(EXISTING)
+    }
+
+    /// Scores between the lowest and the highest sum of weights.
+    pub(super) fn scores(&self, nodes: &[Candidate<'_>]) -> Vec<i64> {
+        if self.weights.is_empty() {
+            return vec![0; nodes.len()];
+        }
+        let sum = |node: &Candidate<'_>| -> i64 {
+            let of = |((key, value), weight): (&Domain, &i64)| {
+                if node.facts.labels.get(key) == Some(value) { *weight } else { 0 }
+            };
+            self.weights.iter().map(of).sum()
+        };
+        let sums: Vec<i64> = nodes.iter().map(sum).collect();
+        let least = sums.iter().copied().min().unwrap_or_default();
+        let range = sums.iter().copied().max().unwrap_or_default() - least;
+        sums.into_iter().map(|sum| if range > 0 { BEST * (sum - least) / range } else { 0 }).collect()
+    }
+}
+
+/// The preferred terms with their weights. Those of anti-affinity are negative.
+fn preferred(pod: &Pod) -> Vec<(Term, i64)> {
+    let affinity = pod.spec.affinity.as_ref();
+    let near = affinity.and_then(|affinity| affinity.pod_affinity.as_ref());
+    let near = near.and_then(|near| near.preferred_during_scheduling_ignored_during_execution.as_ref());
+    let far = affinity.and_then(|affinity| affinity.pod_anti_affinity.as_ref());
+    let far = far.and_then(|far| far.preferred_during_scheduling_ignored_during_execution.as_ref());
+    let near = near.into_iter().flatten().map(|term| (term, 1));
+    let far = far.into_iter().flatten().map(|term| (term, -1));
+    near.chain(far)
+        .map(|(term, sign)| (Term::of(pod, &term.pod_affinity_term), sign * i64::from(term.weight)))
+        .collect()
+}
+
+fn domain(node: Candidate<'_>, key: &str) -> Option<Domain> {
+    node.facts.labels.get(key).map(|value| (key.to_owned(), value.clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::super::Topology;
+    use crate::fixture;
+    use crate::object::Pod;
+    use crate::snapshot::Snapshot;
+
+    fn pod(name: &str, app: &str, affinity: Value) -> Pod {
+        let mut pod = fixture::pod(name, json!({"affinity": affinity}));
+        pod.metadata.labels = Some([("app".to_owned(), app.to_owned())].into());
+        pod
+    }
+
+    fn term(app: &str, key: &str) -> Value {
+        json!({"labelSelector": {"matchLabels": {"app": app}}, "topologyKey": key})
+    }
+
+    fn required(side: &str, app: &str, key: &str) -> Value {
+        json!({(side): {"requiredDuringSchedulingIgnoredDuringExecution": [term(app, key)]}})
+    }
+
+    /// Nodes a and b in zone x, node c in zone y.
+    fn snapshot() -> Snapshot {
+        let node = |name: &str, zone: &str| {
+            fixture::node(name, json!({"/metadata/labels": {"kubernetes.io/hostname": name, "zone": zone}}))
+        };
+        fixture::snapshot(&[node("a", "x"), node("b", "x"), node("c", "y")])
+    }
+
+    /// The nodes that can run the pod.
+    fn fitting(pod: &Pod, snapshot: &Snapshot) -> String {
+        let topology = Topology::of(pod, snapshot);
+        let nodes = snapshot.candidates().filter(|node| topology.refusals(*node).is_empty());
+        nodes.map(|node| node.facts.name.as_str()).collect()
+    }
+
+    #[test]
+    fn anti_affinity_works_in_both_directions() {
+        let mut snapshot = snapshot();
+        let alone = |name: &str| pod(name, "db", required("podAntiAffinity", "db", "zone"));
+        assert_eq!(fitting(&alone("1"), &snapshot), "abc");
+        snapshot.place(&alone("1"), "a");
+        assert_eq!(fitting(&alone("2"), &snapshot), "c");
+        // The existing pod also excludes pods without anti-affinity of their own.
+        assert_eq!(fitting(&pod("3", "db", Value::Null), &snapshot), "c");
+        assert_eq!(fitting(&pod("4", "web", Value::Null), &snapshot), "abc");
+        let topology = Topology::of(&pod("3", "db", Value::Null), &snapshot);
+        let first = snapshot.candidates().next().unwrap();
+        assert_eq!(topology.refusals(first), ["node(s) didn't satisfy existing pods anti-affinity rules"]);
+        snapshot.remove("1");
+        assert_eq!(fitting(&pod("3", "db", Value::Null), &snapshot), "abc");
+    }
+
+    #[test]
+    fn affinity_joins_a_group_and_the_first_pod_begins_it() {
+        let mut snapshot = snapshot();
+        assert_eq!(fitting(&pod("1", "web", required("podAffinity", "db", "zone")), &snapshot), "");
+        assert_eq!(fitting(&pod("1", "db", required("podAffinity", "db", "zone")), &snapshot), "abc");
+        assert_eq!(fitting(&pod("1", "db", required("podAffinity", "db", "rack")), &snapshot), "");
+        snapshot.place(&pod("1", "db", Value::Null), "b");
+        assert_eq!(fitting(&pod("2", "web", required("podAffinity", "db", "zone")), &snapshot), "ab");
+        assert_eq!(
+            fitting(&pod("2", "web", required("podAffinity", "db", "kubernetes.io/hostname")), &snapshot),
+            "b"
+        );
+    }
+
+    #[test]
+    fn namespaces_are_selected_by_name_or_by_label() {
+        let mut snapshot = snapshot();
+        let mut other = pod("1", "db", Value::Null);
+        other.metadata.namespace = Some("other".into());
+        snapshot.place(&other, "a");
+        let with = |field: &str, value: Value| {
+            let mut term = term("db", "zone");
+            term[field] = value;
+            pod(
+                "2",
+                "web",
+                json!({"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}),
+            )
+        };
+        assert_eq!(fitting(&pod("2", "web", required("podAffinity", "db", "zone")), &snapshot), "");
+        assert_eq!(fitting(&with("namespaces", json!(["other"])), &snapshot), "ab");
+        assert_eq!(fitting(&with("namespaceSelector", json!({})), &snapshot), "ab");
+        let labelled = with("namespaceSelector", json!({"matchLabels": {"team": "t"}}));
+        assert_eq!(fitting(&labelled, &snapshot), "");
+        snapshot.namespaces.insert("other".into(), [("team".to_owned(), "t".to_owned())].into());
+        assert_eq!(fitting(&labelled, &snapshot), "ab");
+    }
+
+    #[test]
+    fn preferred_terms_score_the_nodes() {
+        let mut snapshot = snapshot();
+        snapshot.place(&pod("1", "db", Value::Null), "a");
+        let weighted = |side: &str| {
+            let term = json!([{"weight": 10, "podAffinityTerm": term("db", "zone")}]);
+            pod("2", "web", json!({(side): {"preferredDuringSchedulingIgnoredDuringExecution": term}}))
+        };
+        let nodes: Vec<_> = snapshot.candidates().collect();
+        let scores = |pod: &Pod| Topology::of(pod, &snapshot).affinity.scores(&nodes);
+        assert_eq!(scores(&weighted("podAffinity")), [100, 100, 0]);
+        assert_eq!(scores(&weighted("podAntiAffinity")), [0, 0, 100]);
+    }
+}
