@@ -32,7 +32,8 @@ fn edges() -> BTreeMap<String, BTreeSet<String>> {
 /// Crates of this workspace, and the crates that each may depend on.
 const DOWNWARDS: &[(&str, &[&str])] = &[
     ("coracle-proto", &[]),
-    ("coracle-cni", &["coracle-error-chain", "coracle-fault", "coracle-open-files"]),
+    ("coracle-nft", &[]),
+    ("coracle-cni", &["coracle-error-chain", "coracle-fault", "coracle-nft", "coracle-open-files"]),
     ("coracle-error-chain", &[]),
     ("coracle-fault", &[]),
     ("coracle-open-files", &[]),
