@@ -11,7 +11,7 @@ use crate::message::Attributes;
 pub struct Key(Vec<u8>);
 
 /// What a map assigns to a key.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Value {
     /// What happens to the packet.
     Verdict(Verdict),
@@ -20,7 +20,7 @@ pub enum Value {
 }
 
 /// An element of a set, or of a map if it has a value.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Element {
     /// The key.
     pub key: Key,

@@ -15,10 +15,10 @@ pub const R0: u32 = 8;
 const VERDICT: u32 = 0;
 
 /// A rule's expressions, in order.
-#[derive(Debug, Default, Clone, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, PartialEq, Eq, Hash)]
 pub struct Rule(pub(crate) Vec<Part>);
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Part {
     Expression(Attributes),
     /// A lookup in a set that belongs to the rule.
@@ -29,7 +29,7 @@ pub(crate) enum Part {
 }
 
 /// A set or map that belongs to one rule, and lives as long as the rule.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct AnonymousMap {
     /// Type of the keys for the nft tool, and their length in bytes.
     pub key: (u32, u32),
@@ -40,7 +40,7 @@ pub struct AnonymousMap {
 }
 
 /// What happens to a packet.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Verdict {
     /// The base chain's evaluation ends; chains of other tables continue.
     Accept,

@@ -8,6 +8,7 @@
 //! - a [`Transaction`] is applied completely or not at all;
 //! - a read stops at the first incomplete message; no length from the kernel is trusted.
 
+mod dump;
 mod element;
 mod event;
 mod expression;
@@ -17,6 +18,7 @@ mod message;
 mod transaction;
 mod watch;
 
+pub use dump::dynamic_elements;
 pub use element::{Element, Key, Value};
 pub use event::{Change, changes};
 pub use expression::{AnonymousMap, Header, Hook, Meta, R0, Rule, Verdict};

@@ -53,6 +53,8 @@ pub enum Verb {
     DeleteRule = 8,
     /// Makes a set or map, unless it exists.
     NewSet = 9,
+    /// Lists the sets of a table.
+    GetSet = 10,
     /// Removes an unused set or map.
     DeleteSet = 11,
     /// Adds elements to a set or map.
@@ -64,7 +66,7 @@ pub enum Verb {
 }
 
 /// A tree of netlink attributes under construction.
-#[derive(Debug, Default, Clone, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, PartialEq, Eq, Hash)]
 pub struct Attributes {
     bytes: Vec<u8>,
     /// Whether an attribute is longer than the maximum of its length field, 64 KiB.
