@@ -101,6 +101,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
             "coracle-error-chain",
             "coracle-events",
             "coracle-images",
+            "coracle-nft",
             "coracle-open-files",
             "coracle-sealing",
             "coracle-service-proxy",

@@ -22,6 +22,7 @@ use crate::program::Map;
 pub(crate) const MASQUERADE: u32 = 0x4000;
 pub(crate) const REJECT: &str = "reject";
 pub(crate) const DROP: &str = "drop";
+pub(crate) const POSTROUTING: &str = "postrouting";
 
 pub(crate) const MAPS: [Map; 8] = [
     Map::Services,
@@ -154,24 +155,23 @@ fn nat(transaction: &mut Transaction<'_>, node: &NodeView) {
         transaction.make_base_chain(BaseChain { name, hook, priority: -100, kind: "nat" });
         transaction.rule(name, &Rule::default().jump("services"));
     }
-    let postrouting = "postrouting";
     transaction.make_base_chain(BaseChain {
-        name: postrouting,
+        name: POSTROUTING,
         hook: Hook::Postrouting,
         priority: 100,
         kind: "nat",
     });
     let marked = Rule::default().marked(MASQUERADE).clear_mark(MASQUERADE);
-    transaction.rule(postrouting, &marked.masquerade_randomly());
+    transaction.rule(POSTROUTING, &marked.masquerade_randomly());
     for is_ipv4 in [true, false] {
         let ends = of_family(is_ipv4).translated().source(is_ipv4, R0);
         let ends = ends.destination(is_ipv4, R0 + registers(is_ipv4));
-        transaction.rule(postrouting, &ends.inside(name(Map::Hairpin, is_ipv4)).masquerade_randomly());
+        transaction.rule(POSTROUTING, &ends.inside(name(Map::Hairpin, is_ipv4)).masquerade_randomly());
     }
     // Between pods of one bridge the answer would take the direct path, past conntrack.
     for network in node.pod_networks.iter().filter(|_| node.bridge_bypasses_filters) {
         let among = of_family(network.is_ipv4()).translated().from(*network, false).to(*network, false);
-        transaction.rule(postrouting, &among.masquerade_randomly());
+        transaction.rule(POSTROUTING, &among.masquerade_randomly());
     }
 }
 

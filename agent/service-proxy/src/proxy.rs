@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::sync::Arc;
 
-use coracle_nft::{Channel, Element, SetSpec, Transaction, Value, Verdict};
+use coracle_nft::{Attributes, Channel, Element, INET, SetSpec, Transaction, Value, Verb, Verdict};
 use coracle_services::EndpointSlice;
 use coracle_values::object::Key;
 use k8s_openapi::api::core::v1::Service;
@@ -80,6 +80,16 @@ impl Proxy {
     #[must_use]
     pub fn is_unknown(&self) -> bool {
         self.is_unknown
+    }
+
+    /// Whether the kernel has the table with its rules: another process may have flushed it.
+    ///
+    /// # Errors
+    /// When the socket fails.
+    pub fn is_intact(&mut self) -> Result<bool, Error> {
+        let rules = Attributes::default().text(1, &self.table).text(2, layout::POSTROUTING);
+        let listed = self.channel.lists(Verb::GetRule, INET, &rules);
+        listed.map_err(|source| Error::Commit { table: self.table.clone(), source })
     }
 
     /// Replaces the whole table in one transaction.

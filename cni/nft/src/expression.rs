@@ -216,17 +216,17 @@ impl Rule {
     #[must_use]
     pub fn destination_is_local(self) -> Self {
         const DESTINATION: u32 = 2;
-        self.is_local(DESTINATION)
+        self.local(DESTINATION)
     }
 
     /// The packet's source is an address of this machine (`fib saddr type local`).
     #[must_use]
     pub fn source_is_local(self) -> Self {
         const SOURCE: u32 = 1;
-        self.is_local(SOURCE)
+        self.local(SOURCE)
     }
 
-    fn is_local(self, address: u32) -> Self {
+    fn local(self, address: u32) -> Self {
         const ADDRESS_TYPE: u32 = 3;
         const LOCAL: u32 = 2;
         let data = Attributes::default().number(1, R0).number(2, ADDRESS_TYPE).number(3, address);

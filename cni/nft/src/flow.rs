@@ -6,7 +6,9 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::message::{Attributes, BODY, Channel, NLMSG_ERROR, attributes, errno_of, kind_of, messages};
+use crate::message::{
+    Attributes, BODY, Channel, NLMSG_ERROR, Request, attributes, errno_of, kind_of, messages,
+};
 
 /// `NFNL_SUBSYS_CTNETLINK`, and its messages (`linux/netfilter/nfnetlink_conntrack.h`).
 const NEW: u16 = 0x100;
@@ -50,15 +52,19 @@ pub fn delete_flows(
 ) -> io::Result<usize> {
     let family = if is_ipv4 { libc::AF_INET } else { libc::AF_INET6 } as u8;
     let (mut found, mut error) = (Vec::new(), None);
-    channel.request_each(GET, DUMP, family, &question(protocol, port), |message| {
-        error = error.take().or_else(|| error_of(message));
-        if let Some((flow, named)) = flow_of(message)
-            && flow.protocol == protocol
-            && stale(&flow)
-        {
-            found.push(named);
-        }
-    })?;
+    channel.request_each(
+        Request { kind: GET, flags: DUMP, family },
+        &question(protocol, port),
+        |message| {
+            error = error.take().or_else(|| error_of(message));
+            if let Some((flow, named)) = flow_of(message)
+                && flow.protocol == protocol
+                && stale(&flow)
+            {
+                found.push(named);
+            }
+        },
+    )?;
     if let Some(error) = error {
         return Err(error);
     }

@@ -205,6 +205,17 @@ impl Batch {
     }
 }
 
+/// Header of a request.
+#[derive(Debug, Clone, Copy)]
+pub struct Request {
+    /// Subsystem and message type.
+    pub kind: u16,
+    /// Netlink flags besides `NLM_F_REQUEST`.
+    pub flags: u16,
+    /// Address family.
+    pub family: u8,
+}
+
 /// The socket of one process for all its transactions. The kernel reports it as the author of each change.
 #[derive(Debug)]
 pub struct Channel {
@@ -312,12 +323,11 @@ impl Channel {
     /// When the socket fails.
     pub fn request_each(
         &mut self,
-        kind: u16,
-        flags: u16,
-        family: u8,
+        request: Request,
         attributes: &Attributes,
         mut take: impl FnMut(&[u8]),
     ) -> io::Result<()> {
+        let Request { kind, flags, family } = request;
         let mut query = Batch::default();
         query.message(kind, REQUEST | flags, Target { family, resource: 0 }, attributes);
         self.exchange(&query.buffer, |answer| messages(answer).for_each(&mut take))
@@ -328,7 +338,11 @@ impl Channel {
     /// # Errors
     /// When the socket fails.
     pub fn dump(&mut self, verb: Verb, of: &Attributes, take: impl FnMut(&[u8])) -> io::Result<()> {
-        self.request_each((SUBSYSTEM << 8) | verb as u16, DUMP, INET, of, take)
+        self.request_each(
+            Request { kind: (SUBSYSTEM << 8) | verb as u16, flags: DUMP, family: INET },
+            of,
+            take,
+        )
     }
 
     fn exchange(&mut self, message: &[u8], mut take: impl FnMut(&[u8])) -> io::Result<()> {

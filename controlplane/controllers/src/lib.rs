@@ -23,6 +23,8 @@ mod csr_cleaner;
 mod csr_signing;
 mod deployment;
 mod disruption;
+mod endpoint_slice;
+mod endpoint_slice_mirroring;
 mod endpoints;
 mod error;
 mod garbage;

@@ -16,8 +16,9 @@ use crate::object::Key;
 use crate::queue::{Next, Queue};
 use crate::{
     account_token, bootstrap_signer, cluster_role_aggregation, csr_approving, csr_cleaner, csr_signing,
-    deployment, disruption, endpoints, garbage, namespace, node_lifecycle, pod_cidr, pod_gc, replica_set,
-    root_ca, service_account, stale_disruption, taint_eviction, token_cleaner,
+    deployment, disruption, endpoint_slice, endpoint_slice_mirroring, endpoints, garbage, namespace,
+    node_lifecycle, pod_cidr, pod_gc, replica_set, root_ca, service_account, stale_disruption,
+    taint_eviction, token_cleaner,
 };
 
 /// Runs every controller until `shutdown` is cancelled. Failed watches are retried forever.
@@ -69,6 +70,8 @@ fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
         pod_gc "pod-gc" 1,
         namespace "namespace" 2,
         endpoints "endpoints" 2,
+        endpoint_slice "endpoint-slice" 2,
+        endpoint_slice_mirroring "endpoint-slice-mirroring" 1,
         csr_approving "csr-approving" 1,
         csr_signing "csr-signing" 1,
         csr_cleaner "csr-cleaner" 1,
