@@ -162,9 +162,9 @@ mod tests {
     fn conditions_follow_readiness_and_deletion() {
         let spec = || json!({"selector": {"app": "a"}, "ports": [{"port": 80}]});
         let ending = pod("1", |pod| pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into());
-        assert_eq!(conditions(&planned(spec(), &[ending.clone()])[0]), (false, true, true));
+        assert_eq!(conditions(&planned(spec(), std::slice::from_ref(&ending))[0]), (false, true, true));
         let unready = pod("1", |pod| pod["status"]["conditions"][0]["status"] = "False".into());
-        assert_eq!(conditions(&planned(spec(), &[unready.clone()])[0]), (false, false, false));
+        assert_eq!(conditions(&planned(spec(), std::slice::from_ref(&unready))[0]), (false, false, false));
         let mut publish = spec();
         publish["publishNotReadyAddresses"] = true.into();
         assert_eq!(conditions(&planned(publish, &[unready])[0]), (true, true, false));
