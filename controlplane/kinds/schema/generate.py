@@ -29,6 +29,8 @@ ROOTS = [
     "io.k8s.api.certificates.v1.CertificateSigningRequest",
     "io.k8s.api.coordination.v1.Lease",
     "io.k8s.api.discovery.v1.EndpointSlice",
+    *("io.k8s.api.networking.v1." + name for name in (
+        "NetworkPolicy Ingress IngressClass ServiceCIDR IPAddress").split()),
     *("io.k8s.api.rbac.v1." + name for name in "Role RoleBinding ClusterRole ClusterRoleBinding".split()),
     "io.k8s.api.autoscaling.v1.Scale",
     "io.k8s.api.storage.v1.CSINode",
@@ -54,7 +56,7 @@ PLAIN_INTS = set(
     "partition hostPort initialDelaySeconds timeoutSeconds periodSeconds successThreshold failureThreshold signal "
     "minReadySeconds fullyLabeledReplicas readyReplicas availableReplicas updatedReplicas unavailableReplicas "
     "healthCheckNodePort nodePort count observedGeneration sizeBytes generation remainingItemCount code "
-    "retryAfterSeconds".split())
+    "retryAfterSeconds number".split())
 PLAIN_BOOLS = set(
     "readOnly chapAuthDiscovery chapAuthSession sslEnabled stdin stdinOnce tty hostNetwork hostPID hostIPC "
     "unschedulable publishNotReadyAddresses paused authenticated denied".split())

@@ -1,6 +1,7 @@
 //! Defaulting: sets absent fields to their documented defaults. Each function is idempotent.
 
 mod container;
+pub(crate) mod networking;
 pub(crate) mod object;
 pub(crate) mod pod;
 pub(crate) mod rbac;

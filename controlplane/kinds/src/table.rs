@@ -4,6 +4,7 @@ mod age;
 pub(crate) mod certificate;
 pub(crate) mod disruption;
 pub(crate) mod event;
+pub(crate) mod networking;
 pub(crate) mod node;
 pub(crate) mod object;
 pub(crate) mod pod;

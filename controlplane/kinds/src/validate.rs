@@ -9,6 +9,7 @@ pub(crate) mod disruption;
 mod env;
 pub(crate) mod format;
 mod immutable;
+pub(crate) mod networking;
 mod meta;
 pub(crate) mod node;
 pub(crate) mod object;

@@ -1,5 +1,6 @@
 //! The rows of the table. A new kind needs a row here, a root in `schema/generate.py`, and its own functions.
 
+mod networking;
 mod rbac;
 
 use serde_json::{Value, json};
@@ -88,6 +89,11 @@ pub static KINDS: &[Kind] = &[
     SIGNING_REQUESTS,
     DISRUPTION_BUDGETS,
     CSI_NODES,
+    networking::NETWORK_POLICIES,
+    networking::INGRESSES,
+    networking::INGRESS_CLASSES,
+    networking::SERVICE_CIDRS,
+    networking::IP_ADDRESSES,
     rbac::ROLES,
     rbac::ROLE_BINDINGS,
     rbac::CLUSTER_ROLES,
