@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use coracle_cni::OverlayConfig;
 use coracle_cri::CgroupDriver;
+use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::Taint;
 
 use crate::image_gc::ImageGcPolicy;
@@ -40,6 +41,10 @@ pub struct AgentConfig {
     pub pod_pids_limit: Option<i64>,
     /// Addresses of the cluster's DNS service; empty without one.
     pub cluster_dns: Vec<IpAddr>,
+    /// The service proxy's settings. None: another program proxies Services.
+    pub service_proxy: Option<ServiceProxyConfig>,
+    /// Settings of the DNS server at the addresses `cluster_dns`. None: another program serves DNS there.
+    pub dns: Option<DnsConfig>,
     /// The cluster's DNS domain.
     pub cluster_domain: String,
     /// Whether to create the Node object if it does not exist.
@@ -66,6 +71,22 @@ pub struct AgentConfig {
     pub image_gc: ImageGcPolicy,
     /// The kubelet's `CredentialProviderConfig`, and the directory of the programs that it names.
     pub credential_providers: Option<(PathBuf, PathBuf)>,
+}
+
+/// Settings of the service proxy.
+#[derive(Clone, Debug)]
+pub struct ServiceProxyConfig {
+    /// Name of its nftables table.
+    pub table: String,
+    /// Ranges of addresses that Services may take by `externalIPs`.
+    pub external_ips: Vec<IpNetwork>,
+}
+
+/// Settings of the DNS server.
+#[derive(Clone, Debug)]
+pub struct DnsConfig {
+    /// The host's resolver configuration: names outside the cluster are resolved by its servers.
+    pub resolv_conf: PathBuf,
 }
 
 /// Source of the node's certificates.

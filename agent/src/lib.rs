@@ -12,6 +12,7 @@ mod bounded;
 pub mod cgroup;
 mod checkpoint;
 mod client;
+mod cluster_dns;
 mod config;
 mod config_cache;
 mod configuration;
@@ -24,6 +25,7 @@ pub mod pod;
 pub mod runtime;
 pub mod server;
 mod service_cache;
+mod service_proxy;
 pub mod source;
 pub mod volume;
 
@@ -31,7 +33,7 @@ mod run;
 
 pub use bounded::read_text;
 pub use client::client;
-pub use config::{AgentConfig, Identity};
+pub use config::{AgentConfig, DnsConfig, Identity, ServiceProxyConfig};
 pub use duration::parse as duration;
 pub use image_gc::ImageGcPolicy;
 pub use node::{EvictionThresholds, Threshold};

@@ -12,6 +12,7 @@ use crate::api_health::ApiHealth;
 use crate::cgroup::resources::Amount;
 use crate::cgroup::{CgroupConfig, CgroupError, Cgroups, Machine};
 use crate::checkpoint::{Checkpoint, CheckpointError};
+use crate::cluster_dns::ClusterDns;
 use crate::config::{AgentConfig, Identity};
 use crate::config_cache::ConfigCache;
 use crate::configuration;
@@ -23,6 +24,7 @@ use crate::pod::sync::Inputs;
 use crate::runtime::{ImageChanges, Runtime, RuntimeError, Streams};
 use crate::server::{Access, Backend, Certificate, Server, ServerConfig, ServerError};
 use crate::service_cache::ServiceCache;
+use crate::service_proxy::ServiceProxy;
 use crate::source;
 use crate::source::checkpoint::PodCheckpoint;
 use crate::volume::{VolumeConfig, VolumeContext, VolumeError};
@@ -100,6 +102,7 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
     let mut tasks = JoinSet::new();
     tasks.spawn(events.run());
     spawn_certificate_renewal(&mut tasks, &node.config.identity, agent.ips());
+    spawn_service_tasks(&mut tasks, &node, &agent);
     spawn_pod_tasks(&mut tasks, &node, agent.node(), evicted);
     tasks.spawn(pod::Eviction::new(Arc::clone(&node), agent.pulse()).run());
     tasks.spawn(keep_images(Arc::clone(&node.runtime), runtime.image_changes(), agent.images()));
@@ -127,6 +130,20 @@ fn spawn_certificate_renewal(
         Identity::Files(..) => {}
         Identity::Joined(membership) => drop(tasks.spawn(async move { membership.keep(addresses).await })),
         Identity::Requested(serving) => drop(tasks.spawn(async move { serving.keep(addresses).await })),
+    }
+}
+
+/// Proxies Services and answers DNS queries of pods, unless the settings disable it.
+fn spawn_service_tasks(tasks: &mut JoinSet<()>, node: &Arc<pod::NodeContext>, agent: &NodeAgent) {
+    let config = &node.config;
+    let served_here = config.dns.as_ref().map_or(&[][..], |_| &config.cluster_dns);
+    if let Some(settings) = &config.service_proxy {
+        let proxy = ServiceProxy::new(settings.clone(), &config.node_name, served_here);
+        tasks.spawn(proxy.run(node.services.clone(), agent.node()));
+    }
+    if let Some(settings) = &config.dns {
+        let dns = ClusterDns::new(settings.clone(), served_here, &config.cluster_domain);
+        tasks.spawn(dns.run(node.services.tables(), agent.node()));
     }
 }
 

@@ -1,14 +1,17 @@
-//! Services of the cluster by namespace: one watch, shared by all consumers in the agent.
+//! Services and EndpointSlices of the cluster: one watch of each kind, shared by all consumers in the agent.
 //!
-//! While the API server does not answer, the cache has the stored services: those of the namespaces of this node's
-//! pods. A consumer that follows services subscribes to [`ServiceCache::changes`] and reads the namespaces again.
+//! While the API server does not answer, the cache has the last known state. After a restart of the agent it has the
+//! stored services until then: those of the namespaces of this node's pods. A consumer that follows changes takes a
+//! [`Subscription`], which collects the changed services.
 
-mod tables;
+mod subscription;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
+use coracle_services::{EndpointSlice, Tables};
+use coracle_values::object::{Key as ObjectKey, ObjectExt as _};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Service;
 use kube::runtime::watcher::{self, Event};
@@ -17,7 +20,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::api_health::ApiHealth;
 use crate::checkpoint::{Checkpoint, Key};
-use tables::Tables;
+pub(crate) use subscription::Subscription;
 
 /// Namespace and name of the API server's service, which the environment of every pod has.
 const OWN_NAMESPACE: &str = "default";
@@ -41,7 +44,8 @@ struct Shared {
     client: Client,
     checkpoint: Checkpoint,
     health: ApiHealth,
-    tables: RwLock<Tables>,
+    tables: Arc<RwLock<Tables>>,
+    subscriptions: Mutex<Vec<Arc<Subscription>>>,
     progress: watch::Sender<Progress>,
     unsaved: Mutex<BTreeSet<String>>,
     unsaved_more: Notify,
@@ -50,8 +54,10 @@ struct Shared {
 /// Progress of the watch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
-    /// Whether everything was listed once.
+    /// Whether all services were listed once.
     pub(crate) listed: bool,
+    /// Whether all EndpointSlices were listed once.
+    pub(crate) slices_listed: bool,
     /// Whether the last attempt failed.
     failed: bool,
     /// Counts changes.
@@ -71,7 +77,8 @@ impl ServiceCache {
             client,
             checkpoint,
             health,
-            tables: RwLock::default(),
+            tables: Arc::default(),
+            subscriptions: Mutex::default(),
             progress: watch::Sender::default(),
             unsaved: Mutex::default(),
             unsaved_more: Notify::new(),
@@ -83,6 +90,31 @@ impl ServiceCache {
     #[must_use]
     pub(crate) fn of(&self, namespace: &str) -> Vec<Arc<Service>> {
         self.read(|tables| tables.of(namespace))
+    }
+
+    /// The tables, for readers that need several entries.
+    pub(crate) fn tables(&self) -> Arc<RwLock<Tables>> {
+        Arc::clone(&self.shared.tables)
+    }
+
+    /// A service with its slices.
+    #[must_use]
+    pub(crate) fn state(&self, key: &ObjectKey) -> Option<(Arc<Service>, Vec<Arc<EndpointSlice>>)> {
+        self.read(|tables| Some((Arc::clone(tables.get(&key.namespace, &key.name)?), tables.slices(key))))
+    }
+
+    /// The keys of all services.
+    #[must_use]
+    pub(crate) fn keys(&self) -> Vec<ObjectKey> {
+        self.read(|tables| tables.services().map(|service| service.key()).collect())
+    }
+
+    /// Collects the services that change from now on.
+    pub(crate) fn subscribe(&self) -> Arc<Subscription> {
+        let subscription = Arc::new(Subscription::default());
+        let mut all = self.shared.subscriptions.lock().unwrap_or_else(PoisonError::into_inner);
+        all.push(Arc::clone(&subscription));
+        subscription
     }
 
     /// Wakes at each change.
@@ -111,29 +143,38 @@ impl ServiceCache {
         for namespace in [Some(OWN_NAMESPACE), namespace].into_iter().flatten() {
             let services: Vec<Service> =
                 self.shared.checkpoint.get(&Key::services(namespace)).unwrap_or_default();
-            services.into_iter().for_each(|service| tables.put(service));
+            services.into_iter().for_each(|service| drop(tables.put_service(Arc::new(service))));
         }
         Ok(environment(&tables, namespace))
     }
 
     /// Watches services and stores changes, until dropped.
     pub(crate) async fn run(self) {
-        tokio::join!(self.watch(), self.store());
+        let (mut services, mut slices) = (Vec::new(), Vec::new());
+        tokio::join!(
+            self.watch("services", |event| self.learn(event, &mut services)),
+            self.watch("endpointslices", |event| self.learn_slice(event, &mut slices)),
+            self.store(),
+        );
     }
 
-    async fn watch(&self) {
-        let api: Api<Service> = Api::all(self.shared.client.clone());
+    async fn watch<K>(&self, kind: &'static str, mut learn: impl FnMut(Event<K>))
+    where
+        K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + Send + 'static,
+        K: serde::de::DeserializeOwned,
+    {
+        let api: Api<K> = Api::all(self.shared.client.clone());
         let mut events = watcher::watcher(api, watcher::Config::default()).boxed();
-        let (mut pause, mut listed) = (FIRST_PAUSE, Tables::default());
+        let mut pause = FIRST_PAUSE;
         while let Some(event) = events.next().await {
             match event {
                 Ok(event) => {
                     pause = FIRST_PAUSE;
                     self.shared.health.answered();
-                    self.learn(event, &mut listed);
+                    learn(event);
                 }
                 Err(error) => {
-                    tracing::debug!(error = &error as &dyn std::error::Error, "the watch of services failed");
+                    tracing::debug!(error = &error as &dyn std::error::Error, kind, "a watch failed");
                     self.shared.progress.send_modify(|progress| progress.failed = true);
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
@@ -142,37 +183,70 @@ impl ServiceCache {
         }
     }
 
-    fn learn(&self, event: Event<Service>, listed: &mut Tables) {
-        let mut tables = self.shared.tables.write().unwrap_or_else(PoisonError::into_inner);
-        let changed: Vec<String> = match event {
+    fn learn(&self, event: Event<Service>, listed: &mut Vec<Arc<Service>>) {
+        let changed: Vec<ObjectKey> = match event {
             Event::Init => {
-                *listed = Tables::default();
+                listed.clear();
                 return;
             }
             Event::InitApply(service) => {
-                listed.put(lighten(service));
+                listed.push(Arc::new(lighten(service)));
+                return;
+            }
+            Event::InitDone => self.write(|tables| tables.replace_services(std::mem::take(listed))),
+            Event::Apply(service) => {
+                self.write(|tables| tables.put_service(Arc::new(lighten(service)))).into_iter().collect()
+            }
+            Event::Delete(service) => {
+                let key = service.key();
+                self.write(|tables| tables.take_service(&key));
+                vec![key]
+            }
+        };
+        let namespaces = changed.iter().map(|key| key.namespace.clone());
+        self.shared.unsaved.lock().unwrap_or_else(PoisonError::into_inner).extend(namespaces);
+        self.notify(&changed);
+        self.shared.progress.send_modify(|progress| {
+            progress.listed = true;
+            progress.failed = false;
+            progress.revision += 1;
+        });
+        self.shared.unsaved_more.notify_one();
+    }
+
+    fn learn_slice(&self, event: Event<EndpointSlice>, listed: &mut Vec<Arc<EndpointSlice>>) {
+        let changed: Vec<ObjectKey> = match event {
+            Event::Init => {
+                listed.clear();
+                return;
+            }
+            Event::InitApply(slice) => {
+                listed.push(slice.slim());
                 return;
             }
             Event::InitDone => {
-                let before = std::mem::replace(&mut *tables, std::mem::take(listed));
-                tables.differing(&before)
+                let all = std::mem::take(listed);
+                self.write(|tables| tables.replace_slices(all)).into_iter().collect()
             }
-            Event::Apply(service) => {
-                let namespace = service.metadata.namespace.clone();
-                tables.put(lighten(service));
-                namespace.into_iter().collect()
-            }
-            Event::Delete(service) => {
-                tables.take(&service);
-                service.metadata.namespace.into_iter().collect()
+            Event::Apply(slice) => self.write(|tables| tables.put_slice(slice.slim())),
+            Event::Delete(slice) => {
+                self.write(|tables| tables.take_slice(&slice.key())).into_iter().collect()
             }
         };
-        drop(tables);
-        self.shared.unsaved.lock().unwrap_or_else(PoisonError::into_inner).extend(changed);
-        self.shared.progress.send_modify(|progress| {
-            *progress = Progress { listed: true, failed: false, revision: progress.revision + 1 };
-        });
-        self.shared.unsaved_more.notify_one();
+        self.notify(&changed);
+        // Only the first list wakes readers of the progress: they read no slices.
+        self.shared
+            .progress
+            .send_if_modified(|progress| !std::mem::replace(&mut progress.slices_listed, true));
+    }
+
+    fn notify(&self, changed: &[ObjectKey]) {
+        let all = self.shared.subscriptions.lock().unwrap_or_else(PoisonError::into_inner);
+        all.iter().for_each(|subscription| subscription.add(changed));
+    }
+
+    fn write<T>(&self, write: impl FnOnce(&mut Tables) -> T) -> T {
+        write(&mut self.shared.tables.write().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Stores the changed namespaces. The checkpoint skips those without pods of this node.
@@ -212,7 +286,10 @@ impl ServiceCache {
 
 fn environment(tables: &Tables, namespace: Option<&str>) -> Vec<Arc<Service>> {
     let own = tables.get(OWN_NAMESPACE, OWN_NAME).filter(|_| namespace != Some(OWN_NAMESPACE));
-    own.into_iter().chain(namespace.map(|namespace| tables.of(namespace)).into_iter().flatten()).collect()
+    own.cloned()
+        .into_iter()
+        .chain(namespace.map(|namespace| tables.of(namespace)).into_iter().flatten())
+        .collect()
 }
 
 /// A service without fields that no consumer reads and that are often large.

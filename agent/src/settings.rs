@@ -40,7 +40,7 @@ use table::{Table, settings};
 
 pub(crate) use control_plane::{ControlPlane, ControlPlaneSettings};
 pub(crate) use log::LogSettings;
-pub(crate) use node::{Node, NodeSettings};
+pub(crate) use node::{Node, NodeSettings, service_table};
 pub(crate) use runtime::{Runtime, RuntimeSettings};
 pub(crate) use serving::Serving;
 pub(crate) use table::Flags;
@@ -137,7 +137,8 @@ impl Settings {
         let dirs = Dirs { state: state?, run: run? };
         let node = node.and_then(|node: NodeSettings| node.decide(&dirs, sources));
         let plane = plane.and_then(|plane: ControlPlaneSettings| plane.decide(&dirs, sources));
-        let (config, node, plane) = (places.config, node?, plane?);
+        let (config, mut node, plane) = (places.config, node?, plane?);
+        node.serve_dns_in(plane.ranges.service);
         Some((log?, Self { config, node, plane, dirs, ignored_by_remote_runtime }))
     }
 

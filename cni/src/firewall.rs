@@ -14,6 +14,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use coracle_nft::{Batch, Channel};
 use nix::fcntl::{Flock, FlockArg};
 use tracing::warn;
 
@@ -21,7 +22,7 @@ pub(crate) use self::claim::Claim;
 use self::claim::{check_ports, plan};
 use crate::conntrack;
 use crate::error::Error;
-use crate::nft::{self, Batch, Channel, Mapping, Plan};
+use crate::nft::{self, Mapping, Plan};
 use crate::spec::request::Request;
 use crate::sysctl;
 

@@ -21,6 +21,7 @@ mod executable;
 mod firewall;
 mod gate;
 mod host;
+mod host_address;
 mod host_local;
 mod invoke;
 mod ipam;
@@ -44,6 +45,7 @@ mod watch;
 
 pub use error::Error;
 pub use executable::main as plugin_main;
+pub use host_address::{add_host_address, remove_host_address};
 pub use listeners::{Listener, listeners};
 pub use network::{Attached, Attachment, Network, NetworkConfig};
 pub use overlay::{

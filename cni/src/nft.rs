@@ -14,24 +14,20 @@
 //! ```
 
 mod element;
-pub(crate) mod event;
-mod expression;
-pub(crate) mod message;
-mod ranges;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 
+use coracle_nft::{
+    Attributes, BaseChain, Batch, Channel, Header, Hook, INET, INET_PROTO, INET_SERVICE, Meta, R0, Rule,
+    SetSpec, Transaction, Verb, concatenated, intervals, number_of,
+};
 use ipnetwork::{IpNetwork, Ipv4Network};
 
 use crate::portmap::condition::Condition;
 use crate::ports::Protocol;
 use element::octets;
-use expression::{Header, Meta, R0, Rule};
-use message::{Attributes, Verb};
-pub(crate) use message::{Batch, Channel};
-use ranges::{exceptions_of, ranges};
 
 /// Content of the table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -69,8 +65,6 @@ pub(crate) struct Mapping {
 /// Differences between IPv4 and IPv6.
 struct Family {
     number: u8,
-    source: u32,
-    destination: u32,
     length: u32,
     /// `TYPE_IPADDR` or `TYPE_IP6ADDR` of the nft tool, so that it prints our maps readably.
     kind: u32,
@@ -78,51 +72,30 @@ struct Family {
     one: &'static str,
 }
 
-const V4: Family = Family {
-    number: 2,
-    source: 12,
-    destination: 16,
-    length: 4,
-    kind: 7,
-    any: "hostports4",
-    one: "hostports4_by_address",
-};
-const V6: Family = Family {
-    number: 10,
-    source: 8,
-    destination: 24,
-    length: 16,
-    kind: 8,
-    any: "hostports6",
-    one: "hostports6_by_address",
-};
+const V4: Family = Family { number: 2, length: 4, kind: 7, any: "hostports4", one: "hostports4_by_address" };
+const V6: Family =
+    Family { number: 10, length: 16, kind: 8, any: "hostports6", one: "hostports6_by_address" };
 /// The loopback range of each family.
 const LOOPBACK: Ipv4Network = match Ipv4Network::new_checked(Ipv4Addr::new(127, 0, 0, 0), 8) {
     Some(network) => network,
     None => unreachable!(),
 };
-const INET_PROTO: u32 = 12;
-const INET_SERVICE: u32 = 13;
-/// Size at which a list of elements is sent as one message: with one more element it is still far below the maximum
-/// size of an attribute.
-const LONG_LIST: usize = 32 << 10;
 
 /// The transaction that replaces the table.
 pub(crate) fn replace(table: &str, plan: &Plan) -> Batch {
-    let mut table = Table::new(table);
-    table.delete();
-    let named = table.named();
-    table.batch.push(Verb::NewTable, &named);
+    let mut table = Table(Transaction::new(table));
+    table.0.delete_table();
+    table.0.make_table();
     table.chains();
     for family in [V4, V6] {
         table.maps(&family);
         table.host_port_rules(&family);
     }
     for chain in ["prerouting", "output"] {
-        table.rule(chain, Rule::default().destination_is_local().jump("hostports"));
+        table.0.rule(chain, &Rule::default().destination_is_local().jump("hostports"));
     }
     table.turn(&Plan::default(), plan);
-    table.batch
+    table.0.finish()
 }
 
 /// The transaction that changes the table from `present` to `wanted`. `None` if a rule has to be removed, or if one of
@@ -131,27 +104,27 @@ pub(crate) fn change(table: &str, present: &Plan, wanted: &Plan) -> Option<Batch
     if [present, wanted].contains(&&Plan::default()) || !present.has_rules_within(wanted) {
         return None;
     }
-    let mut table = Table::new(table);
+    let mut table = Table(Transaction::new(table));
     table.turn(present, wanted);
-    Some(table.batch)
+    Some(table.0.finish())
 }
 
 /// The transaction that removes the table.
 pub(crate) fn remove(table: &str) -> Batch {
-    let mut table = Table::new(table);
-    table.delete();
-    table.batch
+    let mut table = Transaction::new(table);
+    table.delete_table();
+    table.finish()
 }
 
 /// Whether the kernel has a table with this name.
 pub(crate) fn exists(channel: &mut Channel, table: &str) -> io::Result<bool> {
-    channel.has(Verb::GetTable, message::INET, &Attributes::default().text(1, table))
+    channel.has(Verb::GetTable, INET, &Attributes::default().text(1, table))
 }
 
 /// Whether the table has the first rule of all our tables: a flushed table has no rules.
 pub(crate) fn has_rules(channel: &mut Channel, table: &str) -> io::Result<bool> {
     let rules = Attributes::default().text(1, table).text(2, "prerouting");
-    channel.lists(Verb::GetRule, message::INET, &rules)
+    channel.lists(Verb::GetRule, INET, &rules)
 }
 
 /// Whether the chain `FORWARD` of iptables' filter table, of either family, drops by default.
@@ -161,7 +134,7 @@ pub(crate) fn forward_drops(channel: &mut Channel) -> io::Result<bool> {
     for family in [V4.number, V6.number] {
         let named = Attributes::default().text(1, "filter").text(3, "FORWARD");
         match channel.get(Verb::GetChain, family, &named) {
-            Ok(answer) if message::number_of(&answer, POLICY) == Some(DROP) => return Ok(true),
+            Ok(answer) if number_of(&answer, POLICY) == Some(DROP) => return Ok(true),
             Err(error) if error.raw_os_error() != Some(libc::ENOENT) => return Err(error),
             _ => {}
         }
@@ -198,32 +171,11 @@ impl Plan {
 }
 
 /// A transaction under construction.
-struct Table<'a> {
-    name: &'a str,
-    batch: Batch,
-    /// Number of maps and sets that it makes. The number identifies each of them within the transaction.
-    sets: u32,
-}
+struct Table<'a>(Transaction<'a>);
 
 // === impl Table ===
 
-impl<'a> Table<'a> {
-    fn new(name: &'a str) -> Self {
-        Self { name, batch: Batch::new(), sets: 0 }
-    }
-
-    /// Deletes the table if it exists. The deletion of an absent table is an error, so the table is made first, which
-    /// is no error for an existing one.
-    fn delete(&mut self) {
-        let named = self.named();
-        self.batch.push(Verb::NewTable, &named);
-        self.batch.push(Verb::DeleteTable, &named);
-    }
-
-    fn named(&self) -> Attributes {
-        Attributes::default().text(1, self.name)
-    }
-
+impl Table<'_> {
     /// Adds missing elements and rules, and removes elements that are not wanted.
     fn turn(&mut self, present: &Plan, wanted: &Plan) {
         for family in [V4, V6] {
@@ -236,35 +188,28 @@ impl<'a> Table<'a> {
     }
 
     fn chains(&mut self) {
-        let hostports = self.named().text(3, "hostports");
-        self.batch.push(Verb::NewChain, &hostports);
-        for (name, hook, priority, kind) in
-            [("prerouting", 0, -100i32, "nat"), ("output", 3, -100, "nat"), ("postrouting", 4, 100, "nat")]
-        {
-            self.chain(name, hook, priority, kind);
+        self.0.make_chain("hostports");
+        for (name, hook, priority) in [
+            ("prerouting", Hook::Prerouting, -100),
+            ("output", Hook::Output, -100),
+            ("postrouting", Hook::Postrouting, 100),
+        ] {
+            self.0.make_base_chain(BaseChain { name, hook, priority, kind: "nat" });
         }
-    }
-
-    fn chain(&mut self, name: &str, hook: u32, priority: i32, kind: &str) {
-        let hook = Attributes::default().number(1, hook).bytes(2, &priority.to_be_bytes());
-        let chain = self.named().text(3, name).nest(4, hook).text(7, kind);
-        self.batch.push(Verb::NewChain, &chain);
     }
 
     fn maps(&mut self, family: &Family) {
-        const MAP: u32 = 0x8;
-        let port = (INET_PROTO << 6) | INET_SERVICE;
-        let target = (family.kind << 6) | INET_SERVICE;
-        let keys = [(family.any, port, 8), (family.one, (family.kind << 12) | port, family.length + 8)];
-        for (name, key, length) in keys {
-            let set = self.named().text(2, name).number(3, MAP).number(4, key).number(5, length);
-            self.set(set.number(6, target).number(7, family.length + 4));
+        let port = [INET_PROTO, INET_SERVICE];
+        let target = concatenated(&[family.kind, INET_SERVICE]);
+        let one = concatenated(&[family.kind, port[0], port[1]]);
+        for (name, key) in [(family.any, (concatenated(&port), 8)), (family.one, (one, family.length + 8))] {
+            self.0.make_set(&SetSpec {
+                name,
+                key,
+                value: Some((target, family.length + 4)),
+                ..SetSpec::default()
+            });
         }
-    }
-
-    fn set(&mut self, set: Attributes) {
-        self.sets += 1;
-        self.batch.push(Verb::NewSet, &set.number(10, self.sets));
     }
 
     /// Changes the elements of the maps. Removals come first, because new elements may have the same keys.
@@ -273,37 +218,22 @@ impl<'a> Table<'a> {
             let of_map = |mapping: &&Mapping| {
                 mapping.to.is_ipv4() == (family.length == 4) && mapping.host_ip.is_some() == by_address
             };
-            let gone = present.difference(wanted).filter(of_map);
-            let list = |element| Attributes::default().nest(1, element);
-            self.elements(Verb::DeleteElements, name, gone.map(|mapping| list(mapping.key())));
-            let new = wanted.difference(present).filter(of_map);
-            self.elements(Verb::NewElements, name, new.map(|mapping| list(mapping.element())));
-        }
-    }
-
-    /// Adds or deletes these elements, in as many messages as necessary.
-    fn elements(&mut self, verb: Verb, set: &str, elements: impl Iterator<Item = Attributes>) {
-        let mut list = Attributes::default();
-        let mut elements = elements.peekable();
-        while let Some(element) = elements.next() {
-            list = list.and(&element);
-            if list.len() >= LONG_LIST || elements.peek().is_none() {
-                let message = self.named().text(2, set).nest(3, std::mem::take(&mut list));
-                self.batch.push(verb, &message);
-            }
+            let gone: Vec<_> =
+                present.difference(wanted).filter(of_map).map(|mapping| mapping.element(false)).collect();
+            self.0.remove(name, &gone);
+            let new: Vec<_> =
+                wanted.difference(present).filter(of_map).map(|mapping| mapping.element(true)).collect();
+            self.0.add(name, &new);
         }
     }
 
     fn host_port_rules(&mut self, family: &Family) {
         let registers = family.length / 4;
-        let start = || Rule::default().meta(Meta::Family, R0).equal(R0, &[family.number]);
-        let key =
-            |rule: Rule, at: u32| rule.meta(Meta::Transport, at).payload(Header::Transport, 2, 2, at + 1);
-        let one = start().payload(Header::Network, family.destination, family.length, R0);
-        let one = key(one, R0 + registers).lookup(family.one).destination_nat(family.number, registers);
-        self.rule("hostports", one);
-        let any = key(start(), R0).lookup(family.any).destination_nat(family.number, registers);
-        self.rule("hostports", any);
+        let start = || Rule::default().family(family.number);
+        let one = start().destination(family.length == 4, R0).protocol_and_port(R0 + registers);
+        self.rule("hostports", &one.lookup(family.one).destination_nat(family.number, registers));
+        let any = start().protocol_and_port(R0).lookup(family.any);
+        self.rule("hostports", &any.destination_nat(family.number, registers));
     }
 
     /// Adds a rule for each port with conditions: elements of maps cannot have conditions.
@@ -316,14 +246,15 @@ impl<'a> Table<'a> {
                 rule = condition.compared(rule);
             }
             if let Some(ip) = mapping.host_ip {
-                rule = destined(rule, ip.into(), false);
+                rule = rule.to(ip.into(), false);
             }
             let registers = family.length / 4;
             let rule = rule.meta(Meta::Transport, R0).equal(R0, &[mapping.protocol.number()]);
-            let rule = rule.payload(Header::Transport, 2, 2, R0).equal(R0, &mapping.host_port.to_be_bytes());
+            let rule = rule.payload(Header::Transport, 2, 2, R0);
+            let rule = rule.equal(R0, &mapping.host_port.to_be_bytes());
             let rule = rule.immediate(R0, &octets(mapping.to));
             let rule = rule.immediate(R0 + registers, &mapping.to_port.to_be_bytes());
-            self.rule("hostports", rule.destination_nat(family.number, registers));
+            self.rule("hostports", &rule.destination_nat(family.number, registers));
         }
     }
 
@@ -337,56 +268,57 @@ impl<'a> Table<'a> {
         }
         for address in &wanted.untouched {
             let network = IpNetwork::from(*address);
-            self.rule("postrouting", to(of_family(network), network).translated().accept());
+            self.rule("postrouting", &of_family(network).to(network, false).translated().accept());
         }
         for network in wanted.hairpin.difference(&present.hairpin) {
-            self.rule("postrouting", to(from(*network), *network).translated().masquerade());
+            self.rule("postrouting", &from(*network).to(*network, false).translated().masquerade());
         }
         for address in wanted.masquerade_all.difference(&present.masquerade_all) {
             let network = IpNetwork::from(*address);
-            self.rule("postrouting", to(of_family(network), network).translated().masquerade());
+            self.rule("postrouting", &of_family(network).to(network, false).translated().masquerade());
         }
         if wanted.loopback && !present.loopback {
-            self.rule("postrouting", from(IpNetwork::V4(LOOPBACK)).translated().masquerade());
+            self.rule("postrouting", &from(IpNetwork::V4(LOOPBACK)).translated().masquerade());
         }
     }
 
     /// The set must exist before the rule that uses it.
     fn masquerade_rule(&mut self, network: IpNetwork, has_exceptions: bool) {
-        const INTERVAL: u32 = 0x4;
         let family = family(network);
-        let (net, mask) = if network.is_ipv4() { MULTICAST_V4() } else { MULTICAST_V6() };
-        let rule = destined(from(network), network, true);
-        let rule = rule.payload(Header::Network, family.destination, family.length, R0);
+        let is_ipv4 = network.is_ipv4();
+        let (net, mask) = if is_ipv4 { MULTICAST_V4() } else { MULTICAST_V6() };
+        let rule = from(network).to(network, true).destination(is_ipv4, R0);
         let mut rule = rule.mask(R0, &mask).unequal(R0, &net);
         if has_exceptions {
             let set = exceptions_of(network);
-            let named = self.named().text(2, &set).number(3, INTERVAL);
-            self.set(named.number(4, family.kind).number(5, family.length));
-            rule = rule.payload(Header::Network, family.destination, family.length, R0).outside(&set);
+            let key = (family.kind, family.length);
+            self.0.make_set(&SetSpec { name: &set, key, intervals: true, ..SetSpec::default() });
+            rule = rule.destination(is_ipv4, R0).outside(&set);
         }
-        self.rule("postrouting", rule.masquerade());
+        self.rule("postrouting", &rule.masquerade());
     }
 
     fn exceptions(&mut self, network: IpNetwork, present: &[IpNetwork], wanted: &[IpNetwork]) {
         if present == wanted {
             return;
         }
-        let (present, wanted, set) = (ranges(present), ranges(wanted), exceptions_of(network));
-        self.elements(Verb::DeleteElements, &set, present.difference(&wanted).map(|range| range.elements()));
-        self.elements(Verb::NewElements, &set, wanted.difference(&present).map(|range| range.elements()));
+        let (present, wanted, set) = (intervals(present), intervals(wanted), exceptions_of(network));
+        let gone = present.difference(&wanted).map(|range| range.elements());
+        self.0.elements(Verb::DeleteElements, &set, gone);
+        let new = wanted.difference(&present).map(|range| range.elements());
+        self.0.elements(Verb::NewElements, &set, new);
     }
 
     fn isolation_rules(&mut self, present: &BTreeSet<String>, wanted: &BTreeSet<String>) {
         if present.is_empty() && !wanted.is_empty() {
-            self.chain("forward", 2, 0, "filter");
+            self.0.make_base_chain(filter("forward", Hook::Forward));
         }
         let is_new = |pair: [&String; 2]| !pair.into_iter().all(|bridge| present.contains(bridge));
         for inward in wanted {
             for outward in wanted.iter().filter(|other| *other != inward && is_new([inward, other])) {
                 let rule = Rule::default().meta(Meta::InInterface, R0).equal(R0, &interface(inward));
                 let rule = rule.meta(Meta::OutInterface, R0).equal(R0, &interface(outward));
-                self.rule("forward", rule.drop());
+                self.rule("forward", &rule.drop());
             }
         }
     }
@@ -395,21 +327,30 @@ impl<'a> Table<'a> {
     /// reach services on 127.0.0.1. Only replies, and packets that were sent to another address, pass.
     fn loopback_rules(&mut self, present: &BTreeSet<String>, wanted: &BTreeSet<String>) {
         if present.is_empty() && !wanted.is_empty() {
-            self.chain("input", 1, 0, "filter");
+            self.0.make_base_chain(filter("input", Hook::Input));
         }
         for name in wanted.difference(present) {
             let loopback = IpNetwork::V4(LOOPBACK);
             let by = || of_family(loopback).meta(Meta::InInterface, R0).equal(R0, &interface(name));
             // Two rules, because packets unknown to conntrack have no status to compare.
-            self.rule("input", to(by(), loopback).translated().accept());
-            self.rule("input", to(by(), loopback).unasked().drop());
+            self.rule("input", &by().to(loopback, false).translated().accept());
+            self.rule("input", &by().to(loopback, false).unasked().drop());
         }
     }
 
-    fn rule(&mut self, chain: &str, rule: Rule) {
-        let rule = self.named().text(2, chain).nest(4, rule.finish());
-        self.batch.push(Verb::NewRule, &rule);
+    fn rule(&mut self, chain: &str, rule: &Rule) {
+        self.0.rule(chain, rule);
     }
+}
+
+fn filter(name: &str, hook: Hook) -> BaseChain<'_> {
+    BaseChain { name, hook, priority: 0, kind: "filter" }
+}
+
+/// Name of the set of a network's excepted destinations. Derived from the network, without characters that have a
+/// meaning in nft.
+fn exceptions_of(network: IpNetwork) -> String {
+    format!("not_beyond_{}", network.to_string().replace([':', '/'], "_"))
 }
 
 const MULTICAST_V4: fn() -> (Vec<u8>, Vec<u8>) = || (vec![224, 0, 0, 0], vec![240, 0, 0, 0]);
@@ -423,34 +364,12 @@ fn family(network: IpNetwork) -> Family {
 }
 
 fn of_family(network: IpNetwork) -> Rule {
-    Rule::default().meta(Meta::Family, R0).equal(R0, &[family(network).number])
+    Rule::default().family(family(network).number)
 }
 
 /// Matches packets from the network.
 fn from(network: IpNetwork) -> Rule {
-    sent(of_family(network), network, false)
-}
-
-/// Matches packets to the network.
-fn to(rule: Rule, network: IpNetwork) -> Rule {
-    destined(rule, network, false)
-}
-
-/// Matches packets from the network, or from elsewhere.
-fn sent(rule: Rule, network: IpNetwork, elsewhere: bool) -> Rule {
-    let family = family(network);
-    masked(rule.payload(Header::Network, family.source, family.length, R0), network, elsewhere)
-}
-
-/// Matches packets to the network, or to elsewhere.
-fn destined(rule: Rule, network: IpNetwork, elsewhere: bool) -> Rule {
-    let family = family(network);
-    masked(rule.payload(Header::Network, family.destination, family.length, R0), network, elsewhere)
-}
-
-fn masked(rule: Rule, network: IpNetwork, elsewhere: bool) -> Rule {
-    let rule = rule.mask(R0, &octets(network.mask()));
-    compared(rule, &octets(network.network()), elsewhere)
+    of_family(network).from(network, false)
 }
 
 fn compared(rule: Rule, value: &[u8], elsewhere: bool) -> Rule {
@@ -505,7 +424,7 @@ mod tests {
     fn as_many_messages_as_it_takes() {
         let ports: Vec<u16> = (1..=u16::MAX).collect();
         let batch = replace("t", &plan(&ports));
-        let lengths = message::messages(batch.bytes()).map(<[u8]>::len);
+        let lengths = coracle_nft::messages(batch.as_bytes()).map(<[u8]>::len);
         let (long, most) =
             lengths.fold((0, 0), |(long, most), len| (long + usize::from(len > 16384), most.max(len)));
         assert!(long > 60 && most < 65536, "{long} {most}");

@@ -68,6 +68,7 @@ pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow
             note("pods", remove_pods(&parts, &node.pod_log_dir).await);
             note("network", parts.network.remove().await.map_err(Into::into));
             note("overlay", remove_overlay(&node).await);
+            note("services", remove_services(&node).await);
         }
         Err(error) => note("runtime", Err(error)),
     }
@@ -90,6 +91,18 @@ pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow
     note("directories", remove_dir(&node.dirs.run));
     anyhow::ensure!(failures.is_empty(), "cannot remove everything: {}", failures.join("; "));
     Ok(())
+}
+
+/// Removes the table of Services and the addresses of cluster DNS.
+async fn remove_services(node: &crate::settings::Node) -> anyhow::Result<()> {
+    let table = crate::settings::service_table(&node.nft_table);
+    let removed = tokio::task::spawn_blocking(move || coracle_service_proxy::Proxy::remove(&table)).await?;
+    if node.serve_dns {
+        for address in &node.cluster_dns {
+            coracle_cni::remove_host_address(*address).await?;
+        }
+    }
+    Ok(removed?)
 }
 
 /// Whether nothing has to be removed. Without a state directory there is no node, but its pods may still run. A

@@ -4,9 +4,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use anyhow::Context;
-use coracle_agent::AgentConfig;
 use coracle_agent::node::PodNetwork;
 use coracle_agent::runtime::InProcess;
+use coracle_agent::{AgentConfig, DnsConfig};
 use coracle_cni::{Network, NetworkConfig};
 use coracle_cri::{Runtime, RuntimeConfig};
 use coracle_images::{Images, ImagesConfig};
@@ -108,6 +108,8 @@ pub(super) fn agent_config(node: &Node, credentials: Credentials) -> AgentConfig
         max_pods: node.max_pods,
         pod_pids_limit: node.pod_pids_limit,
         cluster_dns: node.cluster_dns.clone(),
+        service_proxy: node.service_proxy.clone(),
+        dns: node.serve_dns.then(|| DnsConfig { resolv_conf: node.resolv_conf.clone().unwrap_or_default() }),
         cluster_domain: node.cluster_domain.clone(),
         register_node: node.register,
         node_labels: node.labels.clone(),

@@ -7,9 +7,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
-use coracle_agent::{EvictionThresholds, ImageGcPolicy};
+use coracle_agent::{EvictionThresholds, ImageGcPolicy, ServiceProxyConfig};
 use coracle_cri::{CgroupDriver, NriSettings};
 use coracle_images::PinPattern;
+use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::Taint;
 
 use super::cni::{self, Cni};
@@ -42,7 +43,14 @@ settings! {
     /// Address and port of the kubelet API.
     kubelet_listen: Option<SocketAddr> = unset "port 10250 of all addresses", "ADDRESS";
     /// Addresses of the cluster's DNS service, for pods with dnsPolicy ClusterFirst.
-    cluster_dns: Vec<IpAddr> = default "", "IP";
+    cluster_dns: Vec<IpAddr> = unset "the address with number 10 of the service range, where the node serves DNS itself", "IP";
+    /// Serve DNS for pods at the addresses of cluster-dns.
+    serve_dns: Option<bool> = unset "true without cluster-dns", "BOOL";
+    /// Proxy Services with nftables. Disable it where kube-proxy or another program does.
+    service_proxy: bool = default "true", "BOOL";
+    /// Ranges of addresses that Services may take by externalIPs. Other external IPs are ignored: a tenant could take
+    /// over any address.
+    service_external_ips: Vec<IpNetwork> = default "", "CIDR";
     /// DNS domain of the cluster.
     cluster_domain: String = default "cluster.local", "DOMAIN";
     /// Resolver configuration of the host, for pods with dnsPolicy Default. Empty: none.
@@ -128,6 +136,9 @@ settings! {
     cert_dir: Option<PathBuf> = unset "agent/pki in the state directory", "DIR";
 }
 
+/// Number of cluster DNS's address in the service range.
+const DNS_NUMBER: u32 = 10;
+
 /// Checked settings of a node.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
@@ -142,6 +153,9 @@ pub(crate) struct Node {
     pub(crate) taints: Vec<Taint>,
     pub(crate) kubelet_listen: SocketAddr,
     pub(crate) cluster_dns: Vec<IpAddr>,
+    /// Whether the node serves DNS at `cluster_dns`.
+    pub(crate) serve_dns: bool,
+    pub(crate) service_proxy: Option<ServiceProxyConfig>,
     pub(crate) cluster_domain: String,
     pub(crate) resolv_conf: Option<PathBuf>,
     pub(crate) cni: Cni,
@@ -180,6 +194,7 @@ impl NodeSettings {
         let credential_providers = sources.take(self.credential_providers());
         let pod_log_dir = sources.take(absolute(&self.pod_log_dir));
         let nri = (self.nri_socket, self.nri_plugin_dir, self.nri_plugin_config_dir);
+        let serve_dns = self.serve_dns.unwrap_or(self.cluster_dns.is_empty());
         labels?;
         Some(Node {
             dirs: dirs.clone(),
@@ -192,6 +207,11 @@ impl NodeSettings {
             labels: self.node_labels,
             taints: self.register_with_taints,
             kubelet_listen: address_or_port(self.kubelet_listen, 10250),
+            serve_dns,
+            service_proxy: self.service_proxy.then(|| ServiceProxyConfig {
+                table: service_table(&self.nft_table),
+                external_ips: self.service_external_ips,
+            }),
             cluster_dns: self.cluster_dns,
             cluster_domain: self.cluster_domain,
             resolv_conf: self.resolv_conf.0,
@@ -227,6 +247,28 @@ impl NodeSettings {
             ),
         }
     }
+}
+
+// === impl Node ===
+
+impl Node {
+    /// Sets the address of the DNS server that the node runs, unless one is configured.
+    pub(super) fn serve_dns_in(&mut self, services: IpNetwork) {
+        if !self.serve_dns || !self.cluster_dns.is_empty() {
+            return;
+        }
+        let address = match services {
+            IpNetwork::V4(network) => network.nth(DNS_NUMBER).map(IpAddr::V4),
+            IpNetwork::V6(network) => network.nth(DNS_NUMBER.into()).map(IpAddr::V6),
+        };
+        self.cluster_dns.extend(address);
+        self.serve_dns = address.is_some();
+    }
+}
+
+/// Name of the nftables table of Services, beside the node's own table.
+pub(crate) fn service_table(nft_table: &str) -> String {
+    format!("{nft_table}-services")
 }
 
 fn host_name() -> anyhow::Result<String> {

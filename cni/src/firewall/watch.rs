@@ -3,13 +3,13 @@
 use std::io;
 use std::time::Duration;
 
+use coracle_nft::{Channel, changes};
 use netlink_sys::protocols::NETLINK_NETFILTER;
 use netlink_sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
 use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
 use tracing::{debug, info, warn};
 
 use crate::host::Host;
-use crate::nft::{Channel, event};
 
 /// `NFNLGRP_NFTABLES`.
 const GROUP: u32 = 7;
@@ -70,7 +70,7 @@ impl super::Firewall {
     fn is_foreign(&self, events: &[u8]) -> bool {
         let state = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let ours = state.channel.as_ref().map(Channel::port);
-        event::changes(events).any(|change| change.table == self.table && Some(change.author) != ours)
+        changes(events).any(|change| change.table == self.table && Some(change.author) != ours)
     }
 }
 

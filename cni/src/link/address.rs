@@ -6,7 +6,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use futures::{StreamExt, TryStreamExt};
 use ipnetwork::IpNetwork;
 use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage};
+use netlink_packet_route::address::{
+    AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage, AddressScope,
+};
 use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteMetric, RouteScope};
 use rtnetlink::{AddressMessageBuilder, RouteMessageBuilder};
 
@@ -50,6 +52,20 @@ impl Links {
     ) -> Result<(), Error> {
         let mut add = self.handle.address().add(link.index, address.ip(), address.prefix()).replace();
         *add.message_mut() = address_message(link, address, detect);
+        add.execute().await.map_err(failed("add address", &address.to_string()))
+    }
+
+    /// Adds an address with a scope.
+    pub(crate) async fn add_scoped_address(
+        &self,
+        link: &Link,
+        address: IpNetwork,
+        scope: AddressScope,
+    ) -> Result<(), Error> {
+        let mut add = self.handle.address().add(link.index, address.ip(), address.prefix()).replace();
+        let mut message = address_message(link, address, false);
+        message.header.scope = scope;
+        *add.message_mut() = message;
         add.execute().await.map_err(failed("add address", &address.to_string()))
     }
 

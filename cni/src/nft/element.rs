@@ -2,9 +2,9 @@
 
 use std::net::IpAddr;
 
-use super::expression::{Meta, R0, Rule, value};
-use super::message::Attributes;
-use super::{Mapping, compared, destined, interface, sent};
+use coracle_nft::{Element, Key, Meta, R0, Rule, Value};
+
+use super::{Mapping, compared, interface};
 use crate::portmap::condition::{Condition, Subject};
 use crate::ports::Protocol;
 
@@ -15,8 +15,8 @@ impl Condition {
     pub(super) fn compared(&self, rule: Rule) -> Rule {
         let by = |rule: Rule, name: &[u8]| compared(rule.meta(Meta::InInterface, R0), name, self.negated);
         match &self.subject {
-            Subject::From(network) => sent(rule, *network, self.negated),
-            Subject::To(network) => destined(rule, *network, self.negated),
+            Subject::From(network) => rule.from(*network, self.negated),
+            Subject::To(network) => rule.to(*network, self.negated),
             Subject::By(name) => by(rule, &interface(name)),
             Subject::ByAny(head) => by(rule, head.as_bytes()),
         }
@@ -26,19 +26,11 @@ impl Condition {
 // === impl Mapping ===
 
 impl Mapping {
-    /// Key of the element in the map.
-    pub(super) fn key(&self) -> Attributes {
-        let mut key = self.host_ip.map(octets).unwrap_or_default();
-        key.extend_from_slice(&[self.protocol.number(), 0, 0, 0]);
-        key.extend_from_slice(&padded(self.host_port));
-        Attributes::default().nest(1, value(&key))
-    }
-
-    /// Value of the element in the map.
-    pub(super) fn element(&self) -> Attributes {
-        let mut target = octets(self.to);
-        target.extend_from_slice(&padded(self.to_port));
-        self.key().nest(2, value(&target))
+    /// The element in the map: its key, and its value if wanted.
+    pub(super) fn element(&self, valued: bool) -> Element {
+        let key = self.host_ip.map_or_else(Key::default, |ip| Key::default().address(ip));
+        let key = key.protocol(self.protocol.number()).port(self.host_port);
+        if valued { Element::pair(key, Value::Target(self.to, self.to_port)) } else { Element::member(key) }
     }
 }
 
@@ -51,11 +43,6 @@ impl Protocol {
             Self::Sctp => 132,
         }
     }
-}
-
-fn padded(port: u16) -> [u8; 4] {
-    let [high, low] = port.to_be_bytes();
-    [high, low, 0, 0]
 }
 
 pub(super) fn octets(ip: IpAddr) -> Vec<u8> {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 
 use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::address::{AddressHeaderFlags, AddressMessage};
+use netlink_packet_route::address::{AddressHeaderFlags, AddressMessage, AddressScope};
 use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkExtentMask, LinkInfo, LinkMessage};
 
 use super::device;
@@ -79,6 +79,9 @@ pub fn local_addresses() -> Result<Vec<LocalAddress>, OverlayError> {
             let Some((ip, _, index)) = read_address(&message).filter(|_| is_permanent(&message)) else {
                 return;
             };
+            if is_served_here(ip, &message) {
+                return;
+            }
             if let Some((interface, is_virtual)) = links.get(&index).cloned() {
                 found.push(LocalAddress { interface, ip, is_virtual });
             }
@@ -86,6 +89,12 @@ pub fn local_addresses() -> Result<Vec<LocalAddress>, OverlayError> {
         Ok(found)
     };
     found().map_err(|source| OverlayError::Socket { action: "list addresses", source })
+}
+
+/// Whether the address serves this machine's pods and is none of the node: its scope is the host.
+fn is_served_here(ip: IpAddr, message: &RouteNetlinkMessage) -> bool {
+    let RouteNetlinkMessage::NewAddress(address) = message else { return false };
+    address.header.scope == AddressScope::Host && !ip.is_loopback()
 }
 
 fn is_virtual(link: &LinkMessage) -> bool {

@@ -45,6 +45,7 @@ pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
         }),
     )
     .await?;
+    cluster_dns(state).await?;
     let address = state.advertise.ip().to_string();
     let port = state.advertise.port();
     let metadata = json!({"name": "kubernetes", "namespace": "default",
@@ -53,7 +54,57 @@ pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
     let subsets = json!([{"addresses": [{"ip": address}], "ports": ports}]);
     let endpoints =
         json!({"apiVersion": "v1", "kind": "Endpoints", "metadata": metadata, "subsets": subsets});
-    replace(state, "endpoints", endpoints).await
+    replace(state, "endpoints", endpoints).await?;
+    own_slice(state).await
+}
+
+/// The EndpointSlice of this server's service.
+async fn own_slice(state: &Arc<State>) -> Result<()> {
+    let (address, port) = (state.advertise.ip(), state.advertise.port());
+    let slice = json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+        "metadata": {"name": "kubernetes", "namespace": "default",
+            "labels": {"kubernetes.io/service-name": "kubernetes"}},
+        "addressType": if address.is_ipv4() { "IPv4" } else { "IPv6" },
+        "endpoints": [{"addresses": [address.to_string()], "conditions": {"ready": true}}],
+        "ports": [{"name": "https", "port": port, "protocol": "TCP"}],
+    });
+    let kind = by_resource("discovery.k8s.io", "v1", "endpointslices").ok_or_else(ApiError::no_resource)?;
+    ensure_kind(state, kind, slice.clone()).await?;
+    let call = call(state, kind.clone(), &slice);
+    write::update(&call, "kubernetes", (Part::Main, Writer::Update), |old| {
+        let mut new = old.clone();
+        for field in ["endpoints", "ports"] {
+            new[field] = slice[field].clone();
+        }
+        Ok(new)
+    })
+    .await
+    .map(|_| ())
+}
+
+/// The service of cluster DNS. The nodes serve its address themselves; the service reserves it, so that no other
+/// service can get it.
+async fn cluster_dns(state: &Arc<State>) -> Result<()> {
+    const NUMBER: u128 = 10;
+    let Some(address) = state.service_range.nth(NUMBER) else { return Ok(()) };
+    let labels = json!({"k8s-app": "kube-dns", "kubernetes.io/cluster-service": "true",
+        "kubernetes.io/name": "CoreDNS"});
+    let ports = json!([{"name": "dns", "port": 53, "protocol": "UDP", "targetPort": 53},
+        {"name": "dns-tcp", "port": 53, "protocol": "TCP", "targetPort": 53}]);
+    let service = json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": {"name": "kube-dns", "namespace": "kube-system", "labels": labels},
+        "spec": {"type": "ClusterIP", "clusterIP": address.to_string(), "ports": ports, "sessionAffinity": "None"},
+    });
+    match ensure(state, "services", service).await {
+        // A service of an earlier version of this cluster has the address.
+        Err(error) if error.reason == "Invalid" => {
+            tracing::warn!(%address, error = error.message, "another service has the address of cluster DNS");
+            Ok(())
+        }
+        made => made,
+    }
 }
 
 /// Creates the system priority classes.

@@ -9,8 +9,8 @@ use kube::Client;
 use crate::cache::Cache;
 use crate::object::{
     CertificateSigningRequest, Claim, ClusterRole, ConfigMap, ControllerRevision, CronJob, DaemonSet,
-    Deployment, Endpoints, Job, Lease, Namespace, Node, Object, Pod, PodDisruptionBudget, ReplicaSet,
-    ReplicationController, Secret, Service, ServiceAccount, StatefulSet,
+    Deployment, EndpointSlice, Endpoints, Job, Lease, Namespace, Node, Object, Pod, PodDisruptionBudget,
+    ReplicaSet, ReplicationController, Secret, Service, ServiceAccount, StatefulSet,
 };
 use crate::watch;
 
@@ -39,6 +39,7 @@ pub(crate) struct Caches {
     pub(crate) root_cas: Arc<Cache<ConfigMap>>,
     pub(crate) services: Arc<Cache<Service>>,
     pub(crate) endpoints: Arc<Cache<Endpoints>>,
+    pub(crate) endpoint_slices: Arc<Cache<EndpointSlice>>,
     pub(crate) signing_requests: Arc<Cache<CertificateSigningRequest>>,
     /// Only leases of nodes.
     pub(crate) leases: Arc<Cache<Lease>>,
@@ -74,6 +75,7 @@ impl Caches {
             root_cas: Arc::new(Cache::new()),
             services: Arc::new(Cache::new()),
             endpoints: Arc::new(Cache::new()),
+            endpoint_slices: Arc::new(Cache::new()),
             signing_requests: Arc::new(Cache::new()),
             leases: Arc::new(Cache::new()),
             tokens: Arc::new(Cache::new()),
@@ -109,6 +111,7 @@ impl Caches {
             feed(client, &self.root_cas, root_ca),
             feed(client, &self.services, all()),
             feed(client, &self.endpoints, all()),
+            feed(client, &self.endpoint_slices, all()),
             feed(client, &self.signing_requests, all()),
             feed(client, &self.leases, leases),
             feed(client, &self.tokens, tokens),
@@ -137,6 +140,7 @@ impl Caches {
         self.root_cas.synced().await;
         self.services.synced().await;
         self.endpoints.synced().await;
+        self.endpoint_slices.synced().await;
         self.signing_requests.synced().await;
         self.leases.synced().await;
         self.tokens.synced().await;

@@ -25,6 +25,8 @@ mod csr_signing;
 mod daemon_set;
 mod deployment;
 mod disruption;
+mod endpoint_slice;
+mod endpoint_slice_mirroring;
 mod endpoints;
 mod error;
 mod garbage;

@@ -97,6 +97,8 @@ pub(crate) struct PodStatus {
     pub(crate) container_statuses: Containers,
     #[serde(deserialize_with = "containers")]
     pub(crate) init_container_statuses: Containers,
+    #[serde(rename = "podIPs")]
+    pub(crate) pod_ips: Option<Vec<k8s_openapi::api::core::v1::PodIP>>,
 }
 
 impl Pod {
@@ -117,6 +119,13 @@ impl Pod {
         let bound = self.condition("PodScheduled").filter(|bound| bound.status == "True");
         let bound = bound.and_then(|bound| bound.last_transition_time.as_ref());
         bound.or(self.metadata.creation_timestamp.as_ref()).map(|time| time.0)
+    }
+
+    /// The fields on which endpoints depend, and that change while a pod lives.
+    pub(crate) fn endpoint_facts(&self) -> impl PartialEq + '_ {
+        let (meta, status) = (&self.metadata, &self.status);
+        let state = (self.is_being_deleted(), self.finished(), self.ready_since().is_some());
+        (&meta.uid, &meta.labels, &self.spec.node_name, &status.pod_ip, &status.pod_ips, state)
     }
 
     /// Whether the pod has succeeded or failed.
@@ -270,6 +279,8 @@ pub(crate) struct ServiceSpec {
     pub(crate) selector: Option<std::collections::BTreeMap<String, String>>,
     pub(crate) ports: Option<Vec<ServicePort>>,
     pub(crate) publish_not_ready_addresses: Option<bool>,
+    pub(crate) ip_families: Option<Vec<String>>,
+    pub(crate) traffic_distribution: Option<String>,
 }
 
 /// The endpoints of a service.
@@ -278,6 +289,16 @@ pub(crate) struct ServiceSpec {
 pub(crate) struct Endpoints {
     pub(crate) metadata: ObjectMeta,
     pub(crate) subsets: Option<Vec<k8s_openapi::api::core::v1::EndpointSubset>>,
+}
+
+/// An endpoint slice.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct EndpointSlice {
+    pub(crate) metadata: ObjectMeta,
+    pub(crate) address_type: String,
+    pub(crate) endpoints: Option<Vec<k8s_openapi::api::discovery::v1::Endpoint>>,
+    pub(crate) ports: Option<Vec<k8s_openapi::api::discovery::v1::EndpointPort>>,
 }
 
 resource!(Pod, "", "pods", NamespaceResourceScope);
@@ -289,6 +310,7 @@ resource!(ServiceAccount, "", "serviceaccounts", NamespaceResourceScope);
 resource!(ConfigMap, "", "configmaps", NamespaceResourceScope);
 resource!(Service, "", "services", NamespaceResourceScope);
 resource!(Endpoints, "", "endpoints", NamespaceResourceScope);
+resource!(EndpointSlice, "discovery.k8s.io", "endpointslices", NamespaceResourceScope);
 
 /// The annotations of pods that controllers read.
 const ANNOTATIONS: [&str; 4] = [
@@ -324,3 +346,4 @@ impl Object for ServiceAccount {}
 impl Object for ConfigMap {}
 impl Object for Service {}
 impl Object for Endpoints {}
+impl Object for EndpointSlice {}

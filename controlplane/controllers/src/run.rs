@@ -16,9 +16,10 @@ use crate::object::Key;
 use crate::queue::{Next, Queue};
 use crate::{
     account_token, bootstrap_signer, cluster_role_aggregation, cron_job, csr_approving, csr_cleaner,
-    csr_signing, daemon_set, deployment, disruption, endpoints, garbage, job, job::orphan as job_orphan,
-    namespace, node_lifecycle, pod_cidr, pod_gc, replica_set, replication_controller, root_ca,
-    service_account, stale_disruption, stateful_set, taint_eviction, token_cleaner, ttl_after_finished,
+    csr_signing, daemon_set, deployment, disruption, endpoint_slice, endpoint_slice_mirroring, endpoints,
+    garbage, job, job::orphan as job_orphan, namespace, node_lifecycle, pod_cidr, pod_gc, replica_set,
+    replication_controller, root_ca, service_account, stale_disruption, stateful_set, taint_eviction,
+    token_cleaner, ttl_after_finished,
 };
 
 /// Runs every controller until `shutdown` is cancelled. Failed watches are retried forever.
@@ -78,6 +79,8 @@ fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
         pod_gc "pod-gc" 1,
         namespace "namespace" 2,
         endpoints "endpoints" 2,
+        endpoint_slice "endpoint-slice" 2,
+        endpoint_slice_mirroring "endpoint-slice-mirroring" 1,
         csr_approving "csr-approving" 1,
         csr_signing "csr-signing" 1,
         csr_cleaner "csr-cleaner" 1,

@@ -32,6 +32,8 @@ ROOTS = [
     "io.k8s.api.certificates.v1.CertificateSigningRequest",
     "io.k8s.api.coordination.v1.Lease",
     "io.k8s.api.discovery.v1.EndpointSlice",
+    *("io.k8s.api.networking.v1." + name for name in (
+        "NetworkPolicy Ingress IngressClass ServiceCIDR IPAddress").split()),
     *("io.k8s.api.rbac.v1." + name for name in "Role RoleBinding ClusterRole ClusterRoleBinding".split()),
     "io.k8s.api.autoscaling.v1.Scale",
     *("io.k8s.api.storage.v1." + name for name in "CSINode StorageClass".split()),
@@ -61,7 +63,7 @@ PLAIN_INTS = set(
     "partition hostPort initialDelaySeconds timeoutSeconds periodSeconds successThreshold failureThreshold signal "
     "minReadySeconds fullyLabeledReplicas readyReplicas availableReplicas updatedReplicas unavailableReplicas "
     "healthCheckNodePort nodePort count observedGeneration sizeBytes generation remainingItemCount code "
-    "retryAfterSeconds start active succeeded failed currentReplicas updatedNumberScheduled numberAvailable "
+    "retryAfterSeconds number start active succeeded failed currentReplicas updatedNumberScheduled numberAvailable "
     "numberUnavailable".split())
 PLAIN_BOOLS = set(
     "readOnly chapAuthDiscovery chapAuthSession sslEnabled stdin stdinOnce tty hostNetwork hostPID hostIPC "

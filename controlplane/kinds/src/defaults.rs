@@ -3,6 +3,7 @@
 pub(crate) mod admission;
 pub(crate) mod batch;
 mod container;
+pub(crate) mod networking;
 pub(crate) mod object;
 pub(crate) mod pod;
 pub(crate) mod policy;

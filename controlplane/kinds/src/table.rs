@@ -6,6 +6,7 @@ pub(crate) mod batch;
 pub(crate) mod certificate;
 pub(crate) mod disruption;
 pub(crate) mod event;
+pub(crate) mod networking;
 pub(crate) mod node;
 pub(crate) mod object;
 pub(crate) mod pod;

@@ -15,6 +15,7 @@ mod env;
 pub(crate) mod format;
 mod immutable;
 mod meta;
+pub(crate) mod networking;
 pub(crate) mod node;
 pub(crate) mod object;
 pub(crate) mod pod;

@@ -73,7 +73,7 @@ impl FromStr for TimeZone {
         if !name.split('/').all(good) {
             return Err(error());
         }
-        let zone = jiff::tz::TimeZone::get(name).map_err(|_| error())?;
+        let zone = jiff::tz::TimeZone::get(name).map_err(|_unknown| error())?;
         // Names of time zones are case-sensitive in upstream.
         if zone.iana_name() != Some(name) {
             return Err(error());
@@ -131,7 +131,7 @@ impl FromStr for Schedule {
             return Err(ScheduleError::Field(part.to_owned()));
         }
         cronexpr::parse_crontab(&format!("{fields} UTC"))
-            .map_err(|_| ScheduleError::Field(format!("schedule {text}")))?;
+            .map_err(|_wrong| ScheduleError::Field(format!("schedule {text}")))?;
         Ok(Self(Form::Fields(fields)))
     }
 }

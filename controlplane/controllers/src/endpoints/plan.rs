@@ -71,7 +71,8 @@ fn address(service: &Service, pod: &Pod, ip: String) -> EndpointAddress {
     }
 }
 
-fn ports(service: &Service, pod: &Pod) -> Vec<EndpointPort> {
+/// The ports of an endpoint: named target ports are those of the pod.
+pub(crate) fn ports(service: &Service, pod: &Pod) -> Vec<EndpointPort> {
     let all = service.spec.ports.iter().flatten();
     let mut ports: Vec<EndpointPort> = all
         .filter_map(|port| {

@@ -26,13 +26,24 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
             own.add(endpoints.key());
         }
     });
-    let (own, services) = (queue.clone(), context.caches.services.clone());
+    let own = queue.clone();
+    on_endpoint_change(context, move |service| own.add(service));
+}
+
+/// Calls `queue` for the services of each pod whose endpoints may change.
+pub(crate) fn on_endpoint_change(context: &Context, queue: impl Fn(Key) + Send + Sync + 'static) {
+    let services = context.caches.services.clone();
     context.caches.pods.on_change(move |change| {
         let pods: Vec<&Arc<Pod>> = [change.old, change.new].into_iter().flatten().collect();
         let Some(pod) = pods.first() else { return };
+        if let [old, new] = pods[..]
+            && old.endpoint_facts() == new.endpoint_facts()
+        {
+            return;
+        }
         for service in services.in_namespace(pod.namespace()) {
             if pods.iter().any(|pod| plan::selects(&service, pod)) {
-                own.add(service.key());
+                queue(service.key());
             }
         }
     });

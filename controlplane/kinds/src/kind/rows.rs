@@ -1,6 +1,7 @@
 //! The rows of the table. A new kind needs a row here, a root in `schema/generate.py`, and its own functions.
 
 mod admission;
+mod networking;
 mod policy;
 mod rbac;
 mod storage;
@@ -106,6 +107,11 @@ pub static KINDS: &[Kind] = &[
     policy::RUNTIME_CLASSES,
     admission::MUTATING_WEBHOOKS,
     admission::VALIDATING_WEBHOOKS,
+    networking::NETWORK_POLICIES,
+    networking::INGRESSES,
+    networking::INGRESS_CLASSES,
+    networking::SERVICE_CIDRS,
+    networking::IP_ADDRESSES,
     rbac::ROLES,
     rbac::ROLE_BINDINGS,
     rbac::CLUSTER_ROLES,

@@ -101,7 +101,7 @@ pub(super) fn indexes(list: &str, completions: i64) -> Result<i64, String> {
         for (slot, text) in numbers.iter_mut().zip(limits.iter().cycle()) {
             *slot = text
                 .parse::<i64>()
-                .map_err(|_| format!("cannot convert string to integer for index: {text:?}"))?;
+                .map_err(|_wrong| format!("cannot convert string to integer for index: {text:?}"))?;
             if *slot >= completions {
                 return Err(format!("too large index: {text:?}"));
             }

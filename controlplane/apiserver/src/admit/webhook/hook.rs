@@ -11,6 +11,7 @@ use super::super::Operation;
 const PORT: u16 = 443;
 
 /// One webhook, parsed.
+#[expect(clippy::struct_excessive_bools, reason = "independent properties of a webhook")]
 pub(crate) struct Hook {
     pub(crate) name: String,
     pub(crate) rules: Vec<Rule>,

@@ -11,14 +11,15 @@ const TABLE: u16 = 1;
 
 /// A change of a table or of its content.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Change<'a> {
-    pub(crate) table: &'a str,
+pub struct Change<'a> {
+    /// The table.
+    pub table: &'a str,
     /// The netlink port of the socket that made the change.
-    pub(crate) author: u32,
+    pub author: u32,
 }
 
 /// The changes in a datagram.
-pub(crate) fn changes(events: &[u8]) -> impl Iterator<Item = Change<'_>> {
+pub fn changes(events: &[u8]) -> impl Iterator<Item = Change<'_>> {
     messages(events).filter_map(change)
 }
 

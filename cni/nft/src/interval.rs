@@ -5,22 +5,23 @@ use std::net::IpAddr;
 
 use ipnetwork::IpNetwork;
 
-use super::expression::value;
-use super::message::Attributes;
+use crate::expression::{octets, value};
+use crate::message::Attributes;
 
 /// Adjacent addresses of one family: first and last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Range {
+pub struct Interval {
     first: u128,
     last: u128,
     is_ipv4: bool,
 }
 
 /// Networks of one family as ranges that neither overlap nor touch, which the kernel requires.
-pub(crate) fn ranges(networks: &[IpNetwork]) -> BTreeSet<Range> {
-    let mut all: Vec<Range> = networks.iter().map(Range::of).collect();
+#[must_use]
+pub fn intervals(networks: &[IpNetwork]) -> BTreeSet<Interval> {
+    let mut all: Vec<Interval> = networks.iter().map(Interval::of).collect();
     all.sort_unstable();
-    let mut ranges: Vec<Range> = Vec::with_capacity(all.len());
+    let mut ranges: Vec<Interval> = Vec::with_capacity(all.len());
     for range in all {
         match ranges.last_mut() {
             Some(before) if range.first <= before.last.saturating_add(1) => {
@@ -32,15 +33,9 @@ pub(crate) fn ranges(networks: &[IpNetwork]) -> BTreeSet<Range> {
     ranges.into_iter().collect()
 }
 
-/// Name of the set of a network's excepted destinations. Derived from the network, without characters that have a
-/// meaning in nft.
-pub(crate) fn exceptions_of(network: IpNetwork) -> String {
-    format!("not_beyond_{}", network.to_string().replace([':', '/'], "_"))
-}
+// === impl Interval ===
 
-// === impl Range ===
-
-impl Range {
+impl Interval {
     fn of(network: &IpNetwork) -> Self {
         let (first, last) = match network {
             IpNetwork::V4(network) => {
@@ -52,7 +47,8 @@ impl Range {
     }
 
     /// The elements of a range: two, or one if the range ends at the highest address.
-    pub(crate) fn elements(self) -> Attributes {
+    #[must_use]
+    pub fn elements(self) -> Attributes {
         const INTERVAL_END: u32 = 1;
         let key = |bits| Attributes::default().nest(1, value(&self.octets(bits)));
         let start = Attributes::default().nest(1, key(self.first));
@@ -64,19 +60,18 @@ impl Range {
     }
 
     fn octets(self, bits: u128) -> Vec<u8> {
-        super::octets(match u32::try_from(bits) {
+        octets(match u32::try_from(bits) {
             Ok(bits) if self.is_ipv4 => IpAddr::V4(bits.into()),
             _ => IpAddr::V6(bits.into()),
         })
     }
 }
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn of(texts: &[&str]) -> BTreeSet<Range> {
-        ranges(&texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<_>>())
+    fn of(texts: &[&str]) -> BTreeSet<Interval> {
+        intervals(&texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<_>>())
     }
 
     #[test]

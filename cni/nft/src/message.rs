@@ -1,4 +1,4 @@
-//! nf_tables messages as bytes: the part of `linux/netfilter/nf_tables.h` that a NAT table needs.
+//! nf_tables messages as bytes: the part of `linux/netfilter/nf_tables.h` that packet filters and NAT need.
 //!
 //! A [`Batch`] is one transaction: the kernel applies all of it or nothing.
 
@@ -8,7 +8,7 @@ use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
 use nix::sys::socket::{setsockopt, sockopt::SndBufForce};
 
 /// `NFNL_SUBSYS_NFTABLES`.
-const SUBSYSTEM: u16 = 10;
+pub(crate) const SUBSYSTEM: u16 = 10;
 const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
 const NESTED: u16 = 0x8000;
@@ -18,41 +18,65 @@ const ACK: u16 = 0x4;
 const DUMP: u16 = 0x300;
 const CREATE: u16 = 0x400;
 const APPEND: u16 = 0x800;
-pub(crate) const NLMSG_ERROR: u16 = 2;
+/// Message with an error, or with the acknowledgement of a request.
+pub const NLMSG_ERROR: u16 = 2;
 /// Length of the netlink header and the netfilter header of each message.
 const HEADER: usize = 16;
-pub(crate) const BODY: usize = 20;
+/// Offset of the attributes in a message.
+pub const BODY: usize = 20;
 /// Maximum size of a send: a third of the kernel's default socket buffer.
 const ROOM: usize = 64 << 10;
 
 /// `NFPROTO_INET`: one table for both families.
-pub(crate) const INET: u8 = 1;
+pub const INET: u8 = 1;
 
 /// Message types of the subsystem.
-#[derive(Clone, Copy)]
-pub(crate) enum Verb {
+#[derive(Debug, Clone, Copy)]
+pub enum Verb {
+    /// Makes a table, unless it exists.
     NewTable = 0,
+    /// Reads a table.
     GetTable = 1,
+    /// Removes a table with its content.
     DeleteTable = 2,
+    /// Makes a chain, unless it exists.
     NewChain = 3,
+    /// Reads a chain.
     GetChain = 4,
+    /// Removes an unused chain.
+    DeleteChain = 5,
+    /// Appends a rule.
     NewRule = 6,
+    /// Lists rules.
     GetRule = 7,
+    /// Removes a rule, or all rules of a chain.
+    DeleteRule = 8,
+    /// Makes a set or map, unless it exists.
     NewSet = 9,
+    /// Lists the sets of a table.
+    GetSet = 10,
+    /// Removes an unused set or map.
+    DeleteSet = 11,
+    /// Adds elements to a set or map.
     NewElements = 12,
+    /// Lists the elements of a set.
+    GetElements = 13,
+    /// Removes elements of a set or map.
     DeleteElements = 14,
 }
 
 /// A tree of netlink attributes under construction.
-#[derive(Default, Clone)]
-pub(crate) struct Attributes {
+#[derive(Debug, Default, Clone, PartialEq, Eq, Hash)]
+pub struct Attributes {
     bytes: Vec<u8>,
     /// Whether an attribute is longer than the maximum of its length field, 64 KiB.
     too_long: bool,
 }
 
 impl Attributes {
-    pub(crate) fn bytes(mut self, kind: u16, value: &[u8]) -> Self {
+    /// Appends an attribute with these bytes.
+    #[must_use]
+    pub fn bytes(mut self, kind: u16, value: &[u8]) -> Self {
         let Ok(length) = u16::try_from(value.len() + 4) else { return Self { too_long: true, ..self } };
         self.bytes.extend_from_slice(&length.to_ne_bytes());
         self.bytes.extend_from_slice(&kind.to_ne_bytes());
@@ -62,33 +86,49 @@ impl Attributes {
     }
 
     /// Appends the other attributes.
-    pub(crate) fn and(mut self, others: &Self) -> Self {
+    #[must_use]
+    pub fn and(mut self, others: &Self) -> Self {
         self.bytes.extend_from_slice(&others.bytes);
         self.too_long |= others.too_long;
         self
     }
 
-    pub(crate) fn len(&self) -> usize {
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    pub(crate) fn text(self, kind: u16, value: &str) -> Self {
+    /// Whether there are no attributes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Appends a text.
+    #[must_use]
+    pub fn text(self, kind: u16, value: &str) -> Self {
         let mut bytes = value.as_bytes().to_vec();
         bytes.push(0);
         self.bytes(kind, &bytes)
     }
 
-    pub(crate) fn number(self, kind: u16, value: u32) -> Self {
+    /// Appends a number in network byte order.
+    #[must_use]
+    pub fn number(self, kind: u16, value: u32) -> Self {
         self.bytes(kind, &value.to_be_bytes())
     }
 
-    pub(crate) fn nest(self, kind: u16, inner: Attributes) -> Self {
+    /// Appends a list of attributes.
+    #[must_use]
+    pub fn nest(self, kind: u16, inner: Attributes) -> Self {
         let nested = self.nested(kind, &inner.bytes);
         Self { too_long: nested.too_long | inner.too_long, ..nested }
     }
 
     /// Like [`nest`](Self::nest), with attributes received from the kernel.
-    pub(crate) fn nested(self, kind: u16, inner: &[u8]) -> Self {
+    #[must_use]
+    pub fn nested(self, kind: u16, inner: &[u8]) -> Self {
         self.bytes(kind | NESTED, inner)
     }
 }
@@ -101,8 +141,8 @@ struct Target {
 }
 
 /// One transaction under construction.
-#[derive(Default)]
-pub(crate) struct Batch {
+#[derive(Debug, Default)]
+pub struct Batch {
     buffer: Vec<u8>,
     sequence: u32,
     last: usize,
@@ -110,7 +150,9 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    pub(crate) fn new() -> Self {
+    /// An empty transaction.
+    #[must_use]
+    pub fn new() -> Self {
         let mut batch = Self { buffer: Vec::with_capacity(4096), ..Self::default() };
         batch.message(
             BATCH_BEGIN,
@@ -121,9 +163,14 @@ impl Batch {
         batch
     }
 
-    pub(crate) fn push(&mut self, verb: Verb, attributes: &Attributes) {
+    /// Appends a message about an object of the family `inet`.
+    pub fn push(&mut self, verb: Verb, attributes: &Attributes) {
         let flags = match verb {
-            Verb::DeleteTable | Verb::DeleteElements => REQUEST,
+            Verb::DeleteTable
+            | Verb::DeleteElements
+            | Verb::DeleteChain
+            | Verb::DeleteRule
+            | Verb::DeleteSet => REQUEST,
             Verb::NewRule => REQUEST | CREATE | APPEND,
             _ => REQUEST | CREATE,
         };
@@ -131,12 +178,14 @@ impl Batch {
     }
 
     /// Whether it changes nothing.
-    pub(crate) fn is_empty(&self) -> bool {
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
         self.sequence <= 1
     }
 
-    #[cfg(test)]
-    pub(crate) fn bytes(&self) -> &[u8] {
+    /// The messages.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
         &self.buffer
     }
 
@@ -156,8 +205,20 @@ impl Batch {
     }
 }
 
+/// Header of a request.
+#[derive(Debug, Clone, Copy)]
+pub struct Request {
+    /// Subsystem and message type.
+    pub kind: u16,
+    /// Netlink flags besides `NLM_F_REQUEST`.
+    pub flags: u16,
+    /// Address family.
+    pub family: u8,
+}
+
 /// The socket of one process for all its transactions. The kernel reports it as the author of each change.
-pub(crate) struct Channel {
+#[derive(Debug)]
+pub struct Channel {
     socket: Socket,
     port: u32,
 }
@@ -165,20 +226,28 @@ pub(crate) struct Channel {
 // === impl Channel ===
 
 impl Channel {
-    pub(crate) fn open() -> io::Result<Self> {
+    /// Opens the socket.
+    ///
+    /// # Errors
+    /// When the kernel has no netfilter netlink.
+    pub fn open() -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_NETFILTER)?;
         let port = socket.bind_auto()?.port_number();
         Ok(Self { socket, port })
     }
 
     /// Its netlink port, which identifies our own changes in notifications.
-    pub(crate) fn port(&self) -> u32 {
+    #[must_use]
+    pub fn port(&self) -> u32 {
         self.port
     }
 
     /// Sends the transaction, and reads the result: the first error, or the acknowledgement of the last message, which
     /// the kernel sends only after the commit.
-    pub(crate) fn commit(&mut self, mut batch: Batch) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// When the kernel rejects a part; then nothing is changed.
+    pub fn commit(&mut self, mut batch: Batch) -> io::Result<()> {
         if batch.too_long {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
@@ -195,7 +264,10 @@ impl Channel {
     }
 
     /// Whether the kernel has the object.
-    pub(crate) fn has(&mut self, verb: Verb, family: u8, named: &Attributes) -> io::Result<bool> {
+    ///
+    /// # Errors
+    /// When the socket fails or the kernel answers with an error.
+    pub fn has(&mut self, verb: Verb, family: u8, named: &Attributes) -> io::Result<bool> {
         match self.get(verb, family, named) {
             Ok(_) => Ok(true),
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
@@ -204,20 +276,29 @@ impl Channel {
     }
 
     /// Whether the kernel has any object that matches the description.
-    pub(crate) fn lists(&mut self, verb: Verb, family: u8, of: &Attributes) -> io::Result<bool> {
+    ///
+    /// # Errors
+    /// When the socket fails or the kernel answers with an error.
+    pub fn lists(&mut self, verb: Verb, family: u8, of: &Attributes) -> io::Result<bool> {
         let answer = self.request((SUBSYSTEM << 8) | verb as u16, DUMP, family, of)?;
         let mut kinds = messages(&answer).map(kind_of);
         Ok(kinds.any(|kind| kind >> 8 == SUBSYSTEM))
     }
 
     /// The kernel's description of the object.
-    pub(crate) fn get(&mut self, verb: Verb, family: u8, named: &Attributes) -> io::Result<Vec<u8>> {
+    ///
+    /// # Errors
+    /// When the socket fails or the kernel answers with an error.
+    pub fn get(&mut self, verb: Verb, family: u8, named: &Attributes) -> io::Result<Vec<u8>> {
         let answer = self.request((SUBSYSTEM << 8) | verb as u16, ACK, family, named)?;
         verdict(&answer).map(|()| answer)
     }
 
     /// The answer of a netfilter subsystem to one message, complete if it is a list.
-    pub(crate) fn request(
+    ///
+    /// # Errors
+    /// When the socket fails or the kernel answers with an error.
+    pub fn request(
         &mut self,
         kind: u16,
         flags: u16,
@@ -230,19 +311,54 @@ impl Channel {
     }
 
     fn ask(&mut self, message: &[u8]) -> io::Result<Vec<u8>> {
+        let mut all = Vec::new();
+        self.exchange(message, |answer| all.extend_from_slice(answer))?;
+        Ok(all)
+    }
+
+    /// Like [`request`](Self::request), but passes each message of the answer to `take`, so that a long list is never
+    /// in memory as a whole.
+    ///
+    /// # Errors
+    /// When the socket fails.
+    pub fn request_each(
+        &mut self,
+        request: Request,
+        attributes: &Attributes,
+        mut take: impl FnMut(&[u8]),
+    ) -> io::Result<()> {
+        let Request { kind, flags, family } = request;
+        let mut query = Batch::default();
+        query.message(kind, REQUEST | flags, Target { family, resource: 0 }, attributes);
+        self.exchange(&query.buffer, |answer| messages(answer).for_each(&mut take))
+    }
+
+    /// Lists objects of the subsystem: passes each message to `take`.
+    ///
+    /// # Errors
+    /// When the socket fails.
+    pub fn dump(&mut self, verb: Verb, of: &Attributes, take: impl FnMut(&[u8])) -> io::Result<()> {
+        self.request_each(
+            Request { kind: (SUBSYSTEM << 8) | verb as u16, flags: DUMP, family: INET },
+            of,
+            take,
+        )
+    }
+
+    fn exchange(&mut self, message: &[u8], mut take: impl FnMut(&[u8])) -> io::Result<()> {
         if message.len() > ROOM {
             // A transaction must be one send, whatever its size.
             setsockopt(&self.socket, SndBufForce, &message.len())?;
         }
         self.socket.send_to(message, &SocketAddr::new(0, 0), 0)?;
-        let mut all = Vec::new();
         // The kernel answers before the send returns. An object and its acknowledgement are separate datagrams, and so
         // are the parts of a list, each written while the previous one is read.
+        let mut answer = Vec::with_capacity(16384);
         loop {
-            let mut answer = Vec::with_capacity(16384);
+            answer.clear();
             match self.socket.recv(&mut answer, libc::MSG_DONTWAIT) {
-                Ok(_) => all.extend_from_slice(&answer),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(all),
+                Ok(_) => take(&answer),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(error),
             }
         }
@@ -261,7 +377,7 @@ fn verdict(answer: &[u8]) -> io::Result<()> {
 }
 
 /// The messages of a datagram with their headers, up to the first incomplete one.
-pub(crate) fn messages(mut rest: &[u8]) -> impl Iterator<Item = &[u8]> {
+pub fn messages(mut rest: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         let length = u32::from_ne_bytes(rest.get(..4)?.try_into().ok()?) as usize;
         let message = rest.get(..length).filter(|_| length >= HEADER)?;
@@ -271,7 +387,7 @@ pub(crate) fn messages(mut rest: &[u8]) -> impl Iterator<Item = &[u8]> {
 }
 
 /// Attributes with their types, up to the first incomplete one.
-pub(crate) fn attributes(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+pub fn attributes(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let [l0, l1, k0, k1] = *rest.get(..4)? else { return None };
         let length = usize::from(u16::from_ne_bytes([l0, l1]));
@@ -282,18 +398,21 @@ pub(crate) fn attributes(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> 
 }
 
 /// Type of a message of [`messages`].
-pub(crate) fn kind_of(message: &[u8]) -> u16 {
+#[must_use]
+pub fn kind_of(message: &[u8]) -> u16 {
     message.get(4..6).and_then(|kind| kind.try_into().ok()).map(u16::from_ne_bytes).unwrap_or_default()
 }
 
 /// The error in a message as a positive number, or 0.
-pub(crate) fn errno_of(message: &[u8]) -> i32 {
+#[must_use]
+pub fn errno_of(message: &[u8]) -> i32 {
     let code = message.get(HEADER..HEADER + 4).and_then(|code| code.try_into().ok());
     code.map(i32::from_ne_bytes).unwrap_or_default().wrapping_neg()
 }
 
 /// A numeric attribute of the first message of an answer.
-pub(crate) fn number_of(answer: &[u8], kind: u16) -> Option<u32> {
+#[must_use]
+pub fn number_of(answer: &[u8], kind: u16) -> Option<u32> {
     let mut attributes = attributes(messages(answer).next()?.get(BODY..)?);
     let value = attributes.find(|(of, _)| *of == kind)?.1;
     Some(u32::from_be_bytes(value.get(..4)?.try_into().ok()?))

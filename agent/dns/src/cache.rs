@@ -1,0 +1,149 @@
+//! Answers of other servers, of bounded number and size.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use hickory_proto::op::{Message, ResponseCode};
+use hickory_proto::rr::{Name, RData, RecordType};
+use tokio::time::Instant;
+
+/// Maximum answers in each of the two generations.
+const GENERATION: usize = 4096;
+/// Largest answer that is stored, in bytes of the message.
+const LARGEST: usize = 4096;
+/// Longest time that an answer is used.
+const LONGEST: Duration = Duration::from_secs(3600);
+/// Longest time of a negative answer (RFC 2308 recommends one to three hours at most).
+const LONGEST_NEGATIVE: Duration = Duration::from_secs(30);
+/// Time after its expiry in which an answer is used while no server responds (RFC 8767).
+const STALE: Duration = Duration::from_secs(3600);
+
+/// Name, type.
+pub(crate) type Question = (Name, RecordType);
+
+/// An answer and its age.
+#[derive(Clone)]
+struct Entry {
+    message: Message,
+    stored: Instant,
+    lifetime: Duration,
+}
+
+/// Two generations: when the new one is full, it becomes the old one, whose entries are dropped. An entry that is used
+/// moves to the new one. So the number of entries is bounded, and used entries stay.
+#[derive(Default)]
+pub(crate) struct Cache {
+    new: HashMap<Question, Entry>,
+    old: HashMap<Question, Entry>,
+}
+
+// === impl Cache ===
+
+impl Cache {
+    /// The answer with its remaining times, unless it expired. `stale`: also for an hour after its expiry.
+    pub(crate) fn get(&mut self, question: &Question, stale: bool) -> Option<Message> {
+        if let Some(entry) = self.old.remove(question) {
+            self.insert(question.clone(), entry);
+        }
+        let entry = self.new.get(question)?;
+        let age = entry.stored.elapsed();
+        let usable = if stale { entry.lifetime + STALE } else { entry.lifetime };
+        if age >= usable {
+            return None;
+        }
+        let mut message = entry.message.clone();
+        // RFC 8767 recommends 30 seconds for stale answers.
+        let left = |ttl: u32| if age >= entry.lifetime { 30 } else { ttl.saturating_sub(seconds(age)) };
+        let records =
+            message.answers.iter_mut().chain(&mut message.authorities).chain(&mut message.additionals);
+        records.for_each(|record| record.ttl = left(record.ttl));
+        Some(message)
+    }
+
+    /// Stores an answer of this size, if it may be stored.
+    pub(crate) fn put(&mut self, question: Question, message: &Message, size: usize) {
+        let Some(lifetime) = lifetime(message).filter(|lifetime| !lifetime.is_zero() && size <= LARGEST)
+        else {
+            return;
+        };
+        self.insert(question, Entry { message: message.clone(), stored: Instant::now(), lifetime });
+    }
+
+    fn insert(&mut self, question: Question, entry: Entry) {
+        if self.new.len() >= GENERATION {
+            self.old = std::mem::take(&mut self.new);
+        }
+        self.new.insert(question, entry);
+    }
+}
+
+/// The time for which an answer may be used.
+fn lifetime(message: &Message) -> Option<Duration> {
+    if message.metadata.truncation {
+        return None;
+    }
+    let shortest = message.answers.iter().map(|record| record.ttl).min();
+    match (message.metadata.response_code, shortest) {
+        (ResponseCode::NoError, Some(ttl)) => Some(Duration::from_secs(ttl.into()).min(LONGEST)),
+        (ResponseCode::NoError | ResponseCode::NXDomain, _) => {
+            let soa = message.authorities.iter().find_map(|record| match &record.data {
+                RData::SOA(soa) => Some(soa.minimum.min(record.ttl)),
+                _ => None,
+            })?;
+            Some(Duration::from_secs(soa.into()).min(LONGEST_NEGATIVE))
+        }
+        _ => None,
+    }
+}
+
+fn seconds(age: Duration) -> u32 {
+    u32::try_from(age.as_secs()).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use hickory_proto::op::OpCode;
+    use hickory_proto::rr::Record;
+    use hickory_proto::rr::rdata::A;
+
+    use super::*;
+
+    fn message(ttl: u32) -> Message {
+        let mut message = Message::response(1, OpCode::Query);
+        message.add_answer(Record::from_rdata(Name::root(), ttl, RData::A(A([1, 2, 3, 4].into()))));
+        message
+    }
+
+    fn question(number: usize) -> Question {
+        (Name::from_ascii(format!("n{number}.")).unwrap(), RecordType::A)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn answers_expire_and_serve_as_stale_for_an_hour() {
+        let mut cache = Cache::default();
+        cache.put(question(1), &message(10), 100);
+        tokio::time::advance(Duration::from_secs(4)).await;
+        assert_eq!(cache.get(&question(1), false).unwrap().answers[0].ttl, 6);
+        tokio::time::advance(Duration::from_secs(6)).await;
+        assert!(cache.get(&question(1), false).is_none());
+        assert_eq!(cache.get(&question(1), true).unwrap().answers[0].ttl, 30);
+        tokio::time::advance(STALE).await;
+        assert!(cache.get(&question(1), true).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_flood_of_names_is_bounded_and_keeps_used_answers() {
+        let mut cache = Cache::default();
+        cache.put(question(0), &message(1000), 100);
+        for number in 1..5 * GENERATION {
+            cache.put(question(number), &message(1000), 100);
+            if number % 1000 == 0 {
+                assert!(cache.get(&question(0), false).is_some());
+            }
+        }
+        assert!(cache.new.len() + cache.old.len() <= 2 * GENERATION);
+        cache.put(question(1), &message(1000), LARGEST + 1);
+        cache.put(question(2), &message(0), 100);
+        assert!(cache.get(&question(1), true).is_none() && cache.get(&question(2), true).is_none());
+    }
+}

@@ -1,0 +1,21 @@
+//! The cluster's DNS server: names of Services, endpoints and pods, and a caching forwarder for all other names.
+//!
+//! Start at [`Server::run`]. `zone` answers from the shared tables and does no I/O; it follows the specification of
+//! DNS-based service discovery 1.1.0. `forward` asks the servers of the host's `resolv.conf`. Messages are hickory's.
+//!
+//! Invariants:
+//! - names of the cluster are never forwarded;
+//! - it answers only pods of this node and the node itself, so it amplifies nothing towards others;
+//! - connections, forwarded queries and cached answers are limited, in total and for each client.
+
+mod cache;
+mod forward;
+mod limit;
+mod reply;
+mod server;
+mod tcp;
+mod zone;
+
+pub use forward::Upstream;
+pub use server::{Server, ServerError};
+pub use zone::Zone;

@@ -1,0 +1,74 @@
+//! Limits of concurrent work: in total, and for each client.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Limits of one kind of work.
+#[derive(Clone)]
+pub(crate) struct Limit {
+    total: usize,
+    each: usize,
+    counts: Arc<Mutex<(usize, HashMap<IpAddr, usize>)>>,
+}
+
+/// A permit; the work ends when it is dropped.
+pub(crate) struct Permit {
+    limit: Limit,
+    client: IpAddr,
+}
+
+// === impl Limit ===
+
+impl Limit {
+    pub(crate) fn new(total: usize, each: usize) -> Self {
+        Self { total, each, counts: Arc::default() }
+    }
+
+    /// A permit for the client, unless a limit is reached.
+    pub(crate) fn take(&self, client: IpAddr) -> Option<Permit> {
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let (total, clients) = &mut *counts;
+        let own = clients.get(&client).copied().unwrap_or_default();
+        if *total >= self.total || own >= self.each {
+            return None;
+        }
+        *total += 1;
+        clients.insert(client, own + 1);
+        drop(counts);
+        Some(Permit { limit: self.clone(), client })
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let mut counts = self.limit.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let (total, clients) = &mut *counts;
+        *total = total.saturating_sub(1);
+        if let Some(own) = clients.get_mut(&self.client) {
+            *own = own.saturating_sub(1);
+            if *own == 0 {
+                clients.remove(&self.client);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_cannot_take_the_share_of_others() {
+        let limit = Limit::new(3, 2);
+        let (one, two) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+        let held = [limit.take(one), limit.take(one)];
+        assert!(held.iter().all(Option::is_some) && limit.take(one).is_none());
+        let other = limit.take(two);
+        assert!(other.is_some() && limit.take(two).is_none(), "the total is reached");
+        drop(held);
+        assert!(limit.take(one).is_some());
+        drop(other);
+        assert!(limit.counts.lock().unwrap().1.is_empty());
+    }
+}

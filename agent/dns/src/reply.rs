@@ -1,0 +1,163 @@
+//! Queries and their replies: what is answered at once, what is forwarded, and the form of messages.
+
+use std::sync::Arc;
+
+use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
+use hickory_proto::rr::{DNSClass, RecordType};
+
+use crate::forward::{UDP_PAYLOAD, Upstream};
+use crate::zone::Zone;
+
+/// Smallest size of UDP messages that all clients accept.
+const UDP_MIN: u16 = 512;
+
+/// What to do with a query.
+pub(crate) enum Reply {
+    /// This reply.
+    Now(Message),
+    /// Other servers must be asked.
+    Forward(Pending),
+    /// No reply: the message is no query.
+    Nothing,
+}
+
+/// A query that other servers must complete.
+pub(crate) struct Pending {
+    reply: Message,
+    query: Query,
+    question: crate::cache::Question,
+}
+
+/// Reads a message and decides the reply.
+pub(crate) fn reply(bytes: &[u8], zone: &Zone, upstream: &Upstream) -> Reply {
+    let Ok(query) = Message::from_vec(bytes) else { return malformed(bytes) };
+    if query.metadata.message_type != MessageType::Query {
+        return Reply::Nothing;
+    }
+    let mut reply = Message::response(query.metadata.id, query.metadata.op_code);
+    reply.metadata.recursion_desired = query.metadata.recursion_desired;
+    reply.metadata.recursion_available = true;
+    reply.queries.clone_from(&query.queries);
+    if let Some(theirs) = &query.edns {
+        let mut edns = Edns::new();
+        edns.set_max_payload(UDP_PAYLOAD);
+        reply.set_edns(edns);
+        if theirs.version() > 0 {
+            return with_code(reply, ResponseCode::BADVERS);
+        }
+    }
+    if query.metadata.op_code != OpCode::Query {
+        return with_code(reply, ResponseCode::NotImp);
+    }
+    let [question] = &query.queries[..] else { return with_code(reply, ResponseCode::FormErr) };
+    let kind = question.query_type;
+    if question.query_class != DNSClass::IN || matches!(kind, RecordType::AXFR | RecordType::IXFR) {
+        return with_code(reply, ResponseCode::Refused);
+    }
+    if let Some(answer) = zone.answer(&question.name, kind) {
+        reply.metadata.authoritative = true;
+        reply.metadata.response_code = answer.code;
+        if answer.records.is_empty() {
+            reply.add_authority(zone.soa());
+        }
+        reply.add_answers(answer.records);
+        reply.add_additionals(answer.additionals);
+        return match answer.alias {
+            Some(alias) => complete(reply, question, alias, zone, upstream),
+            None => Reply::Now(reply),
+        };
+    }
+    forward(reply, question, question.name.to_lowercase(), upstream)
+}
+
+/// Adds the addresses of an alias. An alias of the cluster is resolved once, so aliases cannot form a loop.
+fn complete(
+    mut reply: Message,
+    question: &Query,
+    alias: hickory_proto::rr::Name,
+    zone: &Zone,
+    upstream: &Upstream,
+) -> Reply {
+    match zone.answer(&alias, question.query_type) {
+        Some(answer) => {
+            reply.add_answers(answer.records);
+            Reply::Now(reply)
+        }
+        None => forward(reply, question, alias.to_lowercase(), upstream),
+    }
+}
+
+fn forward(reply: Message, query: &Query, name: hickory_proto::rr::Name, upstream: &Upstream) -> Reply {
+    let question = (name, query.query_type);
+    let pending = Pending { reply, query: query.clone(), question };
+    match upstream.cached(&pending.question) {
+        Some(answer) => Reply::Now(pending.merged(answer)),
+        None => Reply::Forward(pending),
+    }
+}
+
+fn with_code(mut reply: Message, code: ResponseCode) -> Reply {
+    reply.metadata.response_code = code;
+    Reply::Now(reply)
+}
+
+/// A message that cannot be parsed gets "format error" if at least its header says that it is a query.
+fn malformed(bytes: &[u8]) -> Reply {
+    const RESPONSE: u8 = 0x80;
+    match bytes {
+        [high, low, flags, _, _, _, _, _, _, _, _, _, ..] if flags & RESPONSE == 0 => {
+            let id = u16::from_be_bytes([*high, *low]);
+            Reply::Now(Message::error_msg(id, OpCode::Query, ResponseCode::FormErr))
+        }
+        _ => Reply::Nothing,
+    }
+}
+
+// === impl Pending ===
+
+impl Pending {
+    /// Asks other servers.
+    pub(crate) async fn resolve(self, upstream: Arc<Upstream>) -> Message {
+        let answer = upstream.resolve(self.question.clone()).await;
+        self.merged(answer)
+    }
+
+    /// The reply for a query that exceeds a limit.
+    pub(crate) fn refused(self) -> Message {
+        let mut reply = self.reply;
+        reply.metadata.response_code = ResponseCode::Refused;
+        reply
+    }
+
+    fn merged(self, answer: Message) -> Message {
+        let mut reply = self.reply;
+        reply.metadata.response_code = answer.metadata.response_code;
+        reply.metadata.authoritative = false;
+        let asked = self.query.name.to_lowercase();
+        let own = |mut record: hickory_proto::rr::Record| {
+            // The client's spelling of the name.
+            if record.name == asked {
+                record.name = self.query.name.clone();
+            }
+            record
+        };
+        reply.add_answers(answer.answers.into_iter().map(own));
+        reply.add_authorities(answer.authorities);
+        reply
+    }
+}
+
+/// The most bytes of a reply by UDP that the client accepts.
+pub(crate) fn udp_size(query: &[u8]) -> u16 {
+    let theirs = Message::from_vec(query).ok().and_then(|query| query.edns);
+    theirs.map_or(UDP_MIN, |edns| edns.max_payload()).clamp(UDP_MIN, UDP_PAYLOAD)
+}
+
+/// The message as bytes. A message that is too long says so and has no records.
+pub(crate) fn encode(message: &Message, most: u16) -> Option<Vec<u8>> {
+    let bytes = message.to_vec().ok().filter(|bytes| bytes.len() <= usize::from(most));
+    bytes.or_else(|| message.truncate().to_vec().ok())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,219 @@
+//! Sockets: queries by UDP and TCP, from permitted clients only.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket as StdUdpSocket};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipnetwork::IpNetwork;
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, bind, listen, setsockopt, socket, sockopt,
+};
+use tokio::net::{TcpListener, UdpSocket};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::forward::Upstream;
+use crate::limit::Limit;
+use crate::reply::{Reply, encode, reply, udp_size};
+use crate::tcp;
+use crate::zone::Zone;
+
+/// Largest query that is read.
+const QUERY_MAX: usize = 4096;
+/// Maximum queries that wait for other servers: in total, and of each client.
+const FORWARDS: (usize, usize) = (1024, 128);
+/// Maximum TCP connections: in total, and of each client.
+const CONNECTIONS: (usize, usize) = (256, 16);
+/// Pause after an error of a socket.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Why the server cannot serve.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot serve DNS at {address} by {protocol}")]
+pub struct ServerError {
+    address: SocketAddr,
+    protocol: &'static str,
+    #[source]
+    source: io::Error,
+}
+
+/// A DNS server.
+pub struct Server {
+    pub(crate) zone: Zone,
+    pub(crate) upstream: Arc<Upstream>,
+    /// Networks of pods. Clients outside them are refused, except the node itself. Empty: all private networks.
+    clients: watch::Receiver<Vec<IpNetwork>>,
+    forwards: Limit,
+    connections: Limit,
+}
+
+// === impl Server ===
+
+impl Server {
+    /// A server of the zone that forwards all other names.
+    #[must_use]
+    pub fn new(zone: Zone, upstream: Upstream, clients: watch::Receiver<Vec<IpNetwork>>) -> Self {
+        Self {
+            zone,
+            upstream: Arc::new(upstream),
+            clients,
+            forwards: Limit::new(FORWARDS.0, FORWARDS.1),
+            connections: Limit::new(CONNECTIONS.0, CONNECTIONS.1),
+        }
+    }
+
+    /// Serves at these addresses until dropped.
+    ///
+    /// # Errors
+    /// When an address cannot be bound. Nothing is served then.
+    pub async fn run(self, addresses: &[SocketAddr]) -> Result<(), ServerError> {
+        let server = Arc::new(self);
+        let mut sockets = Vec::new();
+        for address in addresses {
+            let failed = |protocol| {
+                let address = *address;
+                move |source| ServerError { address, protocol, source }
+            };
+            let udp = udp(*address).map_err(failed("UDP"))?;
+            let tcp = tcp_listener(*address).map_err(failed("TCP"))?;
+            sockets.push((Arc::new(udp), tcp));
+        }
+        let mut tasks = JoinSet::new();
+        for (udp, listener) in sockets {
+            tasks.spawn(Arc::clone(&server).serve_udp(udp));
+            tasks.spawn(Arc::clone(&server).serve_tcp(listener));
+        }
+        while tasks.join_next().await.is_some() {}
+        Ok(())
+    }
+
+    async fn serve_udp(self: Arc<Self>, socket: Arc<UdpSocket>) {
+        let own = socket.local_addr().map(|address| address.ip());
+        let mut buffer = vec![0; QUERY_MAX];
+        loop {
+            let (size, client) = match socket.recv_from(&mut buffer).await {
+                Ok(received) => received,
+                Err(error) => {
+                    tracing::debug!(%error, "cannot receive a DNS query");
+                    tokio::time::sleep(PAUSE).await;
+                    continue;
+                }
+            };
+            let Some(query) = buffer.get(..size).filter(|_| self.permits(client.ip(), own.as_ref().ok()))
+            else {
+                continue;
+            };
+            match reply(query, &self.zone, &self.upstream) {
+                Reply::Nothing => {}
+                Reply::Now(message) => send(&socket, client, encode(&message, udp_size(query))).await,
+                Reply::Forward(pending) => {
+                    let most = udp_size(query);
+                    let Some(permit) = self.forwards.take(client.ip()) else {
+                        send(&socket, client, encode(&pending.refused(), most)).await;
+                        continue;
+                    };
+                    let (socket, upstream) = (Arc::clone(&socket), Arc::clone(&self.upstream));
+                    tokio::spawn(async move {
+                        let message = pending.resolve(upstream).await;
+                        send(&socket, client, encode(&message, most)).await;
+                        drop(permit);
+                    });
+                }
+            }
+        }
+    }
+
+    async fn serve_tcp(self: Arc<Self>, listener: TcpListener) {
+        let own = listener.local_addr().map(|address| address.ip());
+        loop {
+            let (stream, client) = match listener.accept().await {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tracing::debug!(%error, "cannot accept a DNS connection");
+                    tokio::time::sleep(PAUSE).await;
+                    continue;
+                }
+            };
+            let permitted = self.permits(client.ip(), own.as_ref().ok());
+            // A connection above the limits is closed.
+            let Some(permit) =
+                Some(()).filter(|()| permitted).and_then(|()| self.connections.take(client.ip()))
+            else {
+                continue;
+            };
+            let server = Arc::clone(&self);
+            tokio::spawn(async move {
+                tcp::serve(&server, stream, client.ip()).await;
+                drop(permit);
+            });
+        }
+    }
+
+    /// The reply to a query by TCP.
+    pub(crate) async fn answer(&self, query: &[u8], client: IpAddr) -> Option<Vec<u8>> {
+        let message = match reply(query, &self.zone, &self.upstream) {
+            Reply::Nothing => return None,
+            Reply::Now(message) => message,
+            Reply::Forward(pending) => match self.forwards.take(client) {
+                Some(_permit) => pending.resolve(Arc::clone(&self.upstream)).await,
+                None => pending.refused(),
+            },
+        };
+        encode(&message, u16::MAX)
+    }
+
+    /// Whether the client is a pod of this node, or a process of it.
+    fn permits(&self, client: IpAddr, own: Option<&IpAddr>) -> bool {
+        let networks = self.clients.borrow();
+        let is_pod = match networks.is_empty() {
+            true => is_private(client),
+            false => networks.iter().any(|network| network.contains(client)),
+        };
+        is_pod || client.is_loopback() || Some(&client) == own || is_here(client)
+    }
+}
+
+async fn send(socket: &UdpSocket, client: SocketAddr, reply: Option<Vec<u8>>) {
+    let Some(reply) = reply else { return };
+    if let Err(error) = socket.send_to(&reply, client).await {
+        tracing::debug!(%error, %client, "cannot send a DNS reply");
+    }
+}
+
+fn is_private(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(ip) => ip.is_private() || matches!(ip.octets(), [100, 64..=127, ..]),
+        IpAddr::V6(ip) => ip.is_unique_local(),
+    }
+}
+
+/// Whether the address belongs to this machine: binding to another fails.
+fn is_here(address: IpAddr) -> bool {
+    StdUdpSocket::bind((address, 0)).is_ok()
+}
+
+/// Another node in the same network namespace may serve at the address, too: any of them gets a query.
+fn reusable(address: SocketAddr, kind: SockType) -> nix::Result<std::os::fd::OwnedFd> {
+    let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let descriptor = socket(family, kind, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?;
+    setsockopt(&descriptor, sockopt::ReuseAddr, &true)?;
+    setsockopt(&descriptor, sockopt::ReusePort, &true)?;
+    // The address may still be tentative.
+    setsockopt(&descriptor, sockopt::IpFreebind, &true).or_else(|errno| match address.is_ipv6() {
+        true => Ok(()),
+        false => Err(errno),
+    })?;
+    bind(std::os::fd::AsRawFd::as_raw_fd(&descriptor), &SockaddrStorage::from(address))?;
+    Ok(descriptor)
+}
+
+fn udp(address: SocketAddr) -> io::Result<UdpSocket> {
+    UdpSocket::from_std(StdUdpSocket::from(reusable(address, SockType::Datagram)?))
+}
+
+fn tcp_listener(address: SocketAddr) -> io::Result<TcpListener> {
+    let descriptor = reusable(address, SockType::Stream)?;
+    listen(&descriptor, Backlog::new(128)?)?;
+    TcpListener::from_std(std::net::TcpListener::from(descriptor))
+}

@@ -1,0 +1,36 @@
+//! A connection of a client: messages with their length before them (RFC 7766).
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::server::Server;
+
+/// Time without a query after which the connection is closed.
+const IDLE: Duration = Duration::from_secs(10);
+/// Time in which a client must take a reply.
+const SEND: Duration = Duration::from_secs(5);
+/// Largest query that is read.
+const QUERY_MAX: u16 = 4096;
+
+/// Answers the queries of a connection, one after the other, until it ends.
+pub(crate) async fn serve(server: &Server, mut stream: TcpStream, client: IpAddr) {
+    while let Ok(Some(query)) = timeout(IDLE, read(&mut stream)).await {
+        let Some(reply) = server.answer(&query, client).await else { return };
+        let Ok(length) = u16::try_from(reply.len()) else { return };
+        let message = [&length.to_be_bytes()[..], &reply].concat();
+        if !matches!(timeout(SEND, stream.write_all(&message)).await, Ok(Ok(()))) {
+            return;
+        }
+    }
+}
+
+async fn read(stream: &mut TcpStream) -> Option<Vec<u8>> {
+    let length = stream.read_u16().await.ok().filter(|length| *length <= QUERY_MAX)?;
+    let mut query = vec![0; usize::from(length)];
+    stream.read_exact(&mut query).await.ok()?;
+    Some(query)
+}

@@ -1,0 +1,312 @@
+//! Names of the cluster, answered from the tables of services and slices. Pure.
+
+mod names;
+
+use std::net::IpAddr;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use coracle_services::{Endpoint, EndpointSlice, SlicePort, Tables, cluster_ips, is_headless};
+use coracle_values::object::Key;
+use hickory_proto::op::ResponseCode;
+use hickory_proto::rr::rdata::{A, AAAA, CNAME, NS, PTR, SOA, SRV, TXT};
+use hickory_proto::rr::{Name, RData, Record, RecordType};
+use k8s_openapi::api::core::v1::Service;
+
+use names::{Owner, endpoint_name, parse};
+
+/// Time to live of all records, in seconds.
+const TTL: u32 = 5;
+/// Version of the specification.
+const VERSION: &str = "1.1.0";
+/// Maximum records of an answer: they fit into a message over TCP.
+const RECORDS_MAX: usize = 1000;
+
+/// The names of a cluster.
+#[derive(Clone)]
+pub struct Zone {
+    domain: Name,
+    tables: Arc<RwLock<Tables>>,
+    /// Addresses of the DNS server itself.
+    addresses: Vec<IpAddr>,
+}
+
+/// An answer from the tables.
+#[derive(Debug, Default)]
+pub(crate) struct Answer {
+    pub(crate) code: ResponseCode,
+    pub(crate) records: Vec<Record>,
+    pub(crate) additionals: Vec<Record>,
+    /// A name outside the zone, whose addresses complete the answer.
+    pub(crate) alias: Option<Name>,
+}
+
+// === impl Zone ===
+
+impl Zone {
+    /// The names below `domain`. `None` if the domain is not a domain name.
+    #[must_use]
+    pub fn new(domain: &str, tables: Arc<RwLock<Tables>>, addresses: Vec<IpAddr>) -> Option<Self> {
+        let mut domain = Name::from_ascii(domain).ok()?.to_lowercase();
+        domain.set_fqdn(true);
+        Some(Self { domain, tables, addresses })
+    }
+
+    /// The answer. `None` if the name is not of the cluster.
+    pub(crate) fn answer(&self, name: &Name, kind: RecordType) -> Option<Answer> {
+        let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
+        let lower = name.to_lowercase();
+        if self.domain.zone_of(&lower) {
+            let lookup = Lookup { zone: self, tables: &tables, name, kind };
+            return Some(lookup.answer(&parse(&lower, self.domain.num_labels())));
+        }
+        self.reverse(&tables, name, kind)
+    }
+
+    /// The zone's SOA record, for negative answers.
+    pub(crate) fn soa(&self) -> Record {
+        let name =
+            |prefix: &str| Name::parse(prefix, Some(&self.domain)).unwrap_or_else(|_| self.domain.clone());
+        // The serial is constant: the zone has no secondary servers.
+        let [refresh, retry, expire] = [7200, 1800, 86_400];
+        let soa = SOA::new(name("ns.dns"), name("hostmaster"), 1, refresh, retry, expire, TTL);
+        Record::from_rdata(self.domain.clone(), TTL, RData::SOA(soa))
+    }
+
+    /// Names of an address. An unknown address is of no interest: its name is looked up elsewhere.
+    fn reverse(&self, tables: &Tables, name: &Name, kind: RecordType) -> Option<Answer> {
+        let network = name.parse_arpa_name().ok()?;
+        let host_prefix = if network.addr().is_ipv4() { 32 } else { 128 };
+        let address = Some(network.addr()).filter(|_| network.prefix_len() == host_prefix)?;
+        let mut targets: Vec<Name> =
+            tables.with_cluster_ip(address).filter_map(|key| self.service_name(key)).collect();
+        for key in tables.with_endpoint(address) {
+            if !tables.get(&key.namespace, &key.name).is_some_and(|service| is_headless(service)) {
+                continue;
+            }
+            for slice in tables.slices(key) {
+                let endpoints = slice.endpoints.iter().filter(|endpoint| endpoint.address == Some(address));
+                let named = endpoints.filter_map(|endpoint| {
+                    self.service_name(key)?.prepend_label(endpoint_name(endpoint).as_bytes()).ok()
+                });
+                targets.extend(named);
+            }
+        }
+        targets.sort();
+        targets.dedup();
+        targets.truncate(RECORDS_MAX);
+        if targets.is_empty() {
+            return None;
+        }
+        let wanted = matches!(kind, RecordType::PTR | RecordType::ANY);
+        let targets = targets.into_iter().filter(|_| wanted);
+        let records = targets.map(|target| Record::from_rdata(name.clone(), TTL, RData::PTR(PTR(target))));
+        Some(Answer { records: records.collect(), ..Answer::default() })
+    }
+
+    /// `name.namespace.svc.domain`.
+    fn service_name(&self, key: &Key) -> Option<Name> {
+        let labels = [key.name.as_bytes(), key.namespace.as_bytes(), b"svc"];
+        Name::from_labels(labels).ok()?.append_domain(&self.domain).ok()
+    }
+}
+
+/// One question.
+struct Lookup<'a> {
+    zone: &'a Zone,
+    tables: &'a Tables,
+    /// The name as the client wrote it: answers repeat it.
+    name: &'a Name,
+    kind: RecordType,
+}
+
+/// An endpoint with a port of it, if the question is about one.
+struct Host<'a> {
+    endpoint: &'a Endpoint,
+    address: IpAddr,
+    ports: &'a [SlicePort],
+}
+
+impl Lookup<'_> {
+    fn answer(&self, owner: &Owner<'_>) -> Answer {
+        match owner {
+            Owner::Apex => self.apex(),
+            Owner::Version if self.kind == RecordType::TXT => {
+                self.of([RData::TXT(TXT::new(vec![VERSION.to_owned()]))])
+            }
+            Owner::Version | Owner::Branch => Answer::default(),
+            Owner::Server => self.addresses(self.zone.addresses.iter().copied()),
+            Owner::Namespace(namespace) if self.tables.has_namespace(namespace) => Answer::default(),
+            Owner::Pod(address) => self.addresses([*address]),
+            Owner::Service { name, namespace } => {
+                self.of_service(namespace, name, |lookup, service, slices| lookup.service(service, slices))
+            }
+            Owner::Port { port, protocol, name, namespace } => {
+                self.of_service(namespace, name, |lookup, service, slices| {
+                    lookup.ports(service, slices, Some((port, protocol)))
+                })
+            }
+            Owner::Endpoint { host, name, namespace } => {
+                self.of_service(namespace, name, |lookup, service, slices| {
+                    lookup.endpoint(service, slices, host)
+                })
+            }
+            Owner::Namespace(_) | Owner::Unknown => absent(),
+        }
+    }
+
+    fn apex(&self) -> Answer {
+        match self.kind {
+            RecordType::SOA => Answer { records: vec![self.zone.soa()], ..Answer::default() },
+            RecordType::NS => match Name::parse("ns.dns", Some(&self.zone.domain)) {
+                Ok(server) => self.of([RData::NS(NS(server))]),
+                Err(_) => Answer::default(),
+            },
+            _ => Answer::default(),
+        }
+    }
+
+    fn of_service(
+        &self,
+        namespace: &str,
+        name: &str,
+        answer: impl FnOnce(&Self, &Service, &[Arc<EndpointSlice>]) -> Answer,
+    ) -> Answer {
+        match self.tables.get(namespace, name) {
+            Some(service) => answer(self, service, &self.tables.slices(&Key::new(namespace, name))),
+            None => absent(),
+        }
+    }
+
+    fn service(&self, service: &Service, slices: &[Arc<EndpointSlice>]) -> Answer {
+        let spec = service.spec.as_ref();
+        if spec.and_then(|spec| spec.type_.as_deref()) == Some("ExternalName") {
+            return self.alias(spec.and_then(|spec| spec.external_name.as_deref()).unwrap_or_default());
+        }
+        if self.kind == RecordType::SRV {
+            return self.ports(service, slices, None);
+        }
+        if is_headless(service) {
+            return self.addresses(hosts(slices).map(|host| host.address));
+        }
+        self.addresses(cluster_ips(service))
+    }
+
+    fn alias(&self, target: &str) -> Answer {
+        let Ok(mut target) = Name::from_ascii(target) else { return absent() };
+        target.set_fqdn(true);
+        let mut answer = self.of([RData::CNAME(CNAME(target.clone()))]);
+        if matches!(self.kind, RecordType::A | RecordType::AAAA) {
+            answer.alias = Some(target);
+        }
+        answer
+    }
+
+    fn endpoint(&self, service: &Service, slices: &[Arc<EndpointSlice>], host: &str) -> Answer {
+        let named = |of: &Host<'_>| endpoint_name(of.endpoint).eq_ignore_ascii_case(host);
+        let all: Vec<IpAddr> =
+            hosts(slices).filter(|_| is_headless(service)).filter(named).map(|host| host.address).collect();
+        if all.is_empty() { absent() } else { self.addresses(all) }
+    }
+
+    /// The SRV records of a service's ports, or of one port by name and protocol.
+    fn ports(&self, service: &Service, slices: &[Arc<EndpointSlice>], only: Option<(&str, &str)>) -> Answer {
+        let fits = |name: &str, protocol: &str| {
+            only.is_none_or(|(port, of)| port == name && protocol.eq_ignore_ascii_case(of))
+        };
+        let Some(base) = self.zone.service_name(&key_of(service)) else { return absent() };
+        let mut targets: Vec<(u16, Name, IpAddr)> = Vec::new();
+        if is_headless(service) {
+            for host in hosts(slices) {
+                let Ok(target) = base.prepend_label(endpoint_name(host.endpoint).as_bytes()) else {
+                    continue;
+                };
+                let ports = host.ports.iter().filter(|port| fits(port.name(), port.protocol()));
+                targets.extend(ports.filter_map(|port| Some((port.port?, target.clone(), host.address))));
+            }
+        } else {
+            let ports = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
+            for port in ports.filter(|port| {
+                fits(port.name.as_deref().unwrap_or_default(), port.protocol.as_deref().unwrap_or("TCP"))
+            }) {
+                let Ok(number) = u16::try_from(port.port) else { continue };
+                targets.extend(cluster_ips(service).map(|address| (number, base.clone(), address)));
+            }
+        }
+        targets.truncate(RECORDS_MAX);
+        match targets.is_empty() && only.is_some() {
+            true => absent(),
+            false if self.kind != RecordType::SRV => Answer::default(),
+            false => self.srv(targets),
+        }
+    }
+
+    fn srv(&self, targets: Vec<(u16, Name, IpAddr)>) -> Answer {
+        // Equal weights that add up to 100, as CoreDNS.
+        let distinct: std::collections::BTreeSet<_> =
+            targets.iter().map(|(port, name, _)| (port, name)).collect();
+        let weight = u16::try_from(100 / distinct.len().max(1)).unwrap_or(1).max(1);
+        let mut answer = Answer::default();
+        for (port, target, address) in targets {
+            let record = RData::SRV(SRV::new(0, weight, port, target.clone()));
+            let record = Record::from_rdata(self.name.clone(), TTL, record);
+            let additional = Record::from_rdata(target, TTL, data_of(address));
+            if !answer.records.contains(&record) {
+                answer.records.push(record);
+            }
+            if !answer.additionals.contains(&additional) {
+                answer.additionals.push(additional);
+            }
+        }
+        answer
+    }
+
+    fn addresses(&self, all: impl IntoIterator<Item = IpAddr>) -> Answer {
+        let fits = |address: &IpAddr| match self.kind {
+            RecordType::A => address.is_ipv4(),
+            RecordType::AAAA => address.is_ipv6(),
+            RecordType::ANY => true,
+            _ => false,
+        };
+        let mut all: Vec<IpAddr> = all.into_iter().filter(fits).collect();
+        all.sort_unstable();
+        all.dedup();
+        // Clients often take the first address: each answer begins elsewhere.
+        if !all.is_empty() {
+            let first = rand::random_range(0..all.len());
+            all.rotate_left(first);
+        }
+        self.of(all.into_iter().map(data_of))
+    }
+
+    fn of(&self, data: impl IntoIterator<Item = RData>) -> Answer {
+        let records = data.into_iter().take(RECORDS_MAX);
+        let records = records.map(|data| Record::from_rdata(self.name.clone(), TTL, data)).collect();
+        Answer { records, ..Answer::default() }
+    }
+}
+
+fn absent() -> Answer {
+    Answer { code: ResponseCode::NXDomain, ..Answer::default() }
+}
+
+fn data_of(address: IpAddr) -> RData {
+    match address {
+        IpAddr::V4(ip) => RData::A(A(ip)),
+        IpAddr::V6(ip) => RData::AAAA(AAAA(ip)),
+    }
+}
+
+fn key_of(service: &Service) -> Key {
+    Key::of(&service.metadata)
+}
+
+/// The endpoints that take traffic.
+fn hosts(slices: &[Arc<EndpointSlice>]) -> impl Iterator<Item = Host<'_>> {
+    slices.iter().flat_map(|slice| {
+        let ready = slice.endpoints.iter().filter(|endpoint| endpoint.conditions.is_ready());
+        ready.filter_map(|endpoint| Some(Host { endpoint, address: endpoint.address?, ports: &slice.ports }))
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,83 @@
+//! The forms of names in the zone.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use coracle_services::Endpoint;
+use hickory_proto::rr::Name;
+
+/// What a name of the zone stands for.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Owner<'a> {
+    /// The domain itself.
+    Apex,
+    /// `dns-version`.
+    Version,
+    /// `ns.dns`: the server.
+    Server,
+    /// A name that has names below it and no records: `svc`, `pod`, `dns`.
+    Branch,
+    /// `namespace.svc`, `namespace.pod` or `_protocol.service.namespace.svc` without records of its own.
+    Namespace(&'a str),
+    /// `service.namespace.svc`.
+    Service {
+        name: &'a str,
+        namespace: &'a str,
+    },
+    /// `_port._protocol.service.namespace.svc`.
+    Port {
+        port: &'a str,
+        protocol: &'a str,
+        name: &'a str,
+        namespace: &'a str,
+    },
+    /// `host.service.namespace.svc`.
+    Endpoint {
+        host: &'a str,
+        name: &'a str,
+        namespace: &'a str,
+    },
+    /// `10-42-0-1.namespace.pod`.
+    Pod(IpAddr),
+    Unknown,
+}
+
+/// Parses a lower-case name below a domain with `labels` labels.
+pub(super) fn parse(name: &Name, labels: u8) -> Owner<'_> {
+    let count = usize::from(name.num_labels()).saturating_sub(usize::from(labels));
+    let texts: Option<Vec<&str>> =
+        name.iter().take(count).map(|label| std::str::from_utf8(label).ok()).collect();
+    let Some(texts) = texts else { return Owner::Unknown };
+    match texts[..] {
+        [] => Owner::Apex,
+        ["dns-version"] => Owner::Version,
+        ["ns", "dns"] => Owner::Server,
+        ["svc" | "pod" | "dns"] => Owner::Branch,
+        [namespace, "svc" | "pod"] => Owner::Namespace(namespace),
+        [name, namespace, "svc"] => Owner::Service { name, namespace },
+        [host, name, namespace, "svc"] => Owner::Endpoint { host, name, namespace },
+        [port, protocol, name, namespace, "svc"] => {
+            match (port.strip_prefix('_'), protocol.strip_prefix('_')) {
+                (Some(port), Some(protocol)) => Owner::Port { port, protocol, name, namespace },
+                _ => Owner::Unknown,
+            }
+        }
+        [address, _, "pod"] => dashed(address).map_or(Owner::Unknown, Owner::Pod),
+        _ => Owner::Unknown,
+    }
+}
+
+/// An address with dashes for dots or colons.
+fn dashed(text: &str) -> Option<IpAddr> {
+    let v4: Result<Ipv4Addr, _> = text.replace('-', ".").parse();
+    let v6 = || text.replace('-', ":").parse::<Ipv6Addr>();
+    v4.map(IpAddr::V4).or_else(|_| v6().map(IpAddr::V6)).ok()
+}
+
+/// Label of an endpoint below its service: its host name, or its address with dashes.
+pub(super) fn endpoint_name(endpoint: &Endpoint) -> String {
+    match (&endpoint.hostname, endpoint.address) {
+        (Some(name), _) if !name.is_empty() => name.to_lowercase(),
+        (_, Some(address)) => address.to_string().replace(['.', ':'], "-"),
+        _ => String::new(),
+    }
+}

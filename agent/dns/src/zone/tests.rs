@@ -1,0 +1,110 @@
+use serde_json::{Value, json};
+
+use super::*;
+
+fn tables() -> Tables {
+    let mut tables = Tables::default();
+    let mut service = |name: &str, spec: Value| {
+        let value = json!({"metadata": {"namespace": "ns", "name": name}, "spec": spec});
+        tables.put_service(Arc::new(serde_json::from_value(value).unwrap()));
+    };
+    service(
+        "web",
+        json!({"clusterIP": "10.43.0.5", "clusterIPs": ["10.43.0.5", "fd43::5"],
+        "ports": [{"name": "http", "port": 80, "protocol": "TCP"}]}),
+    );
+    service("db", json!({"clusterIP": "None", "selector": {"a": "b"}}));
+    service("away", json!({"type": "ExternalName", "externalName": "foo.example.com"}));
+    service("empty", json!({"clusterIP": "None"}));
+    let slice = json!({"metadata": {"namespace": "ns", "name": "db-1", "labels": {"kubernetes.io/service-name": "db"}},
+        "addressType": "IPv4", "ports": [{"name": "sql", "port": 5432}], "endpoints": [
+            {"addresses": ["10.42.0.7"], "hostname": "db-0"}, {"addresses": ["10.42.0.8"]},
+            {"addresses": ["10.42.0.9"], "conditions": {"ready": false}}]});
+    tables.put_slice(serde_json::from_value::<EndpointSlice>(slice).unwrap().slim());
+    tables
+}
+
+fn ask(name: &str, kind: RecordType) -> Option<Answer> {
+    let zone =
+        Zone::new("cluster.local", Arc::new(RwLock::new(tables())), vec!["10.43.0.10".parse().unwrap()]);
+    zone.unwrap().answer(&Name::from_ascii(name).unwrap(), kind)
+}
+
+/// The data of the answer as text, or the response code if there is none.
+fn shown(name: &str, kind: RecordType) -> String {
+    let answer = ask(&format!("{name}.cluster.local."), kind).unwrap();
+    let mut all: Vec<String> = answer.records.iter().map(|record| record.data.to_string()).collect();
+    all.sort();
+    if all.is_empty() { answer.code.to_string() } else { all.join(" ") }
+}
+
+const NONE: &str = "No Error";
+const ABSENT: &str = "Non-Existent Domain";
+
+#[test]
+fn services_have_addresses_of_each_family() {
+    assert_eq!(shown("web.ns.svc", RecordType::A), "10.43.0.5");
+    assert_eq!(shown("WEB.ns.SVC", RecordType::AAAA), "fd43::5");
+    assert_eq!(shown("web.ns.svc", RecordType::MX), NONE);
+    assert_eq!(shown("none.ns.svc", RecordType::A), ABSENT);
+    assert_eq!(shown("ns.svc", RecordType::A), NONE);
+    assert_eq!(shown("other.svc", RecordType::A), ABSENT);
+    assert_eq!(shown("ns.dns", RecordType::A), "10.43.0.10");
+    assert_eq!(shown("dns-version", RecordType::TXT), "1.1.0");
+}
+
+#[test]
+fn headless_services_have_their_ready_endpoints() {
+    assert_eq!(shown("db.ns.svc", RecordType::A), "10.42.0.7 10.42.0.8");
+    assert_eq!(shown("db-0.db.ns.svc", RecordType::A), "10.42.0.7");
+    assert_eq!(shown("10-42-0-8.db.ns.svc", RecordType::A), "10.42.0.8");
+    assert_eq!(shown("10-42-0-9.db.ns.svc", RecordType::A), ABSENT);
+    assert_eq!(shown("10-42-0-7.web.ns.svc", RecordType::A), ABSENT);
+    assert_eq!(shown("empty.ns.svc", RecordType::A), NONE);
+}
+
+#[test]
+fn ports_have_service_records() {
+    let web = "0 100 80 web.ns.svc.cluster.local.";
+    assert_eq!(shown("_http._tcp.web.ns.svc", RecordType::SRV), web);
+    assert_eq!(shown("web.ns.svc", RecordType::SRV), web);
+    assert_eq!(shown("_http._udp.web.ns.svc", RecordType::SRV), ABSENT);
+    assert_eq!(shown("_http._tcp.web.ns.svc", RecordType::A), NONE);
+    let db = "0 50 5432 10-42-0-8.db.ns.svc.cluster.local. 0 50 5432 db-0.db.ns.svc.cluster.local.";
+    assert_eq!(shown("_sql._tcp.db.ns.svc", RecordType::SRV), db);
+    assert_eq!(ask("_sql._tcp.db.ns.svc.cluster.local.", RecordType::SRV).unwrap().additionals.len(), 2);
+}
+
+#[test]
+fn external_names_are_aliases() {
+    assert_eq!(shown("away.ns.svc", RecordType::CNAME), "foo.example.com.");
+    let answer = ask("away.ns.svc.cluster.local.", RecordType::A).unwrap();
+    assert_eq!(answer.alias.unwrap().to_ascii(), "foo.example.com.");
+}
+
+#[test]
+fn pods_have_their_address_in_their_name() {
+    assert_eq!(shown("10-42-0-3.ns.pod", RecordType::A), "10.42.0.3");
+    assert_eq!(shown("fd42--3.ns.pod", RecordType::AAAA), "fd42::3");
+    assert_eq!(shown("x.ns.pod", RecordType::A), ABSENT);
+}
+
+#[test]
+fn addresses_have_names() {
+    let of = |name: &str| {
+        let answer = ask(name, RecordType::PTR)?;
+        Some(answer.records.iter().map(|record| record.data.to_string()).collect::<Vec<_>>().join(" "))
+    };
+    assert_eq!(of("5.0.43.10.in-addr.arpa.").unwrap(), "web.ns.svc.cluster.local.");
+    assert_eq!(of("7.0.42.10.in-addr.arpa.").unwrap(), "db-0.db.ns.svc.cluster.local.");
+    assert!(of("1.1.1.1.in-addr.arpa.").is_none());
+    assert!(ask("example.com.", RecordType::A).is_none());
+    assert!(ask("xcluster.local.", RecordType::A).is_none());
+}
+
+#[test]
+fn odd_bytes_are_unknown_names() {
+    let name = Name::from_labels([&[0xff, 0, b'.'][..], b"ns", b"svc", b"cluster", b"local"]).unwrap();
+    let zone = Zone::new("cluster.local", Arc::new(RwLock::new(tables())), Vec::new()).unwrap();
+    assert_eq!(zone.answer(&name, RecordType::A).unwrap().code, ResponseCode::NXDomain);
+}

@@ -1,0 +1,124 @@
+//! Choice of a service port's endpoints: by readiness, topology and traffic policy.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use coracle_services::{AddressType, Conditions, EndpointSlice, Hints};
+
+use crate::plan::NodeView;
+
+/// An endpoint of one service port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Target {
+    pub(crate) address: IpAddr,
+    pub(crate) port: u16,
+}
+
+/// The endpoints that take traffic, sorted.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Choice {
+    /// With traffic policy `Cluster`.
+    pub(crate) cluster: Vec<Target>,
+    /// With traffic policy `Local`.
+    pub(crate) local: Vec<Target>,
+    /// Endpoints on this node, whatever their state: they may reach their own service.
+    pub(crate) on_this_node: Vec<IpAddr>,
+}
+
+/// Endpoints of one service port.
+#[derive(Clone, Copy)]
+struct Candidate<'a> {
+    conditions: Conditions,
+    is_local: bool,
+    hints: Option<&'a Hints>,
+}
+
+/// Whether the port of a slice is this port of the service.
+#[derive(Clone, Copy)]
+pub(crate) struct PortId<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) protocol: &'a str,
+    pub(crate) is_ipv4: bool,
+}
+
+/// The endpoints of a service port. `by_topology`: hints count.
+pub(crate) fn choose(
+    slices: &[Arc<EndpointSlice>],
+    port: PortId<'_>,
+    node: &NodeView,
+    by_topology: bool,
+) -> Choice {
+    let all = candidates(slices, port, node);
+    let mut usable = available(&all, |_| true);
+    if by_topology && let Some(near) = nearest(&all, &usable, node) {
+        usable = near;
+    }
+    let mut on_this_node: Vec<IpAddr> =
+        all.iter().filter(|(_, of)| of.is_local).map(|(target, _)| target.address).collect();
+    on_this_node.dedup();
+    Choice { cluster: usable, local: available(&all, |of| of.is_local), on_this_node }
+}
+
+fn candidates<'a>(
+    slices: &'a [Arc<EndpointSlice>],
+    id: PortId<'_>,
+    node: &NodeView,
+) -> BTreeMap<Target, Candidate<'a>> {
+    let family = if id.is_ipv4 { AddressType::IPv4 } else { AddressType::IPv6 };
+    let mut all = BTreeMap::new();
+    for slice in slices.iter().filter(|slice| slice.address_type == family) {
+        let ports =
+            slice.ports.iter().filter(|port| port.name() == id.name && port.protocol() == id.protocol);
+        for port in ports.filter_map(|port| port.port) {
+            for endpoint in &slice.endpoints {
+                let Some(address) = endpoint.address.filter(|address| address.is_ipv4() == id.is_ipv4) else {
+                    continue;
+                };
+                let candidate = Candidate {
+                    conditions: endpoint.conditions,
+                    is_local: endpoint.node_name.as_deref() == Some(node.name.as_str()),
+                    hints: endpoint.hints.as_ref(),
+                };
+                // An endpoint may be in two slices while it moves between them.
+                let known = all.entry(Target { address, port }).or_insert(candidate);
+                if candidate.conditions.is_ready() && !known.conditions.is_ready() {
+                    *known = candidate;
+                }
+            }
+        }
+    }
+    all
+}
+
+/// The ready endpoints, or, without any, those that still serve while they terminate.
+fn available(all: &BTreeMap<Target, Candidate<'_>>, of: impl Fn(&Candidate<'_>) -> bool) -> Vec<Target> {
+    let those = |takes: fn(Conditions) -> bool| {
+        let fitting = all.iter().filter(|(_, candidate)| of(candidate) && takes(candidate.conditions));
+        fitting.map(|(target, _)| *target).collect::<Vec<_>>()
+    };
+    let ready = those(Conditions::is_ready);
+    if ready.is_empty() { those(|of| of.is_serving() && of.is_terminating()) } else { ready }
+}
+
+/// The endpoints whose hints name this node or its zone. `None` if an endpoint has no hints, or if none is near.
+fn nearest(all: &BTreeMap<Target, Candidate<'_>>, usable: &[Target], node: &NodeView) -> Option<Vec<Target>> {
+    let near = |names: &dyn Fn(&Hints) -> Option<bool>| {
+        let mut near = Vec::new();
+        for target in usable {
+            if names(all.get(target)?.hints?)? {
+                near.push(*target);
+            }
+        }
+        Some(near).filter(|near| !near.is_empty())
+    };
+    let listed = |list: &Option<Vec<_>>, name: &str| {
+        let list: &Vec<coracle_services::Named> = list.as_ref()?;
+        Some(list.iter().any(|of| &*of.name == name)).filter(|_| !list.is_empty())
+    };
+    let same_node = near(&|hints| listed(&hints.for_nodes, &node.name));
+    same_node.or_else(|| {
+        let zone = node.zone.as_deref()?;
+        near(&|hints| listed(&hints.for_zones, zone))
+    })
+}

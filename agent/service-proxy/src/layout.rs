@@ -1,0 +1,198 @@
+//! The fixed part of the table.
+//!
+//! ```text
+//! prerouting, output (nat) ─► services ─ cluster IP  ─► chain of the service ─► DNAT to an endpoint
+//!                                      ─ external IP ─► external chain of the service
+//!                                      ─ node port   ─► external chain of the service
+//! postrouting (nat)        ─ marked, or from an endpoint to itself ─► masquerade
+//! guard (before nat)       ─ load balancer address ─► sources that may reach it
+//! input, forward, output   ─ new, to a service without endpoints or an unused port of a cluster IP ─► reject or drop
+//! ```
+
+use coracle_nft::{
+    BaseChain, Hook, INET_PROTO, INET_SERVICE, IPV4_ADDR, IPV6_ADDR, R0, Rule, SetSpec, Transaction,
+    concatenated,
+};
+use ipnetwork::{IpNetwork, Ipv4Network};
+
+use crate::plan::NodeView;
+use crate::program::Map;
+
+/// Bit of the packet mark that asks for masquerading, the same as kube-proxy's.
+pub(crate) const MASQUERADE: u32 = 0x4000;
+pub(crate) const REJECT: &str = "reject";
+pub(crate) const DROP: &str = "drop";
+pub(crate) const POSTROUTING: &str = "postrouting";
+
+pub(crate) const MAPS: [Map; 8] = [
+    Map::Services,
+    Map::External,
+    Map::NodePorts,
+    Map::Rejected,
+    Map::RejectedPorts,
+    Map::Guarded,
+    Map::ClusterIps,
+    Map::Hairpin,
+];
+
+/// Makes the maps, the base chains and their rules.
+pub(crate) fn make(transaction: &mut Transaction<'_>, node: &NodeView) {
+    for is_ipv4 in [true, false] {
+        for map in MAPS {
+            make_map(transaction, map, is_ipv4);
+        }
+    }
+    for chain in [REJECT, DROP, "services", "check", "check-ports"] {
+        transaction.make_chain(chain);
+    }
+    transaction.rule(REJECT, &Rule::default().reject());
+    transaction.rule(DROP, &Rule::default().drop());
+    services(transaction, node);
+    checks(transaction);
+    nat(transaction, node);
+    filters(transaction);
+}
+
+/// Name of a map.
+pub(crate) fn name(map: Map, is_ipv4: bool) -> &'static str {
+    match (map, is_ipv4) {
+        (Map::Services, true) => "services4",
+        (Map::Services, false) => "services6",
+        (Map::External, true) => "external4",
+        (Map::External, false) => "external6",
+        (Map::NodePorts, true) => "node_ports4",
+        (Map::NodePorts, false) => "node_ports6",
+        (Map::Rejected, true) => "rejected4",
+        (Map::Rejected, false) => "rejected6",
+        (Map::RejectedPorts, true) => "rejected_ports4",
+        (Map::RejectedPorts, false) => "rejected_ports6",
+        (Map::Guarded, true) => "guarded4",
+        (Map::Guarded, false) => "guarded6",
+        (Map::ClusterIps, true) => "cluster_ips4",
+        (Map::ClusterIps, false) => "cluster_ips6",
+        (Map::Hairpin, true) => "hairpin4",
+        (Map::Hairpin, false) => "hairpin6",
+    }
+}
+
+/// Type and length of an address.
+pub(crate) fn address(is_ipv4: bool) -> (u32, u32) {
+    if is_ipv4 { (IPV4_ADDR, 4) } else { (IPV6_ADDR, 16) }
+}
+
+fn make_map(transaction: &mut Transaction<'_>, map: Map, is_ipv4: bool) {
+    let (kind, length) = address(is_ipv4);
+    let (types, length): (&[u32], u32) = match map {
+        Map::Services | Map::External | Map::Rejected | Map::Guarded => {
+            (&[kind, INET_PROTO, INET_SERVICE], length + 8)
+        }
+        Map::NodePorts | Map::RejectedPorts => (&[INET_PROTO, INET_SERVICE], 8),
+        Map::ClusterIps => (&[kind], length),
+        Map::Hairpin => (&[kind, kind], 2 * length),
+    };
+    transaction.make_set(&SetSpec {
+        name: name(map, is_ipv4),
+        key: (concatenated(types), length),
+        verdicts: !matches!(map, Map::ClusterIps | Map::Hairpin),
+        ..SetSpec::default()
+    });
+}
+
+fn of_family(is_ipv4: bool) -> Rule {
+    Rule::default().family(if is_ipv4 { 2 } else { 10 })
+}
+
+fn registers(is_ipv4: bool) -> u32 {
+    address(is_ipv4).1 / 4
+}
+
+/// Loads destination, protocol and port, the key of most maps.
+fn destination(is_ipv4: bool) -> Rule {
+    of_family(is_ipv4).destination(is_ipv4, R0).protocol_and_port(R0 + registers(is_ipv4))
+}
+
+fn services(transaction: &mut Transaction<'_>, node: &NodeView) {
+    for is_ipv4 in [true, false] {
+        let pods: Vec<_> = node.pod_networks.iter().filter(|net| net.is_ipv4() == is_ipv4).collect();
+        if !pods.is_empty() {
+            // Replies to clients outside the pod network must come back through this node.
+            let outside = pods.iter().fold(of_family(is_ipv4), |rule, net| rule.from(**net, true));
+            let to_cluster_ip = outside.destination(is_ipv4, R0).inside(name(Map::ClusterIps, is_ipv4));
+            transaction.rule("services", &to_cluster_ip.set_mark(MASQUERADE));
+        }
+        for map in [Map::Services, Map::External] {
+            transaction.rule("services", &destination(is_ipv4).lookup_verdict(name(map, is_ipv4)));
+        }
+        transaction.rule("services", &local_port(is_ipv4).lookup_verdict(name(Map::NodePorts, is_ipv4)));
+    }
+}
+
+/// Loads protocol and port of packets to this machine. Loopback addresses have no node ports: their answers could not
+/// leave the machine.
+fn local_port(is_ipv4: bool) -> Rule {
+    let rule = of_family(is_ipv4).destination_is_local();
+    let rule = match Ipv4Network::new_checked([127, 0, 0, 0].into(), 8) {
+        Some(loopback) if is_ipv4 => rule.to(IpNetwork::V4(loopback), true),
+        _ => rule.to(IpNetwork::from(std::net::IpAddr::V6(std::net::Ipv6Addr::LOCALHOST)), true),
+    };
+    rule.protocol_and_port(R0)
+}
+
+/// Rejects packets to services without endpoints.
+fn checks(transaction: &mut Transaction<'_>) {
+    for is_ipv4 in [true, false] {
+        let ports = local_port(is_ipv4).lookup_verdict(name(Map::RejectedPorts, is_ipv4));
+        transaction.rule("check-ports", &ports);
+        let addresses = destination(is_ipv4).lookup_verdict(name(Map::Rejected, is_ipv4));
+        transaction.rule("check", &addresses);
+        let unused = of_family(is_ipv4).destination(is_ipv4, R0).inside(name(Map::ClusterIps, is_ipv4));
+        transaction.rule("check", &unused.reject());
+    }
+}
+
+fn nat(transaction: &mut Transaction<'_>, node: &NodeView) {
+    for (name, hook) in [("prerouting", Hook::Prerouting), ("output", Hook::Output)] {
+        transaction.make_base_chain(BaseChain { name, hook, priority: -100, kind: "nat" });
+        transaction.rule(name, &Rule::default().jump("services"));
+    }
+    transaction.make_base_chain(BaseChain {
+        name: POSTROUTING,
+        hook: Hook::Postrouting,
+        priority: 100,
+        kind: "nat",
+    });
+    let marked = Rule::default().marked(MASQUERADE).clear_mark(MASQUERADE);
+    transaction.rule(POSTROUTING, &marked.masquerade_randomly());
+    for is_ipv4 in [true, false] {
+        let ends = of_family(is_ipv4).translated().source(is_ipv4, R0);
+        let ends = ends.destination(is_ipv4, R0 + registers(is_ipv4));
+        transaction.rule(POSTROUTING, &ends.inside(name(Map::Hairpin, is_ipv4)).masquerade_randomly());
+    }
+    // Between pods of one bridge the answer would take the direct path, past conntrack.
+    for network in node.pod_networks.iter().filter(|_| node.bridge_bypasses_filters) {
+        let among = of_family(network.is_ipv4()).translated().from(*network, false).to(*network, false);
+        transaction.rule(POSTROUTING, &among.masquerade_randomly());
+    }
+}
+
+fn filters(transaction: &mut Transaction<'_>) {
+    transaction.make_base_chain(BaseChain {
+        name: "guard",
+        hook: Hook::Prerouting,
+        priority: -110,
+        kind: "filter",
+    });
+    for is_ipv4 in [true, false] {
+        let guarded = destination(is_ipv4).lookup_verdict(name(Map::Guarded, is_ipv4));
+        transaction.rule("guard", &guarded);
+    }
+    for (name, hook) in
+        [("filter-input", Hook::Input), ("filter-forward", Hook::Forward), ("filter-output", Hook::Output)]
+    {
+        transaction.make_base_chain(BaseChain { name, hook, priority: -50, kind: "filter" });
+        if matches!(hook, Hook::Input | Hook::Output) {
+            transaction.rule(name, &Rule::default().unasked().jump("check-ports"));
+        }
+        transaction.rule(name, &Rule::default().unasked().jump("check"));
+    }
+}

@@ -1,0 +1,246 @@
+//! The program of one service. Pure.
+
+mod chains;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_nft::{Key, Verdict};
+use coracle_services::{EndpointSlice, cluster_ips};
+use ipnetwork::IpNetwork;
+use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
+
+use crate::endpoints::{Choice, PortId, choose};
+use crate::layout::{DROP, REJECT};
+use crate::program::{Connectionless, Map, Program};
+use chains::Chains;
+
+/// Default timeout of session affinity, as the API's.
+const AFFINITY: Duration = Duration::from_secs(10_800);
+/// Longest timeout of session affinity that the API permits.
+const LONGEST_AFFINITY: Duration = Duration::from_secs(86_400);
+
+/// What the proxy knows of its node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeView {
+    /// Name of the node.
+    pub name: String,
+    /// Zone of the node (`topology.kubernetes.io/zone`).
+    pub zone: Option<String>,
+    /// Networks of this node's pods. Clients outside them are masqueraded.
+    pub pod_networks: Vec<IpNetwork>,
+    /// Whether packets between pods of one bridge do not pass the filters of the IP layer.
+    pub bridge_bypasses_filters: bool,
+    /// Addresses that the node serves itself, such as cluster DNS.
+    pub served_here: Vec<IpAddr>,
+    /// Ranges of addresses that services may take by `externalIPs`.
+    pub external_ips: Vec<IpNetwork>,
+}
+
+/// One port of a service in one family.
+struct Port<'a> {
+    spec: &'a ServiceSpec,
+    is_ipv4: bool,
+    protocol: u8,
+    number: u16,
+    node_port: Option<u16>,
+    choice: Choice,
+}
+
+/// Where a packet to a port goes.
+enum Destination {
+    Chain(String),
+    /// Without endpoints: `reject`, or `drop` if another node has endpoints.
+    Nowhere(&'static str),
+}
+
+/// The program of a service.
+pub(crate) fn plan(service: &Service, slices: &[Arc<EndpointSlice>], node: &NodeView) -> Program {
+    let mut program = Program::default();
+    let Some(spec) = service.spec.as_ref() else { return program };
+    if spec.type_.as_deref() == Some("ExternalName") {
+        return program;
+    }
+    for is_ipv4 in [true, false] {
+        let addresses: Vec<IpAddr> = cluster_ips(service)
+            .filter(|ip| ip.is_ipv4() == is_ipv4 && !node.served_here.contains(ip))
+            .collect();
+        if addresses.is_empty() {
+            continue;
+        }
+        for address in &addresses {
+            program.element(Map::ClusterIps, is_ipv4, Key::default().address(*address), None);
+        }
+        let external = External::of(service, spec, is_ipv4, node);
+        for port in spec.ports.iter().flatten() {
+            let Some(planned) = Port::of(spec, port, is_ipv4, slices, node) else { continue };
+            let chains = Chains::new(service, &planned);
+            planned.internal(&mut program, &chains, &addresses);
+            planned.external(&mut program, &chains, &external, node);
+        }
+    }
+    program
+}
+
+/// External addresses of a service.
+struct External {
+    /// `externalIPs` in the permitted ranges.
+    ips: Vec<IpAddr>,
+    /// Addresses of the load balancer.
+    balancer: Vec<IpAddr>,
+    /// `loadBalancerSourceRanges`. Empty: all sources.
+    sources: Vec<IpNetwork>,
+}
+
+impl External {
+    fn of(service: &Service, spec: &ServiceSpec, is_ipv4: bool, node: &NodeView) -> Self {
+        let usable =
+            |ip: &IpAddr| ip.is_ipv4() == is_ipv4 && !node.served_here.contains(ip) && !ip.is_loopback();
+        let permitted = |ip: &IpAddr| node.external_ips.iter().any(|range| range.contains(*ip));
+        let listed = spec.external_ips.iter().flatten().filter_map(|ip| ip.parse().ok());
+        let balancer = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
+        let balancer = balancer.and_then(|balancer| balancer.ingress.as_ref());
+        let is_balancer = spec.type_.as_deref() == Some("LoadBalancer");
+        // With ipMode Proxy the load balancer sends to node ports, and its address must not be short-circuited.
+        let entries = balancer
+            .into_iter()
+            .flatten()
+            .filter(|entry| is_balancer && entry.ip_mode.as_deref().unwrap_or("VIP") == "VIP");
+        let ranges = spec.load_balancer_source_ranges.iter().flatten().filter(|_| is_balancer);
+        let all: Vec<IpNetwork> = ranges.filter_map(|range| range.trim().parse().ok()).collect();
+        Self {
+            ips: listed.filter(usable).filter(permitted).collect(),
+            balancer: entries.filter_map(|entry| entry.ip.as_deref()?.parse().ok()).filter(usable).collect(),
+            sources: all,
+        }
+    }
+}
+
+// === impl Port ===
+
+impl<'a> Port<'a> {
+    fn of(
+        spec: &'a ServiceSpec,
+        port: &ServicePort,
+        is_ipv4: bool,
+        slices: &[Arc<EndpointSlice>],
+        node: &NodeView,
+    ) -> Option<Self> {
+        let name = port.name.as_deref().unwrap_or_default();
+        let protocol = port.protocol.as_deref().unwrap_or("TCP");
+        let has_node_ports = matches!(spec.type_.as_deref(), Some("NodePort" | "LoadBalancer"));
+        let node_port = port.node_port.filter(|_| has_node_ports).and_then(|port| u16::try_from(port).ok());
+        let hinted = matches!(spec.internal_traffic_policy.as_deref(), None | Some("Cluster"));
+        Some(Self {
+            spec,
+            is_ipv4,
+            protocol: match protocol {
+                "TCP" => 6,
+                "UDP" => 17,
+                "SCTP" => 132,
+                _ => return None,
+            },
+            number: u16::try_from(port.port).ok().filter(|port| *port != 0)?,
+            node_port: node_port.filter(|port| *port != 0),
+            choice: choose(slices, PortId { name, protocol, is_ipv4 }, node, hinted),
+        })
+    }
+
+    fn affinity(&self) -> Option<Duration> {
+        if self.spec.session_affinity.as_deref() != Some("ClientIP") {
+            return None;
+        }
+        let config = self.spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
+        let seconds = config.and_then(|config| config.timeout_seconds);
+        let timeout = seconds.and_then(|seconds| u64::try_from(seconds).ok()).map(Duration::from_secs);
+        Some(timeout.filter(|timeout| !timeout.is_zero()).unwrap_or(AFFINITY).min(LONGEST_AFFINITY))
+    }
+
+    /// Adds the elements of the cluster IPs.
+    fn internal(&self, program: &mut Program, chains: &Chains, addresses: &[IpAddr]) {
+        let is_local = self.spec.internal_traffic_policy.as_deref() == Some("Local");
+        let destination = self.destination(program, chains, is_local);
+        for address in addresses {
+            self.address(program, Map::Services, *address, &destination);
+        }
+        for address in &self.choice.on_this_node {
+            let key = Key::default().address(*address).address(*address);
+            program.element(Map::Hairpin, self.is_ipv4, key, None);
+        }
+    }
+
+    /// Adds the elements of external addresses and of the node port.
+    fn external(&self, program: &mut Program, chains: &Chains, external: &External, node: &NodeView) {
+        if external.ips.is_empty() && external.balancer.is_empty() && self.node_port.is_none() {
+            return;
+        }
+        let is_local = self.spec.external_traffic_policy.as_deref() == Some("Local");
+        let destination = if self.choice.cluster.is_empty() && self.choice.local.is_empty() {
+            Destination::Nowhere(REJECT)
+        } else {
+            chains.make_external(program, &self.choice, self.affinity(), is_local.then_some(node));
+            Destination::Chain(chains.external())
+        };
+        for address in external.ips.iter().chain(&external.balancer) {
+            self.address(program, Map::External, *address, &destination);
+        }
+        if !external.sources.is_empty() {
+            chains.make_guard(program, &external.sources);
+            for address in &external.balancer {
+                let goto = Verdict::Goto(chains.guard());
+                program.element(
+                    Map::Guarded,
+                    self.is_ipv4,
+                    self.key(Some(*address), self.number),
+                    Some(goto),
+                );
+            }
+        }
+        let Some(node_port) = self.node_port else { return };
+        let (map, verdict) = match &destination {
+            Destination::Chain(chain) => (Map::NodePorts, chain.clone()),
+            Destination::Nowhere(chain) => (Map::RejectedPorts, (*chain).to_owned()),
+        };
+        program.element(map, self.is_ipv4, self.key(None, node_port), Some(Verdict::Goto(verdict)));
+        self.connectionless(program, None, node_port);
+    }
+
+    /// The chain of a traffic policy.
+    fn destination(&self, program: &mut Program, chains: &Chains, is_local: bool) -> Destination {
+        let targets = if is_local { &self.choice.local } else { &self.choice.cluster };
+        if targets.is_empty() {
+            let elsewhere = is_local && !self.choice.cluster.is_empty();
+            return Destination::Nowhere(if elsewhere { DROP } else { REJECT });
+        }
+        Destination::Chain(chains.make_balancing(program, targets, self.affinity(), is_local))
+    }
+
+    fn address(&self, program: &mut Program, map: Map, address: IpAddr, destination: &Destination) {
+        let (map, chain) = match destination {
+            Destination::Chain(chain) => (map, chain.clone()),
+            Destination::Nowhere(chain) => (Map::Rejected, (*chain).to_owned()),
+        };
+        let key = self.key(Some(address), self.number);
+        program.element(map, self.is_ipv4, key, Some(Verdict::Goto(chain)));
+        self.connectionless(program, Some(address), self.number);
+    }
+
+    fn key(&self, address: Option<IpAddr>, port: u16) -> Key {
+        let key = address.map_or_else(Key::default, |address| Key::default().address(address));
+        key.protocol(self.protocol).port(port)
+    }
+
+    fn connectionless(&self, program: &mut Program, address: Option<IpAddr>, port: u16) {
+        const TCP: u8 = 6;
+        if self.protocol == TCP {
+            return;
+        }
+        let all = self.choice.cluster.iter().chain(&self.choice.local);
+        let port = Connectionless { protocol: self.protocol, is_ipv4: self.is_ipv4, address, port };
+        program.connectionless.insert(port, all.map(|target| target.address).collect());
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,169 @@
+//! The chains of one service port: their names and rules.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
+
+use coracle_nft::{AnonymousMap, INET_SERVICE, R0, Rule, Value, Verdict, concatenated};
+use ipnetwork::IpNetwork;
+use k8s_openapi::api::core::v1::Service;
+
+use super::{NodeView, Port};
+use crate::endpoints::{Choice, Target};
+use crate::layout::{MASQUERADE, address};
+use crate::program::{Affinity, Program};
+
+/// The chains of one service port in one family. Their names show the service to readers of `nft list ruleset`.
+pub(super) struct Chains {
+    base: String,
+    is_ipv4: bool,
+}
+
+// === impl Chains ===
+
+impl Chains {
+    pub(super) fn new(service: &Service, of: &Port<'_>) -> Self {
+        let meta = &service.metadata;
+        let part = |text: Option<&str>| safe(text.unwrap_or_default());
+        let (namespace, name) = (part(meta.namespace.as_deref()), part(meta.name.as_deref()));
+        let family = if of.is_ipv4 { 4 } else { 6 };
+        // Protocol and port, since a chain's name has at most 255 bytes.
+        let base = format!("{namespace}/{name}/{}-{}/{family}", of.protocol, of.number);
+        Self { base, is_ipv4: of.is_ipv4 }
+    }
+
+    pub(super) fn external(&self) -> String {
+        format!("external {}", self.base)
+    }
+
+    pub(super) fn guard(&self) -> String {
+        format!("guard {}", self.base)
+    }
+
+    fn family(&self) -> u8 {
+        if self.is_ipv4 { 2 } else { 10 }
+    }
+
+    fn registers(&self) -> u32 {
+        address(self.is_ipv4).1 / 4
+    }
+
+    /// Makes the chain that chooses one of the targets. Returns its name.
+    pub(super) fn make_balancing(
+        &self,
+        program: &mut Program,
+        targets: &[Target],
+        affinity: Option<Duration>,
+        is_local: bool,
+    ) -> String {
+        let chain = format!("{} {}", if is_local { "local" } else { "cluster" }, self.base);
+        let rules = match affinity {
+            None => vec![self.translate(targets)],
+            Some(timeout) => self.remembering(program, targets, timeout),
+        };
+        program.chains.insert(chain.clone(), rules);
+        chain
+    }
+
+    /// Chooses a random target and translates the destination to it.
+    fn translate(&self, targets: &[Target]) -> Rule {
+        let (kind, length) = address(self.is_ipv4);
+        let rule = match targets {
+            [one] => {
+                let rule = Rule::default().immediate(R0, &octets(*one));
+                rule.immediate(R0 + self.registers(), &one.port.to_be_bytes())
+            }
+            all => {
+                let value = (concatenated(&[kind, INET_SERVICE]), length + 4);
+                let targets = all.iter().map(|target| Value::Target(target.address, target.port));
+                let count = u32::try_from(all.len()).unwrap_or(u32::MAX);
+                Rule::default().random(count).lookup_in(AnonymousMap::choice(Some(value), targets))
+            }
+        };
+        rule.destination_nat(self.family(), self.registers())
+    }
+
+    /// Sends a known client to its target, and others to a random target. Each target has a set of its clients, which is
+    /// kept when other targets come and go.
+    fn remembering(&self, program: &mut Program, targets: &[Target], timeout: Duration) -> Vec<Rule> {
+        let client = || Rule::default().source(self.is_ipv4, R0);
+        let mut rules = Vec::with_capacity(targets.len() + 1);
+        let mut chains = Vec::with_capacity(targets.len());
+        for target in targets {
+            let end = format!("{}/{}/{}", self.base, target.address, target.port);
+            let (chain, set) = (format!("to {end}"), format!("clients {} {end}", timeout.as_secs()));
+            rules.push(client().inside(&set).goto(&chain));
+            // A full set does not match, so the translation is a rule of its own.
+            let to_target = vec![client().update(&set), self.translate(&[*target])];
+            program.affinities.insert(set, Affinity { is_ipv4: self.is_ipv4, timeout });
+            program.chains.insert(chain.clone(), to_target);
+            chains.push(Value::Verdict(Verdict::Goto(chain)));
+        }
+        let count = u32::try_from(chains.len()).unwrap_or(u32::MAX);
+        rules.push(Rule::default().random(count).lookup_in(AnonymousMap::choice(None, chains)));
+        rules
+    }
+
+    /// Makes the chain for packets from outside the cluster. `local`: the traffic policy is `Local`.
+    pub(super) fn make_external(
+        &self,
+        program: &mut Program,
+        choice: &Choice,
+        affinity: Option<Duration>,
+        local: Option<&NodeView>,
+    ) {
+        let mut rules = Vec::new();
+        let masquerade = || Rule::default().set_mark(MASQUERADE);
+        let to_cluster = (!choice.cluster.is_empty())
+            .then(|| self.make_balancing(program, &choice.cluster, affinity, false));
+        match (local, to_cluster) {
+            (None, None) => rules.push(Rule::default().drop()),
+            (None, Some(cluster)) => rules.extend([masquerade(), Rule::default().goto(&cluster)]),
+            (Some(node), cluster) => {
+                // Pods and processes of this node reach all endpoints, as if they used the cluster IP.
+                if let Some(cluster) = cluster {
+                    let pods = node.pod_networks.iter().filter(|net| net.is_ipv4() == self.is_ipv4);
+                    rules.extend(pods.map(|net| Rule::default().from(*net, false).goto(&cluster)));
+                    rules.push(Rule::default().source_is_local().set_mark(MASQUERADE));
+                    rules.push(Rule::default().source_is_local().goto(&cluster));
+                }
+                rules.push(match choice.local.is_empty() {
+                    // A load balancer finds out by its health check that the packet belongs to another node.
+                    true => Rule::default().drop(),
+                    false => {
+                        Rule::default().goto(&self.make_balancing(program, &choice.local, affinity, true))
+                    }
+                });
+            }
+        }
+        program.chains.insert(self.external(), rules);
+    }
+
+    /// Makes the chain that drops packets from sources outside the ranges.
+    pub(super) fn make_guard(&self, program: &mut Program, sources: &[IpNetwork]) {
+        let mut rules: Vec<Rule> = sources
+            .iter()
+            .filter(|range| range.is_ipv4() == self.is_ipv4)
+            .map(|range| Rule::default().from(*range, false).verdict(&Verdict::Return))
+            .collect();
+        rules.push(Rule::default().drop());
+        program.chains.insert(self.guard(), rules);
+    }
+}
+
+fn octets(target: Target) -> Vec<u8> {
+    match target.address {
+        std::net::IpAddr::V4(ip) => ip.octets().to_vec(),
+        std::net::IpAddr::V6(ip) => ip.octets().to_vec(),
+    }
+}
+
+/// A name as the API permits it; any other is replaced by a hash.
+fn safe(name: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
+    if !name.is_empty() && name.len() <= 63 && name.bytes().all(is_plain) {
+        return name.to_owned();
+    }
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    format!("_{:016x}", hasher.finish())
+}

@@ -1,0 +1,145 @@
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::program::Slot;
+
+fn node() -> NodeView {
+    NodeView {
+        name: "here".to_owned(),
+        zone: Some("z1".to_owned()),
+        pod_networks: vec!["10.42.0.0/24".parse().unwrap()],
+        served_here: vec!["10.43.0.10".parse().unwrap()],
+        external_ips: vec!["192.0.2.0/24".parse().unwrap()],
+        ..NodeView::default()
+    }
+}
+
+fn service(spec: Value) -> Service {
+    let mut spec = spec;
+    spec["clusterIPs"] = json!([spec["clusterIP"]]);
+    if spec["ports"].is_null() {
+        spec["ports"] = json!([{"port": 80, "protocol": "TCP"}]);
+    }
+    serde_json::from_value(json!({"metadata": {"namespace": "n", "name": "s"}, "spec": spec})).unwrap()
+}
+
+fn slice(endpoints: Value) -> Vec<Arc<EndpointSlice>> {
+    let slice = json!({"metadata": {"namespace": "n", "name": "x", "labels": {"kubernetes.io/service-name": "s"}},
+        "addressType": "IPv4", "endpoints": endpoints, "ports": [{"port": 8080, "protocol": "TCP"}]});
+    vec![Arc::new(serde_json::from_value(slice).unwrap())]
+}
+
+fn planned(spec: Value, endpoints: Value) -> Program {
+    plan(&service(spec), &slice(endpoints), &node())
+}
+
+fn verdict(program: &Program, map: Map, key: Key) -> Option<String> {
+    let slot = Slot { map, is_ipv4: true, key };
+    match program.elements.get(&slot)?.as_ref()? {
+        Verdict::Goto(chain) => Some(chain.clone()),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn at(ip: &str, port: u16) -> Key {
+    Key::default().address(ip.parse().unwrap()).protocol(6).port(port)
+}
+
+fn two() -> Value {
+    json!([{"addresses": ["10.42.0.2"], "nodeName": "here"}, {"addresses": ["10.42.1.2"], "nodeName": "there"}])
+}
+
+#[test]
+fn a_cluster_ip_leads_to_the_chain_of_its_port() {
+    let program = planned(json!({"clusterIP": "10.43.1.1"}), two());
+    let chain = verdict(&program, Map::Services, at("10.43.1.1", 80)).unwrap();
+    assert_eq!((chain.as_str(), program.chains[&chain].len()), ("cluster n/s/6-80/4", 1));
+    assert!(verdict(&program, Map::Rejected, at("10.43.1.1", 80)).is_none());
+    assert!(program.connectionless.is_empty() && program.affinities.is_empty());
+}
+
+#[test]
+fn without_endpoints_packets_are_rejected_and_with_endpoints_elsewhere_dropped() {
+    let none = planned(
+        json!({"clusterIP": "10.43.1.1", "type": "NodePort",
+        "ports": [{"port": 80, "nodePort": 30080}]}),
+        json!([]),
+    );
+    let port = || Key::default().protocol(6).port(30080);
+    assert_eq!(verdict(&none, Map::Rejected, at("10.43.1.1", 80)).unwrap(), "reject");
+    assert_eq!(verdict(&none, Map::RejectedPorts, port()).unwrap(), "reject");
+    assert!(verdict(&none, Map::NodePorts, port()).is_none());
+    let far = json!([{"addresses": ["10.42.1.2"], "nodeName": "there"}]);
+    let local = planned(json!({"clusterIP": "10.43.1.1", "internalTrafficPolicy": "Local"}), far);
+    assert_eq!(verdict(&local, Map::Rejected, at("10.43.1.1", 80)).unwrap(), "drop");
+}
+
+#[test]
+fn terminating_endpoints_count_only_without_ready_ones() {
+    let ending = json!({"ready": false, "serving": true, "terminating": true});
+    let targets = |endpoints: Value| {
+        let id = PortId { name: "", protocol: "TCP", is_ipv4: true };
+        let choice = choose(&slice(endpoints), id, &node(), true);
+        choice.cluster.iter().map(|target| target.address.to_string()).collect::<Vec<_>>()
+    };
+    let (a, b) = (json!(["10.0.0.1"]), json!(["10.0.0.2"]));
+    let old = json!({"addresses": a, "conditions": ending});
+    assert_eq!(targets(json!([old, {"addresses": b}])), ["10.0.0.2"]);
+    assert_eq!(targets(json!([old, {"addresses": b, "conditions": {"ready": false}}])), ["10.0.0.1"]);
+    assert!(targets(json!([{"addresses": b, "conditions": {"ready": false}}])).is_empty());
+    let zone = |name: &str, ip: &Value| json!({"addresses": ip, "hints": {"forZones": [{"name": name}]}});
+    assert_eq!(targets(json!([zone("z1", &a), zone("z2", &b)])), ["10.0.0.1"]);
+    assert_eq!(targets(json!([zone("z3", &a), zone("z2", &b)])).len(), 2, "no endpoint is near");
+    assert_eq!(targets(json!([zone("z1", &a), {"addresses": b}])).len(), 2, "an endpoint has no hint");
+}
+
+#[test]
+fn external_addresses_are_taken_only_from_permitted_ranges() {
+    let spec =
+        json!({"clusterIP": "10.43.1.1", "externalIPs": ["192.0.2.7", "8.8.8.8", "10.43.0.10", "127.0.0.1"]});
+    let program = planned(spec, two());
+    assert_eq!(verdict(&program, Map::External, at("192.0.2.7", 80)).unwrap(), "external n/s/6-80/4");
+    for forbidden in ["8.8.8.8", "10.43.0.10", "127.0.0.1"] {
+        assert!(verdict(&program, Map::External, at(forbidden, 80)).is_none(), "{forbidden}");
+    }
+    let dns = planned(json!({"clusterIP": "10.43.0.10"}), two());
+    assert!(dns.elements.is_empty(), "the node serves this address");
+}
+
+#[test]
+fn affinity_has_a_set_for_each_endpoint_which_other_endpoints_do_not_change() {
+    let spec = json!({"clusterIP": "10.43.1.1", "sessionAffinity": "ClientIP",
+        "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 60}}});
+    let both = planned(spec.clone(), two());
+    let one = planned(spec, json!([{"addresses": ["10.42.0.2"], "nodeName": "here"}]));
+    let names = |program: &Program| program.affinities.keys().cloned().collect::<BTreeSet<_>>();
+    assert_eq!(both.affinities.len(), 2);
+    assert!(names(&one).is_subset(&names(&both)));
+    assert_eq!(both.affinities.values().next().unwrap().timeout, Duration::from_secs(60));
+}
+
+#[test]
+fn a_balancer_has_guarded_addresses_and_a_local_policy() {
+    let mut service =
+        service(json!({"clusterIP": "10.43.1.1", "type": "LoadBalancer", "externalTrafficPolicy": "Local",
+        "loadBalancerSourceRanges": ["198.51.100.0/24"], "ports": [{"port": 80, "nodePort": 30080}]}));
+    service.status = serde_json::from_value(json!({"loadBalancer": {"ingress": [{"ip": "192.0.2.9"},
+        {"ip": "192.0.2.10", "ipMode": "Proxy"}]}}))
+    .unwrap();
+    let program = plan(&service, &slice(two()), &node());
+    assert_eq!(verdict(&program, Map::Guarded, at("192.0.2.9", 80)).unwrap(), "guard n/s/6-80/4");
+    assert_eq!(program.chains["guard n/s/6-80/4"].len(), 2);
+    assert!(verdict(&program, Map::External, at("192.0.2.10", 80)).is_none());
+    assert_eq!(program.chains["external n/s/6-80/4"].len(), 4);
+}
+
+#[test]
+fn odd_names_do_not_reach_the_kernel() {
+    let mut service = service(json!({"clusterIP": "10.43.1.1"}));
+    service.metadata.name = Some("a\"} ; flush\0".to_owned());
+    let program = plan(&service, &slice(two()), &node());
+    let chain = program.chains.keys().next().unwrap();
+    assert!(chain.starts_with("cluster n/_") && chain.is_ascii() && chain.len() < 50, "{chain}");
+}

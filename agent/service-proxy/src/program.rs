@@ -1,0 +1,100 @@
+//! What one service needs in the table.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use coracle_nft::{Key, Rule, Verdict};
+
+/// The maps and sets of the table, each once for IPv4 and once for IPv6.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Map {
+    /// Cluster IP, protocol and port to a chain.
+    Services,
+    /// External address, protocol and port to a chain.
+    External,
+    /// Protocol and node port to a chain.
+    NodePorts,
+    /// Address, protocol and port without endpoints to `reject` or `drop`.
+    Rejected,
+    /// Protocol and node port without endpoints to `reject` or `drop`.
+    RejectedPorts,
+    /// Load balancer address, protocol and port to a chain that checks the source.
+    Guarded,
+    /// All cluster IPs.
+    ClusterIps,
+    /// Each endpoint on this node twice: a connection from it to itself by its service.
+    Hairpin,
+}
+
+/// A key in a map of one family.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Slot {
+    pub(crate) map: Map,
+    pub(crate) is_ipv4: bool,
+    pub(crate) key: Key,
+}
+
+/// A set of clients that reached an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Affinity {
+    pub(crate) is_ipv4: bool,
+    pub(crate) timeout: Duration,
+}
+
+/// A port without connections: conntrack entries to it may lead to former endpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Connectionless {
+    pub(crate) protocol: u8,
+    pub(crate) is_ipv4: bool,
+    /// `None`: any address of this machine.
+    pub(crate) address: Option<IpAddr>,
+    pub(crate) port: u16,
+}
+
+/// What one service needs in the table.
+#[derive(Debug, Default)]
+pub(crate) struct Program {
+    pub(crate) chains: BTreeMap<String, Vec<Rule>>,
+    pub(crate) affinities: BTreeMap<String, Affinity>,
+    /// `None` for elements of sets.
+    pub(crate) elements: BTreeMap<Slot, Option<Verdict>>,
+    /// The addresses to which these ports lead.
+    pub(crate) connectionless: BTreeMap<Connectionless, BTreeSet<IpAddr>>,
+}
+
+/// The part of an applied program that is needed to compare it with the next one.
+#[derive(Debug, Default)]
+pub(crate) struct Applied {
+    /// Names of chains with the hash of their rules.
+    pub(crate) chains: BTreeMap<String, u64>,
+    pub(crate) affinities: BTreeSet<String>,
+    pub(crate) elements: BTreeSet<Slot>,
+    pub(crate) connectionless: BTreeMap<Connectionless, BTreeSet<IpAddr>>,
+}
+
+// === impl Program ===
+
+impl Program {
+    /// Adds an element, unless the program has one with this key.
+    pub(crate) fn element(&mut self, map: Map, is_ipv4: bool, key: Key, verdict: Option<Verdict>) {
+        self.elements.entry(Slot { map, is_ipv4, key }).or_insert(verdict);
+    }
+
+    pub(crate) fn summary(&self) -> Applied {
+        Applied {
+            chains: self.chains.iter().map(|(name, rules)| (name.clone(), hash(rules))).collect(),
+            affinities: self.affinities.keys().cloned().collect(),
+            elements: self.elements.keys().cloned().collect(),
+            connectionless: self.connectionless.clone(),
+        }
+    }
+}
+
+/// A hash of rules. A collision would keep outdated rules until the next change: about 2^-64 for each change.
+pub(crate) fn hash(rules: &[Rule]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    rules.hash(&mut hasher);
+    hasher.finish()
+}

@@ -1,0 +1,295 @@
+//! The table in the kernel: programs of services, compared with what is applied.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io;
+use std::sync::Arc;
+
+use coracle_nft::{Attributes, Channel, Element, INET, SetSpec, Transaction, Value, Verb, Verdict};
+use coracle_services::EndpointSlice;
+use coracle_values::object::Key;
+use k8s_openapi::api::core::v1::Service;
+
+use crate::error::Error;
+use crate::flows::{self, Changed};
+use crate::layout::{self, address};
+use crate::plan::{NodeView, plan};
+use crate::program::{Affinity, Applied, Program, Slot, hash};
+
+/// Maximum clients of an endpoint that session affinity remembers.
+const CLIENTS_MAX: u32 = 65_536;
+
+/// A service and its slices. `None` without the service.
+pub type State = (Key, Option<(Arc<Service>, Vec<Arc<EndpointSlice>>)>);
+
+/// The order of claims: age, then name.
+type Owner = (i64, Key);
+
+/// The proxy's table.
+#[derive(Debug)]
+pub struct Proxy {
+    table: String,
+    channel: Channel,
+    node: NodeView,
+    applied: HashMap<Key, (Owner, Applied)>,
+    /// All services that claim a key of a map. The first one has it.
+    claims: HashMap<Slot, BTreeMap<Owner, Option<Verdict>>>,
+    /// Whether the table in the kernel is unknown, so that it must be replaced.
+    is_unknown: bool,
+}
+
+/// Changes of a transaction, in the order that the kernel requires.
+#[derive(Default)]
+struct Difference {
+    /// New or changed chains.
+    chains: BTreeMap<String, Vec<coracle_nft::Rule>>,
+    /// Chains of `chains` that exist, and chains that end.
+    flushed: BTreeSet<String>,
+    ended_chains: BTreeSet<String>,
+    affinities: BTreeMap<String, Affinity>,
+    ended_affinities: BTreeSet<String>,
+    /// The elements of each touched slot before the change.
+    before: BTreeMap<Slot, Option<Option<Verdict>>>,
+    flows: Changed,
+}
+
+// === impl Proxy ===
+
+impl Proxy {
+    /// A proxy with this table. Nothing is changed before the first [`replace`](Self::replace).
+    ///
+    /// # Errors
+    /// When the kernel has no nftables.
+    pub fn open(table: &str, node: NodeView) -> Result<Self, Error> {
+        Ok(Self {
+            table: table.to_owned(),
+            channel: Channel::open().map_err(Error::Socket)?,
+            node,
+            applied: HashMap::new(),
+            claims: HashMap::new(),
+            is_unknown: true,
+        })
+    }
+
+    /// The netlink port that identifies its own changes in notifications.
+    #[must_use]
+    pub fn author(&self) -> u32 {
+        self.channel.port()
+    }
+
+    /// Whether the table must be replaced because a change failed.
+    #[must_use]
+    pub fn is_unknown(&self) -> bool {
+        self.is_unknown
+    }
+
+    /// Whether the kernel has the table with its rules: another process may have flushed it.
+    ///
+    /// # Errors
+    /// When the socket fails.
+    pub fn is_intact(&mut self) -> Result<bool, Error> {
+        let rules = Attributes::default().text(1, &self.table).text(2, layout::POSTROUTING);
+        let listed = self.channel.lists(Verb::GetRule, INET, &rules);
+        listed.map_err(|source| Error::Commit { table: self.table.clone(), source })
+    }
+
+    /// Replaces the whole table in one transaction.
+    ///
+    /// # Errors
+    /// When the kernel rejects it; the table is unchanged then.
+    pub fn replace(&mut self, node: NodeView, all: impl IntoIterator<Item = State>) -> Result<(), Error> {
+        let clients = self.clients();
+        self.node = node;
+        self.is_unknown = true;
+        self.applied.clear();
+        self.claims.clear();
+        let difference = self.learn(all);
+        let table = self.table.clone();
+        let mut transaction = Transaction::new(&table);
+        transaction.delete_table();
+        transaction.make_table();
+        layout::make(&mut transaction, &self.node);
+        let sets: Vec<String> = difference.affinities.keys().cloned().collect();
+        let flows = self.write(&mut transaction, difference);
+        for set in sets {
+            // Clients keep their endpoints across restarts and repairs.
+            transaction.add(&set, clients.get(&set).into_iter().flatten());
+        }
+        self.commit(transaction, &flows)
+    }
+
+    /// Applies changed services in one transaction.
+    ///
+    /// # Errors
+    /// When the kernel rejects it; the table must be replaced then.
+    pub fn change(&mut self, changed: impl IntoIterator<Item = State>) -> Result<(), Error> {
+        let difference = self.learn(changed);
+        let table = self.table.clone();
+        let mut transaction = Transaction::new(&table);
+        self.is_unknown = true;
+        let flows = self.write(&mut transaction, difference);
+        self.commit(transaction, &flows)
+    }
+
+    /// Removes the table.
+    ///
+    /// # Errors
+    /// When the kernel rejects it.
+    pub fn remove(table: &str) -> Result<(), Error> {
+        let mut transaction = Transaction::new(table);
+        transaction.delete_table();
+        let mut channel = Channel::open().map_err(Error::Socket)?;
+        channel
+            .commit(transaction.finish())
+            .map_err(|source| Error::Commit { table: table.to_owned(), source })
+    }
+
+    fn commit(&mut self, transaction: Transaction<'_>, flows: &Changed) -> Result<(), Error> {
+        let committed = self.channel.commit(transaction.finish());
+        committed.map_err(|source| Error::Commit { table: self.table.clone(), source })?;
+        self.is_unknown = false;
+        if let Err(error) = flows::forget(&mut self.channel, flows) {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "cannot remove conntrack entries, datagrams may reach former endpoints until they expire"
+            );
+        }
+        Ok(())
+    }
+
+    /// Plans the services, and notes the differences.
+    fn learn(&mut self, changed: impl IntoIterator<Item = State>) -> Difference {
+        let mut difference = Difference::default();
+        for (key, state) in changed {
+            let (owner, program) = match &state {
+                Some((service, slices)) => (owner(&key, service), plan(service, slices, &self.node)),
+                None => ((0, key.clone()), Program::default()),
+            };
+            let (old_owner, old) =
+                self.applied.remove(&key).unwrap_or_else(|| (owner.clone(), Applied::default()));
+            let summary = program.summary();
+            difference.chains(&old, &program);
+            flows::compare(&mut difference.flows, &old.connectionless, &program.connectionless);
+            let same_owner = owner == old_owner;
+            for slot in old.elements.iter().filter(|slot| !same_owner || !program.elements.contains_key(slot))
+            {
+                self.touch(&mut difference, slot);
+                self.unclaim(slot, &old_owner);
+            }
+            for (slot, verdict) in program.elements {
+                self.touch(&mut difference, &slot);
+                self.claims.entry(slot).or_default().insert(owner.clone(), verdict);
+            }
+            if state.is_some() {
+                self.applied.insert(key, (owner, summary));
+            }
+        }
+        difference
+    }
+
+    fn unclaim(&mut self, slot: &Slot, owner: &Owner) {
+        if let Some(claims) = self.claims.get_mut(slot) {
+            claims.remove(owner);
+            if claims.is_empty() {
+                self.claims.remove(slot);
+            }
+        }
+    }
+
+    /// Notes the element that the slot has in the kernel.
+    fn touch(&self, difference: &mut Difference, slot: &Slot) {
+        if !difference.before.contains_key(slot) {
+            difference.before.insert(slot.clone(), self.element(slot));
+        }
+    }
+
+    /// The element of a slot: that of the oldest service which claims it.
+    fn element(&self, slot: &Slot) -> Option<Option<Verdict>> {
+        self.claims.get(slot)?.values().next().cloned()
+    }
+
+    /// Writes the difference in the order that the kernel requires: an element's chain exists before the element, and a
+    /// chain is removed after the elements that lead to it.
+    fn write(&self, transaction: &mut Transaction<'_>, difference: Difference) -> Changed {
+        let mut gone: BTreeMap<_, Vec<Element>> = BTreeMap::new();
+        let mut new: BTreeMap<_, Vec<Element>> = BTreeMap::new();
+        for (slot, before) in difference.before {
+            let now = self.element(&slot);
+            if now == before {
+                continue;
+            }
+            let name = layout::name(slot.map, slot.is_ipv4);
+            if before.is_some() {
+                gone.entry(name).or_default().push(Element::member(slot.key.clone()));
+            }
+            if let Some(verdict) = now {
+                let value = verdict.map(Value::Verdict);
+                new.entry(name).or_default().push(Element { key: slot.key, value, expires: None });
+            }
+        }
+        for (name, affinity) in &difference.affinities {
+            transaction.make_set(&SetSpec {
+                name,
+                key: address(affinity.is_ipv4),
+                dynamic: Some((affinity.timeout, CLIENTS_MAX)),
+                ..SetSpec::default()
+            });
+        }
+        difference.chains.keys().for_each(|name| transaction.make_chain(name));
+        gone.iter().for_each(|(name, elements)| transaction.remove(name, elements));
+        difference.flushed.iter().for_each(|name| transaction.flush_chain(name));
+        for (name, rules) in &difference.chains {
+            rules.iter().for_each(|rule| transaction.rule(name, rule));
+        }
+        new.iter().for_each(|(name, elements)| transaction.add(name, elements));
+        difference.ended_chains.iter().for_each(|name| transaction.delete_chain(name));
+        difference.ended_affinities.iter().for_each(|name| transaction.delete_set(name));
+        difference.flows
+    }
+
+    /// The clients that the kernel's table remembers, by set. Empty without a table.
+    fn clients(&mut self) -> HashMap<String, Vec<Element>> {
+        let table = self.table.clone();
+        match coracle_nft::dynamic_elements(&mut self.channel, &table) {
+            Ok(clients) => clients,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => HashMap::new(),
+            Err(error) => {
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "cannot read the clients of session affinity, they may get other endpoints"
+                );
+                HashMap::new()
+            }
+        }
+    }
+}
+
+fn owner(key: &Key, service: &Service) -> Owner {
+    let created = service.metadata.creation_timestamp.as_ref();
+    (created.map_or(i64::MAX, |time| time.0.as_second()), key.clone())
+}
+
+// === impl Difference ===
+
+impl Difference {
+    fn chains(&mut self, old: &Applied, new: &Program) {
+        for (name, rules) in &new.chains {
+            let before = old.chains.get(name);
+            if before == Some(&hash(rules)) {
+                continue;
+            }
+            if before.is_some() {
+                self.flushed.insert(name.clone());
+            }
+            self.chains.insert(name.clone(), rules.clone());
+        }
+        let ended = old.chains.keys().filter(|name| !new.chains.contains_key(*name));
+        for name in ended {
+            self.flushed.insert(name.clone());
+            self.ended_chains.insert(name.clone());
+        }
+        let added = new.affinities.iter().filter(|(name, _)| !old.affinities.contains(*name));
+        self.affinities.extend(added.map(|(name, affinity)| (name.clone(), *affinity)));
+        let ended = old.affinities.iter().filter(|name| !new.affinities.contains_key(*name));
+        self.ended_affinities.extend(ended.cloned());
+    }
+}

@@ -1,0 +1,213 @@
+//! The proxy in the kernel: real connections in a network namespace of the test's own.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::disallowed_methods,
+    reason = "a test panics and waits"
+)]
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_service_proxy::{NodeView, Proxy, State};
+use coracle_services::EndpointSlice;
+use coracle_values::object::Key;
+use nix::sched::{CloneFlags, unshare};
+use serde_json::{Value, json};
+
+const TABLE: &str = "test-services";
+
+/// Runs the test in a new network namespace, in which all addresses of 10.0.0.0/8 are local.
+fn alone(test: impl FnOnce() + Send + 'static) {
+    let thread = std::thread::spawn(|| {
+        unshare(CloneFlags::CLONE_NEWNET).expect("tests of the network need root");
+        ip("link set lo up");
+        ip("addr add 10.42.0.1/24 dev lo");
+        ip("addr add 192.0.2.1/32 dev lo");
+        ip("link add name uplink0 type veth peer name uplink1");
+        ip("link set uplink1 up");
+        ip("link set uplink0 up");
+        ip("route add 10.43.0.0/16 dev uplink0 src 10.42.0.1");
+        test();
+    });
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+fn ip(words: &str) {
+    let done = Command::new("ip").args(words.split_whitespace()).status().unwrap();
+    assert!(done.success(), "ip {words}");
+}
+
+fn node() -> NodeView {
+    NodeView {
+        name: "here".to_owned(),
+        pod_networks: vec!["10.42.0.0/24".parse().unwrap()],
+        ..NodeView::default()
+    }
+}
+
+/// A service with these endpoints.
+fn state(name: &str, spec: Value, endpoints: &[&str], port: u16) -> State {
+    let mut spec = spec;
+    spec["clusterIPs"] = json!([spec["clusterIP"]]);
+    let protocol = spec["ports"][0]["protocol"].clone();
+    let service = json!({"metadata": {"namespace": "n", "name": name}, "spec": spec});
+    let endpoints: Vec<_> =
+        endpoints.iter().map(|ip| json!({"addresses": [ip], "nodeName": "here"})).collect();
+    let labels = json!({"kubernetes.io/service-name": name});
+    let slice = json!({"metadata": {"namespace": "n", "name": name, "labels": labels}, "addressType": "IPv4",
+        "endpoints": endpoints, "ports": [{"port": port, "protocol": protocol}]});
+    let slice: EndpointSlice = serde_json::from_value(slice).unwrap();
+    let service = Arc::new(serde_json::from_value(service).unwrap());
+    (Key::new("n", name), Some((service, vec![Arc::new(slice)])))
+}
+
+fn tcp(ip: &str) -> Value {
+    json!({"clusterIP": ip, "ports": [{"port": 80, "protocol": "TCP"}]})
+}
+
+/// Answers each connection with the name until it ends.
+fn serve(address: &str, port: u16, name: &'static str) {
+    ip(&format!("addr replace {address}/32 dev lo"));
+    let listener = TcpListener::bind((address.parse::<IpAddr>().unwrap(), port)).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            std::thread::spawn(move || {
+                let mut byte = [0];
+                while stream.read(&mut byte).is_ok_and(|count| count == 1) {
+                    stream.write_all(name.as_bytes()).unwrap();
+                }
+            });
+        }
+    });
+}
+
+fn connect(to: &str) -> std::io::Result<TcpStream> {
+    let address: SocketAddr = to.parse().unwrap();
+    let stream = TcpStream::connect_timeout(&address, Duration::from_secs(2))?;
+    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    Ok(stream)
+}
+
+fn ask(stream: &mut TcpStream) -> String {
+    stream.write_all(b"?").unwrap();
+    let mut answer = [0];
+    stream.read_exact(&mut answer).unwrap();
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+fn answers(to: &str, times: usize) -> Vec<String> {
+    let mut all: Vec<String> = (0..times).map(|_| ask(&mut connect(to).unwrap())).collect();
+    all.sort();
+    all.dedup();
+    all
+}
+
+#[test]
+fn connections_reach_all_endpoints_and_survive_changes_of_others() {
+    alone(|| {
+        serve("10.42.0.2", 8080, "a");
+        serve("10.42.0.3", 8080, "b");
+        let mut proxy = Proxy::open(TABLE, node()).unwrap();
+        let both = state("s", tcp("10.43.0.5"), &["10.42.0.2", "10.42.0.3"], 8080);
+        proxy.replace(node(), [both.clone()]).unwrap();
+        assert_eq!(answers("10.43.0.5:80", 40), ["a", "b"]);
+        let mut kept = connect("10.43.0.5:80").unwrap();
+        let owner = ask(&mut kept);
+        let rest = if owner == "a" { "10.42.0.2" } else { "10.42.0.3" };
+        proxy.change([state("s", tcp("10.43.0.5"), &[rest], 8080)]).unwrap();
+        assert_eq!(ask(&mut kept), owner);
+        assert_eq!(answers("10.43.0.5:80", 10), [owner.as_str()]);
+        proxy.replace(node(), [both]).unwrap();
+        assert_eq!(ask(&mut kept), owner, "a restart replaces the table");
+        proxy.change([(Key::new("n", "s"), None)]).unwrap();
+        assert_eq!(ask(&mut kept), owner, "the service is gone, its connections are not");
+        let listing = Command::new("nft").args(["list", "table", "inet", TABLE]).output().unwrap();
+        let listing = String::from_utf8(listing.stdout).unwrap();
+        assert!(!listing.contains("10.42.0.2") && !listing.contains("n/s"), "{listing}");
+    });
+}
+
+#[test]
+fn services_without_endpoints_and_unused_ports_reject() {
+    alone(|| {
+        serve("10.42.0.2", 8080, "a");
+        let mut proxy = Proxy::open(TABLE, node()).unwrap();
+        let empty = state("s", tcp("10.43.0.5"), &[], 8080);
+        proxy.replace(node(), [empty, state("t", tcp("10.43.0.6"), &["10.42.0.2"], 8080)]).unwrap();
+        for refused in ["10.43.0.5:80", "10.43.0.6:81"] {
+            assert_eq!(connect(refused).unwrap_err().kind(), ErrorKind::ConnectionRefused, "{refused}");
+        }
+        proxy.change([state("s", tcp("10.43.0.5"), &["10.42.0.2"], 8080)]).unwrap();
+        assert_eq!(answers("10.43.0.5:80", 3), ["a"]);
+    });
+}
+
+#[test]
+fn node_ports_and_affinity() {
+    alone(|| {
+        serve("10.42.0.2", 8080, "a");
+        serve("10.42.0.3", 8080, "b");
+        let mut proxy = Proxy::open(TABLE, node()).unwrap();
+        let spec = |affinity: &str| {
+            json!({"clusterIP": "10.43.0.5", "type": "NodePort", "sessionAffinity": affinity,
+                "ports": [{"port": 80, "protocol": "TCP", "nodePort": 30080}]})
+        };
+        let both = ["10.42.0.2", "10.42.0.3"];
+        proxy.replace(node(), [state("s", spec("ClientIP"), &both, 8080)]).unwrap();
+        let first = answers("192.0.2.1:30080", 20);
+        assert_eq!(first.len(), 1);
+        proxy.replace(node(), [state("s", spec("ClientIP"), &both, 8080)]).unwrap();
+        assert_eq!(answers("192.0.2.1:30080", 20), first, "clients are remembered across restarts");
+        proxy.change([state("s", spec("None"), &both, 8080)]).unwrap();
+        assert_eq!(answers("192.0.2.1:30080", 40), ["a", "b"]);
+        assert_eq!(answers("10.43.0.5:80", 40), ["a", "b"]);
+        assert!(connect("127.0.0.1:30080").is_err());
+    });
+}
+
+#[test]
+fn datagrams_leave_a_removed_endpoint() {
+    alone(|| {
+        let server = |address: &str| {
+            ip(&format!("addr replace {address}/32 dev lo"));
+            let socket = UdpSocket::bind((address, 53)).unwrap();
+            socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            socket
+        };
+        let (one, two) = (server("10.42.0.2"), server("10.42.0.3"));
+        let spec = || json!({"clusterIP": "10.43.0.5", "ports": [{"port": 53, "protocol": "UDP"}]});
+        let mut proxy = Proxy::open(TABLE, node()).unwrap();
+        proxy.replace(node(), [state("s", spec(), &["10.42.0.2"], 53)]).unwrap();
+        let client = UdpSocket::bind("10.42.0.1:0").unwrap();
+        client.connect("10.43.0.5:53").unwrap();
+        let mut buffer = [0; 8];
+        client.send(b"1").unwrap();
+        one.recv(&mut buffer).unwrap();
+        proxy.change([state("s", spec(), &["10.42.0.3"], 53)]).unwrap();
+        client.send(b"2").unwrap();
+        assert_eq!(two.recv(&mut buffer).unwrap(), 1);
+        assert_eq!(buffer[0], b'2');
+    });
+}
+
+#[test]
+fn the_oldest_service_keeps_an_address_that_another_claims() {
+    alone(|| {
+        serve("10.42.0.2", 8080, "a");
+        serve("10.42.0.3", 8080, "b");
+        let mut proxy = Proxy::open(TABLE, node()).unwrap();
+        let (one, two) = (tcp("10.43.0.5"), tcp("10.43.0.5"));
+        proxy.replace(node(), [state("b", two, &["10.42.0.3"], 8080)]).unwrap();
+        proxy.change([state("a", one, &["10.42.0.2"], 8080)]).unwrap();
+        assert_eq!(answers("10.43.0.5:80", 10), ["a"]);
+        proxy.change([(Key::new("n", "a"), None)]).unwrap();
+        assert_eq!(answers("10.43.0.5:80", 10), ["b"]);
+    });
+}

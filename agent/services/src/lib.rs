@@ -1,0 +1,12 @@
+//! Services and EndpointSlices of a cluster as indexed tables, for the service proxy, cluster DNS and environments of
+//! containers. Pure: the agent's watches feed the tables.
+//!
+//! Start at [`Tables`]. Invariants:
+//! - a change touches only the entries of the changed object;
+//! - addresses are parsed once, when an EndpointSlice is read; an invalid address is no endpoint.
+
+mod slice;
+mod tables;
+
+pub use slice::{AddressType, Conditions, Endpoint, EndpointSlice, Hints, Named, SlicePort};
+pub use tables::{Tables, cluster_ips, is_headless};

@@ -1,0 +1,223 @@
+//! A reduced EndpointSlice: only the fields that consumers read, with parsed addresses.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::{Deserialize, Deserializer};
+
+/// Label of a slice with the name of its service.
+const SERVICE_NAME: &str = "kubernetes.io/service-name";
+/// Maximum endpoints of a slice. The API server enforces the same.
+const ENDPOINTS_MAX: usize = 1000;
+/// Maximum ports of a slice. The API server enforces 20000 in total; a service has at most this many ports.
+const PORTS_MAX: usize = 1000;
+
+/// An EndpointSlice.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default, rename_all = "camelCase")]
+pub struct EndpointSlice {
+    /// Metadata. [`slim`](Self::slim) removes what consumers do not read.
+    pub metadata: ObjectMeta,
+    /// Address family of the endpoints.
+    pub address_type: AddressType,
+    /// The endpoints, at most 1000.
+    #[serde(deserialize_with = "endpoints")]
+    pub endpoints: Vec<Endpoint>,
+    /// Ports of every endpoint.
+    #[serde(deserialize_with = "ports")]
+    pub ports: Vec<SlicePort>,
+}
+
+coracle_values::resource!(EndpointSlice, "discovery.k8s.io", "endpointslices", NamespaceResourceScope);
+
+/// Address family of a slice.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+pub enum AddressType {
+    /// IPv4 addresses.
+    IPv4,
+    /// IPv6 addresses.
+    IPv6,
+    /// Names, which no consumer uses.
+    #[default]
+    #[serde(other)]
+    Other,
+}
+
+/// An endpoint.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Endpoint {
+    /// The first address. `None` if it is invalid: then the endpoint is ignored.
+    #[serde(rename = "addresses", deserialize_with = "first_address")]
+    pub address: Option<IpAddr>,
+    /// State of the endpoint.
+    pub conditions: Conditions,
+    /// Host name of the endpoint in the DNS domain of a headless service.
+    pub hostname: Option<Box<str>>,
+    /// The node of the endpoint.
+    pub node_name: Option<Box<str>>,
+    /// The consumers for which the endpoint is preferred.
+    pub hints: Option<Hints>,
+}
+
+/// State of an endpoint. Absent values have the meaning that the API defines.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(default)]
+pub struct Conditions {
+    ready: Option<bool>,
+    serving: Option<bool>,
+    terminating: Option<bool>,
+}
+
+/// Consumers for which an endpoint is preferred.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Hints {
+    /// Nodes in these zones.
+    pub for_zones: Option<Vec<Named>>,
+    /// These nodes.
+    pub for_nodes: Option<Vec<Named>>,
+}
+
+/// A reference by name.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(default)]
+pub struct Named {
+    /// The name.
+    pub name: Box<str>,
+}
+
+/// A port of every endpoint of a slice.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(default)]
+pub struct SlicePort {
+    /// Name of the service's port. Absent and empty mean the same.
+    pub name: Option<Box<str>>,
+    /// `TCP` if absent.
+    pub protocol: Option<Box<str>>,
+    /// The endpoint's port. Absent: all ports.
+    pub port: Option<u16>,
+}
+
+// === impl EndpointSlice ===
+
+impl EndpointSlice {
+    /// The name of the slice's service.
+    #[must_use]
+    pub fn service(&self) -> Option<&str> {
+        self.metadata.labels.as_ref()?.get(SERVICE_NAME).map(String::as_str)
+    }
+
+    /// Removes metadata that no consumer reads.
+    #[must_use]
+    pub fn slim(mut self) -> Arc<Self> {
+        let service = self.service().map(|name| (SERVICE_NAME.to_owned(), name.to_owned()));
+        self.metadata = ObjectMeta {
+            name: self.metadata.name,
+            namespace: self.metadata.namespace,
+            labels: Some(service.into_iter().collect()),
+            ..ObjectMeta::default()
+        };
+        Arc::new(self)
+    }
+}
+
+// === impl Conditions ===
+
+impl Conditions {
+    /// Whether the endpoint takes traffic. An absent value means yes.
+    #[must_use]
+    pub fn is_ready(self) -> bool {
+        self.ready.unwrap_or(true)
+    }
+
+    /// Whether the endpoint would be ready if it were not terminating. An absent value means [`is_ready`](Self::is_ready).
+    #[must_use]
+    pub fn is_serving(self) -> bool {
+        self.serving.unwrap_or_else(|| self.is_ready())
+    }
+
+    /// Whether the endpoint is ending.
+    #[must_use]
+    pub fn is_terminating(self) -> bool {
+        self.terminating.unwrap_or(false)
+    }
+}
+
+// === impl SlicePort ===
+
+impl SlicePort {
+    /// The name; empty if absent.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.name.as_deref().unwrap_or_default()
+    }
+
+    /// The protocol.
+    #[must_use]
+    pub fn protocol(&self) -> &str {
+        self.protocol.as_deref().unwrap_or("TCP")
+    }
+}
+
+fn endpoints<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Endpoint>, D::Error> {
+    let mut all = Option::<Vec<Endpoint>>::deserialize(deserializer)?.unwrap_or_default();
+    all.retain(|endpoint| endpoint.address.is_some());
+    all.truncate(ENDPOINTS_MAX);
+    all.shrink_to_fit();
+    Ok(all)
+}
+
+fn ports<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<SlicePort>, D::Error> {
+    let mut all = Option::<Vec<SlicePort>>::deserialize(deserializer)?.unwrap_or_default();
+    all.truncate(PORTS_MAX);
+    Ok(all)
+}
+
+fn first_address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<IpAddr>, D::Error> {
+    let all = Option::<Vec<Box<str>>>::deserialize(deserializer)?.unwrap_or_default();
+    let address = all.first().and_then(|address| address.parse().ok());
+    Ok(address.filter(|address| may_be_an_endpoint(*address)))
+}
+
+/// Whether the address may be an endpoint. Upstream refuses the others when an EndpointSlice is written; a forged one would
+/// lead clients to services of the node itself.
+fn may_be_an_endpoint(address: IpAddr) -> bool {
+    let special = match address {
+        IpAddr::V4(ip) => ip.is_loopback() || ip.is_link_local() || ip.is_broadcast(),
+        IpAddr::V6(ip) => ip.is_loopback() || ip.is_unicast_link_local() || ip.to_ipv4_mapped().is_some(),
+    };
+    !special && !address.is_unspecified() && !address.is_multicast()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn invalid_addresses_are_no_endpoints() {
+        let addresses =
+            ["10.0.0.1", "127.0.0.1", "169.254.169.254", "224.0.0.1", "x", "::1", "0.0.0.0", "fd00::1"];
+        let endpoints: Vec<_> = addresses.iter().map(|address| json!({"addresses": [address]})).collect();
+        let slice: EndpointSlice = serde_json::from_value(
+            json!({"metadata": {}, "addressType": "IPv4", "endpoints": endpoints, "ports": null}),
+        )
+        .unwrap();
+        let left: Vec<_> =
+            slice.endpoints.iter().map(|endpoint| endpoint.address.unwrap().to_string()).collect();
+        assert_eq!(left, ["10.0.0.1", "fd00::1"]);
+    }
+
+    #[test]
+    fn absent_conditions_have_the_meaning_of_the_api() {
+        let read = |value| serde_json::from_value::<Conditions>(value).unwrap();
+        let all = |c: Conditions| (c.is_ready(), c.is_serving(), c.is_terminating());
+        assert_eq!(all(read(json!({}))), (true, true, false));
+        assert_eq!(all(read(json!({"ready": false}))), (false, false, false));
+        let ending = json!({"ready": false, "serving": true, "terminating": true});
+        assert_eq!(all(read(ending)), (false, true, true));
+    }
+}

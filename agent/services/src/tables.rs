@@ -1,0 +1,256 @@
+//! Services and slices by namespace and service, and by address.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use coracle_values::object::Key;
+use k8s_openapi::api::core::v1::Service;
+
+use crate::slice::EndpointSlice;
+
+/// All services and slices.
+#[derive(Debug, Default)]
+pub struct Tables {
+    services: HashMap<String, BTreeMap<String, Arc<Service>>>,
+    slices: HashMap<Key, BTreeMap<String, Arc<EndpointSlice>>>,
+    /// The service of each slice.
+    service_of: HashMap<Key, Key>,
+    /// The services of each cluster IP.
+    by_cluster_ip: HashMap<IpAddr, BTreeSet<Key>>,
+    /// The services of each endpoint address, with the number of slices that have it.
+    by_endpoint: HashMap<IpAddr, BTreeMap<Key, usize>>,
+}
+
+/// The cluster IPs of a service.
+pub fn cluster_ips(service: &Service) -> impl Iterator<Item = IpAddr> {
+    let spec = service.spec.as_ref();
+    let first = spec.and_then(|spec| spec.cluster_ip.as_deref());
+    let all = spec.and_then(|spec| spec.cluster_ips.as_deref()).unwrap_or_default();
+    let first = first.filter(|_| all.is_empty());
+    let external = spec.and_then(|spec| spec.type_.as_deref()) == Some("ExternalName");
+    let all = all.iter().map(String::as_str).chain(first).filter(move |_| !external);
+    all.filter_map(|address| address.parse().ok())
+}
+
+/// Whether a service has no cluster IP by choice.
+#[must_use]
+pub fn is_headless(service: &Service) -> bool {
+    service.spec.as_ref().is_some_and(|spec| spec.cluster_ip.as_deref() == Some("None"))
+}
+
+// === impl Tables ===
+
+impl Tables {
+    /// The services of a namespace by name.
+    #[must_use]
+    pub fn of(&self, namespace: &str) -> Vec<Arc<Service>> {
+        self.services.get(namespace).into_iter().flat_map(BTreeMap::values).cloned().collect()
+    }
+
+    /// A service.
+    #[must_use]
+    pub fn get(&self, namespace: &str, name: &str) -> Option<&Arc<Service>> {
+        self.services.get(namespace)?.get(name)
+    }
+
+    /// Whether a namespace has a service.
+    #[must_use]
+    pub fn has_namespace(&self, namespace: &str) -> bool {
+        self.services.contains_key(namespace)
+    }
+
+    /// The slices of a service.
+    #[must_use]
+    pub fn slices(&self, service: &Key) -> Vec<Arc<EndpointSlice>> {
+        self.slices.get(service).into_iter().flat_map(BTreeMap::values).cloned().collect()
+    }
+
+    /// The services with this cluster IP.
+    pub fn with_cluster_ip(&self, address: IpAddr) -> impl Iterator<Item = &Key> {
+        self.by_cluster_ip.get(&address).into_iter().flatten()
+    }
+
+    /// The services with this endpoint.
+    pub fn with_endpoint(&self, address: IpAddr) -> impl Iterator<Item = &Key> {
+        self.by_endpoint.get(&address).into_iter().flat_map(BTreeMap::keys)
+    }
+
+    /// All services.
+    pub fn services(&self) -> impl Iterator<Item = &Arc<Service>> {
+        self.services.values().flat_map(BTreeMap::values)
+    }
+
+    /// All slices.
+    pub fn all_slices(&self) -> impl Iterator<Item = &Arc<EndpointSlice>> {
+        self.slices.values().flat_map(BTreeMap::values)
+    }
+
+    /// Adds or replaces a service. Returns its key.
+    pub fn put_service(&mut self, service: Arc<Service>) -> Option<Key> {
+        let key = named(&service.metadata)?;
+        self.take_service(&key);
+        for address in cluster_ips(&service) {
+            self.by_cluster_ip.entry(address).or_default().insert(key.clone());
+        }
+        self.services.entry(key.namespace.clone()).or_default().insert(key.name.clone(), service);
+        Some(key)
+    }
+
+    /// Removes a service.
+    pub fn take_service(&mut self, key: &Key) -> Option<Arc<Service>> {
+        let services = self.services.get_mut(&key.namespace)?;
+        let service = services.remove(&key.name)?;
+        if services.is_empty() {
+            self.services.remove(&key.namespace);
+        }
+        for address in cluster_ips(&service) {
+            if let Some(keys) = self.by_cluster_ip.get_mut(&address) {
+                keys.remove(key);
+                if keys.is_empty() {
+                    self.by_cluster_ip.remove(&address);
+                }
+            }
+        }
+        Some(service)
+    }
+
+    /// Adds or replaces a slice. Returns the services whose slices changed: the one of the slice, and the one that it
+    /// had before.
+    pub fn put_slice(&mut self, slice: Arc<EndpointSlice>) -> Vec<Key> {
+        let Some(key) = named(&slice.metadata) else { return Vec::new() };
+        let mut changed: Vec<Key> = self.take_slice(&key).into_iter().collect();
+        let Some(service) = slice.service().map(|name| Key::new(&key.namespace, name)) else {
+            return changed;
+        };
+        for address in slice.endpoints.iter().filter_map(|endpoint| endpoint.address) {
+            *self.by_endpoint.entry(address).or_default().entry(service.clone()).or_default() += 1;
+        }
+        self.service_of.insert(key.clone(), service.clone());
+        self.slices.entry(service.clone()).or_default().insert(key.name, slice);
+        if !changed.contains(&service) {
+            changed.push(service);
+        }
+        changed
+    }
+
+    /// Removes a slice. Returns its service.
+    pub fn take_slice(&mut self, key: &Key) -> Option<Key> {
+        let service = self.service_of.remove(key)?;
+        let slices = self.slices.get_mut(&service)?;
+        let slice = slices.remove(&key.name)?;
+        if slices.is_empty() {
+            self.slices.remove(&service);
+        }
+        for address in slice.endpoints.iter().filter_map(|endpoint| endpoint.address) {
+            let Some(services) = self.by_endpoint.get_mut(&address) else { continue };
+            if let Some(count) = services.get_mut(&service) {
+                *count -= 1;
+                if *count == 0 {
+                    services.remove(&service);
+                }
+            }
+            if services.is_empty() {
+                self.by_endpoint.remove(&address);
+            }
+        }
+        Some(service)
+    }
+
+    /// Replaces all services. Returns the changed ones.
+    pub fn replace_services(&mut self, all: impl IntoIterator<Item = Arc<Service>>) -> Vec<Key> {
+        let mut absent: BTreeSet<Key> =
+            self.services().filter_map(|service| named(&service.metadata)).collect();
+        let mut changed = Vec::new();
+        for service in all {
+            let Some(key) = named(&service.metadata) else { continue };
+            absent.remove(&key);
+            if self.get(&key.namespace, &key.name) != Some(&service) {
+                changed.extend(self.put_service(service));
+            }
+        }
+        for key in absent {
+            self.take_service(&key);
+            changed.push(key);
+        }
+        changed
+    }
+
+    /// Replaces all slices. Returns the services whose slices changed.
+    pub fn replace_slices(&mut self, all: impl IntoIterator<Item = Arc<EndpointSlice>>) -> BTreeSet<Key> {
+        let mut absent: BTreeSet<Key> = self.service_of.keys().cloned().collect();
+        let mut changed = BTreeSet::new();
+        for slice in all {
+            let Some(key) = named(&slice.metadata) else { continue };
+            absent.remove(&key);
+            let known =
+                self.service_of.get(&key).and_then(|service| self.slices.get(service)?.get(&key.name));
+            if known != Some(&slice) {
+                changed.extend(self.put_slice(slice));
+            }
+        }
+        changed.extend(absent.iter().filter_map(|key| self.take_slice(key)));
+        changed
+    }
+}
+
+fn named(meta: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta) -> Option<Key> {
+    Some(Key::new(meta.namespace.as_deref()?, meta.name.as_deref()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn service(name: &str, ip: &str) -> Arc<Service> {
+        let value = json!({"metadata": {"namespace": "n", "name": name}, "spec": {"clusterIP": ip, "clusterIPs": [ip]}});
+        Arc::new(serde_json::from_value(value).unwrap())
+    }
+
+    fn slice(name: &str, service: &str, ips: &[&str]) -> Arc<EndpointSlice> {
+        let endpoints: Vec<_> = ips.iter().map(|ip| json!({"addresses": [ip]})).collect();
+        let labels = json!({"kubernetes.io/service-name": service, "other": "x"});
+        let value = json!({"metadata": {"namespace": "n", "name": name, "labels": labels}, "addressType": "IPv4",
+            "endpoints": endpoints, "ports": [{"port": 80}]});
+        serde_json::from_value::<EndpointSlice>(value).unwrap().slim()
+    }
+
+    fn names<'a>(keys: impl Iterator<Item = &'a Key>) -> Vec<&'a str> {
+        keys.map(|key| key.name.as_str()).collect()
+    }
+
+    #[test]
+    fn indexes_follow_services_and_slices() {
+        let (one, two) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
+        let mut tables = Tables::default();
+        tables.put_service(service("a", "10.0.0.1"));
+        tables.put_service(service("a", "10.0.0.2"));
+        assert_eq!(
+            (names(tables.with_cluster_ip(one)), names(tables.with_cluster_ip(two))),
+            (vec![], vec!["a"])
+        );
+        assert_eq!(tables.put_slice(slice("s", "a", &["10.1.0.1"])).len(), 1);
+        tables.put_slice(slice("t", "a", &["10.1.0.1", "10.1.0.2"]));
+        let endpoint = "10.1.0.1".parse().unwrap();
+        assert_eq!(tables.slices(&Key::new("n", "a")).len(), 2);
+        assert_eq!(names(tables.put_slice(slice("t", "b", &[])).iter()), ["a", "b"], "the slice moves");
+        assert_eq!(names(tables.with_endpoint(endpoint)), ["a"]);
+        tables.take_slice(&Key::new("n", "s"));
+        assert!(tables.by_endpoint.is_empty() && names(tables.with_endpoint(endpoint)).is_empty());
+    }
+
+    #[test]
+    fn a_new_list_names_only_what_changed() {
+        let mut tables = Tables::default();
+        let all = [service("a", "10.0.0.1"), service("b", "10.0.0.2"), service("c", "10.0.0.3")];
+        assert_eq!(tables.replace_services(all.clone()).len(), 3);
+        let next = [all[0].clone(), service("b", "10.0.0.9")];
+        assert_eq!(names(tables.replace_services(next).iter()), ["b", "c"]);
+        tables.replace_slices([slice("s", "a", &["10.1.0.1"]), slice("t", "b", &["10.1.0.2"])]);
+        let again = [slice("s", "a", &["10.1.0.1"])];
+        assert_eq!(names(tables.replace_slices(again).iter()), ["b"]);
+        assert_eq!(tables.by_endpoint.len(), 1);
+    }
+}

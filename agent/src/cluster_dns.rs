@@ -1,0 +1,88 @@
+//! Runs the DNS server of the cluster at its addresses, which it adds to the loopback interface.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, RwLock};
+use std::time::Duration;
+
+use coracle_dns::{Server, Upstream, Zone};
+use coracle_error_chain::chain;
+use coracle_services::Tables;
+use ipnetwork::IpNetwork;
+use k8s_openapi::api::core::v1::Node;
+use tokio::sync::watch;
+
+use crate::config::DnsConfig;
+
+/// Port of DNS.
+const PORT: u16 = 53;
+/// Pause after a failure; doubled up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// The task that serves DNS.
+pub(crate) struct ClusterDns {
+    config: DnsConfig,
+    addresses: Vec<IpAddr>,
+    domain: String,
+}
+
+// === impl ClusterDns ===
+
+impl ClusterDns {
+    /// A server of `domain` at these addresses.
+    pub(crate) fn new(config: DnsConfig, addresses: &[IpAddr], domain: &str) -> Self {
+        Self { config, addresses: addresses.to_vec(), domain: domain.to_owned() }
+    }
+
+    /// Serves until dropped. Names of the cluster are answered from the tables, also while the API server is away.
+    pub(crate) async fn run(self, tables: Arc<RwLock<Tables>>, node: watch::Receiver<Option<Arc<Node>>>) {
+        let (clients, permitted) = watch::channel(pod_networks(node.borrow().as_deref()));
+        // Both end only with this task. The second never ends by itself before the agent does.
+        tokio::join!(self.serve(tables, permitted), follow(node, clients));
+    }
+
+    async fn serve(&self, tables: Arc<RwLock<Tables>>, clients: watch::Receiver<Vec<IpNetwork>>) {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let Some(zone) = Zone::new(&self.domain, Arc::clone(&tables), self.addresses.clone()) else {
+                tracing::error!(
+                    domain = self.domain,
+                    "cluster DNS is off: the cluster domain is no domain name"
+                );
+                return;
+            };
+            let upstream = Upstream::new(self.config.resolv_conf.clone(), self.addresses.clone());
+            if let Err(error) = self.attempt(Server::new(zone, upstream, clients.clone())).await {
+                tracing::warn!(error, "cluster DNS cannot be served, retrying");
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    async fn attempt(&self, server: Server) -> Result<(), String> {
+        for address in &self.addresses {
+            coracle_cni::add_host_address(*address).await.map_err(|error| chain(&error))?;
+        }
+        let all: Vec<SocketAddr> =
+            self.addresses.iter().map(|address| SocketAddr::new(*address, PORT)).collect();
+        server.run(&all).await.map_err(|error| chain(&error))
+    }
+}
+
+async fn follow(mut node: watch::Receiver<Option<Arc<Node>>>, clients: watch::Sender<Vec<IpNetwork>>) {
+    while node.changed().await.is_ok() {
+        let now = pod_networks(node.borrow_and_update().as_deref());
+        clients.send_if_modified(|known| {
+            let differs = *known != now;
+            *known = now;
+            differs
+        });
+    }
+}
+
+/// Networks of the node's pods. Empty before the Node object has them.
+fn pod_networks(node: Option<&Node>) -> Vec<IpNetwork> {
+    let ranges = node.and_then(|node| node.spec.as_ref()).and_then(|spec| spec.pod_cidrs.as_ref());
+    ranges.into_iter().flatten().filter_map(|range| range.parse().ok()).collect()
+}

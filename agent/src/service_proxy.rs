@@ -1,0 +1,170 @@
+//! Runs the service proxy: follows the shared cache and the Node object, and repairs foreign changes of the table.
+//!
+//! The table is replaced when all services and slices were listed, when the node's own properties change, after a foreign
+//! change, and after a failed transaction. Any other change commits only its difference. Until the first list the table
+//! of the previous run stays as it is.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_error_chain::chain;
+use coracle_nft::Monitor;
+use coracle_service_proxy::{Error, NodeView, Proxy};
+use k8s_openapi::api::core::v1::Node;
+use tokio::sync::watch;
+
+use crate::config::ServiceProxyConfig;
+use crate::service_cache::{ServiceCache, Subscription};
+
+/// Pause after a failure; doubled up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// Label of a node with its zone.
+const ZONE: &str = "topology.kubernetes.io/zone";
+/// Whether packets between ports of a bridge pass the filters of the IP layer, in each family.
+const BRIDGE_FILTERS: [&str; 2] =
+    ["/proc/sys/net/bridge/bridge-nf-call-iptables", "/proc/sys/net/bridge/bridge-nf-call-ip6tables"];
+
+/// The task that keeps the proxy's table.
+pub(crate) struct ServiceProxy {
+    config: ServiceProxyConfig,
+    view: NodeView,
+}
+
+/// Why the table must be replaced.
+enum Replace {
+    NodeChanged,
+    ForeignChange,
+    Failed,
+}
+
+// === impl ServiceProxy ===
+
+impl ServiceProxy {
+    /// A proxy for this node, which serves the addresses `served_here` itself.
+    pub(crate) fn new(config: ServiceProxyConfig, node_name: &str, served_here: &[IpAddr]) -> Self {
+        let view = NodeView {
+            name: node_name.to_owned(),
+            served_here: served_here.to_vec(),
+            external_ips: config.external_ips.clone(),
+            ..NodeView::default()
+        };
+        Self { config, view }
+    }
+
+    /// Runs until dropped. Services work as long as the table exists, also without the agent.
+    pub(crate) async fn run(mut self, services: ServiceCache, mut node: watch::Receiver<Option<Arc<Node>>>) {
+        self.view.bridge_bypasses_filters =
+            tokio::task::spawn_blocking(bridge_bypasses_filters).await.unwrap_or(true);
+        let changes = services.subscribe();
+        let mut progress = services.changes();
+        let listed = progress.wait_for(|progress| progress.listed && progress.slices_listed).await.is_ok();
+        if !listed || node.wait_for(Option::is_some).await.is_err() {
+            return;
+        }
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match self.keep(&services, &changes, &mut node, &mut pause).await {
+                Ok(Replace::NodeChanged) => {}
+                Ok(Replace::ForeignChange) => tracing::info!(
+                    table = self.config.table,
+                    "the table of services was changed by another process, repairing it"
+                ),
+                Ok(Replace::Failed) => tokio::time::sleep(FIRST_PAUSE).await,
+                Err(error) => {
+                    tracing::warn!(error = chain(&error), "cannot program services, retrying");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                }
+            }
+        }
+    }
+
+    /// Replaces the table and applies changes, until it must be replaced again.
+    async fn keep(
+        &mut self,
+        services: &ServiceCache,
+        changes: &Subscription,
+        node: &mut watch::Receiver<Option<Arc<Node>>>,
+        pause: &mut Duration,
+    ) -> Result<Replace, Error> {
+        learn_node(&mut self.view, node.borrow_and_update().as_deref());
+        let proxy = Proxy::open(&self.config.table, self.view.clone())?;
+        let author = proxy.author();
+        changes.take();
+        let (cache, view) = (services.clone(), self.view.clone());
+        let mut proxy = blocking(proxy, move |proxy| {
+            let all = cache.keys().into_iter().map(|key| (key.clone(), cache.state(&key)));
+            proxy.replace(view, all)
+        })
+        .await?;
+        // After the replacement, whose own notifications may exceed the buffer.
+        let mut monitor = Monitor::open().map_err(Error::Socket)?;
+        if !proxy.is_intact()? {
+            return Ok(Replace::ForeignChange);
+        }
+        *pause = FIRST_PAUSE;
+        loop {
+            // Each arm is cancel-safe: keys stay in the subscription until they are returned, a change of the node stays
+            // marked, and a lost notification only follows a change that the next replacement repairs.
+            tokio::select! {
+                changed = changes.next() => {
+                    let cache = services.clone();
+                    let applied = blocking(proxy, move |proxy| {
+                        proxy.change(changed.into_iter().map(|key| (key.clone(), cache.state(&key))))
+                    });
+                    match applied.await {
+                        Ok(applied) => proxy = applied,
+                        Err(error) => {
+                            tracing::warn!(error = chain(&error), "cannot change services, replacing the table");
+                            return Ok(Replace::Failed);
+                        }
+                    }
+                }
+                changed = node.changed() => {
+                    if changed.is_err() {
+                        std::future::pending::<()>().await;
+                    }
+                    let mut view = self.view.clone();
+                    learn_node(&mut view, node.borrow_and_update().as_deref());
+                    if view != self.view {
+                        return Ok(Replace::NodeChanged);
+                    }
+                }
+                foreign = monitor.foreign_change(&self.config.table, author) => {
+                    return foreign.map(|()| Replace::ForeignChange).map_err(Error::Socket);
+                }
+            }
+        }
+    }
+}
+
+/// Runs a transaction, which blocks until the kernel answers.
+async fn blocking(
+    mut proxy: Proxy,
+    act: impl FnOnce(&mut Proxy) -> Result<(), Error> + Send + 'static,
+) -> Result<Proxy, Error> {
+    let done = tokio::task::spawn_blocking(move || act(&mut proxy).map(|()| proxy)).await;
+    match done {
+        Ok(result) => result,
+        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+    }
+}
+
+fn learn_node(view: &mut NodeView, node: Option<&Node>) {
+    let Some(node) = node else { return };
+    view.zone = node.metadata.labels.as_ref().and_then(|labels| labels.get(ZONE)).cloned();
+    let spec = node.spec.as_ref();
+    let ranges = spec.and_then(|spec| spec.pod_cidrs.clone()).unwrap_or_default();
+    view.pod_networks = ranges.iter().filter_map(|range| range.parse().ok()).collect();
+}
+
+/// Whether packets between pods of a bridge do not pass the filters of the IP layer. Enables that they do, as kube-proxy
+/// requires it, if the kernel can.
+fn bridge_bypasses_filters() -> bool {
+    BRIDGE_FILTERS.iter().any(|path| {
+        let on = std::fs::read_to_string(path).is_ok_and(|value| value.trim() == "1");
+        !on && std::fs::write(path, "1").is_err()
+    })
+}

@@ -1,0 +1,421 @@
+//! Expressions of rules, and their registers.
+//!
+//! Registers are the 32-bit ones (`NFT_REG32_00` = 8 and up), so that the parts of concatenated keys are adjacent.
+
+use std::net::IpAddr;
+
+use ipnetwork::IpNetwork;
+
+use crate::element::{Element, Key};
+use crate::message::Attributes;
+
+/// The first 32-bit register.
+pub const R0: u32 = 8;
+/// The register that takes verdicts.
+const VERDICT: u32 = 0;
+
+/// A rule's expressions, in order.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Hash)]
+pub struct Rule(pub(crate) Vec<Part>);
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum Part {
+    Expression(Attributes),
+    /// A lookup in a set that belongs to the rule.
+    Anonymous {
+        set: AnonymousMap,
+        into: Option<u32>,
+    },
+}
+
+/// A set or map that belongs to one rule, and lives as long as the rule.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct AnonymousMap {
+    /// Type of the keys for the nft tool, and their length in bytes.
+    pub key: (u32, u32),
+    /// Type of the values for the nft tool, and their length. `None` for verdicts.
+    pub value: Option<(u32, u32)>,
+    /// The elements.
+    pub elements: Vec<Element>,
+}
+
+/// What happens to a packet.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Verdict {
+    /// The base chain's evaluation ends; chains of other tables continue.
+    Accept,
+    /// The packet is discarded.
+    Drop,
+    /// The evaluation returns to the calling chain.
+    Return,
+    /// The chain is evaluated, then the next rule.
+    Jump(String),
+    /// The chain is evaluated instead of the next rules.
+    Goto(String),
+}
+
+/// Base of packet offsets.
+#[derive(Debug, Clone, Copy)]
+pub enum Header {
+    /// The Ethernet header.
+    Link = 0,
+    /// The IP header.
+    Network = 1,
+    /// The TCP, UDP or SCTP header.
+    Transport = 2,
+}
+
+/// `NFT_META_*`.
+#[derive(Debug, Clone, Copy)]
+pub enum Meta {
+    /// Packet mark, in host byte order.
+    Mark = 3,
+    /// Name of the incoming interface.
+    InInterface = 6,
+    /// Name of the outgoing interface.
+    OutInterface = 7,
+    /// Address family.
+    Family = 15,
+    /// Transport protocol.
+    Transport = 16,
+}
+
+/// Hooks of the families `inet`, `ip` and `ip6`.
+#[derive(Debug, Clone, Copy)]
+pub enum Hook {
+    /// Before routing.
+    Prerouting = 0,
+    /// To this machine.
+    Input = 1,
+    /// Through this machine.
+    Forward = 2,
+    /// From this machine.
+    Output = 3,
+    /// After routing.
+    Postrouting = 4,
+}
+
+// === impl Rule ===
+
+impl Rule {
+    fn push(mut self, name: &str, data: Attributes) -> Self {
+        self.0.push(Part::Expression(Attributes::default().text(1, name).nest(2, data)));
+        self
+    }
+
+    /// Loads a property of the packet.
+    #[must_use]
+    pub fn meta(self, key: Meta, into: u32) -> Self {
+        self.push("meta", Attributes::default().number(1, into).number(2, key as u32))
+    }
+
+    /// Matches packets of the address family: `NFPROTO_IPV4` or `NFPROTO_IPV6`.
+    #[must_use]
+    pub fn family(self, number: u8) -> Self {
+        self.meta(Meta::Family, R0).equal(R0, &[number])
+    }
+
+    /// Loads bytes of the packet.
+    #[must_use]
+    pub fn payload(self, header: Header, offset: u32, length: u32, into: u32) -> Self {
+        let data = Attributes::default().number(1, into).number(2, header as u32);
+        self.push("payload", data.number(3, offset).number(4, length))
+    }
+
+    /// Clears the bits of a register that are not in the mask.
+    #[must_use]
+    pub fn mask(self, register: u32, mask: &[u8]) -> Self {
+        self.bitwise(register, mask, &vec![0; mask.len()])
+    }
+
+    fn bitwise(self, register: u32, mask: &[u8], xor: &[u8]) -> Self {
+        let length = u32::try_from(mask.len()).unwrap_or_default();
+        let data = Attributes::default().number(1, register).number(2, register).number(3, length);
+        self.push("bitwise", data.nest(4, value(mask)).nest(5, value(xor)))
+    }
+
+    /// Sets these bits of the packet's mark.
+    #[must_use]
+    pub fn set_mark(self, bits: u32) -> Self {
+        let rule = self.meta(Meta::Mark, R0);
+        let rule = rule.bitwise(R0, &(!bits).to_ne_bytes(), &bits.to_ne_bytes());
+        rule.store_mark()
+    }
+
+    /// Clears these bits of the packet's mark.
+    #[must_use]
+    pub fn clear_mark(self, bits: u32) -> Self {
+        self.meta(Meta::Mark, R0).mask(R0, &(!bits).to_ne_bytes()).store_mark()
+    }
+
+    fn store_mark(self) -> Self {
+        self.push("meta", Attributes::default().number(2, Meta::Mark as u32).number(3, R0))
+    }
+
+    /// Matches packets whose mark has one of these bits.
+    #[must_use]
+    pub fn marked(self, bits: u32) -> Self {
+        self.meta(Meta::Mark, R0).mask(R0, &bits.to_ne_bytes()).unequal(R0, &0u32.to_ne_bytes())
+    }
+
+    /// Matches if the register has this value.
+    #[must_use]
+    pub fn equal(self, register: u32, wanted: &[u8]) -> Self {
+        self.compare(register, 0, wanted)
+    }
+
+    /// Matches if the register has another value.
+    #[must_use]
+    pub fn unequal(self, register: u32, unwanted: &[u8]) -> Self {
+        self.compare(register, 1, unwanted)
+    }
+
+    fn compare(self, register: u32, operator: u32, data: &[u8]) -> Self {
+        self.push("cmp", Attributes::default().number(1, register).number(2, operator).nest(3, value(data)))
+    }
+
+    /// Loads the source address.
+    #[must_use]
+    pub fn source(self, is_ipv4: bool, into: u32) -> Self {
+        let (offset, length) = if is_ipv4 { (12, 4) } else { (8, 16) };
+        self.payload(Header::Network, offset, length, into)
+    }
+
+    /// Loads the destination address.
+    #[must_use]
+    pub fn destination(self, is_ipv4: bool, into: u32) -> Self {
+        let (offset, length) = if is_ipv4 { (16, 4) } else { (24, 16) };
+        self.payload(Header::Network, offset, length, into)
+    }
+
+    /// Loads transport protocol and destination port, as the fields of a key.
+    #[must_use]
+    pub fn protocol_and_port(self, into: u32) -> Self {
+        self.meta(Meta::Transport, into).payload(Header::Transport, 2, 2, into + 1)
+    }
+
+    /// Matches packets from the network, or from elsewhere.
+    #[must_use]
+    pub fn from(self, network: IpNetwork, elsewhere: bool) -> Self {
+        self.source(network.is_ipv4(), R0).within(network, elsewhere)
+    }
+
+    /// Matches packets to the network, or to elsewhere.
+    #[must_use]
+    pub fn to(self, network: IpNetwork, elsewhere: bool) -> Self {
+        self.destination(network.is_ipv4(), R0).within(network, elsewhere)
+    }
+
+    fn within(self, network: IpNetwork, elsewhere: bool) -> Self {
+        let (mask, address) = (octets(network.mask()), octets(network.network()));
+        let rule = self.mask(R0, &mask);
+        if elsewhere { rule.unequal(R0, &address) } else { rule.equal(R0, &address) }
+    }
+
+    /// The packet's destination is an address of this machine (`fib daddr type local`).
+    #[must_use]
+    pub fn destination_is_local(self) -> Self {
+        const DESTINATION: u32 = 2;
+        self.local(DESTINATION)
+    }
+
+    /// The packet's source is an address of this machine (`fib saddr type local`).
+    #[must_use]
+    pub fn source_is_local(self) -> Self {
+        const SOURCE: u32 = 1;
+        self.local(SOURCE)
+    }
+
+    fn local(self, address: u32) -> Self {
+        const ADDRESS_TYPE: u32 = 3;
+        const LOCAL: u32 = 2;
+        let data = Attributes::default().number(1, R0).number(2, ADDRESS_TYPE).number(3, address);
+        self.push("fib", data).equal(R0, &LOCAL.to_ne_bytes())
+    }
+
+    /// The connection's destination was translated (`ct status dnat`).
+    #[must_use]
+    pub fn translated(self) -> Self {
+        const STATUS: u32 = 2;
+        let rule = self.push("ct", Attributes::default().number(1, R0).number(2, STATUS));
+        rule.mask(R0, &0x20u32.to_ne_bytes()).unequal(R0, &0u32.to_ne_bytes())
+    }
+
+    /// The connection is neither established nor related (`ct state`).
+    #[must_use]
+    pub fn unasked(self) -> Self {
+        self.state().equal(R0, &0u32.to_ne_bytes())
+    }
+
+    /// The connection is established or related (`ct state`).
+    #[must_use]
+    pub fn asked(self) -> Self {
+        self.state().unequal(R0, &0u32.to_ne_bytes())
+    }
+
+    fn state(self) -> Self {
+        const STATE: u32 = 0;
+        const ESTABLISHED_OR_RELATED: u32 = 0x2 | 0x4;
+        let rule = self.push("ct", Attributes::default().number(1, R0).number(2, STATE));
+        rule.mask(R0, &ESTABLISHED_OR_RELATED.to_ne_bytes())
+    }
+
+    /// Looks up the key in the registers from `R0`, and loads the value there.
+    #[must_use]
+    pub fn lookup(self, map: &str) -> Self {
+        self.push("lookup", Attributes::default().text(1, map).number(2, R0).number(3, R0))
+    }
+
+    /// Looks up the key in the registers from `R0` in a map of verdicts, and executes the verdict.
+    #[must_use]
+    pub fn lookup_verdict(self, map: &str) -> Self {
+        self.push("lookup", Attributes::default().text(1, map).number(2, R0).number(3, VERDICT))
+    }
+
+    /// Matches packets whose key, in the registers from `R0`, is in the set.
+    #[must_use]
+    pub fn inside(self, set: &str) -> Self {
+        self.push("lookup", Attributes::default().text(1, set).number(2, R0))
+    }
+
+    /// Matches packets whose first register is not in the set.
+    #[must_use]
+    pub fn outside(self, set: &str) -> Self {
+        const INVERTED: u32 = 1;
+        self.push("lookup", Attributes::default().text(1, set).number(2, R0).number(5, INVERTED))
+    }
+
+    /// Looks up the key in the registers from `R0` in a map of the rule's own.
+    #[must_use]
+    pub fn lookup_in(mut self, set: AnonymousMap) -> Self {
+        let into = Some(if set.value.is_some() { R0 } else { VERDICT });
+        self.0.push(Part::Anonymous { set, into });
+        self
+    }
+
+    /// Matches packets whose key, in the registers from `R0`, is in a set of the rule's own.
+    #[must_use]
+    pub fn inside_of(mut self, set: AnonymousMap) -> Self {
+        self.0.push(Part::Anonymous { set, into: None });
+        self
+    }
+
+    /// Adds the key in the registers from `R0` to the set, or renews its timeout.
+    #[must_use]
+    pub fn update(self, set: &str) -> Self {
+        const UPDATE: u32 = 1;
+        self.push("dynset", Attributes::default().text(1, set).number(3, UPDATE).number(4, R0))
+    }
+
+    /// Loads a random number below `modulus`, in host byte order.
+    #[must_use]
+    pub fn random(self, modulus: u32) -> Self {
+        const RANDOM: u32 = 1;
+        let data = Attributes::default().number(1, R0).number(2, modulus).number(3, RANDOM);
+        self.push("numgen", data.number(4, 0))
+    }
+
+    /// Translates the destination to the address in `R0` and the port in the register after it.
+    #[must_use]
+    pub fn destination_nat(self, family: u8, address_registers: u32) -> Self {
+        let data = Attributes::default().number(1, 1).number(2, u32::from(family));
+        self.push("nat", data.number(3, R0).number(5, R0 + address_registers))
+    }
+
+    /// Replaces the source by an address of the outgoing interface.
+    #[must_use]
+    pub fn masquerade(self) -> Self {
+        self.push("masq", Attributes::default())
+    }
+
+    /// Like [`masquerade`](Self::masquerade), with a random source port: concurrent connections do not collide.
+    #[must_use]
+    pub fn masquerade_randomly(self) -> Self {
+        const RANDOM_FULLY: u32 = 16;
+        self.push("masq", Attributes::default().number(1, RANDOM_FULLY))
+    }
+
+    /// Puts a value into a register.
+    #[must_use]
+    pub fn immediate(self, register: u32, data: &[u8]) -> Self {
+        self.push("immediate", Attributes::default().number(1, register).nest(2, value(data)))
+    }
+
+    /// Answers with "port unreachable".
+    #[must_use]
+    pub fn reject(self) -> Self {
+        const ICMPX_UNREACHABLE: u32 = 2;
+        const PORT: u8 = 1;
+        self.push("reject", Attributes::default().number(1, ICMPX_UNREACHABLE).bytes(2, &[PORT]))
+    }
+
+    /// Ends the rule with a verdict.
+    #[must_use]
+    pub fn verdict(self, verdict: &Verdict) -> Self {
+        self.push("immediate", Attributes::default().number(1, VERDICT).nest(2, verdict_data(verdict)))
+    }
+
+    /// Ends the base chain for the packet.
+    #[must_use]
+    pub fn accept(self) -> Self {
+        self.verdict(&Verdict::Accept)
+    }
+
+    /// Discards the packet.
+    #[must_use]
+    pub fn drop(self) -> Self {
+        self.verdict(&Verdict::Drop)
+    }
+
+    /// Evaluates the chain, then the next rule.
+    #[must_use]
+    pub fn jump(self, chain: &str) -> Self {
+        self.verdict(&Verdict::Jump(chain.to_owned()))
+    }
+
+    /// Evaluates the chain instead of the next rules.
+    #[must_use]
+    pub fn goto(self, chain: &str) -> Self {
+        self.verdict(&Verdict::Goto(chain.to_owned()))
+    }
+}
+
+// === impl AnonymousMap ===
+
+impl AnonymousMap {
+    /// A map from the numbers below the count of `values` to the values: the choice by a random number.
+    #[must_use]
+    pub fn choice(value: Option<(u32, u32)>, values: impl IntoIterator<Item = crate::Value>) -> Self {
+        /// `TYPE_INTEGER` of the nft tool.
+        const INTEGER: u32 = 4;
+        let numbered = (0u32..).zip(values);
+        let elements =
+            numbered.map(|(number, value)| Element::pair(Key::of_bytes(&number.to_ne_bytes()), value));
+        Self { key: (INTEGER, 4), value, elements: elements.collect() }
+    }
+}
+
+/// `NFTA_DATA_VALUE`.
+pub(crate) fn value(bytes: &[u8]) -> Attributes {
+    Attributes::default().bytes(1, bytes)
+}
+
+/// `NFTA_DATA_VERDICT`.
+pub(crate) fn verdict_data(verdict: &Verdict) -> Attributes {
+    let coded = |code: i32| Attributes::default().number(1, u32::from_ne_bytes(code.to_ne_bytes()));
+    let verdict = match verdict {
+        Verdict::Drop => coded(0),
+        Verdict::Accept => coded(1),
+        Verdict::Jump(chain) => coded(-3).text(2, chain),
+        Verdict::Goto(chain) => coded(-4).text(2, chain),
+        Verdict::Return => coded(-5),
+    };
+    Attributes::default().nest(2, verdict)
+}
+
+pub(crate) fn octets(ip: IpAddr) -> Vec<u8> {
+    match ip {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    }
+}

@@ -1,0 +1,34 @@
+//! nftables over netlink: tables, chains, rules, sets, maps, transactions, dumps and notifications; and the removal of
+//! conntrack entries, which use the same socket family.
+//!
+//! Start at [`Transaction`], which collects changes of one table, and [`Channel`], which commits them. The crate knows
+//! no pods, ports or Services. Each user has a table, or chains, of its own.
+//!
+//! Invariants:
+//! - a [`Transaction`] is applied completely or not at all;
+//! - a read stops at the first incomplete message; no length from the kernel is trusted.
+
+mod dump;
+mod element;
+mod event;
+mod expression;
+mod flow;
+mod interval;
+mod message;
+mod transaction;
+mod watch;
+
+pub use dump::dynamic_elements;
+pub use element::{Element, Key, Value};
+pub use event::{Change, changes};
+pub use expression::{AnonymousMap, Header, Hook, Meta, R0, Rule, Verdict};
+pub use flow::{Flow, delete_flows};
+pub use interval::{Interval, intervals};
+pub use message::{
+    Attributes, BODY, Batch, Channel, INET, NLMSG_ERROR, Verb, attributes, errno_of, kind_of, messages,
+    number_of,
+};
+pub use transaction::{
+    BaseChain, INET_PROTO, INET_SERVICE, IPV4_ADDR, IPV6_ADDR, SetSpec, Transaction, concatenated,
+};
+pub use watch::Monitor;

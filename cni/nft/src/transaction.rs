@@ -1,0 +1,234 @@
+//! A transaction about one table: tables, chains, sets, elements and rules.
+
+use std::time::Duration;
+
+use crate::element::Element;
+use crate::expression::{AnonymousMap, Hook, Part, Rule};
+use crate::message::{Attributes, Batch, Verb};
+
+/// Types of the nft tool, so that it prints our sets readably.
+pub const IPV4_ADDR: u32 = 7;
+/// `TYPE_IP6ADDR`.
+pub const IPV6_ADDR: u32 = 8;
+/// `TYPE_INET_PROTOCOL`.
+pub const INET_PROTO: u32 = 12;
+/// `TYPE_INET_SERVICE`.
+pub const INET_SERVICE: u32 = 13;
+/// `NFT_DATA_VERDICT`.
+const VERDICT: u32 = 0xffff_ff00;
+
+/// Size at which a list of elements is sent as one message: with one more element it is still far below the maximum
+/// size of an attribute.
+const LONG_LIST: usize = 32 << 10;
+
+/// The nft tool's type of concatenated fields.
+#[must_use]
+pub fn concatenated(types: &[u32]) -> u32 {
+    types.iter().fold(0, |all, kind| (all << 6) | kind)
+}
+
+/// A chain that packets enter by a hook.
+#[derive(Debug, Clone, Copy)]
+pub struct BaseChain<'a> {
+    /// Name of the chain.
+    pub name: &'a str,
+    /// The hook.
+    pub hook: Hook,
+    /// Order among the chains of the hook, ascending.
+    pub priority: i32,
+    /// `nat` or `filter`.
+    pub kind: &'a str,
+}
+
+/// Description of a named set or map.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SetSpec<'a> {
+    /// Name of the set.
+    pub name: &'a str,
+    /// Type of the keys for the nft tool, and their length in bytes.
+    pub key: (u32, u32),
+    /// Type and length of the values. `None`: a set.
+    pub value: Option<(u32, u32)>,
+    /// Whether the values are verdicts.
+    pub verdicts: bool,
+    /// Whether the elements are the ends of intervals.
+    pub intervals: bool,
+    /// Rules add elements, which the kernel removes after this time; with a maximum number.
+    pub dynamic: Option<(Duration, u32)>,
+}
+
+/// Changes of one table, which the kernel applies completely or not at all.
+#[derive(Debug)]
+pub struct Transaction<'a> {
+    table: &'a str,
+    batch: Batch,
+    /// Number of maps and sets that it makes. The number identifies each of them within the transaction.
+    sets: u32,
+}
+
+// === impl Transaction ===
+
+impl<'a> Transaction<'a> {
+    /// An empty transaction about the table.
+    #[must_use]
+    pub fn new(table: &'a str) -> Self {
+        Self { table, batch: Batch::new(), sets: 0 }
+    }
+
+    /// The messages.
+    #[must_use]
+    pub fn finish(self) -> Batch {
+        self.batch
+    }
+
+    fn named(&self) -> Attributes {
+        Attributes::default().text(1, self.table)
+    }
+
+    /// Makes the table, unless it exists.
+    pub fn make_table(&mut self) {
+        let named = self.named();
+        self.batch.push(Verb::NewTable, &named);
+    }
+
+    /// Deletes the table if it exists. The deletion of an absent table is an error, so the table is made first, which
+    /// is no error for an existing one.
+    pub fn delete_table(&mut self) {
+        self.make_table();
+        let named = self.named();
+        self.batch.push(Verb::DeleteTable, &named);
+    }
+
+    /// Makes a chain, unless it exists.
+    pub fn make_chain(&mut self, name: &str) {
+        let chain = self.named().text(3, name);
+        self.batch.push(Verb::NewChain, &chain);
+    }
+
+    /// Makes a base chain, unless it exists.
+    pub fn make_base_chain(&mut self, chain: BaseChain<'_>) {
+        let hook = Attributes::default().number(1, chain.hook as u32).bytes(2, &chain.priority.to_be_bytes());
+        let chain = self.named().text(3, chain.name).nest(4, hook).text(7, chain.kind);
+        self.batch.push(Verb::NewChain, &chain);
+    }
+
+    /// Removes all rules of a chain.
+    pub fn flush_chain(&mut self, name: &str) {
+        let chain = self.named().text(2, name);
+        self.batch.push(Verb::DeleteRule, &chain);
+    }
+
+    /// Removes a chain without rules that nothing refers to.
+    pub fn delete_chain(&mut self, name: &str) {
+        let chain = self.named().text(3, name);
+        self.batch.push(Verb::DeleteChain, &chain);
+    }
+
+    /// Makes a set or map, unless it exists.
+    pub fn make_set(&mut self, spec: &SetSpec<'_>) {
+        const INTERVAL: u32 = 0x4;
+        const MAP: u32 = 0x8;
+        const TIMEOUT: u32 = 0x10;
+        const EVAL: u32 = 0x20;
+        let is_map = spec.value.is_some() || spec.verdicts;
+        let flag = |on: bool, flag| if on { flag } else { 0 };
+        let flags =
+            flag(spec.intervals, INTERVAL) | flag(is_map, MAP) | flag(spec.dynamic.is_some(), TIMEOUT | EVAL);
+        let mut set = self.named().text(2, spec.name).number(3, flags);
+        set = set.number(4, spec.key.0).number(5, spec.key.1);
+        if let Some((kind, length)) = spec.value {
+            set = set.number(6, kind).number(7, length);
+        } else if spec.verdicts {
+            set = set.number(6, VERDICT);
+        }
+        if let Some((timeout, size)) = spec.dynamic {
+            let millis = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+            set = set.nest(9, Attributes::default().number(1, size)).bytes(11, &millis.to_be_bytes());
+        }
+        self.sets += 1;
+        self.batch.push(Verb::NewSet, &set.number(10, self.sets));
+    }
+
+    /// Removes a set that nothing refers to.
+    pub fn delete_set(&mut self, name: &str) {
+        let set = self.named().text(2, name);
+        self.batch.push(Verb::DeleteSet, &set);
+    }
+
+    /// Adds elements to a set.
+    pub fn add<'e>(&mut self, set: &str, elements: impl IntoIterator<Item = &'e Element>) {
+        let elements = elements.into_iter().map(listed);
+        self.elements(Verb::NewElements, set, elements);
+    }
+
+    /// Removes elements of a set. An absent element is an error.
+    pub fn remove<'e>(&mut self, set: &str, elements: impl IntoIterator<Item = &'e Element>) {
+        let elements = elements.into_iter().map(listed);
+        self.elements(Verb::DeleteElements, set, elements);
+    }
+
+    /// Adds or deletes encoded elements, in as many messages as necessary.
+    pub fn elements(&mut self, verb: Verb, set: &str, elements: impl Iterator<Item = Attributes>) {
+        let named = self.named().text(2, set);
+        self.push_elements(verb, &named, elements);
+    }
+
+    fn push_elements(&mut self, verb: Verb, set: &Attributes, elements: impl Iterator<Item = Attributes>) {
+        let mut list = Attributes::default();
+        let mut elements = elements.peekable();
+        while let Some(element) = elements.next() {
+            list = list.and(&element);
+            if list.len() >= LONG_LIST || elements.peek().is_none() {
+                let message = set.clone().nest(3, std::mem::take(&mut list));
+                self.batch.push(verb, &message);
+            }
+        }
+    }
+
+    /// Appends a rule to a chain.
+    pub fn rule(&mut self, chain: &str, rule: &Rule) {
+        let mut expressions = Attributes::default();
+        for part in &rule.0 {
+            let expression = match part {
+                Part::Expression(expression) => expression.clone(),
+                Part::Anonymous { set, into } => self.anonymous(set, *into),
+            };
+            expressions = expressions.nest(1, expression);
+        }
+        let rule = self.named().text(2, chain).nest(4, expressions);
+        self.batch.push(Verb::NewRule, &rule);
+    }
+
+    /// Makes an anonymous set, and returns the lookup in it.
+    fn anonymous(&mut self, set: &AnonymousMap, into: Option<u32>) -> Attributes {
+        const ANONYMOUS: u32 = 0x1;
+        const CONSTANT: u32 = 0x2;
+        const MAP: u32 = 0x8;
+        self.sets += 1;
+        let (id, is_map) = (self.sets, into.is_some());
+        let name = if is_map { "__map%d" } else { "__set%d" };
+        let flags = ANONYMOUS | CONSTANT | if is_map { MAP } else { 0 };
+        let mut made = self.named().text(2, name).number(3, flags);
+        made = made.number(4, set.key.0).number(5, set.key.1);
+        made = match set.value {
+            Some((kind, length)) => made.number(6, kind).number(7, length),
+            None if is_map => made.number(6, VERDICT),
+            None => made,
+        };
+        let size = u32::try_from(set.elements.len()).unwrap_or(u32::MAX);
+        made = made.nest(9, Attributes::default().number(1, size));
+        self.batch.push(Verb::NewSet, &made.number(10, id));
+        let named = self.named().text(2, name).number(4, id);
+        self.push_elements(Verb::NewElements, &named, set.elements.iter().map(listed));
+        let lookup = Attributes::default().text(1, name).number(2, crate::R0);
+        let lookup = match into {
+            Some(register) => lookup.number(3, register),
+            None => lookup,
+        };
+        Attributes::default().text(1, "lookup").nest(2, lookup.number(4, id))
+    }
+}
+
+fn listed(element: &Element) -> Attributes {
+    Attributes::default().nest(1, element.encoded())
+}

@@ -1,0 +1,60 @@
+//! Waiting for changes of a table by other processes: the kernel notifies each change of nftables with its author.
+
+use std::io;
+
+use netlink_sys::protocols::NETLINK_NETFILTER;
+use netlink_sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
+use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
+
+use crate::event::changes;
+
+/// `NFNLGRP_NFTABLES`.
+const GROUP: u32 = 7;
+/// Receive buffer in bytes: larger than the notifications for a table of some ten thousand elements. With less, the
+/// repair itself would overflow it and cause the next repair.
+const RECEIVE_BUFFER: usize = 8 << 20;
+
+/// The kernel's notifications of nftables changes.
+pub struct Monitor {
+    socket: TokioSocket,
+    buffer: Vec<u8>,
+}
+
+// === impl Monitor ===
+
+impl Monitor {
+    /// Opens the socket. Must be called before the table is made.
+    ///
+    /// # Errors
+    /// When the kernel has no netfilter netlink.
+    pub fn open() -> io::Result<Self> {
+        let mut socket = TokioSocket::new(NETLINK_NETFILTER)?;
+        socket.socket_mut().bind(&SocketAddr::new(0, 0))?;
+        socket.socket_mut().add_membership(GROUP)?;
+        if let Err(error) = setsockopt(socket.socket_ref(), RcvBufForce, &RECEIVE_BUFFER) {
+            tracing::debug!(%error, "cannot enlarge the receive buffer for firewall notifications");
+        }
+        Ok(Self { socket, buffer: Vec::with_capacity(65536) })
+    }
+
+    /// Returns after a change of the table whose author is not `author`, or after lost notifications.
+    ///
+    /// # Errors
+    /// When the socket fails.
+    pub async fn foreign_change(&mut self, table: &str, author: u32) -> io::Result<()> {
+        loop {
+            self.buffer.clear();
+            match self.socket.recv(&mut self.buffer).await {
+                Ok(_) => {
+                    let mut changes = changes(&self.buffer);
+                    if changes.any(|change| change.table == table && change.author != author) {
+                        return Ok(());
+                    }
+                }
+                // Notifications were lost: one of them may have been a foreign change.
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! EndpointSlices of services, from the selected pods.
+
+pub(crate) mod pack;
+pub(crate) mod plan;
+pub(crate) mod run;

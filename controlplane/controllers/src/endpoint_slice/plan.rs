@@ -1,0 +1,187 @@
+//! The desired endpoints of a service, grouped by address family and ports. Pure.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::discovery::v1::{
+    Endpoint, EndpointConditions, EndpointHints, EndpointPort, ForNode, ForZone,
+};
+
+use super::pack::{Group, Shape};
+use crate::endpoints::plan::{ports, selects};
+use crate::object::{ObjectExt, Pod, Service};
+
+/// The desired groups. `zone_of`: the zone of a node. A service without endpoints has an empty group for each family.
+pub(crate) fn groups(
+    service: &Service,
+    pods: &[Arc<Pod>],
+    zone_of: impl Fn(&str) -> Option<String>,
+) -> Vec<Group> {
+    let mut all: Vec<Group> = Vec::new();
+    for address_type in families(service) {
+        let before = all.len();
+        for pod in pods.iter().filter(|pod| selects(service, pod) && !pod.finished()) {
+            let Some(ip) = address(pod, address_type) else { continue };
+            let shape = Shape { address_type, ports: slice_ports(service, pod) };
+            let has_ports = service.spec.ports.as_ref().is_some_and(|ports| !ports.is_empty());
+            if shape.ports.is_empty() && has_ports {
+                continue;
+            }
+            let endpoint = endpoint(service, pod, ip, &zone_of);
+            match all.iter_mut().find(|group| group.shape == shape) {
+                Some(group) => group.endpoints.push(endpoint),
+                None => all.push(Group { shape, endpoints: vec![endpoint] }),
+            }
+        }
+        if all.len() == before {
+            let shape = Shape { address_type, ports: Vec::new() };
+            all.push(Group { shape, endpoints: Vec::new() });
+        }
+    }
+    all
+}
+
+/// The families of a service. The API server sets them; of a service of an earlier version the address tells.
+fn families(service: &Service) -> Vec<&'static str> {
+    let spec = &service.spec;
+    let known = |family: &String| match family.as_str() {
+        "IPv4" => Some("IPv4"),
+        "IPv6" => Some("IPv6"),
+        _ => None,
+    };
+    let all: Vec<_> = spec.ip_families.iter().flatten().filter_map(known).collect();
+    match spec.cluster_ip.as_deref() {
+        _ if !all.is_empty() => all,
+        Some(address) if address.contains(':') => vec!["IPv6"],
+        _ => vec!["IPv4"],
+    }
+}
+
+fn address<'a>(pod: &'a Pod, address_type: &str) -> Option<&'a str> {
+    let all = pod.status.pod_ips.iter().flatten().map(|ip| ip.ip.as_str());
+    let mut all = all.chain(pod.status.pod_ip.as_deref()).filter(|ip| !ip.is_empty());
+    all.find(|ip| ip.contains(':') == (address_type == "IPv6"))
+}
+
+fn slice_ports(service: &Service, pod: &Pod) -> Vec<EndpointPort> {
+    let one = |port: k8s_openapi::api::core::v1::EndpointPort| EndpointPort {
+        name: Some(port.name.unwrap_or_default()),
+        port: Some(port.port),
+        protocol: port.protocol,
+        app_protocol: port.app_protocol,
+    };
+    ports(service, pod).into_iter().map(one).collect()
+}
+
+fn endpoint(service: &Service, pod: &Pod, ip: &str, zone_of: &impl Fn(&str) -> Option<String>) -> Endpoint {
+    let publish = service.spec.publish_not_ready_addresses == Some(true);
+    let serving = pod.ready_since().is_some();
+    let terminating = pod.is_being_deleted();
+    let ready = publish || serving && !terminating;
+    let node_name = pod.spec.node_name.clone();
+    let zone = node_name.as_deref().and_then(zone_of);
+    let named = pod.spec.subdomain.as_deref() == Some(service.name());
+    Endpoint {
+        addresses: vec![ip.to_owned()],
+        conditions: Some(EndpointConditions {
+            ready: Some(ready),
+            serving: Some(publish || serving),
+            terminating: Some(terminating),
+        }),
+        hints: hints(service, node_name.as_deref(), zone.as_deref()).filter(|_| ready),
+        hostname: pod.spec.hostname.clone().filter(|name| named && !name.is_empty()),
+        node_name,
+        zone,
+        target_ref: Some(ObjectReference {
+            kind: Some("Pod".to_owned()),
+            namespace: pod.metadata.namespace.clone(),
+            name: pod.metadata.name.clone(),
+            uid: pod.metadata.uid.clone(),
+            ..ObjectReference::default()
+        }),
+        ..Endpoint::default()
+    }
+}
+
+/// Hints for `trafficDistribution`: an endpoint serves its own zone, or its own node.
+fn hints(service: &Service, node: Option<&str>, zone: Option<&str>) -> Option<EndpointHints> {
+    let (for_zones, for_nodes) = match service.spec.traffic_distribution.as_deref()? {
+        "PreferClose" | "PreferSameZone" => (zone, None),
+        "PreferSameNode" => (zone, node),
+        _ => return None,
+    };
+    let hints = EndpointHints {
+        for_zones: for_zones.map(|name| vec![ForZone { name: name.to_owned() }]),
+        for_nodes: for_nodes.map(|name| vec![ForNode { name: name.to_owned() }]),
+    };
+    Some(hints).filter(|hints| hints.for_zones.is_some() || hints.for_nodes.is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn service(spec: Value) -> Service {
+        serde_json::from_value(json!({"metadata": {"name": "web", "namespace": "d"}, "spec": spec})).unwrap()
+    }
+
+    fn pod(name: &str, change: impl FnOnce(&mut Value)) -> Arc<Pod> {
+        let mut pod = json!({"metadata": {"name": name, "uid": name, "namespace": "d", "labels": {"app": "a"}},
+            "spec": {"nodeName": "n", "containers": [{"ports": [{"name": "http", "containerPort": 8080}]}]},
+            "status": {"podIP": "10.0.0.1", "podIPs": [{"ip": "10.0.0.1"}, {"ip": "fd00::1"}],
+                "conditions": [{"type": "Ready", "status": "True"}]}});
+        change(&mut pod);
+        Arc::new(serde_json::from_value(pod).unwrap())
+    }
+
+    fn planned(spec: Value, pods: &[Arc<Pod>]) -> Vec<Group> {
+        groups(&service(spec), pods, |node| Some(format!("zone-of-{node}")))
+    }
+
+    fn conditions(group: &Group) -> (bool, bool, bool) {
+        let of = group.endpoints[0].conditions.as_ref().unwrap();
+        (of.ready.unwrap(), of.serving.unwrap(), of.terminating.unwrap())
+    }
+
+    #[test]
+    fn both_families_and_all_ports() {
+        let spec = json!({"selector": {"app": "a"}, "ipFamilies": ["IPv4", "IPv6"],
+            "ports": [{"name": "a", "port": 80, "targetPort": "http"}, {"name": "b", "port": 81}]});
+        let all = planned(spec, &[pod("1", |_| {})]);
+        let shown: Vec<_> =
+            all.iter().map(|g| (g.shape.address_type, g.endpoints[0].addresses[0].as_str())).collect();
+        assert_eq!(shown, [("IPv4", "10.0.0.1"), ("IPv6", "fd00::1")]);
+        let ports: Vec<_> = all[0].shape.ports.iter().map(|port| port.port.unwrap()).collect();
+        assert_eq!(ports, [8080, 81]);
+        assert_eq!(all[0].endpoints[0].zone.as_deref(), Some("zone-of-n"));
+    }
+
+    #[test]
+    fn conditions_follow_readiness_and_deletion() {
+        let spec = || json!({"selector": {"app": "a"}, "ports": [{"port": 80}]});
+        let ending = pod("1", |pod| pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into());
+        assert_eq!(conditions(&planned(spec(), std::slice::from_ref(&ending))[0]), (false, true, true));
+        let unready = pod("1", |pod| pod["status"]["conditions"][0]["status"] = "False".into());
+        assert_eq!(conditions(&planned(spec(), std::slice::from_ref(&unready))[0]), (false, false, false));
+        let mut publish = spec();
+        publish["publishNotReadyAddresses"] = true.into();
+        assert_eq!(conditions(&planned(publish, &[unready])[0]), (true, true, false));
+    }
+
+    #[test]
+    fn without_pods_each_family_has_an_empty_group() {
+        let all = planned(json!({"selector": {"app": "b"}, "ports": [{"port": 80}]}), &[pod("1", |_| {})]);
+        assert_eq!((all.len(), all[0].endpoints.len(), all[0].shape.ports.len()), (1, 0, 0));
+    }
+
+    #[test]
+    fn traffic_distribution_becomes_hints_of_ready_endpoints() {
+        let spec = json!({"selector": {"app": "a"}, "ports": [{"port": 80}], "trafficDistribution": "PreferSameNode"});
+        let all = planned(spec, &[pod("1", |_| {})]);
+        let hints = all[0].endpoints[0].hints.as_ref().unwrap();
+        assert_eq!(hints.for_zones.as_ref().unwrap()[0].name, "zone-of-n");
+        assert_eq!(hints.for_nodes.as_ref().unwrap()[0].name, "n");
+    }
+}

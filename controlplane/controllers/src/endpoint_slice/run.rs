@@ -1,0 +1,143 @@
+//! Writes the EndpointSlices of services.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::DeleteParams;
+use serde_json::{Value, json};
+
+use super::{pack, plan};
+use crate::context::Context;
+use crate::endpoints::plan::is_ours;
+use crate::error::{Error, is_namespace_terminating};
+use crate::object::{EndpointSlice, Key, ObjectExt, controller_of};
+use crate::queue::{Next, Queue};
+use crate::write::Part;
+
+/// Label of a slice with the name of its service.
+pub(crate) const SERVICE_NAME: &str = "kubernetes.io/service-name";
+pub(crate) const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
+pub(crate) const HEADLESS: &str = "service.kubernetes.io/headless";
+const MANAGER: &str = "endpointslice-controller.k8s.io";
+const ZONE: &str = "topology.kubernetes.io/zone";
+
+/// Queues changed services, and the services of changed pods and slices.
+pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
+    let own = queue.clone();
+    context.caches.services.on_change(move |change| {
+        if let Some(service) = change.latest() {
+            own.add(service.key());
+        }
+    });
+    let own = queue.clone();
+    context.caches.endpoint_slices.on_change(move |change| {
+        for slice in [change.old, change.new].into_iter().flatten() {
+            if let Some(owner) = controller_of(&slice.metadata).filter(|owner| owner.kind == "Service") {
+                own.add(Key::new(slice.namespace(), &owner.name));
+            }
+        }
+    });
+    let own = queue.clone();
+    crate::endpoints::run::on_endpoint_change(context, move |service| own.add(service));
+}
+
+/// Reconciles one service.
+pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
+    let caches = &context.caches;
+    // The garbage collector removes the slices of a deleted service.
+    let service = caches.services.get(&key).filter(|service| !service.is_being_deleted() && is_ours(service));
+    let Some(service) = service else { return Ok(Next::Wait) };
+    let zone_of =
+        |node: &str| caches.nodes.get(&Key::new("", node))?.metadata.labels.as_ref()?.get(ZONE).cloned();
+    let groups = plan::groups(&service, &caches.pods.in_namespace(&key.namespace), zone_of);
+    let slices = own(context, &key, service.uid(), MANAGER);
+    let owner = service.controller_reference();
+    let mut labels = service.metadata.labels.clone().unwrap_or_default();
+    labels.insert(SERVICE_NAME.to_owned(), key.name.clone());
+    labels.insert(MANAGED_BY.to_owned(), MANAGER.to_owned());
+    if service.spec.cluster_ip.as_deref() == Some("None") {
+        labels.insert(HEADLESS.to_owned(), String::new());
+    } else {
+        labels.remove(HEADLESS);
+    }
+    let identity = Identity { owner, labels };
+    apply(context, &key, &identity, pack::pack(groups, &slices)).await?;
+    Ok(Next::Wait)
+}
+
+/// What all slices of an owner have.
+pub(crate) struct Identity {
+    pub(crate) owner: OwnerReference,
+    pub(crate) labels: BTreeMap<String, String>,
+}
+
+/// The owner's slices of this manager.
+pub(crate) fn own(context: &Context, key: &Key, uid: &str, manager: &str) -> Vec<Arc<EndpointSlice>> {
+    let mut all = context.caches.endpoint_slices.owned_by(&key.namespace, uid);
+    all.retain(|slice| {
+        let labels = slice.metadata.labels.as_ref();
+        let by = labels.and_then(|labels| labels.get(MANAGED_BY)).map(String::as_str);
+        by == Some(manager) && !slice.is_being_deleted()
+    });
+    all
+}
+
+/// Applies the changes: first additions, so that no endpoint is missing in between.
+pub(crate) async fn apply(
+    context: &Context,
+    key: &Key,
+    identity: &Identity,
+    changes: pack::Changes,
+) -> Result<(), Error> {
+    let writer = context.writer(&context.caches.endpoint_slices);
+    for group in changes.create {
+        let slice = json!({
+            "metadata": {"generateName": format!("{}-", key.name), "namespace": key.namespace,
+                "labels": identity.labels, "ownerReferences": [identity.owner]},
+            "addressType": group.shape.address_type,
+            "endpoints": group.endpoints,
+            "ports": group.shape.ports,
+        });
+        match writer.create(&key.namespace, slice).await {
+            Err(error) if !is_namespace_terminating(&error) => {
+                return Err(Error::Request {
+                    verb: "create",
+                    object: format!("EndpointSlice of {key}"),
+                    source: error,
+                });
+            }
+            Ok(_) | Err(_) => {}
+        }
+    }
+    for (slice, endpoints) in changes.update {
+        let patch = json!({"metadata": {"labels": labels_patch(&slice, identity)}, "endpoints": endpoints});
+        writer.merge(&slice.key(), Part::Main, patch).await?;
+    }
+    for slice in changes.keep {
+        if slice.metadata.labels.as_ref() != Some(&identity.labels) {
+            let patch = json!({"metadata": {"labels": labels_patch(&slice, identity)}});
+            writer.merge(&slice.key(), Part::Main, patch).await?;
+        }
+    }
+    for slice in changes.delete {
+        let deleted = writer.delete(&slice, DeleteParams::default()).await;
+        deleted.map_err(|source| Error::Request {
+            verb: "delete",
+            object: format!("EndpointSlice {}", slice.key()),
+            source,
+        })?;
+    }
+    Ok(())
+}
+
+/// The desired labels, and null for those that end.
+fn labels_patch(slice: &EndpointSlice, identity: &Identity) -> Value {
+    let mut patch = json!(identity.labels);
+    for name in slice.metadata.labels.iter().flatten().map(|(name, _)| name) {
+        if !identity.labels.contains_key(name) {
+            patch[name] = Value::Null;
+        }
+    }
+    patch
+}

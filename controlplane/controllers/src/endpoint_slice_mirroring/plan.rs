@@ -1,0 +1,97 @@
+//! The endpoints of a user's Endpoints, grouped by address family and ports. Pure.
+
+use k8s_openapi::api::core::v1::{EndpointAddress, EndpointSubset};
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort};
+
+use crate::endpoint_slice::pack::{Group, Shape};
+use crate::object::{Endpoints, Service};
+
+/// Label of Endpoints that are not mirrored.
+const SKIP: &str = "endpointslice.kubernetes.io/skip-mirror";
+/// Annotation of Endpoints that are a lock of leader election.
+const LEADER: &str = "control-plane.alpha.kubernetes.io/leader";
+/// Maximum mirrored addresses of a subset, as the reference's.
+const ADDRESSES_MAX: usize = 1000;
+
+/// Whether the Endpoints of this service are mirrored.
+pub(crate) fn is_mirrored(endpoints: &Endpoints, service: &Service) -> bool {
+    let meta = &endpoints.metadata;
+    let skips = meta.labels.as_ref().and_then(|labels| labels.get(SKIP)).is_some_and(|value| value == "true");
+    let is_lock = meta.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(LEADER));
+    !skips && !is_lock && service.spec.selector.as_ref().is_none_or(|selector| selector.is_empty())
+}
+
+/// The desired groups.
+pub(crate) fn groups(endpoints: &Endpoints) -> Vec<Group> {
+    let mut all: Vec<Group> = Vec::new();
+    for subset in endpoints.subsets.iter().flatten() {
+        let ports = ports(subset);
+        let ready = subset.addresses.iter().flatten().map(|address| (address, true));
+        let unready = subset.not_ready_addresses.iter().flatten().map(|address| (address, false));
+        for (address, is_ready) in ready.chain(unready).take(ADDRESSES_MAX) {
+            let address_type = if address.ip.contains(':') { "IPv6" } else { "IPv4" };
+            let shape = Shape { address_type, ports: ports.clone() };
+            let endpoint = endpoint(address, is_ready);
+            match all.iter_mut().find(|group| group.shape == shape) {
+                Some(group) => group.endpoints.push(endpoint),
+                None => all.push(Group { shape, endpoints: vec![endpoint] }),
+            }
+        }
+    }
+    all
+}
+
+fn ports(subset: &EndpointSubset) -> Vec<EndpointPort> {
+    let one = |port: &k8s_openapi::api::core::v1::EndpointPort| EndpointPort {
+        name: Some(port.name.clone().unwrap_or_default()),
+        port: Some(port.port),
+        protocol: Some(port.protocol.clone().unwrap_or_else(|| "TCP".to_owned())),
+        app_protocol: port.app_protocol.clone(),
+    };
+    subset.ports.iter().flatten().map(one).collect()
+}
+
+fn endpoint(address: &EndpointAddress, is_ready: bool) -> Endpoint {
+    Endpoint {
+        addresses: vec![address.ip.clone()],
+        conditions: Some(EndpointConditions { ready: Some(is_ready), ..EndpointConditions::default() }),
+        hostname: address.hostname.clone().filter(|name| !name.is_empty()),
+        node_name: address.node_name.clone(),
+        target_ref: address.target_ref.clone(),
+        ..Endpoint::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn subsets_become_groups_of_one_family() {
+        let endpoints: Endpoints = serde_json::from_value(json!({"metadata": {}, "subsets": [
+            {"addresses": [{"ip": "10.0.0.1"}, {"ip": "fd00::1"}], "notReadyAddresses": [{"ip": "10.0.0.2"}],
+                "ports": [{"port": 80}]}]}))
+        .unwrap();
+        let all = groups(&endpoints);
+        let shown: Vec<_> =
+            all.iter().map(|group| (group.shape.address_type, group.endpoints.len())).collect();
+        assert_eq!(shown, [("IPv4", 2), ("IPv6", 1)]);
+        assert_eq!(all[0].endpoints[1].conditions.as_ref().unwrap().ready, Some(false));
+        assert_eq!(all[0].shape.ports[0].protocol.as_deref(), Some("TCP"));
+    }
+
+    #[test]
+    fn only_endpoints_of_services_without_a_selector_are_mirrored() {
+        let service =
+            |spec| serde_json::from_value::<Service>(json!({"metadata": {}, "spec": spec})).unwrap();
+        let of = |meta| serde_json::from_value::<Endpoints>(json!({"metadata": meta})).unwrap();
+        let (bare, selecting) = (service(json!({})), service(json!({"selector": {"a": "b"}})));
+        assert!(is_mirrored(&of(json!({})), &bare) && !is_mirrored(&of(json!({})), &selecting));
+        assert!(!is_mirrored(
+            &of(json!({"labels": {"endpointslice.kubernetes.io/skip-mirror": "true"}})),
+            &bare
+        ));
+    }
+}

@@ -1,0 +1,316 @@
+//! Network policies, ingresses, ingress classes, service ranges and addresses. Source:
+//! `pkg/apis/networking/validation`.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+
+use ipnetwork::IpNetwork;
+use serde_json::Value;
+
+use super::{Causes, Path, format, items, text, workload};
+
+const PROTOCOLS: &[&str] = &["SCTP", "TCP", "UDP"];
+const PATH_TYPES: &[&str] = &["Exact", "ImplementationSpecific", "Prefix"];
+
+pub(crate) fn network_policy(causes: &mut Causes, object: &Value, _old: Option<&Value>) {
+    let (path, spec) = (Path::root("spec"), &object["spec"]);
+    workload::label_selector(causes, &path.field("podSelector"), &spec["podSelector"]);
+    for (direction, peers) in [("ingress", "from"), ("egress", "to")] {
+        for (index, rule) in items(&spec[direction]) {
+            let here = path.field(direction).index(index);
+            for (at, port) in items(&rule["ports"]) {
+                policy_port(causes, &here.field("ports").index(at), port);
+            }
+            for (at, peer) in items(&rule[peers]) {
+                policy_peer(causes, &here.field(peers).index(at), peer);
+            }
+        }
+    }
+    let types = path.field("policyTypes");
+    if items(&spec["policyTypes"]).count() > 2 {
+        causes.invalid(&types, &spec["policyTypes"], "may not specify more than two policyTypes");
+        return;
+    }
+    for (index, kind) in items(&spec["policyTypes"]) {
+        causes.one_of(&types.index(index), kind, &["Egress", "Ingress"]);
+    }
+}
+
+fn policy_port(causes: &mut Causes, path: &Path, port: &Value) {
+    causes.one_of(&path.field("protocol"), &port["protocol"], PROTOCOLS);
+    let number = &port["port"];
+    if let Some(first) = number.as_i64() {
+        for problem in format::port_number(first) {
+            causes.invalid(&path.field("port"), number, &problem);
+        }
+        if let Some(last) = port["endPort"].as_i64() {
+            if last < first {
+                causes.invalid(
+                    &path.field("endPort"),
+                    &port["endPort"],
+                    "must be greater than or equal to `port`",
+                );
+            }
+            for problem in format::port_number(last) {
+                causes.invalid(&path.field("endPort"), &port["endPort"], &problem);
+            }
+        }
+    } else if !port["endPort"].is_null() {
+        let detail = if number.is_null() {
+            "must be specified when `endPort` is specified"
+        } else {
+            "may not be specified when `port` is non-numeric"
+        };
+        match number.is_null() {
+            true => causes.required(&path.field("port"), detail),
+            false => causes.invalid(&path.field("endPort"), &port["endPort"], detail),
+        }
+    }
+    if let Some(name) = number.as_str() {
+        causes.format(&path.field("port"), name, format::port_name(name));
+    }
+}
+
+fn policy_peer(causes: &mut Causes, path: &Path, peer: &Value) {
+    let present = |field: &str| !peer[field].is_null();
+    for selector in ["podSelector", "namespaceSelector"] {
+        if present(selector) {
+            workload::label_selector(causes, &path.field(selector), &peer[selector]);
+        }
+    }
+    let selects = present("podSelector") || present("namespaceSelector");
+    match (selects, present("ipBlock")) {
+        (false, false) => causes.required(path, "must specify a peer"),
+        (true, true) => {
+            causes.forbidden(path, "may not specify both ipBlock and another peer");
+        }
+        (true, false) => {}
+        (false, true) => ip_block(causes, &path.field("ipBlock"), &peer["ipBlock"]),
+    }
+}
+
+fn ip_block(causes: &mut Causes, path: &Path, block: &Value) {
+    let cidr = text(&block["cidr"]);
+    if cidr.is_empty() {
+        causes.required(&path.field("cidr"), "");
+        return;
+    }
+    causes.format(&path.field("cidr"), cidr, format::cidr(cidr));
+    let Ok(whole) = cidr.parse::<IpNetwork>() else { return };
+    for (index, except) in items(&block["except"]) {
+        let (here, part) = (path.field("except").index(index), text(except));
+        causes.format(&here, part, format::cidr(part));
+        let Ok(part) = part.parse::<IpNetwork>() else { continue };
+        if !whole.contains(part.network()) || part.prefix() <= whole.prefix() {
+            causes.invalid(&here, except, &format!("must be a strict subset of `cidr` ({cidr})"));
+        }
+    }
+}
+
+pub(crate) fn ingress(causes: &mut Causes, object: &Value, _old: Option<&Value>) {
+    let (path, spec) = (Path::root("spec"), &object["spec"]);
+    let has_rules = items(&spec["rules"]).next().is_some();
+    if !has_rules && spec["defaultBackend"].is_null() {
+        causes.invalid(&path, spec, "either `defaultBackend` or `rules` must be specified");
+    }
+    if !spec["defaultBackend"].is_null() {
+        backend(causes, &path.field("defaultBackend"), &spec["defaultBackend"]);
+    }
+    for (index, rule) in items(&spec["rules"]) {
+        let here = path.field("rules").index(index);
+        host(causes, &here.field("host"), &rule["host"]);
+        let paths = here.field("http").field("paths");
+        if !rule["http"].is_null() && items(&rule["http"]["paths"]).next().is_none() {
+            causes.required(&paths, "");
+        }
+        for (at, one) in items(&rule["http"]["paths"]) {
+            http_path(causes, &paths.index(at), one);
+        }
+    }
+    for (index, tls) in items(&spec["tls"]) {
+        for (at, name) in items(&tls["hosts"]) {
+            host(causes, &path.field("tls").index(index).field("hosts").index(at), name);
+        }
+    }
+    if let Some(class) = spec["ingressClassName"].as_str() {
+        causes.format(&path.field("ingressClassName"), class, format::dns1123_subdomain(class));
+    }
+}
+
+fn host(causes: &mut Causes, path: &Path, host: &Value) {
+    let name = text(host);
+    if name.is_empty() {
+        return;
+    }
+    if name.parse::<IpAddr>().is_ok() {
+        causes.invalid(path, host, "must be a DNS name, not an IP address");
+        return;
+    }
+    let plain = name.strip_prefix("*.").unwrap_or(name);
+    causes.format(path, name, format::dns1123_subdomain(plain));
+}
+
+fn http_path(causes: &mut Causes, path: &Path, one: &Value) {
+    let kind = &one["pathType"];
+    if kind.is_null() {
+        causes.required(&path.field("pathType"), "pathType must be specified");
+    } else if !PATH_TYPES.iter().any(|known| kind == known) {
+        causes.unsupported(&path.field("pathType"), kind, PATH_TYPES);
+    }
+    let here = text(&one["path"]);
+    let is_specific = kind == "ImplementationSpecific";
+    if !(here.starts_with('/') || is_specific && here.is_empty()) {
+        causes.invalid(&path.field("path"), &one["path"], "must be an absolute path");
+    }
+    if !is_specific {
+        for bad in ["//", "/./", "/../", "%2f", "%2F"].iter().filter(|bad| here.contains(**bad)) {
+            causes.invalid(&path.field("path"), &one["path"], &format!("must not contain '{bad}'"));
+        }
+        for bad in ["/..", "/."].iter().filter(|bad| here.ends_with(**bad)) {
+            causes.invalid(&path.field("path"), &one["path"], &format!("cannot end with '{bad}'"));
+        }
+    }
+    if one["backend"].is_null() {
+        causes.required(&path.field("backend"), "");
+    } else {
+        backend(causes, &path.field("backend"), &one["backend"]);
+    }
+}
+
+fn backend(causes: &mut Causes, path: &Path, backend: &Value) {
+    let (service, resource) = (&backend["service"], &backend["resource"]);
+    match (service.is_null(), resource.is_null()) {
+        (false, false) => causes.invalid(path, backend, "cannot set both resource and service backends"),
+        (true, true) => causes.required(path, "resource or service backend is required"),
+        (true, false) => {
+            for field in ["kind", "name"] {
+                if text(&resource[field]).is_empty() {
+                    causes.required(&path.field("resource").field(field), "");
+                }
+            }
+        }
+        (false, true) => service_backend(causes, &path.field("service"), service),
+    }
+}
+
+fn service_backend(causes: &mut Causes, path: &Path, service: &Value) {
+    let name = text(&service["name"]);
+    match name {
+        "" => causes.required(&path.field("name"), ""),
+        name => causes.format(&path.field("name"), name, format::dns1035_label(name)),
+    }
+    let port = &service["port"];
+    let (port_name, number) = (text(&port["name"]), port["number"].as_i64().unwrap_or(0));
+    match (port_name, number) {
+        ("", 0) => causes.required(path, "port name or number is required"),
+        ("", number) => {
+            for problem in format::port_number(number) {
+                causes.invalid(&path.field("port").field("number"), &port["number"], &problem);
+            }
+        }
+        (name, 0) => causes.format(&path.field("port").field("name"), name, format::port_name(name)),
+        _ => causes.invalid(path, service, "cannot set both port name & port number"),
+    }
+}
+
+pub(crate) fn ingress_class(causes: &mut Causes, object: &Value, old: Option<&Value>) {
+    let (path, spec) = (Path::root("spec"), &object["spec"]);
+    let controller = text(&spec["controller"]);
+    if old.is_some_and(|old| old["spec"]["controller"] != spec["controller"]) {
+        causes.invalid(&path.field("controller"), &spec["controller"], "field is immutable");
+    }
+    match controller {
+        "" => causes.required(&path.field("controller"), ""),
+        // A domain with a path.
+        name => match name.split_once('/') {
+            Some((domain, rest)) if name.len() <= 250 && !rest.is_empty() => {
+                causes.format(&path.field("controller"), name, format::dns1123_subdomain(domain));
+            }
+            _ => causes.invalid(
+                &path.field("controller"),
+                &spec["controller"],
+                "must be a domain-prefixed path (such as \"acme.io/foo\")",
+            ),
+        },
+    }
+    let parameters = &spec["parameters"];
+    if parameters.is_null() {
+        return;
+    }
+    let here = path.field("parameters");
+    for field in ["kind", "name"] {
+        if text(&parameters[field]).is_empty() {
+            causes.required(&here.field(field), "");
+        }
+    }
+    causes.one_of(&here.field("scope"), &parameters["scope"], &["Cluster", "Namespace"]);
+    let namespace = text(&parameters["namespace"]);
+    match (text(&parameters["scope"]), namespace) {
+        ("Namespace", "") => {
+            causes.required(&here.field("namespace"), "`parameters.scope` is set to 'Namespace'")
+        }
+        ("Namespace", name) => causes.format(&here.field("namespace"), name, format::dns1123_label(name)),
+        (_, "") => {}
+        _ => causes.forbidden(&here.field("namespace"), "`parameters.scope` is set to 'Cluster'"),
+    }
+}
+
+pub(crate) fn service_cidr(causes: &mut Causes, object: &Value, old: Option<&Value>) {
+    let (path, spec) = (Path::root("spec").field("cidrs"), &object["spec"]);
+    if let Some(old) = old {
+        // A single range may become dual-stack.
+        let before: Vec<&Value> = items(&old["spec"]["cidrs"]).map(|(_, cidr)| cidr).collect();
+        let now: Vec<&Value> = items(&spec["cidrs"]).map(|(_, cidr)| cidr).collect();
+        let extended = before.len() == 1 && now.len() == 2 && now.first() == before.first();
+        if now != before && !extended {
+            causes.invalid(&path, &spec["cidrs"], "field is immutable");
+        }
+    }
+    let count = items(&spec["cidrs"]).count();
+    if count == 0 {
+        causes.required(&path, "at least one CIDR required");
+    }
+    if count > 2 {
+        causes.invalid(&path, &spec["cidrs"], "may only hold up to 2 values");
+    }
+    let mut families = HashSet::new();
+    for (index, cidr) in items(&spec["cidrs"]) {
+        let here = path.index(index);
+        causes.format(&here, text(cidr), format::cidr(text(cidr)));
+        let Ok(network) = text(cidr).parse::<IpNetwork>() else { continue };
+        if network.network() != network.ip() {
+            causes.invalid(&here, cidr, "must not have bits set beyond the prefix length");
+        }
+        if !families.insert(network.is_ipv4()) {
+            causes.invalid(&path, &spec["cidrs"], "may specify no more than one IP for each IP family");
+        }
+    }
+}
+
+pub(crate) fn ip_address(causes: &mut Causes, object: &Value, old: Option<&Value>) {
+    let name = &object["metadata"]["name"];
+    let is_canonical = text(name).parse::<IpAddr>().is_ok_and(|address| address.to_string() == text(name));
+    if !is_canonical {
+        causes.invalid(
+            &Path::root("metadata").field("name"),
+            name,
+            "must be a valid IP address in canonical form",
+        );
+    }
+    let (path, parent) = (Path::root("spec").field("parentRef"), &object["spec"]["parentRef"]);
+    if parent.is_null() {
+        causes.required(&path, "");
+        return;
+    }
+    for field in ["resource", "name"] {
+        if text(&parent[field]).is_empty() {
+            causes.required(&path.field(field), "");
+        }
+    }
+    if old.is_some_and(|old| old["spec"]["parentRef"] != *parent) {
+        causes.invalid(&path, parent, "field is immutable");
+    }
+}
+
+#[cfg(test)]
+mod tests;
