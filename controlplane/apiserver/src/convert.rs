@@ -4,7 +4,10 @@
 
 use std::sync::Arc;
 
-use coracle_kinds::{Resource, resource::ConversionError};
+use coracle_kinds::{
+    Resource,
+    resource::{ConversionError, Convert},
+};
 use serde_json::Value;
 
 use crate::{
@@ -34,7 +37,7 @@ pub(crate) async fn objects(to: &Resource, mut objects: Vec<Arc<Object>>) -> Res
     if places.is_empty() {
         return Ok(objects);
     }
-    for (place, value) in places.into_iter().zip(values(to, old).await?) {
+    for (place, value) in places.into_iter().zip(values(to, to.convert.as_deref(), old).await?) {
         let Some(slot) = objects.get_mut(place) else { continue };
         *slot = Arc::new(Object::of(to, slot.key.clone(), slot.revision, &value));
     }
@@ -46,12 +49,27 @@ pub(crate) async fn value(to: &Resource, value: Value) -> Result<Value> {
     if value["apiVersion"] == to.api_version() {
         return Ok(value);
     }
-    values(to, vec![value]).await?.pop().ok_or_else(|| ApiError::internal("a conversion returned no object"))
+    one(to, to.convert.as_deref(), value).await
 }
 
-async fn values(to: &Resource, mut objects: Vec<Value>) -> Result<Vec<Value>> {
+/// An object of one version of a resource in another version. The stored version itself may have no conversion.
+pub(crate) async fn between(from: &Resource, to: &Resource, value: Value) -> Result<Value> {
+    if value["apiVersion"] == to.api_version() {
+        return Ok(value);
+    }
+    let own = to.convert.as_deref();
+    let convert = if to.is_storage_version() { from.convert.as_deref().or(own) } else { own };
+    one(to, convert, value).await
+}
+
+async fn one(to: &Resource, convert: Option<&dyn Convert>, value: Value) -> Result<Value> {
+    let converted = values(to, convert, vec![value]).await?.pop();
+    converted.ok_or_else(|| ApiError::internal("a conversion returned no object"))
+}
+
+async fn values(to: &Resource, convert: Option<&dyn Convert>, mut objects: Vec<Value>) -> Result<Vec<Value>> {
     let count = objects.len();
-    let converted = match &to.convert {
+    let converted = match convert {
         Some(convert) => convert.convert(objects, to).await.map_err(failed)?,
         None => {
             for object in &mut objects {

@@ -324,7 +324,7 @@ async fn encoded(kind: &Resource, object: &Value) -> Result<bytes::Bytes> {
     if kind.is_storage_version() {
         return Ok(encode(kind, object));
     }
-    let stored = convert::value(kind.stored_as(), object.clone()).await?;
+    let stored = convert::between(kind, kind.stored_as(), object.clone()).await?;
     Ok(encode(kind.stored_as(), &stored))
 }
 
@@ -336,8 +336,10 @@ pub(crate) async fn commit(
     expect: Expect,
     object: Option<&Value>,
 ) -> std::result::Result<Option<Arc<Object>>, Failed> {
-    let ttl = (kind.ttl_seconds > 0).then(|| std::time::Duration::from_secs(kind.ttl_seconds.into()));
-    let tier = if kind.volatile { Tier::Volatile { ttl } } else { Tier::Durable };
+    let stored_kind = kind.stored_as();
+    let ttl =
+        (stored_kind.ttl_seconds > 0).then(|| std::time::Duration::from_secs(stored_kind.ttl_seconds.into()));
+    let tier = if stored_kind.volatile { Tier::Volatile { ttl } } else { Tier::Durable };
     let key: Arc<str> = key.into();
     let value = match object {
         Some(object) => Some(encoded(kind, object).await.map_err(Failed::Other)?),

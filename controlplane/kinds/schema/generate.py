@@ -43,6 +43,7 @@ ROOTS = [
         "SelfSubjectAccessReview SubjectAccessReview LocalSubjectAccessReview SelfSubjectRulesReview").split()),
     *("io.k8s.api.admissionregistration.v1." + name for name in (
         "MutatingWebhookConfiguration ValidatingWebhookConfiguration").split()),
+    "io.k8s.api.events.v1.Event",
     "io.k8s.api.scheduling.v1.PriorityClass",
     "io.k8s.api.node.v1.RuntimeClass",
     *(META + name for name in "DeleteOptions Status ObjectMeta LabelSelector".split()),

@@ -194,6 +194,7 @@ mod tests {
             "certificates.k8s.io",
             "coordination.k8s.io",
             "discovery.k8s.io",
+            "events.k8s.io",
             "node.k8s.io",
             "policy",
             "rbac.authorization.k8s.io",

@@ -60,6 +60,8 @@ pub struct StoredAs {
     pub to_storage: RowConversion,
     /// Converts a stored object. The caller sets apiVersion and kind.
     pub from_storage: RowConversion,
+    /// Names of selectable fields, here and in the stored version.
+    pub fields: &'static [(&'static str, &'static str)],
 }
 
 /// Converts an object; an error is the reason for the client.

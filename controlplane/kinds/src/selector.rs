@@ -71,7 +71,7 @@ impl FieldSelector {
 
     /// As [`FieldSelector::matches`], from the object's facets.
     pub fn matches_facets(&self, facets: &Facets) -> bool {
-        self.terms.iter().all(|term| (facets.field(&term.field.name) == term.value) == term.equal)
+        self.terms.iter().all(|term| (facets.field(&term.field.stored) == term.value) == term.equal)
     }
 }
 

@@ -12,6 +12,7 @@ mod container;
 pub(crate) mod daemon;
 pub(crate) mod disruption;
 mod env;
+pub(crate) mod event;
 pub(crate) mod format;
 mod immutable;
 mod meta;

@@ -152,13 +152,13 @@ async fn apply(state: &State, hook: &Hook, attributes: &Attributes<'_>, object: 
     if attributes.subresource == "scale" || attributes.operation == Operation::Delete {
         return Err(failed("this request cannot be changed".to_owned()));
     }
-    let sent = convert::value(&kind, object.clone()).await?;
+    let sent = convert::between(attributes.kind, &kind, object.clone()).await?;
     let patched = patch::json(&sent, &verdict.patch).map_err(|error| failed(error.to_string()))?;
     let parsed = Parsed { value: patched, duplicates: Vec::new(), keys: Vec::new() };
     let decoded = kind.strategy().decode(parsed, FieldValidation::Ignore);
     let mut value = decoded.map_err(|error| failed(error.to_string()))?.0;
     kind.strategy().default(&mut value);
-    *object = convert::value(attributes.kind, value).await?;
+    *object = convert::between(&kind, attributes.kind, value).await?;
     Ok(true)
 }
 
@@ -203,7 +203,7 @@ async fn ask(
 async fn objects(attributes: &Attributes<'_>, kind: &Resource, object: &Value) -> Result<Objects> {
     let shown = async |object: &Value| match attributes.subresource {
         "scale" => Ok(scale::read(attributes.kind, object)),
-        _ => convert::value(kind, object.clone()).await,
+        _ => convert::between(attributes.kind, kind, object.clone()).await,
     };
     let old = match attributes.old {
         Some(old) => shown(old).await?,

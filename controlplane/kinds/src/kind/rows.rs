@@ -1,6 +1,7 @@
 //! The rows of the table. A new kind needs a row here, a root in `schema/generate.py`, and its own functions.
 
 mod admission;
+mod event;
 mod networking;
 mod policy;
 mod rbac;
@@ -85,6 +86,7 @@ pub static KINDS: &[Kind] = &[
     CONFIG_MAPS,
     SERVICE_ACCOUNTS,
     EVENTS,
+    event::EVENTS,
     DEPLOYMENTS,
     REPLICA_SETS,
     CONTROLLER_REVISIONS,

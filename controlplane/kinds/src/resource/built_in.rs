@@ -51,6 +51,10 @@ impl Resources {
                 resource.group == of.group && resource.version == of.version && resource.plural == of.plural
             });
             let mut resource = of_kind(kind);
+            resource.fields.extend(of.fields.iter().map(|(name, stored)| SelectableField {
+                stored: (*stored).into(),
+                ..SelectableField::at_path(name)
+            }));
             resource.storage = storage.cloned();
             resource.convert = Some(Arc::new(BetweenRows(of)));
             resources.push(Arc::new(resource));

@@ -11,6 +11,8 @@ use crate::selector::{Field, fields};
 pub struct SelectableField {
     /// Its path as clients write it: `spec.nodeName`.
     pub name: Arc<str>,
+    /// Its name in the stored version.
+    pub stored: Arc<str>,
     /// How its value is read.
     pub value: FieldValue,
 }
@@ -34,7 +36,7 @@ pub(super) fn common() -> Vec<SelectableField> {
 impl SelectableField {
     /// A field whose name is the path of its value: `spec.color`.
     pub fn at_path(name: &str) -> SelectableField {
-        SelectableField { name: name.into(), value: FieldValue::Path }
+        SelectableField { name: name.into(), stored: name.into(), value: FieldValue::Path }
     }
 
     /// The value in an object, as text.
@@ -52,6 +54,10 @@ impl SelectableField {
 
 impl From<&Field> for SelectableField {
     fn from(field: &Field) -> SelectableField {
-        SelectableField { name: field.name.into(), value: FieldValue::Function(field.value) }
+        SelectableField {
+            name: field.name.into(),
+            stored: field.name.into(),
+            value: FieldValue::Function(field.value),
+        }
     }
 }

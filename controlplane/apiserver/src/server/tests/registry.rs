@@ -243,3 +243,28 @@ async fn a_built_in_resource_stays() {
     server.api.remove_resource("", "pods").await;
     assert_eq!(server.get("/api/v1/pods").await.code, 200);
 }
+
+#[tokio::test]
+async fn events_have_two_forms_and_one_store() {
+    let server = Fixture::new().await;
+    let events = "/apis/events.k8s.io/v1/namespaces/default/events";
+    let event = json!({
+        "metadata": {"name": "e"}, "eventTime": "2026-01-01T00:00:00.000000Z", "action": "a", "reason": "r",
+        "type": "Normal", "note": "n", "reportingController": "example.com/c", "reportingInstance": "i",
+        "regarding": {"kind": "Pod", "name": "p", "namespace": "default"},
+    });
+    let made = server.post(events, event).await;
+    assert_eq!((made.code, &made.body["note"]), (201, &json!("n")), "{}", made.body);
+    let core = server.get("/api/v1/namespaces/default/events/e").await.body;
+    assert_eq!((&core["message"], &core["involvedObject"]["name"]), (&json!("n"), &json!("p")), "{core}");
+    for (selector, count) in [("regarding.name%3Dp", 1), ("regarding.name%3Dx", 0), ("reason%3Dr", 1)] {
+        let list = server.get(&format!("{events}?fieldSelector={selector}")).await.body;
+        assert_eq!(list["items"].as_array().unwrap().len(), count, "{selector}");
+    }
+    let watched = server.watch(&format!("{events}?resourceVersion=0")).await;
+    assert_eq!(watched[0]["object"]["regarding"]["name"], "p", "{watched:?}");
+    let refused = server.post(events, json!({"metadata": {"name": "f"}, "note": "n"})).await;
+    assert_eq!(refused.code, 422, "{}", refused.body);
+    assert_eq!(server.delete(&format!("{events}/e"), json!({})).await.code, 200);
+    assert_eq!(server.get("/api/v1/namespaces/default/events/e").await.code, 404);
+}
