@@ -68,7 +68,7 @@ fn content(causes: &mut Causes, event: &Value) {
         let path = Path::root(field);
         match text(&event[field]).len() {
             0 => causes.required(&path, ""),
-            ..=128 => {}
+            1..=128 => {}
             _ => causes.invalid(&path, &"".into(), "can have at most 128 characters"),
         }
     }
