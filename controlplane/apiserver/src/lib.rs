@@ -1,15 +1,14 @@
 //! The Kubernetes API over HTTP: authentication, authorization, admission, storage, watch, discovery.
 //!
-//! Start reading at [`Apiserver::handle`] (`server.rs`): every request, from the network or from
-//! inside the process, takes the same way: who is it (`authn`), may they (`authz`), then one verb
-//! (`verb/`, one a file) or subresource (`sub/`). Writes go body → decode → admission (`admit`) →
-//! strategy and validation of the kind → store (`write.rs`); reads come from the watch cache
-//! (`cache`), which holds each object's bytes once.
+//! Start reading at [`Apiserver::handle`] (`server.rs`). Every request, from the network or from inside the process, is
+//! authenticated (`authn`) and authorized (`authz`), then runs one verb (`verb/`, one a file) or subresource (`sub/`).
+//! `write.rs` lists the stages of a write. Reads come from the watch cache (`cache`), which holds each object's bytes
+//! once. `registry.rs` has the served resources; [`Apiserver::add_resource`] adds a custom one at run time.
 //!
 //! Invariants:
-//! - What a kind is, is known to `coracle-kinds` alone; verbs are generic over its table.
+//! - Only `coracle-kinds` knows what a kind is; verbs are generic over its resources.
 //! - A write is answered after the cache has it, so a client always reads its own writes.
-//! - Nobody passes the authorizers by silence: what none allows is forbidden.
+//! - A request that no authorizer allows is forbidden.
 
 mod admit;
 mod allocate;

@@ -5,6 +5,7 @@ mod event;
 mod networking;
 mod policy;
 mod rbac;
+mod review;
 mod storage;
 mod workload;
 
@@ -70,11 +71,6 @@ const fn sub(
 
 const SCALE: Subresource = sub("scale", ("autoscaling", "v1", "Scale"), GET_PATCH_UPDATE);
 
-/// A kind that is not stored: it supports `create` only.
-const fn review(group: &'static str, kind: &'static str, plural: &'static str, schema: &'static str) -> Kind {
-    Kind { group, kind, plural, namespaced: false, verbs: CREATE, schema, ..KIND }
-}
-
 /// Every kind that is served.
 pub static KINDS: &[Kind] = &[
     NAMESPACES,
@@ -118,61 +114,12 @@ pub static KINDS: &[Kind] = &[
     rbac::ROLE_BINDINGS,
     rbac::CLUSTER_ROLES,
     rbac::CLUSTER_ROLE_BINDINGS,
-    Kind {
-        singular: "tokenreview",
-        ..review(
-            "authentication.k8s.io",
-            "TokenReview",
-            "tokenreviews",
-            "io.k8s.api.authentication.v1.TokenReview",
-        )
-    },
-    Kind {
-        singular: "selfsubjectreview",
-        ..review(
-            "authentication.k8s.io",
-            "SelfSubjectReview",
-            "selfsubjectreviews",
-            "io.k8s.api.authentication.v1.SelfSubjectReview",
-        )
-    },
-    Kind {
-        singular: "selfsubjectaccessreview",
-        ..review(
-            "authorization.k8s.io",
-            "SelfSubjectAccessReview",
-            "selfsubjectaccessreviews",
-            "io.k8s.api.authorization.v1.SelfSubjectAccessReview",
-        )
-    },
-    Kind {
-        singular: "selfsubjectrulesreview",
-        ..review(
-            "authorization.k8s.io",
-            "SelfSubjectRulesReview",
-            "selfsubjectrulesreviews",
-            "io.k8s.api.authorization.v1.SelfSubjectRulesReview",
-        )
-    },
-    Kind {
-        singular: "subjectaccessreview",
-        ..review(
-            "authorization.k8s.io",
-            "SubjectAccessReview",
-            "subjectaccessreviews",
-            "io.k8s.api.authorization.v1.SubjectAccessReview",
-        )
-    },
-    Kind {
-        singular: "localsubjectaccessreview",
-        namespaced: true,
-        ..review(
-            "authorization.k8s.io",
-            "LocalSubjectAccessReview",
-            "localsubjectaccessreviews",
-            "io.k8s.api.authorization.v1.LocalSubjectAccessReview",
-        )
-    },
+    review::TOKEN_REVIEWS,
+    review::SELF_SUBJECT_REVIEWS,
+    review::SELF_SUBJECT_ACCESS_REVIEWS,
+    review::SELF_SUBJECT_RULES_REVIEWS,
+    review::SUBJECT_ACCESS_REVIEWS,
+    review::LOCAL_SUBJECT_ACCESS_REVIEWS,
 ];
 
 const NAMESPACES: Kind = Kind {
