@@ -273,7 +273,8 @@ impl Scheduler {
                 Some(node)
             }
             Err(why) => {
-                message = format!("{message} {why}");
+                // Upstream's plugin for resource claims adds its part of the sentence for every pod.
+                message = format!("{message} no new claims to deallocate, {why}");
                 // A pod that still waits for its victims keeps its node.
                 pod.status.nominated_node_name.clone().filter(|_| self.snapshot.is_nominated(pod.uid()))
             }
