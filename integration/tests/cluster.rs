@@ -23,6 +23,8 @@ mod pod_spec;
 mod rbac;
 #[path = "cluster/roles.rs"]
 mod roles;
+#[path = "cluster/scheduling.rs"]
+mod scheduling;
 #[path = "cluster/server_side_apply.rs"]
 mod server_side_apply;
 #[path = "cluster/story.rs"]

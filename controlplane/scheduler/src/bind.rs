@@ -1,10 +1,11 @@
 //! The scheduler's requests: bindings, and the condition of unschedulable pods.
 
-use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Client, Error};
 use serde_json::{Value, json};
 
 use crate::object::Pod;
+use crate::preempt::Victim;
 use coracle_values::object::ObjectExt;
 
 /// Binds a pod to a node.
@@ -23,14 +24,20 @@ pub(crate) async fn bind(client: Client, pod: &Pod, node: &str) -> Result<(), Er
 }
 
 /// Writes the condition with the reason why the pod is unschedulable, unless the pod has it already.
-pub(crate) async fn mark_unschedulable(client: Client, pod: &Pod, message: &str) -> Result<(), Error> {
+/// `nominated` is the node on which other pods make room for it.
+pub(crate) async fn mark_unschedulable(
+    client: Client,
+    pod: &Pod,
+    message: &str,
+    nominated: Option<&str>,
+) -> Result<(), Error> {
     let old = pod.status.conditions.iter().flatten().find(|condition| condition.type_ == "PodScheduled");
     let says_so = old.is_some_and(|old| {
         old.status == "False"
             && old.reason.as_deref() == Some("Unschedulable")
             && old.message.as_deref() == Some(message)
     });
-    if says_so {
+    if says_so && pod.status.nominated_node_name.as_deref() == nominated {
         return Ok(());
     }
     let now = jiff::Timestamp::now();
@@ -44,7 +51,37 @@ pub(crate) async fn mark_unschedulable(client: Client, pod: &Pod, message: &str)
         "lastProbeTime": null,
         "lastTransitionTime": since.map_or(now, |time| time.0.to_string()),
     });
-    let patch = json!({"metadata": {"uid": pod.uid()}, "status": {"conditions": [condition]}});
+    let patch = json!({
+        "metadata": {"uid": pod.uid()},
+        "status": {"conditions": [condition], "nominatedNodeName": nominated},
+    });
     let api: Api<Pod> = Api::namespaced(client, pod.namespace());
     api.patch_status(pod.name(), &PatchParams::default(), &Patch::Strategic(patch)).await.map(drop)
+}
+
+/// Deletes a pod that makes room for another one, with the condition that says so.
+pub(crate) async fn evict(client: Client, victim: &Victim, scheduler: &str) -> Result<(), Error> {
+    let now = jiff::Timestamp::now();
+    let now = jiff::Timestamp::from_second(now.as_second()).unwrap_or(now).to_string();
+    let condition = json!({
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "PreemptionByScheduler",
+        "message": format!("{scheduler}: preempting to accommodate a higher priority pod"),
+        "lastProbeTime": null,
+        "lastTransitionTime": now,
+    });
+    let patch = json!({"metadata": {"uid": victim.uid}, "status": {"conditions": [condition]}});
+    let api: Api<Pod> = Api::namespaced(client, &victim.namespace);
+    let patched = api.patch_status(&victim.name, &PatchParams::default(), &Patch::Strategic(patch)).await;
+    let preconditions = Some(Preconditions { uid: Some(victim.uid.clone()), resource_version: None });
+    let params = DeleteParams { preconditions, ..DeleteParams::default() };
+    let deleted = match patched {
+        Ok(_) => api.delete(&victim.name, &params).await.map(drop),
+        Err(error) => Err(error),
+    };
+    match deleted {
+        Err(Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
+        other => other,
+    }
 }

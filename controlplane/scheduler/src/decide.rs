@@ -8,6 +8,9 @@ use crate::score;
 use crate::snapshot::Snapshot;
 use crate::topology::Topology;
 
+/// The node has room only for a pod for which others were preempted.
+const PROMISED: &str = "node(s) are reserved for a nominated pod";
+
 /// The name of the best node. Otherwise the message of upstream, which counts the nodes by reason.
 pub(crate) fn decide(pod: &Pod, snapshot: &Snapshot) -> Result<String, String> {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
@@ -19,6 +22,9 @@ pub(crate) fn decide(pod: &Pod, snapshot: &Snapshot) -> Result<String, String> {
         let mut reasons = refusals(pod, node);
         if reasons.is_empty() {
             reasons = topology.refusals(node);
+        }
+        if reasons.is_empty() && snapshot.is_promised(pod, &node.facts.name) {
+            reasons = vec![PROMISED.to_owned()];
         }
         if reasons.is_empty() {
             fitting.push(node);

@@ -3,7 +3,7 @@
 mod host_ports;
 pub(crate) mod node_affinity;
 mod node_name;
-mod resources;
+pub(crate) mod resources;
 mod taints;
 mod unschedulable;
 
@@ -22,6 +22,15 @@ const FILTERS: [fn(&Pod, Candidate<'_>) -> Vec<Refusal>; 6] = [
     host_ports::refuse,
     resources::refuse,
 ];
+
+/// The filters whose refusals other pods have no part in.
+const FIXED: [fn(&Pod, Candidate<'_>) -> Vec<Refusal>; 4] =
+    [unschedulable::refuse, node_name::refuse, taints::refuse, node_affinity::refuse];
+
+/// Whether the node refuses the pod at most for reasons that the removal of other pods can change.
+pub(crate) fn resolvable_refusals(pod: &Pod, node: Candidate<'_>) -> bool {
+    FIXED.iter().all(|filter| filter(pod, node).is_empty())
+}
 
 /// The reasons of the first filter that refuses the pod. Empty if the node can run it.
 pub(crate) fn refusals(pod: &Pod, node: Candidate<'_>) -> Vec<Refusal> {

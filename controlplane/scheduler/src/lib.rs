@@ -5,8 +5,8 @@
 //! (`score/`), assumes the pod on the best node, and binds it through the subresource `binding` (`bind`).
 //!
 //! Invariants: the only access to the API is a [`kube::Client`]. Filters and scores are pure. A pod is assumed before it
-//! is bound and removed again if the binding fails, so that its resources are never assigned twice. The scheduler does
-//! not evict pods: it has no preemption.
+//! is bound and removed again if the binding fails, so that its resources are never assigned twice. If no node can run a
+//! pod, pods of lower priority may make room (`preempt`).
 
 mod bind;
 mod config;
@@ -15,6 +15,7 @@ mod filter;
 #[cfg(test)]
 mod fixture;
 mod object;
+mod preempt;
 mod queue;
 mod request;
 mod run;

@@ -27,6 +27,7 @@ pub(crate) struct PodSpec {
     pub(crate) node_name: Option<String>,
     pub(crate) scheduler_name: Option<String>,
     pub(crate) priority: Option<i32>,
+    pub(crate) preemption_policy: Option<String>,
     pub(crate) scheduling_gates: Option<Vec<PodSchedulingGate>>,
     pub(crate) node_selector: Option<BTreeMap<String, String>>,
     pub(crate) affinity: Option<Affinity>,
@@ -53,6 +54,7 @@ pub(crate) struct Container {
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct PodStatus {
     pub(crate) phase: Option<String>,
+    pub(crate) nominated_node_name: Option<String>,
     pub(crate) conditions: Option<Vec<PodCondition>>,
 }
 

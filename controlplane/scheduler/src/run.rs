@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::BoxStream;
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client};
 use tokio::task::JoinSet;
@@ -15,6 +16,7 @@ use crate::bind;
 use crate::config::SchedulerConfig;
 use crate::decide::decide;
 use crate::object::{Namespace, Node, Pod};
+use crate::preempt::{Preemption, Victim, preempt};
 use crate::queue::Queue;
 use crate::snapshot::Snapshot;
 use coracle_events::{Event, Recorder};
@@ -170,10 +172,17 @@ impl Scheduler {
         } else if let Some(node) = pod.node() {
             self.assumed.remove(pod.uid());
             self.queue.remove(pod.uid());
+            self.snapshot.denominate(pod.uid());
             self.snapshot.place(&pod, node);
         } else if self.assumed.contains(pod.uid()) {
             // The result of the binding in flight decides.
         } else if pod.waits_for(&self.config.scheduler_name) {
+            // After a restart the nominations are in the pods.
+            if let (Some(node), false) =
+                (pod.status.nominated_node_name.clone(), self.snapshot.is_nominated(pod.uid()))
+            {
+                self.snapshot.nominate(&pod, &node);
+            }
             self.queue.add(pod);
         } else {
             self.queue.remove(pod.uid());
@@ -183,6 +192,7 @@ impl Scheduler {
     fn pod_gone(&mut self, uid: &str) {
         self.assumed.remove(uid);
         self.queue.remove(uid);
+        self.snapshot.denominate(uid);
         if self.snapshot.remove(uid) {
             self.queue.change(Instant::now());
         }
@@ -246,17 +256,56 @@ impl Scheduler {
                     Bound { pod, node, result }
                 });
             }
-            Err(message) => {
-                self.queue.refused(pod.uid(), Instant::now());
-                self.record(&pod, Event::warning("FailedScheduling", message.clone()));
-                let client = self.client.clone();
-                self.marks.spawn(async move {
-                    if let Err(error) = bind::mark_unschedulable(client, &pod, &message).await {
-                        tracing::debug!(pod = pod.name(), "condition not written: {error}");
-                    }
-                });
-            }
+            Err(message) => self.refused(&pod, message),
         }
+    }
+
+    /// Handles a pod that no node can run: pods of lower priority may make room for it.
+    fn refused(&mut self, pod: &Pod, mut message: String) {
+        let preemption = preempt(pod, &mut self.snapshot);
+        self.queue.refused(pod.uid(), Instant::now());
+        let nominated = match preemption {
+            Ok(Preemption { node, victims }) => {
+                self.snapshot.nominate(pod, &node);
+                for victim in victims {
+                    self.evict(pod, victim, &node);
+                }
+                Some(node)
+            }
+            Err(why) => {
+                // Upstream's plugin for resource claims adds its part of the sentence for every pod.
+                message = format!("{message} no new claims to deallocate, {why}");
+                // A pod that still waits for its victims keeps its node.
+                pod.status.nominated_node_name.clone().filter(|_| self.snapshot.is_nominated(pod.uid()))
+            }
+        };
+        self.record(pod, Event::warning("FailedScheduling", message.clone()));
+        let (client, pod) = (self.client.clone(), pod.clone());
+        self.marks.spawn(async move {
+            let marked = bind::mark_unschedulable(client, &pod, &message, nominated.as_deref()).await;
+            if let Err(error) = marked {
+                tracing::debug!(pod = pod.name(), "condition not written: {error}");
+            }
+        });
+    }
+
+    fn evict(&mut self, pod: &Pod, victim: Victim, node: &str) {
+        let about = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Pod".to_owned()),
+            name: Some(victim.name.clone()),
+            namespace: Some(victim.namespace.clone()),
+            uid: Some(victim.uid.clone()),
+            ..ObjectReference::default()
+        };
+        let message = format!("Preempted by pod {} on node {node}", pod.uid());
+        self.recorder.record(about, self.config.scheduler_name.clone(), Event::normal("Preempted", message));
+        let (client, name) = (self.client.clone(), self.config.scheduler_name.clone());
+        self.marks.spawn(async move {
+            if let Err(error) = bind::evict(client, &victim, &name).await {
+                tracing::warn!(pod = victim.name, namespace = victim.namespace, "preemption failed: {error}");
+            }
+        });
     }
 
     fn bound(&mut self, Bound { pod, node, result }: Bound) {

@@ -33,6 +33,8 @@ pub(crate) struct Placed {
     /// The uid of the pod's controller.
     owner: Option<String>,
     pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) priority: i32,
     pub(crate) labels: Labels,
     /// Whether the pod is being deleted.
     pub(crate) terminating: bool,
@@ -60,6 +62,14 @@ pub(crate) struct Candidate<'a> {
     pub(crate) info: &'a NodeInfo,
 }
 
+/// A pod for which other pods make room.
+#[derive(Debug)]
+struct Nominated {
+    node: String,
+    priority: i32,
+    requests: Resources,
+}
+
 /// All nodes.
 #[derive(Debug, Default)]
 pub(crate) struct Snapshot {
@@ -67,6 +77,8 @@ pub(crate) struct Snapshot {
     places: HashMap<String, String>,
     /// The uids of pods with required anti-affinity.
     repelling: HashSet<String>,
+    /// Pods for which other pods make room, by uid.
+    nominated: HashMap<String, Nominated>,
     /// The labels of each namespace.
     pub(crate) namespaces: HashMap<String, Labels>,
 }
@@ -180,15 +192,65 @@ impl Snapshot {
             ports: host_ports(&pod.spec),
             owner: owner_of(pod),
             namespace: pod.namespace().to_owned(),
+            name: pod.name().to_owned(),
+            priority: pod.spec.priority.unwrap_or_default(),
             labels: pod.metadata.labels.clone().unwrap_or_default(),
             terminating: pod.is_being_deleted(),
             anti_affinity: anti_affinity(pod),
         };
+        self.restore(pod.uid(), node, placed);
+    }
+
+    /// Adds a pod that was removed to its node again.
+    pub(crate) fn restore(&mut self, uid: &str, node: &str, placed: Placed) {
         if !placed.anti_affinity.is_empty() {
-            self.repelling.insert(pod.uid().to_owned());
+            self.repelling.insert(uid.to_owned());
         }
-        self.nodes.entry(node.to_owned()).or_default().put(pod.uid(), placed);
-        self.places.insert(pod.uid().to_owned(), node.to_owned());
+        self.nodes.entry(node.to_owned()).or_default().put(uid, placed);
+        self.places.insert(uid.to_owned(), node.to_owned());
+    }
+
+    /// The pods of a node with a lower priority, by uid.
+    pub(crate) fn lower_on(&self, node: &str, priority: i32) -> Vec<(String, Placed)> {
+        let pods = self.nodes.get(node).into_iter().flat_map(|info| &info.pods);
+        let lower = pods.filter(|(_, placed)| placed.priority < priority);
+        lower.map(|(uid, placed)| (uid.clone(), placed.clone())).collect()
+    }
+
+    /// Records that pods make room for this pod on a node.
+    pub(crate) fn nominate(&mut self, pod: &Pod, node: &str) {
+        let nominated = Nominated {
+            node: node.to_owned(),
+            priority: pod.spec.priority.unwrap_or_default(),
+            requests: of_pod(&pod.spec),
+        };
+        self.nominated.insert(pod.uid().to_owned(), nominated);
+    }
+
+    /// Forgets the nomination of a pod.
+    pub(crate) fn denominate(&mut self, uid: &str) {
+        self.nominated.remove(uid);
+    }
+
+    /// Whether other pods make room for this pod.
+    pub(crate) fn is_nominated(&self, uid: &str) -> bool {
+        self.nominated.contains_key(uid)
+    }
+
+    /// Whether a node has no room for this pod beside the pods of the same or a higher priority that are nominated for
+    /// the node.
+    pub(crate) fn is_promised(&self, pod: &Pod, node: &str) -> bool {
+        let priority = pod.spec.priority.unwrap_or_default();
+        let others = self
+            .nominated
+            .iter()
+            .filter(|(uid, other)| *uid != pod.uid() && other.node == node && other.priority >= priority);
+        let mut others = others.peekable();
+        let Some(info) = self.nodes.get(node).filter(|_| others.peek().is_some()) else { return false };
+        let Some(facts) = &info.facts else { return false };
+        let mut requested = info.requested.clone();
+        others.for_each(|(_, other)| requested.add(&other.requests));
+        !crate::filter::resources::insufficient(pod, facts, &requested).is_empty()
     }
 
     /// Removes a pod from its node. Returns whether it was on one.

@@ -212,7 +212,7 @@ fn check(kind: &Resource, old: &Value, options: &Options) -> Result<()> {
 /// The object as the deletion leaves it. Pure: when it is finished, it can go.
 fn marked(kind: &Resource, old: &Value, options: &Options, now: jiff::Timestamp) -> Value {
     let mut new = old.clone();
-    set_finalizers(&mut new, options.propagation);
+    set_finalizers(&mut new, options.propagation.or_else(|| default_propagation(kind, old)));
     let grace = grace(kind, old, options);
     let already = !old["metadata"]["deletionTimestamp"].is_null();
     let before = old["metadata"]["deletionGracePeriodSeconds"].as_i64().unwrap_or(0);
@@ -238,6 +238,15 @@ fn marked(kind: &Resource, old: &Value, options: &Options, now: jiff::Timestamp)
         new["status"]["phase"] = "Terminating".into();
     }
     new
+}
+
+/// The propagation of kinds that orphan their pods if the client names no policy. Source: `DefaultGarbageCollectionPolicy`
+/// of upstream's strategies.
+fn default_propagation(kind: &Resource, old: &Value) -> Option<Propagation> {
+    let orphans = kind.is("batch", "Job") || kind.is("", "ReplicationController");
+    let finalizers = old["metadata"]["finalizers"].as_array();
+    let decided = finalizers.into_iter().flatten().any(|name| name == FOREGROUND || name == ORPHAN);
+    (orphans && !decided).then_some(Propagation::Orphan)
 }
 
 /// How long the object may take to end. Only pods that run somewhere need any time.

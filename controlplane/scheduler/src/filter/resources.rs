@@ -3,11 +3,17 @@
 use super::Refusal;
 use crate::object::Pod;
 use crate::request::of_pod;
-use crate::snapshot::Candidate;
+use crate::snapshot::{Candidate, Facts};
+use coracle_values::pod_resources::Resources;
 
 pub(crate) fn refuse(pod: &Pod, node: Candidate<'_>) -> Vec<Refusal> {
+    insufficient(pod, node.facts, &node.info.requested)
+}
+
+/// The resources that a node lacks for the pod when so much of them is requested.
+pub(crate) fn insufficient(pod: &Pod, facts: &Facts, given: &Resources) -> Vec<Refusal> {
     let wanted = of_pod(&pod.spec);
-    let (has, given) = (&node.facts.allocatable, &node.info.requested);
+    let has = &facts.allocatable;
     let mut reasons = Vec::new();
     if given.pods + 1 > has.pods {
         reasons.push("Too many pods".to_owned());
