@@ -25,6 +25,8 @@ mod rbac;
 mod roles;
 #[path = "cluster/server_side_apply.rs"]
 mod server_side_apply;
+#[path = "cluster/services.rs"]
+mod services;
 #[path = "cluster/story.rs"]
 mod story;
 #[path = "cluster/streams.rs"]

@@ -23,7 +23,8 @@ pub(crate) fn network_policy(object: &mut Value) {
 
 /// Sets the defaults of an IngressClass.
 pub(crate) fn ingress_class(object: &mut Value) {
-    let Some(spec) = child(object, "spec").filter(|spec| spec.get("parameters").is_some_and(Value::is_object))
+    let Some(spec) =
+        child(object, "spec").filter(|spec| spec.get("parameters").is_some_and(Value::is_object))
     else {
         return;
     };

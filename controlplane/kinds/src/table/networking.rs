@@ -35,20 +35,15 @@ pub(crate) fn ingress(object: &Value, now: Timestamp) -> Vec<Value> {
         .collect::<Vec<_>>()
         .join(",");
     let ports = if items(&spec["tls"]).len() > 0 { "80, 443" } else { "80" };
-    vec![
-        name(object),
-        class.into(),
-        hosts(spec).into(),
-        addresses.into(),
-        ports.into(),
-        created(object, now),
-    ]
+    vec![name(object), class.into(), hosts(spec).into(), addresses.into(), ports.into(), created(object, now)]
 }
 
 fn hosts(spec: &Value) -> String {
     const SHOWN: usize = 3;
-    let all: Vec<&str> =
-        items(&spec["rules"]).filter_map(|rule| rule["host"].as_str()).filter(|host| !host.is_empty()).collect();
+    let all: Vec<&str> = items(&spec["rules"])
+        .filter_map(|rule| rule["host"].as_str())
+        .filter(|host| !host.is_empty())
+        .collect();
     match all.len() {
         0 => "*".to_owned(),
         count if count > SHOWN => format!("{} + {} more...", all[..SHOWN].join(","), count - SHOWN),
@@ -81,7 +76,8 @@ pub(crate) fn service_cidr(object: &Value, now: Timestamp) -> Vec<Value> {
     vec![name(object), all.join(",").into(), created(object, now)]
 }
 
-pub(crate) const IP_ADDRESS: &[Column] = &[NAME, string("ParentRef", "The object that has the address."), AGE];
+pub(crate) const IP_ADDRESS: &[Column] =
+    &[NAME, string("ParentRef", "The object that has the address."), AGE];
 
 pub(crate) fn ip_address(object: &Value, now: Timestamp) -> Vec<Value> {
     let parent = &object["spec"]["parentRef"];

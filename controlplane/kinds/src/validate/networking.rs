@@ -45,7 +45,11 @@ fn policy_port(causes: &mut Causes, path: &Path, port: &Value) {
         }
         if let Some(last) = port["endPort"].as_i64() {
             if last < first {
-                causes.invalid(&path.field("endPort"), &port["endPort"], "must be greater than or equal to `port`");
+                causes.invalid(
+                    &path.field("endPort"),
+                    &port["endPort"],
+                    "must be greater than or equal to `port`",
+                );
             }
             for problem in format::port_number(last) {
                 causes.invalid(&path.field("endPort"), &port["endPort"], &problem);
@@ -242,7 +246,9 @@ pub(crate) fn ingress_class(causes: &mut Causes, object: &Value, old: Option<&Va
     causes.one_of(&here.field("scope"), &parameters["scope"], &["Cluster", "Namespace"]);
     let namespace = text(&parameters["namespace"]);
     match (text(&parameters["scope"]), namespace) {
-        ("Namespace", "") => causes.required(&here.field("namespace"), "`parameters.scope` is set to 'Namespace'"),
+        ("Namespace", "") => {
+            causes.required(&here.field("namespace"), "`parameters.scope` is set to 'Namespace'")
+        }
         ("Namespace", name) => causes.format(&here.field("namespace"), name, format::dns1123_label(name)),
         (_, "") => {}
         _ => causes.forbidden(&here.field("namespace"), "`parameters.scope` is set to 'Cluster'"),
@@ -285,7 +291,11 @@ pub(crate) fn ip_address(causes: &mut Causes, object: &Value, old: Option<&Value
     let name = &object["metadata"]["name"];
     let is_canonical = text(name).parse::<IpAddr>().is_ok_and(|address| address.to_string() == text(name));
     if !is_canonical {
-        causes.invalid(&Path::root("metadata").field("name"), name, "must be a valid IP address in canonical form");
+        causes.invalid(
+            &Path::root("metadata").field("name"),
+            name,
+            "must be a valid IP address in canonical form",
+        );
     }
     let (path, parent) = (Path::root("spec").field("parentRef"), &object["spec"]["parentRef"]);
     if parent.is_null() {

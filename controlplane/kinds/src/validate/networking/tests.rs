@@ -43,8 +43,14 @@ fn ingresses_have_backends_and_absolute_paths() {
         (json!({"path": "x", "pathType": "Prefix", "backend": backend}), "must be an absolute path"),
         (json!({"path": "/a/../b", "pathType": "Exact", "backend": backend}), "must not contain '/../'"),
         (json!({"path": "/x", "backend": backend}), "pathType must be specified"),
-        (json!({"path": "/x", "pathType": "Prefix", "backend": {}}), "resource or service backend is required"),
-        (json!({"path": "/x", "pathType": "Prefix", "backend": {"service": {"name": "web"}}}), "port name or number"),
+        (
+            json!({"path": "/x", "pathType": "Prefix", "backend": {}}),
+            "resource or service backend is required",
+        ),
+        (
+            json!({"path": "/x", "pathType": "Prefix", "backend": {"service": {"name": "web"}}}),
+            "port name or number",
+        ),
     ] {
         assert_says(ingress_of, ingress(path), expect);
     }
@@ -63,13 +69,23 @@ fn classes_ranges_and_addresses() {
     assert_says(ingress_class, json!({"spec": {"controller": "b"}}), "domain-prefixed path");
     let scoped = json!({"spec": {"controller": "a.io/b", "parameters": {"kind": "K", "name": "n", "scope": "Namespace"}}});
     assert_says(ingress_class, scoped, "spec.parameters.namespace");
-    assert_eq!(said(service_cidr, json!({"spec": {"cidrs": ["10.0.0.0/16", "fd00::/112"]}})), Vec::<String>::new());
+    assert_eq!(
+        said(service_cidr, json!({"spec": {"cidrs": ["10.0.0.0/16", "fd00::/112"]}})),
+        Vec::<String>::new()
+    );
     assert_says(service_cidr, json!({"spec": {"cidrs": ["10.0.0.1/16"]}}), "beyond the prefix length");
     assert_says(service_cidr, json!({"spec": {"cidrs": ["10.0.0.0/16", "10.1.0.0/16"]}}), "each IP family");
     let parent = json!({"parentRef": {"resource": "services", "name": "x"}});
-    assert_eq!(said(ip_address, json!({"metadata": {"name": "10.0.0.1"}, "spec": parent})), Vec::<String>::new());
+    assert_eq!(
+        said(ip_address, json!({"metadata": {"name": "10.0.0.1"}, "spec": parent})),
+        Vec::<String>::new()
+    );
     assert_says(ip_address, json!({"metadata": {"name": "fd00:0::1"}, "spec": parent}), "canonical form");
-    assert_says(ip_address, json!({"metadata": {"name": "10.0.0.1"}, "spec": {}}), "spec.parentRef: Required");
+    assert_says(
+        ip_address,
+        json!({"metadata": {"name": "10.0.0.1"}, "spec": {}}),
+        "spec.parentRef: Required",
+    );
 }
 
 #[test]
@@ -78,7 +94,10 @@ fn what_cannot_change_is_refused() {
     let mut causes = Causes::default();
     ingress_class(&mut causes, &of("a.io/b"), Some(&of("a.io/c")));
     let mut ranges = Causes::default();
-    let (one, two) = (json!({"spec": {"cidrs": ["10.0.0.0/16"]}}), json!({"spec": {"cidrs": ["10.0.0.0/16", "fd00::/112"]}}));
+    let (one, two) = (
+        json!({"spec": {"cidrs": ["10.0.0.0/16"]}}),
+        json!({"spec": {"cidrs": ["10.0.0.0/16", "fd00::/112"]}}),
+    );
     service_cidr(&mut ranges, &two, Some(&one));
     assert_eq!((causes.into_list().len(), ranges.into_list().len()), (1, 0));
 }
