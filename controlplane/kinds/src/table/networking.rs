@@ -10,10 +10,9 @@ pub(crate) const NETWORK_POLICY: &[Column] =
     &[NAME, string("Pod-Selector", "The pods to which the policy applies."), AGE];
 
 pub(crate) fn network_policy(object: &Value, now: Timestamp) -> Vec<Value> {
-    let selector = LabelSelector::parse(&object["spec"]["podSelector"]);
-    let selector = match selector {
-        selector if selector.is_empty() => "<none>".to_owned(),
-        selector => selector.to_string(),
+    let selector = match LabelSelector::from_object(&object["spec"]["podSelector"]) {
+        Ok(selector) if !selector.is_empty() => selector.to_string(),
+        Ok(_) | Err(_) => "<none>".to_owned(),
     };
     vec![name(object), selector.into(), created(object, now)]
 }
