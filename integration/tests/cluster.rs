@@ -27,6 +27,8 @@ mod roles;
 mod scheduling;
 #[path = "cluster/server_side_apply.rs"]
 mod server_side_apply;
+#[path = "cluster/services.rs"]
+mod services;
 #[path = "cluster/story.rs"]
 mod story;
 #[path = "cluster/streams.rs"]

@@ -11,9 +11,8 @@ pub(crate) const NETWORK_POLICY: &[Column] =
 
 pub(crate) fn network_policy(object: &Value, now: Timestamp) -> Vec<Value> {
     let selector = match LabelSelector::from_object(&object["spec"]["podSelector"]) {
-        Ok(selector) if selector.is_empty() => "<none>".to_owned(),
-        Ok(selector) => selector.to_string(),
-        Err(error) => error.to_string(),
+        Ok(selector) if !selector.is_empty() => selector.to_string(),
+        Ok(_) | Err(_) => "<none>".to_owned(),
     };
     vec![name(object), selector.into(), created(object, now)]
 }

@@ -159,7 +159,8 @@ fn http_path(causes: &mut Causes, path: &Path, one: &Value) {
     }
     let here = text(&one["path"]);
     let is_specific = kind == "ImplementationSpecific";
-    if !(here.starts_with('/') || is_specific && here.is_empty()) {
+    let may_be_absent = is_specific && here.is_empty();
+    if !may_be_absent && !here.starts_with('/') {
         causes.invalid(&path.field("path"), &one["path"], "must be an absolute path");
     }
     if !is_specific {

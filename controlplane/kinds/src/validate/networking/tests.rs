@@ -17,7 +17,7 @@ fn assert_says(check: fn(&mut Causes, &Value, Option<&Value>), object: Value, ex
 fn policies_have_peers_and_ports() {
     let policy = |rule: Value| json!({"spec": {"podSelector": {}, "ingress": [rule]}});
     let good = json!({"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}},
-        {"podSelector": {}, "namespaceSelector": {}}], "ports": [{"port": 80, "endPort": 90}, {"port": "http"}]});
+        {"podSelector": {}, "namespaceSelector": {}}], "ports": [{"port": 80, "endPort": 90, "protocol": "TCP"}, {"port": "http", "protocol": "UDP"}]});
     assert_eq!(said(network_policy, policy(good)), Vec::<String>::new());
     for (rule, expect) in [
         (json!({"from": [{}]}), "spec.ingress[0].from[0]: Required value"),

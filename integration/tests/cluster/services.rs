@@ -1,0 +1,121 @@
+//! Services and cluster DNS: real pods as servers and clients.
+
+use std::process::Command;
+
+use coracle_integration::{Cluster, eventually, on_a_machine};
+
+/// A pod that answers HTTP on port 8080 with its name.
+fn server(name: &str) -> String {
+    format!(
+        r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{"name":"{name}","labels":{{"app":"web"}}}},
+        "spec":{{"terminationGracePeriodSeconds":0,"hostname":"{name}","subdomain":"headless",
+        "containers":[{{"name":"c","image":"busybox","command":["sh","-c",
+        "mkdir /w; echo {name} > /w/index.html; exec httpd -f -p 8080 -h /w"],
+        "readinessProbe":{{"httpGet":{{"path":"/","port":8080}},"periodSeconds":1}}}}]}}}}"#
+    )
+}
+
+fn client() -> &'static str {
+    r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"client"},"spec":{"terminationGracePeriodSeconds":0,
+    "containers":[{"name":"c","image":"busybox","command":["sleep","100000"]}]}}"#
+}
+
+fn service(name: &str, spec: &str) -> String {
+    format!(r#"{{"apiVersion":"v1","kind":"Service","metadata":{{"name":"{name}"}},"spec":{spec}}}"#)
+}
+
+/// Defines `ask HOST PORT`: one HTTP request from a pod. A host that is no address is a service of its namespace.
+const ASK: &str = r#"ask() { case $1 in *.*) ip=$1;; *) ip=$(nslookup -type=a $1.default.svc.cluster.local | sed -n 's/^Address: //p' | tail -1);; esac
+    printf 'GET / HTTP/1.0\r\n\r\n' | nc -w 5 ${ip:-unknown} $2 2>&1 | tail -1; }"#;
+
+fn ask(pod: &str, cluster: &Cluster, (host, port): (&str, &str), times: u32) -> Vec<String> {
+    let script = format!("{ASK}; for i in $(seq {times}); do ask {host} {port}; done");
+    let output = cluster.kubectl(&["exec", pod, "--", "sh", "-c", &script]);
+    let mut all: Vec<String> = output.lines().map(str::to_owned).collect();
+    all.sort();
+    all.dedup();
+    all
+}
+
+/// The answers of several requests from the client pod, sorted and without repetitions.
+fn answers(cluster: &Cluster, host: &str, times: u32) -> Vec<String> {
+    ask("client", cluster, (host, "80"), times)
+}
+
+fn lookup(cluster: &Cluster, kind: &str, name: &str) -> String {
+    let script = format!("nslookup -type={kind} {name} 2>&1; true");
+    cluster.kubectl(&["exec", "client", "--", "sh", "-c", &script])
+}
+
+fn prepare(cluster: &Cluster) {
+    for name in ["one", "two"] {
+        cluster.apply(&server(name));
+    }
+    cluster.apply(client());
+    let ports = r#""ports":[{"name":"http","port":80,"targetPort":8080}]"#;
+    cluster.apply(&service("web", &format!(r#"{{"selector":{{"app":"web"}},"type":"NodePort",{ports}}}"#)));
+    let sticky = r#""sessionAffinity":"ClientIP""#;
+    cluster.apply(&service("sticky", &format!(r#"{{"selector":{{"app":"web"}},{sticky},{ports}}}"#)));
+    cluster.apply(&service(
+        "headless",
+        &format!(r#"{{"selector":{{"app":"web"}},"clusterIP":"None",{ports}}}"#),
+    ));
+    cluster.apply(&service("empty", &format!(r#"{{"selector":{{"app":"none"}},{ports}}}"#)));
+    cluster
+        .apply(&service("away", r#"{"type":"ExternalName","externalName":"web.default.svc.cluster.local"}"#));
+    cluster.kubectl(&["wait", "pod", "--all", "--for=condition=Ready", "--timeout=240s"]);
+}
+
+#[test]
+fn pods_reach_services_by_name_address_and_node_port() {
+    on_a_machine(|machine| {
+        let mirrors = machine.start_registry();
+        let cluster = Cluster::up_with(machine, &mirrors, &["--image-gc-high-threshold", "100"]);
+        prepare(&cluster);
+        eventually("both endpoints to answer by name", 60, || answers(&cluster, "web", 10) == ["one", "two"]);
+        let web = cluster.get(&["service", "web"]);
+        let ip = web["spec"]["clusterIP"].as_str().unwrap().to_owned();
+        assert_eq!(answers(&cluster, &ip, 20), ["one", "two"]);
+        let node = cluster.get(&["node", "node-1"])["status"]["addresses"][0]["address"].clone();
+        let port = web["spec"]["ports"][0]["nodePort"].to_string();
+        let by_node_port = ask("client", &cluster, (node.as_str().unwrap(), &port), 20);
+        assert_eq!(by_node_port, ["one", "two"]);
+        assert_eq!(answers(&cluster, "sticky", 20).len(), 1);
+        let own = ask("one", &cluster, ("web", "80"), 20);
+        assert_eq!(own, ["one", "two"], "a pod reaches itself by its service");
+        add_route();
+        let refused = answers(&cluster, "empty", 1);
+        assert!(refused[0].contains("refused"), "{refused:?}");
+        names(&cluster, &ip);
+        cluster.kubectl(&["delete", "pod", "one", "--now"]);
+        eventually("the last endpoint alone to answer", 60, || answers(&cluster, "web", 10) == ["two"]);
+        assert_eq!(answers(&cluster, "sticky", 10), ["two"]);
+        cluster.kubectl(&["delete", "service", "web"]);
+        eventually("the name to end", 30, || {
+            lookup(&cluster, "a", "web.default.svc.cluster.local").contains("NXDOMAIN")
+        });
+    });
+}
+
+/// Routes cluster IPs to the machine's uplink, as a default route does. Without a route the packet to an address without
+/// endpoints would not get as far as the filters.
+fn add_route() {
+    let words = ["route", "add", "10.43.0.0/16", "dev", "uplink0"];
+    assert!(Command::new("ip").args(words).status().unwrap().success());
+}
+
+fn names(cluster: &Cluster, ip: &str) {
+    let pod_ip = cluster.get(&["pod", "two"])["status"]["podIP"].as_str().unwrap().to_owned();
+    let of = |kind: &str, name: &str| lookup(cluster, kind, name);
+    assert!(of("a", "web.default.svc.cluster.local").contains(ip));
+    assert!(of("a", "two.headless.default.svc.cluster.local").contains(&pod_ip));
+    assert!(of("a", &format!("{}.default.pod.cluster.local", pod_ip.replace('.', "-"))).contains(&pod_ip));
+    assert!(of("a", "away.default.svc.cluster.local").contains(ip));
+    assert!(
+        of("srv", "_http._tcp.web.default.svc.cluster.local").contains("80 web.default.svc.cluster.local")
+    );
+    assert!(of("ptr", ip).contains("web.default.svc.cluster.local"));
+    assert!(of("a", "none.default.svc.cluster.local").contains("NXDOMAIN"));
+    let dns = cluster.get(&["service", "kube-dns", "-n", "kube-system"]);
+    assert_eq!(dns["spec"]["clusterIP"], "10.43.0.10");
+}
