@@ -153,7 +153,7 @@ impl ImageGc {
         loop {
             tokio::select! {
                 // Cancel-safe: a trigger that is not received here is received in the next turn.
-                () = self.trigger.happened.notified() => {}
+                () = self.trigger.check.notified() => {}
                 () = sleep_until(next) => {}
             }
             let no_room = self.trigger.no_room.swap(false, Ordering::AcqRel);
@@ -178,12 +178,12 @@ impl ImageGc {
     /// One pass. Returns when the next one is useful.
     async fn pass(&mut self, no_room: bool) -> Result<Option<Duration>, Failed> {
         let directory = self.directory().await?;
-        let mut disk = look(&directory)?;
+        let mut disk = read_disk(&directory)?;
         let mut need = plan::need(&self.policy, &disk, no_room);
         if need != Need::Nothing {
             // Space of removed images that is not released yet must not be freed twice.
             self.wait_for_disk().await?;
-            disk = look(&directory)?;
+            disk = read_disk(&directory)?;
             need = plan::need(&self.policy, &disk, no_room);
         }
         if need == Need::Nothing && self.policy.maximum_age.is_zero() {
@@ -269,7 +269,7 @@ impl ImageGc {
     }
 }
 
-fn look(directory: &Path) -> Result<Disk, Failed> {
+fn read_disk(directory: &Path) -> Result<Disk, Failed> {
     let found = statvfs(directory).map_err(|source| Failed::Look { path: directory.to_owned(), source })?;
     let disk = Disk {
         capacity: found.blocks() * found.fragment_size(),

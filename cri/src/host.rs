@@ -32,7 +32,7 @@ pub(crate) struct Kernel {
 // === impl Host ===
 
 impl Host {
-    pub(crate) fn look(cgroups: &Cgroups) -> Result<Self, Error> {
+    pub(crate) fn detect(cgroups: &Cgroups) -> Result<Self, Error> {
         let bounding = caps::read(None, caps::CapSet::Bounding).map_err(|error| Error::Kernel {
             doing: "read the capabilities of this process",
             source: std::io::Error::other(error.to_string()),
@@ -53,7 +53,7 @@ impl Host {
             .into_owned();
         let release = kernel_release()?;
         Ok(Self {
-            kernel: Kernel::look(release),
+            kernel: Kernel::detect(release),
             capabilities,
             oom_floor,
             unified: cgroups.unified(),
@@ -72,7 +72,7 @@ impl Host {
 // === impl Kernel ===
 
 impl Kernel {
-    fn look(release: (u32, u32)) -> Self {
+    fn detect(release: (u32, u32)) -> Self {
         Self {
             // Idmapped lower layers of an overlay: Linux 5.19.
             user_namespaces: release >= (5, 19) && may_make_user_namespaces(),

@@ -11,7 +11,7 @@ use crate::error::Error;
 
 /// The current state that the plan depends on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct CurrentLimits {
     /// Whether cgroups are v2.
     pub(crate) unified: bool,
     /// Whether huge pages can be limited.
@@ -50,28 +50,32 @@ pub(crate) enum Step {
 ///
 /// # Errors
 /// If the request is invalid, or not supported on this machine.
-pub(crate) fn plan(request: &LinuxContainerResources, seen: &Seen) -> Result<Vec<Step>, Error> {
+pub(crate) fn plan(request: &LinuxContainerResources, current: &CurrentLimits) -> Result<Vec<Step>, Error> {
     let mut steps = Vec::new();
-    cpu(request, seen, &mut steps)?;
+    cpu(request, current, &mut steps)?;
     for (file, value) in [("cpuset.cpus", &request.cpuset_cpus), ("cpuset.mems", &request.cpuset_mems)] {
         if !value.is_empty() {
             steps.push(one("cpuset", file, value));
         }
     }
-    memory(request, seen, &mut steps)?;
-    huge_pages(&request.hugepage_limits, seen, &mut steps)?;
-    unified(request, seen, &mut steps)?;
+    memory(request, current, &mut steps)?;
+    huge_pages(&request.hugepage_limits, current, &mut steps)?;
+    unified(request, current, &mut steps)?;
     Ok(steps)
 }
 
-fn cpu(request: &LinuxContainerResources, seen: &Seen, steps: &mut Vec<Step>) -> Result<(), Error> {
+fn cpu(
+    request: &LinuxContainerResources,
+    current: &CurrentLimits,
+    steps: &mut Vec<Step>,
+) -> Result<(), Error> {
     let shares = unsigned("cpu_shares", request.cpu_shares)?;
     let period = unsigned("cpu_period", request.cpu_period)?;
     let quota = request.cpu_quota;
-    if seen.unified {
+    if current.unified {
         steps.extend(shares.map(|shares| one("cpu", "cpu.weight", weight_of_shares(shares))));
         let text = match quota {
-            0 => seen.quota.clone(),
+            0 => current.quota.clone(),
             quota if quota < 0 => "max".to_owned(),
             quota => quota.to_string(),
         };
@@ -100,32 +104,36 @@ fn limits(request: &LinuxContainerResources) -> (i64, i64) {
     (memory, if both == 0 { memory } else { both })
 }
 
-fn memory(request: &LinuxContainerResources, seen: &Seen, steps: &mut Vec<Step>) -> Result<(), Error> {
+fn memory(
+    request: &LinuxContainerResources,
+    current: &CurrentLimits,
+    steps: &mut Vec<Step>,
+) -> Result<(), Error> {
     let (memory, both) = limits(request);
     if both > 0 && (memory == -1 || memory > both) {
         return Err(Error::invalid("memory_swap_limit_in_bytes", "is less than the memory limit"));
     }
-    if !seen.swap && both != memory {
+    if !current.swap && both != memory {
         return Err(Error::invalid("memory_swap_limit_in_bytes", "this kernel does not count swap"));
     }
-    if seen.unified && u64::try_from(memory).is_ok_and(|limit| limit > 0 && limit < seen.anonymous) {
+    if current.unified && u64::try_from(memory).is_ok_and(|limit| limit > 0 && limit < current.anonymous) {
         // v2 would accept the limit and kill the container.
-        let why = format!("is below the {} bytes in use", seen.anonymous);
+        let why = format!("is below the {} bytes in use", current.anonymous);
         return Err(Error::invalid("memory_limit_in_bytes", why));
     }
-    if seen.unified {
+    if current.unified {
         if memory != 0 {
             steps.push(one("memory", "memory.max", or_max(memory)));
         }
-        if both != 0 && seen.swap {
-            steps.push(one("memory", "memory.swap.max", swap_alone(memory, both, seen)?));
+        if both != 0 && current.swap {
+            steps.push(one("memory", "memory.swap.max", swap_alone(memory, both, current)?));
         }
         return Ok(());
     }
     let own = (memory != 0).then(|| one("memory", "memory.limit_in_bytes", memory));
-    let swap = (both != 0 && seen.swap).then(|| one("memory", "memory.memsw.limit_in_bytes", both));
+    let swap = (both != 0 && current.swap).then(|| one("memory", "memory.memsw.limit_in_bytes", both));
     // At every moment the kernel requires: memory limit <= limit of memory and swap.
-    let grows = match seen.memory_and_swap {
+    let grows = match current.memory_and_swap {
         None => false,
         Some(now) => memory == -1 || u64::try_from(memory).is_ok_and(|memory| memory > now),
     };
@@ -138,12 +146,12 @@ fn memory(request: &LinuxContainerResources, seen: &Seen, steps: &mut Vec<Step>)
 }
 
 /// The limit of swap alone, for v2.
-fn swap_alone(memory: i64, both: i64, seen: &Seen) -> Result<String, Error> {
+fn swap_alone(memory: i64, both: i64, current: &CurrentLimits) -> Result<String, Error> {
     if both == -1 {
         return Ok("max".to_owned());
     }
     let memory =
-        if memory == 0 { seen.memory.and_then(|limit| i64::try_from(limit).ok()) } else { Some(memory) };
+        if memory == 0 { current.memory.and_then(|limit| i64::try_from(limit).ok()) } else { Some(memory) };
     match memory {
         Some(memory) if memory >= 0 && memory <= both => Ok((both - memory).to_string()),
         _ => Err(Error::invalid("memory_swap_limit_in_bytes", "needs a memory limit that is not above it")),
@@ -158,16 +166,16 @@ pub(crate) fn check_huge_pages(limits: &[HugepageLimit], hugetlb: bool) -> Resul
     Ok(())
 }
 
-fn huge_pages(limits: &[HugepageLimit], seen: &Seen, steps: &mut Vec<Step>) -> Result<(), Error> {
-    check_huge_pages(limits, seen.hugetlb)?;
-    for limit in limits.iter().filter(|_| seen.hugetlb) {
+fn huge_pages(limits: &[HugepageLimit], current: &CurrentLimits, steps: &mut Vec<Step>) -> Result<(), Error> {
+    check_huge_pages(limits, current.hugetlb)?;
+    for limit in limits.iter().filter(|_| current.hugetlb) {
         if limit.page_size.is_empty() || limit.page_size.contains('/') {
             return Err(Error::invalid(
                 "hugepage_limits",
                 format!("{:?} is not a page size", limit.page_size),
             ));
         }
-        let end = if seen.unified { "max" } else { "limit_in_bytes" };
+        let end = if current.unified { "max" } else { "limit_in_bytes" };
         let usage = format!("hugetlb.{}.{end}", limit.page_size);
         steps.push(one("hugetlb", &usage, limit.limit));
         let reserved = format!("hugetlb.{}.rsvd.{end}", limit.page_size);
@@ -176,8 +184,12 @@ fn huge_pages(limits: &[HugepageLimit], seen: &Seen, steps: &mut Vec<Step>) -> R
     Ok(())
 }
 
-fn unified(request: &LinuxContainerResources, seen: &Seen, steps: &mut Vec<Step>) -> Result<(), Error> {
-    check_unified(request.unified.keys(), seen.unified)?;
+fn unified(
+    request: &LinuxContainerResources,
+    current: &CurrentLimits,
+    steps: &mut Vec<Step>,
+) -> Result<(), Error> {
+    check_unified(request.unified.keys(), current.unified)?;
     let mut pairs: Vec<_> = request.unified.iter().collect();
     pairs.sort_unstable();
     steps.extend(pairs.into_iter().map(|(file, value)| one("", file, value)));

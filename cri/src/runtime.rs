@@ -134,11 +134,11 @@ impl Parts {
         let layout = Layout::new(config.cgroup_driver, &config.cgroup_root)
             .map_err(|why| Error::invalid("cgroup_root", why))?;
         Cgroups::check_driver(config.cgroup_driver)?;
-        let host = Host::look(&cgroups)?;
+        let host = Host::detect(&cgroups)?;
         let records = Records::open(&config)?;
         let events = Events::open(records.delivered_file())?;
         mount_points::make(&config.root)?;
-        let selinux = Selinux::look();
+        let selinux = Selinux::detect();
         selinux.label_layers(&config.root);
         let shim_program = ShimProgram::open(&config.shim_binary)
             .map_err(Error::file("make a read-only mount of", &config.shim_binary))?;

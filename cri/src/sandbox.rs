@@ -136,8 +136,8 @@ impl Sandbox {
         Err(Error::WrongState { what: "pod sandbox", id: self.id.clone(), state })
     }
 
-    /// Leaves `Ready` or `Silent`. Returns the shim to one caller only.
-    pub(crate) fn leave(&self) -> Option<Shim> {
+    /// Changes the state to `NotReady` and returns the shim. Of several callers only the first gets it.
+    pub(crate) fn take_shim(&self) -> Option<Shim> {
         match std::mem::replace(&mut *locked(&self.state), SandboxState::NotReady) {
             SandboxState::Ready(live) => Some(live.shim),
             SandboxState::Silent(shim) => Some(shim),
@@ -145,12 +145,12 @@ impl Sandbox {
         }
     }
 
-    /// Sets the shim back after a failed end of the shim, see [`leave`](Self::leave): the next stop retries.
-    pub(crate) fn stays(&self, shim: Shim) {
+    /// Stores the shim again if ending it failed, see [`take_shim`](Self::take_shim): the next stop retries.
+    pub(crate) fn restore_shim(&self, shim: Shim) {
         *locked(&self.state) = SandboxState::Silent(shim);
     }
 
-    /// Sets the connection of a shim that answered. Returns the previous state; `NotReady` stays.
+    /// Stores the connection to a shim that has answered, and returns the previous state. `NotReady` is not changed.
     pub(crate) fn answered(&self, shim: &Shim, init_pid: i32) -> SandboxState {
         let mut state = locked(&self.state);
         let ready = SandboxState::Ready(Live { shim: shim.clone(), init_pid });

@@ -46,8 +46,8 @@ pub(crate) struct PodLabels<'a> {
 
 impl Selinux {
     /// Reads the kernel's state and the policy.
-    pub(crate) fn look() -> Self {
-        Self { policy: Policy::look(), levels: Levels::default() }
+    pub(crate) fn detect() -> Self {
+        Self { policy: Policy::detect(), levels: Levels::default() }
     }
 
     /// Labels the layers of images and containers in the runtime's root directory, once. New files inherit the label of their

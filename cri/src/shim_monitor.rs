@@ -121,7 +121,7 @@ impl ShimMonitor {
 
     /// Cleans up after a shim that died unexpectedly. The pod's processes still run; they are killed by their cgroups.
     async fn sandbox_died(&self, sandbox: &Sandbox) {
-        if sandbox.leave().is_none() {
+        if sandbox.take_shim().is_none() {
             return;
         }
         let state = &self.state;

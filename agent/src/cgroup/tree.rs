@@ -88,7 +88,7 @@ impl Tree {
             // systemd creates and removes it with the slice's scopes.
             dirs.remove("devices");
         }
-        if super::write::holds(&dirs, limits, self.is_v2()) {
+        if super::write::has_limits(&dirs, limits, self.is_v2()) {
             return Ok(());
         }
         let slice = self.slice(path);

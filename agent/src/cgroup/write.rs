@@ -20,18 +20,18 @@ pub(crate) fn limits(dirs: &BTreeMap<String, PathBuf>, limits: &Limits, v2: bool
 }
 
 /// Whether the cgroup exists and has these limits.
-pub(crate) fn holds(dirs: &BTreeMap<String, PathBuf>, limits: &Limits, v2: bool) -> bool {
-    let is_held = |dir: &PathBuf, file: &str, value: &str| {
-        fs::read_to_string(dir.join(file)).is_ok_and(|held| held.trim() == value)
+pub(crate) fn has_limits(dirs: &BTreeMap<String, PathBuf>, limits: &Limits, v2: bool) -> bool {
+    let has_value = |dir: &PathBuf, file: &str, value: &str| {
+        fs::read_to_string(dir.join(file)).is_ok_and(|text| text.trim() == value)
     };
     dirs.values().all(|dir| dir.exists())
-        && writes(limits, v2)
-            .iter()
-            .all(|write| dirs.get(write.controller).is_none_or(|dir| is_held(dir, write.file, &write.value)))
+        && writes(limits, v2).iter().all(|write| {
+            dirs.get(write.controller).is_none_or(|dir| has_value(dir, write.file, &write.value))
+        })
 }
 
 fn one(path: &Path, value: &str) -> Result<(), CgroupError> {
-    if fs::read_to_string(path).is_ok_and(|held| held.trim() == value) {
+    if fs::read_to_string(path).is_ok_and(|text| text.trim() == value) {
         return Ok(());
     }
     match fs::write(path, value) {

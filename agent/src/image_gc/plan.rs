@@ -72,9 +72,8 @@ impl Disk {
     }
 }
 
-/// The space to free. A pull that failed on a full disk does not say how much it needs, so twice the available space
-/// is freed:
-/// each retry comes closer, and the first one does not remove everything.
+/// The space to free. A pull that failed on a full disk does not report how much it needs, so images are removed until
+/// at least twice the space is available. The first attempt does not remove everything, and each later one frees more.
 pub(super) fn need(policy: &ImageGcPolicy, disk: &Disk, no_room: bool) -> Need {
     if policy.high_threshold >= 100 {
         return Need::Nothing;

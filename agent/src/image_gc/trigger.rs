@@ -8,21 +8,21 @@ use tokio::sync::Notify;
 /// Triggers image garbage collection. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Trigger {
-    pub(super) happened: Arc<Notify>,
+    pub(super) check: Arc<Notify>,
     pub(super) no_room: Arc<AtomicBool>,
     pub(super) pods_known: Arc<Notify>,
 }
 
 impl Trigger {
-    /// A pull has ended or a container was removed: the disk is checked.
-    pub(crate) fn look(&self) {
-        self.happened.notify_one();
+    /// The free space may have changed: a pull has ended, or a container was removed.
+    pub(crate) fn check_disk(&self) {
+        self.check.notify_one();
     }
 
-    /// A pull failed on a full disk.
+    /// The disk is full, or short of space: images are removed even if its use is below the high threshold.
     pub(crate) fn no_room(&self) {
         self.no_room.store(true, Ordering::Release);
-        self.happened.notify_one();
+        self.check.notify_one();
     }
 
     /// All pods of this node are known, and so are the images in use.

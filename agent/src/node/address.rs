@@ -24,16 +24,16 @@ pub(crate) fn find() -> Vec<IpAddr> {
 pub(crate) fn find_again(ips: &watch::Sender<Vec<IpAddr>>) {
     let found = find();
     ips.send_if_modified(|ips| {
-        let moved = *ips != found;
-        if moved {
+        let changed = *ips != found;
+        if changed {
             tracing::info!(?found, "the node's addresses changed");
             *ips = found;
         }
-        moved
+        changed
     });
 }
 
-/// Keeps the addresses up to date, for ever.
+/// Keeps the addresses up to date. Does not return.
 pub(super) async fn follow(ips: &watch::Sender<Vec<IpAddr>>) {
     let mut changes = match AddressMonitor::open() {
         Ok(changes) => changes,

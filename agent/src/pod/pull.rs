@@ -206,7 +206,7 @@ impl Subject<'_> {
                 return Err(self.pull_failed(&status));
             }
         };
-        self.node.image_gc.look();
+        self.node.image_gc.check_disk();
         let spec = cri::ImageSpec { image: id, ..self.spec() };
         let request = cri::ImageStatusRequest { image: Some(spec), verbose: false };
         let image = self.node.runtime.image_status(request).await.ok().and_then(|r| r.image);

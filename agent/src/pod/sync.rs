@@ -101,7 +101,7 @@ async fn follow_events(node: Arc<NodeContext>, woken: mpsc::UnboundedSender<Woke
                 while let Some(Ok(event)) = events.next().await {
                     pause = Duration::from_millis(100);
                     if event.container_event_type() == cri::ContainerEventType::ContainerDeletedEvent {
-                        node.image_gc.look();
+                        node.image_gc.check_disk();
                     }
                     let sandbox = event.pod_sandbox_status.unwrap_or_default();
                     let uid =

@@ -14,16 +14,16 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use socket::{Echoes, never_cut};
+use socket::{Echoes, Request, disable_fragmentation};
 
 /// Timeout of an answer: nodes of one cluster are near each other.
-const PATIENCE: Duration = Duration::from_millis(250);
-/// Attempts: the first packets may be lost while the underlay resolves neighbours.
-const TRIES: usize = 3;
+const TIMEOUT: Duration = Duration::from_millis(250);
+/// Number of attempts: the first packets may be lost while the underlay resolves neighbours.
+const ATTEMPTS: usize = 3;
 /// Maximum number of open sockets.
-const TOGETHER: usize = 64;
-/// The discard port: no program listens on it today.
-const CLOSED: u16 = 9;
+const MAX_SOCKETS: usize = 64;
+/// The discard port: no program is expected to listen on it.
+const DISCARD_PORT: u16 = 9;
 const SMALL: u32 = 84;
 
 /// A path to a peer.
@@ -54,24 +54,24 @@ pub fn examine(ways: &[Way]) -> io::Result<Vec<Passes>> {
     let mut echoes = Echoes::open()?;
     let mut searches: Vec<Search> = ways.iter().map(|way| Search::new(way.mtu)).collect();
     while searches.iter().any(|search| search.next().is_some()) {
-        let asked: Vec<(usize, IpAddr, u32)> = searches
+        let asked: Vec<Request> = searches
             .iter()
             .zip(ways)
             .enumerate()
-            .filter_map(|(place, (search, way))| Some((place, way.to, search.next()?)))
+            .filter_map(|(index, (search, way))| Some(Request { index, to: way.to, bytes: search.next()? }))
             .collect();
         let mut answered: HashSet<usize> = HashSet::new();
-        for _ in 0..TRIES {
+        for _ in 0..ATTEMPTS {
             let open: Vec<_> =
-                asked.iter().filter(|(place, ..)| !answered.contains(place)).copied().collect();
+                asked.iter().filter(|request| !answered.contains(&request.index)).copied().collect();
             if open.is_empty() {
                 break;
             }
-            answered.extend(echoes.round(&open, PATIENCE)?);
+            answered.extend(echoes.round(&open, TIMEOUT)?);
         }
-        for (place, ..) in asked {
-            if let Some(search) = searches.get_mut(place) {
-                search.learn(answered.contains(&place));
+        for Request { index, .. } in asked {
+            if let Some(search) = searches.get_mut(index) {
+                search.learn(answered.contains(&index));
             }
         }
     }
@@ -121,12 +121,12 @@ impl Search {
 /// For each path on which packets of this size pass: whether two packets pass that were sent as one segment.
 fn offloaded(ways: &[Way], bytes: &[u32]) -> Vec<bool> {
     let mut passed = vec![false; ways.len()];
-    for _ in 0..TRIES {
+    for _ in 0..ATTEMPTS {
         let open: Vec<usize> = (0..ways.len()).filter(|at| !passed[*at] && bytes[*at] > 0).collect();
-        for together in open.chunks(TOGETHER) {
+        for together in open.chunks(MAX_SOCKETS) {
             let sent: Vec<_> =
                 together.iter().map(|at| (*at, send_segments(ways[*at].to, bytes[*at]))).collect();
-            let end = Instant::now() + PATIENCE;
+            let end = Instant::now() + TIMEOUT;
             for (at, sent) in sent {
                 passed[at] =
                     sent.map_or_else(|error| cannot_offload(&error), |socket| is_refused(&socket, end));
@@ -136,7 +136,7 @@ fn offloaded(ways: &[Way], bytes: &[u32]) -> Vec<bool> {
     passed
 }
 
-/// A kernel without offload for the device refuses the request: then offload cannot fail.
+/// Whether the kernel refused to segment because the device has no offload: then packets cannot be lost by it.
 fn cannot_offload(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EIO | libc::ENOPROTOOPT | libc::EOPNOTSUPP))
 }
@@ -146,8 +146,8 @@ fn send_segments(to: IpAddr, bytes: u32) -> io::Result<UdpSocket> {
     let segment = bytes.saturating_sub(headers).min(30_000);
     let socket = UdpSocket::bind((any, 0))?;
     // Otherwise the kernel refuses segments longer than the path MTU that a route has recorded.
-    never_cut(&socket, to.is_ipv6())?;
-    socket.connect(SocketAddr::new(to, CLOSED))?;
+    disable_fragmentation(&socket, to.is_ipv6())?;
+    socket.connect(SocketAddr::new(to, DISCARD_PORT))?;
     let size = i32::try_from(segment).unwrap_or_default();
     nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::UdpGsoSegment, &size)?;
     socket.send(&vec![0; segment as usize * 2])?;

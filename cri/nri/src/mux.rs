@@ -13,9 +13,9 @@ pub const RUNTIME: u32 = 2;
 const HEADER: usize = 8;
 /// Maximum payload of a frame: one ttrpc message with its header.
 const MAX_LENGTH: usize = crate::ttrpc::HEADER + crate::ttrpc::MAX_LENGTH;
-/// Maximum payload of the first frame of a message. The upstream reader reads a frame completely or fails:
-/// into its buffer of this size, or, if the buffer is empty, directly into the message. So the first frame
-/// fits the buffer, and a second one has the rest. More frames could overflow its queue of 256 frames.
+/// Maximum payload of the first frame of a message. The Go library of NRI must read each frame with one read. It reads
+/// into a buffer of this size, or, once that is empty, directly into the memory of the message. So the first frame must
+/// fit the buffer, and a second frame has the rest. More frames could overflow its queue of 256 frames.
 const FIRST: usize = 4096;
 
 /// The frames of one message.

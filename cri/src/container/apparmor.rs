@@ -37,9 +37,13 @@ pub(crate) struct DefaultProfile {
 // === impl Macros ===
 
 impl Macros {
-    fn look() -> Self {
-        let there = |name: &str| Path::new(MACROS).join(name).exists();
-        Self { abi: there("abi/3.0"), tunables: there("tunables/global"), base: there("abstractions/base") }
+    fn detect() -> Self {
+        let exists = |name: &str| Path::new(MACROS).join(name).exists();
+        Self {
+            abi: exists("abi/3.0"),
+            tunables: exists("tunables/global"),
+            base: exists("abstractions/base"),
+        }
     }
 }
 
@@ -53,7 +57,7 @@ impl DefaultProfile {
     /// If the parser fails.
     pub(crate) async fn ensure(&self) -> io::Result<()> {
         let mut warned = self.warned.lock().await;
-        let Some(loaded) = Modules::look().apparmor else { return Ok(()) };
+        let Some(loaded) = Modules::detect().apparmor else { return Ok(()) };
         if loaded.iter().any(|name| name == OWN_PROFILE) {
             return Ok(());
         }
@@ -66,7 +70,7 @@ impl DefaultProfile {
             *warned = true;
             return Ok(());
         };
-        load(parser, &profile(Macros::look(), &own_label())).await?;
+        load(parser, &profile(Macros::detect(), &own_label())).await?;
         info!(profile = OWN_PROFILE, "loaded the default AppArmor profile");
         Ok(())
     }
@@ -74,7 +78,7 @@ impl DefaultProfile {
 
 /// The state of AppArmor, for the runtime's status.
 pub(crate) fn describe() -> &'static str {
-    match Modules::look().apparmor {
+    match Modules::detect().apparmor {
         None => "off",
         Some(loaded) if loaded.iter().any(|name| name == OWN_PROFILE) => "on, coracle-default is loaded",
         Some(_) if parser().is_some() => "on, coracle-default is loaded when it is needed",

@@ -23,7 +23,7 @@ pub(crate) struct Modules {
 
 impl Modules {
     /// Reads the state of the kernel. The list of profiles can change, so it is read for each container.
-    pub(crate) fn look() -> Self {
+    pub(crate) fn detect() -> Self {
         let enabled = std::fs::read_to_string("/sys/module/apparmor/parameters/enabled");
         let apparmor = enabled.is_ok_and(|text| text.trim() == "Y").then(|| {
             let list = std::fs::read_to_string("/sys/kernel/security/apparmor/profiles").unwrap_or_default();

@@ -169,7 +169,7 @@ fn topmost(layers: &[PathBuf], path: &str) -> String {
             ".." => drop(resolved.pop()),
             _ => {
                 resolved.push(part);
-                match look(layers, &resolved) {
+                match find_entry(layers, &resolved) {
                     None => return String::new(),
                     Some(Entry::Directory) => {}
                     Some(Entry::File(text)) if left.is_empty() => return text,
@@ -199,7 +199,7 @@ fn parts(path: &str) -> impl Iterator<Item = String> {
 }
 
 /// The entry of an overlay at a path whose parents are directories.
-fn look(layers: &[PathBuf], resolved: &[String]) -> Option<Entry> {
+fn find_entry(layers: &[PathBuf], resolved: &[String]) -> Option<Entry> {
     let path: PathBuf = resolved.iter().collect();
     for layer in layers {
         match within(layer, &path) {

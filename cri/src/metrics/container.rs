@@ -42,7 +42,7 @@ struct Group<'a> {
 
 impl Collector {
     pub(super) fn new(layers_dir: &Path) -> Self {
-        Self { devices: Devices::default(), layers: Layers::look(layers_dir), pages: page_sizes() }
+        Self { devices: Devices::default(), layers: Layers::read(layers_dir), pages: page_sizes() }
     }
 
     /// All metrics of a running container.
@@ -75,7 +75,7 @@ impl Collector {
 }
 
 impl Layers {
-    fn look(dir: &Path) -> Self {
+    fn read(dir: &Path) -> Self {
         let found = statvfs(dir).ok();
         let of = |value: fn(&nix::sys::statvfs::Statvfs) -> u64| found.as_ref().map_or(0, value);
         Self {

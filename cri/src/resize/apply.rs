@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use coracle_proto::cri::LinuxContainerResources;
 
-use super::note::{ADJUSTMENT, Note, Old, Scores, set_adjustment};
-use super::{Seen, Step, Write, plan};
+use super::note::{ADJUSTMENT, Note, OldValue, Scores, set_adjustment};
+use super::{CurrentLimits, Step, Write, plan};
 use crate::cgroup::Cgroups;
 use crate::cgroup::value::field;
 use crate::error::Error;
@@ -32,34 +32,34 @@ impl Resize<'_> {
         request: &LinuxContainerResources,
         after: LinuxContainerResources,
     ) -> Result<(), Error> {
-        let steps = plan(request, &self.look())?;
+        let steps = plan(request, &self.current_limits())?;
         let note = self.note(&steps, after)?;
         if note.limits.is_empty() && note.scores.is_none() {
             return Ok(());
         }
         note.write(self.bundle)?;
         coracle_fault::point("update.noted");
-        let all = steps.iter().try_for_each(|step| self.take(step));
+        let all = steps.iter().try_for_each(|step| self.apply_step(step));
         let all =
-            all.and_then(|()| note.scores.as_ref().map_or(Ok(()), |scores| move_scores(scores, self.group)));
+            all.and_then(|()| note.scores.as_ref().map_or(Ok(()), |scores| set_scores(scores, self.group)));
         let all = all.and_then(|()| self.cgroups.update_unit(self.group));
         if all.is_err() {
-            note.put_back(self.cgroups, self.group);
-            Note::done(self.bundle);
+            note.revert(self.cgroups, self.group);
+            Note::remove(self.bundle);
         }
         all
     }
 
-    fn look(&self) -> Seen {
+    fn current_limits(&self) -> CurrentLimits {
         let cgroups = self.cgroups;
         let limit = |name| cgroups.limit("memory", self.group, name);
-        let there = |name| cgroups.file("memory", self.group, name).is_some_and(|path| path.exists());
+        let exists = |name| cgroups.file("memory", self.group, name).is_some_and(|path| path.exists());
         let stat = cgroups.text("memory", self.group, "memory.stat").unwrap_or_default();
         let quota = cgroups.text("cpu", self.group, "cpu.max").unwrap_or_default();
-        Seen {
+        CurrentLimits {
             unified: cgroups.unified(),
             hugetlb: cgroups.has("hugetlb"),
-            swap: there(cgroups.either("memory.memsw.limit_in_bytes", "memory.swap.max")),
+            swap: exists(cgroups.either("memory.memsw.limit_in_bytes", "memory.swap.max")),
             memory: limit(cgroups.either("memory.limit_in_bytes", "memory.max")),
             memory_and_swap: limit("memory.memsw.limit_in_bytes"),
             anonymous: field(&stat, "anon").unwrap_or(0),
@@ -79,13 +79,13 @@ impl Resize<'_> {
                 limits.extend(self.changed_by(write)?);
             }
         }
-        let moved = self.oom_score.filter(|(from, to)| from != to);
-        let scores = moved.map(|moved| Scores::of(&self.cgroups.processes(self.group), moved));
+        let change = self.oom_score.filter(|(from, to)| from != to);
+        let scores = change.map(|change| Scores::of(&self.cgroups.processes(self.group), change));
         Ok(Note { limits, scores, after })
     }
 
     /// The current contents of the file. None if it already has the value, or if an optional file is absent.
-    fn changed_by(&self, write: &Write) -> Result<Option<Old>, Error> {
+    fn changed_by(&self, write: &Write) -> Result<Option<OldValue>, Error> {
         let Some(path) = self.cgroups.file(write.controller, self.group, &write.file) else {
             return Err(Error::invalid("linux", format!("no controller has the file {}", write.file)));
         };
@@ -93,10 +93,10 @@ impl Resize<'_> {
             Err(error) if error.kind() == ErrorKind::NotFound && write.optional => return Ok(None),
             other => other.map_err(Error::file("read limit", &path))?,
         };
-        Ok((text.trim() != write.value).then_some(Old { path, text }))
+        Ok((text.trim() != write.value).then_some(OldValue { path, text }))
     }
 
-    fn take(&self, step: &Step) -> Result<(), Error> {
+    fn apply_step(&self, step: &Step) -> Result<(), Error> {
         match step {
             Step::One(write) => self.write(write),
             Step::Pair(first, second) => match self.write(first) {
@@ -111,7 +111,7 @@ impl Resize<'_> {
     }
 
     fn write(&self, write: &Write) -> Result<(), Error> {
-        if let Some(Old { path, .. }) = self.changed_by(write)? {
+        if let Some(OldValue { path, .. }) = self.changed_by(write)? {
             std::fs::write(&path, &write.value).map_err(Error::file("write limit", &path))?;
             coracle_fault::point("update.limit-written");
         }
@@ -120,7 +120,7 @@ impl Resize<'_> {
 }
 
 /// Sets the scores. A process that has ended is skipped.
-fn move_scores(scores: &Scores, group: &str) -> Result<(), Error> {
+fn set_scores(scores: &Scores, group: &str) -> Result<(), Error> {
     for pid in &scores.pids {
         let path = PathBuf::from(format!("/proc/{pid}/{ADJUSTMENT}"));
         match set_adjustment(*pid, group, scores.to) {
@@ -179,10 +179,10 @@ mod tests {
         assert_eq!(std::fs::read_to_string(file("memory.swap.max")).expect("read"), "0");
         // Until the change is recorded, the next start can revert it.
         let note = Note::read(dir.path()).expect("a note");
-        note.put_back(&cgroups, "/box");
+        note.revert(&cgroups, "/box");
         assert_eq!(std::fs::read_to_string(file("memory.max")).expect("read"), "max");
         assert_eq!(std::fs::read_to_string(file("memory.swap.max")).expect("read"), "max");
-        Note::forget(dir.path()).expect("forget");
+        Note::try_remove(dir.path()).expect("forget");
         assert!(Note::read(dir.path()).is_none());
     }
 
@@ -194,7 +194,7 @@ mod tests {
         std::fs::write(dir.path().join("box/memory.max"), "7\n").expect("write");
         assert!(resize.changed_by(&write("memory.max", "7")).expect("it is there").is_none());
         let optional = Write { optional: true, ..write("memory.absent", "7") };
-        resize.take(&Step::One(optional)).expect("nothing to do");
-        assert!(resize.take(&Step::One(write("memory.absent", "7"))).is_err());
+        resize.apply_step(&Step::One(optional)).expect("nothing to do");
+        assert!(resize.apply_step(&Step::One(write("memory.absent", "7"))).is_err());
     }
 }

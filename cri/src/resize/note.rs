@@ -23,7 +23,7 @@ pub(super) const ADJUSTMENT: &str = "oom_score_adj";
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Note {
     /// The changed files with their previous contents, in the order of the writes.
-    pub(super) limits: Vec<Old>,
+    pub(super) limits: Vec<OldValue>,
     /// The processes with a changed OOM score.
     pub(super) scores: Option<Scores>,
     /// The limits on record after the change.
@@ -33,7 +33,7 @@ pub(crate) struct Note {
 
 /// The previous contents of a file.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Old {
+pub(super) struct OldValue {
     pub(super) path: PathBuf,
     pub(super) text: String,
 }
@@ -71,7 +71,7 @@ impl Note {
     }
 
     /// Removes the note of a bundle, if there is one.
-    pub(crate) fn forget(bundle: &Path) -> Result<(), Error> {
+    pub(crate) fn try_remove(bundle: &Path) -> Result<(), Error> {
         let path = bundle.join(FILE);
         match std::fs::remove_file(&path) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::file("remove", &path)(error)),
@@ -79,10 +79,10 @@ impl Note {
         }
     }
 
-    /// Removes the note of a finished change. A failure is logged: the change itself succeeded or failed before. The next start
-    /// examines a remaining note, and the next change replaces it.
-    pub(crate) fn done(bundle: &Path) {
-        if let Err(error) = Self::forget(bundle) {
+    /// Removes the note of a finished change. A failure is only logged, because it does not alter the outcome of the change. The
+    /// next start examines a note that is left, and the next change replaces it.
+    pub(crate) fn remove(bundle: &Path) {
+        if let Err(error) = Self::try_remove(bundle) {
             warn!(error = error.chain(), "could not remove a note of limits");
         }
     }
@@ -93,17 +93,17 @@ impl Note {
     }
 
     /// Reverts the change. Files and processes that are gone are skipped.
-    pub(crate) fn put_back(&self, cgroups: &Cgroups, group: &str) {
+    pub(crate) fn revert(&self, cgroups: &Cgroups, group: &str) {
         // Two passes: the kernel checks some values against values of other files, which may be reverted later.
-        self.limits.iter().rev().for_each(|old| drop(put_back(old)));
+        self.limits.iter().rev().for_each(|old| drop(revert(old)));
         for old in self.limits.iter().rev() {
-            if let Err(error) = put_back(old) {
+            if let Err(error) = revert(old) {
                 warn!(path = %old.path.display(), %error, "could not revert a limit");
             }
         }
         if let Some(scores) = &self.scores {
             // `set_adjustment` skips pids that were reused outside of the container.
-            scores.pids.iter().for_each(|pid| scores.put_back(*pid, group));
+            scores.pids.iter().for_each(|pid| scores.revert(*pid, group));
         }
         if let Err(error) = cgroups.update_unit(group) {
             warn!(group, error = error.chain(), "could not update the systemd unit of reverted limits");
@@ -120,7 +120,7 @@ impl Scores {
         Self { from, to, pids }
     }
 
-    fn put_back(&self, pid: i32, group: &str) {
+    fn revert(&self, pid: i32, group: &str) {
         if adjustment(pid) == Some(self.to)
             && let Err(error) = set_adjustment(pid, group, self.from)
             && error.kind() != ErrorKind::NotFound
@@ -142,7 +142,7 @@ fn adjustment(pid: i32) -> Option<i32> {
 }
 
 /// Restores a file. Some files have one line per device, and accept one line per write.
-fn put_back(old: &Old) -> io::Result<()> {
+fn revert(old: &OldValue) -> io::Result<()> {
     match std::fs::read_to_string(&old.path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Ok(now) if now == old.text => Ok(()),

@@ -2,7 +2,7 @@
 
 use super::*;
 
-const V1: Seen = Seen {
+const V1: CurrentLimits = CurrentLimits {
     unified: false,
     hugetlb: false,
     swap: true,
@@ -12,13 +12,13 @@ const V1: Seen = Seen {
     quota: String::new(),
 };
 
-fn v2() -> Seen {
-    Seen { unified: true, quota: "max".into(), ..V1 }
+fn v2() -> CurrentLimits {
+    CurrentLimits { unified: true, quota: "max".into(), ..V1 }
 }
 
-fn lines(request: &LinuxContainerResources, seen: &Seen) -> Vec<String> {
+fn lines(request: &LinuxContainerResources, current: &CurrentLimits) -> Vec<String> {
     let text = |write: &Write| format!("{}={}", write.file, write.value);
-    let steps = plan(request, seen).expect("a plan");
+    let steps = plan(request, current).expect("a plan");
     steps
         .iter()
         .map(|step| match step {
@@ -49,7 +49,7 @@ fn cpu_limits_on_v1_and_v2() {
     assert_eq!(lines(&unlimited, &V1), ["cpu.cfs_quota_us=-1"]);
     assert_eq!(lines(&unlimited, &v2()), ["cpu.max=max"]);
     let period = request(|r| r.cpu_period = 20_000);
-    assert_eq!(lines(&period, &Seen { quota: "777".into(), ..v2() }), ["cpu.max=777 20000"]);
+    assert_eq!(lines(&period, &CurrentLimits { quota: "777".into(), ..v2() }), ["cpu.max=777 20000"]);
     assert!(plan(&request(|r| r.cpu_shares = -5), &V1).is_err());
 }
 
@@ -62,17 +62,17 @@ fn memory_never_exceeds_memory_and_swap() {
     assert_eq!(lines(&memory(200, 300), &V1), [format!("{both}=300"), format!("{own}=200")]);
     assert_eq!(lines(&memory(-1, 0), &V1), [format!("{both}=-1"), format!("{own}=-1")]);
     assert_eq!(lines(&memory(0, 400), &V1), [format!("{both}=400")]);
-    let free = Seen { memory_and_swap: None, ..V1 };
+    let free = CurrentLimits { memory_and_swap: None, ..V1 };
     assert_eq!(lines(&memory(200, 0), &free), [format!("{own}=200"), format!("{both}=200")]);
-    assert_eq!(lines(&memory(50, 0), &Seen { swap: false, ..V1 }), [format!("{own}=50")]);
-    assert!(plan(&memory(50, 60), &Seen { swap: false, ..V1 }).is_err());
+    assert_eq!(lines(&memory(50, 0), &CurrentLimits { swap: false, ..V1 }), [format!("{own}=50")]);
+    assert!(plan(&memory(50, 60), &CurrentLimits { swap: false, ..V1 }).is_err());
     assert!(plan(&memory(60, 50), &V1).is_err());
     assert_eq!(lines(&memory(50, 0), &v2()), ["memory.max=50", "memory.swap.max=0"]);
     assert_eq!(lines(&memory(50, 80), &v2()), ["memory.max=50", "memory.swap.max=30"]);
     assert_eq!(lines(&memory(-1, -1), &v2()), ["memory.max=max", "memory.swap.max=max"]);
     assert_eq!(lines(&memory(0, 130), &v2()), ["memory.swap.max=30"]);
-    assert!(plan(&memory(0, 130), &Seen { memory: None, ..v2() }).is_err());
-    assert!(plan(&memory(50, 0), &Seen { anonymous: 51, ..v2() }).is_err());
+    assert!(plan(&memory(0, 130), &CurrentLimits { memory: None, ..v2() }).is_err());
+    assert!(plan(&memory(50, 0), &CurrentLimits { anonymous: 51, ..v2() }).is_err());
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn huge_pages_and_unified_files() {
     let asked = |bytes| request(|r| r.hugepage_limits = vec![limit(bytes)]);
     assert_eq!(lines(&asked(0), &V1), Vec::<String>::new());
     assert!(plan(&asked(1), &V1).is_err());
-    let counted = Seen { hugetlb: true, ..v2() };
+    let counted = CurrentLimits { hugetlb: true, ..v2() };
     assert_eq!(lines(&asked(4), &counted), ["hugetlb.2MB.max=4", "hugetlb.2MB.rsvd.max=4"]);
     let unified = |file: &str| request(|r| drop(r.unified.insert(file.into(), "1".into())));
     assert_eq!(lines(&unified("memory.low"), &v2()), ["memory.low=1"]);

@@ -30,7 +30,7 @@ pub(super) struct Policy {
 
 impl Policy {
     /// Reads the policy. None without SELinux, or if the policy has no labels for containers, which is logged.
-    pub(super) fn look() -> Option<Self> {
+    pub(super) fn detect() -> Option<Self> {
         match read()? {
             Ok(defaults) => {
                 let (process, file) = (&defaults.process, &defaults.file);

@@ -11,15 +11,15 @@ use tonic::{Request, Status};
 use crate::fixture::{Machine, alive};
 use crate::wire::Wire;
 
-type Told = Result<cri::ContainerEventResponse, Status>;
+type ReceivedEvent = Result<cri::ContainerEventResponse, Status>;
 
-async fn listen(machine: &Machine) -> impl Stream<Item = Told> + Unpin + use<> {
+async fn listen(machine: &Machine) -> impl Stream<Item = ReceivedEvent> + Unpin + use<> {
     let request = Request::new(cri::GetEventsRequest {});
     machine.runtime.get_container_events(request).await.expect("events").into_inner()
 }
 
-/// A listener that has received all previous events: the last one is that of a pod made for this purpose.
-async fn up_to_date(machine: &Machine) -> impl Stream<Item = Told> + Unpin + use<> {
+/// A listener that has received all previous events. To know that, it makes and removes a pod and waits for its event.
+async fn up_to_date(machine: &Machine) -> impl Stream<Item = ReceivedEvent> + Unpin + use<> {
     let mut events = listen(machine).await;
     let last = machine.pod("last").await;
     machine.remove_pod(&last).await;
@@ -29,7 +29,7 @@ async fn up_to_date(machine: &Machine) -> impl Stream<Item = Told> + Unpin + use
 }
 
 /// All events until none arrives for a while. Used to show that there are none.
-async fn told(events: &mut (impl Stream<Item = Told> + Unpin)) -> Vec<(String, i32)> {
+async fn until_quiet(events: &mut (impl Stream<Item = ReceivedEvent> + Unpin)) -> Vec<(String, i32)> {
     let mut seen = Vec::new();
     while let Ok(Some(event)) = tokio::time::timeout(Duration::from_millis(500), events.next()).await {
         let event = event.expect("event");
@@ -38,8 +38,8 @@ async fn told(events: &mut (impl Stream<Item = Told> + Unpin)) -> Vec<(String, i
     seen
 }
 
-/// The next `count` events, without a timeout.
-async fn next(events: &mut (impl Stream<Item = Told> + Unpin), count: usize) -> Vec<(String, i32)> {
+/// The next `count` events. Panics if one does not arrive in time.
+async fn next(events: &mut (impl Stream<Item = ReceivedEvent> + Unpin), count: usize) -> Vec<(String, i32)> {
     let mut seen = Vec::new();
     while seen.len() < count {
         let event = tokio::time::timeout(Duration::from_secs(60), events.next()).await;
@@ -113,11 +113,11 @@ pub(crate) async fn exits_without_a_runtime_are_reported(machine: &mut Machine) 
     assert_eq!(seen, [(ends.clone(), stopped), (hog, stopped)], "each once, in order");
     assert_eq!(reason, "OOMKilled");
     // Each event is delivered once, also across runtimes.
-    assert_eq!(told(&mut events).await, []);
+    assert_eq!(until_quiet(&mut events).await, []);
     let mut second = listen(machine).await;
-    assert_eq!(told(&mut second).await, []);
+    assert_eq!(until_quiet(&mut second).await, []);
     machine.restart(Duration::ZERO).await;
-    assert_eq!(told(&mut listen(machine).await).await, []);
+    assert_eq!(until_quiet(&mut listen(machine).await).await, []);
     // Two listeners get the same events.
     let (mut first, mut second) = (listen(machine).await, listen(machine).await);
     let late = machine.run(&pod, "late", &["true"]).await;
@@ -145,7 +145,7 @@ pub(crate) async fn an_event_reports_a_pod_that_ended_without_a_runtime(machine:
     let stopped = i32::from(ContainerStoppedEvent);
     let mut events = listen(machine).await;
     assert_eq!(next(&mut events, 2).await, [(id, stopped), (pod.clone(), stopped)]);
-    assert_eq!(told(&mut events).await, []);
+    assert_eq!(until_quiet(&mut events).await, []);
     // A runtime delivers the events that the listener of the previous runtime did not read.
     drop(events);
     machine.remove_pod(&pod).await;
@@ -190,7 +190,7 @@ pub(crate) async fn undelivered_events_are_sent_by_the_next_runtime(machine: &mu
     ];
     assert_eq!(seen, expected.map(|(id, what)| (id.clone(), what)), "each once, in order");
     machine.restart(Duration::ZERO).await;
-    assert_eq!(told(&mut listen(machine).await).await, []);
+    assert_eq!(until_quiet(&mut listen(machine).await).await, []);
 }
 
 pub(crate) async fn the_server_stops_despite_listeners(machine: &mut Machine) {

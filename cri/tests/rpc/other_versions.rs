@@ -191,10 +191,10 @@ fn relay(runtime: &OwnedFd, shim: &OwnedFd) {
             say(runtime, &[&packet.encode_to_vec()[..], &UNKNOWN].concat());
             if is_greeting {
                 // An unknown event, an answer of an unknown type to no call, and a packet without body.
-                let news = Event { sequence: 1, container_id: first(&packet), ..Event::default() };
-                let news = Packet { id: 0, body: Some(packet::Body::Event(news)) };
+                let event = Event { sequence: 1, container_id: first(&packet), ..Event::default() };
+                let event = Packet { id: 0, body: Some(packet::Body::Event(event)) };
                 let answer = Packet { id: 77, body: Some(packet::Body::Reply(Reply { result: None })) };
-                for more in [news, answer, Packet { id: 78, body: None }] {
+                for more in [event, answer, Packet { id: 78, body: None }] {
                     say(runtime, &[&more.encode_to_vec()[..], &UNKNOWN].concat());
                 }
             }

@@ -16,13 +16,13 @@ const LONG: Duration = Duration::from_secs(120);
 /// Metrics that depend on the kernel, a disk or a quota: traffic of block devices, huge pages, pressure.
 const MAY_BE_ABSENT: [&str; 4] = ["_blkio_", "_hugetlb_", "_pressure_", "_fs_"];
 
-/// Starts a container, and waits until it listens at port 99 (0x0063); 0A is LISTEN.
+/// Starts a container, and waits until it listens on port 99. In /proc/net/tcp, 0063 is the port and 0A the state LISTEN.
 async fn start_listening(machine: &Machine, id: &str) {
     machine.start(id).await;
     let begun = Instant::now();
     let look = ["grep", "-qs", ":0063 .* 0A ", "/proc/net/tcp", "/proc/net/tcp6"];
     while machine.exec(id, &look, 0).await.expect("exec").exit_code != 0 {
-        assert!(begun.elapsed() < LONG, "nobody listens");
+        assert!(begun.elapsed() < LONG, "nothing listens on the port");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

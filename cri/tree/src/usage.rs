@@ -7,12 +7,12 @@ use rustix::fs::FileType;
 
 use crate::walk::walk;
 
-/// Parts are counted in so many to a file.
+/// The number of parts that make one whole file. Each name of a file counts an equal share of them.
 const WHOLE: u128 = 1 << 60;
 
-/// Bytes and inodes below a directory. A file with several names counts once: each name counts as its part of the file,
-/// so that no inode number is kept in memory; there may be millions. Of a file that also has names elsewhere, only the
-/// part of the names below the directory counts.
+/// Bytes and inodes below a directory. A file with several names counts once: each name counts an equal part of the
+/// file. So no inode numbers have to be kept in memory; there may be millions. If some names of a file are outside the
+/// directory, their parts are not counted.
 ///
 /// # Errors
 /// As [`walk`].
@@ -20,7 +20,7 @@ pub fn usage(dir: &Path) -> io::Result<(u64, u64)> {
     let (mut bytes, mut inodes) = (0, 0);
     walk(dir, |found| {
         let stat = found.stat;
-        // A directory's names are its own `..` and those of the directories in it.
+        // The link count of a directory grows with its subdirectories; it still has only one name.
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
         let names = if is_directory { 1 } else { u128::from(stat.st_nlink).max(1) };
         let part = WHOLE / names;
@@ -30,7 +30,8 @@ pub fn usage(dir: &Path) -> io::Result<(u64, u64)> {
     Ok((whole(bytes), whole(inodes)))
 }
 
-/// To the nearest: the parts of one file are less than a whole by a last bit of each.
+/// Converts parts to whole units, rounded to the nearest: `WHOLE / names` rounds down, so the parts of one file may add up
+/// to slightly less than [`WHOLE`].
 fn whole(parts: u128) -> u64 {
     u64::try_from((parts + WHOLE / 2) / WHOLE).unwrap_or(u64::MAX)
 }

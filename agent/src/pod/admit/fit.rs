@@ -7,10 +7,10 @@ use crate::pod::state::Verdict;
 pub(super) fn check(facts: &Facts<'_>) -> Result<(), Verdict> {
     let used = facts.taken.requested;
     let wanted = pod_requests(facts.pod);
-    let places = i64::try_from(facts.taken.places).unwrap_or(i64::MAX);
-    let most = i64::try_from(facts.max_pods).unwrap_or(i64::MAX);
+    let pods = i64::try_from(facts.taken.places).unwrap_or(i64::MAX);
+    let max_pods = i64::try_from(facts.max_pods).unwrap_or(i64::MAX);
     for (name, requested, used, capacity) in [
-        ("pods", 1, places, most),
+        ("pods", 1, pods, max_pods),
         ("cpu", wanted.cpu_millis, used.cpu_millis, facts.allocatable.cpu_millis),
         ("memory", wanted.memory, used.memory, facts.allocatable.memory),
     ] {

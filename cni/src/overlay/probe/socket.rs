@@ -10,24 +10,31 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, setsockopt, socket, sockopt};
 
 const HEADER: usize = 8;
-/// Number of requests after which replies are read: a socket buffer has room for about a hundred.
-const BETWEEN: usize = 32;
-/// Receive buffer in bytes, for replies that arrive between two reads.
-const ROOM: usize = 4 << 20;
+/// Replies are read after this number of requests: the default socket buffer holds about a hundred packets.
+const READ_INTERVAL: usize = 32;
+/// Size of the receive buffer in bytes, for replies that arrive between two reads.
+const RECEIVE_BUFFER: usize = 4 << 20;
 
-/// A request: index, destination, and size of the packet in bytes.
-type Request = (usize, IpAddr, u32);
+/// An echo request to send.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Request {
+    /// Index of the path that the request tests.
+    pub(super) index: usize,
+    pub(super) to: IpAddr,
+    /// Size of the packet, including the IP header.
+    pub(super) bytes: u32,
+}
 
 /// Replies of a round so far.
-struct Answers<'a> {
+struct Replies<'a> {
     requests: &'a [Request],
-    places: HashSet<usize>,
+    indexes: HashSet<usize>,
     buffer: Vec<u8>,
 }
 
 /// Sockets of both families. A kernel without IPv6 has one.
 pub(super) struct Echoes {
-    // A raw socket has the same calls as a datagram socket, which the standard library has.
+    // These are raw sockets: send and receive work as on a datagram socket, so the standard library's type is used.
     v4: UdpSocket,
     v6: Option<UdpSocket>,
     round: u16,
@@ -43,65 +50,67 @@ impl Echoes {
         };
         let v4 = open(AddressFamily::Inet, SockProtocol::Icmp)?;
         let v6 = open(AddressFamily::Inet6, SockProtocol::IcmpV6).ok();
-        never_cut(&v4, false)?;
-        v6.iter().try_for_each(|socket| never_cut(socket, true))?;
+        disable_fragmentation(&v4, false)?;
+        v6.iter().try_for_each(|socket| disable_fragmentation(socket, true))?;
         for socket in std::iter::once(&v4).chain(&v6) {
             // Without the privilege for a larger buffer, the default remains.
-            let _refused = setsockopt(socket, sockopt::RcvBufForce, &ROOM);
+            let _refused = setsockopt(socket, sockopt::RcvBufForce, &RECEIVE_BUFFER);
         }
-        // Distinguishes rounds, and processes.
+        // The first round number: it differs between processes, so that their replies are not mixed up.
         let round = u16::try_from(std::process::id() & 0xffff).unwrap_or_default();
         Ok(Self { v4, v6, round })
     }
 
     /// Sends all requests. Returns the indexes of those with a reply before the timeout, which starts with the last
     /// request.
-    pub(super) fn round(&mut self, requests: &[Request], patience: Duration) -> io::Result<HashSet<usize>> {
+    pub(super) fn round(&mut self, requests: &[Request], timeout: Duration) -> io::Result<HashSet<usize>> {
         self.round = self.round.wrapping_add(1);
-        let (mut sent, mut answers) = (HashSet::new(), Answers::to(requests));
-        for (number, (place, ..)) in requests.iter().enumerate() {
-            // Otherwise the buffer overflows and peers that work seem lost.
-            if number % BETWEEN == 0 {
-                self.take_in(&mut answers);
+        let (mut sent, mut replies) = (HashSet::new(), Replies::to(requests));
+        for (number, request) in requests.iter().enumerate() {
+            // If the buffer overflowed, replies would be lost, and working peers would look unreachable.
+            if number % READ_INTERVAL == 0 {
+                self.read_replies(&mut replies);
             }
-            if self.send_in_time(number, &mut answers, patience)? {
-                sent.insert(*place);
+            if self.send_in_time(number, &mut replies, timeout)? {
+                sent.insert(request.index);
             }
         }
-        let end = Instant::now() + patience;
-        self.take_in(&mut answers);
-        while answers.places.len() < sent.len() && self.wait(None, end)? {
-            self.take_in(&mut answers);
+        let end = Instant::now() + timeout;
+        self.read_replies(&mut replies);
+        while replies.indexes.len() < sent.len() && self.wait(None, end)? {
+            self.read_replies(&mut replies);
         }
-        Ok(answers.places)
+        Ok(replies.indexes)
     }
 
     /// Sends a request as soon as the buffer has room. Returns false if it cannot be sent.
-    fn send_in_time(&self, number: usize, answers: &mut Answers<'_>, patience: Duration) -> io::Result<bool> {
-        let Some((_, to, bytes)) = answers.requests.get(number) else { return Ok(false) };
-        let end = Instant::now() + patience;
+    fn send_in_time(&self, number: usize, replies: &mut Replies<'_>, timeout: Duration) -> io::Result<bool> {
+        let Some(Request { to, bytes, .. }) = replies.requests.get(number).copied() else { return Ok(false) };
+        let end = Instant::now() + timeout;
         loop {
-            match self.send(number, *to, *bytes) {
+            match self.send(number, to, bytes) {
                 Ok(_) => return Ok(true),
                 Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Ok(false),
                 Err(_full) => {}
             }
-            if !self.wait(Some(*to), end)? {
+            if !self.wait(Some(to), end)? {
                 return Ok(false);
             }
-            self.take_in(answers);
+            self.read_replies(replies);
         }
     }
 
     /// Reads pending replies.
-    fn take_in(&self, answers: &mut Answers<'_>) {
+    fn read_replies(&self, replies: &mut Replies<'_>) {
         for socket in std::iter::once(&self.v4).chain(&self.v6) {
-            while let Ok((length, from)) = socket.recv_from(&mut answers.buffer) {
-                let packet = answers.buffer.get(..length).unwrap_or_default();
+            while let Ok((length, from)) = socket.recv_from(&mut replies.buffer) {
+                let packet = replies.buffer.get(..length).unwrap_or_default();
                 let Some((number, bytes)) = self.answer(packet, from.is_ipv4()) else { continue };
-                let request =
-                    answers.requests.get(number).filter(|(_, to, b)| (*to, *b) == (from.ip(), bytes));
-                answers.places.extend(request.map(|(place, ..)| *place));
+                let request = replies
+                    .requests
+                    .get(number)
+                    .filter(|request| (request.to, request.bytes) == (from.ip(), bytes));
+                replies.indexes.extend(request.map(|request| request.index));
             }
         }
     }
@@ -155,11 +164,11 @@ impl Echoes {
     }
 }
 
-// === impl Answers ===
+// === impl Replies ===
 
-impl<'a> Answers<'a> {
+impl<'a> Replies<'a> {
     fn to(requests: &'a [Request]) -> Self {
-        Self { requests, places: HashSet::new(), buffer: vec![0; 65536] }
+        Self { requests, indexes: HashSet::new(), buffer: vec![0; 65536] }
     }
 }
 
@@ -173,16 +182,16 @@ fn checksum(packet: &[u8]) -> u16 {
     !u16::try_from(sum).unwrap_or_default()
 }
 
-pub(super) use whole::never_cut;
+pub(super) use options::disable_fragmentation;
 
-#[expect(unsafe_code, reason = "no library at hand has these options of sockets")]
-mod whole {
+#[expect(unsafe_code, reason = "no dependency has a safe wrapper for these socket options")]
+mod options {
     use std::io;
     use std::net::UdpSocket;
     use std::os::fd::AsRawFd;
 
     /// Disables fragmentation, and ignores recorded path MTUs.
-    pub(in super::super) fn never_cut(socket: &UdpSocket, v6: bool) -> io::Result<()> {
+    pub(in super::super) fn disable_fragmentation(socket: &UdpSocket, v6: bool) -> io::Result<()> {
         let (level, name, value) = if v6 {
             (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)
         } else {
@@ -215,9 +224,9 @@ mod tests {
     fn only_loopback_returns_complete_replies() {
         let mut echoes = Echoes::open().expect("these tests need root");
         let requests: [Request; 3] = [
-            (7, Ipv4Addr::LOCALHOST.into(), 1400),
-            (8, Ipv6Addr::LOCALHOST.into(), 84),
-            (9, Ipv4Addr::new(127, 0, 0, 2).into(), 70_000),
+            Request { index: 7, to: Ipv4Addr::LOCALHOST.into(), bytes: 1400 },
+            Request { index: 8, to: Ipv6Addr::LOCALHOST.into(), bytes: 84 },
+            Request { index: 9, to: Ipv4Addr::new(127, 0, 0, 2).into(), bytes: 70_000 },
         ];
         let answered = echoes.round(&requests, Duration::from_millis(500)).unwrap();
         assert!(answered.contains(&7) && !answered.contains(&9), "{answered:?}");

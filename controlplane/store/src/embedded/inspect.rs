@@ -93,7 +93,7 @@ fn entry(journal: &mut impl BufRead, data: &mut Vec<u8>) -> io::Result<Option<u6
     let [tag] = take(journal)?;
     let size = match tag {
         0 => return Err(ErrorKind::UnexpectedEof.into()),
-        // The begin of a batch: number of entries, sequence number.
+        // The start of a batch: number of entries, sequence number.
         1 => take::<12>(journal).map(|_| Some(13))?,
         2 => {
             let head: [u8; 20] = take(journal)?;

@@ -28,7 +28,7 @@ const SECTOR: u64 = 512;
 pub(crate) struct Link {
     /// Path of the link, without symbolic links.
     pub(crate) path: Vec<u8>,
-    /// Path of the target. Only its last component is not followed.
+    /// Path of the target. Symbolic links in it are followed, except in the last component.
     pub(crate) target: Vec<u8>,
 }
 
@@ -60,7 +60,7 @@ struct Placing {
     /// Inodes of copied files, so that each file is counted once.
     copied: HashSet<u64>,
     bytes: u64,
-    most: u64,
+    max_bytes: u64,
     /// Times of directories that get links: a link must not change them.
     times: BTreeMap<Vec<u8>, TimeSpec>,
 }
@@ -107,7 +107,8 @@ impl DeferredLinks {
             if number(root, path) != Some(own) {
                 continue;
             }
-            // A target that comes after the link in the archive is not meant, and would hide the lower file.
+            // The link refers to a file of a lower layer. If this layer has a file of that name after the link, that file
+            // would hide the lower one.
             let there = root.find(target).map_err(|source| super::cannot_write(path, source))?;
             if there.is_some() && number(root, target).is_none_or(|other| other >= own) {
                 return Err(UnpackError::LinkOrder { path: path.display(), target: target.display() });
@@ -133,8 +134,8 @@ impl Placing {
         let found = found.filter(|found| !is_directory(found)).ok_or_else(|| link.no_target())?;
         if self.copied.insert(found.st_ino) {
             self.bytes += found.st_blocks.unsigned_abs() * SECTOR;
-            if self.bytes > self.most {
-                return Err(LinkError::TooLarge(TooLarge::Bytes(self.most)));
+            if self.bytes > self.max_bytes {
+                return Err(LinkError::TooLarge(TooLarge::Bytes(self.max_bytes)));
             }
         }
         let (parent, _) = path.split();
@@ -160,8 +161,8 @@ impl Placing {
 /// Makes the deferred links, in order, in a mount of an image's layers up to the one that has the links.
 pub(crate) fn place(view: &Path, links: &[Link], limits: &Limits) -> Result<(), LinkError> {
     let root = Root::open(view).map_err(LinkError::Open)?;
-    let most = limits.layer_bytes;
-    let mut placing = Placing { root, copied: HashSet::new(), bytes: 0, most, times: BTreeMap::new() };
+    let max_bytes = limits.layer_bytes;
+    let mut placing = Placing { root, copied: HashSet::new(), bytes: 0, max_bytes, times: BTreeMap::new() };
     links.iter().try_for_each(|link| placing.link(link))?;
     placing.finish();
     Ok(())

@@ -53,7 +53,7 @@ impl Shim {
         let console = if create.terminal { Some(Console::listen(&dir)?) } else { None };
         let (mut report, child_end) = Report::pair()?;
         let (waiting, gate) = pipe2(OFlag::O_CLOEXEC)?;
-        // These processes are not reaped yet, so their pids are their own.
+        // These processes are not reaped yet, so their pids cannot have been reused.
         let alive = self.containers.values().filter(|container| container.is_alive() && container.pid > 0);
         let of_containers: Vec<_> =
             alive.filter_map(|container| PidNamespace::of_child(container.pid)).collect();
@@ -146,7 +146,7 @@ impl Shim {
                 let call_id = *call_id;
                 self.start_failed(serial, call_id, CallError::new(kind, message));
             }
-            // The report keeps causes. Other messages repeat earlier ones or arrive too late.
+            // `Report` itself collects `Cause` messages. All other combinations repeat an earlier message or arrive too late.
             _ => {}
         }
     }
@@ -198,7 +198,7 @@ impl Shim {
         }
     }
 
-    /// Deletes what was made, like any other deletion, and answers when nothing is left.
+    /// Deletes what exists of the container as DeleteContainer does, and then answers the call with the error.
     fn creation_failed(&mut self, serial: u32, call_id: CallId, error: CallError) {
         if let Some(container) = self.containers.get_mut(&serial) {
             container.report = None;

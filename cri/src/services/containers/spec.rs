@@ -91,7 +91,8 @@ fn device_nodes(config: &cri::ContainerConfig) -> Result<Vec<Node>, Error> {
 
 /// Name of the AppArmor profile.
 fn apparmor(config: &cri::ContainerConfig) -> Result<Option<String>, Error> {
-    confinement::apparmor(&security(config), &Modules::look()).map_err(|why| Error::invalid("apparmor", why))
+    confinement::apparmor(&security(config), &Modules::detect())
+        .map_err(|why| Error::invalid("apparmor", why))
 }
 
 /// The seccomp profile of a file on this node. A privileged container has none.

@@ -71,7 +71,7 @@ impl ContainerService {
             );
         }
         coracle_fault::point("update.scored");
-        Note::done(&self.objects.records.container_dir(&container.id));
+        Note::remove(&self.objects.records.container_dir(&container.id));
         Ok(())
     }
 
@@ -89,9 +89,9 @@ impl ContainerService {
                 note.score().map_or(Ok(()), |score| service.write_oom_score(&id, score))?;
             } else {
                 info!(container = id, "revert an incomplete change of limits");
-                note.put_back(&service.machine.cgroups, &group);
+                note.revert(&service.machine.cgroups, &group);
             }
-            Note::forget(&bundle)
+            Note::try_remove(&bundle)
         });
         if let Ok(Err(error)) = settled.await {
             warn!(

@@ -68,7 +68,7 @@ pub(super) async fn kill_descendants(cgroups: &Cgroups, group: &str, leader: i32
     let (mut killed, mut known) = (HashSet::new(), HashSet::new());
     while begun.elapsed() < LIMIT {
         let listed = cgroups.processes(group);
-        let processes: Vec<Process> = listed.iter().filter_map(|pid| Process::look(*pid)).collect();
+        let processes: Vec<Process> = listed.iter().filter_map(|pid| Process::read(*pid)).collect();
         let found = descendants(&processes, leader);
         // A process that ended after it was listed may have started a child that is not on the list.
         let mut is_changed = false;
@@ -94,11 +94,11 @@ pub(super) async fn kill_descendants(cgroups: &Cgroups, group: &str, leader: i32
 
 /// Whether a process of the group leads a session, as an exec does. Otherwise its pid was reused.
 fn leads(cgroups: &Cgroups, group: &str, leader: i32) -> bool {
-    look(cgroups, group).iter().any(|process| process.pid == leader && process.session == leader)
+    processes_of(cgroups, group).iter().any(|process| process.pid == leader && process.session == leader)
 }
 
-fn look(cgroups: &Cgroups, group: &str) -> Vec<Process> {
-    cgroups.processes(group).into_iter().filter_map(Process::look).collect()
+fn processes_of(cgroups: &Cgroups, group: &str) -> Vec<Process> {
+    cgroups.processes(group).into_iter().filter_map(Process::read).collect()
 }
 
 /// The listed pids without a live process.
@@ -130,14 +130,14 @@ fn descendants(processes: &[Process], leader: i32) -> Vec<Process> {
 // === impl Process ===
 
 impl Process {
-    fn look(pid: i32) -> Option<Self> {
+    fn read(pid: i32) -> Option<Self> {
         Self::parse(pid, &std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
     }
 
     /// Kills the process, unless its pid was reused.
     fn kill(self) {
         let Ok(process) = pidfd::open(self.pid) else { return };
-        if Self::look(self.pid).is_some_and(|now| now.started == self.started) {
+        if Self::read(self.pid).is_some_and(|now| now.started == self.started) {
             let _ended = pidfd::send(&process, libc::SIGKILL);
         }
     }
@@ -196,9 +196,9 @@ mod tests {
         assert_eq!(Process::parse(7, &stat("Z", 1)), Some(Process { dead: true, ..expected }));
         assert_eq!(Process::parse(7, &stat("Z", 2)), Some(expected));
         assert_eq!(Process::parse(7, "7 (a"), None);
-        let own = Process::look(nix::unistd::getpid().as_raw()).expect("ourselves");
+        let own = Process::read(nix::unistd::getpid().as_raw()).expect("ourselves");
         assert_eq!(own.parent, nix::unistd::getppid().as_raw());
         assert_eq!(own.session, nix::unistd::getsid(None).expect("session").as_raw());
-        assert_eq!(Process::look(i32::MAX), None);
+        assert_eq!(Process::read(i32::MAX), None);
     }
 }

@@ -60,7 +60,7 @@ impl SandboxService {
             ..Default::default()
         };
         self.machine.profiles.load_default_apparmor(&requested).await?;
-        confinement::apparmor(&requested, &Modules::look()).map_err(|why| Error::invalid("apparmor", why))
+        confinement::apparmor(&requested, &Modules::detect()).map_err(|why| Error::invalid("apparmor", why))
     }
 }
 

@@ -57,9 +57,9 @@ impl SandboxService {
         coracle_fault::point("stop-pod.disconnected");
         let mut errors: Vec<Error> = killed.into_iter().filter_map(Result::err).collect();
         let is_silent = sandbox.is_silent();
-        if let Some(shim) = sandbox.leave() {
+        if let Some(shim) = sandbox.take_shim() {
             if let Err(source) = if is_silent { shim.kill_itself().await } else { shim.shutdown().await } {
-                sandbox.stays(shim);
+                sandbox.restore_shim(shim);
                 errors.push(Error::Shim { doing: "end the pod's shim", source });
                 errors.extend(disconnected.err());
                 return first(errors);
