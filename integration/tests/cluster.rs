@@ -9,6 +9,8 @@
 
 #[path = "cluster/bad_input.rs"]
 mod bad_input;
+#[path = "cluster/custom_resources.rs"]
+mod custom_resources;
 #[path = "cluster/disruption.rs"]
 mod disruption;
 #[path = "cluster/grpcio.rs"]

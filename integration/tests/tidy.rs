@@ -65,11 +65,14 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
     ("coracle-service-proxy", &["coracle-nft", "coracle-services", "coracle-values"]),
     ("coracle-dns", &["coracle-services", "coracle-values"]),
     ("coracle-managed-fields", &[]),
-    ("coracle-kinds", &["coracle-managed-fields", "coracle-values"]),
+    ("coracle-cel", &["coracle-values"]),
+    ("coracle-custom-resources", &["coracle-cel", "coracle-values"]),
+    ("coracle-kinds", &["coracle-custom-resources", "coracle-managed-fields", "coracle-values"]),
     (
         "coracle-apiserver",
         &[
             "coracle-connections",
+            "coracle-custom-resources",
             "coracle-sealing",
             "coracle-store",
             "coracle-kinds",

@@ -150,7 +150,7 @@ fn core(resource: &str) -> Result<&'static Arc<Resource>> {
 }
 
 /// A call that the server makes of itself.
-fn call(state: &Arc<State>, kind: Arc<Resource>, object: &Value) -> Call {
+pub(crate) fn call(state: &Arc<State>, kind: Arc<Resource>, object: &Value) -> Call {
     let resource = ResourceInfo {
         group: kind.group.clone().into_owned(),
         version: kind.version.clone().into_owned(),

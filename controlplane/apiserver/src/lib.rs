@@ -19,6 +19,7 @@ mod bootstrap;
 mod cache;
 mod call;
 mod convert;
+mod custom_resources;
 mod documents;
 mod error;
 mod field_manager;

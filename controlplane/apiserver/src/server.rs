@@ -19,7 +19,7 @@ use crate::{
     body, bootstrap,
     cache::Cache,
     call::{Call, Warnings},
-    documents,
+    custom_resources, documents,
     error::{ApiError, Result},
     health,
     in_flight::{self, BodyMemory, InFlight},
@@ -158,6 +158,7 @@ impl Apiserver {
             shutdown,
         });
         bootstrap::run(&state).await.map_err(OpenError::Bootstrap)?;
+        custom_resources::start(&state).await;
         tokio::spawn(legacy_use::record(Arc::downgrade(&state), used));
         Ok(Self { state })
     }

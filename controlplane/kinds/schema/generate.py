@@ -21,6 +21,7 @@ import zlib
 
 CORE = "io.k8s.api.core.v1."
 META = "io.k8s.apimachinery.pkg.apis.meta.v1."
+EXTENSIONS = "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1."
 ROOTS = [
     *(CORE + name for name in (
         "Namespace Node Pod Service Endpoints Secret ConfigMap ServiceAccount Event Binding PodTemplate "
@@ -46,6 +47,7 @@ ROOTS = [
     "io.k8s.api.events.v1.Event",
     "io.k8s.api.scheduling.v1.PriorityClass",
     "io.k8s.api.node.v1.RuntimeClass",
+    EXTENSIONS + "CustomResourceDefinition",
     *(META + name for name in "DeleteOptions Status ObjectMeta LabelSelector".split()),
 ]
 QUANTITY = "io.k8s.apimachinery.pkg.api.resource.Quantity"
@@ -55,8 +57,11 @@ DEFAULTS = {(CORE + "ContainerPort", "protocol"): "TCP", (CORE + "ServicePort", 
 # Messages whose JSON form is not an object of their fields; the reader knows each by name.
 SPECIAL = {
     META + "Time", META + "MicroTime", META + "Duration", META + "FieldsV1", QUANTITY, INT_OR_STRING,
-    "io.k8s.apimachinery.pkg.runtime.RawExtension",
+    "io.k8s.apimachinery.pkg.runtime.RawExtension", EXTENSIONS + "JSON",
 }
+# Messages whose JSON form is the value of the one field that is set, and their fields.
+CHOICES = {EXTENSIONS + "JSONSchemaPropsOr" + name: dict.fromkeys(fields) for name, fields in {
+    "Bool": ("allows", "schema"), "Array": ("schema", "jSONSchemas"), "StringArray": ("schema", "property")}.items()}
 # One-field messages that stand for a list.
 WRAPPED = {"ExtraValue", "Verbs"}
 # Go writes a scalar that is not a pointer even when it is zero. A zero of these fields means "absent".
@@ -68,7 +73,8 @@ PLAIN_INTS = set(
     "numberUnavailable".split())
 PLAIN_BOOLS = set(
     "readOnly chapAuthDiscovery chapAuthSession sslEnabled stdin stdinOnce tty hostNetwork hostPID hostIPC "
-    "unschedulable publishNotReadyAddresses paused authenticated denied globalDefault".split())
+    "unschedulable publishNotReadyAddresses paused authenticated denied globalDefault deprecated preserveUnknownFields nullable "
+    "uniqueItems exclusiveMaximum exclusiveMinimum x-kubernetes-embedded-resource x-kubernetes-int-or-string".split())
 PLAIN_REPLICAS = {"io.k8s.api.apps.v1.DeploymentStatus", "io.k8s.api.autoscaling.v1.ScaleSpec"}
 REQUIRED_INTS = {("io.k8s.api.apps.v1.StatefulSetStatus", "availableReplicas")}
 POINTER_INTS = {
@@ -137,7 +143,7 @@ def restore(node):
     for key, value in node.items():
         if key == "type" and isinstance(value, list):
             out[key] = next(name for name in value if name != "null")
-        elif key == "$ref":
+        elif key == "$ref" and isinstance(value, str):
             out[key] = "#/components/schemas/" + value.rsplit("/", 1)[1]
         elif key == "properties":
             out[key] = {name: restore(child) for name, child in value.items()}
@@ -170,7 +176,7 @@ def references(node):
     """Names of the definitions that a schema refers to."""
     if isinstance(node, dict):
         for key, value in node.items():
-            if key == "$ref":
+            if key == "$ref" and isinstance(value, str):
                 yield value.rsplit("/", 1)[1]
             else:
                 yield from references(value)
@@ -191,7 +197,7 @@ def reachable(definitions, roots):
 
 
 FIELD = re.compile(r"#\[prost\(([^]]*)\)\]\s*pub (r#)?(\w+):\s*([^;{}]*?),(?=\s*(?:#\[|///|\Z))", re.S)
-STRUCT = re.compile(r"pub struct (\w+) \{(.*?)\n\}", re.S)
+STRUCT = re.compile(r"pub struct (\w+) \{(?:\}|(.*?)\n\})", re.S)
 
 
 class Named(dict):
@@ -209,7 +215,7 @@ def messages(source, definitions):
     """message → [(number, rust name, prost kind, rust type)], named as the definitions are."""
     found = Named({name.lower(): name for name in definitions})
     for path in pathlib.Path(source).rglob("*.rs"):
-        module = ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".mod")
+        module = ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".mod").replace("_", "-")
         for name, body in STRUCT.findall(path.read_text()):
             fields = []
             for attribute, _, field, rust in FIELD.findall(body):
@@ -225,14 +231,14 @@ def target(module, rust, known):
     here = module.split(".")
     while path[0] in ("super", ""):
         path, here = path[1:], here[:-1]
-    full = known.spell("io.k8s." + ".".join([part for part in here + path if part]))
+    full = known.spell("io.k8s." + ".".join([part for part in here + path if part]).replace("_", "-"))
     if full not in known:
         raise SystemExit(f"no message {full} ({rust})")
     return full
 
 
 def plain(text):
-    return text.replace("_", "").lower()
+    return re.sub("[-_$]", "", text).lower().replace("xkubernetes", "x")
 
 
 class Join:
@@ -245,7 +251,7 @@ class Join:
         if name in self.table or name in SPECIAL:
             return
         if properties is None:
-            properties = self.definitions.get(name, {}).get("properties", {})
+            properties = CHOICES.get(name) or self.definitions.get(name, {}).get("properties", {})
         self.table[name] = rows = []
         names = {plain(field): field for field in properties}
         for number, field, attribute, rust in self.found.get(name, []):

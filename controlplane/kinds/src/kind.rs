@@ -94,6 +94,8 @@ pub(crate) struct Writes {
     pub(crate) generation: bool,
     /// Prepares a new object, after its status was removed.
     pub(crate) create: fn(&mut Value),
+    /// Prepares an update of the resource itself, after its status was restored.
+    pub(crate) update: fn(&mut Value),
 }
 
 /// Rule for `metadata.name`.

@@ -174,7 +174,8 @@ fn add_paths(kind: &Resource, paths: &mut Map<String, Value>) {
     if kind.has_verb("get") {
         let mut operations = json!({"get": operation(kind, "get", &reference)});
         operations["put"] = write_operation(kind, "put", &reference, &["application/json"]);
-        operations["patch"] = write_operation(kind, "patch", &reference, PATCHES);
+        let patches = if kind.patch_definition().is_some() { PATCHES } else { &PATCHES[..2] };
+        operations["patch"] = write_operation(kind, "patch", &reference, patches);
         operations["delete"] = operation(kind, "delete", &reference);
         paths.insert(format!("{base}/{{name}}"), operations);
     }

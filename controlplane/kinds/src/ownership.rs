@@ -59,7 +59,7 @@ impl Ownership {
 
     fn of(&mut self, shape: &Shape, markers: &OwnershipMarkers) -> TypeId {
         match shape {
-            Shape::Any => Schema::deduced(),
+            Shape::Any | Shape::Choice(_) => Schema::deduced(),
             Shape::Object(_) | Shape::Map(_) if markers.atomic_map => self.atomic,
             Shape::Object(id) => self.definitions.get(id.index()).copied().unwrap_or_else(Schema::deduced),
             Shape::Map(values) => {

@@ -178,7 +178,7 @@ fn read_value(
             let yes = value.int()? != 0;
             (keep_zero || yes).then_some(Value::Bool(yes))
         }
-        Type::Double => serde_json::Number::from_f64(value.double()?).map(Value::Number),
+        Type::Double => double(value.double()?),
         Type::Bytes => {
             Some(Value::String(base64::engine::general_purpose::STANDARD.encode(bytes_of(value)?)))
         }
@@ -186,6 +186,11 @@ fn read_value(
         Type::Quantity => Some(Value::String(first_text(bytes_of(value)?)?)),
         Type::IntOrString => Some(int_or_string(bytes_of(value)?)?),
         Type::Json => embedded(bytes_of(value)?, depth)?,
+        Type::Choice(id) => {
+            let mut map = Map::new();
+            read_message(tables().get(*id), bytes_of(value)?, &mut map, depth + 1)?;
+            ["schema", "jSONSchemas", "property", "allows"].iter().find_map(|name| map.remove(*name))
+        }
         Type::Message(id) => {
             let message = tables().get(*id);
             let mut map = Map::new();
@@ -195,6 +200,15 @@ fn read_value(
         }
     };
     Ok(read)
+}
+
+/// A whole number as an integer, as Go prints it.
+fn double(value: f64) -> Option<Value> {
+    #[expect(clippy::cast_possible_truncation, reason = "the number is whole and in range")]
+    if value.fract() == 0.0 && value.abs() < 1e15 {
+        return Some(Value::from(value as i64));
+    }
+    serde_json::Number::from_f64(value).map(Value::Number)
 }
 
 fn bytes_of(value: WireValue<'_>) -> Result<&[u8], DecodeError> {

@@ -63,6 +63,8 @@ pub struct Resource {
     pub schema: Text,
     /// The OpenAPI v3 schema to publish. None: the built-in definition of that name.
     pub definition: Option<Arc<Value>>,
+    /// The OpenAPI v2 schema to publish. None: made from the v3 schema.
+    pub definition_v2: Option<Arc<Value>>,
     /// The version that objects are stored in. None: this one.
     pub storage: Option<Arc<Resource>>,
     /// Conversion between versions. None: only `apiVersion` differs.
@@ -145,6 +147,11 @@ pub trait Strategy: Send + Sync {
     /// Validates an update of `/status`. Metadata is validated already.
     fn validate_status(&self, causes: &mut Causes, new: &Value, old: &Value);
 
+    /// Whether stored objects may lack defaults, because the schema can change. They are completed when they are loaded.
+    fn completes_stored(&self) -> bool {
+        false
+    }
+
     /// Cells of one object, one for each of [`Resource::columns`].
     fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value>;
 
@@ -175,6 +182,7 @@ impl Resource {
             subresources: Vec::new(),
             schema: schema.into(),
             definition: None,
+            definition_v2: None,
             storage: None,
             convert: None,
             volatile: false,

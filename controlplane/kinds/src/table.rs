@@ -60,6 +60,11 @@ pub struct Options {
     pub now: Timestamp,
 }
 
+/// The time since a point in time, as tables show it: `4d`.
+pub fn age_of(at: Timestamp, now: Timestamp) -> String {
+    age::span(now.as_second() - at.as_second())
+}
+
 /// A `meta.k8s.io/v1` Table. `list_meta` is its metadata (resourceVersion, continue, remainingItemCount).
 pub fn render<'a>(
     kind: &Resource,

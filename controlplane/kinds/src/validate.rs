@@ -13,6 +13,7 @@ pub(crate) mod daemon;
 pub(crate) mod disruption;
 mod env;
 pub(crate) mod event;
+pub(crate) mod extension;
 pub(crate) mod format;
 mod immutable;
 mod meta;
@@ -75,6 +76,7 @@ pub(crate) fn built_in_status(causes: &mut Causes, kind: (&str, &str), new: &Val
         ("", "ReplicationController") => workload::status(causes, &new["status"]),
         ("batch", "Job") => batch_status::job(causes, new, old),
         ("certificates.k8s.io", "CertificateSigningRequest") => certificate::status(causes, new, Some(old)),
+        ("apiextensions.k8s.io", "CustomResourceDefinition") => extension::status(causes, new),
         ("policy", "PodDisruptionBudget") => disruption::status(causes, &new["status"]),
         _ => {}
     }

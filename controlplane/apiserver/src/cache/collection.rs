@@ -210,6 +210,14 @@ impl Collection {
             self.objects.values_mut().for_each(|object| *object = Arc::new(object.without_facets()));
         }
         self.kind = kind;
+        if self.kind.strategy().completes_stored() {
+            let kind = &self.kind;
+            self.objects.values_mut().for_each(|object| {
+                if let Some(complete) = object.completed(kind) {
+                    *object = Arc::new(complete);
+                }
+            });
+        }
     }
 
     /// Ends all watches: the resource was removed.
@@ -226,7 +234,12 @@ impl Collection {
     }
 
     pub(super) fn load(&mut self, entry: Entry) {
-        let object = Object::stamped(entry.key.clone(), entry.modified, entry.value);
+        let mut object = Object::stamped(entry.key.clone(), entry.modified, entry.value);
+        if self.kind.strategy().completes_stored()
+            && let Some(complete) = object.completed(&self.kind)
+        {
+            object = complete;
+        }
         if self.has_references() {
             self.references.set(None, &object);
         }

@@ -49,6 +49,17 @@ impl Object {
         Self { key, revision: self.revision, stored, fields_at: self.fields_at, facets: OnceLock::new() }
     }
 
+    /// The object with the defaults that it lacks. None if it has all, or if it is stored in another version.
+    pub(crate) fn completed(&self, kind: &Resource) -> Option<Self> {
+        if self.api_version() != kind.api_version() {
+            return None;
+        }
+        let old = self.value();
+        let mut new = old.clone();
+        kind.strategy().default(&mut new);
+        (new != old).then(|| Self::of(kind, self.key.clone(), self.revision, &new))
+    }
+
     /// The apiVersion that the object is encoded in.
     pub(crate) fn api_version(&self) -> &str {
         let rest = self.stored.strip_prefix(API_VERSION.as_bytes()).unwrap_or_default();

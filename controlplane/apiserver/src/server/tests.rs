@@ -12,6 +12,7 @@ use super::*;
 
 mod access;
 mod answers;
+mod custom_resources;
 mod disruption;
 mod impersonation;
 mod joining;

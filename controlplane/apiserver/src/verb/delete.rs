@@ -8,7 +8,7 @@ use crate::{
     admit::{Attributes, Operation},
     body::{self, Expected},
     call::Call,
-    convert,
+    convert, custom_resources,
     error::{ApiError, Result},
     media::Form,
     reply::{self, Reply},
@@ -236,6 +236,9 @@ fn marked(kind: &Resource, old: &Value, options: &Options, now: jiff::Timestamp)
     }
     if kind.is("", "Namespace") {
         new["status"]["phase"] = "Terminating".into();
+    }
+    if kind.is("apiextensions.k8s.io", "CustomResourceDefinition") && !already {
+        custom_resources::mark_terminating(&mut new);
     }
     new
 }

@@ -2,6 +2,7 @@
 
 mod admission;
 mod event;
+mod extensions;
 mod networking;
 mod policy;
 mod rbac;
@@ -21,9 +22,9 @@ const GET_PATCH_UPDATE: &[&str] = &["get", "patch", "update"];
 const CREATE: &[&str] = &["create"];
 const STREAM: &[&str] = &["create", "get"];
 
-const PLAIN: Writes = Writes { status: false, generation: false, create: nothing };
-const WITH_STATUS: Writes = Writes { status: true, generation: false, create: nothing };
-const WITH_GENERATION: Writes = Writes { status: true, generation: true, create: nothing };
+const PLAIN: Writes = Writes { status: false, generation: false, create: nothing, update: nothing };
+const WITH_STATUS: Writes = Writes { status: true, generation: false, create: nothing, update: nothing };
+const WITH_GENERATION: Writes = Writes { status: true, generation: true, create: nothing, update: nothing };
 
 const RULES: Rules = Rules {
     defaults: nothing,
@@ -120,6 +121,7 @@ pub static KINDS: &[Kind] = &[
     review::SELF_SUBJECT_RULES_REVIEWS,
     review::SUBJECT_ACCESS_REVIEWS,
     review::LOCAL_SUBJECT_ACCESS_REVIEWS,
+    extensions::CUSTOM_RESOURCE_DEFINITIONS,
 ];
 
 const NAMESPACES: Kind = Kind {

@@ -18,7 +18,11 @@ pub fn json(set: &Resources) -> Value {
     let definitions = file["definitions"].as_object().into_iter().flatten();
     let built_in = definitions.map(|(name, schema)| (name.clone(), schema_of(schema)));
     let custom = set.iter().filter_map(|resource| {
-        Some((resource.schema.clone().into_owned(), schema_of(resource.definition.as_deref()?)))
+        let schema = match &resource.definition_v2 {
+            Some(schema) => Value::clone(schema),
+            None => schema_of(resource.definition.as_deref()?),
+        };
+        Some((resource.schema.clone().into_owned(), schema))
     });
     let definitions: Map<String, Value> = built_in.chain(custom).collect();
     let version = format!("v{}", file["version"].as_str().unwrap_or_default());

@@ -49,6 +49,8 @@ pub(super) enum Type {
     MicroTime,
     Quantity,
     IntOrString,
+    /// A message of several fields; its JSON form is the value of the last one that is set.
+    Choice(MessageId),
     /// An embedded JSON document.
     Json,
     Message(MessageId),
@@ -139,7 +141,10 @@ impl Type {
         Some(match (package.ends_with("meta.v1"), short) {
             (true, "Time") => Type::Time,
             (true, "MicroTime") => Type::MicroTime,
-            (true, "FieldsV1") | (false, "RawExtension") => Type::Json,
+            (true, "FieldsV1") | (false, "RawExtension" | "JSON") => Type::Json,
+            (false, "JSONSchemaPropsOrArray" | "JSONSchemaPropsOrBool" | "JSONSchemaPropsOrStringArray") => {
+                Type::Choice(*names.get(name)?)
+            }
             (false, "Quantity") => Type::Quantity,
             (false, "IntOrString") => Type::IntOrString,
             _ => Type::Message(*names.get(name)?),

@@ -121,6 +121,10 @@ impl Strategy for BuiltIn {
         (self.0.rules.writes.create)(object);
     }
 
+    fn prepare_update(&self, new: &mut Value, _old: &Value) {
+        (self.0.rules.writes.update)(new);
+    }
+
     fn validate(&self, causes: &mut Causes, new: &Value, old: Option<&Value>) {
         (self.0.rules.validate)(causes, new, old);
     }

@@ -104,7 +104,10 @@ impl Check {
     fn value(&mut self, shape: &Shape, value: &mut Value, place: &Place) -> Result<(), String> {
         match (shape, &mut *value) {
             (Shape::Any, _) => Ok(()),
-            (Shape::Object(id), Value::Object(map)) => self.object(self.schemas.get(*id), map, place),
+            (Shape::Choice(_), Value::Bool(_) | Value::Array(_)) => Ok(()),
+            (Shape::Object(id) | Shape::Choice(id), Value::Object(map)) => {
+                self.object(self.schemas.get(*id), map, place)
+            }
             (Shape::List(item), Value::Array(list)) => {
                 for (index, element) in list.iter_mut().enumerate() {
                     fill_null(item, element);
@@ -124,7 +127,9 @@ impl Check {
                 }
                 Ok(())
             }
-            (Shape::Object(_) | Shape::List(_) | Shape::Map(_), _) => Err(self.mismatch(shape, value, place)),
+            (Shape::Object(_) | Shape::Choice(_) | Shape::List(_) | Shape::Map(_), _) => {
+                Err(self.mismatch(shape, value, place))
+            }
             _ => self.scalar(shape, value, place),
         }
     }
@@ -179,7 +184,7 @@ impl Check {
             Shape::Bytes => "[]uint8".to_owned(),
             Shape::IntOrString => "intstr.IntOrString".to_owned(),
             Shape::Quantity => "resource.Quantity".to_owned(),
-            Shape::Object(id) => self.schemas.get(*id).go_type().to_owned(),
+            Shape::Object(id) | Shape::Choice(id) => self.schemas.get(*id).go_type().to_owned(),
             Shape::List(item) => format!("[]{}", self.go_type(item)),
             Shape::Map(item) => format!("map[string]{}", self.go_type(item)),
         }
@@ -220,7 +225,7 @@ fn fill_null(shape: &Shape, value: &mut Value) {
             Shape::Int32 | Shape::Int64 | Shape::Number | Shape::IntOrString => 0.into(),
             Shape::Text | Shape::Bytes | Shape::Time | Shape::MicroTime => Value::String(String::new()),
             Shape::Quantity => Value::String("0".to_owned()),
-            Shape::Object(_) | Shape::Map(_) => Value::Object(Map::new()),
+            Shape::Object(_) | Shape::Choice(_) | Shape::Map(_) => Value::Object(Map::new()),
             Shape::List(_) => Value::Array(Vec::new()),
         };
     }

@@ -96,6 +96,8 @@ pub(crate) enum Shape {
     IntOrString,
     Quantity,
     Object(DefinitionId),
+    /// An object with this definition, or a value of another type: a schema, or `true`.
+    Choice(DefinitionId),
     List(Box<Shape>),
     Map(Box<Shape>),
 }
@@ -250,7 +252,13 @@ impl Shape {
         match (package.ends_with("meta.v1"), short) {
             (true, "Time") => Shape::Time,
             (true, "MicroTime") => Shape::MicroTime,
-            (true, "FieldsV1") | (false, "RawExtension") => Shape::Any,
+            (true, "FieldsV1") | (false, "RawExtension" | "JSON" | "JSONSchemaPropsOrStringArray") => {
+                Shape::Any
+            }
+            (false, "JSONSchemaPropsOrArray" | "JSONSchemaPropsOrBool") => {
+                let schema = format!("{package}.JSONSchemaProps");
+                ids.get(schema.as_str()).map_or(Shape::Any, |id| Shape::Choice(*id))
+            }
             (false, "Quantity") => Shape::Quantity,
             (false, "IntOrString") => Shape::IntOrString,
             _ => ids.get(name).map_or(Shape::Any, |id| Shape::Object(*id)),

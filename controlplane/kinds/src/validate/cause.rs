@@ -61,6 +61,11 @@ impl fmt::Display for Path {
 // === impl Causes ===
 
 impl Causes {
+    /// Adds a violation.
+    pub fn push(&mut self, cause: Cause) {
+        self.list.push(cause);
+    }
+
     /// Whether there are no violations.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()

@@ -1,0 +1,103 @@
+//! Deletes the objects of a deleted definition, then its finalizer (`controller/finalizer`).
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use coracle_custom_resources::Definition;
+use coracle_custom_resources::conditions::{self, FINALIZER, condition};
+use coracle_custom_resources::definition::Condition;
+use coracle_kinds::Resource;
+use serde_json::json;
+
+use super::controller::edit;
+use crate::bootstrap;
+use crate::cache::{Scope, Watcher, prefix_of};
+use crate::error::{ApiError, Result};
+use crate::server::State;
+use crate::verb::delete;
+use crate::write;
+
+/// Delay after an error. The error is a store that fails, so an event would not come.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Deletes all objects and waits until none is left, then removes the finalizer.
+pub(super) async fn run(state: &Weak<State>, definition: &Definition) {
+    loop {
+        let Some(strong) = state.upgrade() else { return };
+        let shutdown = strong.shutdown.clone();
+        let outcome = tokio::select! {
+            () = shutdown.cancelled() => return,
+            outcome = clean(&strong, definition) => outcome,
+        };
+        drop(strong);
+        match outcome {
+            Ok(()) => return,
+            Err(error) if error.reason == "NotFound" => return,
+            Err(error) => {
+                let name = &definition.metadata.name;
+                tracing::warn!(
+                    definition = name,
+                    error = error.message,
+                    "cannot delete the objects of a custom resource"
+                );
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+    }
+}
+
+async fn clean(state: &Arc<State>, definition: &Definition) -> Result<()> {
+    let name = &definition.metadata.name;
+    let names = &definition.status.accepted_names;
+    let resource = state.registry.load().find_stored(&definition.spec.group, &names.plural).cloned();
+    if let Some(resource) = resource {
+        let text = "CustomResource deletion is in progress";
+        report(state, name, &condition("Terminating", "True", "InstanceDeletionInProgress", text)).await?;
+        delete_all(state, &resource).await?;
+    }
+    let done = condition("Terminating", "False", "InstanceDeletionCompleted", "removed all instances");
+    edit(state, name, |object| {
+        conditions::set(object, &done, &write::now());
+        if let Some(list) = object["metadata"]["finalizers"].as_array_mut() {
+            list.retain(|finalizer| finalizer != FINALIZER);
+        }
+    })
+    .await
+}
+
+async fn report(state: &Arc<State>, name: &str, wanted: &Condition) -> Result<()> {
+    edit(state, name, |object| conditions::set(object, wanted, &write::now())).await
+}
+
+/// Deletes each object, and waits for the finalizers of those that have some.
+async fn delete_all(state: &Arc<State>, resource: &Arc<Resource>) -> Result<()> {
+    let collection = state.cache.of(resource)?;
+    let scope = Scope { prefix: prefix_of(resource, ""), ..Scope::default() };
+    let (watcher, mut events) = Watcher::new(scope, false);
+    let objects = collection.lock().watch_from_now(watcher, state.cache.revision());
+    for object in &objects {
+        let namespace =
+            object.key.split('/').rev().nth(1).filter(|_| resource.namespaced).unwrap_or_default();
+        let place = json!({"metadata": {"namespace": namespace}});
+        let call = bootstrap::call(state, resource.clone(), &place);
+        match delete::one(&call, object.name(), &delete::Options::default()).await {
+            Err(error) if error.reason != "NotFound" => return Err(error),
+            _ => {}
+        }
+    }
+    loop {
+        if is_empty(state, resource)? {
+            return Ok(());
+        }
+        if events.recv().await.is_none() {
+            return Err(ApiError::internal("the objects cannot be watched"));
+        }
+    }
+}
+
+fn is_empty(state: &State, resource: &Resource) -> Result<bool> {
+    let collection = state.cache.of(resource)?;
+    let prefix = prefix_of(resource, "");
+    let collection = collection.lock();
+    Ok(collection.under(&prefix).next().is_none())
+}

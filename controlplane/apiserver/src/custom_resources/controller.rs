@@ -1,0 +1,262 @@
+//! Follows the definitions: plans their names and conditions, adds and removes their resources.
+//!
+//! A change of one definition concerns that definition alone, unless it releases names: then the definitions of its group
+//! that wait for names are looked at again.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Weak};
+
+use coracle_custom_resources::Definition;
+use coracle_custom_resources::conditions::{self, FINALIZER, StatusChange};
+use coracle_custom_resources::definition::Names;
+use coracle_kinds::Resource;
+use coracle_kinds::kind::by_resource;
+use serde_json::Value;
+use tokio::sync::mpsc;
+
+use super::{cleanup, resource};
+use crate::bootstrap;
+use crate::cache::{Event, Events, Scope, Watcher, prefix_of};
+use crate::error::{ApiError, Result};
+use crate::field_manager::Writer;
+use crate::server::State;
+use crate::write::{self, Part};
+
+/// Capacity of the queue of definitions whose cleanup ended.
+const QUEUE: usize = 64;
+
+/// The kind of definitions.
+pub(super) fn kind() -> Result<Arc<Resource>> {
+    by_resource("apiextensions.k8s.io", "v1", "customresourcedefinitions")
+        .cloned()
+        .ok_or_else(ApiError::no_resource)
+}
+
+/// Serves the established definitions, then follows all in a task.
+pub(crate) async fn start(state: &Arc<State>) {
+    let (ended, cleanups) = mpsc::channel(QUEUE);
+    let mut controller = Controller {
+        state: Arc::downgrade(state),
+        definitions: HashMap::new(),
+        served: HashMap::new(),
+        cleaning: BTreeSet::new(),
+        ended,
+    };
+    let Ok(events) = controller.load(state).await else { return };
+    tokio::spawn(controller.run(events, cleanups));
+}
+
+struct Controller {
+    state: Weak<State>,
+    /// Definitions by name.
+    definitions: HashMap<String, Definition>,
+    /// What is served of each definition, as the text of its specification and accepted names.
+    served: HashMap<String, String>,
+    /// Definitions whose objects a task deletes.
+    cleaning: BTreeSet<String>,
+    ended: mpsc::Sender<String>,
+}
+
+impl Controller {
+    /// Reads all definitions and reconciles each. Returns the later changes.
+    async fn load(&mut self, state: &Arc<State>) -> Result<Events> {
+        let kind = kind()?;
+        let scope = Scope { prefix: prefix_of(&kind, ""), ..Scope::default() };
+        let (watcher, events) = Watcher::new(scope, false);
+        let objects = state.cache.of(&kind)?.lock().watch_from_now(watcher, state.cache.revision());
+        self.definitions.clear();
+        for object in objects {
+            self.remember(object.name(), &object.value());
+        }
+        let mut names: Vec<String> = self.definitions.keys().cloned().collect();
+        names.sort();
+        for name in names {
+            self.reconcile(state, &name).await;
+        }
+        Ok(events)
+    }
+
+    async fn run(mut self, mut events: Events, mut cleanups: mpsc::Receiver<String>) {
+        loop {
+            // Both receivers keep their messages when the other one is ready.
+            tokio::select! {
+                event = events.recv() => {
+                    let Some(state) = self.state.upgrade() else { return };
+                    match event {
+                        Some(event) => self.apply(&state, &event).await,
+                        // The watcher was too slow, or the server ends.
+                        None => match self.load(&state).await {
+                            Ok(again) if !state.shutdown.is_cancelled() => events = again,
+                            _ => return,
+                        },
+                    }
+                }
+                Some(name) = cleanups.recv() => {
+                    self.cleaning.remove(&name);
+                    let Some(state) = self.state.upgrade() else { return };
+                    self.reconcile(&state, &name).await;
+                }
+            }
+        }
+    }
+
+    async fn apply(&mut self, state: &Arc<State>, event: &Event) {
+        match event {
+            Event::Added(object) | Event::Modified(object) => {
+                let name = object.name().to_owned();
+                self.remember(&name, &object.value());
+                self.reconcile(state, &name).await;
+            }
+            Event::Deleted(object) => {
+                let name = object.name().to_owned();
+                let Some(definition) = self.definitions.remove(&name) else { return };
+                self.withdraw(state, &name, &definition).await;
+                self.reconcile_waiting(state, &definition.spec.group).await;
+            }
+            Event::Bookmark(_) | Event::InitialEnd(_) => {}
+        }
+    }
+
+    fn remember(&mut self, name: &str, object: &Value) {
+        match Definition::parse(object) {
+            Ok(definition) => {
+                self.definitions.insert(name.to_owned(), definition);
+            }
+            Err(error) => {
+                tracing::warn!(definition = name, %error, "cannot read a custom resource definition");
+            }
+        }
+    }
+
+    /// Definitions of a group that wait for names of another one.
+    async fn reconcile_waiting(&mut self, state: &Arc<State>, group: &str) {
+        let waiting = |definition: &&Definition| {
+            definition.spec.group == group && !definition.is_condition_true("NamesAccepted")
+        };
+        let names: Vec<String> = self
+            .definitions
+            .values()
+            .filter(waiting)
+            .map(|definition| definition.metadata.name.clone())
+            .collect();
+        for name in names {
+            self.reconcile(state, &name).await;
+        }
+    }
+
+    async fn reconcile(&mut self, state: &Arc<State>, name: &str) {
+        let Some(definition) = self.definitions.get(name) else { return };
+        let group = definition.spec.group.clone();
+        let built_in = built_in_names(&group);
+        let others: Vec<&Definition> = self
+            .definitions
+            .values()
+            .filter(|other| other.spec.group == group && other.metadata.name != name)
+            .chain(&built_in)
+            .collect();
+        let change = conditions::plan(definition, &others);
+        let mut settled = definition.clone();
+        if let Some(change) = &change {
+            settled.status.accepted_names.clone_from(&change.accepted);
+            settled.status.conditions.retain(|old| !change.conditions.iter().any(|new| new.kind == old.kind));
+            settled.status.conditions.extend(change.conditions.iter().cloned());
+        }
+        if settled.is_condition_true("Established") {
+            self.serve(state, name, &settled).await;
+        }
+        if let Some(change) = change
+            && let Err(error) = write_status(state, name, &change).await
+        {
+            tracing::warn!(
+                definition = name,
+                error = error.message,
+                "cannot write the status of a custom resource definition"
+            );
+        }
+        let finalizing = settled.metadata.finalizers.iter().any(|finalizer| finalizer == FINALIZER);
+        if settled.is_terminating() && finalizing && self.cleaning.insert(name.to_owned()) {
+            let (state, ended, name) = (self.state.clone(), self.ended.clone(), name.to_owned());
+            tokio::spawn(async move {
+                cleanup::run(&state, &settled).await;
+                // A closed channel means that the controller has ended.
+                let _ = ended.send(name).await;
+            });
+        }
+    }
+
+    /// Adds the definition's resources, or replaces them if the definition changed.
+    async fn serve(&mut self, state: &Arc<State>, name: &str, definition: &Definition) {
+        let text = format!(
+            "{:?} {:?} {}",
+            definition.spec,
+            definition.status.accepted_names,
+            definition.is_terminating()
+        );
+        if self.served.get(name) == Some(&text) {
+            return;
+        }
+        let versions = match resource::of_definition(definition) {
+            Ok(versions) => versions,
+            Err(error) => {
+                tracing::warn!(definition = name, %error, "cannot compile the schema of a custom resource definition");
+                return;
+            }
+        };
+        if versions.is_empty() {
+            self.withdraw(state, name, definition).await;
+            return;
+        }
+        match state.registry.add((&state.cache, &*state.store), &versions).await {
+            Ok(()) => {
+                self.served.insert(name.to_owned(), text);
+            }
+            Err(error) => tracing::warn!(definition = name, %error, "cannot serve a custom resource"),
+        }
+    }
+
+    async fn withdraw(&mut self, state: &Arc<State>, name: &str, definition: &Definition) {
+        if self.served.remove(name).is_some() {
+            let plural = &definition.status.accepted_names.plural;
+            state.registry.remove(&state.cache, &definition.spec.group, plural).await;
+        }
+    }
+}
+
+/// The names of built-in resources of a group, as a definition that has them.
+fn built_in_names(group: &str) -> Vec<Definition> {
+    let resources = coracle_kinds::resource::built_in().iter().filter(|resource| resource.group == group);
+    resources
+        .map(|resource| {
+            let mut definition = Definition::default();
+            definition.status.accepted_names = Names {
+                plural: resource.plural.clone().into_owned(),
+                singular: resource.singular.clone().into_owned(),
+                short_names: resource.short_names.iter().map(|name| name.clone().into_owned()).collect(),
+                kind: resource.kind.clone().into_owned(),
+                list_kind: resource.list_kind.clone().into_owned(),
+                categories: Vec::new(),
+            };
+            definition
+        })
+        .collect()
+}
+
+async fn write_status(state: &Arc<State>, name: &str, change: &StatusChange) -> Result<()> {
+    edit(state, name, |object| change.apply(object, &write::now())).await
+}
+
+/// Changes a definition as this server.
+pub(super) async fn edit(
+    state: &Arc<State>,
+    name: &str,
+    change: impl Fn(&mut Value) + Send + Sync,
+) -> Result<()> {
+    let call = bootstrap::call(state, kind()?, &Value::Null);
+    write::update(&call, name, (Part::Internal, Writer::Update), |old| {
+        let mut new = old.clone();
+        change(&mut new);
+        Ok(new)
+    })
+    .await
+    .map(|_| ())
+}

@@ -1,0 +1,132 @@
+//! Makes the resources of a definition, one for each version.
+
+use std::sync::Arc;
+
+use coracle_custom_resources::columns::{self, PrinterColumn};
+use coracle_custom_resources::definition::{Definition, Scale, Version};
+use coracle_custom_resources::json_path::JsonPath;
+use coracle_custom_resources::schema::SchemaError;
+use coracle_custom_resources::{CustomResource, publish};
+use coracle_kinds::Resource;
+use coracle_kinds::resource::{
+    ConversionError, Convert, Converting, ScalePaths, SelectableField, Subresource, Text,
+};
+use serde_json::{Value, json};
+
+use super::strategy::CustomStrategy;
+
+/// The served versions of a definition. Unserved versions are left out, except as the storage of the others.
+pub(super) fn of_definition(definition: &Definition) -> Result<Vec<Arc<Resource>>, SchemaError> {
+    let Some(stored) = definition.storage_version() else { return Ok(Vec::new()) };
+    let storage = Arc::new(of_version(definition, stored)?);
+    let mut served = Vec::new();
+    for version in definition.spec.versions.iter().filter(|version| version.served) {
+        if version.storage {
+            served.push(storage.clone());
+            continue;
+        }
+        let mut resource = of_version(definition, version)?;
+        resource.storage = Some(storage.clone());
+        served.push(Arc::new(resource));
+    }
+    Ok(served)
+}
+
+fn of_version(definition: &Definition, version: &Version) -> Result<Resource, SchemaError> {
+    let (group, names) = (&definition.spec.group, &definition.status.accepted_names);
+    let printer_columns = columns::of_version(version);
+    let rules = CustomResource::new(definition, version)?;
+    let column_definitions = column_definitions(&printer_columns);
+    let strategy = CustomStrategy::new((&version.name, &names.kind), rules, printer_columns);
+    let mut resource = Resource::new(
+        (group.clone(), version.name.clone()),
+        (names.kind.clone(), names.plural.clone()),
+        publish::name(definition, &version.name, &names.kind),
+        Arc::new(strategy),
+    );
+    resource.singular = names.singular.clone().into();
+    resource.list_kind = names.list_kind.clone().into();
+    resource.short_names = names.short_names.iter().cloned().map(Text::from).collect();
+    resource.categories = names.categories.iter().cloned().map(Text::from).collect();
+    resource.namespaced = definition.namespaced();
+    resource.definition = Some(Arc::new(publish::v3(definition, version)));
+    resource.definition_v2 = Some(Arc::new(publish::v2(definition, version)));
+    resource.unconditional_update = false;
+    resource.has_generation = true;
+    resource.has_status = version.has_status();
+    resource.columns = column_definitions;
+    resource.subresources = subresources(definition, version);
+    resource.scale = version.scale().and_then(scale_paths);
+    for field in &version.selectable_fields {
+        resource.fields.push(SelectableField::at_path(field.json_path.trim_start_matches('.')));
+    }
+    if definition.is_terminating() {
+        resource.verbs.retain(|verb| verb != "create");
+    }
+    if definition.spec.conversion.as_ref().is_some_and(|conversion| conversion.strategy == "Webhook") {
+        resource.convert = Some(Arc::new(NoWebhook));
+    }
+    Ok(resource)
+}
+
+fn subresources(definition: &Definition, version: &Version) -> Vec<Subresource> {
+    let verbs = || ["get", "patch", "update"].into_iter().map(Text::from).collect();
+    let mut found = Vec::new();
+    if version.has_status() {
+        found.push(Subresource {
+            name: "status".into(),
+            group: definition.spec.group.clone().into(),
+            version: version.name.clone().into(),
+            kind: definition.spec.names.kind.clone().into(),
+            verbs: verbs(),
+        });
+    }
+    if version.scale().is_some() {
+        found.push(Subresource {
+            name: "scale".into(),
+            group: "autoscaling".into(),
+            version: "v1".into(),
+            kind: "Scale".into(),
+            verbs: verbs(),
+        });
+    }
+    found
+}
+
+fn scale_paths(scale: &Scale) -> Option<ScalePaths> {
+    let fields = |path: &str| -> Option<Vec<String>> {
+        Some(JsonPath::parse(path)?.fields()?.into_iter().map(str::to_owned).collect())
+    };
+    Some(ScalePaths {
+        spec_replicas: fields(&scale.spec_replicas_path)?,
+        status_replicas: fields(&scale.status_replicas_path)?,
+        selector: scale.label_selector_path.as_deref().and_then(fields),
+    })
+}
+
+fn column_definitions(columns: &[PrinterColumn]) -> Value {
+    let description = "Name must be unique within a namespace. Is required when creating resources, although some \
+                       resources may allow a client to request the generation of an appropriate name automatically. \
+                       Name is primarily intended for creation idempotence and configuration definition. Cannot be \
+                       updated. More info: \
+                       https://kubernetes.io/docs/concepts/overview/working-with-objects/names#names";
+    let name = json!({"name": "Name", "type": "string", "format": "name", "description": description, "priority": 0});
+    let others = columns.iter().map(|column| {
+        json!({
+            "name": column.name, "type": column.kind, "format": column.format, "description": column.description,
+            "priority": column.priority,
+        })
+    });
+    Value::Array(std::iter::once(name).chain(others).collect())
+}
+
+/// The conversion of a definition with the strategy Webhook: an error for each object in another version.
+struct NoWebhook;
+
+impl Convert for NoWebhook {
+    fn convert<'a>(&'a self, _objects: Vec<Value>, to: &'a Resource) -> Converting<'a> {
+        let reason = "conversion webhooks are not supported by this server".to_owned();
+        let error = ConversionError { to: to.api_version().to_owned(), reason };
+        Box::pin(std::future::ready(Err(error)))
+    }
+}

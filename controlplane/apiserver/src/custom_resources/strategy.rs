@@ -1,0 +1,114 @@
+//! Rules for the objects of a custom resource version.
+
+use coracle_custom_resources::columns::PrinterColumn;
+use coracle_custom_resources::{CustomResource, Violations};
+use coracle_kinds::resource::Strategy;
+use coracle_kinds::schema::{self, FieldValidation, Parsed, SchemaError};
+use coracle_kinds::table::age_of;
+use coracle_kinds::validate::Causes;
+use coracle_managed_fields::{Schema, TypeId};
+use jiff::Timestamp;
+use serde_json::Value;
+
+use super::ownership;
+
+/// The rules of one version.
+pub(super) struct CustomStrategy {
+    version: String,
+    kind: String,
+    rules: CustomResource,
+    columns: Vec<PrinterColumn>,
+    ownership: (Schema, TypeId),
+    has_defaults: bool,
+}
+
+// === impl CustomStrategy ===
+
+impl CustomStrategy {
+    pub(super) fn new(
+        (version, kind): (&str, &str),
+        rules: CustomResource,
+        columns: Vec<PrinterColumn>,
+    ) -> CustomStrategy {
+        let (ownership, has_defaults) = (ownership::of_schema(rules.schema()), rules.schema().has_defaults());
+        CustomStrategy {
+            version: version.to_owned(),
+            kind: kind.to_owned(),
+            rules,
+            columns,
+            ownership,
+            has_defaults,
+        }
+    }
+
+    fn problem(&self, problem: String) -> SchemaError {
+        SchemaError::Decode { kind: self.kind.clone(), version: self.version.clone(), problem }
+    }
+}
+
+impl Strategy for CustomStrategy {
+    fn decode(
+        &self,
+        parsed: Parsed,
+        validation: FieldValidation,
+    ) -> Result<(Value, Vec<String>), SchemaError> {
+        let Parsed { mut value, duplicates, .. } = parsed;
+        if !value.is_object() {
+            return Err(self.problem("json: cannot unmarshal a value that is no object".to_owned()));
+        }
+        let mut notes = duplicates;
+        notes.extend(schema::decode_metadata(&mut value).map_err(|problem| self.problem(problem))?);
+        let mut violations = Violations::default();
+        let unknown = self.rules.prune(&mut value, &mut violations);
+        if let Some(violation) = violations.as_slice().first() {
+            return Err(self.problem(format!("{}: {}", violation.field, violation.message)));
+        }
+        notes.extend(unknown.iter().map(|path| format!("unknown field \"{path}\"")));
+        match validation {
+            FieldValidation::Ignore => Ok((value, Vec::new())),
+            FieldValidation::Strict if !notes.is_empty() => {
+                Err(self.problem(format!("strict decoding error: {}", notes.join(", "))))
+            }
+            FieldValidation::Warn | FieldValidation::Strict => Ok((value, notes)),
+        }
+    }
+
+    fn default(&self, object: &mut Value) {
+        // An object whose defaults would be too large is refused by its validation.
+        let _ = self.rules.default(object);
+    }
+
+    fn prepare_create(&self, object: &mut Value) {
+        if self.rules.has_status()
+            && let Some(map) = object.as_object_mut()
+        {
+            map.remove("status");
+        }
+    }
+
+    fn validate(&self, causes: &mut Causes, new: &Value, old: Option<&Value>) {
+        let mut violations = Violations::default();
+        self.rules.validate(new, old, &mut violations);
+        causes.extend(violations);
+    }
+
+    fn validate_status(&self, causes: &mut Causes, new: &Value, old: &Value) {
+        let mut violations = Violations::default();
+        self.rules.validate_status(new, old, &mut violations);
+        causes.extend(violations);
+    }
+
+    fn completes_stored(&self) -> bool {
+        self.has_defaults
+    }
+
+    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
+        let name = object["metadata"]["name"].clone();
+        let others = self.columns.iter().map(|column| column.cell(object, |at| age_of(at, now)));
+        std::iter::once(name).chain(others).collect()
+    }
+
+    fn ownership(&self) -> Option<(&Schema, TypeId)> {
+        Some((&self.ownership.0, self.ownership.1))
+    }
+}

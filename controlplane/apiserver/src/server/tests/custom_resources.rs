@@ -1,0 +1,163 @@
+//! Definitions, and the resources that they define.
+
+use super::*;
+
+const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+const FOOS: &str = "/apis/example.com/v1/namespaces/default/foos";
+
+fn definition(plural: &str, kind: &str) -> Value {
+    json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": format!("{plural}.example.com")},
+        "spec": {"group": "example.com", "scope": "Namespaced", "names": {"plural": plural, "kind": kind, "shortNames": ["x"]},
+            "versions": [{"name": "v1", "served": true, "storage": true,
+                "subresources": {"status": {}, "scale": {"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas"}},
+                "additionalPrinterColumns": [{"name": "Size", "type": "string", "jsonPath": ".spec.size"}],
+                "selectableFields": [{"jsonPath": ".spec.size"}],
+                "schema": {"openAPIV3Schema": {"type": "object", "properties": {
+                    "spec": {"type": "object", "properties": {
+                        "size": {"type": "string", "default": "S", "enum": ["S", "M"]},
+                        "replicas": {"type": "integer", "default": 1},
+                        "ports": {"type": "array", "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["port"],
+                            "items": {"type": "object", "required": ["port"], "properties": {
+                                "port": {"type": "integer"}, "name": {"type": "string"}}}}},
+                        "x-kubernetes-validations": [{"rule": "self.replicas <= 5", "message": "too many"}]},
+                    "status": {"type": "object", "properties": {"replicas": {"type": "integer"}}}}}}}]}})
+}
+
+async fn until(server: &Fixture, path: &str, holds: impl Fn(&Value) -> bool) -> Value {
+    for _ in 0..1000 {
+        let body = server.get(path).await.body;
+        if holds(&body) {
+            return body;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    panic!("{path}: {}", server.get(path).await.body);
+}
+
+fn is_true(definition: &Value, condition: &str) -> bool {
+    let list = definition["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    list.iter().any(|entry| entry["type"] == condition && entry["status"] == "True")
+}
+
+async fn established(server: &Fixture, body: Value) -> String {
+    let created = server.post(DEFINITIONS, body).await;
+    assert_eq!(created.code, 201, "{}", created.body);
+    let path = format!("{DEFINITIONS}/{}", created.body["metadata"]["name"].as_str().unwrap());
+    until(server, &path, |definition| is_true(definition, "Established")).await;
+    path
+}
+
+#[tokio::test]
+async fn a_definition_is_served_until_it_is_deleted() {
+    let server = Fixture::new().await;
+    let path = established(&server, definition("foos", "Foo")).await;
+    let stored = server.get(&path).await.body;
+    assert_eq!(stored["status"]["storedVersions"], json!(["v1"]));
+    assert_eq!(stored["status"]["acceptedNames"]["listKind"], "FooList");
+
+    let foo =
+        json!({"apiVersion": "example.com/v1", "kind": "Foo", "metadata": {"name": "a"}, "spec": {"odd": 1}});
+    let created = server.post(FOOS, foo.clone()).await;
+    assert_eq!(
+        (created.code, &created.body["spec"]),
+        (201, &json!({"size": "S", "replicas": 1})),
+        "{}",
+        created.body
+    );
+    assert_eq!(created.body["metadata"]["generation"], 1);
+    let strict = server.post(&format!("{FOOS}?fieldValidation=Strict"), foo).await;
+    assert_eq!(strict.code, 400);
+    assert!(
+        strict.body["message"].as_str().unwrap().contains("unknown field \"spec.odd\""),
+        "{}",
+        strict.body
+    );
+
+    let bad = server.merge(&format!("{FOOS}/a"), json!({"spec": {"size": "L"}})).await;
+    assert_eq!(bad.code, 422);
+    let message = bad.body["message"].as_str().unwrap();
+    assert!(
+        message.contains("spec.size: Unsupported value: \"L\": supported values: \"S\", \"M\""),
+        "{message}"
+    );
+    let bad = server.merge(&format!("{FOOS}/a"), json!({"spec": {"replicas": 9}})).await;
+    assert_eq!(bad.body["message"], "Foo.example.com \"a\" is invalid: spec: Invalid value: too many");
+
+    let scaled = server.merge(&format!("{FOOS}/a/scale"), json!({"spec": {"replicas": 3}})).await;
+    assert_eq!((scaled.code, &scaled.body["spec"]["replicas"]), (200, &json!(3)), "{}", scaled.body);
+    let status = server
+        .merge(&format!("{FOOS}/a/status"), json!({"status": {"replicas": 3}, "spec": {"size": "M"}}))
+        .await;
+    assert_eq!((&status.body["status"]["replicas"], &status.body["spec"]["size"]), (&json!(3), &json!("S")));
+    let selected = server.get(&format!("{FOOS}?fieldSelector=spec.size%3DM")).await.body;
+    assert_eq!(selected["items"], json!([]));
+
+    let deleted = server.call("DELETE", &path, "application/json", None).await;
+    assert_eq!(deleted.code, 200);
+    until(&server, &path, |body| body["code"] == 404).await;
+    until(&server, "/apis/example.com/v1", |body| {
+        body.is_null() || body["code"] == 404 || body["resources"].is_null()
+    })
+    .await;
+    established(&server, definition("foos", "Foo")).await;
+    assert_eq!(server.get(FOOS).await.body["items"], json!([]));
+}
+
+#[tokio::test]
+async fn definitions_and_objects_survive_a_restart() {
+    let server = Fixture::new().await;
+    established(&server, definition("foos", "Foo")).await;
+    let foo = json!({"apiVersion": "example.com/v1", "kind": "Foo", "metadata": {"name": "a"}, "spec": {"size": "M"}});
+    assert_eq!(server.post(FOOS, foo).await.code, 201);
+    let server = server.again().await;
+    assert_eq!(server.get(&format!("{FOOS}/a")).await.body["spec"]["size"], "M");
+}
+
+#[tokio::test]
+async fn a_name_that_is_in_use_is_refused_until_it_is_free() {
+    let server = Fixture::new().await;
+    let first = established(&server, definition("foos", "Foo")).await;
+    let second = server.post(DEFINITIONS, definition("bars", "Foo")).await;
+    assert_eq!(second.code, 201);
+    let path = format!("{DEFINITIONS}/bars.example.com");
+    let refused = |body: &Value| {
+        body["status"]["conditions"].as_array().is_some_and(|list| {
+            list.iter().any(|entry| entry["type"] == "NamesAccepted" && entry["status"] == "False")
+        })
+    };
+    let body = until(&server, &path, refused).await;
+    assert!(!is_true(&body, "Established"));
+    server.call("DELETE", &first, "application/json", None).await;
+    until(&server, &path, |body| is_true(body, "Established")).await;
+}
+
+#[tokio::test]
+async fn new_defaults_apply_to_stored_objects() {
+    let server = Fixture::new().await;
+    let path = established(&server, definition("foos", "Foo")).await;
+    let foo = json!({"apiVersion": "example.com/v1", "kind": "Foo", "metadata": {"name": "a"}});
+    assert_eq!(server.post(FOOS, foo).await.code, 201);
+    assert!(server.get(&format!("{FOOS}/a")).await.body["spec"].is_null());
+    let patch = json!([{"op": "add", "path": "/spec/versions/0/schema/openAPIV3Schema/properties/spec/default", "value": {"size": "M"}}]);
+    let patched = server.call("PATCH", &path, "application/json-patch+json", Some(patch)).await;
+    assert_eq!(patched.code, 200, "{}", patched.body);
+    until(&server, &format!("{FOOS}/a"), |body| body["spec"]["size"] == "M").await;
+}
+
+#[tokio::test]
+async fn elements_of_a_keyed_list_have_owners() {
+    let server = Fixture::new().await;
+    established(&server, definition("foos", "Foo")).await;
+    let apply = async |manager: &str, port: i64| {
+        let body = json!({"apiVersion": "example.com/v1", "kind": "Foo", "metadata": {"name": "a"},
+            "spec": {"ports": [{"port": port, "name": manager}]}});
+        let path = format!("{FOOS}/a?fieldManager={manager}");
+        server.call("PATCH", &path, "application/apply-patch+yaml", Some(body)).await
+    };
+    assert_eq!(apply("one", 1).await.code, 201);
+    let both = apply("two", 2).await;
+    assert_eq!(both.code, 200, "{}", both.body);
+    assert_eq!(both.body["spec"]["ports"].as_array().unwrap().len(), 2);
+    assert_eq!(apply("two", 1).await.code, 409);
+}

@@ -1,0 +1,223 @@
+//! Static check: names, fields, functions and types. What it cannot know is `dyn` and is checked when evaluated.
+
+use std::sync::Arc;
+
+use crate::functions::signatures::{self, Found};
+use crate::parse::{Comprehension, Expr, Kind, Literal, OptionalMap, position};
+use crate::program::{CompileError, Environment};
+use crate::types::Type;
+
+/// Returns the type of the expression.
+pub(crate) fn check(expr: &Expr, environment: &Environment, source: &str) -> Result<Type, CompileError> {
+    Checker { environment, source, scopes: Vec::new() }.kind(expr)
+}
+
+struct Checker<'a> {
+    environment: &'a Environment,
+    source: &'a str,
+    scopes: Vec<(&'a str, Type)>,
+}
+
+type Checked = Result<Type, CompileError>;
+
+impl<'a> Checker<'a> {
+    fn kind(&mut self, expr: &'a Expr) -> Checked {
+        match &expr.kind {
+            Kind::Literal(literal) => Ok(literal_type(literal)),
+            Kind::Ident(name) => self.ident(expr, name),
+            Kind::Select { operand, field, test } => {
+                let kind = self.kind(operand)?;
+                let field = self.field(expr, &kind, field)?;
+                Ok(if *test { Type::Bool } else { field })
+            }
+            Kind::Call { name, target, args } => self.call(expr, name, target.as_deref(), args),
+            Kind::List(items) => {
+                let mut kind = None;
+                for (item, optional) in items {
+                    let item = self.kind(item)?;
+                    kind = Some(join(kind, if *optional { unwrap(item) } else { item }));
+                }
+                Ok(Type::list(kind.unwrap_or(Type::Dyn)))
+            }
+            Kind::Map(entries) => {
+                let (mut keys, mut values) = (None, None);
+                for (key, value, optional) in entries {
+                    keys = Some(join(keys, self.kind(key)?));
+                    let value = self.kind(value)?;
+                    values = Some(join(values, if *optional { unwrap(value) } else { value }));
+                }
+                let key = keys.unwrap_or(Type::Dyn);
+                Ok(Type::KeyedMap(Arc::new(key), Arc::new(values.unwrap_or(Type::Dyn))))
+            }
+            Kind::Comprehension(inner) => self.comprehension(inner),
+            Kind::Bind { name, value, body, optional } => {
+                let bound = self.kind(value)?;
+                let bound = if optional.is_some() { unwrap(bound) } else { bound };
+                let result = self.scoped(&[(name, bound)], body)?;
+                Ok(match optional {
+                    Some(OptionalMap::Wrap) => Type::Optional(Arc::new(result)),
+                    _ => result,
+                })
+            }
+        }
+    }
+
+    fn scoped(&mut self, names: &[(&'a str, Type)], body: &'a Expr) -> Checked {
+        let before = self.scopes.len();
+        self.scopes.extend(names.iter().cloned());
+        let result = self.kind(body);
+        self.scopes.truncate(before);
+        result
+    }
+
+    fn ident(&self, expr: &Expr, name: &str) -> Checked {
+        if let Some((_, kind)) = self.scopes.iter().rev().find(|(known, _)| *known == name) {
+            return Ok(kind.clone());
+        }
+        if let Some(kind) = self.environment.find(name) {
+            return Ok(kind.clone());
+        }
+        if signatures::is_type_name(name) {
+            return Ok(Type::Type);
+        }
+        Err(self.error(expr, &format!("undeclared reference to '{name}' (in container '')")))
+    }
+
+    fn field(&self, expr: &Expr, kind: &Type, name: &str) -> Checked {
+        match kind {
+            Type::Dyn => Ok(Type::Dyn),
+            Type::Object(object) => match object.fields.get(name) {
+                Some(field) => Ok(field.kind.clone()),
+                None => Err(self.error(expr, &format!("undefined field '{name}'"))),
+            },
+            Type::Map(value) | Type::KeyedMap(_, value) => Ok((**value).clone()),
+            Type::Optional(inner) => Ok(Type::Optional(Arc::new(self.field(expr, inner, name)?))),
+            other => Err(self.error(expr, &format!("type '{other}' does not support field selection"))),
+        }
+    }
+
+    fn call(&mut self, expr: &'a Expr, name: &str, target: Option<&'a Expr>, args: &'a [Expr]) -> Checked {
+        if let Some(qualified) = target.and_then(|target| self.namespace(target, name)) {
+            let kinds = self.kinds(args)?;
+            return self.signature(expr, &qualified, &kinds, false);
+        }
+        if matches!(name, "_?._" | "_[?_]")
+            && let [operand, index] = args
+        {
+            let operand = self.kind(operand)?;
+            let inner = match (&index.kind, unwrap(operand)) {
+                (Kind::Literal(Literal::String(field)), kind) if name == "_?._" => {
+                    self.field(expr, &kind, field)?
+                }
+                (_, kind) => {
+                    let index = self.kind(index)?;
+                    self.signature(expr, "_[_]", &[kind, index], false)?
+                }
+            };
+            return Ok(Type::Optional(Arc::new(unwrap(inner))));
+        }
+        let mut kinds = Vec::with_capacity(args.len() + 1);
+        if let Some(target) = target {
+            kinds.push(self.kind(target)?);
+        }
+        kinds.extend(self.kinds(args)?);
+        self.signature(expr, name, &kinds, target.is_some())
+    }
+
+    fn kinds(&mut self, args: &'a [Expr]) -> Result<Vec<Type>, CompileError> {
+        args.iter().map(|arg| self.kind(arg)).collect()
+    }
+
+    /// The name of a function such as `sets.contains`, unless a variable hides its first part.
+    fn namespace(&self, target: &Expr, name: &str) -> Option<String> {
+        let Kind::Ident(space) = &target.kind else { return None };
+        let hidden =
+            self.scopes.iter().any(|(known, _)| *known == &**space) || self.environment.find(space).is_some();
+        let qualified = format!("{space}.{name}");
+        (!hidden && signatures::is_known(&qualified)).then_some(qualified)
+    }
+
+    fn signature(&self, expr: &Expr, name: &str, kinds: &[Type], member: bool) -> Checked {
+        match signatures::find(name, kinds, member) {
+            Found::Result(kind) => Ok(kind),
+            Found::Unknown => {
+                Err(self.error(expr, &format!("undeclared reference to '{name}' (in container '')")))
+            }
+            Found::Mismatch => {
+                let words: Vec<String> = kinds.iter().map(Type::to_string).collect();
+                let applied = match (member, words.split_first()) {
+                    (true, Some((target, rest))) => format!("'{target}.({})'", rest.join(", ")),
+                    _ => format!("'({})'", words.join(", ")),
+                };
+                Err(self
+                    .error(expr, &format!("found no matching overload for '{name}' applied to {applied}")))
+            }
+        }
+    }
+
+    fn comprehension(&mut self, inner: &'a Comprehension) -> Checked {
+        let range = self.kind(&inner.range)?;
+        let (first, second) = match &range {
+            Type::List(item) if inner.second.is_some() => (Type::Int, (**item).clone()),
+            Type::List(item) => ((**item).clone(), Type::Dyn),
+            Type::Map(value) => (Type::String, (**value).clone()),
+            Type::KeyedMap(key, value) => ((**key).clone(), (**value).clone()),
+            Type::Dyn => (Type::Dyn, Type::Dyn),
+            other => {
+                let message = format!(
+                    "expression of type '{other}' cannot be range of a comprehension (must be list, map, or dynamic)"
+                );
+                return Err(self.error(&inner.range, &message));
+            }
+        };
+        let mut accumulator = self.kind(&inner.init)?;
+        let mut names: Vec<(&str, Type)> = vec![(&inner.variable, first)];
+        if let Some(name) = &inner.second {
+            names.push((name, second));
+        }
+        names.push((&inner.accumulator, accumulator.clone()));
+        let step = self.scoped(&names, &inner.step)?;
+        if accumulator == Type::list(Type::Dyn) {
+            accumulator = step;
+        } else if !step.fits(&accumulator) {
+            let message = format!("expected type '{accumulator}' but found '{step}'");
+            return Err(self.error(&inner.step, &message));
+        }
+        self.scoped(&names, &inner.condition)?;
+        self.scoped(&[(&inner.accumulator, accumulator)], &inner.result)
+    }
+
+    fn error(&self, expr: &Expr, message: &str) -> CompileError {
+        let (line, column, text) = position(self.source, expr.at);
+        let dots = ".".repeat(column.saturating_sub(1));
+        CompileError(format!("ERROR: <input>:{line}:{column}: {message}\n | {text}\n | {dots}^"))
+    }
+}
+
+fn literal_type(literal: &Literal) -> Type {
+    match literal {
+        Literal::Null => Type::Null,
+        Literal::Bool(_) => Type::Bool,
+        Literal::Int(_) => Type::Int,
+        Literal::Uint(_) => Type::Uint,
+        Literal::Double(_) => Type::Double,
+        Literal::String(_) => Type::String,
+        Literal::Bytes(_) => Type::Bytes,
+    }
+}
+
+/// The type of elements of both types.
+fn join(old: Option<Type>, new: Type) -> Type {
+    match old {
+        None => new,
+        Some(old) if old == new => old,
+        Some(_) => Type::Dyn,
+    }
+}
+
+fn unwrap(kind: Type) -> Type {
+    match kind {
+        Type::Optional(inner) => (*inner).clone(),
+        other => other,
+    }
+}

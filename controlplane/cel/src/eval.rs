@@ -1,0 +1,417 @@
+//! Evaluation. Each step adds to the cost as in cel-go; at the limit the evaluation ends.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::functions;
+use crate::operators;
+use crate::parse::{Comprehension, Expr, Kind, Literal, OptionalMap};
+use crate::value::{Key, Value};
+
+/// Maximum cost of one evaluation (`PerCallLimit` of `apiserver/pkg/apis/cel`).
+pub const PER_CALL_LIMIT: u64 = 1_000_000;
+
+/// An evaluation that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EvalError {
+    /// The cost limit is reached.
+    CostLimit,
+    /// The operation does not support these values.
+    NoOverload,
+    /// Any other error, such as `no such key: a`.
+    Failed(String),
+}
+
+impl fmt::Display for EvalError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            EvalError::CostLimit => f.write_str("operation cancelled: actual cost limit exceeded"),
+            EvalError::NoOverload => f.write_str("no such overload"),
+            EvalError::Failed(text) => f.write_str(text),
+        }
+    }
+}
+
+impl std::error::Error for EvalError {}
+
+pub(crate) type Evaluated<'a> = Result<Value<'a>, EvalError>;
+
+/// The state of one evaluation.
+pub(crate) struct Evaluator<'a, 'v> {
+    variables: &'v [(&'a str, Value<'a>)],
+    scopes: Vec<(&'a str, Value<'a>)>,
+    cost: u64,
+    limit: u64,
+}
+
+impl<'a, 'v> Evaluator<'a, 'v> {
+    pub(crate) fn new(variables: &'v [(&'a str, Value<'a>)], limit: u64) -> Evaluator<'a, 'v> {
+        Evaluator { variables, scopes: Vec::new(), cost: 0, limit }
+    }
+
+    /// The cost until now.
+    pub(crate) fn cost(&self) -> u64 {
+        self.cost
+    }
+
+    /// Adds to the cost.
+    pub(crate) fn charge(&mut self, cost: u64) -> Result<(), EvalError> {
+        self.cost = self.cost.saturating_add(cost);
+        if self.cost > self.limit { Err(EvalError::CostLimit) } else { Ok(()) }
+    }
+
+    pub(crate) fn eval(&mut self, expr: &'a Expr) -> Evaluated<'a> {
+        match &expr.kind {
+            Kind::Literal(literal) => Ok(constant(literal)),
+            Kind::Ident(name) => {
+                self.charge(1)?;
+                self.variable(name)
+            }
+            Kind::Select { operand, field, test } => {
+                let value = self.eval(operand)?;
+                self.charge(1)?;
+                if *test { Ok(Value::Bool(has(&value, field))) } else { select(&value, field) }
+            }
+            Kind::Call { name, target, args } => self.call(name, target.as_deref(), args),
+            Kind::List(items) => self.list(items),
+            Kind::Map(entries) => self.map(entries),
+            Kind::Comprehension(inner) => self.comprehension(inner),
+            Kind::Bind { name, value, body, optional } => self.bind(name, value, body, *optional),
+        }
+    }
+
+    fn variable(&self, name: &'a str) -> Evaluated<'a> {
+        let local = self.scopes.iter().rev().find(|(known, _)| *known == name);
+        if let Some((_, value)) = local.or_else(|| self.variables.iter().find(|(known, _)| *known == name)) {
+            return Ok(value.clone());
+        }
+        functions::signatures::type_value(name)
+            .map(Value::Type)
+            .ok_or_else(|| EvalError::Failed(format!("no such attribute(s): {name}")))
+    }
+
+    fn is_variable(&self, name: &str) -> bool {
+        self.scopes.iter().any(|(known, _)| *known == name)
+            || self.variables.iter().any(|(known, _)| *known == name)
+    }
+
+    fn list(&mut self, items: &'a [(Expr, bool)]) -> Evaluated<'a> {
+        self.charge(10)?;
+        let mut list = Vec::with_capacity(items.len());
+        for (item, optional) in items {
+            match self.eval(item)? {
+                Value::Optional(inner) if *optional => list.extend(inner.map(|inner| (*inner).clone())),
+                value => list.push(value),
+            }
+        }
+        Ok(Value::list(list))
+    }
+
+    fn map(&mut self, entries: &'a [(Expr, Expr, bool)]) -> Evaluated<'a> {
+        self.charge(30)?;
+        let mut map = BTreeMap::new();
+        for (key, value, optional) in entries {
+            let key = Key::of(&self.eval(key)?)
+                .ok_or_else(|| EvalError::Failed("unsupported key type".to_owned()))?;
+            let value = match self.eval(value)? {
+                Value::Optional(None) if *optional => continue,
+                Value::Optional(Some(inner)) if *optional => (*inner).clone(),
+                value => value,
+            };
+            map.insert(key, value);
+        }
+        Ok(Value::Map(Arc::new(map)))
+    }
+
+    fn call(&mut self, name: &'a str, target: Option<&'a Expr>, args: &'a [Expr]) -> Evaluated<'a> {
+        match (name, args) {
+            ("_&&_", [left, right]) => return self.logic(left, right, false),
+            ("_||_", [left, right]) => return self.logic(left, right, true),
+            ("_?:_" | "_?_:_", [condition, yes, no]) => {
+                return match self.eval(condition)? {
+                    Value::Bool(true) => self.eval(yes),
+                    Value::Bool(false) => self.eval(no),
+                    _ => Err(EvalError::NoOverload),
+                };
+            }
+            ("@not_strictly_false", [condition]) => {
+                return match self.eval(condition) {
+                    Err(EvalError::CostLimit) => Err(EvalError::CostLimit),
+                    Ok(Value::Bool(false)) => Ok(Value::Bool(false)),
+                    _ => Ok(Value::Bool(true)),
+                };
+            }
+            ("_?._", [operand, field]) => {
+                let (operand, field) = (self.eval(operand)?, self.eval(field)?);
+                self.charge(1)?;
+                return Ok(optional_index(&operand, &field));
+            }
+            ("_[?_]", [operand, index]) => {
+                let (operand, index) = (self.eval(operand)?, self.eval(index)?);
+                self.charge(1)?;
+                return Ok(optional_index(&operand, &index));
+            }
+            _ => {}
+        }
+        let space = target.and_then(|target| match &target.kind {
+            Kind::Ident(space) if !self.is_variable(space) => Some(&**space),
+            _ => None,
+        });
+        let mut values = Vec::with_capacity(args.len() + 1);
+        let namespaced = space.map(|space| format!("{space}.{name}"));
+        let namespaced = namespaced.filter(|name| functions::signatures::is_known(name));
+        if let (Some(target), None) = (target, &namespaced) {
+            values.push(self.eval(target)?);
+            // `or` and `orValue` evaluate their argument only if it is needed.
+            if let (Some(Value::Optional(Some(inner))), "or" | "orValue") = (values.first(), name) {
+                return Ok(if name == "or" { values[0].clone() } else { (**inner).clone() });
+            }
+        }
+        for arg in args {
+            values.push(self.eval(arg)?);
+        }
+        match namespaced {
+            Some(name) => functions::call(self, &name, values, false),
+            None => match operators::apply(self, name, &values) {
+                Some(result) => result,
+                None => functions::call(self, name, values, target.is_some()),
+            },
+        }
+    }
+
+    /// `&&` and `||`: an error of one side is ignored if the other side decides.
+    fn logic(&mut self, left: &'a Expr, right: &'a Expr, decisive: bool) -> Evaluated<'a> {
+        let first = self.eval(left);
+        if matches!(first, Ok(Value::Bool(value)) if value == decisive) || first == Err(EvalError::CostLimit)
+        {
+            return first;
+        }
+        let second = self.eval(right);
+        match (first, second) {
+            (_, Ok(Value::Bool(value))) if value == decisive => Ok(Value::Bool(value)),
+            (_, Err(EvalError::CostLimit)) => Err(EvalError::CostLimit),
+            (Ok(Value::Bool(_)), Ok(Value::Bool(_))) => Ok(Value::Bool(!decisive)),
+            (Err(error), _) | (Ok(_), Err(error)) => Err(error),
+            _ => Err(EvalError::NoOverload),
+        }
+    }
+
+    fn bind(
+        &mut self,
+        name: &'a str,
+        value: &'a Expr,
+        body: &'a Expr,
+        optional: Option<OptionalMap>,
+    ) -> Evaluated<'a> {
+        let mut bound = self.eval(value)?;
+        if optional.is_some() {
+            bound = match bound {
+                Value::Optional(Some(inner)) => (*inner).clone(),
+                Value::Optional(None) => return Ok(Value::Optional(None)),
+                _ => return Err(EvalError::NoOverload),
+            };
+        }
+        self.scopes.push((name, bound));
+        let result = self.eval(body);
+        self.scopes.pop();
+        Ok(match optional {
+            Some(OptionalMap::Wrap) => Value::optional(Some(result?)),
+            _ => result?,
+        })
+    }
+
+    fn comprehension(&mut self, inner: &'a Comprehension) -> Evaluated<'a> {
+        let range = Range::new(self.eval(&inner.range)?)?;
+        let init = self.eval(&inner.init)?;
+        let base = self.scopes.len();
+        self.scopes.push((&inner.accumulator, init));
+        let outcome = self.iterate(inner, &range, base);
+        self.scopes.truncate(base + 1);
+        let result = outcome.and_then(|()| self.eval(&inner.result));
+        self.scopes.truncate(base);
+        result
+    }
+
+    fn iterate(&mut self, inner: &'a Comprehension, range: &Range<'a>, base: usize) -> Result<(), EvalError> {
+        // An error waits for a later element that decides, as in `exists`.
+        let mut failure = None;
+        for index in 0..range.length {
+            self.charge(1)?;
+            self.enter(inner, range, index);
+            if failure.is_none() && matches!(self.eval(&inner.condition)?, Value::Bool(false)) {
+                return Ok(());
+            }
+            let next = self.step(inner, base);
+            self.scopes.truncate(base + 1);
+            match next {
+                Err(EvalError::CostLimit) => return Err(EvalError::CostLimit),
+                Err(error) if is_quantifier(inner) => failure = failure.or(Some(error)),
+                Err(error) => return Err(error),
+                Ok(value) if failure.is_none() => self.scopes[base].1 = value,
+                Ok(value) if decides(inner, &value) => {
+                    self.scopes[base].1 = value;
+                    return Ok(());
+                }
+                Ok(_) => {}
+            }
+        }
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// Declares the variables of an iteration.
+    fn enter(&mut self, inner: &'a Comprehension, range: &Range<'a>, index: usize) {
+        match &inner.second {
+            None => self.scopes.push((&inner.variable, range.element(index))),
+            Some(second) => {
+                let (key, value) = range.entry(index);
+                self.scopes.push((&inner.variable, key));
+                self.scopes.push((second, value));
+            }
+        }
+    }
+
+    /// One step. A list that only grows is not copied.
+    fn step(&mut self, inner: &'a Comprehension, base: usize) -> Evaluated<'a> {
+        let accumulator = &*inner.accumulator;
+        let is_accumulator = |expr: &Expr| matches!(&expr.kind, Kind::Ident(name) if &**name == accumulator);
+        let (growth, yes) = match &inner.step.kind {
+            Kind::Call { name, args, .. } if &**name == "_?_:_" => match args.as_slice() {
+                [condition, yes, no] if is_accumulator(no) => (Some(condition), yes),
+                _ => return self.eval(&inner.step),
+            },
+            _ => (None, &inner.step),
+        };
+        let item = match &yes.kind {
+            Kind::Call { name, args, .. } if &**name == "_+_" => match args.as_slice() {
+                [left, Expr { kind: Kind::List(items), .. }] if is_accumulator(left) => {
+                    match items.as_slice() {
+                        [(item, false)] => item,
+                        _ => return self.eval(&inner.step),
+                    }
+                }
+                _ => return self.eval(&inner.step),
+            },
+            _ => return self.eval(&inner.step),
+        };
+        if let Some(condition) = growth {
+            match self.eval(condition)? {
+                Value::Bool(true) => {}
+                Value::Bool(false) => return Ok(std::mem::replace(&mut self.scopes[base].1, Value::Null)),
+                _ => return Err(EvalError::NoOverload),
+            }
+        }
+        self.charge(12)?;
+        let item = self.eval(item)?;
+        match std::mem::replace(&mut self.scopes[base].1, Value::Null) {
+            Value::List(mut list) => {
+                Arc::make_mut(&mut list).push(item);
+                Ok(Value::List(list))
+            }
+            _ => Err(EvalError::NoOverload),
+        }
+    }
+}
+
+/// What a loop goes over: the elements of a list, or the keys of a map.
+struct Range<'a> {
+    value: Value<'a>,
+    keys: Option<Vec<Value<'a>>>,
+    length: usize,
+}
+
+impl<'a> Range<'a> {
+    fn new(value: Value<'a>) -> Result<Range<'a>, EvalError> {
+        let keys = value.keys();
+        let length = match (&keys, &value) {
+            (Some(keys), _) => keys.len(),
+            (None, Value::List(_) | Value::JsonList(..)) => value.size().unwrap_or(0),
+            _ => return Err(EvalError::NoOverload),
+        };
+        Ok(Range { value, keys, length })
+    }
+
+    fn element(&self, index: usize) -> Value<'a> {
+        let found = match &self.keys {
+            Some(keys) => keys.get(index).cloned(),
+            None => self.value.at(index),
+        };
+        found.unwrap_or(Value::Null)
+    }
+
+    /// Key and value, or index and element.
+    fn entry(&self, index: usize) -> (Value<'a>, Value<'a>) {
+        let first = self.element(index);
+        match &self.keys {
+            Some(_) => {
+                let value = self.value.get(&first).unwrap_or(Value::Null);
+                (first, value)
+            }
+            None => (Value::Int(i64::try_from(index).unwrap_or(i64::MAX)), first),
+        }
+    }
+}
+
+/// Whether the loop is `all` or `exists`.
+fn is_quantifier(inner: &Comprehension) -> bool {
+    matches!(&inner.step.kind, Kind::Call { name, .. } if matches!(&**name, "_&&_" | "_||_"))
+}
+
+/// Whether a value decides a quantifier: true for `exists`, false for `all`.
+fn decides(inner: &Comprehension, value: &Value<'_>) -> bool {
+    let wanted = matches!(&inner.step.kind, Kind::Call { name, .. } if &**name == "_||_");
+    matches!(value, Value::Bool(found) if *found == wanted)
+}
+
+impl PartialEq for Value<'_> {
+    /// Equality of results in tests and of errors; the language uses [`Value::equals`].
+    fn eq(&self, other: &Self) -> bool {
+        self.to_json() == other.to_json() && self.type_name() == other.type_name()
+    }
+}
+
+fn constant<'a>(literal: &'a Literal) -> Value<'a> {
+    match literal {
+        Literal::Null => Value::Null,
+        Literal::Bool(value) => Value::Bool(*value),
+        Literal::Int(value) => Value::Int(*value),
+        Literal::Uint(value) => Value::Uint(*value),
+        Literal::Double(value) => Value::Double(*value),
+        Literal::String(value) => Value::String(Cow::Borrowed(value)),
+        Literal::Bytes(value) => Value::Bytes(Arc::clone(value)),
+    }
+}
+
+fn select<'a>(value: &Value<'a>, field: &str) -> Evaluated<'a> {
+    match value {
+        Value::Optional(None) => Ok(Value::Optional(None)),
+        Value::Optional(Some(inner)) => Ok(Value::optional(inner.field(field))),
+        value if value.is_map() => {
+            value.field(field).ok_or_else(|| EvalError::Failed(format!("no such key: {field}")))
+        }
+        _ => Err(EvalError::NoOverload),
+    }
+}
+
+fn has(value: &Value<'_>, field: &str) -> bool {
+    match value {
+        Value::Optional(Some(inner)) => inner.field(field).is_some(),
+        value => value.field(field).is_some(),
+    }
+}
+
+fn optional_index<'a>(operand: &Value<'a>, index: &Value<'a>) -> Value<'a> {
+    let inner = match operand {
+        Value::Optional(None) => return Value::Optional(None),
+        Value::Optional(Some(inner)) => inner,
+        other => other,
+    };
+    let found = match index {
+        Value::Int(index) if !inner.is_map() => {
+            usize::try_from(*index).ok().and_then(|index| inner.at(index))
+        }
+        key => inner.get(key),
+    };
+    Value::optional(found)
+}

@@ -1,0 +1,45 @@
+//! Functions. [`signatures`] has their types; a call with other types ends in [`EvalError::NoOverload`].
+
+mod convert;
+mod format;
+mod ip;
+mod list;
+mod optional;
+mod quantity;
+mod semver;
+pub(crate) mod signatures;
+mod text;
+mod time;
+mod url;
+
+use crate::eval::{EvalError, Evaluated, Evaluator};
+use crate::value::Value;
+
+/// Calls a function. With `member` the first argument is the receiver.
+pub(crate) fn call<'a>(
+    evaluator: &mut Evaluator<'a, '_>,
+    name: &str,
+    args: Vec<Value<'a>>,
+    member: bool,
+) -> Evaluated<'a> {
+    optional::call(evaluator, name, &args, member)
+        .or_else(|| text::call(evaluator, name, &args, member))
+        .or_else(|| list::call(evaluator, name, &args, member))
+        .or_else(|| convert::call(evaluator, name, &args, member))
+        .or_else(|| time::call(evaluator, name, &args, member))
+        .or_else(|| quantity::call(evaluator, name, &args, member))
+        .or_else(|| ip::call(evaluator, name, &args, member))
+        .or_else(|| semver::call(evaluator, name, &args, member))
+        .or_else(|| url::call(evaluator, name, &args, member))
+        .or_else(|| format::call(evaluator, name, &args, member))
+        .unwrap_or(Err(EvalError::NoOverload))
+}
+
+fn failed<T>(text: impl Into<String>) -> Result<T, EvalError> {
+    Err(EvalError::Failed(text.into()))
+}
+
+/// The cost of reading a text of this size.
+fn traversal(size: u64) -> u64 {
+    size.div_ceil(10)
+}

@@ -1,0 +1,31 @@
+//! Optional values.
+
+use super::failed;
+use crate::eval::{Evaluated, Evaluator};
+use crate::value::Value;
+
+pub(super) fn call<'a>(
+    evaluator: &mut Evaluator<'a, '_>,
+    name: &str,
+    args: &[Value<'a>],
+    _member: bool,
+) -> Option<Evaluated<'a>> {
+    let result = match (name, args) {
+        ("optional.of", [value]) => Ok(Value::optional(Some(value.clone()))),
+        ("optional.none", []) => Ok(Value::Optional(None)),
+        ("optional.ofNonZeroValue", [value]) => {
+            Ok(Value::optional((!value.is_zero()).then(|| value.clone())))
+        }
+        ("hasValue", [Value::Optional(inner)]) => Ok(Value::Bool(inner.is_some())),
+        ("value", [Value::Optional(inner)]) => match inner {
+            Some(inner) => Ok((**inner).clone()),
+            None => failed("optional.none() dereference"),
+        },
+        ("or", [first @ Value::Optional(Some(_)), _]) => Ok(first.clone()),
+        ("or", [Value::Optional(None), second @ Value::Optional(_)]) => Ok(second.clone()),
+        ("orValue", [Value::Optional(Some(inner)), _]) => Ok((**inner).clone()),
+        ("orValue", [Value::Optional(None), other]) => Ok(other.clone()),
+        _ => return None,
+    };
+    Some(evaluator.charge(1).and(result))
+}

@@ -1,0 +1,70 @@
+//! Quantities.
+
+use coracle_values::Quantity;
+
+use super::{failed, traversal};
+use crate::eval::{Evaluated, Evaluator};
+use crate::value::Value;
+
+pub(super) fn call<'a>(
+    evaluator: &mut Evaluator<'a, '_>,
+    name: &str,
+    args: &[Value<'a>],
+    _member: bool,
+) -> Option<Evaluated<'a>> {
+    let result = match (name, args) {
+        ("quantity" | "isQuantity", [Value::String(text)]) => {
+            if let Err(error) = evaluator.charge(traversal(args[0].cost_size())) {
+                return Some(Err(error));
+            }
+            match (name, Quantity::parse(text)) {
+                ("isQuantity", parsed) => Ok(Value::Bool(parsed.is_ok())),
+                (_, Ok(quantity)) => Ok(Value::Quantity(quantity)),
+                (_, Err(error)) => failed(error.to_string()),
+            }
+        }
+        ("sign", [Value::Quantity(quantity)]) => Ok(Value::Int(quantity.signum().into())),
+        ("isInteger", [Value::Quantity(quantity)]) => Ok(Value::Bool(quantity.is_integer())),
+        ("asInteger", [Value::Quantity(quantity)]) if quantity.is_integer() => {
+            Ok(Value::Int(quantity.value()))
+        }
+        ("asInteger", [Value::Quantity(_)]) => failed("cannot convert value to integer"),
+        #[expect(clippy::cast_precision_loss, reason = "the function is approximate")]
+        ("asApproximateFloat", [Value::Quantity(quantity)]) => Ok(Value::Double(if quantity.is_integer() {
+            quantity.value() as f64
+        } else {
+            quantity.millis() as f64 / 1000.0
+        })),
+        ("isGreaterThan", [Value::Quantity(left), Value::Quantity(right)]) => Ok(Value::Bool(left > right)),
+        ("isLessThan", [Value::Quantity(left), Value::Quantity(right)]) => Ok(Value::Bool(left < right)),
+        ("compareTo", [Value::Quantity(left), Value::Quantity(right)]) => {
+            Ok(Value::Int(match left.cmp(right) {
+                std::cmp::Ordering::Less => -1,
+                std::cmp::Ordering::Equal => 0,
+                std::cmp::Ordering::Greater => 1,
+            }))
+        }
+        ("add" | "sub", [Value::Quantity(left), right]) => {
+            let other = match right {
+                Value::Quantity(quantity) => Some(*quantity),
+                Value::Int(number) => Quantity::parse(&number.to_string()).ok(),
+                _ => return None,
+            };
+            match other.and_then(|other| if name == "add" { Some(other) } else { negated(other) }) {
+                Some(other) => Ok(Value::Quantity(left.plus(other))),
+                None => failed("quantity overflow"),
+            }
+        }
+        _ => return None,
+    };
+    Some(evaluator.charge(1).and(result))
+}
+
+fn negated(quantity: Quantity) -> Option<Quantity> {
+    let text = quantity.to_string();
+    let flipped = match text.strip_prefix('-') {
+        Some(rest) => rest.to_owned(),
+        None => format!("-{text}"),
+    };
+    Quantity::parse(&flipped).ok()
+}

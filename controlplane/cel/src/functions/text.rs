@@ -1,0 +1,228 @@
+//! Functions of texts and regular expressions.
+
+use super::{failed, traversal};
+use crate::eval::{EvalError, Evaluated, Evaluator};
+use crate::functions::format::format_text;
+use crate::pattern;
+use crate::value::Value;
+
+pub(super) fn call<'a>(
+    evaluator: &mut Evaluator<'a, '_>,
+    name: &str,
+    args: &[Value<'a>],
+    _member: bool,
+) -> Option<Evaluated<'a>> {
+    if let [value, ..] = args
+        && name == "size"
+        && args.len() == 1
+    {
+        let size = value.size().and_then(|size| i64::try_from(size).ok());
+        let cost = if matches!(value, Value::String(_)) { traversal(value.cost_size()).max(1) } else { 1 };
+        return Some(evaluator.charge(cost).and(size.map(Value::Int).ok_or(EvalError::NoOverload)));
+    }
+    let Some(Value::String(text)) = args.first() else {
+        return match (name, args) {
+            ("join", [list, rest @ ..]) => Some(join(evaluator, list, rest)),
+            _ => None,
+        };
+    };
+    searches(evaluator, name, text, args).or_else(|| changes(evaluator, name, text, args))
+}
+
+/// Functions that look for a part of a text.
+fn searches<'a>(
+    evaluator: &mut Evaluator<'a, '_>,
+    name: &str,
+    text: &str,
+    args: &[Value<'a>],
+) -> Option<Evaluated<'a>> {
+    let cost = traversal(args[0].cost_size());
+    Some(match (name, &args[1..]) {
+        ("startsWith", [Value::String(part)]) => {
+            evaluator.charge(traversal(args[1].cost_size())).map(|()| Value::Bool(text.starts_with(&**part)))
+        }
+        ("endsWith", [Value::String(part)]) => {
+            evaluator.charge(traversal(args[1].cost_size())).map(|()| Value::Bool(text.ends_with(&**part)))
+        }
+        ("contains", [Value::String(part)]) => {
+            let cost = cost.saturating_mul(traversal(args[1].cost_size()));
+            evaluator.charge(cost).map(|()| Value::Bool(text.contains(&**part)))
+        }
+        ("matches", [Value::String(_)]) => {
+            expression(evaluator, args).map(|regex| Value::Bool(regex.is_match(text)))
+        }
+        ("find", [Value::String(_)]) => expression(evaluator, args)
+            .map(|regex| Value::text(regex.find(text).map_or("", |found| found.as_str()))),
+        ("findAll", [Value::String(_), rest @ ..]) => expression(evaluator, args).map(|regex| {
+            let limit = limit(rest);
+            Value::list(regex.find_iter(text).take(limit).map(|found| Value::text(found.as_str())).collect())
+        }),
+        ("charAt", [Value::Int(index)]) => evaluator.charge(cost.max(1)).and_then(|()| char_at(text, *index)),
+        ("indexOf", [Value::String(part), rest @ ..]) => {
+            evaluator.charge(cost.max(1)).and_then(|()| index_of(text, part, rest))
+        }
+        ("lastIndexOf", [Value::String(part), rest @ ..]) => {
+            evaluator.charge(cost.max(1)).and_then(|()| last_index_of(text, part, rest))
+        }
+        _ => return None,
+    })
+}
+
+/// Functions that make another text.
+fn changes<'a>(
+    evaluator: &mut Evaluator<'a, '_>,
+    name: &str,
+    text: &str,
+    args: &[Value<'a>],
+) -> Option<Evaluated<'a>> {
+    let cost = traversal(args[0].cost_size());
+    let two = cost.saturating_mul(2);
+    Some(match (name, &args[1..]) {
+        ("lowerAscii", []) => evaluator.charge(cost).map(|()| Value::text(text.to_ascii_lowercase())),
+        ("upperAscii", []) => evaluator.charge(cost).map(|()| Value::text(text.to_ascii_uppercase())),
+        ("trim", []) => evaluator.charge(cost).map(|()| Value::text(text.trim())),
+        ("reverse", []) => {
+            evaluator.charge(cost).map(|()| Value::text(text.chars().rev().collect::<String>()))
+        }
+        ("strings.quote", []) => evaluator.charge(cost).map(|()| Value::text(format!("{text:?}"))),
+        ("jsonpatch.escapeKey", []) => {
+            evaluator.charge(two).map(|()| Value::text(text.replace('~', "~0").replace('/', "~1")))
+        }
+        ("substring", [Value::Int(start), rest @ ..]) => {
+            evaluator.charge(cost.max(1)).and_then(|()| substring(text, *start, rest))
+        }
+        ("split", [Value::String(separator), rest @ ..]) => {
+            evaluator.charge(two.max(1)).map(|()| split(text, separator, limit(rest)))
+        }
+        ("replace", [Value::String(from), Value::String(to), rest @ ..]) => {
+            replace(evaluator, (text, from, to), limit(rest))
+        }
+        ("format", [list]) => format_text(evaluator, text, list),
+        _ => return None,
+    })
+}
+
+fn limit(rest: &[Value<'_>]) -> usize {
+    match rest {
+        [Value::Int(limit)] => usize::try_from(*limit).unwrap_or(usize::MAX),
+        _ => usize::MAX,
+    }
+}
+
+/// Compiles the second argument. The cost of a search is that of its text times that of the expression.
+fn expression<'a>(evaluator: &mut Evaluator<'a, '_>, args: &[Value<'a>]) -> Result<regex::Regex, EvalError> {
+    let Some(Value::String(pattern)) = args.get(1) else { return Err(EvalError::NoOverload) };
+    let text = traversal(args[0].cost_size() + 1);
+    evaluator.charge(text.saturating_mul(args[1].cost_size().div_ceil(4)).max(1))?;
+    // Compiling takes much longer than matching a short text.
+    evaluator.charge(args[1].cost_size())?;
+    pattern::compile(pattern, pattern::MAX_BYTES).or_else(failed)
+}
+
+fn join<'a>(evaluator: &mut Evaluator<'a, '_>, list: &Value<'a>, rest: &[Value<'a>]) -> Evaluated<'a> {
+    let separator = match rest {
+        [] => "",
+        [Value::String(separator)] => separator,
+        _ => return Err(EvalError::NoOverload),
+    };
+    let items = list.items().ok_or(EvalError::NoOverload)?;
+    let mut text = String::new();
+    for (index, item) in items.iter().enumerate() {
+        let Value::String(part) = item else { return Err(EvalError::NoOverload) };
+        evaluator
+            .charge(traversal(item.cost_size() + u64::try_from(separator.len()).unwrap_or(u64::MAX)) * 2)?;
+        if index > 0 {
+            text.push_str(separator);
+        }
+        text.push_str(part);
+    }
+    Ok(Value::text(text))
+}
+
+fn char_at<'a>(text: &str, index: i64) -> Evaluated<'a> {
+    let length = text.chars().count();
+    match usize::try_from(index) {
+        Ok(index) if index < length => Ok(Value::text(text.chars().skip(index).take(1).collect::<String>())),
+        Ok(index) if index == length => Ok(Value::text("")),
+        _ => failed(format!("index out of range: {index}")),
+    }
+}
+
+fn index_of<'a>(text: &str, part: &str, rest: &[Value<'a>]) -> Evaluated<'a> {
+    let start = match rest {
+        [] => 0,
+        [Value::Int(start)] => {
+            usize::try_from(*start).or_else(|_| failed(format!("index out of range: {start}")))?
+        }
+        _ => return Err(EvalError::NoOverload),
+    };
+    let Some(offset) = offset_of(text, start) else { return failed(format!("index out of range: {start}")) };
+    let found = text[offset..].find(part).map(|at| text[..offset + at].chars().count());
+    Ok(Value::Int(found.and_then(|at| i64::try_from(at).ok()).unwrap_or(-1)))
+}
+
+fn last_index_of<'a>(text: &str, part: &str, rest: &[Value<'a>]) -> Evaluated<'a> {
+    let end = match rest {
+        [] => text.len(),
+        [Value::Int(start)] => {
+            let offset = usize::try_from(*start).ok().and_then(|start| offset_of(text, start));
+            let Some(offset) = offset else { return failed(format!("index out of range: {start}")) };
+            let mut end = (offset + part.len()).min(text.len());
+            while !text.is_char_boundary(end) {
+                end += 1;
+            }
+            end
+        }
+        _ => return Err(EvalError::NoOverload),
+    };
+    let found = text[..end].rfind(part).map(|at| text[..at].chars().count());
+    Ok(Value::Int(found.and_then(|at| i64::try_from(at).ok()).unwrap_or(-1)))
+}
+
+/// The byte offset of a character. The offset after the last character is allowed.
+fn offset_of(text: &str, index: usize) -> Option<usize> {
+    text.char_indices().map(|(at, _)| at).chain([text.len()]).nth(index)
+}
+
+fn substring<'a>(text: &str, start: i64, rest: &[Value<'a>]) -> Evaluated<'a> {
+    let at = |index: i64| match usize::try_from(index).ok().and_then(|index| offset_of(text, index)) {
+        Some(offset) => Ok(offset),
+        None => failed(format!("index out of range: {index}")),
+    };
+    let end = match rest {
+        [] => text.len(),
+        [Value::Int(end)] if *end < start => {
+            return failed(format!("invalid substring range. start: {start}, end: {end}"));
+        }
+        [Value::Int(end)] => at(*end)?,
+        _ => return Err(EvalError::NoOverload),
+    };
+    Ok(Value::text(&text[at(start)?..end]))
+}
+
+fn split<'a>(text: &str, separator: &str, limit: usize) -> Value<'a> {
+    if limit == 0 {
+        return Value::list(Vec::new());
+    }
+    if separator.is_empty() {
+        let mut parts: Vec<Value<'a>> =
+            text.chars().take(limit - 1).map(|c| Value::text(c.to_string())).collect();
+        let rest: String = text.chars().skip(parts.len()).collect();
+        if !rest.is_empty() {
+            parts.push(Value::text(rest));
+        }
+        return Value::list(parts);
+    }
+    Value::list(text.splitn(limit, separator).map(Value::text).collect())
+}
+
+fn replace<'a>(
+    evaluator: &mut Evaluator<'a, '_>,
+    (text, from, to): (&str, &str, &str),
+    limit: usize,
+) -> Evaluated<'a> {
+    let count = if from.is_empty() { text.chars().count() + 1 } else { text.matches(from).count() };
+    let grown = text.len().saturating_add(count.min(limit).saturating_mul(to.len()));
+    evaluator.charge(traversal(u64::try_from(grown).unwrap_or(u64::MAX)).saturating_mul(2).max(1))?;
+    Ok(Value::text(text.replacen(from, to, limit)))
+}

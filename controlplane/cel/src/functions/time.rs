@@ -1,0 +1,73 @@
+//! Parts of timestamps and durations.
+
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+
+use super::failed;
+use crate::eval::{EvalError, Evaluated, Evaluator};
+use crate::value::Value;
+
+pub(super) fn call<'a>(
+    evaluator: &mut Evaluator<'a, '_>,
+    name: &str,
+    args: &[Value<'a>],
+    member: bool,
+) -> Option<Evaluated<'a>> {
+    if !member || !name.starts_with("get") {
+        return None;
+    }
+    let part = match args {
+        [Value::Duration(nanoseconds)] => of_duration(name, *nanoseconds),
+        [Value::Timestamp(at)] => of_timestamp(name, *at, TimeZone::UTC),
+        [Value::Timestamp(at), Value::String(zone)] => match time_zone(zone) {
+            Some(zone) => of_timestamp(name, *at, zone),
+            None => return Some(failed(format!("unknown time zone {zone}"))),
+        },
+        _ => return None,
+    };
+    Some(evaluator.charge(1).and(part.map(Value::Int).ok_or(EvalError::NoOverload)))
+}
+
+fn of_duration(name: &str, nanoseconds: i64) -> Option<i64> {
+    Some(match name {
+        "getHours" => nanoseconds / 3_600_000_000_000,
+        "getMinutes" => nanoseconds / 60_000_000_000,
+        "getSeconds" => nanoseconds / 1_000_000_000,
+        "getMilliseconds" => nanoseconds / 1_000_000 % 1000,
+        _ => return None,
+    })
+}
+
+fn of_timestamp(name: &str, at: Timestamp, zone: TimeZone) -> Option<i64> {
+    let at = at.to_zoned(zone);
+    Some(match name {
+        "getFullYear" => at.year().into(),
+        "getMonth" => i64::from(at.month()) - 1,
+        "getDate" => at.day().into(),
+        "getDayOfMonth" => i64::from(at.day()) - 1,
+        "getDayOfWeek" => i64::from(at.weekday().to_sunday_zero_offset()),
+        "getDayOfYear" => i64::from(at.day_of_year()) - 1,
+        "getHours" => at.hour().into(),
+        "getMinutes" => at.minute().into(),
+        "getSeconds" => at.second().into(),
+        "getMilliseconds" => at.millisecond().into(),
+        _ => return None,
+    })
+}
+
+/// `UTC`, or an offset such as `-08:00`. Names of zones need a database on disk, which this crate must not read.
+fn time_zone(text: &str) -> Option<TimeZone> {
+    if matches!(text, "UTC" | "Z" | "") {
+        return Some(TimeZone::UTC);
+    }
+    let (sign, rest) = match text.strip_prefix('-') {
+        Some(rest) => (-1, rest),
+        None => (1, text.strip_prefix('+').unwrap_or(text)),
+    };
+    let (hours, minutes) = rest.split_once(':')?;
+    let (hours, minutes): (i32, i32) = (hours.parse().ok()?, minutes.parse().ok()?);
+    if !(0..=23).contains(&hours) || !(0..=59).contains(&minutes) {
+        return None;
+    }
+    jiff::tz::Offset::from_seconds(sign * (hours * 3600 + minutes * 60)).ok().map(TimeZone::fixed)
+}

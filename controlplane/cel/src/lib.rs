@@ -1,0 +1,33 @@
+//! The Common Expression Language (CEL) in Kubernetes' environment.
+//!
+//! The crate `cel` parses; this crate checks types, evaluates and counts the cost. `docs/decisions/cel.md` says why.
+//! Start at [`Program::compile`] and [`Program::evaluate`].
+//!
+//! | part | module | upstream |
+//! |---|---|---|
+//! | parsing into a compact tree | `parse` | `cel-go/parser` |
+//! | types of variables and fields | [`types`] | `apiserver/pkg/cel/types.go` |
+//! | static check | `check` | `cel-go/checker` |
+//! | evaluation with a cost limit | `eval` | `cel-go/interpreter` |
+//! | functions | `functions` | `apiserver/pkg/cel/library`, `cel-go/ext` |
+//! | names of fields | [`escape`] | `apiserver/pkg/cel/escaping.go` |
+//! | regular expressions of Go | [`pattern`] | `regexp/syntax` |
+//!
+//! Invariants: no I/O, no clock, no panic on any input. The cost of an evaluation bounds its time and its memory.
+
+mod check;
+pub mod duration;
+pub mod escape;
+mod eval;
+mod functions;
+mod operators;
+mod parse;
+pub mod pattern;
+mod program;
+pub mod types;
+mod value;
+
+pub use eval::{EvalError, PER_CALL_LIMIT};
+pub use program::{CompileError, Environment, Program};
+pub use types::{Field, ObjectType, Type};
+pub use value::Value;

@@ -1,0 +1,205 @@
+//! Operators.
+
+use std::sync::Arc;
+
+use crate::eval::{EvalError, Evaluated, Evaluator};
+use crate::value::{Key, Value};
+
+/// Applies an operator. None if the name is no operator.
+pub(crate) fn apply<'a>(
+    evaluator: &mut Evaluator<'a, '_>,
+    name: &str,
+    args: &[Value<'a>],
+) -> Option<Evaluated<'a>> {
+    Some(match (name, args) {
+        ("_==_", [left, right]) => equals(evaluator, left, right).map(Value::Bool),
+        ("_!=_", [left, right]) => equals(evaluator, left, right).map(|equal| Value::Bool(!equal)),
+        ("_<_", [left, right]) => compare(evaluator, left, right, std::cmp::Ordering::is_lt),
+        ("_<=_", [left, right]) => compare(evaluator, left, right, std::cmp::Ordering::is_le),
+        ("_>_", [left, right]) => compare(evaluator, left, right, std::cmp::Ordering::is_gt),
+        ("_>=_", [left, right]) => compare(evaluator, left, right, std::cmp::Ordering::is_ge),
+        ("@in", [left, right]) => contains(evaluator, left, right),
+        ("_[_]", [operand, index]) => evaluator.charge(1).and_then(|()| at(operand, index)),
+        ("!_", [Value::Bool(value)]) => evaluator.charge(1).map(|()| Value::Bool(!value)),
+        ("-_", [value]) => evaluator.charge(1).and_then(|()| negate(value)),
+        ("_+_", [left, right]) => add(evaluator, left, right),
+        ("_-_" | "_*_" | "_/_" | "_%_", [left, right]) => {
+            evaluator.charge(1).and_then(|()| arithmetic(name, left, right))
+        }
+        ("!_" | "_==_" | "_!=_" | "_<_" | "_<=_" | "_>_" | "_>=_", _) => Err(EvalError::NoOverload),
+        _ => return None,
+    })
+}
+
+/// Equality, which costs the work that it takes.
+pub(crate) fn equals<'a>(
+    evaluator: &mut Evaluator<'a, '_>,
+    left: &Value<'a>,
+    right: &Value<'a>,
+) -> Result<bool, EvalError> {
+    let mut work = 0;
+    let equal = left.equals(right, &mut work);
+    evaluator.charge(work.max(1))?;
+    Ok(equal)
+}
+
+fn compare<'a>(
+    evaluator: &mut Evaluator<'a, '_>,
+    left: &Value<'a>,
+    right: &Value<'a>,
+    test: fn(std::cmp::Ordering) -> bool,
+) -> Evaluated<'a> {
+    evaluator.charge(1 + left.cost_size().min(right.cost_size()) / 10)?;
+    match (left, right) {
+        (Value::Double(left), _) if left.is_nan() => Ok(Value::Bool(false)),
+        (_, Value::Double(right)) if right.is_nan() => Ok(Value::Bool(false)),
+        _ => left.order(right).map(|order| Value::Bool(test(order))).ok_or(EvalError::NoOverload),
+    }
+}
+
+fn contains<'a>(
+    evaluator: &mut Evaluator<'a, '_>,
+    item: &Value<'a>,
+    collection: &Value<'a>,
+) -> Evaluated<'a> {
+    evaluator.charge(1)?;
+    if collection.is_map() {
+        return Ok(Value::Bool(collection.get(item).is_some()));
+    }
+    if !matches!(collection, Value::List(_) | Value::JsonList(..)) {
+        return Err(EvalError::NoOverload);
+    }
+    let mut index = 0;
+    while let Some(element) = collection.at(index) {
+        if equals(evaluator, &element, item)? {
+            return Ok(Value::Bool(true));
+        }
+        index += 1;
+    }
+    Ok(Value::Bool(false))
+}
+
+fn at<'a>(operand: &Value<'a>, index: &Value<'a>) -> Evaluated<'a> {
+    if let Value::Optional(inner) = operand {
+        return match inner {
+            None => Ok(Value::Optional(None)),
+            Some(inner) => Ok(Value::optional(at(inner, index).ok())),
+        };
+    }
+    if operand.is_map() {
+        return operand.get(index).ok_or_else(|| match Key::of(index) {
+            Some(key) => EvalError::Failed(format!("no such key: {key}")),
+            None => EvalError::NoOverload,
+        });
+    }
+    if !matches!(operand, Value::List(_) | Value::JsonList(..)) {
+        return Err(EvalError::NoOverload);
+    }
+    let Some(Key::Int(position)) = Key::of(index) else { return Err(EvalError::NoOverload) };
+    let found = usize::try_from(position).ok().and_then(|position| operand.at(position));
+    found.ok_or_else(|| EvalError::Failed(format!("index out of bounds: {position}")))
+}
+
+fn negate<'a>(value: &Value<'a>) -> Evaluated<'a> {
+    match value {
+        Value::Int(number) => number.checked_neg().map(Value::Int).ok_or_else(|| overflow("integer")),
+        Value::Double(number) => Ok(Value::Double(-number)),
+        _ => Err(EvalError::NoOverload),
+    }
+}
+
+fn overflow(kind: &str) -> EvalError {
+    EvalError::Failed(format!("{kind} overflow"))
+}
+
+fn add<'a>(evaluator: &mut Evaluator<'a, '_>, left: &Value<'a>, right: &Value<'a>) -> Evaluated<'a> {
+    match (left, right) {
+        (Value::String(first), Value::String(second)) => {
+            evaluator.charge((left.cost_size() + right.cost_size()).div_ceil(10).max(1))?;
+            Ok(Value::text(format!("{first}{second}")))
+        }
+        (Value::Bytes(first), Value::Bytes(second)) => {
+            evaluator.charge((left.cost_size() + right.cost_size()).div_ceil(10).max(1))?;
+            Ok(Value::Bytes(first.iter().chain(second.iter()).copied().collect()))
+        }
+        (Value::List(_) | Value::JsonList(..), Value::List(_) | Value::JsonList(..)) => {
+            // The elements are copied, so their number counts. cel-go links the lists and counts one.
+            evaluator.charge((left.cost_size() + right.cost_size()).div_ceil(10).max(1))?;
+            let (Some(mut items), Some(more)) = (left.items(), right.items()) else {
+                return Err(EvalError::NoOverload);
+            };
+            items.extend(more);
+            Ok(Value::List(Arc::new(items)))
+        }
+        _ => {
+            evaluator.charge(1)?;
+            arithmetic("_+_", left, right)
+        }
+    }
+}
+
+fn arithmetic<'a>(name: &str, left: &Value<'a>, right: &Value<'a>) -> Evaluated<'a> {
+    match (left, right) {
+        (Value::Int(left), Value::Int(right)) => int(name, *left, *right),
+        (Value::Uint(left), Value::Uint(right)) => uint(name, *left, *right),
+        (Value::Double(left), Value::Double(right)) => match name {
+            "_+_" => Ok(Value::Double(left + right)),
+            "_-_" => Ok(Value::Double(left - right)),
+            "_*_" => Ok(Value::Double(left * right)),
+            "_/_" => Ok(Value::Double(left / right)),
+            _ => Err(EvalError::NoOverload),
+        },
+        _ => time(name, left, right),
+    }
+}
+
+fn int<'a>(name: &str, left: i64, right: i64) -> Evaluated<'a> {
+    let result = match name {
+        "_+_" => left.checked_add(right),
+        "_-_" => left.checked_sub(right),
+        "_*_" => left.checked_mul(right),
+        "_/_" if right == 0 => return Err(EvalError::Failed("division by zero".to_owned())),
+        "_%_" if right == 0 => return Err(EvalError::Failed("modulus by zero".to_owned())),
+        "_/_" => left.checked_div(right),
+        _ => left.checked_rem(right),
+    };
+    result.map(Value::Int).ok_or_else(|| overflow("integer"))
+}
+
+fn uint<'a>(name: &str, left: u64, right: u64) -> Evaluated<'a> {
+    let result = match name {
+        "_+_" => left.checked_add(right),
+        "_-_" => left.checked_sub(right),
+        "_*_" => left.checked_mul(right),
+        "_/_" if right == 0 => return Err(EvalError::Failed("division by zero".to_owned())),
+        "_%_" if right == 0 => return Err(EvalError::Failed("modulus by zero".to_owned())),
+        "_/_" => left.checked_div(right),
+        _ => left.checked_rem(right),
+    };
+    result.map(Value::Uint).ok_or_else(|| overflow("unsigned integer"))
+}
+
+fn time<'a>(name: &str, left: &Value<'a>, right: &Value<'a>) -> Evaluated<'a> {
+    let shift = |at: &jiff::Timestamp, nanoseconds: Option<i64>| {
+        nanoseconds
+            .and_then(|nanoseconds| at.checked_add(jiff::SignedDuration::from_nanos(nanoseconds)).ok())
+            .map(Value::Timestamp)
+            .ok_or_else(|| overflow("timestamp"))
+    };
+    match (name, left, right) {
+        ("_+_", Value::Timestamp(at), Value::Duration(by))
+        | ("_+_", Value::Duration(by), Value::Timestamp(at)) => shift(at, Some(*by)),
+        ("_-_", Value::Timestamp(at), Value::Duration(by)) => shift(at, by.checked_neg()),
+        ("_-_", Value::Timestamp(left), Value::Timestamp(right)) => {
+            let difference = left.as_nanosecond() - right.as_nanosecond();
+            i64::try_from(difference).map(Value::Duration).map_err(|_error| overflow("duration"))
+        }
+        ("_+_", Value::Duration(left), Value::Duration(right)) => {
+            left.checked_add(*right).map(Value::Duration).ok_or_else(|| overflow("duration"))
+        }
+        ("_-_", Value::Duration(left), Value::Duration(right)) => {
+            left.checked_sub(*right).map(Value::Duration).ok_or_else(|| overflow("duration"))
+        }
+        _ => Err(EvalError::NoOverload),
+    }
+}

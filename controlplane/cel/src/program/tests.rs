@@ -1,0 +1,141 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::json;
+
+use super::*;
+use crate::types::{Field, ObjectType};
+
+fn evaluate(source: &str) -> Result<serde_json::Value, String> {
+    let program = Program::compile(source, &Environment::default()).map_err(|error| error.to_string())?;
+    let (result, _) = program.evaluate(&[]);
+    result.map(|value| value.to_json()).map_err(|error| error.to_string())
+}
+
+#[test]
+fn expressions_have_their_values() {
+    for (source, expected) in [
+        ("1 + 2 * 3", json!(7)),
+        ("7 / 2 == 3 && 7 % 2 == 1", json!(true)),
+        ("'a' + 'b'", json!("ab")),
+        ("[1, 2, 3].filter(x, x > 1).map(x, x * 2)", json!([4, 6])),
+        ("[1, 2].all(x, x > 0) && [1, 2].exists(x, x == 2) && [1, 2].exists_one(x, x == 2)", json!(true)),
+        ("{'a': 1, 'b': 2}.map(k, k)", json!(["a", "b"])),
+        ("{'a': 1}['a'] + {'a': 1}.a", json!(2)),
+        ("has({'a': 1}.a) && !has({'a': 1}.b)", json!(true)),
+        ("'b' in ['a', 'b'] && 'a' in {'a': 1}", json!(true)),
+        ("true ? 1 : 2", json!(1)),
+        ("1.5 > 1 && 2u > 1 && dyn(1) == 1.0", json!(true)),
+        ("size('añb') == 3 && 'abc'.size() == 3", json!(true)),
+        ("'hello'.matches('^h.*o$') && 'a1b22'.findAll('[0-9]+') == ['1', '22']", json!(true)),
+        ("'a,b'.split(',').join('-')", json!("a-b")),
+        ("'hello'.replace('l', 'L', 1)", json!("heLlo")),
+        ("'tacocat'.substring(4) + string('tacocat'.indexOf('c'))", json!("cat2")),
+        ("'%s is %d and %.2f'.format(['x', 3, 1.5])", json!("x is 3 and 1.50")),
+        ("[3, 1, 2].max() + [3, 1, 2].min() + [1, 2].sum()", json!(7)),
+        ("[1, 2].isSorted() && ['a', 'b'].indexOf('b') == 1", json!(true)),
+        (
+            "sets.contains([1, 2, 3], [1]) && sets.intersects([1], [1, 2]) && sets.equivalent([1, 1], [1])",
+            json!(true),
+        ),
+        ("url('https://a.b:8080/c?d=e').getHost()", json!("a.b:8080")),
+        ("url('/path').getEscapedPath()", json!("/path")),
+        ("quantity('1Gi').isGreaterThan(quantity('500Mi'))", json!(true)),
+        ("quantity('2').sub(quantity('500m')) == quantity('1500m')", json!(true)),
+        ("cidr('10.0.0.0/8').containsIP('10.1.2.3') && !isIP('x')", json!(true)),
+        ("ip('127.0.0.1').isLoopback() && cidr('10.0.0.0/8').prefixLength() == 8", json!(true)),
+        ("semver('1.2.3').isLessThan(semver('1.10.0')) && !isSemver('1')", json!(true)),
+        ("!format.dns1123Label().validate('my-name').hasValue()", json!(true)),
+        ("format.dns1123Label().validate('A').hasValue()", json!(true)),
+        (
+            "duration('1h') > duration('59m') && timestamp('2024-01-02T00:00:00Z').getDayOfMonth() == 1",
+            json!(true),
+        ),
+        ("optional.of(1).orValue(2) + optional.none().orValue(2)", json!(3)),
+        ("{'a': {'b': 1}}.?a.?b.orValue(0) + {'a': 1}[?'z'].orValue(5)", json!(6)),
+        ("cel.bind(x, 2, x * x)", json!(4)),
+        ("optional.of(2).optMap(x, x * x).value()", json!(4)),
+        ("type(1) == int && type('a') == string", json!(true)),
+        ("false && (1 / 0 == 1) || true", json!(true)),
+        ("[0, 1].exists(x, 1 / x == 1)", json!(true)),
+    ] {
+        match evaluate(source) {
+            Ok(value) => assert_eq!(value, expected, "{source}"),
+            Err(error) => panic!("{source}: {error}"),
+        }
+    }
+}
+
+#[test]
+fn errors_are_those_of_cel_go() {
+    for (source, expected) in [
+        ("1 / 0", "division by zero"),
+        ("{'a': 1}['b']", "no such key: b"),
+        ("[1][3]", "index out of bounds: 3"),
+        ("9223372036854775807 + 1", "integer overflow"),
+        ("dyn('a') + dyn(1)", "no such overload"),
+    ] {
+        assert_eq!(evaluate(source), Err(expected.to_owned()), "{source}");
+    }
+}
+
+fn object() -> Type {
+    let field = |name: &str, kind: Type| (name.into(), Field { name: name.into(), kind });
+    let fields =
+        BTreeMap::from([field("a", Type::String), field("n", Type::Int), field("l", Type::list(Type::Int))]);
+    Type::Object(Arc::new(ObjectType { name: "selfType".to_owned(), fields }))
+}
+
+#[test]
+fn names_and_types_are_checked() {
+    let environment = Environment::default().variable("self", object());
+    for (source, expected) in [
+        ("self.b == 1", "ERROR: <input>:1:5: undefined field 'b'\n | self.b == 1\n | ....^"),
+        ("other == 1", "undeclared reference to 'other' (in container '')"),
+        ("self.a == 1", "found no matching overload for '_==_' applied to '(string, int)'"),
+        ("self.n.startsWith('a')", "found no matching overload for 'startsWith' applied to 'int.(string)'"),
+        ("self.a.unknown()", "undeclared reference to 'unknown'"),
+        ("self.a ==", "Syntax error"),
+    ] {
+        let error =
+            Program::compile(source, &environment).err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(error.contains(expected), "{source}: {error}");
+    }
+    for (source, kind) in
+        [("self.a", Type::String), ("self.l.all(x, x > 0)", Type::Bool), ("self.l[0]", Type::Int)]
+    {
+        assert_eq!(Program::compile(source, &environment).unwrap().kind(), &kind, "{source}");
+    }
+}
+
+#[test]
+fn fields_of_json_are_read() {
+    let kind = object();
+    let environment = Environment::default().variable("self", kind.clone()).variable("oldSelf", kind.clone());
+    let program =
+        Program::compile("self.n > oldSelf.n && has(self.a) && self.l.exists(x, x == 2)", &environment)
+            .unwrap();
+    assert!(program.uses("oldSelf") && !program.uses("other"));
+    let (new, old) = (json!({"a": "x", "n": 2, "l": [1, 2]}), json!({"n": 1}));
+    let variables = [("self", Value::from_json(&new, &kind)), ("oldSelf", Value::from_json(&old, &kind))];
+    assert_eq!(program.evaluate(&variables).0, Ok(Value::Bool(true)));
+}
+
+#[test]
+fn hostile_expressions_end() {
+    let list = "[0,1,2,3,4,5,6,7,8,9]";
+    let deep = format!(
+        "{list}.all(a, {list}.all(b, {list}.all(c, {list}.all(d, {list}.all(e, {list}.all(f, true))))))"
+    );
+    assert_eq!(evaluate(&deep), Err("operation cancelled: actual cost limit exceeded".to_owned()));
+    let mut doubling = "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'".to_owned();
+    for index in 0..30 {
+        doubling = format!("cel.bind(v{index}, {doubling}, v{index} + v{index})");
+    }
+    assert_eq!(evaluate(&doubling), Err("operation cancelled: actual cost limit exceeded".to_owned()));
+    let chain = vec!["1"; 7000].join("+");
+    assert!(evaluate(&chain).unwrap_err().contains("nested more than"));
+    assert!(evaluate(&"(".repeat(5000)).is_err());
+    assert!(evaluate(&"-".repeat(5000)).is_err());
+    assert!(evaluate(&"a".repeat(20_000)).unwrap_err().contains("longer than"));
+}

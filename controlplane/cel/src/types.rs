@@ -1,0 +1,128 @@
+//! Types of variables and fields.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+/// A type.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Type {
+    /// Any value. Operations are checked when they are evaluated.
+    Dyn,
+    /// Null.
+    Null,
+    /// `bool`.
+    Bool,
+    /// `int`.
+    Int,
+    /// `uint`.
+    Uint,
+    /// `double`.
+    Double,
+    /// `string`.
+    String,
+    /// `bytes`. In JSON a text in base64.
+    Bytes,
+    /// `google.protobuf.Duration`. In JSON a text such as `1m`.
+    Duration,
+    /// `google.protobuf.Timestamp`. In JSON a text, a date with or without time.
+    Timestamp,
+    /// A list.
+    List(Arc<Type>),
+    /// A map with texts as keys.
+    Map(Arc<Type>),
+    /// A map with keys of another type, made by an expression.
+    KeyedMap(Arc<Type>, Arc<Type>),
+    /// An object with known fields.
+    Object(Arc<ObjectType>),
+    /// A value that may be absent.
+    Optional(Arc<Type>),
+    /// A type of a library, by name: `kubernetes.Quantity`.
+    Opaque(&'static str),
+    /// A type as a value.
+    Type,
+}
+
+/// An object type.
+#[derive(Debug, PartialEq)]
+pub struct ObjectType {
+    /// Name for messages.
+    pub name: String,
+    /// Fields by their identifiers.
+    pub fields: BTreeMap<Box<str>, Field>,
+}
+
+/// A field of an object type.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Field {
+    /// Name in JSON.
+    pub name: Box<str>,
+    /// Type.
+    pub kind: Type,
+}
+
+/// The type of values whose type is unknown.
+pub(crate) static DYN: Type = Type::Dyn;
+
+pub(crate) const QUANTITY: Type = Type::Opaque("kubernetes.Quantity");
+pub(crate) const URL: Type = Type::Opaque("kubernetes.URL");
+pub(crate) const IP: Type = Type::Opaque("net.IP");
+pub(crate) const CIDR: Type = Type::Opaque("net.CIDR");
+pub(crate) const SEMVER: Type = Type::Opaque("kubernetes.Semver");
+pub(crate) const FORMAT: Type = Type::Opaque("kubernetes.NamedFormat");
+
+// === impl Type ===
+
+impl Type {
+    /// A list of elements of a type.
+    pub fn list(item: Type) -> Type {
+        Type::List(Arc::new(item))
+    }
+
+    /// Whether a value of this type may be used where the other is expected.
+    pub(crate) fn fits(&self, expected: &Type) -> bool {
+        match (self, expected) {
+            (Type::Dyn, _) | (_, Type::Dyn) => true,
+            // Fields may be null without a declaration: a message or wrapper of upstream's type system.
+            (
+                Type::Null,
+                Type::Object(_) | Type::Optional(_) | Type::Opaque(_) | Type::Timestamp | Type::Duration,
+            ) => true,
+            (Type::Object(_) | Type::Timestamp | Type::Duration, Type::Null) => true,
+            (Type::List(left), Type::List(right))
+            | (Type::Map(left), Type::Map(right))
+            | (Type::Optional(left), Type::Optional(right)) => left.fits(right),
+            (Type::KeyedMap(_, left), Type::Map(right)) | (Type::Map(left), Type::KeyedMap(_, right)) => {
+                left.fits(right)
+            }
+            (Type::KeyedMap(_, left), Type::KeyedMap(_, right)) => left.fits(right),
+            // An object is also a map of its fields.
+            (Type::Object(left), Type::Object(right)) => Arc::ptr_eq(left, right) || left == right,
+            _ => self == expected,
+        }
+    }
+}
+
+impl fmt::Display for Type {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Type::Dyn => f.write_str("dyn"),
+            Type::Null => f.write_str("null"),
+            Type::Bool => f.write_str("bool"),
+            Type::Int => f.write_str("int"),
+            Type::Uint => f.write_str("uint"),
+            Type::Double => f.write_str("double"),
+            Type::String => f.write_str("string"),
+            Type::Bytes => f.write_str("bytes"),
+            Type::Duration => f.write_str("google.protobuf.Duration"),
+            Type::Timestamp => f.write_str("google.protobuf.Timestamp"),
+            Type::List(item) => write!(f, "list({item})"),
+            Type::Map(value) => write!(f, "map(string, {value})"),
+            Type::KeyedMap(key, value) => write!(f, "map({key}, {value})"),
+            Type::Object(object) => f.write_str(&object.name),
+            Type::Optional(inner) => write!(f, "optional_type({inner})"),
+            Type::Opaque(name) => f.write_str(name),
+            Type::Type => f.write_str("type"),
+        }
+    }
+}

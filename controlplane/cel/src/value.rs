@@ -1,0 +1,420 @@
+//! Values. Objects and lists of a request stay JSON; an element is converted when an expression reads it.
+
+use std::borrow::Cow;
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use base64::Engine;
+use coracle_values::Quantity;
+use ipnetwork::IpNetwork;
+use jiff::Timestamp;
+use serde_json::{Map, Value as Json};
+
+use crate::duration;
+use crate::types::{DYN, ObjectType, Type};
+
+/// A value.
+#[derive(Clone, Debug)]
+pub enum Value<'a> {
+    /// Null.
+    Null,
+    /// `bool`.
+    Bool(bool),
+    /// `int`.
+    Int(i64),
+    /// `uint`.
+    Uint(u64),
+    /// `double`.
+    Double(f64),
+    /// `string`.
+    String(Cow<'a, str>),
+    /// `bytes`.
+    Bytes(Arc<[u8]>),
+    /// A list that an expression made.
+    List(Arc<Vec<Value<'a>>>),
+    /// A list in JSON, and the type of its elements.
+    JsonList(&'a [Json], &'a Type),
+    /// A map that an expression made.
+    Map(Arc<BTreeMap<Key, Value<'a>>>),
+    /// An object in JSON, and the type of its values.
+    JsonMap(&'a Map<String, Json>, &'a Type),
+    /// An object in JSON with known fields.
+    JsonObject(&'a Map<String, Json>, &'a ObjectType),
+    /// Nanoseconds.
+    Duration(i64),
+    /// A point in time.
+    Timestamp(Timestamp),
+    /// A type, by name.
+    Type(&'static str),
+    /// An optional value.
+    Optional(Option<Arc<Value<'a>>>),
+    /// A quantity.
+    Quantity(Quantity),
+    /// A URL: its text and its parsed form.
+    Url(Arc<url::Url>),
+    /// An IP address.
+    Ip(IpAddr),
+    /// A network.
+    Cidr(IpNetwork),
+    /// A semantic version.
+    Semver(Arc<semver::Version>),
+    /// A named format.
+    Format(&'static str),
+}
+
+/// A key of a map.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Key {
+    /// `bool`.
+    Bool(bool),
+    /// `int`, and `uint` if it is in range.
+    Int(i64),
+    /// `uint`.
+    Uint(u64),
+    /// `string`.
+    String(String),
+}
+
+/// Maximum depth of comparisons.
+const MAX_DEPTH: usize = 200;
+
+// === impl Value ===
+
+impl<'a> Value<'a> {
+    /// A JSON value with its type. The value of a wrong type is converted by its JSON type.
+    pub fn from_json(json: &'a Json, kind: &'a Type) -> Value<'a> {
+        match (json, kind) {
+            (Json::Null, _) => Value::Null,
+            (Json::Bool(flag), _) => Value::Bool(*flag),
+            (Json::Number(number), Type::Double) => Value::Double(number.as_f64().unwrap_or(f64::NAN)),
+            (Json::Number(number), Type::Int) => match (number.as_i64(), number.as_f64()) {
+                (Some(whole), _) => Value::Int(whole),
+                #[expect(clippy::cast_possible_truncation, reason = "the number is whole and in range")]
+                (None, Some(float)) if float.fract() == 0.0 && float.abs() < 9e18 => Value::Int(float as i64),
+                (None, float) => Value::Double(float.unwrap_or(f64::NAN)),
+            },
+            (Json::Number(number), _) => number
+                .as_i64()
+                .map(Value::Int)
+                .unwrap_or_else(|| Value::Double(number.as_f64().unwrap_or(f64::NAN))),
+            (Json::String(text), kind) => from_text(text, kind),
+            (Json::Array(list), Type::List(item)) => Value::JsonList(list, item),
+            (Json::Array(list), _) => Value::JsonList(list, &DYN),
+            (Json::Object(map), Type::Object(object)) => Value::JsonObject(map, object),
+            (Json::Object(map), Type::Map(inner)) => Value::JsonMap(map, inner),
+            (Json::Object(map), _) => Value::JsonMap(map, &DYN),
+        }
+    }
+
+    /// An owned text.
+    pub fn text(text: impl Into<String>) -> Value<'a> {
+        Value::String(Cow::Owned(text.into()))
+    }
+
+    pub(crate) fn list(items: Vec<Value<'a>>) -> Value<'a> {
+        Value::List(Arc::new(items))
+    }
+
+    pub(crate) fn optional(value: Option<Value<'a>>) -> Value<'a> {
+        Value::Optional(value.map(Arc::new))
+    }
+
+    /// The name of the value's type.
+    pub(crate) fn type_name(&self) -> &'static str {
+        match self {
+            Value::Null => "null_type",
+            Value::Bool(_) => "bool",
+            Value::Int(_) => "int",
+            Value::Uint(_) => "uint",
+            Value::Double(_) => "double",
+            Value::String(_) => "string",
+            Value::Bytes(_) => "bytes",
+            Value::List(_) | Value::JsonList(..) => "list",
+            Value::Map(_) | Value::JsonMap(..) | Value::JsonObject(..) => "map",
+            Value::Duration(_) => "google.protobuf.Duration",
+            Value::Timestamp(_) => "google.protobuf.Timestamp",
+            Value::Type(_) => "type",
+            Value::Optional(_) => "optional_type",
+            Value::Quantity(_) => "kubernetes.Quantity",
+            Value::Url(_) => "kubernetes.URL",
+            Value::Ip(_) => "net.IP",
+            Value::Cidr(_) => "net.CIDR",
+            Value::Semver(_) => "kubernetes.Semver",
+            Value::Format(_) => "kubernetes.NamedFormat",
+        }
+    }
+
+    /// Number of elements, characters or bytes.
+    pub(crate) fn size(&self) -> Option<usize> {
+        Some(match self {
+            Value::String(text) => text.chars().count(),
+            Value::Bytes(bytes) => bytes.len(),
+            Value::List(list) => list.len(),
+            Value::JsonList(list, _) => list.len(),
+            Value::Map(map) => map.len(),
+            Value::JsonMap(map, _) => map.len(),
+            Value::JsonObject(map, _) => map.len(),
+            _ => return None,
+        })
+    }
+
+    /// The size that costs depend on, found in constant time.
+    pub(crate) fn cost_size(&self) -> u64 {
+        let size = match self {
+            Value::String(text) => text.len(),
+            other => other.size().unwrap_or(1),
+        };
+        u64::try_from(size).unwrap_or(u64::MAX)
+    }
+
+    /// The element of a list.
+    pub(crate) fn at(&self, index: usize) -> Option<Value<'a>> {
+        match self {
+            Value::List(list) => list.get(index).cloned(),
+            Value::JsonList(list, kind) => list.get(index).map(|item| Value::from_json(item, kind)),
+            _ => None,
+        }
+    }
+
+    /// The elements of a list. None if the value is no list.
+    pub(crate) fn items(&self) -> Option<Vec<Value<'a>>> {
+        match self {
+            Value::List(list) => Some(list.to_vec()),
+            Value::JsonList(list, kind) => {
+                Some(list.iter().map(|item| Value::from_json(item, kind)).collect())
+            }
+            _ => None,
+        }
+    }
+
+    /// The keys of a map. None if the value is no map.
+    pub(crate) fn keys(&self) -> Option<Vec<Value<'a>>> {
+        Some(match self {
+            Value::Map(map) => map.keys().map(Key::to_value).collect(),
+            Value::JsonMap(map, _) => map.keys().map(|key| Value::String(Cow::Borrowed(key))).collect(),
+            Value::JsonObject(map, object) => object
+                .fields
+                .iter()
+                .filter(|(_, field)| map.contains_key(&*field.name))
+                .map(|(name, _)| Value::String(Cow::Borrowed(&**name)))
+                .collect(),
+            _ => return None,
+        })
+    }
+
+    /// The value of a key.
+    pub(crate) fn get(&self, key: &Value<'a>) -> Option<Value<'a>> {
+        match (self, key) {
+            (Value::Map(map), key) => map.get(&Key::of(key)?).cloned(),
+            (Value::JsonMap(map, kind), Value::String(name)) => {
+                map.get(&**name).map(|value| Value::from_json(value, kind))
+            }
+            (Value::JsonObject(map, object), Value::String(name)) => {
+                let field = object.fields.get(&**name)?;
+                map.get(&*field.name).map(|value| Value::from_json(value, &field.kind))
+            }
+            _ => None,
+        }
+    }
+
+    /// The field of a map or an object.
+    pub(crate) fn field(&self, name: &str) -> Option<Value<'a>> {
+        match self {
+            Value::Map(map) => map.get(&Key::String(name.to_owned())).cloned(),
+            Value::JsonMap(map, kind) => map.get(name).map(|value| Value::from_json(value, kind)),
+            Value::JsonObject(map, object) => {
+                let field = object.fields.get(name)?;
+                map.get(&*field.name).map(|value| Value::from_json(value, &field.kind))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the value is a map or an object.
+    pub(crate) fn is_map(&self) -> bool {
+        matches!(self, Value::Map(_) | Value::JsonMap(..) | Value::JsonObject(..))
+    }
+
+    /// Whether both values are equal. Numbers of different types are equal if they are the same number.
+    pub(crate) fn equals(&self, other: &Value<'a>, work: &mut u64) -> bool {
+        self.equals_at(other, work, 0)
+    }
+
+    fn equals_at(&self, other: &Value<'a>, work: &mut u64, depth: usize) -> bool {
+        *work = work.saturating_add(1);
+        if depth > MAX_DEPTH {
+            return false;
+        }
+        match (self, other) {
+            (Value::Null, Value::Null) => true,
+            (Value::Bool(left), Value::Bool(right)) => left == right,
+            (Value::String(left), Value::String(right)) => {
+                *work = work.saturating_add(u64::try_from(left.len().min(right.len()) / 16).unwrap_or(0));
+                left == right
+            }
+            (Value::Bytes(left), Value::Bytes(right)) => left == right,
+            (Value::Duration(left), Value::Duration(right)) => left == right,
+            (Value::Timestamp(left), Value::Timestamp(right)) => left == right,
+            (Value::Type(left), Value::Type(right)) | (Value::Format(left), Value::Format(right)) => {
+                left == right
+            }
+            (Value::Quantity(left), Value::Quantity(right)) => left == right,
+            (Value::Url(left), Value::Url(right)) => left == right,
+            (Value::Ip(left), Value::Ip(right)) => left == right,
+            (Value::Cidr(left), Value::Cidr(right)) => left == right,
+            (Value::Semver(left), Value::Semver(right)) => left.cmp_precedence(right).is_eq(),
+            (Value::Optional(left), Value::Optional(right)) => match (left, right) {
+                (None, None) => true,
+                (Some(left), Some(right)) => left.equals_at(right, work, depth + 1),
+                _ => false,
+            },
+            _ => match self.number_order(other) {
+                Some(order) => order.is_eq(),
+                None => self.equal_collections(other, work, depth),
+            },
+        }
+    }
+
+    fn equal_collections(&self, other: &Value<'a>, work: &mut u64, depth: usize) -> bool {
+        if self.size() != other.size() {
+            return false;
+        }
+        if let (Some(left), Some(right)) = (self.items(), other.items()) {
+            return left.iter().zip(&right).all(|(left, right)| left.equals_at(right, work, depth + 1));
+        }
+        let (Some(keys), true) = (self.keys(), other.is_map()) else { return false };
+        keys.iter().all(|key| match (self.get(key), other.get(key)) {
+            (Some(left), Some(right)) => left.equals_at(&right, work, depth + 1),
+            _ => false,
+        })
+    }
+
+    /// The order of two numbers. None if one is no number or not comparable.
+    pub(crate) fn number_order(&self, other: &Value<'a>) -> Option<Ordering> {
+        #[expect(clippy::cast_precision_loss, reason = "as cel-go compares integers with doubles")]
+        match (self, other) {
+            (Value::Int(left), Value::Int(right)) => Some(left.cmp(right)),
+            (Value::Uint(left), Value::Uint(right)) => Some(left.cmp(right)),
+            (Value::Double(left), Value::Double(right)) => left.partial_cmp(right),
+            (Value::Int(left), Value::Uint(right)) => Some(i128::from(*left).cmp(&i128::from(*right))),
+            (Value::Uint(left), Value::Int(right)) => Some(i128::from(*left).cmp(&i128::from(*right))),
+            (Value::Int(left), Value::Double(right)) => (*left as f64).partial_cmp(right),
+            (Value::Double(left), Value::Int(right)) => left.partial_cmp(&(*right as f64)),
+            (Value::Uint(left), Value::Double(right)) => (*left as f64).partial_cmp(right),
+            (Value::Double(left), Value::Uint(right)) => left.partial_cmp(&(*right as f64)),
+            _ => None,
+        }
+    }
+
+    /// The order of two values of the same type.
+    pub(crate) fn order(&self, other: &Value<'a>) -> Option<Ordering> {
+        match (self, other) {
+            (Value::Bool(left), Value::Bool(right)) => Some(left.cmp(right)),
+            (Value::String(left), Value::String(right)) => Some(left.cmp(right)),
+            (Value::Bytes(left), Value::Bytes(right)) => Some(left.cmp(right)),
+            (Value::Duration(left), Value::Duration(right)) => Some(left.cmp(right)),
+            (Value::Timestamp(left), Value::Timestamp(right)) => Some(left.cmp(right)),
+            _ => self.number_order(other),
+        }
+    }
+
+    /// Whether the value is the zero value of its type.
+    pub(crate) fn is_zero(&self) -> bool {
+        match self {
+            Value::Null => true,
+            Value::Bool(flag) => !flag,
+            Value::Int(number) => *number == 0,
+            Value::Uint(number) => *number == 0,
+            Value::Double(number) => *number == 0.0,
+            Value::Duration(nanoseconds) => *nanoseconds == 0,
+            Value::Optional(inner) => inner.is_none(),
+            other => other.size() == Some(0),
+        }
+    }
+
+    /// The value as JSON, for patches and messages.
+    pub fn to_json(&self) -> Json {
+        match self {
+            Value::Bool(flag) => (*flag).into(),
+            Value::Int(number) => (*number).into(),
+            Value::Uint(number) => (*number).into(),
+            Value::Double(number) => (*number).into(),
+            Value::String(text) => text.as_ref().into(),
+            Value::Bytes(bytes) => base64::engine::general_purpose::STANDARD.encode(bytes).into(),
+            Value::Duration(nanoseconds) => duration::print(*nanoseconds).into(),
+            Value::Timestamp(at) => at.to_string().into(),
+            Value::Quantity(quantity) => quantity.to_string().into(),
+            Value::Optional(Some(inner)) => inner.to_json(),
+            Value::JsonList(list, _) => Json::Array(list.to_vec()),
+            Value::JsonMap(map, _) | Value::JsonObject(map, _) => Json::Object((*map).clone()),
+            Value::List(list) => list.iter().map(Value::to_json).collect(),
+            Value::Map(map) => {
+                Json::Object(map.iter().map(|(key, value)| (key.to_string(), value.to_json())).collect())
+            }
+            _ => Json::Null,
+        }
+    }
+}
+
+fn from_text<'a>(text: &'a str, kind: &Type) -> Value<'a> {
+    let converted = match kind {
+        Type::Bytes => base64::engine::general_purpose::STANDARD
+            .decode(text)
+            .ok()
+            .map(|bytes| Value::Bytes(bytes.into())),
+        Type::Duration => duration::parse(text).map(Value::Duration),
+        Type::Timestamp => timestamp(text).map(Value::Timestamp),
+        _ => None,
+    };
+    converted.unwrap_or(Value::String(Cow::Borrowed(text)))
+}
+
+/// A point in time: a date with a time, or a date at midnight.
+pub(crate) fn timestamp(text: &str) -> Option<Timestamp> {
+    if let Ok(at) = text.parse::<Timestamp>() {
+        return Some(at);
+    }
+    let date = text.parse::<jiff::civil::Date>().ok()?;
+    date.to_zoned(jiff::tz::TimeZone::UTC).ok().map(|zoned| zoned.timestamp())
+}
+
+// === impl Key ===
+
+impl Key {
+    /// The key of a value. None if the value cannot be a key.
+    pub(crate) fn of(value: &Value<'_>) -> Option<Key> {
+        match value {
+            Value::Bool(flag) => Some(Key::Bool(*flag)),
+            Value::Int(number) => Some(Key::Int(*number)),
+            Value::Uint(number) => Some(i64::try_from(*number).map_or(Key::Uint(*number), Key::Int)),
+            #[expect(clippy::cast_possible_truncation, reason = "the number is whole and in range")]
+            Value::Double(number) if number.fract() == 0.0 && number.abs() < 9e18 => {
+                Some(Key::Int(*number as i64))
+            }
+            Value::String(text) => Some(Key::String(text.clone().into_owned())),
+            _ => None,
+        }
+    }
+
+    fn to_value<'a>(&self) -> Value<'a> {
+        match self {
+            Key::Bool(flag) => Value::Bool(*flag),
+            Key::Int(number) => Value::Int(*number),
+            Key::Uint(number) => Value::Uint(*number),
+            Key::String(text) => Value::text(text.clone()),
+        }
+    }
+}
+
+impl std::fmt::Display for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Key::Bool(flag) => write!(f, "{flag}"),
+            Key::Int(number) => write!(f, "{number}"),
+            Key::Uint(number) => write!(f, "{number}"),
+            Key::String(text) => f.write_str(text),
+        }
+    }
+}

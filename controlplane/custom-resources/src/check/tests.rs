@@ -1,0 +1,104 @@
+use serde_json::json;
+
+use super::*;
+
+fn found(schema: &Value, object: &Value, old: Option<&Value>) -> Vec<String> {
+    let schema = Schema::parse(schema).unwrap();
+    let mut violations = Violations::default();
+    check(object, old, &schema, "", &mut violations);
+    violations.as_slice().iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect()
+}
+
+#[test]
+fn messages_are_those_of_upstream() {
+    let schema = json!({"type": "object", "required": ["spec"], "properties": {"spec": {"type": "object",
+    "required": ["name"], "properties": {
+        "name": {"type": "string", "pattern": "^[a-z]+$", "maxLength": 3, "minLength": 2},
+        "count": {"type": "integer", "minimum": 1, "maximum": 5},
+        "size": {"type": "string", "enum": ["S", "M"]},
+        "list": {"type": "array", "maxItems": 1, "items": {"type": "integer", "multipleOf": 2}},
+        "either": {"x-kubernetes-int-or-string": true},
+        "at": {"type": "string", "format": "date-time"},
+    }}}});
+    let cases = [
+        (json!({}), "spec: Required value"),
+        (json!({"spec": {}}), "spec.name: Required value"),
+        (
+            json!({"spec": 1}),
+            r#"spec: Invalid value: "integer": spec in body must be of type object: "integer""#,
+        ),
+        (
+            json!({"spec": {"name": null}}),
+            r#"spec.name: Invalid value: "null": spec.name in body must be of type string: "null""#,
+        ),
+        (
+            json!({"spec": {"name": "A1"}}),
+            r#"spec.name: Invalid value: "A1": spec.name in body should match '^[a-z]+$'"#,
+        ),
+        (json!({"spec": {"name": "abcd"}}), "spec.name: Too long: may not be more than 3 bytes"),
+        (
+            json!({"spec": {"name": "a"}}),
+            r#"spec.name: Invalid value: "a": spec.name in body should be at least 2 chars long"#,
+        ),
+        (
+            json!({"spec": {"name": "ab", "count": 9}}),
+            "spec.count: Invalid value: 9: spec.count in body should be less than or equal to 5",
+        ),
+        (
+            json!({"spec": {"name": "ab", "size": "L"}}),
+            r#"spec.size: Unsupported value: "L": supported values: "S", "M""#,
+        ),
+        (json!({"spec": {"name": "ab", "list": [2, 4]}}), "spec.list: Too many: 2: must have at most 1 item"),
+        (
+            json!({"spec": {"name": "ab", "list": [3]}}),
+            "spec.list[0]: Invalid value: 3: spec.list[0] in body should be a multiple of 2",
+        ),
+        (
+            json!({"spec": {"name": "ab", "either": true}}),
+            r#"spec.either: Invalid value: "boolean": spec.either in body must be of type integer,string: "boolean""#,
+        ),
+        (
+            json!({"spec": {"name": "ab", "at": "now"}}),
+            r#"spec.at: Invalid value: "now": spec.at in body must be of type date-time: "now""#,
+        ),
+    ];
+    for (object, expected) in cases {
+        assert_eq!(found(&schema, &object, None), [expected], "{object}");
+    }
+    assert!(found(&schema, &json!({"spec": {"name": "ab", "count": 2.0, "either": "50%"}}), None).is_empty());
+}
+
+#[test]
+fn junctors_name_the_whole_object() {
+    let schema = json!({"type": "object", "properties": {"spec": {"type": "object",
+        "properties": {"a": {"type": "string"}, "b": {"type": "string"}},
+        "oneOf": [{"required": ["a"]}, {"required": ["b"]}]}}});
+    assert!(found(&schema, &json!({"spec": {"a": "1"}}), None).is_empty());
+    assert_eq!(
+        found(&schema, &json!({"spec": {"a": "1", "b": "2"}}), None),
+        [
+            r#"<nil>: Invalid value: "": "spec" must validate one and only one schema (oneOf). Found 2 valid alternatives"#
+        ]
+    );
+}
+
+#[test]
+fn an_unchanged_invalid_value_is_accepted_on_update() {
+    let schema = json!({"type": "object", "properties": {"spec": {"type": "object", "properties": {
+        "a": {"type": "string", "maxLength": 1}, "b": {"type": "string"}}}}});
+    let old = json!({"spec": {"a": "long", "b": "1"}});
+    assert!(found(&schema, &json!({"spec": {"a": "long", "b": "2"}}), Some(&old)).is_empty());
+    assert_eq!(found(&schema, &json!({"spec": {"a": "longer", "b": "1"}}), Some(&old)).len(), 1);
+}
+
+#[test]
+fn elements_of_a_keyed_list_are_compared_by_key() {
+    let schema = json!({"type": "object", "properties": {"list": {"type": "array", "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": ["k"], "items": {"type": "object", "properties": {
+            "k": {"type": "string"}, "v": {"type": "integer", "maximum": 1}}}}}});
+    let old = json!({"list": [{"k": "a", "v": 5}]});
+    assert!(
+        found(&schema, &json!({"list": [{"k": "b", "v": 0}, {"k": "a", "v": 5}]}), Some(&old)).is_empty()
+    );
+    assert_eq!(found(&schema, &json!({"list": [{"k": "b", "v": 5}]}), Some(&old)).len(), 1);
+}

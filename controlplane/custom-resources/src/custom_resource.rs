@@ -1,0 +1,196 @@
+//! The rules of one version of a custom resource, compiled once.
+
+use serde_json::Value;
+
+use crate::definition::{Definition, Scale, Version};
+use crate::json_path::JsonPath;
+use crate::rules::Rules;
+use crate::schema::{Schema, SchemaError};
+use crate::violation::{Path, Violations};
+use crate::{TooManyDefaults, check, default, embedded, list_type, prune};
+
+/// One version of a custom resource.
+#[derive(Debug)]
+pub struct CustomResource {
+    schema: Schema,
+    rules: Option<Rules>,
+    has_status: bool,
+    scale: Option<Scale>,
+    keeps_unknown: bool,
+}
+
+// === impl CustomResource ===
+
+impl CustomResource {
+    /// Compiles a version of a definition.
+    ///
+    /// # Errors
+    /// The schema is too large or too deep.
+    pub fn new(definition: &Definition, version: &Version) -> Result<CustomResource, SchemaError> {
+        let schema = version.schema().map(Schema::parse).transpose()?.unwrap_or_default();
+        let rules = Rules::compile(&schema);
+        Ok(CustomResource {
+            schema,
+            rules,
+            has_status: version.has_status(),
+            scale: version.scale().cloned(),
+            keeps_unknown: definition.spec.preserve_unknown_fields,
+        })
+    }
+
+    /// The schema.
+    pub fn schema(&self) -> &Schema {
+        &self.schema
+    }
+
+    /// Whether `/status` is served.
+    pub fn has_status(&self) -> bool {
+        self.has_status
+    }
+
+    /// Removes unknown fields, and unknown metadata of embedded resources. Returns their paths, sorted.
+    pub fn prune(&self, object: &mut Value, violations: &mut Violations) -> Vec<String> {
+        let mut paths = embedded::coerce(object, &self.schema, violations);
+        if !self.keeps_unknown {
+            paths.extend(prune::prune(object, &self.schema));
+        }
+        paths.sort();
+        paths
+    }
+
+    /// Sets the defaults.
+    ///
+    /// # Errors
+    /// The defaults of the object need too much memory.
+    pub fn default(&self, object: &mut Value) -> Result<(), TooManyDefaults> {
+        default::default(object, &self.schema)
+    }
+
+    /// Validates a new object, or an update if the old object is given.
+    pub fn validate(&self, object: &Value, old: Option<&Value>, violations: &mut Violations) {
+        check::check(object, old, &self.schema, "", violations);
+        self.validate_scale(object, violations);
+        embedded::validate(object, &self.schema, violations);
+        self.validate_lists(object, old, violations);
+        self.validate_rules((object, old), violations);
+    }
+
+    /// Validates an update of `/status`.
+    pub fn validate_status(&self, object: &Value, old: &Value, violations: &mut Violations) {
+        let parts = object.get("status").zip(self.schema.properties.get("status"));
+        if let Some((status, schema)) = parts {
+            check::check(status, old.get("status"), schema, "status", violations);
+        }
+        self.validate_scale(object, violations);
+        self.validate_lists(object, Some(old), violations);
+        let rules = self.rules.as_ref().and_then(|rules| rules.property("status"));
+        if let (Some((status, schema)), Some(rules)) = (parts, rules)
+            && !blocked(violations)
+        {
+            rules.evaluate((status, old.get("status")), schema, &Path::root("status"), violations);
+        }
+    }
+
+    /// Lists that were invalid before may stay so.
+    fn validate_lists(&self, object: &Value, old: Option<&Value>, violations: &mut Violations) {
+        let mut found = Violations::default();
+        list_type::validate(object, &self.schema, &mut found);
+        if found.is_empty() {
+            return;
+        }
+        if let Some(old) = old {
+            let mut before = Violations::default();
+            list_type::validate(old, &self.schema, &mut before);
+            if !before.is_empty() {
+                return;
+            }
+        }
+        violations.append(found);
+    }
+
+    fn validate_rules(&self, (object, old): (&Value, Option<&Value>), violations: &mut Violations) {
+        let Some(rules) = &self.rules else { return };
+        if blocked(violations) {
+            let detail = "some validation rules were not checked because the object was invalid; correct the existing \
+                          errors to complete validation";
+            violations.invalid(&Path::default(), &Value::Null, detail);
+        } else {
+            rules.evaluate((object, old), &self.schema, &Path::default(), violations);
+        }
+    }
+
+    fn validate_scale(&self, object: &Value, violations: &mut Violations) {
+        let Some(scale) = &self.scale else { return };
+        for path in [&scale.spec_replicas_path, &scale.status_replicas_path] {
+            let value =
+                JsonPath::parse(path).and_then(|path| path.first(object).cloned()).unwrap_or(Value::Null);
+            let place = Path::root(path);
+            match value.as_i64() {
+                _ if value.is_null() => {}
+                None => {
+                    let name = path.trim_start_matches('.');
+                    let detail =
+                        format!("{name} accessor error: {value} is of the wrong type, expected int64");
+                    violations.invalid(&place, &0.into(), &detail);
+                }
+                Some(count) if count < 0 => {
+                    violations.invalid(&place, &value, "should be a non-negative integer");
+                }
+                Some(count) if count > i64::from(i32::MAX) => {
+                    let detail = format!("should be less than or equal to {}", i32::MAX);
+                    violations.invalid(&place, &value, &detail);
+                }
+                Some(_) => {}
+            }
+        }
+        if let Some(path) = &scale.label_selector_path
+            && let Some(value) = JsonPath::parse(path).and_then(|path| path.first(object).cloned())
+            && !value.is_string()
+        {
+            let name = path.trim_start_matches('.');
+            let detail = format!("{name} accessor error: {value} is of the wrong type, expected string");
+            violations.invalid(&Path::root(path), &"".into(), &detail);
+        }
+    }
+}
+
+/// Whether rules cannot be evaluated: the object does not have the types that they expect.
+fn blocked(violations: &Violations) -> bool {
+    const BLOCKING: &[&str] = &[
+        "FieldValueNotSupported",
+        "FieldValueRequired",
+        "FieldValueTooLong",
+        "FieldValueTooMany",
+        "FieldValueTypeInvalid",
+    ];
+    violations.as_slice().iter().any(|violation| BLOCKING.contains(&violation.reason))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn rules_wait_for_valid_types() {
+        let definition =
+            Definition::parse(&json!({"spec": {"versions": [{"name": "v1", "schema": {"openAPIV3Schema": {
+            "type": "object", "properties": {"a": {"type": "integer"}},
+            "x-kubernetes-validations": [{"rule": "self.a > 1"}]}}}]}}))
+            .unwrap();
+        let resource = CustomResource::new(&definition, &definition.spec.versions[0]).unwrap();
+        let found = |object: Value| {
+            let mut violations = Violations::default();
+            resource.validate(&object, None, &mut violations);
+            violations.into_list().into_iter().map(|cause| cause.message).collect::<Vec<_>>()
+        };
+        assert!(found(json!({"a": 2})).is_empty());
+        assert_eq!(found(json!({"a": 1})), ["Invalid value: failed rule: self.a > 1"]);
+        let messages = found(json!({"a": "x"}));
+        assert!(
+            messages[1].starts_with("Invalid value: null: some validation rules were not checked"),
+            "{messages:?}"
+        );
+    }
+}

@@ -1,0 +1,239 @@
+//! Metadata of embedded resources (`apiserver/schema/objectmeta`): types, unknown fields, required fields.
+
+use serde_json::{Map, Value};
+
+use crate::schema::Schema;
+use crate::violation::{Path, Violations};
+use coracle_values::names;
+
+/// Checks and cleans the metadata of embedded resources. Returns the paths of unknown fields, which are removed.
+pub(crate) fn coerce(object: &mut Value, schema: &Schema, violations: &mut Violations) -> Vec<String> {
+    let mut unknown = Vec::new();
+    walk(object, schema, &Path::default(), &mut |map, path| {
+        coerce_metadata(map, path, violations, &mut unknown)
+    });
+    unknown.sort();
+    unknown
+}
+
+/// Validates embedded resources: `apiVersion` and `kind` are required, names and labels have their formats.
+pub(crate) fn validate(object: &Value, schema: &Schema, violations: &mut Violations) {
+    validate_node(object, schema, &Path::default(), violations);
+}
+
+fn walk(
+    value: &mut Value,
+    schema: &Schema,
+    path: &Path,
+    visit: &mut dyn FnMut(&mut Map<String, Value>, &Path),
+) {
+    match value {
+        Value::Object(map) => {
+            if schema.embedded {
+                visit(map, path);
+            }
+            for (name, inner) in map.iter_mut() {
+                if let Some(property) = schema.properties.get(name.as_str()) {
+                    walk(inner, property, &path.field(name), visit);
+                } else if let Some(additional) = schema.additional_schema() {
+                    walk(inner, additional, &path.key(name), visit);
+                }
+            }
+        }
+        Value::Array(list) => {
+            if let Some(item) = schema.item() {
+                for (index, inner) in list.iter_mut().enumerate() {
+                    walk(inner, item, &path.index(index), visit);
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+fn coerce_metadata(
+    map: &mut Map<String, Value>,
+    path: &Path,
+    violations: &mut Violations,
+    unknown: &mut Vec<String>,
+) {
+    for name in ["apiVersion", "kind"] {
+        if let Some(value) = map.get(name)
+            && !value.is_string()
+        {
+            violations.invalid(&path.field(name), value, "must be a string");
+        }
+    }
+    let Some(metadata) = map.get_mut("metadata") else { return };
+    let place = path.field("metadata");
+    let Value::Object(fields) = metadata else {
+        violations.invalid(&place, metadata, "must be an object");
+        return;
+    };
+    let mut wrong = None;
+    fields.retain(|name, value| {
+        let Some(shape) = shape(name) else {
+            unknown.push(place.field(name).as_str().to_owned());
+            return false;
+        };
+        if !shape.fits(value) {
+            wrong = Some(format!(
+                "json: cannot unmarshal {} into Go struct field ObjectMeta.{name} of type {}",
+                go_kind(value),
+                shape.go_type()
+            ));
+        }
+        !value.is_null()
+    });
+    if let Some(detail) = wrong {
+        violations.invalid(&place, &Value::Object(fields.clone()), &detail);
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Shape {
+    Text,
+    Integer,
+    Time,
+    Texts,
+    TextMap,
+    Objects,
+}
+
+fn shape(field: &str) -> Option<Shape> {
+    Some(match field {
+        "name" | "generateName" | "namespace" | "selfLink" | "uid" | "resourceVersion" => Shape::Text,
+        "generation" | "deletionGracePeriodSeconds" => Shape::Integer,
+        "creationTimestamp" | "deletionTimestamp" => Shape::Time,
+        "labels" | "annotations" => Shape::TextMap,
+        "finalizers" => Shape::Texts,
+        "ownerReferences" | "managedFields" => Shape::Objects,
+        _ => return None,
+    })
+}
+
+impl Shape {
+    fn fits(self, value: &Value) -> bool {
+        match (self, value) {
+            (_, Value::Null) => true,
+            (Shape::Text, _) => value.is_string(),
+            (Shape::Integer, _) => value.is_i64(),
+            (Shape::Time, Value::String(text)) => text.parse::<jiff::Timestamp>().is_ok(),
+            (Shape::Texts, Value::Array(list)) => list.iter().all(Value::is_string),
+            (Shape::Objects, Value::Array(list)) => list.iter().all(Value::is_object),
+            (Shape::TextMap, Value::Object(map)) => map.values().all(Value::is_string),
+            _ => false,
+        }
+    }
+
+    fn go_type(self) -> &'static str {
+        match self {
+            Shape::Text => "string",
+            Shape::Integer => "int64",
+            Shape::Time => "v1.Time",
+            Shape::Texts => "[]string",
+            Shape::TextMap => "map[string]string",
+            Shape::Objects => "[]v1.OwnerReference",
+        }
+    }
+}
+
+fn go_kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}
+
+fn validate_node(value: &Value, schema: &Schema, path: &Path, violations: &mut Violations) {
+    match value {
+        Value::Object(map) => {
+            if schema.embedded {
+                validate_embedded(map, path, violations);
+            }
+            for (name, inner) in map {
+                if let Some(property) = schema.properties.get(name.as_str()) {
+                    validate_node(inner, property, &path.field(name), violations);
+                } else if let Some(additional) = schema.additional_schema() {
+                    validate_node(inner, additional, &path.key(name), violations);
+                }
+            }
+        }
+        Value::Array(list) => {
+            if let Some(item) = schema.item() {
+                for (index, inner) in list.iter().enumerate() {
+                    validate_node(inner, item, &path.index(index), violations);
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+fn validate_embedded(map: &Map<String, Value>, path: &Path, violations: &mut Violations) {
+    match map.get("apiVersion").and_then(Value::as_str) {
+        None | Some("") => violations.required(&path.field("apiVersion"), "must not be empty"),
+        Some(version) if version.matches('/').count() > 1 => {
+            let detail = format!("unexpected GroupVersion string: {version}");
+            violations.invalid(&path.field("apiVersion"), &version.into(), &detail);
+        }
+        Some(_) => {}
+    }
+    match map.get("kind").and_then(Value::as_str) {
+        None | Some("") => violations.required(&path.field("kind"), "must not be empty"),
+        Some(kind) => {
+            let problems = names::dns1035_label(&kind.to_lowercase());
+            if !problems.is_empty() {
+                let detail =
+                    format!("may have mixed case, but should otherwise match: {}", problems.join(","));
+                violations.invalid(&path.field("kind"), &kind.into(), &detail);
+            }
+        }
+    }
+    let Some(Value::Object(metadata)) = map.get("metadata") else { return };
+    let place = path.field("metadata");
+    let text = |name: &str| metadata.get(name).and_then(Value::as_str).unwrap_or_default();
+    if !text("name").is_empty() {
+        for problem in names::path_segment(text("name")) {
+            violations.invalid(&place.field("name"), &text("name").into(), &problem);
+        }
+    }
+    if let Some(Value::Object(labels)) = metadata.get("labels") {
+        for (key, value) in labels {
+            for problem in names::qualified_name(key) {
+                violations.invalid(&place.field("labels"), &key.as_str().into(), &problem);
+            }
+            let value = value.as_str().unwrap_or_default();
+            for problem in names::label_value(value) {
+                violations.invalid(&place.field("labels"), &value.into(), &problem);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn metadata_of_an_embedded_resource_is_cleaned() {
+        let schema = Schema::parse(&json!({"type": "object", "properties": {
+            "template": {"type": "object", "x-kubernetes-embedded-resource": true,
+                "x-kubernetes-preserve-unknown-fields": true}}}))
+        .unwrap();
+        let mut object = json!({"template": {"apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": "x", "odd": 1, "creationTimestamp": null}}});
+        let mut violations = Violations::default();
+        assert_eq!(coerce(&mut object, &schema, &mut violations), ["template.metadata.odd"]);
+        assert!(violations.is_empty());
+        assert_eq!(object["template"]["metadata"], json!({"name": "x"}));
+        validate(&json!({"template": {"kind": "Pod"}}), &schema, &mut violations);
+        assert_eq!(violations.as_slice()[0].field, "template.apiVersion");
+    }
+}

@@ -1,0 +1,336 @@
+//! JSONPath as printer columns use it (`client-go/util/jsonpath`): one path without text around it.
+//!
+//! A path selects at most [`MAX_RESULTS`] values; recursive descent and filters are bounded by the object's size.
+
+use serde_json::Value;
+
+/// Maximum number of selected values.
+const MAX_RESULTS: usize = 1000;
+
+/// Maximum number of steps of a path.
+const MAX_STEPS: usize = 64;
+
+/// A parsed path.
+#[derive(Clone, Debug, PartialEq)]
+pub struct JsonPath {
+    steps: Vec<Step>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Step {
+    Field(String),
+    Wildcard,
+    Descend,
+    Slice { start: Option<i64>, end: Option<i64>, step: Option<i64> },
+    Index(i64),
+    Filter { path: JsonPath, operator: Option<(Operator, Operand)> },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Operator {
+    Equal,
+    NotEqual,
+    Less,
+    LessOrEqual,
+    Greater,
+    GreaterOrEqual,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Operand {
+    Literal(Value),
+    Path(JsonPath),
+}
+
+// === impl JsonPath ===
+
+impl JsonPath {
+    /// Parses a path such as `.status.conditions[?(@.type=="Ready")].status`.
+    pub fn parse(text: &str) -> Option<JsonPath> {
+        let mut reader = Reader { rest: text };
+        let path = reader.path()?;
+        reader.rest.is_empty().then_some(path)
+    }
+
+    /// The selected values. A missing field selects nothing.
+    pub fn find<'a>(&self, root: &'a Value) -> Vec<&'a Value> {
+        let mut current = vec![root];
+        for step in &self.steps {
+            let mut next = Vec::new();
+            for value in current {
+                step.select(value, &mut next);
+                if next.len() >= MAX_RESULTS {
+                    next.truncate(MAX_RESULTS);
+                    break;
+                }
+            }
+            current = next;
+        }
+        current
+    }
+
+    /// The first selected value.
+    pub fn first<'a>(&self, root: &'a Value) -> Option<&'a Value> {
+        self.find(root).first().copied()
+    }
+
+    /// The field names, if the path has only fields.
+    pub fn fields(&self) -> Option<Vec<&str>> {
+        self.steps
+            .iter()
+            .map(|step| match step {
+                Step::Field(name) => Some(name.as_str()),
+                _ => None,
+            })
+            .collect()
+    }
+}
+
+// === impl Step ===
+
+impl Step {
+    fn select<'a>(&self, value: &'a Value, out: &mut Vec<&'a Value>) {
+        match (self, value) {
+            (Step::Field(name), Value::Object(map)) => out.extend(map.get(name)),
+            (Step::Wildcard, Value::Object(map)) => out.extend(map.values()),
+            (Step::Wildcard, Value::Array(list)) => out.extend(list),
+            (Step::Descend, _) => descend(value, out),
+            (Step::Index(index), Value::Array(list)) => out.extend(at(list, *index)),
+            (Step::Slice { start, end, step }, Value::Array(list)) => {
+                let length = i64::try_from(list.len()).unwrap_or(i64::MAX);
+                let clamp = |index: i64| (if index < 0 { index + length } else { index }).clamp(0, length);
+                let (start, end) = (clamp(start.unwrap_or(0)), clamp(end.unwrap_or(length)));
+                let stride = usize::try_from(step.unwrap_or(1)).unwrap_or(1).max(1);
+                let range = usize::try_from(start).unwrap_or(0)..usize::try_from(end.max(start)).unwrap_or(0);
+                out.extend(list[range].iter().step_by(stride));
+            }
+            (Step::Filter { path, operator }, Value::Array(list)) => {
+                out.extend(list.iter().filter(|item| holds(path, operator.as_ref(), item)));
+            }
+            _ => {}
+        }
+    }
+}
+
+fn at(list: &[Value], index: i64) -> Option<&Value> {
+    let length = i64::try_from(list.len()).ok()?;
+    let index = if index < 0 { index + length } else { index };
+    list.get(usize::try_from(index).ok()?)
+}
+
+fn descend<'a>(value: &'a Value, out: &mut Vec<&'a Value>) {
+    if out.len() >= MAX_RESULTS {
+        return;
+    }
+    out.push(value);
+    match value {
+        Value::Object(map) => map.values().for_each(|inner| descend(inner, out)),
+        Value::Array(list) => list.iter().for_each(|inner| descend(inner, out)),
+        _ => {}
+    }
+}
+
+fn holds(path: &JsonPath, operator: Option<&(Operator, Operand)>, item: &Value) -> bool {
+    let Some(left) = path.first(item) else { return false };
+    let Some((operator, operand)) = operator else { return true };
+    let right = match operand {
+        Operand::Literal(value) => value,
+        Operand::Path(path) => match path.first(item) {
+            Some(value) => value,
+            None => return false,
+        },
+    };
+    let order = match (left, right) {
+        (Value::String(left), Value::String(right)) => Some(left.cmp(right)),
+        (Value::Bool(left), Value::Bool(right)) => Some(left.cmp(right)),
+        (Value::Number(left), Value::Number(right)) => {
+            left.as_f64().zip(right.as_f64()).and_then(|(left, right)| left.partial_cmp(&right))
+        }
+        _ => None,
+    };
+    match operator {
+        Operator::Equal => order.is_some_and(std::cmp::Ordering::is_eq),
+        Operator::NotEqual => order.is_none_or(std::cmp::Ordering::is_ne),
+        Operator::Less => order.is_some_and(std::cmp::Ordering::is_lt),
+        Operator::LessOrEqual => order.is_some_and(std::cmp::Ordering::is_le),
+        Operator::Greater => order.is_some_and(std::cmp::Ordering::is_gt),
+        Operator::GreaterOrEqual => order.is_some_and(std::cmp::Ordering::is_ge),
+    }
+}
+
+struct Reader<'a> {
+    rest: &'a str,
+}
+
+impl Reader<'_> {
+    fn eat(&mut self, text: &str) -> bool {
+        match self.rest.strip_prefix(text) {
+            Some(rest) => {
+                self.rest = rest;
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn path(&mut self) -> Option<JsonPath> {
+        let mut steps = Vec::new();
+        while steps.len() < MAX_STEPS {
+            if self.eat("..") {
+                steps.push(Step::Descend);
+                self.name(&mut steps)?;
+            } else if self.eat(".") {
+                if self.rest.is_empty() || self.rest.starts_with('[') {
+                    continue;
+                }
+                self.name(&mut steps)?;
+            } else if self.eat("[") {
+                steps.push(self.bracket()?);
+            } else {
+                return Some(JsonPath { steps });
+            }
+        }
+        None
+    }
+
+    /// A field after a dot. A backslash escapes a dot in its name.
+    fn name(&mut self, steps: &mut Vec<Step>) -> Option<()> {
+        if self.eat("*") {
+            steps.push(Step::Wildcard);
+            return Some(());
+        }
+        let mut name = String::new();
+        let mut chars = self.rest.char_indices();
+        let mut end = self.rest.len();
+        while let Some((at, c)) = chars.next() {
+            match c {
+                '\\' => name.push(chars.next()?.1),
+                '.' | '[' | ']' | ' ' | '|' | '\t' | ',' | '(' | ')' | '"' | '<' | '>' | '!' | '=' => {
+                    end = at;
+                    break;
+                }
+                c => name.push(c),
+            }
+        }
+        self.rest = &self.rest[end..];
+        if name.is_empty() {
+            return None;
+        }
+        steps.push(Step::Field(name));
+        Some(())
+    }
+
+    fn bracket(&mut self) -> Option<Step> {
+        if self.eat("?(") {
+            return self.filter();
+        }
+        if self.rest.starts_with(['\'', '"']) {
+            let name = self.quoted()?;
+            return self.eat("]").then_some(Step::Field(name));
+        }
+        let (inside, rest) = self.rest.split_once(']')?;
+        self.rest = rest;
+        if inside == "*" {
+            return Some(Step::Wildcard);
+        }
+        if !inside.contains(':') {
+            return inside.trim().parse().ok().map(Step::Index);
+        }
+        let mut parts = inside.split(':').map(|part| match part.trim() {
+            "" => Some(None),
+            part => part.parse::<i64>().ok().map(Some),
+        });
+        let mut next = || parts.next().unwrap_or(Some(None));
+        Some(Step::Slice { start: next()?, end: next()?, step: next()? })
+    }
+
+    fn filter(&mut self) -> Option<Step> {
+        self.spaces();
+        if !self.eat("@") {
+            return None;
+        }
+        let path = self.path()?;
+        self.spaces();
+        const OPERATORS: &[(&str, Operator)] = &[
+            ("==", Operator::Equal),
+            ("!=", Operator::NotEqual),
+            ("<=", Operator::LessOrEqual),
+            (">=", Operator::GreaterOrEqual),
+            ("<", Operator::Less),
+            (">", Operator::Greater),
+        ];
+        let found = OPERATORS.iter().find(|(text, _)| self.eat(text)).map(|(_, operator)| *operator);
+        let operator = match found {
+            Some(operator) => Some((operator, self.operand()?)),
+            None => None,
+        };
+        self.spaces();
+        self.eat(")]").then_some(Step::Filter { path, operator })
+    }
+
+    fn operand(&mut self) -> Option<Operand> {
+        self.spaces();
+        if self.rest.starts_with(['\'', '"']) {
+            return self.quoted().map(|text| Operand::Literal(Value::String(text)));
+        }
+        if self.eat("@") {
+            return self.path().map(Operand::Path);
+        }
+        let end = self.rest.find([')', ' '])?;
+        let (word, rest) = self.rest.split_at(end);
+        self.rest = rest;
+        serde_json::from_str(word).ok().map(Operand::Literal)
+    }
+
+    fn quoted(&mut self) -> Option<String> {
+        let mut chars = self.rest.char_indices();
+        let quote = chars.next()?.1;
+        let mut text = String::new();
+        while let Some((at, c)) = chars.next() {
+            if c == quote {
+                self.rest = &self.rest[at + 1..];
+                return Some(text);
+            }
+            text.push(if c == '\\' { chars.next()?.1 } else { c });
+        }
+        None
+    }
+
+    fn spaces(&mut self) {
+        self.rest = self.rest.trim_start();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn paths_of_printer_columns() {
+        let object = json!({"spec": {"a": 1, "list": [{"n": "x", "v": 1}, {"n": "y", "v": 2}]},
+            "metadata": {"annotations": {"a.b/c": "yes"}}});
+        for (path, expected) in [
+            (".spec.a", json!(1)),
+            ("spec.a", Value::Null),
+            (r#".spec.list[?(@.n=="y")].v"#, json!(2)),
+            (".spec.list[?(@.v > 1)].n", json!("y")),
+            (".spec.list[0].n", json!("x")),
+            (".spec.list[-1].n", json!("y")),
+            (".spec.list[*].n", json!("x")),
+            (".spec.list[1:].n", json!("y")),
+            (r".metadata.annotations.a\.b/c", json!("yes")),
+            (".metadata.annotations['a.b/c']", json!("yes")),
+            ("..n", json!("x")),
+            (".spec.missing.deep", Value::Null),
+        ] {
+            let found =
+                JsonPath::parse(path).and_then(|path| path.first(&object).cloned()).unwrap_or_default();
+            assert_eq!(found, expected, "{path}");
+        }
+        for bad in [".spec[", ".spec[?(x)]", ".a b", ".spec[?(@.a==)]"] {
+            assert_eq!(JsonPath::parse(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,470 @@
+//! Rules in CEL (`x-kubernetes-validations`): compiled with the schema, evaluated for each object.
+
+use std::collections::BTreeMap;
+
+use coracle_cel::{Environment, EvalError, Program, Type, Value as Cel};
+use serde_json::{Map, Value};
+
+use crate::check::key_of;
+use crate::field_path;
+use crate::schema::{RuleText, Schema};
+use crate::types;
+use crate::violation::{Path, Violations};
+
+/// Maximum cost of all rules of one object (`RuntimeCELCostBudget`).
+const BUDGET: u64 = 10_000_000;
+
+/// Maximum length of the result of a messageExpression in bytes.
+const MAX_MESSAGE: usize = 5 * 1024;
+
+/// The compiled rules of a schema node and of those below it.
+#[derive(Debug, Default)]
+pub(crate) struct Rules {
+    rules: Vec<Rule>,
+    kind: Option<Type>,
+    items: Option<Box<Rules>>,
+    properties: BTreeMap<Box<str>, Rules>,
+    additional: Option<Box<Rules>>,
+}
+
+#[derive(Debug)]
+struct Rule {
+    text: RuleText,
+    program: Result<Program, String>,
+    message: Option<Program>,
+    field: Option<String>,
+    uses_old: bool,
+}
+
+/// Checks the rules of a definition: they compile, and compare old objects only where those can be found.
+pub(crate) fn validate(schema: &Schema, path: &Path, violations: &mut Violations) {
+    check_node(schema, true, path, None, violations);
+}
+
+fn check_node(
+    schema: &Schema,
+    resource: bool,
+    path: &Path,
+    loose: Option<&Path>,
+    violations: &mut Violations,
+) {
+    let kind = types::of_schema(schema, resource);
+    for (index, text) in schema.rules.iter().enumerate() {
+        let place = path.field("x-kubernetes-validations").index(index);
+        let Some(kind) = &kind else {
+            violations.invalid(&place, &"".into(), "rules need a schema with a type");
+            continue;
+        };
+        check_rule(text, kind, loose, &place, violations);
+    }
+    if let Some(item) = schema.item() {
+        let keyed = schema.list_type.as_deref() == Some("map");
+        let loose = loose.or((!keyed).then_some(path));
+        check_node(item, item.embedded, &path.field("items"), loose, violations);
+    }
+    for (name, property) in &schema.properties {
+        check_node(property, property.embedded, &path.field("properties").key(name), loose, violations);
+    }
+    if let Some(additional) = schema.additional_schema() {
+        check_node(additional, additional.embedded, &path.field("additionalProperties"), loose, violations);
+    }
+}
+
+fn check_rule(text: &RuleText, kind: &Type, loose: Option<&Path>, place: &Path, violations: &mut Violations) {
+    let environment = environment(text, kind);
+    let rule = place.field("rule");
+    let program = match compile(&text.rule, &environment, &Type::Bool) {
+        Ok(program) => program,
+        Err(detail) => {
+            violations.invalid(&rule, &rule_json(text), &detail);
+            return;
+        }
+    };
+    if !text.message_expression.is_empty()
+        && let Err(detail) = compile(&text.message_expression, &environment, &Type::String)
+    {
+        let detail = detail.replacen("compilation failed", "messageExpression compilation failed", 1);
+        let detail =
+            detail.replacen("cel expression", "messageExpression", 1).replacen("a bool", "a string", 1);
+        violations.invalid(&place.field("messageExpression"), &rule_json(text), &detail);
+    }
+    if program.uses("oldSelf") {
+        if let Some(loose) = loose {
+            let detail =
+                format!("oldSelf cannot be used on the uncorrelatable portion of the schema within {loose}");
+            violations.invalid(&rule, &text.rule.clone().into(), &detail);
+        }
+    } else if let Some(optional) = text.optional_old_self {
+        let detail = "may not be set if oldSelf is not used in rule";
+        violations.invalid(&place.field("optionalOldSelf"), &optional.into(), detail);
+    }
+}
+
+fn rule_json(text: &RuleText) -> Value {
+    let mut map = Map::new();
+    let fields = [
+        ("rule", &text.rule),
+        ("message", &text.message),
+        ("messageExpression", &text.message_expression),
+        ("fieldPath", &text.field_path),
+    ];
+    for (name, value) in fields {
+        if !value.is_empty() || name == "rule" {
+            map.insert(name.to_owned(), value.clone().into());
+        }
+    }
+    if let Some(reason) = &text.reason {
+        map.insert("reason".to_owned(), reason.clone().into());
+    }
+    if let Some(optional) = text.optional_old_self {
+        map.insert("optionalOldSelf".to_owned(), optional.into());
+    }
+    Value::Object(map)
+}
+
+fn environment(text: &RuleText, kind: &Type) -> Environment {
+    let old = match text.optional_old_self {
+        Some(true) => Type::Optional(std::sync::Arc::new(kind.clone())),
+        _ => kind.clone(),
+    };
+    Environment::default().variable("self", kind.clone()).variable("oldSelf", old)
+}
+
+fn compile(source: &str, environment: &Environment, expected: &Type) -> Result<Program, String> {
+    let program =
+        Program::compile(source, environment).map_err(|error| format!("compilation failed: {error}"))?;
+    // An expression of dynamic type is checked when it is evaluated.
+    if program.kind() != expected && *program.kind() != Type::Dyn {
+        let word = if *expected == Type::Bool { "bool" } else { "string" };
+        return Err(format!("cel expression must evaluate to a {word}"));
+    }
+    Ok(program)
+}
+
+// === impl Rules ===
+
+impl Rules {
+    /// Compiles the rules of a schema. None if it has none.
+    pub(crate) fn compile(schema: &Schema) -> Option<Rules> {
+        Rules::node(schema, true)
+    }
+
+    fn node(schema: &Schema, resource: bool) -> Option<Rules> {
+        if !schema.has_rules() {
+            return None;
+        }
+        let kind = types::of_schema(schema, resource);
+        let rules = match &kind {
+            Some(kind) => schema.rules.iter().map(|text| Rule::new(text, kind, schema)).collect(),
+            None => Vec::new(),
+        };
+        let below = |schema: &Schema| Rules::node(schema, schema.embedded);
+        let properties = schema.properties.iter();
+        Some(Rules {
+            rules,
+            kind,
+            items: schema.item().and_then(below).map(Box::new),
+            properties: properties
+                .filter_map(|(name, property)| Some((name.clone(), below(property)?)))
+                .collect(),
+            additional: schema.additional_schema().and_then(below).map(Box::new),
+        })
+    }
+
+    /// Evaluates the rules of an object. `at` is the path of the object; empty for a whole resource.
+    pub(crate) fn evaluate(
+        &self,
+        (object, old): (&Value, Option<&Value>),
+        schema: &Schema,
+        at: &Path,
+        violations: &mut Violations,
+    ) {
+        let mut run = Run { budget: BUDGET, violations };
+        // The outcome says whether the budget is used up. The violations have it too.
+        let _ = run.node((self, schema), (object, old), at, false);
+    }
+
+    /// The rules of a property.
+    pub(crate) fn property(&self, name: &str) -> Option<&Rules> {
+        self.properties.get(name)
+    }
+}
+
+// === impl Rule ===
+
+impl Rule {
+    fn new(text: &RuleText, kind: &Type, schema: &Schema) -> Rule {
+        let environment = environment(text, kind);
+        let program = compile(&text.rule, &environment, &Type::Bool);
+        let message = match text.message_expression.as_str() {
+            "" => None,
+            expression => compile(expression, &environment, &Type::String).ok(),
+        };
+        let field = match text.field_path.as_str() {
+            "" => None,
+            path => field_path::resolve(path, schema, true).ok().map(|(path, _)| path.to_string()),
+        };
+        let uses_old = program.as_ref().is_ok_and(|program| program.uses("oldSelf"));
+        Rule { text: text.clone(), program, message, field, uses_old }
+    }
+
+    /// The rule in messages.
+    fn name(&self) -> &str {
+        if self.text.message.is_empty() { self.text.rule.trim() } else { self.text.message.trim() }
+    }
+}
+
+struct Run<'a> {
+    budget: u64,
+    violations: &'a mut Violations,
+}
+
+/// The budget is used up.
+struct Exhausted;
+
+impl Run<'_> {
+    fn node(
+        &mut self,
+        (rules, schema): (&Rules, &Schema),
+        (value, old): (&Value, Option<&Value>),
+        path: &Path,
+        unchanged: bool,
+    ) -> Result<(), Exhausted> {
+        if value.is_null() {
+            return Ok(());
+        }
+        let old = old.filter(|old| !old.is_null());
+        // A part that did not change keeps its violations, unless a rule compares it with the old one.
+        let unchanged = unchanged || old == Some(value);
+        if let Some(kind) = &rules.kind {
+            for rule in &rules.rules {
+                self.rule((rule, kind, schema), (value, old), path, unchanged)?;
+            }
+        }
+        match value {
+            Value::Array(list) => {
+                let (Some(below), Some(item)) = (&rules.items, schema.item()) else { return Ok(()) };
+                let known = old_items(old, schema);
+                for (index, inner) in list.iter().enumerate() {
+                    let before = known
+                        .as_ref()
+                        .and_then(|known| known.get(&key_of(inner, &schema.list_keys)).copied());
+                    self.node((below, item), (inner, before), &path.index(index), unchanged)?;
+                }
+            }
+            Value::Object(map) => {
+                for (name, inner) in map {
+                    let before = old.and_then(|old| old.get(name));
+                    if let (Some(below), Some(property)) =
+                        (rules.properties.get(name.as_str()), schema.properties.get(name.as_str()))
+                    {
+                        self.node((below, property), (inner, before), &path.field(name), unchanged)?;
+                    } else if let (Some(below), Some(additional)) =
+                        (&rules.additional, schema.additional_schema())
+                    {
+                        self.node((below, additional), (inner, before), &path.key(name), unchanged)?;
+                    }
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn rule(
+        &mut self,
+        (rule, kind, schema): (&Rule, &Type, &Schema),
+        (value, old): (&Value, Option<&Value>),
+        path: &Path,
+        unchanged: bool,
+    ) -> Result<(), Exhausted> {
+        let shown = Value::from(&*schema.kind);
+        let program = match &rule.program {
+            Ok(program) => program,
+            Err(error) => {
+                self.violations.invalid(path, &shown, &format!("rule compile error: {error}"));
+                return Ok(());
+            }
+        };
+        let optional = rule.text.optional_old_self == Some(true);
+        if rule.uses_old && old.is_none() && !optional {
+            return Ok(());
+        }
+        let mut variables = vec![("self", Cel::from_json(value, kind))];
+        let before = old.map(|old| Cel::from_json(old, kind));
+        match (optional, before) {
+            (true, before) => variables.push(("oldSelf", Cel::Optional(before.map(std::sync::Arc::new)))),
+            (false, Some(before)) => variables.push(("oldSelf", before)),
+            (false, None) => {}
+        }
+        let (result, cost) = program.evaluate(&variables);
+        self.spend(cost, path, &shown)?;
+        match result {
+            Ok(Cel::Bool(true)) => return Ok(()),
+            Ok(Cel::Bool(false)) => {}
+            Ok(_) => {
+                let detail = format!("'rule did not evaluate to a bool': {}", rule.name());
+                self.violations.invalid(path, &shown, &detail);
+                return Ok(());
+            }
+            Err(error) => return self.failed(&error, rule, path, &shown),
+        }
+        if unchanged && !rule.uses_old {
+            return Ok(());
+        }
+        let detail = match self.message(rule, &variables)? {
+            Some(text) => text,
+            None if rule.text.message.is_empty() => format!("failed rule: {}", rule.name()),
+            None => rule.name().to_owned(),
+        };
+        self.report(rule, path, (value, schema), &detail);
+        Ok(())
+    }
+
+    fn spend(&mut self, cost: u64, path: &Path, shown: &Value) -> Result<(), Exhausted> {
+        match self.budget.checked_sub(cost) {
+            Some(left) => {
+                self.budget = left;
+                Ok(())
+            }
+            None => {
+                let detail = "validation failed due to running out of cost budget, no further validation rules will be run";
+                self.violations.invalid(path, shown, detail);
+                Err(Exhausted)
+            }
+        }
+    }
+
+    fn failed(
+        &mut self,
+        error: &EvalError,
+        rule: &Rule,
+        path: &Path,
+        shown: &Value,
+    ) -> Result<(), Exhausted> {
+        let name = rule.name();
+        let detail = match error {
+            EvalError::NoOverload => format!(
+                "'{error}': call arguments did not match a supported operator, function or macro signature for rule: \
+                 {name}"
+            ),
+            EvalError::CostLimit => format!(
+                "'{error}': no further validation rules will be run due to call cost exceeds limit for rule: {name}"
+            ),
+            EvalError::Failed(text) => format!("{text} evaluating rule: {name}"),
+        };
+        self.violations.invalid(path, shown, &detail);
+        if *error == EvalError::CostLimit { Err(Exhausted) } else { Ok(()) }
+    }
+
+    /// The result of the messageExpression, if it is one usable line.
+    fn message(&mut self, rule: &Rule, variables: &[(&str, Cel<'_>)]) -> Result<Option<String>, Exhausted> {
+        let Some(program) = &rule.message else { return Ok(None) };
+        let (result, cost) = program.evaluate(variables);
+        self.budget = self.budget.checked_sub(cost).ok_or(Exhausted)?;
+        let Ok(Cel::String(text)) = result else { return Ok(None) };
+        let text = text.trim();
+        let usable = !text.is_empty() && text.len() <= MAX_MESSAGE && !text.contains('\n');
+        Ok(usable.then(|| text.to_owned()))
+    }
+
+    fn report(&mut self, rule: &Rule, path: &Path, (value, schema): (&Value, &Schema), detail: &str) {
+        let path = match &rule.field {
+            Some(field) => path.field(field),
+            None => path.clone(),
+        };
+        match rule.text.reason.as_deref() {
+            Some("FieldValueForbidden") => self.violations.forbidden(&path, detail),
+            Some("FieldValueRequired") => self.violations.required(&path, detail),
+            Some("FieldValueDuplicate") => self.violations.duplicate(&path, value),
+            _ if matches!(&*schema.kind, "object" | "array") => self.violations.invalid_whole(&path, detail),
+            _ => self.violations.invalid(&path, value, detail),
+        }
+    }
+}
+
+fn old_items<'a>(
+    old: Option<&'a Value>,
+    schema: &Schema,
+) -> Option<std::collections::HashMap<String, &'a Value>> {
+    if schema.list_type.as_deref() != Some("map") {
+        return None;
+    }
+    let list = old?.as_array()?;
+    Some(list.iter().map(|item| (key_of(item, &schema.list_keys), item)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn found(schema: &Value, object: &Value, old: Option<&Value>) -> Vec<String> {
+        let schema = Schema::parse(schema).unwrap();
+        let mut violations = Violations::default();
+        if let Some(rules) = Rules::compile(&schema) {
+            rules.evaluate((object, old), &schema, &Path::default(), &mut violations);
+        }
+        violations.as_slice().iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect()
+    }
+
+    fn schema(rules: Value) -> Value {
+        json!({"type": "object", "properties": {"spec": {"type": "object", "properties": {
+            "min": {"type": "integer"}, "max": {"type": "integer"}}, "x-kubernetes-validations": rules}}})
+    }
+
+    #[test]
+    fn a_rule_that_fails_is_reported_in_upstreams_words() {
+        let object = json!({"spec": {"min": 3, "max": 2}});
+        for (rule, expected) in [
+            (
+                json!({"rule": "self.min <= self.max"}),
+                "spec: Invalid value: failed rule: self.min <= self.max",
+            ),
+            (
+                json!({"rule": "self.min <= self.max", "message": "min is larger"}),
+                "spec: Invalid value: min is larger",
+            ),
+            (
+                json!({"rule": "self.min <= self.max", "messageExpression": "'%d > %d'.format([self.min, self.max])"}),
+                "spec: Invalid value: 3 > 2",
+            ),
+            (
+                json!({"rule": "self.min <= self.max", "reason": "FieldValueForbidden", "fieldPath": ".min", "message": "no"}),
+                "spec.min: Forbidden: no",
+            ),
+            (
+                json!({"rule": "self.min / 0 == 1"}),
+                "spec: Invalid value: \"object\": division by zero evaluating rule: self.min / 0 == 1",
+            ),
+        ] {
+            assert_eq!(found(&schema(json!([rule])), &object, None), [expected]);
+        }
+    }
+
+    #[test]
+    fn transition_rules_compare_with_the_old_object() {
+        let schema = schema(json!([{"rule": "self.min >= oldSelf.min", "message": "min must not shrink"}]));
+        let (small, large) = (json!({"spec": {"min": 1}}), json!({"spec": {"min": 2}}));
+        assert!(found(&schema, &small, None).is_empty());
+        assert!(found(&schema, &large, Some(&small)).is_empty());
+        assert_eq!(found(&schema, &small, Some(&large)), ["spec: Invalid value: min must not shrink"]);
+    }
+
+    #[test]
+    fn unchanged_parts_are_accepted() {
+        let schema = schema(json!([{"rule": "self.min < 2"}]));
+        let old = json!({"spec": {"min": 5}});
+        assert!(found(&schema, &json!({"spec": {"min": 5}, "status": {}}), Some(&old)).is_empty());
+        assert_eq!(found(&schema, &json!({"spec": {"min": 6}}), Some(&old)).len(), 1);
+    }
+
+    #[test]
+    fn an_object_with_many_elements_runs_out_of_budget() {
+        let schema = json!({"type": "object", "properties": {"l": {"type": "array", "items": {"type": "integer"},
+            "x-kubernetes-validations": [{"rule": "self.all(x, self.all(y, x != y || x == y))"}]}}});
+        let object = json!({"l": (0..5000).collect::<Vec<i32>>()});
+        assert!(found(&schema, &object, None)[0].contains("call cost exceeds limit"));
+    }
+}

@@ -1,0 +1,122 @@
+use serde_json::json;
+
+use super::*;
+
+fn definition() -> Value {
+    json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": "foos.example.com"},
+        "spec": {"group": "example.com", "scope": "Namespaced", "conversion": {"strategy": "None"},
+            "names": {"plural": "foos", "singular": "foo", "kind": "Foo", "listKind": "FooList"},
+            "versions": [{"name": "v1", "served": true, "storage": true,
+                "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": {"type": "object",
+                    "properties": {"a": {"type": "string"}}}}}}}]},
+        "status": {"storedVersions": ["v1"]}})
+}
+
+fn found(object: &Value) -> Vec<String> {
+    let mut violations = Violations::default();
+    create(object, &mut violations);
+    violations.as_slice().iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect()
+}
+
+fn with(pointer: &str, value: Value) -> Value {
+    let mut object = definition();
+    let (parent, name) = pointer.rsplit_once('/').unwrap();
+    object.pointer_mut(parent).unwrap()[name] = value;
+    object
+}
+
+#[test]
+fn a_good_definition_is_accepted() {
+    assert_eq!(found(&definition()), [""; 0]);
+}
+
+#[test]
+fn messages_are_those_of_upstream() {
+    let schema = "/spec/versions/0/schema/openAPIV3Schema/properties/spec";
+    for (object, expected) in [
+        (
+            with("/metadata/name", json!("bars.example.com")),
+            "metadata.name: Invalid value: \"bars.example.com\": must be spec.names.plural+\".\"+spec.group",
+        ),
+        (with("/spec/versions/0/storage", json!(false)), "spec.versions: Invalid value: "),
+        (
+            with("/spec/scope", json!("World")),
+            "spec.scope: Unsupported value: \"World\": supported values: \"Cluster\", \"Namespaced\"",
+        ),
+        (
+            with(schema, json!({})),
+            "spec.validation.openAPIV3Schema.properties[spec].type: Required value: must not be empty for specified object fields",
+        ),
+        (
+            with(schema, json!({"type": "string", "default": 1})),
+            "spec.validation.openAPIV3Schema.properties[spec].default: Invalid value: \"integer\":  in body must be of type string: \"integer\"",
+        ),
+        (
+            with(schema, json!({"type": "string", "$ref": "#/x"})),
+            "spec.validation.openAPIV3Schema.properties[spec].$ref: Forbidden: $ref is not supported",
+        ),
+        (
+            with(
+                "/spec/versions/0/additionalPrinterColumns",
+                json!([{"name": "A", "type": "text", "jsonPath": ".a"}]),
+            ),
+            "spec.additionalPrinterColumns[0].type: Invalid value: \"text\": must be one of boolean,date,integer,number,string",
+        ),
+        (
+            with("/spec/versions/0/selectableFields", json!([{"jsonPath": ".spec.b"}])),
+            "spec.selectableFields[0].jsonPath: Invalid value: \".spec.b\": is an invalid path: does not refer to a valid field",
+        ),
+        (
+            with("/spec/versions/0/schema", Value::Null),
+            "spec.versions[0].schema.openAPIV3Schema: Required value",
+        ),
+        (
+            with("/status/storedVersions", json!(["v0", "v1"])),
+            "status.storedVersions[0]: Invalid value: \"v0\": missing from spec.versions;",
+        ),
+        (
+            with("/spec/conversion", json!({"strategy": "Webhook"})),
+            "spec.conversion.webhookClientConfig: Required value: required when strategy is set to Webhook",
+        ),
+    ] {
+        let found = found(&object);
+        assert!(found.first().is_some_and(|first| first.starts_with(expected)), "{found:?}\n{expected}");
+    }
+}
+
+#[test]
+fn names_and_scope_of_an_established_definition_are_immutable() {
+    let mut old = definition();
+    old["status"]["conditions"] = json!([{"type": "Established", "status": "True"}]);
+    let mut new = old.clone();
+    new["spec"]["scope"] = json!("Cluster");
+    new["spec"]["names"]["kind"] = json!("Other");
+    let mut violations = Violations::default();
+    update(&new, &old, &mut violations);
+    let fields: Vec<&str> = violations.as_slice().iter().map(|cause| cause.field.as_str()).collect();
+    assert_eq!(fields, ["spec.scope", "spec.names.kind"]);
+}
+
+#[test]
+fn a_rule_with_an_unknown_field_is_refused() {
+    let schema = "/spec/versions/0/schema/openAPIV3Schema/properties/spec";
+    let rule = |rule: &str| {
+        with(
+            schema,
+            json!({"type": "object", "properties": {"a": {"type": "string"}},
+            "x-kubernetes-validations": [{"rule": rule}]}),
+        )
+    };
+    assert_eq!(found(&rule("self.a.size() > 1")), [""; 0]);
+    let place =
+        "spec.validation.openAPIV3Schema.properties[spec].x-kubernetes-validations[0].rule: Invalid value";
+    for (bad, message) in [
+        ("self.b == 'x'", "undefined field 'b'"),
+        ("self.a", "must evaluate to a bool"),
+        ("self.a ==", "Syntax error"),
+    ] {
+        let found = found(&rule(bad));
+        assert!(found[0].starts_with(place) && found[0].contains(message), "{found:?}");
+    }
+}

@@ -1,0 +1,187 @@
+//! Violations with their field paths, in the words of `apimachinery/pkg/util/validation/field`.
+
+use std::fmt;
+
+use serde_json::Value;
+
+/// One violation, as in `details.causes` of a Status.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// `FieldValueRequired`, `FieldValueInvalid`, …
+    pub reason: &'static str,
+    /// `spec.versions[0].name`; `<nil>` for the object as a whole, as upstream prints it.
+    pub field: String,
+    /// `Required value`, `Invalid value: "x": …`.
+    pub message: String,
+}
+
+/// Collects violations.
+#[derive(Debug, Default)]
+pub struct Violations {
+    list: Vec<Violation>,
+}
+
+/// Path of a value. The empty path is the object as a whole.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Path(String);
+
+/// Maximum number of violations of one object. The text of each can be as long as the object's keys.
+const MAX_VIOLATIONS: usize = 200;
+
+/// Maximum length of a value that is quoted in a message, in bytes.
+const MAX_QUOTED: usize = 4096;
+
+// === impl Path ===
+
+impl Path {
+    /// The path of a top-level field.
+    pub fn root(name: &str) -> Path {
+        Path(name.to_owned())
+    }
+
+    /// The path of a field of this object.
+    #[must_use]
+    pub fn field(&self, name: &str) -> Path {
+        if self.0.is_empty() { Path(name.to_owned()) } else { Path(format!("{}.{name}", self.0)) }
+    }
+
+    /// The path of an element of this list.
+    #[must_use]
+    pub fn index(&self, index: usize) -> Path {
+        Path(format!("{}[{index}]", self.0))
+    }
+
+    /// The path of an entry of this map.
+    #[must_use]
+    pub fn key(&self, key: &str) -> Path {
+        Path(format!("{}[{key}]", self.0))
+    }
+
+    /// The path as plain text; empty for the object as a whole.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_empty() { "<nil>" } else { &self.0 })
+    }
+}
+
+// === impl Violations ===
+
+impl Violations {
+    /// Whether there are no violations.
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// Number of violations.
+    pub fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// The violations in the order of their discovery.
+    pub fn as_slice(&self) -> &[Violation] {
+        &self.list
+    }
+
+    /// The violations in the order of their discovery.
+    pub fn into_list(self) -> Vec<Violation> {
+        self.list
+    }
+
+    /// Removes the violations after the first `len`.
+    pub fn truncate(&mut self, len: usize) {
+        self.list.truncate(len);
+    }
+
+    /// Appends the violations of another collection.
+    pub fn append(&mut self, other: Violations) {
+        for violation in other.list {
+            self.push(violation);
+        }
+    }
+
+    /// Adds a violation.
+    pub fn push(&mut self, violation: Violation) {
+        if self.list.len() < MAX_VIOLATIONS {
+            self.list.push(violation);
+        }
+    }
+
+    /// Adds: a required value is missing.
+    pub fn required(&mut self, path: &Path, detail: &str) {
+        self.add("FieldValueRequired", path, with("Required value".to_owned(), detail));
+    }
+
+    /// Adds: a value is invalid.
+    pub fn invalid(&mut self, path: &Path, value: &Value, detail: &str) {
+        self.add("FieldValueInvalid", path, with(format!("Invalid value: {}", quoted(value)), detail));
+    }
+
+    /// Adds: an object or a list is invalid. Its value is left out of the message.
+    pub fn invalid_whole(&mut self, path: &Path, detail: &str) {
+        self.add("FieldValueInvalid", path, with("Invalid value".to_owned(), detail));
+    }
+
+    /// Adds: a value has another type than its schema.
+    pub fn type_invalid(&mut self, path: &Path, value: &Value, detail: &str) {
+        self.add("FieldValueTypeInvalid", path, with(format!("Invalid value: {}", quoted(value)), detail));
+    }
+
+    /// Adds: a value is forbidden here.
+    pub fn forbidden(&mut self, path: &Path, detail: &str) {
+        self.add("FieldValueForbidden", path, with("Forbidden".to_owned(), detail));
+    }
+
+    /// Adds: a value is not one of the supported values.
+    pub fn unsupported(&mut self, path: &Path, value: &Value, supported: &[String]) {
+        let known: Vec<String> = supported.iter().map(|word| format!("{word:?}")).collect();
+        let message = format!("Unsupported value: {}: supported values: {}", quoted(value), known.join(", "));
+        self.add("FieldValueNotSupported", path, message);
+    }
+
+    /// Adds: a value is duplicate.
+    pub fn duplicate(&mut self, path: &Path, value: &Value) {
+        self.add("FieldValueDuplicate", path, format!("Duplicate value: {}", quoted(value)));
+    }
+
+    /// Adds: a text is too long.
+    pub fn too_long(&mut self, path: &Path, max: i64) {
+        self.add("FieldValueTooLong", path, format!("Too long: may not be more than {max} bytes"));
+    }
+
+    /// Adds: a list or an object has too many elements.
+    pub fn too_many(&mut self, path: &Path, actual: usize, max: i64) {
+        let unit = if max == 1 { "item" } else { "items" };
+        self.add("FieldValueTooMany", path, format!("Too many: {actual}: must have at most {max} {unit}"));
+    }
+
+    /// Adds one violation for each problem of a name's format, joined as upstream joins them.
+    pub fn format(&mut self, path: &Path, value: &str, problems: &[String]) {
+        if !problems.is_empty() {
+            self.invalid(path, &value.into(), &problems.join(","));
+        }
+    }
+
+    fn add(&mut self, reason: &'static str, path: &Path, message: String) {
+        self.push(Violation { reason, field: path.to_string(), message });
+    }
+}
+
+fn with(head: String, detail: &str) -> String {
+    if detail.is_empty() { head } else { format!("{head}: {detail}") }
+}
+
+/// The value as JSON, cut at [`MAX_QUOTED`] bytes.
+fn quoted(value: &Value) -> String {
+    let mut text = value.to_string();
+    if text.len() > MAX_QUOTED {
+        let end = (0..=MAX_QUOTED).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+        text.truncate(end);
+        text.push_str("...");
+    }
+    text
+}

@@ -1,0 +1,34 @@
+//! Validation of CustomResourceDefinitions, by `coracle-custom-resources`.
+
+use coracle_custom_resources::{Violations, validate};
+use serde_json::Value;
+
+use super::{Cause, Causes};
+
+/// Validates a definition, or an update if the old one is given.
+pub(crate) fn definition(causes: &mut Causes, new: &Value, old: Option<&Value>) {
+    let mut violations = Violations::default();
+    match old {
+        Some(old) => validate::update(new, old, &mut violations),
+        None => validate::create(new, &mut violations),
+    }
+    causes.extend(violations);
+}
+
+/// Validates an update of `/status`.
+pub(crate) fn status(causes: &mut Causes, new: &Value) {
+    let mut violations = Violations::default();
+    validate::update_status(new, &mut violations);
+    causes.extend(violations);
+}
+
+// === impl Causes ===
+
+impl Causes {
+    /// Adds the violations of a definition or of a custom resource.
+    pub fn extend(&mut self, violations: Violations) {
+        for violation in violations.into_list() {
+            self.push(Cause { reason: violation.reason, field: violation.field, message: violation.message });
+        }
+    }
+}
