@@ -187,6 +187,7 @@ mod tests {
             list["groups"].as_array().unwrap().iter().map(|group| &group["name"]).collect();
         let expect = [
             "admissionregistration.k8s.io",
+            "apiextensions.k8s.io",
             "apps",
             "authentication.k8s.io",
             "authorization.k8s.io",
