@@ -84,9 +84,9 @@ pub static KINDS: &[Kind] = &[
     SERVICE_ACCOUNTS,
     EVENTS,
     event::EVENTS,
-    DEPLOYMENTS,
-    REPLICA_SETS,
-    CONTROLLER_REVISIONS,
+    workload::DEPLOYMENTS,
+    workload::REPLICA_SETS,
+    workload::CONTROLLER_REVISIONS,
     workload::STATEFUL_SETS,
     workload::DAEMON_SETS,
     workload::REPLICATION_CONTROLLERS,
@@ -299,62 +299,6 @@ const EVENTS: Kind = Kind {
         validate: validate::object::event,
         columns: table::event::COLUMNS,
         cells: table::event::cells,
-        ..RULES
-    },
-    ..KIND
-};
-
-const DEPLOYMENTS: Kind = Kind {
-    group: "apps",
-    kind: "Deployment",
-    plural: "deployments",
-    singular: "deployment",
-    short_names: &["deploy"],
-    categories: &["all"],
-    subresources: &[SCALE, status("apps", "Deployment")],
-    schema: "io.k8s.api.apps.v1.Deployment",
-    rules: Rules {
-        defaults: defaults::workload::deployment,
-        validate: validate::workload::deployment,
-        writes: Writes { create: |object| object["status"] = json!({}), ..WITH_GENERATION },
-        columns: table::workload::DEPLOYMENT,
-        cells: table::workload::deployment,
-        ..RULES
-    },
-    ..KIND
-};
-
-const REPLICA_SETS: Kind = Kind {
-    group: "apps",
-    kind: "ReplicaSet",
-    plural: "replicasets",
-    singular: "replicaset",
-    short_names: &["rs"],
-    categories: &["all"],
-    subresources: &[SCALE, status("apps", "ReplicaSet")],
-    schema: "io.k8s.api.apps.v1.ReplicaSet",
-    fields: fields::REPLICA_SET,
-    rules: Rules {
-        defaults: defaults::workload::replica_set,
-        validate: validate::workload::replica_set,
-        writes: Writes { create: |object| object["status"] = json!({"replicas": 0}), ..WITH_GENERATION },
-        columns: table::workload::REPLICA_SET,
-        cells: table::workload::replica_set,
-        ..RULES
-    },
-    ..KIND
-};
-
-const CONTROLLER_REVISIONS: Kind = Kind {
-    group: "apps",
-    kind: "ControllerRevision",
-    plural: "controllerrevisions",
-    singular: "controllerrevision",
-    schema: "io.k8s.api.apps.v1.ControllerRevision",
-    rules: Rules {
-        validate: validate::workload::controller_revision,
-        columns: table::workload::CONTROLLER_REVISION,
-        cells: table::workload::controller_revision,
         ..RULES
     },
     ..KIND

@@ -1,4 +1,4 @@
-//! The rows of workloads: stateful sets, daemon sets, replication controllers, pod templates, jobs.
+//! The rows of workloads: deployments, replica sets, stateful sets, daemon sets, replication controllers, pod templates, jobs.
 
 use serde_json::json;
 
@@ -6,6 +6,62 @@ use super::{KIND, PLAIN, RULES, SCALE, WITH_GENERATION, status};
 use crate::kind::{Kind, Rules, Writes};
 use crate::selector::fields;
 use crate::{defaults, strategy, table, validate};
+
+pub(super) const DEPLOYMENTS: Kind = Kind {
+    group: "apps",
+    kind: "Deployment",
+    plural: "deployments",
+    singular: "deployment",
+    short_names: &["deploy"],
+    categories: &["all"],
+    subresources: &[SCALE, status("apps", "Deployment")],
+    schema: "io.k8s.api.apps.v1.Deployment",
+    rules: Rules {
+        defaults: defaults::workload::deployment,
+        validate: validate::workload::deployment,
+        writes: Writes { create: |object| object["status"] = json!({}), ..WITH_GENERATION },
+        columns: table::workload::DEPLOYMENT,
+        cells: table::workload::deployment,
+        ..RULES
+    },
+    ..KIND
+};
+
+pub(super) const REPLICA_SETS: Kind = Kind {
+    group: "apps",
+    kind: "ReplicaSet",
+    plural: "replicasets",
+    singular: "replicaset",
+    short_names: &["rs"],
+    categories: &["all"],
+    subresources: &[SCALE, status("apps", "ReplicaSet")],
+    schema: "io.k8s.api.apps.v1.ReplicaSet",
+    fields: fields::REPLICA_SET,
+    rules: Rules {
+        defaults: defaults::workload::replica_set,
+        validate: validate::workload::replica_set,
+        writes: Writes { create: |object| object["status"] = json!({"replicas": 0}), ..WITH_GENERATION },
+        columns: table::workload::REPLICA_SET,
+        cells: table::workload::replica_set,
+        ..RULES
+    },
+    ..KIND
+};
+
+pub(super) const CONTROLLER_REVISIONS: Kind = Kind {
+    group: "apps",
+    kind: "ControllerRevision",
+    plural: "controllerrevisions",
+    singular: "controllerrevision",
+    schema: "io.k8s.api.apps.v1.ControllerRevision",
+    rules: Rules {
+        validate: validate::workload::controller_revision,
+        columns: table::workload::CONTROLLER_REVISION,
+        cells: table::workload::controller_revision,
+        ..RULES
+    },
+    ..KIND
+};
 
 pub(super) const STATEFUL_SETS: Kind = Kind {
     group: "apps",
