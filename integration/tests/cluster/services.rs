@@ -114,7 +114,9 @@ fn names(cluster: &Cluster, ip: &str) {
     assert!(
         of("srv", "_http._tcp.web.default.svc.cluster.local").contains("80 web.default.svc.cluster.local")
     );
-    assert!(of("ptr", ip).contains("web.default.svc.cluster.local"));
+    let reversed = ip.rsplit('.').collect::<Vec<_>>().join(".");
+    let name = of("ptr", &format!("{reversed}.in-addr.arpa"));
+    assert!(name.contains("web.default.svc.cluster.local"), "{name}");
     assert!(of("a", "none.default.svc.cluster.local").contains("NXDOMAIN"));
     let dns = cluster.get(&["service", "kube-dns", "-n", "kube-system"]);
     assert_eq!(dns["spec"]["clusterIP"], "10.43.0.10");
