@@ -105,7 +105,7 @@ fn assign(state: &State, kind: &Resource, object: &mut Value) -> Result<()> {
             spec[field] = value;
         }
     }
-    ports(object, taken).map_err(|message| refuse("spec.ports[0].nodePort", message))
+    ports(object, taken).map_err(|(index, message)| refuse(&format!("spec.ports[{index}].nodePort"), message))
 }
 
 /// The first requested address family that this cluster does not have, with the error. A service without address and
@@ -149,37 +149,69 @@ fn address(range: ServiceRange, taken: &Taken, wanted: &str) -> std::result::Res
         .ok_or_else(|| "Internal error: range is full".to_owned())
 }
 
+/// Whether the type has node ports.
 fn has_node_ports(object: &Value) -> bool {
-    let spec = &object["spec"];
-    spec["type"] == "NodePort"
-        || (spec["type"] == "LoadBalancer" && spec["allocateLoadBalancerNodePorts"] != false)
+    matches!(object["spec"]["type"].as_str(), Some("NodePort" | "LoadBalancer"))
 }
 
-fn ports(object: &mut Value, mut taken: Taken) -> std::result::Result<(), String> {
+/// Whether ports without a node port get one.
+fn allocates_node_ports(object: &Value) -> bool {
+    let spec = &object["spec"];
+    has_node_ports(object) && (spec["type"] == "NodePort" || spec["allocateLoadBalancerNodePorts"] != false)
+}
+
+/// Checks the requested node ports, and allocates the missing ones. Ports of one number and different protocols share a
+/// node port. The error has the index of the port. Source: `txnAllocNodePorts` in `pkg/registry/core/service/storage/alloc.go`.
+fn ports(object: &mut Value, mut taken: Taken) -> std::result::Result<(), (usize, String)> {
     if !has_node_ports(object) {
         return Ok(());
     }
-    for port in object["spec"].get_mut("ports").and_then(Value::as_array_mut).into_iter().flatten() {
-        let wanted = port["nodePort"].as_u64().unwrap_or(0);
-        let chosen = if wanted == 0 {
-            let start = rand::rng().random_range(NODE_PORTS);
-            let all = (start..=*NODE_PORTS.end()).chain(*NODE_PORTS.start()..start);
-            let mut free = all.filter(|port| !taken.ports.contains(port));
-            free.next().ok_or_else(|| "Internal error: range is full".to_owned())?
-        } else {
-            let number = u16::try_from(wanted).ok().filter(|number| NODE_PORTS.contains(number));
-            let number = number.ok_or_else(|| {
-                format!("Invalid value: {wanted}: provided port is not in the valid range. The range of valid ports is 30000-32767")
-            })?;
-            if taken.ports.contains(&number) {
-                return Err(format!("Invalid value: {wanted}: provided port is already allocated"));
-            }
-            number
+    let allocates = allocates_node_ports(object);
+    let Some(list) = object["spec"].get_mut("ports").and_then(Value::as_array_mut) else { return Ok(()) };
+    // The requested ports come first: no other port of this service gets one of them.
+    let mut own: Vec<(Value, Value, u16)> = Vec::new();
+    for (index, port) in list.iter().enumerate() {
+        let wanted = port["nodePort"].as_i64().unwrap_or(0);
+        if wanted != 0 {
+            let number = requested(wanted, &taken).map_err(|message| (index, message))?;
+            own.push((port["port"].clone(), port["protocol"].clone(), number));
+        }
+    }
+    taken.ports.extend(own.iter().map(|(_, _, number)| *number));
+    for (index, port) in list.iter_mut().enumerate() {
+        if !allocates || port["nodePort"].as_i64().unwrap_or(0) != 0 {
+            continue;
+        }
+        let is_free = |number: u16| {
+            !own.iter().any(|(_, protocol, other)| *other == number && *protocol == port["protocol"])
+        };
+        let shared = own.iter().find(|(of, _, number)| *of == port["port"] && is_free(*number));
+        let chosen = match shared {
+            Some((_, _, number)) => *number,
+            None => any_free(&taken).ok_or_else(|| (index, "Internal error: range is full".to_owned()))?,
         };
         taken.ports.insert(chosen);
+        own.push((port["port"].clone(), port["protocol"].clone(), chosen));
         port["nodePort"] = chosen.into();
     }
     Ok(())
+}
+
+fn requested(wanted: i64, taken: &Taken) -> std::result::Result<u16, String> {
+    let number = u16::try_from(wanted).ok().filter(|number| NODE_PORTS.contains(number));
+    let number = number.ok_or_else(|| {
+        format!("Invalid value: {wanted}: provided port is not in the valid range. The range of valid ports is 30000-32767")
+    })?;
+    if taken.ports.contains(&number) {
+        return Err(format!("Invalid value: {wanted}: provided port is already allocated"));
+    }
+    Ok(number)
+}
+
+fn any_free(taken: &Taken) -> Option<u16> {
+    let start = rand::rng().random_range(NODE_PORTS);
+    let mut all = (start..=*NODE_PORTS.end()).chain(*NODE_PORTS.start()..start);
+    all.find(|port| !taken.ports.contains(port))
 }
 
 fn taken(state: &State, namespace: &str, name: &str) -> Taken {
@@ -236,6 +268,58 @@ mod tests {
             }
             assert!(address(range(network), &taken, "").is_err());
         }
+    }
+
+    fn allocated(mut spec: Value, taken: &[u16]) -> std::result::Result<Vec<u64>, (usize, String)> {
+        if let Some(list) = spec["ports"].as_array_mut() {
+            list.iter_mut()
+                .filter(|port| port["protocol"].is_null())
+                .for_each(|port| port["protocol"] = "TCP".into());
+        }
+        let mut object = json!({"spec": spec});
+        let taken = Taken { ports: taken.iter().copied().collect(), ..Taken::default() };
+        ports(&mut object, taken)?;
+        let list = object["spec"]["ports"].as_array().unwrap();
+        Ok(list.iter().map(|port| port["nodePort"].as_u64().unwrap_or(0)).collect())
+    }
+
+    #[test]
+    fn requested_node_ports_are_checked_also_where_none_are_allocated() {
+        for more in [
+            json!({"type": "NodePort"}),
+            json!({"type": "LoadBalancer"}),
+            json!({"type": "LoadBalancer", "allocateLoadBalancerNodePorts": false}),
+        ] {
+            let with = |number: i64, taken: &[u16]| {
+                let mut spec = more.clone();
+                spec["ports"] = json!([{"port": 79, "nodePort": 30001}, {"port": 80, "nodePort": number}]);
+                allocated(spec, taken)
+            };
+            for number in [22, 53, 6443, 10250, 29999, 32768, 65536 + 30080, -1, -30080] {
+                let (index, message) = with(number, &[]).unwrap_err();
+                assert!(
+                    index == 1 && message.contains("not in the valid range"),
+                    "{more} {number}: {message}"
+                );
+            }
+            assert!(with(30080, &[30080]).unwrap_err().1.contains("already allocated"), "{more}");
+            assert_eq!(with(30080, &[30081]).unwrap(), [30001, 30080]);
+        }
+        let none =
+            json!({"type": "LoadBalancer", "allocateLoadBalancerNodePorts": false, "ports": [{"port": 80}]});
+        assert_eq!(allocated(none, &[]).unwrap(), [0]);
+    }
+
+    #[test]
+    fn protocols_of_one_port_share_a_node_port() {
+        let dns = |udp: Value| {
+            json!({"type": "NodePort", "ports": [
+                {"port": 53, "protocol": "TCP"}, {"port": 53, "protocol": "UDP", "nodePort": udp}, {"port": 80}]})
+        };
+        let any = allocated(dns(json!(null)), &[]).unwrap();
+        assert!(any[0] == any[1] && any[0] != any[2], "{any:?}");
+        let fixed = allocated(dns(json!(30053)), &[]).unwrap();
+        assert!(fixed[..2] == [30053, 30053] && fixed[2] != 30053, "{fixed:?}");
     }
 
     #[test]

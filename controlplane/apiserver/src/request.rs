@@ -26,6 +26,8 @@ pub(crate) struct ResourceInfo {
     pub(crate) version: String,
     /// Empty for all namespaces and for cluster-scoped kinds.
     pub(crate) namespace: String,
+    /// Whether the path is below `namespaces/<name>/`. The paths of a Namespace itself are not.
+    pub(crate) below_namespace: bool,
     pub(crate) resource: String,
     /// Empty for the collection.
     pub(crate) name: String,
@@ -112,10 +114,20 @@ impl ResourceInfo {
         let resource = rest.next()?;
         let name = rest.next().unwrap_or_default();
         let subresource = rest.collect::<Vec<_>>().join("/");
-        if namespace.is_empty() && resource == "namespaces" {
+        if !inside && group.is_empty() && resource == "namespaces" {
             namespace.clone_from(&name);
         }
-        Some(Self { group, version, namespace, resource, name, subresource })
+        Some(Self { group, version, namespace, below_namespace: inside, resource, name, subresource })
+    }
+
+    /// Whether the path exists for a kind of this scope. The server does not route other paths: authorization decides by
+    /// the namespace in the path, and that namespace says nothing about a cluster-scoped object.
+    pub(crate) fn has_path(&self, namespaced: bool) -> bool {
+        match (namespaced, self.below_namespace) {
+            (true, true) => !self.namespace.is_empty(),
+            (true, false) => self.name.is_empty(),
+            (false, below) => !below,
+        }
     }
 
     /// The resource, if it is served.
@@ -201,6 +213,28 @@ mod tests {
         ] {
             assert_eq!(parsed(path), parts(expected), "{path}");
         }
+    }
+
+    #[test]
+    fn a_path_fits_the_scope_of_the_kind() {
+        for (path, namespaced, cluster) in [
+            ("/api/v1/x", true, true),
+            ("/api/v1/x/a", false, true),
+            ("/api/v1/x/a/status", false, true),
+            ("/api/v1/namespaces/a", false, true),
+            ("/api/v1/namespaces/a/finalize", false, true),
+            ("/api/v1/namespaces/a/x", true, false),
+            ("/api/v1/namespaces/a/x/b/status", true, false),
+            ("/api/v1/namespaces/a/namespaces", true, false),
+            ("/api/v1/namespaces/a/namespaces/a", true, false),
+            ("/api/v1/namespaces/a/namespaces/a/finalize", true, false),
+            ("/api/v1/namespaces//x/b", false, false),
+        ] {
+            let info = ResourceInfo::parse(path).unwrap();
+            assert_eq!((info.has_path(true), info.has_path(false)), (namespaced, cluster), "{path}");
+        }
+        // A custom resource of this name has no namespace in its path.
+        assert_eq!(ResourceInfo::parse("/apis/example.com/v1/namespaces/a").unwrap().namespace, "");
     }
 
     #[test]

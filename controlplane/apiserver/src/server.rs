@@ -260,6 +260,13 @@ impl Apiserver {
         B::Error: std::fmt::Display,
     {
         let state = &self.state;
+        let kind = info.resource.as_ref().and_then(|resource| {
+            let kind = resource.find(&state.registry.load()).cloned();
+            kind.map(|kind| (resource.has_path(kind.namespaced), kind))
+        });
+        if let Some((false, _)) = kind {
+            return Ok(reply::text(404, "404 page not found\n"));
+        }
         let question = Question { user: &user, verb: info.verb, info: &info, cache: &state.cache };
         state.authorizers.authorize(&question).await?;
         if authz::enters_pod(&info) {
@@ -273,8 +280,7 @@ impl Apiserver {
             let found = documents::find(state, &info, &headers)?;
             return Ok(found.unwrap_or_else(|| reply::text(404, "404 page not found\n")));
         };
-        let kind = resource.find(&state.registry.load()).cloned();
-        let Some(kind) = kind else { return Ok(reply::text(404, "404 page not found\n")) };
+        let Some((_, kind)) = kind else { return Ok(reply::text(404, "404 page not found\n")) };
         let body = if method == Method::GET { Bytes::new() } else { body::read(body, &mut memory).await? };
         let warnings = Warnings::default();
         let call = Call { state: state.clone(), user, info, resource, kind, headers, body, warnings };

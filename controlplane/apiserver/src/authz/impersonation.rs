@@ -115,6 +115,7 @@ async fn may(
         resource: resource.to_owned(),
         subresource: subresource.to_owned(),
         name: name.to_owned(),
+        ..ResourceInfo::default()
     };
     authorize_also(state, user, "impersonate", resource).await
 }

@@ -75,6 +75,7 @@ async fn access(call: &Call, user: &User, spec: &Value) -> Value {
             resource: text(&resource["resource"]),
             name: text(&resource["name"]),
             subresource: text(&resource["subresource"]),
+            ..ResourceInfo::default()
         }),
     };
     let question = Question { user, verb: &wanted, info: &info, cache: &call.state.cache };

@@ -210,3 +210,45 @@ async fn what_every_cluster_has_is_there_again_at_the_next_start() {
         newest.map(|role| role["metadata"]["resourceVersion"].as_str().unwrap().parse::<u64>().unwrap());
     assert!(newest.max().unwrap() <= before.as_str().unwrap().parse().unwrap());
 }
+
+#[tokio::test]
+async fn permissions_in_a_namespace_reach_no_cluster_scoped_object() {
+    let server = Fixture::new().await;
+    server.bind("default", ("ClusterRole", "cluster-admin"), "ann").await;
+    let code = async |method: &str, path: &str| {
+        let request = Request::builder().method(method).uri(path).header("content-type", "application/json");
+        server.send(ann(), request.body(Full::new("{}".into())).unwrap()).await.code
+    };
+    for kind in coracle_kinds::KINDS {
+        let version = match kind.group {
+            "" => format!("/api/{}", kind.version),
+            group => format!("/apis/{group}/{}", kind.version),
+        };
+        let below = format!("{version}/namespaces/default/{}", kind.plural);
+        let methods = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"];
+        if kind.namespaced {
+            for method in methods {
+                let path = format!("{version}/{}/default", kind.plural);
+                assert_eq!(code(method, &path).await, 404, "{method} {path}");
+            }
+            continue;
+        }
+        for name in ["", "/default", "/other", "/default?watch=1", "?watch=1"] {
+            for method in methods {
+                let path = format!("{below}{name}");
+                assert_eq!(code(method, &path).await, 404, "{method} {path}");
+            }
+        }
+        for sub in kind.subresources {
+            for method in methods {
+                let path = format!("{below}/default/{}", sub.name);
+                assert_eq!(code(method, &path).await, 404, "{method} {path}");
+            }
+        }
+    }
+    // The binding gives the rights of an administrator in the namespace, and the Namespace itself.
+    assert_eq!(code("GET", "/api/v1/namespaces/default/pods").await, 200);
+    assert_eq!(code("GET", "/api/v1/namespaces/default").await, 200);
+    assert_eq!(code("GET", "/api/v1/namespaces/kube-system").await, 403);
+    assert_eq!(code("GET", "/api/v1/namespaces").await, 403);
+}
