@@ -66,17 +66,20 @@ pub(crate) fn candidates<K: Object>(context: &Context, owner: &K) -> Vec<Arc<Pod
     pods
 }
 
-/// A pod from a pod template, without a name.
+/// A pod from a pod template, without a name. A tenant controls the template of a revision, so fields of a wrong type
+/// are left out: writing below them would panic.
 pub(crate) fn from_template<K: Object>(owner: &K, template: &Value) -> Value {
     let mut metadata = Map::new();
-    for field in ["labels", "annotations", "finalizers"] {
-        if let Some(value) = template.pointer(&format!("/metadata/{field}")).filter(|value| !value.is_null())
-        {
+    let checks: [(&str, fn(&Value) -> bool); 3] =
+        [("labels", Value::is_object), ("annotations", Value::is_object), ("finalizers", Value::is_array)];
+    for (field, is_right) in checks {
+        if let Some(value) = template.pointer(&format!("/metadata/{field}")).filter(|value| is_right(value)) {
             metadata.insert(field.to_owned(), value.clone());
         }
     }
+    let spec = template.get("spec").filter(|spec| spec.is_object()).cloned().unwrap_or_else(|| json!({}));
     metadata.insert("ownerReferences".to_owned(), json!([owner.controller_reference()]));
-    json!({"metadata": metadata, "spec": template["spec"]})
+    json!({"metadata": metadata, "spec": spec})
 }
 
 /// The API server's message, without the client's prefix.

@@ -67,7 +67,8 @@ pub(crate) fn sorted(revisions: &[Arc<ControllerRevision>]) -> Vec<Arc<Controlle
 
 /// The pod template of a revision.
 pub(crate) fn template_of(revision: &ControllerRevision) -> Template {
-    let mut template = revision.data.value()["spec"]["template"].take();
+    // The data of a revision is any JSON.
+    let mut template = revision.data.value().pointer("/spec/template").cloned().unwrap_or_default();
     if let Some(template) = template.as_object_mut() {
         template.remove("$patch");
     }
@@ -91,7 +92,7 @@ pub(crate) fn to_clean(
 fn new_revision(workload: &Workload<'_>, number: i64, collisions: i32) -> Value {
     let hash = workload.template.hash(Some(collisions));
     let mut template = workload.template.value();
-    let mut labels = template["metadata"]["labels"].clone();
+    let mut labels = template.pointer("/metadata/labels").cloned().unwrap_or_default();
     if !labels.is_object() {
         labels = json!({});
     }
@@ -135,6 +136,16 @@ mod tests {
             Step::Keep(found) => format!("keep {}", found.name()),
             Step::Renumber(found, number) => format!("renumber {} {number}", found.name()),
             Step::Create(number) => format!("create {number}"),
+        }
+    }
+
+    #[test]
+    fn a_revision_with_foreign_data_has_no_template() {
+        for data in [json!("text"), json!(1), json!([1]), json!(null), json!({"spec": 1}), json!({"spec": [1]})] {
+            let value = json!({"metadata": {"name": "a"}, "revision": 1, "data": data});
+            let revision: Arc<ControllerRevision> = Arc::new(serde_json::from_value(value).unwrap());
+            assert_eq!(template_of(&revision).value(), json!({}), "{data}");
+            assert_eq!(decide(&[revision], "c:3"), "create 2", "{data}");
         }
     }
 

@@ -34,15 +34,15 @@ impl<'de> Deserialize<'de> for Template {
 }
 
 impl Template {
-    /// A template from its JSON.
+    /// A template from its JSON. JSON that is not an object counts as an empty object.
     pub(crate) fn new(value: &Value) -> Self {
-        Self(value.to_string().into())
+        if value.is_object() { Self(value.to_string().into()) } else { Self::default() }
     }
 
-    /// The template's JSON.
+    /// The template's JSON: an object.
     pub(crate) fn value(&self) -> Value {
-        // The text was printed from a value, so it parses.
-        serde_json::from_str(&self.0).unwrap_or_default()
+        // The text was printed from an object, so it parses.
+        Value::Object(serde_json::from_str(&self.0).unwrap_or_default())
     }
 
     /// The template's labels.

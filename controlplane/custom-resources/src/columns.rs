@@ -22,7 +22,8 @@ pub struct PrinterColumn {
     path: Option<JsonPath>,
 }
 
-/// The columns of a version after the column Name. Without definitions there is one column, Age.
+/// The columns of a version after the column Name. A column whose path is malformed or exceeds the limits of
+/// [`JsonPath`] is left out. Without definitions there is one column, Age.
 pub fn of_version(version: &Version) -> Vec<PrinterColumn> {
     if version.additional_printer_columns.is_empty() {
         return vec![PrinterColumn {
@@ -39,26 +40,27 @@ pub fn of_version(version: &Version) -> Vec<PrinterColumn> {
             path: JsonPath::parse(".metadata.creationTimestamp"),
         }];
     }
-    version.additional_printer_columns.iter().map(PrinterColumn::new).collect()
+    version.additional_printer_columns.iter().filter_map(PrinterColumn::new).collect()
 }
 
 // === impl PrinterColumn ===
 
 impl PrinterColumn {
-    fn new(column: &Column) -> PrinterColumn {
+    fn new(column: &Column) -> Option<PrinterColumn> {
+        let path = JsonPath::parse(&column.json_path)?;
         let description = if column.description.is_empty() {
             format!("Custom resource definition column (in JSONPath format): {}", column.json_path)
         } else {
             column.description.clone()
         };
-        PrinterColumn {
+        Some(PrinterColumn {
             name: column.name.clone(),
             kind: column.kind.clone(),
             format: column.format.clone(),
             description,
             priority: column.priority,
-            path: JsonPath::parse(&column.json_path),
-        }
+            path: Some(path),
+        })
     }
 
     /// The cell of an object. The caller formats dates as ages with `age`.
@@ -104,7 +106,7 @@ mod tests {
         let cell = |kind: &str, path: &str| {
             let column =
                 Column { name: "x".into(), kind: kind.into(), json_path: path.into(), ..Column::default() };
-            PrinterColumn::new(&column).cell(&object, |_| "1d".to_owned())
+            PrinterColumn::new(&column).unwrap().cell(&object, |_| "1d".to_owned())
         };
         assert_eq!(cell("string", ".a"), json!("text"));
         assert_eq!(cell("string", ".d"), json!(r#"{"e":1}"#));
@@ -114,5 +116,17 @@ mod tests {
         assert_eq!(cell("date", ".t"), json!("1d"));
         assert_eq!(cell("date", ".a"), json!("<invalid>"));
         assert_eq!(cell("string", ".missing"), Value::Null);
+    }
+    #[test]
+    fn a_column_with_a_refused_path_is_left_out() {
+        let column = |path: String| Column {
+            name: "x".into(),
+            kind: "string".into(),
+            json_path: path,
+            ..Column::default()
+        };
+        let columns = vec![column(".a".to_owned()), column("[?(@".repeat(100_000))];
+        let version = Version { additional_printer_columns: columns, ..Version::default() };
+        assert_eq!(of_version(&version).len(), 1);
     }
 }

@@ -1,6 +1,8 @@
 //! JSONPath as printer columns use it (`client-go/util/jsonpath`): one path without text around it.
 //!
-//! A path selects at most [`MAX_RESULTS`] values; recursive descent and filters are bounded by the object's size.
+//! A path selects at most [`MAX_RESULTS`] values and visits at most [`MAX_VISITS`].
+
+use std::cell::Cell;
 
 use serde_json::Value;
 
@@ -9,6 +11,15 @@ const MAX_RESULTS: usize = 1000;
 
 /// Maximum number of steps of a path.
 const MAX_STEPS: usize = 64;
+
+/// Maximum length of a path in bytes.
+pub const MAX_LENGTH: usize = 4096;
+
+/// Maximum depth of filters within filters.
+pub const MAX_DEPTH: usize = 8;
+
+/// Maximum number of values that one search visits.
+const MAX_VISITS: usize = 100_000;
 
 /// A parsed path.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,18 +58,38 @@ enum Operand {
 impl JsonPath {
     /// Parses a path such as `.status.conditions[?(@.type=="Ready")].status`.
     pub fn parse(text: &str) -> Option<JsonPath> {
-        let mut reader = Reader { rest: text };
+        if text.len() > MAX_LENGTH {
+            return None;
+        }
+        let mut reader = Reader { rest: text, depth: 0, too_deep: false };
         let path = reader.path()?;
         reader.rest.is_empty().then_some(path)
     }
 
+    /// Whether a path exceeds [`MAX_LENGTH`] or [`MAX_DEPTH`].
+    pub fn exceeds_limits(text: &str) -> bool {
+        if text.len() > MAX_LENGTH {
+            return true;
+        }
+        let mut reader = Reader { rest: text, depth: 0, too_deep: false };
+        reader.path();
+        reader.too_deep
+    }
+
     /// The selected values. A missing field selects nothing.
     pub fn find<'a>(&self, root: &'a Value) -> Vec<&'a Value> {
+        self.search(root, &Cell::new(MAX_VISITS))
+    }
+
+    fn search<'a>(&self, root: &'a Value, visits: &Cell<usize>) -> Vec<&'a Value> {
         let mut current = vec![root];
         for step in &self.steps {
             let mut next = Vec::new();
             for value in current {
-                step.select(value, &mut next);
+                if !visit(visits) {
+                    break;
+                }
+                step.select(value, visits, &mut next);
                 if next.len() >= MAX_RESULTS {
                     next.truncate(MAX_RESULTS);
                     break;
@@ -89,12 +120,12 @@ impl JsonPath {
 // === impl Step ===
 
 impl Step {
-    fn select<'a>(&self, value: &'a Value, out: &mut Vec<&'a Value>) {
+    fn select<'a>(&self, value: &'a Value, visits: &Cell<usize>, out: &mut Vec<&'a Value>) {
         match (self, value) {
             (Step::Field(name), Value::Object(map)) => out.extend(map.get(name)),
-            (Step::Wildcard, Value::Object(map)) => out.extend(map.values()),
-            (Step::Wildcard, Value::Array(list)) => out.extend(list),
-            (Step::Descend, _) => descend(value, out),
+            (Step::Wildcard, Value::Object(map)) => out.extend(map.values().take(MAX_RESULTS)),
+            (Step::Wildcard, Value::Array(list)) => out.extend(list.iter().take(MAX_RESULTS)),
+            (Step::Descend, _) => descend(value, visits, out),
             (Step::Index(index), Value::Array(list)) => out.extend(at(list, *index)),
             (Step::Slice { start, end, step }, Value::Array(list)) => {
                 let length = i64::try_from(list.len()).unwrap_or(i64::MAX);
@@ -105,7 +136,8 @@ impl Step {
                 out.extend(list[range].iter().step_by(stride));
             }
             (Step::Filter { path, operator }, Value::Array(list)) => {
-                out.extend(list.iter().filter(|item| holds(path, operator.as_ref(), item)));
+                let items = list.iter().take_while(|_| visit(visits));
+                out.extend(items.filter(|item| holds(path, operator.as_ref(), item, visits)));
             }
             _ => {}
         }
@@ -118,24 +150,37 @@ fn at(list: &[Value], index: i64) -> Option<&Value> {
     list.get(usize::try_from(index).ok()?)
 }
 
-fn descend<'a>(value: &'a Value, out: &mut Vec<&'a Value>) {
-    if out.len() >= MAX_RESULTS {
+/// Counts a visit. Returns false if there is none left.
+fn visit(visits: &Cell<usize>) -> bool {
+    let left = visits.get();
+    visits.set(left.saturating_sub(1));
+    left > 0
+}
+
+fn descend<'a>(value: &'a Value, visits: &Cell<usize>, out: &mut Vec<&'a Value>) {
+    if out.len() >= MAX_RESULTS || !visit(visits) {
         return;
     }
     out.push(value);
     match value {
-        Value::Object(map) => map.values().for_each(|inner| descend(inner, out)),
-        Value::Array(list) => list.iter().for_each(|inner| descend(inner, out)),
+        Value::Object(map) => map.values().for_each(|inner| descend(inner, visits, out)),
+        Value::Array(list) => list.iter().for_each(|inner| descend(inner, visits, out)),
         _ => {}
     }
 }
 
-fn holds(path: &JsonPath, operator: Option<&(Operator, Operand)>, item: &Value) -> bool {
-    let Some(left) = path.first(item) else { return false };
+fn holds(
+    path: &JsonPath,
+    operator: Option<&(Operator, Operand)>,
+    item: &Value,
+    visits: &Cell<usize>,
+) -> bool {
+    let first = |path: &JsonPath| path.search(item, visits).first().copied();
+    let Some(left) = first(path) else { return false };
     let Some((operator, operand)) = operator else { return true };
     let right = match operand {
         Operand::Literal(value) => value,
-        Operand::Path(path) => match path.first(item) {
+        Operand::Path(path) => match first(path) {
             Some(value) => value,
             None => return false,
         },
@@ -160,6 +205,10 @@ fn holds(path: &JsonPath, operator: Option<&(Operator, Operand)>, item: &Value) 
 
 struct Reader<'a> {
     rest: &'a str,
+    /// Number of filters around the present place.
+    depth: usize,
+    /// Whether the depth exceeds its limit.
+    too_deep: bool,
 }
 
 impl Reader<'_> {
@@ -222,7 +271,14 @@ impl Reader<'_> {
 
     fn bracket(&mut self) -> Option<Step> {
         if self.eat("?(") {
-            return self.filter();
+            if self.depth == MAX_DEPTH {
+                self.too_deep = true;
+                return None;
+            }
+            self.depth += 1;
+            let filter = self.filter();
+            self.depth -= 1;
+            return filter;
         }
         if self.rest.starts_with(['\'', '"']) {
             let name = self.quoted()?;
@@ -332,5 +388,28 @@ mod tests {
         for bad in [".spec[", ".spec[?(x)]", ".a b", ".spec[?(@.a==)]"] {
             assert_eq!(JsonPath::parse(bad), None, "{bad}");
         }
+    }
+    #[test]
+    fn long_and_deep_paths_are_refused() {
+        let nested = |depth: usize| format!(".a{}.b{}", "[?(@".repeat(depth), ")]".repeat(depth));
+        assert!(JsonPath::parse(&nested(MAX_DEPTH)).is_some());
+        assert!(!JsonPath::exceeds_limits(&nested(MAX_DEPTH)));
+        for text in [nested(MAX_DEPTH + 1), "[?(@".repeat(1000), format!(".{}", "a".repeat(MAX_LENGTH))] {
+            assert_eq!(JsonPath::parse(&text), None);
+            assert!(JsonPath::exceeds_limits(&text));
+        }
+        let unlimited = "[?(@".repeat(1_000_000);
+        assert!(JsonPath::parse(&unlimited).is_none() && JsonPath::exceeds_limits(&unlimited));
+        assert!(!JsonPath::exceeds_limits(".spec["), "a malformed path is no concern of the limits");
+    }
+
+    #[test]
+    fn a_search_visits_a_limited_number_of_values() {
+        let list = |inner: &Value| Value::Array(vec![inner.clone(); 30]);
+        let object = list(&list(&list(&json!({"a": 1}))));
+        let visits = Cell::new(MAX_VISITS);
+        let text = "[?(@..a[?(@..b)])]".repeat(8);
+        let path = JsonPath::parse(&format!("..*{text}")).unwrap();
+        assert!(path.search(&object, &visits).is_empty());
     }
 }

@@ -83,6 +83,11 @@ fn tolerations(host_network: bool) -> Vec<Value> {
     taints.map(|(key, effect)| json!({"key": key, "operator": "Exists", "effect": effect})).collect()
 }
 
+/// The object, or an empty one for JSON of another type.
+fn as_object(value: &Value) -> Value {
+    if value.is_object() { value.clone() } else { json!({}) }
+}
+
 /// The pod for a node. Its node affinity names the node, so that the scheduler binds it there.
 pub(crate) fn new_pod(set: &DaemonSet, node: &str, hash: &str) -> Value {
     let mut pod = pod_control::from_template(set, &set.spec.template.value());
@@ -102,10 +107,13 @@ pub(crate) fn new_pod(set: &DaemonSet, node: &str, hash: &str) -> Value {
     }
     pod["spec"]["tolerations"] = list.into();
     let by_name = json!([{"key": "metadata.name", "operator": "In", "values": [node]}]);
-    let affinity = &mut pod["spec"]["affinity"]["nodeAffinity"];
-    let terms = &mut affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"];
     // The terms of the template are met already: the node was chosen by them.
-    *terms = json!([{"matchFields": by_name}]);
+    let mut affinity = as_object(&pod["spec"]["affinity"]);
+    let mut of_nodes = as_object(&affinity["nodeAffinity"]);
+    of_nodes["requiredDuringSchedulingIgnoredDuringExecution"] =
+        json!({"nodeSelectorTerms": [{"matchFields": by_name}]});
+    affinity["nodeAffinity"] = of_nodes;
+    pod["spec"]["affinity"] = affinity;
     pod
 }
 
@@ -142,6 +150,16 @@ mod tests {
             fit(json!({"tolerations": [{"operator": "Exists"}]}), taint("k", "NoExecute")),
             (true, true)
         );
+    }
+
+    #[test]
+    fn a_template_with_fields_of_a_wrong_type_makes_a_pod() {
+        for spec in [json!("text"), json!({"affinity": "text"}), json!({"affinity": {"nodeAffinity": [1]}})] {
+            let set = json!({"metadata": {"name": "d"}, "spec": {"template": {"metadata": {"labels": 1}, "spec": spec}}});
+            let set: DaemonSet = serde_json::from_value(set).unwrap();
+            let pod: crate::object::Pod = serde_json::from_value(new_pod(&set, "node-1", "abc")).unwrap();
+            assert_eq!(pod.spec.pinned_node.as_deref(), Some("node-1"), "{spec}");
+        }
     }
 
     #[test]

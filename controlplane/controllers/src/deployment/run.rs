@@ -144,7 +144,8 @@ async fn adopt(context: &Context, deployment: &Deployment, sets: &[Arc<ReplicaSe
 /// The new replica set for the deployment's template.
 fn new_set(deployment: &Deployment, new: &NewSet) -> Value {
     let mut template = deployment.spec.template.value();
-    let mut labels = template.pointer("/metadata/labels").cloned().unwrap_or_else(|| json!({}));
+    let labels = template.pointer("/metadata/labels").filter(|labels| labels.is_object());
+    let mut labels = labels.cloned().unwrap_or_else(|| json!({}));
     labels[HASH_LABEL] = new.hash.clone().into();
     if !template["metadata"].is_object() {
         template["metadata"] = Value::Object(Map::new());

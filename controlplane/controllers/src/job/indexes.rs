@@ -29,6 +29,13 @@ impl Indexes {
         *self = Self::merged(intervals);
     }
 
+    /// Adds the indexes of another set.
+    pub(super) fn merge(&mut self, other: &Self) {
+        let mut intervals = std::mem::take(&mut self.0);
+        intervals.extend(&other.0);
+        *self = Self::merged(intervals);
+    }
+
     fn merged(mut intervals: Vec<(i32, i32)>) -> Self {
         intervals.sort_unstable();
         let mut merged: Vec<(i32, i32)> = Vec::with_capacity(intervals.len());
@@ -62,17 +69,21 @@ impl Indexes {
             if found.len() == count {
                 break;
             }
-            next = last + 1;
+            next = last.saturating_add(1);
         }
         found
     }
 
-    /// The indexes of both sets.
+    /// Number of indexes in both sets.
     pub(super) fn common(&self, other: &Self) -> i32 {
+        let (mut left, mut right) = (self.0.iter().peekable(), other.0.iter().peekable());
         let mut total = 0;
-        for (first, last) in &self.0 {
-            for (from, to) in &other.0 {
-                total += (last.min(to) - first.max(from) + 1).max(0);
+        while let (Some((first, last)), Some((from, to))) = (left.peek(), right.peek()) {
+            total += (last.min(to) - first.max(from) + 1).max(0);
+            if last < to {
+                left.next();
+            } else {
+                right.next();
             }
         }
         total
@@ -112,5 +123,9 @@ mod tests {
         assert_eq!(indexes.gaps(9, 10), [0, 8, 9]);
         assert_eq!(Indexes::default().gaps(2, 5), [0, 1]);
         assert_eq!(indexes.common(&Indexes::parse("0-2,12", 20)), 3);
+        assert_eq!(Indexes::parse("0-2,4,6-9", 20).common(&Indexes::parse("1,2-7,9-12", 20)), 6);
+        indexes.merge(&Indexes::parse("8-9,13", 20));
+        assert_eq!(indexes.to_string(), "1-9,11-13");
+        assert_eq!(Indexes::parse("0-2147483645", i32::MAX).gaps(9, i32::MAX), [i32::MAX - 1]);
     }
 }

@@ -82,7 +82,8 @@ fn wanted(view: &View<'_>, active: usize) -> usize {
         // After the first success the remaining pods run to their end, and no new ones start.
         None if view.succeeded > 0 => return active.min(usize::try_from(parallelism).unwrap_or_default()),
         None => parallelism,
-        Some(completions) => parallelism.min(completions - view.succeeded - view.failed_indexes.total()),
+        Some(completions) => parallelism
+            .min(completions.saturating_sub(view.succeeded).saturating_sub(view.failed_indexes.total())),
     };
     usize::try_from(wanted).unwrap_or_default()
 }
@@ -123,15 +124,14 @@ fn create(view: &View<'_>, missing: usize) -> Change {
             free.into_iter().map(|index| NewPod { index: Some(index), failures: None }).collect(),
         );
     }
-    let failed: Vec<i32> = (0..completions).filter(|index| view.failed_indexes.has(*index)).collect();
-    taken.extend(failed);
+    taken.merge(&view.failed_indexes);
     let mut waits = Vec::new();
     let mut pods = Vec::new();
     // Indexes in back-off do not hold back the others.
     for index in taken.gaps(missing + view.retried.len(), completions) {
         let last = view.retried.get(&index);
         if let Some(wait) =
-            last.and_then(|last| remaining(view, earlier_failures(last) + 1, finished_at(last)))
+            last.and_then(|last| remaining(view, earlier_failures(last).saturating_add(1), finished_at(last)))
         {
             waits.push(wait);
         } else if pods.len() < missing {
@@ -153,8 +153,8 @@ fn created(pods: Vec<NewPod>) -> Change {
 fn next_failures(view: &View<'_>, last: &Pod) -> (i32, i32) {
     let (failures, ignored) = (earlier_failures(last), earlier_ignored(last));
     match policy::failure(view.job, last) {
-        Failure::Ignored => (failures, ignored + 1),
-        Failure::Counts | Failure::FailsIndex | Failure::FailsJob(_) => (failures + 1, ignored),
+        Failure::Ignored => (failures, ignored.saturating_add(1)),
+        Failure::Counts | Failure::FailsIndex | Failure::FailsJob(_) => (failures.saturating_add(1), ignored),
     }
 }
 

@@ -171,6 +171,9 @@ fn new_pod(job: &Job, template: &Value, new: NewPod) -> Value {
     let source = json!({"fieldRef": {"fieldPath": format!("metadata.labels['{INDEX}']")}});
     for list in ["containers", "initContainers"] {
         for container in pod["spec"][list].as_array_mut().into_iter().flatten() {
+            if !container.is_object() {
+                continue;
+            }
             let variables = container["env"].as_array().cloned().unwrap_or_default();
             if variables.iter().all(|variable| variable["name"] != "JOB_COMPLETION_INDEX") {
                 let own = json!({"name": "JOB_COMPLETION_INDEX", "valueFrom": source});

@@ -115,7 +115,7 @@ impl<'a> View<'a> {
         let over = failed.iter().filter(|pod| match policy::failure(job, pod) {
             Failure::FailsIndex => true,
             Failure::Ignored => earlier_failures(pod) > allowed,
-            Failure::Counts | Failure::FailsJob(_) => earlier_failures(pod) + 1 > allowed,
+            Failure::Counts | Failure::FailsJob(_) => earlier_failures(pod) >= allowed,
         });
         let over: Vec<i32> = over.filter_map(|pod| index_of(job, pod)).collect();
         self.failed_indexes.extend(over.into_iter().filter(|index| !self.completed.has(*index)));
@@ -194,7 +194,7 @@ impl<'a> View<'a> {
             return fails("MaxFailedIndexesExceeded", message.to_owned());
         }
         let completions = self.job.spec.completions.unwrap_or_default();
-        if failed > 0 && failed + self.completed.total() >= completions {
+        if failed > 0 && failed.saturating_add(self.completed.total()) >= completions {
             return fails("FailedIndexes", "Job has failed indexes".to_owned());
         }
         None

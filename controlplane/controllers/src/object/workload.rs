@@ -73,10 +73,10 @@ pub(crate) struct ReplicationController {
 
 /// Reads the spec of a replication controller: its selector is a map of labels.
 fn replication_spec<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ReplicaSetSpec, D::Error> {
-    let mut spec = Value::deserialize(deserializer)?;
-    let labels = spec["selector"].take();
-    spec["selector"] = serde_json::json!({"matchLabels": labels});
-    serde_json::from_value(spec).map_err(serde::de::Error::custom)
+    let mut spec = serde_json::Map::deserialize(deserializer)?;
+    let labels = spec.remove("selector");
+    spec.insert("selector".to_owned(), serde_json::json!({"matchLabels": labels}));
+    serde_json::from_value(spec.into()).map_err(serde::de::Error::custom)
 }
 
 /// A revision of a stateful set or a daemon set.

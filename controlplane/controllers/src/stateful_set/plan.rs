@@ -9,6 +9,9 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use super::pods::{is_available, ordinal, revision};
 use crate::object::{ObjectExt, Pod, StatefulSet};
 
+/// Maximum number of pods that one reconcile creates. Each new pod causes another reconcile.
+const BURST: usize = 500;
+
 /// The input of the plan.
 pub(crate) struct Snapshot<'a> {
     pub(crate) set: &'a StatefulSet,
@@ -70,7 +73,15 @@ type Pods = BTreeMap<i32, Arc<Pod>>;
 /// Plans missing pods and the replacement of ended ones. Returns whether the following steps may run.
 fn fill(snapshot: &Snapshot<'_>, replicas: &Pods, actions: &mut Vec<Action>) -> bool {
     let (set, ordered) = (snapshot.set, !is_parallel(snapshot.set));
+    let mut created = 0;
+    // The loop ends after `BURST` new pods, because a tenant may set `replicas` to 2147483647.
     for ordinal in ordinals(set) {
+        if created == BURST {
+            let later = replicas.range(ordinal..).map(|(_, pod)| pod);
+            let ended = later.filter(|pod| pod.finished() && !pod.is_being_deleted());
+            actions.extend(ended.cloned().map(Action::Delete));
+            break;
+        }
         let done = match replicas.get(&ordinal) {
             Some(pod) if pod.finished() => {
                 if !pod.is_being_deleted() {
@@ -80,6 +91,7 @@ fn fill(snapshot: &Snapshot<'_>, replicas: &Pods, actions: &mut Vec<Action>) -> 
             }
             None => {
                 if !(snapshot.stale)(ordinal) {
+                    created += 1;
                     actions.push(Action::Create { ordinal, updated: is_updated(set, ordinal) });
                 }
                 false

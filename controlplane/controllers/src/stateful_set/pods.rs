@@ -77,3 +77,22 @@ pub(super) fn new_pod(set: &StatefulSet, ordinal: i32, template: &Template, revi
     }
     pod
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_template_with_fields_of_a_wrong_type_makes_a_pod() {
+        let set: StatefulSet = serde_json::from_value(json!({"metadata": {"name": "db"}})).unwrap();
+        for template in [
+            json!("text"),
+            json!({"metadata": {"labels": "text", "annotations": [1], "finalizers": {}}, "spec": [1]}),
+            json!({"metadata": 1, "spec": "text"}),
+        ] {
+            let pod = new_pod(&set, 0, &Template::new(&template), "r");
+            assert_eq!(pod["metadata"]["labels"][POD_REVISION], "r", "{template}");
+            assert_eq!(pod["spec"], json!({"hostname": "db-0"}), "{template}");
+        }
+    }
+}

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use crate::definition::{Column, Scale, Spec, Version};
+use crate::json_path::{JsonPath, MAX_DEPTH, MAX_LENGTH};
 use crate::rules;
 use crate::schema::Schema;
 use crate::violation::{Path, Violations};
@@ -250,7 +251,13 @@ fn printer_column(column: &Column, path: &Path, violations: &mut Violations) {
     if column.json_path.is_empty() {
         violations.required(&place, "");
     } else {
-        is_simple(&column.json_path, &place, violations);
+        let value = &column.json_path;
+        if is_simple(value, &place, violations) && JsonPath::exceeds_limits(value) {
+            let detail = format!(
+                "must be a json path of at most {MAX_LENGTH} bytes with at most {MAX_DEPTH} levels of filters"
+            );
+            violations.invalid(&place, &value.clone().into(), &detail);
+        }
     }
 }
 

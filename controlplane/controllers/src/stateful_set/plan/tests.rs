@@ -71,6 +71,22 @@ fn parallel_pods_come_and_go_together() {
 }
 
 #[test]
+fn one_reconcile_creates_a_limited_number_of_parallel_pods() {
+    let huge = set(i32::MAX, json!({"podManagementPolicy": "Parallel"}));
+    let pods = [pod("1"), pod("2147483000!")];
+    let actions = plan(&Snapshot { set: &huge, pods: &pods, update: "new", stale: &|_| false, now: now() });
+    let created: Vec<i32> = actions
+        .iter()
+        .filter_map(|action| match action {
+            Action::Create { ordinal, .. } => Some(*ordinal),
+            Action::Delete(_) => None,
+        })
+        .collect();
+    assert_eq!((created.len(), created[0], created[1], created[BURST - 1]), (BURST, 0, 2, 500));
+    assert_eq!(actions.len(), BURST + 1, "the failed pod is deleted, too");
+}
+
+#[test]
 fn an_update_replaces_the_highest_old_pod_above_the_partition() {
     let three = set(3, json!({}));
     for (pods, expect) in [("0~ 1~ 2~", "-2"), ("0~ 1~ 2-", ""), ("0~ 1~ 2", "-1"), ("0 1 2", "")] {
