@@ -2,6 +2,7 @@
 
 mod names;
 
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -250,14 +251,17 @@ impl Lookup<'_> {
             targets.iter().map(|(port, name, _)| (port, name)).collect();
         let weight = u16::try_from(100 / distinct.len().max(1)).unwrap_or(1).max(1);
         let mut answer = Answer::default();
+        let (mut records, mut additionals) = (HashSet::new(), HashSet::new());
         for (port, target, address) in targets {
+            let is_new = records.insert((port, target.clone()));
+            let is_new_address = additionals.insert((target.clone(), address));
             let record = RData::SRV(SRV::new(0, weight, port, target.clone()));
             let record = Record::from_rdata(self.name.clone(), TTL, record);
             let additional = Record::from_rdata(target, TTL, data_of(address));
-            if !answer.records.contains(&record) {
+            if is_new {
                 answer.records.push(record);
             }
-            if !answer.additionals.contains(&additional) {
+            if is_new_address {
                 answer.additionals.push(additional);
             }
         }

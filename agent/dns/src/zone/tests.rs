@@ -130,3 +130,16 @@ fn odd_bytes_are_unknown_names() {
     let zone = Zone::new("cluster.local", Arc::new(RwLock::new(tables())), Vec::new()).unwrap();
     assert_eq!(zone.answer(&name, RecordType::A).unwrap().code, ResponseCode::NXDomain);
 }
+
+#[test]
+fn ports_with_equal_names_and_numbers_have_one_record() {
+    let mut tables = tables();
+    let ports: Vec<_> = (0..2000).map(|number| json!({"port": 1 + number % 700})).collect();
+    let value = json!({"metadata": {"namespace": "ns", "name": "many"},
+        "spec": {"clusterIP": "10.43.0.9", "ports": ports}});
+    tables.put_service(Arc::new(serde_json::from_value(value).unwrap()));
+    let zone = Zone::new("cluster.local", Arc::new(RwLock::new(tables)), Vec::new()).unwrap();
+    let name = Name::from_ascii("many.ns.svc.cluster.local.").unwrap();
+    let answer = zone.answer(&name, RecordType::SRV).unwrap();
+    assert_eq!((answer.records.len(), answer.additionals.len()), (700, 1));
+}
