@@ -168,7 +168,8 @@ fn spawn_pod_tasks(
     tasks.spawn(async move { statuses.run().await });
     tasks.spawn(image_gc.run());
     tasks.spawn(pod::sync::run(Arc::clone(node), inputs));
-    tasks.spawn(node.services.clone().run());
+    let with_slices = node.config.service_proxy.is_some() || node.config.dns.is_some();
+    tasks.spawn(node.services.clone().run(with_slices));
     tasks.spawn(node.configs.checkpoint().clone().run());
     tasks.spawn(async move { source::apiserver::watch(client, health, &name, changes).await });
 }

@@ -148,12 +148,19 @@ impl ServiceCache {
         Ok(environment(&tables, namespace))
     }
 
-    /// Watches services and stores changes, until dropped.
-    pub(crate) async fn run(self) {
+    /// Watches services and stores changes, until dropped. `with_slices`: also watches EndpointSlices, which only the
+    /// service proxy and DNS read. The kubelet's role upstream has no right to read them.
+    pub(crate) async fn run(self, with_slices: bool) {
         let (mut services, mut slices) = (Vec::new(), Vec::new());
+        let watch_slices = async {
+            if with_slices {
+                self.watch("endpointslices.discovery.k8s.io", |event| self.learn_slice(event, &mut slices))
+                    .await;
+            }
+        };
         tokio::join!(
             self.watch("services", |event| self.learn(event, &mut services)),
-            self.watch("endpointslices", |event| self.learn_slice(event, &mut slices)),
+            watch_slices,
             self.store(),
         );
     }
@@ -165,7 +172,7 @@ impl ServiceCache {
     {
         let api: Api<K> = Api::all(self.shared.client.clone());
         let mut events = watcher::watcher(api, watcher::Config::default()).boxed();
-        let mut pause = FIRST_PAUSE;
+        let (mut pause, mut refused) = (FIRST_PAUSE, false);
         while let Some(event) = events.next().await {
             match event {
                 Ok(event) => {
@@ -174,6 +181,13 @@ impl ServiceCache {
                     learn(event);
                 }
                 Err(error) => {
+                    if is_forbidden(&error) && !std::mem::replace(&mut refused, true) {
+                        tracing::warn!(
+                            error = &error as &dyn std::error::Error,
+                            kind,
+                            "a watch is forbidden: grant the node the verbs list and watch, retrying"
+                        );
+                    }
                     tracing::debug!(error = &error as &dyn std::error::Error, kind, "a watch failed");
                     self.shared.progress.send_modify(|progress| progress.failed = true);
                     tokio::time::sleep(pause).await;
@@ -282,6 +296,18 @@ impl ServiceCache {
     fn read<T>(&self, read: impl FnOnce(&Tables) -> T) -> T {
         read(&self.shared.tables.read().unwrap_or_else(PoisonError::into_inner))
     }
+}
+
+/// Whether the API server refused the request for a missing right.
+fn is_forbidden(error: &watcher::Error) -> bool {
+    let status = match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+        | watcher::Error::WatchFailed(kube::Error::Api(status))
+        | watcher::Error::WatchError(status) => status,
+        _ => return false,
+    };
+    status.code == 403
 }
 
 fn environment(tables: &Tables, namespace: Option<&str>) -> Vec<Arc<Service>> {

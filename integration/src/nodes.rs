@@ -239,7 +239,9 @@ impl Nodes {
     fn flags(&self, host: &Host, name: &str, dir: &Path) -> Vec<String> {
         let flags = ["--kubeconfig", "--tls-cert-file", "--tls-private-key-file", "--client-ca-file"];
         let files = self.credentials(host, name, dir).map(|path| path.to_str().unwrap().to_owned());
-        flags.into_iter().zip(files).flat_map(|(flag, value)| [flag.to_owned(), value]).collect()
+        let files = flags.into_iter().zip(files).flat_map(|(flag, value)| [flag.to_owned(), value]);
+        // A node with a kubeconfig leaves both to the cluster by default.
+        files.chain(["--serve-dns=true", "--service-proxy=true"].map(str::to_owned)).collect()
     }
 
     /// Stops a node and removes its pods and state. The Node object stays.

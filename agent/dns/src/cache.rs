@@ -9,6 +9,8 @@ use tokio::time::Instant;
 
 /// Maximum answers in each of the two generations.
 const GENERATION: usize = 4096;
+/// Maximum bytes of the answers and names in each of the two generations: 8 MiB in total.
+const GENERATION_BYTES: usize = 4 << 20;
 /// Largest answer that is stored, in bytes of the message.
 const LARGEST: usize = 4096;
 /// Longest time that an answer is used.
@@ -21,20 +23,21 @@ const STALE: Duration = Duration::from_secs(3600);
 /// Name, type.
 pub(crate) type Question = (Name, RecordType);
 
-/// An answer and its age.
-#[derive(Clone)]
+/// An answer and its age. The message is stored as on the wire: parsed, it needs up to 100 times the memory.
 struct Entry {
-    message: Message,
+    message: Box<[u8]>,
     stored: Instant,
     lifetime: Duration,
 }
 
 /// Two generations: when the new one is full, it becomes the old one, whose entries are dropped. An entry that is used
-/// moves to the new one. So the number of entries is bounded, and used entries stay.
+/// moves to the new one. So the number of entries and their size are bounded, and used entries stay.
 #[derive(Default)]
 pub(crate) struct Cache {
     new: HashMap<Question, Entry>,
     old: HashMap<Question, Entry>,
+    /// Bytes of the entries in `new`.
+    new_bytes: usize,
 }
 
 // === impl Cache ===
@@ -51,7 +54,7 @@ impl Cache {
         if age >= usable {
             return None;
         }
-        let mut message = entry.message.clone();
+        let mut message = Message::from_vec(&entry.message).ok()?;
         // RFC 8767 recommends 30 seconds for stale answers.
         let left = |ttl: u32| if age >= entry.lifetime { 30 } else { ttl.saturating_sub(seconds(age)) };
         let records =
@@ -60,21 +63,32 @@ impl Cache {
         Some(message)
     }
 
-    /// Stores an answer of this size, if it may be stored.
-    pub(crate) fn put(&mut self, question: Question, message: &Message, size: usize) {
-        let Some(lifetime) = lifetime(message).filter(|lifetime| !lifetime.is_zero() && size <= LARGEST)
+    /// Stores an answer, whose bytes on the wire are `bytes`, if it may be stored.
+    pub(crate) fn put(&mut self, question: Question, message: &Message, bytes: &[u8]) {
+        let Some(lifetime) =
+            lifetime(message).filter(|lifetime| !lifetime.is_zero() && bytes.len() <= LARGEST)
         else {
             return;
         };
-        self.insert(question, Entry { message: message.clone(), stored: Instant::now(), lifetime });
+        self.insert(question, Entry { message: bytes.into(), stored: Instant::now(), lifetime });
     }
 
     fn insert(&mut self, question: Question, entry: Entry) {
-        if self.new.len() >= GENERATION {
+        let bytes = size(&question, &entry);
+        if self.new.len() >= GENERATION || self.new_bytes + bytes > GENERATION_BYTES {
             self.old = std::mem::take(&mut self.new);
+            self.new_bytes = 0;
         }
-        self.new.insert(question, entry);
+        let name_bytes = question.0.len();
+        self.new_bytes += bytes;
+        if let Some(before) = self.new.insert(question, entry) {
+            self.new_bytes -= name_bytes + before.message.len();
+        }
     }
+}
+
+fn size(question: &Question, entry: &Entry) -> usize {
+    question.0.len() + entry.message.len()
 }
 
 /// The time for which an answer may be used.
@@ -114,6 +128,12 @@ mod tests {
         message
     }
 
+    impl Cache {
+        fn store(&mut self, question: Question, message: &Message) {
+            self.put(question, message, &message.to_vec().unwrap());
+        }
+    }
+
     fn question(number: usize) -> Question {
         (Name::from_ascii(format!("n{number}.")).unwrap(), RecordType::A)
     }
@@ -121,7 +141,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn answers_expire_and_serve_as_stale_for_an_hour() {
         let mut cache = Cache::default();
-        cache.put(question(1), &message(10), 100);
+        cache.store(question(1), &message(10));
         tokio::time::advance(Duration::from_secs(4)).await;
         assert_eq!(cache.get(&question(1), false).unwrap().answers[0].ttl, 6);
         tokio::time::advance(Duration::from_secs(6)).await;
@@ -134,16 +154,32 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_flood_of_names_is_bounded_and_keeps_used_answers() {
         let mut cache = Cache::default();
-        cache.put(question(0), &message(1000), 100);
+        cache.store(question(0), &message(1000));
         for number in 1..5 * GENERATION {
-            cache.put(question(number), &message(1000), 100);
+            cache.store(question(number), &message(1000));
             if number % 1000 == 0 {
                 assert!(cache.get(&question(0), false).is_some());
             }
         }
         assert!(cache.new.len() + cache.old.len() <= 2 * GENERATION);
-        cache.put(question(1), &message(1000), LARGEST + 1);
-        cache.put(question(2), &message(0), 100);
+        cache.put(question(1), &message(1000), &[0; LARGEST + 1]);
+        cache.store(question(2), &message(0));
         assert!(cache.get(&question(1), true).is_none() && cache.get(&question(2), true).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_size_of_all_answers_is_bounded() {
+        let mut cache = Cache::default();
+        for number in 0..3 * GENERATION {
+            cache.put(question(number), &message(1000), &[0; LARGEST]);
+            cache.put(question(number), &message(1000), &[0; LARGEST]);
+            let all = |generation: &HashMap<Question, Entry>| {
+                generation.iter().map(|(question, entry)| size(question, entry)).sum::<usize>()
+            };
+            if number % 500 == 0 {
+                assert_eq!(all(&cache.new), cache.new_bytes);
+                assert!(all(&cache.new) + all(&cache.old) <= 2 * GENERATION_BYTES);
+            }
+        }
     }
 }

@@ -61,8 +61,8 @@ impl Upstream {
         }
         for server in self.servers() {
             match timeout(ANSWER, exchange(server, &question)).await {
-                Ok(Ok((message, size))) if is_useful(&message) => {
-                    self.cache.lock().unwrap_or_else(PoisonError::into_inner).put(question, &message, size);
+                Ok(Ok((message, bytes))) if is_useful(&message) => {
+                    self.cache.lock().unwrap_or_else(PoisonError::into_inner).put(question, &message, &bytes);
                     return message;
                 }
                 Ok(Ok(_)) => {}
@@ -111,8 +111,8 @@ fn is_useful(message: &Message) -> bool {
     )
 }
 
-/// Asks by UDP, and by TCP if the answer does not fit. Returns the answer and its size.
-async fn exchange(server: SocketAddr, question: &Question) -> io::Result<(Message, usize)> {
+/// Asks by UDP, and by TCP if the answer does not fit. Returns the answer and its bytes.
+async fn exchange(server: SocketAddr, question: &Question) -> io::Result<(Message, Vec<u8>)> {
     let query = query(question);
     let bytes = query.to_vec().map_err(io::Error::other)?;
     // A random port and a random id for each query: an answer cannot be forged without seeing the query.
@@ -127,14 +127,17 @@ async fn exchange(server: SocketAddr, question: &Question) -> io::Result<(Messag
         let answer = buffer.get(..size).and_then(|bytes| Message::from_vec(bytes).ok());
         match answer.filter(|answer| answers(answer, &query)) {
             Some(answer) if answer.metadata.truncation => return by_tcp(server, &query, &bytes).await,
-            Some(answer) => return Ok((answer, size)),
+            Some(answer) => {
+                buffer.truncate(size);
+                return Ok((answer, buffer));
+            }
             None => {}
         }
     }
     Err(io::Error::other("too many datagrams that do not answer the query"))
 }
 
-async fn by_tcp(server: SocketAddr, query: &Message, bytes: &[u8]) -> io::Result<(Message, usize)> {
+async fn by_tcp(server: SocketAddr, query: &Message, bytes: &[u8]) -> io::Result<(Message, Vec<u8>)> {
     let mut stream = TcpStream::connect(server).await?;
     let length = u16::try_from(bytes.len()).map_err(io::Error::other)?;
     stream.write_all(&[&length.to_be_bytes()[..], bytes].concat()).await?;
@@ -145,7 +148,7 @@ async fn by_tcp(server: SocketAddr, query: &Message, bytes: &[u8]) -> io::Result
     if !answers(&answer, query) {
         return Err(io::Error::other("the answer belongs to another query"));
     }
-    Ok((answer, buffer.len()))
+    Ok((answer, buffer))
 }
 
 fn query((name, kind): &Question) -> Message {

@@ -55,6 +55,9 @@ pub(crate) fn reply(bytes: &[u8], zone: &Zone, upstream: &Upstream) -> Reply {
         return with_code(reply, ResponseCode::Refused);
     }
     if let Some(answer) = zone.answer(&question.name, kind) {
+        if answer.code == ResponseCode::ServFail {
+            return with_code(reply, answer.code);
+        }
         reply.metadata.authoritative = true;
         reply.metadata.response_code = answer.code;
         if answer.records.is_empty() {

@@ -2,6 +2,7 @@
 
 mod names;
 
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -56,6 +57,9 @@ impl Zone {
         let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
         let lower = name.to_lowercase();
         if self.domain.zone_of(&lower) {
+            if !tables.is_complete() {
+                return Some(unknown());
+            }
             let lookup = Lookup { zone: self, tables: &tables, name, kind };
             return Some(lookup.answer(&parse(&lower, self.domain.num_labels())));
         }
@@ -95,7 +99,8 @@ impl Zone {
         targets.dedup();
         targets.truncate(RECORDS_MAX);
         if targets.is_empty() {
-            return None;
+            // The address may be of a service or a pod that is not listed yet.
+            return Some(unknown()).filter(|_| !tables.is_complete() && is_private(address));
         }
         let wanted = matches!(kind, RecordType::PTR | RecordType::ANY);
         let targets = targets.into_iter().filter(|_| wanted);
@@ -246,14 +251,17 @@ impl Lookup<'_> {
             targets.iter().map(|(port, name, _)| (port, name)).collect();
         let weight = u16::try_from(100 / distinct.len().max(1)).unwrap_or(1).max(1);
         let mut answer = Answer::default();
+        let (mut records, mut additionals) = (HashSet::new(), HashSet::new());
         for (port, target, address) in targets {
+            let is_new = records.insert((port, target.clone()));
+            let is_new_address = additionals.insert((target.clone(), address));
             let record = RData::SRV(SRV::new(0, weight, port, target.clone()));
             let record = Record::from_rdata(self.name.clone(), TTL, record);
             let additional = Record::from_rdata(target, TTL, data_of(address));
-            if !answer.records.contains(&record) {
+            if is_new {
                 answer.records.push(record);
             }
-            if !answer.additionals.contains(&additional) {
+            if is_new_address {
                 answer.additionals.push(additional);
             }
         }
@@ -282,6 +290,19 @@ impl Lookup<'_> {
         let records = data.into_iter().take(RECORDS_MAX);
         let records = records.map(|data| Record::from_rdata(self.name.clone(), TTL, data)).collect();
         Answer { records, ..Answer::default() }
+    }
+}
+
+/// The answer before the tables are complete, as CoreDNS: an absent name would be cached by clients.
+fn unknown() -> Answer {
+    Answer { code: ResponseCode::ServFail, ..Answer::default() }
+}
+
+/// Whether the address may be of a service or a pod: not of a public range.
+fn is_private(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(ip) => ip.is_private() || matches!(ip.octets(), [100, 64..=127, ..]),
+        IpAddr::V6(ip) => ip.is_unique_local(),
     }
 }
 

@@ -20,6 +20,8 @@ pub struct Tables {
     by_cluster_ip: HashMap<IpAddr, BTreeSet<Key>>,
     /// The services of each endpoint address, with the number of slices that have it.
     by_endpoint: HashMap<IpAddr, BTreeMap<Key, usize>>,
+    /// Whether all services, and all slices, were listed once.
+    listed: (bool, bool),
 }
 
 /// The cluster IPs of a service.
@@ -42,6 +44,12 @@ pub fn is_headless(service: &Service) -> bool {
 // === impl Tables ===
 
 impl Tables {
+    /// Whether all services and slices were listed once. Before, an absent name is not known to be absent.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.listed == (true, true)
+    }
+
     /// The services of a namespace by name.
     #[must_use]
     pub fn of(&self, namespace: &str) -> Vec<Arc<Service>> {
@@ -159,6 +167,7 @@ impl Tables {
 
     /// Replaces all services. Returns the changed ones.
     pub fn replace_services(&mut self, all: impl IntoIterator<Item = Arc<Service>>) -> Vec<Key> {
+        self.listed.0 = true;
         let mut absent: BTreeSet<Key> =
             self.services().filter_map(|service| named(&service.metadata)).collect();
         let mut changed = Vec::new();
@@ -178,6 +187,7 @@ impl Tables {
 
     /// Replaces all slices. Returns the services whose slices changed.
     pub fn replace_slices(&mut self, all: impl IntoIterator<Item = Arc<EndpointSlice>>) -> BTreeSet<Key> {
+        self.listed.1 = true;
         let mut absent: BTreeSet<Key> = self.service_of.keys().cloned().collect();
         let mut changed = BTreeSet::new();
         for slice in all {
@@ -244,11 +254,14 @@ mod tests {
     #[test]
     fn a_new_list_names_only_what_changed() {
         let mut tables = Tables::default();
+        assert!(!tables.is_complete());
         let all = [service("a", "10.0.0.1"), service("b", "10.0.0.2"), service("c", "10.0.0.3")];
         assert_eq!(tables.replace_services(all.clone()).len(), 3);
         let next = [all[0].clone(), service("b", "10.0.0.9")];
         assert_eq!(names(tables.replace_services(next).iter()), ["b", "c"]);
+        assert!(!tables.is_complete(), "no slice was listed");
         tables.replace_slices([slice("s", "a", &["10.1.0.1"]), slice("t", "b", &["10.1.0.2"])]);
+        assert!(tables.is_complete());
         let again = [slice("s", "a", &["10.1.0.1"])];
         assert_eq!(names(tables.replace_slices(again).iter()), ["b"]);
         assert_eq!(tables.by_endpoint.len(), 1);

@@ -44,7 +44,10 @@ pub(crate) struct Way {
 pub(crate) async fn run(settings: Settings, mut way: Way) -> anyhow::Result<()> {
     super::require_root()?;
     super::raise_open_files();
-    let node = settings.node();
+    let mut node = settings.node();
+    if way.kubeconfig.is_some() {
+        node.leave_services_to_cluster();
+    }
     let endpoint = way.container_runtime_endpoint.take();
     if endpoint.is_some() {
         settings.check_remote_runtime()?;

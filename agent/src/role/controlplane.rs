@@ -16,7 +16,7 @@ pub(crate) async fn run(settings: Settings, issue_node: Option<String>) -> anyho
         let identity = plane.node_identity(&name, &[plane.address().ip()])?;
         super::print(&format!(
             "coracle agent --node-name {name} --kubeconfig {} --tls-cert-file {} --tls-private-key-file {} \
-             --client-ca-file {}\n",
+             --client-ca-file {} --serve-dns=true --service-proxy=true\n",
             identity.kubeconfig.display(),
             identity.serving_cert.display(),
             identity.serving_key.display(),

@@ -92,3 +92,12 @@ async fn a_burst_of_changes_is_stored_once_and_only_where_pods_are() {
     assert!(!cache.shared.checkpoint.has(&Key::services("z")));
     storing.abort();
 }
+
+#[test]
+fn a_missing_right_is_distinguished_from_other_failures() {
+    let refused = |code| {
+        let status = kube::core::Status::failure("no", "Forbidden").with_code(code);
+        is_forbidden(&watcher::Error::InitialListFailed(kube::Error::Api(Box::new(status))))
+    };
+    assert!(refused(403) && !refused(404) && !refused(500));
+}

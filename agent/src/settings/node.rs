@@ -45,9 +45,9 @@ settings! {
     /// Addresses of the cluster's DNS service, for pods with dnsPolicy ClusterFirst.
     cluster_dns: Vec<IpAddr> = unset "the address with number 10 of the service range, where the node serves DNS itself", "IP";
     /// Serve DNS for pods at the addresses of cluster-dns.
-    serve_dns: Option<bool> = unset "true without cluster-dns", "BOOL";
+    serve_dns: Option<bool> = unset "true without cluster-dns, false with agent --kubeconfig", "BOOL";
     /// Proxy Services with nftables. Disable it where kube-proxy or another program does.
-    service_proxy: bool = default "true", "BOOL";
+    service_proxy: Option<bool> = unset "true, false with agent --kubeconfig", "BOOL";
     /// Ranges of addresses that Services may take by externalIPs. Other external IPs are ignored: a tenant could take
     /// over any address.
     service_external_ips: Vec<IpNetwork> = default "", "CIDR";
@@ -155,6 +155,10 @@ pub(crate) struct Node {
     pub(crate) cluster_dns: Vec<IpAddr>,
     /// Whether the node serves DNS at `cluster_dns`.
     pub(crate) serve_dns: bool,
+    /// Whether `serve_dns`, and `service_proxy`, are set explicitly.
+    explicit: (bool, bool),
+    /// Whether `cluster_dns` is derived from the local service range.
+    derived_dns: bool,
     pub(crate) service_proxy: Option<ServiceProxyConfig>,
     pub(crate) cluster_domain: String,
     pub(crate) resolv_conf: Option<PathBuf>,
@@ -208,7 +212,9 @@ impl NodeSettings {
             taints: self.register_with_taints,
             kubelet_listen: address_or_port(self.kubelet_listen, 10250),
             serve_dns,
-            service_proxy: self.service_proxy.then(|| ServiceProxyConfig {
+            explicit: (self.serve_dns.is_some(), self.service_proxy.is_some()),
+            derived_dns: false,
+            service_proxy: self.service_proxy.unwrap_or(true).then(|| ServiceProxyConfig {
                 table: service_table(&self.nft_table),
                 external_ips: self.service_external_ips,
             }),
@@ -263,6 +269,22 @@ impl Node {
         };
         self.cluster_dns.extend(address);
         self.serve_dns = address.is_some();
+        self.derived_dns = true;
+    }
+
+    /// Disables DNS and the service proxy unless they are set explicitly: in a cluster with another control plane,
+    /// CoreDNS and kube-proxy run, the role system:node may not read EndpointSlices, and the service range is unknown.
+    pub(crate) fn leave_services_to_cluster(&mut self) {
+        let (dns, proxy) = self.explicit;
+        if !proxy {
+            self.service_proxy = None;
+        }
+        if !dns {
+            self.serve_dns = false;
+            if self.derived_dns {
+                self.cluster_dns.clear();
+            }
+        }
     }
 }
 

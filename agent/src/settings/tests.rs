@@ -142,3 +142,23 @@ fn names_in_one_table_are_unique() {
     assert_eq!(<Vec<String>>::SHAPE, Shape::List);
     assert_ne!(FileValue::Single(String::new()), FileValue::List(Vec::new()));
 }
+
+#[test]
+fn a_node_of_another_control_plane_serves_no_services_unless_told() {
+    let node = |toml: &str| {
+        let mut sources = sources_of(toml);
+        let (_, settings) = Settings::resolve(AllFlags::default(), &mut sources).unwrap();
+        settings.node()
+    };
+    let shown = |node: &Node| (node.serve_dns, node.service_proxy.is_some(), node.cluster_dns.len());
+    let mut default = node("");
+    assert_eq!(shown(&default), (true, true, 1), "a joined node");
+    default.leave_services_to_cluster();
+    assert_eq!(shown(&default), (false, false, 0));
+    let mut explicit = node("[node]\nserve-dns = true\nservice-proxy = true");
+    explicit.leave_services_to_cluster();
+    assert_eq!(shown(&explicit), (true, true, 1));
+    let mut configured = node("[node]\ncluster-dns = [\"10.96.0.10\"]");
+    configured.leave_services_to_cluster();
+    assert_eq!(shown(&configured), (false, false, 1));
+}

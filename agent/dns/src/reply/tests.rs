@@ -10,13 +10,13 @@ use super::*;
 fn zone(endpoints: usize) -> Zone {
     let mut tables = Tables::default();
     let service = json!({"metadata": {"namespace": "ns", "name": "many"}, "spec": {"clusterIP": "None"}});
-    tables.put_service(Arc::new(serde_json::from_value(service).unwrap()));
+    tables.replace_services([Arc::new(serde_json::from_value(service).unwrap())]);
     let address =
         |number: usize| format!("10.{}.{}.{}", 1 + number / 65_536, number / 256 % 256, number % 256);
     let endpoints: Vec<_> = (0..endpoints).map(|number| json!({"addresses": [address(number)]})).collect();
     let slice = json!({"metadata": {"namespace": "ns", "name": "x", "labels": {"kubernetes.io/service-name": "many"}},
         "addressType": "IPv4", "endpoints": endpoints});
-    tables.put_slice(serde_json::from_value::<coracle_services::EndpointSlice>(slice).unwrap().slim());
+    tables.replace_slices([serde_json::from_value::<coracle_services::EndpointSlice>(slice).unwrap().slim()]);
     Zone::new("cluster.local", Arc::new(RwLock::new(tables)), Vec::new()).unwrap()
 }
 

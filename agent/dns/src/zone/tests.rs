@@ -20,8 +20,30 @@ fn tables() -> Tables {
         "addressType": "IPv4", "ports": [{"name": "sql", "port": 5432}], "endpoints": [
             {"addresses": ["10.42.0.7"], "hostname": "db-0"}, {"addresses": ["10.42.0.8"]},
             {"addresses": ["10.42.0.9"], "conditions": {"ready": false}}]});
-    tables.put_slice(serde_json::from_value::<EndpointSlice>(slice).unwrap().slim());
+    let all: Vec<_> = tables.services().cloned().collect();
+    tables.replace_services(all);
+    tables.replace_slices([serde_json::from_value::<EndpointSlice>(slice).unwrap().slim()]);
     tables
+}
+
+#[test]
+fn names_of_the_cluster_fail_before_the_first_lists() {
+    let ask = |tables: Tables, name: &str| {
+        let zone = Zone::new("cluster.local", Arc::new(RwLock::new(tables)), Vec::new()).unwrap();
+        zone.answer(&Name::from_ascii(name).unwrap(), RecordType::A).map(|answer| answer.code)
+    };
+    let only_services = || {
+        let mut tables = Tables::default();
+        tables.replace_services([]);
+        tables
+    };
+    for name in ["web.ns.svc.cluster.local.", "5.0.43.10.in-addr.arpa."] {
+        assert_eq!(ask(Tables::default(), name), Some(ResponseCode::ServFail), "{name}");
+        assert_eq!(ask(only_services(), name), Some(ResponseCode::ServFail), "{name}");
+    }
+    for name in ["example.com.", "8.8.8.8.in-addr.arpa."] {
+        assert_eq!(ask(Tables::default(), name), None, "{name}");
+    }
 }
 
 fn ask(name: &str, kind: RecordType) -> Option<Answer> {
@@ -107,4 +129,17 @@ fn odd_bytes_are_unknown_names() {
     let name = Name::from_labels([&[0xff, 0, b'.'][..], b"ns", b"svc", b"cluster", b"local"]).unwrap();
     let zone = Zone::new("cluster.local", Arc::new(RwLock::new(tables())), Vec::new()).unwrap();
     assert_eq!(zone.answer(&name, RecordType::A).unwrap().code, ResponseCode::NXDomain);
+}
+
+#[test]
+fn ports_with_equal_names_and_numbers_have_one_record() {
+    let mut tables = tables();
+    let ports: Vec<_> = (0..2000).map(|number| json!({"port": 1 + number % 700})).collect();
+    let value = json!({"metadata": {"namespace": "ns", "name": "many"},
+        "spec": {"clusterIP": "10.43.0.9", "ports": ports}});
+    tables.put_service(Arc::new(serde_json::from_value(value).unwrap()));
+    let zone = Zone::new("cluster.local", Arc::new(RwLock::new(tables)), Vec::new()).unwrap();
+    let name = Name::from_ascii("many.ns.svc.cluster.local.").unwrap();
+    let answer = zone.answer(&name, RecordType::SRV).unwrap();
+    assert_eq!((answer.records.len(), answer.additionals.len()), (700, 1));
 }
