@@ -300,12 +300,12 @@ impl ServiceCache {
 
 /// Whether the API server refused the request for a missing right.
 fn is_forbidden(error: &watcher::Error) -> bool {
-    let status = match error {
-        watcher::Error::InitialListFailed(kube::Error::Api(status))
-        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
-        | watcher::Error::WatchFailed(kube::Error::Api(status))
-        | watcher::Error::WatchError(status) => status,
-        _ => return false,
+    let (watcher::Error::InitialListFailed(kube::Error::Api(status))
+    | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+    | watcher::Error::WatchFailed(kube::Error::Api(status))
+    | watcher::Error::WatchError(status)) = error
+    else {
+        return false;
     };
     status.code == 403
 }

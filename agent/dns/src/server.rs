@@ -42,7 +42,7 @@ pub struct ServerError {
 pub struct Server {
     pub(crate) zone: Zone,
     pub(crate) upstream: Arc<Upstream>,
-    /// Networks of pods. Clients outside them are refused, except the node itself. Empty: all private networks.
+    /// Networks of the node's pods. Clients outside them are refused, except the node itself. Empty: only the node.
     clients: watch::Receiver<Vec<IpNetwork>>,
     forwards: Limit,
     connections: Limit,
@@ -166,10 +166,7 @@ impl Server {
     /// Whether the client is a pod of this node, or a process of it.
     fn permits(&self, client: IpAddr, own: Option<&IpAddr>) -> bool {
         let networks = self.clients.borrow();
-        let is_pod = match networks.is_empty() {
-            true => is_private(client),
-            false => networks.iter().any(|network| network.contains(client)),
-        };
+        let is_pod = networks.iter().any(|network| network.contains(client));
         is_pod || client.is_loopback() || Some(&client) == own || is_here(client)
     }
 }
@@ -181,24 +178,28 @@ async fn send(socket: &UdpSocket, client: SocketAddr, reply: Option<Vec<u8>>) {
     }
 }
 
-fn is_private(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(ip) => ip.is_private() || matches!(ip.octets(), [100, 64..=127, ..]),
-        IpAddr::V6(ip) => ip.is_unique_local(),
-    }
-}
-
-/// Whether the address belongs to this machine: binding to another fails.
+/// Whether an interface of this machine has the address. A failed bind refutes that at less cost; with
+/// `ip_nonlocal_bind`, a successful one does not prove it.
 fn is_here(address: IpAddr) -> bool {
-    StdUdpSocket::bind((address, 0)).is_ok()
+    StdUdpSocket::bind((address, 0)).is_ok() && is_of_interface(address)
 }
 
-/// Another node in the same network namespace may serve at the address, too: any of them gets a query.
-fn reusable(address: SocketAddr, kind: SockType) -> nix::Result<std::os::fd::OwnedFd> {
+fn is_of_interface(address: IpAddr) -> bool {
+    let interfaces = nix::ifaddrs::getifaddrs().into_iter().flatten();
+    interfaces.filter_map(|interface| interface.address).any(|own| match address {
+        IpAddr::V4(ip) => own.as_sockaddr_in().is_some_and(|own| own.ip() == ip),
+        IpAddr::V6(ip) => own.as_sockaddr_in6().is_some_and(|own| own.ip() == ip),
+    })
+}
+
+/// Without `SO_REUSEPORT`: a pod with the host's network could take a share of the queries.
+fn bound(address: SocketAddr, kind: SockType) -> nix::Result<std::os::fd::OwnedFd> {
     let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let descriptor = socket(family, kind, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?;
-    setsockopt(&descriptor, sockopt::ReuseAddr, &true)?;
-    setsockopt(&descriptor, sockopt::ReusePort, &true)?;
+    // For TCP: connections of an earlier process may still end. For UDP it would permit a second socket.
+    if kind == SockType::Stream {
+        setsockopt(&descriptor, sockopt::ReuseAddr, &true)?;
+    }
     // The address may still be tentative.
     setsockopt(&descriptor, sockopt::IpFreebind, &true).or_else(|errno| match address.is_ipv6() {
         true => Ok(()),
@@ -209,11 +210,40 @@ fn reusable(address: SocketAddr, kind: SockType) -> nix::Result<std::os::fd::Own
 }
 
 fn udp(address: SocketAddr) -> io::Result<UdpSocket> {
-    UdpSocket::from_std(StdUdpSocket::from(reusable(address, SockType::Datagram)?))
+    UdpSocket::from_std(StdUdpSocket::from(bound(address, SockType::Datagram)?))
 }
 
 fn tcp_listener(address: SocketAddr) -> io::Result<TcpListener> {
-    let descriptor = reusable(address, SockType::Stream)?;
+    let descriptor = bound(address, SockType::Stream)?;
     listen(&descriptor, Backlog::new(128)?)?;
     TcpListener::from_std(std::net::TcpListener::from(descriptor))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::sync::RwLock;
+
+    use super::*;
+
+    #[test]
+    fn without_pod_networks_only_the_node_itself_is_served() {
+        let zone = Zone::new("cluster.local", Arc::new(RwLock::default()), Vec::new()).unwrap();
+        let (networks, clients) = watch::channel(Vec::new());
+        let server = Server::new(zone, Upstream::new(PathBuf::new(), Vec::new()), clients);
+        let permits = |client: &str| server.permits(client.parse().unwrap(), None);
+        assert!(permits("127.0.0.1") && !permits("10.254.254.254") && !permits("192.0.2.1"));
+        networks.send(vec!["10.254.0.0/16".parse().unwrap()]).unwrap();
+        assert!(permits("10.254.254.254") && !permits("192.0.2.1"));
+        assert!(is_of_interface("127.0.0.1".parse().unwrap()));
+        assert!(!is_of_interface("192.0.2.1".parse().unwrap()), "also with ip_nonlocal_bind");
+    }
+
+    #[tokio::test]
+    async fn no_other_socket_shares_the_port() {
+        let first = udp("127.0.0.1:0".parse().unwrap()).unwrap();
+        assert!(udp(first.local_addr().unwrap()).is_err());
+        let first = tcp_listener("127.0.0.1:0".parse().unwrap()).unwrap();
+        assert!(tcp_listener(first.local_addr().unwrap()).is_err());
+    }
 }

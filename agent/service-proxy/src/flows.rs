@@ -1,8 +1,9 @@
 //! Removal of conntrack entries that lead to former endpoints of ports without connections.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::cell::OnceCell;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io;
-use std::net::{IpAddr, UdpSocket};
+use std::net::IpAddr;
 
 use coracle_nft::{Channel, Flow, delete_flows};
 
@@ -32,14 +33,13 @@ pub(crate) fn forget(channel: &mut Channel, changed: &Changed) -> io::Result<()>
     let mut first = Ok(());
     for ((is_ipv4, protocol), ports) in groups {
         let only = if let [one] = ports[..] { Some(one.port) } else { None };
-        let mut here = HashMap::new();
+        let here = OnceCell::new();
         let stale = |flow: &Flow| {
             let by = |address| Connectionless { protocol, is_ipv4, address, port: flow.port };
             let by_address = changed.get(&by(Some(flow.to)));
             let targets = by_address.or_else(|| {
                 let by_node_port = changed.get(&by(None))?;
-                let is_here = *here.entry(flow.to).or_insert_with(|| is_here(flow.to));
-                is_here.then_some(by_node_port)
+                here.get_or_init(own_addresses).contains(&flow.to).then_some(by_node_port)
             });
             targets.is_some_and(|targets| !targets.contains(&flow.answered_by))
         };
@@ -48,7 +48,24 @@ pub(crate) fn forget(channel: &mut Channel, changed: &Changed) -> io::Result<()>
     first
 }
 
-/// Whether the address belongs to this machine: binding to another fails.
-fn is_here(address: IpAddr) -> bool {
-    UdpSocket::bind((address, 0)).err().is_none_or(|error| error.kind() != io::ErrorKind::AddrNotAvailable)
+/// The addresses of this machine's interfaces. With `ip_nonlocal_bind`, a successful bind proves nothing.
+fn own_addresses() -> HashSet<IpAddr> {
+    let interfaces = nix::ifaddrs::getifaddrs().into_iter().flatten();
+    let addresses = interfaces.filter_map(|interface| interface.address);
+    let v4 = |address: &nix::sys::socket::SockaddrStorage| address.as_sockaddr_in().map(|v4| v4.ip().into());
+    addresses
+        .filter_map(|address| v4(&address).or_else(|| Some(address.as_sockaddr_in6()?.ip().into())))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_addresses_are_those_of_interfaces() {
+        let own = own_addresses();
+        assert!(own.contains(&"127.0.0.1".parse().unwrap()));
+        assert!(!own.contains(&"192.0.2.1".parse().unwrap()));
+    }
 }

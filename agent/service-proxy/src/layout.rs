@@ -48,7 +48,7 @@ pub(crate) fn make(transaction: &mut Transaction<'_>, node: &NodeView) {
     transaction.rule(REJECT, &Rule::default().reject());
     transaction.rule(DROP, &Rule::default().drop());
     services(transaction, node);
-    checks(transaction);
+    checks(transaction, node);
     nat(transaction, node);
     filters(transaction);
 }
@@ -123,25 +123,28 @@ fn services(transaction: &mut Transaction<'_>, node: &NodeView) {
         for map in [Map::Services, Map::External] {
             transaction.rule("services", &destination(is_ipv4).lookup_verdict(name(map, is_ipv4)));
         }
-        transaction.rule("services", &local_port(is_ipv4).lookup_verdict(name(Map::NodePorts, is_ipv4)));
+        let port = local_port(is_ipv4, node).lookup_verdict(name(Map::NodePorts, is_ipv4));
+        transaction.rule("services", &port);
     }
 }
 
 /// Loads protocol and port of packets to this machine. Loopback addresses have no node ports: their answers could not
-/// leave the machine.
-fn local_port(is_ipv4: bool) -> Rule {
+/// leave the machine. Addresses that the node serves itself have none: a node port 53 would take over cluster DNS.
+fn local_port(is_ipv4: bool, node: &NodeView) -> Rule {
     let rule = of_family(is_ipv4).destination_is_local();
     let rule = match Ipv4Network::new_checked([127, 0, 0, 0].into(), 8) {
         Some(loopback) if is_ipv4 => rule.to(IpNetwork::V4(loopback), true),
         _ => rule.to(IpNetwork::from(std::net::IpAddr::V6(std::net::Ipv6Addr::LOCALHOST)), true),
     };
+    let served = node.served_here.iter().filter(|address| address.is_ipv4() == is_ipv4);
+    let rule = served.fold(rule, |rule, address| rule.to(IpNetwork::from(*address), true));
     rule.protocol_and_port(R0)
 }
 
 /// Rejects packets to services without endpoints.
-fn checks(transaction: &mut Transaction<'_>) {
+fn checks(transaction: &mut Transaction<'_>, node: &NodeView) {
     for is_ipv4 in [true, false] {
-        let ports = local_port(is_ipv4).lookup_verdict(name(Map::RejectedPorts, is_ipv4));
+        let ports = local_port(is_ipv4, node).lookup_verdict(name(Map::RejectedPorts, is_ipv4));
         transaction.rule("check-ports", &ports);
         let addresses = destination(is_ipv4).lookup_verdict(name(Map::Rejected, is_ipv4));
         transaction.rule("check", &addresses);
@@ -194,5 +197,22 @@ fn filters(transaction: &mut Transaction<'_>) {
             transaction.rule(name, &Rule::default().unasked().jump("check-ports"));
         }
         transaction.rule(name, &Rule::default().unasked().jump("check"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_served_by_the_node_have_no_node_ports() {
+        let node = |served: &[&str]| NodeView {
+            served_here: served.iter().map(|address| address.parse().unwrap()).collect(),
+            ..NodeView::default()
+        };
+        let none = local_port(true, &node(&[]));
+        assert_ne!(local_port(true, &node(&["10.43.0.10"])), none);
+        assert_eq!(local_port(true, &node(&["fd43::10"])), none, "another family");
+        assert_ne!(local_port(false, &node(&["fd43::10"])), local_port(false, &node(&[])));
     }
 }

@@ -89,8 +89,8 @@ struct External {
     ips: Vec<IpAddr>,
     /// Addresses of the load balancer.
     balancer: Vec<IpAddr>,
-    /// `loadBalancerSourceRanges`. Empty: all sources.
-    sources: Vec<IpNetwork>,
+    /// `loadBalancerSourceRanges`. `None`: all sources. Empty, if no range is valid: no source.
+    sources: Option<Vec<IpNetwork>>,
 }
 
 impl External {
@@ -108,11 +108,12 @@ impl External {
             .flatten()
             .filter(|entry| is_balancer && entry.ip_mode.as_deref().unwrap_or("VIP") == "VIP");
         let ranges = spec.load_balancer_source_ranges.iter().flatten().filter(|_| is_balancer);
-        let all: Vec<IpNetwork> = ranges.filter_map(|range| range.trim().parse().ok()).collect();
+        let ranges: Vec<&String> = ranges.collect();
+        let sources = ranges.iter().filter_map(|range| range.trim().parse().ok()).collect();
         Self {
             ips: listed.filter(usable).filter(permitted).collect(),
             balancer: entries.filter_map(|entry| entry.ip.as_deref()?.parse().ok()).filter(usable).collect(),
-            sources: all,
+            sources: Some(sources).filter(|_| !ranges.is_empty()),
         }
     }
 }
@@ -185,8 +186,8 @@ impl<'a> Port<'a> {
         for address in external.ips.iter().chain(&external.balancer) {
             self.address(program, Map::External, *address, &destination);
         }
-        if !external.sources.is_empty() {
-            chains.make_guard(program, &external.sources);
+        if let Some(sources) = &external.sources {
+            chains.make_guard(program, sources);
             for address in &external.balancer {
                 let goto = Verdict::Goto(chains.guard());
                 program.element(

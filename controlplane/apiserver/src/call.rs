@@ -25,7 +25,10 @@ pub(crate) struct Call {
     pub(crate) warnings: Warnings,
 }
 
-/// Warnings for the client that admission collects, each once.
+/// Maximum number of warnings of one request. [`crate::reply::warned`] limits their bytes.
+const MAX_WARNINGS: usize = 100;
+
+/// Warnings for the client that admission collects, each once. More than the maximum are dropped.
 #[derive(Default)]
 pub(crate) struct Warnings(Mutex<Vec<String>>);
 
@@ -34,7 +37,7 @@ pub(crate) struct Warnings(Mutex<Vec<String>>);
 impl Warnings {
     pub(crate) fn add(&self, text: String) {
         let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if !list.contains(&text) {
+        if list.len() < MAX_WARNINGS && !list.contains(&text) {
             list.push(text);
         }
     }
@@ -77,5 +80,20 @@ impl Call {
     /// The namespace of this kind's keys.
     pub(crate) fn namespace(&self) -> &str {
         if self.kind.namespaced { &self.resource.namespace } else { "" }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warnings_are_distinct_and_limited() {
+        let warnings = Warnings::default();
+        for number in 0..10_000 {
+            warnings.add(format!("{}", number / 2));
+        }
+        let all = warnings.take();
+        assert_eq!((all.len(), all[1].as_str()), (MAX_WARNINGS, "1"));
     }
 }

@@ -86,7 +86,9 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
     let is_named = !text(&object, "name").is_empty();
     let base = text(&object, if is_named { "name" } else { "generateName" }).to_owned();
     let attributes = Attributes::new(call, Operation::Create, &base, None);
+    let identity = Identity::of(&object);
     call.state.admission.mutate(&call.state, &attributes, &mut object).await?;
+    identity.check(kind, &object)?;
     strategy::prepare_for_create(kind, &mut object);
     defaults::apply(kind, &mut object);
     let allocating = allocate::for_create(&call.state, kind, &mut object).await?;
@@ -209,23 +211,20 @@ async fn prepared(
     if writer == Writer::Apply {
         put_managed_fields(&mut new, requested.clone());
     }
-    match part {
-        Part::Status => strategy::prepare_for_status_update(kind, &mut new, old),
-        Part::EphemeralContainers => {
-            defaults::apply(kind, &mut new);
-            strategy::prepare_for_ephemeral_containers(kind, &mut new, old);
-        }
-        Part::Approval => strategy::prepare_for_approval(kind, &mut new, old),
-        Part::Main | Part::Internal => {
-            defaults::apply(kind, &mut new);
-            strategy::prepare_for_update(kind, &mut new, old);
-        }
-    }
+    prepare(kind, part, old, &mut new);
     if writer == Writer::Update {
         field_manager::record_update(call, old, &mut new, requested.as_ref());
     }
     let attributes = Attributes::new(call, Operation::Update, &name, Some(old));
+    let before = new.clone();
     call.state.admission.mutate(&call.state, &attributes, &mut new).await?;
+    Identity::of(&before).check(kind, &new)?;
+    if new != before {
+        // A webhook may change only what the request may change.
+        let managed_fields = new["metadata"]["managedFields"].clone();
+        prepare(kind, part, old, &mut new);
+        put_managed_fields(&mut new, Some(managed_fields));
+    }
     let allocating = match part {
         Part::Main => allocate::for_update(&call.state, kind, &mut new, old).await?,
         _ => None,
@@ -237,6 +236,46 @@ async fn prepared(
         Part::Main | Part::Internal | Part::Approval => validate::update(kind, &new, old),
     };
     if causes.is_empty() { Ok((new, allocating)) } else { Err(ApiError::invalid(kind, &name, &causes)) }
+}
+
+/// Defaults of an update, and the strategy of its part: the rest is as in the old object.
+fn prepare(kind: &Resource, part: Part, old: &Value, new: &mut Value) {
+    match part {
+        Part::Status => strategy::prepare_for_status_update(kind, new, old),
+        Part::EphemeralContainers => {
+            defaults::apply(kind, new);
+            strategy::prepare_for_ephemeral_containers(kind, new, old);
+        }
+        Part::Approval => strategy::prepare_for_approval(kind, new, old),
+        Part::Main | Part::Internal => {
+            defaults::apply(kind, new);
+            strategy::prepare_for_update(kind, new, old);
+        }
+    }
+}
+
+/// What admission judges an object by. No mutating webhook can change it: the other members decided before.
+struct Identity([Value; 4]);
+
+impl Identity {
+    const FIELDS: [&str; 4] = ["namespace", "name", "uid", "creationTimestamp"];
+
+    fn of(object: &Value) -> Self {
+        Self(Self::FIELDS.map(|field| object["metadata"][field].clone()))
+    }
+
+    fn check(&self, kind: &Resource, object: &Value) -> Result<()> {
+        for (field, before) in Self::FIELDS.iter().zip(&self.0) {
+            let after = &object["metadata"][field];
+            if after.as_str().unwrap_or_default() != before.as_str().unwrap_or_default() {
+                return Err(ApiError::bad_request(format!(
+                    "metadata.{field} of {} was changed from {before} to {after} by mutating admission",
+                    kind.plural
+                )));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// What no update changes. A client that names another uid means another object.

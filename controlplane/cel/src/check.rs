@@ -42,7 +42,12 @@ impl<'a> Checker<'a> {
             Kind::Map(entries) => {
                 let (mut keys, mut values) = (None, None);
                 for (key, value, optional) in entries {
-                    keys = Some(join(keys, self.kind(key)?));
+                    let kind = self.kind(key)?;
+                    // Keys of other types would also let the text of a type grow exponentially.
+                    if !matches!(kind, Type::Bool | Type::Int | Type::Uint | Type::String | Type::Dyn) {
+                        return Err(self.error(key, "unsupported map key type"));
+                    }
+                    keys = Some(join(keys, kind));
                     let value = self.kind(value)?;
                     values = Some(join(values, if *optional { unwrap(value) } else { value }));
                 }

@@ -62,17 +62,31 @@ impl<'a, 'v> Evaluator<'a, 'v> {
         if self.cost > self.limit { Err(EvalError::CostLimit) } else { Ok(()) }
     }
 
+    /// The rest of the cost limit.
+    pub(crate) fn left(&self) -> u64 {
+        self.limit.saturating_sub(self.cost)
+    }
+
+    /// Charges a copied value: texts and bytes by their length, as a copy of them takes memory.
+    pub(crate) fn copied(&mut self, value: Value<'a>) -> Evaluated<'a> {
+        if let Value::String(Cow::Owned(_)) | Value::Bytes(_) = &value {
+            self.charge(value.cost_size() / 10)?;
+        }
+        Ok(value)
+    }
+
     pub(crate) fn eval(&mut self, expr: &'a Expr) -> Evaluated<'a> {
         match &expr.kind {
             Kind::Literal(literal) => Ok(constant(literal)),
             Kind::Ident(name) => {
                 self.charge(1)?;
-                self.variable(name)
+                let value = self.variable(name)?;
+                self.copied(value)
             }
             Kind::Select { operand, field, test } => {
                 let value = self.eval(operand)?;
                 self.charge(1)?;
-                if *test { Ok(Value::Bool(has(&value, field))) } else { select(&value, field) }
+                if *test { Ok(Value::Bool(has(&value, field))) } else { self.copied(select(&value, field)?) }
             }
             Kind::Call { name, target, args } => self.call(name, target.as_deref(), args),
             Kind::List(items) => self.list(items),
@@ -98,7 +112,7 @@ impl<'a, 'v> Evaluator<'a, 'v> {
     }
 
     fn list(&mut self, items: &'a [(Expr, bool)]) -> Evaluated<'a> {
-        self.charge(10)?;
+        self.charge(u64::try_from(items.len()).unwrap_or(u64::MAX).max(10))?;
         let mut list = Vec::with_capacity(items.len());
         for (item, optional) in items {
             match self.eval(item)? {
@@ -223,7 +237,10 @@ impl<'a, 'v> Evaluator<'a, 'v> {
     }
 
     fn comprehension(&mut self, inner: &'a Comprehension) -> Evaluated<'a> {
-        let range = Range::new(self.eval(&inner.range)?)?;
+        let range = self.eval(&inner.range)?;
+        // The keys of a map are collected.
+        self.charge(if range.is_map() { range.cost_size() / 10 } else { 0 })?;
+        let range = Range::new(range)?;
         let init = self.eval(&inner.init)?;
         let base = self.scopes.len();
         self.scopes.push((&inner.accumulator, init));

@@ -19,7 +19,9 @@ pub(crate) fn apply<'a>(
         ("_>_", [left, right]) => compare(evaluator, left, right, std::cmp::Ordering::is_gt),
         ("_>=_", [left, right]) => compare(evaluator, left, right, std::cmp::Ordering::is_ge),
         ("@in", [left, right]) => contains(evaluator, left, right),
-        ("_[_]", [operand, index]) => evaluator.charge(1).and_then(|()| at(operand, index)),
+        ("_[_]", [operand, index]) => {
+            evaluator.charge(1).and_then(|()| evaluator.copied(at(operand, index)?))
+        }
         ("!_", [Value::Bool(value)]) => evaluator.charge(1).map(|()| Value::Bool(!value)),
         ("-_", [value]) => evaluator.charge(1).and_then(|()| negate(value)),
         ("_+_", [left, right]) => add(evaluator, left, right),
@@ -37,10 +39,13 @@ pub(crate) fn equals<'a>(
     left: &Value<'a>,
     right: &Value<'a>,
 ) -> Result<bool, EvalError> {
-    let mut work = 0;
-    let equal = left.equals(right, &mut work);
-    evaluator.charge(work.max(1))?;
-    Ok(equal)
+    let budget = evaluator.left();
+    let mut left_over = budget;
+    let equal = left.equals(right, &mut left_over);
+    match equal {
+        Some(equal) => evaluator.charge((budget - left_over).max(1)).map(|()| equal),
+        None => evaluator.charge(budget.saturating_add(1)).and(Err(EvalError::CostLimit)),
+    }
 }
 
 fn compare<'a>(

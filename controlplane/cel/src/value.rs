@@ -238,20 +238,21 @@ impl<'a> Value<'a> {
     }
 
     /// Whether both values are equal. Numbers of different types are equal if they are the same number.
-    pub(crate) fn equals(&self, other: &Value<'a>, work: &mut u64) -> bool {
-        self.equals_at(other, work, 0)
+    /// `left` is the cost that the comparison may take, and then the rest of it. None if that is not enough.
+    pub(crate) fn equals(&self, other: &Value<'a>, left: &mut u64) -> Option<bool> {
+        self.equals_at(other, left, 0)
     }
 
-    fn equals_at(&self, other: &Value<'a>, work: &mut u64, depth: usize) -> bool {
-        *work = work.saturating_add(1);
+    fn equals_at(&self, other: &Value<'a>, work: &mut u64, depth: usize) -> Option<bool> {
+        *work = work.checked_sub(1)?;
         if depth > MAX_DEPTH {
-            return false;
+            return Some(false);
         }
-        match (self, other) {
+        Some(match (self, other) {
             (Value::Null, Value::Null) => true,
             (Value::Bool(left), Value::Bool(right)) => left == right,
             (Value::String(left), Value::String(right)) => {
-                *work = work.saturating_add(u64::try_from(left.len().min(right.len()) / 16).unwrap_or(0));
+                *work = work.checked_sub(u64::try_from(left.len().min(right.len()) / 16).unwrap_or(0))?;
                 left == right
             }
             (Value::Bytes(left), Value::Bytes(right)) => left == right,
@@ -267,28 +268,42 @@ impl<'a> Value<'a> {
             (Value::Semver(left), Value::Semver(right)) => left.cmp_precedence(right).is_eq(),
             (Value::Optional(left), Value::Optional(right)) => match (left, right) {
                 (None, None) => true,
-                (Some(left), Some(right)) => left.equals_at(right, work, depth + 1),
+                (Some(left), Some(right)) => left.equals_at(right, work, depth + 1)?,
                 _ => false,
             },
             _ => match self.number_order(other) {
                 Some(order) => order.is_eq(),
-                None => self.equal_collections(other, work, depth),
+                None => self.equal_collections(other, work, depth)?,
             },
-        }
+        })
     }
 
-    fn equal_collections(&self, other: &Value<'a>, work: &mut u64, depth: usize) -> bool {
+    fn equal_collections(&self, other: &Value<'a>, work: &mut u64, depth: usize) -> Option<bool> {
         if self.size() != other.size() {
-            return false;
+            return Some(false);
         }
-        if let (Some(left), Some(right)) = (self.items(), other.items()) {
-            return left.iter().zip(&right).all(|(left, right)| left.equals_at(right, work, depth + 1));
+        if let (Value::List(_) | Value::JsonList(..), Value::List(_) | Value::JsonList(..)) = (self, other) {
+            let mut index = 0;
+            while let (Some(left), Some(right)) = (self.at(index), other.at(index)) {
+                if !left.equals_at(&right, work, depth + 1)? {
+                    return Some(false);
+                }
+                index += 1;
+            }
+            return Some(true);
         }
-        let (Some(keys), true) = (self.keys(), other.is_map()) else { return false };
-        keys.iter().all(|key| match (self.get(key), other.get(key)) {
-            (Some(left), Some(right)) => left.equals_at(&right, work, depth + 1),
-            _ => false,
-        })
+        if !self.is_map() || !other.is_map() {
+            return Some(false);
+        }
+        // The keys are collected.
+        *work = work.checked_sub(self.cost_size() / 10)?;
+        for key in self.keys()? {
+            let (Some(left), Some(right)) = (self.get(&key), other.get(&key)) else { return Some(false) };
+            if !left.equals_at(&right, work, depth + 1)? {
+                return Some(false);
+            }
+        }
+        Some(true)
     }
 
     /// The order of two numbers. None if one is no number or not comparable.

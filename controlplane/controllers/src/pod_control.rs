@@ -70,10 +70,11 @@ pub(crate) fn candidates<K: Object>(context: &Context, owner: &K) -> Vec<Arc<Pod
 /// are left out: writing below them would panic.
 pub(crate) fn from_template<K: Object>(owner: &K, template: &Value) -> Value {
     let mut metadata = Map::new();
-    let checks: [(&str, fn(&Value) -> bool); 3] =
-        [("labels", Value::is_object), ("annotations", Value::is_object), ("finalizers", Value::is_array)];
-    for (field, is_right) in checks {
-        if let Some(value) = template.pointer(&format!("/metadata/{field}")).filter(|value| is_right(value)) {
+    for field in ["labels", "annotations", "finalizers"] {
+        let value = template.pointer(&format!("/metadata/{field}"));
+        let is_right =
+            |value: &&Value| if field == "finalizers" { value.is_array() } else { value.is_object() };
+        if let Some(value) = value.filter(is_right) {
             metadata.insert(field.to_owned(), value.clone());
         }
     }

@@ -141,7 +141,9 @@ mod tests {
 
     #[test]
     fn a_revision_with_foreign_data_has_no_template() {
-        for data in [json!("text"), json!(1), json!([1]), json!(null), json!({"spec": 1}), json!({"spec": [1]})] {
+        for data in
+            [json!("text"), json!(1), json!([1]), json!(null), json!({"spec": 1}), json!({"spec": [1]})]
+        {
             let value = json!({"metadata": {"name": "a"}, "revision": 1, "data": data});
             let revision: Arc<ControllerRevision> = Arc::new(serde_json::from_value(value).unwrap());
             assert_eq!(template_of(&revision).value(), json!({}), "{data}");

@@ -139,3 +139,18 @@ fn hostile_expressions_end() {
     assert!(evaluate(&"-".repeat(5000)).is_err());
     assert!(evaluate(&"a".repeat(20_000)).unwrap_err().contains("longer than"));
 }
+
+#[test]
+fn map_keys_of_other_types_are_refused() {
+    let refused = |source: &str| Program::compile(source, &Environment::default()).is_err();
+    assert!(refused("{{1: 2}: 3} == {}") && refused("{[1]: 2} == {}"));
+    assert!(!refused("{'a': 1} == {}") && !refused("{1: 1} == {}"));
+}
+
+#[test]
+fn copies_of_texts_cost_their_length() {
+    let source = "cel.bind(t, 'x' + 'y'.replace('y', '0123456789'), [t, t])";
+    let long = source.replace("0123456789", &"0123456789".repeat(100));
+    let cost = |source: &str| Program::compile(source, &Environment::default()).unwrap().evaluate(&[]).1;
+    assert!(cost(&long) >= cost(source) + 2 * 99);
+}

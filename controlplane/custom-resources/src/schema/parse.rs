@@ -11,6 +11,9 @@ const MAX_DEPTH: usize = 100;
 /// Maximum number of nodes of one schema.
 const MAX_NODES: usize = 50_000;
 
+/// Maximum number of rules in CEL of one schema. Each one is parsed in its own thread, one after another.
+const MAX_RULES: usize = 1000;
+
 /// Maximum memory of all compiled patterns of one schema, in bytes.
 const MAX_PATTERN_BYTES: usize = 16 << 20;
 
@@ -21,6 +24,8 @@ pub enum SchemaError {
     TooDeep,
     /// The schema has too many nodes.
     TooLarge,
+    /// The schema has too many rules in CEL.
+    TooManyRules,
     /// A schema is not an object.
     NotAnObject,
 }
@@ -34,6 +39,7 @@ impl std::fmt::Display for SchemaError {
         match self {
             SchemaError::TooDeep => write!(f, "the schema is nested more than {MAX_DEPTH} levels deep"),
             SchemaError::TooLarge => write!(f, "the schema has more than {MAX_NODES} nodes"),
+            SchemaError::TooManyRules => write!(f, "the schema has more than {MAX_RULES} validation rules"),
             SchemaError::NotAnObject => f.write_str("a schema must be an object"),
         }
     }
@@ -43,13 +49,14 @@ impl std::error::Error for SchemaError {}
 
 struct Reader {
     nodes: usize,
+    rules: usize,
     pattern_bytes: usize,
 }
 
 impl Schema {
     /// Compiles a schema from its JSON form. Unknown fields are ignored.
     pub fn parse(value: &Value) -> Result<Schema, SchemaError> {
-        Reader { nodes: 0, pattern_bytes: 0 }.node(value, 0)
+        Reader { nodes: 0, rules: 0, pattern_bytes: 0 }.node(value, 0)
     }
 }
 
@@ -62,6 +69,10 @@ impl Reader {
         }
         if self.nodes > MAX_NODES {
             return Err(SchemaError::TooLarge);
+        }
+        self.rules += list(map, "x-kubernetes-validations").len();
+        if self.rules > MAX_RULES {
+            return Err(SchemaError::TooManyRules);
         }
         let mut schema = Schema {
             kind: text(map, "type"),
@@ -163,9 +174,17 @@ impl Reader {
             return None;
         }
         let left = MAX_PATTERN_BYTES.saturating_sub(self.pattern_bytes);
-        let regex = pattern::compile(text, left.min(pattern::MAX_BYTES)).map_err(String::into_boxed_str);
-        // A compiled expression takes about this multiple of its text; the limit above bounds it strictly.
-        self.pattern_bytes += text.len() * 64;
+        let mut regex = Err("expression too large".to_owned());
+        // The crate does not tell the size of an expression, so the smallest limit that is enough counts.
+        for limit in [4 << 10, 64 << 10, pattern::MAX_BYTES] {
+            let limit = limit.min(left);
+            regex = pattern::compile(text, limit);
+            if regex.is_ok() {
+                self.pattern_bytes += limit;
+                break;
+            }
+        }
+        let regex = regex.map_err(String::into_boxed_str);
         Some(Pattern { text: text.into(), regex })
     }
 }
@@ -231,4 +250,28 @@ fn list<'a>(map: &'a Map<String, Value>, name: &str) -> &'a [Value] {
 
 fn texts(map: &Map<String, Value>, name: &str) -> Vec<Box<str>> {
     list(map, name).iter().filter_map(Value::as_str).map(Box::from).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_number_of_rules_is_limited() {
+        let schema = |count: usize| json!({"type": "object", "x-kubernetes-validations": vec![json!({"rule": "true"}); count]});
+        assert!(Schema::parse(&schema(MAX_RULES)).is_ok());
+        assert_eq!(Schema::parse(&schema(MAX_RULES + 1)).err(), Some(SchemaError::TooManyRules));
+    }
+
+    #[test]
+    fn large_patterns_use_up_the_memory_of_a_schema() {
+        let mut reader = Reader { nodes: 0, rules: 0, pattern_bytes: 0 };
+        let results: Vec<bool> = (0..40)
+            .filter_map(|_| reader.pattern("^(?:[a-z]{60}){40}$"))
+            .map(|pattern| pattern.regex.is_ok())
+            .collect();
+        assert!(results[0] && !results[39] && reader.pattern_bytes <= MAX_PATTERN_BYTES);
+    }
 }

@@ -5,6 +5,18 @@ use serde_json::Value;
 use super::{Causes, Path, format, items, text, workload};
 
 const OPERATIONS: &[&str] = &["*", "CONNECT", "CREATE", "DELETE", "UPDATE"];
+/// Subresources whose requests are sent to no webhook.
+const WITHOUT_WEBHOOKS: [&str; 9] = [
+    "bindings",
+    "namespaces/finalize",
+    "pods/attach",
+    "pods/binding",
+    "pods/exec",
+    "pods/portforward",
+    "pods/proxy",
+    "services/proxy",
+    "serviceaccounts/token",
+];
 const VERSIONS: [&str; 2] = ["v1", "v1beta1"];
 
 pub(crate) fn validating(causes: &mut Causes, object: &Value, _old: Option<&Value>) {
@@ -92,6 +104,16 @@ fn rule(causes: &mut Causes, path: &Path, rule: &Value) {
     for (index, operation) in items(&rule["operations"]) {
         if !OPERATIONS.contains(&text(operation)) {
             causes.unsupported(&path.field("operations").index(index), operation, OPERATIONS);
+        }
+        if operation == "CONNECT" {
+            let detail = "requests of the operation CONNECT are not sent to webhooks";
+            causes.forbidden(&path.field("operations").index(index), detail);
+        }
+    }
+    for (index, resource) in items(&rule["resources"]) {
+        if WITHOUT_WEBHOOKS.contains(&text(resource)) {
+            let detail = format!("requests for {} are not sent to webhooks", text(resource));
+            causes.forbidden(&path.field("resources").index(index), &detail);
         }
     }
     for field in ["apiVersions", "resources"] {

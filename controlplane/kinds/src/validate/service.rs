@@ -33,12 +33,43 @@ pub(crate) fn service(causes: &mut Causes, object: &Value, old: Option<&Value>) 
     for (index, ip) in items(&spec["externalIPs"]) {
         causes.format(&path.field("externalIPs").index(index), text(ip), format::ip(text(ip)));
     }
+    source_ranges(causes, &path.field("LoadBalancerSourceRanges"), object, old);
     let seconds = &spec["sessionAffinityConfig"]["clientIP"]["timeoutSeconds"];
     let seconds_path = path.field("sessionAffinityConfig").field("clientIP").field("timeoutSeconds");
     causes.in_range(&seconds_path, seconds, 1..=86_400);
     ports(causes, &path.field("ports"), spec);
     if let Some(old) = old {
         same_address(causes, &path, spec, &old["spec"]);
+    }
+}
+
+/// Checks the address ranges that may use a load balancer: the field, else the annotation before it.
+fn source_ranges(causes: &mut Causes, path: &Path, object: &Value, old: Option<&Value>) {
+    const FIELD: &str = "loadBalancerSourceRanges";
+    const ANNOTATION: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
+    let ranges = &object["spec"][FIELD];
+    let annotation = &object["metadata"]["annotations"][ANNOTATION];
+    let has_field = items(ranges).next().is_some();
+    let by_annotation = Path::root("metadata").field("annotations").key(ANNOTATION);
+    let path = if has_field { path } else { &by_annotation };
+    if !has_field && annotation.is_null() {
+        return;
+    }
+    if object["spec"]["type"] != "LoadBalancer" {
+        causes.forbidden(path, "may only be used when `type` is 'LoadBalancer'");
+    }
+    if has_field {
+        // Spaces around a range are allowed, and what is stored already, as upstream.
+        for (index, range) in items(ranges) {
+            if !old.is_some_and(|old| items(&old["spec"][FIELD]).any(|(_, other)| other == range)) {
+                let range = text(range).trim();
+                causes.format(&path.index(index), range, format::cidr(range));
+            }
+        }
+    } else if !text(annotation).trim().is_empty() {
+        for range in text(annotation).split(',').map(str::trim) {
+            causes.format(path, range, format::cidr(range));
+        }
     }
 }
 

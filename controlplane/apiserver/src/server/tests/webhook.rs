@@ -171,6 +171,9 @@ async fn invalid_configurations_are_refused() {
         (json!({"clientConfig": {"url": "http://x"}}), "webhooks[0].clientConfig.url"),
         (json!({"matchConditions": [{"name": "a", "expression": "true"}]}), "webhooks[0].matchConditions"),
         (json!({"admissionReviewVersions": ["v9"]}), "webhooks[0].admissionReviewVersions"),
+        (json!({"rules": [rule("CONNECT", "pods/exec")]}), "webhooks[0].rules[0].operations[0]"),
+        (json!({"rules": [rule("CREATE", "pods/binding")]}), "webhooks[0].rules[0].resources[0]"),
+        (json!({"rules": [rule("CREATE", "serviceaccounts/token")]}), "webhooks[0].rules[0].resources[0]"),
     ] {
         let path = format!("{CONFIGURATIONS}/mutatingwebhookconfigurations");
         let refused = server.post(&path, webhook.configuration(more)).await;
@@ -214,4 +217,47 @@ async fn limits_and_priorities_complete_pods() {
         "{}",
         refused.body
     );
+}
+
+fn rule(operation: &str, resource: &str) -> Value {
+    json!({"operations": [operation], "apiGroups": [""], "apiVersions": ["v1"], "resources": [resource]})
+}
+
+#[tokio::test]
+async fn a_mutating_webhook_cannot_change_what_was_judged_before() {
+    let server = Fixture::new().await;
+    let webhook = Webhook::start(|request| {
+        let field = request["object"]["data"]["field"].as_str().unwrap_or_default();
+        let patch = json!([{"op": "add", "path": format!("/metadata/{field}"), "value": "kube-system"}]);
+        json!({"allowed": true, "patchType": "JSONPatch", "patch": BASE64_STANDARD.encode(patch.to_string())})
+    })
+    .await;
+    configure(&server, "mutating", webhook.configuration(json!({}))).await;
+    for metadata in [json!({"name": "a"}), json!({"generateName": "a"})] {
+        for field in ["namespace", "name", "uid"] {
+            let made = server.post(MAPS, json!({"metadata": metadata, "data": {"field": field}})).await;
+            assert_eq!(made.code, 400, "{field}: {}", made.body);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_webhook_of_the_status_changes_only_the_status() {
+    let server = Fixture::new().await;
+    let webhook = Webhook::start(|_| {
+        let patch = json!([
+            {"op": "add", "path": "/spec/activeDeadlineSeconds", "value": 5},
+            {"op": "add", "path": "/status/message", "value": "webhook"},
+        ]);
+        json!({"allowed": true, "patchType": "JSONPatch", "patch": BASE64_STANDARD.encode(patch.to_string())})
+    })
+    .await;
+    let pods = "/api/v1/namespaces/default/pods";
+    assert_eq!(server.post(pods, pod("p")).await.code, 201);
+    let rules = json!({"rules": [rule("UPDATE", "pods/status")]});
+    configure(&server, "mutating", webhook.configuration(rules)).await;
+    let updated = server.merge(&format!("{pods}/p/status"), json!({"status": {"reason": "r"}})).await;
+    assert_eq!(updated.code, 200, "{}", updated.body);
+    assert_eq!(updated.body["status"]["message"], "webhook");
+    assert_eq!(updated.body["spec"]["activeDeadlineSeconds"], Value::Null, "{}", updated.body);
 }

@@ -150,3 +150,29 @@ fn config_maps_secrets_and_others_are_checked() {
         &["spec.taints[0].effect: Unsupported value: \"X\""],
     );
 }
+
+#[test]
+fn source_ranges_of_services_are_prefixes() {
+    let ranges = "LoadBalancerSourceRanges";
+    check(
+        "Service",
+        "/spec/loadBalancerSourceRanges",
+        json!(["10.0.0.0/8"]),
+        &[&format!("spec.{ranges}: Forbidden: may only be used when `type` is 'LoadBalancer'")],
+    );
+    let problem = "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)";
+    let spec = |ranges: Value| {
+        json!({"type": "LoadBalancer", "clusterIP": "10.43.0.9", "sessionAffinity": "None",
+            "ports": [{"port": 80, "protocol": "TCP", "targetPort": 80}], "loadBalancerSourceRanges": ranges})
+    };
+    check("Service", "/spec", spec(json!(["10.0.0.0/8", " fd00::/8 "])), &[]);
+    check(
+        "Service",
+        "/spec",
+        spec(json!(["10.0.0.0/8", "10.0.0.1", "all"])),
+        &[
+            &format!("spec.{ranges}[1]: Invalid value: \"10.0.0.1\": {problem}"),
+            &format!("spec.{ranges}[2]: Invalid value: \"all\": {problem}"),
+        ],
+    );
+}
