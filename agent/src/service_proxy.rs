@@ -160,8 +160,8 @@ fn learn_node(view: &mut NodeView, node: Option<&Node>) {
     view.pod_networks = ranges.iter().filter_map(|range| range.parse().ok()).collect();
 }
 
-/// Whether packets between pods of a bridge do not pass the filters of the IP layer. Enables that they do, as kube-proxy
-/// requires it, if the kernel can.
+/// Whether packets between pods of a bridge bypass the filters of the IP layer. kube-proxy requires that they pass them, so
+/// this enables it if the kernel can. The setting applies to all bridges of the network namespace.
 fn bridge_bypasses_filters() -> bool {
     BRIDGE_FILTERS.iter().any(|path| {
         let on = std::fs::read_to_string(path).is_ok_and(|value| value.trim() == "1");

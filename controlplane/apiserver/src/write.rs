@@ -9,7 +9,7 @@
 //! | mutate | `admit`: mutating admission |
 //! | prepare | `coracle_kinds::strategy`: status, generation, what the server owns |
 //! | allocate | `allocate`: addresses and ports of services |
-//! | quota | `admit`: validating admission; the quota is its last member |
+//! | judge | `admit`: validating admission; there is no quota yet |
 //! | validate | `coracle_kinds::validate` |
 //! | commit | [`commit`]: the stored version; the cache has it when the write is answered |
 

@@ -74,7 +74,7 @@ impl Strategy for CustomStrategy {
     }
 
     fn default(&self, object: &mut Value) {
-        // An object whose defaults would be too large is refused by its validation.
+        // Defaults beyond the memory limit are left out: the object is stored with those set until then.
         let _ = self.rules.default(object);
     }
 
