@@ -25,10 +25,12 @@ EXTENSIONS = "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1."
 ROOTS = [
     *(CORE + name for name in (
         "Namespace Node Pod Service Endpoints Secret ConfigMap ServiceAccount Event Binding PodTemplate "
-        "ReplicationController PersistentVolume PersistentVolumeClaim ObjectReference LimitRange").split()),
+        "ReplicationController PersistentVolume PersistentVolumeClaim ObjectReference LimitRange ResourceQuota "
+        "ComponentStatus").split()),
     *("io.k8s.api.apps.v1." + name for name in (
         "Deployment ReplicaSet ControllerRevision StatefulSet DaemonSet").split()),
     *("io.k8s.api.batch.v1." + name for name in "Job CronJob".split()),
+    "io.k8s.api.autoscaling.v1.HorizontalPodAutoscaler",
     "io.k8s.api.autoscaling.v2.HorizontalPodAutoscaler",
     "io.k8s.api.certificates.v1.CertificateSigningRequest",
     "io.k8s.api.coordination.v1.Lease",
@@ -37,13 +39,19 @@ ROOTS = [
         "NetworkPolicy Ingress IngressClass ServiceCIDR IPAddress").split()),
     *("io.k8s.api.rbac.v1." + name for name in "Role RoleBinding ClusterRole ClusterRoleBinding".split()),
     "io.k8s.api.autoscaling.v1.Scale",
-    *("io.k8s.api.storage.v1." + name for name in "CSINode StorageClass".split()),
+    *("io.k8s.api.storage.v1." + name for name in (
+        "CSINode StorageClass VolumeAttachment CSIDriver CSIStorageCapacity VolumeAttributesClass").split()),
+    *("io.k8s.api.resource.v1." + name for name in (
+        "DeviceClass ResourceClaim ResourceClaimTemplate ResourceSlice").split()),
+    *("io.k8s.api.flowcontrol.v1." + name for name in "FlowSchema PriorityLevelConfiguration".split()),
+    "io.k8s.kube-aggregator.pkg.apis.apiregistration.v1.APIService",
     *("io.k8s.api.policy.v1." + name for name in "Eviction PodDisruptionBudget".split()),
     *("io.k8s.api.authentication.v1." + name for name in "TokenRequest TokenReview SelfSubjectReview".split()),
     *("io.k8s.api.authorization.v1." + name for name in (
         "SelfSubjectAccessReview SubjectAccessReview LocalSubjectAccessReview SelfSubjectRulesReview").split()),
     *("io.k8s.api.admissionregistration.v1." + name for name in (
-        "MutatingWebhookConfiguration ValidatingWebhookConfiguration").split()),
+        "MutatingWebhookConfiguration ValidatingWebhookConfiguration ValidatingAdmissionPolicy "
+        "ValidatingAdmissionPolicyBinding MutatingAdmissionPolicy MutatingAdmissionPolicyBinding").split()),
     "io.k8s.api.events.v1.Event",
     "io.k8s.api.scheduling.v1.PriorityClass",
     "io.k8s.api.node.v1.RuntimeClass",
