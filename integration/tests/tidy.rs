@@ -58,6 +58,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
             "coracle-tree",
         ],
     ),
+    ("coracle-audit", &[]),
     ("coracle-sealing", &[]),
     ("coracle-store", &["coracle-sealing"]),
     ("coracle-values", &[]),
@@ -71,6 +72,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
     (
         "coracle-apiserver",
         &[
+            "coracle-audit",
             "coracle-connections",
             "coracle-custom-resources",
             "coracle-sealing",

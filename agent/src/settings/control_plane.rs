@@ -5,6 +5,7 @@ use std::num::NonZero;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use coracle_controlplane::{AuditConfig, AuditLogOptions};
 use ipnetwork::IpNetwork;
 
 use super::ranges::{self, Ranges};
@@ -36,6 +37,16 @@ settings! {
     encryption_key_file: Option<PathBuf> = unset "sealing.key in the state directory, made at the first start", "FILE";
     /// Configuration of the PodSecurity admission plugin: defaults and exemptions, as for kube-apiserver.
     admission_control_config_file: Option<PathBuf> = unset "", "FILE";
+    /// Audit policy: a Policy of audit.k8s.io/v1. Needs audit-log-path.
+    audit_policy_file: Option<PathBuf> = unset "", "FILE";
+    /// File of the audit log; - is the standard output. Needs audit-policy-file.
+    audit_log_path: Option<PathBuf> = unset "", "FILE";
+    /// Megabytes after which a new file of the audit log is started.
+    audit_log_maxsize: NonZero<u32> = default "100", "MEGABYTES";
+    /// Old files of the audit log that are kept; 0 keeps all.
+    audit_log_maxbackup: u32 = default "10", "COUNT";
+    /// Days for which old files of the audit log are kept; 0 keeps all.
+    audit_log_maxage: u32 = default "0", "DAYS";
     /// Further names or addresses of the API server for its certificate.
     tls_san: Vec<String> = default "", "NAME";
     /// Name of the node that joins from this machine. Its certificate may contain addresses of the API server.
@@ -58,6 +69,7 @@ pub(crate) struct ControlPlane {
     pub(crate) token_auth_file: Option<PathBuf>,
     pub(crate) encryption_key_file: Option<PathBuf>,
     pub(crate) admission_control_config_file: Option<PathBuf>,
+    pub(crate) audit: Option<AuditConfig>,
     pub(crate) tls_sans: Vec<String>,
     pub(crate) own_node: Option<String>,
     pub(crate) signing_duration: Duration,
@@ -70,6 +82,13 @@ impl ControlPlaneSettings {
     pub(super) fn decide(self, dirs: &Dirs, sources: &mut Sources) -> Option<ControlPlane> {
         let masks = [self.node_cidr_mask_size_ipv4, self.node_cidr_mask_size_ipv6];
         let ranges = sources.take(ranges::decide(self.cluster_cidr, self.service_cidr, masks))?;
+        let log = AuditLogOptions {
+            path: self.audit_log_path.clone().unwrap_or_default(),
+            max_bytes: u64::from(self.audit_log_maxsize.get()) << 20,
+            max_backups: usize::try_from(self.audit_log_maxbackup).unwrap_or(usize::MAX),
+            max_age: Duration::from_secs(u64::from(self.audit_log_maxage) * 24 * 3600),
+        };
+        let audit = sources.take(audit(self.audit_policy_file, self.audit_log_path.is_some(), log))?;
         let request_timeout = sources.take(at_least_a_second(self.request_timeout))?;
         Some(ControlPlane {
             dirs: dirs.clone(),
@@ -79,6 +98,7 @@ impl ControlPlaneSettings {
             token_auth_file: self.token_auth_file,
             encryption_key_file: self.encryption_key_file,
             admission_control_config_file: self.admission_control_config_file,
+            audit,
             tls_sans: self.tls_san,
             own_node: self.own_node,
             signing_duration: seconds(self.cluster_signing_seconds),
@@ -90,6 +110,20 @@ impl ControlPlaneSettings {
 
 fn seconds(count: NonZero<u32>) -> Duration {
     Duration::from_secs(count.get().into())
+}
+
+/// The audit, if both the policy and the log are set.
+fn audit(
+    policy: Option<PathBuf>,
+    has_log: bool,
+    log: AuditLogOptions,
+) -> anyhow::Result<Option<AuditConfig>> {
+    match (policy, has_log) {
+        (Some(policy_file), true) => Ok(Some(AuditConfig { policy_file, log })),
+        (None, false) => Ok(None),
+        (Some(_), false) => anyhow::bail!("audit-policy-file needs audit-log-path"),
+        (None, true) => anyhow::bail!("audit-log-path needs audit-policy-file"),
+    }
 }
 
 fn at_least_a_second(Age(timeout): Age) -> anyhow::Result<Duration> {

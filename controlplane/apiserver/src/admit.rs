@@ -22,6 +22,7 @@ use coracle_kinds::Resource;
 use serde_json::Value;
 
 use crate::{
+    audit::Record,
     authn::User,
     call::{Call, Warnings},
     error::Result,
@@ -50,6 +51,8 @@ pub(crate) struct Attributes<'a> {
     pub(crate) dry_run: bool,
     /// Warnings for the client.
     pub(crate) warnings: &'a Warnings,
+    /// The audit record, if the request is recorded.
+    pub(crate) audit: Option<&'a Record>,
 }
 
 /// An admission plugin. `mutate` and `validate` do nothing by default.
@@ -87,6 +90,7 @@ impl<'a> Attributes<'a> {
             old,
             dry_run: call.dry_run().unwrap_or(false),
             warnings: &call.warnings,
+            audit: call.audit.as_deref(),
         }
     }
 

@@ -69,6 +69,15 @@ impl Decision {
         }
     }
 
+    /// Fails with the error for the client, unless the decision allows the request.
+    pub(crate) fn permit(&self, question: &Question<'_>) -> Result<()> {
+        match (self.verdict, &*self.reason) {
+            (Verdict::Allow, _) => Ok(()),
+            (_, "") => Err(ApiError::forbidden(refusal(question))),
+            (_, reason) => Err(ApiError::forbidden(format!("{}: {reason}", refusal(question)))),
+        }
+    }
+
     /// The decision of a local authorizer.
     fn ready<'a>(self) -> Deciding<'a> {
         Either::Left(ready(self))
@@ -106,12 +115,7 @@ impl Authorizers {
 
     /// Allows the request, or returns the error for the client. No opinion is a refusal.
     pub(crate) async fn authorize(&self, question: &Question<'_>) -> Result<()> {
-        let decision = self.decide(question).await;
-        match (decision.verdict, &*decision.reason) {
-            (Verdict::Allow, _) => Ok(()),
-            (_, "") => Err(ApiError::forbidden(refusal(question))),
-            (_, reason) => Err(ApiError::forbidden(format!("{}: {reason}", refusal(question)))),
-        }
+        self.decide(question).await.permit(question)
     }
 }
 

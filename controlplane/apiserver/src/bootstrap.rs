@@ -173,5 +173,6 @@ pub(crate) fn call(state: &Arc<State>, kind: Arc<Resource>, object: &Value) -> C
         headers: HeaderMap::new(),
         body: bytes::Bytes::new(),
         warnings: Warnings::default(),
+        audit: None,
     }
 }

@@ -7,6 +7,7 @@ use coracle_kinds::{Resource, schema::FieldValidation};
 use http::HeaderMap;
 
 use crate::{
+    audit::Record,
     authn::User,
     error::{ApiError, Result},
     media::{self, Form},
@@ -23,6 +24,8 @@ pub(crate) struct Call {
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
     pub(crate) warnings: Warnings,
+    /// The audit record, if the request is recorded.
+    pub(crate) audit: Option<Arc<Record>>,
 }
 
 /// Maximum number of warnings of one request. [`crate::reply::warned`] limits their bytes.

@@ -12,6 +12,7 @@
 
 mod admit;
 mod allocate;
+mod audit;
 mod authn;
 mod authz;
 mod body;
@@ -41,9 +42,10 @@ mod verb;
 mod write;
 
 pub use authn::User;
+pub use coracle_audit::LogOptions as AuditLogOptions;
 pub use error::ApiError;
 pub use in_flight::REQUEST_TIMEOUT;
 pub use registry::RegistryError;
 pub use reply::Body;
-pub use server::{Apiserver, ApiserverConfig, KubeletTls, OpenError};
+pub use server::{Apiserver, ApiserverConfig, AuditConfig, KubeletTls, OpenError};
 pub use service_range::ServiceRange;

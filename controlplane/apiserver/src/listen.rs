@@ -24,7 +24,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_util::task::TaskTracker;
 
-use crate::server::{Apiserver, PeerCertificate};
+use crate::server::{Apiserver, PeerAddress, PeerCertificate};
 use activity::Activity;
 use read_watch::ReadWatch;
 
@@ -114,6 +114,7 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, slot: Arc<Slo
         // The handshake has verified it.
         slot.prove();
     }
+    let client = stream.get_ref().0.peer_addr().ok().map(|address| PeerAddress(address.ip().to_canonical()));
     let shutdown = server.state.shutdown.clone();
     let is_http2 = stream.get_ref().1.alpn_protocol() == Some(H2);
     let activity = Arc::new(Activity::new(server.state.request_timeout));
@@ -124,6 +125,9 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, slot: Arc<Slo
             request.extensions_mut().insert(peer.clone());
         }
         request.extensions_mut().insert(slot.clone());
+        if let Some(client) = client {
+            request.extensions_mut().insert(client);
+        }
         let (server, running) = (server.clone(), of_requests.begin());
         async move { Ok::<_, Infallible>(running.until_sent(server.handle(request, None).await)) }
     });

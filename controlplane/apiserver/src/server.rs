@@ -1,6 +1,11 @@
 //! The API server: its parts, and the path of a request through them.
 
-use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use coracle_connections::Slot;
@@ -14,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     admit::{Admission, PodSecurityConfig},
+    audit::{Auditor, Received, Record},
     authn::{Authenticators, User, legacy_use, service_account::Tokens},
     authz::{self, Authorizers, Question, impersonation},
     body, bootstrap,
@@ -48,8 +54,19 @@ pub struct ApiserverConfig {
     pub kubelet: KubeletTls,
     /// Configuration of the admission plugins, in upstream's form.
     pub admission_file: Option<PathBuf>,
+    /// What is recorded of requests, and where. `None` records nothing.
+    pub audit: Option<AuditConfig>,
     /// Maximum duration of a request that is not long-running, and then of its response.
     pub request_timeout: Duration,
+}
+
+/// The audit of requests.
+#[derive(Clone, Debug)]
+pub struct AuditConfig {
+    /// File of the policy: a `Policy` of `audit.k8s.io/v1`.
+    pub policy_file: PathBuf,
+    /// The log.
+    pub log: coracle_audit::LogOptions,
 }
 
 /// TLS for requests to kubelets: the client certificate, and the CA of the kubelets' certificates.
@@ -82,6 +99,33 @@ pub enum OpenError {
         /// The invalid field, or the read error.
         reason: String,
     },
+    /// The audit policy cannot be read.
+    #[error("cannot read the audit policy {path}")]
+    AuditPolicyFile {
+        /// Its path.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The audit policy is invalid.
+    #[error("cannot use the audit policy {path}")]
+    AuditPolicy {
+        /// Its path.
+        path: PathBuf,
+        /// The invalid field.
+        #[source]
+        source: coracle_audit::PolicyError,
+    },
+    /// The audit log cannot be opened.
+    #[error("cannot open the audit log {path}")]
+    AuditLog {
+        /// Its path.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
     /// The default objects cannot be created.
     #[error("cannot make the first objects of the cluster")]
     Bootstrap(#[source] ApiError),
@@ -101,6 +145,7 @@ pub(crate) struct State {
     pub(crate) authenticators: Authenticators,
     pub(crate) authorizers: Authorizers,
     pub(crate) admission: Admission,
+    pub(crate) auditor: Option<Arc<Auditor>>,
     pub(crate) advertise: SocketAddr,
     pub(crate) service_range: ServiceRange,
     pub(crate) kubelet: KubeletTls,
@@ -114,6 +159,20 @@ pub(crate) struct State {
 /// The verified client certificate. The listener attaches it to requests.
 #[derive(Clone)]
 pub(crate) struct PeerCertificate(pub(crate) Arc<CertificateDer<'static>>);
+
+/// The client's address. The listener attaches it to requests.
+#[derive(Clone, Copy)]
+pub(crate) struct PeerAddress(pub(crate) IpAddr);
+
+/// What is left of a request when its user and its attributes are known.
+struct Incoming<B> {
+    method: Method,
+    headers: HeaderMap,
+    body: B,
+    memory: BodyMemory,
+    upgrade: OnUpgrade,
+    record: Option<Arc<Record>>,
+}
 
 /// Marks a response that must be delivered within the request timeout. Its request counts as in flight until then.
 #[derive(Clone, Default)]
@@ -142,6 +201,7 @@ impl Apiserver {
         let authenticators = Authenticators::new(config.token_file.as_deref(), tokens)
             .map_err(|source| OpenError::TokenFile { path, source })?;
         let admission = PodSecurityConfig::read(config.admission_file.as_deref())?;
+        let auditor = config.audit.map(open_audit).transpose()?;
         let state = Arc::new(State {
             store,
             cache,
@@ -149,6 +209,7 @@ impl Apiserver {
             authenticators,
             authorizers: Authorizers::new(),
             admission: Admission::new(admission),
+            auditor,
             advertise: config.advertise,
             service_range: config.service_range,
             kubelet: config.kubelet,
@@ -197,68 +258,99 @@ impl Apiserver {
         let upgrade = hyper::upgrade::on(&mut request);
         let (parts, body) = request.into_parts();
         let info = RequestInfo::parse(&parts.method, &parts.uri);
-        let outcome = match identity {
-            Some(user) => {
-                let user = impersonation::user(&self.state, user, &parts.headers).await;
-                let request = (parts.method, parts.headers, body, BodyMemory::default());
-                match user {
-                    Ok(user) => self.answer(user, info, request, upgrade).await,
-                    Err(error) => Err(error),
-                }
-            }
-            None => self.handle_network(parts, info, body, upgrade).await,
+        let is_local = identity.is_some();
+        let caller = match identity {
+            Some(user) => Ok(user),
+            None => self.identify(&parts).await,
         };
-        outcome.unwrap_or_else(|error| reply::failure(&error))
+        let record = self.record(&parts, &info, caller.as_ref().ok()).await;
+        let is_long = in_flight::is_long_running(&info);
+        let incoming = Incoming {
+            method: parts.method,
+            headers: parts.headers,
+            body,
+            memory: if is_local { BodyMemory::default() } else { self.state.in_flight.body() },
+            upgrade,
+            record: record.clone(),
+        };
+        let outcome = match caller {
+            Ok(user) if is_local => self.answer_as(user, info, incoming).await,
+            Ok(user) => self.answer_network(user, info, incoming).await,
+            Err(error) => Err(error),
+        };
+        let reply = outcome.unwrap_or_else(|error| reply::failure(&error));
+        match record {
+            Some(record) => record.respond(reply, is_long).await,
+            None => reply,
+        }
     }
 
-    /// Handles a request from the network: authenticates it, and applies the limits on duration and number.
-    async fn handle_network<B>(
-        &self,
-        parts: http::request::Parts,
-        info: RequestInfo,
-        body: B,
-        upgrade: OnUpgrade,
-    ) -> Result<Reply>
-    where
-        B: http_body::Body<Data = Bytes>,
-        B::Error: std::fmt::Display,
-    {
+    /// Authenticates a request from the network.
+    async fn identify(&self, parts: &http::request::Parts) -> Result<User> {
         let state = &self.state;
         let certificate = parts.extensions.get::<PeerCertificate>().map(|peer| &*peer.0);
         let caller = state.authenticators.identify(&state.cache, certificate, &parts.headers).await?;
         if let Some(slot) = parts.extensions.get::<Arc<Slot>>().filter(|_| !caller.is_anonymous()) {
             slot.prove();
         }
-        let permit = state.in_flight.enter(&caller, &info)?;
-        let user = impersonation::user(state, caller, &parts.headers).await?;
-        let is_long = in_flight::is_long_running(&info);
-        let request = (parts.method, parts.headers, body, state.in_flight.body());
-        let answer = self.answer(user, info, request, upgrade);
-        let mut reply = if is_long {
-            answer.await
-        } else {
-            tokio::time::timeout(state.request_timeout, answer).await.unwrap_or_else(|_elapsed| {
-                Err(ApiError::timeout("request did not complete within the allotted timeout", 1))
-            })
-        }
-        .unwrap_or_else(|error| reply::failure(&error));
-        if !is_long {
-            reply.extensions_mut().insert(ShortLived { _permit: permit.map(Arc::new) });
-        }
-        Ok(reply)
+        Ok(caller)
     }
 
-    async fn answer<B>(
+    /// Begins the audit record of a request.
+    async fn record(
         &self,
-        user: User,
-        info: RequestInfo,
-        (method, headers, body, mut memory): (Method, HeaderMap, B, BodyMemory),
-        upgrade: OnUpgrade,
-    ) -> Result<Reply>
+        parts: &http::request::Parts,
+        info: &RequestInfo,
+        user: Option<&User>,
+    ) -> Option<Arc<Record>> {
+        let auditor = self.state.auditor.as_ref()?;
+        let peer = parts.extensions.get::<PeerAddress>().map(|peer| peer.0);
+        let received = Received { user, info, uri: &parts.uri, headers: &parts.headers, peer };
+        auditor.begin(&received).await
+    }
+
+    /// Answers a request from the network within the limits on duration and number.
+    async fn answer_network<B>(&self, caller: User, info: RequestInfo, incoming: Incoming<B>) -> Result<Reply>
     where
         B: http_body::Body<Data = Bytes>,
         B::Error: std::fmt::Display,
     {
+        let state = &self.state;
+        let permit = state.in_flight.enter(&caller, &info)?;
+        if in_flight::is_long_running(&info) {
+            return self.answer_as(caller, info, incoming).await;
+        }
+        let answer = self.answer_as(caller, info, incoming);
+        let mut reply = tokio::time::timeout(state.request_timeout, answer)
+            .await
+            .unwrap_or_else(|_elapsed| {
+                Err(ApiError::timeout("request did not complete within the allotted timeout", 1))
+            })
+            .unwrap_or_else(|error| reply::failure(&error));
+        reply.extensions_mut().insert(ShortLived { _permit: permit.map(Arc::new) });
+        Ok(reply)
+    }
+
+    /// Answers the request of a caller, or of the user that the caller impersonates.
+    async fn answer_as<B>(&self, caller: User, info: RequestInfo, incoming: Incoming<B>) -> Result<Reply>
+    where
+        B: http_body::Body<Data = Bytes>,
+        B::Error: std::fmt::Display,
+    {
+        let name = caller.name.clone();
+        let user = impersonation::user(&self.state, caller, &incoming.headers).await?;
+        if let Some(record) = incoming.record.as_ref().filter(|_| user.name != name) {
+            record.impersonates(&user);
+        }
+        self.answer(user, info, incoming).await
+    }
+
+    async fn answer<B>(&self, user: User, info: RequestInfo, incoming: Incoming<B>) -> Result<Reply>
+    where
+        B: http_body::Body<Data = Bytes>,
+        B::Error: std::fmt::Display,
+    {
+        let Incoming { method, headers, body, mut memory, upgrade, record } = incoming;
         let state = &self.state;
         let kind = info.resource.as_ref().and_then(|resource| {
             let kind = resource.find(&state.registry.load()).cloned();
@@ -268,7 +360,11 @@ impl Apiserver {
             return Ok(reply::text(404, "404 page not found\n"));
         }
         let question = Question { user: &user, verb: info.verb, info: &info, cache: &state.cache };
-        state.authorizers.authorize(&question).await?;
+        let decision = state.authorizers.decide(&question).await;
+        if let Some(record) = &record {
+            record.decided(&decision);
+        }
+        decision.permit(&question)?;
         if authz::enters_pod(&info) {
             // A WebSocket begins with GET. Source: AuthorizePodWebsocketUpgradeCreatePermission, v1.35.
             state.authorizers.authorize(&Question { verb: "create", ..question }).await?;
@@ -283,7 +379,11 @@ impl Apiserver {
         let Some((_, kind)) = kind else { return Ok(reply::text(404, "404 page not found\n")) };
         let body = if method == Method::GET { Bytes::new() } else { body::read(body, &mut memory).await? };
         let warnings = Warnings::default();
-        let call = Call { state: state.clone(), user, info, resource, kind, headers, body, warnings };
+        let audit = record;
+        let call = Call { state: state.clone(), user, info, resource, kind, headers, body, warnings, audit };
+        if let Some(record) = &call.audit {
+            record.receive_object(&call);
+        }
         let reply = if call.resource.subresource.is_empty() {
             on_resource(&call).await
         } else {
@@ -291,6 +391,17 @@ impl Apiserver {
         }?;
         Ok(reply::warned(reply, &call.warnings.take()))
     }
+}
+
+fn open_audit(config: AuditConfig) -> std::result::Result<Arc<Auditor>, OpenError> {
+    let path = config.policy_file;
+    let text = std::fs::read_to_string(&path)
+        .map_err(|source| OpenError::AuditPolicyFile { path: path.clone(), source })?;
+    let policy = coracle_audit::Policy::parse(&text)
+        .map_err(|source| OpenError::AuditPolicy { path: path.clone(), source })?;
+    let path = config.log.path.clone();
+    let log = coracle_audit::Log::open(config.log).map_err(|source| OpenError::AuditLog { path, source })?;
+    Ok(Auditor::new(policy, log))
 }
 
 async fn on_resource(call: &Call) -> Result<Reply> {

@@ -76,7 +76,7 @@ impl PodSecurity {
         let enforced = if enforce { check(policy.enforce) } else { Vec::new() };
         let audited = check(policy.audit);
         if !audited.is_empty() {
-            log_audit(attributes, violates("would violate", policy.audit, &audited));
+            record_audit(attributes, violates("would violate", policy.audit, &audited));
         }
         if !enforced.is_empty() {
             let why = violates("violates", policy.enforce, &enforced);
@@ -121,14 +121,18 @@ fn violates(verb: &str, at: LevelVersion, violations: &[Violation]) -> String {
     format!("{verb} PodSecurity \"{at}\": {}", pod_security::details(violations))
 }
 
-/// The server has no audit log, so the annotation is logged.
-fn log_audit(attributes: &Attributes<'_>, violation: String) {
+/// Annotates the audit record. A request without one is logged instead.
+fn record_audit(attributes: &Attributes<'_>, violation: String) {
+    let annotation = format!("{}audit-violations", pod_security::PREFIX);
+    if let Some(record) = attributes.audit {
+        return record.annotate(&annotation, violation);
+    }
     tracing::info!(
         user = attributes.user.name,
         resource = &*attributes.kind.plural,
         namespace = attributes.namespace,
         name = attributes.name,
-        annotation = format!("{}audit-violations", pod_security::PREFIX),
+        annotation,
         violation,
         "pod security audit violation"
     );

@@ -113,8 +113,16 @@ impl Tokens {
         if let Some(id) = claims["jti"].as_str().filter(|id| !id.is_empty()) {
             user.extra.insert(CREDENTIAL.to_owned(), vec![format!("JTI={id}")]);
         }
-        if let Some(node) = about["node"]["name"].as_str() {
-            user.extra.insert("authentication.kubernetes.io/node-name".to_owned(), vec![node.to_owned()]);
+        if let Some(node) = about.get("node") {
+            // A pod's token outlives its node's registration; a token for a node alone does not.
+            if about.get("pod").is_none() {
+                lives(cache, "nodes", ("", node["name"].as_str()?, node["uid"].as_str()?))?;
+            }
+            for field in ["name", "uid"] {
+                let Some(value) = node[field].as_str() else { continue };
+                let key = format!("authentication.kubernetes.io/node-{field}");
+                user.extra.insert(key, vec![value.to_owned()]);
+            }
         }
         for (claim, resource) in [("pod", "pods"), ("secret", "secrets")] {
             let Some(bound) = about.get(claim) else { continue };

@@ -12,6 +12,7 @@ use super::*;
 
 mod access;
 mod answers;
+mod audit;
 mod custom_resources;
 mod disruption;
 mod impersonation;
@@ -116,10 +117,10 @@ impl Fixture {
 }
 
 async fn open(directory: &std::path::Path) -> Apiserver {
-    open_with(directory, None).await
+    open_with(directory, |_config| {}).await
 }
 
-async fn open_with(directory: &std::path::Path, admission_file: Option<std::path::PathBuf>) -> Apiserver {
+async fn open_with(directory: &std::path::Path, configure: impl FnOnce(&mut ApiserverConfig)) -> Apiserver {
     let store = Embedded::open(&directory.join("store"), EmbeddedOptions::default()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let kubelet = rustls::ClientConfig::builder_with_provider(provider)
@@ -129,16 +130,18 @@ async fn open_with(directory: &std::path::Path, admission_file: Option<std::path
         .with_no_client_auth();
     let token_file = directory.join("tokens");
     std::fs::write(&token_file, "secret,ann,7,system:masters\n").unwrap();
-    let config = ApiserverConfig {
+    let mut config = ApiserverConfig {
         advertise: "192.0.2.1:6443".parse().unwrap(),
         service_range: ServiceRange::new("10.43.0.0/16".parse().unwrap()),
         service_account_key: KeyPair::generate().unwrap().serialize_der(),
         issuer: "https://kubernetes.default.svc".to_owned(),
         token_file: Some(token_file),
         kubelet: KubeletTls(Arc::new(kubelet)),
-        admission_file,
+        admission_file: None,
+        audit: None,
         request_timeout: in_flight::REQUEST_TIMEOUT,
     };
+    configure(&mut config);
     Apiserver::open(config, Arc::new(store), CancellationToken::new()).await.unwrap()
 }
 

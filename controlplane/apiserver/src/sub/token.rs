@@ -62,14 +62,16 @@ fn bound(call: &Call, reference: &Value) -> Result<Value> {
         None => return Err(forbidden("node requested token not bound to a pod".to_owned())),
         Some("Pod") => ("pods", "pod"),
         Some("Secret") if node.is_none() => ("secrets", "secret"),
+        Some("Node") if node.is_none() => ("nodes", "node"),
         Some(other) => {
             return Err(ApiError::bad_request(format!("cannot bind token for object of type {other}")));
         }
     };
     let kind = by_resource("", "v1", resource).ok_or_else(ApiError::no_resource)?;
     let name = reference["name"].as_str().unwrap_or_default();
+    let namespace = if kind.namespaced { call.namespace() } else { "" };
     let object =
-        call.state.cache.get(kind, call.namespace(), name).ok_or_else(|| ApiError::not_found(kind, name))?;
+        call.state.cache.get(kind, namespace, name).ok_or_else(|| ApiError::not_found(kind, name))?;
     let object = object.value();
     let (uid, wanted) = (text(&object, "uid"), reference["uid"].as_str().unwrap_or_default());
     if !wanted.is_empty() && wanted != uid {
@@ -95,8 +97,18 @@ fn bound(call: &Call, reference: &Value) -> Result<Value> {
             )));
         }
         if !on.is_empty() {
-            claims["node"] = json!({"name": on});
+            claims["node"] = node_claim(call, on)?;
         }
     }
     Ok(claims)
+}
+
+/// The node of a bound pod. Its uid is absent if the node is not registered.
+fn node_claim(call: &Call, name: &str) -> Result<Value> {
+    let kind = by_resource("", "v1", "nodes").ok_or_else(ApiError::no_resource)?;
+    let node = call.state.cache.get(kind, "", name);
+    Ok(match node {
+        Some(node) => json!({"name": name, "uid": text(&node.value(), "uid")}),
+        None => json!({"name": name}),
+    })
 }

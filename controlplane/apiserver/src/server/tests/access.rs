@@ -112,3 +112,29 @@ async fn the_use_of_a_token_in_a_secret_is_recorded_and_an_invalid_one_is_refuse
     assert_eq!(server.merge(path, invalid).await.code, 200);
     assert_eq!(server.api.handle(request(), None).await.status(), 401);
 }
+
+#[tokio::test]
+async fn tokens_name_the_node_of_their_pod_and_end_with_a_node_that_they_are_bound_to() {
+    let server = Fixture::new().await;
+    let node = json!({"metadata": {"name": "n1"}});
+    let uid = server.post("/api/v1/nodes", node).await.body["metadata"]["uid"].clone();
+    server.post(PODS, pod("p")).await;
+    let binding = json!({"metadata": {"name": "p"}, "target": {"kind": "Node", "name": "n1"}});
+    server.post(&format!("{PODS}/p/binding"), binding).await;
+    let path = "/api/v1/namespaces/default/serviceaccounts/default/token";
+    for (reference, outlives) in
+        [(json!({"kind": "Pod", "name": "p"}), true), (json!({"kind": "Node", "name": "n1"}), false)]
+    {
+        server.post("/api/v1/nodes", json!({"metadata": {"name": "n1", "uid": uid}})).await;
+        let uid = server.get("/api/v1/nodes/n1").await.body["metadata"]["uid"].clone();
+        let made = server.post(path, json!({"spec": {"boundObjectRef": reference}})).await;
+        let review = json!({"spec": {"token": made.body["status"]["token"]}});
+        let reviews = "/apis/authentication.k8s.io/v1/tokenreviews";
+        let user = server.post(reviews, review.clone()).await.body["status"]["user"].clone();
+        assert_eq!(user["extra"]["authentication.kubernetes.io/node-name"], json!(["n1"]), "{user}");
+        assert_eq!(user["extra"]["authentication.kubernetes.io/node-uid"], json!([uid]));
+        server.delete("/api/v1/nodes/n1", json!({})).await;
+        let status = server.post(reviews, review).await.body["status"].clone();
+        assert_eq!(status["authenticated"] == true, outlives, "{reference}: {status}");
+    }
+}

@@ -146,7 +146,7 @@ async fn exemptions_come_from_the_configuration_alone() {
         configuration:\n    apiVersion: pod-security.admission.config.k8s.io/v1\n    kind: PodSecurityConfiguration\n    \
         defaults: {enforce: baseline}\n    exemptions: {usernames: [robot]}\n";
     std::fs::write(&file, text).unwrap();
-    let api = open_with(directory.path(), Some(file)).await;
+    let api = open_with(directory.path(), |config| config.admission_file = Some(file)).await;
     let server = Fixture { api, directory };
     server.post("/api/v1/namespaces/default/serviceaccounts", json!({"metadata": {"name": "default"}})).await;
     let request = || Request::post(PODS).body(Full::from(privileged("p").to_string())).unwrap();

@@ -1,0 +1,352 @@
+//! Audit of requests: makes the events of a request, as the policy wants them, and gives them to the log.
+//!
+//! The event of a response is in the log's queue before the client gets the response. Only a long-running response is
+//! recorded when it starts, and once more when it ends.
+
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use coracle_audit::{
+    Attributes, Decision, Event, Level, Log, ObjectReference, Policy, ResourceAttributes, Stage, UserInfo,
+};
+use futures::StreamExt as _;
+use http::{HeaderMap, HeaderValue, Uri, header};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, BodyStream, StreamBody};
+use serde_json::{Value, json};
+
+use crate::{
+    authn::User,
+    authz::{Decision as Verdict, Verdict as Outcome},
+    body,
+    call::Call,
+    media::{self, BodyType},
+    reply::{Body, Reply},
+    request::{RequestInfo, ResourceInfo},
+    write,
+};
+
+/// Header with the id of a request.
+const AUDIT_ID: &str = "audit-id";
+/// Maximum bytes of an id that a client chooses, as upstream.
+const MAX_ID: usize = 64;
+/// Maximum bytes of a recorded user agent, as upstream.
+const MAX_USER_AGENT: usize = 1024;
+/// Maximum number of recorded client addresses.
+const MAX_ADDRESSES: usize = 16;
+/// Maximum bytes of a recorded response object. A larger one is left out, with an annotation.
+const MAX_RESPONSE: usize = 3 << 20;
+/// Annotation of an event whose object was left out, as upstream's truncating backend.
+const TRUNCATED: &str = "audit.k8s.io/truncated";
+
+/// Records requests as a policy wants it.
+pub(crate) struct Auditor {
+    policy: Policy,
+    log: Log,
+}
+
+/// The record of one request.
+pub(crate) struct Record {
+    auditor: Arc<Auditor>,
+    decision: Decision,
+    event: Mutex<Event>,
+}
+
+/// A request whose user is known, or whose authentication failed.
+pub(crate) struct Received<'a> {
+    pub(crate) user: Option<&'a User>,
+    pub(crate) info: &'a RequestInfo,
+    pub(crate) uri: &'a Uri,
+    pub(crate) headers: &'a HeaderMap,
+    /// Address of the connection's other end; `None` for a part of this process.
+    pub(crate) peer: Option<IpAddr>,
+}
+
+/// Records the end of a long-running response when it is dropped with the response's body.
+struct End(Arc<Record>);
+
+// === impl Auditor ===
+
+impl Auditor {
+    pub(crate) fn new(policy: Policy, log: Log) -> Arc<Self> {
+        Arc::new(Self { policy, log })
+    }
+
+    /// Begins the record of a request; `None` if the policy does not want one.
+    pub(crate) async fn begin(self: &Arc<Self>, request: &Received<'_>) -> Option<Arc<Record>> {
+        let resource = request.info.resource.as_ref();
+        let decision = self.policy.decide(&Attributes {
+            user: request.user.map(|user| user.name.as_str()),
+            groups: request.user.map_or(&[], |user| &user.groups),
+            verb: request.info.verb,
+            path: &request.info.path,
+            resource: resource.map(|resource| ResourceAttributes {
+                group: &resource.group,
+                resource: &resource.resource,
+                subresource: &resource.subresource,
+                namespace: &resource.namespace,
+                name: &resource.name,
+            }),
+        });
+        if decision.level == Level::None {
+            return None;
+        }
+        let event = Mutex::new(event(&decision, request));
+        let record = Arc::new(Record { auditor: self.clone(), decision, event });
+        record.emit(Stage::RequestReceived).await;
+        Some(record)
+    }
+}
+
+fn event(decision: &Decision, request: &Received<'_>) -> Event {
+    let mut event = Event::received(decision.level, id(request.headers));
+    event.request_uri = request.uri.path_and_query().map_or("", |all| all.as_str()).to_owned();
+    request.info.verb.clone_into(&mut event.verb);
+    event.user = request.user.map(described).unwrap_or_default();
+    event.source_ips = addresses(request.headers, request.peer);
+    event.user_agent = user_agent(request.headers);
+    event.object_ref = request.info.resource.as_ref().map(reference);
+    event
+}
+
+/// The id that the client chose, or a new one.
+fn id(headers: &HeaderMap) -> String {
+    let chosen = headers.get(AUDIT_ID).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    match chosen {
+        "" => uuid::Uuid::new_v4().to_string(),
+        chosen => chosen[..chosen.len().min(MAX_ID)].to_owned(),
+    }
+}
+
+fn user_agent(headers: &HeaderMap) -> String {
+    let value = headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    match value.get(..MAX_USER_AGENT) {
+        Some(start) if value.len() > MAX_USER_AGENT => format!("{start}...TRUNCATED"),
+        _ => value.to_owned(),
+    }
+}
+
+/// Addresses in `X-Forwarded-For`, then the connection's own.
+fn addresses(headers: &HeaderMap, peer: Option<IpAddr>) -> Vec<String> {
+    let forwarded = headers.get("x-forwarded-for").and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let forwarded = forwarded.split(',').filter_map(|one| one.trim().parse::<IpAddr>().ok());
+    let mut all: Vec<IpAddr> = forwarded.take(MAX_ADDRESSES).collect();
+    if let Some(peer) = peer.filter(|peer| all.last() != Some(peer)) {
+        all.push(peer);
+    }
+    all.iter().map(IpAddr::to_string).collect()
+}
+
+fn described(user: &User) -> UserInfo {
+    UserInfo {
+        username: user.name.clone(),
+        uid: user.uid.clone(),
+        groups: user.groups.clone(),
+        extra: user.extra.clone(),
+    }
+}
+
+fn reference(resource: &ResourceInfo) -> ObjectReference {
+    ObjectReference {
+        resource: resource.resource.clone(),
+        namespace: resource.namespace.clone(),
+        name: resource.name.clone(),
+        api_group: resource.group.clone(),
+        api_version: resource.version.clone(),
+        subresource: resource.subresource.clone(),
+        ..ObjectReference::default()
+    }
+}
+
+// === impl Record ===
+
+impl Record {
+    fn event(&self) -> MutexGuard<'_, Event> {
+        self.event.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds an annotation. The first value of a key stays, as upstream.
+    pub(crate) fn annotate(&self, key: &str, value: impl Into<String>) {
+        self.event().annotations.entry(key.to_owned()).or_insert_with(|| value.into());
+    }
+
+    /// Records on whose behalf the request runs.
+    pub(crate) fn impersonates(&self, user: &User) {
+        self.event().impersonated_user = Some(described(user));
+    }
+
+    /// Records what the authorizers decided.
+    pub(crate) fn decided(&self, decision: &Verdict) {
+        let outcome = if decision.verdict == Outcome::Allow { "allow" } else { "forbid" };
+        self.annotate("authorization.k8s.io/decision", outcome);
+        self.annotate("authorization.k8s.io/reason", &*decision.reason);
+    }
+
+    /// Records the object of the request, and completes the reference to it.
+    pub(crate) fn receive_object(&self, call: &Call) {
+        let is_recorded = self.decision.level >= Level::Request;
+        let is_unnamed = call.info.verb == "create" && call.resource.name.is_empty();
+        if call.body.is_empty() || !(is_recorded || is_unnamed) {
+            return;
+        }
+        let Some(mut object) = sent(call) else { return };
+        let mut event = self.event();
+        if let Some(reference) = &mut event.object_ref {
+            complete(reference, &object);
+        }
+        if is_recorded {
+            self.omit_managed_fields(&mut object);
+            event.request_object = Some(object);
+        }
+    }
+
+    /// Records the response. The response of a long-running request is recorded a second time at its end.
+    pub(crate) async fn respond(self: Arc<Self>, reply: Reply, is_long: bool) -> Reply {
+        let (mut parts, mut body) = reply.into_parts();
+        let code = parts.status.as_u16();
+        if let Ok(id) = HeaderValue::from_str(&self.event().audit_id) {
+            parts.headers.insert(AUDIT_ID, id);
+        }
+        self.event().response_status = Some(json!({"metadata": {}, "code": code}));
+        if is_long && code < 400 {
+            self.emit(Stage::ResponseStarted).await;
+            return Reply::from_parts(parts, with_end(body, End(self)));
+        }
+        let of_resource = self.event().object_ref.is_some();
+        if code >= 400 || (of_resource && self.decision.level == Level::RequestResponse) {
+            let (rest, bytes) = peek(body).await;
+            body = rest;
+            self.receive_answer(bytes.as_deref());
+        }
+        self.emit(Stage::ResponseComplete).await;
+        Reply::from_parts(parts, body)
+    }
+
+    /// Records the body of a response; `None` is one that is too large.
+    fn receive_answer(&self, bytes: Option<&[u8]>) {
+        let Some(bytes) = bytes else { return self.annotate(TRUNCATED, "true") };
+        let Ok(mut object) = serde_json::from_slice::<Value>(bytes) else { return };
+        let mut event = self.event();
+        if object["kind"] == "Status" {
+            let fields = ["metadata", "status", "message", "reason", "details", "code"];
+            let field = |name: &str| Some((name.to_owned(), object.get(name)?.clone()));
+            let status = fields.iter().filter_map(|name| field(name));
+            event.response_status = Some(Value::Object(status.collect()));
+        }
+        if self.decision.level == Level::RequestResponse && event.object_ref.is_some() {
+            self.omit_managed_fields(&mut object);
+            event.response_object = Some(object);
+        }
+    }
+
+    fn omit_managed_fields(&self, object: &mut Value) {
+        if !self.decision.omit_managed_fields {
+            return;
+        }
+        let remove = |object: &mut Value| {
+            if let Some(metadata) = write::metadata_mut(object) {
+                metadata.remove("managedFields");
+            }
+        };
+        for item in object.get_mut("items").and_then(Value::as_array_mut).into_iter().flatten() {
+            remove(item);
+        }
+        if object["metadata"].is_object() {
+            remove(object);
+        }
+    }
+
+    /// Writes the event of a stage, unless the policy omits it.
+    async fn emit(&self, stage: Stage) {
+        if self.decision.omit_stages.contains(&stage) {
+            return;
+        }
+        let line = {
+            let mut event = self.event();
+            // The first stage has the time of the receipt.
+            if stage != Stage::RequestReceived {
+                event.reach(stage);
+            }
+            event.line()
+        };
+        self.auditor.log.write(line).await;
+    }
+}
+
+/// The request's body as a tree: an object, or a patch.
+fn sent(call: &Call) -> Option<Value> {
+    match media::body_type(&call.headers).ok()? {
+        BodyType::Json | BodyType::Yaml | BodyType::Protobuf => Some(body::parse(call).ok()?.value),
+        BodyType::ApplyPatch => Some(body::parse_yaml(&call.body).ok()?.value),
+        BodyType::JsonPatch | BodyType::MergePatch | BodyType::StrategicPatch => {
+            serde_json::from_slice(&call.body).ok()
+        }
+    }
+}
+
+/// Fills the fields of a reference that the path does not have.
+fn complete(reference: &mut ObjectReference, object: &Value) {
+    let metadata = &object["metadata"];
+    for (field, name) in [
+        (&mut reference.name, "name"),
+        (&mut reference.namespace, "namespace"),
+        (&mut reference.uid, "uid"),
+        (&mut reference.resource_version, "resourceVersion"),
+    ] {
+        if field.is_empty() {
+            metadata[name].as_str().unwrap_or_default().clone_into(field);
+        }
+    }
+}
+
+/// The bytes of a body, and the body to send. A body that is too large has no bytes here.
+async fn peek(mut body: Body) -> (Body, Option<Bytes>) {
+    let (mut frames, mut length) = (Vec::new(), 0);
+    while length <= MAX_RESPONSE {
+        match body.frame().await {
+            Some(Ok(frame)) => {
+                length += frame.data_ref().map_or(0, Bytes::len);
+                frames.push(Ok(frame));
+            }
+            Some(Err(error)) => {
+                frames.push(Err(error));
+                break;
+            }
+            None => {
+                let whole: Vec<u8> = frames
+                    .iter()
+                    .flatten()
+                    .filter_map(Frame::data_ref)
+                    .flat_map(|data: &Bytes| data.iter().copied())
+                    .collect();
+                return (chained(frames, body), Some(Bytes::from(whole)));
+            }
+        }
+    }
+    (chained(frames, body), None)
+}
+
+fn chained(frames: Vec<Result<Frame<Bytes>, std::io::Error>>, rest: Body) -> Body {
+    StreamBody::new(futures::stream::iter(frames).chain(BodyStream::new(rest))).boxed_unsync()
+}
+
+/// A body that records its end.
+fn with_end(body: Body, end: End) -> Body {
+    StreamBody::new(BodyStream::new(body).inspect(move |_frame| {
+        let _held = &end;
+    }))
+    .boxed_unsync()
+}
+
+// === impl End ===
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let record = self.0.clone();
+        // Bodies are dropped within the runtime, except when the process ends.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move { record.emit(Stage::ResponseComplete).await });
+        }
+    }
+}

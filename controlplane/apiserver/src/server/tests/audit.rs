@@ -1,0 +1,104 @@
+//! The audit log of requests.
+
+use std::{fs, time::Duration};
+
+use super::*;
+
+/// A server with this policy's rules; its log is `audit.log` in the directory.
+async fn with_rules(rules: &str) -> Fixture {
+    let directory = tempfile::tempdir().unwrap();
+    let policy_file = directory.path().join("policy.yaml");
+    let text =
+        format!("apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: {rules}");
+    fs::write(&policy_file, text).unwrap();
+    let path = directory.path().join("audit.log");
+    let log = coracle_audit::LogOptions { path, max_bytes: 1 << 20, max_backups: 0, max_age: Duration::ZERO };
+    let audit = AuditConfig { policy_file, log };
+    let api = open_with(directory.path(), |config| config.audit = Some(audit)).await;
+    Fixture { api, directory }
+}
+
+/// The first events of a path, once there are that many.
+async fn events(server: &Fixture, path: &str, count: usize) -> Vec<Value> {
+    loop {
+        let text = fs::read_to_string(server.directory.path().join("audit.log")).unwrap();
+        // The last line may be incomplete.
+        let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let found: Vec<Value> =
+            lines.filter(|event| event["requestURI"].as_str().unwrap().starts_with(path)).collect();
+        if found.len() >= count {
+            return found;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn an_event_has_the_request_its_decision_and_its_result() {
+    let rules = "[{level: RequestResponse, resources: [{resources: [configmaps]}], omitManagedFields: true}, {level: Metadata}]";
+    let server = with_rules(rules).await;
+    let made = server.post(CONFIG_MAPS, config_map("a", json!({}))).await;
+    let event = &events(&server, CONFIG_MAPS, 1).await[0];
+    assert_eq!((&event["level"], &event["stage"]), (&json!("RequestResponse"), &json!("ResponseComplete")));
+    assert_eq!((&event["verb"], &event["user"]["username"]), (&json!("create"), &json!("admin")));
+    let reference =
+        json!({"resource": "configmaps", "namespace": "default", "name": "a", "apiVersion": "v1"});
+    assert_eq!(event["objectRef"], reference);
+    assert_eq!(event["responseStatus"], json!({"metadata": {}, "code": 201}));
+    assert_eq!(event["requestObject"]["data"], json!({"key": "a"}));
+    assert_eq!(event["responseObject"]["metadata"]["uid"], made.body["metadata"]["uid"]);
+    assert!(event["responseObject"]["metadata"]["managedFields"].is_null());
+    assert_eq!(event["annotations"]["authorization.k8s.io/decision"], "allow");
+    assert_eq!(made.headers["audit-id"].to_str().unwrap(), event["auditID"].as_str().unwrap());
+    // A list is streamed; its bytes reach the client as well as the log.
+    let list = server.get(CONFIG_MAPS).await;
+    let event = &events(&server, CONFIG_MAPS, 2).await[1];
+    assert_eq!(
+        event["responseObject"]["items"].as_array().unwrap().len(),
+        list.body["items"].as_array().unwrap().len()
+    );
+    server.get(&format!("{CONFIG_MAPS}/none")).await;
+    let event = &events(&server, &format!("{CONFIG_MAPS}/none"), 1).await[0];
+    assert_eq!(
+        (&event["responseStatus"]["code"], &event["responseStatus"]["reason"]),
+        (&json!(404), &json!("NotFound"))
+    );
+}
+
+#[tokio::test]
+async fn refusals_are_recorded_and_impersonated_users_are_named() {
+    let server = with_rules("[{level: None, users: [quiet]}, {level: Metadata}]").await;
+    let request = || Request::get("/api/v1/nodes").body(Full::<Bytes>::default()).unwrap();
+    server.send(User::new("quiet", &[]), request()).await;
+    server.send(User::new("ann", &[]), request()).await;
+    let event = &events(&server, "/api/v1/nodes", 1).await[0];
+    assert_eq!((&event["user"]["username"], &event["responseStatus"]["code"]), (&json!("ann"), &json!(403)));
+    assert_eq!(event["annotations"]["authorization.k8s.io/decision"], "forbid");
+    assert!(event["requestObject"].is_null() && event["responseObject"].is_null());
+    let mut as_bob = request();
+    as_bob.headers_mut().insert("impersonate-user", "bob".parse().unwrap());
+    as_bob.headers_mut().insert("audit-id", "mine".parse().unwrap());
+    server.send(admin(), as_bob).await;
+    let event = &events(&server, "/api/v1/nodes", 2).await[1];
+    assert_eq!((&event["user"]["username"], &event["auditID"]), (&json!("admin"), &json!("mine")));
+    assert_eq!(event["impersonatedUser"]["username"], "bob");
+    // A token that no authenticator knows.
+    let mut unknown = request();
+    unknown.headers_mut().insert("authorization", "Bearer wrong".parse().unwrap());
+    assert_eq!(server.api.handle(unknown, None).await.status(), 401);
+    let event = &events(&server, "/api/v1/nodes", 3).await[2];
+    assert_eq!((&event["user"], &event["responseStatus"]["code"]), (&json!({}), &json!(401)));
+}
+
+#[tokio::test]
+async fn a_watch_is_recorded_when_it_starts_and_when_it_ends() {
+    let server = with_rules("[{level: Metadata, verbs: [watch]}]").await;
+    let path = format!("{CONFIG_MAPS}?watch=1");
+    let request = Request::get(&path).body(Full::<Bytes>::default()).unwrap();
+    let watch = server.api.handle(request, Some(admin())).await;
+    let started = &events(&server, &path, 1).await[0];
+    assert_eq!(started["stage"], "ResponseStarted");
+    drop(watch);
+    let ended = &events(&server, &path, 2).await[1];
+    assert_eq!((&ended["stage"], &ended["auditID"]), (&json!("ResponseComplete"), &started["auditID"]));
+}

@@ -1,0 +1,14 @@
+//! The audit log of the API server: who asked for what, when, and with which result.
+//!
+//! A [`Policy`] decides how much of a request is recorded, an [`Event`] is the record of one stage of one request, and a
+//! [`Log`] writes events to a file. This crate knows nothing about HTTP or about the API server.
+//!
+//! Source of formats and rules: `audit.k8s.io/v1`, `k8s.io/apiserver/pkg/audit`.
+
+mod event;
+mod log;
+mod policy;
+
+pub use event::{Event, ObjectReference, UserInfo};
+pub use log::{Log, LogOptions};
+pub use policy::{Attributes, Decision, Level, Policy, PolicyError, ResourceAttributes, Stage};

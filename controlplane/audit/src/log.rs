@@ -1,0 +1,235 @@
+//! The log file: one thread appends lines, and starts a new file when the old one is full or old.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use tokio::sync::mpsc;
+
+/// Lines that wait for the disk. A request waits when there are more.
+const QUEUE: usize = 1024;
+/// Time between two messages about a log that cannot be written.
+const MESSAGE_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Where events are written, and when old files are removed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogOptions {
+    /// The file; `-` is the standard output.
+    pub path: PathBuf,
+    /// Bytes after which a new file is started. The old one gets the time in its name.
+    pub max_bytes: u64,
+    /// Maximum number of old files; 0 keeps all.
+    pub max_backups: usize,
+    /// Maximum age of old files; zero keeps all.
+    pub max_age: Duration,
+}
+
+/// The log. Its thread ends when the last clone is dropped and all lines are written.
+#[derive(Clone, Debug)]
+pub struct Log {
+    lines: mpsc::Sender<String>,
+}
+
+/// The open file.
+struct Writer {
+    options: LogOptions,
+    file: Option<File>,
+    bytes: u64,
+    complained: Option<SystemTime>,
+}
+
+// === impl Log ===
+
+impl Log {
+    /// Opens the file and starts the thread.
+    ///
+    /// # Errors
+    /// The file cannot be opened for writing, or the thread cannot be started.
+    pub fn open(options: LogOptions) -> io::Result<Self> {
+        let mut writer = Writer { options, file: None, bytes: 0, complained: None };
+        if !writer.is_standard_output() {
+            writer.open()?;
+        }
+        let (lines, mut queue) = mpsc::channel::<String>(QUEUE);
+        std::thread::Builder::new().name("audit-log".to_owned()).spawn(move || {
+            while let Some(line) = queue.blocking_recv() {
+                writer.append(line.as_bytes());
+            }
+        })?;
+        Ok(Self { lines })
+    }
+
+    /// Writes a line. Waits when the disk is slower than the requests, so that no event is lost.
+    pub async fn write(&self, line: String) {
+        // The thread ends only after the last sender.
+        let _ = self.lines.send(line).await;
+    }
+}
+
+// === impl Writer ===
+
+impl Writer {
+    fn is_standard_output(&self) -> bool {
+        self.options.path == Path::new("-")
+    }
+
+    fn open(&mut self) -> io::Result<()> {
+        let mut options = OpenOptions::new();
+        let file = options
+            .create(true)
+            .append(true)
+            .mode(0o600)
+            .custom_flags(nix::libc::O_NOFOLLOW | nix::libc::O_CLOEXEC)
+            .open(&self.options.path)?;
+        self.bytes = file.metadata()?.len();
+        self.file = Some(file);
+        Ok(())
+    }
+
+    /// Appends a line. An error is logged at most once a minute, and the next line tries again.
+    fn append(&mut self, line: &[u8]) {
+        let written =
+            if self.is_standard_output() { io::stdout().write_all(line) } else { self.append_to_file(line) };
+        let Err(error) = written else { return };
+        let now = SystemTime::now();
+        let is_quiet = |last: SystemTime| now.duration_since(last).is_ok_and(|past| past < MESSAGE_INTERVAL);
+        if !self.complained.is_some_and(is_quiet) {
+            self.complained = Some(now);
+            tracing::error!(path = %self.options.path.display(), %error, "cannot write the audit log; events are lost");
+        }
+    }
+
+    fn append_to_file(&mut self, line: &[u8]) -> io::Result<()> {
+        let length = u64::try_from(line.len()).unwrap_or(u64::MAX);
+        if self.bytes > 0 && self.bytes.saturating_add(length) > self.options.max_bytes {
+            self.rotate()?;
+        }
+        if self.file.is_none() {
+            self.open()?;
+        }
+        let Some(file) = &mut self.file else { return Ok(()) };
+        self.bytes = self.bytes.saturating_add(length);
+        file.write_all(line)
+    }
+
+    /// Gives the file a name with the time, and removes old files beyond the limits.
+    fn rotate(&mut self) -> io::Result<()> {
+        self.file = None;
+        let time = jiff::Timestamp::now().strftime("%Y-%m-%dT%H-%M-%S.%6f").to_string();
+        let (stem, extension) = names(&self.options.path);
+        fs::rename(
+            &self.options.path,
+            self.options.path.with_file_name(format!("{stem}-{time}{extension}")),
+        )?;
+        self.bytes = 0;
+        self.remove_old()
+    }
+
+    fn remove_old(&self) -> io::Result<()> {
+        let (stem, extension) = names(&self.options.path);
+        let Some(directory) = self.options.path.parent() else { return Ok(()) };
+        let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
+        let mut old = Vec::new();
+        for entry in fs::read_dir(directory)? {
+            let entry = entry?;
+            let name = entry.file_name().into_string().unwrap_or_default();
+            if is_backup(&name, &stem, &extension) {
+                old.push((name, entry.path(), entry.metadata()?.modified()?));
+            }
+        }
+        // Names end with the time: the newest file comes first.
+        old.sort_by(|a, b| b.0.cmp(&a.0));
+        let (most, age) = (self.options.max_backups, self.options.max_age);
+        for (index, (_, path, modified)) in old.into_iter().enumerate() {
+            let is_too_old = !age.is_zero() && modified.elapsed().is_ok_and(|past| past > age);
+            if (most > 0 && index >= most) || is_too_old {
+                fs::remove_file(path)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The file's name without its extension, and the extension with its dot.
+fn names(path: &Path) -> (String, String) {
+    let text = |part: Option<&std::ffi::OsStr>| part.unwrap_or_default().to_string_lossy().into_owned();
+    let extension = text(path.extension());
+    (text(path.file_stem()), if extension.is_empty() { extension } else { format!(".{extension}") })
+}
+
+/// Whether a name is the stem, a time and the extension.
+fn is_backup(name: &str, stem: &str, extension: &str) -> bool {
+    let middle = name.strip_prefix(stem).and_then(|rest| rest.strip_suffix(extension));
+    middle.and_then(|rest| rest.strip_prefix('-')).is_some_and(|time| {
+        time.len() == "2026-11-23T22-30-49.123456".len()
+            && time.bytes().all(|byte| byte.is_ascii_digit() || b"-T.".contains(&byte))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn writer(directory: &Path, max_bytes: u64, max_backups: usize) -> Writer {
+        let path = directory.join("audit.log");
+        let options = LogOptions { path, max_bytes, max_backups, max_age: Duration::ZERO };
+        Writer { options, file: None, bytes: 0, complained: None }
+    }
+
+    fn names_in(directory: &Path) -> Vec<String> {
+        let mut all: Vec<String> = fs::read_dir(directory)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        all.sort();
+        all
+    }
+
+    #[test]
+    fn a_full_file_is_renamed_and_the_oldest_are_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("audit-notes.log"), "").unwrap();
+        let mut writer = writer(directory.path(), 10, 2);
+        for line in ["aaaaaa\n", "bbbbbb\n", "cccccc\n", "dddddd\n"] {
+            writer.append(line.as_bytes());
+        }
+        let names = names_in(directory.path());
+        assert_eq!(names.len(), 4, "{names:?}");
+        assert!(names.contains(&"audit-notes.log".to_owned()));
+        assert_eq!(fs::read_to_string(directory.path().join("audit.log")).unwrap(), "dddddd\n");
+        assert_eq!(fs::read_to_string(directory.path().join(&names[0])).unwrap(), "bbbbbb\n");
+    }
+
+    #[test]
+    fn a_link_is_not_followed_and_the_file_is_private() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let directory = tempfile::tempdir().unwrap();
+        let mut first = writer(directory.path(), 100, 0);
+        first.append(b"x\n");
+        let mode = fs::metadata(&first.options.path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        fs::remove_file(&first.options.path).unwrap();
+        std::os::unix::fs::symlink("/dev/null", &first.options.path).unwrap();
+        assert!(writer(directory.path(), 100, 0).open().is_err());
+    }
+
+    #[tokio::test]
+    async fn lines_are_written_in_order_before_the_thread_ends() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("audit.log");
+        let options =
+            LogOptions { path: path.clone(), max_bytes: 1 << 20, max_backups: 0, max_age: Duration::ZERO };
+        let log = Log::open(options).unwrap();
+        let mut expected = String::new();
+        for number in 0..QUEUE * 2 {
+            log.write(format!("{number}\n")).await;
+            expected.push_str(&format!("{number}\n"));
+        }
+        drop(log);
+        while fs::read_to_string(&path).unwrap() != expected {
+            tokio::task::yield_now().await;
+        }
+    }
+}
