@@ -11,6 +11,6 @@ pub mod pki;
 mod start;
 mod tls;
 
-pub use coracle_apiserver::{AuditConfig, AuditLogOptions};
+pub use coracle_apiserver::{AuditConfig, AuditLogOptions, PluginSelection};
 pub use pki::Pki;
 pub use start::{ControlPlane, ControlPlaneConfig, Error, NodeIdentity, start};

@@ -8,7 +8,9 @@ use std::{
     time::Duration,
 };
 
-use coracle_apiserver::{Apiserver, ApiserverConfig, AuditConfig, KubeletTls, OpenError, ServiceRange, User};
+use coracle_apiserver::{
+    Apiserver, ApiserverConfig, AuditConfig, KubeletTls, OpenError, PluginSelection, ServiceRange, User,
+};
 use coracle_controllers::{AccountTokenSigner, ControllersConfig, SignError, Signer};
 use coracle_scheduler::SchedulerConfig;
 use coracle_sealing::Keys;
@@ -56,6 +58,8 @@ pub struct ControlPlaneConfig {
     pub encryption_key_file: Option<PathBuf>,
     /// Configuration of the admission plugins: a file of upstream's `AdmissionConfiguration`.
     pub admission_file: Option<PathBuf>,
+    /// Which admission plugins run.
+    pub admission_plugins: PluginSelection,
     /// What is recorded of requests, and where; `None` records nothing.
     pub audit: Option<AuditConfig>,
     /// Maximum validity of certificates that are signed on request.
@@ -144,6 +148,7 @@ impl ControlPlaneConfig {
             token_file: None,
             encryption_key_file: None,
             admission_file: None,
+            admission_plugins: PluginSelection::default(),
             audit: None,
             signing_duration: Duration::from_secs(365 * 24 * 3600),
             node_monitor_grace: Duration::from_secs(50),
@@ -230,6 +235,7 @@ fn apiserver_config(
         token_file: config.token_file.clone(),
         kubelet: KubeletTls(tls::client(&pair, pki.authority_pem()).map_err(Error::Tls)?),
         admission_file: config.admission_file.clone(),
+        admission_plugins: config.admission_plugins.clone(),
         audit: config.audit.clone(),
         request_timeout: config.request_timeout,
     })

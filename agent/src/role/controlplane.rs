@@ -40,6 +40,7 @@ pub(crate) async fn start(settings: &Settings, shutdown: CancellationToken) -> a
     config.token_file = settings.token_auth_file;
     config.encryption_key_file = settings.encryption_key_file;
     config.admission_file = settings.admission_control_config_file;
+    config.admission_plugins = settings.admission_plugins;
     config.audit = settings.audit;
     config.serving_names = settings.tls_sans;
     config.own_node = settings.own_node;

@@ -5,7 +5,7 @@ use std::num::NonZero;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use coracle_controlplane::{AuditConfig, AuditLogOptions};
+use coracle_controlplane::{AuditConfig, AuditLogOptions, PluginSelection};
 use ipnetwork::IpNetwork;
 
 use super::ranges::{self, Ranges};
@@ -37,6 +37,10 @@ settings! {
     encryption_key_file: Option<PathBuf> = unset "sealing.key in the state directory, made at the first start", "FILE";
     /// Configuration of the PodSecurity admission plugin: defaults and exemptions, as for kube-apiserver.
     admission_control_config_file: Option<PathBuf> = unset "", "FILE";
+    /// Admission plugins that run besides the default ones, by upstream's names.
+    enable_admission_plugins: Vec<String> = default "", "NAME";
+    /// Default admission plugins that do not run.
+    disable_admission_plugins: Vec<String> = default "", "NAME";
     /// Audit policy: a Policy of audit.k8s.io/v1. Needs audit-log-path.
     audit_policy_file: Option<PathBuf> = unset "", "FILE";
     /// File of the audit log; - is the standard output. Needs audit-policy-file.
@@ -69,6 +73,7 @@ pub(crate) struct ControlPlane {
     pub(crate) token_auth_file: Option<PathBuf>,
     pub(crate) encryption_key_file: Option<PathBuf>,
     pub(crate) admission_control_config_file: Option<PathBuf>,
+    pub(crate) admission_plugins: PluginSelection,
     pub(crate) audit: Option<AuditConfig>,
     pub(crate) tls_sans: Vec<String>,
     pub(crate) own_node: Option<String>,
@@ -98,6 +103,10 @@ impl ControlPlaneSettings {
             token_auth_file: self.token_auth_file,
             encryption_key_file: self.encryption_key_file,
             admission_control_config_file: self.admission_control_config_file,
+            admission_plugins: PluginSelection {
+                enabled: self.enable_admission_plugins,
+                disabled: self.disable_admission_plugins,
+            },
             audit,
             tls_sans: self.tls_san,
             own_node: self.own_node,

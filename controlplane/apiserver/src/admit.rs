@@ -11,6 +11,8 @@ mod mountable_secrets;
 mod namespace_lifecycle;
 mod node_restriction;
 mod node_taints;
+mod optional;
+mod plugins;
 mod pod_security;
 pub(crate) mod priority;
 mod runtime_class;
@@ -28,6 +30,7 @@ use crate::{
     error::Result,
     server::State,
 };
+pub use plugins::PluginSelection;
 pub(crate) use pod_security::PodSecurityConfig;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,25 +103,13 @@ impl<'a> Attributes<'a> {
 }
 
 impl Admission {
-    pub(crate) fn new(pod_security: PodSecurityConfig) -> Self {
-        Self {
-            chain: vec![
-                Box::new(namespace_lifecycle::NamespaceLifecycle),
-                Box::new(service_account::ServiceAccount),
-                Box::new(mountable_secrets::MountableSecrets),
-                Box::new(limit_ranger::LimitRanger),
-                Box::new(priority::Priority),
-                Box::new(runtime_class::RuntimeClass),
-                Box::new(default_tolerations::DefaultTolerations),
-                Box::new(node_taints::NodeTaints),
-                Box::new(node_restriction::NodeRestriction),
-                Box::new(certificate::Certificates),
-                Box::new(bootstrap_token::BootstrapToken),
-                Box::new(escalation::Escalation),
-                Box::new(pod_security::PodSecurity(pod_security)),
-                Box::new(webhook::Webhooks::new()),
-            ],
-        }
+    /// # Errors
+    /// The name of an unknown plugin.
+    pub(crate) fn new(
+        pod_security: PodSecurityConfig,
+        selection: &PluginSelection,
+    ) -> std::result::Result<Self, String> {
+        Ok(Self { chain: plugins::chain(pod_security, selection)? })
     }
 
     pub(crate) async fn mutate(

@@ -41,6 +41,7 @@ mod sub;
 mod verb;
 mod write;
 
+pub use admit::PluginSelection;
 pub use authn::User;
 pub use coracle_audit::LogOptions as AuditLogOptions;
 pub use error::ApiError;

@@ -3,7 +3,7 @@
 use std::{
     net::{IpAddr, SocketAddr},
     path::PathBuf,
-    sync::Arc,
+    sync::{Arc, Weak},
     time::Duration,
 };
 
@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    admit::{Admission, PodSecurityConfig},
+    admit::{Admission, PluginSelection, PodSecurityConfig},
     audit::{Auditor, Received, Record},
     authn::{Authenticators, User, legacy_use, service_account::Tokens},
     authz::{self, Authorizers, Question, impersonation},
@@ -54,6 +54,8 @@ pub struct ApiserverConfig {
     pub kubelet: KubeletTls,
     /// Configuration of the admission plugins, in upstream's form.
     pub admission_file: Option<PathBuf>,
+    /// Which admission plugins run.
+    pub admission_plugins: PluginSelection,
     /// What is recorded of requests, and where. `None` records nothing.
     pub audit: Option<AuditConfig>,
     /// Maximum duration of a request that is not long-running, and then of its response.
@@ -99,6 +101,9 @@ pub enum OpenError {
         /// The invalid field, or the read error.
         reason: String,
     },
+    /// The selection of admission plugins is invalid.
+    #[error("cannot select the admission plugins: {0}")]
+    AdmissionPlugins(String),
     /// The audit policy cannot be read.
     #[error("cannot read the audit policy {path}")]
     AuditPolicyFile {
@@ -139,6 +144,8 @@ pub struct Apiserver {
 
 /// The state that all requests share.
 pub(crate) struct State {
+    /// This state, for calls that the server makes of itself.
+    itself: Weak<State>,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) cache: Arc<Cache>,
     pub(crate) registry: Registry,
@@ -180,6 +187,13 @@ pub(crate) struct ShortLived {
     _permit: Option<Arc<in_flight::Permit>>,
 }
 
+impl State {
+    /// The shared state; `None` while it is being dropped.
+    pub(crate) fn shared(&self) -> Option<Arc<State>> {
+        self.itself.upgrade()
+    }
+}
+
 impl Apiserver {
     /// Loads the objects and creates the default ones. Must be called within a tokio runtime.
     ///
@@ -200,15 +214,18 @@ impl Apiserver {
         let path = config.token_file.clone().unwrap_or_default();
         let authenticators = Authenticators::new(config.token_file.as_deref(), tokens)
             .map_err(|source| OpenError::TokenFile { path, source })?;
-        let admission = PodSecurityConfig::read(config.admission_file.as_deref())?;
+        let pod_security = PodSecurityConfig::read(config.admission_file.as_deref())?;
+        let admission =
+            Admission::new(pod_security, &config.admission_plugins).map_err(OpenError::AdmissionPlugins)?;
         let auditor = config.audit.map(open_audit).transpose()?;
-        let state = Arc::new(State {
+        let state = Arc::new_cyclic(|itself| State {
+            itself: itself.clone(),
             store,
             cache,
             registry: Registry::new(),
             authenticators,
             authorizers: Authorizers::new(),
-            admission: Admission::new(admission),
+            admission,
             auditor,
             advertise: config.advertise,
             service_range: config.service_range,

@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::*;
 
 mod access;
+mod admission_plugins;
 mod answers;
 mod audit;
 mod custom_resources;
@@ -138,6 +139,7 @@ async fn open_with(directory: &std::path::Path, configure: impl FnOnce(&mut Apis
         token_file: Some(token_file),
         kubelet: KubeletTls(Arc::new(kubelet)),
         admission_file: None,
+        admission_plugins: PluginSelection::default(),
         audit: None,
         request_timeout: in_flight::REQUEST_TIMEOUT,
     };

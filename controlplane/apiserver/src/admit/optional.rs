@@ -1,0 +1,46 @@
+//! Small admission plugins, most of which are off by default; one a file.
+
+mod always_pull_images;
+mod default_ingress_class;
+mod deny_service_external_ips;
+mod extended_resource_toleration;
+mod hard_anti_affinity;
+mod namespaces;
+mod owner_references;
+mod pod_node_selector;
+mod security_context_deny;
+
+pub(super) use always_pull_images::AlwaysPullImages;
+pub(super) use default_ingress_class::DefaultIngressClass;
+pub(super) use deny_service_external_ips::DenyServiceExternalIps;
+pub(super) use extended_resource_toleration::ExtendedResourceToleration;
+pub(super) use hard_anti_affinity::HardAntiAffinity;
+pub(super) use namespaces::{NamespaceAutoProvision, NamespaceExists};
+pub(super) use owner_references::OwnerReferences;
+pub(super) use pod_node_selector::PodNodeSelector;
+pub(super) use security_context_deny::SecurityContextDeny;
+
+use serde_json::Value;
+
+use super::{Attributes, Operation};
+use crate::error::ApiError;
+
+/// Fields of a pod's spec with containers.
+const CONTAINERS: [&str; 3] = ["initContainers", "containers", "ephemeralContainers"];
+
+/// All containers of a pod's spec, with the field that has them and their position.
+fn containers(spec: &Value) -> impl Iterator<Item = (&'static str, usize, &Value)> {
+    CONTAINERS.into_iter().flat_map(move |field| {
+        let list = spec[field].as_array().into_iter().flatten();
+        list.enumerate().map(move |(index, container)| (field, index, container))
+    })
+}
+
+/// Whether a pod is created or updated.
+fn writes_pod(attributes: &Attributes<'_>) -> bool {
+    attributes.is(Operation::Create, "Pod") || attributes.is(Operation::Update, "Pod")
+}
+
+fn forbidden(attributes: &Attributes<'_>, why: impl std::fmt::Display) -> ApiError {
+    ApiError::forbidden_object(attributes.kind, attributes.name, why)
+}

@@ -1,0 +1,79 @@
+//! Every container pulls its image at each start, so that a pod cannot use a private image of another one without its
+//! credentials.
+//!
+//! Source: `plugin/pkg/admission/alwayspullimages`.
+
+use std::collections::BTreeSet;
+
+use async_trait::async_trait;
+use serde_json::Value;
+
+use super::{CONTAINERS, containers, forbidden, writes_pod};
+use crate::{
+    admit::{Admit, Attributes, Operation},
+    error::Result,
+    server::State,
+};
+
+pub(in crate::admit) struct AlwaysPullImages;
+
+#[async_trait]
+impl Admit for AlwaysPullImages {
+    async fn mutate(&self, _state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+        if !applies(attributes, object) {
+            return Ok(());
+        }
+        let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) else { return Ok(()) };
+        for field in CONTAINERS {
+            for container in spec.get_mut(field).and_then(Value::as_array_mut).into_iter().flatten() {
+                set(container, "imagePullPolicy");
+            }
+        }
+        for volume in spec.get_mut("volumes").and_then(Value::as_array_mut).into_iter().flatten() {
+            if let Some(image) = volume.get_mut("image") {
+                set(image, "pullPolicy");
+            }
+        }
+        Ok(())
+    }
+
+    async fn validate(&self, _state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+        if !applies(attributes, object) {
+            return Ok(());
+        }
+        let wrong = containers(&object["spec"]).find(|(_, _, one)| one["imagePullPolicy"] != "Always");
+        match wrong {
+            None => Ok(()),
+            Some((field, index, container)) => Err(forbidden(
+                attributes,
+                format!(
+                    "spec.{field}[{index}].imagePullPolicy: Unsupported value: {}: supported values: \"Always\"",
+                    container["imagePullPolicy"]
+                ),
+            )),
+        }
+    }
+}
+
+fn set(target: &mut Value, field: &str) {
+    if let Some(target) = target.as_object_mut() {
+        target.insert(field.to_owned(), "Always".into());
+    }
+}
+
+/// Whether a pod gets images that it did not have.
+fn applies(attributes: &Attributes<'_>, object: &Value) -> bool {
+    let ephemeral = attributes.operation == Operation::Update
+        && attributes.kind.is("", "Pod")
+        && attributes.subresource == "ephemeralcontainers";
+    if !ephemeral && !writes_pod(attributes) {
+        return false;
+    }
+    let Some(old) = attributes.old else { return true };
+    let known = images(old);
+    images(object).iter().any(|image| !known.contains(image))
+}
+
+fn images(pod: &Value) -> BTreeSet<&str> {
+    containers(&pod["spec"]).filter_map(|(_, _, container)| container["image"].as_str()).collect()
+}

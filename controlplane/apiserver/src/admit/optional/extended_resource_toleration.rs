@@ -1,0 +1,71 @@
+//! A pod that requests an extended resource tolerates the taint with the resource's name, so that nodes with special
+//! hardware can refuse other pods.
+//!
+//! Source: `plugin/pkg/admission/extendedresourcetoleration`.
+
+use std::collections::BTreeSet;
+
+use async_trait::async_trait;
+use serde_json::{Value, json};
+
+use super::{containers, writes_pod};
+use crate::{
+    admit::{Admit, Attributes},
+    error::Result,
+    server::State,
+};
+
+pub(in crate::admit) struct ExtendedResourceToleration;
+
+#[async_trait]
+impl Admit for ExtendedResourceToleration {
+    async fn mutate(&self, _state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+        if writes_pod(attributes) {
+            add(object);
+        }
+        Ok(())
+    }
+}
+
+fn add(pod: &mut Value) {
+    let keys: BTreeSet<String> = containers(&pod["spec"])
+        .filter_map(|(_, _, container)| container["resources"]["requests"].as_object())
+        .flat_map(|requests| requests.keys().filter(|name| is_extended(name)).cloned())
+        .collect();
+    let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut).filter(|_| !keys.is_empty()) else {
+        return;
+    };
+    let Some(list) = spec.entry("tolerations").or_insert_with(|| json!([])).as_array_mut() else { return };
+    for key in keys {
+        let wanted = json!({"key": key, "operator": "Exists", "effect": "NoSchedule"});
+        if !list.contains(&wanted) {
+            list.push(wanted);
+        }
+    }
+}
+
+/// Whether a resource belongs to a vendor: `example.com/gpu`. Kubernetes' own domain and quota names do not.
+fn is_extended(name: &str) -> bool {
+    let domain = name.split_once('/').map(|(domain, _)| domain);
+    let own = |domain: &str| domain == "kubernetes.io" || domain.ends_with(".kubernetes.io");
+    domain.is_some_and(|domain| !own(domain)) && !name.starts_with("requests.")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_extended_resource_is_tolerated_once() {
+        let container =
+            json!({"resources": {"requests": {"cpu": "1", "example.com/gpu": "1", "kubernetes.io/x": "1"}}});
+        let mut pod = json!({"spec": {"containers": [container, container]}});
+        add(&mut pod);
+        add(&mut pod);
+        let expected = json!([{"key": "example.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]);
+        assert_eq!(pod["spec"]["tolerations"], expected);
+        let mut plain = json!({"spec": {"containers": [{}]}});
+        add(&mut plain);
+        assert!(plain["spec"]["tolerations"].is_null());
+    }
+}

@@ -1,0 +1,39 @@
+//! Required pod anti-affinity is limited to nodes. With a larger topology one pod could keep all others from a zone.
+//!
+//! Source: `plugin/pkg/admission/antiaffinity`.
+
+use async_trait::async_trait;
+use serde_json::Value;
+
+use super::{forbidden, writes_pod};
+use crate::{
+    admit::{Admit, Attributes},
+    error::Result,
+    server::State,
+};
+
+const NODE: &str = "kubernetes.io/hostname";
+
+pub(in crate::admit) struct HardAntiAffinity;
+
+#[async_trait]
+impl Admit for HardAntiAffinity {
+    async fn validate(&self, _state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+        if !writes_pod(attributes) {
+            return Ok(());
+        }
+        let terms =
+            &object["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+        let mut terms = terms.as_array().into_iter().flatten();
+        match terms.find(|term| term["topologyKey"] != NODE) {
+            None => Ok(()),
+            Some(term) => Err(forbidden(
+                attributes,
+                format!(
+                    "affinity.PodAntiAffinity.RequiredDuringScheduling has TopologyKey {} but only key {NODE} is allowed",
+                    term["topologyKey"].as_str().unwrap_or_default()
+                ),
+            )),
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Pods cannot choose users, groups and SELinux labels. Pod Security replaces this plugin, which Kubernetes removed in
+//! v1.30.
+//!
+//! Source: `plugin/pkg/admission/securitycontext/scdeny` of v1.29.
+
+use async_trait::async_trait;
+use serde_json::Value;
+
+use super::{containers, forbidden, writes_pod};
+use crate::{
+    admit::{Admit, Attributes},
+    error::Result,
+    server::State,
+};
+
+pub(in crate::admit) struct SecurityContextDeny;
+
+#[async_trait]
+impl Admit for SecurityContextDeny {
+    async fn validate(&self, _state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+        if !writes_pod(attributes) {
+            return Ok(());
+        }
+        match chosen(&object["spec"]) {
+            None => Ok(()),
+            Some(field) => Err(forbidden(attributes, format!("{field} is forbidden"))),
+        }
+    }
+}
+
+/// The first field that is set although it must not be.
+fn chosen(spec: &Value) -> Option<String> {
+    let pod = &spec["securityContext"];
+    let of_pod = ["supplementalGroups", "seLinuxOptions", "runAsUser", "fsGroup"];
+    if let Some(field) = of_pod.into_iter().find(|field| !pod[*field].is_null()) {
+        return Some(format!("pod.Spec.SecurityContext.{field}"));
+    }
+    containers(spec).find_map(|(_, _, container)| {
+        let context = &container["securityContext"];
+        let field = ["seLinuxOptions", "runAsUser"].into_iter().find(|field| !context[*field].is_null())?;
+        Some(format!("SecurityContext.{field}"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn users_and_labels_are_found_in_pods_and_containers() {
+        assert_eq!(chosen(&json!({"containers": [{"securityContext": {"privileged": true}}]})), None);
+        let pod = chosen(&json!({"securityContext": {"fsGroup": 0}}));
+        assert_eq!(pod.unwrap(), "pod.Spec.SecurityContext.fsGroup");
+        let container = chosen(&json!({"initContainers": [{"securityContext": {"runAsUser": 0}}]}));
+        assert_eq!(container.unwrap(), "SecurityContext.runAsUser");
+    }
+}
