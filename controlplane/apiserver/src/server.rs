@@ -28,7 +28,7 @@ use crate::{
     reply::{self, Reply},
     request::RequestInfo,
     service_range::ServiceRange,
-    sub, verb,
+    sub, usage, verb,
     write::Part,
 };
 
@@ -108,6 +108,8 @@ pub(crate) struct State {
     pub(crate) allocating: Arc<tokio::sync::Mutex<()>>,
     pub(crate) in_flight: InFlight,
     pub(crate) request_timeout: Duration,
+    /// The last usage of each node.
+    pub(crate) usage: usage::Samples,
     pub(crate) shutdown: CancellationToken,
 }
 
@@ -155,6 +157,7 @@ impl Apiserver {
             allocating: Arc::default(),
             in_flight: InFlight::new(),
             request_timeout: config.request_timeout,
+            usage: usage::Samples::default(),
             shutdown,
         });
         bootstrap::run(&state).await.map_err(OpenError::Bootstrap)?;
@@ -296,6 +299,9 @@ impl Apiserver {
 async fn on_resource(call: &Call) -> Result<Reply> {
     if !call.kind.has_verb(call.info.verb) {
         return Err(ApiError::method_not_allowed());
+    }
+    if call.kind.group == usage::GROUP {
+        return usage::run(call).await;
     }
     if !call.kind.is_stored() {
         return verb::review::run(call).await;

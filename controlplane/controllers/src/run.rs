@@ -17,9 +17,9 @@ use crate::queue::{Next, Queue};
 use crate::{
     account_token, bootstrap_signer, cluster_role_aggregation, cron_job, csr_approving, csr_cleaner,
     csr_signing, daemon_set, deployment, disruption, endpoint_slice, endpoint_slice_mirroring, endpoints,
-    garbage, job, job::orphan as job_orphan, namespace, node_lifecycle, pod_cidr, pod_gc, replica_set,
-    replication_controller, root_ca, service_account, stale_disruption, stateful_set, taint_eviction,
-    token_cleaner, ttl_after_finished,
+    garbage, job, job::orphan as job_orphan, namespace, node_lifecycle, pod_autoscaler, pod_cidr, pod_gc,
+    replica_set, replication_controller, root_ca, service_account, stale_disruption, stateful_set,
+    taint_eviction, token_cleaner, ttl_after_finished,
 };
 
 /// Runs every controller until `shutdown` is cancelled. Failed watches are retried forever.
@@ -35,6 +35,7 @@ pub async fn run(client: Client, config: ControllersConfig, shutdown: Cancellati
         lifecycle: Arc::new(Lifecycle::new()),
         last_ranges: Mutex::default(),
         daemon_backoff: Mutex::default(),
+        autoscaling: pod_autoscaler::State::default(),
     });
     start(&context, &mut tasks);
     // Handlers are registered before the watches start, so that they see every object.
@@ -71,6 +72,7 @@ fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
         job "job" 4,
         job_orphan "job-orphan" 1,
         cron_job "cron-job" 2,
+        pod_autoscaler "horizontal-pod-autoscaler" 2,
         ttl_after_finished "ttl-after-finished" 1,
         service_account "service-account" 1,
         root_ca "root-ca" 1,
