@@ -241,9 +241,9 @@ impl Resource {
         self.verbs.iter().any(|known| known == verb)
     }
 
-    /// Whether objects are stored. Reviews can only be created, and usage can only be read.
+    /// Whether objects are stored. Reviews and usage are not, so they cannot be watched.
     pub fn is_stored(&self) -> bool {
-        self.has_verb("get") && self.has_verb("create")
+        self.has_verb("get") && self.has_verb("watch")
     }
 
     /// The version that objects are stored in.

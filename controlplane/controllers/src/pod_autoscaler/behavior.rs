@@ -270,7 +270,7 @@ mod tests {
         let up = history.normalize(None, range(10, 50), at(0));
         assert_eq!((up.limited.replicas, up.limited.why), (20, TOO_FAST_UP));
         let down = history.normalize(None, range(20, 5), at(100));
-        assert_eq!((down.limited.replicas, down.stabilized.why.0), (50.min(40), "ScaleDownStabilized"));
+        assert_eq!((down.limited.replicas, down.stabilized.why.0), (40, "ScaleDownStabilized"));
         let later = history.normalize(None, range(20, 5), at(400));
         assert_eq!((later.limited.replicas, later.stabilized.why), (5, READY));
         let few = history.normalize(None, Range { min: 3, ..range(3, 1) }, at(1000));
