@@ -14,6 +14,7 @@ use crate::error::Error;
 use crate::node_lifecycle::state::Lifecycle;
 use crate::object::Key;
 use crate::queue::{Next, Queue};
+use crate::replica_set::counts::PodCounts;
 use crate::{
     account_token, bootstrap_signer, cluster_role_aggregation, cron_job, csr_approving, csr_cleaner,
     csr_signing, daemon_set, deployment, disruption, endpoint_slice, endpoint_slice_mirroring, endpoints,
@@ -35,8 +36,11 @@ pub async fn run(client: Client, config: ControllersConfig, shutdown: Cancellati
         lifecycle: Arc::new(Lifecycle::new()),
         last_ranges: Mutex::default(),
         daemon_backoff: Mutex::default(),
+        pod_counts: PodCounts::default(),
         autoscaling: pod_autoscaler::State::default(),
     });
+    // Before other handlers, so that these read counts of the same state.
+    context.pod_counts.follow(&context.caches.pods);
     start(&context, &mut tasks);
     // Handlers are registered before the watches start, so that they see every object.
     for watch in context.caches.watches(&context.client) {
