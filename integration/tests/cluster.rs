@@ -35,5 +35,7 @@ mod services;
 mod story;
 #[path = "cluster/streams.rs"]
 mod streams;
+#[path = "cluster/usage.rs"]
+mod usage;
 #[path = "cluster/workloads.rs"]
 mod workloads;

@@ -38,6 +38,7 @@ mod request;
 mod server;
 mod service_range;
 mod sub;
+mod usage;
 mod verb;
 mod write;
 

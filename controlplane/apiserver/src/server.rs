@@ -34,7 +34,7 @@ use crate::{
     reply::{self, Reply},
     request::RequestInfo,
     service_range::ServiceRange,
-    sub, verb,
+    sub, usage, verb,
     write::Part,
 };
 
@@ -160,6 +160,8 @@ pub(crate) struct State {
     pub(crate) allocating: Arc<tokio::sync::Mutex<()>>,
     pub(crate) in_flight: InFlight,
     pub(crate) request_timeout: Duration,
+    /// The last usage of each node.
+    pub(crate) usage: usage::Samples,
     pub(crate) shutdown: CancellationToken,
 }
 
@@ -233,6 +235,7 @@ impl Apiserver {
             allocating: Arc::default(),
             in_flight: InFlight::new(),
             request_timeout: config.request_timeout,
+            usage: usage::Samples::default(),
             shutdown,
         });
         bootstrap::run(&state).await.map_err(OpenError::Bootstrap)?;
@@ -424,6 +427,9 @@ fn open_audit(config: AuditConfig) -> std::result::Result<Arc<Auditor>, OpenErro
 async fn on_resource(call: &Call) -> Result<Reply> {
     if !call.kind.has_verb(call.info.verb) {
         return Err(ApiError::method_not_allowed());
+    }
+    if call.kind.group == usage::GROUP {
+        return usage::run(call).await;
     }
     if !call.kind.is_stored() {
         return verb::review::run(call).await;

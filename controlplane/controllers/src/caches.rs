@@ -9,8 +9,8 @@ use kube::Client;
 use crate::cache::Cache;
 use crate::object::{
     CertificateSigningRequest, Claim, ClusterRole, ConfigMap, ControllerRevision, CronJob, DaemonSet,
-    Deployment, EndpointSlice, Endpoints, Job, Lease, Namespace, Node, Object, Pod, PodDisruptionBudget,
-    ReplicaSet, ReplicationController, Secret, Service, ServiceAccount, StatefulSet,
+    Deployment, EndpointSlice, Endpoints, HorizontalPodAutoscaler, Job, Lease, Namespace, Node, Object, Pod,
+    PodDisruptionBudget, ReplicaSet, ReplicationController, Secret, Service, ServiceAccount, StatefulSet,
 };
 use crate::watch;
 
@@ -51,6 +51,8 @@ pub(crate) struct Caches {
     pub(crate) cluster_infos: Arc<Cache<ConfigMap>>,
     pub(crate) budgets: Arc<Cache<PodDisruptionBudget>>,
     pub(crate) cluster_roles: Arc<Cache<ClusterRole>>,
+    /// [`Caches::synced`] does not wait for these: only their own controller reads them, and only those that exist.
+    pub(crate) autoscalers: Arc<Cache<HorizontalPodAutoscaler>>,
 }
 
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -83,6 +85,7 @@ impl Caches {
             cluster_infos: Arc::new(Cache::new()),
             budgets: Arc::new(Cache::new()),
             cluster_roles: Arc::new(Cache::new()),
+            autoscalers: Arc::new(Cache::new()),
         }
     }
 
@@ -119,6 +122,7 @@ impl Caches {
             feed(client, &self.cluster_infos, cluster_info),
             feed(client, &self.budgets, all()),
             feed(client, &self.cluster_roles, all()),
+            feed(client, &self.autoscalers, all()),
         ]
     }
 

@@ -27,6 +27,10 @@ pub(crate) struct Context {
     pub(crate) last_ranges: Mutex<Vec<IpNetwork>>,
     /// Failed pods of daemon sets by node.
     pub(crate) daemon_backoff: Mutex<Backoff>,
+    /// Counts of the pods of replica sets.
+    pub(crate) pod_counts: crate::replica_set::counts::PodCounts,
+    /// Earlier decisions of pod autoscalers.
+    pub(crate) autoscaling: crate::pod_autoscaler::State,
 }
 
 impl Context {

@@ -1,5 +1,5 @@
 //! The controllers of the control plane, as API clients: deployments, replica sets, stateful sets, daemon sets, jobs,
-//! cron jobs, garbage collection, namespaces, node lifecycle, certificates, tokens, endpoints, disruption budgets.
+//! cron jobs, pod autoscalers, garbage collection, namespaces, node lifecycle, certificates, tokens, endpoints, disruption budgets.
 //!
 //! Each controller is a folder of two files. `plan` compares the desired with the observed state and returns actions;
 //! it is pure. `run` collects the observed state and applies the actions. All controllers share one set of caches
@@ -34,6 +34,7 @@ mod job;
 mod namespace;
 mod node_lifecycle;
 mod object;
+mod pod_autoscaler;
 mod pod_cidr;
 mod pod_control;
 mod pod_gc;

@@ -24,6 +24,7 @@ pub(crate) trait Object:
     }
 }
 
+mod autoscaling;
 mod batch;
 mod containers;
 mod disruption;
@@ -32,6 +33,7 @@ mod rbac;
 mod tolerations;
 mod workload;
 
+pub(crate) use autoscaling::HorizontalPodAutoscaler;
 pub(crate) use batch::{CronJob, Job};
 use containers::{Containers, containers};
 pub(crate) use coracle_values::object::{Key, ObjectExt, controller_of};

@@ -14,12 +14,13 @@ use crate::error::Error;
 use crate::node_lifecycle::state::Lifecycle;
 use crate::object::Key;
 use crate::queue::{Next, Queue};
+use crate::replica_set::counts::PodCounts;
 use crate::{
     account_token, bootstrap_signer, cluster_role_aggregation, cron_job, csr_approving, csr_cleaner,
     csr_signing, daemon_set, deployment, disruption, endpoint_slice, endpoint_slice_mirroring, endpoints,
-    garbage, job, job::orphan as job_orphan, namespace, node_lifecycle, pod_cidr, pod_gc, replica_set,
-    replication_controller, root_ca, service_account, stale_disruption, stateful_set, taint_eviction,
-    token_cleaner, ttl_after_finished,
+    garbage, job, job::orphan as job_orphan, namespace, node_lifecycle, pod_autoscaler, pod_cidr, pod_gc,
+    replica_set, replication_controller, root_ca, service_account, stale_disruption, stateful_set,
+    taint_eviction, token_cleaner, ttl_after_finished,
 };
 
 /// Runs every controller until `shutdown` is cancelled. Failed watches are retried forever.
@@ -35,7 +36,11 @@ pub async fn run(client: Client, config: ControllersConfig, shutdown: Cancellati
         lifecycle: Arc::new(Lifecycle::new()),
         last_ranges: Mutex::default(),
         daemon_backoff: Mutex::default(),
+        pod_counts: PodCounts::default(),
+        autoscaling: pod_autoscaler::State::default(),
     });
+    // Before other handlers, so that these read counts of the same state.
+    context.pod_counts.follow(&context.caches.pods);
     start(&context, &mut tasks);
     // Handlers are registered before the watches start, so that they see every object.
     for watch in context.caches.watches(&context.client) {
@@ -71,6 +76,7 @@ fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
         job "job" 4,
         job_orphan "job-orphan" 1,
         cron_job "cron-job" 2,
+        pod_autoscaler "horizontal-pod-autoscaler" 2,
         ttl_after_finished "ttl-after-finished" 1,
         service_account "service-account" 1,
         root_ca "root-ca" 1,

@@ -9,6 +9,7 @@
 mod built_in;
 mod convert;
 mod field;
+mod metrics;
 mod set;
 #[cfg(test)]
 mod tests;
@@ -240,9 +241,9 @@ impl Resource {
         self.verbs.iter().any(|known| known == verb)
     }
 
-    /// Whether objects are stored. Reviews are not.
+    /// Whether objects are stored. Reviews and usage are not, so they cannot be watched.
     pub fn is_stored(&self) -> bool {
-        self.has_verb("get")
+        self.has_verb("get") && self.has_verb("watch")
     }
 
     /// The version that objects are stored in.

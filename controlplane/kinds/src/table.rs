@@ -123,7 +123,7 @@ impl Column {
 }
 
 /// The first column of every kind.
-const NAME: Column = Column {
+pub(crate) const NAME: Column = Column {
     name: "Name",
     r#type: "string",
     format: "name",
@@ -132,7 +132,7 @@ const NAME: Column = Column {
 };
 const AGE: Column = string("Age", "Time since the object was created.");
 
-const fn string(name: &'static str, description: &'static str) -> Column {
+pub(crate) const fn string(name: &'static str, description: &'static str) -> Column {
     Column { name, r#type: "string", format: "", priority: 0, description }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::filter::refusals;
+use crate::hint::Changes;
 use crate::object::Pod;
 use crate::score;
 use crate::snapshot::Snapshot;
@@ -11,30 +12,42 @@ use crate::topology::Topology;
 /// The node has room only for a pod for which others were preempted.
 const PROMISED: &str = "node(s) are reserved for a nominated pod";
 
+/// Why no node can run a pod.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Unschedulable {
+    pub(crate) message: String,
+    /// The changes that may help.
+    pub(crate) helped_by: Changes,
+}
+
 /// The name of the best node. Otherwise the message of upstream, which counts the nodes by reason.
-pub(crate) fn decide(pod: &Pod, snapshot: &Snapshot) -> Result<String, String> {
+pub(crate) fn decide(pod: &Pod, snapshot: &Snapshot) -> Result<String, Unschedulable> {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     let mut total = 0;
+    // A new node may run any pod.
+    let mut helped_by = Changes::NODE;
     let topology = Topology::of(pod, snapshot);
     let mut fitting = Vec::new();
     for node in snapshot.candidates() {
         total += 1;
-        let mut reasons = refusals(pod, node);
+        let (mut reasons, mut changes) = refusals(pod, node);
         if reasons.is_empty() {
-            reasons = topology.refusals(node);
+            (reasons, changes) = (topology.refusals(node), Changes::ALL);
         }
         if reasons.is_empty() && snapshot.is_promised(pod, &node.facts.name) {
-            reasons = vec![PROMISED.to_owned()];
+            (reasons, changes) = (vec![PROMISED.to_owned()], Changes::ALL);
         }
         if reasons.is_empty() {
             fitting.push(node);
+        } else {
+            helped_by = helped_by | changes;
         }
         for reason in reasons {
             *counts.entry(reason).or_default() += 1;
         }
     }
     if total == 0 {
-        return Err("no nodes available to schedule pods".to_owned());
+        return Err(Unschedulable { message: "no nodes available to schedule pods".to_owned(), helped_by });
     }
     if let Some(place) = score::best(pod, &topology, &fitting) {
         return Ok(fitting[place].facts.name.clone());
@@ -42,7 +55,8 @@ pub(crate) fn decide(pod: &Pod, snapshot: &Snapshot) -> Result<String, String> {
     let mut reasons: Vec<String> =
         counts.into_iter().map(|(reason, count)| format!("{count} {reason}")).collect();
     reasons.sort();
-    Err(format!("0/{total} nodes are available: {}.", reasons.join(", ")))
+    let message = format!("0/{total} nodes are available: {}.", reasons.join(", "));
+    Err(Unschedulable { message, helped_by })
 }
 
 #[cfg(test)]
@@ -61,9 +75,13 @@ mod tests {
         ]);
         let greedy = fixture::pod("p", json!({"containers": [{"resources": {"requests": {"cpu": "64"}}}]}));
         let message = "0/3 nodes are available: 1 node(s) had untolerated taint(s), 2 Insufficient cpu.";
-        assert_eq!(decide(&greedy, &snapshot), Err(message.to_owned()));
+        let refused = decide(&greedy, &snapshot).unwrap_err();
+        assert_eq!(
+            (refused.message.as_str(), refused.helped_by),
+            (message, Changes::NODE | Changes::POD_GONE)
+        );
         assert_eq!(decide(&fixture::pod("p", json!({})), &snapshot), Ok("a".to_owned()));
-        let none = Err("no nodes available to schedule pods".to_owned());
-        assert_eq!(decide(&greedy, &fixture::snapshot(&[])), none);
+        let none = decide(&greedy, &fixture::snapshot(&[])).unwrap_err();
+        assert_eq!(none.message, "no nodes available to schedule pods");
     }
 }

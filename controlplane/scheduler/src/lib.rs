@@ -9,11 +9,13 @@
 //! pod, pods of lower priority may make room (`preempt`).
 
 mod bind;
+mod budget;
 mod config;
 mod decide;
 mod filter;
 #[cfg(test)]
 mod fixture;
+mod hint;
 mod object;
 mod preempt;
 mod queue;

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{
     TopologySpreadConstraint,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, Time};
 use serde::Deserialize;
 
 /// A pod.
@@ -55,6 +55,7 @@ pub(crate) struct Container {
 pub(crate) struct PodStatus {
     pub(crate) phase: Option<String>,
     pub(crate) nominated_node_name: Option<String>,
+    pub(crate) start_time: Option<Time>,
     pub(crate) conditions: Option<Vec<PodCondition>>,
 }
 
@@ -90,6 +91,31 @@ pub(crate) struct Namespace {
     pub(crate) metadata: ObjectMeta,
 }
 
+/// A disruption budget. Victims of a preemption should not violate it.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct PodDisruptionBudget {
+    pub(crate) metadata: ObjectMeta,
+    pub(crate) spec: BudgetSpec,
+    pub(crate) status: BudgetStatus,
+}
+
+/// The pods of a budget.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct BudgetSpec {
+    pub(crate) selector: Option<LabelSelector>,
+}
+
+/// How many pods of a budget may be removed.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct BudgetStatus {
+    pub(crate) disruptions_allowed: i32,
+    pub(crate) disrupted_pods: Option<BTreeMap<String, Time>>,
+}
+
+resource!(PodDisruptionBudget, "policy", "poddisruptionbudgets", NamespaceResourceScope);
 resource!(Namespace, "", "namespaces", ClusterResourceScope);
 resource!(Pod, "", "pods", NamespaceResourceScope);
 resource!(Node, "", "nodes", ClusterResourceScope);

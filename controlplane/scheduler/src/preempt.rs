@@ -1,8 +1,10 @@
 //! Preemption: which pods of lower priority make room for a pod. Source: upstream's plugin DefaultPreemption.
 //!
-//! Disruption budgets are not considered: a victim may violate one.
+//! A victim violates a disruption budget only if no other choice of victims makes room.
 
 use std::cmp::Reverse;
+
+use jiff::Timestamp;
 
 use crate::filter::{refusals, resolvable_refusals};
 use crate::object::Pod;
@@ -16,6 +18,9 @@ pub(crate) struct Victim {
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) priority: i32,
+    started: Option<Timestamp>,
+    /// Whether its removal violates a disruption budget.
+    violates: bool,
 }
 
 /// The node of a preemption and its victims.
@@ -45,11 +50,7 @@ pub(crate) fn preempt(pod: &Pod, snapshot: &mut Snapshot) -> Result<Preemption, 
             None => hopeless += 1,
         }
     }
-    let best = found.into_iter().min_by_key(|preemption| {
-        let priorities = preemption.victims.iter().map(|victim| i64::from(victim.priority));
-        let highest = priorities.clone().max().unwrap_or(i64::MIN);
-        (highest, priorities.sum::<i64>(), preemption.victims.len())
-    });
+    let best = found.into_iter().min_by_key(|preemption| harm(&preemption.victims));
     best.ok_or_else(|| {
         let mut reasons = Vec::new();
         if hopeless > 0 {
@@ -62,20 +63,35 @@ pub(crate) fn preempt(pod: &Pod, snapshot: &mut Snapshot) -> Result<Preemption, 
     })
 }
 
+/// The harm of removing pods, in upstream's order: violated budgets, the highest priority, the sum of the priorities, the
+/// number of pods, and the age of the most important ones.
+fn harm(victims: &[Victim]) -> impl Ord + use<> {
+    let violations = victims.iter().filter(|victim| victim.violates).count();
+    let highest = victims.iter().map(|victim| victim.priority).max();
+    // Upstream makes each priority positive, so that more pods are never less harmful.
+    let sum: i64 = victims.iter().map(|victim| i64::from(victim.priority) + i64::from(i32::MAX) + 1).sum();
+    let oldest =
+        victims.iter().filter(|victim| Some(victim.priority) == highest).map(|victim| age(victim.started));
+    (violations, highest, sum, victims.len(), Reverse(oldest.min()))
+}
+
+/// The start of a pod for comparisons: a pod that has not started is the youngest.
+fn age(started: Option<Timestamp>) -> Timestamp {
+    started.unwrap_or(Timestamp::MAX)
+}
+
 /// Whether victims of an earlier preemption are still terminating on the pod's nominated node.
 fn waits_for_victims(pod: &Pod, snapshot: &Snapshot) -> bool {
     let Some(nominated) = pod.status.nominated_node_name.as_deref() else { return false };
     let priority = pod.spec.priority.unwrap_or_default();
-    let node = snapshot.candidates().find(|node| node.facts.name == nominated);
-    node.is_some_and(|node| {
+    snapshot.candidate(nominated).is_some_and(|node| {
         node.info.neighbours().any(|other| other.terminating && other.priority < priority)
     })
 }
 
 /// Whether the node refuses the pod only for reasons that the removal of pods can change.
 fn can_help(pod: &Pod, snapshot: &Snapshot, node: &str) -> bool {
-    let node = snapshot.candidates().find(|candidate| candidate.facts.name == node);
-    node.is_some_and(|node| resolvable_refusals(pod, node))
+    snapshot.candidate(node).is_some_and(|node| resolvable_refusals(pod, node))
 }
 
 /// The pods to remove from a node. None if the pod would not fit even without all pods of lower priority.
@@ -84,15 +100,18 @@ fn victims(pod: &Pod, snapshot: &mut Snapshot, node: &str) -> Option<Vec<Victim>
     if lower.is_empty() {
         return None;
     }
-    // The most important pods are tried first to stay.
-    lower.sort_by_key(|(uid, placed)| (Reverse(placed.priority), placed.name.clone(), uid.clone()));
-    for (uid, _) in &lower {
+    // The most important pods are tried first to stay, but those whose removal violates a budget before all others.
+    lower.sort_by_key(|(uid, placed)| (Reverse(placed.priority), age(placed.started), uid.clone()));
+    let violations = snapshot.budgets.violations(lower.iter().map(|(_, placed)| placed));
+    let mut lower: Vec<_> = lower.into_iter().zip(violations).collect();
+    lower.sort_by_key(|(_, violates)| !violates);
+    for ((uid, _), _) in &lower {
         snapshot.remove(uid);
     }
     let fits = fits(pod, snapshot, node);
     let mut victims: Vec<Victim> = Vec::new();
     let mut removed: Vec<(String, Placed)> = Vec::new();
-    for (uid, placed) in lower {
+    for ((uid, placed), violates) in lower {
         snapshot.restore(&uid, node, placed.clone());
         if fits && !self::fits(pod, snapshot, node) {
             snapshot.remove(&uid);
@@ -101,6 +120,8 @@ fn victims(pod: &Pod, snapshot: &mut Snapshot, node: &str) -> Option<Vec<Victim>
                 namespace: placed.namespace.clone(),
                 name: placed.name.clone(),
                 priority: placed.priority,
+                started: placed.started,
+                violates,
             });
             removed.push((uid, placed));
         }
@@ -113,8 +134,9 @@ fn victims(pod: &Pod, snapshot: &mut Snapshot, node: &str) -> Option<Vec<Victim>
 
 fn fits(pod: &Pod, snapshot: &Snapshot, node: &str) -> bool {
     let topology = Topology::of(pod, snapshot);
-    let found = snapshot.candidates().find(|candidate| candidate.facts.name == node);
-    found.is_some_and(|found| refusals(pod, found).is_empty() && topology.refusals(found).is_empty())
+    snapshot
+        .candidate(node)
+        .is_some_and(|found| refusals(pod, found).0.is_empty() && topology.refusals(found).is_empty())
         && !snapshot.is_promised(pod, node)
 }
 
@@ -181,6 +203,49 @@ mod tests {
         snapshot.place(&going, "a");
         let waits = "preemption: not eligible due to a terminating pod on the nominated node.";
         assert_eq!(decide(&nominated, &mut snapshot), waits);
+    }
+
+    #[test]
+    fn budgets_are_violated_only_if_nothing_else_makes_room() {
+        let mut snapshot = snapshot(&[("one", 1, "2", "a"), ("two", 1, "2", "a"), ("old", 1, "4", "b")]);
+        let mut guarded = pod("one", 1, "2", json!({}));
+        guarded.metadata.labels = Some([("app".to_owned(), "db".to_owned())].into());
+        snapshot.place(&guarded, "a");
+        let budget = |allowed: i32| {
+            serde_json::from_value(json!({"metadata": {"name": "b", "namespace": "d"},
+                "spec": {"selector": {"matchLabels": {"app": "db"}}}, "status": {"disruptionsAllowed": allowed}}))
+            .unwrap()
+        };
+        snapshot.budgets.set(&budget(0));
+        assert_eq!(decide(&pod("p", 10, "2", json!({})), &mut snapshot), "a: two");
+        assert_eq!(decide(&pod("p", 10, "4", json!({})), &mut snapshot), "b: old");
+        snapshot.remove("old");
+        snapshot.place(&pod("old", 20, "4", json!({})), "b");
+        assert_eq!(decide(&pod("p", 10, "4", json!({})), &mut snapshot), "a: one two");
+        snapshot.budgets.set(&budget(1));
+        let violations: Vec<bool> = preempt(&pod("p", 10, "4", json!({})), &mut snapshot)
+            .unwrap()
+            .victims
+            .iter()
+            .map(|victim| victim.violates)
+            .collect();
+        assert_eq!(violations, [false, false]);
+    }
+
+    #[test]
+    fn of_equal_pods_the_youngest_makes_room() {
+        let mut snapshot = snapshot(&[]);
+        let started = |name: &str, time: &str| {
+            let mut pod = pod(name, 1, "2", json!({}));
+            pod.status.start_time = serde_json::from_value(json!(time)).unwrap();
+            pod
+        };
+        for node in ["a", "b"] {
+            snapshot.place(&started(&format!("{node}1"), "2024-01-01T00:00:00Z"), node);
+            snapshot.place(&started(&format!("{node}2"), "2024-01-01T00:00:05Z"), node);
+        }
+        snapshot.place(&started("b2", "2024-01-01T00:00:09Z"), "b");
+        assert_eq!(decide(&pod("p", 10, "2", json!({})), &mut snapshot), "b: b2");
     }
 
     #[test]

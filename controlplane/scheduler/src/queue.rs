@@ -7,13 +7,14 @@
 //!       back-off ends │  └──── change ─────┐    ▼
 //!                   back-off ◄── change ── unschedulable
 //! ```
-//! A change moves an unschedulable pod to ready if its back-off is over, otherwise to back-off.
+//! A change that may help moves an unschedulable pod to ready if its back-off is over, otherwise to back-off.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::hint::Changes;
 use crate::object::Pod;
 use coracle_values::object::ObjectExt;
 
@@ -41,8 +42,10 @@ struct Entry {
     refusals: u32,
     /// End of the back-off.
     rest_until: Option<Instant>,
-    /// Whether a change happened while the pod was in flight.
-    helped: bool,
+    /// Changes while the pod was in flight.
+    meanwhile: Changes,
+    /// The changes that may help a refused pod.
+    helped_by: Changes,
 }
 
 /// The queue.
@@ -51,6 +54,9 @@ pub(crate) struct Queue {
     entries: HashMap<String, Entry>,
     ready: BTreeMap<Turn, String>,
     held_back: BTreeMap<(Instant, u64), String>,
+    unschedulable: HashSet<String>,
+    /// Pods in flight.
+    tried: HashSet<String>,
     serial: u64,
 }
 
@@ -66,7 +72,8 @@ impl Queue {
                 came: self.serial,
                 refusals: 0,
                 rest_until: None,
-                helped: false,
+                meanwhile: Changes::default(),
+                helped_by: Changes::ALL,
             };
             self.entries.insert(uid.clone(), entry);
             return self.put_ready(&uid);
@@ -76,7 +83,7 @@ impl Queue {
         if !same && entry.place != Place::Tried {
             self.put_ready(&uid);
         } else if !same {
-            entry.helped = true;
+            entry.meanwhile = Changes::ALL;
         }
     }
 
@@ -95,7 +102,8 @@ impl Queue {
         let (_, uid) = self.ready.pop_first()?;
         let entry = self.entries.get_mut(&uid)?;
         entry.place = Place::Tried;
-        entry.helped = false;
+        self.tried.insert(uid.clone());
+        entry.meanwhile = Changes::default();
         Some(entry.pod.clone())
     }
 
@@ -107,28 +115,30 @@ impl Queue {
         self.held_back.keys().next().map(|(due, _)| *due)
     }
 
-    /// Marks a pod that no node can run: it waits for a change.
-    pub(crate) fn refused(&mut self, uid: &str, now: Instant) {
+    /// Marks a pod that no node can run: it waits for one of these changes.
+    pub(crate) fn refused(&mut self, uid: &str, helped_by: Changes, now: Instant) {
         let Some(entry) = self.entries.get_mut(uid) else { return };
         entry.refusals += 1;
         entry.rest_until = Some(now + wait(entry.refusals));
         entry.place = Place::Unschedulable;
-        if entry.helped {
-            self.help(uid, now);
-        }
+        self.tried.remove(uid);
+        entry.helped_by = helped_by;
+        let meanwhile = entry.meanwhile;
+        self.unschedulable.insert(uid.to_owned());
+        self.help(uid, meanwhile, now);
     }
 
     /// Marks a pod whose binding failed: it is retried after its back-off.
     pub(crate) fn failed(&mut self, uid: &str, now: Instant) {
-        self.refused(uid, now);
-        self.help(uid, now);
+        self.refused(uid, Changes::ALL, now);
+        self.help(uid, Changes::ALL, now);
     }
 
-    /// Records a change that may make any pod schedulable.
-    pub(crate) fn change(&mut self, now: Instant) {
-        let waiting: Vec<String> = self.entries.keys().cloned().collect();
+    /// Records changes that may make refused pods schedulable.
+    pub(crate) fn change(&mut self, changes: Changes, now: Instant) {
+        let waiting: Vec<String> = self.unschedulable.iter().chain(&self.tried).cloned().collect();
         for uid in waiting {
-            self.help(&uid, now);
+            self.help(&uid, changes, now);
         }
     }
 
@@ -137,15 +147,17 @@ impl Queue {
         self.entries.keys().cloned().collect()
     }
 
-    fn help(&mut self, uid: &str, now: Instant) {
+    fn help(&mut self, uid: &str, changes: Changes, now: Instant) {
         let Some(entry) = self.entries.get_mut(uid) else { return };
         match (entry.place, entry.rest_until) {
+            (Place::Unschedulable, _) if !entry.helped_by.overlaps(changes) => {}
             (Place::Unschedulable, Some(until)) if until > now => {
                 entry.place = Place::HeldBack(until, entry.came);
                 self.held_back.insert((until, entry.came), uid.to_owned());
+                self.unschedulable.remove(uid);
             }
             (Place::Unschedulable, _) => self.put_ready(uid),
-            (Place::Tried, _) => entry.helped = true,
+            (Place::Tried, _) => entry.meanwhile = entry.meanwhile | changes,
             (Place::Ready(_) | Place::HeldBack(..), _) => {}
         }
     }
@@ -162,7 +174,9 @@ impl Queue {
         match self.entries.get(uid).map(|entry| entry.place) {
             Some(Place::Ready(turn)) => drop(self.ready.remove(&turn)),
             Some(Place::HeldBack(due, came)) => drop(self.held_back.remove(&(due, came))),
-            Some(Place::Unschedulable | Place::Tried) | None => {}
+            Some(Place::Unschedulable) => drop(self.unschedulable.remove(uid)),
+            Some(Place::Tried) => drop(self.tried.remove(uid)),
+            None => {}
         }
     }
 }
@@ -196,16 +210,18 @@ mod tests {
         let (mut queue, now) = (Queue::default(), Instant::now());
         queue.add(pod("p", json!({})));
         assert_eq!(pop(&mut queue, now), "p");
-        queue.refused("p", now);
+        queue.refused("p", Changes::NODE, now);
         assert_eq!(queue.due(), None);
         queue.add(pod("p", json!({})));
         assert_eq!(queue.due(), None, "our own status write is no change");
-        queue.change(now);
+        queue.change(Changes::POD_GONE, now);
+        assert_eq!(queue.due(), None, "the pod was refused for properties of nodes");
+        queue.change(Changes::NODE, now);
         assert_eq!(pop(&mut queue, now), "");
         assert_eq!(queue.due(), Some(now + Duration::from_secs(1)));
         assert_eq!(pop(&mut queue, now + Duration::from_secs(1)), "p");
-        queue.refused("p", now);
-        queue.change(now + Duration::from_secs(3));
+        queue.refused("p", Changes::NODE, now);
+        queue.change(Changes::NODE, now + Duration::from_secs(3));
         assert_eq!(pop(&mut queue, now), "p");
     }
 
@@ -214,8 +230,8 @@ mod tests {
         let (mut queue, now) = (Queue::default(), Instant::now());
         queue.add(pod("p", json!({})));
         assert_eq!(pop(&mut queue, now), "p");
-        queue.change(now);
-        queue.refused("p", now);
+        queue.change(Changes::NODE, now);
+        queue.refused("p", Changes::NODE, now);
         assert_eq!(pop(&mut queue, now + Duration::from_secs(1)), "p");
     }
 
@@ -224,7 +240,7 @@ mod tests {
         let (mut queue, now) = (Queue::default(), Instant::now());
         queue.add(pod("p", json!({"nodeSelector": {"a": "b"}})));
         pop(&mut queue, now);
-        queue.refused("p", now);
+        queue.refused("p", Changes::NODE, now);
         queue.add(pod("p", json!({})));
         assert_eq!(pop(&mut queue, now), "p");
         assert!(queue.remove("p"));

@@ -14,8 +14,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::bind;
 use crate::config::SchedulerConfig;
-use crate::decide::decide;
-use crate::object::{Namespace, Node, Pod};
+use crate::decide::{Unschedulable, decide};
+use crate::hint::Changes;
+use crate::object::{Namespace, Node, Pod, PodDisruptionBudget};
 use crate::preempt::{Preemption, Victim, preempt};
 use crate::queue::Queue;
 use crate::snapshot::Snapshot;
@@ -47,6 +48,7 @@ struct Scheduler {
     pods: Listing,
     nodes: Listing,
     namespaces: Listing,
+    budgets: Listing,
 }
 
 /// The progress of the list of one kind.
@@ -63,6 +65,7 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
     let mut pods = stream::<Pod>(&client, unfinished);
     let mut nodes = stream::<Node>(&client, watch_config());
     let mut namespaces = stream::<Namespace>(&client, watch_config());
+    let mut budgets = stream::<PodDisruptionBudget>(&client, watch_config());
     let mut sending = JoinSet::from_iter([events.run()]);
     let mut scheduler = Scheduler {
         client,
@@ -76,6 +79,7 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
         pods: Listing::default(),
         nodes: Listing::default(),
         namespaces: Listing::default(),
+        budgets: Listing::default(),
     };
     loop {
         let due = scheduler.due();
@@ -85,6 +89,7 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
             Some(event) = pods.next() => scheduler.pod_event(event),
             Some(event) = nodes.next() => scheduler.node_event(event),
             Some(event) = namespaces.next() => scheduler.namespace_event(event),
+            Some(event) = budgets.next() => scheduler.budget_event(event),
             Some(Ok(bound)) = scheduler.bindings.join_next() => scheduler.bound(bound),
             Some(_) = scheduler.marks.join_next() => {}
             Some(_) = sending.join_next() => return,
@@ -138,11 +143,8 @@ where
 impl Scheduler {
     /// When the next pod is to be scheduled. Not before all kinds are listed.
     fn due(&self) -> Option<Instant> {
-        if self.pods.complete && self.nodes.complete && self.namespaces.complete {
-            self.queue.due()
-        } else {
-            None
-        }
+        let kinds = [&self.pods, &self.nodes, &self.namespaces, &self.budgets];
+        if kinds.iter().all(|kind| kind.complete) { self.queue.due() } else { None }
     }
 
     fn pod_event(&mut self, event: watcher::Event<Pod>) {
@@ -173,7 +175,9 @@ impl Scheduler {
             self.assumed.remove(pod.uid());
             self.queue.remove(pod.uid());
             self.snapshot.denominate(pod.uid());
-            self.snapshot.place(&pod, node);
+            if self.snapshot.place(&pod, node) {
+                self.queue.change(Changes::POD_PLACED, Instant::now());
+            }
         } else if self.assumed.contains(pod.uid()) {
             // The result of the binding in flight decides.
         } else if pod.waits_for(&self.config.scheduler_name) {
@@ -194,7 +198,7 @@ impl Scheduler {
         self.queue.remove(uid);
         self.snapshot.denominate(uid);
         if self.snapshot.remove(uid) {
-            self.queue.change(Instant::now());
+            self.queue.change(Changes::POD_GONE, Instant::now());
         }
     }
 
@@ -228,7 +232,7 @@ impl Scheduler {
                 let before = self.snapshot.namespaces.insert(name, labels.clone());
                 // Labels that change may let a term select other pods.
                 if before.is_some_and(|before| before != labels) {
-                    self.queue.change(Instant::now());
+                    self.queue.change(Changes::NAMESPACE, Instant::now());
                 }
             }
             watcher::Event::Delete(namespace) => {
@@ -238,9 +242,20 @@ impl Scheduler {
         }
     }
 
+    fn budget_event(&mut self, event: watcher::Event<PodDisruptionBudget>) {
+        match event {
+            watcher::Event::Init => self.snapshot.budgets.clear(),
+            watcher::Event::InitApply(budget) | watcher::Event::Apply(budget) => {
+                self.snapshot.budgets.set(&budget)
+            }
+            watcher::Event::Delete(budget) => self.snapshot.budgets.remove(&budget),
+            watcher::Event::InitDone => self.budgets.complete = true,
+        }
+    }
+
     fn node_seen(&mut self, node: &Node) {
         if self.snapshot.set_node(node) {
-            self.queue.change(Instant::now());
+            self.queue.change(Changes::NODE, Instant::now());
         }
     }
 
@@ -248,7 +263,9 @@ impl Scheduler {
         let Some(pod) = self.queue.pop(Instant::now()) else { return };
         match decide(&pod, &self.snapshot) {
             Ok(node) => {
-                self.snapshot.place(&pod, &node);
+                if self.snapshot.place(&pod, &node) {
+                    self.queue.change(Changes::POD_PLACED, Instant::now());
+                }
                 self.assumed.insert(pod.uid().to_owned());
                 let client = self.client.clone();
                 self.bindings.spawn(async move {
@@ -256,14 +273,15 @@ impl Scheduler {
                     Bound { pod, node, result }
                 });
             }
-            Err(message) => self.refused(&pod, message),
+            Err(refused) => self.refused(&pod, refused),
         }
     }
 
     /// Handles a pod that no node can run: pods of lower priority may make room for it.
-    fn refused(&mut self, pod: &Pod, mut message: String) {
+    fn refused(&mut self, pod: &Pod, refused: Unschedulable) {
+        let Unschedulable { mut message, helped_by } = refused;
         let preemption = preempt(pod, &mut self.snapshot);
-        self.queue.refused(pod.uid(), Instant::now());
+        self.queue.refused(pod.uid(), helped_by, Instant::now());
         let nominated = match preemption {
             Ok(Preemption { node, victims }) => {
                 self.snapshot.nominate(pod, &node);
@@ -326,7 +344,7 @@ impl Scheduler {
             let message = format!("running Bind for node \"{node}\": {error}");
             self.record(&pod, Event::warning("FailedScheduling", message));
         }
-        self.queue.change(Instant::now());
+        self.queue.change(Changes::POD_GONE, Instant::now());
     }
 
     fn record(&self, pod: &Pod, event: Event) {

@@ -7,6 +7,7 @@ use coracle_values::object::{ObjectExt, controller_of};
 use coracle_values::pod_resources::Resources;
 use k8s_openapi::api::core::v1::Taint;
 
+use crate::budget::Budgets;
 use crate::object::{Node, Pod};
 use crate::request::{HostPort, host_ports, of_pod};
 use crate::topology::{Labels, Term, anti_affinity};
@@ -36,6 +37,8 @@ pub(crate) struct Placed {
     pub(crate) name: String,
     pub(crate) priority: i32,
     pub(crate) labels: Labels,
+    /// When the node started the pod; None if it has not.
+    pub(crate) started: Option<jiff::Timestamp>,
     /// Whether the pod is being deleted.
     pub(crate) terminating: bool,
     /// The terms of the pod's required anti-affinity.
@@ -79,6 +82,8 @@ pub(crate) struct Snapshot {
     repelling: HashSet<String>,
     /// Pods for which other pods make room, by uid.
     nominated: HashMap<String, Nominated>,
+    /// Disruption budgets.
+    pub(crate) budgets: Budgets,
     /// The labels of each namespace.
     pub(crate) namespaces: HashMap<String, Labels>,
 }
@@ -144,6 +149,12 @@ impl Snapshot {
         self.nodes.values().filter_map(|info| Some(Candidate { facts: info.facts.as_ref()?, info }))
     }
 
+    /// The existing node with this name.
+    pub(crate) fn candidate(&self, name: &str) -> Option<Candidate<'_>> {
+        let info = self.nodes.get(name)?;
+        Some(Candidate { facts: info.facts.as_ref()?, info })
+    }
+
     /// The pods with required anti-affinity: uid, terms and node.
     pub(crate) fn with_anti_affinity(&self) -> impl Iterator<Item = (&str, &[Term], Candidate<'_>)> {
         self.repelling.iter().filter_map(|uid| {
@@ -184,8 +195,12 @@ impl Snapshot {
         self.candidates().map(|node| node.facts.name.clone()).collect()
     }
 
-    /// Adds a pod to a node, and removes it from its previous one.
-    pub(crate) fn place(&mut self, pod: &Pod, node: &str) {
+    /// Adds a pod to a node, and removes it from its previous one. Returns whether the pod is new on the node or has other
+    /// labels.
+    pub(crate) fn place(&mut self, pod: &Pod, node: &str) -> bool {
+        let labels = pod.metadata.labels.clone().unwrap_or_default();
+        let before = self.nodes.get(node).and_then(|info| info.pods.get(pod.uid()));
+        let is_new = before.is_none_or(|before| before.labels != labels);
         self.remove(pod.uid());
         let placed = Placed {
             requests: of_pod(&pod.spec),
@@ -194,11 +209,13 @@ impl Snapshot {
             namespace: pod.namespace().to_owned(),
             name: pod.name().to_owned(),
             priority: pod.spec.priority.unwrap_or_default(),
-            labels: pod.metadata.labels.clone().unwrap_or_default(),
+            labels,
+            started: pod.status.start_time.as_ref().map(|time| time.0),
             terminating: pod.is_being_deleted(),
             anti_affinity: anti_affinity(pod),
         };
         self.restore(pod.uid(), node, placed);
+        is_new
     }
 
     /// Adds a pod that was removed to its node again.

@@ -58,6 +58,7 @@ const ROLES: &[Role<'_>] = &[
     ),
     ("system:aggregate-to-edit", "edit", EDIT),
     ("system:aggregate-to-view", "view", VIEW),
+    ("system:aggregated-metrics-reader", "view", &[On("metrics.k8s.io", "pods nodes", READ)]),
     (
         "system:auth-delegator",
         "",

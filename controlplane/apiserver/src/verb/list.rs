@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
-use coracle_kinds::selector::{FieldSelector, LabelSelector};
+use coracle_kinds::{
+    Resource,
+    selector::{FieldSelector, LabelSelector},
+};
 use serde_json::json;
 
 use crate::{
@@ -50,6 +53,11 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
 
 /// What the query selects.
 pub(crate) fn scope(call: &Call) -> Result<Scope> {
+    scope_of(call, &call.kind)
+}
+
+/// What the query selects of this kind.
+pub(crate) fn scope_of(call: &Call, kind: &Resource) -> Result<Scope> {
     let query = &call.info.query;
     for number in ["limit", "timeoutSeconds"] {
         query.check_number(number)?;
@@ -61,9 +69,9 @@ pub(crate) fn scope(call: &Call) -> Result<Scope> {
     };
     let fields = match query.get("fieldSelector") {
         "" => FieldSelector::default(),
-        text => FieldSelector::parse(&call.kind, text).map_err(bad)?,
+        text => FieldSelector::parse(kind, text).map_err(bad)?,
     };
-    Ok(Scope { prefix: prefix_of(&call.kind, call.namespace()), labels, fields })
+    Ok(Scope { prefix: prefix_of(kind, call.namespace()), labels, fields })
 }
 
 /// The objects of the scope's prefix, from the page's start on, and the revision they are of.

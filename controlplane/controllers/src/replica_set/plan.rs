@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{ReplicaSetCondition, ReplicaSetStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use super::counts::Groups;
 use super::{Replicas, rank};
 use crate::object::{ObjectExt, Pod, controller_of};
 
@@ -108,36 +109,94 @@ pub(crate) struct Failure {
     pub(crate) message: String,
 }
 
-/// The desired status, and when it may change without an event.
+/// The pods of a set in numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    replicas: usize,
+    labelled: usize,
+    ready: usize,
+    available: usize,
+    /// When the next pod becomes available.
+    next: Option<Duration>,
+}
+
+impl Tally {
+    /// Counts active pods.
+    pub(crate) fn of_pods<K: Replicas>(set: &K, active: &[Arc<Pod>], now: Timestamp) -> Self {
+        let template_labels = set.spec().template.labels();
+        let mut tally = Self { replicas: active.len(), ..Self::default() };
+        for pod in active {
+            tally.labelled += usize::from(has_all(pod.metadata.labels.as_ref(), Some(&template_labels)));
+            let Some(since) = pod.ready_since() else { continue };
+            tally.ready += 1;
+            match until_available(since, min_ready(set), now) {
+                None => tally.available += 1,
+                Some(wait) => tally.next = Some(tally.next.map_or(wait, |next| next.min(wait))),
+            }
+        }
+        tally
+    }
+
+    /// Adds groups of pods. Without `minReadySeconds` each ready pod is available.
+    pub(crate) fn of_groups<K: Replicas>(set: &K, groups: &Groups) -> Self {
+        let template_labels = set.spec().template.labels();
+        let mut tally = Self::default();
+        for (labels, group) in groups {
+            tally.replicas += group.active;
+            tally.ready += group.ready;
+            if has_all(Some(labels), Some(&template_labels)) {
+                tally.labelled += group.active;
+            }
+        }
+        tally.available = tally.ready;
+        tally
+    }
+
+    /// When the status may change without an event.
+    pub(crate) fn next(&self) -> Option<Duration> {
+        self.next
+    }
+}
+
+/// The change of the number of pods, if it can be decided by counts: all pods of the set match its selector, no orphan
+/// does, and none is to be deleted. None: [`plan`] must see the pods.
+pub(crate) fn by_counts<K: Replicas>(
+    set: &K,
+    selector: &LabelSelector,
+    (own, orphans): (&Groups, &Groups),
+) -> Option<Change> {
+    let matches = |labels: &Labels| selector.matches(Some(labels));
+    if set.is_being_deleted() || !own.keys().all(matches) || orphans.keys().any(matches) {
+        return None;
+    }
+    let have: usize = own.values().map(|group| group.active).sum();
+    match usize::try_from(desired(set)).unwrap_or_default().checked_sub(have)? {
+        0 => Some(Change::Nothing),
+        missing => Some(Change::Create(missing.min(BURST))),
+    }
+}
+
+/// `spec.minReadySeconds` of the set.
+pub(crate) fn min_ready<K: Replicas>(set: &K) -> i64 {
+    set.spec().min_ready_seconds.unwrap_or_default().into()
+}
+
+/// The desired status.
 pub(crate) fn status<K: Replicas>(
     set: &K,
-    active: &[Arc<Pod>],
+    tally: &Tally,
     failure: Option<&Failure>,
     now: Timestamp,
-) -> (ReplicaSetStatus, Option<Duration>) {
-    let template_labels = set.spec().template.labels();
-    let min_ready = set.spec().min_ready_seconds.unwrap_or_default().into();
-    let (mut ready, mut available, mut labelled) = (0, 0, 0);
-    let mut next: Option<Duration> = None;
-    for pod in active {
-        labelled += i32::from(has_all(pod.metadata.labels.as_ref(), Some(&template_labels)));
-        let Some(since) = pod.ready_since() else { continue };
-        ready += 1;
-        match until_available(since, min_ready, now) {
-            None => available += 1,
-            Some(wait) => next = Some(next.map_or(wait, |next| next.min(wait))),
-        }
-    }
-    let status = ReplicaSetStatus {
-        replicas: count(active.len()),
-        fully_labeled_replicas: positive(labelled),
-        ready_replicas: positive(ready),
-        available_replicas: positive(available),
+) -> ReplicaSetStatus {
+    ReplicaSetStatus {
+        replicas: count(tally.replicas),
+        fully_labeled_replicas: positive(count(tally.labelled)),
+        ready_replicas: positive(count(tally.ready)),
+        available_replicas: positive(count(tally.available)),
         observed_generation: set.meta().generation.max(set.status().observed_generation),
         conditions: conditions(set, failure, now),
         terminating_replicas: set.status().terminating_replicas,
-    };
-    (status, next)
+    }
 }
 
 /// The time for which a ready pod must stay ready to become available. None if it is available.
@@ -323,7 +382,8 @@ mod tests {
             pod("1", "a", true, ready("2026-01-01T11:59:50Z")),
             pod("2", "a", true, ready("2026-01-01T11:59:00Z")),
         ];
-        let (status, next) = status(&set, &pods, None, now());
+        let tally = Tally::of_pods(&set, &pods, now());
+        let (status, next) = (status(&set, &tally, None, now()), tally.next());
         assert_eq!(
             (status.replicas, status.ready_replicas, status.available_replicas),
             (2, Some(2), Some(1))
@@ -336,12 +396,34 @@ mod tests {
     fn a_failure_is_in_the_status_until_a_reconcile_succeeds() {
         let failure = Failure { reason: "FailedCreate", message: "quota".into() };
         let mut set = set(1);
-        set.status = status(&set, &[], Some(&failure), now()).0;
+        set.status = status(&set, &Tally::default(), Some(&failure), now());
         let condition = set.status.conditions.as_ref().unwrap()[0].clone();
         assert_eq!(
             (condition.reason.as_deref(), condition.message.as_deref()),
             (Some("FailedCreate"), Some("quota"))
         );
-        assert_eq!(status(&set, &[], None, now()).0.conditions, None);
+        assert_eq!(status(&set, &Tally::default(), None, now()).conditions, None);
+    }
+
+    #[test]
+    fn counts_decide_unless_single_pods_matter() {
+        use crate::replica_set::counts::Group;
+        let labels = |app: &str| -> Labels {
+            [("app".to_owned(), app.to_owned()), ("x".to_owned(), "y".to_owned())].into()
+        };
+        let groups = |app: &str, active: usize| -> Groups {
+            [(labels(app), Group { active, ready: 1 })].into_iter().collect()
+        };
+        let selector = LabelSelector::try_from(&set(3).spec.selector).unwrap();
+        let decide = |own: Groups, orphans: Groups| by_counts(&set(3), &selector, (&own, &orphans));
+        let missing = decide(groups("a", 1), groups("b", 5));
+        assert!(matches!(missing, Some(Change::Create(2))), "{missing:?}");
+        assert!(matches!(decide(groups("a", 3), Groups::new()), Some(Change::Nothing)));
+        assert!(decide(groups("a", 4), Groups::new()).is_none(), "a pod must be chosen for deletion");
+        assert!(decide(groups("b", 3), Groups::new()).is_none(), "a pod is to be released");
+        assert!(decide(groups("a", 3), groups("a", 1)).is_none(), "a pod is to be adopted");
+        let tally = Tally::of_groups(&set(3), &groups("a", 3));
+        let expected = Tally { replicas: 3, labelled: 3, ready: 1, available: 1, next: None };
+        assert_eq!(tally, expected);
     }
 }

@@ -8,7 +8,8 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::Replicas;
-use super::plan::{self, Change, Failure, Snapshot};
+use super::counts::Groups;
+use super::plan::{self, Change, Failure, Plan, Snapshot, Tally};
 use crate::context::Context;
 use crate::error::Error;
 use crate::object::{Key, ReplicaSet, controller_of};
@@ -70,12 +71,14 @@ pub(crate) async fn reconcile_one<K: Replicas>(context: &Context, key: Key) -> R
     if selector.is_empty() {
         return Ok(Next::Wait);
     }
-    let pods = pod_control::candidates(context, &*set);
-    // Neighbours matter only for deletions, and most reconciles delete no pods.
-    let desired = usize::try_from(plan::desired(&*set)).unwrap_or_default();
-    let neighbours = if pods.len() > desired { neighbours(context, &*set) } else { HashMap::new() };
-    let snapshot = Snapshot { set: &*set, selector: &selector, pods, neighbours, now: Timestamp::now() };
-    let plan = plan::plan(snapshot);
+    let counted = context.pod_counts.read(&key.namespace, set.uid(), Groups::clone);
+    let counted = context
+        .pod_counts
+        .read(&key.namespace, "", |orphans| plan::by_counts(&*set, &selector, (&counted, orphans)));
+    let plan = match counted {
+        Some(change) => Plan { change, ..Plan::default() },
+        None => by_pods(context, &*set, &selector),
+    };
     let control = PodControl { context, owner: &*set, cache, component: K::COMPONENT, finalizer: None };
     control.release(&plan.release).await?;
     control.adopt(&plan.adopt).await?;
@@ -98,6 +101,15 @@ pub(crate) async fn reconcile_one<K: Replicas>(context: &Context, key: Key) -> R
         Ok(()) => Ok(next),
         Err((_, verb, error)) => Err(control.failed(verb, error)),
     }
+}
+
+/// Plans with all pods of the set and the orphans of its namespace.
+fn by_pods<K: Replicas>(context: &Context, set: &K, selector: &LabelSelector) -> Plan {
+    let pods = pod_control::candidates(context, set);
+    // Neighbours matter only for deletions, and most reconciles delete no pods.
+    let desired = usize::try_from(plan::desired(set)).unwrap_or_default();
+    let neighbours = if pods.len() > desired { neighbours(context, set) } else { HashMap::new() };
+    plan::plan(Snapshot { set, selector, pods, neighbours, now: Timestamp::now() })
 }
 
 /// Active pods by node, over all sets with the same controller.
@@ -128,9 +140,15 @@ fn new_pod<K: Replicas>(set: &K) -> Value {
 
 /// Writes the set's status if it has changed.
 async fn show<K: Replicas>(context: &Context, set: &K, failure: Option<&Failure>) -> Result<Next, Error> {
-    let pods = context.caches.pods.owned_by(set.namespace(), set.uid());
-    let active: Vec<_> = pods.into_iter().filter(|pod| plan::is_active(pod)).collect();
-    let (status, next) = plan::status(set, &active, failure, Timestamp::now());
+    let now = Timestamp::now();
+    let tally = if plan::min_ready(set) == 0 {
+        context.pod_counts.read(set.namespace(), set.uid(), |groups| Tally::of_groups(set, groups))
+    } else {
+        let pods = context.caches.pods.owned_by(set.namespace(), set.uid());
+        let active: Vec<_> = pods.into_iter().filter(|pod| plan::is_active(pod)).collect();
+        Tally::of_pods(set, &active, now)
+    };
+    let status = plan::status(set, &tally, failure, now);
     if !plan::same(&status, set.status()) {
         let mut status = json!(status);
         // A merge patch deletes a field only if it names it with null.
@@ -143,5 +161,5 @@ async fn show<K: Replicas>(context: &Context, set: &K, failure: Option<&Failure>
         let patch = json!({"metadata": {"uid": set.uid()}, "status": status});
         context.writer(K::cache(&context.caches)).merge(&set.key(), Part::Status, patch).await?;
     }
-    Ok(next.map_or(Next::Wait, Next::After))
+    Ok(tally.next().map_or(Next::Wait, Next::After))
 }

@@ -59,6 +59,10 @@ impl Resources {
             resource.convert = Some(Arc::new(BetweenRows(of)));
             resources.push(Arc::new(resource));
         }
+        resources.extend(super::metrics::resources().map(|mut resource| {
+            resource.is_built_in = true;
+            Arc::new(resource)
+        }));
         Resources::new(resources)
     }
 }

@@ -65,6 +65,8 @@ impl Api {
             config,
             lifecycle: Arc::new(Lifecycle::new()),
             daemon_backoff: Default::default(),
+            pod_counts: Default::default(),
+            autoscaling: Default::default(),
             last_ranges: Mutex::default(),
         }
     }

@@ -1,0 +1,229 @@
+//! `metrics.k8s.io`: usage of nodes and pods, computed for each request from the kubelets' summaries.
+//!
+//! A CPU rate needs two samples. The samples of the last request are kept for a minute and serve as the first one.
+//! Without them the request takes two samples one second apart. Nothing is sampled without a request.
+
+mod sample;
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use coracle_kinds::{Resource, resource};
+use futures::StreamExt as _;
+use http::Request;
+use http_body_util::{BodyExt as _, Empty, Limited};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use crate::{
+    cache::Object,
+    call::Call,
+    error::{ApiError, Result},
+    media::Form,
+    reply::{self, Reply},
+    sub::kubelet,
+    verb::list,
+};
+use sample::Sample;
+
+/// API group.
+pub(crate) const GROUP: &str = "metrics.k8s.io";
+
+/// Samples younger than this are served again.
+const FRESH: Duration = Duration::from_secs(10);
+/// Samples older than this are not used as the first one of a pair: the rate would hide recent changes.
+const LONGEST_WINDOW: Duration = Duration::from_secs(60);
+/// Time between the samples of a first request.
+const SHORTEST_WINDOW: Duration = Duration::from_secs(1);
+/// Maximum time to get one sample.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum bytes of a summary.
+const LONGEST_SUMMARY: usize = 16 << 20;
+/// Maximum number of nodes that are asked at the same time.
+const PARALLEL: usize = 32;
+
+/// Two samples of one node.
+type Pair = (Arc<Sample>, Arc<Sample>);
+
+/// The samples of one node.
+type Place = Arc<tokio::sync::Mutex<Option<Pair>>>;
+
+/// The last samples of each node. The lock of a node is held while it is asked, so that concurrent requests share a sample.
+#[derive(Default)]
+pub(crate) struct Samples(Mutex<HashMap<String, Place>>);
+
+/// Reads the usage of one object, or of those that the query selects.
+pub(crate) async fn run(call: &Call) -> Result<Reply> {
+    let form = call.form()?;
+    let source = resource::by_resource("", "v1", &call.kind.plural).ok_or_else(ApiError::no_resource)?;
+    if call.info.verb == "list" {
+        let scope = list::scope_of(call, source)?;
+        let objects = call.state.cache.list(source, call.namespace());
+        let objects = objects.iter().filter(|object| scope.selects(source, object));
+        let items = measure(call, objects.map(|object| object.value()).collect()).await;
+        return Ok(list_reply(call, form, items));
+    }
+    let name = &call.resource.name;
+    let object: Option<Arc<Object>> = call.state.cache.get(source, call.namespace(), name);
+    let object = object.ok_or_else(|| ApiError::not_found(&call.kind, name))?.value();
+    let measured = measure(call, vec![object]).await.pop();
+    let measured = measured.ok_or_else(|| ApiError::not_found(&call.kind, name))?;
+    Ok(match form {
+        Form::Table(include) => {
+            let table = reply::table_of(&call.kind, [&measured], json!({}), reply::options(include));
+            reply::json(200, &table)
+        }
+        Form::Partial => reply::json(200, &coracle_kinds::table::partial_metadata(&measured)),
+        _ => reply::json(200, &measured),
+    })
+}
+
+fn list_reply(call: &Call, form: Form, items: Vec<Value>) -> Reply {
+    let kind: &Resource = &call.kind;
+    if let Form::Table(include) = form {
+        return reply::json(200, &reply::table_of(kind, &items, json!({}), reply::options(include)));
+    }
+    reply::json(
+        200,
+        &json!({"kind": kind.list_kind, "apiVersion": kind.api_version(), "metadata": {}, "items": items}),
+    )
+}
+
+/// The usage of nodes or pods. Objects without usage are left out: their node does not answer, or they do not run.
+async fn measure(call: &Call, objects: Vec<Value>) -> Vec<Value> {
+    let is_pod = call.kind.namespaced;
+    let node_of = |object: &Value| -> Option<String> {
+        if is_pod && object["status"]["phase"] != "Running" {
+            return None;
+        }
+        let name = if is_pod { &object["spec"]["nodeName"] } else { &object["metadata"]["name"] };
+        name.as_str().filter(|name| !name.is_empty()).map(str::to_owned)
+    };
+    call.state.usage.prune();
+    let nodes: BTreeSet<String> = objects.iter().filter_map(node_of).collect();
+    let asked = futures::stream::iter(nodes).map(|node| async move {
+        let pair = sampled(call, &node).await;
+        (node, pair)
+    });
+    let mut pairs: HashMap<String, Pair> = HashMap::new();
+    let mut asked = std::pin::pin!(asked.buffer_unordered(PARALLEL));
+    while let Some((node, pair)) = asked.next().await {
+        match pair {
+            Ok(pair) => drop(pairs.insert(node, pair)),
+            Err(error) => tracing::debug!(node, "no usage: {}", error.status()),
+        }
+    }
+    let measured = objects.iter().filter_map(|object| {
+        let (earlier, later) = pairs.get(&node_of(object)?)?;
+        if is_pod { pod(call, object, (earlier, later)) } else { node(call, object, (earlier, later)) }
+    });
+    measured.collect()
+}
+
+fn node(call: &Call, object: &Value, (earlier, later): (&Sample, &Sample)) -> Option<Value> {
+    let rate = later.node_since(earlier)?;
+    let mut measured = head(call, object, &rate);
+    measured.insert("usage".to_owned(), rate.usage());
+    Some(measured.into())
+}
+
+fn pod(call: &Call, object: &Value, (earlier, later): (&Sample, &Sample)) -> Option<Value> {
+    let rates = later.pod_since(earlier, object["metadata"]["uid"].as_str()?);
+    // The kubelet also reports containers that have ended. Only those of the pod's own list count.
+    let declared = ["containers", "initContainers"].map(|field| object["spec"][field].as_array());
+    let is_declared =
+        |name: &str| declared.iter().flatten().copied().flatten().any(|one| one["name"] == name);
+    let rates: Vec<_> = rates.into_iter().filter(|(name, _)| is_declared(name)).collect();
+    let mut measured = head(call, object, &rates.first()?.1);
+    let containers = rates.iter().map(|(name, rate)| json!({"name": name, "usage": rate.usage()}));
+    measured.insert("containers".to_owned(), containers.collect());
+    Some(measured.into())
+}
+
+fn head(call: &Call, object: &Value, rate: &sample::Rate) -> serde_json::Map<String, Value> {
+    let time =
+        |time: jiff::Timestamp| jiff::Timestamp::from_second(time.as_second()).unwrap_or(time).to_string();
+    let mut metadata = json!({
+        "name": object["metadata"]["name"],
+        "creationTimestamp": time(jiff::Timestamp::now()),
+    });
+    if let Some(metadata) = metadata.as_object_mut() {
+        for field in ["namespace", "labels"] {
+            if let Some(value) = object["metadata"].get(field) {
+                metadata.insert(field.to_owned(), value.clone());
+            }
+        }
+    }
+    let head = [
+        ("kind", json!(call.kind.kind)),
+        ("apiVersion", json!(call.kind.api_version())),
+        ("metadata", metadata),
+        ("timestamp", json!(time(rate.time))),
+        ("window", json!(rate.window())),
+    ];
+    head.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// Two samples of a node, of which the later one is fresh.
+async fn sampled(call: &Call, node: &str) -> Result<Pair> {
+    let place = call.state.usage.of(node);
+    let mut kept = place.lock().await;
+    let age = |sample: &Sample| sample.taken.elapsed();
+    if let Some(pair) = kept.as_ref().filter(|(_, later)| age(later) < FRESH) {
+        return Ok(pair.clone());
+    }
+    let earlier = kept.take().map(|(_, later)| later).filter(|later| age(later) <= LONGEST_WINDOW);
+    let earlier = match earlier {
+        Some(earlier) => earlier,
+        None => {
+            let first = Arc::new(ask(call, node).await?);
+            tokio::time::sleep(SHORTEST_WINDOW).await;
+            first
+        }
+    };
+    let pair = (earlier, Arc::new(ask(call, node).await?));
+    *kept = Some(pair.clone());
+    Ok(pair)
+}
+
+/// Asks a node's kubelet for its summary.
+async fn ask(call: &Call, node: &str) -> Result<Sample> {
+    let request = Request::get("/stats/summary").body(Empty::new()).map_err(ApiError::internal)?;
+    let taken = Instant::now();
+    let asked = async {
+        let answer = kubelet::send(call, node, request).await?;
+        let code = answer.status().as_u16();
+        let body = Limited::new(answer.into_body(), LONGEST_SUMMARY).collect().await;
+        let body = body.map_err(ApiError::internal)?.to_bytes();
+        if code != 200 {
+            return Err(ApiError::of_node(code, &String::from_utf8_lossy(&body)));
+        }
+        Sample::parse(taken, &body).map_err(ApiError::internal)
+    };
+    let late = |_elapsed| ApiError::timeout(format!("the kubelet of node {node} sends no summary"), 1);
+    tokio::time::timeout(TIMEOUT, asked).await.map_err(late)?
+}
+
+// === impl Samples ===
+
+impl Samples {
+    /// The place of a node's samples.
+    fn of(&self, node: &str) -> Place {
+        self.lock().entry(node.to_owned()).or_default().clone()
+    }
+
+    /// Removes samples that are too old to be used. A place that a request holds or waits for stays.
+    fn prune(&self) {
+        let is_usable = |pair: &Option<Pair>| {
+            pair.as_ref().is_some_and(|(_, later)| later.taken.elapsed() <= LONGEST_WINDOW)
+        };
+        self.lock().retain(|_, place| {
+            Arc::strong_count(place) > 1 || place.try_lock().is_ok_and(|pair| is_usable(&pair))
+        });
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Place>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,178 @@
+//! Usage of one node at one time, from its kubelet's `/stats/summary`, and the rates between two of them.
+//!
+//! A node is not trusted: the caller reads only the pods that are bound to it.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// Usage of a node and its containers.
+#[derive(Debug)]
+pub(super) struct Sample {
+    /// When the API server asked.
+    pub(super) taken: tokio::time::Instant,
+    node: Usage,
+    /// Containers by the pod's uid.
+    pods: HashMap<String, Vec<(String, Usage)>>,
+}
+
+/// Cumulative CPU time and current memory.
+#[derive(Clone, Copy, Debug)]
+struct Usage {
+    time: Timestamp,
+    cpu_nanos: u64,
+    memory: u64,
+}
+
+/// The CPU usage between two samples, and the memory of the later one.
+#[derive(Debug, PartialEq)]
+pub(super) struct Rate {
+    pub(super) time: Timestamp,
+    window: Duration,
+    cpu_nanos: u64,
+    memory: u64,
+}
+
+/// The fields of a summary that are read.
+#[derive(Deserialize)]
+struct Summary {
+    node: Stats,
+    #[serde(default)]
+    pods: Vec<PodStats>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PodStats {
+    pod_ref: PodReference,
+    #[serde(default)]
+    containers: Vec<Stats>,
+}
+
+#[derive(Deserialize)]
+struct PodReference {
+    uid: String,
+}
+
+#[derive(Deserialize)]
+struct Stats {
+    #[serde(default)]
+    name: String,
+    cpu: Option<Cpu>,
+    memory: Option<Memory>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Cpu {
+    time: Timestamp,
+    usage_core_nano_seconds: Option<u64>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Memory {
+    working_set_bytes: Option<u64>,
+}
+
+// === impl Sample ===
+
+impl Sample {
+    /// Parses a summary. Containers without CPU or memory usage are left out.
+    pub(super) fn parse(taken: tokio::time::Instant, body: &[u8]) -> Result<Self, String> {
+        let summary: Summary = serde_json::from_slice(body).map_err(|error| error.to_string())?;
+        let node = Usage::of(&summary.node).ok_or("the node has no CPU or memory usage")?;
+        let pods = summary.pods.into_iter().map(|pod| {
+            let containers = pod.containers.into_iter();
+            let used = containers.filter_map(|one| Some((one.name.clone(), Usage::of(&one)?)));
+            (pod.pod_ref.uid, used.collect())
+        });
+        Ok(Self { taken, node, pods: pods.collect() })
+    }
+
+    /// Usage of the node since an earlier sample.
+    pub(super) fn node_since(&self, earlier: &Self) -> Option<Rate> {
+        self.node.since(earlier.node)
+    }
+
+    /// Usage of a pod's containers since an earlier sample, by name.
+    pub(super) fn pod_since(&self, earlier: &Self, uid: &str) -> Vec<(&str, Rate)> {
+        let before = earlier.pods.get(uid).map(Vec::as_slice).unwrap_or_default();
+        let containers = self.pods.get(uid).into_iter().flatten();
+        containers
+            .filter_map(|(name, usage)| {
+                let (_, old) = before.iter().find(|(other, _)| other == name)?;
+                Some((name.as_str(), usage.since(*old)?))
+            })
+            .collect()
+    }
+}
+
+// === impl Usage ===
+
+impl Usage {
+    fn of(stats: &Stats) -> Option<Self> {
+        let cpu = stats.cpu.as_ref()?;
+        let memory = stats.memory.as_ref()?.working_set_bytes?;
+        Some(Self { time: cpu.time, cpu_nanos: cpu.usage_core_nano_seconds?, memory })
+    }
+
+    /// None if no time passed, or the container was restarted in between and its counter began again.
+    fn since(self, earlier: Self) -> Option<Rate> {
+        let window = Duration::try_from(self.time.duration_since(earlier.time)).ok()?;
+        let used = u128::from(self.cpu_nanos.checked_sub(earlier.cpu_nanos)?);
+        let cpu_nanos = (used * 1_000_000_000).checked_div(window.as_nanos())?;
+        let cpu_nanos = u64::try_from(cpu_nanos).ok()?;
+        Some(Rate { time: self.time, window, cpu_nanos, memory: self.memory })
+    }
+}
+
+// === impl Rate ===
+
+impl Rate {
+    /// The usage as quantities, in the units of metrics-server.
+    pub(super) fn usage(&self) -> Value {
+        json!({"cpu": format!("{}n", self.cpu_nanos), "memory": format!("{}Ki", self.memory / 1024)})
+    }
+
+    /// The window in Go's form of durations.
+    pub(super) fn window(&self) -> String {
+        format!("{}s", (self.window.as_secs_f64() * 1000.0).round() / 1000.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(time: &str, cpu: u64) -> Sample {
+        let used = json!({"name": "c", "cpu": {"time": time, "usageCoreNanoSeconds": cpu},
+            "memory": {"workingSetBytes": 4096}});
+        let idle = json!({"name": "new", "cpu": {"time": time}});
+        let pod = json!({"podRef": {"name": "p", "namespace": "n", "uid": "1"}, "containers": [used, idle]});
+        let summary = json!({"node": used, "pods": [pod]});
+        Sample::parse(tokio::time::Instant::now(), summary.to_string().as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn the_rate_is_the_difference_over_the_window() {
+        let (old, new) = (sample("2024-01-01T00:00:00Z", 100), sample("2024-01-01T00:00:10Z", 2_000_000_100));
+        let rate = new.node_since(&old).unwrap();
+        assert_eq!(rate.usage(), json!({"cpu": "200000000n", "memory": "4Ki"}));
+        assert_eq!(rate.window(), "10s");
+        let pod = new.pod_since(&old, "1");
+        assert_eq!(pod.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["c"]);
+        assert!(new.pod_since(&old, "2").is_empty());
+    }
+
+    #[test]
+    fn a_counter_that_began_again_or_did_not_move_in_time_has_no_rate() {
+        let (old, new) = (sample("2024-01-01T00:00:00Z", 100), sample("2024-01-01T00:00:10Z", 50));
+        assert_eq!(new.node_since(&old), None);
+        assert_eq!(old.node_since(&old), None);
+        assert!(Sample::parse(tokio::time::Instant::now(), b"{\"node\": {}}").is_err());
+    }
+}

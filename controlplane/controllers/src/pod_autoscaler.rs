@@ -1,0 +1,39 @@
+//! Horizontal pod autoscalers: they set the replicas of a workload by metrics of its pods. Source: upstream's
+//! `podautoscaler` controller.
+//!
+//! Every 15 seconds `run` reads the target's scale, its pods and the metrics. `plan` decides: `replicas` proposes a
+//! number for each metric, `behavior` limits the rate of the highest proposal. Without autoscalers nothing runs.
+
+pub(crate) mod behavior;
+mod condition;
+pub(crate) mod metrics;
+pub(crate) mod plan;
+pub(crate) mod pod;
+pub(crate) mod replicas;
+pub(crate) mod run;
+mod target;
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use coracle_values::label_selector::LabelSelector;
+
+use crate::object::Key;
+
+/// What is kept between the reconciles of all autoscalers.
+#[derive(Debug, Default)]
+pub(crate) struct State(Mutex<HashMap<Key, Kept>>);
+
+/// What is kept of one autoscaler.
+#[derive(Clone, Debug, Default)]
+struct Kept {
+    history: behavior::History,
+    /// The selector of the target's pods.
+    selector: Option<LabelSelector>,
+}
+
+impl State {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Kept>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

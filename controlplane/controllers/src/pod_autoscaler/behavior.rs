@@ -1,0 +1,314 @@
+//! How fast an autoscaler may follow its metrics: stabilization windows and policies. Source: upstream's
+//! `horizontal.go`.
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::autoscaling::v2::{HPAScalingPolicy, HPAScalingRules, HorizontalPodAutoscalerBehavior};
+
+/// Default stabilization window of a decrease in seconds.
+const DOWN_WINDOW: i32 = 300;
+/// Without a behavior the replicas at most double, or grow to this number.
+const SMALLEST_LIMIT: i32 = 4;
+/// Maximum number of recommendations and of scale events that are kept. The longest window is one hour, of one each 15
+/// seconds.
+const LONGEST_HISTORY: usize = 300;
+
+/// Earlier recommendations and changes of one autoscaler.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct History {
+    recommendations: Vec<(Timestamp, i32)>,
+    ups: Vec<(Timestamp, i32)>,
+    downs: Vec<(Timestamp, i32)>,
+}
+
+/// The replicas before and after the recommendation, and the limits of the autoscaler.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Range {
+    pub(super) current: i32,
+    pub(super) desired: i32,
+    pub(super) min: i32,
+    pub(super) max: i32,
+}
+
+/// A number of replicas with reason and message. `is_limited`: it differs from the input.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Limited {
+    pub(super) replicas: i32,
+    pub(super) is_limited: bool,
+    pub(super) why: (&'static str, &'static str),
+}
+
+/// The result of both steps.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Normalized {
+    pub(super) stabilized: Limited,
+    pub(super) limited: Limited,
+}
+
+/// The rules of one direction with their defaults.
+struct Rules<'a> {
+    window: i32,
+    policies: &'a [HPAScalingPolicy],
+    select: &'a str,
+}
+
+const LOWEST: &str =
+    "recent recommendations were lower than current one, applying the lowest recent recommendation";
+const HIGHEST: &str =
+    "recent recommendations were higher than current one, applying the highest recent recommendation";
+const READY: (&str, &str) = ("ReadyForNewScale", "recommended size matches current size");
+const IN_RANGE: (&str, &str) = ("DesiredWithinRange", "the desired count is within the acceptable range");
+const TOO_FEW: (&str, &str) =
+    ("TooFewReplicas", "the desired replica count is less than the minimum replica count");
+const TOO_MANY: (&str, &str) =
+    ("TooManyReplicas", "the desired replica count is more than the maximum replica count");
+const TOO_FAST_UP: (&str, &str) =
+    ("ScaleUpLimit", "the desired replica count is increasing faster than the maximum scale rate");
+const TOO_FAST_DOWN: (&str, &str) =
+    ("ScaleDownLimit", "the desired replica count is decreasing faster than the maximum scale rate");
+
+// === impl History ===
+
+impl History {
+    /// Records the replicas of the first reconcile as a recommendation, so that they do not decrease at once.
+    pub(super) fn begin(&mut self, replicas: i32, now: Timestamp) {
+        if self.recommendations.is_empty() {
+            self.recommendations.push((now, replicas));
+        }
+    }
+
+    /// Applies stabilization windows and limits to a recommendation, and records it.
+    pub(super) fn normalize(
+        &mut self,
+        behavior: Option<&HorizontalPodAutoscalerBehavior>,
+        range: Range,
+        now: Timestamp,
+    ) -> Normalized {
+        let (up, down) = match behavior {
+            Some(behavior) => {
+                (Rules::up(behavior.scale_up.as_ref()), Rules::down(behavior.scale_down.as_ref()))
+            }
+            None => (Rules::up(None), Rules::down(None)),
+        };
+        let recommended = self.stabilize((up.window, down.window), behavior.is_some(), range, now);
+        let is_limited = recommended != range.desired;
+        let why = match (is_limited, range.desired >= range.current && behavior.is_some()) {
+            (false, _) => READY,
+            (true, true) => ("ScaleUpStabilized", LOWEST),
+            (true, false) => ("ScaleDownStabilized", HIGHEST),
+        };
+        let stabilized = Limited { replicas: recommended, is_limited, why };
+        let range = Range { desired: recommended, ..range };
+        let (replicas, why) = match behavior {
+            Some(_) => self.by_policies(&up, &down, range, now),
+            None => without_behavior(range),
+        };
+        let limited = Limited { replicas, is_limited: replicas != recommended, why };
+        Normalized { stabilized, limited }
+    }
+
+    fn stabilize(&mut self, (up, down): (i32, i32), has_behavior: bool, range: Range, now: Timestamp) -> i32 {
+        let desired = range.desired;
+        let within = |window: i32| since(&self.recommendations, window, now).map(|(_, replicas)| *replicas);
+        let lowest = within(up).min().unwrap_or(desired).min(desired);
+        let highest = within(down).max().unwrap_or(desired).max(desired);
+        keep(&mut self.recommendations, up.max(down), (now, desired));
+        // Without a behavior only decreases are delayed.
+        if has_behavior { range.current.max(lowest).min(highest) } else { highest }
+    }
+
+    fn by_policies(
+        &self,
+        up: &Rules<'_>,
+        down: &Rules<'_>,
+        range: Range,
+        now: Timestamp,
+    ) -> (i32, (&'static str, &'static str)) {
+        let Range { current, desired, min, max } = range;
+        let before = |policy: &HPAScalingPolicy| {
+            let sum = |list: &Vec<(Timestamp, i32)>| {
+                since(list, policy.period_seconds, now)
+                    .fold(0_i32, |sum, (_, change)| sum.saturating_add(*change))
+            };
+            current.saturating_sub(sum(&self.ups)).saturating_add(sum(&self.downs))
+        };
+        if desired > current {
+            let limit = up.limit(current, |policy| {
+                let (start, value) = (before(policy), policy.value);
+                match policy.type_.as_str() {
+                    "Pods" => start.saturating_add(value),
+                    _ => (f64::from(start) * (1.0 + f64::from(value) / 100.0)).ceil() as i32,
+                }
+            });
+            let limit = limit.max(current);
+            let (highest, why) = if max > limit { (limit, TOO_FAST_UP) } else { (max, TOO_MANY) };
+            if desired > highest {
+                return (highest, why);
+            }
+        } else if desired < current {
+            let limit = down.limit_down(current, |policy| {
+                let (start, value) = (before(policy), policy.value);
+                match policy.type_.as_str() {
+                    "Pods" => start.saturating_sub(value),
+                    _ => (f64::from(start) * (1.0 - f64::from(value) / 100.0)) as i32,
+                }
+            });
+            let limit = limit.min(current);
+            let (lowest, why) = if min < limit { (limit, TOO_FAST_DOWN) } else { (min, TOO_FEW) };
+            if desired < lowest {
+                return (lowest, why);
+            }
+        }
+        (desired, IN_RANGE)
+    }
+
+    /// Records a change of the target. Without a behavior it has no use.
+    pub(super) fn scaled(
+        &mut self,
+        behavior: Option<&HorizontalPodAutoscalerBehavior>,
+        (before, after): (i32, i32),
+        now: Timestamp,
+    ) {
+        let Some(behavior) = behavior else { return };
+        let periods = |rules: &Rules<'_>| rules.policies.iter().map(|policy| policy.period_seconds).max();
+        let (up, down) = (Rules::up(behavior.scale_up.as_ref()), Rules::down(behavior.scale_down.as_ref()));
+        // Policies of both directions count the changes of both.
+        let longest = periods(&up).max(periods(&down)).unwrap_or_default();
+        let list = if after > before { &mut self.ups } else { &mut self.downs };
+        keep(list, longest, (now, before.abs_diff(after).try_into().unwrap_or(i32::MAX)));
+    }
+}
+
+/// The entries of the last `seconds`.
+fn since(list: &[(Timestamp, i32)], seconds: i32, now: Timestamp) -> impl Iterator<Item = &(Timestamp, i32)> {
+    list.iter().filter(move |(time, _)| now.duration_since(*time) < SignedDuration::from_secs(seconds.into()))
+}
+
+/// Adds an entry and removes those that are older than `seconds`.
+fn keep(list: &mut Vec<(Timestamp, i32)>, seconds: i32, entry: (Timestamp, i32)) {
+    let longest = SignedDuration::from_secs(seconds.into());
+    list.retain(|(time, _)| entry.0.duration_since(*time) < longest);
+    list.push(entry);
+    if list.len() > LONGEST_HISTORY {
+        list.remove(0);
+    }
+}
+
+fn without_behavior(range: Range) -> (i32, (&'static str, &'static str)) {
+    let limit = range.current.saturating_mul(2).max(SMALLEST_LIMIT);
+    let (highest, why) = if range.max > limit { (limit, TOO_FAST_UP) } else { (range.max, TOO_MANY) };
+    if range.desired < range.min {
+        (range.min, TOO_FEW)
+    } else if range.desired > highest {
+        (highest, why)
+    } else {
+        (range.desired, IN_RANGE)
+    }
+}
+
+// === impl Rules ===
+
+impl<'a> Rules<'a> {
+    fn up(rules: Option<&'a HPAScalingRules>) -> Self {
+        Self::of(rules, 0)
+    }
+
+    fn down(rules: Option<&'a HPAScalingRules>) -> Self {
+        Self::of(rules, DOWN_WINDOW)
+    }
+
+    fn of(rules: Option<&'a HPAScalingRules>, window: i32) -> Self {
+        Self {
+            window: rules.and_then(|rules| rules.stabilization_window_seconds).unwrap_or(window),
+            policies: rules.and_then(|rules| rules.policies.as_deref()).unwrap_or_default(),
+            select: rules.and_then(|rules| rules.select_policy.as_deref()).unwrap_or("Max"),
+        }
+    }
+
+    fn limit(&self, current: i32, of: impl Fn(&HPAScalingPolicy) -> i32) -> i32 {
+        let limits = self.policies.iter().map(of);
+        match self.select {
+            "Disabled" => Some(current),
+            "Min" => limits.min(),
+            _ => limits.max(),
+        }
+        .unwrap_or(i32::MAX)
+    }
+
+    /// The lowest allowed number: the largest change is the smallest number.
+    fn limit_down(&self, current: i32, of: impl Fn(&HPAScalingPolicy) -> i32) -> i32 {
+        let limits = self.policies.iter().map(of);
+        match self.select {
+            "Disabled" => Some(current),
+            "Min" => limits.max(),
+            _ => limits.min(),
+        }
+        .unwrap_or(i32::MIN)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_second(1_700_000_000 + seconds).unwrap()
+    }
+
+    fn range(current: i32, desired: i32) -> Range {
+        Range { current, desired, min: 1, max: 100 }
+    }
+
+    fn behavior(value: Value) -> HorizontalPodAutoscalerBehavior {
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn without_behavior_replicas_double_and_decrease_after_five_minutes() {
+        let mut history = History::default();
+        history.begin(10, at(0));
+        let up = history.normalize(None, range(10, 50), at(0));
+        assert_eq!((up.limited.replicas, up.limited.why), (20, TOO_FAST_UP));
+        let down = history.normalize(None, range(20, 5), at(100));
+        assert_eq!((down.limited.replicas, down.stabilized.why.0), (40, "ScaleDownStabilized"));
+        let later = history.normalize(None, range(20, 5), at(400));
+        assert_eq!((later.limited.replicas, later.stabilized.why), (5, READY));
+        let few = history.normalize(None, Range { min: 3, ..range(3, 1) }, at(1000));
+        assert_eq!((few.limited.replicas, few.limited.why), (3, TOO_FEW));
+    }
+
+    #[test]
+    fn policies_limit_the_change_of_a_period() {
+        let rules = behavior(json!({
+            "scaleUp": {"stabilizationWindowSeconds": 0, "selectPolicy": "Max",
+                "policies": [{"type": "Pods", "value": 4, "periodSeconds": 60}]},
+            "scaleDown": {"stabilizationWindowSeconds": 0, "selectPolicy": "Min", "policies": [
+                {"type": "Percent", "value": 50, "periodSeconds": 60},
+                {"type": "Pods", "value": 1, "periodSeconds": 60},
+            ]},
+        }));
+        let mut history = History::default();
+        let first = history.normalize(Some(&rules), range(10, 30), at(0));
+        assert_eq!((first.limited.replicas, first.limited.why), (14, TOO_FAST_UP));
+        history.scaled(Some(&rules), (10, 14), at(0));
+        assert_eq!(history.normalize(Some(&rules), range(14, 30), at(30)).limited.replicas, 14);
+        assert_eq!(history.normalize(Some(&rules), range(14, 30), at(61)).limited.replicas, 18);
+        let down = History::default().normalize(Some(&rules), range(10, 1), at(0));
+        assert_eq!((down.limited.replicas, down.limited.why), (9, TOO_FAST_DOWN));
+    }
+
+    #[test]
+    fn a_window_of_increases_takes_the_lowest_recommendation() {
+        let rules = behavior(json!({
+            "scaleUp": {"stabilizationWindowSeconds": 60,
+                "policies": [{"type": "Percent", "value": 900, "periodSeconds": 15}]},
+            "scaleDown": {"selectPolicy": "Disabled"},
+        }));
+        let mut history = History::default();
+        history.begin(2, at(0));
+        let held = history.normalize(Some(&rules), range(2, 9), at(10));
+        assert_eq!((held.limited.replicas, held.stabilized.why.0), (2, "ScaleUpStabilized"));
+        assert_eq!(history.normalize(Some(&rules), range(2, 9), at(65)).limited.replicas, 9);
+        assert_eq!(History::default().normalize(Some(&rules), range(9, 2), at(0)).limited.replicas, 9);
+    }
+}

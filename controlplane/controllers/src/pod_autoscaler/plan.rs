@@ -1,0 +1,443 @@
+//! The replicas of one target, from its scale, its pods and its metrics.
+
+use coracle_events::Event;
+use coracle_values::quantity::{Quantity, millis_of};
+use jiff::Timestamp;
+use k8s_openapi::api::autoscaling::v2::{MetricSpec, MetricTarget};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+use serde_json::{Value, json};
+
+use super::behavior::{History, Range};
+use super::condition::Conditions;
+use super::metrics::Measured;
+use super::pod::Pod;
+use super::replicas::{Proposal, Target, Tolerance, Wanted, by_mean, by_pods, by_value};
+use crate::object::HorizontalPodAutoscaler;
+
+/// Default tolerance of usage, in parts of the target.
+const TOLERANCE: f64 = 0.1;
+
+/// The condition that says whether metrics are valid.
+pub(super) const ACTIVE: &str = "ScalingActive";
+/// The condition that says whether the target can be scaled.
+pub(super) const ABLE: &str = "AbleToScale";
+const LIMITED: &str = "ScalingLimited";
+
+/// The state of the target.
+pub(super) struct Observed<'a> {
+    pub(super) autoscaler: &'a HorizontalPodAutoscaler,
+    /// `spec.replicas` of the scale.
+    pub(super) current: i32,
+    /// `status.replicas` of the scale.
+    pub(super) status_replicas: i32,
+    pub(super) pods: &'a [Pod],
+    /// The values of each metric of the spec, in its order.
+    pub(super) measured: &'a [Result<Measured, String>],
+    pub(super) now: Timestamp,
+}
+
+/// What to do with the target.
+#[derive(Debug)]
+pub(super) struct Decision {
+    /// The replicas to set with the reason; None if the target stays.
+    pub(super) rescale: Option<(i32, String)>,
+    /// `status.currentMetrics`.
+    pub(super) metrics: Vec<Value>,
+    pub(super) events: Vec<Event>,
+    /// Whether the metrics failed so that nothing could be decided.
+    pub(super) failed: bool,
+}
+
+/// A metric's proposal with its name and status.
+struct Evaluated {
+    proposal: Proposal,
+    name: String,
+    status: Value,
+}
+
+/// A metric that could not be used: reason and message of the condition, and the message of the whole.
+struct Failed {
+    reason: &'static str,
+    cause: String,
+    whole: String,
+}
+
+/// What can be decided without metrics: the replicas are outside of the limits, or 0. None: metrics decide.
+pub(super) fn without_metrics(
+    autoscaler: &HorizontalPodAutoscaler,
+    current: i32,
+    conditions: &mut Conditions,
+) -> Option<Decision> {
+    let (min, max) = limits(autoscaler);
+    let rescale = if current == 0 && min != 0 {
+        let message = "scaling is disabled since the replica count of the target is zero";
+        conditions.set(ACTIVE, false, ("ScalingDisabled", message));
+        None
+    } else if current > max {
+        Some((max, "Current number of replicas above Spec.MaxReplicas".to_owned()))
+    } else if current < min {
+        Some((min, "Current number of replicas below Spec.MinReplicas".to_owned()))
+    } else {
+        return None;
+    };
+    Some(Decision { rescale, metrics: Vec::new(), events: Vec::new(), failed: false })
+}
+
+/// Decides by metrics.
+pub(super) fn by_metrics(
+    observed: &Observed<'_>,
+    history: &mut History,
+    conditions: &mut Conditions,
+) -> Decision {
+    let spec = &observed.autoscaler.spec;
+    let mut decision = Decision { rescale: None, metrics: Vec::new(), events: Vec::new(), failed: false };
+    let specs = spec.metrics.as_deref().unwrap_or_default();
+    let (mut best, mut name, mut failures) = (0, String::new(), Vec::new());
+    for (spec, measured) in specs.iter().zip(observed.measured) {
+        match evaluate(observed, spec, measured) {
+            Ok(evaluated) => {
+                decision.metrics.push(evaluated.status);
+                if best == 0 || evaluated.proposal.replicas > best {
+                    (best, name) = (evaluated.proposal.replicas, evaluated.name);
+                }
+            }
+            Err(failed) => {
+                decision.events.push(Event::warning(failed.reason, failed.cause.clone()));
+                failures.push(failed);
+            }
+        }
+    }
+    // With a metric missing the target may grow, but not shrink.
+    if let Some(first) = failures.first()
+        && (failures.len() == specs.len() || best < observed.current)
+    {
+        let message = format!("the HPA was unable to compute the replica count: {}", first.cause);
+        conditions.set(ACTIVE, false, (first.reason, &message));
+        let whole = format!(
+            "invalid metrics ({} invalid out of {}), first error is: {}",
+            failures.len(),
+            specs.len(),
+            first.whole
+        );
+        decision.events.push(Event::warning("FailedComputeMetricsReplicas", whole));
+        decision.failed = true;
+        return decision;
+    }
+    let message = format!("the HPA was able to successfully calculate a replica count from {name}");
+    conditions.set(ACTIVE, true, ("ValidMetricFound", &message));
+    decision.rescale = limited(observed, (best, &name), history, conditions);
+    decision
+}
+
+/// Applies behavior and limits to the proposal of the metrics.
+fn limited(
+    observed: &Observed<'_>,
+    (desired, name): (i32, &str),
+    history: &mut History,
+    conditions: &mut Conditions,
+) -> Option<(i32, String)> {
+    let current = observed.current;
+    let reason = match desired.cmp(&current) {
+        std::cmp::Ordering::Greater => format!("{name} above target"),
+        std::cmp::Ordering::Less => "All metrics below target".to_owned(),
+        std::cmp::Ordering::Equal => String::new(),
+    };
+    let (min, max) = limits(observed.autoscaler);
+    let range = Range { current, desired, min, max };
+    let behavior = observed.autoscaler.spec.behavior.as_ref();
+    let normalized = history.normalize(behavior, range, observed.now);
+    conditions.set(ABLE, true, normalized.stabilized.why);
+    conditions.set(LIMITED, normalized.limited.is_limited, normalized.limited.why);
+    let replicas = normalized.limited.replicas;
+    (replicas != current).then_some((replicas, reason))
+}
+
+fn limits(autoscaler: &HorizontalPodAutoscaler) -> (i32, i32) {
+    (autoscaler.spec.min_replicas.unwrap_or(1), autoscaler.spec.max_replicas)
+}
+
+fn tolerance(autoscaler: &HorizontalPodAutoscaler) -> Tolerance {
+    let of = |rules: Option<&k8s_openapi::api::autoscaling::v2::HPAScalingRules>| {
+        let own = rules.and_then(|rules| rules.tolerance.as_ref());
+        own.map_or(TOLERANCE, |own| millis_of(own) as f64 / 1000.0)
+    };
+    let behavior = autoscaler.spec.behavior.as_ref();
+    Tolerance {
+        down: of(behavior.and_then(|behavior| behavior.scale_down.as_ref())),
+        up: of(behavior.and_then(|behavior| behavior.scale_up.as_ref())),
+    }
+}
+
+fn evaluate(
+    observed: &Observed<'_>,
+    spec: &MetricSpec,
+    measured: &Result<Measured, String>,
+) -> Result<Evaluated, Failed> {
+    let target = Target {
+        replicas: observed.current,
+        observed: observed.status_replicas,
+        pods: observed.pods,
+        tolerance: tolerance(observed.autoscaler),
+        now: observed.now,
+    };
+    if let Some(source) = &spec.resource {
+        let failed = failure("FailedGetResourceMetric", format!("{} resource metric value", source.name));
+        let of = (source.name.as_str(), None);
+        let (proposal, current) = by_resource(target, of, &source.target, measured).map_err(failed)?;
+        let name = resource_name(&source.name, "resource", &source.target);
+        let status = json!({"name": source.name, "current": current});
+        return Ok(Evaluated { proposal, name, status: json!({"type": "Resource", "resource": status}) });
+    }
+    if let Some(source) = &spec.container_resource {
+        let what = format!("{} container metric value", source.container);
+        let failed = failure("FailedGetContainerResourceMetric", what);
+        let of = (source.name.as_str(), Some(source.container.as_str()));
+        let (proposal, current) = by_resource(target, of, &source.target, measured).map_err(failed)?;
+        let name = resource_name(&source.name, "container resource", &source.target);
+        let status = json!({"name": source.name, "container": source.container, "current": current});
+        let status = json!({"type": "ContainerResource", "containerResource": status});
+        return Ok(Evaluated { proposal, name, status });
+    }
+    if let Some(source) = &spec.pods {
+        let failed = failure("FailedGetPodsMetric", "pods metric value".to_owned());
+        let metric = &source.metric.name;
+        let values = match measured {
+            Ok(Measured::Pods(values)) => Ok(values.clone()),
+            other => Err(format!("unable to get metric {metric}: {}", cause(other))),
+        };
+        let wanted = source.target.average_value.as_ref().map_or(0, millis_of);
+        let proposal = values.and_then(|values| by_pods(target, Wanted::Mean(wanted), values, false));
+        let proposal = proposal.map_err(failed)?;
+        let current = json!({"averageValue": quantity(proposal.usage, false)});
+        let status = json!({"type": "Pods", "pods": {"metric": source.metric, "current": current}});
+        return Ok(Evaluated { proposal, name: format!("pods metric {metric}"), status });
+    }
+    of_value(target, spec, measured)
+}
+
+/// A metric of an object, or an external one: one value for all pods.
+fn of_value(
+    target: Target<'_>,
+    spec: &MetricSpec,
+    measured: &Result<Measured, String>,
+) -> Result<Evaluated, Failed> {
+    let value = match measured {
+        Ok(Measured::Value(value)) => Ok(*value),
+        other => Err(cause(other)),
+    };
+    if let Some(source) = &spec.object {
+        let failed = failure("FailedGetObjectMetric", "object metric value".to_owned());
+        let (object, metric) = (&source.described_object, &source.metric.name);
+        let value = value.map_err(|error| {
+            format!("unable to get metric {metric}: {error} on {} {}", object.kind, object.name)
+        });
+        let (proposal, current) =
+            value.and_then(|value| by_either(target, &source.target, value, "object")).map_err(failed)?;
+        let status = json!({"describedObject": object, "metric": source.metric, "current": current});
+        let status = json!({"type": "Object", "object": status});
+        return Ok(Evaluated { proposal, name: format!("{} metric {metric}", object.kind), status });
+    }
+    let Some(source) = &spec.external else {
+        let why = format!("unknown metric source type \"{}\"", spec.type_);
+        return Err(Failed { reason: "InvalidMetricSourceType", cause: why.clone(), whole: why });
+    };
+    let metric = &source.metric.name;
+    let failed = failure("FailedGetExternalMetric", format!("{metric} external metric value"));
+    let value = value.map_err(|error| format!("unable to get external metric {metric}: {error}"));
+    let (proposal, current) =
+        value.and_then(|value| by_either(target, &source.target, value, "external")).map_err(failed)?;
+    let status = json!({"type": "External", "external": {"metric": source.metric, "current": current}});
+    Ok(Evaluated { proposal, name: format!("external metric {metric}"), status })
+}
+
+/// Compares one value with a mean of each replica, or as a whole.
+fn by_either(
+    target: Target<'_>,
+    wanted: &MetricTarget,
+    value: i64,
+    source: &str,
+) -> Result<(Proposal, Value), String> {
+    if let Some(mean) = wanted.average_value.as_ref().filter(|_| wanted.type_ != "Value") {
+        let proposal = by_mean(target, millis_of(mean), value);
+        return Ok((proposal, json!({"averageValue": quantity(proposal.usage, false)})));
+    }
+    if let Some(whole) = &wanted.value {
+        let proposal = by_value(target, millis_of(whole), value)?;
+        return Ok((proposal, json!({"value": quantity(proposal.usage, false)})));
+    }
+    Err(format!("invalid {source} metric source: neither a value target nor an average value target was set"))
+}
+
+/// Usage of CPU or memory, compared with a mean or with the requests.
+fn by_resource(
+    target: Target<'_>,
+    (resource, container): (&str, Option<&str>),
+    wanted: &MetricTarget,
+    measured: &Result<Measured, String>,
+) -> Result<(Proposal, Value), String> {
+    let what = if wanted.average_value.is_some() { "usage" } else { "utilization" };
+    let compared = match (&wanted.average_value, wanted.average_utilization) {
+        (Some(mean), _) => Wanted::Mean(millis_of(mean)),
+        (None, Some(percent)) => Wanted::Utilization { percent, resource, container },
+        (None, None) => {
+            let missing = "neither an average utilization target nor an average value (usage) target was set";
+            return Err(format!("invalid resource metric source: {missing}"));
+        }
+    };
+    let values = match measured {
+        Ok(Measured::Pods(values)) => Ok(values.clone()),
+        other => Err(format!("unable to get metrics for resource {resource}: {}", cause(other))),
+    };
+    let proposal = values.and_then(|values| by_pods(target, compared, values, resource == "cpu"));
+    let proposal = proposal.map_err(|error| format!("failed to get {resource} {what}: {error}"))?;
+    let mut current = json!({"averageValue": quantity(proposal.usage, resource == "memory")});
+    if let (Some(share), Some(current)) = (proposal.utilization, current.as_object_mut()) {
+        current.insert("averageUtilization".to_owned(), share.into());
+    }
+    Ok((proposal, current))
+}
+
+fn resource_name(resource: &str, what: &str, target: &MetricTarget) -> String {
+    if target.average_value.is_some() {
+        format!("{resource} resource")
+    } else {
+        format!("{resource} {what} utilization (percentage of request)")
+    }
+}
+
+fn failure(reason: &'static str, what: String) -> impl FnOnce(String) -> Failed {
+    move |cause| Failed { reason, whole: format!("failed to get {what}: {cause}"), cause }
+}
+
+fn cause(measured: &Result<Measured, String>) -> String {
+    match measured {
+        Ok(_) => "the metrics API sent a value of another type".to_owned(),
+        Err(error) => error.clone(),
+    }
+}
+
+/// A quantity of thousandths in canonical form.
+fn quantity(millis: i64, is_memory: bool) -> ApiQuantity {
+    let text = if is_memory && millis % 1000 == 0 { binary(millis / 1000) } else { format!("{millis}m") };
+    ApiQuantity(Quantity::parse(&text).map_or(text, |parsed| parsed.to_string()))
+}
+
+/// Bytes with the largest binary suffix that divides them.
+fn binary(mut value: i64) -> String {
+    let mut suffix = "";
+    for next in ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"] {
+        if value == 0 || value % 1024 != 0 {
+            break;
+        }
+        (value, suffix) = (value / 1024, next);
+    }
+    format!("{value}{suffix}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pod_autoscaler::replicas::{PodValue, PodValues};
+
+    fn now() -> Timestamp {
+        "2024-01-01T01:00:00Z".parse().unwrap()
+    }
+
+    fn autoscaler(metrics: Value) -> HorizontalPodAutoscaler {
+        let spec = json!({"minReplicas": 1, "maxReplicas": 10, "metrics": metrics,
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web"}});
+        serde_json::from_value(json!({"metadata": {"name": "web"}, "spec": spec})).unwrap()
+    }
+
+    fn cpu(percent: i32) -> Value {
+        json!({"type": "Resource", "resource": {"name": "cpu",
+            "target": {"type": "Utilization", "averageUtilization": percent}}})
+    }
+
+    fn pods(count: usize) -> Vec<Pod> {
+        let pod = |number: usize| {
+            let container = json!({"name": "c", "resources": {"requests": {"cpu": "100m"}}});
+            let ready =
+                json!({"type": "Ready", "status": "True", "lastTransitionTime": "2024-01-01T00:00:10Z"});
+            let status =
+                json!({"phase": "Running", "startTime": "2024-01-01T00:00:00Z", "conditions": [ready]});
+            let pod = json!({"metadata": {"name": format!("p{number}")}, "spec": {"containers": [container]},
+                "status": status});
+            serde_json::from_value(pod).unwrap()
+        };
+        (0..count).map(pod).collect()
+    }
+
+    fn used(count: usize, millis: i64) -> Result<Measured, String> {
+        let value = PodValue { time: now(), window: std::time::Duration::from_secs(15), millis };
+        Ok(Measured::Pods((0..count).map(|number| (format!("p{number}"), value)).collect::<PodValues>()))
+    }
+
+    fn decide(metrics: Value, measured: &[Result<Measured, String>]) -> (Decision, Conditions) {
+        let (autoscaler, pods) = (autoscaler(metrics), pods(2));
+        let observed = Observed {
+            autoscaler: &autoscaler,
+            current: 2,
+            status_replicas: 2,
+            pods: &pods,
+            measured,
+            now: now(),
+        };
+        let mut conditions = Conditions::new(None, now());
+        let decision = by_metrics(&observed, &mut History::default(), &mut conditions);
+        (decision, conditions)
+    }
+
+    fn condition(conditions: &Conditions, type_: &str) -> (String, String, String) {
+        let found = conditions.list.iter().find(|one| one.type_ == type_).unwrap().clone();
+        (found.status, found.reason.unwrap(), found.message.unwrap())
+    }
+
+    #[test]
+    fn the_highest_proposal_wins() {
+        let external = json!({"type": "External", "external": {"metric": {"name": "jobs"},
+            "target": {"type": "AverageValue", "averageValue": "10"}}});
+        let measured = [used(2, 100), Ok(Measured::Value(30_000))];
+        let (decision, conditions) = decide(json!([cpu(50), external]), &measured);
+        let reason = "cpu resource utilization (percentage of request) above target";
+        assert_eq!(decision.rescale, Some((4, reason.to_owned())));
+        let current = json!({"averageUtilization": 100, "averageValue": "100m"});
+        assert_eq!(decision.metrics[0]["resource"], json!({"name": "cpu", "current": current}));
+        assert_eq!(decision.metrics[1]["external"]["current"], json!({"averageValue": "15"}));
+        assert_eq!(condition(&conditions, ACTIVE).1, "ValidMetricFound");
+        assert_eq!(condition(&conditions, LIMITED).0, "False");
+    }
+
+    #[test]
+    fn a_missing_metric_prevents_a_decrease_only() {
+        let absent = || Err("no metrics returned from resource metrics API".to_owned());
+        let (decision, conditions) = decide(json!([cpu(50), cpu(50)]), &[used(2, 10), absent()]);
+        assert!(decision.failed && decision.rescale.is_none());
+        let cause = "failed to get cpu utilization: unable to get metrics for resource cpu: no metrics returned from \
+                     resource metrics API";
+        let message = format!("the HPA was unable to compute the replica count: {cause}");
+        assert_eq!(
+            condition(&conditions, ACTIVE),
+            ("False".into(), "FailedGetResourceMetric".into(), message)
+        );
+        let (decision, _) = decide(json!([cpu(50), cpu(50)]), &[used(2, 100), absent()]);
+        assert_eq!(decision.rescale.map(|(replicas, _)| replicas), Some(4));
+    }
+
+    #[test]
+    fn replicas_outside_of_the_limits_need_no_metrics() {
+        let autoscaler = autoscaler(json!([]));
+        let decide = |current: i32| {
+            let mut conditions = Conditions::new(None, now());
+            without_metrics(&autoscaler, current, &mut conditions)
+                .map(|decision| decision.rescale.map(|(replicas, _)| replicas))
+        };
+        assert_eq!((decide(0), decide(12), decide(5)), (Some(None), Some(Some(10)), None));
+    }
+
+    #[test]
+    fn memory_has_binary_suffixes() {
+        assert_eq!(quantity(3 * 1024 * 1024 * 1000, true).0, "3Mi");
+        assert_eq!(quantity(1500, false).0, "1500m");
+    }
+}

@@ -1,0 +1,252 @@
+//! Reads scale, pods and metrics of an autoscaler's target, and applies the plan.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_events::Event;
+use coracle_values::label_selector::LabelSelector;
+use jiff::Timestamp;
+use k8s_openapi::api::autoscaling::v1::Scale;
+use k8s_openapi::api::autoscaling::v2::MetricSpec;
+use kube::Api;
+use kube::api::ListParams;
+use serde_json::{Value, json};
+
+use super::condition::Conditions;
+use super::metrics::{Measured, Selected};
+use super::plan::{self, ABLE, ACTIVE, Decision, Observed};
+use super::pod::Pod;
+use super::target::Target;
+use crate::context::Context;
+use crate::error::Error;
+use crate::object::{HorizontalPodAutoscaler, Key, ObjectExt};
+use crate::pod_control::reason;
+use crate::queue::{Next, Queue};
+use crate::timestamp::whole_seconds;
+use crate::write::{Part, status_patch};
+
+const COMPONENT: &str = "horizontal-pod-autoscaler";
+/// Time between two reconciles of one autoscaler.
+const PERIOD: Duration = Duration::from_secs(15);
+
+/// Queues changed autoscalers.
+pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
+    let own = queue.clone();
+    context.caches.autoscalers.on_change(move |change| {
+        // Changes of the status are this controller's own.
+        let same = change.old.zip(change.new).is_some_and(|(old, new)| {
+            old.spec == new.spec && old.metadata.annotations == new.metadata.annotations
+        });
+        if let (Some(autoscaler), false) = (change.latest(), same) {
+            own.add(autoscaler.key());
+        }
+    });
+}
+
+/// Reconciles one autoscaler.
+pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
+    let Some(autoscaler) = context.caches.autoscalers.get(&key) else {
+        context.autoscaling.lock().remove(&key);
+        return Ok(Next::Wait);
+    };
+    let reconcile = Reconcile { context, autoscaler: &autoscaler, now: Timestamp::now() };
+    let mut conditions = Conditions::new(autoscaler.status.conditions.as_ref(), reconcile.now);
+    reconcile.run(&mut conditions).await?;
+    Ok(Next::After(PERIOD))
+}
+
+/// One reconcile of one autoscaler.
+struct Reconcile<'a> {
+    context: &'a Context,
+    autoscaler: &'a HorizontalPodAutoscaler,
+    now: Timestamp,
+}
+
+/// The new status, without conditions.
+struct Outcome {
+    current: i32,
+    /// None: the last desired replicas stay, because metrics failed.
+    desired: Option<i32>,
+    metrics: Vec<Value>,
+    rescaled: bool,
+}
+
+impl Reconcile<'_> {
+    async fn run(&self, conditions: &mut Conditions) -> Result<(), Error> {
+        let (client, namespace) = (&self.context.client, self.autoscaler.namespace());
+        let found = match Target::find(client, namespace, &self.autoscaler.spec.scale_target_ref).await {
+            Ok(target) => target.scale().await.map(|scale| (target, scale)),
+            Err(error) => Err(error),
+        };
+        let (target, scale) = match found {
+            Ok(found) => found,
+            Err(error) => {
+                self.record(Event::warning("FailedGetScale", error.clone()));
+                let message =
+                    format!("the HPA controller was unable to get the target's current scale: {error}");
+                conditions.set(ABLE, false, ("FailedGetScale", &message));
+                return self.write(conditions, None).await;
+            }
+        };
+        let message = "the HPA controller was able to get the target's current scale";
+        conditions.set(ABLE, true, ("SucceededGetScale", message));
+        let current = scale.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or_default();
+        self.with_history(|kept| kept.history.begin(current, self.now));
+        let decision = match plan::without_metrics(self.autoscaler, current, conditions) {
+            Some(decision) => decision,
+            None => self.by_metrics((current, &scale), conditions).await,
+        };
+        let outcome = self.apply((&target, current), decision, conditions).await;
+        self.write(conditions, Some(outcome)).await
+    }
+
+    async fn by_metrics(&self, (current, scale): (i32, &Scale), conditions: &mut Conditions) -> Decision {
+        let gathered = self.gather(scale, conditions).await;
+        let (pods, measured) = match gathered {
+            Ok(gathered) => gathered,
+            Err(error) => {
+                let event = Event::warning("FailedComputeMetricsReplicas", error);
+                return Decision { rescale: None, metrics: Vec::new(), events: vec![event], failed: true };
+            }
+        };
+        let observed = Observed {
+            autoscaler: self.autoscaler,
+            current,
+            status_replicas: scale.status.as_ref().map_or(current, |status| status.replicas),
+            pods: &pods,
+            measured: &measured,
+            now: self.now,
+        };
+        self.with_history(|kept| plan::by_metrics(&observed, &mut kept.history, conditions))
+    }
+
+    /// The target's pods and the values of all metrics.
+    async fn gather(
+        &self,
+        scale: &Scale,
+        conditions: &mut Conditions,
+    ) -> Result<(Vec<Pod>, Vec<Result<Measured, String>>), String> {
+        let selector =
+            scale.status.as_ref().and_then(|status| status.selector.as_deref()).unwrap_or_default();
+        let parsed = self.selector(selector, conditions)?;
+        let namespace = self.autoscaler.namespace();
+        let api: Api<Pod> = Api::namespaced(self.context.client.clone(), namespace);
+        let pods = api.list(&ListParams::default().labels(selector)).await;
+        let pods = pods.map_err(|error| format!("unable to get pods: {}", reason(&error)))?.items;
+        self.check_overlap((selector, parsed), &pods, conditions)?;
+        let selected = Selected { client: &self.context.client, namespace, selector };
+        let specs: &[MetricSpec] = self.autoscaler.spec.metrics.as_deref().unwrap_or_default();
+        let mut measured = Vec::new();
+        for spec in specs {
+            measured.push(selected.read(spec).await);
+        }
+        Ok((pods, measured))
+    }
+
+    fn selector(&self, text: &str, conditions: &mut Conditions) -> Result<LabelSelector, String> {
+        if text.is_empty() {
+            let message = "the HPA target's scale is missing a selector";
+            conditions.set(ACTIVE, false, ("InvalidSelector", message));
+            self.record(Event::warning("SelectorRequired", "selector is required".to_owned()));
+            return Err("selector is required".to_owned());
+        }
+        LabelSelector::parse(text).map_err(|error| {
+            let message =
+                format!("couldn't convert selector into a corresponding internal selector object: {error}");
+            conditions.set(ACTIVE, false, ("InvalidSelector", &message));
+            self.record(Event::warning("InvalidSelector", message.clone()));
+            message
+        })
+    }
+
+    /// Fails if another autoscaler controls one of the pods.
+    fn check_overlap(
+        &self,
+        (text, selector): (&str, LabelSelector),
+        pods: &[Pod],
+        conditions: &mut Conditions,
+    ) -> Result<(), String> {
+        let key = self.autoscaler.key();
+        let mut state = self.context.autoscaling.lock();
+        state.entry(key.clone()).or_default().selector = Some(selector);
+        let selects = |other: &Key, selector: &Option<LabelSelector>| {
+            other.namespace == key.namespace
+                && selector.as_ref().is_some_and(|selector| {
+                    pods.iter().any(|pod| selector.matches(pod.metadata.labels.as_ref()))
+                })
+        };
+        let mut all: Vec<&Key> =
+            state.iter().filter(|(other, kept)| selects(other, &kept.selector)).map(|(key, _)| key).collect();
+        if all.len() < 2 {
+            return Ok(());
+        }
+        all.sort();
+        let all: Vec<String> = all.iter().map(|key| format!("{{{} {}}}", key.name, key.namespace)).collect();
+        let message = format!("pods by selector {text} are controlled by multiple HPAs: [{}]", all.join(" "));
+        conditions.set(ACTIVE, false, ("AmbiguousSelector", &message));
+        self.record(Event::warning("AmbiguousSelector", message.clone()));
+        Err(message)
+    }
+
+    /// Sets the replicas of the target.
+    async fn apply(
+        &self,
+        (target, current): (&Target, i32),
+        decision: Decision,
+        conditions: &mut Conditions,
+    ) -> Outcome {
+        for event in decision.events {
+            self.record(event);
+        }
+        let mut outcome = Outcome {
+            current,
+            desired: (!decision.failed).then_some(current),
+            metrics: decision.metrics,
+            rescaled: false,
+        };
+        let Some((replicas, why)) = decision.rescale else { return outcome };
+        if let Err(error) = target.set(replicas).await {
+            let message = format!("New size: {replicas}; reason: {why}; error: {error}");
+            self.record(Event::warning("FailedRescale", message));
+            let message = format!("the HPA controller was unable to update the target scale: {error}");
+            conditions.set(ABLE, false, ("FailedUpdateScale", &message));
+            outcome.desired = None;
+            return outcome;
+        }
+        let message = format!("the HPA controller was able to update the target scale to {replicas}");
+        conditions.set(ABLE, true, ("SucceededRescale", &message));
+        self.record(Event::normal("SuccessfulRescale", format!("New size: {replicas}; reason: {why}")));
+        let behavior = self.autoscaler.spec.behavior.as_ref();
+        self.with_history(|kept| kept.history.scaled(behavior, (current, replicas), self.now));
+        Outcome { desired: Some(replicas), rescaled: true, ..outcome }
+    }
+
+    /// Writes the status if it changed. None: the target is unknown, so only conditions change.
+    async fn write(&self, conditions: &Conditions, outcome: Option<Outcome>) -> Result<(), Error> {
+        let old = json!(self.autoscaler.status);
+        let mut new = old.clone();
+        let Some(fields) = new.as_object_mut() else { return Ok(()) };
+        fields.insert("conditions".to_owned(), json!(conditions.list));
+        if let Some(outcome) = outcome {
+            fields.insert("currentReplicas".to_owned(), outcome.current.into());
+            if let Some(desired) = outcome.desired {
+                fields.insert("desiredReplicas".to_owned(), desired.into());
+            }
+            fields.insert("currentMetrics".to_owned(), outcome.metrics.into());
+            if outcome.rescaled {
+                fields.insert("lastScaleTime".to_owned(), whole_seconds(self.now).into());
+            }
+        }
+        let Some(patch) = status_patch(self.autoscaler, &old, &new) else { return Ok(()) };
+        let writer = self.context.writer(&self.context.caches.autoscalers);
+        writer.merge(&self.autoscaler.key(), Part::Status, patch).await.map(drop)
+    }
+
+    fn with_history<R>(&self, change: impl FnOnce(&mut super::Kept) -> R) -> R {
+        change(self.context.autoscaling.lock().entry(self.autoscaler.key()).or_default())
+    }
+
+    fn record(&self, event: Event) {
+        self.context.record(self.autoscaler, COMPONENT, event);
+    }
+}

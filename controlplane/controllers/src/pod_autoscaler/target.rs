@@ -1,0 +1,74 @@
+//! The scale of an autoscaler's target: an object of any kind with the subresource `scale`.
+
+use k8s_openapi::api::autoscaling::v1::Scale;
+use k8s_openapi::api::autoscaling::v2::CrossVersionObjectReference;
+use kube::api::{Patch, PatchParams};
+use kube::core::DynamicObject;
+use kube::discovery::ApiResource;
+use kube::{Api, Client};
+use serde_json::json;
+
+use crate::pod_control::reason;
+
+/// The target of one autoscaler.
+pub(super) struct Target {
+    api: Api<DynamicObject>,
+    name: String,
+}
+
+/// The resource of a kind, from the discovery document of its version.
+pub(super) async fn resource_of(client: &Client, version: &str, kind: &str) -> Result<ApiResource, String> {
+    let listed = if version.contains('/') {
+        client.list_api_group_resources(version).await
+    } else {
+        client.list_core_api_resources(version).await
+    };
+    let listed = listed.map_err(|error| reason(&error))?;
+    let (group, short) = version.split_once('/').unwrap_or(("", version));
+    let found = listed.resources.into_iter().find(|one| one.kind == kind && !one.name.contains('/'));
+    let found = found.ok_or_else(|| format!("no matches for kind \"{kind}\" in version \"{version}\""))?;
+    Ok(ApiResource {
+        group: group.to_owned(),
+        version: short.to_owned(),
+        api_version: version.to_owned(),
+        kind: kind.to_owned(),
+        plural: found.name,
+    })
+}
+
+impl Target {
+    /// Finds the target's resource.
+    pub(super) async fn find(
+        client: &Client,
+        namespace: &str,
+        target: &CrossVersionObjectReference,
+    ) -> Result<Self, String> {
+        // The name becomes one segment of a path.
+        if target.name.is_empty()
+            || matches!(target.name.as_str(), "." | "..")
+            || target.name.contains(['/', '%', '?', '#'])
+        {
+            return Err(format!("invalid name of the scale target: \"{}\"", target.name));
+        }
+        let version = target.api_version.as_deref().unwrap_or("v1");
+        if version.contains(['%', '?', '#']) || version.split('/').any(|part| matches!(part, "" | "." | ".."))
+        {
+            return Err(format!("unexpected GroupVersion string: {version}"));
+        }
+        let resource = resource_of(client, version, &target.kind).await?;
+        let api = Api::namespaced_with(client.clone(), namespace, &resource);
+        Ok(Self { api, name: target.name.clone() })
+    }
+
+    /// Reads the scale.
+    pub(super) async fn scale(&self) -> Result<Scale, String> {
+        self.api.get_scale(&self.name).await.map_err(|error| reason(&error))
+    }
+
+    /// Sets the replicas. Without a resourceVersion, because no other field is written.
+    pub(super) async fn set(&self, replicas: i32) -> Result<(), String> {
+        let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
+        let patched = self.api.patch_scale(&self.name, &PatchParams::default(), &patch).await;
+        patched.map(drop).map_err(|error| reason(&error))
+    }
+}

@@ -1,0 +1,71 @@
+//! Disruption budgets: how many more of their pods may be removed.
+
+use std::collections::HashMap;
+
+use coracle_values::label_selector::LabelSelector;
+use coracle_values::object::ObjectExt;
+
+use crate::object::PodDisruptionBudget;
+use crate::snapshot::Placed;
+
+/// The budgets of all namespaces.
+#[derive(Debug, Default)]
+pub(crate) struct Budgets(HashMap<String, HashMap<String, Budget>>);
+
+#[derive(Debug)]
+struct Budget {
+    selector: LabelSelector,
+    allowed: i32,
+    /// The names of pods that are being removed: they are already counted.
+    disrupted: Vec<String>,
+}
+
+impl Budgets {
+    /// Adds a budget or its newer version.
+    pub(crate) fn set(&mut self, budget: &PodDisruptionBudget) {
+        let selector = budget.spec.selector.as_ref().map(LabelSelector::try_from);
+        let Some(Ok(selector)) =
+            selector.filter(|selector| selector.as_ref().is_ok_and(|one| !one.is_empty()))
+        else {
+            return self.remove(budget);
+        };
+        let disrupted = budget.status.disrupted_pods.iter().flatten().map(|(name, _)| name.clone()).collect();
+        let entry = Budget { selector, allowed: budget.status.disruptions_allowed, disrupted };
+        let namespace = self.0.entry(budget.namespace().to_owned()).or_default();
+        namespace.insert(budget.name().to_owned(), entry);
+    }
+
+    /// Removes a budget.
+    pub(crate) fn remove(&mut self, budget: &PodDisruptionBudget) {
+        if let Some(namespace) = self.0.get_mut(budget.namespace()) {
+            namespace.remove(budget.name());
+            if namespace.is_empty() {
+                self.0.remove(budget.namespace());
+            }
+        }
+    }
+
+    /// Removes all budgets.
+    pub(crate) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// Whether each of these pods violates a budget if it is removed after those before it.
+    pub(crate) fn violations<'a>(&self, pods: impl Iterator<Item = &'a Placed>) -> Vec<bool> {
+        let mut removed: HashMap<(&str, &str), i32> = HashMap::new();
+        let mut violates = |placed: &Placed| {
+            let mut violates = false;
+            let Some((namespace, budgets)) = self.0.get_key_value(&placed.namespace) else { return false };
+            for (name, budget) in budgets {
+                if budget.disrupted.contains(&placed.name) || !budget.selector.matches(Some(&placed.labels)) {
+                    continue;
+                }
+                let removed = removed.entry((namespace, name)).or_default();
+                *removed += 1;
+                violates |= *removed > budget.allowed;
+            }
+            violates
+        };
+        pods.map(&mut violates).collect()
+    }
+}

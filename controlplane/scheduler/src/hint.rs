@@ -1,0 +1,33 @@
+//! Which changes of the cluster may make a refused pod schedulable. Upstream calls these queueing hints.
+
+use std::ops::BitOr;
+
+/// A set of changes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Changes(u8);
+
+impl Changes {
+    /// A node was added or changed.
+    pub(crate) const NODE: Self = Self(1);
+    /// A pod left its node: resources, host ports and topology domains are free.
+    pub(crate) const POD_GONE: Self = Self(2);
+    /// A pod was placed on a node, or its labels changed: affinity terms may select it.
+    pub(crate) const POD_PLACED: Self = Self(4);
+    /// The labels of a namespace changed.
+    pub(crate) const NAMESPACE: Self = Self(8);
+    /// Every change.
+    pub(crate) const ALL: Self = Self(15);
+
+    /// Whether the sets have a change in common.
+    pub(crate) fn overlaps(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+}
+
+impl BitOr for Changes {
+    type Output = Self;
+
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
