@@ -15,6 +15,8 @@ mod custom_resources;
 mod disruption;
 #[path = "cluster/grpcio.rs"]
 mod grpcio;
+#[path = "cluster/high_availability.rs"]
+mod high_availability;
 #[path = "cluster/image_gc.rs"]
 mod image_gc;
 #[path = "cluster/pod_network.rs"]

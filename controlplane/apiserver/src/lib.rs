@@ -23,6 +23,7 @@ mod custom_resources;
 mod documents;
 mod error;
 mod field_manager;
+mod freshness;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
 mod health;

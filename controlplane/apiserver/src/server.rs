@@ -21,7 +21,7 @@ use crate::{
     call::{Call, Warnings},
     custom_resources, documents,
     error::{ApiError, Result},
-    health,
+    freshness, health,
     in_flight::{self, BodyMemory, InFlight},
     media,
     registry::{Registry, RegistryError},
@@ -282,6 +282,7 @@ impl Apiserver {
         };
         let Some((_, kind)) = kind else { return Ok(reply::text(404, "404 page not found\n")) };
         let body = if method == Method::GET { Bytes::new() } else { body::read(body, &mut memory).await? };
+        freshness::wait(state, info.verb, info.query.get("resourceVersion")).await?;
         let warnings = Warnings::default();
         let call = Call { state: state.clone(), user, info, resource, kind, headers, body, warnings };
         let reply = if call.resource.subresource.is_empty() {

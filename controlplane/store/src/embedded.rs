@@ -10,7 +10,6 @@ mod inspect;
 mod migrate;
 mod space;
 mod state;
-mod vault;
 mod writer;
 
 use std::{
@@ -21,12 +20,10 @@ use std::{
 use futures::future::BoxFuture;
 use tokio::sync::oneshot;
 
-use crate::{Entry, Error, Health, Page, Range, Store, Watch, Write};
+use crate::{Entry, Error, Health, Page, Range, Sealing, Store, Watch, Write, vault::Vault};
 use engine::Engine;
 use space::Space;
 use state::State;
-pub use vault::Sealing;
-use vault::Vault;
 
 /// Number of revisions that are reserved on disk at a time. Volatile commits write nothing to disk. So after a restart
 /// the counter continues at the end of the reservation, which no commit can have passed.
@@ -178,6 +175,10 @@ impl Store for Embedded {
             Some(failure) => Health::Failed(failure),
             None => space::health(&self.shared.path),
         }
+    }
+
+    fn is_shared(&self) -> bool {
+        false
     }
 }
 

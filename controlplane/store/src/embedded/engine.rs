@@ -9,8 +9,10 @@ use bytes::Bytes;
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
 
 use super::inspect;
-use super::vault::{Revisions, Vault};
-use crate::{Commit, Entry, Error};
+use crate::{
+    Commit, Entry, Error,
+    vault::{Revisions, Vault},
+};
 
 const REVISION_KEY: &str = "reserved-revision";
 

@@ -14,11 +14,8 @@ use std::{
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-use super::{
-    engine::{Engine, Undo},
-    vault::Vault,
-};
-use crate::Error;
+use super::engine::{Engine, Undo};
+use crate::{Error, vault::Vault};
 
 /// Bytes in one batch of the copy.
 const BATCH: usize = 1 << 20;
