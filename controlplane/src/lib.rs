@@ -9,6 +9,7 @@
 //!
 //! Invariants: if `start` fails, nothing runs. After it returned, the API server accepts requests.
 
+mod backup;
 mod kubeconfig;
 mod leader;
 pub mod pki;
@@ -16,6 +17,7 @@ mod start;
 mod store;
 mod tls;
 
+pub use backup::{BACKUP_PATH, BackupError, BackupFile, offline_backup, restore_backup};
 pub use leader::LeaderElection;
 pub use pki::Pki;
 pub use start::{ControlPlane, ControlPlaneConfig, Error, NodeIdentity, start};

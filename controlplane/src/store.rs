@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// The key file, below the state directory.
-const KEY_FILE: &str = "sealing.key";
+pub(crate) const KEY_FILE: &str = "sealing.key";
 /// Prefix of the store's keys of Secrets: group, resource.
 const SECRETS: &str = "/secrets/";
 /// The key of the authority's fingerprint in etcd. It has no `/`, so no object has this key.
@@ -84,7 +84,7 @@ pub(crate) async fn open(config: &ControlPlaneConfig) -> Result<Opened, OpenStor
         None => Keys::load_or_create(&config.state_dir.join(KEY_FILE)),
     };
     let keys = keys.map_err(OpenStoreError::Keys)?;
-    let sealing = Some(Sealing { keys, prefixes: vec![SECRETS.to_owned()] });
+    let sealing = Some(sealing(keys));
     let store: Arc<dyn Store> = match &config.etcd {
         Some(etcd) => Arc::new(connect(etcd, sealing).await?),
         None => {
@@ -94,6 +94,11 @@ pub(crate) async fn open(config: &ControlPlaneConfig) -> Result<Opened, OpenStor
         }
     };
     Ok(Opened { store, lock })
+}
+
+/// The encryption of Secrets with these keys.
+pub(crate) fn sealing(keys: Keys) -> Sealing {
+    Sealing { keys, prefixes: vec![SECRETS.to_owned()] }
 }
 
 /// Locks the state directory: two processes must not write certificates and key files into one.

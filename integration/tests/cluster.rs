@@ -7,6 +7,8 @@
     reason = "a test panics and waits"
 )]
 
+#[path = "cluster/backup.rs"]
+mod backup;
 #[path = "cluster/bad_input.rs"]
 mod bad_input;
 #[path = "cluster/custom_resources.rs"]

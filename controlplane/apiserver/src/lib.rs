@@ -14,6 +14,7 @@ mod admit;
 mod allocate;
 mod authn;
 mod authz;
+mod backup;
 mod body;
 mod bootstrap;
 mod cache;

@@ -16,7 +16,7 @@ use crate::{
     admit::{Admission, PodSecurityConfig},
     authn::{Authenticators, User, legacy_use, service_account::Tokens},
     authz::{self, Authorizers, Question, impersonation},
-    body, bootstrap,
+    backup, body, bootstrap,
     cache::Cache,
     call::{Call, Warnings},
     custom_resources, documents,
@@ -275,6 +275,9 @@ impl Apiserver {
         }
         let Some(resource) = info.resource.clone() else {
             if let Some(reply) = health::find(state, &info) {
+                return Ok(reply);
+            }
+            if let Some(reply) = backup::find(state, &info)? {
                 return Ok(reply);
             }
             let found = documents::find(state, &info, &headers)?;

@@ -8,6 +8,7 @@
 mod engine;
 mod inspect;
 mod migrate;
+mod restore;
 mod space;
 mod state;
 mod writer;
@@ -20,8 +21,11 @@ use std::{
 use futures::future::BoxFuture;
 use tokio::sync::oneshot;
 
-use crate::{Entry, Error, Health, Page, Range, Sealing, Store, Watch, Write, vault::Vault};
+use crate::{
+    Backup, BackupHead, Entry, Error, Health, Page, Range, Sealing, Store, Watch, Write, vault::Vault,
+};
 use engine::Engine;
+pub use restore::restore;
 use space::Space;
 use state::State;
 
@@ -78,6 +82,7 @@ impl Embedded {
         let failed = |source| Error::Open { path: path.to_owned(), source };
         make_directory(path).map_err(failed)?;
         let vault = Arc::new(Vault(options.sealing));
+        remove_remains(path).map_err(failed)?;
         let mut engine = Engine::open(path, vault.clone())?;
         match migrate::migrate(path, &engine, &vault) {
             Ok(false) => {}
@@ -123,6 +128,15 @@ impl Embedded {
             .map_err(failed)?;
         Ok(Self { shared, jobs: Some(jobs), thread: Some(thread) })
     }
+}
+
+/// Removes what an interrupted restore left beside the store.
+fn remove_remains(path: &Path) -> std::io::Result<()> {
+    let remains = migrate::beside(path, restore::RESTORING);
+    if remains.exists() {
+        tracing::warn!(path = %remains.display(), "repaired: removed the remains of an interrupted restore");
+    }
+    migrate::remove(&remains)
 }
 
 fn make_directory(path: &Path) -> std::io::Result<()> {
@@ -179,6 +193,15 @@ impl Store for Embedded {
 
     fn is_shared(&self) -> bool {
         false
+    }
+
+    fn backup(&self) -> Result<Backup, Error> {
+        // The writer holds this lock while it commits: snapshot and revision are of the same moment.
+        let state = self.shared.lock();
+        let head = BackupHead { revision: state.revision(), reserved: state.reserved };
+        let records = self.shared.read(|engine| Ok(engine.snapshot()))?;
+        drop(state);
+        Ok(Backup::new(head, records))
     }
 }
 

@@ -106,6 +106,15 @@ pub enum Error {
         #[source]
         source: coracle_sealing::Error,
     },
+    /// A backup cannot be read.
+    #[error("cannot read the backup: {detail}")]
+    Backup {
+        /// What is wrong with it.
+        detail: String,
+    },
+    /// The store has no backups of its own.
+    #[error("the objects are in etcd: back them up with `etcdctl snapshot save`")]
+    BackupOfEtcd,
     /// The store was closed.
     #[error("the store is closed")]
     Closed,

@@ -18,7 +18,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use futures::future::BoxFuture;
 use tokio::{sync::mpsc, task::JoinHandle};
 
-use crate::{Entry, Error, Health, Page, Range, Sealing, Store, Tier, Watch, Write, vault::Vault};
+use crate::{Backup, Entry, Error, Health, Page, Range, Sealing, Store, Tier, Watch, Write, vault::Vault};
 use connection::Connection;
 use follow::Follower;
 use leases::Leases;
@@ -173,6 +173,10 @@ impl Store for Etcd {
 
     fn is_shared(&self) -> bool {
         true
+    }
+
+    fn backup(&self) -> Result<Backup, Error> {
+        Err(Error::BackupOfEtcd)
     }
 }
 

@@ -11,6 +11,7 @@
 //!   embedded store; etcd stores it like a durable one, with a lease if it has a time to live.
 //! - Without calls the embedded store neither wakes up nor writes, except for due expiries.
 
+mod backup;
 mod embedded;
 mod error;
 mod etcd;
@@ -19,7 +20,8 @@ mod store;
 mod suite;
 mod vault;
 
-pub use embedded::{Embedded, EmbeddedOptions};
+pub use backup::{Backup, BackupHead, BackupSummary, verify_backup};
+pub use embedded::{Embedded, EmbeddedOptions, restore};
 pub use error::Error;
 pub use etcd::{Etcd, EtcdOptions, EtcdTls};
 pub use store::{Commit, Entry, Event, Expect, Guard, Health, Page, Range, Store, Tier, Watch, Write};

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use tokio::sync::mpsc;
 
-use crate::Error;
+use crate::{Backup, Error};
 
 /// Versioned keyed bytes. Implementations: [`crate::Embedded`] and [`crate::Etcd`].
 pub trait Store: Send + Sync + 'static {
@@ -36,6 +36,9 @@ pub trait Store: Send + Sync + 'static {
     /// Whether other processes write to this store. Then a reader of a cache must wait for [`Store::revision`] to see all
     /// acknowledged commits.
     fn is_shared(&self) -> bool;
+
+    /// Starts a backup of all durable entries at the current revision. Writes go on meanwhile.
+    fn backup(&self) -> Result<Backup, Error>;
 }
 
 /// Whether a store accepts writes.

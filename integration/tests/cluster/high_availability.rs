@@ -52,30 +52,31 @@ fn etcd(program: &Path, machine: &Machine) -> Process {
 }
 
 /// A control plane with its own state directory and port.
-struct Plane {
+pub(crate) struct Plane {
+    flags: &'static [&'static str],
     process: Option<Process>,
-    state: PathBuf,
+    pub(crate) state: PathBuf,
     port: u16,
-    kubectl: Kubectl,
+    pub(crate) kubectl: Kubectl,
 }
 
 impl Plane {
-    fn new(machine: &Machine, name: &str, port: u16) -> Self {
+    pub(crate) fn new(machine: &Machine, (name, port): (&str, u16), flags: &'static [&'static str]) -> Self {
         let state = machine.path(name);
         fs::create_dir(&state).unwrap();
-        Self { process: None, kubectl: Kubectl::new(state.join("admin.kubeconfig")), state, port }
+        Self { flags, process: None, kubectl: Kubectl::new(state.join("admin.kubeconfig")), state, port }
     }
 
-    fn start(&mut self) {
+    pub(crate) fn start(&mut self) {
         let mut command = Command::new(Machine::coracle());
-        command.arg("controlplane").args(ELECTION).arg("--state-dir").arg(&self.state);
+        command.arg("controlplane").args(self.flags).arg("--state-dir").arg(&self.state);
         command.arg("--run-dir").arg(self.state.with_extension("run"));
         command.arg(format!("--listen=127.0.0.1:{}", self.port));
         self.process = Some(Process::start(&mut command, &self.state.with_extension("log")));
         eventually("the API server", 30, || self.succeeds(&["get", "--raw", "/readyz"]));
     }
 
-    fn end(&mut self, signal: Signal) {
+    pub(crate) fn end(&mut self, signal: Signal) {
         self.process.take().unwrap().end(signal);
     }
 
@@ -106,9 +107,9 @@ fn two_control_planes_share_an_etcd_and_either_may_die() {
     }
     on_a_machine(move |machine| {
         let server = etcd(&program, machine);
-        let mut one = Plane::new(machine, "one", 6443);
+        let mut one = Plane::new(machine, ("one", 6443), &ELECTION);
         one.start();
-        let mut two = Plane::new(machine, "two", 6444);
+        let mut two = Plane::new(machine, ("two", 6444), &ELECTION);
         for name in ["pki", "sealing.key"] {
             let copied = Command::new("cp").arg("-a").arg(one.state.join(name)).arg(&two.state).status();
             assert!(copied.unwrap().success());

@@ -82,8 +82,7 @@ mod tests {
     #[test]
     fn object_and_guard_are_one_transaction() {
         let txn = request(&Keys::new("/p/"), &guarded(Expect::Absent), Some(b"1".to_vec()), 0);
-        let compared: Vec<_> =
-            txn.compare.iter().map(|one| (&one.key[..], one.target_union)).collect();
+        let compared: Vec<_> = txn.compare.iter().map(|one| (&one.key[..], one.target_union)).collect();
         let at = |revision| Some(TargetUnion::ModRevision(revision));
         assert_eq!(compared, [(&b"/p//a"[..], at(0)), (&b"/p/guard"[..], at(7))]);
         assert_eq!(txn.success.len(), 2);
