@@ -240,3 +240,44 @@ fn insert(collections: &mut Collections, collection: Collection) -> Arc<Shared> 
     collections.entry(group).or_default().insert(plural, shared.clone());
     shared
 }
+
+#[cfg(test)]
+mod tests {
+    use coracle_kinds::kind::by_kind;
+    use serde_json::json;
+
+    use super::*;
+
+    fn value(name: &str) -> bytes::Bytes {
+        encode(by_kind("v1", "ConfigMap").unwrap(), &json!({"metadata": {"name": name, "namespace": "ns"}}))
+    }
+
+    #[tokio::test]
+    async fn after_missed_commits_objects_are_replaced_and_watches_end() {
+        let (cache, kind) = (Cache::new(1), by_kind("v1", "ConfigMap").unwrap());
+        let key = |name| Arc::<str>::from(key_of(kind, "ns", name));
+        let commit =
+            |name, revision| Commit { key: key(name), revision, value: Some(value(name)), created: 0 };
+        cache.apply(&commit("gone", 2));
+        cache.apply(&commit("kept", 3));
+        let (watcher, mut events) = Watcher::new(Scope::default(), false);
+        cache.of(kind).unwrap().lock().watch_from_now(watcher, 3);
+        let entry = |key, value, modified| Entry { key, value, created: 0, modified };
+        let entries = vec![
+            entry(key("kept"), value("kept"), 3),
+            entry(key("new"), value("new"), 8),
+            entry(ALLOCATIONS.into(), bytes::Bytes::new(), 9),
+        ];
+        cache.resync(Page { entries, revision: 10, more: false });
+        let names: Vec<_> = cache.list(kind, "ns").iter().map(|object| object.name().to_owned()).collect();
+        assert_eq!(names, ["kept", "new"]);
+        assert_eq!((cache.revision(), cache.allocations()), (10, 9));
+        assert!(events.recv().await.is_none());
+        let (watcher, _events) = Watcher::new(Scope::default(), false);
+        let late = cache.of(kind).unwrap().lock().watch_after(watcher, 3);
+        assert!(late.is_err_and(|error| error.is_expired()));
+        // A commit that the list has already is not applied again.
+        cache.apply(&commit("gone", 4));
+        assert!(cache.get(kind, "ns", "gone").is_none());
+    }
+}

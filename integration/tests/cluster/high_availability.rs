@@ -56,22 +56,32 @@ pub(crate) struct Plane {
     flags: &'static [&'static str],
     process: Option<Process>,
     pub(crate) state: PathBuf,
-    port: u16,
+    address: String,
     pub(crate) kubectl: Kubectl,
 }
 
 impl Plane {
-    pub(crate) fn new(machine: &Machine, (name, port): (&str, u16), flags: &'static [&'static str]) -> Self {
+    pub(crate) fn new(
+        machine: &Machine,
+        (name, address): (&str, &str),
+        flags: &'static [&'static str],
+    ) -> Self {
         let state = machine.path(name);
         fs::create_dir(&state).unwrap();
-        Self { flags, process: None, kubectl: Kubectl::new(state.join("admin.kubeconfig")), state, port }
+        Self {
+            flags,
+            process: None,
+            kubectl: Kubectl::new(state.join("admin.kubeconfig")),
+            state,
+            address: address.to_owned(),
+        }
     }
 
     pub(crate) fn start(&mut self) {
         let mut command = Command::new(Machine::coracle());
         command.arg("controlplane").args(self.flags).arg("--state-dir").arg(&self.state);
         command.arg("--run-dir").arg(self.state.with_extension("run"));
-        command.arg(format!("--listen=127.0.0.1:{}", self.port));
+        command.arg("--listen").arg(&self.address);
         self.process = Some(Process::start(&mut command, &self.state.with_extension("log")));
         eventually("the API server", 30, || self.succeeds(&["get", "--raw", "/readyz"]));
     }
@@ -107,14 +117,16 @@ fn two_control_planes_share_an_etcd_and_either_may_die() {
     }
     on_a_machine(move |machine| {
         let server = etcd(&program, machine);
-        let mut one = Plane::new(machine, ("one", 6443), &ELECTION);
+        let mut one = Plane::new(machine, ("one", "127.0.0.1:6443"), &ELECTION);
         one.start();
-        let mut two = Plane::new(machine, ("two", 6444), &ELECTION);
+        let mut two = Plane::new(machine, ("two", "127.0.0.2:6443"), &ELECTION);
         for name in ["pki", "sealing.key"] {
             let copied = Command::new("cp").arg("-a").arg(one.state.join(name)).arg(&two.state).status();
             assert!(copied.unwrap().success());
         }
         two.start();
+        let endpoints = ["get", "endpoints", "kubernetes", "-o", "jsonpath={.subsets[*].addresses[*].ip}"];
+        assert_eq!(one.kubectl.kubectl(&endpoints), "127.0.0.1 127.0.0.2");
         one.controllers_act("first");
         objects_are_shared(&one, &two);
 
