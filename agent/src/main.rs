@@ -68,6 +68,12 @@ enum Role {
     /// Create, list and delete bootstrap tokens for machines that join.
     #[cfg(feature = "controlplane")]
     Token(role::token::Arguments),
+    /// Write a consistent copy of the cluster's objects to a file, while the control plane runs or is stopped.
+    #[cfg(feature = "controlplane")]
+    Backup(role::backup::BackupArguments),
+    /// Replace the objects of a stopped control plane by those of a backup.
+    #[cfg(feature = "controlplane")]
+    Restore(role::backup::RestoreArguments),
     /// Serve the container runtime interface (CRI v1) without a node, for crictl, critest or a kubelet.
     Runtime(Flags<RuntimeSettings>),
     /// Pull, import, export, list and remove container images.
@@ -142,6 +148,10 @@ fn run(role: Role, log: Flags<LogSettings>) -> anyhow::Result<ExitCode> {
         }
         #[cfg(feature = "controlplane")]
         Role::Token(arguments) => role::block_on(role::token::run(arguments, log)),
+        #[cfg(feature = "controlplane")]
+        Role::Backup(arguments) => role::block_on(role::backup::backup(arguments, log)),
+        #[cfg(feature = "controlplane")]
+        Role::Restore(arguments) => role::backup::restore(arguments, log).map(|()| ExitCode::SUCCESS),
         Role::Runtime(flags) => role::block_on(role::runtime::run(RuntimeSettings::load(&log, &flags)?)),
         Role::Image(arguments) => role::block_on(role::image::run(arguments, log)),
         Role::Cni(arguments) => {

@@ -1,6 +1,8 @@
 //! The roles of the binary, one per file, and their shared parts: async runtime, signals, error output.
 
 pub(crate) mod agent;
+#[cfg(feature = "controlplane")]
+pub(crate) mod backup;
 pub(crate) mod check;
 pub(crate) mod cni;
 mod control;

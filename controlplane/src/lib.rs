@@ -4,13 +4,22 @@
 //! get a `kube::Client` that calls the API server in process. Authentication, authorization and admission apply to
 //! them as to every client.
 //!
+//! Several control planes can share a store on etcd. Each serves the API; by leader election one of them runs the
+//! controllers, and one the scheduler (`leader`).
+//!
 //! Invariants: if `start` fails, nothing runs. After it returned, the API server accepts requests.
 
+mod backup;
 mod kubeconfig;
+mod leader;
 pub mod pki;
 mod start;
+mod store;
 mod tls;
 
 pub use coracle_apiserver::{AuditConfig, AuditLogOptions, PluginSelection};
+pub use backup::{BACKUP_PATH, BackupError, BackupFile, offline_backup, restore_backup};
+pub use leader::LeaderElection;
 pub use pki::Pki;
 pub use start::{ControlPlane, ControlPlaneConfig, Error, NodeIdentity, start};
+pub use store::{EtcdConfig, OpenStoreError};

@@ -138,6 +138,16 @@ impl Pki {
         Ok(Pair { certificate, key, certificate_path, key_path })
     }
 
+    /// A hash of the authority and of the key of service-account tokens: servers of one cluster have the same.
+    ///
+    /// # Errors
+    /// [`PkiError`] if the key cannot be read or created.
+    pub fn fingerprint(&self) -> Result<String, PkiError> {
+        use sha2::{Digest as _, Sha256};
+        let hash = Sha256::new().chain_update(&self.authority_pem).chain_update(self.service_account_key()?);
+        Ok(format!("sha256:{}", hex::encode(hash.finalize())))
+    }
+
     /// The key that signs service account tokens, in PKCS#8. The public key is in a file beside it.
     ///
     /// # Errors

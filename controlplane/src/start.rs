@@ -13,8 +13,6 @@ use coracle_apiserver::{
 };
 use coracle_controllers::{AccountTokenSigner, ControllersConfig, SignError, Signer};
 use coracle_scheduler::SchedulerConfig;
-use coracle_sealing::Keys;
-use coracle_store::{Embedded, EmbeddedOptions, Sealing};
 use ipnetwork::{IpNetwork, Ipv4Network};
 use nix::net::if_::InterfaceFlags;
 use tokio::net::TcpListener;
@@ -22,14 +20,12 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     kubeconfig,
+    leader::{Candidate, LeaderElection},
     pki::{self, Leaf, Pki, PkiError, Usage},
+    store::{self, EtcdConfig, OpenStoreError, Opened},
     tls::{self, TlsError},
 };
 
-/// The key file, below the state directory.
-const KEY_FILE: &str = "sealing.key";
-/// Prefix of the store's keys of Secrets: group, resource.
-const SECRETS: &str = "/secrets/";
 const DOMAIN: &str = "cluster.local";
 const LOOPBACK: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
 
@@ -56,6 +52,10 @@ pub struct ControlPlaneConfig {
     pub token_file: Option<PathBuf>,
     /// Key file for the encryption of Secrets; `None` is `sealing.key` in the state directory, created at the first start.
     pub encryption_key_file: Option<PathBuf>,
+    /// The etcd that has the cluster's objects; `None` uses the embedded store.
+    pub etcd: Option<EtcdConfig>,
+    /// Leader election of controllers and scheduler, which takes place if the store is on etcd.
+    pub election: LeaderElection,
     /// Configuration of the admission plugins: a file of upstream's `AdmissionConfiguration`.
     pub admission_file: Option<PathBuf>,
     /// Which admission plugins run.
@@ -73,12 +73,9 @@ pub struct ControlPlaneConfig {
 /// The control plane did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The store cannot be opened: it is in use or damaged, or its disk cannot be written.
-    #[error("the control plane cannot open its store")]
-    Store(#[source] coracle_store::Error),
-    /// The key file for Secrets cannot be used.
-    #[error("the control plane cannot use its encryption key")]
-    Keys(#[source] coracle_sealing::Error),
+    /// The store cannot be used.
+    #[error("the control plane cannot use its store")]
+    Store(#[source] OpenStoreError),
     /// The cluster's keys and certificates cannot be used.
     #[error("the control plane cannot use its keys and certificates")]
     Pki(#[source] PkiError),
@@ -109,6 +106,8 @@ pub struct ControlPlane {
     address: SocketAddr,
     kubeconfig: PathBuf,
     tasks: TaskTracker,
+    /// The lock of the state directory, if the store is not in it.
+    _lock: Option<std::fs::File>,
 }
 
 /// The credentials of the node in this process.
@@ -147,6 +146,8 @@ impl ControlPlaneConfig {
             service_cidr: IpNetwork::V4(network(10, 43)),
             token_file: None,
             encryption_key_file: None,
+            etcd: None,
+            election: LeaderElection::default(),
             admission_file: None,
             admission_plugins: PluginSelection::default(),
             audit: None,
@@ -163,8 +164,9 @@ impl ControlPlaneConfig {
 /// [`Error`]; nothing runs then.
 pub async fn start(config: ControlPlaneConfig, shutdown: CancellationToken) -> Result<ControlPlane, Error> {
     // The store's lock comes first: only the process with the lock may write into the state directory.
-    let store = Arc::new(open_store(&config)?);
+    let Opened { store, lock } = store::open(&config).await.map_err(Error::Store)?;
     let pki = Pki::open(&config.state_dir.join("pki")).map_err(Error::Pki)?;
+    store::check_authority(&*store, &pki).await.map_err(Error::Store)?;
     let failed = |source| Error::Listen { address: config.listen, source };
     let listener = TcpListener::bind(config.listen).await.map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;
@@ -182,20 +184,9 @@ pub async fn start(config: ControlPlaneConfig, shutdown: CancellationToken) -> R
     write_client_kubeconfigs(&pki, &kubeconfig, &local).map_err(Error::Pki)?;
     let tasks = TaskTracker::new();
     tasks.spawn(api.clone().serve(listener, tls));
-    let plane = ControlPlane { api, pki, address: bound, kubeconfig, tasks };
-    plane.start_clients(controllers, &stopped);
+    let plane = ControlPlane { api, pki, address: bound, kubeconfig, tasks, _lock: lock };
+    plane.start_clients(controllers, config.etcd.is_some().then_some(config.election), &stopped);
     Ok(plane)
-}
-
-/// Opens the store, with encryption of Secrets.
-fn open_store(config: &ControlPlaneConfig) -> Result<Embedded, Error> {
-    let keys = match &config.encryption_key_file {
-        Some(path) => Keys::load(path),
-        None => Keys::load_or_create(&config.state_dir.join(KEY_FILE)),
-    };
-    let sealing = Sealing { keys: keys.map_err(Error::Keys)?, prefixes: vec![SECRETS.to_owned()] };
-    let options = EmbeddedOptions { sealing: Some(sealing), ..EmbeddedOptions::default() };
-    Embedded::open(&config.state_dir.join("store"), options).map_err(Error::Store)
 }
 
 fn serving_tls(pki: &Pki, leaf: &Leaf) -> Result<Arc<rustls::ServerConfig>, Error> {
@@ -367,11 +358,31 @@ fn host_name() -> Option<String> {
 // === impl ControlPlane ===
 
 impl ControlPlane {
-    fn start_clients(&self, controllers: ControllersConfig, shutdown: &CancellationToken) {
-        let client = self.client_as(User::controllers());
-        self.tasks.spawn(coracle_controllers::run(client, controllers, shutdown.clone()));
-        let client = self.client("system:kube-scheduler", &[]);
-        self.tasks.spawn(coracle_scheduler::run(client, SchedulerConfig::default(), shutdown.clone()));
+    /// Starts controllers and scheduler: at once, or when this process is elected if others share the store.
+    fn start_clients(
+        &self,
+        config: ControllersConfig,
+        election: Option<LeaderElection>,
+        shutdown: &CancellationToken,
+    ) {
+        let controllers = {
+            let client = self.client_as(User::controllers());
+            move |token| coracle_controllers::run(client.clone(), config.clone(), token)
+        };
+        let scheduler = {
+            let client = self.client("system:kube-scheduler", &[]);
+            move |token| coracle_scheduler::run(client.clone(), SchedulerConfig::default(), token)
+        };
+        let Some(times) = election else {
+            self.tasks.spawn(controllers(shutdown.clone()));
+            self.tasks.spawn(scheduler(shutdown.clone()));
+            return;
+        };
+        let identity = format!("{}_{}", host_name().unwrap_or_default(), uuid::Uuid::new_v4());
+        let candidate =
+            |name| Candidate::new(self.client_as(User::controllers()), name, identity.clone(), times);
+        self.tasks.spawn(candidate("kube-controller-manager").run(shutdown.clone(), controllers));
+        self.tasks.spawn(candidate("kube-scheduler").run(shutdown.clone(), scheduler));
     }
 
     /// An in-process client with any user. Must be called within a tokio runtime.

@@ -7,6 +7,8 @@
     reason = "a test panics and waits"
 )]
 
+#[path = "cluster/backup.rs"]
+mod backup;
 #[path = "cluster/bad_input.rs"]
 mod bad_input;
 #[path = "cluster/custom_resources.rs"]
@@ -15,6 +17,8 @@ mod custom_resources;
 mod disruption;
 #[path = "cluster/grpcio.rs"]
 mod grpcio;
+#[path = "cluster/high_availability.rs"]
+mod high_availability;
 #[path = "cluster/image_gc.rs"]
 mod image_gc;
 #[path = "cluster/pod_network.rs"]

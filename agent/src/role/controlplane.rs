@@ -1,6 +1,6 @@
 //! `coracle controlplane`: the control plane alone.
 
-use coracle_controlplane::{ControlPlane, ControlPlaneConfig};
+use coracle_controlplane::{ControlPlane, ControlPlaneConfig, EtcdConfig, LeaderElection};
 use tokio_util::sync::CancellationToken;
 
 use crate::places;
@@ -39,6 +39,14 @@ pub(crate) async fn start(settings: &Settings, shutdown: CancellationToken) -> a
     config.node_masks = settings.ranges.node_masks;
     config.token_file = settings.token_auth_file;
     config.encryption_key_file = settings.encryption_key_file;
+    config.etcd = settings.etcd.map(|etcd| EtcdConfig {
+        servers: etcd.servers,
+        prefix: etcd.prefix,
+        ca_file: etcd.ca_file,
+        identity: etcd.identity,
+    });
+    let [lease, deadline, retry] = settings.election;
+    config.election = LeaderElection { lease, deadline, retry };
     config.admission_file = settings.admission_control_config_file;
     config.admission_plugins = settings.admission_plugins;
     config.audit = settings.audit;

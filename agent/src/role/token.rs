@@ -82,7 +82,8 @@ pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow
     }
 }
 
-async fn client(path: &Path) -> anyhow::Result<Client> {
+/// A client with the credentials of a kubeconfig.
+pub(super) async fn client(path: &Path) -> anyhow::Result<Client> {
     let file = Kubeconfig::read_from(path)
         .with_context(|| format!("cannot read {}; does the control plane run here?", path.display()))?;
     let config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;

@@ -35,6 +35,22 @@ settings! {
     /// File of keys that encrypt Secrets in the store: lines of an id and 32 bytes in base64. The first key encrypts, all
     /// of them decrypt.
     encryption_key_file: Option<PathBuf> = unset "sealing.key in the state directory, made at the first start", "FILE";
+    /// URLs of the etcd members that have the cluster's objects. Several control planes can share them.
+    etcd_servers: Vec<String> = unset "the embedded store", "URL";
+    /// Authorities of etcd's certificates, for https URLs.
+    etcd_cafile: Option<PathBuf> = unset "", "FILE";
+    /// Client certificate for etcd.
+    etcd_certfile: Option<PathBuf> = unset "", "FILE";
+    /// Key of the client certificate for etcd.
+    etcd_keyfile: Option<PathBuf> = unset "", "FILE";
+    /// Prefix of the keys in etcd. Clusters that share an etcd have different prefixes.
+    etcd_prefix: String = default "/coracle", "PREFIX";
+    /// Time after which another control plane on the same etcd takes over controllers and scheduler; whole seconds.
+    leader_elect_lease_duration: Age = default "15s", "DURATION";
+    /// Time after which controllers and scheduler stop if their lease cannot be renewed.
+    leader_elect_renew_deadline: Age = default "10s", "DURATION";
+    /// Pause between attempts to take or to renew the lease.
+    leader_elect_retry_period: Age = default "2s", "DURATION";
     /// Configuration of the PodSecurity admission plugin: defaults and exemptions, as for kube-apiserver.
     admission_control_config_file: Option<PathBuf> = unset "", "FILE";
     /// Admission plugins that run besides the default ones, by upstream's names.
@@ -72,6 +88,9 @@ pub(crate) struct ControlPlane {
     pub(crate) ranges: Ranges,
     pub(crate) token_auth_file: Option<PathBuf>,
     pub(crate) encryption_key_file: Option<PathBuf>,
+    pub(crate) etcd: Option<Etcd>,
+    /// Duration, renewal deadline and retry period of leases.
+    pub(crate) election: [Duration; 3],
     pub(crate) admission_control_config_file: Option<PathBuf>,
     pub(crate) admission_plugins: PluginSelection,
     pub(crate) audit: Option<AuditConfig>,
@@ -80,6 +99,16 @@ pub(crate) struct ControlPlane {
     pub(crate) signing_duration: Duration,
     pub(crate) node_monitor_grace: Duration,
     pub(crate) request_timeout: Duration,
+}
+
+/// Connection to etcd.
+#[derive(Clone, Debug)]
+pub(crate) struct Etcd {
+    pub(crate) servers: Vec<String>,
+    pub(crate) prefix: String,
+    pub(crate) ca_file: Option<PathBuf>,
+    /// Certificate and key.
+    pub(crate) identity: Option<(PathBuf, PathBuf)>,
 }
 
 impl ControlPlaneSettings {
@@ -94,6 +123,14 @@ impl ControlPlaneSettings {
             max_age: Duration::from_secs(u64::from(self.audit_log_maxage) * 24 * 3600),
         };
         let audit = sources.take(audit(self.audit_policy_file, self.audit_log_path.is_some(), log))?;
+        let files = (self.etcd_cafile, self.etcd_certfile, self.etcd_keyfile);
+        let etcd = sources.take(etcd(self.etcd_servers, self.etcd_prefix, files))?;
+        let election = [
+            self.leader_elect_lease_duration,
+            self.leader_elect_renew_deadline,
+            self.leader_elect_retry_period,
+        ];
+        let election = sources.take(election_times(election.map(|Age(time)| time)))?;
         let request_timeout = sources.take(at_least_a_second(self.request_timeout))?;
         Some(ControlPlane {
             dirs: dirs.clone(),
@@ -102,6 +139,8 @@ impl ControlPlaneSettings {
             ranges,
             token_auth_file: self.token_auth_file,
             encryption_key_file: self.encryption_key_file,
+            etcd,
+            election,
             admission_control_config_file: self.admission_control_config_file,
             admission_plugins: PluginSelection {
                 enabled: self.enable_admission_plugins,
@@ -135,6 +174,46 @@ fn audit(
     }
 }
 
+/// The connection to etcd, if there are servers.
+fn etcd(
+    servers: Vec<String>,
+    prefix: String,
+    (ca_file, certificate, key): (Option<PathBuf>, Option<PathBuf>, Option<PathBuf>),
+) -> anyhow::Result<Option<Etcd>> {
+    let has_files = ca_file.is_some() || certificate.is_some() || key.is_some();
+    if servers.is_empty() {
+        anyhow::ensure!(!has_files, "etcd-cafile, etcd-certfile and etcd-keyfile need etcd-servers");
+        return Ok(None);
+    }
+    for server in &servers {
+        let is_url = ["http://", "https://"].iter().any(|scheme| server.starts_with(scheme));
+        anyhow::ensure!(is_url, "etcd-servers {server:?} must begin with http:// or https://");
+        let is_secured = !server.starts_with("https://") || ca_file.is_some();
+        anyhow::ensure!(is_secured, "etcd-servers {server:?} needs etcd-cafile");
+    }
+    let is_prefix = !prefix.trim_matches('/').is_empty();
+    anyhow::ensure!(is_prefix, "etcd-prefix {prefix:?} must have a name, as in /coracle");
+    let identity = match (certificate, key) {
+        (Some(certificate), Some(key)) => Some((certificate, key)),
+        (None, None) => None,
+        _ => anyhow::bail!("etcd-certfile and etcd-keyfile must be given together"),
+    };
+    Ok(Some(Etcd { servers, prefix, ca_file, identity }))
+}
+
+fn election_times(times: [Duration; 3]) -> anyhow::Result<[Duration; 3]> {
+    let [lease, deadline, retry] = times;
+    let is_whole = lease.subsec_nanos() == 0 && lease.as_secs() <= 3600;
+    anyhow::ensure!(is_whole, "leader-elect-lease-duration {lease:?} must be whole seconds, at most 1h");
+    let descends = lease > deadline && deadline > retry && retry >= Duration::from_millis(100);
+    anyhow::ensure!(
+        descends,
+        "leader-elect-lease-duration {lease:?} must exceed leader-elect-renew-deadline {deadline:?}, which must exceed \
+         leader-elect-retry-period {retry:?} of at least 100ms"
+    );
+    Ok(times)
+}
+
 fn at_least_a_second(Age(timeout): Age) -> anyhow::Result<Duration> {
     anyhow::ensure!(timeout >= Duration::from_secs(1), "request-timeout {timeout:?} must be at least 1s");
     Ok(timeout)
@@ -143,6 +222,26 @@ fn at_least_a_second(Age(timeout): Age) -> anyhow::Result<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn etcd_files_fit_the_servers() {
+        let file = || Some(PathBuf::from("/f"));
+        let of = |server: &str, files| {
+            let servers = server.split(',').filter(|one| !one.is_empty()).map(str::to_owned).collect();
+            etcd(servers, "/p".to_owned(), files)
+        };
+        assert_eq!(of("", (None, None, None)).unwrap().map(|etcd| etcd.prefix), None);
+        assert!(of("http://a:1,https://b:2", (file(), file(), file())).unwrap().is_some());
+        assert!(of("http://a:1", (None, None, None)).unwrap().is_some());
+        for (server, files) in [
+            ("", (file(), None, None)),
+            ("a:1", (None, None, None)),
+            ("https://a:1", (None, None, None)),
+            ("https://a:1", (file(), file(), None)),
+        ] {
+            assert!(of(server, files).is_err(), "{server}");
+        }
+    }
 
     #[test]
     fn a_request_has_at_least_a_second() {

@@ -3,11 +3,13 @@
 use std::{collections::HashSet, net::IpAddr, sync::Arc};
 
 use coracle_kinds::{Resource, kind::by_resource, validate::Cause};
+use coracle_store::{Expect, Guard};
 use rand::RngExt as _;
 use serde_json::{Value, json};
 use tokio::sync::OwnedMutexGuard;
 
 use crate::{
+    cache::ALLOCATIONS,
     error::{ApiError, Result},
     server::State,
     service_range::ServiceRange,
@@ -25,18 +27,45 @@ struct Taken {
     ports: HashSet<u16>,
 }
 
-/// Permit to allocate addresses and ports. While a copy exists, no other service gets any. The task that stores the
-/// service has a copy. So if the client disconnects, no other service can allocate before the commit.
-pub(crate) type Allocating = Option<Arc<OwnedMutexGuard<()>>>;
+/// Permit to allocate addresses and ports. While a copy exists, no other service of this server gets any. The task that
+/// stores the service has a copy. So if the client disconnects, no other service can allocate before the commit.
+pub(crate) type Allocating = Option<Arc<Permit>>;
+
+/// The lock of this server, and the guard against others: the commit fails if another server has allocated since.
+pub(crate) struct Permit {
+    _lock: OwnedMutexGuard<()>,
+    /// Revision of the guard when the allocation began; 0 if it does not exist.
+    seen: u64,
+}
+
+// === impl Permit ===
+
+impl Permit {
+    async fn acquire(state: &State) -> Self {
+        let lock = state.allocating.clone().lock_owned().await;
+        Self { _lock: lock, seen: state.cache.allocations() }
+    }
+
+    /// The guard of the commit that stores what was allocated.
+    pub(crate) fn guard(&self) -> Guard {
+        let expect = if self.seen == 0 { Expect::Absent } else { Expect::Revision(self.seen) };
+        Guard { key: ALLOCATIONS.into(), expect }
+    }
+}
+
+/// Whether objects of a kind get addresses and ports.
+pub(crate) fn is_allocated(kind: &Resource) -> bool {
+    kind.kind == "Service" && kind.group.is_empty()
+}
 
 /// Allocates the address and the ports of a new service.
 pub(crate) async fn for_create(state: &State, kind: &Resource, object: &mut Value) -> Result<Allocating> {
-    if kind.kind != "Service" || !kind.group.is_empty() {
+    if !is_allocated(kind) {
         return Ok(None);
     }
-    let guard = state.allocating.clone().lock_owned().await;
+    let permit = Permit::acquire(state).await;
     assign(state, kind, object)?;
-    Ok(Some(Arc::new(guard)))
+    Ok(Some(Arc::new(permit)))
 }
 
 /// Keeps allocated values that an update omits, and allocates what a new type needs.
@@ -46,7 +75,7 @@ pub(crate) async fn for_update(
     new: &mut Value,
     old: &Value,
 ) -> Result<Allocating> {
-    if kind.kind != "Service" || !kind.group.is_empty() {
+    if !is_allocated(kind) {
         return Ok(None);
     }
     if new["spec"]["type"] != "ExternalName" {
@@ -60,9 +89,9 @@ pub(crate) async fn for_update(
         }
     }
     keep_node_ports(new, old);
-    let guard = state.allocating.clone().lock_owned().await;
+    let permit = Permit::acquire(state).await;
     assign(state, kind, new)?;
-    Ok(Some(Arc::new(guard)))
+    Ok(Some(Arc::new(permit)))
 }
 
 fn keep_node_ports(new: &mut Value, old: &Value) {

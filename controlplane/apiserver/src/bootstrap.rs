@@ -1,5 +1,6 @@
 //! What every cluster has from the start: its namespaces, its roles, and the service by which pods find this server.
 
+mod addresses;
 mod policy;
 mod rbac;
 
@@ -17,7 +18,7 @@ use crate::{
     field_manager::Writer,
     request::{Query, RequestInfo, ResourceInfo},
     server::State,
-    write::{self, Part},
+    write,
 };
 
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
@@ -46,41 +47,11 @@ pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
     )
     .await?;
     cluster_dns(state).await?;
-    let address = state.advertise.ip().to_string();
-    let port = state.advertise.port();
-    let metadata = json!({"name": "kubernetes", "namespace": "default",
-        "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"}});
-    let ports = json!([{"name": "https", "port": port, "protocol": "TCP"}]);
-    let subsets = json!([{"addresses": [{"ip": address}], "ports": ports}]);
-    let endpoints =
-        json!({"apiVersion": "v1", "kind": "Endpoints", "metadata": metadata, "subsets": subsets});
-    replace(state, "endpoints", endpoints).await?;
-    own_slice(state).await
-}
-
-/// The EndpointSlice of this server's service.
-async fn own_slice(state: &Arc<State>) -> Result<()> {
-    let (address, port) = (state.advertise.ip(), state.advertise.port());
-    let slice = json!({
-        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-        "metadata": {"name": "kubernetes", "namespace": "default",
-            "labels": {"kubernetes.io/service-name": "kubernetes"}},
-        "addressType": if address.is_ipv4() { "IPv4" } else { "IPv6" },
-        "endpoints": [{"addresses": [address.to_string()], "conditions": {"ready": true}}],
-        "ports": [{"name": "https", "port": port, "protocol": "TCP"}],
-    });
-    let kind = by_resource("discovery.k8s.io", "v1", "endpointslices").ok_or_else(ApiError::no_resource)?;
-    ensure_kind(state, kind, slice.clone()).await?;
-    let call = call(state, kind.clone(), &slice);
-    write::update(&call, "kubernetes", (Part::Main, Writer::Update), |old| {
-        let mut new = old.clone();
-        for field in ["endpoints", "ports"] {
-            new[field] = slice[field].clone();
-        }
-        Ok(new)
-    })
-    .await
-    .map(|_| ())
+    addresses::publish(state).await?;
+    if state.store.is_shared() {
+        tokio::spawn(addresses::keep(state.clone()));
+    }
+    Ok(())
 }
 
 /// The service of cluster DNS. The nodes serve its address themselves; the service reserves it, so that no other
@@ -130,18 +101,6 @@ async fn ensure_kind(state: &Arc<State>, kind: &Arc<Resource>, object: Value) ->
         Err(error) if error.reason != "AlreadyExists" => Err(error),
         _ => Ok(()),
     }
-}
-
-async fn replace(state: &Arc<State>, resource: &str, object: Value) -> Result<()> {
-    ensure(state, resource, object.clone()).await?;
-    let call = call(state, core(resource)?.clone(), &object);
-    write::update(&call, write::text(&object, "name"), (Part::Main, Writer::Update), |old| {
-        let mut new = old.clone();
-        new["subsets"] = object["subsets"].clone();
-        Ok(new)
-    })
-    .await
-    .map(|_| ())
 }
 
 /// A kind of the core group.

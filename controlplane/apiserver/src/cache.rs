@@ -9,12 +9,15 @@ mod references;
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use arc_swap::ArcSwap;
 use coracle_kinds::{Resource, resource};
-use coracle_store::{Commit, Range, Store, Watch};
+use coracle_store::{Commit, Entry, Event as Stored, Page, Range, Store, Watch};
 use tokio::sync::watch;
 
 use crate::authz::rbac::Policies;
@@ -25,6 +28,10 @@ pub(crate) use object::parses;
 pub(crate) use object::{Object, encode, key_of, prefix_of};
 pub(crate) use references::{References, Referred};
 
+/// The guard of the services' addresses and ports: each write that allocates some touches it. It has no `/`, so no object
+/// has this key.
+pub(crate) const ALLOCATIONS: &str = "allocations";
+
 /// Collections by group and resource name.
 type Collections = HashMap<Box<str>, HashMap<Box<str>, Arc<Shared>>>;
 
@@ -32,6 +39,10 @@ pub(crate) struct Cache {
     /// Replaced when a resource comes or goes; read without a lock.
     collections: ArcSwap<Collections>,
     revision: watch::Sender<u64>,
+    /// Revision of [`ALLOCATIONS`]; 0 if it does not exist. All allocations up to it are in the collections.
+    allocations: AtomicU64,
+    /// Number of [`Stored::Resync`] events.
+    resyncs: AtomicU64,
     /// The RBAC index, built from this cache.
     pub(crate) policies: Policies,
 }
@@ -55,6 +66,8 @@ impl Cache {
         for entry in page.entries {
             if let Some(collection) = cache.by_key(&entry.key) {
                 collection.lock().load(entry);
+            } else {
+                cache.note_guard(&entry.key, entry.modified);
             }
         }
         Ok((cache, watch))
@@ -67,7 +80,13 @@ impl Cache {
             insert(&mut collections, Collection::new(kind.clone(), revision));
         }
         let revision = watch::Sender::new(revision);
-        Self { collections: ArcSwap::from_pointee(collections), revision, policies: Policies::default() }
+        Self {
+            collections: ArcSwap::from_pointee(collections),
+            revision,
+            allocations: AtomicU64::new(0),
+            resyncs: AtomicU64::new(0),
+            policies: Policies::default(),
+        }
     }
 
     /// Adds the collection of a resource with its stored objects, or replaces the resource of a known collection. Only
@@ -86,15 +105,19 @@ impl Cache {
         let mut collections = Collections::clone(&self.collections.load());
         let collection = insert(&mut collections, collection);
         self.collections.store(Arc::new(collections));
-        let listed = store.list(Range { prefix: prefix_of(stored, ""), ..Range::default() }).await;
-        match listed {
-            Ok(page) => {
-                collection.lock().loaded(page);
-                Ok(())
-            }
-            Err(error) => {
-                self.remove(&stored.group, &stored.plural);
-                Err(error)
+        loop {
+            let resyncs = self.resyncs.load(Ordering::Acquire);
+            match store.list(Range { prefix: prefix_of(stored, ""), ..Range::default() }).await {
+                // The commits between this list and the resync are missing.
+                Ok(_) if self.resyncs.load(Ordering::Acquire) != resyncs => {}
+                Ok(page) => {
+                    collection.lock().loaded(page);
+                    return Ok(());
+                }
+                Err(error) => {
+                    self.remove(&stored.group, &stored.plural);
+                    return Err(error);
+                }
             }
         }
     }
@@ -109,23 +132,60 @@ impl Cache {
         }
     }
 
-    /// Applies commits until the store is closed.
+    /// Applies the events of the store until it is closed.
     pub(crate) async fn follow(self: Arc<Self>, mut watch: Watch) {
-        while let Some(commit) = watch.next().await {
-            self.apply(&commit);
+        while let Some(event) = watch.next().await {
+            match event {
+                Stored::Commit(commit) => self.apply(&commit),
+                Stored::Progress(revision) => drop(self.revision.send_replace(revision)),
+                Stored::Resync(page) => self.resync(page),
+            }
         }
     }
 
     pub(crate) fn apply(&self, commit: &Commit) {
         if let Some(collection) = self.by_key(&commit.key) {
             collection.lock().apply(commit);
+        } else {
+            self.note_guard(&commit.key, commit.revision);
         }
         self.revision.send_replace(commit.revision);
     }
 
+    /// Replaces all objects: commits were missed. The watches of clients end, and clients list again.
+    fn resync(&self, page: Page) {
+        self.resyncs.fetch_add(1, Ordering::AcqRel);
+        let mut found: HashMap<(Box<str>, Box<str>), Vec<Entry>> = HashMap::new();
+        for entry in page.entries {
+            match split(&entry.key) {
+                Some((group, plural)) => {
+                    found.entry((group.into(), plural.into())).or_default().push(entry);
+                }
+                None => self.note_guard(&entry.key, entry.modified),
+            }
+        }
+        for (group, plurals) in &**self.collections.load() {
+            for (plural, collection) in plurals {
+                let entries = found.remove(&(group.clone(), plural.clone())).unwrap_or_default();
+                collection.lock().reload(entries, page.revision);
+            }
+        }
+        self.revision.send_replace(page.revision);
+    }
+
+    fn note_guard(&self, key: &str, revision: u64) {
+        if key == ALLOCATIONS {
+            self.allocations.store(revision, Ordering::Release);
+        }
+    }
+
+    /// Revision of [`ALLOCATIONS`]; 0 if it does not exist.
+    pub(crate) fn allocations(&self) -> u64 {
+        self.allocations.load(Ordering::Acquire)
+    }
+
     fn by_key(&self, key: &str) -> Option<Arc<Shared>> {
-        let mut parts = key.split('/');
-        let (group, plural) = (parts.next()?, parts.next()?);
+        let (group, plural) = split(key)?;
         self.collections.load().get(group)?.get(plural).cloned()
     }
 
@@ -168,9 +228,56 @@ impl Cache {
     }
 }
 
+/// Group and resource of a key.
+fn split(key: &str) -> Option<(&str, &str)> {
+    let mut parts = key.split('/');
+    Some((parts.next()?, parts.next()?))
+}
+
 fn insert(collections: &mut Collections, collection: Collection) -> Arc<Shared> {
     let (group, plural) = (collection.kind().group.as_ref().into(), collection.kind().plural.as_ref().into());
     let shared = Arc::new(Shared(Mutex::new(collection)));
     collections.entry(group).or_default().insert(plural, shared.clone());
     shared
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_kinds::kind::by_kind;
+    use serde_json::json;
+
+    use super::*;
+
+    fn value(name: &str) -> bytes::Bytes {
+        encode(by_kind("v1", "ConfigMap").unwrap(), &json!({"metadata": {"name": name, "namespace": "ns"}}))
+    }
+
+    #[tokio::test]
+    async fn after_missed_commits_objects_are_replaced_and_watches_end() {
+        let (cache, kind) = (Cache::new(1), by_kind("v1", "ConfigMap").unwrap());
+        let key = |name| Arc::<str>::from(key_of(kind, "ns", name));
+        let commit =
+            |name, revision| Commit { key: key(name), revision, value: Some(value(name)), created: 0 };
+        cache.apply(&commit("gone", 2));
+        cache.apply(&commit("kept", 3));
+        let (watcher, mut events) = Watcher::new(Scope::default(), false);
+        cache.of(kind).unwrap().lock().watch_from_now(watcher, 3);
+        let entry = |key, value, modified| Entry { key, value, created: 0, modified };
+        let entries = vec![
+            entry(key("kept"), value("kept"), 3),
+            entry(key("new"), value("new"), 8),
+            entry(ALLOCATIONS.into(), bytes::Bytes::new(), 9),
+        ];
+        cache.resync(Page { entries, revision: 10, more: false });
+        let names: Vec<_> = cache.list(kind, "ns").iter().map(|object| object.name().to_owned()).collect();
+        assert_eq!(names, ["kept", "new"]);
+        assert_eq!((cache.revision(), cache.allocations()), (10, 9));
+        assert!(events.recv().await.is_none());
+        let (watcher, _events) = Watcher::new(Scope::default(), false);
+        let late = cache.of(kind).unwrap().lock().watch_after(watcher, 3);
+        assert!(late.is_err_and(|error| error.is_expired()));
+        // A commit that the list has already is not applied again.
+        cache.apply(&commit("gone", 4));
+        assert!(cache.get(kind, "ns", "gone").is_none());
+    }
 }

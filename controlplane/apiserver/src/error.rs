@@ -113,6 +113,11 @@ impl ApiError {
         Self::new(413, "RequestEntityTooLarge", message)
     }
 
+    /// An object that etcd refuses. Source: `etcdserver: request is too large` of etcd.
+    fn too_large_for_etcd() -> Self {
+        Self::new(413, "RequestEntityTooLarge", "etcdserver: request is too large")
+    }
+
     /// A request that is within the limit of bytes but exceeds another one.
     pub(crate) fn entity_too_large(message: impl Into<String>) -> Self {
         Self::new(413, "RequestEntityTooLarge", message)
@@ -237,6 +242,11 @@ impl ApiError {
 
 impl From<coracle_store::Error> for ApiError {
     fn from(error: coracle_store::Error) -> Self {
-        Self::internal(error)
+        use coracle_store::Error as E;
+        match &error {
+            E::Unavailable { .. } => Self::unavailable(error.to_string()),
+            E::TooLarge => Self::too_large_for_etcd(),
+            _ => Self::internal(error),
+        }
     }
 }

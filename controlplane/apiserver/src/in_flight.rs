@@ -56,7 +56,9 @@ pub(crate) struct BodyMemory {
 /// Whether a request may last: a watch, a log or a stream. Upstream's rule, by verb and subresource.
 pub(crate) fn is_long_running(info: &RequestInfo) -> bool {
     let stream = |sub: &str| matches!(sub, "attach" | "exec" | "proxy" | "log" | "portforward");
-    info.verb == "watch" || info.resource.as_ref().is_some_and(|resource| stream(&resource.subresource))
+    info.verb == "watch"
+        || info.path == crate::backup::PATH
+        || info.resource.as_ref().is_some_and(|resource| stream(&resource.subresource))
 }
 
 // === impl InFlight ===

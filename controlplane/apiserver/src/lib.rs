@@ -15,6 +15,7 @@ mod allocate;
 mod audit;
 mod authn;
 mod authz;
+mod backup;
 mod body;
 mod bootstrap;
 mod cache;
@@ -24,6 +25,7 @@ mod custom_resources;
 mod documents;
 mod error;
 mod field_manager;
+mod freshness;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
 mod health;

@@ -22,12 +22,12 @@ use crate::{
     audit::{Auditor, Received, Record},
     authn::{Authenticators, User, legacy_use, service_account::Tokens},
     authz::{self, Authorizers, Question, impersonation},
-    body, bootstrap,
+    backup, body, bootstrap,
     cache::Cache,
     call::{Call, Warnings},
     custom_resources, documents,
     error::{ApiError, Result},
-    health,
+    freshness, health,
     in_flight::{self, BodyMemory, InFlight},
     media,
     registry::{Registry, RegistryError},
@@ -393,11 +393,15 @@ impl Apiserver {
             if let Some(reply) = health::find(state, &info) {
                 return Ok(reply);
             }
+            if let Some(reply) = backup::find(state, &info)? {
+                return Ok(reply);
+            }
             let found = documents::find(state, &info, &headers)?;
             return Ok(found.unwrap_or_else(|| reply::text(404, "404 page not found\n")));
         };
         let Some((_, kind)) = kind else { return Ok(reply::text(404, "404 page not found\n")) };
         let body = if method == Method::GET { Bytes::new() } else { body::read(body, &mut memory).await? };
+        freshness::wait(state, info.verb, info.query.get("resourceVersion")).await?;
         let warnings = Warnings::default();
         let audit = record;
         let call = Call { state: state.clone(), user, info, resource, kind, headers, body, warnings, audit };

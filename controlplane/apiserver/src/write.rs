@@ -16,7 +16,7 @@
 use std::sync::Arc;
 
 use coracle_kinds::{Resource, defaults, strategy, validate};
-use coracle_store::{Expect, Tier, Write};
+use coracle_store::{Expect, Guard, Tier, Write};
 use serde_json::{Value, json};
 
 use crate::{
@@ -91,18 +91,40 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
     identity.check(kind, &object)?;
     strategy::prepare_for_create(kind, &mut object);
     defaults::apply(kind, &mut object);
-    let allocating = allocate::for_create(&call.state, kind, &mut object).await?;
-    call.state.admission.validate(&call.state, &attributes, &object).await?;
-    if is_named || base.is_empty() {
-        strategy::prepare_named(kind, &mut object);
-        return commit_new(call, &object, &allocating).await;
+    let generate = (!is_named && !base.is_empty()).then_some(base.as_str());
+    let requested = allocate::is_allocated(kind).then(|| object.clone());
+    for _ in 0..RETRIES {
+        let allocating = allocate::for_create(&call.state, kind, &mut object).await?;
+        call.state.admission.validate(&call.state, &attributes, &object).await?;
+        match commit_named(call, &mut object, generate, &allocating).await {
+            Err(Failed::Allocated) => object.clone_from(requested.as_ref().unwrap_or(&Value::Null)),
+            Err(Failed::Conflict) => return Err(ApiError::internal("no free name was found")),
+            Err(Failed::Other(error)) => return Err(error),
+            Ok(stored) => return Ok(stored),
+        }
     }
-    let mut outcome = Err(ApiError::internal("no free name was found"));
+    Err(ApiError::modified(kind, &base))
+}
+
+/// Commits a new object under its name, or under the first free name that begins with `generate`.
+async fn commit_named(
+    call: &Call,
+    object: &mut Value,
+    generate: Option<&str>,
+    allocating: &Allocating,
+) -> std::result::Result<Stored, Failed> {
+    let Some(base) = generate else {
+        strategy::prepare_named(&call.kind, object);
+        return commit_new(call, object, allocating).await;
+    };
+    let mut outcome = Err(Failed::Conflict);
     for _ in 0..NAMES {
-        object["metadata"]["name"] = generated(&base).into();
-        strategy::prepare_named(kind, &mut object);
-        outcome = commit_new(call, &object, &allocating).await;
-        if outcome.as_ref().err().is_none_or(|error| error.reason != "AlreadyExists") {
+        if let Some(metadata) = metadata_mut(object) {
+            metadata.insert("name".to_owned(), generated(base).into());
+        }
+        strategy::prepare_named(&call.kind, object);
+        outcome = commit_new(call, object, allocating).await;
+        if !matches!(&outcome, Err(Failed::Other(error)) if error.reason == "AlreadyExists") {
             break;
         }
     }
@@ -110,26 +132,30 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
 }
 
 /// Validates and commits what admission passed.
-async fn commit_new(call: &Call, object: &Value, allocating: &Allocating) -> Result<Stored> {
+async fn commit_new(
+    call: &Call,
+    object: &Value,
+    allocating: &Allocating,
+) -> std::result::Result<Stored, Failed> {
     let (kind, name) = (&call.kind, text(object, "name"));
+    let other = |error| Err(Failed::Other(error));
     let causes = validate::create(kind, object);
     if !causes.is_empty() {
-        return Err(ApiError::invalid(kind, name, &causes));
+        return other(ApiError::invalid(kind, name, &causes));
     }
     let namespace = if kind.namespaced { text(object, "namespace") } else { "" };
-    if call.dry_run()? {
+    if call.dry_run().map_err(Failed::Other)? {
         if call.state.cache.get(kind, namespace, name).is_some() {
-            return Err(ApiError::already_exists(kind, name));
+            return other(ApiError::already_exists(kind, name));
         }
         return Ok(Stored::DryRun(object.clone()));
     }
     let key = key_of(kind, namespace, name);
     match commit_allocated(call, allocating, &key, Expect::Absent, Some(object)).await {
-        Err(Failed::Conflict) => Err(ApiError::already_exists(kind, name)),
-        Err(Failed::Other(error)) => Err(error),
-        Ok(object) => {
-            object.map(Stored::Committed).ok_or_else(|| ApiError::internal("a new object vanished"))
-        }
+        Ok(Some(object)) => Ok(Stored::Committed(object)),
+        Ok(None) => other(ApiError::internal("a new object vanished")),
+        Err(Failed::Conflict) => other(ApiError::already_exists(kind, name)),
+        Err(failed) => Err(failed),
     }
 }
 
@@ -187,7 +213,7 @@ pub(crate) async fn update(
         match commit_allocated(call, &allocating, &current.key, expect, value).await {
             Ok(Some(object)) => return Ok(Stored::Committed(object)),
             Ok(None) => return Ok(Stored::DryRun(new)),
-            Err(Failed::Conflict) => {}
+            Err(Failed::Conflict | Failed::Allocated) => {}
             Err(Failed::Other(error)) => return Err(error),
         }
     }
@@ -334,6 +360,8 @@ pub(crate) fn is_finished(object: &Value) -> bool {
 pub(crate) enum Failed {
     /// Another writer was faster; the cache has its version.
     Conflict,
+    /// Another server has allocated addresses or ports since; the cache has them.
+    Allocated,
     Other(ApiError),
 }
 
@@ -349,6 +377,7 @@ async fn commit_allocated(
         return commit(&call.state, &call.kind, key, expect, object).await;
     };
     let (state, kind, key, object) = (call.state.clone(), call.kind.clone(), key.to_owned(), object.cloned());
+    let expect = Expected { entry: expect, guard: Some(allocating.guard()) };
     // A caller that disconnects drops its future, and not this task: the write may be on its way to the store.
     let task = tokio::spawn(async move {
         let committed = commit(&state, &kind, &key, expect, object.as_ref()).await;
@@ -367,14 +396,27 @@ async fn encoded(kind: &Resource, object: &Value) -> Result<bytes::Bytes> {
     Ok(encode(kind.stored_as(), &stored))
 }
 
+/// The conditions of a commit.
+pub(crate) struct Expected {
+    entry: Expect,
+    guard: Option<Guard>,
+}
+
+impl From<Expect> for Expected {
+    fn from(entry: Expect) -> Self {
+        Self { entry, guard: None }
+    }
+}
+
 /// One commit, after which the cache has it. `None` deletes, and returns nothing.
 pub(crate) async fn commit(
     state: &State,
     kind: &Resource,
     key: &str,
-    expect: Expect,
+    expect: impl Into<Expected>,
     object: Option<&Value>,
 ) -> std::result::Result<Option<Arc<Object>>, Failed> {
+    let Expected { entry: expect, guard } = expect.into();
     let stored_kind = kind.stored_as();
     let ttl =
         (stored_kind.ttl_seconds > 0).then(|| std::time::Duration::from_secs(stored_kind.ttl_seconds.into()));
@@ -388,7 +430,7 @@ pub(crate) async fn commit(
         return Err(Failed::Other(ApiError::too_large()));
     }
     let stored = value.clone();
-    match state.store.write(Write { key: key.clone(), expect, value, tier }).await {
+    match state.store.write(Write { key: key.clone(), expect, value, tier, guard }).await {
         Ok(revision) => {
             state.cache.reach(revision).await.map_err(Failed::Other)?;
             if !kind.is_storage_version() {
@@ -402,11 +444,13 @@ pub(crate) async fn commit(
                     .unwrap_or_else(|| Arc::new(Object::stamped(key, revision, bytes)))
             }))
         }
-        Err(coracle_store::Error::Conflict { found }) => {
-            if let Some(found) = found {
-                state.cache.reach(found).await.map_err(Failed::Other)?;
-            }
+        Err(coracle_store::Error::Conflict { at, .. }) => {
+            state.cache.reach(at).await.map_err(Failed::Other)?;
             Err(Failed::Conflict)
+        }
+        Err(coracle_store::Error::Guard { at }) => {
+            state.cache.reach(at).await.map_err(Failed::Other)?;
+            Err(Failed::Allocated)
         }
         Err(error) => Err(Failed::Other(error.into())),
     }

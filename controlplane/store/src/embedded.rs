@@ -8,9 +8,9 @@
 mod engine;
 mod inspect;
 mod migrate;
+mod restore;
 mod space;
 mod state;
-mod vault;
 mod writer;
 
 use std::{
@@ -21,12 +21,13 @@ use std::{
 use futures::future::BoxFuture;
 use tokio::sync::oneshot;
 
-use crate::{Entry, Error, Health, Page, Range, Store, Watch, Write};
+use crate::{
+    Backup, BackupHead, Entry, Error, Health, Page, Range, Sealing, Store, Watch, Write, vault::Vault,
+};
 use engine::Engine;
+pub use restore::restore;
 use space::Space;
 use state::State;
-pub use vault::Sealing;
-use vault::Vault;
 
 /// Number of revisions that are reserved on disk at a time. Volatile commits write nothing to disk. So after a restart
 /// the counter continues at the end of the reservation, which no commit can have passed.
@@ -81,6 +82,7 @@ impl Embedded {
         let failed = |source| Error::Open { path: path.to_owned(), source };
         make_directory(path).map_err(failed)?;
         let vault = Arc::new(Vault(options.sealing));
+        remove_remains(path).map_err(failed)?;
         let mut engine = Engine::open(path, vault.clone())?;
         match migrate::migrate(path, &engine, &vault) {
             Ok(false) => {}
@@ -126,6 +128,15 @@ impl Embedded {
             .map_err(failed)?;
         Ok(Self { shared, jobs: Some(jobs), thread: Some(thread) })
     }
+}
+
+/// Removes what an interrupted restore left beside the store.
+fn remove_remains(path: &Path) -> std::io::Result<()> {
+    let remains = migrate::beside(path, restore::RESTORING);
+    if remains.exists() {
+        tracing::warn!(path = %remains.display(), "repaired: removed the remains of an interrupted restore");
+    }
+    migrate::remove(&remains)
 }
 
 fn make_directory(path: &Path) -> std::io::Result<()> {
@@ -178,6 +189,19 @@ impl Store for Embedded {
             Some(failure) => Health::Failed(failure),
             None => space::health(&self.shared.path),
         }
+    }
+
+    fn is_shared(&self) -> bool {
+        false
+    }
+
+    fn backup(&self) -> Result<Backup, Error> {
+        // The writer holds this lock while it commits: snapshot and revision are of the same moment.
+        let state = self.shared.lock();
+        let head = BackupHead { revision: state.revision(), reserved: state.reserved };
+        let records = self.shared.read(|engine| Ok(engine.snapshot()))?;
+        drop(state);
+        Ok(Backup::new(head, records))
     }
 }
 

@@ -10,6 +10,34 @@ pub enum Error {
     Conflict {
         /// The entry's current revision; `None` when there is no such entry.
         found: Option<u64>,
+        /// The revision at which the store checked the entry.
+        at: u64,
+    },
+    /// The expectation of the write's guard did not hold; that of the entry did.
+    #[error("the guard changed at revision {at} or before")]
+    Guard {
+        /// The revision at which the store checked the guard.
+        at: u64,
+    },
+    /// The store's server does not answer, or has no leader. The outcome of a write is unknown.
+    #[error("etcd cannot serve the request: {detail}")]
+    Unavailable {
+        /// What the connection or the server said.
+        detail: String,
+    },
+    /// The database of the store's server has reached its quota.
+    #[error("etcd takes no new objects: database space exceeded; compact, defragment and disarm its alarm")]
+    Quota,
+    /// The entry exceeds the limit of the store's server.
+    #[error("etcd refuses the entry: request is too large (see etcd's --max-request-bytes)")]
+    TooLarge,
+    /// The connection to the store's server is misconfigured.
+    #[error("cannot use the etcd {what}: {detail}")]
+    Endpoint {
+        /// The endpoint, certificate or key.
+        what: String,
+        /// Why.
+        detail: String,
     },
     /// The watch starts at a revision whose commits are compacted.
     #[error("revisions up to {oldest} are compacted")]
@@ -78,6 +106,15 @@ pub enum Error {
         #[source]
         source: coracle_sealing::Error,
     },
+    /// A backup cannot be read.
+    #[error("cannot read the backup: {detail}")]
+    Backup {
+        /// What is wrong with it.
+        detail: String,
+    },
+    /// The store has no backups of its own.
+    #[error("the objects are in etcd: back them up with `etcdctl snapshot save`")]
+    BackupOfEtcd,
     /// The store was closed.
     #[error("the store is closed")]
     Closed,

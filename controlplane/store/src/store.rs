@@ -6,9 +6,9 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use tokio::sync::mpsc;
 
-use crate::Error;
+use crate::{Backup, Error};
 
-/// Versioned keyed bytes. Implementations: [`crate::Embedded`]; etcd comes next.
+/// Versioned keyed bytes. Implementations: [`crate::Embedded`] and [`crate::Etcd`].
 pub trait Store: Send + Sync + 'static {
     /// The newest version of the entry with this key.
     fn get<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<Entry>, Error>>;
@@ -16,21 +16,29 @@ pub trait Store: Send + Sync + 'static {
     /// Entries in key order, all from one revision.
     fn list(&self, range: Range) -> BoxFuture<'_, Result<Page, Error>>;
 
-    /// Creates, replaces or deletes one entry if the expectation holds. Returns the commit's revision once the commit is
-    /// as durable as its tier requires.
+    /// Creates, replaces or deletes one entry, and touches the write's guard, if their expectations hold. Returns the
+    /// commit's revision once the commit is as durable as its tier requires.
     fn write(&self, write: Write) -> BoxFuture<'_, Result<u64, Error>>;
 
-    /// Every commit under `prefix` after the revision `after`, in order.
+    /// Every commit under `prefix` after the revision `after`, in order. The watch also reaches every revision that
+    /// another call of this store returns, by a commit or by [`Event::Progress`].
     fn watch<'a>(&'a self, prefix: &'a str, after: u64) -> BoxFuture<'a, Result<Watch, Error>>;
 
     /// Removes the history up to `revision`; the newest version of every entry stays.
     fn compact(&self, revision: u64) -> BoxFuture<'_, Result<(), Error>>;
 
-    /// The revision of the newest published commit.
+    /// The revision of the newest commit that is acknowledged, by any server.
     fn revision(&self) -> BoxFuture<'_, Result<u64, Error>>;
 
     /// Whether the store accepts writes now.
     fn health(&self) -> Health;
+
+    /// Whether other processes write to this store. Then a reader of a cache must wait for [`Store::revision`] to see all
+    /// acknowledged commits.
+    fn is_shared(&self) -> bool;
+
+    /// Starts a backup of all durable entries at the current revision. Writes go on meanwhile.
+    fn backup(&self) -> Result<Backup, Error>;
 }
 
 /// Whether a store accepts writes.
@@ -114,6 +122,18 @@ pub struct Write {
     pub value: Option<Bytes>,
     /// The tier of the entry.
     pub tier: Tier,
+    /// A second entry that this write checks and touches in the same commit.
+    pub guard: Option<Guard>,
+}
+
+/// An empty entry that represents a set of entries. Writers that decide from the whole set touch its guard, so that of
+/// two concurrent ones the second fails with [`Error::Guard`].
+#[derive(Clone, Debug)]
+pub struct Guard {
+    /// The guard's key.
+    pub key: Arc<str>,
+    /// The condition.
+    pub expect: Expect,
 }
 
 /// A committed change.
@@ -125,19 +145,31 @@ pub struct Commit {
     pub key: Arc<str>,
     /// The new bytes; `None` when deleted.
     pub value: Option<Bytes>,
-    /// The commit that created the entry.
+    /// The commit that created the entry; 0 if the store does not know it, for a deletion.
     pub created: u64,
+}
+
+/// An event of a watch.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A commit. A write with a guard has two, of one revision: the guard's follows.
+    Commit(Arc<Commit>),
+    /// All commits up to this revision were sent.
+    Progress(u64),
+    /// The watch missed commits that are compacted. These are all entries under its prefix; the watch continues after
+    /// the page's revision.
+    Resync(Page),
 }
 
 /// A running watch. Its queue has no limit, so the consumer must keep reading.
 #[derive(Debug)]
 pub struct Watch {
-    pub(crate) commits: mpsc::UnboundedReceiver<Arc<Commit>>,
+    pub(crate) events: mpsc::UnboundedReceiver<Event>,
 }
 
 impl Watch {
-    /// The next commit; `None` when the store is closed.
-    pub async fn next(&mut self) -> Option<Arc<Commit>> {
-        self.commits.recv().await
+    /// The next event; `None` when the store is closed.
+    pub async fn next(&mut self) -> Option<Event> {
+        self.events.recv().await
     }
 }

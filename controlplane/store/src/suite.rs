@@ -4,12 +4,29 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 
-use crate::{Entry, Error, Expect, Range, Store, Tier, Write};
+use crate::{Commit, Entry, Error, Event, Expect, Guard, Range, Store, Tier, Watch, Write};
 
 pub(crate) const TIERS: [Tier; 2] = [Tier::Durable, Tier::Volatile { ttl: None }];
 
 pub(crate) fn put(key: &str, expect: Expect, value: &str, tier: Tier) -> Write {
-    Write { key: key.into(), expect, value: Some(Bytes::copy_from_slice(value.as_bytes())), tier }
+    Write {
+        key: key.into(),
+        expect,
+        value: Some(Bytes::copy_from_slice(value.as_bytes())),
+        tier,
+        guard: None,
+    }
+}
+
+/// The next commit of a watch.
+pub(crate) async fn commit(watch: &mut Watch) -> Arc<Commit> {
+    loop {
+        match watch.next().await.unwrap() {
+            Event::Commit(commit) => return commit,
+            Event::Progress(_) => {}
+            Event::Resync(page) => panic!("resync at {}", page.revision),
+        }
+    }
 }
 
 /// Runs every test on a new store.
@@ -21,24 +38,26 @@ pub(crate) async fn all(make: impl AsyncFn() -> Arc<dyn Store>) {
         a_watch_gets_each_commit_once_in_order(make().await, tier).await;
         compaction_refuses_older_watches(make().await, tier).await;
         one_of_many_concurrent_writers_wins(make().await, tier).await;
+        a_guard_is_checked_and_touched_with_the_entry(make().await, tier).await;
     }
 }
 
 async fn writes_are_compare_and_swap(store: Arc<dyn Store>, tier: Tier) {
     let first = store.write(put("/a", Expect::Absent, "1", tier)).await.unwrap();
     let again = store.write(put("/a", Expect::Absent, "2", tier)).await.unwrap_err();
-    assert!(matches!(again, Error::Conflict { found: Some(at) } if at == first));
+    assert!(matches!(again, Error::Conflict { found: Some(found), .. } if found == first));
     let stale = store.write(put("/a", Expect::Revision(first + 9), "2", tier)).await.unwrap_err();
     assert!(matches!(stale, Error::Conflict { .. }));
     let second = store.write(put("/a", Expect::Revision(first), "2", tier)).await.unwrap();
     let entry = store.get("/a").await.unwrap().unwrap();
     let value = Bytes::from_static(b"2");
     assert_eq!(entry, Entry { key: "/a".into(), value, created: first, modified: second });
-    let delete = |at| Write { key: "/a".into(), expect: Expect::Revision(at), value: None, tier };
+    let delete =
+        |at| Write { key: "/a".into(), expect: Expect::Revision(at), value: None, tier, guard: None };
     assert!(matches!(store.write(delete(first)).await, Err(Error::Conflict { .. })));
     store.write(delete(second)).await.unwrap();
     assert_eq!(store.get("/a").await.unwrap(), None);
-    assert!(matches!(store.write(delete(second)).await, Err(Error::Conflict { found: None })));
+    assert!(matches!(store.write(delete(second)).await, Err(Error::Conflict { found: None, .. })));
     assert!(store.write(put("/a", Expect::Absent, "3", tier)).await.unwrap() > second);
 }
 
@@ -78,15 +97,17 @@ async fn a_watch_gets_each_commit_once_in_order(store: Arc<dyn Store>, tier: Tie
     let mut late = store.watch("/w/", first).await.unwrap();
     store.write(put("/v/a", Expect::Absent, "no", tier)).await.unwrap();
     let second = store.write(put("/w/a", Expect::Revision(first), "2", tier)).await.unwrap();
-    let write = Write { key: "/w/a".into(), expect: Expect::Revision(second), value: None, tier };
+    let write =
+        Write { key: "/w/a".into(), expect: Expect::Revision(second), value: None, tier, guard: None };
     let third = store.write(write).await.unwrap();
     for (revision, value) in [(first, Some("1")), (second, Some("2")), (third, None)] {
-        let commit = watch.next().await.unwrap();
-        assert_eq!((commit.revision, commit.created), (revision, first));
+        let commit = commit(&mut watch).await;
+        assert_eq!(commit.revision, revision);
+        assert!(commit.created == first || commit.value.is_none());
         assert_eq!(commit.value.as_deref(), value.map(str::as_bytes));
     }
-    assert_eq!(late.next().await.unwrap().revision, second);
-    let nothing = tokio::time::timeout(Duration::from_millis(20), watch.next()).await;
+    assert_eq!(commit(&mut late).await.revision, second);
+    let nothing = tokio::time::timeout(Duration::from_millis(20), commit(&mut watch)).await;
     assert!(nothing.is_err());
 }
 
@@ -108,4 +129,24 @@ async fn one_of_many_concurrent_writers_wins(store: Arc<dyn Store>, tier: Tier) 
     });
     let outcomes = futures::future::join_all(writes).await;
     assert_eq!(outcomes.iter().filter(|outcome| outcome.is_ok()).count(), 1);
+}
+
+async fn a_guard_is_checked_and_touched_with_the_entry(store: Arc<dyn Store>, tier: Tier) {
+    let guarded = |key: &str, expect| {
+        let guard = Some(Guard { key: "guard".into(), expect });
+        Write { guard, ..put(key, Expect::Absent, "v", tier) }
+    };
+    let mut watch = store.watch("", store.revision().await.unwrap()).await.unwrap();
+    let first = store.write(guarded("/g/a", Expect::Absent)).await.unwrap();
+    for (key, at) in [("/g/a", first), ("guard", first)] {
+        let commit = commit(&mut watch).await;
+        assert_eq!((&*commit.key, commit.revision), (key, at));
+    }
+    let late = store.write(guarded("/g/b", Expect::Absent)).await.unwrap_err();
+    assert!(matches!(late, Error::Guard { at } if at >= first), "{late:?}");
+    assert_eq!(store.get("/g/b").await.unwrap(), None);
+    let taken = store.write(guarded("/g/a", Expect::Revision(first))).await.unwrap_err();
+    assert!(matches!(taken, Error::Conflict { found: Some(found), .. } if found == first), "{taken:?}");
+    let second = store.write(guarded("/g/b", Expect::Revision(first))).await.unwrap();
+    assert_eq!(store.get("guard").await.unwrap().unwrap().modified, second);
 }

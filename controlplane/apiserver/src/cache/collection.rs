@@ -246,12 +246,32 @@ impl Collection {
         self.objects.insert(entry.key, Arc::new(object));
     }
 
+    /// Replaces all objects by those of a revision. The watches end, because changes are missing.
+    pub(super) fn reload(&mut self, entries: Vec<Entry>, revision: u64) {
+        if self.is_closed {
+            return;
+        }
+        if let Some(pending) = &mut self.pending {
+            // The resource is listed again.
+            pending.clear();
+            return;
+        }
+        self.watchers.clear();
+        self.objects.clear();
+        self.changes.clear();
+        self.change_bytes = 0;
+        self.references = References::default();
+        self.forgotten = revision;
+        entries.into_iter().for_each(|entry| self.load(entry));
+    }
+
     pub(super) fn apply(&mut self, commit: &Commit) {
         if let Some(pending) = &mut self.pending {
             pending.push(commit.clone());
             return;
         }
-        if self.is_closed {
+        // The list of a resource that came later may have commits that the watch has not reached.
+        if self.is_closed || commit.revision <= self.forgotten {
             return;
         }
         let key = commit.key.clone();

@@ -71,7 +71,7 @@ async fn evict(call: &Call, options: &delete::Options) -> Result<()> {
                 text(&budget, "name").clone_into(&mut name);
                 match spend(call, budgets, &budget).await {
                     Ok(()) => return remove(call, options).await,
-                    Err(Failed::Conflict) => {}
+                    Err(Failed::Conflict | Failed::Allocated) => {}
                     Err(Failed::Other(error)) => return Err(error),
                 }
             }

@@ -122,7 +122,7 @@ pub(crate) async fn one(call: &Call, name: &str, options: &Options) -> Result<Ou
             Ok(None) => return Ok(Outcome::Removed(old)),
             Ok(Some(object)) => return Ok(Outcome::Marked(Stored::Committed(object))),
             // Unless the client named a revision, the deletion is meant whatever the object looks like.
-            Err(Failed::Conflict) => {}
+            Err(Failed::Conflict | Failed::Allocated) => {}
             Err(Failed::Other(error)) => return Err(error),
         }
     }

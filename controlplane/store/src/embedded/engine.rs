@@ -6,11 +6,14 @@ use std::{
 };
 
 use bytes::Bytes;
-use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
+use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode, Readable as _};
 
 use super::inspect;
-use super::vault::{Revisions, Vault};
-use crate::{Commit, Entry, Error};
+use crate::{
+    Commit, Entry, Error,
+    backup::Record,
+    vault::{Revisions, Vault},
+};
 
 const REVISION_KEY: &str = "reserved-revision";
 
@@ -91,6 +94,15 @@ impl Engine {
             take(key, &value)?;
         }
         Ok(())
+    }
+
+    /// The entries of this moment as they are on disk. Later commits do not change them.
+    pub(super) fn snapshot(&self) -> impl Iterator<Item = Result<Record, Error>> + Send + use<> {
+        let items = self.database.snapshot().iter(&self.entries);
+        items.map(|item| {
+            let (key, value) = item.into_inner().map_err(|error| read_error(&error))?;
+            Ok((Box::from(&*key), Box::from(&*value)))
+        })
     }
 
     /// Reads the entries of the commits' keys from disk.

@@ -35,6 +35,9 @@ pub(super) fn inspect(path: &Path) -> Result<(), Error> {
         if path.join("keyspaces/0").exists() {
             return Err(corrupt("its file \"version\" is missing or empty".to_owned()));
         }
+        if !journals.is_empty() {
+            tracing::warn!(path = %path.display(), "repaired: removed the files of an interrupted first start");
+        }
         for name in journals.iter().map(String::as_str).chain(version.map(|_| "version")) {
             fs::remove_file(path.join(name)).map_err(failed)?;
         }
@@ -48,8 +51,19 @@ pub(super) fn inspect(path: &Path) -> Result<(), Error> {
     }
     for name in journals {
         let file = File::open(path.join(&name)).map_err(failed)?;
-        if let Some(at) = damage(&mut BufReader::new(file)).map_err(failed)? {
-            return Err(corrupt(format!("its journal \"{name}\" is unreadable at byte {at}")));
+        match end(&mut BufReader::new(file)).map_err(failed)? {
+            End::Whole => {}
+            // The engine removes it.
+            End::Torn(at) => {
+                tracing::warn!(
+                    journal = name,
+                    at,
+                    "repaired: removed an incomplete write, which was not acknowledged"
+                );
+            }
+            End::Damaged(at) => {
+                return Err(corrupt(format!("its journal \"{name}\" is unreadable at byte {at}")));
+            }
         }
     }
     Ok(())
@@ -71,25 +85,46 @@ fn read_if_there(path: &Path) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
-/// The offset of data in a journal that is neither an entry nor a torn end.
-fn damage(journal: &mut impl BufRead) -> io::Result<Option<u64>> {
-    let (mut at, mut data) = (0, Vec::new());
+/// How a journal ends, with the offset of the end.
+#[derive(Debug, PartialEq, Eq)]
+enum End {
+    /// With a complete batch.
+    Whole,
+    /// With the beginning of a batch: the process ended while it wrote.
+    Torn(u64),
+    /// With data that is neither.
+    Damaged(u64),
+}
+
+fn end(journal: &mut impl BufRead) -> io::Result<End> {
+    let (mut at, mut whole, mut data) = (0, 0, Vec::new());
     loop {
         match entry(journal, &mut data) {
-            Ok(Some(size)) => at += size,
-            Ok(None) => return Ok(Some(at)),
+            Ok(Some((tag, size))) => {
+                at += size;
+                // Batches and single entries end with these.
+                if matches!(tag, 3 | 4) {
+                    whole = at;
+                }
+            }
+            Ok(None) => return Ok(End::Damaged(at)),
             // Zeros or the end of the file: valid, unless the last entry has a wrong length and so covers later
             // batches.
             Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
-                return Ok(data.windows(MAGIC.len()).any(|bytes| bytes == MAGIC).then_some(at));
+                let covers = data.windows(MAGIC.len()).any(|bytes| bytes == MAGIC);
+                return Ok(match (covers, at > whole) {
+                    (true, _) => End::Damaged(at),
+                    (false, true) => End::Torn(whole),
+                    (false, false) => End::Whole,
+                });
             }
             Err(error) => return Err(error),
         }
     }
 }
 
-/// The size of the next entry (`None` if there is no entry), and its data if it has some.
-fn entry(journal: &mut impl BufRead, data: &mut Vec<u8>) -> io::Result<Option<u64>> {
+/// The type and the size of the next entry (`None` if there is no entry), and its data if it has some.
+fn entry(journal: &mut impl BufRead, data: &mut Vec<u8>) -> io::Result<Option<(u8, u64)>> {
     let [tag] = take(journal)?;
     let size = match tag {
         0 => return Err(ErrorKind::UnexpectedEof.into()),
@@ -106,7 +141,7 @@ fn entry(journal: &mut impl BufRead, data: &mut Vec<u8>) -> io::Result<Option<u6
             if u64::try_from(found).is_ok_and(|found| found < size) {
                 return Err(ErrorKind::UnexpectedEof.into());
             }
-            return Ok(Some(21 + size));
+            return Ok(Some((tag, 21 + size)));
         }
         // The end of a batch: checksum, which the engine checks, and magic.
         3 => {
@@ -117,7 +152,7 @@ fn entry(journal: &mut impl BufRead, data: &mut Vec<u8>) -> io::Result<Option<u6
         _ => None,
     };
     data.clear();
-    Ok(size)
+    Ok(size.map(|size| (tag, size)))
 }
 
 fn take<const N: usize>(journal: &mut impl BufRead) -> io::Result<[u8; N]> {

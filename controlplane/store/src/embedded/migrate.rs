@@ -14,11 +14,8 @@ use std::{
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-use super::{
-    engine::{Engine, Undo},
-    vault::Vault,
-};
-use crate::Error;
+use super::engine::{Engine, Undo};
+use crate::{Error, vault::Vault};
 
 /// Bytes in one batch of the copy.
 const BATCH: usize = 1 << 20;
@@ -86,7 +83,8 @@ fn fill(path: &Path, engine: &Engine, copy: &Path, vault: &Arc<Vault>) -> Result
     new.restore(&batch).map_err(failed)
 }
 
-fn exchange(path: &Path, copy: &Path) -> io::Result<()> {
+/// Replaces the store by another directory in one step.
+pub(super) fn exchange(path: &Path, copy: &Path) -> io::Result<()> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     File::open(copy)?.sync_all()?;
     renameat_with(CWD, copy, CWD, path, RenameFlags::EXCHANGE)?;

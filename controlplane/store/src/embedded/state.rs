@@ -9,7 +9,7 @@ use std::{
 
 use tokio::sync::mpsc;
 
-use crate::{Commit, Entry, Error, Watch};
+use crate::{Commit, Entry, Error, Event, Watch};
 
 /// Expiry times are rounded up to this, so that many expiries cost one wake-up.
 const EXPIRY_STEP: Duration = Duration::from_secs(60);
@@ -33,7 +33,7 @@ pub(super) struct State {
     /// Bytes of the values in `recent`.
     recent_bytes: usize,
     history: usize,
-    watchers: Vec<(String, mpsc::UnboundedSender<Arc<Commit>>)>,
+    watchers: Vec<(String, mpsc::UnboundedSender<Event>)>,
     volatile: BTreeMap<Arc<str>, Entry>,
     expiries: BTreeMap<Instant, HashMap<Arc<str>, u64>>,
     started: Instant,
@@ -108,7 +108,7 @@ impl State {
         self.revision = commit.revision;
         self.watchers.retain(|(prefix, sender)| {
             if commit.key.starts_with(prefix.as_str()) {
-                sender.send(commit.clone()).is_ok()
+                sender.send(Event::Commit(commit.clone())).is_ok()
             } else {
                 !sender.is_closed()
             }
@@ -134,12 +134,12 @@ impl State {
         if after > self.revision {
             return Err(Error::Future { asked: after, newest: self.revision });
         }
-        let (sender, commits) = mpsc::unbounded_channel();
+        let (sender, events) = mpsc::unbounded_channel();
         for commit in self.recent.iter().filter(|c| c.revision > after && c.key.starts_with(prefix)) {
-            let _ = sender.send(commit.clone());
+            let _ = sender.send(Event::Commit(commit.clone()));
         }
         self.watchers.push((prefix.to_owned(), sender));
-        Ok(Watch { commits })
+        Ok(Watch { events })
     }
 
     pub(super) fn compact(&mut self, revision: u64) -> Result<(), Error> {

@@ -187,3 +187,67 @@ fn an_interrupted_first_start_is_repeated() {
         open(dir.path());
     }
 }
+
+fn restored(path: &std::path::Path, backup: &[u8]) -> Result<crate::BackupSummary, Error> {
+    super::restore(path, None, backup)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_backup_under_writes_has_every_write_up_to_its_revision() {
+    let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let store = Arc::new(open(&dir.path().join("store")));
+    let writer = {
+        let store = store.clone();
+        tokio::spawn(async move {
+            let mut written = Vec::new();
+            for n in 0..400 {
+                let key = format!("/k/{n:04}");
+                let revision = store.write(put(&key, Expect::Absent, &"x".repeat(1500), Tier::Durable)).await;
+                written.push((key, revision.unwrap()));
+            }
+            written
+        })
+    };
+    while store.get("/k/0020").await.unwrap().is_none() {
+        tokio::task::yield_now().await;
+    }
+    let backup = store.backup().unwrap();
+    let bytes: Vec<u8> = backup.flat_map(|chunk| chunk.unwrap().to_vec()).collect();
+    let written = writer.await.unwrap();
+    let path = other.path().join("store");
+    let summary = restored(&path, &bytes).unwrap();
+    let expected: Vec<_> = written.iter().filter(|(_, revision)| *revision <= summary.revision).collect();
+    assert!(expected.len() > 20);
+    let store = open(&path);
+    let page = store.list(Range { prefix: "/k/".to_owned(), ..Range::default() }).await.unwrap();
+    let found: Vec<_> = page.entries.iter().map(|entry| (entry.key.to_string(), entry.modified)).collect();
+    assert!(found.iter().eq(expected), "{} entries at {}", found.len(), summary.revision);
+    assert!(page.revision > written.last().unwrap().1, "revisions that clients have seen are not used again");
+}
+
+#[tokio::test]
+async fn a_restore_replaces_the_store_or_leaves_it_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store");
+    let store = open(&path);
+    store.write(put("/a", Expect::Absent, "old", Tier::Durable)).await.unwrap();
+    let bytes: Vec<u8> = store.backup().unwrap().flat_map(|chunk| chunk.unwrap().to_vec()).collect();
+    store.write(put("/b", Expect::Absent, "new", Tier::Durable)).await.unwrap();
+    assert!(matches!(restored(&path, &bytes), Err(Error::Locked { .. })));
+    drop(store);
+    let cut = &bytes[..bytes.len() - 1];
+    assert!(matches!(restored(&path, cut), Err(Error::Backup { .. })));
+    assert_eq!(open(&path).list(Range::default()).await.unwrap().entries.len(), 2);
+    // The remains of an interrupted restore.
+    std::fs::create_dir(dir.path().join("store.restoring")).unwrap();
+    assert_eq!(restored(&path, &bytes).unwrap().entries, 1);
+    assert_eq!(open(&path).list(Range::default()).await.unwrap().entries.len(), 1);
+    assert_eq!(
+        open(&dir.path().join("store.replaced")).list(Range::default()).await.unwrap().entries.len(),
+        2
+    );
+    // A damaged store can be replaced, too.
+    std::fs::write(path.join("version"), "damaged").unwrap();
+    assert_eq!(restored(&path, &bytes).unwrap().entries, 1);
+    assert_eq!(open(&path).list(Range::default()).await.unwrap().entries.len(), 1);
+}

@@ -14,8 +14,8 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use super::{Job, RESERVED, Shared, Space, engine::WriteError, state::State, vault::Revisions};
-use crate::{Commit, Error, Expect, Tier, Write};
+use super::{Job, RESERVED, Shared, Space, engine::WriteError, state::State};
+use crate::{Commit, Error, Expect, Tier, Write, vault::Revisions};
 use recover::Failure;
 
 /// Maximum number of writes that share one sync, so that the first of them does not wait too long.
@@ -35,6 +35,8 @@ pub(super) struct Writer<'a> {
 /// A valid write with its revision.
 struct Accepted {
     commit: Arc<Commit>,
+    /// The commit of the write's guard.
+    guard: Option<Arc<Commit>>,
     tier: Tier,
     done: Option<Done>,
 }
@@ -76,19 +78,16 @@ impl<'a> Writer<'a> {
         let mut accepted = Vec::with_capacity(jobs.len());
         for (key, revision) in state.take_expired(Instant::now()) {
             let tier = Tier::Volatile { ttl: None };
-            let write = Write { key, expect: Expect::Revision(revision), value: None, tier };
-            if let Ok(commit) = round.decide(&state, write) {
-                accepted.push(Accepted { commit, tier, done: None });
-            }
+            let write = Write { key, expect: Expect::Revision(revision), value: None, tier, guard: None };
+            accepted.extend(round.decide(&state, write));
         }
         // The free space is read once per batch, and not for deletions.
         let grows = jobs.iter().any(|job| job.write.tier == Tier::Durable && job.write.value.is_some());
         let is_full = grows && self.space.is_full();
         for Job { write, done } in jobs {
-            let tier = write.tier;
             let decided = self.admit(&write, is_full).and_then(|()| round.decide(&state, write));
             match decided {
-                Ok(commit) => accepted.push(Accepted { commit, tier, done: Some(done) }),
+                Ok(one) => accepted.push(Accepted { done: Some(done), ..one }),
                 Err(error) => drop(done.send(Err(error))),
             }
         }
@@ -116,7 +115,10 @@ impl<'a> Writer<'a> {
     /// Writes the durable commits to disk with one sync. Without such commits it does nothing.
     fn persist(&mut self, state: &mut State, accepted: &[Accepted]) -> Result<(), Refused> {
         let Some(last) = accepted.last().map(|one| one.commit.revision) else { return Ok(()) };
-        let durable = || accepted.iter().filter(|one| one.tier == Tier::Durable).map(|one| &*one.commit);
+        let durable = || {
+            let durable = accepted.iter().filter(|one| one.tier == Tier::Durable);
+            durable.flat_map(|one| std::iter::once(&*one.commit).chain(one.guard.as_deref()))
+        };
         if last < state.reserved && durable().next().is_none() {
             return Ok(());
         }
@@ -174,12 +176,14 @@ impl Refused {
 }
 
 fn publish(state: &mut State, accepted: Vec<Accepted>) {
-    for Accepted { commit, tier, done } in accepted {
-        if let Tier::Volatile { ttl } = tier {
-            state.apply_volatile(&commit, ttl);
-        }
+    for Accepted { commit, guard, tier, done } in accepted {
         let revision = commit.revision;
-        state.publish(commit);
+        for commit in std::iter::once(commit).chain(guard) {
+            if let Tier::Volatile { ttl } = tier {
+                state.apply_volatile(&commit, ttl);
+            }
+            state.publish(commit);
+        }
         if let Some(done) = done {
             let _ = done.send(Ok(revision));
         }
@@ -195,35 +199,64 @@ struct Round<'a> {
 }
 
 impl Round<'_> {
-    fn decide(&mut self, state: &State, write: Write) -> Result<Arc<Commit>, Error> {
-        let current = self.current(state, &write)?;
+    fn decide(&mut self, state: &State, write: Write) -> Result<Accepted, Error> {
+        let at = state.revision();
+        let current = self.current(state, &write.key, write.tier)?;
         let found = current.map(|revisions| revisions.modified);
-        let created = match (write.expect, current) {
-            (Expect::Absent, None) => None,
-            (Expect::Revision(expected), Some(found)) if expected == found.modified => Some(found.created),
-            _ => return Err(Error::Conflict { found }),
-        };
-        if write.value.is_none() && created.is_none() {
-            return Err(Error::Conflict { found });
+        let conflict = || Error::Conflict { found, at: found.unwrap_or(at) };
+        if !holds(write.expect, found) || (write.value.is_none() && found.is_none()) {
+            return Err(conflict());
         }
+        let guarded = match &write.guard {
+            Some(guard) => {
+                let current = self.current(state, &guard.key, write.tier)?;
+                let found = current.map(|revisions| revisions.modified);
+                if !holds(guard.expect, found) {
+                    return Err(Error::Guard { at: found.unwrap_or(at) });
+                }
+                current
+            }
+            None => None,
+        };
         self.revision += 1;
-        let created = created.unwrap_or(self.revision);
-        let left = write.value.is_some().then_some(Revisions { created, modified: self.revision });
-        self.touched.insert(write.key.clone(), left);
-        Ok(Arc::new(Commit { revision: self.revision, key: write.key, value: write.value, created }))
+        let (tier, guard) = (write.tier, write.guard);
+        let commit = self.accept(write.key, write.value, current);
+        let guard = guard.map(|guard| self.accept(guard.key, Some(bytes::Bytes::new()), guarded));
+        Ok(Accepted { commit, guard, tier, done: None })
     }
 
-    fn current(&self, state: &State, write: &Write) -> Result<Option<Revisions>, Error> {
-        if let Some(touched) = self.touched.get(&write.key) {
+    /// The commit of one entry at the current revision.
+    fn accept(
+        &mut self,
+        key: Arc<str>,
+        value: Option<bytes::Bytes>,
+        current: Option<Revisions>,
+    ) -> Arc<Commit> {
+        let created = current.map_or(self.revision, |revisions| revisions.created);
+        let left = value.is_some().then_some(Revisions { created, modified: self.revision });
+        self.touched.insert(key.clone(), left);
+        Arc::new(Commit { revision: self.revision, key, value, created })
+    }
+
+    fn current(&self, state: &State, key: &str, tier: Tier) -> Result<Option<Revisions>, Error> {
+        if let Some(touched) = self.touched.get(key) {
             return Ok(*touched);
         }
-        if let Some(entry) = state.volatile(&write.key) {
+        if let Some(entry) = state.volatile(key) {
             return Ok(Some(Revisions { created: entry.created, modified: entry.modified }));
         }
-        if write.tier != Tier::Durable {
+        if tier != Tier::Durable {
             // A key belongs to one tier, so the disk, which may have failed, is not read.
             return Ok(None);
         }
-        self.shared.read(|engine| engine.revisions(&write.key))
+        self.shared.read(|engine| engine.revisions(key))
+    }
+}
+
+/// Whether an entry, last changed at `found`, is as expected.
+fn holds(expect: Expect, found: Option<u64>) -> bool {
+    match expect {
+        Expect::Absent => found.is_none(),
+        Expect::Revision(expected) => found == Some(expected),
     }
 }

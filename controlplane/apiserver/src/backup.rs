@@ -1,0 +1,47 @@
+//! `GET /coracle/backup`: the backup of the embedded store, for `coracle backup`. RBAC allows it to users who may get this
+//! path, by default the administrators.
+
+use bytes::Bytes;
+use futures::StreamExt as _;
+use http::{HeaderValue, header};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, StreamBody};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+
+use crate::{
+    error::{ApiError, Result},
+    reply::Reply,
+    request::RequestInfo,
+    server::State,
+};
+
+/// The path of the backup.
+pub(crate) const PATH: &str = "/coracle/backup";
+/// Chunks that wait for a slow client.
+const QUEUED: usize = 4;
+
+/// The backup, if the path is that of backups.
+pub(crate) fn find(state: &State, info: &RequestInfo) -> Result<Option<Reply>> {
+    if info.path != PATH || info.verb != "get" {
+        return Ok(None);
+    }
+    let backup = state.store.backup().map_err(|error| ApiError::unprocessable(error.to_string()))?;
+    let (sender, chunks) = mpsc::channel::<std::io::Result<Bytes>>(QUEUED);
+    // Reading the store blocks.
+    tokio::task::spawn_blocking(move || {
+        for chunk in backup {
+            let failed = chunk.is_err();
+            let chunk = chunk.map_err(std::io::Error::other);
+            // Without a receiver the client is gone.
+            if sender.blocking_send(chunk).is_err() || failed {
+                return;
+            }
+        }
+    });
+    let frames = ReceiverStream::new(chunks).map(|chunk| chunk.map(Frame::data));
+    let mut reply = Reply::new(StreamBody::new(frames).boxed_unsync());
+    let media = HeaderValue::from_static("application/octet-stream");
+    reply.headers_mut().insert(header::CONTENT_TYPE, media);
+    Ok(Some(reply))
+}

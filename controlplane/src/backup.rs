@@ -1,0 +1,150 @@
+//! Backup files of the embedded store.
+
+use std::{
+    fs::{self, File},
+    io::{self, BufReader, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::{Path, PathBuf},
+};
+
+use coracle_sealing::Keys;
+use coracle_store::{Backup, BackupSummary, Embedded, EmbeddedOptions, Store as _, restore, verify_backup};
+
+use crate::store::sealing;
+
+/// The path of the API server from which a running control plane gives its backup.
+pub const BACKUP_PATH: &str = "/coracle/backup";
+
+/// A backup or a restore failed.
+#[derive(Debug, thiserror::Error)]
+pub enum BackupError {
+    /// The file cannot be read or written.
+    #[error("cannot use the file {path}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The store cannot be read or replaced, or the backup is damaged.
+    #[error("cannot use the store {path}")]
+    Store {
+        /// The store's directory or the backup's file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: coracle_store::Error,
+    },
+    /// The key file for Secrets cannot be used.
+    #[error("cannot use the encryption key")]
+    Keys(#[source] coracle_sealing::Error),
+}
+
+/// A backup file that is being written, under a temporary name beside its own.
+pub struct BackupFile {
+    path: PathBuf,
+    partial: PathBuf,
+    file: File,
+}
+
+// === impl BackupFile ===
+
+impl BackupFile {
+    /// Creates the temporary file, with mode 0600.
+    ///
+    /// # Errors
+    /// [`BackupError::File`].
+    pub fn create(path: &Path) -> Result<Self, BackupError> {
+        let mut partial = path.as_os_str().to_owned();
+        partial.push(".partial");
+        let partial = PathBuf::from(partial);
+        let failed = |source| BackupError::File { path: partial.clone(), source };
+        match fs::remove_file(&partial) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+            _ => {}
+        }
+        let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&partial);
+        let file = file.map_err(failed)?;
+        Ok(Self { path: path.to_owned(), partial, file })
+    }
+
+    /// Appends a chunk.
+    ///
+    /// # Errors
+    /// [`BackupError::File`].
+    pub fn write(&mut self, chunk: &[u8]) -> Result<(), BackupError> {
+        self.file.write_all(chunk).map_err(|source| self.failed(source))
+    }
+
+    /// Verifies what was written, syncs it and gives it its name.
+    ///
+    /// # Errors
+    /// [`BackupError`] if the backup is incomplete or cannot be written.
+    pub fn finish(self) -> Result<BackupSummary, BackupError> {
+        let failed = |source| self.failed(source);
+        self.file.sync_all().map_err(failed)?;
+        let written = File::open(&self.partial).map_err(failed)?;
+        let summary = verify_backup(BufReader::new(written))
+            .map_err(|source| BackupError::Store { path: self.partial.clone(), source })?;
+        fs::rename(&self.partial, &self.path).map_err(failed)?;
+        let parent = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        File::open(parent.unwrap_or(Path::new("."))).and_then(|parent| parent.sync_all()).map_err(failed)?;
+        Ok(summary)
+    }
+
+    fn failed(&self, source: io::Error) -> BackupError {
+        BackupError::File { path: self.partial.clone(), source }
+    }
+}
+
+impl Drop for BackupFile {
+    fn drop(&mut self) {
+        // After the rename there is no such file.
+        let _ = fs::remove_file(&self.partial);
+    }
+}
+
+/// Starts a backup of a store that no process uses; `None` if a process uses it.
+///
+/// # Errors
+/// [`BackupError`] if there is no store, or it cannot be opened.
+pub fn offline_backup(state_dir: &Path) -> Result<Option<Backup>, BackupError> {
+    let path = state_dir.join("store");
+    if !path.join("version").exists() {
+        let source = io::ErrorKind::NotFound.into();
+        return Err(BackupError::File { path, source });
+    }
+    // Values are copied as they are, so no key is needed.
+    match Embedded::open(&path, EmbeddedOptions::default()) {
+        Err(coracle_store::Error::Locked { .. }) => Ok(None),
+        Err(source) => Err(BackupError::Store { path, source }),
+        Ok(store) => match store.backup() {
+            // The snapshot outlives the store.
+            Ok(backup) => Ok(Some(backup)),
+            Err(source) => Err(BackupError::Store { path, source }),
+        },
+    }
+}
+
+/// Replaces the store of a stopped control plane by a backup.
+///
+/// # Errors
+/// [`BackupError`]; the store is unchanged then.
+pub fn restore_backup(
+    state_dir: &Path,
+    key_file: Option<&Path>,
+    backup: &Path,
+) -> Result<BackupSummary, BackupError> {
+    let failed = |source| BackupError::File { path: backup.to_owned(), source };
+    let file = File::open(backup).map_err(failed)?;
+    fs::create_dir_all(state_dir).map_err(failed)?;
+    let keys = match key_file {
+        Some(path) => Keys::load(path),
+        None => Keys::load_or_create(&state_dir.join(crate::store::KEY_FILE)),
+    };
+    let keys = keys.map_err(BackupError::Keys)?;
+    let path = state_dir.join("store");
+    let restored = restore(&path, Some(sealing(keys)), BufReader::new(file));
+    restored.map_err(|source| BackupError::Store { path, source })
+}

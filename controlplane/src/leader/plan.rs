@@ -1,0 +1,83 @@
+//! What a candidate does with a lease. No I/O, no clock of its own.
+
+use std::time::Duration;
+
+use k8s_openapi::api::coordination::v1::LeaseSpec;
+use tokio::time::Instant;
+
+/// A lease, and when the candidate first saw it in this state. Clocks of servers differ, so the times in the lease are
+/// not compared with the candidate's.
+pub(super) struct Observation {
+    pub(super) spec: LeaseSpec,
+    since: Instant,
+}
+
+/// What to do with the lease.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    /// Become its holder.
+    Take { transitions: i32 },
+    /// Stay its holder.
+    Renew,
+    /// Another process holds it.
+    Wait,
+}
+
+// === impl Observation ===
+
+impl Observation {
+    /// The observation of a lease. The time of an unchanged lease is that of the previous observation.
+    pub(super) fn of(spec: LeaseSpec, previous: Option<Self>, now: Instant) -> Self {
+        let since = previous.filter(|previous| previous.spec == spec).map_or(now, |previous| previous.since);
+        Self { spec, since }
+    }
+}
+
+pub(super) fn plan(observation: Option<&Observation>, identity: &str, now: Instant) -> Action {
+    let Some(Observation { spec, since }) = observation else { return Action::Take { transitions: 0 } };
+    let holder = spec.holder_identity.as_deref().unwrap_or_default();
+    if holder == identity {
+        return Action::Renew;
+    }
+    let seconds = u64::try_from(spec.lease_duration_seconds.unwrap_or(0)).unwrap_or(0);
+    if holder.is_empty() || now >= *since + Duration::from_secs(seconds) {
+        return Action::Take { transitions: spec.lease_transitions.unwrap_or(0).saturating_add(1) };
+    }
+    Action::Wait
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lease(holder: &str, transitions: i32) -> LeaseSpec {
+        LeaseSpec {
+            holder_identity: Some(holder.to_owned()),
+            lease_duration_seconds: Some(15),
+            lease_transitions: Some(transitions),
+            ..LeaseSpec::default()
+        }
+    }
+
+    #[test]
+    fn a_lease_is_taken_when_it_is_free_released_or_not_renewed() {
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let seen = |holder: &str| Observation::of(lease(holder, 3), None, start);
+        assert_eq!(plan(None, "me", start), Action::Take { transitions: 0 });
+        assert_eq!(plan(Some(&seen("")), "me", start), Action::Take { transitions: 4 });
+        assert_eq!(plan(Some(&seen("me")), "me", after(60)), Action::Renew);
+        assert_eq!(plan(Some(&seen("you")), "me", after(14)), Action::Wait);
+        assert_eq!(plan(Some(&seen("you")), "me", after(15)), Action::Take { transitions: 4 });
+    }
+
+    #[test]
+    fn a_renewed_lease_is_observed_anew() {
+        let start = Instant::now();
+        let later = start + Duration::from_secs(10);
+        let first = Observation::of(lease("you", 3), None, start);
+        let same = Observation::of(lease("you", 3), Some(first), later);
+        assert_eq!(same.since, start);
+        assert_eq!(Observation::of(lease("you", 4), Some(same), later).since, later);
+    }
+}

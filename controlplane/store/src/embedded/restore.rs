@@ -1,0 +1,95 @@
+//! Restores a store from a backup.
+//!
+//! The backup is written into a new directory, which replaces the store in one step after its checksum is verified. A
+//! crash before that step leaves the old store, a crash after it the restored one.
+
+use std::{
+    fs::{self, File, TryLockError},
+    io::{self, BufRead},
+    path::Path,
+    sync::Arc,
+};
+
+use super::{
+    engine::{Engine, Undo},
+    make_directory,
+    migrate::{beside, exchange, remove},
+};
+use crate::{
+    Error, Sealing,
+    backup::{BackupSummary, Reader},
+    vault::Vault,
+};
+
+/// Suffix of the directory that is being written, beside the store.
+pub(super) const RESTORING: &str = ".restoring";
+/// Suffix of the replaced store.
+const REPLACED: &str = ".replaced";
+/// Bytes in one batch.
+const BATCH: usize = 1 << 20;
+/// Revisions that are skipped. The replaced store may have had commits after the backup, and clients that have seen their
+/// revisions must list again. etcd's documentation recommends the same number.
+const SKIPPED: u64 = 1_000_000_000;
+
+/// Replaces the store in `path` by a backup. The former store stays beside it with the suffix `.replaced`.
+///
+/// # Errors
+/// [`Error::Locked`] if a process uses the store, [`Error::Backup`] if the backup is damaged, [`Error::Sealed`] if a key
+/// is missing. The store is unchanged then.
+pub fn restore(path: &Path, sealing: Option<Sealing>, backup: impl BufRead) -> Result<BackupSummary, Error> {
+    let failed = |source| Error::Open { path: path.to_owned(), source };
+    let _lock = lock(path)?;
+    let new = beside(path, RESTORING);
+    remove(&new).map_err(failed)?;
+    make_directory(&new).map_err(failed)?;
+    let filled = fill(&new, &Arc::new(Vault(sealing)), backup);
+    let summary = filled.inspect_err(|_| drop(remove(&new)))?;
+    replace(path, &new).map_err(failed)?;
+    Ok(summary)
+}
+
+/// The lock of the existing store, if there is one. The engine is not opened, because the store may be damaged.
+fn lock(path: &Path) -> Result<Option<File>, Error> {
+    let failed = |source| Error::Open { path: path.to_owned(), source };
+    let file = match File::open(path.join("lock")) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened.map_err(failed)?,
+    };
+    match file.try_lock() {
+        Ok(()) => Ok(Some(file)),
+        Err(TryLockError::WouldBlock) => Err(Error::Locked { path: path.to_owned() }),
+        Err(TryLockError::Error(error)) => Err(failed(error)),
+    }
+}
+
+fn fill(new: &Path, vault: &Arc<Vault>, backup: impl BufRead) -> Result<BackupSummary, Error> {
+    let failed = |error: fjall::Error| Error::Disk { detail: error.to_string() };
+    let mut reader = Reader::new(backup)?;
+    let engine = Engine::open(new, vault.clone())?;
+    engine.reserve(reader.head.reserved.saturating_add(SKIPPED)).map_err(failed)?;
+    let (mut batch, mut size): (Undo, usize) = (Vec::new(), 0);
+    while let Some((key, value)) = reader.next()? {
+        let name = std::str::from_utf8(&key);
+        let name = name.map_err(|_invalid| Error::Backup { detail: "a key is not UTF-8".to_owned() })?;
+        // A value that no key opens would make the restored store unusable.
+        vault.decode(name, &value)?;
+        size += key.len() + value.len();
+        batch.push((name.into(), Some(value.into_vec())));
+        if size > BATCH {
+            engine.restore(&batch).map_err(failed)?;
+            (size, batch) = (0, Vec::new());
+        }
+    }
+    engine.restore(&batch).map_err(failed)?;
+    Ok(reader.summary())
+}
+
+fn replace(path: &Path, new: &Path) -> io::Result<()> {
+    if !path.exists() {
+        make_directory(path)?;
+    }
+    exchange(path, new)?;
+    let replaced = beside(path, REPLACED);
+    remove(&replaced)?;
+    fs::rename(new, replaced)
+}

@@ -1,0 +1,270 @@
+//! The store on etcd 3.6, which several servers share.
+//!
+//! A key is stored below a prefix. A revision is etcd's own, so a transaction is one commit. One task per watch follows
+//! etcd and resumes after a disconnection. Another task compacts the history; of all servers that share the prefix one
+//! does it in each interval.
+
+mod compaction;
+mod connection;
+mod follow;
+mod leases;
+mod range;
+#[cfg(test)]
+mod tests;
+mod transaction;
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use futures::future::BoxFuture;
+use tokio::{sync::mpsc, task::JoinHandle};
+
+use crate::{Backup, Entry, Error, Health, Page, Range, Sealing, Store, Tier, Watch, Write, vault::Vault};
+use connection::Connection;
+use follow::Follower;
+use leases::Leases;
+use transaction::Outcome;
+
+/// Messages and clients of etcd's API v3.
+#[allow(missing_docs, unreachable_pub, reason = "generated; proto/etcd.proto carries the meaning")]
+#[allow(clippy::all, clippy::too_many_lines, unused_results, reason = "generated")]
+mod api {
+    tonic::include_proto!("etcdserverpb");
+}
+
+/// Time between compactions of the history. kube-apiserver has the same.
+const COMPACTION: Duration = Duration::from_secs(300);
+/// Time that a starting server waits for etcd.
+const START: Duration = Duration::from_secs(60);
+/// Pause between attempts to reach etcd at the start.
+const START_PAUSE: Duration = Duration::from_secs(1);
+
+/// Settings of the store on etcd.
+#[derive(Debug)]
+pub struct EtcdOptions {
+    /// URLs of etcd's members. Another one is used when one does not answer.
+    pub servers: Vec<String>,
+    /// Prefix of all keys.
+    pub prefix: String,
+    /// TLS, for `https` URLs.
+    pub tls: Option<EtcdTls>,
+    /// Which values are encrypted in etcd; `None` encrypts nothing.
+    pub sealing: Option<Sealing>,
+}
+
+/// TLS files of the connection to etcd, in PEM.
+#[derive(Clone, Debug)]
+pub struct EtcdTls {
+    /// Authorities that sign etcd's certificates.
+    pub authority: PathBuf,
+    /// The client's certificate and key, if etcd verifies clients.
+    pub identity: Option<(PathBuf, PathBuf)>,
+}
+
+/// A store in etcd.
+pub struct Etcd {
+    shared: Arc<Shared>,
+    compaction: JoinHandle<()>,
+}
+
+/// The part of the store that its tasks have, too.
+struct Shared {
+    connection: Connection,
+    keys: Keys,
+    vault: Vault,
+    leases: Leases,
+}
+
+/// The names of keys in etcd.
+struct Keys {
+    /// The prefix; ends with `/`.
+    prefix: String,
+}
+
+// === impl Keys ===
+
+impl Keys {
+    fn new(prefix: &str) -> Self {
+        Self { prefix: format!("/{}/", prefix.trim_matches('/')) }
+    }
+
+    /// The name in etcd.
+    fn outer(&self, key: &str) -> Vec<u8> {
+        format!("{}{key}", self.prefix).into_bytes()
+    }
+
+    /// The key of a name in etcd.
+    fn inner<'a>(&self, name: &'a [u8]) -> Option<&'a str> {
+        std::str::from_utf8(name).ok()?.strip_prefix(&self.prefix)
+    }
+
+    /// The end of the range of names that start with the same bytes.
+    fn end_of(mut name: Vec<u8>) -> Vec<u8> {
+        // The prefix ends with `/`, so there is a byte that can be incremented.
+        while let Some(last) = name.pop() {
+            if last < u8::MAX {
+                name.push(last + 1);
+                break;
+            }
+        }
+        name
+    }
+}
+
+// === impl Etcd ===
+
+impl Etcd {
+    /// Connects to etcd, and waits at most a minute for it. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// [`Error::Endpoint`] if the settings cannot be used, [`Error::Unavailable`] if etcd does not answer.
+    pub async fn connect(options: EtcdOptions) -> Result<Self, Error> {
+        let connection = Connection::new(&options.servers, options.tls.as_ref())?;
+        let shared = Arc::new(Shared {
+            connection,
+            keys: Keys::new(&options.prefix),
+            vault: Vault(options.sealing),
+            leases: Leases::default(),
+        });
+        shared.wait().await?;
+        let compaction = tokio::spawn(compaction::run(shared.clone(), COMPACTION));
+        Ok(Self { shared, compaction })
+    }
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        self.compaction.abort();
+    }
+}
+
+impl Store for Etcd {
+    fn get<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<Entry>, Error>> {
+        Box::pin(self.shared.get(key))
+    }
+
+    fn list(&self, range: Range) -> BoxFuture<'_, Result<Page, Error>> {
+        Box::pin(async move { self.shared.list(&range).await })
+    }
+
+    fn write(&self, write: Write) -> BoxFuture<'_, Result<u64, Error>> {
+        Box::pin(async move { self.shared.write(&write).await })
+    }
+
+    fn watch<'a>(&'a self, prefix: &'a str, after: u64) -> BoxFuture<'a, Result<Watch, Error>> {
+        Box::pin(async move {
+            self.shared.check_history(prefix, after).await?;
+            let (sender, events) = mpsc::unbounded_channel();
+            tokio::spawn(Follower::new(self.shared.clone(), prefix, after, sender).run());
+            Ok(Watch { events })
+        })
+    }
+
+    fn compact(&self, revision: u64) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(self.shared.compact(revision))
+    }
+
+    fn revision(&self) -> BoxFuture<'_, Result<u64, Error>> {
+        Box::pin(self.shared.revision())
+    }
+
+    fn health(&self) -> Health {
+        self.shared.connection.health()
+    }
+
+    fn is_shared(&self) -> bool {
+        true
+    }
+
+    fn backup(&self) -> Result<Backup, Error> {
+        Err(Error::BackupOfEtcd)
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    /// Waits until etcd answers.
+    async fn wait(&self) -> Result<(), Error> {
+        let until = tokio::time::Instant::now() + START;
+        loop {
+            match self.revision().await {
+                Ok(_) => return Ok(()),
+                Err(error) if tokio::time::Instant::now() >= until => return Err(error),
+                Err(error) => tracing::warn!(%error, "waiting for etcd"),
+            }
+            tokio::time::sleep(START_PAUSE).await;
+        }
+    }
+
+    async fn write(&self, write: &Write) -> Result<u64, Error> {
+        if write.value.is_none() && write.expect == crate::Expect::Absent {
+            return Err(Error::Conflict { found: None, at: self.revision().await? });
+        }
+        let value = match &write.value {
+            Some(value) => Some(self.sealed(&write.key, value)?),
+            None => None,
+        };
+        let ttl = match write.tier {
+            Tier::Volatile { ttl: Some(ttl) } if value.is_some() => Some(ttl),
+            _ => None,
+        };
+        let outcome = match ttl {
+            None => self.commit(write, value, 0).await?,
+            Some(ttl) => {
+                let lease = self.leases.of(&self.connection, ttl).await?;
+                match self.commit(write, value.clone(), lease).await {
+                    // The lease has expired or was revoked.
+                    Err(Error::Unavailable { detail }) if detail.contains("lease not found") => {
+                        self.leases.forget(ttl).await;
+                        let lease = self.leases.of(&self.connection, ttl).await?;
+                        self.commit(write, value, lease).await?
+                    }
+                    outcome => outcome?,
+                }
+            }
+        };
+        match outcome {
+            Outcome::Committed(revision) => Ok(revision),
+            Outcome::Conflict { found, at } => {
+                self.connection.expect_progress(at);
+                Err(Error::Conflict { found, at })
+            }
+            Outcome::Guard { at } => {
+                self.connection.expect_progress(at);
+                Err(Error::Guard { at })
+            }
+        }
+    }
+
+    async fn commit(&self, write: &Write, value: Option<Vec<u8>>, lease: i64) -> Result<Outcome, Error> {
+        let request = transaction::request(&self.keys, write, value, lease);
+        let response = self.connection.txn(request).await?;
+        Ok(transaction::outcome(write, &response))
+    }
+
+    fn sealed(&self, key: &str, value: &[u8]) -> Result<Vec<u8>, Error> {
+        let sealed = self.vault.seal(key, value);
+        let sealed = sealed.map_err(|source| Error::Sealed { key: key.to_owned(), source })?;
+        Ok(sealed.unwrap_or_else(|| value.to_vec()))
+    }
+
+    /// The stored value as the caller wrote it.
+    fn opened(&self, key: &str, value: Vec<u8>) -> Result<bytes::Bytes, Error> {
+        Ok(self.vault.open(key, &value)?.unwrap_or_else(|| value.into()))
+    }
+}
+
+/// A revision of etcd, which is never negative.
+fn unsigned(revision: i64) -> u64 {
+    u64::try_from(revision).unwrap_or(0)
+}
+
+/// A revision for etcd.
+fn signed(revision: u64) -> i64 {
+    i64::try_from(revision).unwrap_or(i64::MAX)
+}
+
+/// The revision of a response.
+fn revision_of(header: Option<&api::ResponseHeader>) -> u64 {
+    header.map_or(0, |header| unsigned(header.revision))
+}

@@ -1,0 +1,81 @@
+//! Compaction of etcd's history. Each server tries it after each interval; a counter that only one of them can increment
+//! decides which. Source of the protocol: `compact.go` of `apiserver/pkg/storage/etcd3`.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{
+    Shared,
+    api::{
+        Compare, KeyValue, PutRequest, RangeRequest, TxnRequest,
+        compare::{CompareTarget, TargetUnion},
+        request_op::Request,
+        response_op::Response,
+    },
+    revision_of,
+    transaction::operation,
+};
+use crate::Error;
+
+/// The key of the counter: its version in etcd. It has no `/`, so no object has this key.
+const COUNTER: &str = "compaction";
+
+/// The counter and the newest revision, as of a turn.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Turn {
+    counter: i64,
+    revision: u64,
+}
+
+/// Compacts at each interval the history that existed at the interval before.
+pub(super) async fn run(shared: Arc<Shared>, interval: Duration) {
+    let mut turn = Turn::default();
+    loop {
+        tokio::time::sleep(interval).await;
+        match shared.compaction_turn(turn).await {
+            Ok(next) => turn = next,
+            Err(error) => tracing::warn!(%error, "cannot compact the history of etcd"),
+        }
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    /// Increments the counter and compacts up to the previous turn's revision, unless another server was first. Writes
+    /// nothing if nothing was committed since the previous turn.
+    pub(super) async fn compaction_turn(&self, last: Turn) -> Result<Turn, Error> {
+        let newest = self.revision().await?;
+        // The counter's own commit is one revision.
+        if last.revision > 0 && newest <= last.revision + 1 {
+            return Ok(last);
+        }
+        let key = self.keys.outer(COUNTER);
+        let compare = Compare {
+            target: CompareTarget::Version.into(),
+            key: key.clone(),
+            target_union: Some(TargetUnion::Version(last.counter)),
+            ..Compare::default()
+        };
+        let value = newest.to_string().into_bytes();
+        let put = Request::RequestPut(PutRequest { key: key.clone(), value, lease: 0 });
+        let look = Request::RequestRange(RangeRequest { key, ..RangeRequest::default() });
+        let response = self.connection.txn(TxnRequest {
+            compare: vec![compare],
+            success: vec![operation(put)],
+            failure: vec![operation(look)],
+        });
+        let response = response.await?;
+        let revision = revision_of(response.header.as_ref());
+        if !response.succeeded {
+            let found = response.responses.into_iter().find_map(|one| match one.response {
+                Some(Response::ResponseRange(range)) => range.kvs.into_iter().next(),
+                _ => None,
+            });
+            return Ok(Turn { counter: found.map_or(0, |kv: KeyValue| kv.version), revision });
+        }
+        if last.revision > 0 {
+            self.compact(last.revision).await?;
+        }
+        Ok(Turn { counter: last.counter + 1, revision })
+    }
+}

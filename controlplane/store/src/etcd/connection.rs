@@ -1,0 +1,299 @@
+//! Connections to etcd's members: one is in use, the next one takes over when it does not answer.
+
+use std::{
+    error::Error as _,
+    future::Future,
+    io::ErrorKind,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::sync::watch;
+use tonic::{
+    Code, Response, Status,
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
+};
+
+use super::{
+    EtcdTls,
+    api::{
+        CompactionRequest, CompactionResponse, LeaseGrantRequest, LeaseGrantResponse, RangeRequest,
+        RangeResponse, TxnRequest, TxnResponse, kv_client::KvClient, lease_client::LeaseClient,
+    },
+};
+use crate::{Error, Health};
+
+/// Maximum duration of a request. etcd itself gives up after seven seconds.
+const REQUEST: Duration = Duration::from_secs(8);
+/// Maximum duration of connecting.
+const CONNECT: Duration = Duration::from_secs(3);
+/// Pings on a connection, and the time for the answer: a member behind a broken network is noticed.
+const PING: Duration = Duration::from_secs(10);
+const PONG: Duration = Duration::from_secs(5);
+/// Maximum bytes of a response: a page of the largest objects that etcd accepts.
+const RESPONSE: usize = 1 << 30;
+
+/// The members of etcd.
+pub(super) struct Connection {
+    channels: Vec<Channel>,
+    /// Index of the channel in use.
+    current: AtomicUsize,
+    health: Mutex<Health>,
+    /// The revision that every watch must reach.
+    expected: watch::Sender<u64>,
+}
+
+// === impl Connection ===
+
+impl Connection {
+    pub(super) fn new(servers: &[String], tls: Option<&EtcdTls>) -> Result<Self, Error> {
+        let tls = tls.map(client_tls).transpose()?;
+        let channels = servers.iter().map(|server| channel(server, tls.as_ref()));
+        let channels = channels.collect::<Result<Vec<_>, _>>()?;
+        if channels.is_empty() {
+            return Err(Error::Endpoint { what: "servers".to_owned(), detail: "none are given".to_owned() });
+        }
+        Ok(Self {
+            channels,
+            current: AtomicUsize::new(0),
+            health: Mutex::new(Health::Good),
+            expected: watch::Sender::new(0),
+        })
+    }
+
+    pub(super) async fn range(&self, request: RangeRequest) -> Result<RangeResponse, Error> {
+        let call = |channel| {
+            let request = request.clone();
+            async move { KvClient::new(channel).max_decoding_message_size(RESPONSE).range(request).await }
+        };
+        self.call(true, call).await
+    }
+
+    pub(super) async fn txn(&self, request: TxnRequest) -> Result<TxnResponse, Error> {
+        let call = |channel| {
+            let request = request.clone();
+            async move { KvClient::new(channel).txn(request).await }
+        };
+        self.call(false, call).await
+    }
+
+    pub(super) async fn compact(&self, request: CompactionRequest) -> Result<CompactionResponse, Error> {
+        self.call(true, |channel| async move { KvClient::new(channel).compact(request).await }).await
+    }
+
+    pub(super) async fn grant(&self, request: LeaseGrantRequest) -> Result<LeaseGrantResponse, Error> {
+        self.call(true, |channel| async move { LeaseClient::new(channel).lease_grant(request).await }).await
+    }
+
+    /// Makes a request to the current member. A request that was not sent, or that may be repeated, goes to the others
+    /// when this one does not answer.
+    async fn call<T, F>(&self, repeats: bool, call: impl Fn(Channel) -> F) -> Result<T, Error>
+    where
+        F: Future<Output = Result<Response<T>, Status>>,
+    {
+        let mut last = None;
+        for _ in &self.channels {
+            let (index, channel) = self.channel();
+            let outcome = tokio::time::timeout(REQUEST, call(channel)).await;
+            let outcome = outcome.unwrap_or_else(|_elapsed| Err(Status::unavailable("request timed out")));
+            match outcome {
+                Ok(response) => {
+                    // A full database serves reads.
+                    if !repeats || !matches!(self.health(), Health::Full { .. }) {
+                        self.record(Health::Good);
+                    }
+                    return Ok(response.into_inner());
+                }
+                Err(status) => {
+                    let is_away =
+                        matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Cancelled);
+                    if !is_away {
+                        return Err(self.refused(&status));
+                    }
+                    self.advance(index);
+                    let goes_on = repeats || is_unsent(&status);
+                    last = Some(status);
+                    if !goes_on {
+                        break;
+                    }
+                }
+            }
+        }
+        let detail = last.as_ref().map_or_else(String::new, detail);
+        self.record(Health::Failed(detail.clone()));
+        Err(Error::Unavailable { detail })
+    }
+
+    /// The error of a request that the server refused.
+    fn refused(&self, status: &Status) -> Error {
+        let error = classify(status);
+        match &error {
+            Error::Quota => self.record(Health::Full { free: 0 }),
+            Error::Unavailable { detail } if status.code() != Code::NotFound => {
+                self.record(Health::Failed(detail.clone()));
+            }
+            _ => {}
+        }
+        error
+    }
+
+    /// The member in use, with its index.
+    pub(super) fn channel(&self) -> (usize, Channel) {
+        let index = self.current.load(Ordering::Relaxed) % self.channels.len();
+        let channel = self.channels.get(index).or(self.channels.first());
+        // The constructor refuses an empty list.
+        (index, channel.cloned().unwrap_or_else(|| Endpoint::from_static("http://localhost").connect_lazy()))
+    }
+
+    /// Replaces a member that does not answer by the next one.
+    pub(super) fn advance(&self, from: usize) {
+        let next = (from + 1) % self.channels.len();
+        let _ = self.current.compare_exchange(from, next, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    pub(super) fn health(&self) -> Health {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Records the state that requests and watches found. Changes are logged.
+    pub(super) fn record(&self, found: Health) {
+        let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
+        if *health == found {
+            return;
+        }
+        match (&*health, &found) {
+            (Health::Failed(_), Health::Failed(_)) => {}
+            (_, Health::Good) => tracing::info!("etcd serves requests again"),
+            (_, other) => tracing::warn!(state = ?other, "etcd does not serve all requests"),
+        }
+        *health = found;
+    }
+
+    /// Makes every watch reach a revision.
+    pub(super) fn expect_progress(&self, revision: u64) {
+        self.expected.send_if_modified(|expected| {
+            let is_newer = revision > *expected;
+            *expected = revision.max(*expected);
+            is_newer
+        });
+    }
+
+    /// The revision that every watch must reach.
+    pub(super) fn expected(&self) -> watch::Receiver<u64> {
+        self.expected.subscribe()
+    }
+}
+
+fn client_tls(tls: &EtcdTls) -> Result<ClientTlsConfig, Error> {
+    let read = |path: &std::path::Path| {
+        std::fs::read(path).map_err(|error| Error::Endpoint {
+            what: format!("file {}", path.display()),
+            detail: error.to_string(),
+        })
+    };
+    let config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(&tls.authority)?));
+    Ok(match &tls.identity {
+        Some((certificate, key)) => config.identity(Identity::from_pem(read(certificate)?, read(key)?)),
+        None => config,
+    })
+}
+
+/// A connection that is made at its first use, and made again after a failure.
+fn channel(server: &str, tls: Option<&ClientTlsConfig>) -> Result<Channel, Error> {
+    let failed = |error: &tonic::transport::Error| Error::Endpoint {
+        what: format!("server {server}"),
+        detail: chain(error),
+    };
+    let endpoint = Endpoint::from_shared(server.to_owned()).map_err(|error| failed(&error))?;
+    let endpoint = endpoint
+        .connect_timeout(CONNECT)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(PING)
+        .keep_alive_timeout(PONG);
+    let is_tls = endpoint.uri().scheme_str() == Some("https");
+    let endpoint = match tls {
+        Some(tls) if is_tls => endpoint.tls_config(tls.clone()).map_err(|error| failed(&error))?,
+        None if is_tls => {
+            let detail = "an https URL needs the certificate of etcd's authority".to_owned();
+            return Err(Error::Endpoint { what: format!("server {server}"), detail });
+        }
+        _ => endpoint,
+    };
+    Ok(endpoint.connect_lazy())
+}
+
+/// The store's error for a status of etcd. Source of the texts: etcd's `api/v3rpc/rpctypes/error.go`.
+pub(super) fn classify(status: &Status) -> Error {
+    let text = status.message();
+    match status.code() {
+        Code::OutOfRange if text.contains("compacted") => Error::Compacted { oldest: 0 },
+        Code::ResourceExhausted if text.contains("database space exceeded") => Error::Quota,
+        Code::InvalidArgument if text.contains("request is too large") => Error::TooLarge,
+        Code::ResourceExhausted if text.contains("message larger than max") => Error::TooLarge,
+        _ => Error::Unavailable { detail: detail(status) },
+    }
+}
+
+/// Whether the request did not leave this machine: its connection was not made.
+fn is_unsent(status: &Status) -> bool {
+    let mut source = status.source();
+    while let Some(error) = source {
+        if let Some(io) = error.downcast_ref::<std::io::Error>() {
+            return matches!(
+                io.kind(),
+                ErrorKind::ConnectionRefused
+                    | ErrorKind::HostUnreachable
+                    | ErrorKind::NetworkUnreachable
+                    | ErrorKind::AddrNotAvailable
+            );
+        }
+        source = error.source();
+    }
+    false
+}
+
+/// The message of a status with its causes.
+pub(super) fn detail(status: &Status) -> String {
+    match status.source() {
+        Some(source) => format!("{}: {}", status.message(), chain(source)),
+        None => status.message().to_owned(),
+    }
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text = format!("{text}: {error}");
+        source = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statuses_of_etcd_are_classified() {
+        let of = |code, text: &str| classify(&Status::new(code, text));
+        let compacted = of(Code::OutOfRange, "etcdserver: mvcc: required revision has been compacted");
+        assert!(matches!(compacted, Error::Compacted { .. }));
+        let full = of(Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded");
+        assert!(matches!(full, Error::Quota));
+        let large = of(Code::InvalidArgument, "etcdserver: request is too large");
+        assert!(matches!(large, Error::TooLarge));
+        let leader = of(Code::Unavailable, "etcdserver: leader changed");
+        assert!(matches!(leader, Error::Unavailable { detail } if detail.contains("leader changed")));
+    }
+
+    #[tokio::test]
+    async fn an_https_server_needs_an_authority() {
+        let error = Connection::new(&["https://127.0.0.1:2379".to_owned()], None).err().unwrap();
+        assert!(error.to_string().contains("authority"), "{error}");
+        assert!(Connection::new(&[], None).is_err());
+    }
+}

@@ -1,0 +1,235 @@
+//! The task of one watch: it follows etcd, and resumes where it was after a disconnection.
+//!
+//! States: connecting, following; after a failure it pauses and connects to the next member. If the commits that it
+//! missed are compacted, it lists all entries, sends them as [`Event::Resync`] and continues behind the list.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{
+    sync::{mpsc, watch},
+    time::{Instant, timeout},
+};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Status, Streaming};
+
+use super::{
+    Keys, Shared, api,
+    api::{
+        WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse, event::EventType,
+        watch_client::WatchClient, watch_request::RequestUnion,
+    },
+    connection::{classify, detail},
+    revision_of, signed, unsigned,
+};
+use crate::{Commit, Error, Event, Health, Range};
+
+/// Maximum bytes of the events of one response.
+const RESPONSE: usize = 1 << 30;
+/// Maximum duration until etcd confirms a watch.
+const OPEN: Duration = Duration::from_secs(5);
+/// Pauses between attempts to connect: doubled up to the second.
+const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(2)];
+/// Pause between requests for progress while a reader waits.
+const PROGRESS: Duration = Duration::from_millis(50);
+
+/// The state of a watch.
+pub(super) struct Follower {
+    shared: Arc<Shared>,
+    prefix: String,
+    /// All commits up to this revision were sent.
+    sent: u64,
+    events: mpsc::UnboundedSender<Event>,
+    expected: watch::Receiver<u64>,
+}
+
+/// Why a stream ended.
+enum End {
+    /// The consumer has dropped the watch.
+    Unused,
+    /// The commits after `sent` are compacted.
+    Compacted,
+    Failed(Error),
+}
+
+// === impl Follower ===
+
+impl Follower {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        prefix: &str,
+        after: u64,
+        events: mpsc::UnboundedSender<Event>,
+    ) -> Self {
+        let expected = shared.connection.expected();
+        Self { shared, prefix: prefix.to_owned(), sent: after, events, expected }
+    }
+
+    /// Follows etcd until the consumer drops the watch.
+    pub(super) async fn run(mut self) {
+        let [first, longest] = PAUSES;
+        let mut pause = first;
+        loop {
+            let before = self.sent;
+            let (index, channel) = self.shared.connection.channel();
+            let error = match self.follow(WatchClient::new(channel)).await {
+                End::Unused => return,
+                End::Compacted => match self.resync().await {
+                    Ok(()) => continue,
+                    Err(error) => error,
+                },
+                End::Failed(error) => error,
+            };
+            self.shared.connection.advance(index);
+            self.shared.connection.record(Health::Failed(error.to_string()));
+            if self.sent > before {
+                pause = first;
+            }
+            tracing::debug!(%error, "the watch of etcd is interrupted");
+            tokio::select! {
+                // Both only wait.
+                () = tokio::time::sleep(pause) => {}
+                () = self.events.closed() => return,
+            }
+            pause = longest.min(pause * 2);
+        }
+    }
+
+    async fn follow(&mut self, client: WatchClient<tonic::transport::Channel>) -> End {
+        let (requests, stream) = mpsc::channel(4);
+        let mut responses = match self.open(client, &requests, ReceiverStream::new(stream)).await {
+            Ok(responses) => responses,
+            Err(error) => return End::Failed(error),
+        };
+        let mut asked = Instant::now();
+        loop {
+            let waits = *self.expected.borrow_and_update() > self.sent;
+            let progress = async {
+                if waits {
+                    tokio::time::sleep_until(asked).await;
+                } else {
+                    // An error means that the connection is dropped, which this task's own reference prevents.
+                    let _ = self.expected.changed().await;
+                }
+            };
+            tokio::select! {
+                // A response is taken whole or not at all.
+                response = responses.message() => match response {
+                    Ok(Some(response)) => {
+                        if let Err(end) = self.receive(response) {
+                            return end;
+                        }
+                    }
+                    Ok(None) => return End::Failed(Error::Unavailable { detail: "the watch ended".to_owned() }),
+                    Err(status) => return End::Failed(failed(&status)),
+                },
+                // Waits only.
+                () = progress => {
+                    if waits {
+                        asked = Instant::now() + PROGRESS;
+                        let _ = requests.try_send(request(RequestUnion::ProgressRequest(WatchProgressRequest {})));
+                    } else {
+                        // A commit usually arrives on its own, before a request for progress is worth it.
+                        asked = Instant::now() + PROGRESS / 5;
+                    }
+                }
+                // Waits only.
+                () = self.events.closed() => return End::Unused,
+            }
+        }
+    }
+
+    /// Opens the stream and waits until etcd confirms the watch.
+    async fn open(
+        &self,
+        client: WatchClient<tonic::transport::Channel>,
+        requests: &mpsc::Sender<WatchRequest>,
+        stream: ReceiverStream<WatchRequest>,
+    ) -> Result<Streaming<WatchResponse>, Error> {
+        let key = self.shared.keys.outer(&self.prefix);
+        let range_end = Keys::end_of(key.clone());
+        let create = WatchCreateRequest { key, range_end, start_revision: signed(self.sent + 1) };
+        let _ = requests.try_send(request(RequestUnion::CreateRequest(create)));
+        let mut request = Request::new(stream);
+        // A member without a leader ends the watch, and does not serve an old state forever.
+        request.metadata_mut().insert("hasleader", tonic::metadata::MetadataValue::from_static("true"));
+        let mut client = client.max_decoding_message_size(RESPONSE);
+        let opened = async {
+            let mut responses = client.watch(request).await?.into_inner();
+            match responses.message().await? {
+                Some(created) if created.created && !created.canceled => Ok(responses),
+                Some(other) => Err(Status::unavailable(other.cancel_reason)),
+                None => Err(Status::unavailable("the watch ended")),
+            }
+        };
+        let opened = timeout(OPEN, opened).await;
+        let opened = opened.unwrap_or_else(|_elapsed| Err(Status::unavailable("opening a watch timed out")));
+        let responses = opened.map_err(|status| failed(&status))?;
+        self.shared.connection.record(Health::Good);
+        Ok(responses)
+    }
+
+    /// Sends the events of a response.
+    fn receive(&mut self, response: WatchResponse) -> Result<(), End> {
+        if response.compact_revision > 0 {
+            return Err(End::Compacted);
+        }
+        if response.canceled {
+            return Err(End::Failed(Error::Unavailable { detail: response.cancel_reason }));
+        }
+        if response.events.is_empty() {
+            let revision = revision_of(response.header.as_ref());
+            return self.send_if_newer(revision);
+        }
+        let mut last = self.sent;
+        for event in response.events {
+            let commit = self.commit(event).map_err(End::Failed)?;
+            let Some(commit) = commit.filter(|commit| commit.revision > self.sent) else { continue };
+            last = commit.revision;
+            self.events.send(Event::Commit(Arc::new(commit))).map_err(|_closed| End::Unused)?;
+        }
+        // The events of one revision are in one response.
+        self.sent = last;
+        Ok(())
+    }
+
+    fn send_if_newer(&mut self, revision: u64) -> Result<(), End> {
+        if revision <= self.sent {
+            return Ok(());
+        }
+        self.sent = revision;
+        self.events.send(Event::Progress(revision)).map_err(|_closed| End::Unused)
+    }
+
+    fn commit(&self, event: api::Event) -> Result<Option<Commit>, Error> {
+        let is_deletion = event.r#type() == EventType::Delete;
+        let Some(kv) = event.kv else { return Ok(None) };
+        let Some(key) = self.shared.keys.inner(&kv.key) else { return Ok(None) };
+        let value = if is_deletion { None } else { Some(self.shared.opened(key, kv.value)?) };
+        let (revision, created) = (unsigned(kv.mod_revision), unsigned(kv.create_revision));
+        Ok(Some(Commit { revision, key: key.into(), value, created }))
+    }
+
+    async fn resync(&mut self) -> Result<(), Error> {
+        let page = self.shared.list(&Range { prefix: self.prefix.clone(), ..Range::default() }).await?;
+        tracing::warn!(
+            after = self.sent,
+            revision = page.revision,
+            "the watch of etcd missed compacted commits"
+        );
+        self.sent = page.revision;
+        // If the consumer is gone, the next stream ends.
+        let _ = self.events.send(Event::Resync(page));
+        Ok(())
+    }
+}
+
+fn request(union: RequestUnion) -> WatchRequest {
+    WatchRequest { request_union: Some(union) }
+}
+
+fn failed(status: &Status) -> Error {
+    match classify(status) {
+        error @ Error::Unavailable { .. } => error,
+        _ => Error::Unavailable { detail: detail(status) },
+    }
+}

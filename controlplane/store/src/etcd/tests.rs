@@ -1,0 +1,244 @@
+//! The suite on a real etcd, and tests of interruptions. They are skipped if etcd is not built.
+
+use std::{
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use coracle_sealing::Keys;
+use coracle_testing::{eventually_async, skip};
+
+use super::{Etcd, EtcdOptions, compaction::Turn};
+use crate::{
+    Error, Event, Expect, Health, Range, Sealing, Store, Tier, Watch, Write,
+    suite::{self, commit, put},
+};
+
+/// A running etcd with its own directory.
+struct Server {
+    dir: tempfile::TempDir,
+    ports: [u16; 2],
+    process: Option<Child>,
+}
+
+impl Server {
+    /// Starts etcd; `None` if it is not built.
+    fn start() -> Option<Self> {
+        let built = Self::built();
+        if !built.exists() {
+            return None;
+        }
+        let free = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let ports = free.each_ref().map(|listener| listener.local_addr().unwrap().port());
+        drop(free);
+        let mut server = Self { dir: tempfile::tempdir().unwrap(), ports, process: None };
+        server.resume(&built);
+        Some(server)
+    }
+
+    fn built() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools/etcd")
+    }
+
+    fn url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.ports[0])
+    }
+
+    fn resume(&mut self, built: &Path) {
+        let (client, peer) = (self.url(), format!("http://127.0.0.1:{}", self.ports[1]));
+        let mut command = Command::new(built);
+        command.arg("--data-dir").arg(self.dir.path().join("data"));
+        for (flag, value) in [
+            ("--listen-client-urls", client.as_str()),
+            ("--advertise-client-urls", &client),
+            ("--listen-peer-urls", &peer),
+            ("--initial-advertise-peer-urls", &peer),
+            ("--initial-cluster", &format!("default={peer}")),
+            ("--log-level", "error"),
+        ] {
+            command.args([flag, value]);
+        }
+        let log = std::fs::File::create(self.dir.path().join("log")).unwrap();
+        command.arg("--unsafe-no-fsync").stdout(Stdio::null()).stderr(log);
+        self.process = Some(command.spawn().unwrap());
+    }
+
+    fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            process.kill().unwrap();
+            process.wait().unwrap();
+        }
+    }
+
+    fn options(&self, prefix: &str) -> EtcdOptions {
+        EtcdOptions { servers: vec![self.url()], prefix: prefix.to_owned(), tls: None, sealing: None }
+    }
+
+    async fn store(&self, prefix: &str) -> Etcd {
+        Etcd::connect(self.options(prefix)).await.unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Events until the watch has reached a revision.
+async fn until(watch: &mut Watch, revision: u64) -> Vec<Event> {
+    let mut events = Vec::new();
+    loop {
+        let event = watch.next().await.unwrap();
+        let reached = match &event {
+            Event::Commit(commit) => commit.revision,
+            Event::Progress(reached) => *reached,
+            Event::Resync(page) => page.revision,
+        };
+        events.push(event);
+        if reached >= revision {
+            return events;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn passes_the_suite() {
+    let Some(server) = Server::start() else { skip!("etcd is not built: run scripts/etcd") };
+    let count = AtomicU32::new(0);
+    suite::all(async || {
+        let prefix = format!("suite{}", count.fetch_add(1, Ordering::Relaxed));
+        Arc::new(server.store(&prefix).await) as Arc<dyn Store>
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_servers_see_each_others_commits_and_any_revision_is_reached() {
+    let Some(server) = Server::start() else { skip!("etcd is not built: run scripts/etcd") };
+    let (one, two) = (server.store("shared").await, server.store("/shared/").await);
+    let other = server.store("other").await;
+    let mut watch = one.watch("", one.revision().await.unwrap()).await.unwrap();
+    let revision = two.write(put("/a", Expect::Absent, "1", Tier::Durable)).await.unwrap();
+    assert_eq!(commit(&mut watch).await.revision, revision);
+    // A commit outside the prefix has no event.
+    other.write(put("/b", Expect::Absent, "1", Tier::Durable)).await.unwrap();
+    let newest = one.revision().await.unwrap();
+    let events = until(&mut watch, newest).await;
+    assert!(events.iter().all(|event| matches!(event, Event::Progress(_))), "{events:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_resumes_after_etcd_was_away() {
+    let Some(mut server) = Server::start() else { skip!("etcd is not built: run scripts/etcd") };
+    let store = server.store("p").await;
+    let mut watch = store.watch("", store.revision().await.unwrap()).await.unwrap();
+    let first = store.write(put("/a", Expect::Absent, "1", Tier::Durable)).await.unwrap();
+    assert_eq!(commit(&mut watch).await.revision, first);
+    server.kill();
+    let refused = store.write(put("/b", Expect::Absent, "1", Tier::Durable)).await.unwrap_err();
+    assert!(matches!(refused, Error::Unavailable { .. }), "{refused:?}");
+    assert!(matches!(store.health(), Health::Failed(_)));
+    server.resume(&Server::built());
+    eventually_async("etcd to serve again", 20, async || store.revision().await.is_ok()).await;
+    let second = store.write(put("/c", Expect::Absent, "1", Tier::Durable)).await.unwrap();
+    assert_eq!(commit(&mut watch).await.revision, second);
+    eventually_async("a good state", 10, async || store.health() == Health::Good).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_that_missed_compacted_commits_lists_again() {
+    let Some(mut server) = Server::start() else { skip!("etcd is not built: run scripts/etcd") };
+    let store = server.store("p").await;
+    let mut watch = store.watch("/w/", store.revision().await.unwrap()).await.unwrap();
+    let first = store.write(put("/w/a", Expect::Absent, "1", Tier::Durable)).await.unwrap();
+    assert_eq!(commit(&mut watch).await.revision, first);
+    // The watch is away, and a second store compacts what it misses.
+    server.kill();
+    eventually_async("the watch to notice", 10, async || store.health() != Health::Good).await;
+    let port = server.ports[0];
+    server.ports[0] = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    server.resume(&Server::built());
+    let other = server.store("p").await;
+    let second = other.write(put("/w/a", Expect::Revision(first), "2", Tier::Durable)).await.unwrap();
+    let third = other.write(put("/w/b", Expect::Absent, "3", Tier::Durable)).await.unwrap();
+    other.compact(third).await.unwrap();
+    server.kill();
+    server.ports[0] = port;
+    server.resume(&Server::built());
+    let events = until(&mut watch, third).await;
+    let Some(Event::Resync(page)) = events.last() else { panic!("{events:?}") };
+    let found: Vec<_> = page.entries.iter().map(|entry| (&*entry.key, entry.modified)).collect();
+    assert_eq!(found, [("/w/a", second), ("/w/b", third)]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn entries_with_a_time_to_live_expire() {
+    let Some(server) = Server::start() else { skip!("etcd is not built: run scripts/etcd") };
+    let store = server.store("p").await;
+    let mut watch = store.watch("", store.revision().await.unwrap()).await.unwrap();
+    let tier = Tier::Volatile { ttl: Some(Duration::from_secs(1)) };
+    let first = store.write(put("/e", Expect::Absent, "1", tier)).await.unwrap();
+    assert_eq!(commit(&mut watch).await.revision, first);
+    let gone = commit(&mut watch).await;
+    assert_eq!((&*gone.key, &gone.value), ("/e", &None));
+    // The lease is gone too: the next write gets another one.
+    store.write(put("/e", Expect::Absent, "1", tier)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn secrets_are_encrypted_in_etcd() {
+    let Some(server) = Server::start() else { skip!("etcd is not built: run scripts/etcd") };
+    let keys = || Keys::load_or_create(&server.dir.path().join("keys")).unwrap();
+    let sealing = || Some(Sealing { keys: keys(), prefixes: vec!["/secrets/".to_owned()] });
+    let store = Etcd::connect(EtcdOptions { sealing: sealing(), ..server.options("p") }).await.unwrap();
+    let mut watch = store.watch("", store.revision().await.unwrap()).await.unwrap();
+    store.write(put("/secrets/a", Expect::Absent, "hidden", Tier::Durable)).await.unwrap();
+    assert_eq!(commit(&mut watch).await.value.as_deref(), Some(&b"hidden"[..]));
+    assert_eq!(&*store.get("/secrets/a").await.unwrap().unwrap().value, b"hidden");
+    let plain = server.store("p").await;
+    let raw = plain.list(Range::default()).await.unwrap().entries.remove(0).value;
+    assert!(!raw.windows(6).any(|bytes| bytes == b"hidden"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_server_compacts_in_each_interval_and_an_idle_cluster_is_not_written() {
+    let Some(server) = Server::start() else { skip!("etcd is not built: run scripts/etcd") };
+    let (one, two) = (server.store("p").await, server.store("p").await);
+    let first = one.write(put("/a", Expect::Absent, "1", Tier::Durable)).await.unwrap();
+    let mut turns = [Turn::default(); 2];
+    for round in 0..3 {
+        one.write(put(&format!("/{round}"), Expect::Absent, "1", Tier::Durable)).await.unwrap();
+        for (turn, store) in turns.iter_mut().zip([&one, &two]) {
+            *turn = store.shared.compaction_turn(*turn).await.unwrap();
+        }
+    }
+    assert!(matches!(one.watch("", first).await, Err(Error::Compacted { .. })));
+    let before = one.revision().await.unwrap();
+    for (turn, store) in turns.iter_mut().zip([&one, &two]) {
+        *turn = store.shared.compaction_turn(*turn).await.unwrap();
+    }
+    assert!(one.revision().await.unwrap() <= before + 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lists_of_many_pages_are_of_one_revision() {
+    let Some(server) = Server::start() else { skip!("etcd is not built: run scripts/etcd") };
+    let store = server.store("p").await;
+    let writes = (0..1100).map(|n| store.write(put(&format!("/{n:04}"), Expect::Absent, "v", Tier::Durable)));
+    assert!(futures::future::join_all(writes).await.iter().all(Result::is_ok));
+    let page = store.list(Range::default()).await.unwrap();
+    assert_eq!((page.entries.len(), page.more), (1100, false));
+    assert!(page.entries.is_sorted_by(|one, other| one.key < other.key));
+    let part = store.list(Range { limit: 700, ..Range::default() }).await.unwrap();
+    assert_eq!((part.entries.len(), part.more), (700, true));
+    let large =
+        Write { value: Some(vec![0; 2 << 20].into()), ..put("/l", Expect::Absent, "", Tier::Durable) };
+    assert!(matches!(store.write(large).await, Err(Error::TooLarge)));
+}

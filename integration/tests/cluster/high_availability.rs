@@ -1,0 +1,188 @@
+//! Two control planes on one etcd: both serve the same objects, one runs the controllers, and either may die.
+
+use std::fs;
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use coracle_integration::{Kubectl, Machine, eventually, on_a_machine, skip};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+const ETCD: &str = "127.0.0.1:2379";
+/// Short times of the leader election, so that a takeover takes seconds.
+const ELECTION: [&str; 6] = [
+    "--leader-elect-lease-duration=3s",
+    "--leader-elect-renew-deadline=2s",
+    "--leader-elect-retry-period=500ms",
+    "--etcd-prefix=/test",
+    "--etcd-servers",
+    "http://127.0.0.1:2379",
+];
+
+/// A process that ends with the test.
+struct Process(Child);
+
+impl Process {
+    fn start(command: &mut Command, log: &Path) -> Self {
+        let log = fs::File::options().create(true).append(true).open(log).unwrap();
+        let command = command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+        Self(command.spawn().unwrap())
+    }
+
+    fn end(mut self, signal: Signal) {
+        kill(Pid::from_raw(i32::try_from(self.0.id()).unwrap()), signal).unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+fn etcd(program: &Path, machine: &Machine) -> Process {
+    let mut command = Command::new(program);
+    command.arg("--data-dir").arg(machine.path("etcd")).args(["--unsafe-no-fsync", "--log-level", "error"]);
+    let process = Process::start(&mut command, &machine.path("etcd.log"));
+    eventually("etcd", 20, || TcpStream::connect(ETCD).ok());
+    process
+}
+
+/// A control plane with its own state directory and port.
+pub(crate) struct Plane {
+    flags: &'static [&'static str],
+    process: Option<Process>,
+    pub(crate) state: PathBuf,
+    address: String,
+    pub(crate) kubectl: Kubectl,
+}
+
+impl Plane {
+    pub(crate) fn new(
+        machine: &Machine,
+        (name, address): (&str, &str),
+        flags: &'static [&'static str],
+    ) -> Self {
+        let state = machine.path(name);
+        fs::create_dir(&state).unwrap();
+        Self {
+            flags,
+            process: None,
+            kubectl: Kubectl::new(state.join("admin.kubeconfig")),
+            state,
+            address: address.to_owned(),
+        }
+    }
+
+    pub(crate) fn start(&mut self) {
+        let mut command = Command::new(Machine::coracle());
+        command.arg("controlplane").args(self.flags).arg("--state-dir").arg(&self.state);
+        command.arg("--run-dir").arg(self.state.with_extension("run"));
+        command.arg("--listen").arg(&self.address);
+        self.process = Some(Process::start(&mut command, &self.state.with_extension("log")));
+        eventually("the API server", 30, || self.succeeds(&["get", "--raw", "/readyz"]));
+    }
+
+    pub(crate) fn end(&mut self, signal: Signal) {
+        self.process.take().unwrap().end(signal);
+    }
+
+    fn succeeds(&self, arguments: &[&str]) -> bool {
+        self.kubectl.try_kubectl(arguments).status.success()
+    }
+
+    fn holder(&self) -> String {
+        let path = "jsonpath={.spec.holderIdentity}";
+        self.kubectl.kubectl(&["get", "lease", "-n=kube-system", "kube-controller-manager", "-o", path])
+    }
+
+    /// Waits until a new deployment has its pod.
+    fn controllers_act(&self, name: &str) {
+        self.kubectl.kubectl(&["create", "deployment", name, "--image=none"]);
+        let selector = format!("--selector=app={name}");
+        eventually("a pod of the deployment", 20, || {
+            !self.kubectl.kubectl(&["get", "pods", &selector, "-o", "name"]).is_empty()
+        });
+    }
+}
+
+#[test]
+fn two_control_planes_share_an_etcd_and_either_may_die() {
+    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools/etcd");
+    if !program.exists() {
+        skip!("etcd is not built: run scripts/etcd");
+    }
+    on_a_machine(move |machine| {
+        let server = etcd(&program, machine);
+        let mut one = Plane::new(machine, ("one", "127.0.0.1:6443"), &ELECTION);
+        one.start();
+        let mut two = Plane::new(machine, ("two", "127.0.0.2:6443"), &ELECTION);
+        for name in ["pki", "sealing.key"] {
+            let copied = Command::new("cp").arg("-a").arg(one.state.join(name)).arg(&two.state).status();
+            assert!(copied.unwrap().success());
+        }
+        two.start();
+        let endpoints = ["get", "endpoints", "kubernetes", "-o", "jsonpath={.subsets[*].addresses[*].ip}"];
+        assert_eq!(one.kubectl.kubectl(&endpoints), "127.0.0.1 127.0.0.2");
+        one.controllers_act("first");
+        objects_are_shared(&one, &two);
+
+        let leader = two.holder();
+        one.end(Signal::SIGKILL);
+        two.kubectl.kubectl(&["create", "configmap", "after", "--from-literal=a=b"]);
+        two.controllers_act("second");
+        assert_ne!(two.holder(), leader);
+
+        one.start();
+        let leader = one.holder();
+        two.end(Signal::SIGTERM);
+        one.controllers_act("third");
+        assert_ne!(one.holder(), leader);
+
+        drop(server);
+        assert!(one.succeeds(&["get", "deployment", "third"]), "reads are served from the cache");
+        let refused = one.kubectl.try_kubectl(&["create", "configmap", "refused"]);
+        let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(!refused.status.success() && message.contains("etcd"), "{message}");
+        assert!(!one.succeeds(&["get", "--raw", "/readyz"]));
+        let _server = etcd(&program, machine);
+        eventually("writes to be accepted", 20, || one.succeeds(&["create", "configmap", "accepted"]));
+        assert!(one.succeeds(&["get", "--raw", "/readyz"]));
+        one.controllers_act("fourth");
+    });
+}
+
+/// What one server acknowledged, the other one has: objects, their revisions, allocated addresses.
+fn objects_are_shared(one: &Plane, two: &Plane) {
+    for round in 0..5 {
+        let name = format!("m{round}");
+        one.kubectl.kubectl(&["create", "configmap", &name, "--from-literal=a=b"]);
+        let revision = "jsonpath={.metadata.resourceVersion}";
+        let of = |plane: &Plane| plane.kubectl.kubectl(&["get", "configmap", &name, "-o", revision]);
+        assert_eq!(of(one), of(two));
+        two.kubectl.kubectl(&["patch", "configmap", &name, "--type=merge", "-p", r#"{"data":{"a":"c"}}"#]);
+        assert_eq!(one.kubectl.kubectl(&["get", "configmap", &name, "-o", "jsonpath={.data.a}"]), "c");
+    }
+    let services = |plane: &Plane, prefix: &str| {
+        let create = |n| format!("create service clusterip {prefix}{n} --tcp=80:80");
+        (0..4).for_each(|n| {
+            plane.kubectl.kubectl(&create(n).split(' ').collect::<Vec<_>>());
+        });
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| services(one, "a"));
+        scope.spawn(|| services(two, "b"));
+    });
+    let addresses = one.kubectl.kubectl(&["get", "services", "-o", "jsonpath={.items[*].spec.clusterIP}"]);
+    let mut addresses: Vec<_> = addresses.split(' ').collect();
+    assert_eq!(addresses.len(), 9);
+    addresses.sort_unstable();
+    addresses.dedup();
+    assert_eq!(addresses.len(), 9);
+    let secret = ["create", "secret", "generic", "s", "--from-literal=word=hush"];
+    one.kubectl.kubectl(&secret);
+    assert_eq!(two.kubectl.kubectl(&["get", "secret", "s", "-o", "jsonpath={.data.word}"]), "aHVzaA==");
+}
