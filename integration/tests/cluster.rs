@@ -17,6 +17,8 @@ mod disruption;
 mod grpcio;
 #[path = "cluster/image_gc.rs"]
 mod image_gc;
+#[path = "cluster/network_policy.rs"]
+mod network_policy;
 #[path = "cluster/pod_network.rs"]
 mod pod_network;
 #[path = "cluster/pod_spec.rs"]
