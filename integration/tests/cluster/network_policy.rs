@@ -27,9 +27,9 @@ fn address(cluster: &Cluster, (namespace, name): (&str, &str)) -> String {
 
 /// Whether a pod gets an answer from a port of another one.
 fn reaches(cluster: &Cluster, (namespace, name): (&str, &str), ip: &str, port: u16) -> bool {
-    let script = format!("wget -q -T 1 -O - http://{ip}:{port}/ || echo none");
+    let script = format!(r"printf 'GET / HTTP/1.0\r\n\r\n' | nc -w 1 {ip} {port} 2>&1; true");
     let answer = cluster.kubectl(&["exec", "-n", namespace, name, "--", "sh", "-c", &script]);
-    !answer.contains("none")
+    answer.contains("200 OK")
 }
 
 #[test]
