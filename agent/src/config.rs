@@ -43,6 +43,8 @@ pub struct AgentConfig {
     pub cluster_dns: Vec<IpAddr>,
     /// The service proxy's settings. None: another program proxies Services.
     pub service_proxy: Option<ServiceProxyConfig>,
+    /// Name of the nftables table of NetworkPolicies. None: another program enforces them.
+    pub network_policy_table: Option<String>,
     /// Settings of the DNS server at the addresses `cluster_dns`. None: another program serves DNS there.
     pub dns: Option<DnsConfig>,
     /// The cluster's DNS domain.

@@ -17,6 +17,7 @@ use crate::config::{AgentConfig, Identity};
 use crate::config_cache::ConfigCache;
 use crate::configuration;
 use crate::image_gc::{Collected, ImageGc, Trigger};
+use crate::network_policy::{self, NetworkPolicies, PolicyGate};
 use crate::node::{NodeAgent, NodeConfig, NodeError, PodNetwork, keep_images};
 use crate::pod;
 use crate::pod::Pods;
@@ -85,6 +86,8 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
         access,
         configuration: Arc::new(configuration::shown(&config)),
     };
+    let record = config.network_policy_table.is_some().then(|| network_policy::record(&config.state_dir));
+    let (policies, requests) = network_policy::gate(&config.node_name, record.as_deref());
     let node = Arc::new(
         NodeParts {
             config,
@@ -96,13 +99,17 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
             pods,
             evictions,
         }
-        .assemble(&agent)?,
+        .assemble(&agent, policies)?,
     );
     tracing::info!(node = node.config.node_name, "agent started");
     let mut tasks = JoinSet::new();
     tasks.spawn(events.run());
     spawn_certificate_renewal(&mut tasks, &node.config.identity, agent.ips());
     spawn_service_tasks(&mut tasks, &node, &agent);
+    if let (Some(table), Some(requests)) = (&node.config.network_policy_table, requests) {
+        let client = node.configs.client().clone();
+        tasks.spawn(NetworkPolicies::new(client, &node.config.node_name, table, requests).run());
+    }
     spawn_pod_tasks(&mut tasks, &node, agent.node(), evicted);
     tasks.spawn(pod::Eviction::new(Arc::clone(&node), agent.pulse()).run());
     tasks.spawn(keep_images(Arc::clone(&node.runtime), runtime.image_changes(), agent.images()));
@@ -198,7 +205,7 @@ struct NodeParts {
 }
 
 impl NodeParts {
-    fn assemble(self, agent: &NodeAgent) -> Result<pod::NodeContext, Error> {
+    fn assemble(self, agent: &NodeAgent, policies: PolicyGate) -> Result<pod::NodeContext, Error> {
         let Self { config, client, checkpoint, runtime, runtime_name, recorder, pods, evictions } = self;
         let facts = agent.facts();
         let configs = ConfigCache::new(client.clone(), checkpoint.clone(), ApiHealth::default());
@@ -231,6 +238,7 @@ impl NodeParts {
             providers,
             recorder,
             pods,
+            policies,
             services: ServiceCache::new(client.clone(), checkpoint.clone(), configs.health().clone()),
             statuses: pod::StatusWriter::new(client),
             configs,

@@ -15,6 +15,7 @@ use k8s_openapi::api::core::v1::Node;
 use tokio::sync::watch;
 
 use crate::config::ServiceProxyConfig;
+use crate::repair::RepairPause;
 use crate::service_cache::{ServiceCache, Subscription};
 
 /// Pause after a failure; doubled up to [`LONGEST_PAUSE`].
@@ -22,9 +23,6 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Label of a node with its zone.
 const ZONE: &str = "topology.kubernetes.io/zone";
-/// Whether packets between ports of a bridge pass the filters of the IP layer, in each family.
-const BRIDGE_FILTERS: [&str; 2] =
-    ["/proc/sys/net/bridge/bridge-nf-call-iptables", "/proc/sys/net/bridge/bridge-nf-call-ip6tables"];
 
 /// The task that keeps the proxy's table.
 pub(crate) struct ServiceProxy {
@@ -55,8 +53,8 @@ impl ServiceProxy {
 
     /// Runs until dropped. Services work as long as the table exists, also without the agent.
     pub(crate) async fn run(mut self, services: ServiceCache, mut node: watch::Receiver<Option<Arc<Node>>>) {
-        self.view.bridge_bypasses_filters =
-            tokio::task::spawn_blocking(bridge_bypasses_filters).await.unwrap_or(true);
+        // The bridge of the built-in network has this setting itself. Other bridges belong to their own programs.
+        self.view.bridge_bypasses_filters = !coracle_cni::filters_bridges();
         let changes = services.subscribe();
         let mut progress = services.changes();
         let listed = progress.wait_for(|progress| progress.listed && progress.slices_listed).await.is_ok();
@@ -64,13 +62,17 @@ impl ServiceProxy {
             return;
         }
         let mut pause = FIRST_PAUSE;
+        let mut repair = RepairPause::default();
         loop {
             match self.keep(&services, &changes, &mut node, &mut pause).await {
                 Ok(Replace::NodeChanged) => {}
-                Ok(Replace::ForeignChange) => tracing::info!(
-                    table = self.config.table,
-                    "the table of services was changed by another process, repairing it"
-                ),
+                Ok(Replace::ForeignChange) => {
+                    tracing::info!(
+                        table = self.config.table,
+                        "the table of services was changed by another process, repairing it"
+                    );
+                    repair.before_repair().await;
+                }
                 Ok(Replace::Failed) => tokio::time::sleep(FIRST_PAUSE).await,
                 Err(error) => {
                     tracing::warn!(error = chain(&error), "cannot program services, retrying");
@@ -158,13 +160,4 @@ fn learn_node(view: &mut NodeView, node: Option<&Node>) {
     let spec = node.spec.as_ref();
     let ranges = spec.and_then(|spec| spec.pod_cidrs.clone()).unwrap_or_default();
     view.pod_networks = ranges.iter().filter_map(|range| range.parse().ok()).collect();
-}
-
-/// Whether packets between pods of a bridge bypass the filters of the IP layer. kube-proxy requires that they pass them, so
-/// this enables it if the kernel can. The setting applies to all bridges of the network namespace.
-fn bridge_bypasses_filters() -> bool {
-    BRIDGE_FILTERS.iter().any(|path| {
-        let on = std::fs::read_to_string(path).is_ok_and(|value| value.trim() == "1");
-        !on && std::fs::write(path, "1").is_err()
-    })
 }

@@ -40,7 +40,7 @@ use table::{Table, settings};
 
 pub(crate) use control_plane::{ControlPlane, ControlPlaneSettings};
 pub(crate) use log::LogSettings;
-pub(crate) use node::{Node, NodeSettings, service_table};
+pub(crate) use node::{Node, NodeSettings, policy_table, service_table};
 pub(crate) use runtime::{Runtime, RuntimeSettings};
 pub(crate) use serving::Serving;
 pub(crate) use table::Flags;

@@ -56,3 +56,4 @@ pub use plugin_kind::Kind as PluginKind;
 pub use ports::{PortMapping, Protocol};
 #[cfg(any(test, feature = "fuzzing"))]
 pub use spec::list::fuzz;
+pub use sysctl::filters_bridges;

@@ -166,6 +166,16 @@ impl Links {
         Ok((link, is_new))
     }
 
+    /// Makes packets between ports of the bridge pass the filters of the IP layer. Returns whether the kernel can: it needs
+    /// `br_netfilter`, and reports its settings only with it.
+    pub(crate) async fn filter_bridge(&self, name: &str) -> Result<bool, Error> {
+        let message = LinkBridge::new(name).append_info_data(InfoBridge::NfCallIpTables(true));
+        let message = message.append_info_data(InfoBridge::NfCallIp6Tables(true)).build();
+        let changed = self.handle.link().change(message).execute().await;
+        changed.map_err(failed("filter the packets of", name))?;
+        Ok(sysctl::filters_bridges())
+    }
+
     /// The bridge, and whether this call made it: another process may be faster.
     async fn make_bridge(&self, name: &str, wanted: Bridge) -> Result<(Link, bool), Error> {
         // A fixed address: otherwise the bridge has the lowest address of its ports, and changes it with them.

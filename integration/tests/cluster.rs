@@ -21,6 +21,8 @@ mod grpcio;
 mod high_availability;
 #[path = "cluster/image_gc.rs"]
 mod image_gc;
+#[path = "cluster/network_policy.rs"]
+mod network_policy;
 #[path = "cluster/pod_network.rs"]
 mod pod_network;
 #[path = "cluster/pod_spec.rs"]

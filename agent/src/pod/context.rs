@@ -17,6 +17,7 @@ use crate::cgroup::{Cgroups, Machine};
 use crate::config::AgentConfig;
 use crate::config_cache::ConfigCache;
 use crate::image_gc::Trigger;
+use crate::network_policy::PolicyGate;
 use crate::runtime::Runtime;
 use crate::service_cache::ServiceCache;
 use crate::source::checkpoint::PodCheckpoint;
@@ -29,6 +30,7 @@ pub(crate) struct NodeContext {
     pub(crate) runtime_name: String,
     pub(crate) configs: ConfigCache,
     pub(crate) services: ServiceCache,
+    pub(crate) policies: PolicyGate,
     pub(crate) recorder: Recorder,
     pub(crate) pods: Pods,
     pub(crate) statuses: StatusWriter,

@@ -93,16 +93,22 @@ pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow
     Ok(())
 }
 
-/// Removes the table of Services and the addresses of cluster DNS.
+/// Removes the tables of Services and network policies, and the addresses of cluster DNS.
 async fn remove_services(node: &crate::settings::Node) -> anyhow::Result<()> {
     let table = crate::settings::service_table(&node.nft_table);
-    let removed = tokio::task::spawn_blocking(move || coracle_service_proxy::Proxy::remove(&table)).await?;
+    let policies = crate::settings::policy_table(&node.nft_table);
+    let removed = tokio::task::spawn_blocking(move || {
+        let removed = coracle_service_proxy::Proxy::remove(&table).map_err(anyhow::Error::from);
+        let policies = coracle_network_policy::Enforcer::open(&policies).and_then(|mut table| table.remove());
+        removed.and(policies.map_err(Into::into))
+    })
+    .await?;
     if node.serve_dns {
         for address in &node.cluster_dns {
             coracle_cni::remove_host_address(*address).await?;
         }
     }
-    Ok(removed?)
+    removed
 }
 
 /// Whether nothing has to be removed. Without a state directory there is no node, but its pods may still run. A

@@ -109,6 +109,7 @@ pub(super) fn agent_config(node: &Node, credentials: Credentials) -> AgentConfig
         pod_pids_limit: node.pod_pids_limit,
         cluster_dns: node.cluster_dns.clone(),
         service_proxy: node.service_proxy.clone(),
+        network_policy_table: node.network_policy_table.clone(),
         dns: node.serve_dns.then(|| DnsConfig { resolv_conf: node.resolv_conf.clone().unwrap_or_default() }),
         cluster_domain: node.cluster_domain.clone(),
         register_node: node.register,

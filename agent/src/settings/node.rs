@@ -48,6 +48,8 @@ settings! {
     serve_dns: Option<bool> = unset "true without cluster-dns, false with agent --kubeconfig", "BOOL";
     /// Proxy Services with nftables. Disable it where kube-proxy or another program does.
     service_proxy: Option<bool> = unset "true, false with agent --kubeconfig", "BOOL";
+    /// Enforce NetworkPolicies with nftables. Disable it where the network plugin does.
+    network_policy: Option<bool> = unset "true, false with agent --kubeconfig", "BOOL";
     /// Ranges of addresses that Services may take by externalIPs. Other external IPs are ignored: a tenant could take
     /// over any address.
     service_external_ips: Vec<IpNetwork> = default "", "CIDR";
@@ -155,11 +157,13 @@ pub(crate) struct Node {
     pub(crate) cluster_dns: Vec<IpAddr>,
     /// Whether the node serves DNS at `cluster_dns`.
     pub(crate) serve_dns: bool,
-    /// Whether `serve_dns`, and `service_proxy`, are set explicitly.
-    explicit: (bool, bool),
+    /// Whether `serve_dns`, `service_proxy` and `network_policy` are set explicitly.
+    explicit: [bool; 3],
     /// Whether `cluster_dns` is derived from the local service range.
     derived_dns: bool,
     pub(crate) service_proxy: Option<ServiceProxyConfig>,
+    /// Name of the nftables table of NetworkPolicies. `None`: the node does not enforce them.
+    pub(crate) network_policy_table: Option<String>,
     pub(crate) cluster_domain: String,
     pub(crate) resolv_conf: Option<PathBuf>,
     pub(crate) cni: Cni,
@@ -212,7 +216,8 @@ impl NodeSettings {
             taints: self.register_with_taints,
             kubelet_listen: address_or_port(self.kubelet_listen, 10250),
             serve_dns,
-            explicit: (self.serve_dns.is_some(), self.service_proxy.is_some()),
+            explicit: [self.serve_dns.is_some(), self.service_proxy.is_some(), self.network_policy.is_some()],
+            network_policy_table: self.network_policy.unwrap_or(true).then(|| policy_table(&self.nft_table)),
             derived_dns: false,
             service_proxy: self.service_proxy.unwrap_or(true).then(|| ServiceProxyConfig {
                 table: service_table(&self.nft_table),
@@ -272,10 +277,14 @@ impl Node {
         self.derived_dns = true;
     }
 
-    /// Disables DNS and the service proxy unless they are set explicitly: in a cluster with another control plane,
-    /// CoreDNS and kube-proxy run, the role system:node may not read EndpointSlices, and the service range is unknown.
+    /// Disables DNS, the service proxy and network policies unless they are set explicitly: in a cluster with another
+    /// control plane, other programs run them, the role system:node may not read EndpointSlices and NetworkPolicies, and
+    /// the service range is unknown.
     pub(crate) fn leave_services_to_cluster(&mut self) {
-        let (dns, proxy) = self.explicit;
+        let [dns, proxy, policies] = self.explicit;
+        if !policies {
+            self.network_policy_table = None;
+        }
         if !proxy {
             self.service_proxy = None;
         }
@@ -291,6 +300,11 @@ impl Node {
 /// Name of the nftables table of Services, beside the node's own table.
 pub(crate) fn service_table(nft_table: &str) -> String {
     format!("{nft_table}-services")
+}
+
+/// Name of the nftables table of NetworkPolicies, beside the node's own table.
+pub(crate) fn policy_table(nft_table: &str) -> String {
+    format!("{nft_table}-policies")
 }
 
 fn host_name() -> anyhow::Result<String> {

@@ -150,12 +150,15 @@ fn a_node_of_another_control_plane_serves_no_services_unless_told() {
         let (_, settings) = Settings::resolve(AllFlags::default(), &mut sources).unwrap();
         settings.node()
     };
-    let shown = |node: &Node| (node.serve_dns, node.service_proxy.is_some(), node.cluster_dns.len());
+    let shown = |node: &Node| {
+        assert_eq!(node.network_policy_table.is_some(), node.service_proxy.is_some());
+        (node.serve_dns, node.service_proxy.is_some(), node.cluster_dns.len())
+    };
     let mut default = node("");
     assert_eq!(shown(&default), (true, true, 1), "a joined node");
     default.leave_services_to_cluster();
     assert_eq!(shown(&default), (false, false, 0));
-    let mut explicit = node("[node]\nserve-dns = true\nservice-proxy = true");
+    let mut explicit = node("[node]\nserve-dns = true\nservice-proxy = true\nnetwork-policy = true");
     explicit.leave_services_to_cluster();
     assert_eq!(shown(&explicit), (true, true, 1));
     let mut configured = node("[node]\ncluster-dns = [\"10.96.0.10\"]");

@@ -260,6 +260,14 @@ impl Rule {
         rule.mask(R0, &ESTABLISHED_OR_RELATED.to_ne_bytes())
     }
 
+    /// Matches if the register is between the two values of equal length, in network byte order.
+    #[must_use]
+    pub fn between(self, register: u32, first: &[u8], last: &[u8]) -> Self {
+        const AT_MOST: u32 = 3;
+        const AT_LEAST: u32 = 5;
+        self.compare(register, AT_LEAST, first).compare(register, AT_MOST, last)
+    }
+
     /// Looks up the key in the registers from `R0`, and loads the value there.
     #[must_use]
     pub fn lookup(self, map: &str) -> Self {

@@ -36,6 +36,12 @@ pub fn intervals(networks: &[IpNetwork]) -> BTreeSet<Interval> {
 // === impl Interval ===
 
 impl Interval {
+    /// The addresses from `first` to `last`, as numbers of the family.
+    #[must_use]
+    pub fn new(first: u128, last: u128, is_ipv4: bool) -> Self {
+        Self { first, last, is_ipv4 }
+    }
+
     fn of(network: &IpNetwork) -> Self {
         let (first, last) = match network {
             IpNetwork::V4(network) => {

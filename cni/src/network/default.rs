@@ -98,6 +98,13 @@ impl Network {
         self.claim_bridge(&gateways).await?;
         let wanted = Bridge { mtu, ours: true, ..Bridge::default() };
         let (bridge, _) = host.links.ensure_bridge(&config.bridge, wanted).await?;
+        if !host.links.filter_bridge(&config.bridge).await? {
+            tracing::warn!(
+                bridge = config.bridge,
+                "packets between pods of this node pass no filters, so network policies do not hold between them: load the \
+                 kernel module br_netfilter"
+            );
+        }
         sysctl::forwarding(&state.cidrs)?;
         coracle_fault::point("recover.bridge");
         host.links.ensure_addresses(&bridge, &gateways).await?;

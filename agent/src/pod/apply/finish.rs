@@ -33,6 +33,7 @@ impl Job {
         if !errors.is_empty() {
             return Err(errors);
         }
+        self.node.policies.release(&self.uid);
         self.node.user_ids.take_back(&self.uid);
         self.node.checkpoint.forgotten(&self.uid).await;
         self.report(Report::Finished);

@@ -1,6 +1,7 @@
 //! Start of containers: image, environment, mounts, create, start, postStart.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use coracle_proto::cri;
 use k8s_openapi::api::core::v1::Container;
@@ -45,6 +46,16 @@ impl Job {
             pull.or_else(|| Some(pull::begin(&self.node, &self.pod, &*shape.any(&start.name)?)))
         };
         let pulls: Vec<Option<PullTask>> = starts.iter().map(begun).collect();
+        if let Err(not) = self.admit_by_policies().await {
+            for start in starts {
+                self.report(Report::NotStarted {
+                    container: start.name,
+                    waiting: not.waiting.clone(),
+                    failed: not.failed.clone(),
+                });
+            }
+            return Ok(());
+        }
         let mut queue = StartQueue::new(starts.into_iter().zip(pulls));
         while let Some(Some((start, image))) = self.interrupt.run_until_cancelled(queue.next()).await {
             let Some(container) = shape.any(&start.name) else { continue };
@@ -62,6 +73,17 @@ impl Job {
             }
         }
         Ok(())
+    }
+
+    /// Waits until the network policies hold for the addresses of the pod's sandbox.
+    async fn admit_by_policies(&self) -> Result<(), NotStarted> {
+        let Some(sandbox) = self.observed.sandbox() else { return Ok(()) };
+        let ips: Vec<IpAddr> = sandbox.ips.iter().filter_map(|ip| ip.parse().ok()).collect();
+        let admitted = self.node.policies.admit(&self.pod, &ips);
+        match self.interrupt.run_until_cancelled(admitted).await {
+            None | Some(Ok(())) => Ok(()),
+            Some(Err(error)) => Err(NotStarted::new("CreateContainerError", error, Failed::Start)),
+        }
     }
 
     async fn start(

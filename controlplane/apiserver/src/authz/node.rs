@@ -30,7 +30,10 @@ fn allows(question: &Question<'_>) -> bool {
     let verb = question.verb;
     match (resource.group.as_str(), resource.resource.as_str(), resource.subresource.as_str()) {
         ("", "nodes", "" | "status") => READ.contains(&verb) || matches!(verb, "create" | "update" | "patch"),
-        ("", "pods", "") if READ.contains(&verb) => own_pods(question, resource, node),
+        ("", "pods", "") if READ.contains(&verb) => {
+            own_pods(question, resource, node) || verb != "get" && has_policies(question)
+        }
+        ("networking.k8s.io", "networkpolicies", "") => READ.contains(&verb),
         ("", "pods", "") => matches!(verb, "create" | "delete"),
         ("", "pods", "status") => matches!(verb, "get" | "update" | "patch"),
         ("", "pods", "eviction") => verb == "create",
@@ -60,6 +63,12 @@ fn allows(question: &Question<'_>) -> bool {
         }
         _ => false,
     }
+}
+
+/// Whether the cluster has network policies: then each node needs the addresses and labels of all pods.
+fn has_policies(question: &Question<'_>) -> bool {
+    let kind = by_resource("networking.k8s.io", "v1", "networkpolicies");
+    kind.is_some_and(|kind| !question.cache.list(kind, "").is_empty())
 }
 
 /// Whether a request for pods is restricted to pods that are bound to the node.

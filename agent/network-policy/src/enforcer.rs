@@ -1,0 +1,140 @@
+//! The table in the kernel.
+
+use std::io;
+
+use coracle_nft::{Attributes, Channel, Element, INET, Transaction, Verb};
+
+use crate::layout;
+use crate::model::Model;
+use crate::program::Changes;
+use crate::rules::Direction;
+
+/// Why the table does not match the policies.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The socket could not be opened.
+    #[error("cannot open an nftables socket")]
+    Socket(#[source] io::Error),
+    /// The kernel rejected a transaction.
+    #[error("cannot change the nftables table {table}")]
+    Commit {
+        /// Name of the table.
+        table: String,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+    /// Another process changed the table while it was replaced.
+    #[error("another process changed the nftables table {table} at the same time")]
+    Changed {
+        /// Name of the table.
+        table: String,
+    },
+}
+
+/// Writes a model to its table.
+#[derive(Debug)]
+pub struct Enforcer {
+    table: String,
+    channel: Channel,
+}
+
+// === impl Enforcer ===
+
+impl Enforcer {
+    /// An enforcer of this table. Nothing is changed before the first [`replace`](Self::replace).
+    ///
+    /// # Errors
+    /// When the kernel has no nftables.
+    pub fn open(table: &str) -> Result<Self, Error> {
+        Ok(Self { table: table.to_owned(), channel: Channel::open().map_err(Error::Socket)? })
+    }
+
+    /// The netlink port that identifies its own changes in notifications.
+    #[must_use]
+    pub fn author(&self) -> u32 {
+        self.channel.port()
+    }
+
+    /// Whether the kernel has the table with its rules: another process may have flushed it.
+    ///
+    /// # Errors
+    /// When the socket fails.
+    pub fn is_intact(&mut self) -> Result<bool, Error> {
+        let rules = Attributes::default().text(1, &self.table).text(2, layout::base(Direction::Ingress));
+        let listed = self.channel.lists(Verb::GetRule, INET, &rules);
+        listed.map_err(|source| Error::Commit { table: self.table.clone(), source })
+    }
+
+    /// Replaces the whole table in one transaction.
+    ///
+    /// # Errors
+    /// When the kernel rejects it; the table is unchanged then.
+    pub fn replace(&mut self, model: &mut Model) -> Result<(), Error> {
+        let changes = model.program.all();
+        let table = self.table.clone();
+        let mut transaction = Transaction::new(&table);
+        transaction.delete_table();
+        transaction.make_table();
+        layout::make(&mut transaction);
+        write(&mut transaction, model, changes);
+        self.commit(transaction)
+    }
+
+    /// Writes the changes of the model since the last call in one transaction.
+    ///
+    /// # Errors
+    /// When the kernel rejects it; the table must be replaced then.
+    pub fn change(&mut self, model: &mut Model) -> Result<(), Error> {
+        let changes = model.program.changes();
+        if changes.is_empty() {
+            return Ok(());
+        }
+        let table = self.table.clone();
+        let mut transaction = Transaction::new(&table);
+        write(&mut transaction, model, changes);
+        self.commit(transaction)
+    }
+
+    /// Removes the table, if it exists.
+    ///
+    /// # Errors
+    /// When the kernel rejects it.
+    pub fn remove(&mut self) -> Result<(), Error> {
+        let table = self.table.clone();
+        let mut transaction = Transaction::new(&table);
+        transaction.delete_table();
+        self.commit(transaction)
+    }
+
+    fn commit(&mut self, transaction: Transaction<'_>) -> Result<(), Error> {
+        let committed = self.channel.commit(transaction.finish());
+        committed.map_err(|source| Error::Commit { table: self.table.clone(), source })
+    }
+}
+
+/// Writes changes in the order that the kernel requires: an object exists before what refers to it, and is removed after
+/// it.
+fn write(transaction: &mut Transaction<'_>, model: &Model, changes: Changes) {
+    let program = &model.program;
+    changes.new_sets.iter().for_each(|set| layout::add_set(transaction, *set, program));
+    changes.new_chains.iter().for_each(|chain| transaction.make_chain(&layout::chain_name(*chain)));
+    for (set, keys) in changes.ended_elements {
+        let elements: Vec<Element> = keys.into_iter().map(Element::member).collect();
+        transaction.remove(&layout::set_name(set), &elements);
+    }
+    for chain in &changes.new_chains {
+        let Some(lines) = program.chains.get(chain) else { continue };
+        for line in &lines.lines {
+            transaction.rule(&layout::chain_name(*chain), &layout::rule(line, lines.direction));
+        }
+    }
+    for (set, elements) in changes.new_elements {
+        let elements: Vec<Element> =
+            elements.into_iter().map(|(key, group)| layout::element(key, group)).collect();
+        transaction.add(&layout::set_name(set), &elements);
+    }
+    changes.ended_chains.iter().for_each(|chain| transaction.flush_chain(&layout::chain_name(*chain)));
+    changes.ended_chains.iter().for_each(|chain| transaction.delete_chain(&layout::chain_name(*chain)));
+    changes.ended_sets.iter().for_each(|set| transaction.delete_set(&layout::set_name(*set)));
+}

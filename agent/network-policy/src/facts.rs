@@ -1,0 +1,74 @@
+//! The properties of pods that policies refer to.
+
+use std::net::IpAddr;
+
+use coracle_values::label_selector::Labels;
+use k8s_openapi::api::core::v1::Pod;
+
+/// A container port with a name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct NamedPort {
+    pub(crate) name: String,
+    pub(crate) protocol: u8,
+    pub(crate) number: u16,
+}
+
+/// The properties of a pod that policies refer to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodFacts {
+    /// Unique id of the pod.
+    pub uid: String,
+    pub(crate) namespace: String,
+    pub(crate) labels: Labels,
+    /// Addresses of the pod.
+    pub ips: Vec<IpAddr>,
+    /// Whether the pod runs on this node, so that policies are enforced for it here.
+    pub(crate) is_local: bool,
+    pub(crate) ports: Vec<NamedPort>,
+}
+
+/// Number of a transport protocol. `None` for an unknown one.
+pub(crate) fn protocol(name: Option<&str>) -> Option<u8> {
+    match name.unwrap_or("TCP") {
+        "TCP" => Some(6),
+        "UDP" => Some(17),
+        "SCTP" => Some(132),
+        _ => None,
+    }
+}
+
+// === impl PodFacts ===
+
+impl PodFacts {
+    /// The facts of a pod, with the addresses of its status. `None` for pods with the node's network, which policies
+    /// neither restrict nor name.
+    #[must_use]
+    pub fn of(pod: &Pod, node: &str) -> Option<Self> {
+        let (meta, spec) = (&pod.metadata, pod.spec.as_ref()?);
+        if spec.host_network == Some(true) {
+            return None;
+        }
+        let status = pod.status.as_ref();
+        let listed = status.and_then(|status| status.pod_ips.as_ref()).into_iter().flatten();
+        let mut ips: Vec<IpAddr> = listed.filter_map(|ip| ip.ip.parse().ok()).collect();
+        if ips.is_empty() {
+            ips.extend(status.and_then(|status| status.pod_ip.as_ref()?.parse::<IpAddr>().ok()));
+        }
+        let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+        let ports = containers.flat_map(|container| container.ports.iter().flatten()).filter_map(|port| {
+            Some(NamedPort {
+                name: port.name.clone()?,
+                protocol: protocol(port.protocol.as_deref())?,
+                number: u16::try_from(port.container_port).ok()?,
+            })
+        });
+        Some(Self {
+            uid: meta.uid.clone()?,
+            namespace: meta.namespace.clone()?,
+            labels: meta.labels.clone().unwrap_or_default(),
+            ips,
+            is_local: spec.node_name.as_deref() == Some(node),
+            ports: ports.collect(),
+        })
+    }
+}

@@ -1,0 +1,185 @@
+//! The fixed part of the table, and lines as rules.
+//!
+//! ```text
+//! forward ─► egress  ─ established, neighbour discovery, to itself ─► accept
+//!                    ─ from an isolated pod of this node           ─► group ─► policies: accept, else drop
+//!         ─► ingress ─ the same for packets to an isolated pod
+//! ```
+//!
+//! The two base chains follow each other at one hook, so that an accepted packet of the first enters the second.
+
+use coracle_nft::{
+    AnonymousMap, BaseChain, Element, Header, Hook, INET_PROTO, INET_SERVICE, IPV4_ADDR, IPV6_ADDR, Interval,
+    Key, Meta, R0, Rule, SetSpec, Transaction, Value, Verb, Verdict, concatenated,
+};
+
+use crate::program::{Chain, Line, Ports, Program, Set, Then};
+use crate::rules::Direction;
+
+/// Before the filters of Services (-50) and of the network (0) at the same hook.
+const EGRESS_PRIORITY: i32 = -62;
+const INGRESS_PRIORITY: i32 = -61;
+const ICMPV6: u8 = 58;
+/// Neighbour solicitation and advertisement, which conntrack does not know.
+const NEIGHBOURS: (u8, u8) = (135, 136);
+
+/// The sets that exist without policies.
+const FIXED: [Set; 6] = [
+    Set::Isolated(Direction::Ingress, true),
+    Set::Isolated(Direction::Ingress, false),
+    Set::Isolated(Direction::Egress, true),
+    Set::Isolated(Direction::Egress, false),
+    Set::Itself(true),
+    Set::Itself(false),
+];
+
+/// Name of the base chain of a direction.
+pub(crate) fn base(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Ingress => "ingress",
+        Direction::Egress => "egress",
+    }
+}
+
+/// Makes the fixed sets, the base chains and their rules.
+pub(crate) fn make(transaction: &mut Transaction<'_>) {
+    FIXED.into_iter().for_each(|set| make_set(transaction, set));
+    for (direction, priority) in
+        [(Direction::Egress, EGRESS_PRIORITY), (Direction::Ingress, INGRESS_PRIORITY)]
+    {
+        let name = base(direction);
+        transaction.make_base_chain(BaseChain { name, hook: Hook::Forward, priority, kind: "filter" });
+        transaction.rule(name, &Rule::default().asked().accept());
+        let discovery = Rule::default().meta(Meta::Transport, R0).equal(R0, &[ICMPV6]);
+        let discovery = discovery.payload(Header::Transport, 0, 1, R0);
+        transaction.rule(name, &discovery.between(R0, &[NEIGHBOURS.0], &[NEIGHBOURS.1]).accept());
+        for is_ipv4 in [true, false] {
+            let ends = of_family(is_ipv4).source(is_ipv4, R0).destination(is_ipv4, R0 + registers(is_ipv4));
+            transaction.rule(name, &ends.inside(&set_name(Set::Itself(is_ipv4))).accept());
+            let pod = match direction {
+                Direction::Ingress => of_family(is_ipv4).destination(is_ipv4, R0),
+                Direction::Egress => of_family(is_ipv4).source(is_ipv4, R0),
+            };
+            transaction.rule(name, &pod.lookup_verdict(&set_name(Set::Isolated(direction, is_ipv4))));
+        }
+    }
+}
+
+/// Makes a set with its ranges, if it has some.
+pub(crate) fn add_set(transaction: &mut Transaction<'_>, set: Set, program: &Program) {
+    make_set(transaction, set);
+    let ranges = program.sets.get(&set).into_iter().flatten();
+    let intervals = ranges.map(|(first, last)| Interval::new(*first, *last, set.is_ipv4()).elements());
+    transaction.elements(Verb::NewElements, &set_name(set), intervals);
+}
+
+/// An element of a set.
+pub(crate) fn element(key: Key, group: Option<u64>) -> Element {
+    match group {
+        Some(group) => Element::pair(key, Value::Verdict(Verdict::Goto(chain_name(Chain::Group(group))))),
+        None => Element::member(key),
+    }
+}
+
+fn make_set(transaction: &mut Transaction<'_>, set: Set) {
+    let (kind, length) = address(set.is_ipv4());
+    let (types, length): (&[u32], u32) = match set {
+        Set::Isolated(..) | Set::Addresses(..) | Set::Blocks(..) => (&[kind], length),
+        Set::Itself(_) => (&[kind, kind], 2 * length),
+        Set::NamedPorts(..) => (&[kind, INET_PROTO, INET_SERVICE], length + 8),
+    };
+    transaction.make_set(&SetSpec {
+        name: &set_name(set),
+        key: (concatenated(types), length),
+        verdicts: matches!(set, Set::Isolated(..)),
+        intervals: matches!(set, Set::Blocks(..)),
+        ..SetSpec::default()
+    });
+}
+
+/// The rule of a line in a chain of this direction.
+pub(crate) fn rule(line: &Line, direction: Direction) -> Rule {
+    let mut rule = Rule::default();
+    if let Some(set) = line.peer {
+        let is_ipv4 = set.is_ipv4();
+        rule = match direction {
+            Direction::Ingress => of_family(is_ipv4).source(is_ipv4, R0),
+            Direction::Egress => of_family(is_ipv4).destination(is_ipv4, R0),
+        };
+        rule = rule.inside(&set_name(set));
+    }
+    if let Some(ports) = &line.ports {
+        rule = with_ports(rule, ports);
+    }
+    match line.then {
+        Then::Accept => rule.accept(),
+        Then::Drop => rule.drop(),
+        Then::Jump(chain) => rule.jump(&chain_name(chain)),
+    }
+}
+
+fn with_ports(rule: Rule, ports: &Ports) -> Rule {
+    let of_protocol = |protocol: u8| rule.clone().meta(Meta::Transport, R0).equal(R0, &[protocol]);
+    match ports {
+        Ports::Protocol(protocol) => of_protocol(*protocol),
+        Ports::Range(protocol, first, last) => {
+            let rule = of_protocol(*protocol).payload(Header::Transport, 2, 2, R0);
+            rule.between(R0, &first.to_be_bytes(), &last.to_be_bytes())
+        }
+        Ports::Single(all) => {
+            let elements = all
+                .iter()
+                .map(|(protocol, port)| Element::member(Key::default().protocol(*protocol).port(*port)));
+            let key = (concatenated(&[INET_PROTO, INET_SERVICE]), 8);
+            let set = AnonymousMap { key, value: None, elements: elements.collect() };
+            rule.protocol_and_port(R0).inside_of(set)
+        }
+        Ports::Named(set) => {
+            let is_ipv4 = set.is_ipv4();
+            let rule = rule.family(if is_ipv4 { 2 } else { 10 }).destination(is_ipv4, R0);
+            rule.protocol_and_port(R0 + registers(is_ipv4)).inside(&set_name(*set))
+        }
+    }
+}
+
+fn of_family(is_ipv4: bool) -> Rule {
+    Rule::default().family(if is_ipv4 { 2 } else { 10 })
+}
+
+fn address(is_ipv4: bool) -> (u32, u32) {
+    if is_ipv4 { (IPV4_ADDR, 4) } else { (IPV6_ADDR, 16) }
+}
+
+fn registers(is_ipv4: bool) -> u32 {
+    address(is_ipv4).1 / 4
+}
+
+fn short(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Ingress => "in",
+        Direction::Egress => "out",
+    }
+}
+
+pub(crate) fn chain_name(chain: Chain) -> String {
+    match chain {
+        Chain::Group(number) => format!("group{number}"),
+        Chain::Policy(number, direction) => format!("policy{number}-{}", short(direction)),
+        Chain::Ports(number, direction, position) => {
+            format!("policy{number}-{}-ports{position}", short(direction))
+        }
+    }
+}
+
+pub(crate) fn set_name(set: Set) -> String {
+    let family = if set.is_ipv4() { 4 } else { 6 };
+    match set {
+        Set::Isolated(direction, _) => format!("isolated-{}-{family}", short(direction)),
+        Set::Itself(_) => format!("itself-{family}"),
+        Set::Addresses(number, _) => format!("pods{number}-{family}"),
+        Set::NamedPorts(number, _) => format!("ports{number}-{family}"),
+        Set::Blocks(number, direction, position, _) => {
+            format!("policy{number}-{}-blocks{position}-{family}", short(direction))
+        }
+    }
+}

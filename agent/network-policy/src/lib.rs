@@ -1,0 +1,22 @@
+//! NetworkPolicies as nftables chains, sets and verdict maps.
+//!
+//! [`Model`] turns policies, namespaces and pods into a table of chains and sets, and records what each change touches.
+//! It is pure. [`Enforcer`] writes the recorded difference to the kernel as one transaction.
+//!
+//! Invariants:
+//! - the work for a change is proportional to what the change touches, not to all policies and pods;
+//! - a pod that a policy selects is in its map before the model returns, so no packet passes without that policy;
+//! - the table stays in the kernel when the agent ends, and the next agent replaces it in one transaction;
+//! - only forwarded packets are filtered: the node always reaches its own pods, and they reach the node.
+
+mod blocks;
+mod enforcer;
+mod facts;
+mod layout;
+mod model;
+mod program;
+mod rules;
+
+pub use enforcer::{Enforcer, Error};
+pub use facts::PodFacts;
+pub use model::Model;

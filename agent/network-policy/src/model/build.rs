@@ -1,0 +1,155 @@
+//! Chains and sets of one policy.
+
+use coracle_values::label_selector::LabelSelector;
+
+use super::selection::{Scope, Selection};
+use super::{DIRECTIONS, Model};
+use crate::blocks::ranges;
+use crate::program::{Chain, Line, Lines, Ports, Set, Then};
+use crate::rules::{Direction, PodPeer, PortList, Rule, Rules};
+
+/// What a policy has in the table.
+#[derive(Debug, Default)]
+pub(super) struct Built {
+    chains: Vec<Chain>,
+    sets: Vec<Set>,
+    selections: Vec<u64>,
+}
+
+/// A rule of a policy.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    policy: u64,
+    namespace: &'a str,
+    /// Pods that the policy selects.
+    selects: &'a LabelSelector,
+    direction: Direction,
+    position: usize,
+}
+
+impl Model {
+    /// Adds the chains and sets of a policy.
+    pub(super) fn build(&mut self, policy: u64, namespace: &str, rules: &Rules) -> Built {
+        let mut built = Built::default();
+        for direction in DIRECTIONS {
+            let Some(all) = rules.of_direction(direction) else { continue };
+            let mut lines = Vec::new();
+            for (position, rule) in all.iter().enumerate() {
+                let place = Place { policy, namespace, selects: &rules.selects, direction, position };
+                lines.extend(self.rule(&mut built, place, rule));
+            }
+            self.chain(&mut built, Chain::Policy(policy, direction), direction, lines);
+        }
+        built
+    }
+
+    /// Removes them.
+    pub(super) fn dismantle(&mut self, built: Built) {
+        built.chains.into_iter().for_each(|chain| self.program.remove_chain(chain));
+        built.sets.into_iter().for_each(|set| self.program.remove_set(set));
+        built.selections.into_iter().for_each(|number| self.release_selection(number));
+    }
+
+    fn chain(&mut self, built: &mut Built, chain: Chain, direction: Direction, lines: Vec<Line>) {
+        self.program.add_chain(chain, Lines { direction, lines });
+        built.chains.push(chain);
+    }
+
+    fn rule(&mut self, built: &mut Built, place: Place<'_>, rule: &Rule) -> Vec<Line> {
+        let peers = self.peers(built, place, rule);
+        let line = |peer, ports, then| Line { peer, ports, then };
+        let Some(ports) = &rule.ports else {
+            return peers.into_iter().map(|peer| line(peer, None, Then::Accept)).collect();
+        };
+        let conditions = self.conditions(built, place, ports);
+        let mut lines: Vec<Line> = match &peers[..] {
+            _ if conditions.is_empty() => Vec::new(),
+            [None] => conditions.into_iter().map(|ports| line(None, Some(ports), Then::Accept)).collect(),
+            peers => {
+                let of_rule = Chain::Ports(place.policy, place.direction, place.position);
+                let accepted = conditions.into_iter().map(|ports| line(None, Some(ports), Then::Accept));
+                self.chain(built, of_rule, place.direction, accepted.collect());
+                peers.iter().map(|peer| line(*peer, None, Then::Jump(of_rule))).collect()
+            }
+        };
+        if place.direction == Direction::Egress {
+            let named = self.named_of_peers(built, place, rule, ports);
+            lines.extend(named.into_iter().map(|set| line(None, Some(Ports::Named(set)), Then::Accept)));
+        }
+        lines
+    }
+
+    /// The sets of the rule's peers. `None` in the list: all peers.
+    fn peers(&mut self, built: &mut Built, place: Place<'_>, rule: &Rule) -> Vec<Option<Set>> {
+        let Some(peers) = &rule.peers else { return vec![None] };
+        let mut sets = Vec::new();
+        for peer in &peers.pods {
+            let number = self.selected(built, place, peer, None);
+            sets.extend([true, false].map(|is_ipv4| Some(Set::Addresses(number, is_ipv4))));
+        }
+        for is_ipv4 in [true, false] {
+            let ranges = ranges(&peers.blocks, is_ipv4);
+            if !ranges.is_empty() {
+                let set = Set::Blocks(place.policy, place.direction, place.position, is_ipv4);
+                self.program.add_set(set, ranges);
+                built.sets.push(set);
+                sets.push(Some(set));
+            }
+        }
+        sets
+    }
+
+    /// Conditions on ports. Named ports are those of the pods that receive: here those that the policy selects.
+    fn conditions(&mut self, built: &mut Built, place: Place<'_>, list: &PortList) -> Vec<Ports> {
+        let mut conditions: Vec<Ports> = list.protocols.iter().copied().map(Ports::Protocol).collect();
+        if !list.single.is_empty() {
+            conditions.push(Ports::Single(list.single.clone()));
+        }
+        conditions
+            .extend(list.ranges.iter().map(|(protocol, first, last)| Ports::Range(*protocol, *first, *last)));
+        if place.direction == Direction::Ingress {
+            let own = PodPeer { namespaces: None, pods: place.selects.clone() };
+            for port in &list.named {
+                let number = self.selected(built, place, &own, Some(port));
+                conditions
+                    .extend([true, false].map(|is_ipv4| Ports::Named(Set::NamedPorts(number, is_ipv4))));
+            }
+        }
+        conditions
+    }
+
+    /// The sets of named ports of the peers. Without peers those of all pods; IP blocks have no names.
+    fn named_of_peers(
+        &mut self,
+        built: &mut Built,
+        place: Place<'_>,
+        rule: &Rule,
+        list: &PortList,
+    ) -> Vec<Set> {
+        let anywhere = LabelSelector::default;
+        let all = [PodPeer { namespaces: Some(anywhere()), pods: anywhere() }];
+        let peers = rule.peers.as_ref().map_or(&all[..], |peers| &peers.pods);
+        let mut sets = Vec::new();
+        for (peer, port) in peers.iter().flat_map(|peer| list.named.iter().map(move |port| (peer, port))) {
+            let number = self.selected(built, place, peer, Some(port));
+            sets.extend([true, false].map(|is_ipv4| Set::NamedPorts(number, is_ipv4)));
+        }
+        sets
+    }
+
+    fn selected(
+        &mut self,
+        built: &mut Built,
+        place: Place<'_>,
+        peer: &PodPeer,
+        port: Option<&(u8, String)>,
+    ) -> u64 {
+        let scope = match &peer.namespaces {
+            None => Scope::Namespace(place.namespace.to_owned()),
+            Some(selector) => Scope::Namespaces(selector.clone()),
+        };
+        let number = self.use_selection(Selection { scope, pods: peer.pods.clone(), port: port.cloned() });
+        built.selections.push(number);
+        number
+    }
+}

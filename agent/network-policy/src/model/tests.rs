@@ -1,0 +1,465 @@
+//! The table, evaluated packet by packet, against the meaning of the policies.
+
+use std::net::IpAddr;
+
+use coracle_values::label_selector::LabelSelector;
+use coracle_values::object::ObjectExt as _;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::networking::v1::{NetworkPolicyPeer, NetworkPolicyPort};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::blocks::number;
+use crate::program::{Changes, Element, Ports};
+
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+
+#[derive(Clone, Copy, Debug)]
+struct Packet {
+    from: IpAddr,
+    to: IpAddr,
+    protocol: u8,
+    port: u16,
+}
+
+/// The table as a kernel has it: changed by the recorded differences alone.
+#[derive(Default)]
+struct Kernel {
+    chains: HashMap<Chain, Lines>,
+    sets: HashMap<Set, Vec<crate::blocks::Range>>,
+    elements: HashMap<(Set, ElementKey), Element>,
+}
+
+// === impl Kernel ===
+
+impl Kernel {
+    /// Applies changes as the kernel does, and panics where it would refuse them.
+    fn apply(&mut self, program: &Program, changes: Changes) {
+        for set in changes.new_sets {
+            assert!(self.sets.insert(set, program.sets[&set].clone()).is_none(), "{set:?} exists");
+        }
+        for (set, keys) in changes.ended_elements {
+            for key in keys {
+                assert!(self.elements.remove(&(set, key)).is_some(), "an element of {set:?} is absent");
+            }
+        }
+        for chain in changes.new_chains {
+            assert!(self.chains.insert(chain, program.chains[&chain].clone()).is_none(), "{chain:?} exists");
+        }
+        for (set, elements) in changes.new_elements {
+            let is_fixed = matches!(set, Set::Isolated(..) | Set::Itself(_));
+            assert!(is_fixed || self.sets.contains_key(&set), "{set:?} does not exist");
+            for (key, value) in elements {
+                assert!(self.elements.insert((set, key), value).is_none(), "an element of {set:?} exists");
+            }
+        }
+        for chain in changes.ended_chains {
+            assert!(self.chains.remove(&chain).is_some(), "{chain:?} is absent");
+        }
+        for set in changes.ended_sets {
+            assert!(self.sets.remove(&set).is_some(), "{set:?} is absent");
+            self.elements.retain(|(other, _), _| *other != set);
+        }
+        self.check_references();
+    }
+
+    fn check_references(&self) {
+        let groups = self.elements.values().flatten();
+        groups.for_each(|group| assert!(self.chains.contains_key(&Chain::Group(*group))));
+        for line in self.chains.values().flat_map(|lines| &lines.lines) {
+            if let Then::Jump(chain) = line.then {
+                assert!(self.chains.contains_key(&chain), "{chain:?} is absent");
+            }
+            let named = match line.ports {
+                Some(Ports::Named(set)) => Some(set),
+                _ => None,
+            };
+            line.peer.iter().chain(&named).for_each(|set| assert!(self.sets.contains_key(set), "{set:?}"));
+        }
+    }
+
+    fn has(&self, set: Set, key: ElementKey) -> bool {
+        self.elements.contains_key(&(set, key))
+    }
+
+    fn passes(&self, packet: Packet) -> bool {
+        [Direction::Egress, Direction::Ingress].into_iter().all(|direction| {
+            let is_ipv4 = packet.from.is_ipv4();
+            if self.has(Set::Itself(is_ipv4), element(packet.from).address(packet.to)) {
+                return true;
+            }
+            let pod = if direction == Direction::Egress { packet.from } else { packet.to };
+            match self.elements.get(&(Set::Isolated(direction, is_ipv4), element(pod))) {
+                None => true,
+                Some(group) => self.chain(Chain::Group(group.unwrap()), packet).unwrap_or(true),
+            }
+        })
+    }
+
+    /// The verdict of a chain. `None`: it returns.
+    fn chain(&self, chain: Chain, packet: Packet) -> Option<bool> {
+        let Lines { direction, lines } = &self.chains[&chain];
+        lines.iter().filter(|line| self.matches(line, *direction, packet)).find_map(|line| match line.then {
+            Then::Accept => Some(true),
+            Then::Drop => Some(false),
+            Then::Jump(chain) => self.chain(chain, packet),
+        })
+    }
+
+    fn matches(&self, line: &Line, direction: Direction, packet: Packet) -> bool {
+        let Packet { from, to, protocol, port } = packet;
+        let peer = if direction == Direction::Ingress { from } else { to };
+        let is_peer = line.peer.is_none_or(|set| {
+            let is_in_range = |(first, last): &(u128, u128)| (*first..=*last).contains(&number(peer));
+            set.is_ipv4() == peer.is_ipv4()
+                && (self.has(set, element(peer)) || self.sets[&set].iter().any(is_in_range))
+        });
+        is_peer
+            && line.ports.as_ref().is_none_or(|ports| match ports {
+                Ports::Protocol(wanted) => *wanted == protocol,
+                Ports::Single(all) => all.contains(&(protocol, port)),
+                Ports::Range(wanted, first, last) => *wanted == protocol && (*first..=*last).contains(&port),
+                Ports::Named(set) => {
+                    set.is_ipv4() == to.is_ipv4() && self.has(*set, element(to).protocol(protocol).port(port))
+                }
+            })
+    }
+}
+
+/// The objects of a cluster, and what its policies mean: a direct reading of the API's documentation.
+#[derive(Clone, Default)]
+struct Cluster {
+    namespaces: BTreeMap<String, Labels>,
+    pods: BTreeMap<String, Pod>,
+    policies: BTreeMap<Key, NetworkPolicy>,
+}
+
+// === impl Cluster ===
+
+impl Cluster {
+    fn pod(&self, ip: IpAddr) -> Option<&Pod> {
+        let has = |pod: &&Pod| PodFacts::of(pod, "here").is_some_and(|facts| facts.ips.contains(&ip));
+        self.pods.values().find(has)
+    }
+
+    fn allows(&self, packet: Packet) -> bool {
+        packet.from == packet.to
+            || self.allows_in(Direction::Egress, packet.from, packet.to, packet)
+                && self.allows_in(Direction::Ingress, packet.to, packet.from, packet)
+    }
+
+    fn allows_in(&self, direction: Direction, own: IpAddr, peer: IpAddr, packet: Packet) -> bool {
+        let Some(pod) = self.pod(own) else { return true };
+        if pod.spec.as_ref().unwrap().node_name.as_deref() != Some("here") {
+            return true;
+        }
+        let kind = if direction == Direction::Ingress { "Ingress" } else { "Egress" };
+        let selecting: Vec<_> = self
+            .policies
+            .values()
+            .filter(|policy| policy.metadata.namespace == pod.metadata.namespace)
+            .map(|policy| policy.spec.as_ref().unwrap())
+            .filter(|spec| spec.policy_types.iter().flatten().any(|name| name == kind))
+            .filter(|spec| matches(spec.pod_selector.as_ref().unwrap(), pod.metadata.labels.as_ref()))
+            .collect();
+        if selecting.is_empty() {
+            return true;
+        }
+        let namespace = pod.namespace();
+        selecting.iter().any(|spec| match direction {
+            Direction::Ingress => spec.ingress.iter().flatten().any(|rule| {
+                self.is_peer(rule.from.as_deref(), namespace, peer)
+                    && self.is_port(rule.ports.as_deref(), packet)
+            }),
+            Direction::Egress => spec.egress.iter().flatten().any(|rule| {
+                let names_need_a_pod =
+                    |port: &NetworkPolicyPort| matches!(port.port, Some(IntOrString::String(_)));
+                let by_block = |peer: &NetworkPolicyPeer| peer.ip_block.is_some();
+                // A name is a pod's: a rule with a block and a name allows nothing by the block.
+                rule.ports.as_deref().unwrap_or_default().iter().any(|port| {
+                    let peers: Option<Vec<_>> = rule.to.as_ref().map(|peers| {
+                        let usable = |peer: &&NetworkPolicyPeer| !(names_need_a_pod(port) && by_block(peer));
+                        peers.iter().filter(usable).cloned().collect()
+                    });
+                    let none_left = rule.to.as_ref().is_some_and(|to| !to.is_empty())
+                        && peers.as_ref().is_some_and(Vec::is_empty);
+                    !none_left
+                        && self.is_peer(peers.as_deref(), namespace, peer)
+                        && self.is_port(Some(std::slice::from_ref(port)), packet)
+                }) || rule.ports.as_deref().unwrap_or_default().is_empty()
+                    && self.is_peer(rule.to.as_deref(), namespace, peer)
+            }),
+        })
+    }
+
+    fn is_peer(&self, peers: Option<&[NetworkPolicyPeer]>, namespace: &str, ip: IpAddr) -> bool {
+        let Some(peers) = peers.filter(|peers| !peers.is_empty()) else { return true };
+        peers.iter().any(|peer| {
+            if let Some(block) = &peer.ip_block {
+                let contains = |text: &String| text.parse::<ipnetwork::IpNetwork>().unwrap().contains(ip);
+                return contains(&block.cidr) && !block.except.iter().flatten().any(contains);
+            }
+            let Some(pod) = self.pod(ip) else { return false };
+            let is_in = match &peer.namespace_selector {
+                None => pod.namespace() == namespace,
+                Some(selector) => {
+                    let labels = self.namespaces.get(pod.namespace());
+                    *selector == Default::default() || labels.is_some() && matches(selector, labels)
+                }
+            };
+            is_in && peer.pod_selector.as_ref().is_none_or(|own| matches(own, pod.metadata.labels.as_ref()))
+        })
+    }
+
+    fn is_port(&self, ports: Option<&[NetworkPolicyPort]>, packet: Packet) -> bool {
+        let Some(ports) = ports.filter(|ports| !ports.is_empty()) else { return true };
+        ports.iter().any(|port| {
+            crate::facts::protocol(port.protocol.as_deref()) == Some(packet.protocol)
+                && match (&port.port, port.end_port) {
+                    (None, _) => true,
+                    (Some(IntOrString::Int(first)), end) => {
+                        (*first..=end.unwrap_or(*first)).contains(&i32::from(packet.port))
+                    }
+                    (Some(IntOrString::String(name)), _) => {
+                        let facts = self.pod(packet.to).and_then(|pod| PodFacts::of(pod, "here"));
+                        facts.is_some_and(|facts| {
+                            facts.ports.iter().any(|own| {
+                                own.name == *name
+                                    && own.number == packet.port
+                                    && own.protocol == packet.protocol
+                            })
+                        })
+                    }
+                }
+        })
+    }
+}
+
+fn matches(
+    selector: &k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector,
+    labels: Option<&Labels>,
+) -> bool {
+    LabelSelector::try_from(selector).unwrap().matches(labels)
+}
+
+fn pod(number: u8, namespace: &str, app: &str, node: &str, port: u16) -> Pod {
+    let (v4, v6) = (format!("10.42.0.{number}"), format!("fd42::{number:x}"));
+    let containers = json!([{"name": "c", "ports": [{"name": "web", "containerPort": port}]}]);
+    let pod = json!({"metadata": {"name": format!("p{number}"), "uid": format!("u{number}"), "namespace": namespace,
+        "labels": {"app": app}}, "spec": {"nodeName": node, "containers": containers},
+        "status": {"podIPs": [{"ip": v4}, {"ip": v6}]}});
+    serde_json::from_value(pod).unwrap()
+}
+
+fn policy(namespace: &str, name: &str, spec: Value) -> NetworkPolicy {
+    serde_json::from_value(json!({"metadata": {"namespace": namespace, "name": name}, "spec": spec})).unwrap()
+}
+
+fn labels(pairs: &[(&str, &str)]) -> Labels {
+    pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+}
+
+fn packets() -> impl Iterator<Item = Packet> {
+    let ends: Vec<(IpAddr, bool)> = (1u8..=6)
+        .flat_map(|number| [(format!("10.42.0.{number}"), true), (format!("fd42::{number:x}"), false)])
+        .chain([
+            ("192.0.2.1".to_owned(), true),
+            ("10.42.0.99".to_owned(), true),
+            ("2001:db8::1".to_owned(), false),
+        ])
+        .map(|(ip, is_ipv4)| (ip.parse().unwrap(), is_ipv4))
+        .collect();
+    let ports = [(TCP, 80), (TCP, 81), (TCP, 8080), (UDP, 80), (132, 80), (1, 0)];
+    let others = ends.clone();
+    ends.into_iter().flat_map(move |(from, is_ipv4)| {
+        let to: Vec<IpAddr> =
+            others.iter().filter(|(_, other)| *other == is_ipv4).map(|(to, _)| *to).collect();
+        to.into_iter().flat_map(move |to| {
+            ports.into_iter().map(move |(protocol, port)| Packet { from, to, protocol, port })
+        })
+    })
+}
+
+/// A change of the cluster.
+#[derive(Clone, Debug)]
+enum Change {
+    Pod(u8, &'static str, &'static str, &'static str, u16),
+    NoPod(u8),
+    Namespace(&'static str, &'static str),
+    NoNamespace(&'static str),
+    Policy(&'static str, u8, Value),
+    NoPolicy(&'static str, u8),
+}
+
+fn any_namespace() -> impl Strategy<Value = &'static str> {
+    prop::sample::select(vec!["red", "blue"])
+}
+
+fn any_labels() -> impl Strategy<Value = Value> {
+    prop::sample::select(vec![
+        json!({}),
+        json!({"matchLabels": {"app": "a"}}),
+        json!({"matchExpressions": [{"key": "app", "operator": "NotIn", "values": ["a"]}]}),
+    ])
+}
+
+fn any_peer() -> impl Strategy<Value = Value> {
+    let teams = prop::sample::select(vec![
+        json!({}),
+        json!({"matchLabels": {"team": "x"}}),
+        json!({"matchExpressions": [{"key": "team", "operator": "DoesNotExist"}]}),
+    ]);
+    let blocks = prop::sample::select(vec![
+        json!({"cidr": "10.42.0.0/24", "except": ["10.42.0.0/30", "10.42.0.99/32"]}),
+        json!({"cidr": "0.0.0.0/0", "except": ["10.42.0.0/16"]}),
+        json!({"cidr": "fd42::/64", "except": ["fd42::4/126"]}),
+        json!({"cidr": "::/0"}),
+    ]);
+    prop_oneof![
+        any_labels().prop_map(|pods| json!({"podSelector": pods})),
+        teams.clone().prop_map(|teams| json!({"namespaceSelector": teams})),
+        (any_labels(), teams)
+            .prop_map(|(pods, teams)| json!({"podSelector": pods, "namespaceSelector": teams})),
+        blocks.prop_map(|block| json!({"ipBlock": block})),
+    ]
+}
+
+fn any_rule(peers: &'static str) -> impl Strategy<Value = Value> {
+    let port = prop::sample::select(vec![
+        json!({"protocol": "TCP", "port": 80}),
+        json!({"protocol": "TCP", "port": 80, "endPort": 81}),
+        json!({"protocol": "UDP"}),
+        json!({"port": "web"}),
+        json!({"protocol": "SCTP", "port": 80}),
+    ]);
+    let peer = prop::collection::vec(any_peer(), 0..3);
+    (peer, prop::collection::vec(port, 0..3))
+        .prop_map(move |(all, ports)| json!({peers: all, "ports": ports}))
+}
+
+fn any_policy() -> impl Strategy<Value = Value> {
+    let types =
+        prop::sample::select(vec![json!(["Ingress"]), json!(["Egress"]), json!(["Ingress", "Egress"])]);
+    let rules = (prop::collection::vec(any_rule("from"), 0..3), prop::collection::vec(any_rule("to"), 0..3));
+    (any_labels(), types, rules).prop_map(|(pods, types, (ingress, egress))| {
+        json!({"podSelector": pods, "policyTypes": types, "ingress": ingress, "egress": egress})
+    })
+}
+
+fn any_change() -> impl Strategy<Value = Change> {
+    let app = prop::sample::select(vec!["a", "b"]);
+    let node = prop::sample::select(vec!["here", "here", "there"]);
+    let port = prop::sample::select(vec![80u16, 8080]);
+    let pods = (1u8..=6, any_namespace(), app, node, port);
+    prop_oneof![
+        4 => pods.prop_map(|(number, namespace, app, node, port)| Change::Pod(number, namespace, app, node, port)),
+        1 => (1u8..=6).prop_map(Change::NoPod),
+        1 => (any_namespace(), prop::sample::select(vec!["x", "y"])).prop_map(|(name, team)| Change::Namespace(name, team)),
+        1 => any_namespace().prop_map(Change::NoNamespace),
+        4 => (any_namespace(), 0u8..3, any_policy()).prop_map(|(namespace, name, spec)| Change::Policy(namespace, name, spec)),
+        1 => (any_namespace(), 0u8..3).prop_map(|(namespace, name)| Change::NoPolicy(namespace, name)),
+    ]
+}
+
+fn apply(model: &mut Model, cluster: &mut Cluster, change: Change) {
+    match change {
+        Change::Pod(number, namespace, app, node, port) => {
+            let pod = pod(number, namespace, app, node, port);
+            // A pod's namespace never changes: another pod has another uid.
+            let uid = format!("u{number}");
+            if cluster.pods.get(&uid).is_some_and(|old| old.metadata.namespace != pod.metadata.namespace) {
+                model.take_pod(&uid);
+            }
+            model.put_pod(PodFacts::of(&pod, "here").unwrap());
+            cluster.pods.insert(uid, pod);
+        }
+        Change::NoPod(number) => {
+            model.take_pod(&format!("u{number}"));
+            cluster.pods.remove(&format!("u{number}"));
+        }
+        Change::Namespace(name, team) => {
+            let labels = if team == "x" { labels(&[("team", team)]) } else { Labels::new() };
+            model.put_namespace(name, labels.clone());
+            cluster.namespaces.insert(name.to_owned(), labels);
+        }
+        Change::NoNamespace(name) => {
+            model.take_namespace(name);
+            cluster.namespaces.remove(name);
+        }
+        Change::Policy(namespace, name, spec) => {
+            let policy = policy(namespace, &name.to_string(), spec);
+            model.put_policy(&policy);
+            cluster.policies.insert(Key::of(&policy.metadata), policy);
+        }
+        Change::NoPolicy(namespace, name) => {
+            let key = Key::new(namespace, &name.to_string());
+            model.take_policy(&key);
+            cluster.policies.remove(&key);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_packet_is_judged_as_the_policies_say(changes in prop::collection::vec(any_change(), 1..25)) {
+        let (mut model, mut cluster, mut kernel) = (Model::default(), Cluster::default(), Kernel::default());
+        for change in changes {
+            apply(&mut model, &mut cluster, change);
+            let changes = model.program.changes();
+            kernel.apply(&model.program, changes);
+        }
+        for packet in packets() {
+            prop_assert_eq!(kernel.passes(packet), cluster.allows(packet), "{:?}", packet);
+        }
+        let mut fresh = Kernel::default();
+        let all = model.program.all();
+        fresh.apply(&model.program, all);
+        prop_assert_eq!(&fresh.elements, &kernel.elements);
+        // Without policies nothing is left.
+        for key in cluster.policies.keys() {
+            model.take_policy(key);
+        }
+        let changes = model.program.changes();
+        kernel.apply(&model.program, changes);
+        prop_assert!(kernel.chains.is_empty() && kernel.sets.is_empty() && kernel.elements.is_empty());
+    }
+}
+
+#[test]
+fn a_change_of_one_pod_changes_its_elements_only() {
+    let mut model = Model::default();
+    model.put_policy(&policy(
+        "red",
+        "deny",
+        json!({"podSelector": {}, "policyTypes": ["Ingress"],
+        "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "a"}}}]}]}),
+    ));
+    for number in 1..=100 {
+        model.put_pod(PodFacts::of(&pod(number, "red", "a", "here", 80), "here").unwrap());
+    }
+    model.program.changes();
+    model.put_pod(PodFacts::of(&pod(101, "red", "a", "here", 80), "here").unwrap());
+    let changes = model.program.changes();
+    let count = changes.new_elements.values().map(Vec::len).sum::<usize>();
+    assert_eq!((count, changes.new_chains.len(), changes.new_sets.len()), (6, 0, 0));
+    model.put_pod(PodFacts::of(&pod(101, "red", "a", "here", 80), "here").unwrap());
+    assert!(model.program.changes().is_empty());
+}
+
+#[test]
+fn the_latest_pod_has_an_address_that_two_pods_claim() {
+    let mut model = Model::default();
+    model.put_policy(&policy("red", "deny", json!({"podSelector": {"matchLabels": {"app": "a"}}})));
+    model.put_pod(PodFacts::of(&pod(1, "red", "a", "here", 80), "here").unwrap());
+    let mut next = PodFacts::of(&pod(2, "red", "a", "here", 80), "here").unwrap();
+    next.ips = vec!["10.42.0.1".parse().unwrap()];
+    model.put_pod(next);
+    model.take_pod("u1");
+    let isolated = (Set::Isolated(Direction::Ingress, true), element("10.42.0.1".parse().unwrap()));
+    assert!(model.program.element(&isolated).is_some(), "the second pod stays isolated");
+}

@@ -1,0 +1,237 @@
+//! The content of the table, and what changed in it since the last transaction.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use coracle_nft::Key;
+
+use crate::blocks::Range;
+use crate::rules::Direction;
+
+/// Names of sets and maps. The flag is true for IPv4.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Set {
+    /// Map of this node's isolated pods to the chains of their policies.
+    Isolated(Direction, bool),
+    /// Each isolated pod of this node twice: its packets to itself.
+    Itself(bool),
+    /// Addresses of the pods of a selection.
+    Addresses(u64, bool),
+    /// Addresses, protocols and numbers of a named port of a selection.
+    NamedPorts(u64, bool),
+    /// IP blocks of a rule: policy, direction, position.
+    Blocks(u64, Direction, usize, bool),
+}
+
+/// Names of chains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Chain {
+    /// All policies of some pods: what none of them allows is dropped.
+    Group(u64),
+    /// What a policy allows.
+    Policy(u64, Direction),
+    /// Ports of a rule of a policy.
+    Ports(u64, Direction, usize),
+}
+
+/// A rule of a chain. All parts must match.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Line {
+    /// The peer's address is in this set.
+    pub(crate) peer: Option<Set>,
+    pub(crate) ports: Option<Ports>,
+    pub(crate) then: Then,
+}
+
+/// Condition on the transport protocol and the destination port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Ports {
+    Protocol(u8),
+    Single(BTreeSet<(u8, u16)>),
+    Range(u8, u16, u16),
+    /// Destination, protocol and port are in this set.
+    Named(Set),
+}
+
+/// What happens to a packet that matches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Then {
+    Accept,
+    Drop,
+    Jump(Chain),
+}
+
+/// The lines of a chain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Lines {
+    pub(crate) direction: Direction,
+    pub(crate) lines: Vec<Line>,
+}
+
+/// Value of an element: the group of a map of verdicts, `None` in a set.
+pub(crate) type Element = Option<u64>;
+
+/// The content of the table.
+#[derive(Debug, Default)]
+pub(crate) struct Program {
+    pub(crate) chains: HashMap<Chain, Lines>,
+    /// Sets besides the fixed ones, with their ranges if they are sets of ranges.
+    pub(crate) sets: HashMap<Set, Vec<Range>>,
+    /// Claims of pods on elements, by the number of the pod. The latest claim decides.
+    claims: HashMap<(Set, Key), BTreeMap<u64, Element>>,
+    touched: Touched,
+}
+
+/// Objects that changed, as they were before.
+#[derive(Debug, Default)]
+struct Touched {
+    chains: BTreeMap<Chain, bool>,
+    sets: BTreeMap<Set, bool>,
+    elements: BTreeMap<(Set, Key), Option<Element>>,
+}
+
+/// The difference between two states of the table.
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    pub(crate) new_sets: Vec<Set>,
+    pub(crate) ended_sets: Vec<Set>,
+    pub(crate) new_chains: Vec<Chain>,
+    pub(crate) ended_chains: Vec<Chain>,
+    pub(crate) new_elements: BTreeMap<Set, Vec<(Key, Element)>>,
+    pub(crate) ended_elements: BTreeMap<Set, Vec<Key>>,
+}
+
+// === impl Set ===
+
+impl Set {
+    pub(crate) fn is_ipv4(self) -> bool {
+        match self {
+            Self::Isolated(_, is_ipv4)
+            | Self::Itself(is_ipv4)
+            | Self::Addresses(_, is_ipv4)
+            | Self::NamedPorts(_, is_ipv4)
+            | Self::Blocks(.., is_ipv4) => is_ipv4,
+        }
+    }
+}
+
+// === impl Program ===
+
+impl Program {
+    /// Adds a chain. A chain is never changed, only added and removed.
+    pub(crate) fn add_chain(&mut self, chain: Chain, lines: Lines) {
+        self.touched.chains.entry(chain).or_insert(false);
+        self.chains.insert(chain, lines);
+    }
+
+    pub(crate) fn remove_chain(&mut self, chain: Chain) {
+        self.touched.chains.entry(chain).or_insert(true);
+        self.chains.remove(&chain);
+    }
+
+    /// Adds a set. Its ranges are never changed.
+    pub(crate) fn add_set(&mut self, set: Set, ranges: Vec<Range>) {
+        self.touched.sets.entry(set).or_insert(false);
+        self.sets.insert(set, ranges);
+    }
+
+    pub(crate) fn remove_set(&mut self, set: Set) {
+        self.touched.sets.entry(set).or_insert(true);
+        self.sets.remove(&set);
+    }
+
+    /// Adds the claim of a pod on an element.
+    pub(crate) fn claim(&mut self, set: Set, key: &Key, pod: u64, element: Element) {
+        self.touch(set, key);
+        self.claims.entry((set, key.clone())).or_default().insert(pod, element);
+    }
+
+    pub(crate) fn unclaim(&mut self, set: Set, key: &Key, pod: u64) {
+        self.touch(set, key);
+        let slot = (set, key.clone());
+        if let Some(claims) = self.claims.get_mut(&slot) {
+            claims.remove(&pod);
+            if claims.is_empty() {
+                self.claims.remove(&slot);
+            }
+        }
+    }
+
+    fn touch(&mut self, set: Set, key: &Key) {
+        let slot = (set, key.clone());
+        if !self.touched.elements.contains_key(&slot) {
+            let before = self.element(&slot);
+            self.touched.elements.insert(slot, before);
+        }
+    }
+
+    /// The element of a key. `None` if the set has none.
+    pub(crate) fn element(&self, slot: &(Set, Key)) -> Option<Element> {
+        self.claims.get(slot)?.values().next_back().copied()
+    }
+
+    /// The changes since the last call.
+    pub(crate) fn changes(&mut self) -> Changes {
+        let touched = std::mem::take(&mut self.touched);
+        let mut changes = Changes::default();
+        for (chain, existed) in touched.chains {
+            match (existed, self.chains.contains_key(&chain)) {
+                (false, true) => changes.new_chains.push(chain),
+                (true, false) => changes.ended_chains.push(chain),
+                _ => {}
+            }
+        }
+        for (set, existed) in touched.sets {
+            match (existed, self.sets.contains_key(&set)) {
+                (false, true) => changes.new_sets.push(set),
+                (true, false) => changes.ended_sets.push(set),
+                _ => {}
+            }
+        }
+        for (slot, before) in touched.elements {
+            let now = self.element(&slot);
+            if now == before {
+                continue;
+            }
+            let (set, key) = slot;
+            // The elements of a set end with it.
+            let is_ended = changes.ended_sets.binary_search(&set).is_ok();
+            if before.is_some() && !is_ended {
+                changes.ended_elements.entry(set).or_default().push(key.clone());
+            }
+            if let Some(element) = now {
+                changes.new_elements.entry(set).or_default().push((key, element));
+            }
+        }
+        changes
+    }
+
+    /// All content as changes of an empty table. Forgets what was touched.
+    pub(crate) fn all(&mut self) -> Changes {
+        self.touched = Touched::default();
+        let mut changes = Changes {
+            new_sets: self.sets.keys().copied().collect(),
+            new_chains: self.chains.keys().copied().collect(),
+            ..Changes::default()
+        };
+        for (set, key) in self.claims.keys() {
+            let slot = (*set, key.clone());
+            if let Some(element) = self.element(&slot) {
+                changes.new_elements.entry(*set).or_default().push((slot.1, element));
+            }
+        }
+        changes
+    }
+}
+
+// === impl Changes ===
+
+impl Changes {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.new_sets.is_empty()
+            && self.ended_sets.is_empty()
+            && self.new_chains.is_empty()
+            && self.ended_chains.is_empty()
+            && self.new_elements.is_empty()
+            && self.ended_elements.is_empty()
+    }
+}

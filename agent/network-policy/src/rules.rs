@@ -1,0 +1,171 @@
+//! NetworkPolicies as parsed rules.
+
+use std::collections::BTreeSet;
+
+use coracle_values::label_selector::{LabelSelector, Labels};
+use ipnetwork::IpNetwork;
+use k8s_openapi::api::networking::v1::{NetworkPolicy, NetworkPolicyPeer, NetworkPolicyPort};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use crate::blocks::Block;
+use crate::facts::protocol;
+
+/// Direction of packets, as seen by the selected pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Direction {
+    /// To the pod. The peer is the source.
+    Ingress,
+    /// From the pod. The peer is the destination.
+    Egress,
+}
+
+/// A parsed policy.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Rules {
+    pub(crate) selects: LabelSelector,
+    /// `None`: the policy does not restrict the direction. Without rules nothing is allowed.
+    pub(crate) ingress: Option<Vec<Rule>>,
+    pub(crate) egress: Option<Vec<Rule>>,
+}
+
+/// Peers and ports that a policy allows.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Rule {
+    /// `None`: all peers.
+    pub(crate) peers: Option<Peers>,
+    /// `None`: all ports of all protocols.
+    pub(crate) ports: Option<PortList>,
+}
+
+/// Peers of a rule.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Peers {
+    pub(crate) pods: Vec<PodPeer>,
+    pub(crate) blocks: Vec<Block>,
+}
+
+/// Pods of some namespaces.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct PodPeer {
+    /// `None`: the policy's own namespace.
+    pub(crate) namespaces: Option<LabelSelector>,
+    pub(crate) pods: LabelSelector,
+}
+
+/// Ports of a rule.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PortList {
+    pub(crate) protocols: BTreeSet<u8>,
+    pub(crate) single: BTreeSet<(u8, u16)>,
+    pub(crate) ranges: BTreeSet<(u8, u16, u16)>,
+    pub(crate) named: BTreeSet<(u8, String)>,
+}
+
+// === impl Rules ===
+
+impl Rules {
+    /// Parses a policy. An invalid part allows nothing; a policy with an invalid pod selector is `None`.
+    pub(crate) fn of(policy: &NetworkPolicy) -> Option<Self> {
+        let spec = policy.spec.as_ref()?;
+        let selects = match &spec.pod_selector {
+            Some(selector) => LabelSelector::try_from(selector).ok()?,
+            None => LabelSelector::default(),
+        };
+        let has_type = |name: &str, default: bool| match spec.policy_types.as_deref() {
+            None | Some([]) => default,
+            Some(types) => types.iter().any(|kind| kind == name),
+        };
+        let ingress = spec.ingress.iter().flatten();
+        let ingress = ingress.map(|rule| Rule::of(rule.from.as_deref(), rule.ports.as_deref()));
+        let egress = spec.egress.iter().flatten();
+        let egress = egress.map(|rule| Rule::of(rule.to.as_deref(), rule.ports.as_deref()));
+        Some(Self {
+            selects,
+            ingress: has_type("Ingress", true).then(|| ingress.collect()),
+            egress: has_type("Egress", spec.egress.is_some()).then(|| egress.collect()),
+        })
+    }
+
+    pub(crate) fn of_direction(&self, direction: Direction) -> Option<&[Rule]> {
+        match direction {
+            Direction::Ingress => self.ingress.as_deref(),
+            Direction::Egress => self.egress.as_deref(),
+        }
+    }
+
+    /// Whether the policy restricts the direction for pods with these labels.
+    pub(crate) fn restricts(&self, direction: Direction, labels: &Labels) -> bool {
+        self.of_direction(direction).is_some() && self.selects.matches(Some(labels))
+    }
+}
+
+// === impl Rule ===
+
+impl Rule {
+    fn of(peers: Option<&[NetworkPolicyPeer]>, ports: Option<&[NetworkPolicyPort]>) -> Self {
+        Self {
+            peers: peers.filter(|peers| !peers.is_empty()).map(Peers::of),
+            ports: ports.filter(|ports| !ports.is_empty()).map(PortList::of),
+        }
+    }
+}
+
+// === impl Peers ===
+
+impl Peers {
+    fn of(all: &[NetworkPolicyPeer]) -> Self {
+        let mut peers = Self::default();
+        for peer in all {
+            match &peer.ip_block {
+                Some(block) => {
+                    let Ok(network) = block.cidr.parse::<IpNetwork>() else { continue };
+                    let except = block.except.iter().flatten().map(|text| text.parse());
+                    // An exception that cannot be parsed might be any address of the block.
+                    let Ok(except) = except.collect::<Result<Vec<IpNetwork>, _>>() else { continue };
+                    peers.blocks.push(Block { network, except });
+                }
+                None => peers.pods.extend(PodPeer::of(peer)),
+            }
+        }
+        peers
+    }
+}
+
+// === impl PodPeer ===
+
+impl PodPeer {
+    fn of(peer: &NetworkPolicyPeer) -> Option<Self> {
+        if peer.namespace_selector.is_none() && peer.pod_selector.is_none() {
+            return None;
+        }
+        let parse = |selector: &Option<_>| selector.as_ref().map(LabelSelector::try_from).transpose().ok();
+        Some(Self {
+            namespaces: parse(&peer.namespace_selector)?,
+            pods: parse(&peer.pod_selector)?.unwrap_or_default(),
+        })
+    }
+}
+
+// === impl PortList ===
+
+impl PortList {
+    fn of(all: &[NetworkPolicyPort]) -> Self {
+        let mut ports = Self::default();
+        for port in all {
+            let Some(protocol) = protocol(port.protocol.as_deref()) else { continue };
+            match (&port.port, port.end_port) {
+                (None, _) => drop(ports.protocols.insert(protocol)),
+                (Some(IntOrString::String(name)), _) => drop(ports.named.insert((protocol, name.clone()))),
+                (Some(IntOrString::Int(first)), end) => {
+                    let Ok(first) = u16::try_from(*first) else { continue };
+                    match end.map(u16::try_from) {
+                        None => drop(ports.single.insert((protocol, first))),
+                        Some(Ok(last)) if last >= first => drop(ports.ranges.insert((protocol, first, last))),
+                        Some(_) => {}
+                    }
+                }
+            }
+        }
+        ports
+    }
+}

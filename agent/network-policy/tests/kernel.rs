@@ -1,0 +1,145 @@
+//! The table in the kernel: real packets between namespaces on one bridge, in both families.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::disallowed_methods,
+    reason = "a test panics and waits"
+)]
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::process::Command;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
+
+use coracle_network_policy::{Enforcer, Model, PodFacts};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use nix::sched::{CloneFlags, unshare};
+use serde_json::{Value, json};
+
+/// A thread in a network namespace with one address of each family. The namespace ends with the thread.
+struct Pod {
+    ips: [IpAddr; 2],
+    jobs: Sender<Box<dyn FnOnce() + Send>>,
+}
+
+fn ip(words: &str) {
+    let done = Command::new("ip").args(words.split_whitespace()).status().unwrap();
+    assert!(done.success(), "ip {words}");
+}
+
+// === impl Pod ===
+
+impl Pod {
+    fn on_the_bridge(number: u8) -> Self {
+        let (tell, told) = channel();
+        let (jobs, todo) = channel::<Box<dyn FnOnce() + Send>>();
+        std::thread::spawn(move || {
+            unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            tell.send(nix::unistd::gettid()).unwrap();
+            todo.into_iter().for_each(|job| job());
+        });
+        let thread = told.recv().unwrap();
+        ip(&format!("link add pod{number} type veth peer name eth0 netns {thread}"));
+        ip(&format!("link set pod{number} master bridge0 up"));
+        let pod = Self {
+            ips: [IpAddr::from([10, 42, 0, number]), format!("fd42::{number:x}").parse().unwrap()],
+            jobs,
+        };
+        let [v4, v6] = pod.ips;
+        pod.within(move || {
+            ip("link set lo up");
+            ip("link set eth0 up");
+            ip(&format!("addr add {v4}/24 dev eth0"));
+            ip(&format!("addr add {v6}/64 dev eth0 nodad"));
+        });
+        pod
+    }
+
+    fn within<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
+        let (tell, told) = channel();
+        self.jobs.send(Box::new(move || drop(tell.send(job())))).unwrap();
+        told.recv().unwrap()
+    }
+
+    /// Whether a datagram to the port of another pod arrives there, in each family.
+    fn reaches(&self, other: &Self, port: u16) -> [bool; 2] {
+        [0, 1].map(|family| {
+            let to = SocketAddr::new(other.ips[family], port);
+            let socket = other.within(move || {
+                let socket = UdpSocket::bind(to).unwrap();
+                socket.set_read_timeout(Some(Duration::from_millis(400))).unwrap();
+                socket
+            });
+            let own = SocketAddr::new(self.ips[family], 0);
+            self.within(move || UdpSocket::bind(own).unwrap().send_to(b"packet", to).is_ok());
+            socket.recv(&mut [0; 8]).is_ok()
+        })
+    }
+
+    fn facts(&self, namespace: &str, app: &str) -> PodFacts {
+        let uid = self.ips[0].to_string();
+        let ips: Vec<_> = self.ips.iter().map(|ip| json!({"ip": ip.to_string()})).collect();
+        let ports = json!([{"name": "web", "containerPort": 7000, "protocol": "UDP"}]);
+        let pod = json!({"metadata": {"uid": uid, "namespace": namespace, "labels": {"app": app}},
+            "spec": {"nodeName": "here", "containers": [{"name": "c", "ports": ports}]}, "status": {"podIPs": ips}});
+        PodFacts::of(&serde_json::from_value(pod).unwrap(), "here").unwrap()
+    }
+}
+
+fn policy(name: &str, spec: Value) -> NetworkPolicy {
+    serde_json::from_value(json!({"metadata": {"namespace": "n", "name": name}, "spec": spec})).unwrap()
+}
+
+fn alone(test: impl FnOnce() + Send + 'static) {
+    let thread = std::thread::spawn(|| {
+        unshare(CloneFlags::CLONE_NEWNET).expect("tests of the network need root");
+        ip("link set lo up");
+        // Only the bridge's own setting: that of the namespace is off, as many distributions have it.
+        let _ = std::fs::write("/proc/sys/net/bridge/bridge-nf-call-iptables", "0");
+        let _ = std::fs::write("/proc/sys/net/bridge/bridge-nf-call-ip6tables", "0");
+        ip("link add bridge0 type bridge nf_call_iptables 1 nf_call_ip6tables 1");
+        ip("link set bridge0 up");
+        test();
+    });
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+#[test]
+fn packets_between_ports_of_a_bridge_are_filtered_in_both_families() {
+    alone(|| {
+        let (web, friend, other) = (Pod::on_the_bridge(2), Pod::on_the_bridge(3), Pod::on_the_bridge(4));
+        let mut model = Model::default();
+        let mut enforcer = Enforcer::open("test-policies").unwrap();
+        model.put_policy(&policy("deny", json!({"podSelector": {"matchLabels": {"app": "web"}}})));
+        model.put_pod(web.facts("n", "web"));
+        model.put_pod(friend.facts("n", "friend"));
+        assert_eq!(friend.reaches(&web, 7000), [true, true], "without the table");
+        enforcer.replace(&mut model).unwrap();
+        assert!(enforcer.is_intact().unwrap());
+        assert_eq!(friend.reaches(&web, 7000), [false, false]);
+        assert_eq!(web.reaches(&friend, 7000), [true, true], "egress is not restricted");
+        let from = json!([{"podSelector": {"matchLabels": {"app": "friend"}}}, {"ipBlock": {"cidr": "10.42.0.0/24",
+            "except": ["10.42.0.0/30", "10.42.0.128/25"]}}]);
+        let ports =
+            json!([{"protocol": "UDP", "port": "web"}, {"protocol": "UDP", "port": 7002, "endPort": 7004}]);
+        let both = json!({"podSelector": {}, "policyTypes": ["Ingress", "Egress"], "ingress": [{"from": from, "ports": ports}],
+            "egress": [{"ports": [{"protocol": "UDP", "port": 7000}], "to": [{"ipBlock": {"cidr": "fd42::/64"}}]}]});
+        model.put_policy(&policy("both", both));
+        enforcer.change(&mut model).unwrap();
+        assert_eq!(friend.reaches(&web, 7000), [false, true], "its egress allows IPv6 only");
+        assert_eq!(other.reaches(&web, 7003), [true, false], "it is in the block, and the port in the range");
+        assert_eq!(other.reaches(&web, 7005), [false, false]);
+        assert_eq!(web.reaches(&other, 7000), [false, true]);
+        model.put_pod(friend.facts("n", "stranger"));
+        enforcer.change(&mut model).unwrap();
+        assert_eq!(friend.reaches(&web, 7000), [false, false], "its label is gone");
+        for name in ["deny", "both"] {
+            model.take_policy(&coracle_values::object::Key::new("n", name));
+        }
+        enforcer.change(&mut model).unwrap();
+        assert_eq!(friend.reaches(&web, 7000), [true, true]);
+        enforcer.remove().unwrap();
+    });
+}

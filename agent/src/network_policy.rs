@@ -1,0 +1,367 @@
+//! Runs the enforcement of NetworkPolicies: watches policies, and pods and namespaces while there are policies.
+//!
+//! The table is replaced when everything was listed, after a foreign change and after a failed transaction. Any other
+//! change commits only its difference. Until then the table of the previous run stays as it is. Containers of a pod start
+//! after its policies are in the kernel, see [`PolicyGate`].
+
+mod admission;
+mod gate;
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+
+use coracle_error_chain::chain;
+use coracle_network_policy::{Enforcer, Error, Model, PodFacts};
+use coracle_nft::Monitor;
+use coracle_values::object::Key;
+use futures::stream::{BoxStream, StreamExt};
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::{self, Event};
+use kube::{Api, Client};
+use tokio::sync::mpsc;
+
+use crate::repair::RepairPause;
+use admission::Admitted;
+use gate::{GateEnd, Request};
+pub(crate) use gate::{PolicyGate, gate};
+
+/// Maximum events of one watch that one transaction covers.
+const EVENTS_MAX: usize = 512;
+
+type Events<K> = BoxStream<'static, Vec<Result<Event<K>, watcher::Error>>>;
+
+/// The task that keeps the table of policies.
+pub(crate) struct NetworkPolicies {
+    client: Client,
+    node_name: String,
+    table: String,
+    requests: mpsc::UnboundedReceiver<Request>,
+    restricted: gate::Restricted,
+    model: Model,
+    admitted: Admitted,
+    policies: Listing<Key>,
+    peers: Option<Peers>,
+}
+
+/// Objects of a list that is being received.
+#[derive(Debug)]
+struct Listing<K> {
+    listed: HashSet<K>,
+    /// Whether the list was complete once.
+    is_complete: bool,
+}
+
+/// Watches of the objects that policies refer to.
+struct Peers {
+    pods: Events<Pod>,
+    namespaces: Events<Namespace>,
+    listed_pods: Listing<String>,
+    listed_namespaces: Listing<String>,
+}
+
+/// The table, and the notifications of its changes.
+struct Table {
+    enforcer: Enforcer,
+    monitor: Monitor,
+}
+
+// === impl Listing ===
+
+impl<K> Default for Listing<K> {
+    fn default() -> Self {
+        Self { listed: HashSet::new(), is_complete: false }
+    }
+}
+
+// === impl Peers ===
+
+impl Peers {
+    fn watch(client: &Client) -> Self {
+        Self {
+            pods: watch(client),
+            namespaces: watch(client),
+            listed_pods: Listing::default(),
+            listed_namespaces: Listing::default(),
+        }
+    }
+
+    fn are_complete(&self) -> bool {
+        self.listed_pods.is_complete && self.listed_namespaces.is_complete
+    }
+}
+
+// === impl NetworkPolicies ===
+
+impl NetworkPolicies {
+    /// The task of this node. It reads the requests of the gate's other end.
+    pub(crate) fn new(client: Client, node_name: &str, table: &str, end: GateEnd) -> Self {
+        let GateEnd { requests, restricted } = end;
+        Self {
+            client,
+            node_name: node_name.to_owned(),
+            table: table.to_owned(),
+            requests,
+            restricted,
+            model: Model::default(),
+            admitted: Admitted::default(),
+            policies: Listing::default(),
+            peers: None,
+        }
+    }
+
+    /// Runs until dropped. Policies hold as long as the table exists, also without the agent.
+    pub(crate) async fn run(mut self) {
+        let mut policies: Events<NetworkPolicy> = watch(&self.client);
+        let mut table: Option<Table> = None;
+        let mut pause = RepairPause::default();
+        loop {
+            if let Err(error) = self.commit(&mut table).await {
+                tracing::warn!(error = chain(&error), "cannot enforce network policies, retrying");
+                table = None;
+                pause.after_failure().await;
+                continue;
+            }
+            let (pods, namespaces) = match &mut self.peers {
+                Some(peers) => (Some(&mut peers.pods), Some(&mut peers.namespaces)),
+                None => (None, None),
+            };
+            // Cancel-safe: streams and channels keep what is not returned, and a lost notification only follows a change
+            // that the next replacement repairs.
+            tokio::select! {
+                Some(events) = policies.next() => self.learn_policies(events),
+                Some(events) = next(pods) => self.learn_pods(events),
+                Some(events) = next(namespaces) => self.learn_namespaces(events),
+                Some(request) = self.requests.recv() => self.serve(request),
+                changed = foreign_change(table.as_mut(), &self.table) => {
+                    table = None;
+                    if changed {
+                        tracing::info!(
+                            table = self.table,
+                            "the table of network policies was changed by another process, repairing it"
+                        );
+                        pause.before_repair().await;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Brings the kernel to the model, and answers the requests that are fulfilled then.
+    async fn commit(&mut self, table: &mut Option<Table>) -> Result<(), Error> {
+        if !self.policies.is_complete {
+            return Ok(());
+        }
+        if self.model.is_empty() {
+            if table.take().is_some() || self.peers.is_some() || !self.admitted.is_settled {
+                Enforcer::open(&self.table)?.remove()?;
+            }
+            self.peers = None;
+            self.model = Model::default();
+            self.restricted.set(self.model.restricted_namespaces()).await;
+            self.admitted.answer();
+            return Ok(());
+        }
+        let peers = match &mut self.peers {
+            Some(peers) => peers,
+            none => {
+                // Pods of this node are restricted before the list of all pods is complete.
+                self.admitted.facts().for_each(|facts| self.model.put_pod(facts));
+                none.insert(Peers::watch(&self.client))
+            }
+        };
+        if !peers.are_complete() {
+            return Ok(());
+        }
+        match table {
+            Some(table) => table.enforcer.change(&mut self.model)?,
+            none => {
+                let enforcer = Enforcer::open(&self.table)?;
+                let mut enforcer = replace(enforcer, &mut self.model).await?;
+                // After the replacement, whose own notifications may exceed the buffer.
+                let monitor = Monitor::open().map_err(Error::Socket)?;
+                if enforcer.is_intact()? {
+                    *none = Some(Table { enforcer, monitor });
+                } else {
+                    return Err(Error::Changed { table: self.table.clone() });
+                }
+            }
+        }
+        self.restricted.set(self.model.restricted_namespaces()).await;
+        self.admitted.answer();
+        Ok(())
+    }
+
+    fn serve(&mut self, request: Request) {
+        match request {
+            Request::Admit { facts, done } => {
+                if self.peers.is_some() {
+                    self.model.put_pod(facts.clone());
+                }
+                self.admitted.add(facts, done);
+            }
+            Request::Release { uid } => {
+                if let Some(is_watched) = self.admitted.remove(&uid)
+                    && !is_watched
+                {
+                    self.model.take_pod(&uid);
+                }
+            }
+        }
+    }
+
+    fn learn_policies(&mut self, events: Vec<Result<Event<NetworkPolicy>, watcher::Error>>) {
+        for event in events.into_iter().filter_map(|event| received(event, "networkpolicies")) {
+            match event {
+                Event::Init => self.policies.listed.clear(),
+                Event::InitApply(policy) => {
+                    self.policies.listed.insert(Key::of(&policy.metadata));
+                    self.model.put_policy(&policy);
+                }
+                Event::InitDone => {
+                    let listed = std::mem::take(&mut self.policies.listed);
+                    let absent = self.model.policies().filter(|key| !listed.contains(key)).cloned();
+                    absent.collect::<Vec<_>>().iter().for_each(|key| self.model.take_policy(key));
+                    self.policies.is_complete = true;
+                }
+                Event::Apply(policy) => self.model.put_policy(&policy),
+                Event::Delete(policy) => self.model.take_policy(&Key::of(&policy.metadata)),
+            }
+        }
+    }
+
+    fn learn_namespaces(&mut self, events: Vec<Result<Event<Namespace>, watcher::Error>>) {
+        for event in events.into_iter().filter_map(|event| received(event, "namespaces")) {
+            let Some(listing) = self.peers.as_mut().map(|peers| &mut peers.listed_namespaces) else { return };
+            match event {
+                Event::Init => listing.listed.clear(),
+                Event::InitApply(namespace) | Event::Apply(namespace) => {
+                    let Some(name) = namespace.metadata.name else { continue };
+                    listing.listed.insert(name.clone());
+                    self.model.put_namespace(&name, namespace.metadata.labels.unwrap_or_default());
+                }
+                Event::InitDone => {
+                    let listed = std::mem::take(&mut listing.listed);
+                    listing.is_complete = true;
+                    let absent = self.model.namespaces().filter(|name| !listed.contains(*name)).cloned();
+                    absent.collect::<Vec<_>>().iter().for_each(|name| self.model.take_namespace(name));
+                }
+                Event::Delete(namespace) => {
+                    self.model.take_namespace(&namespace.metadata.name.unwrap_or_default());
+                }
+            }
+        }
+    }
+
+    fn learn_pods(&mut self, events: Vec<Result<Event<Pod>, watcher::Error>>) {
+        for event in events.into_iter().filter_map(|event| received(event, "pods")) {
+            match event {
+                Event::Init => self.pods_listing(|listing| listing.listed.clear()),
+                Event::InitApply(pod) => {
+                    let uid = pod.metadata.uid.clone().unwrap_or_default();
+                    self.pods_listing(|listing| listing.listed.extend([uid]));
+                    self.learn_pod(&pod);
+                }
+                Event::InitDone => {
+                    let mut listed = HashSet::new();
+                    self.pods_listing(|listing| {
+                        listed = std::mem::take(&mut listing.listed);
+                        listing.is_complete = true;
+                    });
+                    let absent = self.model.pods().filter(|uid| !listed.contains(*uid)).cloned();
+                    absent.collect::<Vec<_>>().iter().for_each(|uid| self.lose_pod(uid));
+                }
+                Event::Apply(pod) => self.learn_pod(&pod),
+                Event::Delete(pod) => self.lose_pod(&pod.metadata.uid.unwrap_or_default()),
+            }
+        }
+    }
+
+    fn pods_listing(&mut self, change: impl FnOnce(&mut Listing<String>)) {
+        if let Some(peers) = &mut self.peers {
+            change(&mut peers.listed_pods);
+        }
+    }
+
+    /// A pod that has ended has no address any more, unless its sandbox on this node still exists.
+    fn learn_pod(&mut self, pod: &Pod) {
+        let Some(mut facts) = PodFacts::of(pod, &self.node_name) else { return };
+        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+        if matches!(phase, Some("Succeeded" | "Failed")) && !self.admitted.has(&facts.uid) {
+            self.model.take_pod(&facts.uid);
+            return;
+        }
+        self.admitted.correct(&mut facts);
+        self.model.put_pod(facts);
+    }
+
+    /// The object is gone. The sandbox on this node may still exist: then the pod stays until it is released.
+    fn lose_pod(&mut self, uid: &str) {
+        if !self.admitted.lose(uid) {
+            self.model.take_pod(uid);
+        }
+    }
+}
+
+/// All objects of a kind, in batches of the events that are ready. Failed requests are repeated with a growing pause.
+fn watch<K>(client: &Client) -> Events<K>
+where
+    K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + Send + 'static,
+    K: serde::de::DeserializeOwned,
+{
+    let events = watcher::watcher(Api::<K>::all(client.clone()), watcher::Config::default());
+    events.default_backoff().ready_chunks(EVENTS_MAX).boxed()
+}
+
+/// Replaces the table on a thread that may block.
+async fn replace(mut enforcer: Enforcer, model: &mut Model) -> Result<Enforcer, Error> {
+    let mut moved = std::mem::take(model);
+    let done = tokio::task::spawn_blocking(move || {
+        let replaced = enforcer.replace(&mut moved);
+        (replaced.map(|()| enforcer), moved)
+    });
+    match done.await {
+        Ok((replaced, moved)) => {
+            *model = moved;
+            replaced
+        }
+        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+    }
+}
+
+async fn next<T>(stream: Option<&mut BoxStream<'static, T>>) -> Option<T> {
+    match stream {
+        Some(stream) => stream.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+fn received<K>(event: Result<Event<K>, watcher::Error>, kind: &'static str) -> Option<Event<K>> {
+    event
+        .inspect_err(|error| {
+            tracing::debug!(error = error as &dyn std::error::Error, kind, "a watch failed");
+        })
+        .ok()
+}
+
+/// Returns after a change by another process, or false when notifications are not available any more.
+async fn foreign_change(table: Option<&mut Table>, name: &str) -> bool {
+    let Some(table) = table else { return std::future::pending().await };
+    let author = table.enforcer.author();
+    match table.monitor.foreign_change(name, author).await {
+        Ok(()) => true,
+        Err(error) => {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "notifications of firewall changes failed, replacing the table of network policies"
+            );
+            true
+        }
+    }
+}
+
+/// The record of the namespaces with policies, below the node's state directory.
+pub(crate) fn record(state_dir: &std::path::Path) -> PathBuf {
+    state_dir.join("network-policies.json")
+}

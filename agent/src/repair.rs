@@ -1,0 +1,57 @@
+//! Pauses before repairs of a table in the kernel that other processes change, or that the kernel refuses.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// The first pause; doubled up to [`LONGEST`].
+const FIRST: Duration = Duration::from_millis(100);
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// The pause before the next repair. A repair after a quiet time has none.
+#[derive(Debug, Default)]
+pub(crate) struct RepairPause {
+    last: Option<Instant>,
+    next: Duration,
+}
+
+// === impl RepairPause ===
+
+impl RepairPause {
+    /// Waits before a repair, if the last one was recent: another process that flushes the table at once would
+    /// otherwise occupy a processor.
+    pub(crate) async fn before_repair(&mut self) {
+        let is_recent = self.last.is_some_and(|last| last.elapsed() < LONGEST + self.next);
+        self.next = if is_recent { (self.next * 2).clamp(FIRST, LONGEST) } else { Duration::ZERO };
+        tokio::time::sleep(self.next).await;
+        self.last = Some(Instant::now());
+    }
+
+    /// Waits after a failure.
+    pub(crate) async fn after_failure(&mut self) {
+        self.next = (self.next * 2).clamp(FIRST, LONGEST);
+        tokio::time::sleep(self.next).await;
+        self.last = Some(Instant::now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn repairs_in_sequence_have_growing_pauses() {
+        let mut pause = RepairPause::default();
+        let mut waits = Vec::new();
+        for _ in 0..4 {
+            let began = Instant::now();
+            pause.before_repair().await;
+            waits.push(began.elapsed());
+        }
+        assert_eq!(waits, [Duration::ZERO, FIRST, FIRST * 2, FIRST * 4]);
+        tokio::time::advance(LONGEST * 3).await;
+        let began = Instant::now();
+        pause.before_repair().await;
+        assert_eq!(began.elapsed(), Duration::ZERO);
+    }
+}

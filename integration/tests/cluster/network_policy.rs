@@ -1,0 +1,76 @@
+//! NetworkPolicies between real pods of one node, whose packets pass its bridge.
+
+use coracle_integration::{Cluster, eventually, on_a_machine};
+
+const PORTS: &str = r#""ports":[{"name":"web","containerPort":8080},{"name":"other","containerPort":8081}]"#;
+
+/// A pod that answers HTTP on the ports 8080 and 8081 of both families.
+fn server(namespace: &str, name: &str) -> String {
+    format!(
+        r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{"namespace":"{namespace}","name":"{name}","labels":{{"app":"{name}"}}}},
+        "spec":{{"terminationGracePeriodSeconds":0,"containers":[{{"name":"c","image":"busybox",{PORTS},
+        "command":["sh","-c","mkdir /w; echo {name} > /w/index.html; httpd -p [::]:8081 -h /w; exec httpd -f -p [::]:8080 -h /w"],
+        "readinessProbe":{{"httpGet":{{"path":"/","port":8080}},"periodSeconds":1}}}}]}}}}"#
+    )
+}
+
+fn policy(namespace: &str, name: &str, spec: &str) -> String {
+    format!(
+        r#"{{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{{"namespace":"{namespace}","name":"{name}"}},"spec":{spec}}}"#
+    )
+}
+
+fn address(cluster: &Cluster, (namespace, name): (&str, &str)) -> String {
+    let pod = cluster.get(&["pod", "-n", namespace, name]);
+    pod["status"]["podIP"].as_str().unwrap().to_owned()
+}
+
+/// Whether a pod gets an answer from a port of another one.
+fn reaches(cluster: &Cluster, (namespace, name): (&str, &str), ip: &str, port: u16) -> bool {
+    let script = format!(r"printf 'GET / HTTP/1.0\r\n\r\n' | nc -w 1 {ip} {port} 2>&1; true");
+    let answer = cluster.kubectl(&["exec", "-n", namespace, name, "--", "sh", "-c", &script]);
+    answer.contains("200 OK")
+}
+
+#[test]
+fn policies_restrict_pods_of_one_node() {
+    on_a_machine(|machine| {
+        let mirrors = machine.start_registry();
+        let cluster = Cluster::up_with(machine, &mirrors, &["--image-gc-high-threshold", "100"]);
+        cluster.kubectl(&["create", "namespace", "red"]);
+        cluster.kubectl(&["label", "namespace", "red", "team=x"]);
+        let (web, friend, guest) = (("default", "web"), ("default", "friend"), ("red", "guest"));
+        for (namespace, name) in [web, friend, guest] {
+            cluster.apply(&server(namespace, name));
+        }
+        for namespace in ["default", "red"] {
+            let ready = ["wait", "-n", namespace, "pod", "--all", "--for=condition=Ready", "--timeout=240s"];
+            cluster.kubectl(&ready);
+        }
+        let ip = address(&cluster, web);
+        let may = |from, port| reaches(&cluster, from, &ip, port);
+        assert!(may(friend, 8080) && may(guest, 8080), "without policies everything is allowed");
+        cluster.apply(&policy("default", "deny", r#"{"podSelector":{"matchLabels":{"app":"web"}}}"#));
+        eventually("all to be denied", 20, || !may(friend, 8080) && !may(guest, 8080));
+        assert!(may(web, 8080), "a pod reaches itself");
+        let by_label = r#"{"podSelector":{"matchLabels":{"app":"web"}},"ingress":[{"ports":[{"port":"web"}],
+            "from":[{"namespaceSelector":{"matchLabels":{"team":"x"}},"podSelector":{"matchLabels":{"app":"guest"}}}]}]}"#;
+        cluster.apply(&policy("default", "by-label", by_label));
+        eventually("the pod of the other namespace to be allowed", 20, || may(guest, 8080));
+        assert!(!may(guest, 8081) && !may(friend, 8080), "another port, and another pod");
+        cluster.kubectl(&["label", "namespace", "red", "team=y", "--overwrite"]);
+        eventually("the namespace to have lost its right", 20, || !may(guest, 8080));
+        let by_block = format!(
+            r#"{{"podSelector":{{}},"policyTypes":["Egress"],"egress":[{{"to":[{{"ipBlock":{{"cidr":"0.0.0.0/0","except":["{ip}/32"]}}}}]}}]}}"#
+        );
+        cluster.kubectl(&["delete", "networkpolicy", "deny", "by-label"]);
+        cluster.apply(&policy("default", "by-block", &by_block));
+        eventually("the excepted address to be out of reach", 20, || !may(friend, 8080) && may(guest, 8080));
+        assert!(reaches(&cluster, friend, &address(&cluster, guest), 8080), "the rest of the block");
+        let ready = &cluster.get(&["pod", "web"])["status"]["conditions"];
+        let is_ready = |c: &serde_json::Value| c["type"] == "Ready" && c["status"] == "True";
+        assert!(ready.as_array().unwrap().iter().any(is_ready), "probes of the node pass");
+        cluster.kubectl(&["delete", "networkpolicy", "by-block"]);
+        eventually("everything to be allowed again", 20, || may(friend, 8080));
+    });
+}
