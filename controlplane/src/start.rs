@@ -50,6 +50,8 @@ pub struct ControlPlaneConfig {
     pub service_cidr: IpNetwork,
     /// File of static tokens: lines of `token,user,uid[,"group,…"]`.
     pub token_file: Option<PathBuf>,
+    /// Issuers of tokens and the rule for anonymous requests: a file of upstream's `AuthenticationConfiguration`.
+    pub authentication_file: Option<PathBuf>,
     /// Key file for the encryption of Secrets; `None` is `sealing.key` in the state directory, created at the first start.
     pub encryption_key_file: Option<PathBuf>,
     /// The etcd that has the cluster's objects; `None` uses the embedded store.
@@ -145,6 +147,7 @@ impl ControlPlaneConfig {
             node_masks: [24, 64],
             service_cidr: IpNetwork::V4(network(10, 43)),
             token_file: None,
+            authentication_file: None,
             encryption_key_file: None,
             etcd: None,
             election: LeaderElection::default(),
@@ -224,6 +227,7 @@ fn apiserver_config(
         service_account_key: pki.service_account_key().map_err(Error::Pki)?,
         issuer: format!("https://kubernetes.default.svc.{DOMAIN}"),
         token_file: config.token_file.clone(),
+        authentication_file: config.authentication_file.clone(),
         kubelet: KubeletTls(tls::client(&pair, pki.authority_pem()).map_err(Error::Tls)?),
         admission_file: config.admission_file.clone(),
         admission_plugins: config.admission_plugins.clone(),

@@ -38,6 +38,7 @@ pub(crate) async fn start(settings: &Settings, shutdown: CancellationToken) -> a
     config.service_cidr = settings.ranges.service;
     config.node_masks = settings.ranges.node_masks;
     config.token_file = settings.token_auth_file;
+    config.authentication_file = settings.authentication_config;
     config.encryption_key_file = settings.encryption_key_file;
     config.etcd = settings.etcd.map(|etcd| EtcdConfig {
         servers: etcd.servers,

@@ -32,6 +32,9 @@ settings! {
     node_cidr_mask_size_ipv6: u8 = default "64", "LENGTH";
     /// File of static tokens: lines of token,user,uid,"group,group".
     token_auth_file: Option<PathBuf> = unset "", "FILE";
+    /// Token issuers (OpenID Connect) and the rule for anonymous requests: an AuthenticationConfiguration, as for
+    /// kube-apiserver, without expressions.
+    authentication_config: Option<PathBuf> = unset "", "FILE";
     /// File of keys that encrypt Secrets in the store: lines of an id and 32 bytes in base64. The first key encrypts, all
     /// of them decrypt.
     encryption_key_file: Option<PathBuf> = unset "sealing.key in the state directory, made at the first start", "FILE";
@@ -87,6 +90,7 @@ pub(crate) struct ControlPlane {
     pub(crate) advertise_address: Option<IpAddr>,
     pub(crate) ranges: Ranges,
     pub(crate) token_auth_file: Option<PathBuf>,
+    pub(crate) authentication_config: Option<PathBuf>,
     pub(crate) encryption_key_file: Option<PathBuf>,
     pub(crate) etcd: Option<Etcd>,
     /// Duration, renewal deadline and retry period of leases.
@@ -138,6 +142,7 @@ impl ControlPlaneSettings {
             advertise_address: self.advertise_address,
             ranges,
             token_auth_file: self.token_auth_file,
+            authentication_config: self.authentication_config,
             encryption_key_file: self.encryption_key_file,
             etcd,
             election,

@@ -3,6 +3,7 @@
 
 mod bootstrap_token;
 pub(crate) mod legacy_use;
+mod oidc;
 pub(crate) mod service_account;
 mod token_file;
 mod x509;
@@ -22,6 +23,8 @@ use crate::{
     cache::Cache,
     error::{ApiError, Result},
 };
+use oidc::config::AnonymousConfig;
+pub(crate) use oidc::config::AuthenticationConfig;
 use service_account::Tokens;
 pub(crate) use token_file::TokenFile;
 
@@ -51,6 +54,8 @@ pub(crate) struct Credential<'a> {
     pub(crate) token: Option<&'a str>,
     /// Audiences for which the token may be.
     pub(crate) audiences: &'a [String],
+    /// Path of the request; empty for a review.
+    pub(crate) path: &'a str,
     pub(crate) cache: &'a Cache,
 }
 
@@ -70,8 +75,8 @@ pub(crate) struct Authenticators {
     pub(crate) tokens: Arc<Tokens>,
 }
 
-/// A request without credentials is anonymous.
-struct Anonymous;
+/// A request without credentials is anonymous, as far as the configuration allows it.
+struct Anonymous(AnonymousConfig);
 
 // === impl User ===
 
@@ -116,7 +121,13 @@ impl User {
 // === impl Authenticators ===
 
 impl Authenticators {
-    pub(crate) fn new(token_file: Option<&Path>, tokens: Tokens) -> std::io::Result<Self> {
+    /// # Errors
+    /// The token file cannot be read, or an issuer of the configuration cannot be used.
+    pub(crate) fn new(
+        token_file: Option<&Path>,
+        tokens: Tokens,
+        config: AuthenticationConfig,
+    ) -> std::io::Result<Self> {
         let tokens = Arc::new(tokens);
         let mut chain: Vec<Box<dyn Authenticator>> = vec![Box::new(x509::ClientCertificates)];
         if let Some(path) = token_file {
@@ -124,7 +135,11 @@ impl Authenticators {
         }
         chain.push(Box::new(service_account::ServiceAccounts(tokens.clone())));
         chain.push(Box::new(bootstrap_token::BootstrapTokens { audiences: tokens.audiences.clone() }));
-        chain.push(Box::new(Anonymous));
+        if !config.issuers.is_empty() {
+            let issuers = oidc::Issuers::new(config.issuers).map_err(std::io::Error::other)?;
+            chain.push(Box::new(issuers));
+        }
+        chain.push(Box::new(Anonymous(config.anonymous)));
         Ok(Self { chain, tokens })
     }
 
@@ -133,7 +148,7 @@ impl Authenticators {
         &self,
         cache: &Cache,
         certificate: Option<&CertificateDer<'_>>,
-        headers: &HeaderMap,
+        (headers, path): (&HeaderMap, &str),
     ) -> Result<User> {
         let token = headers.get(http::header::AUTHORIZATION).map(|header| {
             let (scheme, token) = header.to_str().ok()?.split_once(' ')?;
@@ -143,13 +158,13 @@ impl Authenticators {
             Some(Some("") | None) => return Err(ApiError::unauthorized()),
             token => token.flatten(),
         };
-        let credential = Credential { certificate, token, audiences: &self.tokens.audiences, cache };
+        let credential = Credential { certificate, token, audiences: &self.tokens.audiences, path, cache };
         self.user(&credential).await.ok_or_else(ApiError::unauthorized)
     }
 
     /// Authenticates a token for one of the audiences.
     pub(crate) async fn token_user(&self, cache: &Cache, token: &str, audiences: &[String]) -> Option<User> {
-        self.user(&Credential { certificate: None, token: Some(token), audiences, cache }).await
+        self.user(&Credential { certificate: None, token: Some(token), audiences, path: "", cache }).await
     }
 
     async fn user(&self, credential: &Credential<'_>) -> Option<User> {
@@ -166,7 +181,12 @@ impl Authenticators {
 
 impl Authenticator for Anonymous {
     fn authenticate<'a>(&'a self, credential: &'a Credential<'a>) -> Authenticating<'a> {
-        known(credential.token.is_none().then(User::anonymous))
+        let is_allowed = match &self.0 {
+            AnonymousConfig::Enabled => true,
+            AnonymousConfig::Disabled => false,
+            AnonymousConfig::Paths(paths) => paths.iter().any(|path| path == credential.path),
+        };
+        known((is_allowed && credential.token.is_none()).then(User::anonymous))
     }
 }
 

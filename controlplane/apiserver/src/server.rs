@@ -2,7 +2,7 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     admit::{Admission, PluginSelection, PodSecurityConfig},
     audit::{Auditor, Received, Record},
-    authn::{Authenticators, User, legacy_use, service_account::Tokens},
+    authn::{AuthenticationConfig, Authenticators, User, legacy_use, service_account::Tokens},
     authz::{self, Authorizers, Question, impersonation},
     backup, body, bootstrap,
     cache::Cache,
@@ -50,6 +50,8 @@ pub struct ApiserverConfig {
     pub issuer: String,
     /// File of static tokens.
     pub token_file: Option<PathBuf>,
+    /// Issuers of tokens and the rule for anonymous requests: a file of upstream's `AuthenticationConfiguration`.
+    pub authentication_file: Option<PathBuf>,
     /// TLS for requests to kubelets.
     pub kubelet: KubeletTls,
     /// Configuration of the admission plugins, in upstream's form.
@@ -92,6 +94,14 @@ pub enum OpenError {
         /// Why.
         #[source]
         source: std::io::Error,
+    },
+    /// The configuration of authentication cannot be used.
+    #[error("cannot use the authentication configuration {path}: {reason}")]
+    AuthenticationFile {
+        /// Its path.
+        path: PathBuf,
+        /// The invalid field, or the read error.
+        reason: String,
     },
     /// The configuration of the admission plugins cannot be used.
     #[error("cannot use the admission configuration {path}: {reason}")]
@@ -214,7 +224,8 @@ impl Apiserver {
         let tokens = Tokens::new(&config.service_account_key, config.issuer, audiences, legacy_uses);
         let tokens = tokens.ok_or(OpenError::SigningKey)?;
         let path = config.token_file.clone().unwrap_or_default();
-        let authenticators = Authenticators::new(config.token_file.as_deref(), tokens)
+        let authentication = read_authentication(config.authentication_file.as_deref())?;
+        let authenticators = Authenticators::new(config.token_file.as_deref(), tokens, authentication)
             .map_err(|source| OpenError::TokenFile { path, source })?;
         let pod_security = PodSecurityConfig::read(config.admission_file.as_deref())?;
         let admission =
@@ -309,7 +320,10 @@ impl Apiserver {
     async fn identify(&self, parts: &http::request::Parts) -> Result<User> {
         let state = &self.state;
         let certificate = parts.extensions.get::<PeerCertificate>().map(|peer| &*peer.0);
-        let caller = state.authenticators.identify(&state.cache, certificate, &parts.headers).await?;
+        let caller = state
+            .authenticators
+            .identify(&state.cache, certificate, (&parts.headers, parts.uri.path()))
+            .await?;
         if let Some(slot) = parts.extensions.get::<Arc<Slot>>().filter(|_| !caller.is_anonymous()) {
             slot.prove();
         }
@@ -415,6 +429,14 @@ impl Apiserver {
         }?;
         Ok(reply::warned(reply, &call.warnings.take()))
     }
+}
+
+/// Reads the configuration of authentication. Without a file there are no issuers.
+fn read_authentication(path: Option<&Path>) -> std::result::Result<AuthenticationConfig, OpenError> {
+    let Some(path) = path else { return Ok(AuthenticationConfig::default()) };
+    let failed = |reason: String| OpenError::AuthenticationFile { path: path.to_owned(), reason };
+    let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
+    AuthenticationConfig::parse(&text).map_err(failed)
 }
 
 fn open_audit(config: AuditConfig) -> std::result::Result<Arc<Auditor>, OpenError> {

@@ -137,6 +137,7 @@ async fn open_with(directory: &std::path::Path, configure: impl FnOnce(&mut Apis
         service_account_key: KeyPair::generate().unwrap().serialize_der(),
         issuer: "https://kubernetes.default.svc".to_owned(),
         token_file: Some(token_file),
+        authentication_file: None,
         kubelet: KubeletTls(Arc::new(kubelet)),
         admission_file: None,
         admission_plugins: PluginSelection::default(),

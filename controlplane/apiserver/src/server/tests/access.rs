@@ -138,3 +138,17 @@ async fn tokens_name_the_node_of_their_pod_and_end_with_a_node_that_they_are_bou
         assert_eq!(status["authenticated"] == true, outlives, "{reference}: {status}");
     }
 }
+
+#[tokio::test]
+async fn anonymous_requests_are_limited_to_paths() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("authentication.yaml");
+    let text = "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\n\
+        anonymous: {enabled: true, conditions: [{path: /livez}]}\n";
+    std::fs::write(&file, text).unwrap();
+    let api = open_with(directory.path(), |config| config.authentication_file = Some(file)).await;
+    for (path, code) in [("/livez", 200), ("/readyz", 401), ("/livez/", 401), ("/version", 401)] {
+        let request = Request::get(path).body(Full::<Bytes>::default()).unwrap();
+        assert_eq!(api.handle(request, None).await.status(), code, "{path}");
+    }
+}

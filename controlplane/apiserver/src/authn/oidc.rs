@@ -1,0 +1,117 @@
+//! Users of OpenID Connect issuers: JSON web tokens that another server signs.
+//!
+//! Source: `k8s.io/apiserver/plugin/pkg/authenticator/token/oidc`.
+
+mod claims;
+pub(crate) mod config;
+mod keys;
+
+use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
+use serde_json::Value;
+
+use super::{Authenticating, Authenticator, Credential, User, known};
+use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+use config::IssuerConfig;
+use futures::future::Either;
+use keys::Keys;
+
+/// Maximum seconds by which a token may be valid only later, as upstream's library.
+const NOT_BEFORE_LEEWAY: i64 = 300;
+
+/// The issuers of the configuration.
+pub(super) struct Issuers(Vec<Issuer>);
+
+/// One issuer with its keys, which are fetched when the first token comes.
+struct Issuer {
+    config: IssuerConfig,
+    keys: Keys,
+}
+
+/// Why a token of a known issuer is refused.
+#[derive(Debug, thiserror::Error)]
+enum Refusal {
+    #[error("cannot get the keys of the issuer: {0}")]
+    Keys(String),
+    #[error("no key of the issuer fits the token")]
+    UnknownKey,
+    #[error("the signing algorithm {0:?} is not allowed")]
+    Algorithm(Algorithm),
+    #[error(transparent)]
+    Token(#[from] jsonwebtoken::errors::Error),
+    #[error("the token is not valid yet")]
+    TooEarly,
+    #[error(transparent)]
+    Claims(#[from] claims::ClaimError),
+}
+
+impl Authenticator for Issuers {
+    fn authenticate<'a>(&'a self, credential: &'a Credential<'a>) -> Authenticating<'a> {
+        let Some(token) = credential.token else { return known(None) };
+        // The issuer is not verified yet: it only chooses the keys.
+        let Some(issuer) = unverified_issuer(token) else { return known(None) };
+        match self.0.iter().find(|one| one.config.url == issuer) {
+            Some(issuer) => Either::Right(Box::pin(issuer.user(token))),
+            None => known(None),
+        }
+    }
+}
+
+// === impl Issuers ===
+
+impl Issuers {
+    /// # Errors
+    /// An issuer's authority is invalid.
+    pub(super) fn new(configs: Vec<IssuerConfig>) -> Result<Self, String> {
+        let issuer = |config: IssuerConfig| Ok(Issuer { keys: Keys::new(&config)?, config });
+        configs.into_iter().map(issuer).collect::<Result<Vec<_>, String>>().map(Self)
+    }
+}
+
+// === impl Issuer ===
+
+impl Issuer {
+    async fn user(&self, token: &str) -> Option<User> {
+        match self.verified(token).await {
+            Ok(user) => Some(user),
+            Err(refusal) => {
+                tracing::debug!(issuer = self.config.url, %refusal, "a token is refused");
+                None
+            }
+        }
+    }
+
+    async fn verified(&self, token: &str) -> Result<User, Refusal> {
+        let header = decode_header(token)?;
+        if !self.config.algorithms.contains(&header.alg) {
+            return Err(Refusal::Algorithm(header.alg));
+        }
+        let key = self.keys.find(header.kid.as_deref()).await.map_err(Refusal::Keys)?;
+        let key = DecodingKey::from_jwk(&key.ok_or(Refusal::UnknownKey)?)?;
+        let mut validation = Validation::new(header.alg);
+        validation.leeway = 0;
+        validation.set_issuer(&[&self.config.url]);
+        validation.set_audience(&self.config.audiences);
+        validation.set_required_spec_claims(&["exp", "iss", "aud"]);
+        let claims = decode::<Value>(token, &key, &validation)?.claims;
+        let starts = claims["nbf"].as_f64().unwrap_or(0.0);
+        let now = jiff::Timestamp::now().as_second().saturating_add(NOT_BEFORE_LEEWAY);
+        #[expect(clippy::cast_precision_loss, reason = "seconds of today have 31 bits")]
+        if starts > now as f64 {
+            return Err(Refusal::TooEarly);
+        }
+        Ok(claims::user(&self.config, &claims)?)
+    }
+}
+
+/// The issuer that a token names, without any check of the token.
+fn unverified_issuer(token: &str) -> Option<String> {
+    let mut parts = token.split('.');
+    let (_header, payload, _signature) = (parts.next()?, parts.next()?, parts.next()?);
+    parts.next().is_none().then_some(())?;
+    let payload = BASE64_URL_SAFE_NO_PAD.decode(payload).ok()?;
+    let claims: Value = serde_json::from_slice(&payload).ok()?;
+    claims["iss"].as_str().map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests;

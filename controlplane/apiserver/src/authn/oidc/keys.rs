@@ -1,0 +1,136 @@
+//! The public keys of an issuer: fetched when a token needs them, kept until a token names an unknown key.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use arc_swap::ArcSwap;
+use jsonwebtoken::jwk::Jwk;
+use reqwest::{Client, redirect};
+use rustls_pki_types::{CertificateDer, pem::PemObject as _};
+use serde_json::Value;
+use tokio::sync::Mutex;
+
+use super::config::IssuerConfig;
+
+/// Maximum bytes of a document of the issuer.
+const LIMIT: usize = 1 << 20;
+/// Maximum duration of one request.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Minimum time between two fetches. Anyone can send tokens with unknown keys.
+const INTERVAL: Duration = Duration::from_secs(10);
+/// Maximum number of keys.
+const KEYS: usize = 100;
+
+pub(super) struct Keys {
+    http: Client,
+    issuer: String,
+    discovery: String,
+    current: ArcSwap<Vec<Jwk>>,
+    /// When the last fetch began. Held during a fetch, so that there is one at a time.
+    fetched: Mutex<Option<Instant>>,
+}
+
+impl Keys {
+    pub(super) fn new(config: &IssuerConfig) -> Result<Self, String> {
+        let base = config.discovery_url.clone().unwrap_or_else(|| {
+            format!("{}/.well-known/openid-configuration", config.url.trim_end_matches('/'))
+        });
+        let http = Client::builder()
+            .tls_backend_preconfigured(tls(config.authority.as_deref())?)
+            .https_only(true)
+            .redirect(redirect::Policy::limited(3))
+            .timeout(TIMEOUT)
+            .build()
+            .map_err(|error| error.to_string())?;
+        Ok(Self {
+            http,
+            issuer: config.url.clone(),
+            discovery: base,
+            current: ArcSwap::default(),
+            fetched: Mutex::default(),
+        })
+    }
+
+    /// The key with this id; the only key if the token names none.
+    pub(super) async fn find(&self, id: Option<&str>) -> Result<Option<Jwk>, String> {
+        if let Some(key) = self.known(id) {
+            return Ok(Some(key));
+        }
+        let mut fetched = self.fetched.lock().await;
+        // Another request may have fetched it in the meantime.
+        if let Some(key) = self.known(id) {
+            return Ok(Some(key));
+        }
+        if fetched.is_some_and(|last| last.elapsed() < INTERVAL) {
+            return Ok(None);
+        }
+        *fetched = Some(Instant::now());
+        let keys = self.fetch().await.inspect_err(|reason| {
+            tracing::warn!(issuer = self.issuer, reason, "cannot fetch the keys of the token issuer");
+        })?;
+        self.current.store(Arc::new(keys));
+        Ok(self.known(id))
+    }
+
+    fn known(&self, id: Option<&str>) -> Option<Jwk> {
+        let keys = self.current.load();
+        match id {
+            Some(id) => keys.iter().find(|key| key.common.key_id.as_deref() == Some(id)).cloned(),
+            None => (keys.len() == 1).then(|| keys.first().cloned()).flatten(),
+        }
+    }
+
+    async fn fetch(&self) -> Result<Vec<Jwk>, String> {
+        let document = self.get(&self.discovery).await?;
+        if document["issuer"] != self.issuer.as_str() {
+            return Err(format!("{} is the document of the issuer {}", self.discovery, document["issuer"]));
+        }
+        let place = document["jwks_uri"].as_str().ok_or("the discovery document has no jwks_uri")?;
+        let set = self.get(place).await?;
+        let keys = set["keys"].as_array().ok_or("the key set has no keys")?;
+        // Keys of unknown types are for other clients.
+        Ok(keys.iter().take(KEYS).filter_map(|key| serde_json::from_value(key.clone()).ok()).collect())
+    }
+
+    async fn get(&self, url: &str) -> Result<Value, String> {
+        let failed = |error: reqwest::Error| format!("GET {url}: {error}");
+        let mut response =
+            self.http.get(url).send().await.and_then(reqwest::Response::error_for_status).map_err(failed)?;
+        let mut body = Vec::new();
+        while let Some(chunk) = response.chunk().await.map_err(failed)? {
+            if body.len() + chunk.len() > LIMIT {
+                return Err(format!("GET {url}: the answer is larger than {LIMIT} bytes"));
+            }
+            body.extend_from_slice(&chunk);
+        }
+        serde_json::from_slice(&body).map_err(|error| format!("GET {url}: {error}"))
+    }
+}
+
+/// TLS with the authorities of the configuration, or with those of the system.
+fn tls(authority: Option<&str>) -> Result<rustls::ClientConfig, String> {
+    let mut roots = rustls::RootCertStore::empty();
+    match authority {
+        Some(pem) => {
+            for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
+                let added = certificate
+                    .map_err(|error| error.to_string())
+                    .and_then(|certificate| roots.add(certificate).map_err(|error| error.to_string()));
+                added.map_err(|reason| format!("issuer.certificateAuthority: {reason}"))?;
+            }
+            if roots.is_empty() {
+                return Err("issuer.certificateAuthority: has no certificate".to_owned());
+            }
+        }
+        None => {
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        }
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?;
+    Ok(builder.with_root_certificates(roots).with_no_client_auth())
+}

@@ -1,0 +1,186 @@
+//! An issuer in this process: a real HTTPS server with discovery document and key set.
+
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::Full;
+use hyper::{body::Incoming, service::service_fn};
+use hyper_util::rt::TokioIo;
+use jsonwebtoken::{EncodingKey, Header, encode};
+use rcgen::{CertificateParams, KeyPair, PublicKeyData as _};
+use serde_json::json;
+use tokio_rustls::TlsAcceptor;
+
+use super::*;
+use crate::{authn::oidc::config::AuthenticationConfig, cache::Cache};
+
+struct Server {
+    url: String,
+    authority: String,
+    key: KeyPair,
+    /// Number of fetched key sets.
+    fetches: Arc<AtomicUsize>,
+}
+
+impl Server {
+    async fn start() -> Self {
+        let tls_key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        let certificate = params.self_signed(&tls_key).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let tls = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(
+                vec![certificate.der().clone()],
+                rustls_pki_types::PrivateKeyDer::try_from(tls_key.serialize_der()).unwrap(),
+            )
+            .unwrap();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("https://127.0.0.1:{}", listener.local_addr().unwrap().port());
+        let key = KeyPair::generate().unwrap();
+        let (document, keys) = (
+            json!({"issuer": url, "jwks_uri": format!("{url}/keys")}).to_string(),
+            json!({"keys": [{"kty": "unknown"}, jwk(&key)]}).to_string(),
+        );
+        let fetches: Arc<AtomicUsize> = Arc::default();
+        let (acceptor, counter) = (TlsAcceptor::from(Arc::new(tls)), fetches.clone());
+        tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                let Ok(stream) = acceptor.accept(stream).await else { continue };
+                let (document, keys, counter) = (document.clone(), keys.clone(), counter.clone());
+                let service = service_fn(move |request: Request<Incoming>| {
+                    let body = match request.uri().path() {
+                        "/keys" => {
+                            counter.fetch_add(1, Ordering::Relaxed);
+                            keys.clone()
+                        }
+                        _ => document.clone(),
+                    };
+                    async move { Ok::<_, Infallible>(Response::new(Full::<Bytes>::from(body))) }
+                });
+                tokio::spawn(
+                    hyper::server::conn::http1::Builder::new()
+                        .serve_connection(TokioIo::new(stream), service),
+                );
+            }
+        });
+        Self { url, authority: certificate.pem(), key, fetches }
+    }
+
+    fn issuers(&self) -> Issuers {
+        let issuer = json!({"url": self.url, "certificateAuthority": self.authority, "audiences": ["app"]});
+        let mappings = json!({
+            "username": {"claim": "email", "prefix": "oidc:"}, "groups": {"claim": "groups", "prefix": "g:"},
+            "uid": {"claim": "sub"},
+        });
+        let rules = json!([{"claim": "hd", "requiredValue": "example.com"}]);
+        let file = json!({
+            "apiVersion": "apiserver.config.k8s.io/v1", "kind": "AuthenticationConfiguration",
+            "jwt": [{"issuer": issuer, "claimMappings": mappings, "claimValidationRules": rules}],
+        });
+        Issuers::new(AuthenticationConfig::parse(&file.to_string()).unwrap().issuers).unwrap()
+    }
+
+    /// A token with good claims, changed by `change`.
+    fn token(&self, change: Value) -> String {
+        let mut claims = json!({
+            "iss": self.url, "aud": ["app", "other"], "exp": jiff::Timestamp::now().as_second() + 60, "sub": "7",
+            "email": "ann@example.com", "email_verified": true, "groups": ["dev"], "hd": "example.com",
+        });
+        claims.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        self.signed("one", &claims)
+    }
+
+    fn signed(&self, id: &str, claims: &Value) -> String {
+        let header = Header { kid: Some(id.to_owned()), ..Header::new(Algorithm::ES256) };
+        encode(&header, claims, &EncodingKey::from_ec_der(&self.key.serialize_der())).unwrap()
+    }
+}
+
+fn jwk(key: &KeyPair) -> Value {
+    let point = key.der_bytes();
+    let part = |range: std::ops::Range<usize>| BASE64_URL_SAFE_NO_PAD.encode(&point[range]);
+    json!({"kty": "EC", "crv": "P-256", "kid": "one", "alg": "ES256", "x": part(1..33), "y": part(33..65)})
+}
+
+async fn user(issuers: &Issuers, token: &str) -> Option<User> {
+    let cache = Cache::new(0);
+    let credential =
+        Credential { certificate: None, token: Some(token), audiences: &[], path: "", cache: &cache };
+    issuers.authenticate(&credential).await
+}
+
+#[tokio::test]
+async fn a_token_of_the_issuer_names_a_user() {
+    let server = Server::start().await;
+    let issuers = server.issuers();
+    let ann = user(&issuers, &server.token(json!({"jti": "x"}))).await.unwrap();
+    assert_eq!((ann.name.as_str(), ann.uid.as_str()), ("oidc:ann@example.com", "7"));
+    assert_eq!(ann.groups, ["g:dev", "system:authenticated"]);
+    assert_eq!(ann.extra["authentication.kubernetes.io/credential-id"], ["JTI=x"]);
+    let single = user(&issuers, &server.token(json!({"groups": "ops"}))).await.unwrap();
+    assert_eq!(single.groups, ["g:ops", "system:authenticated"]);
+    assert_eq!(server.fetches.load(Ordering::Relaxed), 1);
+}
+
+#[tokio::test]
+async fn other_tokens_name_no_one() {
+    let server = Server::start().await;
+    let issuers = server.issuers();
+    let past = jiff::Timestamp::now().as_second() - 1;
+    for change in [
+        json!({"iss": "https://127.0.0.1:1"}),
+        json!({"aud": "other"}),
+        json!({"aud": null}),
+        json!({"exp": past}),
+        json!({"exp": null}),
+        json!({"nbf": past + 3600}),
+        json!({"email_verified": false}),
+        json!({"email_verified": "true"}),
+        json!({"email": null}),
+        json!({"email": ""}),
+        json!({"email": 7}),
+        json!({"groups": [7]}),
+        json!({"hd": "other.com"}),
+        json!({"hd": null}),
+        json!({"sub": null}),
+    ] {
+        assert_eq!(user(&issuers, &server.token(change.clone())).await, None, "{change}");
+    }
+    // Another key, a changed signature, no signature, and a secret that is the public key.
+    let other =
+        Server { key: KeyPair::generate().unwrap(), url: server.url.clone(), ..Server::start().await };
+    assert_eq!(user(&issuers, &other.token(json!({}))).await, None);
+    let good = server.token(json!({}));
+    let (signed, _) = good.rsplit_once('.').unwrap();
+    assert_eq!(user(&issuers, &format!("{signed}.AAAA")).await, None);
+    let claims = json!({"iss": server.url, "aud": "app", "exp": past + 60, "sub": "7", "email": "ann@example.com", "hd": "example.com"});
+    let secret = EncodingKey::from_secret(server.key.der_bytes());
+    let header = Header { kid: Some("one".to_owned()), ..Header::new(Algorithm::HS256) };
+    assert_eq!(user(&issuers, &encode(&header, &claims, &secret).unwrap()).await, None);
+    for broken in ["", "a.b", "a.b.c", "a.b.c.d"] {
+        assert_eq!(user(&issuers, broken).await, None);
+    }
+    assert!(user(&issuers, &good).await.is_some());
+}
+
+#[tokio::test]
+async fn unknown_keys_cause_one_fetch_within_the_interval() {
+    let server = Server::start().await;
+    let issuers = server.issuers();
+    for number in 0..20 {
+        let token = server.signed(&format!("k{number}"), &json!({"iss": server.url}));
+        assert_eq!(user(&issuers, &token).await, None);
+    }
+    assert_eq!(server.fetches.load(Ordering::Relaxed), 1);
+}
