@@ -85,7 +85,10 @@ impl Candidate {
                 self.release().await;
                 return;
             }
-            tracing::error!(lease = self.name, "no longer leading: the lease was not renewed in time");
+            tracing::error!(
+                lease = self.name,
+                "no longer leading: the lease was not renewed in time, or the work ended"
+            );
         }
     }
 
