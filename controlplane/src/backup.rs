@@ -12,9 +12,6 @@ use coracle_store::{Backup, BackupSummary, Embedded, EmbeddedOptions, Store as _
 
 use crate::store::sealing;
 
-/// The path of the API server from which a running control plane gives its backup.
-pub const BACKUP_PATH: &str = "/coracle/backup";
-
 /// A backup or a restore failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BackupError {

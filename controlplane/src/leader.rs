@@ -85,7 +85,10 @@ impl Candidate {
                 self.release().await;
                 return;
             }
-            tracing::error!(lease = self.name, "no longer leading: the lease was not renewed in time");
+            tracing::error!(
+                lease = self.name,
+                "no longer leading: the lease was not renewed in time, or the work ended"
+            );
         }
     }
 
@@ -148,8 +151,9 @@ impl Candidate {
     async fn try_hold(&mut self) -> Result<bool, kube::Error> {
         let found = self.leases.get_opt(self.name).await?;
         let spec = found.as_ref().and_then(|lease| lease.spec.clone());
-        self.observation = spec.map(|spec| Observation::of(spec, self.observation.take(), Instant::now()));
-        let transitions = match plan::plan(self.observation.as_ref(), &self.identity, Instant::now()) {
+        self.observation =
+            spec.map(|spec| Observation::of(spec, self.observation.take(), Instant::now().into()));
+        let transitions = match plan::plan(self.observation.as_ref(), &self.identity, Instant::now().into()) {
             Action::Wait => return Ok(false),
             Action::Take { transitions } => transitions,
             Action::Renew => {
@@ -184,7 +188,7 @@ impl Candidate {
         } else {
             self.leases.replace(self.name, &PostParams::default(), &lease).await?
         };
-        self.observation = written.spec.map(|spec| Observation::of(spec, None, Instant::now()));
+        self.observation = written.spec.map(|spec| Observation::of(spec, None, Instant::now().into()));
         Ok(())
     }
 

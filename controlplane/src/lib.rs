@@ -17,7 +17,8 @@ mod start;
 mod store;
 mod tls;
 
-pub use backup::{BACKUP_PATH, BackupError, BackupFile, offline_backup, restore_backup};
+pub use backup::{BackupError, BackupFile, offline_backup, restore_backup};
+pub use coracle_apiserver::BACKUP_PATH;
 pub use coracle_apiserver::{AuditConfig, AuditLogOptions, PluginSelection};
 pub use leader::LeaderElection;
 pub use pki::Pki;

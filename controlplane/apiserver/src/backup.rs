@@ -16,8 +16,8 @@ use crate::{
     server::State,
 };
 
-/// The path of the backup.
-pub(crate) const PATH: &str = "/coracle/backup";
+/// The path of the backup of a running control plane.
+pub const PATH: &str = "/coracle/backup";
 /// Chunks that wait for a slow client.
 const QUEUED: usize = 4;
 

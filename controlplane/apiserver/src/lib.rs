@@ -46,6 +46,7 @@ mod write;
 
 pub use admit::PluginSelection;
 pub use authn::User;
+pub use backup::PATH as BACKUP_PATH;
 pub use coracle_audit::LogOptions as AuditLogOptions;
 pub use error::ApiError;
 pub use in_flight::REQUEST_TIMEOUT;

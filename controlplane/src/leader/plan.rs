@@ -1,9 +1,8 @@
 //! What a candidate does with a lease. No I/O, no clock of its own.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::coordination::v1::LeaseSpec;
-use tokio::time::Instant;
 
 /// A lease, and when the candidate first saw it in this state. Clocks of servers differ, so the times in the lease are
 /// not compared with the candidate's.
