@@ -17,8 +17,9 @@ mod start;
 mod store;
 mod tls;
 
-pub use coracle_apiserver::{AuditConfig, AuditLogOptions, PluginSelection};
 pub use backup::{BACKUP_PATH, BackupError, BackupFile, offline_backup, restore_backup};
+pub use coracle_apiserver::{AuditConfig, AuditLogOptions, PluginSelection};
+pub use coracle_scheduler::SchedulerConfig;
 pub use leader::LeaderElection;
 pub use pki::Pki;
 pub use start::{ControlPlane, ControlPlaneConfig, Error, NodeIdentity, start};

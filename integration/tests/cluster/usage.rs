@@ -25,7 +25,8 @@ fn kubectl_top_shows_nodes_and_pods() {
         let node = cluster.try_kubectl(&["top", "node", "--no-headers"]);
         let text = String::from_utf8_lossy(&node.stdout).into_owned();
         assert!(text.starts_with("node-1 ") && text.contains('%'), "{text}");
-        let raw = cluster.try_kubectl(&["get", "--raw", "/apis/metrics.k8s.io/v1beta1/namespaces/default/pods/p"]);
+        let raw =
+            cluster.try_kubectl(&["get", "--raw", "/apis/metrics.k8s.io/v1beta1/namespaces/default/pods/p"]);
         let raw: serde_json::Value = serde_json::from_slice(&raw.stdout).unwrap();
         assert_eq!((&raw["kind"], &raw["containers"][0]["name"]), (&json!("PodMetrics"), &json!("busy")));
         let absent = cluster.try_kubectl(&["get", "--raw", "/apis/metrics.k8s.io/v1beta1/nodes/none"]);
