@@ -18,8 +18,8 @@ mod store;
 mod tls;
 
 pub use backup::{BackupError, BackupFile, offline_backup, restore_backup};
-pub use coracle_apiserver::BACKUP_PATH;
-pub use coracle_apiserver::{AuditConfig, AuditLogOptions, PluginSelection};
+pub use coracle_apiserver::{AuditConfig, AuditLogOptions, BACKUP_PATH, PluginSelection};
+pub use coracle_scheduler::SchedulerConfig;
 pub use leader::LeaderElection;
 pub use pki::Pki;
 pub use start::{ControlPlane, ControlPlaneConfig, Error, NodeIdentity, start};

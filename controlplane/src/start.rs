@@ -64,6 +64,8 @@ pub struct ControlPlaneConfig {
     pub admission_plugins: PluginSelection,
     /// What is recorded of requests, and where; `None` records nothing.
     pub audit: Option<AuditConfig>,
+    /// Configuration of the scheduler.
+    pub scheduler: SchedulerConfig,
     /// Maximum validity of certificates that are signed on request.
     pub signing_duration: Duration,
     /// Time without a heartbeat after which a node's conditions become Unknown and its pods are evicted.
@@ -154,6 +156,7 @@ impl ControlPlaneConfig {
             admission_file: None,
             admission_plugins: PluginSelection::default(),
             audit: None,
+            scheduler: SchedulerConfig::default(),
             signing_duration: Duration::from_secs(365 * 24 * 3600),
             node_monitor_grace: Duration::from_secs(50),
             request_timeout: coracle_apiserver::REQUEST_TIMEOUT,
@@ -188,7 +191,8 @@ pub async fn start(config: ControlPlaneConfig, shutdown: CancellationToken) -> R
     let tasks = TaskTracker::new();
     tasks.spawn(api.clone().serve(listener, tls));
     let plane = ControlPlane { api, pki, address: bound, kubeconfig, tasks, _lock: lock };
-    plane.start_clients(controllers, config.etcd.is_some().then_some(config.election), &stopped);
+    let parts = (controllers, config.scheduler.clone());
+    plane.start_clients(parts, config.etcd.is_some().then_some(config.election), &stopped);
     Ok(plane)
 }
 
@@ -365,7 +369,7 @@ impl ControlPlane {
     /// Starts controllers and scheduler: at once, or when this process is elected if others share the store.
     fn start_clients(
         &self,
-        config: ControllersConfig,
+        (config, scheduling): (ControllersConfig, SchedulerConfig),
         election: Option<LeaderElection>,
         shutdown: &CancellationToken,
     ) {
@@ -375,7 +379,7 @@ impl ControlPlane {
         };
         let scheduler = {
             let client = self.client("system:kube-scheduler", &[]);
-            move |token| coracle_scheduler::run(client.clone(), SchedulerConfig::default(), token)
+            move |token| coracle_scheduler::run(client.clone(), scheduling.clone(), token)
         };
         let Some(times) = election else {
             self.tasks.spawn(controllers(shutdown.clone()));

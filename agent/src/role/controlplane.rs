@@ -1,6 +1,6 @@
 //! `coracle controlplane`: the control plane alone.
 
-use coracle_controlplane::{ControlPlane, ControlPlaneConfig, EtcdConfig, LeaderElection};
+use coracle_controlplane::{ControlPlane, ControlPlaneConfig, EtcdConfig, LeaderElection, SchedulerConfig};
 use tokio_util::sync::CancellationToken;
 
 use crate::places;
@@ -51,6 +51,9 @@ pub(crate) async fn start(settings: &Settings, shutdown: CancellationToken) -> a
     config.admission_file = settings.admission_control_config_file;
     config.admission_plugins = settings.admission_plugins;
     config.audit = settings.audit;
+    if let Some(path) = &settings.scheduler_config {
+        config.scheduler = SchedulerConfig::read(path)?;
+    }
     config.serving_names = settings.tls_sans;
     config.own_node = settings.own_node;
     config.signing_duration = settings.signing_duration;

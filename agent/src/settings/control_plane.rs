@@ -70,6 +70,8 @@ settings! {
     audit_log_maxbackup: u32 = default "10", "COUNT";
     /// Days for which old files of the audit log are kept; 0 keeps all.
     audit_log_maxage: u32 = default "0", "DAYS";
+    /// Configuration of the scheduler: a file of kind KubeSchedulerConfiguration, as for kube-scheduler.
+    scheduler_config: Option<PathBuf> = unset "", "FILE";
     /// Further names or addresses of the API server for its certificate.
     tls_san: Vec<String> = default "", "NAME";
     /// Name of the node that joins from this machine. Its certificate may contain addresses of the API server.
@@ -98,6 +100,7 @@ pub(crate) struct ControlPlane {
     pub(crate) admission_control_config_file: Option<PathBuf>,
     pub(crate) admission_plugins: PluginSelection,
     pub(crate) audit: Option<AuditConfig>,
+    pub(crate) scheduler_config: Option<PathBuf>,
     pub(crate) tls_sans: Vec<String>,
     pub(crate) own_node: Option<String>,
     pub(crate) signing_duration: Duration,
@@ -152,6 +155,7 @@ impl ControlPlaneSettings {
                 disabled: self.disable_admission_plugins,
             },
             audit,
+            scheduler_config: self.scheduler_config,
             tls_sans: self.tls_san,
             own_node: self.own_node,
             signing_duration: seconds(self.cluster_signing_seconds),

@@ -1,14 +1,120 @@
 //! Configuration of the scheduler.
 
+mod file;
+
+use std::path::Path;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::NodeAffinity;
+
 /// Configuration of the scheduler.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct SchedulerConfig {
-    /// The scheduler handles only pods with this `spec.schedulerName`.
-    pub scheduler_name: String,
+    /// Back-off of a refused pod after its first refusal; it doubles with each refusal.
+    pub(crate) first_backoff: Duration,
+    /// Maximum back-off of a refused pod.
+    pub(crate) longest_backoff: Duration,
+    /// At least one. A pod is handled by the profile that its `spec.schedulerName` names.
+    pub(crate) profiles: Vec<Profile>,
+}
+
+/// The configuration file cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot use the scheduler configuration {path}: {reason}")]
+pub struct ConfigError {
+    path: String,
+    /// The invalid field, or the read error.
+    reason: String,
+}
+
+/// How pods of one scheduler name are scheduled.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Profile {
+    /// The scheduler name of its pods.
+    pub(crate) name: String,
+    pub(crate) weights: Weights,
+    pub(crate) fit: Fit,
+    /// Node affinity that every pod has besides its own.
+    pub(crate) added_affinity: Option<NodeAffinity>,
+}
+
+/// Weights of the scores; 0 disables a score.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Weights {
+    pub(crate) taints: i64,
+    pub(crate) node_affinity: i64,
+    pub(crate) spread: i64,
+    pub(crate) pod_affinity: i64,
+    pub(crate) fit: i64,
+    pub(crate) balanced: i64,
+    pub(crate) images: i64,
+}
+
+/// How NodeResourcesFit scores a node.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Fit {
+    pub(crate) strategy: Strategy,
+    /// Resources with their weights.
+    pub(crate) resources: Vec<(String, i64)>,
+}
+
+/// The score of a resource by its utilization.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Strategy {
+    /// More free resources are better.
+    Least,
+    /// Fewer free resources are better.
+    Most,
+    /// Points of utilization in percent and score from 0 to 10, with rising utilization.
+    Ratio(Vec<(i64, i64)>),
 }
 
 impl Default for SchedulerConfig {
     fn default() -> Self {
-        Self { scheduler_name: "default-scheduler".to_owned() }
+        Self {
+            first_backoff: Duration::from_secs(1),
+            longest_backoff: Duration::from_secs(10),
+            profiles: vec![Profile::default()],
+        }
+    }
+}
+
+impl Default for Profile {
+    fn default() -> Self {
+        Self {
+            name: "default-scheduler".to_owned(),
+            weights: Weights::default(),
+            fit: Fit::default(),
+            added_affinity: None,
+        }
+    }
+}
+
+impl Default for Weights {
+    fn default() -> Self {
+        Self { taints: 3, node_affinity: 2, spread: 2, pod_affinity: 2, fit: 1, balanced: 1, images: 1 }
+    }
+}
+
+impl Default for Fit {
+    fn default() -> Self {
+        Self { strategy: Strategy::Least, resources: vec![("cpu".to_owned(), 1), ("memory".to_owned(), 1)] }
+    }
+}
+
+impl SchedulerConfig {
+    /// Reads a `KubeSchedulerConfiguration` of version v1.
+    ///
+    /// # Errors
+    /// The file cannot be read, or has a field that this scheduler does not support.
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let failed = |reason: String| ConfigError { path: path.display().to_string(), reason };
+        let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
+        file::parse(&text).map_err(failed)
+    }
+
+    /// The profile of a scheduler name.
+    pub(crate) fn profile(&self, scheduler: &str) -> Option<&Profile> {
+        self.profiles.iter().find(|profile| profile.name == scheduler)
     }
 }

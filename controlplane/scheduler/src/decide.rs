@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::config::Profile;
 use crate::filter::refusals;
 use crate::hint::Changes;
 use crate::object::Pod;
@@ -21,7 +22,7 @@ pub(crate) struct Unschedulable {
 }
 
 /// The name of the best node. Otherwise the message of upstream, which counts the nodes by reason.
-pub(crate) fn decide(pod: &Pod, snapshot: &Snapshot) -> Result<String, Unschedulable> {
+pub(crate) fn decide(pod: &Pod, profile: &Profile, snapshot: &Snapshot) -> Result<String, Unschedulable> {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     let mut total = 0;
     // A new node may run any pod.
@@ -30,7 +31,7 @@ pub(crate) fn decide(pod: &Pod, snapshot: &Snapshot) -> Result<String, Unschedul
     let mut fitting = Vec::new();
     for node in snapshot.candidates() {
         total += 1;
-        let (mut reasons, mut changes) = refusals(pod, node);
+        let (mut reasons, mut changes) = refusals(pod, profile, node);
         if reasons.is_empty() {
             (reasons, changes) = (topology.refusals(node), Changes::ALL);
         }
@@ -49,7 +50,7 @@ pub(crate) fn decide(pod: &Pod, snapshot: &Snapshot) -> Result<String, Unschedul
     if total == 0 {
         return Err(Unschedulable { message: "no nodes available to schedule pods".to_owned(), helped_by });
     }
-    if let Some(place) = score::best(pod, &topology, &fitting) {
+    if let Some(place) = score::best(pod, profile, (&topology, &snapshot.images), &fitting) {
         return Ok(fitting[place].facts.name.clone());
     }
     let mut reasons: Vec<String> =
@@ -75,13 +76,13 @@ mod tests {
         ]);
         let greedy = fixture::pod("p", json!({"containers": [{"resources": {"requests": {"cpu": "64"}}}]}));
         let message = "0/3 nodes are available: 1 node(s) had untolerated taint(s), 2 Insufficient cpu.";
-        let refused = decide(&greedy, &snapshot).unwrap_err();
+        let refused = decide(&greedy, &Profile::default(), &snapshot).unwrap_err();
         assert_eq!(
             (refused.message.as_str(), refused.helped_by),
             (message, Changes::NODE | Changes::POD_GONE)
         );
-        assert_eq!(decide(&fixture::pod("p", json!({})), &snapshot), Ok("a".to_owned()));
-        let none = decide(&greedy, &fixture::snapshot(&[])).unwrap_err();
+        assert_eq!(decide(&fixture::pod("p", json!({})), &Profile::default(), &snapshot), Ok("a".to_owned()));
+        let none = decide(&greedy, &Profile::default(), &fixture::snapshot(&[])).unwrap_err();
         assert_eq!(none.message, "no nodes available to schedule pods");
     }
 }

@@ -7,6 +7,7 @@ pub(crate) mod resources;
 mod taints;
 mod unschedulable;
 
+use crate::config::Profile;
 use crate::hint::Changes;
 use crate::object::Pod;
 use crate::snapshot::Candidate;
@@ -23,18 +24,23 @@ const FIXED: [Filter; 4] = [unschedulable::refuse, node_name::refuse, taints::re
 const BY_PODS: [Filter; 2] = [host_ports::refuse, resources::refuse];
 
 /// Whether the node refuses the pod at most for reasons that the removal of other pods can change.
-pub(crate) fn resolvable_refusals(pod: &Pod, node: Candidate<'_>) -> bool {
-    FIXED.iter().all(|filter| filter(pod, node).is_empty())
+pub(crate) fn resolvable_refusals(pod: &Pod, profile: &Profile, node: Candidate<'_>) -> bool {
+    node_affinity::refuse_by_profile(profile, node).is_empty()
+        && FIXED.iter().all(|filter| filter(pod, node).is_empty())
 }
 
 /// The reasons of the first filter that refuses the pod, with the changes that may help. Empty if the node can run it.
-pub(crate) fn refusals(pod: &Pod, node: Candidate<'_>) -> (Vec<Refusal>, Changes) {
+pub(crate) fn refusals(pod: &Pod, profile: &Profile, node: Candidate<'_>) -> (Vec<Refusal>, Changes) {
     let first = |filters: &[Filter]| {
         filters.iter().map(|filter| filter(pod, node)).find(|reasons| !reasons.is_empty())
     };
     // Cheap filters that exclude many nodes come first.
     if let Some(reasons) = first(&FIXED) {
         return (reasons, Changes::NODE);
+    }
+    let enforced = node_affinity::refuse_by_profile(profile, node);
+    if !enforced.is_empty() {
+        return (enforced, Changes::NODE);
     }
     (first(&BY_PODS).unwrap_or_default(), Changes::NODE | Changes::POD_GONE)
 }

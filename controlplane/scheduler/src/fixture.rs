@@ -23,7 +23,7 @@ pub(crate) fn node(name: &str, fields: Value) -> Node {
     let mut value = json!({
         "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
         "spec": {"taints": [], "unschedulable": false},
-        "status": {"allocatable": {"cpu": "4", "memory": "8Gi", "pods": "10"}},
+        "status": {"images": [], "allocatable": {"cpu": "4", "memory": "8Gi", "pods": "10"}},
     });
     for (pointer, field) in fields.as_object().unwrap() {
         *value.pointer_mut(pointer).unwrap() = field.clone();

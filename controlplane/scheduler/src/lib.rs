@@ -25,5 +25,5 @@ mod score;
 mod snapshot;
 mod topology;
 
-pub use config::SchedulerConfig;
+pub use config::{ConfigError, SchedulerConfig};
 pub use run::run;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use coracle_values::resource;
 use k8s_openapi::api::core::v1::{
-    Affinity, PodCondition, PodSchedulingGate, ResourceRequirements, Taint, Toleration,
+    Affinity, ContainerImage, PodCondition, PodSchedulingGate, ResourceRequirements, Taint, Toleration,
     TopologySpreadConstraint,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -44,6 +44,7 @@ pub(crate) struct PodSpec {
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct Container {
+    pub(crate) image: Option<String>,
     pub(crate) resources: Option<ResourceRequirements>,
     pub(crate) ports: Option<Vec<k8s_openapi::api::core::v1::ContainerPort>>,
     pub(crate) restart_policy: Option<String>,
@@ -82,6 +83,7 @@ pub(crate) struct NodeSpec {
 pub(crate) struct NodeStatus {
     pub(crate) allocatable: Option<BTreeMap<String, Quantity>>,
     pub(crate) capacity: Option<BTreeMap<String, Quantity>>,
+    pub(crate) images: Option<Vec<ContainerImage>>,
 }
 
 /// A namespace. Affinity terms select namespaces by label.
@@ -136,12 +138,16 @@ impl Pod {
         matches!(self.status.phase.as_deref(), Some("Succeeded" | "Failed"))
     }
 
-    /// Whether this scheduler is to schedule the pod now.
-    pub(crate) fn waits_for(&self, scheduler: &str) -> bool {
+    /// The name of the scheduler that handles the pod.
+    pub(crate) fn scheduler(&self) -> &str {
+        self.spec.scheduler_name.as_deref().unwrap_or("default-scheduler")
+    }
+
+    /// Whether the pod is to be scheduled now.
+    pub(crate) fn waits(&self) -> bool {
         self.node().is_none()
             && !self.finished()
             && self.metadata.deletion_timestamp.is_none()
-            && self.spec.scheduler_name.as_deref().unwrap_or("default-scheduler") == scheduler
             && self.spec.scheduling_gates.as_ref().is_none_or(Vec::is_empty)
     }
 

@@ -6,6 +6,7 @@ use std::cmp::Reverse;
 
 use jiff::Timestamp;
 
+use crate::config::Profile;
 use crate::filter::{refusals, resolvable_refusals};
 use crate::object::Pod;
 use crate::snapshot::{Placed, Snapshot};
@@ -31,7 +32,7 @@ pub(crate) struct Preemption {
 }
 
 /// Chooses the node on which the least important pods make room. Otherwise upstream's message.
-pub(crate) fn preempt(pod: &Pod, snapshot: &mut Snapshot) -> Result<Preemption, String> {
+pub(crate) fn preempt(pod: &Pod, profile: &Profile, snapshot: &mut Snapshot) -> Result<Preemption, String> {
     if pod.spec.preemption_policy.as_deref() == Some("Never") {
         return Err("preemption: not eligible due to preemptionPolicy=Never.".to_owned());
     }
@@ -40,12 +41,13 @@ pub(crate) fn preempt(pod: &Pod, snapshot: &mut Snapshot) -> Result<Preemption, 
         return Err(message.to_owned());
     }
     let nodes = snapshot.node_names();
-    let helpful: Vec<&String> = nodes.iter().filter(|node| can_help(pod, snapshot, node)).collect();
+    let helpful: Vec<&String> =
+        nodes.iter().filter(|node| can_help((pod, profile), snapshot, node)).collect();
     let (total, useless) = (nodes.len(), nodes.len() - helpful.len());
     let mut found: Vec<Preemption> = Vec::new();
     let mut hopeless = 0;
     for node in helpful {
-        match victims(pod, snapshot, node) {
+        match victims((pod, profile), snapshot, node) {
             Some(victims) => found.push(Preemption { node: node.clone(), victims }),
             None => hopeless += 1,
         }
@@ -90,12 +92,12 @@ fn waits_for_victims(pod: &Pod, snapshot: &Snapshot) -> bool {
 }
 
 /// Whether the node refuses the pod only for reasons that the removal of pods can change.
-fn can_help(pod: &Pod, snapshot: &Snapshot, node: &str) -> bool {
-    snapshot.candidate(node).is_some_and(|node| resolvable_refusals(pod, node))
+fn can_help((pod, profile): (&Pod, &Profile), snapshot: &Snapshot, node: &str) -> bool {
+    snapshot.candidate(node).is_some_and(|node| resolvable_refusals(pod, profile, node))
 }
 
 /// The pods to remove from a node. None if the pod would not fit even without all pods of lower priority.
-fn victims(pod: &Pod, snapshot: &mut Snapshot, node: &str) -> Option<Vec<Victim>> {
+fn victims((pod, profile): (&Pod, &Profile), snapshot: &mut Snapshot, node: &str) -> Option<Vec<Victim>> {
     let mut lower = snapshot.lower_on(node, pod.spec.priority.unwrap_or_default());
     if lower.is_empty() {
         return None;
@@ -108,12 +110,12 @@ fn victims(pod: &Pod, snapshot: &mut Snapshot, node: &str) -> Option<Vec<Victim>
     for ((uid, _), _) in &lower {
         snapshot.remove(uid);
     }
-    let fits = fits(pod, snapshot, node);
+    let fits = fits((pod, profile), snapshot, node);
     let mut victims: Vec<Victim> = Vec::new();
     let mut removed: Vec<(String, Placed)> = Vec::new();
     for ((uid, placed), violates) in lower {
         snapshot.restore(&uid, node, placed.clone());
-        if fits && !self::fits(pod, snapshot, node) {
+        if fits && !self::fits((pod, profile), snapshot, node) {
             snapshot.remove(&uid);
             victims.push(Victim {
                 uid: uid.clone(),
@@ -132,12 +134,11 @@ fn victims(pod: &Pod, snapshot: &mut Snapshot, node: &str) -> Option<Vec<Victim>
     (fits && !victims.is_empty()).then_some(victims)
 }
 
-fn fits(pod: &Pod, snapshot: &Snapshot, node: &str) -> bool {
+fn fits((pod, profile): (&Pod, &Profile), snapshot: &Snapshot, node: &str) -> bool {
     let topology = Topology::of(pod, snapshot);
-    snapshot
-        .candidate(node)
-        .is_some_and(|found| refusals(pod, found).0.is_empty() && topology.refusals(found).is_empty())
-        && !snapshot.is_promised(pod, node)
+    snapshot.candidate(node).is_some_and(|found| {
+        refusals(pod, profile, found).0.is_empty() && topology.refusals(found).is_empty()
+    }) && !snapshot.is_promised(pod, node)
 }
 
 #[cfg(test)]
@@ -164,7 +165,7 @@ mod tests {
     }
 
     fn decide(pod: &Pod, snapshot: &mut Snapshot) -> String {
-        match preempt(pod, snapshot) {
+        match preempt(pod, &Profile::default(), snapshot) {
             Ok(found) => {
                 let names: Vec<&str> = found.victims.iter().map(|victim| victim.name.as_str()).collect();
                 format!("{}: {}", found.node, names.join(" "))
@@ -223,12 +224,13 @@ mod tests {
         snapshot.place(&pod("old", 20, "4", json!({})), "b");
         assert_eq!(decide(&pod("p", 10, "4", json!({})), &mut snapshot), "a: one two");
         snapshot.budgets.set(&budget(1));
-        let violations: Vec<bool> = preempt(&pod("p", 10, "4", json!({})), &mut snapshot)
-            .unwrap()
-            .victims
-            .iter()
-            .map(|victim| victim.violates)
-            .collect();
+        let violations: Vec<bool> =
+            preempt(&pod("p", 10, "4", json!({})), &Profile::default(), &mut snapshot)
+                .unwrap()
+                .victims
+                .iter()
+                .map(|victim| victim.violates)
+                .collect();
         assert_eq!(violations, [false, false]);
     }
 

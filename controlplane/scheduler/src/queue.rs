@@ -18,9 +18,6 @@ use crate::hint::Changes;
 use crate::object::Pod;
 use coracle_values::object::ObjectExt;
 
-const FIRST_WAIT: Duration = Duration::from_secs(1);
-const LONGEST_WAIT: Duration = Duration::from_secs(10);
-
 /// The state of a pod in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
@@ -49,8 +46,9 @@ struct Entry {
 }
 
 /// The queue.
-#[derive(Default)]
 pub(crate) struct Queue {
+    /// Back-off after the first refusal, and the longest one.
+    backoff: (Duration, Duration),
     entries: HashMap<String, Entry>,
     ready: BTreeMap<Turn, String>,
     held_back: BTreeMap<(Instant, u64), String>,
@@ -61,6 +59,19 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
+    /// An empty queue with the shortest and the longest back-off of refused pods.
+    pub(crate) fn new(first: Duration, longest: Duration) -> Self {
+        Self {
+            backoff: (first, longest),
+            entries: HashMap::new(),
+            ready: BTreeMap::new(),
+            held_back: BTreeMap::new(),
+            unschedulable: HashSet::new(),
+            tried: HashSet::new(),
+            serial: 0,
+        }
+    }
+
     /// Adds a pod or its newer version. If its requirements changed, the pod is ready at once.
     pub(crate) fn add(&mut self, pod: Pod) {
         let uid = pod.uid().to_owned();
@@ -119,7 +130,7 @@ impl Queue {
     pub(crate) fn refused(&mut self, uid: &str, helped_by: Changes, now: Instant) {
         let Some(entry) = self.entries.get_mut(uid) else { return };
         entry.refusals += 1;
-        entry.rest_until = Some(now + wait(entry.refusals));
+        entry.rest_until = Some(now + wait(self.backoff, entry.refusals));
         entry.place = Place::Unschedulable;
         self.tried.remove(uid);
         entry.helped_by = helped_by;
@@ -181,8 +192,8 @@ impl Queue {
     }
 }
 
-fn wait(refusals: u32) -> Duration {
-    FIRST_WAIT.saturating_mul(2_u32.saturating_pow(refusals.saturating_sub(1))).min(LONGEST_WAIT)
+fn wait((first, longest): (Duration, Duration), refusals: u32) -> Duration {
+    first.saturating_mul(2_u32.saturating_pow(refusals.saturating_sub(1))).min(longest)
 }
 
 #[cfg(test)]
@@ -191,13 +202,17 @@ mod tests {
     use crate::fixture::pod;
     use serde_json::json;
 
+    fn empty() -> Queue {
+        Queue::new(Duration::from_secs(1), Duration::from_secs(10))
+    }
+
     fn pop(queue: &mut Queue, now: Instant) -> String {
         queue.pop(now).map(|pod| pod.name().to_owned()).unwrap_or_default()
     }
 
     #[tokio::test]
     async fn the_pod_with_higher_priority_comes_first_then_the_older_one() {
-        let (mut queue, now) = (Queue::default(), Instant::now());
+        let (mut queue, now) = (empty(), Instant::now());
         queue.add(pod("old", json!({})));
         queue.add(pod("young", json!({})));
         queue.add(pod("important", json!({"priority": 10})));
@@ -207,7 +222,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_refused_pod_waits_for_a_change_and_for_its_back_off() {
-        let (mut queue, now) = (Queue::default(), Instant::now());
+        let (mut queue, now) = (empty(), Instant::now());
         queue.add(pod("p", json!({})));
         assert_eq!(pop(&mut queue, now), "p");
         queue.refused("p", Changes::NODE, now);
@@ -227,7 +242,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_change_while_the_pod_is_in_flight_is_not_lost() {
-        let (mut queue, now) = (Queue::default(), Instant::now());
+        let (mut queue, now) = (empty(), Instant::now());
         queue.add(pod("p", json!({})));
         assert_eq!(pop(&mut queue, now), "p");
         queue.change(Changes::NODE, now);
@@ -237,7 +252,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_pod_with_changed_requirements_is_ready_at_once() {
-        let (mut queue, now) = (Queue::default(), Instant::now());
+        let (mut queue, now) = (empty(), Instant::now());
         queue.add(pod("p", json!({"nodeSelector": {"a": "b"}})));
         pop(&mut queue, now);
         queue.refused("p", Changes::NODE, now);

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::bind;
-use crate::config::SchedulerConfig;
+use crate::config::{Profile, SchedulerConfig};
 use crate::decide::{Unschedulable, decide};
 use crate::hint::Changes;
 use crate::object::{Namespace, Node, Pod, PodDisruptionBudget};
@@ -69,9 +69,9 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
     let mut sending = JoinSet::from_iter([events.run()]);
     let mut scheduler = Scheduler {
         client,
+        queue: Queue::new(config.first_backoff, config.longest_backoff),
         config,
         recorder,
-        queue: Queue::default(),
         snapshot: Snapshot::default(),
         assumed: HashSet::new(),
         bindings: JoinSet::new(),
@@ -180,7 +180,7 @@ impl Scheduler {
             }
         } else if self.assumed.contains(pod.uid()) {
             // The result of the binding in flight decides.
-        } else if pod.waits_for(&self.config.scheduler_name) {
+        } else if pod.waits() && self.config.profile(pod.scheduler()).is_some() {
             // After a restart the nominations are in the pods.
             if let (Some(node), false) =
                 (pod.status.nominated_node_name.clone(), self.snapshot.is_nominated(pod.uid()))
@@ -261,7 +261,8 @@ impl Scheduler {
 
     fn schedule_next(&mut self) {
         let Some(pod) = self.queue.pop(Instant::now()) else { return };
-        match decide(&pod, &self.snapshot) {
+        let Some(profile) = self.config.profile(pod.scheduler()).cloned() else { return };
+        match decide(&pod, &profile, &self.snapshot) {
             Ok(node) => {
                 if self.snapshot.place(&pod, &node) {
                     self.queue.change(Changes::POD_PLACED, Instant::now());
@@ -273,14 +274,14 @@ impl Scheduler {
                     Bound { pod, node, result }
                 });
             }
-            Err(refused) => self.refused(&pod, refused),
+            Err(refused) => self.refused(&pod, &profile, refused),
         }
     }
 
     /// Handles a pod that no node can run: pods of lower priority may make room for it.
-    fn refused(&mut self, pod: &Pod, refused: Unschedulable) {
+    fn refused(&mut self, pod: &Pod, profile: &Profile, refused: Unschedulable) {
         let Unschedulable { mut message, helped_by } = refused;
-        let preemption = preempt(pod, &mut self.snapshot);
+        let preemption = preempt(pod, profile, &mut self.snapshot);
         self.queue.refused(pod.uid(), helped_by, Instant::now());
         let nominated = match preemption {
             Ok(Preemption { node, victims }) => {
@@ -317,8 +318,8 @@ impl Scheduler {
             ..ObjectReference::default()
         };
         let message = format!("Preempted by pod {} on node {node}", pod.uid());
-        self.recorder.record(about, self.config.scheduler_name.clone(), Event::normal("Preempted", message));
-        let (client, name) = (self.client.clone(), self.config.scheduler_name.clone());
+        self.recorder.record(about, pod.scheduler().to_owned(), Event::normal("Preempted", message));
+        let (client, name) = (self.client.clone(), pod.scheduler().to_owned());
         self.marks.spawn(async move {
             if let Err(error) = bind::evict(client, &victim, &name).await {
                 tracing::warn!(pod = victim.name, namespace = victim.namespace, "preemption failed: {error}");
@@ -348,6 +349,6 @@ impl Scheduler {
     }
 
     fn record(&self, pod: &Pod, event: Event) {
-        self.recorder.record(pod.object_reference(), self.config.scheduler_name.clone(), event);
+        self.recorder.record(pod.object_reference(), pod.scheduler().to_owned(), event);
     }
 }

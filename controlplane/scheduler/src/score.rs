@@ -1,45 +1,50 @@
 //! Scores: how well each remaining node fits a pod, from 0 to 100. One file per score.
 
 mod balanced;
-mod least_allocated;
+mod fit;
+mod images;
 mod node_affinity;
 mod spread;
 mod taints;
 
+use crate::config::Profile;
 use crate::object::Pod;
-use crate::snapshot::Candidate;
+use crate::snapshot::{Candidate, Images};
 use crate::topology::Topology;
 
 /// The best score.
 pub(crate) const BEST: i64 = 100;
 
-type Score = fn(&Pod, &[Candidate<'_>]) -> Vec<i64>;
-
-/// The scores and their weights.
-const SCORES: [(Score, i64); 5] = [
-    (taints::score, 3),
-    (node_affinity::score, 2),
-    (spread::score, 2),
-    (least_allocated::score, 1),
-    (balanced::score, 1),
-];
-
 /// The index of the best node. Of equal nodes the one with the fewest pods wins, then the first.
-pub(crate) fn best(pod: &Pod, topology: &Topology, nodes: &[Candidate<'_>]) -> Option<usize> {
-    let mut totals = vec![0; nodes.len()];
+pub(crate) fn best(
+    pod: &Pod,
+    profile: &Profile,
+    (topology, images): (&Topology, &Images),
+    nodes: &[Candidate<'_>],
+) -> Option<usize> {
+    let mut totals = vec![0_i64; nodes.len()];
     if nodes.len() > 1 {
-        for (score, weight) in SCORES {
-            for (total, mark) in totals.iter_mut().zip(score(pod, nodes)) {
-                *total += mark * weight;
+        let weights = &profile.weights;
+        let mut add = |weight: i64, score: &dyn Fn() -> Vec<i64>| {
+            if weight == 0 {
+                return;
             }
-        }
+            for (total, mark) in totals.iter_mut().zip(score()) {
+                *total = total.saturating_add(mark.saturating_mul(weight));
+            }
+        };
+        add(weights.taints, &|| taints::score(pod, nodes));
+        add(weights.node_affinity, &|| node_affinity::score(pod, profile.added_affinity.as_ref(), nodes));
+        // Upstream's plugin has default constraints, which spread pods of one owner.
+        add(weights.spread, &|| spread::score(pod, nodes));
+        add(weights.spread, &|| topology.spread_scores(nodes));
+        add(weights.pod_affinity, &|| topology.affinity_scores(nodes));
+        add(weights.fit, &|| fit::score(pod, profile, nodes));
+        add(weights.balanced, &|| balanced::score(pod, nodes));
+        add(weights.images, &|| images::score(pod, images, nodes));
     }
-    if nodes.len() > 1 {
-        for (total, mark) in totals.iter_mut().zip(topology.scores(nodes)) {
-            *total += mark;
-        }
-    }
-    (0..nodes.len()).min_by_key(|place| (-totals[*place], nodes[*place].info.requested.pods))
+    (0..nodes.len())
+        .min_by_key(|place| (std::cmp::Reverse(totals[*place]), nodes[*place].info.requested.pods))
 }
 
 /// `part` of `whole` on the scale from 0 to [`BEST`], rounded down; `whole` is above 0.
@@ -71,12 +76,24 @@ mod tests {
             let pod = fixture::owned(&format!("p{number}"), "set");
             let name = {
                 let nodes: Vec<_> = snapshot.candidates().collect();
-                nodes[best(&pod, &Topology::default(), &nodes).unwrap()].facts.name.clone()
+                nodes[best(&pod, &Profile::default(), (&Topology::default(), &snapshot.images), &nodes)
+                    .unwrap()]
+                .facts
+                .name
+                .clone()
             };
             snapshot.place(&pod, &name);
             places.push_str(&name);
         }
         assert_eq!(places, "abab");
-        assert_eq!(best(&fixture::pod("p", json!({})), &Topology::default(), &[]), None);
+        assert_eq!(
+            best(
+                &fixture::pod("p", json!({})),
+                &Profile::default(),
+                (&Topology::default(), &Images::default()),
+                &[],
+            ),
+            None
+        );
     }
 }

@@ -51,6 +51,8 @@ pub(crate) struct NodeInfo {
     /// None: pods are bound to this node, but the Node object does not exist.
     facts: Option<Facts>,
     pods: HashMap<String, Placed>,
+    /// Sizes of the node's images by name. They are no part of the facts: a new image helps no refused pod.
+    pub(crate) images: HashMap<String, i64>,
     /// Number of pods by owner.
     owners: HashMap<String, usize>,
     pub(crate) requested: Resources,
@@ -73,6 +75,13 @@ struct Nominated {
     requests: Resources,
 }
 
+/// On how many nodes each image is.
+#[derive(Debug, Default)]
+pub(crate) struct Images {
+    counts: HashMap<String, usize>,
+    nodes: usize,
+}
+
 /// All nodes.
 #[derive(Debug, Default)]
 pub(crate) struct Snapshot {
@@ -82,6 +91,8 @@ pub(crate) struct Snapshot {
     repelling: HashSet<String>,
     /// Pods for which other pods make room, by uid.
     nominated: HashMap<String, Nominated>,
+    /// The images of all nodes.
+    pub(crate) images: Images,
     /// Disruption budgets.
     pub(crate) budgets: Budgets,
     /// The labels of each namespace.
@@ -143,6 +154,32 @@ impl NodeInfo {
     }
 }
 
+impl Images {
+    /// Number of nodes.
+    pub(crate) fn nodes(&self) -> usize {
+        self.nodes
+    }
+
+    /// Number of nodes that have this image.
+    pub(crate) fn spread(&self, image: &str) -> usize {
+        self.counts.get(image).copied().unwrap_or_default()
+    }
+
+    fn replace(&mut self, old: &HashMap<String, i64>, new: &HashMap<String, i64>) {
+        for name in old.keys() {
+            if let Entry::Occupied(mut count) = self.counts.entry(name.clone()) {
+                *count.get_mut() -= 1;
+                if *count.get() == 0 {
+                    count.remove();
+                }
+            }
+        }
+        for name in new.keys() {
+            *self.counts.entry(name.clone()).or_default() += 1;
+        }
+    }
+}
+
 impl Snapshot {
     /// The existing nodes, ordered by name.
     pub(crate) fn candidates(&self) -> impl Iterator<Item = Candidate<'_>> {
@@ -176,6 +213,15 @@ impl Snapshot {
         };
         let info = self.nodes.entry(facts.name.clone()).or_default();
         let changed = info.facts.as_ref() != Some(&facts);
+        let is_new = info.facts.is_none();
+        let images = node.status.images.iter().flatten();
+        let images = images.flat_map(|image| {
+            let size = image.size_bytes.unwrap_or_default();
+            image.names.iter().flatten().map(move |name| (name.clone(), size))
+        });
+        let old = std::mem::replace(&mut info.images, images.collect());
+        self.images.replace(&old, &info.images);
+        self.images.nodes += usize::from(is_new);
         info.facts = Some(facts);
         changed
     }
@@ -183,6 +229,8 @@ impl Snapshot {
     /// Removes a node. Its pods stay until they are removed.
     pub(crate) fn remove_node(&mut self, name: &str) {
         if let Some(info) = self.nodes.get_mut(name) {
+            self.images.replace(&std::mem::take(&mut info.images), &HashMap::new());
+            self.images.nodes -= usize::from(info.facts.is_some());
             info.facts = None;
             if info.pods.is_empty() {
                 self.nodes.remove(name);

@@ -32,9 +32,13 @@ impl Topology {
         refusal.map(str::to_owned).into_iter().collect()
     }
 
-    /// Scores of nodes by preferred constraints, with weight 2 for each of the two scores.
-    pub(crate) fn scores(&self, nodes: &[Candidate<'_>]) -> Vec<i64> {
-        let (affinity, spread) = (self.affinity.scores(nodes), self.spread.scores(nodes));
-        affinity.into_iter().zip(spread).map(|(one, other)| 2 * one + 2 * other).collect()
+    /// Scores of nodes by preferred affinity.
+    pub(crate) fn affinity_scores(&self, nodes: &[Candidate<'_>]) -> Vec<i64> {
+        self.affinity.scores(nodes)
+    }
+
+    /// Scores of nodes by preferred spread.
+    pub(crate) fn spread_scores(&self, nodes: &[Candidate<'_>]) -> Vec<i64> {
+        self.spread.scores(nodes)
     }
 }

@@ -2,26 +2,38 @@
 
 use coracle_values::label_selector::has_all;
 use coracle_values::node_selector::term_matches;
+use k8s_openapi::api::core::v1::NodeAffinity;
 
 use super::Refusal;
+use crate::config::Profile;
 use crate::object::Pod;
 use crate::snapshot::Candidate;
 
 pub(crate) fn refuse(pod: &Pod, node: Candidate<'_>) -> Vec<Refusal> {
     let selected = has_all(Some(&node.facts.labels), pod.spec.node_selector.as_ref());
     let affinity = pod.spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
-    let required =
-        affinity.and_then(|node| node.required_during_scheduling_ignored_during_execution.as_ref());
-    let required = required.is_none_or(|required| {
-        required
-            .node_selector_terms
-            .iter()
-            .any(|term| term_matches(term, &node.facts.labels, &node.facts.name))
-    });
-    if selected && required {
+    if selected && meets(affinity, node) {
         return Vec::new();
     }
     vec!["node(s) didn't match Pod's node affinity/selector".to_owned()]
+}
+
+/// Refuses nodes that the affinity of the scheduler's profile does not select.
+pub(crate) fn refuse_by_profile(profile: &Profile, node: Candidate<'_>) -> Vec<Refusal> {
+    if meets(profile.added_affinity.as_ref(), node) {
+        return Vec::new();
+    }
+    vec!["node(s) didn't match scheduler-enforced node affinity".to_owned()]
+}
+
+/// Whether a node meets the required terms: one of them, if there are any.
+fn meets(affinity: Option<&NodeAffinity>, node: Candidate<'_>) -> bool {
+    let required =
+        affinity.and_then(|node| node.required_during_scheduling_ignored_during_execution.as_ref());
+    required.is_none_or(|required| {
+        let mut terms = required.node_selector_terms.iter();
+        terms.any(|term| term_matches(term, &node.facts.labels, &node.facts.name))
+    })
 }
 
 #[cfg(test)]

@@ -1,21 +1,23 @@
 //! Score NodeAffinity: nodes that match more of the preferred terms are better.
 
 use coracle_values::node_selector::term_matches;
-use k8s_openapi::api::core::v1::PreferredSchedulingTerm;
+use k8s_openapi::api::core::v1::{NodeAffinity, PreferredSchedulingTerm};
 
 use super::normalize;
 use crate::object::Pod;
 use crate::snapshot::Candidate;
 
-pub(crate) fn score(pod: &Pod, nodes: &[Candidate<'_>]) -> Vec<i64> {
+pub(crate) fn score(pod: &Pod, added: Option<&NodeAffinity>, nodes: &[Candidate<'_>]) -> Vec<i64> {
     let affinity = pod.spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
-    let terms =
-        affinity.and_then(|node| node.preferred_during_scheduling_ignored_during_execution.as_deref());
+    let preferred = |node: &NodeAffinity| {
+        node.preferred_during_scheduling_ignored_during_execution.clone().unwrap_or_default()
+    };
+    let terms: Vec<PreferredSchedulingTerm> = added.into_iter().chain(affinity).flat_map(preferred).collect();
     let weight = |node: &Candidate<'_>| {
         let matches = |term: &&PreferredSchedulingTerm| {
             term_matches(&term.preference, &node.facts.labels, &node.facts.name)
         };
-        let met = terms.unwrap_or_default().iter().filter(matches);
+        let met = terms.iter().filter(matches);
         met.map(|term| i64::from(term.weight)).sum()
     };
     normalize(nodes.iter().map(weight).collect(), false)
@@ -42,6 +44,6 @@ mod tests {
             labelled("c", json!({})),
         ]);
         let nodes: Vec<_> = snapshot.candidates().collect();
-        assert_eq!(score(&pod, &nodes), [100, 25, 0]);
+        assert_eq!(score(&pod, None, &nodes), [100, 25, 0]);
     }
 }

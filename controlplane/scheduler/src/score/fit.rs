@@ -1,0 +1,100 @@
+//! Score NodeResourcesFit: by the utilization of the node's resources, with the strategy of the profile.
+
+use coracle_values::pod_resources::Resources;
+
+use super::{BEST, share};
+use crate::config::{Fit, Profile, Strategy};
+use crate::object::Pod;
+use crate::request::of_pod;
+use crate::snapshot::{Candidate, weight_of};
+
+pub(super) fn score(pod: &Pod, profile: &Profile, nodes: &[Candidate<'_>]) -> Vec<i64> {
+    let own = of_pod(&pod.spec);
+    nodes.iter().map(|node| mark(&own, &profile.fit, node)).collect()
+}
+
+/// The weighted mean of the resources that the node has. Extended resources count only if the pod requests them.
+fn mark(own: &Resources, fit: &Fit, node: &Candidate<'_>) -> i64 {
+    let assumed = weight_of(own);
+    let (has, weighed) = (&node.facts.allocatable, &node.info.weighed);
+    let requested = &node.info.requested;
+    let (mut sum, mut weights) = (0_i64, 0_i64);
+    for (name, weight) in &fit.resources {
+        let of = |map: &Resources| map.others.get(name).copied().unwrap_or_default();
+        let (has, used) = match name.as_str() {
+            "cpu" => (has.cpu_millis, weighed.cpu_millis + assumed.cpu_millis),
+            "memory" => (has.memory, weighed.memory + assumed.memory),
+            "ephemeral-storage" => {
+                (has.ephemeral_storage, requested.ephemeral_storage + own.ephemeral_storage)
+            }
+            _ if of(own) == 0 => continue,
+            _ => (of(has), of(requested) + of(own)),
+        };
+        if has <= 0 {
+            continue;
+        }
+        sum = sum.saturating_add(fit.strategy.score(has, used).saturating_mul(*weight));
+        weights += weight;
+    }
+    sum.checked_div(weights).unwrap_or_default()
+}
+
+impl Strategy {
+    /// The score of one resource; `has` is above 0.
+    fn score(&self, has: i128, used: i128) -> i64 {
+        match self {
+            Strategy::Least if used > has => 0,
+            Strategy::Least => share(has - used, has),
+            Strategy::Most => share(used.min(has), has),
+            Strategy::Ratio(points) => ratio(points, if used > has { BEST } else { share(used, has) }),
+        }
+    }
+}
+
+/// The score between the two points around a utilization in percent.
+fn ratio(points: &[(i64, i64)], used: i64) -> i64 {
+    // The file has scores from 0 to 10.
+    let scaled = |score: i64| score * (BEST / 10);
+    let Some(next) = points.iter().position(|(at, _)| used <= *at) else {
+        return points.last().map_or(0, |(_, score)| scaled(*score));
+    };
+    let (at, score) = points[next];
+    match next.checked_sub(1).map(|before| points[before]) {
+        None => scaled(score),
+        Some((start, first)) => {
+            scaled(first) + (scaled(score) - scaled(first)) * (used - start) / (at - start)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture;
+    use serde_json::json;
+
+    #[test]
+    fn the_emptier_node_is_better() {
+        let pod = |name: &str| {
+            fixture::pod(
+                name,
+                json!({"containers": [{"resources": {"requests": {"cpu": "1", "memory": "2Gi"}}}]}),
+            )
+        };
+        let mut snapshot = fixture::snapshot(&[fixture::node("a", json!({})), fixture::node("b", json!({}))]);
+        snapshot.place(&pod("one"), "a");
+        let nodes: Vec<_> = snapshot.candidates().collect();
+        assert_eq!(score(&pod("p"), &Profile::default(), &nodes), [50, 75]);
+        let most = Fit { strategy: Strategy::Most, ..Fit::default() };
+        let packer = Profile { fit: most, ..Profile::default() };
+        assert_eq!(score(&pod("p"), &packer, &nodes), [50, 25]);
+    }
+
+    #[test]
+    fn a_shape_has_straight_lines_between_its_points() {
+        let points = [(0, 0), (50, 10), (100, 4)];
+        let scores = [0, 25, 50, 75, 100].map(|used| ratio(&points, used));
+        assert_eq!(scores, [0, 50, 100, 70, 40]);
+        assert_eq!(ratio(&[(20, 3)], 90), 30);
+    }
+}

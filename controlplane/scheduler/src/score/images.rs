@@ -1,0 +1,61 @@
+//! Score ImageLocality: nodes that have the pod's images are better. Source: upstream's plugin of that name.
+
+use super::BEST;
+use crate::object::Pod;
+use crate::snapshot::{Candidate, Images};
+
+const MIB: i128 = 1024 * 1024;
+/// Images below this size are pulled quickly and count as nothing.
+const SMALLEST: i128 = 23 * MIB;
+/// Size of a container's image from which on it counts in full.
+const LARGEST: i128 = 1000 * MIB;
+
+pub(super) fn score(pod: &Pod, images: &Images, nodes: &[Candidate<'_>]) -> Vec<i64> {
+    let containers = pod.spec.containers.iter().chain(pod.spec.init_containers.iter().flatten());
+    let wanted: Vec<String> = containers.filter_map(|one| one.image.as_deref().map(normalized)).collect();
+    let count = i128::try_from(wanted.len()).unwrap_or_default();
+    let total = i128::try_from(images.nodes()).unwrap_or_default();
+    let largest = LARGEST * count;
+    let mark = |node: &Candidate<'_>| {
+        // An image on few nodes counts less, so that not all pods of an image come to the same node.
+        let size = |image: &String| {
+            let size = i128::from(*node.info.images.get(image)?);
+            (size * i128::try_from(images.spread(image)).ok()?).checked_div(total)
+        };
+        let sum: i128 = wanted.iter().filter_map(size).sum();
+        let above = sum.clamp(SMALLEST, largest.max(SMALLEST)) - SMALLEST;
+        let score = (above * i128::from(BEST)).checked_div(largest - SMALLEST).unwrap_or_default();
+        i64::try_from(score).unwrap_or_default()
+    };
+    nodes.iter().map(mark).collect()
+}
+
+/// An image name with the tag `latest` if it has no tag.
+fn normalized(name: &str) -> String {
+    let last = name.rsplit('/').next().unwrap_or_default();
+    if last.contains(':') { name.to_owned() } else { format!("{name}:latest") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture;
+    use serde_json::json;
+
+    #[test]
+    fn a_node_with_the_image_is_better() {
+        let images = json!([{"names": ["r/big:latest"], "sizeBytes": 800 * MIB as i64},
+            {"names": ["r/small:1"], "sizeBytes": 5 * MIB as i64}]);
+        let with = fixture::node("a", json!({"/status/images": images}));
+        let snapshot = fixture::snapshot(&[with, fixture::node("b", json!({}))]);
+        let nodes: Vec<_> = snapshot.candidates().collect();
+        let scores = |image: &str| {
+            let pod = fixture::pod("p", json!({"containers": [{"image": image}]}));
+            score(&pod, &snapshot.images, &nodes)
+        };
+        // Half of the nodes have the image: 400 MiB of 1000.
+        assert_eq!(scores("r/big"), [38, 0]);
+        assert_eq!(scores("r/small:1"), [0, 0]);
+        assert_eq!(score(&fixture::pod("p", json!({})), &snapshot.images, &nodes), [0, 0]);
+    }
+}
