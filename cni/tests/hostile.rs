@@ -311,6 +311,8 @@ fn a_pod_sends_only_from_its_own_addresses() {
         for address in ["10.99.0.77", "fd99::77"] {
             ip(&format!("neigh replace {address} lladdr 02:00:00:00:00:01 dev coracle0 nud stale"));
         }
+        // The kernel ignores a claim within a second (neigh/locktime) of the entry's last change.
+        std::thread::sleep(Duration::from_millis(1200));
         let link_local = Ipv6Addr::new(0xfe80, 0, 0, 0, 0x858, 0x0aff, 0xfe63, 2);
         let claimed: Ipv6Addr = "fd99::77".parse().unwrap();
         let inner = bound("10.99.0.1:7001");
@@ -338,8 +340,9 @@ fn a_pod_sends_only_from_its_own_addresses() {
                 .unwrap()
                 .success()
         );
-        attacks.iter().for_each(|frame| pod.send(frame.clone()));
         eventually("the forged frames have their effect without the rules", 20, || {
+            attacks.iter().for_each(|frame| pod.send(frame.clone()));
+            until_taken(&pod);
             neighbours(own).contains("10.99.0.77") && neighbours(own).contains("fd99::77")
         });
         assert!(inner.recv(&mut [0; 64]).is_ok());
