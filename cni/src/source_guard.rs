@@ -123,13 +123,7 @@ impl SourceGuard {
     pub(crate) fn clear(&self) -> Result<(), Error> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.ports.clear();
-        state.is_made = false;
-        let mut transaction = Transaction::of_family(BRIDGE, &self.table);
-        transaction.delete_table();
-        match self.commit(&mut state, transaction, "remove") {
-            Err(_) if state.is_unsupported => Ok(()),
-            removed => removed,
-        }
+        self.make(&mut state)
     }
 
     /// Whether another process changed the table, and the netlink port that identifies own changes.
@@ -145,7 +139,7 @@ impl SourceGuard {
         if state.is_unsupported {
             return Ok(());
         }
-        if !state.is_made {
+        if !state.is_made || state.ports.is_empty() {
             return self.make(&mut state);
         }
         let changed = self.commit(&mut state, transaction, "change");
@@ -153,10 +147,15 @@ impl SourceGuard {
         if changed.is_err() { self.make(&mut state) } else { Ok(()) }
     }
 
+    /// Replaces the table. Without ports there is none.
     fn make(&self, state: &mut State) -> Result<(), Error> {
         state.is_made = false;
         let mut transaction = Transaction::of_family(BRIDGE, &self.table);
         transaction.delete_table();
+        if state.ports.is_empty() {
+            let removed = self.commit(state, transaction, "remove");
+            return if state.is_unsupported { Ok(()) } else { removed };
+        }
         transaction.make_table();
         layout(&mut transaction);
         state.ports.iter().for_each(|(port, source)| add(&mut transaction, port, source));

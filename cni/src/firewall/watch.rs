@@ -81,8 +81,8 @@ fn is_foreign(host: &Host, events: &[u8]) -> bool {
 
 /// Repairs the tables. Returns whether that succeeded.
 fn repair(host: &Host) -> bool {
-    let guarded = host.guard.as_ref().map_or(Ok(()), |guard| guard.repair());
-    let repaired = host.firewall.repair().and(guarded);
+    let repaired = host.firewall.repair();
+    let repaired = repaired.and(host.guard.as_ref().map_or(Ok(()), |guard| guard.repair()));
     if let Err(error) = &repaired {
         warn!(error = error.chain(), "cannot repair the firewall table, retrying");
     }
