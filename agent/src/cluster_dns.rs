@@ -1,6 +1,7 @@
 //! Runs the DNS server of the cluster at its addresses, which it adds to the loopback interface.
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
@@ -24,14 +25,17 @@ pub(crate) struct ClusterDns {
     config: DnsConfig,
     addresses: Vec<IpAddr>,
     domain: String,
+    /// Record of the addresses, for their removal: the settings of a later command may differ.
+    record: PathBuf,
 }
 
 // === impl ClusterDns ===
 
 impl ClusterDns {
     /// A server of `domain` at these addresses.
-    pub(crate) fn new(config: DnsConfig, addresses: &[IpAddr], domain: &str) -> Self {
-        Self { config, addresses: addresses.to_vec(), domain: domain.to_owned() }
+    pub(crate) fn new(config: DnsConfig, addresses: &[IpAddr], domain: &str, run_dir: &Path) -> Self {
+        let record = dns_record(run_dir);
+        Self { config, addresses: addresses.to_vec(), domain: domain.to_owned(), record }
     }
 
     /// Serves until dropped. Names of the cluster are answered from the tables, also while the API server is away.
@@ -61,6 +65,9 @@ impl ClusterDns {
     }
 
     async fn attempt(&self, server: Server) -> Result<(), String> {
+        // Before the addresses exist: a process that is killed between leaves no unknown address.
+        let text: String = self.addresses.iter().map(|address| format!("{address}\n")).collect();
+        tokio::fs::write(&self.record, text).await.map_err(|error| chain(&error))?;
         for address in &self.addresses {
             coracle_cni::add_host_address(*address).await.map_err(|error| chain(&error))?;
         }
@@ -68,6 +75,12 @@ impl ClusterDns {
             self.addresses.iter().map(|address| SocketAddr::new(*address, PORT)).collect();
         server.run(&all).await.map_err(|error| chain(&error))
     }
+}
+
+/// The record of the addresses that cluster DNS has on this node, one a line. It ends with the boot, as they do.
+#[must_use]
+pub fn dns_record(run_dir: &Path) -> PathBuf {
+    run_dir.join("cluster-dns")
 }
 
 async fn follow(mut node: watch::Receiver<Option<Arc<Node>>>, clients: watch::Sender<Vec<IpNetwork>>) {

@@ -35,6 +35,7 @@ mod run;
 
 pub use bounded::read_text;
 pub use client::client;
+pub use cluster_dns::dns_record;
 pub use config::{AgentConfig, DnsConfig, Identity, ServiceProxyConfig};
 pub use duration::parse as duration;
 pub use image_gc::ImageGcPolicy;

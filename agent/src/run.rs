@@ -149,7 +149,7 @@ fn spawn_service_tasks(tasks: &mut JoinSet<()>, node: &Arc<pod::NodeContext>, ag
         tasks.spawn(proxy.run(node.services.clone(), agent.node()));
     }
     if let Some(settings) = &config.dns {
-        let dns = ClusterDns::new(settings.clone(), served_here, &config.cluster_domain);
+        let dns = ClusterDns::new(settings.clone(), served_here, &config.cluster_domain, &config.run_dir);
         tasks.spawn(dns.run(node.services.tables(), agent.node()));
     }
 }

@@ -249,6 +249,8 @@ fn main() {
         bridge: "bench9".into(),
         table: "bench".into(),
         mtu: None,
+        served: Vec::new(),
+        check_sources: true,
     };
     let network = runtime.block_on(Network::open(config)).unwrap();
     let sides = [

@@ -18,8 +18,9 @@ use crate::ipam;
 use crate::link::derived::{hardware_address, host_interface};
 use crate::link::inside::Setup;
 use crate::link::vlan::{self, Vlans};
-use crate::link::{self, Link, Links, Pair, Port, format_mac};
+use crate::link::{self, Link, Links, Pair, Port, format_mac, parse_mac};
 use crate::netns::Netns;
+use crate::source_guard::Source;
 use crate::spec::Command;
 use crate::spec::request::Request;
 use crate::spec::result::{Answer, Interface, Route};
@@ -59,6 +60,19 @@ pub(crate) async fn run(
 /// The firewall claim of an attachment that was made.
 pub(crate) fn claim(request: &Request) -> Result<Option<Claim>, Error> {
     Ok(Conf::of(request)?.claim(request, &request.chained()?))
+}
+
+/// The port of an attachment to the default network, with its permitted source.
+pub(crate) fn source(request: &Request) -> Result<Option<(String, Source)>, Error> {
+    if !Conf::of(request)?.ours {
+        return Ok(None);
+    }
+    let answer = request.chained()?;
+    let inside = answer.interfaces.iter().find(|i| !i.sandbox.is_empty() && i.name == request.ifname);
+    let Some(mac) = inside.and_then(|inside| parse_mac(&inside.mac)) else { return Ok(None) };
+    let addresses = answer.addresses_of(&request.ifname).map(|ip| ip.address.ip()).collect();
+    let port = host_interface(&request.container_id, &request.ifname);
+    Ok(Some((port, Source { mac, addresses })))
 }
 
 struct Bridge<'a> {
@@ -145,6 +159,12 @@ impl Bridge<'_> {
         let host_end = self.attach_pair(netns, bridge, answer).await?;
         let inside = self.configure(netns, answer).await?;
         coracle_fault::point("bridge.configured");
+        if let Some(guard) = self.host.guard.as_ref().filter(|_| self.conf.ours)
+            && let Ok(mac) = <[u8; 6]>::try_from(&inside.mac[..])
+        {
+            let addresses = answer.ips.iter().map(|ip| ip.address.ip()).collect();
+            guard.put(&host_end.name, Source { mac, addresses })?;
+        }
         // Its state after the interface inside is up.
         let host_end = self.host.links.get(&host_end.name).await?;
         let gateway = self.set_up_gateway(bridge, answer).await?;
@@ -323,10 +343,16 @@ impl Bridge<'_> {
     async fn undo(&self) -> Result<(), Error> {
         let request = self.undoing();
         let links = &self.host.links;
-        let link = links.delete(&host_interface(&request.container_id, &request.ifname)).await;
+        let port = host_interface(&request.container_id, &request.ifname);
+        let link = links.delete(&port).await.and(self.unguard(&port));
         let claim = self.host.firewall.remove(&Claim::of(&request));
         let ipam = self.run_ipam_with(&request).await;
         link.and(claim).and(ipam.map(drop))
+    }
+
+    /// Forgets the permitted source of a port that is gone.
+    fn unguard(&self, port: &str) -> Result<(), Error> {
+        self.host.guard.as_ref().map_or(Ok(()), |guard| guard.remove(port))
     }
 
     async fn del(&self) -> Result<(), Error> {
@@ -336,6 +362,7 @@ impl Bridge<'_> {
         let known = previous.is_some_and(|answer| answer.interfaces.iter().any(|i| i.name == ours));
         links.delete(&ours).await?;
         coracle_fault::point("bridge.unplugged");
+        self.unguard(&ours)?;
         // A pair made by another implementation has another name on the host, and the same name inside.
         if !known && let Some(netns) = request.netns.as_deref().and_then(|path| Netns::open(path).ok()) {
             Links::inside(&netns)?.delete(&request.ifname).await?;

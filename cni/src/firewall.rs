@@ -11,6 +11,7 @@ mod watch;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -34,6 +35,8 @@ pub(crate) struct Firewall {
     table: String,
     dir: PathBuf,
     shared: bool,
+    /// Addresses that the node serves itself.
+    served: Vec<IpAddr>,
     state: Mutex<State>,
 }
 
@@ -74,7 +77,13 @@ impl Firewall {
         let claims = if shared { BTreeMap::new() } else { read_all(&dir)? };
         let led = plan(claims.values()).connectionless();
         let state = Mutex::new(State { claims, applied: None, led, gone: BTreeSet::new(), channel: None });
-        Ok(Self { table: table.to_owned(), dir, shared, state })
+        Ok(Self { table: table.to_owned(), dir, shared, served: Vec::new(), state })
+    }
+
+    /// Sets addresses that the node serves itself. Host ports do not take them.
+    pub(crate) fn serving(mut self, served: &[IpAddr]) -> Self {
+        self.served = served.to_vec();
+        self
     }
 
     /// Adds or replaces a claim, and updates the table. On a failure, the previous claim is restored.
@@ -319,7 +328,7 @@ impl Firewall {
             // The table in the kernel was incomplete, or a rule has to be removed: replace the whole table.
             let batch = match wanted == Plan::default() {
                 true => nft::remove(&self.table),
-                false => nft::replace(&self.table, &wanted),
+                false => nft::replace(&self.table, &wanted, &self.served),
             };
             self.commit(state, batch, "change")?;
         }

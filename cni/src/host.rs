@@ -6,11 +6,14 @@ use crate::error::Error;
 use crate::firewall::Firewall;
 use crate::invoke::cache::Cache;
 use crate::link::Links;
+use crate::source_guard::SourceGuard;
 
 /// The network namespace of this process, the host of all attachments.
 pub(crate) struct Host {
     pub(crate) links: Links,
     pub(crate) firewall: Firewall,
+    /// Permitted sources of the default network's ports. `None`: pods may send from any address.
+    pub(crate) guard: Option<SourceGuard>,
     /// Attachments of this runtime. `None` in an executable, which knows only its own attachment.
     pub(crate) attachments: Option<Arc<Cache>>,
 }
@@ -18,8 +21,12 @@ pub(crate) struct Host {
 // === impl Host ===
 
 impl Host {
-    pub(crate) fn here(firewall: Firewall, attachments: Option<Arc<Cache>>) -> Result<Self, Error> {
-        Ok(Self { links: Links::here()?, firewall, attachments })
+    pub(crate) fn here(
+        firewall: Firewall,
+        guard: Option<SourceGuard>,
+        attachments: Option<Arc<Cache>>,
+    ) -> Result<Self, Error> {
+        Ok(Self { links: Links::here()?, firewall, guard, attachments })
     }
 
     /// Whether our own plugins run in this process instead of as executables. Then the caller also ensures that no

@@ -38,6 +38,7 @@ mod plugin_kind;
 mod portmap;
 mod ports;
 mod route_socket;
+mod source_guard;
 mod spec;
 mod sysctl;
 mod tuning;

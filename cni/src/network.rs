@@ -28,6 +28,7 @@ use crate::link::inside;
 use crate::name_lock::{NameLocks, SharedName};
 use crate::netns::{self, Netns};
 use crate::ports::PortMapping;
+use crate::source_guard::SourceGuard;
 use crate::spec::Version;
 use crate::spec::list::{Capabilities, List};
 use crate::spec::result::Answer;
@@ -55,6 +56,10 @@ pub struct NetworkConfig {
     pub table: String,
     /// MTU of the default network's bridge and pods. `None`: the kernel's default.
     pub mtu: Option<u32>,
+    /// Addresses that the node serves itself, such as cluster DNS. Host ports do not take them.
+    pub served: Vec<IpAddr>,
+    /// Whether pods of the default network may send from their own addresses only.
+    pub check_sources: bool,
 }
 
 /// A sandbox to attach.
@@ -168,9 +173,10 @@ impl Network {
         let names = NameLocks::take(&names).await?;
         let events = Firewall::listen();
         let events = events.map_err(|source| Error::Socket { action: "listen to nftables", source })?;
-        let firewall = Firewall::open(&config.table, &config.state_dir, false)?;
+        let firewall = Firewall::open(&config.table, &config.state_dir, false)?.serving(&config.served);
         let cache = Arc::new(Cache::open(&config.state_dir, &config.root_dir)?);
-        let host = Arc::new(Host::here(firewall, Some(Arc::clone(&cache)))?);
+        let guard = config.check_sources.then(|| SourceGuard::new(&config.table));
+        let host = Arc::new(Host::here(firewall, guard, Some(Arc::clone(&cache)))?);
         let executables = Executables { path: config.bin_dirs.clone(), timeout: TIMEOUT, lead: true };
         // Packets to pods of other nodes are not masqueraded, also before the other nodes are known again.
         let state = State { unmasqueraded: default::unmasqueraded(&host.firewall), ..State::default() };

@@ -82,7 +82,9 @@ const LOOPBACK: Ipv4Network = match Ipv4Network::new_checked(Ipv4Addr::new(127, 
 };
 
 /// The transaction that replaces the table.
-pub(crate) fn replace(table: &str, plan: &Plan) -> Batch {
+///
+/// Host ports do not take the addresses `served`: a host port 53 would take over cluster DNS.
+pub(crate) fn replace(table: &str, plan: &Plan, served: &[IpAddr]) -> Batch {
     let mut table = Table(Transaction::new(table));
     table.0.delete_table();
     table.0.make_table();
@@ -92,7 +94,12 @@ pub(crate) fn replace(table: &str, plan: &Plan) -> Batch {
         table.host_port_rules(&family);
     }
     for chain in ["prerouting", "output"] {
-        table.0.rule(chain, &Rule::default().destination_is_local().jump("hostports"));
+        for family in [V4, V6] {
+            let local = Rule::default().family(family.number).destination_is_local();
+            let served = served.iter().filter(|address| address.is_ipv4() == (family.length == 4));
+            let local = served.fold(local, |rule, address| rule.to(IpNetwork::from(*address), true));
+            table.0.rule(chain, &local.jump("hostports"));
+        }
     }
     table.turn(&Plan::default(), plan);
     table.0.finish()
@@ -423,7 +430,7 @@ mod tests {
     #[test]
     fn as_many_messages_as_it_takes() {
         let ports: Vec<u16> = (1..=u16::MAX).collect();
-        let batch = replace("t", &plan(&ports));
+        let batch = replace("t", &plan(&ports), &[]);
         let lengths = coracle_nft::messages(batch.as_bytes()).map(<[u8]>::len);
         let (long, most) =
             lengths.fold((0, 0), |(long, most), len| (long + usize::from(len > 16384), most.max(len)));

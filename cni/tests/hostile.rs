@@ -65,7 +65,8 @@ fn ip(line: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-fn on_a_node(test: impl AsyncFnOnce(Network, Pod) + Send + 'static) {
+/// `check_sources`: whether the filter of sources is on, which hides the other defences.
+fn on_a_node(check_sources: bool, test: impl AsyncFnOnce(Network, Pod) + Send + 'static) {
     let thread = std::thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNET).expect("these tests need root");
         ip("link set lo up");
@@ -80,6 +81,8 @@ fn on_a_node(test: impl AsyncFnOnce(Network, Pod) + Send + 'static) {
                 bridge: BRIDGE.into(),
                 table: "coracle".into(),
                 mtu: None,
+                served: Vec::new(),
+                check_sources,
             };
             let network = Network::open(config).await.unwrap();
             network.set_pod_cidrs(vec!["10.99.0.0/24".parse().unwrap()]).await.unwrap();
@@ -182,7 +185,7 @@ fn is_fooled() -> bool {
 
 #[test]
 fn a_pod_is_not_the_nodes_router() {
-    on_a_node(async |network, pod| {
+    on_a_node(false, async |network, pod| {
         add(&network, &pod, Vec::new()).await;
         let (bridge, port) = (BRIDGE.to_owned(), ip("-o link show master coracle0"));
         let port = port.split(": ").nth(1).unwrap().split('@').next().unwrap().to_owned();
@@ -224,7 +227,7 @@ fn a_pod_is_not_the_nodes_router() {
 
 #[test]
 fn a_pod_does_not_reach_ports_of_the_nodes_loopback() {
-    on_a_node(async |network, pod| {
+    on_a_node(false, async |network, pod| {
         let secret = UdpSocket::bind("127.0.0.1:7777").unwrap();
         secret.set_nonblocking(true).unwrap();
         let opened = || {
@@ -269,5 +272,88 @@ fn a_pod_does_not_reach_ports_of_the_nodes_loopback() {
             network.del("aaaa").await.unwrap();
             assert!(!opened());
         }
+    });
+}
+
+/// A gratuitous ARP reply that claims an address (RFC 826).
+fn claim(from: [u8; 6], address: [u8; 4]) -> Vec<u8> {
+    let header = [0, 1, 8, 0, 6, 4, 0, 2];
+    [&[0xff; 6][..], &from, &[8, 6], &header, &from, &address, &[0xff; 6], &address].concat()
+}
+
+/// A neighbour advertisement that overrides the entry of an address (RFC 4861 §4.4).
+fn neighbour(from: [u8; 6], source: Ipv6Addr, target: Ipv6Addr) -> Vec<u8> {
+    let all: Ipv6Addr = "ff02::1".parse().unwrap();
+    let mut body = vec![136, 0, 0, 0, 0x20, 0, 0, 0];
+    body.extend([&target.octets()[..], &[2, 1], &from].concat());
+    let length = u16::try_from(body.len()).unwrap().to_be_bytes();
+    let addresses = [source.octets(), all.octets()].concat();
+    let sum = checksum(&[&addresses[..], &[0, 0], &length, &[0, 0, 0, 58], &body].concat());
+    body[2..4].copy_from_slice(&sum);
+    let header = [&[0x60, 0, 0, 0][..], &length, &[58, 255], &addresses].concat();
+    [&ALL_NODES[..], &from, &[0x86, 0xdd], &header, &body].concat()
+}
+
+/// Entries of the node's neighbour table with this hardware address.
+fn neighbours(mac: [u8; 6]) -> String {
+    let text = mac.map(|byte| format!("{byte:02x}")).join(":");
+    ip("neigh show").lines().filter(|line| line.contains(&text)).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn a_pod_sends_only_from_its_own_addresses() {
+    on_a_node(true, async |network, pod| {
+        add(&network, &pod, Vec::new()).await;
+        until_taken(&pod);
+        let own = pod.mac();
+        // The entries exist, so that an accepted frame changes them.
+        ip("addr add fd99::1/64 dev coracle0 nodad");
+        for address in ["10.99.0.77", "fd99::77"] {
+            ip(&format!("neigh replace {address} lladdr 02:00:00:00:00:01 dev coracle0 nud stale"));
+        }
+        // The kernel ignores a claim within a second (neigh/locktime) of the entry's last change.
+        std::thread::sleep(Duration::from_millis(1200));
+        let link_local = Ipv6Addr::new(0xfe80, 0, 0, 0, 0x858, 0x0aff, 0xfe63, 2);
+        let claimed: Ipv6Addr = "fd99::77".parse().unwrap();
+        let inner = bound("10.99.0.1:7001");
+        inner.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        let mut forged = datagram(own, [10, 99, 0, 1], 7001);
+        forged[29] = 9;
+        let sum = checksum(&[&forged[14..24], &[0, 0], &forged[26..34]].concat());
+        forged[24..26].copy_from_slice(&sum);
+        let attacks = [
+            claim(own, [10, 99, 0, 77]),
+            neighbour(own, claimed, claimed),
+            neighbour(own, link_local, claimed),
+            forged.clone(),
+            datagram([2, 0, 0, 0, 0, 9], [10, 99, 0, 1], 7001),
+        ];
+        attacks.iter().for_each(|frame| pod.send(frame.clone()));
+        until_taken(&pod);
+        assert_eq!(neighbours(own).lines().filter(|line| !line.starts_with("10.99.0.2 ")).count(), 0);
+        assert!(inner.recv(&mut [0; 64]).is_err(), "a forged source arrived");
+        // The frames are valid: without the table each has its effect.
+        assert!(
+            Command::new("nft")
+                .args(["flush", "chain", "bridge", "coracle", "ports"])
+                .status()
+                .unwrap()
+                .success()
+        );
+        eventually("the forged frames have their effect without the rules", 20, || {
+            attacks.iter().for_each(|frame| pod.send(frame.clone()));
+            until_taken(&pod);
+            neighbours(own).contains("10.99.0.77") && neighbours(own).contains("fd99::77")
+        });
+        assert!(inner.recv(&mut [0; 64]).is_ok());
+        network.del("aaaa").await.unwrap();
+        let left =
+            Command::new("nft").args(["list", "set", "bridge", "coracle", "guarded"]).output().unwrap();
+        assert!(!String::from_utf8_lossy(&left.stdout).contains("elements"), "the port is forgotten");
+        network.remove().await.unwrap();
+        assert!(
+            !String::from_utf8_lossy(&Command::new("nft").args(["list", "tables"]).output().unwrap().stdout)
+                .contains("coracle")
+        );
     });
 }

@@ -60,6 +60,8 @@ impl Host {
             bridge: "coracle0".into(),
             table: "coracle".into(),
             mtu: None,
+            served: Vec::new(),
+            check_sources: true,
         };
         Network::open(config).await.unwrap()
     }

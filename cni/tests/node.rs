@@ -58,6 +58,8 @@ fn config(dir: &Path, bridge: &str, table: &str) -> NetworkConfig {
         bridge: bridge.to_owned(),
         table: table.to_owned(),
         mtu: None,
+        served: Vec::new(),
+        check_sources: true,
     }
 }
 

@@ -130,6 +130,8 @@ fn on_a_node(cidrs: &'static [&'static str], test: impl AsyncFnOnce(Scene) + Sen
                 bridge: "coracle0".into(),
                 table: "coracle".into(),
                 mtu: None,
+                served: Vec::new(),
+                check_sources: true,
             };
             let network = Network::open(config).await.unwrap();
             network.set_pod_cidrs(cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect()).await.unwrap();

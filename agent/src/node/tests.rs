@@ -198,6 +198,8 @@ async fn network(dir: &std::path::Path) -> Network {
         bridge: "coracletest0".to_owned(),
         table: "coracletest".to_owned(),
         mtu: None,
+        served: Vec::new(),
+        check_sources: true,
     };
     Network::open(config).await.expect("network")
 }

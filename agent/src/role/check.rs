@@ -194,6 +194,8 @@ fn network() -> Result<(), String> {
                     bridge: "check0".into(),
                     table: "check".into(),
                     mtu: None,
+                    served: Vec::new(),
+                    check_sources: true,
                 };
                 Network::open(config).await?.set_pod_cidrs(vec!["10.0.0.0/24".parse()?]).await?;
                 Ok(())

@@ -103,10 +103,11 @@ async fn remove_services(node: &crate::settings::Node) -> anyhow::Result<()> {
         removed.and(policies.map_err(Into::into))
     })
     .await?;
-    if node.serve_dns {
-        for address in &node.cluster_dns {
-            coracle_cni::remove_host_address(*address).await?;
-        }
+    // The node may have run with another range of Services than this command assumes.
+    let recorded = std::fs::read_to_string(coracle_agent::dns_record(&node.dirs.run)).unwrap_or_default();
+    let recorded = recorded.lines().filter_map(|line| line.parse().ok());
+    for address in node.served_here().into_iter().chain(recorded) {
+        coracle_cni::remove_host_address(address).await?;
     }
     removed
 }

@@ -37,6 +37,8 @@ pub(crate) async fn open(node: &Node, streams: Option<SocketAddr>) -> anyhow::Re
         bridge: node.bridge.clone(),
         table: node.nft_table.clone(),
         mtu: node.mtu,
+        served: node.served_here(),
+        check_sources: node.cni.check_sources,
     });
     let network = network.await.context("cannot open the pod network")?;
     let defaults = RuntimeConfig::default();

@@ -61,6 +61,8 @@ async fn network(settings: &settings::Runtime) -> anyhow::Result<Network> {
         bridge: settings.bridge.clone(),
         table: settings.nft_table.clone(),
         mtu: None,
+        served: Vec::new(),
+        check_sources: settings.cni.check_sources,
     });
     let network = network.await.context("cannot open the pod network")?;
     let made = network.set_pod_cidrs(settings.pod_cidrs.clone()).await;

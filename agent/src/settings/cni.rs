@@ -10,8 +10,10 @@ pub(crate) struct Cni {
     /// Directory of network configurations. `None`: only the built-in network.
     pub(crate) conf_dir: Option<PathBuf>,
     pub(crate) bin_dirs: Vec<PathBuf>,
+    /// Whether pods of the built-in network may send from their own addresses only.
+    pub(crate) check_sources: bool,
 }
 
-pub(super) fn decide(conf_dir: PathOrOff, bin_dirs: Vec<PathBuf>) -> Cni {
-    Cni { conf_dir: conf_dir.0, bin_dirs }
+pub(super) fn decide(conf_dir: PathOrOff, bin_dirs: Vec<PathBuf>, check_sources: bool) -> Cni {
+    Cni { conf_dir: conf_dir.0, bin_dirs, check_sources }
 }

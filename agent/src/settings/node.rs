@@ -50,6 +50,8 @@ settings! {
     service_proxy: Option<bool> = unset "true, false with agent --kubeconfig", "BOOL";
     /// Enforce NetworkPolicies with nftables. Disable it where the network plugin does.
     network_policy: Option<bool> = unset "true, false with agent --kubeconfig", "BOOL";
+    /// Pods of the built-in network send from their own addresses only (hardware, IP, ARP, neighbour discovery).
+    check_pod_sources: bool = default "true", "BOOL";
     /// Ranges of addresses that Services may take by externalIPs. Other external IPs are ignored: a tenant could take
     /// over any address.
     service_external_ips: Vec<IpNetwork> = default "", "CIDR";
@@ -226,7 +228,7 @@ impl NodeSettings {
             cluster_dns: self.cluster_dns,
             cluster_domain: self.cluster_domain,
             resolv_conf: self.resolv_conf.0,
-            cni: cni::decide(self.cni_conf_dir, self.cni_bin_dir),
+            cni: cni::decide(self.cni_conf_dir, self.cni_bin_dir, self.check_pod_sources),
             bridge: self.bridge,
             nft_table: self.nft_table,
             mtu: self.mtu,
@@ -263,6 +265,11 @@ impl NodeSettings {
 // === impl Node ===
 
 impl Node {
+    /// Addresses that the node serves itself.
+    pub(crate) fn served_here(&self) -> Vec<IpAddr> {
+        if self.serve_dns { self.cluster_dns.clone() } else { Vec::new() }
+    }
+
     /// Sets the address of the DNS server that the node runs, unless one is configured.
     pub(super) fn serve_dns_in(&mut self, services: IpNetwork) {
         if !self.serve_dns || !self.cluster_dns.is_empty() {

@@ -25,8 +25,8 @@ pub use expression::{AnonymousMap, Header, Hook, Meta, R0, Rule, Verdict};
 pub use flow::{Flow, delete_flows};
 pub use interval::{Interval, intervals};
 pub use message::{
-    Attributes, BODY, Batch, Channel, INET, NLMSG_ERROR, Verb, attributes, errno_of, kind_of, messages,
-    number_of,
+    Attributes, BODY, BRIDGE, Batch, Channel, INET, NLMSG_ERROR, Verb, attributes, errno_of, kind_of,
+    messages, number_of,
 };
 pub use transaction::{
     BaseChain, INET_PROTO, INET_SERVICE, IPV4_ADDR, IPV6_ADDR, SetSpec, Transaction, concatenated,

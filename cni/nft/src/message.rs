@@ -29,6 +29,8 @@ const ROOM: usize = 64 << 10;
 
 /// `NFPROTO_INET`: one table for both families.
 pub const INET: u8 = 1;
+/// `NFPROTO_BRIDGE`: frames of bridges.
+pub const BRIDGE: u8 = 7;
 
 /// Message types of the subsystem.
 #[derive(Debug, Clone, Copy)]
@@ -163,8 +165,8 @@ impl Batch {
         batch
     }
 
-    /// Appends a message about an object of the family `inet`.
-    pub fn push(&mut self, verb: Verb, attributes: &Attributes) {
+    /// Appends a message about an object of the family `inet` or another one.
+    pub fn push(&mut self, family: u8, verb: Verb, attributes: &Attributes) {
         let flags = match verb {
             Verb::DeleteTable
             | Verb::DeleteElements
@@ -174,7 +176,7 @@ impl Batch {
             Verb::NewRule => REQUEST | CREATE | APPEND,
             _ => REQUEST | CREATE,
         };
-        self.message((SUBSYSTEM << 8) | verb as u16, flags, Target { family: INET, resource: 0 }, attributes);
+        self.message((SUBSYSTEM << 8) | verb as u16, flags, Target { family, resource: 0 }, attributes);
     }
 
     /// Whether it changes nothing.
@@ -433,7 +435,7 @@ mod tests {
             Attributes::default().text(2, "t").and(&Attributes::default().bytes(1, &more)),
         ] {
             let mut batch = Batch::new();
-            batch.push(Verb::NewTable, &long);
+            batch.push(INET, Verb::NewTable, &long);
             let error = Channel::open().unwrap().commit(batch).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::element::Element;
 use crate::expression::{AnonymousMap, Hook, Part, Rule};
-use crate::message::{Attributes, Batch, Verb};
+use crate::message::{Attributes, Batch, INET, Verb};
 
 /// Types of the nft tool, so that it prints our sets readably.
 pub const IPV4_ADDR: u32 = 7;
@@ -60,6 +60,7 @@ pub struct SetSpec<'a> {
 /// Changes of one table, which the kernel applies completely or not at all.
 #[derive(Debug)]
 pub struct Transaction<'a> {
+    family: u8,
     table: &'a str,
     batch: Batch,
     /// Number of maps and sets that it makes. The number identifies each of them within the transaction.
@@ -72,7 +73,13 @@ impl<'a> Transaction<'a> {
     /// An empty transaction about the table.
     #[must_use]
     pub fn new(table: &'a str) -> Self {
-        Self { table, batch: Batch::new(), sets: 0 }
+        Self::of_family(INET, table)
+    }
+
+    /// An empty transaction about a table of another family than `inet`.
+    #[must_use]
+    pub fn of_family(family: u8, table: &'a str) -> Self {
+        Self { family, table, batch: Batch::new(), sets: 0 }
     }
 
     /// The messages.
@@ -88,7 +95,7 @@ impl<'a> Transaction<'a> {
     /// Makes the table, unless it exists.
     pub fn make_table(&mut self) {
         let named = self.named();
-        self.batch.push(Verb::NewTable, &named);
+        self.batch.push(self.family, Verb::NewTable, &named);
     }
 
     /// Deletes the table if it exists. The deletion of an absent table is an error, so the table is made first, which
@@ -96,32 +103,32 @@ impl<'a> Transaction<'a> {
     pub fn delete_table(&mut self) {
         self.make_table();
         let named = self.named();
-        self.batch.push(Verb::DeleteTable, &named);
+        self.batch.push(self.family, Verb::DeleteTable, &named);
     }
 
     /// Makes a chain, unless it exists.
     pub fn make_chain(&mut self, name: &str) {
         let chain = self.named().text(3, name);
-        self.batch.push(Verb::NewChain, &chain);
+        self.batch.push(self.family, Verb::NewChain, &chain);
     }
 
     /// Makes a base chain, unless it exists.
     pub fn make_base_chain(&mut self, chain: BaseChain<'_>) {
         let hook = Attributes::default().number(1, chain.hook as u32).bytes(2, &chain.priority.to_be_bytes());
         let chain = self.named().text(3, chain.name).nest(4, hook).text(7, chain.kind);
-        self.batch.push(Verb::NewChain, &chain);
+        self.batch.push(self.family, Verb::NewChain, &chain);
     }
 
     /// Removes all rules of a chain.
     pub fn flush_chain(&mut self, name: &str) {
         let chain = self.named().text(2, name);
-        self.batch.push(Verb::DeleteRule, &chain);
+        self.batch.push(self.family, Verb::DeleteRule, &chain);
     }
 
     /// Removes a chain without rules that nothing refers to.
     pub fn delete_chain(&mut self, name: &str) {
         let chain = self.named().text(3, name);
-        self.batch.push(Verb::DeleteChain, &chain);
+        self.batch.push(self.family, Verb::DeleteChain, &chain);
     }
 
     /// Makes a set or map, unless it exists.
@@ -146,13 +153,13 @@ impl<'a> Transaction<'a> {
             set = set.nest(9, Attributes::default().number(1, size)).bytes(11, &millis.to_be_bytes());
         }
         self.sets += 1;
-        self.batch.push(Verb::NewSet, &set.number(10, self.sets));
+        self.batch.push(self.family, Verb::NewSet, &set.number(10, self.sets));
     }
 
     /// Removes a set that nothing refers to.
     pub fn delete_set(&mut self, name: &str) {
         let set = self.named().text(2, name);
-        self.batch.push(Verb::DeleteSet, &set);
+        self.batch.push(self.family, Verb::DeleteSet, &set);
     }
 
     /// Adds elements to a set.
@@ -180,7 +187,7 @@ impl<'a> Transaction<'a> {
             list = list.and(&element);
             if list.len() >= LONG_LIST || elements.peek().is_none() {
                 let message = set.clone().nest(3, std::mem::take(&mut list));
-                self.batch.push(verb, &message);
+                self.batch.push(self.family, verb, &message);
             }
         }
     }
@@ -196,7 +203,7 @@ impl<'a> Transaction<'a> {
             expressions = expressions.nest(1, expression);
         }
         let rule = self.named().text(2, chain).nest(4, expressions);
-        self.batch.push(Verb::NewRule, &rule);
+        self.batch.push(self.family, Verb::NewRule, &rule);
     }
 
     /// Makes an anonymous set, and returns the lookup in it.
@@ -217,7 +224,7 @@ impl<'a> Transaction<'a> {
         };
         let size = u32::try_from(set.elements.len()).unwrap_or(u32::MAX);
         made = made.nest(9, Attributes::default().number(1, size));
-        self.batch.push(Verb::NewSet, &made.number(10, id));
+        self.batch.push(self.family, Verb::NewSet, &made.number(10, id));
         let named = self.named().text(2, name).number(4, id);
         self.push_elements(Verb::NewElements, &named, set.elements.iter().map(listed));
         let lookup = Attributes::default().text(1, name).number(2, crate::R0);

@@ -40,7 +40,7 @@ impl super::Firewall {
             let heard = socket.recv(&mut buffer).await;
             match heard {
                 Ok(_) => match host.upgrade() {
-                    Some(host) if !host.firewall.is_foreign(&buffer) => continue,
+                    Some(host) if !is_foreign(&host, &buffer) => continue,
                     Some(_) => {}
                     None => return,
                 },
@@ -66,17 +66,23 @@ impl super::Firewall {
         }
     }
 
-    /// Whether another process changed our table.
-    fn is_foreign(&self, events: &[u8]) -> bool {
+    /// Whether another process changed one of our tables, which have one name. `guard`: the author of the other one.
+    fn is_foreign(&self, events: &[u8], guard: Option<u32>) -> bool {
         let state = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let ours = state.channel.as_ref().map(Channel::port);
-        changes(events).any(|change| change.table == self.table && Some(change.author) != ours)
+        let ours = [state.channel.as_ref().map(Channel::port), guard];
+        changes(events).any(|change| change.table == self.table && !ours.contains(&Some(change.author)))
     }
 }
 
-/// Repairs the table. Returns whether that succeeded.
+fn is_foreign(host: &Host, events: &[u8]) -> bool {
+    let guard = host.guard.as_ref().and_then(|guard| guard.author());
+    host.firewall.is_foreign(events, guard)
+}
+
+/// Repairs the tables. Returns whether that succeeded.
 fn repair(host: &Host) -> bool {
     let repaired = host.firewall.repair();
+    let repaired = repaired.and(host.guard.as_ref().map_or(Ok(()), |guard| guard.repair()));
     if let Err(error) = &repaired {
         warn!(error = error.chain(), "cannot repair the firewall table, retrying");
     }

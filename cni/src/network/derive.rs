@@ -1,7 +1,7 @@
 //! Reconciliation of addresses, interfaces and firewall with the running sandboxes: at start, on GC, and when the
 //! network changes.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use tracing::{debug, warn};
 
 use super::{Attachment, Network, State, parameters};
+use crate::bridge;
 use crate::error::Error;
 use crate::firewall::Claim;
 use crate::host_local;
@@ -19,6 +20,7 @@ use crate::link::{Link, Links, format_mac};
 use crate::netns::{self, Netns};
 use crate::plugin;
 use crate::plugin_kind::Kind;
+use crate::source_guard::Source;
 use crate::spec::Command;
 use crate::spec::list::List;
 use crate::spec::request::{Request, Valid};
@@ -78,7 +80,8 @@ impl Network {
             inner.releases.forget(&entry.at.container_id);
             reconciled = reconciled.and(self.del(&entry.at.container_id).await);
         }
-        let firewall = inner.host.firewall.clear();
+        let guard = inner.host.guard.as_ref().map_or(Ok(()), |guard| guard.clear());
+        let firewall = inner.host.firewall.clear().and(guard);
         let bridge = match inner.host.links.find_ours(&inner.config.bridge).await {
             Ok(Some(bridge)) => inner.host.links.delete(&bridge.name).await,
             found => found.map(drop),
@@ -109,6 +112,10 @@ impl Network {
         let (wanted, result) = claims(&entries);
         first = first.and(result).and(inner.host.firewall.ensure(wanted));
         coracle_fault::point("recover.network-claimed");
+        if let Some(guard) = &inner.host.guard {
+            let (sources, result) = sources(&entries);
+            first = first.and(result).and(guard.replace(sources));
+        }
         // In this order: an intermediate device is removed after its port.
         first = first.and(self.sweep_ports(&valid).await);
         coracle_fault::point("recover.network-swept");
@@ -246,6 +253,26 @@ fn claims(entries: &[Entry]) -> (Vec<Claim>, Result<(), Error>) {
         }
     }
     (claims, first)
+}
+
+/// Permitted sources of the ports of these attachments, and the first error.
+fn sources(entries: &[Entry]) -> (BTreeMap<String, Source>, Result<(), Error>) {
+    let (mut sources, mut first) = (BTreeMap::new(), Ok(()));
+    for entry in entries.iter().filter(|entry| !entry.is_releasing()) {
+        let Some(result) = &entry.result else { continue };
+        for conf in entry.list.plugins.iter().filter(|conf| is_bridge(conf)) {
+            match bridge::source(&request(entry, conf, Some(result))) {
+                Ok(source) => sources.extend(source),
+                Err(error) => first = first.and(Err(error)),
+            }
+        }
+    }
+    (sources, first)
+}
+
+fn is_bridge(conf: &Map<String, Value>) -> bool {
+    let kind = conf.get("type").and_then(|kind| Kind::parse(kind.as_str()?));
+    matches!(kind, Some(Kind::Bridge))
 }
 
 /// The ADD request that one of the list's plugins got for an attachment.

@@ -249,6 +249,8 @@ impl Machine {
             bridge: "corcri1".into(),
             table: "corcri1".into(),
             mtu: None,
+            served: Vec::new(),
+            check_sources: true,
         };
         Network::open(config).await.expect("network")
     }
@@ -525,6 +527,8 @@ async fn open_network(dir: &Path) -> Network {
         bridge: "corcri0".into(),
         table: "corcri".into(),
         mtu: None,
+        served: Vec::new(),
+        check_sources: true,
     };
     Network::open(config).await.expect("network")
 }

@@ -42,7 +42,6 @@ for _ in range(4):
 
 /// Finding A4. Pods of a node share a bridge, and have CAP_NET_RAW by default.
 #[test]
-#[ignore = "pods may send frames of foreign addresses until the filter of the services issue"]
 fn a_pod_cannot_claim_the_address_of_the_gateway() {
     on_an_attacker(Pids::Container, |attacker| {
         let gateway = attacker.sh("ip route | sed -n 's/^default via \\([^ ]*\\).*/\\1/p'");
