@@ -1,5 +1,6 @@
 //! Claims, volumes and storage classes.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -192,32 +193,38 @@ fn annotation<'a>(metadata: &'a ObjectMeta, name: &str) -> Option<&'a str> {
     metadata.annotations.as_ref()?.get(name).map(String::as_str)
 }
 
-resource!(Claim, "", "persistentvolumeclaims", NamespaceResourceScope);
-resource!(PersistentVolume, "", "persistentvolumes", ClusterResourceScope);
+/// Implements [`Resource`] for a kind whose name is not the type's.
+macro_rules! kind {
+    ($type:ident, $kind:literal, $group:literal, $plural:literal, $scope:ident) => {
+        impl Resource for $type {
+            type DynamicType = ();
+            type Scope = kube::core::$scope;
 
-impl Resource for StorageClass {
-    type DynamicType = ();
-    type Scope = kube::core::ClusterResourceScope;
-
-    fn kind((): &()) -> std::borrow::Cow<'_, str> {
-        "StorageClass".into()
-    }
-    fn group((): &()) -> std::borrow::Cow<'_, str> {
-        "storage.k8s.io".into()
-    }
-    fn version((): &()) -> std::borrow::Cow<'_, str> {
-        "v1".into()
-    }
-    fn plural((): &()) -> std::borrow::Cow<'_, str> {
-        "storageclasses".into()
-    }
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
+            fn kind((): &()) -> Cow<'_, str> {
+                $kind.into()
+            }
+            fn group((): &()) -> Cow<'_, str> {
+                $group.into()
+            }
+            fn version((): &()) -> Cow<'_, str> {
+                "v1".into()
+            }
+            fn plural((): &()) -> Cow<'_, str> {
+                $plural.into()
+            }
+            fn meta(&self) -> &ObjectMeta {
+                &self.metadata
+            }
+            fn meta_mut(&mut self) -> &mut ObjectMeta {
+                &mut self.metadata
+            }
+        }
+    };
 }
+
+kind!(Claim, "PersistentVolumeClaim", "", "persistentvolumeclaims", NamespaceResourceScope);
+resource!(PersistentVolume, "", "persistentvolumes", ClusterResourceScope);
+resource!(StorageClass, "storage.k8s.io", "storageclasses", ClusterResourceScope);
 
 impl Object for Claim {}
 impl Object for PersistentVolume {}
