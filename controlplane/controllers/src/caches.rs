@@ -10,8 +10,8 @@ use crate::cache::Cache;
 use crate::object::{
     CertificateSigningRequest, Claim, ClusterRole, ConfigMap, ControllerRevision, CronJob, DaemonSet,
     Deployment, EndpointSlice, Endpoints, HorizontalPodAutoscaler, Job, Lease, Namespace, Node, Object,
-    PersistentVolume, Pod, PodDisruptionBudget, ReplicaSet, ReplicationController, Secret, Service, ServiceAccount,
-    StatefulSet, StorageClass,
+    PersistentVolume, Pod, PodDisruptionBudget, ReplicaSet, ReplicationController, Secret, Service,
+    ServiceAccount, StatefulSet, StorageClass,
 };
 use crate::watch;
 

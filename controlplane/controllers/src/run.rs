@@ -19,8 +19,9 @@ use crate::{
     account_token, bootstrap_signer, cluster_role_aggregation, cron_job, csr_approving, csr_cleaner,
     csr_signing, daemon_set, deployment, disruption, endpoint_slice, endpoint_slice_mirroring, endpoints,
     ephemeral_volume, garbage, job, job::orphan as job_orphan, local_volume, namespace, node_lifecycle,
-    pod_autoscaler, pod_cidr, pod_gc, replica_set, replication_controller, root_ca, service_account, stale_disruption,
-    stateful_set, taint_eviction, token_cleaner, ttl_after_finished, volume_binding, volume_protection,
+    pod_autoscaler, pod_cidr, pod_gc, replica_set, replication_controller, root_ca, service_account,
+    stale_disruption, stateful_set, taint_eviction, token_cleaner, ttl_after_finished, volume_binding,
+    volume_protection,
 };
 
 /// Runs every controller until `shutdown` is cancelled. Failed watches are retried forever.
