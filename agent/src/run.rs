@@ -28,7 +28,7 @@ use crate::service_cache::ServiceCache;
 use crate::service_proxy::ServiceProxy;
 use crate::source;
 use crate::source::checkpoint::PodCheckpoint;
-use crate::volume::{VolumeConfig, VolumeContext, VolumeError};
+use crate::volume::{VolumeConfig, VolumeContext, VolumeError, local_cleanup};
 use coracle_values::quantity::millis_of;
 
 /// Why the agent cannot start.
@@ -172,6 +172,8 @@ fn spawn_pod_tasks(
     let statuses = node.statuses.clone();
     let (client, health) = (node.configs.client().clone(), node.configs.health().clone());
     let name = node.config.node_name.clone();
+    let local_volumes = node.config.local_volume_dir.clone();
+    tasks.spawn(local_cleanup::run(client.clone(), name.clone(), local_volumes));
     tasks.spawn(async move { statuses.run().await });
     tasks.spawn(image_gc.run());
     tasks.spawn(pod::sync::run(Arc::clone(node), inputs));
@@ -219,6 +221,7 @@ impl NodeParts {
         let volumes = VolumeConfig {
             pods_dir: config.state_dir.join("pods"),
             memory_dir: config.run_dir.join("volumes"),
+            local_dir: config.local_volume_dir.clone(),
         };
         let volumes = VolumeContext::open(volumes, configs.clone(), recorder.clone(), Arc::clone(&facts));
         let machine = Machine {
@@ -295,5 +298,6 @@ fn node_config(config: &AgentConfig, version: &VersionResponse) -> NodeConfig {
         state_dir: config.state_dir.clone(),
         runtime_version: format!("{}://{}", version.runtime_name, version.runtime_version),
         overlay: config.overlay.clone(),
+        local_volume_dir: config.local_volume_dir.clone(),
     }
 }

@@ -12,11 +12,15 @@
 //! by its users; the pod's own labels, annotations and resources come by [`follow`].
 
 mod atomic;
+mod claim;
 pub mod downward;
 mod empty_dir;
 mod error;
 mod host_path;
+mod local;
+pub(crate) mod local_cleanup;
 mod mounts;
+mod nfs;
 mod objects;
 mod ownership;
 mod payload;
@@ -31,8 +35,10 @@ use std::sync::{Arc, Mutex};
 use k8s_openapi::api::core::v1::{Pod, Volume};
 
 pub use error::{SetUpError, VolumeError};
+use ownership::make_parent;
 pub(crate) use ownership::make_private;
 
+use crate::api_health::ApiHealth;
 use crate::config_cache::ConfigCache;
 use crate::node::NodeFacts;
 use crate::pod::Recorder;
@@ -44,6 +50,8 @@ pub struct VolumeConfig {
     pub pods_dir: PathBuf,
     /// Directory of content that must not reach a disk. A tmpfs is mounted on it if it is on none.
     pub memory_dir: PathBuf,
+    /// Directory of provisioned local volumes.
+    pub local_dir: PathBuf,
 }
 
 /// State that all volumes share; cheap to clone.
@@ -55,6 +63,7 @@ pub struct VolumeContext {
 struct Shared {
     config: VolumeConfig,
     client: kube::Client,
+    health: ApiHealth,
     node: Arc<NodeFacts>,
     recorder: Recorder,
     objects: objects::Objects,
@@ -73,6 +82,8 @@ pub struct Volumes {
 struct Mounted {
     path: PathBuf,
     read_only: bool,
+    /// Whether the files belong to the pod and may get its SELinux label.
+    relabel: bool,
 }
 
 // === impl VolumeContext ===
@@ -99,6 +110,7 @@ impl VolumeContext {
             config,
             objects: objects::Objects::new(configs.client().clone(), configs.clone()),
             client: configs.client().clone(),
+            health: configs.health().clone(),
             node,
             recorder,
             tokens: token::Tokens::new(configs.checkpoint().clone(), configs.health().clone()),
@@ -141,6 +153,11 @@ impl Volumes {
     pub fn read_only(&self, volume: &str) -> bool {
         self.mounted.get(volume).is_some_and(|mounted| mounted.read_only)
     }
+
+    /// Whether the volume's files belong to the pod and may get its SELinux label. Upstream's rule.
+    pub fn relabel(&self, volume: &str) -> bool {
+        self.mounted.get(volume).is_some_and(|mounted| mounted.relabel)
+    }
 }
 
 /// Creates or updates all volumes of the pod, and keeps them up to date until [`unmount_all`].
@@ -154,7 +171,10 @@ pub async fn mount_all(ctx: &VolumeContext, pod: &Pod) -> Result<Volumes, Volume
     // All objects are requested before the first one is awaited.
     for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
         check_name(&volume.name)?;
-        let mounted = mount(&target, volume, &mut sources)?;
+        let mounted = match mount_persistent(&target, volume).await {
+            Some(mounted) => mounted?,
+            None => mount(&target, volume, &mut sources)?,
+        };
         volumes.mounted.insert(volume.name.clone(), mounted);
     }
     for source in &sources {
@@ -187,7 +207,9 @@ pub async fn unmount_all(ctx: &VolumeContext, uid: &str) -> Result<(), VolumeErr
     let dirs = [ctx.pod_dir(uid), ctx.memory_dir(uid)];
     let removed = tokio::task::spawn_blocking(move || {
         dirs.into_iter().try_for_each(|path| {
-            mounts::remove_tree(&path).map_err(|source| VolumeError::Remove { path, source })
+            mounts::detach_network(&path)
+                .and_then(|()| mounts::remove_tree(&path))
+                .map_err(|source| VolumeError::Remove { path, source })
         })
     });
     removed.await.unwrap_or(Ok(()))
@@ -228,6 +250,21 @@ impl<'a> Target<'a> {
     }
 }
 
+/// Mounts a claim or an NFS export. None for other volumes.
+async fn mount_persistent(target: &Target<'_>, volume: &Volume) -> Option<Result<Mounted, VolumeError>> {
+    let Some(source) = &volume.nfs else { return claim::mount(target, volume).await };
+    let export = nfs::Export {
+        server: source.server.clone(),
+        path: source.path.clone(),
+        read_only: source.read_only == Some(true),
+        options: Vec::new(),
+    };
+    let path = target.volume_dir(nfs::PLUGIN, &volume.name);
+    let mounted = nfs::mount(&export, &path).await;
+    let mounted = mounted.map(|()| Mounted { path, read_only: export.read_only, relabel: false });
+    Some(mounted.map_err(|reason| VolumeError::SetUp { volume: volume.name.clone(), reason }))
+}
+
 fn mount(
     target: &Target<'_>,
     volume: &Volume,
@@ -236,15 +273,15 @@ fn mount(
     let failed = |reason| VolumeError::SetUp { volume: volume.name.clone(), reason };
     if let Some(empty) = &volume.empty_dir {
         let path = empty_dir::mount(target, &volume.name, empty).map_err(failed)?;
-        return Ok(Mounted { path, read_only: false });
+        return Ok(Mounted { path, read_only: false, relabel: true });
     }
     if let Some(host) = &volume.host_path {
         let path = host_path::mount(host).map_err(failed)?;
-        return Ok(Mounted { path, read_only: false });
+        return Ok(Mounted { path, read_only: false, relabel: false });
     }
     if volume.image.is_some() {
         // The runtime mounts an image volume in each container.
-        return Ok(Mounted { path: PathBuf::new(), read_only: true });
+        return Ok(Mounted { path: PathBuf::new(), read_only: true, relabel: false });
     }
     let Some(projection) = payload::Projection::of(volume) else {
         return Err(VolumeError::Unsupported { volume: volume.name.clone(), kind: kind(volume) });
@@ -252,17 +289,14 @@ fn mount(
     let source = refresh::Source::new(target, &volume.name, projection);
     let path = source.dir().to_owned();
     sources.push(source);
-    Ok(Mounted { path, read_only: true })
+    Ok(Mounted { path, read_only: true, relabel: true })
 }
 
 /// The name of the field that is set in an unsupported volume.
 fn kind(volume: &Volume) -> &'static str {
     let set = [
         (volume.projected.is_some(), "projected from a certificate source"),
-        (volume.persistent_volume_claim.is_some(), "persistentVolumeClaim"),
         (volume.csi.is_some(), "csi"),
-        (volume.nfs.is_some(), "nfs"),
-        (volume.ephemeral.is_some(), "ephemeral"),
         (volume.iscsi.is_some(), "iscsi"),
         (volume.fc.is_some(), "fc"),
         (volume.rbd.is_some(), "rbd"),

@@ -37,6 +37,8 @@ mod scheduling;
 mod server_side_apply;
 #[path = "cluster/services.rs"]
 mod services;
+#[path = "cluster/storage.rs"]
+mod storage;
 #[path = "cluster/story.rs"]
 mod story;
 #[path = "cluster/streams.rs"]

@@ -38,6 +38,8 @@ pub struct NodeConfig {
     pub runtime_version: String,
     /// Configuration of the overlay. None: no overlay.
     pub overlay: Option<OverlayConfig>,
+    /// Directory of local volumes.
+    pub local_volume_dir: PathBuf,
 }
 
 /// Errors at the start of the node.

@@ -281,6 +281,7 @@ mod tests {
             state_dir: "/var/lib/coracle-is-not-there".into(),
             runtime_version: "coracle://0".to_owned(),
             overlay: None,
+            local_volume_dir: "/var/lib/coracle/local-volumes".into(),
         };
         let facts = find(&config).expect("facts");
         assert!(facts.cpu_millis() >= 1000 && facts.memory() > 1 << 20);

@@ -47,10 +47,12 @@ pub(super) struct Pressure {
 /// The Node object for registration.
 pub(super) fn node(config: &NodeConfig, facts: &NodeFacts, situation: &Situation) -> Node {
     let taints = config.taints.clone();
+    let (name, directory) = local_volumes(config);
     Node {
         metadata: ObjectMeta {
             name: Some(config.name.clone()),
             labels: Some(labels(config)),
+            annotations: Some([(name.to_owned(), directory)].into()),
             ..ObjectMeta::default()
         },
         spec: (!taints.is_empty()).then(|| NodeSpec { taints: Some(taints), ..NodeSpec::default() }),
@@ -72,6 +74,11 @@ fn labels(config: &NodeConfig) -> BTreeMap<String, String> {
     config.labels.clone().into_iter().chain(own).collect()
 }
 
+/// The annotation with the directory of local volumes, by which the control plane provisions them.
+fn local_volumes(config: &NodeConfig) -> (&'static str, String) {
+    ("coracle.dev/local-volumes", config.local_volume_dir.to_string_lossy().into_owned())
+}
+
 /// The merge patch of missing labels and of outdated overlay annotations.
 pub(super) fn metadata_patch(
     config: &NodeConfig,
@@ -86,12 +93,16 @@ pub(super) fn metadata_patch(
         patch.insert("labels".to_owned(), json!(missing));
     }
     let held = seen.metadata.annotations.clone().unwrap_or_default();
-    let missing = match announced {
+    let mut missing: BTreeMap<_, _> = match announced {
         Some((kind, ends)) => overlay::annotations(*kind, ends, &held),
         // Removed together with the conditions, whose reasons identify ours: flannel uses the same annotations.
         None if !stale(config, seen.status.as_ref()).is_empty() => overlay::without_annotations(&held),
         None => BTreeMap::new(),
     };
+    let (name, directory) = local_volumes(config);
+    if held.get(name) != Some(&directory) {
+        missing.insert(name, directory.into());
+    }
     if !missing.is_empty() {
         patch.insert("annotations".to_owned(), json!(missing));
     }
@@ -299,6 +310,7 @@ mod tests {
             state_dir: "/".into(),
             runtime_version: "coracle://0".to_owned(),
             overlay: None,
+            local_volume_dir: "/var/lib/coracle/local-volumes".into(),
         }
     }
 
@@ -391,7 +403,7 @@ mod tests {
         let mut node = node(&config(), &facts(), &led);
         let annotations = ["backend-type", "public-ip", "public-ip-overwrite"]
             .map(|key| (format!("flannel.alpha.coreos.com/{key}"), "x".to_owned()));
-        node.metadata.annotations = Some(annotations.into());
+        node.metadata.annotations.get_or_insert_default().extend(annotations);
         let gone = json!({"flannel.alpha.coreos.com/backend-type": null, "flannel.alpha.coreos.com/public-ip": null});
         assert_eq!(
             metadata_patch(&config(), None, &node),

@@ -186,6 +186,7 @@ fn config(ips: Vec<IpAddr>, dir: &std::path::Path) -> NodeConfig {
         state_dir: dir.to_owned(),
         runtime_version: "coracle://0".to_owned(),
         overlay: None,
+        local_volume_dir: dir.join("local-volumes"),
     }
 }
 

@@ -26,6 +26,8 @@ settings! {
 
     /// Directory of the container logs, one subdirectory per pod.
     pod_log_dir: PathBuf = default "/var/log/pods", "DIR";
+    /// Directory of local volumes: each claim of the storage class local-path gets a subdirectory. Only root can enter it.
+    local_volume_dir: Option<PathBuf> = unset "local-volumes in the state directory", "DIR";
     /// Cgroup that contains kubepods.
     cgroup_root: String = default "/", "PATH";
     /// Program that makes cgroups: cgroupfs (the node itself) or systemd.
@@ -147,6 +149,7 @@ const DNS_NUMBER: u32 = 10;
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
     pub(crate) dirs: Dirs,
+    pub(crate) local_volume_dir: PathBuf,
     pub(crate) pod_log_dir: PathBuf,
     pub(crate) cgroup_root: String,
     pub(crate) cgroup_driver: CgroupDriver,
@@ -203,11 +206,14 @@ impl NodeSettings {
         let serving = sources.take(Serving::decide(&self, &dirs.state));
         let credential_providers = sources.take(self.credential_providers());
         let pod_log_dir = sources.take(absolute(&self.pod_log_dir));
+        let local = self.local_volume_dir.clone().unwrap_or_else(|| dirs.state.join("local-volumes"));
+        let local_volume_dir = sources.take(absolute(&local));
         let nri = (self.nri_socket, self.nri_plugin_dir, self.nri_plugin_config_dir);
         let serve_dns = self.serve_dns.unwrap_or(self.cluster_dns.is_empty());
         labels?;
         Some(Node {
             dirs: dirs.clone(),
+            local_volume_dir: local_volume_dir?,
             pod_log_dir: pod_log_dir?,
             cgroup_root: self.cgroup_root,
             cgroup_driver: self.cgroup_driver.into(),

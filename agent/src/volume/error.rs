@@ -32,6 +32,18 @@ pub enum VolumeError {
         /// Cause.
         reason: SetUpError,
     },
+    /// The claim of a volume cannot be used.
+    #[error(
+        "Unable to attach or mount volumes: unmounted volumes=[{volume}]: error processing PVC {claim}: {reason}"
+    )]
+    Claim {
+        /// Name of the volume.
+        volume: String,
+        /// Namespace and name of the claim.
+        claim: String,
+        /// Cause.
+        reason: String,
+    },
     /// The directory of all volumes cannot be prepared.
     #[error("cannot prepare {path}")]
     Prepare {
@@ -97,6 +109,17 @@ pub enum SetUpError {
         path: String,
         /// The required type.
         wanted: &'static str,
+    },
+    /// A local volume cannot be used.
+    #[error("local volume: {0}")]
+    Local(String),
+    /// An NFS export cannot be mounted.
+    #[error("cannot mount {export}: {reason}")]
+    Nfs {
+        /// Server and path.
+        export: String,
+        /// Cause.
+        reason: String,
     },
     /// A system call failed.
     #[error("{what} {path}")]

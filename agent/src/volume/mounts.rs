@@ -89,6 +89,31 @@ pub(super) fn unmount_below(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Whether a file system is mounted on this path. Does not access that file system: its server may hang.
+pub(super) fn is_mount_point(path: &Path) -> io::Result<bool> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(false) };
+    let path = parent.canonicalize()?.join(name);
+    Ok(mount_points(&path)?.contains(&path))
+}
+
+/// Detaches the NFS mounts at or below the path. A server that does not answer must not block the removal of a pod.
+pub(super) fn detach_network(path: &Path) -> io::Result<()> {
+    let Ok(path) = path.canonicalize() else { return Ok(()) };
+    let mountinfo = fs::read_to_string(MOUNTINFO)?;
+    let network = mountinfo.lines().filter(|line| {
+        let kind = line.split(" - ").nth(1).unwrap_or_default();
+        kind.starts_with("nfs ") || kind.starts_with("nfs4 ")
+    });
+    let points: Vec<PathBuf> = network.filter_map(mount_point).filter(|at| at.starts_with(&path)).collect();
+    for point in points.iter().rev() {
+        match umount2(point, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
+            Ok(()) | Err(nix::errno::Errno::EINVAL | nix::errno::Errno::ENOENT) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(())
+}
+
 /// Unmounts all mounts in the tree and removes it. Succeeds if it does not exist. Never enters a directory that is
 /// mounted.
 pub(super) fn remove_tree(path: &Path) -> io::Result<()> {

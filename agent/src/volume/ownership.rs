@@ -33,6 +33,17 @@ pub(crate) fn make_private(dir: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o750).create(dir)
 }
 
+/// Creates the parents of a path, as [`make_private`].
+pub(super) fn make_parent(path: &Path) -> io::Result<()> {
+    path.parent().map_or(Ok(()), make_private)
+}
+
+/// Whether a directory belongs to the group and is writable for it.
+pub(super) fn is_given(path: &Path, group: u32) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    fs::symlink_metadata(path).is_ok_and(|found| found.gid() == group && found.mode() & 0o2770 == 0o2770)
+}
+
 pub(super) fn chmod(path: &Path, mode: u32) -> io::Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
 }

@@ -148,8 +148,11 @@ impl Machine {
     }
 
     fn context(&self) -> VolumeContext {
-        let config =
-            VolumeConfig { pods_dir: self.dir.join("pods"), memory_dir: self.dir.join("run/volumes") };
+        let config = VolumeConfig {
+            pods_dir: self.dir.join("pods"),
+            memory_dir: self.dir.join("run/volumes"),
+            local_dir: self.dir.join("local"),
+        };
         let client = self.api.client();
         let checkpoint =
             Checkpoint::open(&self.dir.join("agent"), &self.dir.join("sealing.key")).expect("checkpoint");
@@ -314,6 +317,7 @@ fn the_next_agent_adopts_or_removes_what_a_crashed_one_left() {
         close(&VolumeConfig {
             pods_dir: machine.dir.join("pods"),
             memory_dir: machine.dir.join("run/volumes"),
+            local_dir: "/nonexistent".into(),
         })
         .expect("closed");
         assert_eq!(machine.mounts(), Vec::<String>::new());

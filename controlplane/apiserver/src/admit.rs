@@ -17,6 +17,7 @@ mod pod_security;
 pub(crate) mod priority;
 mod runtime_class;
 mod service_account;
+mod storage;
 mod webhook;
 
 use async_trait::async_trait;

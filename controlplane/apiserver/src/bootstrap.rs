@@ -32,6 +32,7 @@ pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
     }
     rbac::run(state).await?;
     priority_classes(state).await?;
+    local_class(state).await?;
     let labels = json!({"component": "apiserver", "provider": "kubernetes"});
     let metadata = json!({"name": "kubernetes", "namespace": "default", "labels": labels});
     let ports =
@@ -89,6 +90,19 @@ async fn priority_classes(state: &Arc<State>) -> Result<()> {
         ensure_kind(state, kind, object).await?;
     }
     Ok(())
+}
+
+/// Creates the storage class of local volumes as the default one. An existing class is not changed.
+async fn local_class(state: &Arc<State>) -> Result<()> {
+    let kind = by_resource("storage.k8s.io", "v1", "storageclasses").ok_or_else(ApiError::no_resource)?;
+    let annotations = json!({"storageclass.kubernetes.io/is-default-class": "true"});
+    let class = json!({
+        "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
+        "metadata": {"name": "local-path", "annotations": annotations},
+        "provisioner": "coracle.dev/local-path", "reclaimPolicy": "Delete",
+        "volumeBindingMode": "WaitForFirstConsumer", "allowVolumeExpansion": true,
+    });
+    ensure_kind(state, kind, class).await
 }
 
 async fn ensure(state: &Arc<State>, resource: &str, object: Value) -> Result<()> {

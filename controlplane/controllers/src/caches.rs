@@ -9,8 +9,9 @@ use kube::Client;
 use crate::cache::Cache;
 use crate::object::{
     CertificateSigningRequest, Claim, ClusterRole, ConfigMap, ControllerRevision, CronJob, DaemonSet,
-    Deployment, EndpointSlice, Endpoints, HorizontalPodAutoscaler, Job, Lease, Namespace, Node, Object, Pod,
-    PodDisruptionBudget, ReplicaSet, ReplicationController, Secret, Service, ServiceAccount, StatefulSet,
+    Deployment, EndpointSlice, Endpoints, HorizontalPodAutoscaler, Job, Lease, Namespace, Node, Object,
+    PersistentVolume, Pod, PodDisruptionBudget, ReplicaSet, ReplicationController, Secret, Service,
+    ServiceAccount, StatefulSet, StorageClass,
 };
 use crate::watch;
 
@@ -32,6 +33,8 @@ pub(crate) struct Caches {
     pub(crate) replication_controllers: Arc<Cache<ReplicationController>>,
     pub(crate) revisions: Arc<Cache<ControllerRevision>>,
     pub(crate) claims: Arc<Cache<Claim>>,
+    pub(crate) volumes: Arc<Cache<PersistentVolume>>,
+    pub(crate) storage_classes: Arc<Cache<StorageClass>>,
     pub(crate) nodes: Arc<Cache<Node>>,
     pub(crate) namespaces: Arc<Cache<Namespace>>,
     pub(crate) service_accounts: Arc<Cache<ServiceAccount>>,
@@ -71,6 +74,8 @@ impl Caches {
             replication_controllers: Arc::new(Cache::new()),
             revisions: Arc::new(Cache::new()),
             claims: Arc::new(Cache::new()),
+            volumes: Arc::new(Cache::new()),
+            storage_classes: Arc::new(Cache::new()),
             nodes: Arc::new(Cache::new()),
             namespaces: Arc::new(Cache::new()),
             service_accounts: Arc::new(Cache::new()),
@@ -108,6 +113,8 @@ impl Caches {
             feed(client, &self.replication_controllers, all()),
             feed(client, &self.revisions, all()),
             feed(client, &self.claims, all()),
+            feed(client, &self.volumes, all()),
+            feed(client, &self.storage_classes, all()),
             feed(client, &self.nodes, all()),
             feed(client, &self.namespaces, all()),
             feed(client, &self.service_accounts, all()),
@@ -138,6 +145,8 @@ impl Caches {
         self.replication_controllers.synced().await;
         self.revisions.synced().await;
         self.claims.synced().await;
+        self.volumes.synced().await;
+        self.storage_classes.synced().await;
         self.nodes.synced().await;
         self.namespaces.synced().await;
         self.service_accounts.synced().await;

@@ -12,6 +12,7 @@ use crate::config::ControllersConfig;
 use crate::daemon_set::backoff::Backoff;
 use crate::node_lifecycle::state::Lifecycle;
 use crate::object::{Deployment, Object, Pod, ReplicaSet};
+use crate::volume_binding::index::VolumeIndex;
 use crate::write::Writer;
 use coracle_events::{Event, Recorder};
 
@@ -31,6 +32,8 @@ pub(crate) struct Context {
     pub(crate) pod_counts: crate::replica_set::counts::PodCounts,
     /// Earlier decisions of pod autoscalers.
     pub(crate) autoscaling: crate::pod_autoscaler::State,
+    /// Unbound volumes and claims.
+    pub(crate) volumes: Arc<VolumeIndex>,
 }
 
 impl Context {

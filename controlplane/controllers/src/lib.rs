@@ -1,5 +1,6 @@
 //! The controllers of the control plane, as API clients: deployments, replica sets, stateful sets, daemon sets, jobs,
-//! cron jobs, pod autoscalers, garbage collection, namespaces, node lifecycle, certificates, tokens, endpoints, disruption budgets.
+//! cron jobs, pod autoscalers, garbage collection, namespaces, node lifecycle, certificates, tokens, endpoints, disruption
+//! budgets, volumes.
 //!
 //! Each controller is a folder of two files. `plan` compares the desired with the observed state and returns actions;
 //! it is pure. `run` collects the observed state and applies the actions. All controllers share one set of caches
@@ -28,9 +29,11 @@ mod disruption;
 mod endpoint_slice;
 mod endpoint_slice_mirroring;
 mod endpoints;
+mod ephemeral_volume;
 mod error;
 mod garbage;
 mod job;
+mod local_volume;
 mod namespace;
 mod node_lifecycle;
 mod object;
@@ -52,6 +55,8 @@ mod template;
 mod timestamp;
 mod token_cleaner;
 mod ttl_after_finished;
+mod volume_binding;
+mod volume_protection;
 mod watch;
 mod write;
 

@@ -30,6 +30,7 @@ mod containers;
 mod disruption;
 mod joining;
 mod rbac;
+mod storage;
 mod tolerations;
 mod workload;
 
@@ -40,10 +41,10 @@ pub(crate) use coracle_values::object::{Key, ObjectExt, controller_of};
 pub(crate) use disruption::PodDisruptionBudget;
 pub(crate) use joining::{CertificateSigningRequest, Lease, Secret};
 pub(crate) use rbac::ClusterRole;
+use storage::claim_volumes;
+pub(crate) use storage::{Claim, ClaimSource, PersistentVolume, PodVolume, StorageClass};
 use tolerations::tolerations;
-pub(crate) use workload::{
-    Claim, ControllerRevision, DaemonSet, ReplicationController, StatefulSet, pinned_node,
-};
+pub(crate) use workload::{ControllerRevision, DaemonSet, ReplicationController, StatefulSet, pinned_node};
 
 /// A pod.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -69,6 +70,9 @@ pub(crate) struct PodSpec {
     pub(crate) pinned_node: Option<String>,
     /// Only containers with named ports: services refer to these.
     pub(crate) containers: Vec<PodContainer>,
+    /// Only volumes that use claims.
+    #[serde(deserialize_with = "claim_volumes")]
+    pub(crate) volumes: Arc<[PodVolume]>,
 }
 
 /// A container's ports.

@@ -18,9 +18,10 @@ use crate::replica_set::counts::PodCounts;
 use crate::{
     account_token, bootstrap_signer, cluster_role_aggregation, cron_job, csr_approving, csr_cleaner,
     csr_signing, daemon_set, deployment, disruption, endpoint_slice, endpoint_slice_mirroring, endpoints,
-    garbage, job, job::orphan as job_orphan, namespace, node_lifecycle, pod_autoscaler, pod_cidr, pod_gc,
-    replica_set, replication_controller, root_ca, service_account, stale_disruption, stateful_set,
-    taint_eviction, token_cleaner, ttl_after_finished,
+    ephemeral_volume, garbage, job, job::orphan as job_orphan, local_volume, namespace, node_lifecycle,
+    pod_autoscaler, pod_cidr, pod_gc, replica_set, replication_controller, root_ca, service_account,
+    stale_disruption, stateful_set, taint_eviction, token_cleaner, ttl_after_finished, volume_binding,
+    volume_protection,
 };
 
 /// Runs every controller until `shutdown` is cancelled. Failed watches are retried forever.
@@ -38,6 +39,7 @@ pub async fn run(client: Client, config: ControllersConfig, shutdown: Cancellati
         daemon_backoff: Mutex::default(),
         pod_counts: PodCounts::default(),
         autoscaling: pod_autoscaler::State::default(),
+        volumes: Arc::default(),
     });
     // Before other handlers, so that these read counts of the same state.
     context.pod_counts.follow(&context.caches.pods);
@@ -96,6 +98,10 @@ fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
         disruption "disruption" 1,
         stale_disruption "stale-disruption" 1,
         cluster_role_aggregation "cluster-role-aggregation" 1,
+        volume_binding "volume-binding" 1,
+        local_volume "local-volume" 1,
+        volume_protection "volume-protection" 1,
+        ephemeral_volume "ephemeral-volume" 1,
     }
     node_lifecycle::run::listen(context);
     let queue = context.lifecycle.queue.clone();

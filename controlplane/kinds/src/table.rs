@@ -140,6 +140,10 @@ const fn integer(name: &'static str, description: &'static str) -> Column {
     Column { name, r#type: "integer", format: "", priority: 0, description }
 }
 
+const fn boolean(name: &'static str, description: &'static str) -> Column {
+    Column { name, r#type: "boolean", format: "", priority: 0, description }
+}
+
 const fn wide(column: Column) -> Column {
     Column { priority: 1, ..column }
 }

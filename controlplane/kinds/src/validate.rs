@@ -1,6 +1,7 @@
 //! Validation of objects. Each violation is one cause with its field path and upstream's text.
 
 pub(crate) mod admission;
+pub(crate) mod attachment;
 pub(crate) mod batch;
 mod batch_policy;
 mod batch_status;
@@ -71,6 +72,7 @@ pub fn status_update(kind: &Resource, new: &Value, old: &Value) -> Vec<Cause> {
 pub(crate) fn built_in_status(causes: &mut Causes, kind: (&str, &str), new: &Value, old: &Value) {
     match kind {
         ("apps", "Deployment" | "ReplicaSet") => workload::status(causes, &new["status"]),
+        ("storage.k8s.io", "VolumeAttachment") => attachment::attachment_status(causes, &new["status"]),
         ("apps", "StatefulSet") => stateful::status(causes, &new["status"], &old["status"]),
         ("apps", "DaemonSet") => daemon::status(causes, &new["status"], &old["status"]),
         ("", "ReplicationController") => workload::status(causes, &new["status"]),

@@ -28,10 +28,21 @@ pub(crate) fn decide(pod: &Pod, profile: &Profile, snapshot: &Snapshot) -> Resul
     // A new node may run any pod.
     let mut helped_by = Changes::NODE;
     let topology = Topology::of(pod, snapshot);
+    let claims = match snapshot.volumes.of_pod(pod) {
+        Ok(claims) => claims,
+        Err(why) => {
+            let total = snapshot.candidates().count();
+            let message = format!("0/{total} nodes are available: {why}.");
+            return Err(Unschedulable { message, helped_by: Changes::ALL });
+        }
+    };
     let mut fitting = Vec::new();
     for node in snapshot.candidates() {
         total += 1;
         let (mut reasons, mut changes) = refusals(pod, profile, node);
+        if reasons.is_empty() {
+            (reasons, changes) = (claims.refusals(node, &snapshot.claim_users), Changes::ALL);
+        }
         if reasons.is_empty() {
             (reasons, changes) = (topology.refusals(node), Changes::ALL);
         }

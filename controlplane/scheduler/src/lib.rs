@@ -24,6 +24,7 @@ mod run;
 mod score;
 mod snapshot;
 mod topology;
+mod volumes;
 
 pub use config::{ConfigError, SchedulerConfig};
 pub use run::run;

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use coracle_values::resource;
 use k8s_openapi::api::core::v1::{
-    Affinity, ContainerImage, PodCondition, PodSchedulingGate, ResourceRequirements, Taint, Toleration,
-    TopologySpreadConstraint,
+    Affinity, ContainerImage, PersistentVolumeClaimVolumeSource, PodCondition, PodSchedulingGate,
+    ResourceRequirements, Taint, Toleration, TopologySpreadConstraint,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, Time};
@@ -38,7 +38,21 @@ pub(crate) struct PodSpec {
     pub(crate) resources: Option<ResourceRequirements>,
     pub(crate) host_network: Option<bool>,
     pub(crate) topology_spread_constraints: Option<Vec<TopologySpreadConstraint>>,
+    pub(crate) volumes: Vec<PodVolume>,
 }
+
+/// The fields of a pod's volume that the scheduler reads.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct PodVolume {
+    pub(crate) name: String,
+    pub(crate) persistent_volume_claim: Option<PersistentVolumeClaimVolumeSource>,
+    pub(crate) ephemeral: Option<EphemeralVolume>,
+}
+
+/// A volume with a claim of its own.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+pub(crate) struct EphemeralVolume {}
 
 /// The fields of a container that the scheduler reads.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]

@@ -93,7 +93,11 @@ fn waits_for_victims(pod: &Pod, snapshot: &Snapshot) -> bool {
 
 /// Whether the node refuses the pod only for reasons that the removal of pods can change.
 fn can_help((pod, profile): (&Pod, &Profile), snapshot: &Snapshot, node: &str) -> bool {
-    snapshot.candidate(node).is_some_and(|node| resolvable_refusals(pod, profile, node))
+    let claims = snapshot.volumes.of_pod(pod);
+    snapshot.candidate(node).is_some_and(|node| {
+        resolvable_refusals(pod, profile, node)
+            && claims.is_ok_and(|claims| claims.permanent_refusals(node.facts).is_empty())
+    })
 }
 
 /// The pods to remove from a node. None if the pod would not fit even without all pods of lower priority.
@@ -136,8 +140,11 @@ fn victims((pod, profile): (&Pod, &Profile), snapshot: &mut Snapshot, node: &str
 
 fn fits((pod, profile): (&Pod, &Profile), snapshot: &Snapshot, node: &str) -> bool {
     let topology = Topology::of(pod, snapshot);
+    let claims = snapshot.volumes.of_pod(pod).unwrap_or_default();
     snapshot.candidate(node).is_some_and(|found| {
-        refusals(pod, profile, found).0.is_empty() && topology.refusals(found).is_empty()
+        refusals(pod, profile, found).0.is_empty()
+            && claims.refusals(found, &snapshot.claim_users).is_empty()
+            && topology.refusals(found).is_empty()
     }) && !snapshot.is_promised(pod, node)
 }
 

@@ -20,8 +20,10 @@ use crate::object::{Namespace, Node, Pod, PodDisruptionBudget};
 use crate::preempt::{Preemption, Victim, preempt};
 use crate::queue::Queue;
 use crate::snapshot::Snapshot;
+use crate::volumes::bind::BindError;
+use crate::volumes::{self, Choice};
 use coracle_events::{Event, Recorder};
-use coracle_values::object::ObjectExt;
+use coracle_values::object::{Key, ObjectExt};
 
 /// Timeout of a watch request: long, so that an idle machine rarely wakes up.
 const RENEWAL_SECONDS: u32 = 1500;
@@ -32,7 +34,9 @@ const LONGEST_DELAY: Duration = Duration::from_secs(10);
 struct Bound {
     pod: Pod,
     node: String,
-    result: Result<(), kube::Error>,
+    /// The volumes that were reserved for the pod.
+    volumes: Vec<(Key, Choice)>,
+    result: Result<(), BindError>,
 }
 
 struct Scheduler {
@@ -81,6 +85,8 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
         namespaces: Listing::default(),
         budgets: Listing::default(),
     };
+    sending.spawn(volumes::feed::run(scheduler.client.clone(), scheduler.snapshot.volumes.clone()));
+    let mut volume_changes = scheduler.snapshot.volumes.changes();
     loop {
         let due = scheduler.due();
         // Cancel-safe: streams and sets keep what was not received.
@@ -90,6 +96,7 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
             Some(event) = nodes.next() => scheduler.node_event(event),
             Some(event) = namespaces.next() => scheduler.namespace_event(event),
             Some(event) = budgets.next() => scheduler.budget_event(event),
+            Ok(()) = volume_changes.changed() => scheduler.queue.change(Changes::ALL, Instant::now()),
             Some(Ok(bound)) = scheduler.bindings.join_next() => scheduler.bound(bound),
             Some(_) = scheduler.marks.join_next() => {}
             Some(_) = sending.join_next() => return,
@@ -105,12 +112,12 @@ async fn wait_until(due: Option<Instant>) {
     }
 }
 
-fn watch_config() -> watcher::Config {
+pub(crate) fn watch_config() -> watcher::Config {
     watcher::Config::default().timeout(RENEWAL_SECONDS)
 }
 
 /// The watch events of one kind. After a failure the stream pauses; the pause doubles each time.
-fn stream<K>(client: &Client, config: watcher::Config) -> BoxStream<'static, watcher::Event<K>>
+pub(crate) fn stream<K>(client: &Client, config: watcher::Config) -> BoxStream<'static, watcher::Event<K>>
 where
     K: kube::Resource<DynamicType = ()>
         + Clone
@@ -144,7 +151,8 @@ impl Scheduler {
     /// When the next pod is to be scheduled. Not before all kinds are listed.
     fn due(&self) -> Option<Instant> {
         let kinds = [&self.pods, &self.nodes, &self.namespaces, &self.budgets];
-        if kinds.iter().all(|kind| kind.complete) { self.queue.due() } else { None }
+        let listed = kinds.iter().all(|kind| kind.complete) && self.snapshot.volumes.is_complete();
+        if listed { self.queue.due() } else { None }
     }
 
     fn pod_event(&mut self, event: watcher::Event<Pod>) {
@@ -268,10 +276,14 @@ impl Scheduler {
                     self.queue.change(Changes::POD_PLACED, Instant::now());
                 }
                 self.assumed.insert(pod.uid().to_owned());
-                let client = self.client.clone();
+                let (client, volumes) = (self.client.clone(), self.snapshot.volumes.clone());
+                let chosen = self.snapshot.reserve_volumes(&pod, &node);
                 self.bindings.spawn(async move {
-                    let result = bind::bind(client, &pod, &node).await;
-                    Bound { pod, node, result }
+                    let result = match volumes::bind::bind(&client, &volumes, &chosen, &node).await {
+                        Ok(()) => bind::bind(client, &pod, &node).await.map_err(BindError::Request),
+                        Err(error) => Err(error),
+                    };
+                    Bound { pod, node, volumes: chosen, result }
                 });
             }
             Err(refused) => self.refused(&pod, &profile, refused),
@@ -327,16 +339,20 @@ impl Scheduler {
         });
     }
 
-    fn bound(&mut self, Bound { pod, node, result }: Bound) {
+    fn bound(&mut self, Bound { pod, node, volumes, result }: Bound) {
         let Err(error) = result else {
             let message = format!("Successfully assigned {}/{} to {node}", pod.namespace(), pod.name());
             return self.record(&pod, Event::normal("Scheduled", message));
         };
+        self.snapshot.volumes.release(&volumes);
         // If the pod is not assumed any more, the watch has reported its state meanwhile.
         if !self.assumed.remove(pod.uid()) {
             return;
         }
         self.snapshot.remove(pod.uid());
+        let BindError::Request(error) = error else {
+            return self.volumes_failed(&pod, &node, &error);
+        };
         if matches!(&error, kube::Error::Api(status) if status.is_not_found()) {
             self.queue.remove(pod.uid());
         } else {
@@ -345,6 +361,15 @@ impl Scheduler {
             let message = format!("running Bind for node \"{node}\": {error}");
             self.record(&pod, Event::warning("FailedScheduling", message));
         }
+        self.queue.change(Changes::POD_GONE, Instant::now());
+    }
+
+    /// Queues a pod again whose volumes could not be bound.
+    fn volumes_failed(&mut self, pod: &Pod, node: &str, error: &BindError) {
+        tracing::warn!(pod = pod.name(), namespace = pod.namespace(), node, "binding failed: {error}");
+        self.queue.failed(pod.uid(), Instant::now());
+        let message = format!("running PreBind plugin \"VolumeBinding\": {error}");
+        self.record(pod, Event::warning("FailedScheduling", message));
         self.queue.change(Changes::POD_GONE, Instant::now());
     }
 

@@ -3,7 +3,7 @@
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use coracle_values::object::{ObjectExt, controller_of};
+use coracle_values::object::{Key, ObjectExt, controller_of};
 use coracle_values::pod_resources::Resources;
 use k8s_openapi::api::core::v1::Taint;
 
@@ -11,6 +11,7 @@ use crate::budget::Budgets;
 use crate::object::{Node, Pod};
 use crate::request::{HostPort, host_ports, of_pod};
 use crate::topology::{Labels, Term, anti_affinity};
+use crate::volumes::{Choice, Volumes, claims_of};
 
 /// Assumed requests of a pod without requests, for scores only, so that such pods spread too.
 const DEFAULT_CPU_MILLIS: i128 = 100;
@@ -43,6 +44,8 @@ pub(crate) struct Placed {
     pub(crate) terminating: bool,
     /// The terms of the pod's required anti-affinity.
     anti_affinity: Vec<Term>,
+    /// The claims that the pod uses.
+    claims: Vec<Key>,
 }
 
 /// A node with its pods.
@@ -97,6 +100,10 @@ pub(crate) struct Snapshot {
     pub(crate) budgets: Budgets,
     /// The labels of each namespace.
     pub(crate) namespaces: HashMap<String, Labels>,
+    /// Claims, volumes and storage classes.
+    pub(crate) volumes: Volumes,
+    /// Number of pods on nodes that use each claim.
+    pub(crate) claim_users: HashMap<Key, usize>,
 }
 
 /// The uid of the pod's controller, for spreading.
@@ -261,6 +268,7 @@ impl Snapshot {
             started: pod.status.start_time.as_ref().map(|time| time.0),
             terminating: pod.is_being_deleted(),
             anti_affinity: anti_affinity(pod),
+            claims: claims_of(pod).collect(),
         };
         self.restore(pod.uid(), node, placed);
         is_new
@@ -270,6 +278,9 @@ impl Snapshot {
     pub(crate) fn restore(&mut self, uid: &str, node: &str, placed: Placed) {
         if !placed.anti_affinity.is_empty() {
             self.repelling.insert(uid.to_owned());
+        }
+        for claim in &placed.claims {
+            *self.claim_users.entry(claim.clone()).or_default() += 1;
         }
         self.nodes.entry(node.to_owned()).or_default().put(uid, placed);
         self.places.insert(uid.to_owned(), node.to_owned());
@@ -323,12 +334,27 @@ impl Snapshot {
         let Some(node) = self.places.remove(uid) else { return false };
         self.repelling.remove(uid);
         if let Some(info) = self.nodes.get_mut(&node) {
+            for claim in info.pods.get(uid).iter().flat_map(|placed| &placed.claims) {
+                if let Entry::Occupied(mut count) = self.claim_users.entry(claim.clone()) {
+                    *count.get_mut() -= 1;
+                    if *count.get() == 0 {
+                        count.remove();
+                    }
+                }
+            }
             info.take(uid);
             if info.facts.is_none() && info.pods.is_empty() {
                 self.nodes.remove(&node);
             }
         }
         true
+    }
+
+    /// Chooses and reserves volumes on a node for the pod's claims.
+    pub(crate) fn reserve_volumes(&self, pod: &Pod, node: &str) -> Vec<(Key, Choice)> {
+        let facts = self.nodes.get(node).and_then(|info| info.facts.as_ref());
+        let claims = self.volumes.of_pod(pod).ok();
+        claims.zip(facts).map(|(claims, node)| self.volumes.reserve(&claims, node)).unwrap_or_default()
     }
 
     /// The uids of all pods on nodes.

@@ -120,7 +120,7 @@ impl Job {
             readonly: mount.read_only == Some(true) || volumes.read_only(&mount.name),
             recursive_read_only: recursive_read_only(mount, recursive)?,
             mount_options: mount.bind_mount_options.clone().unwrap_or_default(),
-            selinux_relabel: self.named(mount).is_some_and(is_the_pods),
+            selinux_relabel: volumes.relabel(&mount.name),
             propagation: match mount.mount_propagation.as_deref() {
                 Some("HostToContainer") => cri::MountPropagation::PropagationHostToContainer.into(),
                 Some("Bidirectional") => cri::MountPropagation::PropagationBidirectional.into(),
@@ -129,15 +129,6 @@ impl Job {
             ..cri::Mount::default()
         })
     }
-}
-
-/// Whether the volume's files belong to the pod and may get its SELinux label. Upstream's rule.
-fn is_the_pods(volume: &Volume) -> bool {
-    volume.empty_dir.is_some()
-        || volume.config_map.is_some()
-        || volume.secret.is_some()
-        || volume.projected.is_some()
-        || volume.downward_api.is_some()
 }
 
 /// Whether submounts of the volume are read-only, too, by the rules of `VolumeMount.recursiveReadOnly`.

@@ -27,6 +27,9 @@ const OWN_LABELS: &[&str] = &[
     "topology.kubernetes.io/zone",
     "topology.kubernetes.io/region",
 ];
+/// The label and the finalizer of local volumes.
+const LOCAL_NODE: &str = crate::authz::node::LOCAL_NODE;
+const LOCAL_FINALIZER: &str = "coracle.dev/local-volume";
 const OWN_LABEL_DOMAINS: &[&str] = &["kubelet.kubernetes.io", "node.kubernetes.io"];
 
 #[async_trait]
@@ -37,6 +40,7 @@ impl Admit for NodeRestriction {
             ("", "Node") => node_object(node, attributes, object),
             ("", "Pod") => pod(state, node, attributes, object),
             ("coordination.k8s.io", "Lease") => lease(node, attributes, object),
+            ("", "PersistentVolume") => local_volume(node, attributes, object),
             ("storage.k8s.io", "CSINode") => csi_node(node, object),
             ("certificates.k8s.io", "CertificateSigningRequest") => request(attributes, object),
             _ => Ok(()),
@@ -157,6 +161,30 @@ fn mirror_pod(state: &State, node: &str, pod: &Value) -> Checked {
 fn lease(node: &str, attributes: &Attributes<'_>, object: &Value) -> Checked {
     let own = object["metadata"]["name"] == node && attributes.namespace == "kube-node-lease";
     ensure(own, || "can only access node lease with the same name as the requesting node".to_owned())
+}
+
+/// Checks that a node only removes its finalizer from a volume that is being deleted and that it has.
+fn local_volume(node: &str, attributes: &Attributes<'_>, object: &Value) -> Checked {
+    let released = |old: &Value| {
+        let mut new = object.clone();
+        let own = old["metadata"]["labels"][LOCAL_NODE] == node;
+        let kept = old["metadata"]["finalizers"].as_array().into_iter().flatten();
+        let kept: Vec<Value> = kept.filter(|name| *name != LOCAL_FINALIZER).cloned().collect();
+        let left = object["metadata"]["finalizers"].as_array().cloned().unwrap_or_default();
+        if let Some(metadata) = new.get_mut("metadata").and_then(Value::as_object_mut) {
+            for field in ["finalizers", "managedFields", "resourceVersion"] {
+                match old["metadata"].get(field) {
+                    Some(value) => metadata.insert(field.to_owned(), value.clone()),
+                    None => metadata.remove(field),
+                };
+            }
+        }
+        own && old["metadata"]["deletionTimestamp"].is_string() && left == kept && new == *old
+    };
+    let right = attributes.operation == Operation::Update && attributes.old.is_some_and(released);
+    ensure(right, || {
+        format!("node \"{node}\" can only remove its finalizer from its local volumes that are being deleted")
+    })
 }
 
 fn csi_node(node: &str, object: &Value) -> Checked {

@@ -3,7 +3,7 @@
 use super::{
     Admit, PodSecurityConfig, bootstrap_token, certificate, default_tolerations, escalation, limit_ranger,
     mountable_secrets, namespace_lifecycle, node_restriction, node_taints, optional, pod_security, priority,
-    runtime_class, service_account, webhook,
+    runtime_class, service_account, storage, webhook,
 };
 
 /// The names in `--enable-admission-plugins` and `--disable-admission-plugins`.
@@ -71,6 +71,9 @@ fn rows(pod_security: PodSecurityConfig) -> Vec<Row> {
         ("Priority", true, Box::new(priority::Priority)),
         ("RuntimeClass", true, Box::new(runtime_class::RuntimeClass)),
         ("DefaultTolerationSeconds", true, Box::new(default_tolerations::DefaultTolerations)),
+        ("DefaultStorageClass", true, Box::new(storage::DefaultStorageClass)),
+        ("PersistentVolumeClaimResize", true, Box::new(storage::ClaimResize)),
+        ("StorageObjectInUseProtection", true, Box::new(storage::InUseProtection)),
         ("ExtendedResourceToleration", false, Box::new(optional::ExtendedResourceToleration)),
         ("DefaultIngressClass", true, Box::new(optional::DefaultIngressClass)),
         ("DenyServiceExternalIPs", false, Box::new(optional::DenyServiceExternalIps)),

@@ -15,6 +15,9 @@ use crate::{
 const READ: &[&str] = &["get", "list", "watch"];
 const OWN: &[&str] = &["get", "update", "patch", "delete"];
 
+/// The label of local volumes: the node that has the directory.
+pub(crate) const LOCAL_NODE: &str = "coracle.dev/node";
+
 /// Allows what a node needs for its pods.
 pub(super) struct Nodes;
 
@@ -54,6 +57,10 @@ fn allows(question: &Question<'_>) -> bool {
         ("", "serviceaccounts", "token") => {
             verb == "create" && needed(question, resource, node, Referred::ServiceAccount)
         }
+        ("", "persistentvolumeclaims", "") => {
+            verb == "get" && needed(question, resource, node, Referred::Claim)
+        }
+        ("", "persistentvolumes", "") => volume(question, resource, node),
         ("certificates.k8s.io", "certificatesigningrequests", "") => READ.contains(&verb) || verb == "create",
         ("authentication.k8s.io", "tokenreviews", "")
         | ("authorization.k8s.io", "subjectaccessreviews", "") => verb == "create",
@@ -85,6 +92,29 @@ fn own_pods(question: &Question<'_>, resource: &ResourceInfo, node: &str) -> boo
     // The node must be able to see that a pod was deleted, and an absent pod needs no protection.
     let bound = |pod: &Object| kind.is_some_and(|kind| pod.facets(kind).field("spec.nodeName") == node);
     pod.is_none_or(|pod| bound(&pod))
+}
+
+/// Whether a request is for the node's local volumes, or reads the volume of a claim that a pod on the node uses.
+fn volume(question: &Question<'_>, resource: &ResourceInfo, node: &str) -> bool {
+    if resource.name.is_empty() {
+        let selected = question.info.query.get("labelSelector");
+        return READ.contains(&question.verb)
+            && selected.strip_prefix(LOCAL_NODE).and_then(|rest| rest.strip_prefix('=')) == Some(node);
+    }
+    let kind = by_resource("", "v1", "persistentvolumes");
+    let found = kind.and_then(|kind| question.cache.get(kind, "", &resource.name));
+    let Some(found) = found.map(|found| found.value()) else { return question.verb == "get" };
+    if found["metadata"]["labels"][LOCAL_NODE] == node {
+        // Admission allows only the removal of a finalizer.
+        return matches!(question.verb, "get" | "patch" | "update");
+    }
+    let claim = &found["spec"]["claimRef"];
+    let (Some(namespace), Some(name)) = (claim["namespace"].as_str(), claim["name"].as_str()) else {
+        return false;
+    };
+    let pods = by_resource("", "v1", "pods").and_then(|pods| question.cache.of(pods).ok());
+    question.verb == "get"
+        && pods.is_some_and(|pods| pods.lock().references().needed(node, Referred::Claim, namespace, name))
 }
 
 /// Whether a pod on the node refers to the named object. Lists and watches must name an object, too.
@@ -131,6 +161,17 @@ pub(crate) fn secrets_of(pod: &Value) -> Vec<&str> {
 pub(crate) fn config_maps_of(pod: &Value) -> Vec<&str> {
     let volumes = sources(pod).map(|source| &source["configMap"]["name"]);
     volumes.chain(environment(pod, "configMapRef", "configMapKeyRef")).filter_map(Value::as_str).collect()
+}
+
+/// Names of the claims of a pod with this name.
+pub(crate) fn claims_of(pod: &Value, pod_name: &str) -> Vec<String> {
+    let volumes = list(&pod["spec"], "volumes");
+    let claim = |volume: &Value| match volume["persistentVolumeClaim"]["claimName"].as_str() {
+        Some(name) => Some(name.to_owned()),
+        None if volume["ephemeral"].is_object() => Some(format!("{pod_name}-{}", volume["name"].as_str()?)),
+        None => None,
+    };
+    volumes.filter_map(claim).collect()
 }
 
 pub(crate) fn accounts_of(pod: &Value) -> Vec<&str> {
@@ -189,6 +230,13 @@ mod tests {
         }});
         assert_eq!(secrets_of(&pod), ["a", "b", "d", "e", "g"]);
         assert_eq!(config_maps_of(&pod), ["kube-root-ca.crt", "c", "f"]);
+    }
+
+    #[test]
+    fn claims_are_named_or_made_for_the_pod() {
+        let pod = json!({"spec": {"volumes": [{"name": "a", "persistentVolumeClaim": {"claimName": "c"}},
+            {"name": "b", "ephemeral": {}}, {"name": "d", "emptyDir": {}}]}});
+        assert_eq!(claims_of(&pod, "p"), ["c", "p-b"]);
     }
 
     #[test]

@@ -111,6 +111,7 @@ const ROLES: &[Role<'_>] = &[
         )],
     ),
     ("system:kube-scheduler", "", SCHEDULER),
+    ("system:volume-scheduler", "", VOLUME_SCHEDULER),
     ("kubeadm:get-nodes", "", &[On("", "nodes", "get")]),
 ];
 
@@ -177,6 +178,11 @@ const SCHEDULER: &[Rule] = &[
     On("storage.k8s.io", "csidrivers csinodes csistoragecapacities storageclasses", READ),
 ];
 
+const VOLUME_SCHEDULER: &[Rule] = &[
+    On("", "persistentvolumes persistentvolumeclaims", "get list patch update watch"),
+    On("storage.k8s.io", "storageclasses", READ),
+];
+
 /// Aggregated roles.
 const AGGREGATED: &[(&str, &str)] = &[("admin", ""), ("edit", "admin"), ("view", "edit")];
 
@@ -199,6 +205,7 @@ const BINDINGS: &[(&str, &str, &str, &[&str])] = &[
         &["system:serviceaccounts"],
     ),
     ("system:kube-scheduler", "system:kube-scheduler", "User", &["system:kube-scheduler"]),
+    ("system:volume-scheduler", "system:volume-scheduler", "User", &["system:kube-scheduler"]),
     ("kubeadm:get-nodes", "kubeadm:get-nodes", "Group", &[BOOTSTRAPPERS]),
     ("kubeadm:kubelet-bootstrap", "system:node-bootstrapper", "Group", &[BOOTSTRAPPERS]),
     (

@@ -1,4 +1,4 @@
-//! The index of references by node: secrets, config maps and service accounts of the node's pods.
+//! The index of references by node: secrets, config maps, service accounts and claims of the node's pods.
 //!
 //! The cache of pods updates it with each change, so that the node authorizer does not read pods. It counts references,
 //! because several pods of a node can refer to one object.
@@ -11,7 +11,7 @@ use std::{
 use serde_json::{Value, json};
 
 use super::Object;
-use crate::authz::node::{accounts_of, config_maps_of, secrets_of};
+use crate::authz::node::{accounts_of, claims_of, config_maps_of, secrets_of};
 
 /// Kinds of objects that a node may read for its pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -19,6 +19,7 @@ pub(crate) enum Referred {
     Secret,
     ConfigMap,
     ServiceAccount,
+    Claim,
 }
 
 /// The references of the pods of each node.
@@ -78,6 +79,12 @@ impl References {
             let named = found.into_iter().map(|name| name.into());
             names.extend(named.map(|name| Reference { kind, namespace: namespace.clone(), name }));
         }
+        let claims = claims_of(&pod_tree, pod.name()).into_iter().map(|name| name.as_str().into());
+        names.extend(claims.map(|name| Reference {
+            kind: Referred::Claim,
+            namespace: namespace.clone(),
+            name,
+        }));
         let counts = self.nodes.entry(node.clone()).or_default();
         let names = names.into_iter().map(|name| count(counts, name)).collect();
         self.pods.insert(pod.key.clone(), Bound { node, names });

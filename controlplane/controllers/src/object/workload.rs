@@ -1,4 +1,4 @@
-//! Stateful sets, daemon sets, replication controllers, controller revisions, claims.
+//! Stateful sets, daemon sets, replication controllers, controller revisions.
 
 use coracle_values::resource;
 use k8s_openapi::api::apps::v1::{
@@ -89,13 +89,6 @@ pub(crate) struct ControllerRevision {
     pub(crate) revision: i64,
 }
 
-/// A persistent volume claim.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct Claim {
-    pub(crate) metadata: ObjectMeta,
-}
-
 /// The node that a required node affinity names by `metadata.name`.
 pub(crate) fn pinned_node<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
     let affinity = Option::<Affinity>::deserialize(deserializer)?;
@@ -119,32 +112,7 @@ resource!(DaemonSet, "apps", "daemonsets", NamespaceResourceScope);
 resource!(ReplicationController, "", "replicationcontrollers", NamespaceResourceScope);
 resource!(ControllerRevision, "apps", "controllerrevisions", NamespaceResourceScope);
 
-impl kube::Resource for Claim {
-    type DynamicType = ();
-    type Scope = kube::core::NamespaceResourceScope;
-
-    fn kind((): &()) -> std::borrow::Cow<'_, str> {
-        "PersistentVolumeClaim".into()
-    }
-    fn group((): &()) -> std::borrow::Cow<'_, str> {
-        "".into()
-    }
-    fn version((): &()) -> std::borrow::Cow<'_, str> {
-        "v1".into()
-    }
-    fn plural((): &()) -> std::borrow::Cow<'_, str> {
-        "persistentvolumeclaims".into()
-    }
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
-
 impl Object for StatefulSet {}
 impl Object for DaemonSet {}
 impl Object for ReplicationController {}
 impl Object for ControllerRevision {}
-impl Object for Claim {}

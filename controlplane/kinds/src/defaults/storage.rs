@@ -1,6 +1,6 @@
-//! Volumes, claims and storage classes.
+//! Volumes, claims, storage classes and storage drivers.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{child, child_of, fill, present};
 
@@ -39,5 +39,20 @@ pub(crate) fn class(object: &mut Value) {
     if let Some(object) = object.as_object_mut() {
         fill(object, "reclaimPolicy", "Delete");
         fill(object, "volumeBindingMode", "Immediate");
+    }
+}
+
+/// Sets the defaults of a CSIDriver.
+pub(crate) fn csi_driver(object: &mut Value) {
+    let Some(spec) = child(object, "spec") else { return };
+    fill(spec, "attachRequired", true);
+    fill(spec, "podInfoOnMount", false);
+    fill(spec, "storageCapacity", false);
+    fill(spec, "fsGroupPolicy", "ReadWriteOnceWithFSType");
+    fill(spec, "requiresRepublish", false);
+    fill(spec, "seLinuxMount", false);
+    let modes = spec.get("volumeLifecycleModes").and_then(Value::as_array);
+    if modes.is_none_or(Vec::is_empty) {
+        spec.insert("volumeLifecycleModes".to_owned(), json!(["Persistent"]));
     }
 }

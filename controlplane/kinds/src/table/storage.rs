@@ -1,9 +1,9 @@
-//! Volumes, claims, storage classes.
+//! Volumes, claims, and the kinds of `storage.k8s.io`.
 
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{AGE, Column, NAME, created, items, name, string, wide};
+use super::{AGE, Column, NAME, boolean, created, items, name, string, wide};
 
 /// The annotation that marks the default storage class.
 const DEFAULT_CLASS: &str = "storageclass.kubernetes.io/is-default-class";
@@ -96,6 +96,79 @@ pub(crate) fn class(object: &Value, now: Timestamp) -> Vec<Value> {
         object["allowVolumeExpansion"].as_bool().unwrap_or(false).into(),
         created(object, now),
     ]
+}
+
+pub(crate) const ATTACHMENT: &[Column] = &[
+    NAME,
+    Column { format: "name", ..string("Attacher", "The driver that attaches the volume.") },
+    string("PV", "Name of the volume."),
+    string("Node", "The node that the volume is attached to."),
+    boolean("Attached", "Whether the volume is attached."),
+    AGE,
+];
+
+pub(crate) fn attachment(object: &Value, now: Timestamp) -> Vec<Value> {
+    let spec = &object["spec"];
+    vec![
+        name(object),
+        text(&spec["attacher"]),
+        text(&spec["source"]["persistentVolumeName"]),
+        text(&spec["nodeName"]),
+        flag(&object["status"]["attached"], false),
+        created(object, now),
+    ]
+}
+
+pub(crate) const CSI_DRIVER: &[Column] = &[
+    NAME,
+    boolean("AttachRequired", "Whether volumes must be attached to the node first."),
+    boolean("PodInfoOnMount", "Whether the driver gets information about the pod."),
+    boolean("StorageCapacity", "Whether the driver reports its capacity."),
+    string("TokenRequests", "Audiences of the tokens that the driver gets."),
+    boolean("RequiresRepublish", "Whether the driver is called again for mounted volumes."),
+    string("Modes", "Lifecycle modes of the driver's volumes."),
+    AGE,
+];
+
+pub(crate) fn csi_driver(object: &Value, now: Timestamp) -> Vec<Value> {
+    let spec = &object["spec"];
+    let join = |list: Vec<&str>| list.join(",");
+    let tokens = match &spec["tokenRequests"] {
+        Value::Null => "<unset>".to_owned(),
+        list => join(items(list).filter_map(|token| token["audience"].as_str()).collect()),
+    };
+    let modes = join(items(&spec["volumeLifecycleModes"]).filter_map(Value::as_str).collect());
+    vec![
+        name(object),
+        flag(&spec["attachRequired"], true),
+        flag(&spec["podInfoOnMount"], false),
+        flag(&spec["storageCapacity"], false),
+        tokens.into(),
+        flag(&spec["requiresRepublish"], false),
+        if modes.is_empty() { "<none>".into() } else { modes.into() },
+        created(object, now),
+    ]
+}
+
+pub(crate) const CSI_CAPACITY: &[Column] = &[
+    NAME,
+    string("StorageClassName", "The storage class whose capacity is reported."),
+    string("Capacity", "Free capacity."),
+];
+
+pub(crate) fn csi_capacity(object: &Value, _now: Timestamp) -> Vec<Value> {
+    vec![name(object), text(&object["storageClassName"]), unset(&object["capacity"])]
+}
+
+pub(crate) const ATTRIBUTES_CLASS: &[Column] =
+    &[NAME, string("DriverName", "The driver that applies the attributes."), AGE];
+
+pub(crate) fn attributes_class(object: &Value, now: Timestamp) -> Vec<Value> {
+    vec![name(object), text(&object["driverName"]), created(object, now)]
+}
+
+fn flag(value: &Value, default: bool) -> Value {
+    value.as_bool().unwrap_or(default).into()
 }
 
 fn text(value: &Value) -> Value {

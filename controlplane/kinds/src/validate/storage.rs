@@ -21,6 +21,9 @@ const NO_SOURCES: &[&str] = &[
     "nodeAffinity",
     "volumeAttributesClassName",
 ];
+const MOST_PARAMETERS: usize = 512;
+/// Maximum bytes of all parameters of a class.
+const PARAMETERS_SIZE: usize = 256 * 1024;
 const CLAIM_IMMUTABLE: &str = "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims";
 
 pub(crate) fn volume(causes: &mut Causes, object: &Value, old: Option<&Value>) {
@@ -56,6 +59,7 @@ pub(crate) fn volume(causes: &mut Causes, object: &Value, old: Option<&Value>) {
                     "storageClassName",
                     "mountOptions",
                     "nodeAffinity",
+                    "volumeAttributesClassName",
                 ],
             )
         };
@@ -75,21 +79,35 @@ pub(crate) fn claim(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     claim_spec(causes, &path, spec);
     let Some(old) = old else { return };
     let before = &old["spec"];
-    let mut free = vec!["volumeAttributesClassName"];
+    let mut free = Vec::new();
     if text(&before["volumeName"]).is_empty() {
         // The binder sets the volume; a claim without a class may still get the default one.
         free.push("volumeName");
-        if before["storageClassName"].is_null() {
-            free.push("storageClassName");
-        }
+    }
+    if before["storageClassName"].is_null() && !spec["storageClassName"].is_null() {
+        free.push("storageClassName");
     }
     if old["status"]["phase"] == "Bound" {
-        free.push("resources");
-        let size = |spec: &Value| Quantity::parse(text(&spec["resources"]["requests"]["storage"])).ok();
-        if size(spec).zip(size(before)).is_some_and(|(new, old)| new < old) {
-            let here = path.field("resources").field("requests").field("storage");
-            causes.forbidden(&here, "field can not be less than previous value");
-        }
+        free.extend(["resources", "volumeAttributesClassName"]);
+    }
+    let size = |size: &Value| Quantity::parse(text(size)).ok();
+    let requested = |spec: &Value| size(&spec["resources"]["requests"]["storage"]);
+    // A request may shrink again down to the actual size, after an expansion that failed.
+    let actual = size(&old["status"]["capacity"]["storage"]);
+    if requested(spec).zip(requested(before)).is_some_and(|(new, old)| new < old)
+        && requested(spec).zip(actual).is_some_and(|(new, actual)| new <= actual)
+    {
+        let here = path.field("resources").field("requests").field("storage");
+        causes.forbidden(&here, "field can not be less than status.capacity");
+    }
+    if !old["status"]["currentVolumeAttributesClassName"].is_null()
+        && before["volumeAttributesClassName"] != spec["volumeAttributesClassName"]
+        && text(&spec["volumeAttributesClassName"]).is_empty()
+    {
+        let state = if spec["volumeAttributesClassName"].is_null() { "nil" } else { "empty string" };
+        let detail =
+            format!("update to {state} is forbidden when status.currentVolumeAttributesClassName is not nil");
+        causes.forbidden(&path.field("volumeAttributesClassName"), &detail);
     }
     if spec_without(spec, &free) != spec_without(before, &free) {
         causes.forbidden(&path, CLAIM_IMMUTABLE);
@@ -114,27 +132,59 @@ pub(super) fn claim_spec(causes: &mut Causes, path: &Path, spec: &Value) {
 }
 
 pub(crate) fn class(causes: &mut Causes, object: &Value, old: Option<&Value>) {
-    let provisioner = text(&object["provisioner"]);
-    if provisioner.is_empty() {
-        causes.required(&Path::root("provisioner"), "");
-    } else {
-        let problems = format::qualified_name(&provisioner.to_lowercase());
-        causes.format(&Path::root("provisioner"), provisioner, problems);
-    }
+    provisioner(causes, &Path::root("provisioner"), &object["provisioner"]);
     if !object["reclaimPolicy"].is_null() {
         causes.one_of(&Path::root("reclaimPolicy"), &object["reclaimPolicy"], &["Delete", "Retain"]);
     }
     let modes = &["Immediate", "WaitForFirstConsumer"];
     causes.one_of(&Path::root("volumeBindingMode"), &object["volumeBindingMode"], modes);
+    parameters(causes, &object["parameters"]);
+    topologies(causes, &object["allowedTopologies"]);
     let Some(old) = old else { return };
-    for name in ["parameters", "provisioner"] {
-        if object[name] != old[name] {
-            causes.forbidden(&Path::root(name), &format!("updates to {name} are forbidden."));
-        }
-    }
-    for name in ["reclaimPolicy", "volumeBindingMode"] {
+    for name in ["parameters", "provisioner", "reclaimPolicy", "volumeBindingMode"] {
         if object[name] != old[name] {
             causes.invalid(&Path::root(name), &object[name], "field is immutable");
+        }
+    }
+}
+
+/// Checks the name of a provisioner or a driver.
+pub(super) fn provisioner(causes: &mut Causes, path: &Path, name: &Value) {
+    match text(name) {
+        "" => causes.required(path, ""),
+        name => causes.format(path, name, format::qualified_name(&name.to_lowercase())),
+    }
+}
+
+/// Checks the number and the size of parameters.
+pub(super) fn parameters(causes: &mut Causes, parameters: &Value) {
+    let path = Path::root("parameters");
+    if entries(parameters).count() > MOST_PARAMETERS {
+        return causes.too_long(&path, MOST_PARAMETERS);
+    }
+    if entries(parameters).any(|(key, _)| key.is_empty()) {
+        causes.invalid(&path, &"".into(), "field can not be empty.");
+    }
+    let size: usize = entries(parameters).map(|(key, value)| key.len() + text(value).len()).sum();
+    if size > PARAMETERS_SIZE {
+        causes.too_long(&path, PARAMETERS_SIZE);
+    }
+}
+
+/// Checks the topologies in which a class makes volumes.
+fn topologies(causes: &mut Causes, terms: &Value) {
+    for (index, term) in items(terms) {
+        let here = Path::root("allowedTopologies").index(index).field("matchLabelExpressions");
+        if items(&term["matchLabelExpressions"]).next().is_none() {
+            causes.required(&here, "");
+        }
+        for (at, expression) in items(&term["matchLabelExpressions"]) {
+            let here = here.index(at);
+            if items(&expression["values"]).next().is_none() {
+                causes.required(&here.field("values"), "");
+            }
+            let key = text(&expression["key"]);
+            causes.format(&here.field("key"), key, format::qualified_name(key));
         }
     }
 }
@@ -180,6 +230,12 @@ fn source(causes: &mut Causes, path: &Path, spec: &Value) {
     for (name, _) in sources {
         causes.forbidden(&path.field(name), "may not specify more than 1 volume type");
     }
+    nfs(causes, path, &spec["nfs"]);
+    csi(causes, path, &spec["csi"]);
+    if text(&spec["hostPath"]["path"]) == "/" && spec["persistentVolumeReclaimPolicy"] == "Recycle" {
+        let detail = "may not be 'recycle' for a hostPath mount of '/'";
+        causes.forbidden(&path.field("persistentVolumeReclaimPolicy"), detail);
+    }
     for name in ["hostPath", "local"] {
         let directory = text(&spec[name]["path"]);
         if spec[name].is_null() {
@@ -194,6 +250,40 @@ fn source(causes: &mut Causes, path: &Path, spec: &Value) {
     }
     if !spec["local"].is_null() && spec["nodeAffinity"].is_null() {
         causes.required(&path.field("nodeAffinity"), "Local volume requires node affinity");
+    }
+}
+
+fn nfs(causes: &mut Causes, path: &Path, nfs: &Value) {
+    if nfs.is_null() {
+        return;
+    }
+    let path = path.field("nfs");
+    if text(&nfs["server"]).is_empty() {
+        causes.required(&path.field("server"), "");
+    }
+    match text(&nfs["path"]) {
+        "" => causes.required(&path.field("path"), ""),
+        directory if !directory.starts_with('/') => {
+            causes.invalid(&path.field("path"), &nfs["path"], "must be an absolute path");
+        }
+        _ => {}
+    }
+}
+
+fn csi(causes: &mut Causes, path: &Path, csi: &Value) {
+    if csi.is_null() {
+        return;
+    }
+    let path = path.field("csi");
+    match text(&csi["driver"]) {
+        "" => causes.required(&path.field("driver"), ""),
+        driver => {
+            let problems = format::dns1123_subdomain(&driver.to_lowercase());
+            causes.format(&path.field("driver"), driver, problems);
+        }
+    }
+    if text(&csi["volumeHandle"]).is_empty() {
+        causes.required(&path.field("volumeHandle"), "");
     }
 }
 

@@ -67,6 +67,7 @@ impl Api {
             daemon_backoff: Default::default(),
             pod_counts: Default::default(),
             autoscaling: Default::default(),
+            volumes: Arc::default(),
             last_ranges: Mutex::default(),
         }
     }

@@ -1,10 +1,12 @@
-//! The rows of storage: volumes, claims, storage classes.
+//! The rows of storage: volumes, claims, and the kinds of `storage.k8s.io`.
 
 use serde_json::json;
 
-use super::{KIND, RULES, WITH_STATUS, status};
+use super::{KIND, PLAIN, RULES, WITH_STATUS, status};
 use crate::kind::{Kind, Rules, Writes};
 use crate::{defaults, table, validate};
+
+const GROUP: &str = "storage.k8s.io";
 
 pub(super) const PERSISTENT_VOLUMES: Kind = Kind {
     kind: "PersistentVolume",
@@ -44,7 +46,7 @@ pub(super) const PERSISTENT_VOLUME_CLAIMS: Kind = Kind {
 };
 
 pub(super) const STORAGE_CLASSES: Kind = Kind {
-    group: "storage.k8s.io",
+    group: GROUP,
     kind: "StorageClass",
     plural: "storageclasses",
     singular: "storageclass",
@@ -56,6 +58,77 @@ pub(super) const STORAGE_CLASSES: Kind = Kind {
         validate: validate::storage::class,
         columns: table::storage::CLASS,
         cells: table::storage::class,
+        ..RULES
+    },
+    ..KIND
+};
+
+pub(super) const VOLUME_ATTACHMENTS: Kind = Kind {
+    group: GROUP,
+    kind: "VolumeAttachment",
+    plural: "volumeattachments",
+    singular: "volumeattachment",
+    namespaced: false,
+    subresources: &[status(GROUP, "VolumeAttachment")],
+    schema: "io.k8s.api.storage.v1.VolumeAttachment",
+    rules: Rules {
+        validate: validate::attachment::attachment,
+        unconditional_update: false,
+        writes: Writes { create: |object| object["status"] = json!({"attached": false}), ..WITH_STATUS },
+        columns: table::storage::ATTACHMENT,
+        cells: table::storage::attachment,
+        ..RULES
+    },
+    ..KIND
+};
+
+pub(super) const CSI_DRIVERS: Kind = Kind {
+    group: GROUP,
+    kind: "CSIDriver",
+    plural: "csidrivers",
+    singular: "csidriver",
+    namespaced: false,
+    schema: "io.k8s.api.storage.v1.CSIDriver",
+    rules: Rules {
+        defaults: defaults::storage::csi_driver,
+        validate: validate::attachment::csi_driver,
+        unconditional_update: false,
+        writes: Writes { generation: true, ..PLAIN },
+        columns: table::storage::CSI_DRIVER,
+        cells: table::storage::csi_driver,
+        ..RULES
+    },
+    ..KIND
+};
+
+pub(super) const CSI_STORAGE_CAPACITIES: Kind = Kind {
+    group: GROUP,
+    kind: "CSIStorageCapacity",
+    plural: "csistoragecapacities",
+    singular: "csistoragecapacity",
+    schema: "io.k8s.api.storage.v1.CSIStorageCapacity",
+    rules: Rules {
+        validate: validate::attachment::csi_capacity,
+        unconditional_update: false,
+        columns: table::storage::CSI_CAPACITY,
+        cells: table::storage::csi_capacity,
+        ..RULES
+    },
+    ..KIND
+};
+
+pub(super) const VOLUME_ATTRIBUTES_CLASSES: Kind = Kind {
+    group: GROUP,
+    kind: "VolumeAttributesClass",
+    plural: "volumeattributesclasses",
+    singular: "volumeattributesclass",
+    short_names: &["vac"],
+    namespaced: false,
+    schema: "io.k8s.api.storage.v1.VolumeAttributesClass",
+    rules: Rules {
+        validate: validate::attachment::attributes_class,
+        columns: table::storage::ATTRIBUTES_CLASS,
+        cells: table::storage::attributes_class,
         ..RULES
     },
     ..KIND

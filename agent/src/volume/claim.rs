@@ -1,0 +1,224 @@
+//! Claims of a pod: from the claim to its volume, and from the volume to a directory on this node.
+//!
+//! The volume of each claim is recorded in the pod's directory, so that a pod that has started keeps its volumes while
+//! the API server does not answer.
+
+use std::path::{Path, PathBuf};
+
+use coracle_values::node_selector::term_matches;
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Volume};
+use kube::Api;
+
+use super::error::{SetUpError, VolumeError};
+use super::{Mounted, Target, host_path, local, nfs};
+
+/// The claim of a volume.
+struct Claim {
+    name: String,
+    read_only: bool,
+    is_ephemeral: bool,
+}
+
+/// Mounts a volume that has a claim. None: the volume has none.
+pub(super) async fn mount(target: &Target<'_>, volume: &Volume) -> Option<Result<Mounted, VolumeError>> {
+    let claim = claim_of(target, volume)?;
+    Some(mount_claim(target, &volume.name, &claim).await)
+}
+
+fn claim_of(target: &Target<'_>, volume: &Volume) -> Option<Claim> {
+    if let Some(named) = &volume.persistent_volume_claim {
+        let read_only = named.read_only == Some(true);
+        return Some(Claim { name: named.claim_name.clone(), read_only, is_ephemeral: false });
+    }
+    volume.ephemeral.as_ref()?;
+    let pod = target.pod.metadata.name.as_deref().unwrap_or_default();
+    Some(Claim { name: format!("{pod}-{}", volume.name), read_only: false, is_ephemeral: true })
+}
+
+async fn mount_claim(target: &Target<'_>, volume: &str, claim: &Claim) -> Result<Mounted, VolumeError> {
+    let record = target.ctx.pod_dir(target.uid).join("claims").join(format!("{volume}.json"));
+    let recorded = read(&record);
+    let health = &target.ctx.shared.health;
+    let found =
+        if recorded.is_some() && health.is_away() { None } else { Some(resolve(target, claim).await) };
+    let persistent = match (found, recorded) {
+        (Some(Ok(persistent)), _) => persistent,
+        // The pod has started with this volume: the API server does not answer, or refuses this node.
+        (Some(Err(Unresolved::NoAnswer(_))) | None, Some(recorded)) => recorded,
+        (Some(Err(Unresolved::NoAnswer(why) | Unresolved::Refused(why))), _) => {
+            return Err(VolumeError::Claim {
+                volume: volume.to_owned(),
+                claim: format!("{}/{}", target.namespace, claim.name),
+                reason: why,
+            });
+        }
+        (None, None) => return Err(VolumeError::NoIdentity),
+    };
+    let mounted = mount_source(target, volume, &persistent, claim.read_only).await?;
+    let failed = |reason| VolumeError::SetUp { volume: volume.to_owned(), reason };
+    write(&record, &persistent).map_err(SetUpError::io("write", &record)).map_err(failed)?;
+    Ok(mounted)
+}
+
+/// Why the volume of a claim is not known.
+enum Unresolved {
+    /// The API server did not answer.
+    NoAnswer(String),
+    /// The claim cannot be used now.
+    Refused(String),
+}
+
+fn request(error: &kube::Error) -> Unresolved {
+    match error {
+        kube::Error::Api(status) if status.is_not_found() => Unresolved::Refused(status.message.clone()),
+        other => Unresolved::NoAnswer(coracle_error_chain::chain(other)),
+    }
+}
+
+async fn resolve(target: &Target<'_>, claim: &Claim) -> Result<PersistentVolume, Unresolved> {
+    let client = &target.ctx.shared.client;
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), target.namespace);
+    let found = claims.get(&claim.name).await.map_err(|error| request(&error))?;
+    let name = usable(&found, claim.is_ephemeral.then_some(target.uid)).map_err(Unresolved::Refused)?;
+    let volumes: Api<PersistentVolume> = Api::all(client.clone());
+    let volume = volumes.get(name).await.map_err(|error| request(&error))?;
+    let of = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()).and_then(|of| of.uid.as_deref());
+    if of.is_none() || of != found.metadata.uid.as_deref() {
+        return Err(Unresolved::Refused(format!("PV {name} is not bound to the claim")));
+    }
+    check_node(target, &volume).await?;
+    Ok(volume)
+}
+
+/// The name of a claim's volume. The claim of an ephemeral volume must belong to the pod with this uid.
+fn usable<'a>(claim: &'a PersistentVolumeClaim, owner: Option<&str>) -> Result<&'a str, String> {
+    if claim.metadata.deletion_timestamp.is_some() {
+        return Err("PVC is being deleted".to_owned());
+    }
+    let mut owners = claim.metadata.owner_references.iter().flatten();
+    if owner.is_some_and(|uid| !owners.any(|owner| owner.uid == uid && owner.controller == Some(true))) {
+        return Err("PVC was not created for the pod (pod is not owner)".to_owned());
+    }
+    let spec = claim.spec.as_ref();
+    let name = spec.and_then(|spec| spec.volume_name.as_deref()).filter(|name| !name.is_empty());
+    let phase = claim.status.as_ref().and_then(|status| status.phase.as_deref());
+    if spec.and_then(|spec| spec.volume_mode.as_deref()) == Some("Block") {
+        return Err("volumeMode Block is not supported by this node".to_owned());
+    }
+    name.filter(|_| phase == Some("Bound")).ok_or_else(|| "PVC is not bound".to_owned())
+}
+
+/// Checks that the volume can be used on this node.
+async fn check_node(target: &Target<'_>, volume: &PersistentVolume) -> Result<(), Unresolved> {
+    let affinity = volume.spec.as_ref().and_then(|spec| spec.node_affinity.as_ref());
+    let Some(required) = affinity.and_then(|affinity| affinity.required.as_ref()) else { return Ok(()) };
+    let name = node_name(target);
+    let nodes: Api<Node> = Api::all(target.ctx.shared.client.clone());
+    let node = nodes.get(name).await.map_err(|error| request(&error))?;
+    let labels = node.metadata.labels.unwrap_or_default();
+    if required.node_selector_terms.iter().any(|term| term_matches(term, &labels, name)) {
+        return Ok(());
+    }
+    Err(Unresolved::Refused("no matching NodeSelectorTerms: the volume is not on this node".to_owned()))
+}
+
+fn node_name<'a>(target: &Target<'a>) -> &'a str {
+    target.pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or_default()
+}
+
+async fn mount_source(
+    target: &Target<'_>,
+    volume: &str,
+    persistent: &PersistentVolume,
+    read_only: bool,
+) -> Result<Mounted, VolumeError> {
+    let failed = |reason| VolumeError::SetUp { volume: volume.to_owned(), reason };
+    let Some(spec) = &persistent.spec else { return Err(VolumeError::NoIdentity) };
+    if spec.local.is_some() {
+        let path = local::mount(&target.ctx.shared.config.local_dir, node_name(target), persistent);
+        let path = path.map_err(failed)?;
+        if !read_only {
+            local::give_to_group(target.pod, &path).map_err(failed)?;
+        }
+        return Ok(Mounted { path, read_only, relabel: true });
+    }
+    if let Some(host) = &spec.host_path {
+        let path = host_path::mount(host).map_err(failed)?;
+        return Ok(Mounted { path, read_only, relabel: false });
+    }
+    if let Some(source) = &spec.nfs {
+        let export = nfs::Export {
+            server: source.server.clone(),
+            path: source.path.clone(),
+            read_only: read_only || source.read_only == Some(true),
+            options: spec.mount_options.clone().unwrap_or_default(),
+        };
+        let path = target.volume_dir(nfs::PLUGIN, volume);
+        nfs::mount(&export, &path).await.map_err(failed)?;
+        return Ok(Mounted { path, read_only: export.read_only, relabel: false });
+    }
+    let kind = if spec.csi.is_some() { "csi" } else { "of the persistent volume" };
+    Err(VolumeError::Unsupported { volume: volume.to_owned(), kind })
+}
+
+fn read(record: &Path) -> Option<PersistentVolume> {
+    serde_json::from_slice(&std::fs::read(record).ok()?).ok()
+}
+
+/// Records a volume, unless the record has it already.
+fn write(record: &Path, volume: &PersistentVolume) -> std::io::Result<()> {
+    let mut volume = volume.clone();
+    volume.metadata.managed_fields = None;
+    volume.metadata.resource_version = None;
+    volume.status = None;
+    let content = serde_json::to_vec(&volume)?;
+    if std::fs::read(record).is_ok_and(|old| old == content) {
+        return Ok(());
+    }
+    let dir: PathBuf = record.parent().map(Path::to_owned).unwrap_or_default();
+    super::make_private(&dir)?;
+    let temporary = record.with_extension("new");
+    std::fs::write(&temporary, content)?;
+    std::fs::rename(&temporary, record)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn only_a_bound_claim_of_the_right_owner_can_be_used() {
+        let claim = |phase: &str, more: Value| -> PersistentVolumeClaim {
+            let mut claim =
+                json!({"metadata": {"name": "c"}, "spec": {"volumeName": "v"}, "status": {"phase": phase}});
+            for (name, value) in more.as_object().expect("fields") {
+                claim["metadata"][name] = value.clone();
+            }
+            serde_json::from_value(claim).expect("claim")
+        };
+        assert_eq!(usable(&claim("Bound", json!({})), None), Ok("v"));
+        assert!(usable(&claim("Pending", json!({})), None).expect_err("pending").contains("not bound"));
+        let deleted = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
+        assert!(usable(&claim("Bound", deleted), None).expect_err("deleted").contains("being deleted"));
+        assert!(usable(&claim("Bound", json!({})), Some("u")).is_err());
+        let owners =
+            json!([{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u", "controller": true}]);
+        assert_eq!(usable(&claim("Bound", json!({"ownerReferences": owners})), Some("u")), Ok("v"));
+    }
+
+    #[test]
+    fn the_record_survives_and_has_no_status() {
+        let dir = tempfile::tempdir().expect("directory");
+        let record = dir.path().join("claims/data.json");
+        let volume: PersistentVolume =
+            serde_json::from_value(json!({"metadata": {"name": "v", "resourceVersion": "1"},
+            "spec": {"local": {"path": "/x"}}, "status": {"phase": "Bound"}}))
+            .expect("volume");
+        assert!(read(&record).is_none());
+        write(&record, &volume).expect("write");
+        let found = read(&record).expect("record");
+        assert_eq!((found.metadata.name.as_deref(), found.status.is_none()), (Some("v"), true));
+    }
+}

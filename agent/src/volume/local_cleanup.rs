@@ -1,0 +1,121 @@
+//! Removes the directories of local volumes that are being deleted, then their finalizers.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::PersistentVolume;
+use kube::api::{Patch, PatchParams};
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Client};
+use serde_json::json;
+
+use super::local::{self, NODE};
+
+const FINALIZER: &str = "coracle.dev/local-volume";
+/// The finalizer of volumes that are bound to a claim.
+const PROTECTION: &str = "kubernetes.io/pv-protection";
+/// Timeout of a watch request.
+const RENEWAL_SECONDS: u32 = 1500;
+/// Pause after a failure.
+const PAUSE: Duration = Duration::from_secs(10);
+
+/// Removes directories until the agent ends.
+pub(crate) async fn run(client: Client, node: String, base: PathBuf) {
+    let api: Api<PersistentVolume> = Api::all(client);
+    // A longer name cannot be the value of a label: the node has no provisioned volumes.
+    if node.len() > 63 {
+        return std::future::pending().await;
+    }
+    let config = watcher::Config::default().labels(&format!("{NODE}={node}")).timeout(RENEWAL_SECONDS);
+    let mut events = std::pin::pin!(watcher(api.clone(), config));
+    let mut failed: BTreeMap<String, PersistentVolume> = BTreeMap::new();
+    loop {
+        // Cancel-safe: the stream keeps what was not received.
+        let due = tokio::select! {
+            event = events.next() => match event {
+                None => return,
+                Some(Ok(Event::Apply(volume) | Event::InitApply(volume))) => vec![volume],
+                Some(Ok(Event::Delete(volume))) => {
+                    failed.remove(volume.metadata.name.as_deref().unwrap_or_default());
+                    Vec::new()
+                }
+                Some(Ok(Event::Init | Event::InitDone)) => Vec::new(),
+                Some(Err(error)) => {
+                    tracing::debug!(kind = "PersistentVolume", "watch: {error}");
+                    tokio::time::sleep(PAUSE).await;
+                    Vec::new()
+                }
+            },
+            () = tokio::time::sleep(PAUSE), if !failed.is_empty() => {
+                std::mem::take(&mut failed).into_values().collect()
+            }
+        };
+        for volume in due.into_iter().filter(is_due) {
+            let name = volume.metadata.name.clone().unwrap_or_default();
+            if let Err(error) = release(&api, &volume, &node, &base).await {
+                tracing::warn!(volume = name, error, "cannot remove a local volume");
+                failed.insert(name, volume);
+            }
+        }
+    }
+}
+
+/// Whether the directory is to be removed now: the volume is being deleted, and no claim has it.
+fn is_due(volume: &PersistentVolume) -> bool {
+    let finalizers = volume.metadata.finalizers.as_deref().unwrap_or_default();
+    let has = |name: &str| finalizers.iter().any(|finalizer| finalizer == name);
+    volume.metadata.deletion_timestamp.is_some()
+        && local::is_provisioned(volume)
+        && has(FINALIZER)
+        && !has(PROTECTION)
+}
+
+async fn release(
+    api: &Api<PersistentVolume>,
+    volume: &PersistentVolume,
+    node: &str,
+    base: &std::path::Path,
+) -> Result<(), String> {
+    let name = local::own_name(base, node, volume)?.to_owned();
+    let (dir, removed) = (base.to_owned(), name.clone());
+    let done = tokio::task::spawn_blocking(move || local::remove(&dir, &removed)).await;
+    done.map_err(|error| error.to_string())?.map_err(|error| coracle_error_chain::chain(&error))?;
+    let finalizers = volume.metadata.finalizers.iter().flatten();
+    let kept: Vec<&String> = finalizers.filter(|finalizer| *finalizer != FINALIZER).collect();
+    let patch = json!({"metadata": {
+        "uid": volume.metadata.uid, "resourceVersion": volume.metadata.resource_version, "finalizers": kept,
+    }});
+    match api.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+        // The watch shows the newer version.
+        Err(kube::Error::Api(status)) if status.is_conflict() => Ok(()),
+        Err(error) => Err(coracle_error_chain::chain(&error)),
+        Ok(_) => {
+            tracing::info!(volume = name, "local volume removed");
+            Ok(())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_is_removed_only_after_the_last_use() {
+        let volume = |finalizers: &[&str], deleted: bool| -> PersistentVolume {
+            let mut object = json!({"metadata": {"name": "v", "finalizers": finalizers,
+                "annotations": {"pv.kubernetes.io/provisioned-by": local::PROVISIONER}}});
+            if deleted {
+                object["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+            }
+            serde_json::from_value(object).expect("volume")
+        };
+        assert!(is_due(&volume(&[FINALIZER], true)));
+        assert!(!is_due(&volume(&[FINALIZER], false)));
+        assert!(!is_due(&volume(&[FINALIZER, PROTECTION], true)));
+        assert!(!is_due(&volume(&[], true)));
+    }
+}

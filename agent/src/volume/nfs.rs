@@ -1,0 +1,209 @@
+//! NFS exports, mounted by the kernel's own client: no `mount.nfs` is needed for version 4.
+//!
+//! A server that does not answer blocks a mount in the kernel. Each mount has a thread of its own and a timeout, so that
+//! such a server delays only the pods that use it.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::mount::{MntFlags, MsFlags, mount as mount_call, umount2};
+use tokio::sync::oneshot;
+
+use super::error::SetUpError;
+use super::mounts;
+
+pub(super) const PLUGIN: &str = "kubernetes.io~nfs";
+/// Maximum time of one attempt.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// Versions that are tried in this order, unless the options name one.
+const VERSIONS: [&str; 3] = ["4.2", "4.1", "4.0"];
+
+/// Mount points with an attempt in progress.
+static IN_PROGRESS: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+
+/// An export of a server.
+#[derive(Clone, Debug)]
+pub(super) struct Export {
+    pub(super) server: String,
+    pub(super) path: String,
+    pub(super) read_only: bool,
+    pub(super) options: Vec<String>,
+}
+
+/// Arguments of the mount call.
+#[derive(Debug, PartialEq, Eq)]
+struct Arguments {
+    source: String,
+    flags: MsFlags,
+    /// Options for each version to try.
+    options: Vec<String>,
+}
+
+/// Mounts an export, unless it is mounted already.
+pub(super) async fn mount(export: &Export, at: &Path) -> Result<(), SetUpError> {
+    let failed = |why: String| SetUpError::Nfs { export: source_of(export), reason: why };
+    super::make_parent(at).map_err(SetUpError::io("mkdir", at))?;
+    if mounts::is_mount_point(at).map_err(SetUpError::io("read the mounts of", at))? {
+        return Ok(());
+    }
+    std::fs::create_dir_all(at).map_err(SetUpError::io("mkdir", at))?;
+    let address = tokio::time::timeout(TIMEOUT, resolve(&export.server)).await;
+    let address = address.map_err(|_| failed("the server's name was not resolved in time".to_owned()))?;
+    let arguments = arguments(export, address.map_err(failed)?).map_err(failed)?;
+    let (done, result) = oneshot::channel();
+    let abandoned = Arc::new(AtomicBool::new(false));
+    let started = start(arguments, at.to_owned(), Arc::clone(&abandoned), done);
+    started.map_err(failed)?;
+    match tokio::time::timeout(TIMEOUT, result).await {
+        Ok(Ok(Ok(()))) => Ok(()),
+        Ok(Ok(Err(errno))) => Err(failed(errno.desc().to_owned())),
+        Ok(Err(_)) => Err(failed("the mount was interrupted".to_owned())),
+        Err(_) => {
+            abandoned.store(true, Ordering::SeqCst);
+            Err(failed(format!("the server did not answer in {} seconds", TIMEOUT.as_secs())))
+        }
+    }
+}
+
+fn source_of(export: &Export) -> String {
+    if export.server.contains(':') && !export.server.starts_with('[') {
+        format!("[{}]:{}", export.server, export.path)
+    } else {
+        format!("{}:{}", export.server, export.path)
+    }
+}
+
+async fn resolve(server: &str) -> Result<IpAddr, String> {
+    let server = server.trim_start_matches('[').trim_end_matches(']');
+    let found = tokio::net::lookup_host((server, 2049)).await.map_err(|error| error.to_string())?;
+    let first = found.map(|address| address.ip()).next();
+    first.ok_or_else(|| "the server's name has no address".to_owned())
+}
+
+/// Starts the thread that mounts. One attempt for each mount point at a time.
+fn start(
+    arguments: Arguments,
+    at: PathBuf,
+    abandoned: Arc<AtomicBool>,
+    done: oneshot::Sender<Result<(), Errno>>,
+) -> Result<(), String> {
+    let lock = || IN_PROGRESS.lock().unwrap_or_else(PoisonError::into_inner);
+    if !lock().insert(at.clone()) {
+        return Err("the server has not answered an earlier attempt yet".to_owned());
+    }
+    let place = at.clone();
+    let thread = std::thread::Builder::new().name("nfs-mount".to_owned()).spawn(move || {
+        let result = attempt(&arguments, &place);
+        if result.is_ok() && abandoned.load(Ordering::SeqCst) {
+            // The pod may be gone: its next attempt mounts again.
+            let _gone = umount2(&place, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
+        }
+        IN_PROGRESS.lock().unwrap_or_else(PoisonError::into_inner).remove(&place);
+        let _receiver_gone = done.send(result);
+    });
+    if let Err(error) = thread {
+        lock().remove(&at);
+        return Err(error.to_string());
+    }
+    Ok(())
+}
+
+fn attempt(arguments: &Arguments, at: &Path) -> Result<(), Errno> {
+    let mut last = Err(Errno::EPROTONOSUPPORT);
+    for options in &arguments.options {
+        let source = Some(arguments.source.as_str());
+        last = mount_call(source, at, Some("nfs4"), arguments.flags, Some(options.as_str()));
+        if !matches!(last, Err(Errno::EPROTONOSUPPORT | Errno::EINVAL)) {
+            break;
+        }
+    }
+    last
+}
+
+/// The arguments of the mount call. Options that a mount program would handle are refused.
+fn arguments(export: &Export, address: IpAddr) -> Result<Arguments, String> {
+    let mut flags = MsFlags::empty();
+    flags.set(MsFlags::MS_RDONLY, export.read_only);
+    let mut rest: Vec<&str> = Vec::new();
+    let mut version = None;
+    for option in export.options.iter().flat_map(|list| list.split(',')).filter(|option| !option.is_empty()) {
+        match option.split_once('=') {
+            Some(("vers" | "nfsvers", named)) => version = Some(named),
+            Some(("addr" | "clientaddr", _)) => {
+                return Err(format!("mount option {option} is set by the node"));
+            }
+            _ => match flag(option) {
+                Some((known, set)) => flags.set(known, set),
+                None => rest.push(option),
+            },
+        }
+    }
+    if version.is_some_and(|version| !version.starts_with('4')) {
+        let why = "is not supported: this node mounts NFS version 4 without a mount program";
+        return Err(format!("NFS version {} {why}", version.unwrap_or_default()));
+    }
+    let versions = version.map_or_else(|| VERSIONS.to_vec(), |version| vec![version]);
+    let client = if address.is_ipv4() { "0.0.0.0" } else { "::" };
+    let options = versions.into_iter().map(|version| {
+        let own = [format!("vers={version}"), format!("addr={address}"), format!("clientaddr={client}")];
+        own.into_iter().chain(rest.iter().map(|option| (*option).to_owned())).collect::<Vec<_>>().join(",")
+    });
+    Ok(Arguments { source: source_of(export), flags, options: options.collect() })
+}
+
+/// Options that are flags of the mount call.
+fn flag(option: &str) -> Option<(MsFlags, bool)> {
+    Some(match option {
+        "ro" => (MsFlags::MS_RDONLY, true),
+        "rw" => (MsFlags::empty(), true),
+        "nosuid" => (MsFlags::MS_NOSUID, true),
+        "nodev" => (MsFlags::MS_NODEV, true),
+        "noexec" => (MsFlags::MS_NOEXEC, true),
+        "noatime" => (MsFlags::MS_NOATIME, true),
+        "nodiratime" => (MsFlags::MS_NODIRATIME, true),
+        "relatime" => (MsFlags::MS_RELATIME, true),
+        "sync" => (MsFlags::MS_SYNCHRONOUS, true),
+        "defaults" | "_netdev" | "auto" | "noauto" | "bg" | "fg" => (MsFlags::empty(), true),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn export(options: &[&str]) -> Export {
+        let options = options.iter().map(|option| (*option).to_owned()).collect();
+        Export { server: "files".to_owned(), path: "/data".to_owned(), read_only: false, options }
+    }
+
+    #[test]
+    fn options_become_flags_and_one_text_for_each_version() {
+        let address = IpAddr::from([10, 0, 0, 5]);
+        let found = arguments(&export(&["ro,nosuid", "hard"]), address).expect("arguments");
+        assert_eq!(found.source, "files:/data");
+        assert_eq!(found.flags, MsFlags::MS_RDONLY | MsFlags::MS_NOSUID);
+        assert_eq!(found.options.len(), 3);
+        assert_eq!(found.options[0], "vers=4.2,addr=10.0.0.5,clientaddr=0.0.0.0,hard");
+        let named = arguments(&export(&["nfsvers=4.1"]), address).expect("arguments");
+        assert_eq!(named.options, ["vers=4.1,addr=10.0.0.5,clientaddr=0.0.0.0"]);
+    }
+
+    #[test]
+    fn version_three_and_the_nodes_own_options_are_refused() {
+        let address = IpAddr::from([10, 0, 0, 5]);
+        assert!(arguments(&export(&["vers=3"]), address).expect_err("version 3").contains("version 4"));
+        assert!(arguments(&export(&["addr=1.2.3.4"]), address).is_err());
+    }
+
+    #[test]
+    fn an_ipv6_server_is_in_brackets() {
+        let server = Export { server: "fd00::1".to_owned(), ..export(&[]) };
+        assert_eq!(source_of(&server), "[fd00::1]:/data");
+    }
+}

@@ -1,0 +1,135 @@
+//! Creates local volumes, grows them, and lets the volumes of deleted nodes go.
+
+use std::sync::Arc;
+
+use coracle_events::Event;
+use serde_json::json;
+
+use super::plan::{self, Provision};
+use super::{FINALIZER, PROVISIONER_NAME};
+use crate::context::Context;
+use crate::error::{Error, is_already_exists};
+use crate::object::{Claim, Key, ObjectExt, PersistentVolume};
+use crate::queue::{Next, Queue};
+use crate::volume_binding::{PROVISIONED_BY, SELECTED_NODE};
+use crate::write::Part;
+
+const COMPONENT: &str = "local-volume-controller";
+
+/// Queues changed claims, volumes that are being deleted, and the claims of changed classes. A volume's key has no
+/// namespace.
+pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
+    let own = queue.clone();
+    context.caches.claims.on_change(move |change| {
+        if let Some(claim) = change.new {
+            own.add(claim.key());
+        }
+    });
+    let own = queue.clone();
+    context.caches.volumes.on_change(move |change| {
+        if let Some(volume) = change.new.filter(|volume| volume.is_being_deleted()) {
+            own.add(volume.key());
+        }
+    });
+    let (own, index) = (queue.clone(), context.volumes.clone());
+    context.caches.storage_classes.on_change(move |change| {
+        let pending = change.new.map(|class| index.pending(class.name())).unwrap_or_default();
+        pending.into_iter().for_each(|claim| own.add(claim));
+    });
+    let (own, volumes) = (queue.clone(), context.caches.volumes.clone());
+    context.caches.nodes.on_change(move |change| {
+        if let (Some(node), None) = (change.old, change.new) {
+            let all = volumes.all();
+            let gone = all.iter().filter(|volume| plan::node_of(volume) == Some(node.name()));
+            gone.for_each(|volume| own.add(volume.key()));
+        }
+    });
+}
+
+/// Reconciles one claim or one volume.
+pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
+    if key.namespace.is_empty() {
+        if let Some(volume) = context.caches.volumes.get(&key) {
+            let_go(context, &volume).await?;
+        }
+        return Ok(Next::Wait);
+    }
+    let Some(claim) = context.caches.claims.get(&key) else { return Ok(Next::Wait) };
+    let volume = context.caches.volumes.get(&Key::new("", claim.volume()));
+    match volume.filter(|volume| volume.annotation(PROVISIONED_BY) == Some(PROVISIONER_NAME)) {
+        Some(volume) => grow(context, &claim, &volume).await?,
+        None => provision(context, &claim).await?,
+    }
+    Ok(Next::Wait)
+}
+
+async fn provision(context: &Context, claim: &Claim) -> Result<(), Error> {
+    let caches = &context.caches;
+    let Some(class) = caches.storage_classes.get(&Key::new("", claim.class())) else { return Ok(()) };
+    let node = claim.annotation(SELECTED_NODE).and_then(|node| caches.nodes.get(&Key::new("", node)));
+    let failed = |why: String| {
+        let message = format!("failed to provision volume with StorageClass \"{}\": {why}", class.name());
+        context.record(claim, COMPONENT, Event::warning("ProvisioningFailed", message));
+    };
+    match plan::provision(claim, &class, node.as_deref()) {
+        Provision::Nothing => Ok(()),
+        Provision::Refuse(why) => {
+            failed(why);
+            Ok(())
+        }
+        Provision::Reschedule(why) => {
+            failed(why);
+            let patch = json!({"metadata": {
+                "uid": claim.uid(), "resourceVersion": claim.metadata.resource_version,
+                "annotations": {SELECTED_NODE: null},
+            }});
+            context.writer(&caches.claims).merge(&claim.key(), Part::Main, patch).await.map(drop)
+        }
+        Provision::Create(volume) => {
+            let name = plan::name_of(claim);
+            match context.writer(&caches.volumes).create("", *volume).await {
+                Ok(_) => {
+                    let message = format!("Successfully provisioned volume {name}");
+                    context.record(claim, COMPONENT, Event::normal("ProvisioningSucceeded", message));
+                    Ok(())
+                }
+                Err(error) if is_already_exists(&error) => Ok(()),
+                Err(source) => {
+                    let object = format!("PersistentVolume {name}");
+                    Err(Error::Request { verb: "create", object, source })
+                }
+            }
+        }
+    }
+}
+
+/// Gives a volume and its claim the requested size. Admission has checked that the class allows it.
+async fn grow(context: &Context, claim: &Claim, volume: &PersistentVolume) -> Result<(), Error> {
+    let Some(size) = plan::expansion(claim, volume) else { return Ok(()) };
+    let capacity = json!({"storage": size});
+    let patch = json!({"metadata": {"uid": volume.uid()}, "spec": {"capacity": capacity}});
+    context.writer(&context.caches.volumes).merge(&volume.key(), Part::Main, patch).await?;
+    let patch = json!({"metadata": {"uid": claim.uid()}, "status": {"capacity": capacity}});
+    context.writer(&context.caches.claims).merge(&claim.key(), Part::Status, patch).await?;
+    let message = format!("The volume has {size} now");
+    context.record(claim, COMPONENT, Event::normal("VolumeResizeSuccessful", message));
+    Ok(())
+}
+
+/// Removes the finalizer of a volume whose node does not exist any more.
+async fn let_go(context: &Context, volume: &PersistentVolume) -> Result<(), Error> {
+    let node = plan::node_of(volume).unwrap_or_default();
+    let exists = context.caches.nodes.get(&Key::new("", node)).is_some();
+    if !plan::is_orphan(volume, exists) {
+        return Ok(());
+    }
+    let kept: Vec<&String> =
+        volume.metadata.finalizers.iter().flatten().filter(|name| *name != FINALIZER).collect();
+    let patch = json!({"metadata": {
+        "uid": volume.uid(), "resourceVersion": volume.metadata.resource_version, "finalizers": kept,
+    }});
+    match context.writer(&context.caches.volumes).merge(&volume.key(), Part::Main, patch).await {
+        Err(Error::Request { source, .. }) if crate::error::is_not_found(&source) => Ok(()),
+        other => other.map(drop),
+    }
+}

@@ -1,0 +1,28 @@
+//! Binds claims to volumes, and reclaims released volumes.
+//!
+//! ```text
+//! claim:   Pending ──► Bound ──► Lost (its volume is gone or belongs to another claim)
+//! volume:  Available ──► Bound ──► Released ──► deleted (Delete) or kept (Retain)
+//!                                     └──► Failed (the volume cannot be deleted or recycled)
+//! ```
+//! A binding is four writes: the volume's claimRef, its phase, the claim's volumeName, its status. The first one names
+//! the version of the volume, so that two claims never get one volume. Each write can be repeated: after a crash the
+//! next reconcile continues.
+
+pub(crate) mod index;
+pub(crate) mod matching;
+pub(crate) mod plan;
+pub(crate) mod run;
+
+/// Set on a claim and a volume once they are bound.
+pub(crate) const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
+/// Set if the controller, not the user, chose the other side.
+pub(crate) const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
+/// Name of the provisioner that made a volume.
+pub(crate) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
+/// The node that the scheduler selected for a claim's first pod.
+pub(crate) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+/// Name of the provisioner that is to make a claim's volume.
+pub(crate) const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
+/// The annotation of the default storage class.
+pub(crate) const IS_DEFAULT: &str = "storageclass.kubernetes.io/is-default-class";

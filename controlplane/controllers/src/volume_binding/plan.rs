@@ -1,0 +1,291 @@
+//! The next writes for one claim or one volume.
+
+use std::sync::Arc;
+
+use coracle_events::Event;
+use serde_json::{Value, json};
+
+use super::matching::{best, mismatch};
+use super::{BIND_COMPLETED, BOUND_BY_CONTROLLER, PROVISIONED_BY, PROVISIONER, SELECTED_NODE};
+use crate::local_volume;
+use crate::object::{Claim, ObjectExt, PersistentVolume, StorageClass};
+use crate::write::Part;
+
+/// A provisioner of this name makes no volumes: an administrator does.
+const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
+
+/// What is known about a claim.
+pub(crate) struct View<'a> {
+    pub(crate) claim: &'a Claim,
+    /// The volume that `spec.volumeName` names.
+    pub(crate) volume: Option<Arc<PersistentVolume>>,
+    /// The claim's storage class.
+    pub(crate) class: Option<Arc<StorageClass>>,
+    /// Name of the default storage class.
+    pub(crate) default_class: Option<String>,
+    /// Volumes that the claim could be bound to.
+    pub(crate) candidates: Vec<Arc<PersistentVolume>>,
+}
+
+/// One step. Steps are applied in order; the first failure ends them.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Action {
+    PatchClaim(Part, Value),
+    PatchVolume {
+        name: String,
+        part: Part,
+        patch: Value,
+    },
+    /// Deletes a released volume. Its provisioner removes the data before the object goes.
+    DeleteVolume,
+    Record(&'static str, bool, String),
+}
+
+// === impl Action ===
+
+impl Action {
+    fn warning(reason: &'static str, message: impl Into<String>) -> Action {
+        Action::Record(reason, true, message.into())
+    }
+
+    fn normal(reason: &'static str, message: impl Into<String>) -> Action {
+        Action::Record(reason, false, message.into())
+    }
+}
+
+/// The event of a recorded step.
+pub(crate) fn event(reason: &'static str, is_warning: bool, message: String) -> Event {
+    if is_warning { Event::warning(reason, message) } else { Event::normal(reason, message) }
+}
+
+/// The steps for a claim.
+pub(crate) fn claim(view: &View<'_>) -> Vec<Action> {
+    if view.claim.annotation(BIND_COMPLETED).is_some() {
+        return bound_claim(view);
+    }
+    if view.claim.is_being_deleted() {
+        return Vec::new();
+    }
+    if view.claim.volume().is_empty() {
+        return unbound_claim(view);
+    }
+    let name = view.claim.volume();
+    let Some(volume) = &view.volume else {
+        return phase(view.claim, "Pending");
+    };
+    if volume.spec.claim_ref.is_none() {
+        if let Some(why) = mismatch(view.claim, volume) {
+            let message = format!("Cannot bind to requested volume \"{name}\": {why}");
+            return [phase(view.claim, "Pending"), vec![Action::warning("VolumeMismatch", message)]].concat();
+        }
+        return bind(view.claim, volume);
+    }
+    if volume.is_for(view.claim) {
+        return bind(view.claim, volume);
+    }
+    let message = format!("volume \"{name}\" already bound to a different claim.");
+    [phase(view.claim, "Pending"), vec![Action::warning("FailedBinding", message)]].concat()
+}
+
+fn unbound_claim(view: &View<'_>) -> Vec<Action> {
+    let claim = view.claim;
+    if let (None, None, Some(default)) = (
+        &claim.spec.storage_class_name,
+        claim.annotation("volume.beta.kubernetes.io/storage-class"),
+        &view.default_class,
+    ) {
+        // The claim is older than the default class.
+        let patch = json!({"metadata": version(claim), "spec": {"storageClassName": default}});
+        return vec![Action::PatchClaim(Part::Main, patch)];
+    }
+    let waits = view.class.as_ref().is_some_and(|class| class.waits_for_pod());
+    let selected = claim.annotation(SELECTED_NODE).is_some();
+    if let Some(volume) = best(claim, &view.candidates, waits) {
+        return bind(claim, &volume);
+    }
+    let mut steps = phase(claim, "Pending");
+    if waits && !selected {
+        let message = "waiting for first consumer to be created before binding";
+        steps.push(Action::normal("WaitForFirstConsumer", message));
+        return steps;
+    }
+    if claim.class().is_empty() {
+        let message = "no persistent volumes available for this claim and no storage class is set";
+        steps.push(Action::normal("FailedBinding", message));
+        return steps;
+    }
+    let Some(class) = &view.class else {
+        let message = format!("storageclass.storage.k8s.io \"{}\" not found", claim.class());
+        steps.push(Action::warning("ProvisioningFailed", message));
+        return steps;
+    };
+    if class.provisioner == NO_PROVISIONER {
+        let message =
+            "no persistent volumes available for this claim, and its storage class has no provisioner";
+        steps.push(Action::normal("FailedBinding", message));
+        return steps;
+    }
+    if claim.annotation(PROVISIONER) != Some(&class.provisioner) {
+        let annotations = json!({
+            PROVISIONER: class.provisioner,
+            "volume.beta.kubernetes.io/storage-provisioner": class.provisioner,
+        });
+        let mut metadata = version(claim);
+        metadata["annotations"] = annotations;
+        steps.push(Action::PatchClaim(Part::Main, json!({"metadata": metadata})));
+    }
+    if class.provisioner != local_volume::PROVISIONER_NAME {
+        let message = format!(
+            "Waiting for a volume to be created either by the external provisioner '{}' or manually by the system \
+             administrator. If volume creation is delayed, please verify that the provisioner is running and \
+             correctly registered.",
+            class.provisioner
+        );
+        steps.push(Action::normal("ExternalProvisioning", message));
+    }
+    steps
+}
+
+fn bound_claim(view: &View<'_>) -> Vec<Action> {
+    let claim = view.claim;
+    let lost = |reason, message: &str| {
+        if claim.status.phase.as_deref() == Some("Lost") {
+            return Vec::new();
+        }
+        [phase(claim, "Lost"), vec![Action::warning(reason, message)]].concat()
+    };
+    if claim.volume().is_empty() {
+        return lost(
+            "ClaimLost",
+            "Bound claim has lost reference to PersistentVolume. Data on the volume is lost!",
+        );
+    }
+    match &view.volume {
+        None => lost("ClaimLost", "Bound claim has lost its PersistentVolume. Data on the volume is lost!"),
+        Some(volume) if volume.spec.claim_ref.is_none() || volume.is_for(claim) => bind(claim, volume),
+        Some(_) => {
+            lost("ClaimMisbound", "Two claims are bound to the same volume, this one is bound incorrectly")
+        }
+    }
+}
+
+/// The writes that are missing until both sides are bound.
+fn bind(claim: &Claim, volume: &PersistentVolume) -> Vec<Action> {
+    let mut steps = Vec::new();
+    let name = volume.name().to_owned();
+    let of = volume.spec.claim_ref.as_ref();
+    if of.and_then(|of| of.uid.as_deref()) != Some(claim.uid()) {
+        let mut metadata = version(volume);
+        if of.is_none() {
+            metadata["annotations"] = json!({BOUND_BY_CONTROLLER: "yes"});
+        }
+        let reference = json!({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": claim.namespace(),
+            "name": claim.name(), "uid": claim.uid(), "resourceVersion": claim.metadata.resource_version,
+        });
+        let patch = json!({"metadata": metadata, "spec": {"claimRef": reference}});
+        steps.push(Action::PatchVolume { name: name.clone(), part: Part::Main, patch });
+    }
+    if volume.status.phase.as_deref() != Some("Bound") {
+        let patch = json!({"metadata": {"uid": volume.uid()},
+            "status": {"phase": "Bound", "message": null, "reason": null}});
+        steps.push(Action::PatchVolume { name: name.clone(), part: Part::Status, patch });
+    }
+    if claim.volume() != name || claim.annotation(BIND_COMPLETED).is_none() {
+        let mut annotations = json!({BIND_COMPLETED: "yes"});
+        if claim.volume().is_empty() {
+            annotations[BOUND_BY_CONTROLLER] = "yes".into();
+        }
+        let mut metadata = version(claim);
+        metadata["annotations"] = annotations;
+        let patch = json!({"metadata": metadata, "spec": {"volumeName": name}});
+        steps.push(Action::PatchClaim(Part::Main, patch));
+    }
+    if claim.status.phase.as_deref() != Some("Bound") {
+        let patch = json!({"metadata": {"uid": claim.uid()}, "status": {
+            "phase": "Bound", "accessModes": volume.spec.access_modes, "capacity": volume.spec.capacity,
+        }});
+        steps.push(Action::PatchClaim(Part::Status, patch));
+    }
+    steps
+}
+
+/// Sets a claim's phase; a claim without a volume has no capacity.
+fn phase(claim: &Claim, phase: &str) -> Vec<Action> {
+    if claim.status.phase.as_deref() == Some(phase) {
+        return Vec::new();
+    }
+    let status = json!({"phase": phase, "accessModes": null, "capacity": null});
+    vec![Action::PatchClaim(Part::Status, json!({"metadata": {"uid": claim.uid()}, "status": status}))]
+}
+
+/// The steps for a volume. `claim` is the claim that its claimRef names.
+pub(crate) fn volume(volume: &PersistentVolume, claim: Option<&Claim>) -> Vec<Action> {
+    if volume.is_being_deleted() {
+        return Vec::new();
+    }
+    let Some(reference) = &volume.spec.claim_ref else { return volume_phase(volume, "Available", None) };
+    let uid = reference.uid.as_deref().unwrap_or_default();
+    if uid.is_empty() {
+        return volume_phase(volume, "Available", None);
+    }
+    let Some(claim) = claim.filter(|claim| claim.uid() == uid) else { return released(volume) };
+    if claim.volume() == volume.name() {
+        return volume_phase(volume, "Bound", None);
+    }
+    if claim.volume().is_empty() {
+        // The claim's own reconcile completes the binding.
+        return Vec::new();
+    }
+    // The claim has another volume. A volume that was made for it is superfluous.
+    if volume.annotation(PROVISIONED_BY).is_some() {
+        return released(volume);
+    }
+    let chosen = volume.annotation(BOUND_BY_CONTROLLER).is_some();
+    let reference = if chosen { Value::Null } else { json!({"uid": null, "resourceVersion": null}) };
+    let mut metadata = version(volume);
+    metadata["annotations"] = json!({BOUND_BY_CONTROLLER: null});
+    let patch = json!({"metadata": metadata, "spec": {"claimRef": reference}});
+    vec![Action::PatchVolume { name: volume.name().to_owned(), part: Part::Main, patch }]
+}
+
+fn released(volume: &PersistentVolume) -> Vec<Action> {
+    let failed = |reason, message: String| {
+        if volume.status.phase.as_deref() == Some("Failed") {
+            return Vec::new();
+        }
+        [volume_phase(volume, "Failed", Some(&message)), vec![Action::warning(reason, message)]].concat()
+    };
+    let steps = volume_phase(volume, "Released", None);
+    match volume.spec.persistent_volume_reclaim_policy.as_deref() {
+        Some("Delete") => match volume.annotation(PROVISIONED_BY) {
+            Some(local_volume::PROVISIONER_NAME) => [steps, vec![Action::DeleteVolume]].concat(),
+            Some(_) => steps,
+            None => failed(
+                "VolumeFailedDelete",
+                format!(
+                    "error getting deleter volume plugin for volume \"{}\": no deletable volume plugin matched",
+                    volume.name()
+                ),
+            ),
+        },
+        Some("Recycle") => failed("VolumeFailedRecycle", "no volume plugin matched".to_owned()),
+        Some(_) | None => steps,
+    }
+}
+
+fn volume_phase(volume: &PersistentVolume, phase: &str, message: Option<&str>) -> Vec<Action> {
+    if volume.status.phase.as_deref() == Some(phase) {
+        return Vec::new();
+    }
+    let patch = json!({"metadata": {"uid": volume.uid()}, "status": {"phase": phase, "message": message}});
+    vec![Action::PatchVolume { name: volume.name().to_owned(), part: Part::Status, patch }]
+}
+
+/// Metadata that restricts a patch to this version of the object.
+fn version<K: ObjectExt>(object: &K) -> Value {
+    json!({"uid": object.uid(), "resourceVersion": object.meta().resource_version})
+}
+
+#[cfg(test)]
+mod tests;

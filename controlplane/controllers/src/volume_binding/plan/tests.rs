@@ -1,0 +1,173 @@
+use serde_json::{Value, json};
+
+use super::*;
+
+fn claim_of(fields: Value) -> Claim {
+    let mut claim = json!({"metadata": {"namespace": "n", "name": "c", "uid": "u", "resourceVersion": "5"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}},
+            "storageClassName": "s"}, "status": {"phase": "Pending"}});
+    merge(&mut claim, &fields);
+    serde_json::from_value(claim).unwrap()
+}
+
+fn volume_of(fields: Value) -> PersistentVolume {
+    let mut volume = json!({"metadata": {"name": "v", "uid": "w", "resourceVersion": "7"}, "spec": {
+        "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "2Gi"}, "storageClassName": "s",
+        "persistentVolumeReclaimPolicy": "Retain"}, "status": {"phase": "Available"}});
+    merge(&mut volume, &fields);
+    serde_json::from_value(volume).unwrap()
+}
+
+fn merge(object: &mut Value, fields: &Value) {
+    for (name, value) in fields.as_object().unwrap() {
+        if value.is_object() && object[name].is_object() {
+            merge(&mut object[name], value);
+        } else {
+            object[name] = value.clone();
+        }
+    }
+}
+
+fn view(claim: &Claim) -> View<'_> {
+    View { claim, volume: None, class: None, default_class: None, candidates: Vec::new() }
+}
+
+fn class(provisioner: &str, mode: &str) -> Option<Arc<StorageClass>> {
+    let class = json!({"metadata": {"name": "s"}, "provisioner": provisioner, "volumeBindingMode": mode});
+    Some(Arc::new(serde_json::from_value(class).unwrap()))
+}
+
+fn reasons(steps: &[Action]) -> Vec<&'static str> {
+    let reason = |step: &Action| match step {
+        Action::Record(reason, ..) => Some(*reason),
+        _ => None,
+    };
+    steps.iter().filter_map(reason).collect()
+}
+
+#[test]
+fn a_binding_writes_both_sides_in_order_and_names_the_volumes_version() {
+    let claim_object = claim_of(json!({}));
+    let volume = Arc::new(volume_of(json!({})));
+    let steps = claim(&View { candidates: vec![volume], ..view(&claim_object) });
+    let [
+        Action::PatchVolume { patch: reserve, part: Part::Main, .. },
+        Action::PatchVolume { part: Part::Status, .. },
+        Action::PatchClaim(Part::Main, named),
+        Action::PatchClaim(Part::Status, status),
+    ] = steps.as_slice()
+    else {
+        panic!("{steps:?}")
+    };
+    assert_eq!(
+        (&reserve["metadata"]["resourceVersion"], &reserve["spec"]["claimRef"]["uid"]),
+        (&json!("7"), &json!("u"))
+    );
+    assert_eq!(named["spec"]["volumeName"], "v");
+    assert_eq!(named["metadata"]["annotations"][BOUND_BY_CONTROLLER], "yes");
+    assert_eq!(status["status"]["capacity"]["storage"], "2Gi");
+}
+
+#[test]
+fn a_complete_binding_needs_no_write() {
+    let bound = claim_of(json!({"metadata": {"annotations": {BIND_COMPLETED: "yes"}},
+        "spec": {"volumeName": "v"}, "status": {"phase": "Bound"}}));
+    let reference = json!({"namespace": "n", "name": "c", "uid": "u"});
+    let taken = volume_of(json!({"spec": {"claimRef": reference}, "status": {"phase": "Bound"}}));
+    assert_eq!(claim(&View { volume: Some(Arc::new(taken.clone())), ..view(&bound) }), []);
+    assert_eq!(volume(&taken, Some(&bound)), []);
+}
+
+#[test]
+fn pending_claims_say_what_they_wait_for() {
+    let plain = claim_of(json!({}));
+    let selected = claim_of(json!({"metadata": {"annotations": {SELECTED_NODE: "a"}}}));
+    let none = claim_of(json!({"spec": {"storageClassName": ""}}));
+    let own = local_volume::PROVISIONER_NAME;
+    for (claim_object, class, expect) in [
+        (&plain, None, vec!["ProvisioningFailed"]),
+        (&none, None, vec!["FailedBinding"]),
+        (&plain, class(own, "WaitForFirstConsumer"), vec!["WaitForFirstConsumer"]),
+        (&selected, class(own, "WaitForFirstConsumer"), vec![]),
+        (&plain, class("x.io/y", "Immediate"), vec!["ExternalProvisioning"]),
+        (&plain, class(NO_PROVISIONER, "Immediate"), vec!["FailedBinding"]),
+    ] {
+        let steps = claim(&View { class: class.clone(), ..view(claim_object) });
+        assert_eq!(reasons(&steps), expect, "{class:?}");
+    }
+}
+
+#[test]
+fn a_claim_that_waits_for_a_pod_takes_only_a_reserved_volume() {
+    let claim_object = claim_of(json!({}));
+    let waits = || class("x", "WaitForFirstConsumer");
+    let free = Arc::new(volume_of(json!({})));
+    let steps = claim(&View { class: waits(), candidates: vec![free], ..view(&claim_object) });
+    assert_eq!(reasons(&steps), ["WaitForFirstConsumer"]);
+    let reserved = volume_of(json!({"spec": {"claimRef": {"namespace": "n", "name": "c", "uid": "u"}}}));
+    let steps = claim(&View { class: waits(), candidates: vec![Arc::new(reserved)], ..view(&claim_object) });
+    assert!(matches!(steps.as_slice(), [Action::PatchVolume { part: Part::Status, .. }, ..]), "{steps:?}");
+}
+
+#[test]
+fn a_claim_without_a_class_gets_the_default_and_an_empty_class_means_none() {
+    let unset = claim_of(json!({"spec": {"storageClassName": null}}));
+    let default_class = Some("d".to_owned());
+    let steps = claim(&View { default_class: default_class.clone(), ..view(&unset) });
+    let [Action::PatchClaim(Part::Main, patch)] = steps.as_slice() else { panic!("{steps:?}") };
+    assert_eq!(patch["spec"]["storageClassName"], "d");
+    let empty = claim_of(json!({"spec": {"storageClassName": ""}}));
+    assert_eq!(reasons(&claim(&View { default_class, ..view(&empty) })), ["FailedBinding"]);
+}
+
+#[test]
+fn a_named_volume_must_fit_and_must_be_free() {
+    let named = claim_of(json!({"spec": {"volumeName": "v"}}));
+    let with = |volume: PersistentVolume| claim(&View { volume: Some(Arc::new(volume)), ..view(&named) });
+    assert_eq!(with(volume_of(json!({}))).len(), 4);
+    assert_eq!(
+        reasons(&with(volume_of(json!({"spec": {"capacity": {"storage": "1Mi"}}})))),
+        ["VolumeMismatch"]
+    );
+    let other = json!({"spec": {"claimRef": {"namespace": "n", "name": "other", "uid": "x"}}});
+    assert_eq!(reasons(&with(volume_of(other))), ["FailedBinding"]);
+}
+
+#[test]
+fn a_bound_claim_without_its_volume_is_lost() {
+    let bound = claim_of(json!({"metadata": {"annotations": {BIND_COMPLETED: "yes"}},
+        "spec": {"volumeName": "v"}, "status": {"phase": "Bound"}}));
+    assert_eq!(reasons(&claim(&view(&bound))), ["ClaimLost"]);
+    let other = volume_of(json!({"spec": {"claimRef": {"namespace": "n", "name": "other", "uid": "x"}}}));
+    let steps = claim(&View { volume: Some(Arc::new(other)), ..view(&bound) });
+    assert_eq!(reasons(&steps), ["ClaimMisbound"]);
+}
+
+#[test]
+fn a_released_volume_is_kept_deleted_or_failed() {
+    let reference = json!({"namespace": "n", "name": "c", "uid": "gone"});
+    let released = |policy: &str, provisioner: Value| {
+        let volume_object = volume_of(json!({"metadata": {"annotations": {PROVISIONED_BY: provisioner}},
+            "spec": {"claimRef": reference, "persistentVolumeReclaimPolicy": policy}, "status": {"phase": "Bound"}}));
+        volume(&volume_object, None)
+    };
+    let own = json!(local_volume::PROVISIONER_NAME);
+    assert_eq!(released("Retain", own.clone()).len(), 1);
+    assert_eq!(released("Delete", own).last(), Some(&Action::DeleteVolume));
+    assert_eq!(released("Delete", json!("csi.example.com")).len(), 1);
+    let without =
+        volume_of(json!({"spec": {"claimRef": reference, "persistentVolumeReclaimPolicy": "Delete"}}));
+    assert_eq!(reasons(&volume(&without, None)), ["VolumeFailedDelete"]);
+    assert_eq!(reasons(&released("Recycle", json!("x"))), ["VolumeFailedRecycle"]);
+}
+
+#[test]
+fn a_volume_of_a_claim_with_another_volume_is_free_again() {
+    let elsewhere = claim_of(json!({"spec": {"volumeName": "other"}}));
+    let reference = json!({"namespace": "n", "name": "c", "uid": "u"});
+    let chosen = volume_of(json!({"metadata": {"annotations": {BOUND_BY_CONTROLLER: "yes"}},
+        "spec": {"claimRef": reference}}));
+    let steps = volume(&chosen, Some(&elsewhere));
+    let [Action::PatchVolume { patch, .. }] = steps.as_slice() else { panic!("{steps:?}") };
+    assert_eq!(patch["spec"], json!({"claimRef": null}));
+}

@@ -1,0 +1,139 @@
+//! Applies the plans of claims and volumes.
+
+use std::sync::Arc;
+
+use kube::api::DeleteParams;
+
+use super::IS_DEFAULT;
+use super::plan::{self, Action, View};
+use crate::context::Context;
+use crate::error::Error;
+use crate::object::{Claim, Key, ObjectExt, PersistentVolume, StorageClass};
+use crate::queue::{Next, Queue};
+
+const COMPONENT: &str = "persistentvolume-controller";
+
+/// Queues changed claims and volumes, and the other side of their bindings. A volume's key has no namespace.
+pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
+    let (own, index) = (queue.clone(), context.volumes.clone());
+    context.caches.volumes.on_change(move |change| {
+        index.volume(change.old.map(|old| &**old), change.new.map(|new| &**new));
+        for volume in [change.old, change.new].into_iter().flatten() {
+            own.add(volume.key());
+            match volume.claim() {
+                Some(claim) => own.add(claim),
+                None => index.pending(volume.class()).into_iter().for_each(|claim| own.add(claim)),
+            }
+        }
+    });
+    let (own, index) = (queue.clone(), context.volumes.clone());
+    context.caches.claims.on_change(move |change| {
+        index.claim(change.old.map(|old| &**old), change.new.map(|new| &**new));
+        if let Some(claim) = change.latest() {
+            own.add(claim.key());
+            index.reserved(&claim.key()).iter().for_each(|volume| own.add(Key::new("", volume)));
+        }
+    });
+    let (own, index) = (queue.clone(), context.volumes.clone());
+    context.caches.storage_classes.on_change(move |change| {
+        let Some(class) = change.latest() else { return };
+        let named = index.pending(class.name());
+        // Claims without a class wait for a default one.
+        let unnamed = if is_default(class) { index.pending("") } else { Vec::new() };
+        named.into_iter().chain(unnamed).for_each(|claim| own.add(claim));
+    });
+}
+
+/// Reconciles one claim or one volume.
+pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
+    if key.namespace.is_empty() {
+        volume(context, &key).await?;
+    } else {
+        claim(context, &key).await?;
+    }
+    Ok(Next::Wait)
+}
+
+async fn claim(context: &Context, key: &Key) -> Result<(), Error> {
+    let caches = &context.caches;
+    let Some(claim) = caches.claims.get(key) else { return Ok(()) };
+    let volume = |name: &str| caches.volumes.get(&Key::new("", name));
+    let names = if claim.volume().is_empty() { context.volumes.candidates(&claim) } else { Vec::new() };
+    let steps = plan::claim(&View {
+        claim: &claim,
+        volume: volume(claim.volume()),
+        class: caches.storage_classes.get(&Key::new("", claim.class())),
+        default_class: default_class(&caches.storage_classes.all()),
+        candidates: names.iter().filter_map(|name| volume(name)).collect(),
+    });
+    for step in steps {
+        apply(context, (Some(&claim), None), step).await?;
+    }
+    Ok(())
+}
+
+async fn volume(context: &Context, key: &Key) -> Result<(), Error> {
+    let Some(volume) = context.caches.volumes.get(key) else { return Ok(()) };
+    let claim = match volume.claim() {
+        None => None,
+        Some(key) => match context.caches.claims.get(&key) {
+            Some(claim) => Some(claim),
+            // A volume is released only if the API server confirms that its claim is gone.
+            None => context.writer(&context.caches.claims).live(&key).await?.map(Arc::new),
+        },
+    };
+    for step in plan::volume(&volume, claim.as_deref()) {
+        apply(context, (None, Some(&volume)), step).await?;
+    }
+    Ok(())
+}
+
+/// Applies one step of a claim or of a volume.
+async fn apply(
+    context: &Context,
+    (claim, volume): (Option<&Claim>, Option<&PersistentVolume>),
+    step: Action,
+) -> Result<(), Error> {
+    let caches = &context.caches;
+    match step {
+        Action::PatchClaim(part, patch) => {
+            if let Some(claim) = claim {
+                context.writer(&caches.claims).merge(&claim.key(), part, patch).await?;
+            }
+        }
+        Action::PatchVolume { name, part, patch } => {
+            context.writer(&caches.volumes).merge(&Key::new("", &name), part, patch).await?;
+        }
+        Action::DeleteVolume => {
+            if let Some(volume) = volume {
+                let deleted = context.writer(&caches.volumes).delete(volume, DeleteParams::default()).await;
+                let object = format!("PersistentVolume {}", volume.name());
+                deleted.map_err(|source| Error::Request { verb: "delete", object, source })?;
+            }
+        }
+        Action::Record(reason, is_warning, message) => {
+            let event = plan::event(reason, is_warning, message);
+            match (claim, volume) {
+                (Some(claim), _) => context.record(claim, COMPONENT, event),
+                (None, Some(volume)) => context.record(volume, COMPONENT, event),
+                (None, None) => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+fn is_default(class: &StorageClass) -> bool {
+    let annotations = class.metadata.annotations.as_ref();
+    let beta = "storageclass.beta.kubernetes.io/is-default-class";
+    annotations
+        .is_some_and(|all| [IS_DEFAULT, beta].iter().any(|name| all.get(*name).is_some_and(|v| v == "true")))
+}
+
+/// The newest default class, as upstream.
+fn default_class(classes: &[Arc<StorageClass>]) -> Option<String> {
+    let created = |class: &StorageClass| class.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    let defaults = classes.iter().filter(|class| is_default(class));
+    let newest = defaults.max_by(|a, b| created(a).cmp(&created(b)).then_with(|| b.name().cmp(a.name())));
+    newest.map(|class| class.name().to_owned())
+}

@@ -1,0 +1,68 @@
+//! Whether an object needs, keeps or loses its protection.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use crate::object::ObjectExt;
+use crate::object::{PersistentVolume, Pod};
+
+/// The finalizer of claims.
+pub(crate) const CLAIM: &str = "kubernetes.io/pvc-protection";
+/// The finalizer of volumes.
+pub(crate) const VOLUME: &str = "kubernetes.io/pv-protection";
+
+/// The new list of finalizers. None: it stays.
+pub(crate) fn finalizers(
+    meta: &ObjectMeta,
+    name: &str,
+    in_use: impl FnOnce() -> bool,
+) -> Option<Vec<String>> {
+    let held = meta.finalizers.clone().unwrap_or_default();
+    let protected = held.iter().any(|finalizer| finalizer == name);
+    match (meta.deletion_timestamp.is_some(), protected) {
+        (false, false) => Some(held.into_iter().chain([name.to_owned()]).collect()),
+        (true, true) if !in_use() => Some(held.into_iter().filter(|finalizer| finalizer != name).collect()),
+        (true, _) | (false, true) => None,
+    }
+}
+
+/// Whether a pod on a node uses the claim. No node starts a pod whose claim is being deleted.
+pub(crate) fn uses(pod: &Pod, claim: &str) -> bool {
+    pod.spec.node_name.as_deref().is_some_and(|node| !node.is_empty())
+        && pod.spec.volumes.iter().any(|volume| volume.claim_name(pod.name()) == claim)
+}
+
+/// Whether the volume is bound to a claim.
+pub(crate) fn is_bound(volume: &PersistentVolume) -> bool {
+    volume.status.phase.as_deref() == Some("Bound")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn the_finalizer_stays_as_long_as_the_object_is_used() {
+        let meta = |fields: Value| -> ObjectMeta { serde_json::from_value(fields).unwrap() };
+        let deleted = json!({"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["x", CLAIM]});
+        let both = vec!["x".to_owned(), CLAIM.to_owned()];
+        assert_eq!(finalizers(&meta(json!({"finalizers": ["x"]})), CLAIM, || true), Some(both));
+        assert_eq!(finalizers(&meta(json!({"finalizers": [CLAIM]})), CLAIM, || false), None);
+        assert_eq!(finalizers(&meta(deleted.clone()), CLAIM, || true), None);
+        assert_eq!(finalizers(&meta(deleted), CLAIM, || false), Some(vec!["x".to_owned()]));
+    }
+
+    #[test]
+    fn only_pods_on_a_node_use_a_claim() {
+        let pod = |node: &str| -> Pod {
+            serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": {"nodeName": node, "volumes": [
+                {"name": "a", "persistentVolumeClaim": {"claimName": "c"}},
+                {"name": "b", "ephemeral": {"volumeClaimTemplate": {"spec": {}}}},
+                {"name": "e", "emptyDir": {}}]}}))
+            .unwrap()
+        };
+        assert!(uses(&pod("n"), "c") && uses(&pod("n"), "p-b"));
+        assert!(!uses(&pod(""), "c") && !uses(&pod("n"), "p-e"));
+    }
+}

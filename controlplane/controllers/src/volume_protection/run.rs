@@ -1,0 +1,79 @@
+//! Adds and removes the finalizers of claims and volumes.
+
+use std::sync::Arc;
+
+use kube::Api;
+use kube::api::ListParams;
+use serde_json::json;
+
+use super::plan;
+use crate::context::Context;
+use crate::error::{Error, is_not_found};
+use crate::object::{Key, Object, ObjectExt, Pod};
+use crate::queue::{Next, Queue};
+use crate::write::{Part, Writer};
+
+/// Queues changed claims and volumes, and the claims of pods that end. A volume's key has no namespace.
+pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
+    let own = queue.clone();
+    context.caches.claims.on_change(move |change| {
+        if let Some(claim) = change.new {
+            own.add(claim.key());
+        }
+    });
+    let own = queue.clone();
+    context.caches.volumes.on_change(move |change| {
+        if let Some(volume) = change.new {
+            own.add(volume.key());
+        }
+    });
+    let own = queue.clone();
+    context.caches.pods.on_change(move |change| {
+        if let (Some(pod), None) = (change.old, change.new) {
+            for volume in pod.spec.volumes.iter() {
+                own.add(Key::new(pod.namespace(), &volume.claim_name(pod.name())));
+            }
+        }
+    });
+}
+
+/// Reconciles one claim or one volume.
+pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
+    let caches = &context.caches;
+    if key.namespace.is_empty() {
+        if let Some(volume) = caches.volumes.get(&key) {
+            let wanted = plan::finalizers(&volume.metadata, plan::VOLUME, || plan::is_bound(&volume));
+            set(context.writer(&caches.volumes), &*volume, wanted).await?;
+        }
+        return Ok(Next::Wait);
+    }
+    let Some(claim) = caches.claims.get(&key) else { return Ok(Next::Wait) };
+    let in_use = || caches.pods.in_namespace(&key.namespace).iter().any(|pod| plan::uses(pod, &key.name));
+    let wanted = plan::finalizers(&claim.metadata, plan::CLAIM, in_use);
+    // A pod that was just bound may not be in the cache yet.
+    if wanted.is_some() && claim.is_being_deleted() && is_used_now(context, &key).await? {
+        return Ok(Next::After(std::time::Duration::from_secs(1)));
+    }
+    set(context.writer(&caches.claims), &*claim, wanted).await?;
+    Ok(Next::Wait)
+}
+
+/// Asks the API server whether a pod uses the claim.
+async fn is_used_now(context: &Context, claim: &Key) -> Result<bool, Error> {
+    let pods: Api<Pod> = Api::namespaced(context.client.clone(), &claim.namespace);
+    let failed =
+        |source| Error::Request { verb: "list", object: format!("Pod {}/*", claim.namespace), source };
+    let listed = pods.list(&ListParams::default()).await.map_err(failed)?;
+    Ok(listed.items.iter().any(|pod| plan::uses(pod, &claim.name)))
+}
+
+async fn set<K: Object>(writer: Writer<'_, K>, object: &K, wanted: Option<Vec<String>>) -> Result<(), Error> {
+    let Some(finalizers) = wanted else { return Ok(()) };
+    let patch = json!({"metadata": {
+        "uid": object.uid(), "resourceVersion": object.meta().resource_version, "finalizers": finalizers,
+    }});
+    match writer.merge(&object.key(), Part::Main, patch).await {
+        Err(Error::Request { source, .. }) if is_not_found(&source) => Ok(()),
+        other => other.map(drop),
+    }
+}

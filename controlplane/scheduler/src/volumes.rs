@@ -1,0 +1,125 @@
+//! Volumes in scheduling: the claims of a pod restrict its nodes, and unbound claims are bound before the pod.
+//!
+//! Upstream's plugins VolumeBinding, VolumeRestrictions (ReadWriteOncePod) and VolumeZone. Claims, volumes and classes
+//! come from watches of their own ([`feed`]). A claim that waits for its first pod gets either a volume that exists
+//! ([`Choice::Take`]) or the annotation with the selected node, by which a provisioner makes one.
+
+pub(crate) mod bind;
+pub(crate) mod feed;
+mod filter;
+mod object;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use coracle_values::object::{Key, ObjectExt};
+use tokio::sync::watch;
+
+pub(crate) use self::filter::PodClaims;
+use self::object::{Claim, StorageClass, Volume};
+use crate::object::Pod;
+
+/// Set by the scheduler on a claim: the node of its first pod.
+const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
+const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
+
+/// Claims, volumes and classes of the cluster; cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Volumes {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    /// Number of changes.
+    changes: watch::Sender<u64>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    claims: HashMap<Key, Claim>,
+    volumes: BTreeMap<String, Volume>,
+    classes: HashMap<String, StorageClass>,
+    /// Volumes that were chosen for a claim, until the watch shows the binding.
+    taken: HashMap<String, Key>,
+    listed: [bool; 3],
+}
+
+/// How an unbound claim gets its volume on a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Choice {
+    /// The volume with this name.
+    Take(String),
+    /// A provisioner makes one.
+    Provision,
+}
+
+impl Default for Volumes {
+    fn default() -> Self {
+        let shared = Shared { state: Mutex::default(), changes: watch::Sender::new(0) };
+        Self { shared: Arc::new(shared) }
+    }
+}
+
+// === impl Volumes ===
+
+impl Volumes {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notifies about each change that may let a pod be scheduled.
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.shared.changes.subscribe()
+    }
+
+    /// Whether all kinds are listed.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.lock().listed.iter().all(|listed| *listed)
+    }
+
+    /// The claims of a pod. Otherwise why no node can run the pod, in upstream's words.
+    pub(crate) fn of_pod(&self, pod: &Pod) -> Result<PodClaims, String> {
+        if pod.spec.volumes.is_empty() { Ok(PodClaims::default()) } else { filter::of_pod(&self.lock(), pod) }
+    }
+
+    /// Chooses volumes for the unbound claims of a pod on a node, and reserves the chosen ones.
+    pub(crate) fn reserve(&self, claims: &PodClaims, node: &crate::snapshot::Facts) -> Vec<(Key, Choice)> {
+        let mut state = self.lock();
+        let chosen = claims.choices(node).unwrap_or_default();
+        for (claim, choice) in &chosen {
+            if let Choice::Take(volume) = choice {
+                state.taken.insert(volume.clone(), claim.clone());
+            }
+        }
+        chosen
+    }
+
+    /// Releases the volumes that were reserved for a pod whose binding failed.
+    pub(crate) fn release(&self, chosen: &[(Key, Choice)]) {
+        let mut state = self.lock();
+        for (claim, choice) in chosen {
+            if let Choice::Take(volume) = choice
+                && state.taken.get(volume) == Some(claim)
+            {
+                state.taken.remove(volume);
+            }
+        }
+    }
+}
+
+/// Names of the claims that a pod uses.
+pub(crate) fn claims_of(pod: &Pod) -> impl Iterator<Item = Key> {
+    pod.spec.volumes.iter().filter_map(|volume| {
+        let name = match (&volume.persistent_volume_claim, &volume.ephemeral) {
+            (Some(named), _) => named.claim_name.clone(),
+            (None, Some(_)) => format!("{}-{}", pod.name(), volume.name),
+            (None, None) => return None,
+        };
+        Some(Key::new(pod.namespace(), &name))
+    })
+}

@@ -1,0 +1,133 @@
+//! The watches of claims, volumes and classes.
+
+use std::collections::HashSet;
+use std::hash::Hash;
+
+use coracle_values::object::{Key, ObjectExt};
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use kube::Client;
+use kube::runtime::watcher::Event;
+
+use super::object::{Claim, Slim, StorageClass, Volume};
+use super::{State, Volumes};
+use crate::run::{stream, watch_config};
+
+/// Keeps the state up to date. Never returns.
+pub(crate) async fn run(client: Client, volumes: Volumes) {
+    tokio::join!(
+        feed(stream::<Claim>(&client, watch_config()), &volumes, claim),
+        feed(stream::<Volume>(&client, watch_config()), &volumes, volume),
+        feed(stream::<StorageClass>(&client, watch_config()), &volumes, class),
+    );
+}
+
+/// Applies the events of one kind by `apply`, which returns whether something changed.
+async fn feed<K, I>(
+    mut events: BoxStream<'static, Event<K>>,
+    volumes: &Volumes,
+    apply: impl Fn(&mut State, &mut HashSet<I>, Event<K>) -> bool,
+) {
+    let mut listed = HashSet::new();
+    while let Some(event) = events.next().await {
+        let changed = apply(&mut volumes.lock(), &mut listed, event);
+        if changed {
+            volumes.shared.changes.send_modify(|count| *count += 1);
+        }
+    }
+}
+
+fn claim(state: &mut State, listed: &mut HashSet<Key>, event: Event<Claim>) -> bool {
+    let (changed, done) = apply(&mut state.claims, listed, event, ObjectExt::key);
+    state.listed[0] |= done;
+    changed || done
+}
+
+fn volume(state: &mut State, listed: &mut HashSet<String>, event: Event<Volume>) -> bool {
+    if let Event::Apply(volume) | Event::InitApply(volume) = &event
+        && volume.spec.claim_ref.is_some()
+    {
+        // The object itself shows the reservation now.
+        state.taken.remove(volume.name());
+    }
+    let (changed, done) = apply(&mut state.volumes, listed, event, |volume| volume.name().to_owned());
+    state.listed[1] |= done;
+    changed || done
+}
+
+fn class(state: &mut State, listed: &mut HashSet<String>, event: Event<StorageClass>) -> bool {
+    let (changed, done) = apply(&mut state.classes, listed, event, |class| class.name().to_owned());
+    state.listed[2] |= done;
+    changed || done
+}
+
+/// A map of objects by key.
+trait Objects<I, K> {
+    fn put(&mut self, key: I, object: K) -> Option<K>;
+    fn take(&mut self, key: &I) -> Option<K>;
+    fn keep(&mut self, listed: &HashSet<I>);
+    fn get(&self, key: &I) -> Option<&K>;
+}
+
+impl<I: Eq + Hash, K> Objects<I, K> for std::collections::HashMap<I, K> {
+    fn put(&mut self, key: I, object: K) -> Option<K> {
+        self.insert(key, object)
+    }
+    fn take(&mut self, key: &I) -> Option<K> {
+        self.remove(key)
+    }
+    fn keep(&mut self, listed: &HashSet<I>) {
+        self.retain(|key, _| listed.contains(key));
+    }
+    fn get(&self, key: &I) -> Option<&K> {
+        self.get(key)
+    }
+}
+
+impl<I: Ord + Eq + Hash, K> Objects<I, K> for std::collections::BTreeMap<I, K> {
+    fn put(&mut self, key: I, object: K) -> Option<K> {
+        self.insert(key, object)
+    }
+    fn take(&mut self, key: &I) -> Option<K> {
+        self.remove(key)
+    }
+    fn keep(&mut self, listed: &HashSet<I>) {
+        self.retain(|key, _| listed.contains(key));
+    }
+    fn get(&self, key: &I) -> Option<&K> {
+        self.get(key)
+    }
+}
+
+/// Applies one event. Returns whether an object changed, and whether the first list is complete.
+fn apply<I: Eq + Hash + Clone, K: Slim>(
+    objects: &mut impl Objects<I, K>,
+    listed: &mut HashSet<I>,
+    event: Event<K>,
+    key: impl Fn(&K) -> I,
+) -> (bool, bool) {
+    let put = |objects: &mut _, mut object: K| {
+        object.slim();
+        let key = key(&object);
+        let same = Objects::get(objects, &key) == Some(&object);
+        Objects::put(objects, key, object);
+        !same
+    };
+    match event {
+        Event::Init => {
+            listed.clear();
+            (false, false)
+        }
+        Event::InitApply(object) => {
+            listed.insert(key(&object));
+            (put(objects, object), false)
+        }
+        Event::Apply(object) => (put(objects, object), false),
+        Event::Delete(object) => (objects.take(&key(&object)).is_some(), false),
+        Event::InitDone => {
+            objects.keep(listed);
+            listed.clear();
+            (false, true)
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Reduced types: the fields of claims, volumes and classes that scheduling reads.
+
+use std::collections::BTreeMap;
+
+use coracle_values::{Quantity, resource};
+use k8s_openapi::api::core::v1::{ObjectReference, TopologySelectorTerm, VolumeNodeAffinity};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Text;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use serde::Deserialize;
+
+/// A claim.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+pub(super) struct Claim {
+    pub(super) metadata: ObjectMeta,
+    pub(super) spec: ClaimSpec,
+    pub(super) status: Phase,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct ClaimSpec {
+    pub(super) access_modes: Vec<String>,
+    pub(super) volume_name: Option<String>,
+    pub(super) storage_class_name: Option<String>,
+    pub(super) volume_mode: Option<String>,
+    pub(super) selector: Option<LabelSelector>,
+    pub(super) resources: Requests,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+pub(super) struct Requests {
+    pub(super) requests: BTreeMap<String, Text>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+pub(super) struct Phase {
+    pub(super) phase: Option<String>,
+}
+
+/// A persistent volume.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+pub(super) struct Volume {
+    pub(super) metadata: ObjectMeta,
+    pub(super) spec: VolumeSpec,
+    pub(super) status: Phase,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct VolumeSpec {
+    pub(super) access_modes: Vec<String>,
+    pub(super) capacity: BTreeMap<String, Text>,
+    pub(super) claim_ref: Option<ObjectReference>,
+    pub(super) storage_class_name: Option<String>,
+    pub(super) volume_mode: Option<String>,
+    pub(super) node_affinity: Option<VolumeNodeAffinity>,
+}
+
+/// A storage class.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct StorageClass {
+    pub(super) metadata: ObjectMeta,
+    pub(super) provisioner: String,
+    pub(super) volume_binding_mode: Option<String>,
+    pub(super) allowed_topologies: Option<Vec<TopologySelectorTerm>>,
+}
+
+/// A kind that is kept without the parts of its metadata that scheduling does not read.
+pub(super) trait Slim: PartialEq {
+    /// Removes fields whose change does not matter.
+    fn slim(&mut self);
+}
+
+macro_rules! slim {
+    ($($type:ident),*) => {$(
+        impl Slim for $type {
+            fn slim(&mut self) {
+                self.metadata.managed_fields = None;
+            }
+        }
+    )*};
+}
+
+slim!(Claim, Volume, StorageClass);
+
+// === impl Claim ===
+
+impl Claim {
+    pub(super) fn annotation(&self, name: &str) -> Option<&str> {
+        self.metadata.annotations.as_ref()?.get(name).map(String::as_str)
+    }
+
+    pub(super) fn class(&self) -> &str {
+        self.spec.storage_class_name.as_deref().unwrap_or_default()
+    }
+
+    pub(super) fn requested(&self) -> Option<Quantity> {
+        Quantity::parse(&self.spec.resources.requests.get("storage")?.0).ok()
+    }
+
+    /// Name of the volume; empty without one.
+    pub(super) fn volume(&self) -> &str {
+        self.spec.volume_name.as_deref().unwrap_or_default()
+    }
+
+    /// Whether both sides are bound.
+    pub(super) fn is_bound(&self) -> bool {
+        !self.volume().is_empty() && self.annotation(super::BIND_COMPLETED).is_some()
+    }
+}
+
+// === impl Volume ===
+
+impl Volume {
+    pub(super) fn class(&self) -> &str {
+        self.spec.storage_class_name.as_deref().unwrap_or_default()
+    }
+
+    pub(super) fn size(&self) -> Option<Quantity> {
+        Quantity::parse(&self.spec.capacity.get("storage")?.0).ok()
+    }
+}
+
+resource!(Claim, "", "persistentvolumeclaims", NamespaceResourceScope);
+resource!(Volume, "", "persistentvolumes", ClusterResourceScope);
+resource!(StorageClass, "storage.k8s.io", "storageclasses", ClusterResourceScope);

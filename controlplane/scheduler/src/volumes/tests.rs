@@ -1,0 +1,144 @@
+use serde_json::{Value, json};
+
+use super::*;
+use crate::fixture;
+
+fn volumes(claims: &[Value], volumes: &[Value], classes: &[Value]) -> Volumes {
+    let found = Volumes::default();
+    {
+        let mut state = found.lock();
+        for claim in claims {
+            let claim: Claim = serde_json::from_value(claim.clone()).unwrap();
+            state.claims.insert(claim.key(), claim);
+        }
+        for volume in volumes {
+            let volume: Volume = serde_json::from_value(volume.clone()).unwrap();
+            state.volumes.insert(volume.name().to_owned(), volume);
+        }
+        for class in classes {
+            let class: StorageClass = serde_json::from_value(class.clone()).unwrap();
+            state.classes.insert(class.name().to_owned(), class);
+        }
+    }
+    found
+}
+
+fn claim(name: &str, fields: Value) -> Value {
+    let mut claim = json!({"metadata": {"namespace": "d", "name": name, "uid": name}, "spec": {
+        "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": "s"}});
+    for (field, value) in fields.as_object().unwrap() {
+        claim["spec"][field] = value.clone();
+    }
+    claim
+}
+
+fn bound(name: &str, volume: &str) -> Value {
+    let mut claim = claim(name, json!({"volumeName": volume}));
+    claim["metadata"]["annotations"] = json!({BIND_COMPLETED: "yes"});
+    claim
+}
+
+fn volume(name: &str, node: &str) -> Value {
+    let terms = json!([{"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}]}]);
+    json!({"metadata": {"name": name}, "spec": {"accessModes": ["ReadWriteOnce"], "capacity": {"storage": "2Gi"},
+        "storageClassName": "s", "nodeAffinity": {"required": {"nodeSelectorTerms": terms}}},
+        "status": {"phase": "Available"}})
+}
+
+fn class(provisioner: &str) -> Value {
+    json!({"metadata": {"name": "s"}, "provisioner": provisioner, "volumeBindingMode": "WaitForFirstConsumer"})
+}
+
+fn pod(claims: &[&str]) -> Pod {
+    let volumes: Vec<Value> = claims
+        .iter()
+        .map(|name| json!({"name": name, "persistentVolumeClaim": {"claimName": name}}))
+        .collect();
+    fixture::pod("p", json!({"volumes": volumes}))
+}
+
+/// The nodes that accept the pod, and the reasons of the others.
+fn accepted(volumes: &Volumes, pod: &Pod) -> (Vec<String>, Vec<String>) {
+    let snapshot = fixture::snapshot(&[fixture::node("a", json!({})), fixture::node("b", json!({}))]);
+    let claims = volumes.of_pod(pod).unwrap();
+    let (mut accepted, mut reasons) = (Vec::new(), Vec::new());
+    for node in snapshot.candidates() {
+        let refusals = claims.refusals(node, &HashMap::new());
+        if refusals.is_empty() {
+            accepted.push(node.facts.name.clone());
+        }
+        reasons.extend(refusals);
+    }
+    (accepted, reasons)
+}
+
+#[test]
+fn a_bound_claim_restricts_the_pod_to_its_volumes_node() {
+    let volumes = volumes(&[bound("c", "v")], &[volume("v", "a")], &[]);
+    let (nodes, reasons) = accepted(&volumes, &pod(&["c"]));
+    assert_eq!(
+        (nodes, reasons),
+        (vec!["a".to_owned()], vec!["node(s) didn't match PersistentVolume's node affinity".to_owned()])
+    );
+}
+
+#[test]
+fn claims_that_no_node_can_help_are_named() {
+    let lost = json!({"metadata": {"namespace": "d", "name": "lost"}, "spec": {"volumeName": "gone"},
+        "status": {"phase": "Lost"}});
+    let volumes = volumes(&[claim("now", json!({"storageClassName": "other"})), lost], &[], &[class("x")]);
+    let why = |name: &str| volumes.of_pod(&pod(&[name])).unwrap_err();
+    assert_eq!(why("absent"), "persistentvolumeclaim \"absent\" not found");
+    assert_eq!(why("now"), "pod has unbound immediate PersistentVolumeClaims");
+    assert_eq!(why("lost"), "persistentvolumeclaim \"lost\" bound to non-existent persistentvolume \"gone\"");
+}
+
+#[test]
+fn a_waiting_claim_takes_a_volume_of_the_node_or_is_provisioned() {
+    let waits = claim("c", json!({}));
+    let fixed =
+        volumes(std::slice::from_ref(&waits), &[volume("v", "a")], &[class("kubernetes.io/no-provisioner")]);
+    let (nodes, reasons) = accepted(&fixed, &pod(&["c"]));
+    assert_eq!((nodes.as_slice(), reasons.len()), (["a".to_owned()].as_slice(), 1));
+    assert_eq!(reasons[0], "node(s) didn't find available persistent volumes to bind");
+    let dynamic = volumes(&[waits], &[volume("v", "a")], &[class("x.io/y")]);
+    assert_eq!(accepted(&dynamic, &pod(&["c"])).0, ["a", "b"]);
+}
+
+#[test]
+fn a_reserved_volume_is_not_given_to_a_second_claim() {
+    let found = volumes(
+        &[claim("c", json!({})), claim("d", json!({}))],
+        &[volume("v", "a")],
+        &[class("kubernetes.io/no-provisioner")],
+    );
+    assert!(accepted(&found, &pod(&["c", "d"])).0.is_empty(), "one volume for two claims");
+    let snapshot = fixture::snapshot(&[fixture::node("a", json!({}))]);
+    let claims = found.of_pod(&pod(&["c"])).unwrap();
+    let chosen = found.reserve(&claims, snapshot.candidates().next().unwrap().facts);
+    assert_eq!(chosen, [(Key::new("d", "c"), Choice::Take("v".to_owned()))]);
+    assert!(accepted(&found, &pod(&["d"])).0.is_empty());
+    found.release(&chosen);
+    assert_eq!(accepted(&found, &pod(&["d"])).0, ["a"]);
+}
+
+#[test]
+fn a_claim_with_a_selected_node_stays_there() {
+    let mut selected = claim("c", json!({}));
+    selected["metadata"]["annotations"] = json!({SELECTED_NODE: "b"});
+    let found = volumes(&[selected], &[], &[class("x.io/y")]);
+    assert_eq!(accepted(&found, &pod(&["c"])).0, ["b"]);
+}
+
+#[test]
+fn an_exclusive_claim_is_used_by_one_pod() {
+    let mut exclusive = bound("c", "v");
+    exclusive["spec"]["accessModes"] = json!(["ReadWriteOncePod"]);
+    let found = volumes(&[exclusive], &[volume("v", "a")], &[]);
+    let snapshot = fixture::snapshot(&[fixture::node("a", json!({}))]);
+    let claims = found.of_pod(&pod(&["c"])).unwrap();
+    let node = || snapshot.candidates().next().unwrap();
+    assert!(claims.refusals(node(), &HashMap::new()).is_empty());
+    let users = HashMap::from([(Key::new("d", "c"), 1)]);
+    assert!(claims.refusals(node(), &users)[0].contains("ReadWriteOncePod"));
+}
