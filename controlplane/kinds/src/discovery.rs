@@ -191,6 +191,7 @@ mod tests {
             "apps",
             "authentication.k8s.io",
             "authorization.k8s.io",
+            "autoscaling",
             "batch",
             "certificates.k8s.io",
             "coordination.k8s.io",

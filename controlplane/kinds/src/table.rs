@@ -1,6 +1,7 @@
 //! Tables for `kubectl get`.
 
 pub(crate) mod admission;
+pub(crate) mod autoscaling;
 mod age;
 pub(crate) mod batch;
 pub(crate) mod certificate;

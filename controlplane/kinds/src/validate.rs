@@ -1,6 +1,7 @@
 //! Validation of objects. Each violation is one cause with its field path and upstream's text.
 
 pub(crate) mod admission;
+pub(crate) mod autoscaling;
 pub(crate) mod batch;
 mod batch_policy;
 mod batch_status;
@@ -74,6 +75,7 @@ pub(crate) fn built_in_status(causes: &mut Causes, kind: (&str, &str), new: &Val
         ("apps", "StatefulSet") => stateful::status(causes, &new["status"], &old["status"]),
         ("apps", "DaemonSet") => daemon::status(causes, &new["status"], &old["status"]),
         ("", "ReplicationController") => workload::status(causes, &new["status"]),
+        ("autoscaling", _) => autoscaling::status(causes, &new["status"]),
         ("batch", "Job") => batch_status::job(causes, new, old),
         ("certificates.k8s.io", "CertificateSigningRequest") => certificate::status(causes, new, Some(old)),
         ("apiextensions.k8s.io", "CustomResourceDefinition") => extension::status(causes, new),

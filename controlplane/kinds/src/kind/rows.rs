@@ -1,6 +1,7 @@
 //! The rows of the table. A new kind needs a row here, a root in `schema/generate.py`, and its own functions.
 
 mod admission;
+mod autoscaling;
 mod event;
 mod extensions;
 mod networking;
@@ -93,6 +94,8 @@ pub static KINDS: &[Kind] = &[
     workload::POD_TEMPLATES,
     workload::JOBS,
     workload::CRON_JOBS,
+    autoscaling::AUTOSCALERS,
+    autoscaling::AUTOSCALERS_V1,
     storage::PERSISTENT_VOLUMES,
     storage::PERSISTENT_VOLUME_CLAIMS,
     storage::STORAGE_CLASSES,
