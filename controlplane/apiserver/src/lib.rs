@@ -34,6 +34,7 @@ mod list_body;
 mod listen;
 mod media;
 mod offload;
+mod quota;
 mod registry;
 mod reply;
 mod request;

@@ -29,7 +29,7 @@ use crate::{
     error::{ApiError, Result},
     freshness, health,
     in_flight::{self, BodyMemory, InFlight},
-    media,
+    media, quota,
     registry::{Registry, RegistryError},
     reply::{self, Reply},
     request::RequestInfo,
@@ -168,6 +168,8 @@ pub(crate) struct State {
     pub(crate) kubelet: KubeletTls,
     /// Held while a service's addresses are allocated and stored.
     pub(crate) allocating: Arc<tokio::sync::Mutex<()>>,
+    /// Held while a request is checked against quotas and committed.
+    pub(crate) quota_locks: quota::Locks,
     pub(crate) in_flight: InFlight,
     pub(crate) request_timeout: Duration,
     /// The last usage of each node.
@@ -244,6 +246,7 @@ impl Apiserver {
             service_range: config.service_range,
             kubelet: config.kubelet,
             allocating: Arc::default(),
+            quota_locks: quota::Locks::default(),
             in_flight: InFlight::new(),
             request_timeout: config.request_timeout,
             usage: usage::Samples::default(),
@@ -252,6 +255,7 @@ impl Apiserver {
         bootstrap::run(&state).await.map_err(OpenError::Bootstrap)?;
         custom_resources::start(&state).await;
         tokio::spawn(legacy_use::record(Arc::downgrade(&state), used));
+        tokio::spawn(quota::write_statuses(Arc::downgrade(&state)));
         Ok(Self { state })
     }
 

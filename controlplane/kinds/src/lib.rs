@@ -20,6 +20,7 @@ pub mod ownership;
 pub mod patch;
 pub mod pod_security;
 pub mod protobuf;
+pub mod quota;
 pub mod resource;
 pub mod scale;
 pub mod schema;

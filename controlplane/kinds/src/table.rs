@@ -1,8 +1,8 @@
 //! Tables for `kubectl get`.
 
 pub(crate) mod admission;
-pub(crate) mod autoscaling;
 mod age;
+pub(crate) mod autoscaling;
 pub(crate) mod batch;
 pub(crate) mod certificate;
 pub(crate) mod disruption;

@@ -24,6 +24,7 @@ pub(crate) mod object;
 pub(crate) mod pod;
 pub(crate) mod policy;
 mod probe;
+pub(crate) mod quota;
 pub(crate) mod rbac;
 mod resources;
 mod scheduling;
@@ -75,6 +76,7 @@ pub(crate) fn built_in_status(causes: &mut Causes, kind: (&str, &str), new: &Val
         ("apps", "StatefulSet") => stateful::status(causes, &new["status"], &old["status"]),
         ("apps", "DaemonSet") => daemon::status(causes, &new["status"], &old["status"]),
         ("", "ReplicationController") => workload::status(causes, &new["status"]),
+        ("", "ResourceQuota") => quota::status(causes, &new["status"]),
         ("autoscaling", _) => autoscaling::status(causes, &new["status"]),
         ("batch", "Job") => batch_status::job(causes, new, old),
         ("certificates.k8s.io", "CertificateSigningRequest") => certificate::status(causes, new, Some(old)),

@@ -105,6 +105,7 @@ pub static KINDS: &[Kind] = &[
     DISRUPTION_BUDGETS,
     CSI_NODES,
     policy::LIMIT_RANGES,
+    policy::RESOURCE_QUOTAS,
     policy::PRIORITY_CLASSES,
     policy::RUNTIME_CLASSES,
     admission::MUTATING_WEBHOOKS,

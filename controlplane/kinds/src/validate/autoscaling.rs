@@ -21,7 +21,11 @@ pub(crate) fn autoscaler(causes: &mut Causes, object: &Value, _old: Option<&Valu
     let (path, spec) = (Path::root("spec"), &object["spec"]);
     let (fewest, most) = (spec["minReplicas"].as_i64(), spec["maxReplicas"].as_i64().unwrap_or(0));
     if fewest.is_some_and(|fewest| fewest < 1) {
-        causes.invalid(&path.field("minReplicas"), &spec["minReplicas"], "must be greater than or equal to 1");
+        causes.invalid(
+            &path.field("minReplicas"),
+            &spec["minReplicas"],
+            "must be greater than or equal to 1",
+        );
     }
     let here = path.field("maxReplicas");
     match most {
@@ -233,7 +237,10 @@ mod tests {
     #[test]
     fn a_metric_has_one_source_of_its_type_with_one_target() {
         let cpu = |target: Value| json!({"type": "Resource", "resource": {"name": "cpu", "target": target}});
-        assert_eq!(problems(cpu(json!({"type": "Utilization", "averageUtilization": 50}))), Vec::<String>::new());
+        assert_eq!(
+            problems(cpu(json!({"type": "Utilization", "averageUtilization": 50}))),
+            Vec::<String>::new()
+        );
         assert_eq!(problems(cpu(json!({"type": "Utilization"}))), ["m.resource.target.averageUtilization"]);
         assert_eq!(
             problems(cpu(json!({"type": "Value", "averageUtilization": 1, "averageValue": "0"}))),

@@ -101,8 +101,11 @@ pub(super) fn to_v1(mut object: Value) -> Result<Value, String> {
         if let Some(percentage) = cpu {
             spec.insert("targetCPUUtilizationPercentage".to_owned(), percentage);
         }
-        let others: Vec<Value> =
-            metrics.iter().filter(|metric| !is_cpu(metric)).map(|metric| metric_to_v1(metric, SOURCES)).collect();
+        let others: Vec<Value> = metrics
+            .iter()
+            .filter(|metric| !is_cpu(metric))
+            .map(|metric| metric_to_v1(metric, SOURCES))
+            .collect();
         note(&mut notes, METRICS, others);
         if let Some(behavior) = spec.remove("behavior").filter(Value::is_object) {
             notes.insert(BEHAVIOR.to_owned(), renamed(behavior, capital).to_string().into());
@@ -122,8 +125,7 @@ pub(super) fn to_v1(mut object: Value) -> Result<Value, String> {
     let _stale = take_notes(&mut object);
     if !notes.is_empty()
         && let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut)
-        && let Some(annotations) =
-            metadata.entry("annotations").or_insert_with(|| json!({})).as_object_mut()
+        && let Some(annotations) = metadata.entry("annotations").or_insert_with(|| json!({})).as_object_mut()
     {
         annotations.extend(notes);
     }
@@ -280,9 +282,11 @@ fn checked(part: &str, field: &str, value: Value) -> Option<Value> {
 /// The value with other field names: upstream writes the behavior with the names of its Go fields.
 fn renamed(value: Value, name: fn(&str) -> String) -> Value {
     match value {
-        Value::Object(map) => {
-            map.into_iter().map(|(field, value)| (name(&field), renamed(value, name))).collect::<Map<_, _>>().into()
-        }
+        Value::Object(map) => map
+            .into_iter()
+            .map(|(field, value)| (name(&field), renamed(value, name)))
+            .collect::<Map<_, _>>()
+            .into(),
         Value::Array(list) => list.into_iter().map(|value| renamed(value, name)).collect(),
         other => other,
     }
