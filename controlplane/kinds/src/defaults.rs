@@ -4,6 +4,8 @@ pub(crate) mod admission;
 pub(crate) mod autoscaling;
 pub(crate) mod batch;
 mod container;
+pub(crate) mod devices;
+pub(crate) mod flow_control;
 pub(crate) mod networking;
 pub(crate) mod object;
 pub(crate) mod pod;

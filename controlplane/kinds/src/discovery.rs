@@ -197,11 +197,13 @@ mod tests {
             "coordination.k8s.io",
             "discovery.k8s.io",
             "events.k8s.io",
+            "flowcontrol.apiserver.k8s.io",
             "metrics.k8s.io",
             "networking.k8s.io",
             "node.k8s.io",
             "policy",
             "rbac.authorization.k8s.io",
+            "resource.k8s.io",
             "scheduling.k8s.io",
             "storage.k8s.io",
         ];

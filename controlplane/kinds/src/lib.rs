@@ -11,6 +11,7 @@
 
 pub mod defaults;
 pub mod discovery;
+pub mod flow_control;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
 pub mod kind;

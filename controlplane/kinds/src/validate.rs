@@ -11,10 +11,12 @@ mod condition;
 pub(crate) mod config;
 mod container;
 pub(crate) mod daemon;
+pub(crate) mod devices;
 pub(crate) mod disruption;
 mod env;
 pub(crate) mod event;
 pub(crate) mod extension;
+pub(crate) mod flow_control;
 pub(crate) mod format;
 mod immutable;
 mod meta;
@@ -78,6 +80,8 @@ pub(crate) fn built_in_status(causes: &mut Causes, kind: (&str, &str), new: &Val
         ("", "ReplicationController") => workload::status(causes, &new["status"]),
         ("", "ResourceQuota") => quota::status(causes, &new["status"]),
         ("autoscaling", _) => autoscaling::status(causes, &new["status"]),
+        ("flowcontrol.apiserver.k8s.io", _) => flow_control::status(causes, &new["status"]),
+        ("resource.k8s.io", _) => devices::status(causes, new, old),
         ("batch", "Job") => batch_status::job(causes, new, old),
         ("certificates.k8s.io", "CertificateSigningRequest") => certificate::status(causes, new, Some(old)),
         ("apiextensions.k8s.io", "CustomResourceDefinition") => extension::status(causes, new),

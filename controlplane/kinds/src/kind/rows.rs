@@ -2,8 +2,10 @@
 
 mod admission;
 mod autoscaling;
+mod devices;
 mod event;
 mod extensions;
+mod flow_control;
 mod networking;
 mod policy;
 mod rbac;
@@ -115,6 +117,12 @@ pub static KINDS: &[Kind] = &[
     networking::INGRESS_CLASSES,
     networking::SERVICE_CIDRS,
     networking::IP_ADDRESSES,
+    flow_control::FLOW_SCHEMAS,
+    flow_control::PRIORITY_LEVELS,
+    devices::DEVICE_CLASSES,
+    devices::CLAIMS,
+    devices::CLAIM_TEMPLATES,
+    devices::SLICES,
     rbac::ROLES,
     rbac::ROLE_BINDINGS,
     rbac::CLUSTER_ROLES,
