@@ -18,7 +18,7 @@ use crate::{
     field_manager::Writer,
     request::{Query, RequestInfo, ResourceInfo},
     server::State,
-    write,
+    write::{self, Part},
 };
 
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
@@ -33,6 +33,7 @@ pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
     rbac::run(state).await?;
     priority_classes(state).await?;
     flow_control(state).await?;
+    extension_authentication(state).await?;
     let labels = json!({"component": "apiserver", "provider": "kubernetes"});
     let metadata = json!({"name": "kubernetes", "namespace": "default", "labels": labels});
     let ports =
@@ -90,6 +91,36 @@ async fn priority_classes(state: &Arc<State>) -> Result<()> {
         ensure_kind(state, kind, object).await?;
     }
     Ok(())
+}
+
+/// The config map by which aggregated servers authenticate clients and this server. It is written when an authority
+/// changes.
+async fn extension_authentication(state: &Arc<State>) -> Result<()> {
+    let proxy = &state.front_proxy;
+    if proxy.authority.is_empty() {
+        return Ok(());
+    }
+    let data = json!({
+        "client-ca-file": proxy.client_authority,
+        "requestheader-allowed-names": "[\"front-proxy-client\"]",
+        "requestheader-client-ca-file": proxy.authority,
+        "requestheader-extra-headers-prefix": "[\"X-Remote-Extra-\"]",
+        "requestheader-group-headers": "[\"X-Remote-Group\"]",
+        "requestheader-uid-headers": "[\"X-Remote-Uid\"]",
+        "requestheader-username-headers": "[\"X-Remote-User\"]",
+    });
+    let metadata = json!({"name": "extension-apiserver-authentication", "namespace": "kube-system"});
+    let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data});
+    ensure(state, "configmaps", map.clone()).await?;
+    let call = call(state, core("configmaps")?.clone(), &map);
+    let written = write::update(&call, write::text(&map, "name"), (Part::Main, Writer::Update), |old| {
+        let mut new = old.clone();
+        if let Some(new) = new.as_object_mut() {
+            new.insert("data".to_owned(), map["data"].clone());
+        }
+        Ok(new)
+    });
+    written.await.map(|_| ())
 }
 
 /// Creates the flow schemas and priority levels that are missing. Suggested ones are created only in a cluster without

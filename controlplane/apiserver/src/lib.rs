@@ -11,6 +11,7 @@
 //! - A request that no authorizer allows is forbidden.
 
 mod admit;
+mod aggregation;
 mod allocate;
 mod audit;
 mod authn;
@@ -46,6 +47,7 @@ mod verb;
 mod write;
 
 pub use admit::PluginSelection;
+pub use aggregation::FrontProxy;
 pub use authn::User;
 pub use coracle_audit::LogOptions as AuditLogOptions;
 pub use error::ApiError;

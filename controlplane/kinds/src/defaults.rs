@@ -1,6 +1,7 @@
 //! Defaulting: sets absent fields to their documented defaults. Each function is idempotent.
 
 pub(crate) mod admission;
+pub(crate) mod aggregation;
 pub(crate) mod autoscaling;
 pub(crate) mod batch;
 mod container;

@@ -188,6 +188,7 @@ mod tests {
         let expect = [
             "admissionregistration.k8s.io",
             "apiextensions.k8s.io",
+            "apiregistration.k8s.io",
             "apps",
             "authentication.k8s.io",
             "authorization.k8s.io",

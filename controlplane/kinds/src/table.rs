@@ -2,6 +2,7 @@
 
 pub(crate) mod admission;
 mod age;
+pub(crate) mod aggregation;
 pub(crate) mod autoscaling;
 pub(crate) mod batch;
 pub(crate) mod certificate;

@@ -1,6 +1,7 @@
 //! Validation of objects. Each violation is one cause with its field path and upstream's text.
 
 pub(crate) mod admission;
+pub(crate) mod aggregation;
 pub(crate) mod autoscaling;
 pub(crate) mod batch;
 mod batch_policy;
@@ -82,6 +83,7 @@ pub(crate) fn built_in_status(causes: &mut Causes, kind: (&str, &str), new: &Val
         ("autoscaling", _) => autoscaling::status(causes, &new["status"]),
         ("flowcontrol.apiserver.k8s.io", _) => flow_control::status(causes, &new["status"]),
         ("resource.k8s.io", _) => devices::status(causes, new, old),
+        ("apiregistration.k8s.io", _) => aggregation::status(causes, &new["status"]),
         ("batch", "Job") => batch_status::job(causes, new, old),
         ("certificates.k8s.io", "CertificateSigningRequest") => certificate::status(causes, new, Some(old)),
         ("apiextensions.k8s.io", "CustomResourceDefinition") => extension::status(causes, new),

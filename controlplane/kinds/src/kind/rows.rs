@@ -1,6 +1,7 @@
 //! The rows of the table. A new kind needs a row here, a root in `schema/generate.py`, and its own functions.
 
 mod admission;
+mod aggregation;
 mod autoscaling;
 mod devices;
 mod event;
@@ -24,6 +25,7 @@ const NO_COLLECTION: &[&str] = &["create", "delete", "get", "list", "patch", "up
 const GET_PATCH_UPDATE: &[&str] = &["get", "patch", "update"];
 const CREATE: &[&str] = &["create"];
 const STREAM: &[&str] = &["create", "get"];
+const PROXY: &[&str] = &["create", "delete", "get", "patch", "update"];
 
 const PLAIN: Writes = Writes { status: false, generation: false, create: nothing, update: nothing };
 const WITH_STATUS: Writes = Writes { status: true, generation: false, create: nothing, update: nothing };
@@ -134,6 +136,7 @@ pub static KINDS: &[Kind] = &[
     review::SUBJECT_ACCESS_REVIEWS,
     review::LOCAL_SUBJECT_ACCESS_REVIEWS,
     extensions::CUSTOM_RESOURCE_DEFINITIONS,
+    aggregation::API_SERVICES,
 ];
 
 const NAMESPACES: Kind = Kind {
@@ -170,7 +173,7 @@ const NODES: Kind = Kind {
     singular: "node",
     short_names: &["no"],
     namespaced: false,
-    subresources: &[status("", "Node")],
+    subresources: &[sub("proxy", ("", "v1", "NodeProxyOptions"), PROXY), status("", "Node")],
     schema: "io.k8s.api.core.v1.Node",
     fields: fields::NODE,
     rules: Rules {
@@ -199,6 +202,7 @@ const PODS: Kind = Kind {
         sub("exec", ("", "v1", "PodExecOptions"), STREAM),
         sub("log", ("", "v1", "Pod"), &["get"]),
         sub("portforward", ("", "v1", "PodPortForwardOptions"), STREAM),
+        sub("proxy", ("", "v1", "PodProxyOptions"), PROXY),
         status("", "Pod"),
     ],
     schema: "io.k8s.api.core.v1.Pod",
@@ -220,7 +224,7 @@ const SERVICES: Kind = Kind {
     singular: "service",
     short_names: &["svc"],
     categories: &["all"],
-    subresources: &[status("", "Service")],
+    subresources: &[sub("proxy", ("", "v1", "ServiceProxyOptions"), PROXY), status("", "Service")],
     schema: "io.k8s.api.core.v1.Service",
     fields: fields::SERVICE,
     rules: Rules {
