@@ -105,11 +105,6 @@ pub(super) fn port(call: &Call, node: &str) -> Result<u16> {
     address(call, node).map(|address| address.port)
 }
 
-/// The address or name of a node.
-pub(super) fn host(call: &Call, node: &str) -> Result<String> {
-    address(call, node).map(|address| address.host)
-}
-
 fn preferred_address(status: &Value) -> Option<&str> {
     ["InternalIP", "ExternalIP", "Hostname"].into_iter().find_map(|wanted| {
         let mut addresses = status["addresses"].as_array()?.iter();

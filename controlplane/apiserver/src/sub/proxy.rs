@@ -145,19 +145,17 @@ pub(crate) fn forwarded(headers: &HeaderMap, path: &str) -> HeaderMap {
     kept
 }
 
-/// Sends the request to a node: to its kubelet, or to the named port of its address.
+/// Sends the request to the kubelet of a node. Other ports of nodes are refused, because the control plane listens there.
 async fn to_node(
     call: &Call,
     named: &Named<'_>,
     request: Request<Full<bytes::Bytes>>,
 ) -> Result<Response<Incoming>> {
-    let kubelet = kubelet::port(call, named.name)?;
-    if named.port.is_empty() || named.port == kubelet.to_string() {
-        return kubelet::send(call, named.name, request).await;
+    let port = kubelet::port(call, named.name)?;
+    if !named.port.is_empty() && named.port != port.to_string() {
+        return Err(ApiError::bad_request(format!("the port must be {port}, the port of the kubelet")));
     }
-    let port = named.port.parse().map_err(|_error| ApiError::bad_request("the port must be a number"))?;
-    let endpoint = Endpoint::of(&kubelet::host(call, named.name)?, port)?;
-    send(call, named.is_tls, &endpoint, request).await
+    kubelet::send(call, named.name, request).await
 }
 
 async fn send(
