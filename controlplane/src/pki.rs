@@ -98,6 +98,12 @@ impl Pki {
         Ok(Self { dir: dir.to_owned(), authority, authority_pem })
     }
 
+    /// The directory.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.dir
+    }
+
     /// The CA's certificate in PEM.
     #[must_use]
     pub fn authority_pem(&self) -> &str {

@@ -9,7 +9,8 @@ use std::{
 };
 
 use coracle_apiserver::{
-    Apiserver, ApiserverConfig, AuditConfig, KubeletTls, OpenError, PluginSelection, ServiceRange, User,
+    Apiserver, ApiserverConfig, AuditConfig, FrontProxy, KubeletTls, OpenError, PluginSelection,
+    ServiceRange, User,
 };
 use coracle_controllers::{AccountTokenSigner, ControllersConfig, SignError, Signer};
 use coracle_scheduler::SchedulerConfig;
@@ -236,7 +237,21 @@ fn apiserver_config(
         admission_file: config.admission_file.clone(),
         admission_plugins: config.admission_plugins.clone(),
         audit: config.audit.clone(),
+        front_proxy: front_proxy(pki).map_err(Error::Pki)?,
         request_timeout: config.request_timeout,
+    })
+}
+
+/// The client certificate towards aggregated servers. Its authority signs nothing else: a server that trusts it believes
+/// the names in the request headers.
+fn front_proxy(pki: &Pki) -> Result<FrontProxy, PkiError> {
+    let own = Pki::open(&pki.directory().join("front-proxy"))?;
+    let pair = own.pair("front-proxy-client", &Leaf::client("front-proxy-client", None))?;
+    Ok(FrontProxy {
+        certificate: pair.certificate,
+        key: pair.key,
+        authority: own.authority_pem().to_owned(),
+        client_authority: pki.authority_pem().to_owned(),
     })
 }
 

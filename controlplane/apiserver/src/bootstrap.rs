@@ -6,7 +6,7 @@ mod rbac;
 
 use std::sync::Arc;
 
-use coracle_kinds::{Resource, kind::by_resource};
+use coracle_kinds::{Resource, flow_control, kind::by_resource};
 use http::HeaderMap;
 use serde_json::{Value, json};
 
@@ -18,7 +18,7 @@ use crate::{
     field_manager::Writer,
     request::{Query, RequestInfo, ResourceInfo},
     server::State,
-    write,
+    write::{self, Part},
 };
 
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
@@ -33,6 +33,8 @@ pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
     rbac::run(state).await?;
     priority_classes(state).await?;
     local_class(state).await?;
+    flow_control(state).await?;
+    extension_authentication(state).await?;
     let labels = json!({"component": "apiserver", "provider": "kubernetes"});
     let metadata = json!({"name": "kubernetes", "namespace": "default", "labels": labels});
     let ports =
@@ -103,6 +105,62 @@ async fn local_class(state: &Arc<State>) -> Result<()> {
         "volumeBindingMode": "WaitForFirstConsumer", "allowVolumeExpansion": true,
     });
     ensure_kind(state, kind, class).await
+}
+
+/// The config map by which aggregated servers authenticate clients and this server. It is written when an authority
+/// changes.
+async fn extension_authentication(state: &Arc<State>) -> Result<()> {
+    let proxy = &state.front_proxy;
+    if proxy.authority.is_empty() {
+        return Ok(());
+    }
+    let data = json!({
+        "client-ca-file": proxy.client_authority,
+        "requestheader-allowed-names": "[\"front-proxy-client\"]",
+        "requestheader-client-ca-file": proxy.authority,
+        "requestheader-extra-headers-prefix": "[\"X-Remote-Extra-\"]",
+        "requestheader-group-headers": "[\"X-Remote-Group\"]",
+        "requestheader-uid-headers": "[\"X-Remote-Uid\"]",
+        "requestheader-username-headers": "[\"X-Remote-User\"]",
+    });
+    let metadata = json!({"name": "extension-apiserver-authentication", "namespace": "kube-system"});
+    let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data});
+    ensure(state, "configmaps", map.clone()).await?;
+    let call = call(state, core("configmaps")?.clone(), &map);
+    let written = write::update(&call, write::text(&map, "name"), (Part::Main, Writer::Update), |old| {
+        let mut new = old.clone();
+        if let Some(new) = new.as_object_mut() {
+            new.insert("data".to_owned(), map["data"].clone());
+        }
+        Ok(new)
+    });
+    written.await.map(|_| ())
+}
+
+/// Creates the flow schemas and priority levels that are missing. Suggested ones are created only in a cluster without
+/// the mandatory ones, which is a new one: its administrators may delete them later.
+async fn flow_control(state: &Arc<State>) -> Result<()> {
+    let kind = |name| {
+        coracle_kinds::kind::by_kind(flow_control::API_VERSION, name).ok_or_else(ApiError::no_resource)
+    };
+    let (levels, schemas) = (kind("PriorityLevelConfiguration")?, kind("FlowSchema")?);
+    let is_new = state.cache.get(levels, "", "exempt").is_none();
+    if is_new {
+        for level in flow_control::suggested_levels() {
+            ensure_kind(state, levels, level).await?;
+        }
+        for schema in flow_control::suggested_schemas() {
+            ensure_kind(state, schemas, schema).await?;
+        }
+    }
+    for schema in flow_control::mandatory_schemas() {
+        ensure_kind(state, schemas, schema).await?;
+    }
+    // The last object is `exempt`: a start that is interrupted creates the rest at the next start.
+    for level in flow_control::mandatory_levels() {
+        ensure_kind(state, levels, level).await?;
+    }
+    Ok(())
 }
 
 async fn ensure(state: &Arc<State>, resource: &str, object: Value) -> Result<()> {

@@ -22,7 +22,8 @@ use tokio::sync::watch;
 
 use crate::authz::rbac::Policies;
 use crate::error::{ApiError, Result};
-pub(crate) use collection::{Collection, Event, Events, Scope, Watcher};
+use crate::quota::Ledger;
+pub(crate) use collection::{Change, Collection, Event, Events, Scope, Watcher};
 #[cfg(test)]
 pub(crate) use object::parses;
 pub(crate) use object::{Object, encode, key_of, prefix_of};
@@ -45,6 +46,8 @@ pub(crate) struct Cache {
     resyncs: AtomicU64,
     /// The RBAC index, built from this cache.
     pub(crate) policies: Policies,
+    /// What the objects use of their quotas. Locked before a collection.
+    pub(crate) quotas: Ledger,
 }
 
 /// The collection of one resource.
@@ -70,6 +73,7 @@ impl Cache {
                 cache.note_guard(&entry.key, entry.modified);
             }
         }
+        cache.quotas.lock().load(&cache);
         Ok((cache, watch))
     }
 
@@ -86,6 +90,7 @@ impl Cache {
             allocations: AtomicU64::new(0),
             resyncs: AtomicU64::new(0),
             policies: Policies::default(),
+            quotas: Ledger::default(),
         }
     }
 
@@ -111,7 +116,9 @@ impl Cache {
                 // The commits between this list and the resync are missing.
                 Ok(_) if self.resyncs.load(Ordering::Acquire) != resyncs => {}
                 Ok(page) => {
+                    let mut quotas = self.quotas.lock();
                     collection.lock().loaded(page);
+                    quotas.recount(self, stored);
                     return Ok(());
                 }
                 Err(error) => {
@@ -126,9 +133,12 @@ impl Cache {
     pub(crate) fn remove(&self, group: &str, plural: &str) {
         let mut collections = Collections::clone(&self.collections.load());
         let removed = collections.get_mut(group).and_then(|group| group.remove(plural));
+        let mut quotas = self.quotas.lock();
         self.collections.store(Arc::new(collections));
         if let Some(removed) = removed {
-            removed.lock().close();
+            let mut removed = removed.lock();
+            removed.close();
+            quotas.recount(self, removed.kind());
         }
     }
 
@@ -145,7 +155,14 @@ impl Cache {
 
     pub(crate) fn apply(&self, commit: &Commit) {
         if let Some(collection) = self.by_key(&commit.key) {
-            collection.lock().apply(commit);
+            let mut quotas = self.quotas.lock();
+            let mut objects = collection.lock();
+            let change = objects.apply(commit);
+            let kind = objects.shared_kind();
+            drop(objects);
+            if let Some(change) = change {
+                quotas.observe(self, &kind, &change);
+            }
         } else {
             self.note_guard(&commit.key, commit.revision);
         }
@@ -164,12 +181,15 @@ impl Cache {
                 None => self.note_guard(&entry.key, entry.modified),
             }
         }
+        let mut quotas = self.quotas.lock();
         for (group, plurals) in &**self.collections.load() {
             for (plural, collection) in plurals {
                 let entries = found.remove(&(group.clone(), plural.clone())).unwrap_or_default();
                 collection.lock().reload(entries, page.revision);
             }
         }
+        quotas.load(self);
+        drop(quotas);
         self.revision.send_replace(page.revision);
     }
 
@@ -182,6 +202,11 @@ impl Cache {
     /// Revision of [`ALLOCATIONS`]; 0 if it does not exist.
     pub(crate) fn allocations(&self) -> u64 {
         self.allocations.load(Ordering::Acquire)
+    }
+
+    /// The collections of all resources.
+    pub(crate) fn all(&self) -> Vec<Arc<Shared>> {
+        self.collections.load().values().flat_map(|group| group.values().cloned()).collect()
     }
 
     fn by_key(&self, key: &str) -> Option<Arc<Shared>> {

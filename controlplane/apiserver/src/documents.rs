@@ -5,6 +5,7 @@ use http::{HeaderMap, HeaderValue, StatusCode, header};
 use serde_json::{Value, json};
 
 use crate::{
+    aggregation::discovery as remote,
     error::Result,
     media::{self, Form},
     reply::{self, Reply},
@@ -25,12 +26,20 @@ pub(crate) fn find(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Re
             return Ok(Some(discovery_list(headers, &discovery::aggregated_core(resources))));
         }
         ["apis"] if aggregated(info, headers)? => {
-            return Ok(Some(discovery_list(headers, &discovery::aggregated_groups(resources))));
+            let mut list = discovery::aggregated_groups(resources);
+            remote::add_resources(&state.remotes, resources, &mut list);
+            return Ok(Some(discovery_list(headers, &list)));
         }
         ["api"] => Some(discovery::api_versions(&state.advertise.to_string())),
-        ["apis"] => Some(discovery::api_group_list(resources)),
+        ["apis"] => {
+            let mut list = discovery::api_group_list(resources);
+            remote::add_groups(&state.remotes, resources, &mut list);
+            Some(list)
+        }
         ["api", version] => discovery::resource_list(resources, "", version),
-        ["apis", group] => discovery::api_group(resources, group),
+        ["apis", group] => {
+            discovery::api_group(resources, group).or_else(|| remote::group(&state.remotes, resources, group))
+        }
         ["apis", group, version] => discovery::resource_list(resources, group, version),
         ["openapi", "v2"] => return openapi_v2(resources, info, headers).map(Some),
         ["openapi", "v3"] => return Ok(Some(reply::json(200, &openapi::root(resources)))),

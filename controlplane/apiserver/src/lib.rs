@@ -11,6 +11,7 @@
 //! - A request that no authorizer allows is forbidden.
 
 mod admit;
+mod aggregation;
 mod allocate;
 mod audit;
 mod authn;
@@ -34,6 +35,7 @@ mod list_body;
 mod listen;
 mod media;
 mod offload;
+mod quota;
 mod registry;
 mod reply;
 mod request;
@@ -45,6 +47,7 @@ mod verb;
 mod write;
 
 pub use admit::PluginSelection;
+pub use aggregation::FrontProxy;
 pub use authn::User;
 pub use backup::PATH as BACKUP_PATH;
 pub use coracle_audit::LogOptions as AuditLogOptions;

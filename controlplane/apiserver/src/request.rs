@@ -33,6 +33,8 @@ pub(crate) struct ResourceInfo {
     pub(crate) name: String,
     /// Empty for the object itself.
     pub(crate) subresource: String,
+    /// The path behind `proxy/`, as the client encoded it. None without the slash.
+    pub(crate) rest: Option<String>,
 }
 
 /// Query parameters. Repeated parameters keep all values in order.
@@ -113,11 +115,19 @@ impl ResourceInfo {
         let mut rest = rest.into_iter();
         let resource = rest.next()?;
         let name = rest.next().unwrap_or_default();
-        let subresource = rest.collect::<Vec<_>>().join("/");
+        let mut subresource = rest.collect::<Vec<_>>().join("/");
+        let mut behind = None;
+        if subresource == "proxy" || subresource.starts_with("proxy/") {
+            "proxy".clone_into(&mut subresource);
+            // The segments before: the group version, the namespace, and `resource/name/proxy`.
+            let before = if group.is_empty() { 2 } else { 3 } + if inside { 2 } else { 0 } + 3;
+            behind = path.trim_start_matches('/').splitn(before + 1, '/').nth(before).map(str::to_owned);
+        }
         if !inside && group.is_empty() && resource == "namespaces" {
             namespace.clone_from(&name);
         }
-        Some(Self { group, version, namespace, below_namespace: inside, resource, name, subresource })
+        let below_namespace = inside;
+        Some(Self { group, version, namespace, below_namespace, resource, name, subresource, rest: behind })
     }
 
     /// Whether the path exists for a kind of this scope. The server does not route other paths: authorization decides by
@@ -209,9 +219,23 @@ mod tests {
             ("/api/v1/namespaces/x/pods/p", ["", "x", "pods", "p", ""]),
             ("/api/v1/namespaces/x/pods/p/exec", ["", "x", "pods", "p", "exec"]),
             ("/apis/apps/v1/namespaces/x/deployments/d/scale", ["apps", "x", "deployments", "d", "scale"]),
-            ("/api/v1/namespaces/x/services/s/proxy/a/b", ["", "x", "services", "s", "proxy/a/b"]),
+            ("/api/v1/namespaces/x/services/s/proxy/a/b", ["", "x", "services", "s", "proxy"]),
         ] {
             assert_eq!(parsed(path), parts(expected), "{path}");
+        }
+    }
+
+    #[test]
+    fn the_path_behind_proxy_is_kept_as_it_is() {
+        let rest = |path: &str| ResourceInfo::parse(path).unwrap().rest;
+        for (path, expect) in [
+            ("/api/v1/namespaces/x/pods/p/proxy", None),
+            ("/api/v1/namespaces/x/pods/p/proxy/", Some("")),
+            ("/api/v1/namespaces/x/pods/https:p:1/proxy/a%2Fb//c/", Some("a%2Fb//c/")),
+            ("/api/v1/nodes/n/proxy/metrics", Some("metrics")),
+            ("/api/v1/namespaces/x/pods/p/log/proxy", None),
+        ] {
+            assert_eq!(rest(path).as_deref(), expect, "{path}");
         }
     }
 

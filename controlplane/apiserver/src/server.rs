@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     admit::{Admission, PluginSelection, PodSecurityConfig},
+    aggregation::{self, FrontProxy, Remotes, forward},
     audit::{Auditor, Received, Record},
     authn::{AuthenticationConfig, Authenticators, User, legacy_use, service_account::Tokens},
     authz::{self, Authorizers, Question, impersonation},
@@ -29,7 +30,7 @@ use crate::{
     error::{ApiError, Result},
     freshness, health,
     in_flight::{self, BodyMemory, InFlight},
-    media,
+    media, quota,
     registry::{Registry, RegistryError},
     reply::{self, Reply},
     request::RequestInfo,
@@ -60,6 +61,8 @@ pub struct ApiserverConfig {
     pub admission_plugins: PluginSelection,
     /// What is recorded of requests, and where. `None` records nothing.
     pub audit: Option<AuditConfig>,
+    /// The identity of this server towards aggregated servers.
+    pub front_proxy: FrontProxy,
     /// Maximum duration of a request that is not long-running, and then of its response.
     pub request_timeout: Duration,
 }
@@ -166,8 +169,12 @@ pub(crate) struct State {
     pub(crate) advertise: SocketAddr,
     pub(crate) service_range: ServiceRange,
     pub(crate) kubelet: KubeletTls,
+    pub(crate) front_proxy: FrontProxy,
+    pub(crate) remotes: Remotes,
     /// Held while a service's addresses are allocated and stored.
     pub(crate) allocating: Arc<tokio::sync::Mutex<()>>,
+    /// Held while a request is checked against quotas and committed.
+    pub(crate) quota_locks: quota::Locks,
     pub(crate) in_flight: InFlight,
     pub(crate) request_timeout: Duration,
     /// The last usage of each node.
@@ -243,7 +250,10 @@ impl Apiserver {
             advertise: config.advertise,
             service_range: config.service_range,
             kubelet: config.kubelet,
+            front_proxy: config.front_proxy,
+            remotes: Remotes::default(),
             allocating: Arc::default(),
+            quota_locks: quota::Locks::default(),
             in_flight: InFlight::new(),
             request_timeout: config.request_timeout,
             usage: usage::Samples::default(),
@@ -251,7 +261,9 @@ impl Apiserver {
         });
         bootstrap::run(&state).await.map_err(OpenError::Bootstrap)?;
         custom_resources::start(&state).await;
+        aggregation::start(&state);
         tokio::spawn(legacy_use::record(Arc::downgrade(&state), used));
+        tokio::spawn(quota::write_statuses(Arc::downgrade(&state)));
         Ok(Self { state })
     }
 
@@ -403,6 +415,16 @@ impl Apiserver {
             // A WebSocket begins with GET. Source: AuthorizePodWebsocketUpgradeCreatePermission, v1.35.
             state.authorizers.authorize(&Question { verb: "create", ..question }).await?;
         }
+        let is_served = |remote: &aggregation::Remote| {
+            state.registry.load().group_version(&remote.group, &remote.version).is_some()
+        };
+        if let Some(remote) = state.remotes.find(&info.path).filter(|remote| !is_served(remote)) {
+            let body =
+                if method == Method::GET { Bytes::new() } else { body::read(body, &mut memory).await? };
+            let arrived =
+                forward::Arrived { user: &user, info: &info, method: &method, headers: &headers, body };
+            return forward::run(state, &remote, arrived, upgrade).await;
+        }
         let Some(resource) = info.resource.clone() else {
             if let Some(reply) = health::find(state, &info) {
                 return Ok(reply);
@@ -477,6 +499,9 @@ async fn on_subresource(call: &Call, method: &Method, upgrade: OnUpgrade) -> Res
     let sub = call.resource.subresource.as_str();
     let row = call.kind.subresource(sub).ok_or_else(ApiError::no_resource)?;
     let verb = call.info.verb;
+    if sub == "proxy" {
+        return sub::proxy::run(call, method, upgrade).await;
+    }
     if !row.verbs.iter().any(|known| known == verb) {
         return Err(ApiError::method_not_allowed());
     }

@@ -5,8 +5,10 @@ pub(crate) mod eviction;
 pub(crate) mod finalize;
 pub(crate) mod kubelet;
 mod log_socket;
+pub(crate) mod proxy;
 pub(crate) mod scale;
 pub(crate) mod stream;
+pub(crate) mod target;
 pub(crate) mod token;
 
 use coracle_kinds::Resource;

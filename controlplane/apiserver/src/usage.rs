@@ -12,7 +12,7 @@ use std::time::Duration;
 use coracle_kinds::{Resource, resource};
 use futures::StreamExt as _;
 use http::Request;
-use http_body_util::{BodyExt as _, Empty, Limited};
+use http_body_util::{BodyExt as _, Full, Limited};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -189,7 +189,7 @@ async fn sampled(call: &Call, node: &str) -> Result<Pair> {
 
 /// Asks a node's kubelet for its summary.
 async fn ask(call: &Call, node: &str) -> Result<Sample> {
-    let request = Request::get("/stats/summary").body(Empty::new()).map_err(ApiError::internal)?;
+    let request = Request::get("/stats/summary").body(Full::default()).map_err(ApiError::internal)?;
     let taken = Instant::now();
     let asked = async {
         let answer = kubelet::send(call, node, request).await?;

@@ -9,8 +9,9 @@
 //! | mutate | `admit`: mutating admission |
 //! | prepare | `coracle_kinds::strategy`: status, generation, what the server owns |
 //! | allocate | `allocate`: addresses and ports of services |
-//! | judge | `admit`: validating admission; there is no quota yet |
+//! | judge | `admit`: validating admission |
 //! | validate | `coracle_kinds::validate` |
+//! | quota | `quota`: the request fits into the quotas of its namespace, until it is committed |
 //! | commit | [`commit`]: the stored version; the cache has it when the write is answered |
 
 use std::sync::Arc;
@@ -27,6 +28,7 @@ use crate::{
     convert,
     error::{ApiError, Result},
     field_manager::{self, Writer},
+    quota::{self, Charged},
     server::State,
     verb::create::generated,
 };
@@ -96,7 +98,7 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
     for _ in 0..RETRIES {
         let allocating = allocate::for_create(&call.state, kind, &mut object).await?;
         call.state.admission.validate(&call.state, &attributes, &object).await?;
-        match commit_named(call, &mut object, generate, &allocating).await {
+        match commit_named(call, (&mut object, &base), generate, &allocating).await {
             Err(Failed::Allocated) => object.clone_from(requested.as_ref().unwrap_or(&Value::Null)),
             Err(Failed::Conflict) => return Err(ApiError::internal("no free name was found")),
             Err(Failed::Other(error)) => return Err(error),
@@ -109,13 +111,13 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
 /// Commits a new object under its name, or under the first free name that begins with `generate`.
 async fn commit_named(
     call: &Call,
-    object: &mut Value,
+    (object, named): (&mut Value, &str),
     generate: Option<&str>,
     allocating: &Allocating,
 ) -> std::result::Result<Stored, Failed> {
     let Some(base) = generate else {
         strategy::prepare_named(&call.kind, object);
-        return commit_new(call, object, allocating).await;
+        return commit_new(call, (object, named), allocating).await;
     };
     let mut outcome = Err(Failed::Conflict);
     for _ in 0..NAMES {
@@ -123,7 +125,7 @@ async fn commit_named(
             metadata.insert("name".to_owned(), generated(base).into());
         }
         strategy::prepare_named(&call.kind, object);
-        outcome = commit_new(call, object, allocating).await;
+        outcome = commit_new(call, (object, named), allocating).await;
         if !matches!(&outcome, Err(Failed::Other(error)) if error.reason == "AlreadyExists") {
             break;
         }
@@ -131,10 +133,10 @@ async fn commit_named(
     outcome
 }
 
-/// Validates and commits what admission passed.
+/// Validates and commits what admission passed. `named` is the name in the request.
 async fn commit_new(
     call: &Call,
-    object: &Value,
+    (object, named): (&Value, &str),
     allocating: &Allocating,
 ) -> std::result::Result<Stored, Failed> {
     let (kind, name) = (&call.kind, text(object, "name"));
@@ -143,6 +145,7 @@ async fn commit_new(
     if !causes.is_empty() {
         return other(ApiError::invalid(kind, name, &causes));
     }
+    let charged = quota::charge(call, named, object, None).await.map_err(Failed::Other)?;
     let namespace = if kind.namespaced { text(object, "namespace") } else { "" };
     if call.dry_run().map_err(Failed::Other)? {
         if call.state.cache.get(kind, namespace, name).is_some() {
@@ -151,7 +154,8 @@ async fn commit_new(
         return Ok(Stored::DryRun(object.clone()));
     }
     let key = key_of(kind, namespace, name);
-    match commit_allocated(call, allocating, &key, Expect::Absent, Some(object)).await {
+    let held = Held { allocating: allocating.clone(), charged };
+    match commit_held(call, held, &key, Expect::Absent, Some(object)).await {
         Ok(Some(object)) => Ok(Stored::Committed(object)),
         Ok(None) => other(ApiError::internal("a new object vanished")),
         Err(Failed::Conflict) => other(ApiError::already_exists(kind, name)),
@@ -198,7 +202,7 @@ pub(crate) async fn update(
             .ok_or_else(|| ApiError::not_found(kind, name))?;
         let old = convert::value(kind, current.value()).await?;
         let new = change(&old)?;
-        let (new, allocating) = prepared(call, (part, writer), &old, new).await?;
+        let (new, held) = prepared(call, (part, writer), &old, new).await?;
         // An object in another version than the stored one is written anew.
         let is_current = current.api_version() == kind.stored_as().api_version();
         if is_current && strategy::is_noop(&new, &old) {
@@ -210,7 +214,7 @@ pub(crate) async fn update(
         let expect = Expect::Revision(current.revision);
         let finished = is_finished(&new);
         let value = (!finished).then_some(&new);
-        match commit_allocated(call, &allocating, &current.key, expect, value).await {
+        match commit_held(call, held, &current.key, expect, value).await {
             Ok(Some(object)) => return Ok(Stored::Committed(object)),
             Ok(None) => return Ok(Stored::DryRun(new)),
             Err(Failed::Conflict | Failed::Allocated) => {}
@@ -226,13 +230,13 @@ async fn prepared(
     (part, writer): (Part, Writer),
     old: &Value,
     mut new: Value,
-) -> Result<(Value, Allocating)> {
+) -> Result<(Value, Held)> {
     let kind = &*call.kind;
     let name = text(old, "name").to_owned();
     let requested = metadata_mut(&mut new).and_then(|metadata| metadata.remove("managedFields"));
     keep_identity(kind, &name, old, &mut new)?;
     if part == Part::Internal {
-        return Ok((new, None));
+        return Ok((new, Held::default()));
     }
     if writer == Writer::Apply {
         put_managed_fields(&mut new, requested.clone());
@@ -261,7 +265,14 @@ async fn prepared(
         Part::EphemeralContainers => validate::ephemeral_containers(&new, old),
         Part::Main | Part::Internal | Part::Approval => validate::update(kind, &new, old),
     };
-    if causes.is_empty() { Ok((new, allocating)) } else { Err(ApiError::invalid(kind, &name, &causes)) }
+    if !causes.is_empty() {
+        return Err(ApiError::invalid(kind, &name, &causes));
+    }
+    let charged = match part {
+        Part::Main | Part::Status => quota::charge(call, &name, &new, Some((old, part))).await?,
+        _ => None,
+    };
+    Ok((new, Held { allocating, charged }))
 }
 
 /// Defaults of an update, and the strategy of its part: the rest is as in the old object.
@@ -365,23 +376,30 @@ pub(crate) enum Failed {
     Other(ApiError),
 }
 
-/// A commit during which no other service is given the addresses and ports that were allocated for this one.
-async fn commit_allocated(
+/// What no other request gets until this one is committed: addresses and ports, and a part of the quotas.
+#[derive(Default)]
+struct Held {
+    allocating: Allocating,
+    charged: Charged,
+}
+
+/// A commit that releases afterwards what is held for it.
+async fn commit_held(
     call: &Call,
-    allocating: &Allocating,
+    held: Held,
     key: &str,
     expect: Expect,
     object: Option<&Value>,
 ) -> std::result::Result<Option<Arc<Object>>, Failed> {
-    let Some(allocating) = allocating.clone() else {
+    if held.allocating.is_none() && held.charged.is_none() {
         return commit(&call.state, &call.kind, key, expect, object).await;
-    };
+    }
     let (state, kind, key, object) = (call.state.clone(), call.kind.clone(), key.to_owned(), object.cloned());
-    let expect = Expected { entry: expect, guard: Some(allocating.guard()) };
+    let expect = Expected { entry: expect, guard: held.allocating.as_ref().map(|permit| permit.guard()) };
     // A caller that disconnects drops its future, and not this task: the write may be on its way to the store.
     let task = tokio::spawn(async move {
         let committed = commit(&state, &kind, &key, expect, object.as_ref()).await;
-        drop(allocating);
+        drop(held);
         committed
     });
     task.await.unwrap_or_else(|error| Err(Failed::Other(ApiError::internal(error))))

@@ -1,8 +1,12 @@
 //! Defaulting: sets absent fields to their documented defaults. Each function is idempotent.
 
 pub(crate) mod admission;
+pub(crate) mod aggregation;
+pub(crate) mod autoscaling;
 pub(crate) mod batch;
 mod container;
+pub(crate) mod devices;
+pub(crate) mod flow_control;
 pub(crate) mod networking;
 pub(crate) mod object;
 pub(crate) mod pod;

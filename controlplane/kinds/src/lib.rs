@@ -11,6 +11,7 @@
 
 pub mod defaults;
 pub mod discovery;
+pub mod flow_control;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
 pub mod kind;
@@ -20,6 +21,7 @@ pub mod ownership;
 pub mod patch;
 pub mod pod_security;
 pub mod protobuf;
+pub mod quota;
 pub mod resource;
 pub mod scale;
 pub mod schema;

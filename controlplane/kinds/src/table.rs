@@ -2,10 +2,14 @@
 
 pub(crate) mod admission;
 mod age;
+pub(crate) mod aggregation;
+pub(crate) mod autoscaling;
 pub(crate) mod batch;
 pub(crate) mod certificate;
+pub(crate) mod devices;
 pub(crate) mod disruption;
 pub(crate) mod event;
+pub(crate) mod flow_control;
 pub(crate) mod networking;
 pub(crate) mod node;
 pub(crate) mod object;

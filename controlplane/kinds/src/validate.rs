@@ -1,7 +1,9 @@
 //! Validation of objects. Each violation is one cause with its field path and upstream's text.
 
 pub(crate) mod admission;
+pub(crate) mod aggregation;
 pub(crate) mod attachment;
+pub(crate) mod autoscaling;
 pub(crate) mod batch;
 mod batch_policy;
 mod batch_status;
@@ -11,10 +13,12 @@ mod condition;
 pub(crate) mod config;
 mod container;
 pub(crate) mod daemon;
+pub(crate) mod devices;
 pub(crate) mod disruption;
 mod env;
 pub(crate) mod event;
 pub(crate) mod extension;
+pub(crate) mod flow_control;
 pub(crate) mod format;
 mod immutable;
 mod meta;
@@ -24,6 +28,7 @@ pub(crate) mod object;
 pub(crate) mod pod;
 pub(crate) mod policy;
 mod probe;
+pub(crate) mod quota;
 pub(crate) mod rbac;
 mod resources;
 mod scheduling;
@@ -76,6 +81,11 @@ pub(crate) fn built_in_status(causes: &mut Causes, kind: (&str, &str), new: &Val
         ("apps", "StatefulSet") => stateful::status(causes, &new["status"], &old["status"]),
         ("apps", "DaemonSet") => daemon::status(causes, &new["status"], &old["status"]),
         ("", "ReplicationController") => workload::status(causes, &new["status"]),
+        ("", "ResourceQuota") => quota::status(causes, &new["status"]),
+        ("autoscaling", _) => autoscaling::status(causes, &new["status"]),
+        ("flowcontrol.apiserver.k8s.io", _) => flow_control::status(causes, &new["status"]),
+        ("resource.k8s.io", _) => devices::status(causes, new, old),
+        ("apiregistration.k8s.io", _) => aggregation::status(causes, &new["status"]),
         ("batch", "Job") => batch_status::job(causes, new, old),
         ("certificates.k8s.io", "CertificateSigningRequest") => certificate::status(causes, new, Some(old)),
         ("apiextensions.k8s.io", "CustomResourceDefinition") => extension::status(causes, new),

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+use k8s_openapi::serde::Deserialize as _;
 
 use crate::quantity::{millis_of, value_of};
 
@@ -56,6 +57,13 @@ pub struct PodResources<'a> {
     pub pod_level: Option<&'a ResourceRequirements>,
     /// `overhead`.
     pub overhead: Option<&'a ResourceList>,
+}
+
+/// Requests and limits of a pod spec in JSON. None if it is not a pod spec.
+pub fn of_json(spec: &serde_json::Value) -> Option<(Resources, Resources)> {
+    let spec = PodSpec::deserialize(spec).ok()?;
+    let resources = PodResources::from(&spec);
+    Some((resources.requests(), resources.limits()))
 }
 
 // === impl Side ===

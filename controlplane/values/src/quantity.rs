@@ -97,6 +97,18 @@ impl Quantity {
         i32::try_from(self.nanos.signum()).unwrap_or(0)
     }
 
+    /// The amount in thousandths, rounded away from zero. No limit is reached.
+    pub fn thousandths(self) -> i128 {
+        let step = NANO / 1000;
+        self.nanos / step + if self.nanos % step == 0 { 0 } else { self.nanos.signum() }
+    }
+
+    /// Another amount in the same notation.
+    #[must_use]
+    pub fn with_thousandths(self, thousandths: i128) -> Quantity {
+        Quantity { nanos: thousandths.saturating_mul(NANO / 1000), notation: self.notation }
+    }
+
     /// The sum, in the notation of the left summand.
     #[must_use]
     pub fn plus(self, other: Quantity) -> Quantity {

@@ -225,6 +225,9 @@ const BINDINGS: &[(&str, &str, &str, &[&str])] = &[
 /// The role that lets every client read the config map for joining machines.
 const CLUSTER_INFO: &str = "kubeadm:bootstrap-signer-clusterinfo";
 
+/// The role that lets aggregated servers read how to authenticate clients. Their operators bind it.
+const EXTENSION_READER: &str = "extension-apiserver-authentication-reader";
+
 impl Rule {
     fn json(&self) -> Value {
         let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
@@ -290,6 +293,10 @@ pub(super) fn objects() -> Vec<Value> {
     all.extend(BINDINGS.iter().map(|(name, role, of, names)| {
         binding(object("ClusterRoleBinding", ("", name)), ("ClusterRole", role), (of, names))
     }));
+    let mut reader = object("Role", ("kube-system", EXTENSION_READER));
+    reader["rules"] =
+        json!([Named("", "configmaps", "extension-apiserver-authentication", "get list watch").json()]);
+    all.push(reader);
     let info = object("RoleBinding", ("kube-public", CLUSTER_INFO));
     all.push(binding(info, ("Role", CLUSTER_INFO), ("User", &["system:anonymous"])));
     all

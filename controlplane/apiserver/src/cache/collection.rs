@@ -194,12 +194,19 @@ impl Collection {
         self.forgotten = page.revision;
         page.entries.into_iter().for_each(|entry| self.load(entry));
         let pending = self.pending.take().unwrap_or_default();
-        pending.iter().filter(|commit| commit.revision > page.revision).for_each(|commit| self.apply(commit));
+        for commit in pending.iter().filter(|commit| commit.revision > page.revision) {
+            self.apply(commit);
+        }
     }
 
     /// The stored version of the resource.
-    pub(super) fn kind(&self) -> &Resource {
+    pub(crate) fn kind(&self) -> &Resource {
         &self.kind
+    }
+
+    /// The stored version of the resource.
+    pub(super) fn shared_kind(&self) -> Arc<Resource> {
+        self.kind.clone()
     }
 
     /// Replaces the resource by its changed form. Objects keep the version that they are stored in.
@@ -265,14 +272,15 @@ impl Collection {
         entries.into_iter().for_each(|entry| self.load(entry));
     }
 
-    pub(super) fn apply(&mut self, commit: &Commit) {
+    /// Applies a commit and tells the watchers. None: it changes nothing, or the objects are not loaded yet.
+    pub(super) fn apply(&mut self, commit: &Commit) -> Option<Change> {
         if let Some(pending) = &mut self.pending {
             pending.push(commit.clone());
-            return;
+            return None;
         }
         // The list of a resource that came later may have commits that the watch has not reached.
         if self.is_closed || commit.revision <= self.forgotten {
-            return;
+            return None;
         }
         let key = commit.key.clone();
         let (old, new) = match &commit.value {
@@ -281,7 +289,7 @@ impl Collection {
                 (self.objects.insert(key, new.clone()), new)
             }
             None => {
-                let Some(old) = self.objects.remove(&key) else { return };
+                let old = self.objects.remove(&key)?;
                 let last = Arc::new(old.restamped(commit.revision));
                 (Some(old), last)
             }
@@ -298,7 +306,8 @@ impl Collection {
             Some(event) => watcher.tell(event, change.revision),
             None => !watcher.events.is_closed(),
         });
-        self.remember(change);
+        self.remember(change.clone());
+        Some(change)
     }
 
     fn remember(&mut self, change: Change) {

@@ -12,6 +12,7 @@ use super::*;
 
 mod access;
 mod admission_plugins;
+mod aggregation;
 mod answers;
 mod audit;
 mod custom_resources;
@@ -21,6 +22,7 @@ mod joining;
 mod list;
 mod load;
 mod pod_security;
+mod quota;
 mod rbac;
 mod registry;
 mod services;
@@ -142,6 +144,7 @@ async fn open_with(directory: &std::path::Path, configure: impl FnOnce(&mut Apis
         admission_file: None,
         admission_plugins: PluginSelection::default(),
         audit: None,
+        front_proxy: FrontProxy::default(),
         request_timeout: in_flight::REQUEST_TIMEOUT,
     };
     configure(&mut config);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use coracle_kinds::kind::by_resource;
 use http::{HeaderValue, Request, Response, header};
-use http_body_util::Empty;
+use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use rustls_pki_types::ServerName;
@@ -37,11 +37,11 @@ impl std::fmt::Display for Address {
 /// Maximum time to connect to a kubelet, as upstream: the caller may wait for as long as it likes.
 const CONNECT: Duration = Duration::from_secs(30);
 
-/// Sends a request without a body to the kubelet of a node; upgrades stay possible.
+/// Sends a request to the kubelet of a node; upgrades stay possible.
 pub(crate) async fn send(
     call: &Call,
     node: &str,
-    mut request: Request<Empty<bytes::Bytes>>,
+    mut request: Request<Full<bytes::Bytes>>,
 ) -> Result<Response<Incoming>> {
     let address = address(call, node)?;
     let target = address.to_string();
@@ -64,9 +64,9 @@ pub(crate) async fn send(
 }
 
 /// Sends the request and waits for the head of the response, which may take until `limit`; its body may take longer.
-async fn exchange<I>(
+pub(super) async fn exchange<I>(
     stream: I,
-    request: Request<Empty<bytes::Bytes>>,
+    request: Request<Full<bytes::Bytes>>,
     (target, limit): (&str, Duration),
 ) -> Result<Response<Incoming>>
 where
@@ -84,7 +84,7 @@ where
     });
     let answered = tokio::time::timeout(limit, sender.send_request(request)).await;
     let late = |_elapsed| {
-        ApiError::timeout(format!("the kubelet at {target} does not answer within {} s", limit.as_secs()), 1)
+        ApiError::timeout(format!("the server at {target} does not answer within {} s", limit.as_secs()), 1)
     };
     answered.map_err(late)?.map_err(|error| failed("request to", &error))
 }
@@ -98,6 +98,11 @@ fn address(call: &Call, node: &str) -> Result<Address> {
     let port =
         port.and_then(|port| u16::try_from(port).ok()).filter(|port| *port > 0).unwrap_or(DEFAULT_PORT);
     Ok(Address { host: host.to_owned(), port })
+}
+
+/// The port of a node's kubelet.
+pub(super) fn port(call: &Call, node: &str) -> Result<u16> {
+    address(call, node).map(|address| address.port)
 }
 
 fn preferred_address(status: &Value) -> Option<&str> {
@@ -114,7 +119,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_kubelet_that_does_not_answer_ends_the_request() {
         let (ours, theirs) = tokio::io::duplex(1 << 10);
-        let request = Request::get("/containerLogs/ns/pod/c").body(Empty::new()).unwrap();
+        let request = Request::get("/containerLogs/ns/pod/c").body(Full::default()).unwrap();
         let limit = Duration::from_secs(60);
         let exchange = tokio::time::timeout(2 * limit, exchange(ours, request, ("n1:10250", limit)));
         let error = exchange.await.expect("an end").expect_err("no answer");

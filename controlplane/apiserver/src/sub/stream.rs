@@ -4,7 +4,7 @@
 //! the certificate of this API server.
 
 use http::{HeaderMap, Method, Request, Response, StatusCode, header};
-use http_body_util::{BodyExt as _, Empty, Limited};
+use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{body::Incoming, upgrade::OnUpgrade};
 use hyper_util::rt::TokioIo;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -36,7 +36,7 @@ pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Resu
     let is_log = verb_of(call) == "containerLogs";
     // The API server itself sends the log over the WebSocket: the kubelet responds with plain text.
     let socket = if is_log { log_socket::Agreed::with(&call.headers)? } else { None };
-    let mut request = Request::builder().method(method.clone()).uri(path).body(Empty::new());
+    let mut request = Request::builder().method(method.clone()).uri(path).body(Full::default());
     if let (Ok(request), false) = (&mut request, is_log) {
         *request.headers_mut() = upgrade_headers(&call.headers);
     }
@@ -148,7 +148,7 @@ fn upgrade_headers(headers: &HeaderMap) -> HeaderMap {
 }
 
 /// Connects both ends once both are upgraded, until one closes.
-fn join(client: OnUpgrade, node: OnUpgrade, shutdown: tokio_util::sync::CancellationToken) {
+pub(crate) fn join(client: OnUpgrade, node: OnUpgrade, shutdown: tokio_util::sync::CancellationToken) {
     tokio::spawn(async move {
         let (client, node) = match futures::future::try_join(client, node).await {
             Ok(both) => both,
@@ -167,7 +167,7 @@ fn join(client: OnUpgrade, node: OnUpgrade, shutdown: tokio_util::sync::Cancella
 }
 
 /// The kubelet's response, without the headers of its connection.
-fn pass(answer: Response<Incoming>) -> Reply {
+pub(crate) fn pass(answer: Response<Incoming>) -> Reply {
     let (parts, body) = answer.into_parts();
     let mut reply: Response<Body> = Response::new(body.map_err(std::io::Error::other).boxed_unsync());
     *reply.status_mut() = parts.status;

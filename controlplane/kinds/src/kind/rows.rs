@@ -1,8 +1,12 @@
 //! The rows of the table. A new kind needs a row here, a root in `schema/generate.py`, and its own functions.
 
 mod admission;
+mod aggregation;
+mod autoscaling;
+mod devices;
 mod event;
 mod extensions;
+mod flow_control;
 mod networking;
 mod policy;
 mod rbac;
@@ -21,6 +25,7 @@ const NO_COLLECTION: &[&str] = &["create", "delete", "get", "list", "patch", "up
 const GET_PATCH_UPDATE: &[&str] = &["get", "patch", "update"];
 const CREATE: &[&str] = &["create"];
 const STREAM: &[&str] = &["create", "get"];
+const PROXY: &[&str] = &["create", "delete", "get", "patch", "update"];
 
 const PLAIN: Writes = Writes { status: false, generation: false, create: nothing, update: nothing };
 const WITH_STATUS: Writes = Writes { status: true, generation: false, create: nothing, update: nothing };
@@ -93,6 +98,8 @@ pub static KINDS: &[Kind] = &[
     workload::POD_TEMPLATES,
     workload::JOBS,
     workload::CRON_JOBS,
+    autoscaling::AUTOSCALERS,
+    autoscaling::AUTOSCALERS_V1,
     storage::PERSISTENT_VOLUMES,
     storage::PERSISTENT_VOLUME_CLAIMS,
     storage::STORAGE_CLASSES,
@@ -106,6 +113,7 @@ pub static KINDS: &[Kind] = &[
     DISRUPTION_BUDGETS,
     CSI_NODES,
     policy::LIMIT_RANGES,
+    policy::RESOURCE_QUOTAS,
     policy::PRIORITY_CLASSES,
     policy::RUNTIME_CLASSES,
     admission::MUTATING_WEBHOOKS,
@@ -115,6 +123,12 @@ pub static KINDS: &[Kind] = &[
     networking::INGRESS_CLASSES,
     networking::SERVICE_CIDRS,
     networking::IP_ADDRESSES,
+    flow_control::FLOW_SCHEMAS,
+    flow_control::PRIORITY_LEVELS,
+    devices::DEVICE_CLASSES,
+    devices::CLAIMS,
+    devices::CLAIM_TEMPLATES,
+    devices::SLICES,
     rbac::ROLES,
     rbac::ROLE_BINDINGS,
     rbac::CLUSTER_ROLES,
@@ -126,6 +140,7 @@ pub static KINDS: &[Kind] = &[
     review::SUBJECT_ACCESS_REVIEWS,
     review::LOCAL_SUBJECT_ACCESS_REVIEWS,
     extensions::CUSTOM_RESOURCE_DEFINITIONS,
+    aggregation::API_SERVICES,
 ];
 
 const NAMESPACES: Kind = Kind {
@@ -162,7 +177,7 @@ const NODES: Kind = Kind {
     singular: "node",
     short_names: &["no"],
     namespaced: false,
-    subresources: &[status("", "Node")],
+    subresources: &[sub("proxy", ("", "v1", "NodeProxyOptions"), PROXY), status("", "Node")],
     schema: "io.k8s.api.core.v1.Node",
     fields: fields::NODE,
     rules: Rules {
@@ -191,6 +206,7 @@ const PODS: Kind = Kind {
         sub("exec", ("", "v1", "PodExecOptions"), STREAM),
         sub("log", ("", "v1", "Pod"), &["get"]),
         sub("portforward", ("", "v1", "PodPortForwardOptions"), STREAM),
+        sub("proxy", ("", "v1", "PodProxyOptions"), PROXY),
         status("", "Pod"),
     ],
     schema: "io.k8s.api.core.v1.Pod",
@@ -212,7 +228,7 @@ const SERVICES: Kind = Kind {
     singular: "service",
     short_names: &["svc"],
     categories: &["all"],
-    subresources: &[status("", "Service")],
+    subresources: &[sub("proxy", ("", "v1", "ServiceProxyOptions"), PROXY), status("", "Service")],
     schema: "io.k8s.api.core.v1.Service",
     fields: fields::SERVICE,
     rules: Rules {

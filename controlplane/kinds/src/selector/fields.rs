@@ -70,6 +70,7 @@ pub(crate) const EVENT: &[Field] = &[
 pub(crate) const NODE: &[Field] = &[field!(flag: spec.unschedulable)];
 pub(crate) const SIGNING_REQUEST: &[Field] = &[field!(text: spec.signerName)];
 pub(crate) const NAMESPACE: &[Field] = &[field!(text: status.phase)];
+pub(crate) const RESOURCE_SLICE: &[Field] = &[field!(text: spec.driver), field!(text: spec.nodeName)];
 pub(crate) const SECRET: &[Field] = &[field!(text: type)];
 pub(crate) const SERVICE: &[Field] = &[field!(text: spec.type), field!(text: spec.clusterIP)];
 pub(crate) const REPLICA_SET: &[Field] = &[field!(count: status.replicas)];

@@ -1,4 +1,4 @@
-//! Priority classes and runtime classes.
+//! Quotas, priority classes, runtime classes.
 
 use jiff::Timestamp;
 use serde_json::Value;
@@ -28,4 +28,23 @@ pub(crate) const RUNTIME_CLASS: &[Column] =
 
 pub(crate) fn runtime_class(object: &Value, now: Timestamp) -> Vec<Value> {
     vec![name(object), object["handler"].as_str().unwrap_or_default().into(), created(object, now)]
+}
+
+pub(crate) const RESOURCE_QUOTA: &[Column] = &[
+    NAME,
+    string("Request", "Used and limited amounts, but those of limits."),
+    string("Limit", "Used and limited amounts of limits."),
+    AGE,
+];
+
+pub(crate) fn resource_quota(object: &Value, now: Timestamp) -> Vec<Value> {
+    let (mut requests, mut limits) = (Vec::new(), Vec::new());
+    for (resource, hard) in object["status"]["hard"].as_object().into_iter().flatten() {
+        let used = object["status"]["used"][resource].as_str().unwrap_or("0");
+        let entry = format!("{resource}: {used}/{}", hard.as_str().unwrap_or("0"));
+        if resource.starts_with("limits.") { limits.push(entry) } else { requests.push(entry) }
+    }
+    requests.sort_unstable();
+    limits.sort_unstable();
+    vec![name(object), requests.join(", ").into(), limits.join(", ").into(), created(object, now)]
 }

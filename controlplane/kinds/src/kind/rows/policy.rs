@@ -1,6 +1,8 @@
-//! Kinds that limit or complete pods: limit ranges, priority classes, runtime classes.
+//! Kinds that limit or complete pods: limit ranges, quotas, priority classes, runtime classes.
 
-use super::{KIND, Kind, PLAIN, RULES, Rules, Writes};
+use serde_json::json;
+
+use super::{KIND, Kind, PLAIN, RULES, Rules, WITH_STATUS, Writes, status};
 use crate::{defaults, table, validate};
 
 pub(super) const LIMIT_RANGES: Kind = Kind {
@@ -12,6 +14,30 @@ pub(super) const LIMIT_RANGES: Kind = Kind {
     rules: Rules {
         defaults: defaults::policy::limit_range,
         validate: validate::policy::limit_range,
+        ..RULES
+    },
+    ..KIND
+};
+
+pub(super) const RESOURCE_QUOTAS: Kind = Kind {
+    kind: "ResourceQuota",
+    plural: "resourcequotas",
+    singular: "resourcequota",
+    short_names: &["quota"],
+    subresources: &[status("", "ResourceQuota")],
+    schema: "io.k8s.api.core.v1.ResourceQuota",
+    rules: Rules {
+        validate: validate::quota::resource_quota,
+        writes: Writes {
+            create: |object| {
+                if let Some(object) = object.as_object_mut() {
+                    object.insert("status".to_owned(), json!({}));
+                }
+            },
+            ..WITH_STATUS
+        },
+        columns: table::policy::RESOURCE_QUOTA,
+        cells: table::policy::resource_quota,
         ..RULES
     },
     ..KIND

@@ -1,0 +1,84 @@
+//! Aggregation: group versions that other servers in the cluster serve.
+//!
+//! | part | module |
+//! |---|---|
+//! | API services of the group versions that this server serves itself | `local` |
+//! | follows the API services of others, checks that they respond | `controller` |
+//! | TLS, with the certificate by which the other server trusts the `X-Remote-*` headers | `client` |
+//! | sends requests on | `forward` |
+//! | group versions of others in discovery | `discovery` |
+//!
+//! Only a cluster administrator may create API services. Requests go to endpoints of a Service, never to loopback or
+//! link-local addresses.
+
+mod client;
+mod controller;
+pub(crate) mod discovery;
+pub(crate) mod forward;
+mod local;
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use arc_swap::ArcSwap;
+use serde_json::Value;
+
+pub use client::FrontProxy;
+pub(crate) use controller::start;
+
+/// Group versions of other servers, by group and version.
+#[derive(Default)]
+pub(crate) struct Remotes {
+    current: ArcSwap<BTreeMap<(String, String), Arc<Remote>>>,
+}
+
+/// One group version of another server.
+pub(crate) struct Remote {
+    pub(crate) group: String,
+    pub(crate) version: String,
+    /// Namespace, name and port of the service.
+    service: (String, String, u16),
+    version_priority: i64,
+    /// The TLS configuration, or why there is none.
+    tls: Result<Arc<rustls::ClientConfig>, String>,
+    /// The text of the specification.
+    spec: String,
+    /// The APIResourceList of the last check. None: the server does not respond.
+    resources: Mutex<Option<Arc<Value>>>,
+}
+
+// === impl Remotes ===
+
+impl Remotes {
+    /// The server of `/apis/<group>/<version>` and the paths below.
+    pub(crate) fn find(&self, path: &str) -> Option<Arc<Remote>> {
+        let mut parts = path.trim_start_matches('/').split('/');
+        if parts.next() != Some("apis") {
+            return None;
+        }
+        let (group, version) = (parts.next()?.to_owned(), parts.next()?.to_owned());
+        self.current.load().get(&(group, version)).cloned()
+    }
+
+    /// All servers, by group; in a group the highest priority first.
+    pub(crate) fn all(&self) -> Vec<Arc<Remote>> {
+        let mut all: Vec<Arc<Remote>> = self.current.load().values().cloned().collect();
+        all.sort_by(|a, b| (&a.group, -a.version_priority).cmp(&(&b.group, -b.version_priority)));
+        all
+    }
+}
+
+// === impl Remote ===
+
+impl Remote {
+    /// The APIResourceList, if the server responds.
+    pub(crate) fn resources(&self) -> Option<Arc<Value>> {
+        self.resources.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_resources(&self, resources: Option<Value>) {
+        *self.resources.lock().unwrap_or_else(PoisonError::into_inner) = resources.map(Arc::new);
+    }
+}

@@ -1,0 +1,57 @@
+//! The TLS client of aggregated servers.
+
+use std::sync::Arc;
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
+use serde_json::Value;
+
+use crate::sub::target::AnyCertificate;
+
+/// The identity of this server towards aggregated servers, in PEM.
+#[derive(Clone, Default)]
+pub struct FrontProxy {
+    /// Client certificate. Its common name is `front-proxy-client`.
+    pub certificate: String,
+    /// Its key.
+    pub key: String,
+    /// The authority that signed it. It signs nothing else.
+    pub authority: String,
+    /// The authority of the cluster's client certificates.
+    pub client_authority: String,
+}
+
+/// The TLS configuration of an API service.
+pub(super) fn tls(proxy: &FrontProxy, spec: &Value) -> Result<Arc<rustls::ClientConfig>, String> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = rustls::ClientConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?;
+    let builder = if spec["insecureSkipTLSVerify"] == true {
+        builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyCertificate::new(provider)))
+    } else {
+        builder.with_root_certificates(roots(spec["caBundle"].as_str().unwrap_or_default())?)
+    };
+    if proxy.certificate.is_empty() {
+        return Ok(Arc::new(builder.with_no_client_auth()));
+    }
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(proxy.certificate.as_bytes()).collect();
+    let chain = chain.map_err(|error| format!("the front proxy's certificate is not PEM: {error}"))?;
+    let key = PrivateKeyDer::from_pem_slice(proxy.key.as_bytes())
+        .map_err(|error| format!("the front proxy's key is not PEM: {error}"))?;
+    let config = builder.with_client_auth_cert(chain, key).map_err(|error| error.to_string())?;
+    Ok(Arc::new(config))
+}
+
+fn roots(bundle: &str) -> Result<rustls::RootCertStore, String> {
+    if bundle.is_empty() {
+        return Err("spec.caBundle is not set, and there are no system roots".to_owned());
+    }
+    let pem = BASE64_STANDARD.decode(bundle).map_err(|error| format!("caBundle is not base64: {error}"))?;
+    let mut roots = rustls::RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(&pem) {
+        let certificate = certificate.map_err(|error| format!("caBundle is not PEM: {error}"))?;
+        roots.add(certificate).map_err(|error| format!("caBundle has an invalid certificate: {error}"))?;
+    }
+    Ok(roots)
+}

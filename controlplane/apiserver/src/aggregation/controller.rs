@@ -1,0 +1,155 @@
+//! Follows the API services of other servers, and checks that the servers respond.
+//!
+//! Each is checked when it changes, and every ten seconds while there is any. The condition `Available` is written
+//! when it changes.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, Weak},
+    time::Duration,
+};
+
+use coracle_kinds::{Resource, kind::by_resource};
+use serde_json::{Value, json};
+
+use super::{Remote, client, forward, local};
+use crate::{
+    bootstrap,
+    cache::{Events, Scope, Watcher, prefix_of},
+    error::{ApiError, Result},
+    field_manager::Writer,
+    server::State,
+    write::{self, Part},
+};
+
+/// Time between two checks.
+const PERIOD: Duration = Duration::from_secs(10);
+/// Maximum duration of a check, as upstream.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// Registers the group versions of this server, and follows those of others, in two tasks.
+pub(crate) fn start(state: &Arc<State>) {
+    let Some(kind) = by_resource("apiregistration.k8s.io", "v1", "apiservices").cloned() else { return };
+    tokio::spawn(local::run(Arc::downgrade(state), kind.clone()));
+    tokio::spawn(run(Arc::downgrade(state), kind));
+}
+
+async fn run(state: Weak<State>, kind: Arc<Resource>) {
+    loop {
+        let Some(strong) = state.upgrade() else { return };
+        let Ok(mut events) = watch(&strong, &kind) else { return };
+        let shutdown = strong.shutdown.clone();
+        drop(strong);
+        loop {
+            let Some(strong) = state.upgrade() else { return };
+            let any = follow(&strong, &kind).await;
+            drop(strong);
+            let period = async {
+                match any {
+                    true => tokio::time::sleep(PERIOD).await,
+                    false => std::future::pending().await,
+                }
+            };
+            // A dropped receive loses no event.
+            tokio::select! {
+                event = events.recv() => if event.is_none() { break },
+                () = period => {}
+                () = shutdown.cancelled() => return,
+            }
+        }
+    }
+}
+
+fn watch(state: &Arc<State>, kind: &Arc<Resource>) -> Result<Events> {
+    let scope = Scope { prefix: prefix_of(kind, ""), ..Scope::default() };
+    let (watcher, events) = Watcher::new(scope, false);
+    let _initial = state.cache.of(kind)?.lock().watch_from_now(watcher, state.cache.revision());
+    Ok(events)
+}
+
+/// Takes the present API services of other servers, and checks each. Returns whether there is any.
+async fn follow(state: &Arc<State>, kind: &Arc<Resource>) -> bool {
+    let former = state.remotes.current.load_full();
+    let mut current = BTreeMap::new();
+    for object in state.cache.list(kind, "") {
+        let value = object.value();
+        if value["spec"]["service"].is_null() {
+            continue;
+        }
+        let remote = remote(state, &value);
+        let key = (remote.group.clone(), remote.version.clone());
+        let known = former.get(&key).filter(|known| known.spec == remote.spec).cloned();
+        current.insert(key, known.unwrap_or_else(|| Arc::new(remote)));
+    }
+    let remotes: Vec<Arc<Remote>> = current.values().cloned().collect();
+    state.remotes.current.store(Arc::new(current));
+    let checks = remotes.iter().map(|remote| check(state, kind, remote));
+    futures::future::join_all(checks).await;
+    !remotes.is_empty()
+}
+
+fn remote(state: &State, object: &Value) -> Remote {
+    let spec = &object["spec"];
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let service = &spec["service"];
+    let port = service["port"].as_u64().and_then(|port| u16::try_from(port).ok()).unwrap_or(443);
+    Remote {
+        group: text(&spec["group"]),
+        version: text(&spec["version"]),
+        service: (text(&service["namespace"]), text(&service["name"]), port),
+        version_priority: spec["versionPriority"].as_i64().unwrap_or(0),
+        tls: client::tls(&state.front_proxy, spec),
+        spec: spec.to_string(),
+        resources: Mutex::new(None),
+    }
+}
+
+async fn check(state: &Arc<State>, kind: &Arc<Resource>, remote: &Remote) {
+    let found = tokio::time::timeout(LIMIT, forward::discover(state, remote)).await;
+    let found = found.unwrap_or_else(|_elapsed| Err("the server does not respond within 5 s".to_owned()));
+    let (status, reason, message) = match &found {
+        Ok(_) => ("True", "Passed", "all checks passed".to_owned()),
+        Err(why) if why.contains("not found") => ("False", "ServiceNotFound", why.clone()),
+        Err(why) if why.contains("no endpoints") => ("False", "MissingEndpoints", why.clone()),
+        Err(why) => ("False", "FailedDiscoveryCheck", format!("failing or missing response: {why}")),
+    };
+    remote.set_resources(found.ok());
+    let name = format!("{}.{}", remote.version, remote.group);
+    let Some(current) = state.cache.get(kind, "", &name).map(|object| object.value()) else { return };
+    let condition = json!({"type": "Available", "status": status, "reason": reason, "message": message});
+    if is_written(&current, &condition) {
+        return;
+    }
+    let call = bootstrap::call(state, kind.clone(), &current);
+    let written =
+        write::update(&call, &name, (Part::Status, Writer::Update), |old| Ok(with(old, &condition)));
+    match written.await {
+        Ok(_) => {}
+        Err(ApiError { code: 404 | 409, .. }) => {}
+        Err(error) => tracing::warn!(name, error = %error, "cannot write the status of an API service"),
+    }
+}
+
+fn available(object: &Value) -> Option<&Value> {
+    object["status"]["conditions"].as_array()?.iter().find(|condition| condition["type"] == "Available")
+}
+
+fn is_written(object: &Value, condition: &Value) -> bool {
+    let fields = ["status", "reason", "message"];
+    available(object).is_some_and(|known| fields.iter().all(|field| known[*field] == condition[*field]))
+}
+
+/// The object with the condition. The time changes with the status of the condition.
+fn with(object: &Value, condition: &Value) -> Value {
+    let kept = available(object).filter(|known| known["status"] == condition["status"]);
+    let since = kept.map_or_else(|| write::now().into(), |known| known["lastTransitionTime"].clone());
+    let mut condition = condition.clone();
+    if let Some(condition) = condition.as_object_mut() {
+        condition.insert("lastTransitionTime".to_owned(), since);
+    }
+    let mut object = object.clone();
+    if let Some(object) = object.as_object_mut() {
+        object.insert("status".to_owned(), json!({"conditions": [condition]}));
+    }
+    object
+}

@@ -1,0 +1,130 @@
+//! Sends requests to aggregated servers, with the caller's identity in `X-Remote-*` headers.
+
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, header};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::{body::Incoming, upgrade::OnUpgrade};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use rustls_pki_types::ServerName;
+use serde_json::Value;
+
+use super::Remote;
+use crate::{
+    authn::User,
+    error::{ApiError, Result},
+    reply::Reply,
+    request::RequestInfo,
+    server::State,
+    sub::{
+        proxy::forwarded,
+        stream::{join, pass},
+        target,
+    },
+};
+
+/// Maximum bytes of a discovery document.
+const MAX_DOCUMENT: usize = 3 << 20;
+
+/// A request as it arrived.
+pub(crate) struct Arrived<'a> {
+    pub(crate) user: &'a User,
+    pub(crate) info: &'a RequestInfo,
+    pub(crate) method: &'a Method,
+    pub(crate) headers: &'a HeaderMap,
+    pub(crate) body: bytes::Bytes,
+}
+
+/// Sends a request on, and streams the response back. Upgrades are connected.
+pub(crate) async fn run(
+    state: &State,
+    remote: &Remote,
+    arrived: Arrived<'_>,
+    client: OnUpgrade,
+) -> Result<Reply> {
+    if remote.resources().is_none() {
+        return Err(ApiError::unavailable("service unavailable"));
+    }
+    let (info, query) = (arrived.info, &arrived.info.query.raw);
+    let mark = if query.is_empty() { "" } else { "?" };
+    let uri = format!("{}{mark}{query}", info.path);
+    let request = Request::builder().method(arrived.method.clone()).uri(uri).body(Full::new(arrived.body));
+    let mut request = request.map_err(|error| ApiError::bad_request(error.to_string()))?;
+    *request.headers_mut() = forwarded(arrived.headers, &info.path);
+    identify(request.headers_mut(), arrived.user);
+    let mut answer = send(state, remote, request).await?;
+    if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
+        join(client, hyper::upgrade::on(&mut answer), state.shutdown.clone());
+    }
+    Ok(pass(answer))
+}
+
+/// Reads the APIResourceList of the group version.
+pub(super) async fn discover(state: &State, remote: &Remote) -> std::result::Result<Value, String> {
+    let path = format!("/apis/{}/{}", remote.group, remote.version);
+    let request = Request::get(&path).header(header::ACCEPT, "application/json").body(Full::default());
+    let mut request = request.map_err(|error| error.to_string())?;
+    identify(request.headers_mut(), &User::new("system:kube-aggregator", &["system:masters"]));
+    let answer = send(state, remote, request).await.map_err(|error| error.message)?;
+    let status = answer.status();
+    if !status.is_success() {
+        return Err(format!("bad status from {path}: {}", status.as_u16()));
+    }
+    let body = Limited::new(answer.into_body(), MAX_DOCUMENT).collect().await;
+    let body = body.map_err(|error| format!("cannot read {path}: {error}"))?.to_bytes();
+    serde_json::from_slice(&body).map_err(|error| format!("{path} is not JSON: {error}"))
+}
+
+async fn send(
+    state: &State,
+    remote: &Remote,
+    mut request: Request<Full<bytes::Bytes>>,
+) -> Result<http::Response<Incoming>> {
+    let (namespace, name, port) = &remote.service;
+    let tls = remote.tls.clone().map_err(ApiError::unavailable)?;
+    let endpoint = target::service(state, (namespace, name), &port.to_string())?;
+    let host = format!("{name}.{namespace}.svc");
+    let server = ServerName::try_from(host.clone()).map_err(ApiError::internal)?;
+    let host = HeaderValue::from_str(&host).map_err(ApiError::internal)?;
+    request.headers_mut().insert(header::HOST, host);
+    let stream = endpoint.connect().await?;
+    endpoint.send_tls(stream, (tls, server), request, state.request_timeout).await
+}
+
+/// Adds the headers with the caller's identity.
+fn identify(headers: &mut HeaderMap, user: &User) {
+    let mut add = |name: &str, value: &str| {
+        let name = HeaderName::from_bytes(name.to_ascii_lowercase().as_bytes());
+        if let (Ok(name), Ok(value)) = (name, HeaderValue::from_str(value)) {
+            headers.append(name, value);
+        }
+    };
+    add("x-remote-user", &user.name);
+    if !user.uid.is_empty() {
+        add("x-remote-uid", &user.uid);
+    }
+    for group in &user.groups {
+        add("x-remote-group", group);
+    }
+    for (key, values) in &user.extra {
+        let key = format!("x-remote-extra-{}", utf8_percent_encode(key, NON_ALPHANUMERIC));
+        for value in values {
+            add(&key, value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_identity_is_in_headers() {
+        let mut user = User::new("ann", &["dev"]);
+        user.extra.insert("a/b".to_owned(), vec!["1".to_owned(), "2".to_owned()]);
+        let mut headers = HeaderMap::new();
+        identify(&mut headers, &user);
+        assert_eq!(headers["x-remote-user"], "ann");
+        let all = |name: &str| headers.get_all(name).iter().cloned().collect::<Vec<_>>();
+        assert_eq!(all("x-remote-group"), ["dev", "system:authenticated"]);
+        assert_eq!(all("x-remote-extra-a%2fb"), ["1", "2"]);
+    }
+}

@@ -1,0 +1,105 @@
+//! API services of the group versions that this server serves: one for each, created and removed with it.
+
+use std::sync::{Arc, Weak};
+
+use coracle_kinds::{Resource, Resources};
+use serde_json::{Value, json};
+
+use crate::{
+    bootstrap,
+    error::Result,
+    field_manager::Writer,
+    server::State,
+    verb::delete,
+    write::{self, text},
+};
+
+const MANAGED: &str = "kube-aggregator.kubernetes.io/automanaged";
+/// Priorities of groups, as upstream. Custom resources have 1000.
+const PRIORITIES: &[(&str, i64)] = &[
+    ("", 18_000),
+    ("apps", 17_800),
+    ("events.k8s.io", 17_750),
+    ("authentication.k8s.io", 17_700),
+    ("authorization.k8s.io", 17_600),
+    ("autoscaling", 17_500),
+    ("batch", 17_400),
+    ("certificates.k8s.io", 17_300),
+    ("networking.k8s.io", 17_200),
+    ("policy", 17_100),
+    ("rbac.authorization.k8s.io", 17_000),
+    ("storage.k8s.io", 16_800),
+    ("apiextensions.k8s.io", 16_700),
+    ("admissionregistration.k8s.io", 16_700),
+    ("scheduling.k8s.io", 16_600),
+    ("coordination.k8s.io", 16_500),
+    ("node.k8s.io", 16_300),
+    ("discovery.k8s.io", 16_200),
+    ("flowcontrol.apiserver.k8s.io", 16_100),
+    ("resource.k8s.io", 15_900),
+];
+
+/// Follows the set of served resources until the server ends.
+pub(super) async fn run(state: Weak<State>, kind: Arc<Resource>) {
+    let Some(mut sets) = state.upgrade().map(|state| state.registry.subscribe()) else { return };
+    loop {
+        let set = sets.borrow_and_update().clone();
+        let Some(strong) = state.upgrade() else { return };
+        if let Err(error) = reconcile(&strong, &kind, &set).await {
+            tracing::warn!(error = %error, "cannot register the group versions of this server");
+        }
+        let shutdown = strong.shutdown.clone();
+        drop(strong);
+        tokio::select! {
+            changed = sets.changed() => if changed.is_err() { return },
+            () = shutdown.cancelled() => return,
+        }
+    }
+}
+
+async fn reconcile(state: &Arc<State>, kind: &Arc<Resource>, set: &Resources) -> Result<()> {
+    let wanted: Vec<Value> = set
+        .group_versions()
+        .iter()
+        .filter(|version| &*version.group != "apiregistration.k8s.io")
+        .map(|version| api_service(&version.group, &version.version))
+        .collect();
+    for object in &wanted {
+        if state.cache.get(kind, "", text(object, "name")).is_none() {
+            let call = bootstrap::call(state, kind.clone(), object);
+            match write::create(&call, object.clone(), Writer::Update).await {
+                Err(error) if error.reason != "AlreadyExists" => return Err(error),
+                _ => {}
+            }
+        }
+    }
+    for found in state.cache.list(kind, "") {
+        let object = found.value();
+        let is_managed =
+            object["metadata"]["labels"][MANAGED].is_string() && object["spec"]["service"].is_null();
+        if is_managed && !wanted.iter().any(|wanted| text(wanted, "name") == found.name()) {
+            let call = bootstrap::call(state, kind.clone(), &object);
+            match delete::one(&call, found.name(), &delete::Options::default()).await {
+                Err(error) if error.code != 404 => return Err(error),
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+fn api_service(group: &str, version: &str) -> Value {
+    let priority = PRIORITIES.iter().find(|(name, _)| *name == group).map(|(_, priority)| *priority);
+    let (version_priority, managed) = match priority {
+        // Later versions of a group come first.
+        Some(_) => (if version == "v2" { 30 } else { 15 }, "onstart"),
+        None => (100, "true"),
+    };
+    let mut spec = json!({"version": version, "groupPriorityMinimum": priority.unwrap_or(1000),
+        "versionPriority": version_priority});
+    if let (false, Some(spec)) = (group.is_empty(), spec.as_object_mut()) {
+        spec.insert("group".to_owned(), group.into());
+    }
+    json!({"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "spec": spec,
+        "metadata": {"name": format!("{version}.{group}"), "labels": {MANAGED: managed}}})
+}

@@ -1,0 +1,200 @@
+//! What the objects of the watch cache use of each quota. A change of an object costs its own size.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use coracle_kinds::{
+    Resource,
+    quota::{Quota, Usage, reads_object},
+};
+use serde_json::Value;
+use tokio::sync::Notify;
+
+use crate::cache::{Cache, Change, Object, prefix_of};
+
+/// The accounts of all quotas.
+#[derive(Default)]
+pub(crate) struct Ledger {
+    accounts: Mutex<Accounts>,
+}
+
+/// Accounts by namespace and name of the quota.
+#[derive(Default)]
+pub(crate) struct Accounts {
+    namespaces: HashMap<String, BTreeMap<String, Account>>,
+    /// Quotas whose status may differ from their account, as namespace and name.
+    changed: BTreeSet<(String, String)>,
+    notify: Arc<Notify>,
+}
+
+/// One quota, and what the objects of its namespace use.
+pub(crate) struct Account {
+    pub(crate) quota: Quota,
+    pub(crate) used: Usage,
+    /// The text of the quota's spec.
+    spec: String,
+}
+
+// === impl Ledger ===
+
+impl Ledger {
+    /// The accounts, locked; never held over an await.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Accounts> {
+        self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notified when an account changes.
+    pub(super) fn notify(&self) -> Arc<Notify> {
+        self.lock().notify.clone()
+    }
+}
+
+// === impl Accounts ===
+
+impl Accounts {
+    /// Whether a namespace has quotas.
+    pub(crate) fn has(&self, namespace: &str) -> bool {
+        self.namespaces.contains_key(namespace)
+    }
+
+    /// The accounts of a namespace, by the name of the quota.
+    pub(crate) fn accounts(&self, namespace: &str) -> impl Iterator<Item = &Account> {
+        self.namespaces.get(namespace).into_iter().flat_map(BTreeMap::values)
+    }
+
+    /// One account.
+    pub(super) fn account(&self, namespace: &str, name: &str) -> Option<&Account> {
+        self.namespaces.get(namespace)?.get(name)
+    }
+
+    /// Removes and returns the quotas whose status may differ from their account.
+    pub(super) fn take_changed(&mut self) -> BTreeSet<(String, String)> {
+        std::mem::take(&mut self.changed)
+    }
+
+    /// Marks a quota whose status may differ from its account.
+    pub(super) fn mark(&mut self, namespace: &str, name: &str) {
+        self.changed.insert((namespace.to_owned(), name.to_owned()));
+        self.notify.notify_one();
+    }
+
+    /// Opens the accounts of all quotas of the cache anew.
+    pub(crate) fn load(&mut self, cache: &Cache) {
+        self.namespaces.clear();
+        let Some(kind) = coracle_kinds::kind::by_resource("", "v1", "resourcequotas") else { return };
+        for quota in cache.list(kind, "") {
+            if let Some((namespace, name)) = place(&quota) {
+                self.open(cache, (namespace, name), &quota);
+            }
+        }
+    }
+
+    /// Counts the objects of one kind again, after the cache loaded or dropped all of them.
+    pub(crate) fn recount(&mut self, cache: &Cache, kind: &Resource) {
+        let mut changed = Vec::new();
+        for (namespace, accounts) in &mut self.namespaces {
+            for (name, account) in accounts.iter_mut().filter(|(_, account)| account.quota.tracks(kind)) {
+                account.used = count(cache, namespace, &account.quota);
+                changed.push((namespace.clone(), name.clone()));
+            }
+        }
+        for (namespace, name) in changed {
+            self.mark(&namespace, &name);
+        }
+    }
+
+    /// Follows one change of the cache.
+    pub(crate) fn observe(&mut self, cache: &Cache, kind: &Resource, change: &Change) {
+        if !kind.namespaced {
+            return;
+        }
+        let Some((namespace, name)) = place(&change.new) else { return };
+        let is_quota = kind.is("", "ResourceQuota");
+        if let Some(accounts) = self.namespaces.get_mut(namespace) {
+            let used = accounts.iter_mut().filter(|(_, account)| account.quota.tracks(kind));
+            let changed: Vec<String> = used
+                .filter_map(|(name, account)| account.apply(kind, change).then(|| name.clone()))
+                .collect();
+            for name in changed {
+                self.mark(namespace, &name);
+            }
+        }
+        match (is_quota, change.deleted) {
+            (true, true) => self.close(namespace, name),
+            (true, false) => self.open(cache, (namespace, name), &change.new),
+            (false, _) => {}
+        }
+    }
+
+    /// Opens the account of a new or changed quota.
+    fn open(&mut self, cache: &Cache, (namespace, name): (&str, &str), object: &Object) {
+        let spec = object.spec().to_owned();
+        let accounts = self.namespaces.entry(namespace.to_owned()).or_default();
+        if accounts.get(name).is_none_or(|known| known.spec != spec) {
+            let quota = Quota::read(&object.value());
+            let used = count(cache, namespace, &quota);
+            accounts.insert(name.to_owned(), Account { quota, used, spec });
+        }
+        self.mark(namespace, name);
+    }
+
+    fn close(&mut self, namespace: &str, name: &str) {
+        if let Some(accounts) = self.namespaces.get_mut(namespace) {
+            accounts.remove(name);
+            if accounts.is_empty() {
+                self.namespaces.remove(namespace);
+            }
+        }
+    }
+}
+
+// === impl Account ===
+
+impl Account {
+    /// Applies a change. Returns whether the use changed.
+    fn apply(&mut self, kind: &Resource, change: &Change) -> bool {
+        let (quota, reads) = (&self.quota, reads_object(kind));
+        let of = |object: &Object| quota.usage(kind, &if reads { object.value() } else { Value::Null });
+        let before = change.old.as_deref().map(of).unwrap_or_default();
+        let after = if change.deleted { Usage::new() } else { of(&change.new) };
+        if before == after {
+            return false;
+        }
+        for (name, amount) in after {
+            *self.used.entry(name).or_default() += amount;
+        }
+        for (name, amount) in before {
+            *self.used.entry(name).or_default() -= amount;
+        }
+        true
+    }
+}
+
+/// What all objects of the namespace use of a quota.
+fn count(cache: &Cache, namespace: &str, quota: &Quota) -> Usage {
+    let mut used = Usage::new();
+    for collection in cache.all() {
+        let objects = collection.lock();
+        let kind = objects.kind();
+        if !quota.tracks(kind) {
+            continue;
+        }
+        let reads = reads_object(kind);
+        for object in objects.under(&prefix_of(kind, namespace)) {
+            let usage = quota.usage(kind, &if reads { object.value() } else { Value::Null });
+            for (name, amount) in usage {
+                *used.entry(name).or_default() += amount;
+            }
+        }
+    }
+    used
+}
+
+/// Namespace and name of a namespaced object.
+fn place(object: &Object) -> Option<(&str, &str)> {
+    let mut parts = object.key.rsplit('/');
+    let name = parts.next()?;
+    Some((parts.next()?, name))
+}

@@ -1,0 +1,65 @@
+//! Writes the status of quotas: the limits of the spec, and what the ledger counts.
+
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use coracle_kinds::kind::by_resource;
+use coracle_store::Expect;
+
+use crate::{
+    error::ApiError,
+    server::State,
+    write::{self, Failed},
+};
+
+/// Time until the next attempt, if the store refuses writes.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Writes the status of each changed quota, until the server ends.
+pub(crate) async fn write_statuses(state: Weak<State>) {
+    let Some((notify, shutdown)) =
+        state.upgrade().map(|state| (state.cache.quotas.notify(), state.shutdown.clone()))
+    else {
+        return;
+    };
+    loop {
+        // A notification that nobody waits for is kept, so no change is missed.
+        tokio::select! {
+            () = notify.notified() => {}
+            () = shutdown.cancelled() => return,
+        }
+        let Some(state) = state.upgrade() else { return };
+        let changed = state.cache.quotas.lock().take_changed();
+        for (namespace, name) in changed {
+            let Err(error) = write_status(&state, &namespace, &name).await else { continue };
+            tracing::warn!(namespace, name, error = %error, "cannot write the status of a quota");
+            tokio::time::sleep(RETRY).await;
+            state.cache.quotas.lock().mark(&namespace, &name);
+        }
+    }
+}
+
+async fn write_status(state: &Arc<State>, namespace: &str, name: &str) -> Result<(), ApiError> {
+    let Some(kind) = by_resource("", "v1", "resourcequotas") else { return Ok(()) };
+    loop {
+        let Some(current) = state.cache.get(kind, namespace, name) else { return Ok(()) };
+        let status = match state.cache.quotas.lock().account(namespace, name) {
+            Some(account) => account.quota.status(&account.used),
+            None => return Ok(()),
+        };
+        let mut object = current.value();
+        if object.get("status") == Some(&status) {
+            return Ok(());
+        }
+        let Some(map) = object.as_object_mut() else { return Ok(()) };
+        map.insert("status".to_owned(), status);
+        let expect = Expect::Revision(current.revision);
+        match write::commit(state, kind, &current.key, expect, Some(&object)).await {
+            Ok(_) => return Ok(()),
+            Err(Failed::Conflict | Failed::Allocated) => {}
+            Err(Failed::Other(error)) => return Err(error),
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! API services, and requests to servers in the cluster.
+
+use super::*;
+
+const API_SERVICES: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
+const PODS: &str = "/api/v1/namespaces/default/pods";
+
+impl Fixture {
+    /// Waits until the condition Available has a reason.
+    async fn until_available_is(&self, name: &str, reason: &str) -> Value {
+        for _ in 0..10_000 {
+            let found = self.get(&format!("{API_SERVICES}/{name}")).await.body;
+            if found["status"]["conditions"][0]["reason"] == reason {
+                return found["status"]["conditions"][0].clone();
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        panic!("{}", self.get(API_SERVICES).await.body);
+    }
+}
+
+#[tokio::test]
+async fn group_versions_of_this_server_are_registered_and_available() {
+    let server = Fixture::new().await;
+    for name in ["v1.", "v1.apps", "v2.autoscaling", "v1.apiextensions.k8s.io"] {
+        assert_eq!(server.until_available_is(name, "Local").await["status"], "True");
+    }
+    let crd = json!({"metadata": {"name": "things.example.com"}, "spec": {"group": "example.com", "scope": "Namespaced",
+        "names": {"plural": "things", "singular": "thing", "kind": "Thing"},
+        "versions": [{"name": "v1", "served": true, "storage": true,
+            "schema": {"openAPIV3Schema": {"type": "object"}}}]}});
+    let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+    assert_eq!(server.post(crds, crd).await.code, 201);
+    server.until_available_is("v1.example.com", "Local").await;
+    assert_eq!(server.delete(&format!("{crds}/things.example.com"), json!({})).await.code, 200);
+    for _ in 0..10_000 {
+        if server.get(&format!("{API_SERVICES}/v1.example.com")).await.code == 404 {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    panic!("the API service of a removed definition stays");
+}
+
+#[tokio::test]
+async fn a_group_version_of_another_server_is_unavailable_until_that_responds() {
+    let server = Fixture::new().await;
+    let spec = json!({"group": "far.example.com", "version": "v1", "groupPriorityMinimum": 100, "versionPriority": 10,
+        "insecureSkipTLSVerify": true, "service": {"namespace": "default", "name": "far"}});
+    let made =
+        server.post(API_SERVICES, json!({"metadata": {"name": "v1.far.example.com"}, "spec": spec})).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    assert_eq!(server.until_available_is("v1.far.example.com", "ServiceNotFound").await["status"], "False");
+    let answer = server.get("/apis/far.example.com/v1/things").await;
+    assert_eq!((answer.code, answer.body["message"].as_str()), (503, Some("service unavailable")));
+    assert!(!server.get("/apis").await.body.to_string().contains("far.example.com"));
+    let stranger = User::new("eve", &[]);
+    assert_eq!(server.get_as(stranger, "/apis/far.example.com/v1/things").await.code, 403);
+}
+
+#[tokio::test]
+async fn proxies_do_not_reach_this_machine() {
+    let server = Fixture::new().await;
+    assert_eq!(server.post(PODS, pod("p")).await.code, 201);
+    assert_eq!(server.get(&format!("{PODS}/p/proxy/")).await.code, 400, "no address yet");
+    let status = json!({"status": {"podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]}});
+    assert_eq!(server.merge(&format!("{PODS}/p/status"), status).await.code, 200);
+    for name in ["p", "p:6443", "https:p:6443"] {
+        let answer = server.get(&format!("{PODS}/{name}/proxy/healthz")).await;
+        assert_eq!(
+            (answer.code, answer.body["message"].as_str()),
+            (400, Some("address not allowed")),
+            "{name}"
+        );
+    }
+    let answer = server.get(&format!("{PODS}/p/proxy?a=b")).await;
+    assert_eq!(
+        (answer.code, answer.headers["location"].to_str().unwrap()),
+        (301, &*format!("{PODS}/p/proxy/?a=b"))
+    );
+    let services = "/api/v1/namespaces/default/services/kubernetes:https/proxy/version";
+    assert_eq!(server.get(services).await.code, 503, "nothing listens at the address of this test");
+    let stranger = User::new("eve", &[]);
+    assert_eq!(server.get_as(stranger, &format!("{PODS}/p/proxy/x")).await.code, 403);
+}
+
+#[tokio::test]
+async fn autoscalers_of_both_versions_are_one_object() {
+    let server = Fixture::new().await;
+    let path =
+        |version: &str| format!("/apis/autoscaling/{version}/namespaces/default/horizontalpodautoscalers");
+    let spec = json!({"maxReplicas": 3, "targetCPUUtilizationPercentage": 60,
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "d"}});
+    let made = server.post(&path("v1"), json!({"metadata": {"name": "a"}, "spec": spec})).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let found = server.get(&format!("{}/a", path("v2"))).await.body;
+    assert_eq!(found["spec"]["metrics"][0]["resource"]["target"]["averageUtilization"], 60);
+    let wrong = json!({"spec": {"maxReplicas": 0}});
+    assert_eq!(server.merge(&format!("{}/a", path("v1")), wrong).await.code, 422);
+}

@@ -1,0 +1,77 @@
+//! Resource quotas.
+
+use super::*;
+
+const QUOTAS: &str = "/api/v1/namespaces/default/resourcequotas";
+const PODS: &str = "/api/v1/namespaces/default/pods";
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+
+impl Fixture {
+    async fn quota(&self, name: &str, spec: Value) {
+        let made = self.post(QUOTAS, json!({"metadata": {"name": name}, "spec": spec})).await;
+        assert_eq!(made.code, 201, "{}", made.body);
+    }
+
+    /// Waits until the status has this amount in use.
+    async fn until_used(&self, quota: &str, name: &str, amount: &str) {
+        let path = format!("{QUOTAS}/{quota}");
+        for _ in 0..10_000 {
+            if self.get(&path).await.body["status"]["used"][name] == amount {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        panic!("{}", self.get(&path).await.body["status"]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_hundred_creators_at_once_do_not_exceed_a_quota() {
+    let server = Fixture::new().await;
+    server.quota("q", json!({"hard": {"configmaps": "7", "count/configmaps": "9"}})).await;
+    let maps = (0..100).map(|number| json!({"metadata": {"name": format!("m{number}")}}));
+    let answers = futures::future::join_all(maps.map(|map| server.post(MAPS, map))).await;
+    let refused: Vec<&Answer> = answers.iter().filter(|answer| answer.code == 403).collect();
+    assert_eq!((refused.len(), answers.iter().filter(|answer| answer.code == 201).count()), (93, 7));
+    let message = refused[0].body["message"].as_str().unwrap();
+    let end =
+        "is forbidden: exceeded quota: q, requested: configmaps=1, used: configmaps=7, limited: configmaps=7";
+    assert!(message.starts_with("configmaps \"m") && message.ends_with(end), "{message}");
+    server.until_used("q", "configmaps", "7").await;
+    let kept = answers.iter().find(|answer| answer.code == 201).unwrap();
+    let name = kept.body["metadata"]["name"].as_str().unwrap();
+    assert_eq!(server.delete(&format!("{MAPS}/{name}"), json!({})).await.code, 200);
+    server.until_used("q", "count/configmaps", "6").await;
+    // The count is right after a restart.
+    let server = server.again().await;
+    for (name, code) in [("a", 201), ("b", 403)] {
+        assert_eq!(server.post(MAPS, json!({"metadata": {"name": name}})).await.code, code);
+    }
+}
+
+#[tokio::test]
+async fn pods_are_charged_for_their_requests_in_their_scope() {
+    let server = Fixture::new().await;
+    server.quota("all", json!({"hard": {"requests.cpu": "1", "pods": "5"}})).await;
+    server.quota("ends", json!({"hard": {"pods": "0"}, "scopes": ["Terminating"]})).await;
+    let requesting = |name: &str, cpu: &str| {
+        let mut made = pod(name);
+        made["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": cpu}});
+        made
+    };
+    let refused = server.post(PODS, pod("p")).await;
+    let message = refused.body["message"].as_str().unwrap();
+    assert!(message.contains("forbidden: failed quota: all: must specify requests.cpu for: "), "{message}");
+    assert_eq!(server.post(PODS, requesting("p", "600m")).await.code, 201);
+    let refused = server.post(PODS, requesting("q", "600m")).await;
+    let end =
+        "exceeded quota: all, requested: requests.cpu=600m, used: requests.cpu=600m, limited: requests.cpu=1";
+    assert!(refused.body["message"].as_str().unwrap().ends_with(end), "{}", refused.body);
+    let deadline = json!({"spec": {"activeDeadlineSeconds": 9}});
+    assert_eq!(server.merge(&format!("{PODS}/p"), deadline).await.code, 403, "now in the scope Terminating");
+    server.until_used("all", "requests.cpu", "600m").await;
+    let ended = json!({"status": {"phase": "Succeeded"}});
+    assert_eq!(server.merge(&format!("{PODS}/p/status"), ended).await.code, 200);
+    server.until_used("all", "pods", "0").await;
+    assert_eq!(server.post(PODS, requesting("q", "600m")).await.code, 201);
+}

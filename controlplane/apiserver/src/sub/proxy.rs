@@ -1,0 +1,259 @@
+//! nodes/proxy, pods/proxy and services/proxy: HTTP requests and upgrades to a server in the cluster.
+//!
+//! Source: `pkg/registry/core/{node,pod,service}` (`ResourceLocation`) and `apimachinery/pkg/util/proxy`.
+
+use std::net::IpAddr;
+
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body_util::Full;
+use hyper::{body::Incoming, upgrade::OnUpgrade};
+
+use super::{
+    kubelet,
+    stream::{join, pass},
+    target::{self, Endpoint},
+};
+use crate::{
+    call::Call,
+    error::{ApiError, Result},
+    reply::{self, Reply},
+};
+
+/// Headers of one connection, and credentials. They are not forwarded.
+const DROPPED: &[&str] = &[
+    "authorization",
+    "connection",
+    "host",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "content-length",
+    "upgrade",
+];
+
+/// A server in the cluster, as the path names it: `[scheme:]name[:port]`.
+#[derive(Debug, PartialEq, Eq)]
+struct Named<'a> {
+    is_tls: bool,
+    name: &'a str,
+    /// Number or name; empty for the default.
+    port: &'a str,
+}
+
+pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Result<Reply> {
+    let named = Named::parse(&call.resource.name).ok_or_else(|| {
+        let name = &call.resource.name;
+        ApiError::bad_request(format!("invalid {} request {name:?}", call.kind.singular))
+    })?;
+    let is_upgrade = call.headers.contains_key(header::UPGRADE);
+    let is_read = matches!(*method, Method::GET | Method::HEAD);
+    if call.resource.rest.is_none() && is_read && !is_upgrade {
+        return redirect(call);
+    }
+    let request = request(call, method)?;
+    let mut answer = match &*call.kind.plural {
+        "nodes" => to_node(call, &named, request).await?,
+        "pods" => {
+            let endpoint = target::pod(&call.state, call.namespace(), (named.name, named.port))?;
+            send(call, named.is_tls, &endpoint, request).await?
+        }
+        _ => {
+            let endpoint = target::service(&call.state, (call.namespace(), named.name), named.port)?;
+            send(call, named.is_tls, &endpoint, request).await?
+        }
+    };
+    if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
+        join(client, hyper::upgrade::on(&mut answer), call.state.shutdown.clone());
+    }
+    let base = call.info.path.trim_end_matches(call.resource.rest.as_deref().unwrap_or_default());
+    let mut reply = pass(answer);
+    relocate(reply.headers_mut(), base.trim_end_matches('/'));
+    Ok(reply)
+}
+
+// === impl Named ===
+
+impl<'a> Named<'a> {
+    fn parse(text: &'a str) -> Option<Self> {
+        let parts: Vec<&str> = text.split(':').collect();
+        let (scheme, name, port) = match *parts.as_slice() {
+            [name] => ("", name, ""),
+            [name, port] => ("", name, port),
+            [scheme, name, port] => (scheme, name, port),
+            _ => return None,
+        };
+        let is_tls = match scheme {
+            "" | "http" => false,
+            "https" => true,
+            _ => return None,
+        };
+        (!name.is_empty()).then_some(Self { is_tls, name, port })
+    }
+}
+
+/// Sends a reader to the same path with a slash, so that relative links of a page work.
+fn redirect(call: &Call) -> Result<Reply> {
+    let query = &call.info.query.raw;
+    let mark = if query.is_empty() { "" } else { "?" };
+    let place = HeaderValue::from_str(&format!("{}/{mark}{query}", call.info.path));
+    let mut reply = reply::text(301, "");
+    reply.headers_mut().insert(header::LOCATION, place.map_err(ApiError::internal)?);
+    Ok(reply)
+}
+
+/// The request as the server gets it.
+fn request(call: &Call, method: &Method) -> Result<Request<Full<bytes::Bytes>>> {
+    let (rest, query) = (call.resource.rest.as_deref().unwrap_or_default(), &call.info.query.raw);
+    let mark = if query.is_empty() { "" } else { "?" };
+    let path = format!("/{rest}{mark}{query}");
+    let request = Request::builder().method(method.clone()).uri(path).body(Full::new(call.body.clone()));
+    let mut request = request.map_err(|error| ApiError::bad_request(error.to_string()))?;
+    *request.headers_mut() = forwarded(&call.headers, &call.info.path);
+    Ok(request)
+}
+
+/// The headers of a request, without those of the connection and without credentials.
+pub(crate) fn forwarded(headers: &HeaderMap, path: &str) -> HeaderMap {
+    let of_connection = headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    let listed: Vec<String> = of_connection
+        .flat_map(|value| value.split(','))
+        .map(|name| name.trim().to_ascii_lowercase())
+        .collect();
+    let mut kept = HeaderMap::new();
+    for (name, value) in headers {
+        let text = name.as_str();
+        let is_private = DROPPED.contains(&text)
+            || listed.iter().any(|listed| listed == text)
+            || text.starts_with("impersonate-")
+            || text.starts_with("x-remote-");
+        if !is_private {
+            kept.append(name.clone(), value.clone());
+        }
+    }
+    if let Some(protocol) = headers.get(header::UPGRADE) {
+        kept.insert(header::UPGRADE, protocol.clone());
+        kept.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+    }
+    if let Ok(path) = HeaderValue::from_str(path) {
+        kept.insert("x-forwarded-uri", path);
+    }
+    kept.insert("x-forwarded-proto", HeaderValue::from_static("https"));
+    kept
+}
+
+/// Sends the request to the kubelet of a node. Other ports of nodes are refused, because the control plane listens there.
+async fn to_node(
+    call: &Call,
+    named: &Named<'_>,
+    request: Request<Full<bytes::Bytes>>,
+) -> Result<Response<Incoming>> {
+    let port = kubelet::port(call, named.name)?;
+    if !named.port.is_empty() && named.port != port.to_string() {
+        return Err(ApiError::bad_request(format!("the port must be {port}, the port of the kubelet")));
+    }
+    kubelet::send(call, named.name, request).await
+}
+
+async fn send(
+    call: &Call,
+    is_tls: bool,
+    endpoint: &Endpoint,
+    mut request: Request<Full<bytes::Bytes>>,
+) -> Result<Response<Incoming>> {
+    let host = HeaderValue::from_str(&endpoint.to_string()).map_err(ApiError::internal)?;
+    request.headers_mut().insert(header::HOST, host);
+    endpoint.send(is_tls, request, call.state.request_timeout).await
+}
+
+/// A redirect to a path of the server stays below the proxy's path.
+fn relocate(headers: &mut HeaderMap, base: &str) {
+    let place = headers.get(header::LOCATION).and_then(|place| place.to_str().ok());
+    let Some(place) = place.filter(|place| place.starts_with('/') && !place.starts_with("//")) else {
+        return;
+    };
+    if let Ok(place) = HeaderValue::from_str(&format!("{base}{place}")) {
+        headers.insert(header::LOCATION, place);
+    }
+}
+
+/// Whether requests may go to an address: not to this machine, and to one host only.
+pub(super) fn is_proxyable(address: IpAddr) -> bool {
+    let is_link_local = match address {
+        IpAddr::V4(address) => address.is_link_local() || address.is_broadcast(),
+        IpAddr::V6(address) => {
+            address.is_unicast_link_local()
+                || address.to_ipv4_mapped().is_some_and(|v4| !is_proxyable(v4.into()))
+        }
+    };
+    !(address.is_loopback() || address.is_unspecified() || address.is_multicast() || is_link_local)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_is_named_with_scheme_and_port() {
+        let named = |is_tls, name, port| Some(Named { is_tls, name, port });
+        assert_eq!(Named::parse("web"), named(false, "web", ""));
+        assert_eq!(Named::parse("web:80"), named(false, "web", "80"));
+        assert_eq!(Named::parse("https:web:"), named(true, "web", ""));
+        assert_eq!(Named::parse("http:web:metrics"), named(false, "web", "metrics"));
+        for text in ["", ":80", "ftp:web:", "a:b:c:d"] {
+            assert_eq!(Named::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn addresses_of_this_machine_and_of_groups_are_refused() {
+        for (address, expect) in [
+            ("10.42.0.7", true),
+            ("fd00::7", true),
+            ("127.0.0.1", false),
+            ("::1", false),
+            ("::ffff:127.0.0.1", false),
+            ("0.0.0.0", false),
+            ("169.254.169.254", false),
+            ("fe80::1", false),
+            ("224.0.0.1", false),
+            ("255.255.255.255", false),
+        ] {
+            assert_eq!(is_proxyable(address.parse().unwrap()), expect, "{address}");
+        }
+    }
+
+    #[test]
+    fn credentials_and_headers_of_the_connection_are_not_forwarded() {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [
+            ("authorization", "Bearer x"),
+            ("x-remote-user", "root"),
+            ("impersonate-user", "root"),
+            ("connection", "x-hop, Upgrade"),
+            ("x-hop", "1"),
+            ("upgrade", "websocket"),
+            ("accept", "a/b"),
+        ] {
+            headers.insert(name, value.parse().unwrap());
+        }
+        let kept = forwarded(&headers, "/p");
+        let mut names: Vec<&str> = kept.keys().map(header::HeaderName::as_str).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["accept", "connection", "upgrade", "x-forwarded-proto", "x-forwarded-uri"]);
+        assert_eq!(kept["connection"], "Upgrade");
+    }
+
+    #[test]
+    fn redirects_stay_below_the_proxy() {
+        for (place, expect) in [("/a", "/base/a"), ("//evil/a", "//evil/a"), ("https://x/", "https://x/")] {
+            let mut headers = HeaderMap::new();
+            headers.insert("location", place.parse().unwrap());
+            relocate(&mut headers, "/base");
+            assert_eq!(headers["location"], expect);
+        }
+    }
+}

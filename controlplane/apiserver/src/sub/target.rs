@@ -1,0 +1,209 @@
+//! Servers in the cluster: the address of a pod or of a service's endpoint, and one request to it.
+
+use std::{net::IpAddr, sync::Arc, time::Duration};
+
+use coracle_kinds::kind::by_resource;
+use http::{Request, Response};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use rand::seq::IndexedRandom as _;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
+use serde_json::Value;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use super::{kubelet::exchange, proxy::is_proxyable};
+use crate::{
+    error::{ApiError, Result},
+    server::State,
+};
+
+/// Maximum time to connect.
+const CONNECT: Duration = Duration::from_secs(30);
+
+/// An address to which requests may go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Endpoint {
+    address: IpAddr,
+    port: u16,
+}
+
+/// Accepts each certificate, as upstream: pods have no certificates of the cluster.
+#[derive(Debug)]
+pub(crate) struct AnyCertificate(Arc<rustls::crypto::CryptoProvider>);
+
+/// The address of a pod. The default port is the first one of its containers.
+pub(super) fn pod(state: &State, namespace: &str, (name, port): (&str, &str)) -> Result<Endpoint> {
+    let kind = by_resource("", "v1", "pods").ok_or_else(ApiError::no_resource)?;
+    let pod = state.cache.get(kind, namespace, name).ok_or_else(|| ApiError::not_found(kind, name))?.value();
+    let address = pod["status"]["podIP"].as_str().unwrap_or_default();
+    if address.is_empty() {
+        return Err(ApiError::bad_request("address not allowed: the pod has no address"));
+    }
+    let first = || {
+        let containers = pod["spec"]["containers"].as_array().into_iter().flatten();
+        containers.flat_map(|container| container["ports"].as_array().into_iter().flatten()).find_map(number)
+    };
+    let port = match port {
+        "" => first().unwrap_or(80),
+        text => text.parse().map_err(|_error| ApiError::bad_request("the port must be a number"))?,
+    };
+    Endpoint::of(address, port)
+}
+
+fn number(port: &Value) -> Option<u16> {
+    u16::try_from(port["containerPort"].as_u64()?).ok()
+}
+
+/// A ready endpoint of a service. The port is a number or a name; by default the service has one port.
+pub(crate) fn service(state: &State, (namespace, name): (&str, &str), port: &str) -> Result<Endpoint> {
+    let kind = |group, plural| by_resource(group, "v1", plural).ok_or_else(ApiError::no_resource);
+    let services = kind("", "services")?;
+    let service = state.cache.get(services, namespace, name);
+    let service = service.ok_or_else(|| ApiError::not_found(services, name))?.value();
+    let ports = service["spec"]["ports"].as_array().map_or(&[][..], Vec::as_slice);
+    let wanted = match (port, ports) {
+        ("", [only]) => Some(only),
+        ("", _) => ports.iter().find(|one| one["name"].as_str().unwrap_or_default().is_empty()),
+        _ => ports.iter().find(|one| {
+            one["name"] == port || one["port"].as_u64().is_some_and(|number| port.parse() == Ok(number))
+        }),
+    };
+    let none = || ApiError::unavailable(format!("no endpoints available for service {name:?}"));
+    let port_name = wanted.ok_or_else(none)?["name"].as_str().unwrap_or_default();
+    let mut found: Vec<(String, u16)> = Vec::new();
+    for slice in state.cache.list(kind("discovery.k8s.io", "endpointslices")?, namespace) {
+        let slice = slice.value();
+        if slice["metadata"]["labels"]["kubernetes.io/service-name"] != name {
+            continue;
+        }
+        let mut ports = slice["ports"].as_array().into_iter().flatten();
+        let port = ports.find(|one| one["name"].as_str().unwrap_or_default() == port_name);
+        let Some(port) = port.and_then(|one| u16::try_from(one["port"].as_u64()?).ok()) else { continue };
+        let endpoints = slice["endpoints"].as_array().into_iter().flatten();
+        for endpoint in endpoints.filter(|one| one["conditions"]["ready"] != false) {
+            let addresses = endpoint["addresses"].as_array().into_iter().flatten();
+            found.extend(addresses.filter_map(Value::as_str).map(|address| (address.to_owned(), port)));
+        }
+    }
+    let (address, port) = found.choose(&mut rand::rng()).ok_or_else(none)?;
+    Endpoint::of(address, *port)
+}
+
+// === impl Endpoint ===
+
+impl Endpoint {
+    /// The address, if requests may go to it.
+    pub(super) fn of(address: &str, port: u16) -> Result<Self> {
+        let address: Option<IpAddr> = address.parse().ok();
+        let address = address.filter(|address| is_proxyable(*address) && port != 0);
+        address
+            .map(|address| Self { address, port })
+            .ok_or_else(|| ApiError::bad_request("address not allowed"))
+    }
+
+    /// Sends a request. A server with TLS may have any certificate.
+    pub(super) async fn send(
+        &self,
+        is_tls: bool,
+        request: Request<Full<bytes::Bytes>>,
+        limit: Duration,
+    ) -> Result<Response<Incoming>> {
+        let target = self.to_string();
+        let stream = self.connect().await?;
+        if !is_tls {
+            return exchange(stream, request, (&target, limit)).await;
+        }
+        let tls = any_certificate().map_err(ApiError::internal)?;
+        self.send_tls(stream, (tls, ServerName::from(self.address)), request, limit).await
+    }
+
+    /// Connects to the address.
+    pub(crate) async fn connect(&self) -> Result<TcpStream> {
+        let connected = tokio::time::timeout(CONNECT, TcpStream::connect((self.address, self.port))).await;
+        let failed = |error: &dyn std::fmt::Display| {
+            ApiError::unavailable(format!("error trying to reach service: dial tcp {self}: {error}"))
+        };
+        let stream = connected.map_err(|elapsed| failed(&elapsed))?.map_err(|error| failed(&error))?;
+        let _ = stream.set_nodelay(true);
+        Ok(stream)
+    }
+
+    /// Sends a request over TLS on a connection.
+    pub(crate) async fn send_tls(
+        &self,
+        stream: TcpStream,
+        (tls, name): (Arc<rustls::ClientConfig>, ServerName<'static>),
+        request: Request<Full<bytes::Bytes>>,
+        limit: Duration,
+    ) -> Result<Response<Incoming>> {
+        let failed = |error: &dyn std::fmt::Display| {
+            ApiError::unavailable(format!("error trying to reach service: tls: {error}"))
+        };
+        let connecting = tokio::time::timeout(CONNECT, TlsConnector::from(tls).connect(name, stream)).await;
+        let stream = connecting.map_err(|elapsed| failed(&elapsed))?.map_err(|error| failed(&error))?;
+        exchange(stream, request, (&self.to_string(), limit)).await
+    }
+}
+
+impl std::fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::net::SocketAddr::new(self.address, self.port).fmt(f)
+    }
+}
+
+/// A TLS configuration that accepts each certificate.
+fn any_certificate() -> std::result::Result<Arc<rustls::ClientConfig>, rustls::Error> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = rustls::ClientConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)));
+    Ok(Arc::new(builder.with_no_client_auth()))
+}
+
+// === impl AnyCertificate ===
+
+impl AnyCertificate {
+    pub(crate) fn new(provider: Arc<rustls::crypto::CryptoProvider>) -> Self {
+        Self(provider)
+    }
+}
+
+impl ServerCertVerifier for AnyCertificate {
+    fn verify_server_cert(
+        &self,
+        _end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _name: &ServerName<'_>,
+        _ocsp: &[u8],
+        _now: UnixTime,
+    ) -> std::result::Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &rustls::DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.0.signature_verification_algorithms;
+        rustls::crypto::verify_tls12_signature(message, certificate, signature, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &rustls::DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.0.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}

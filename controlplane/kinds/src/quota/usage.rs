@@ -1,0 +1,164 @@
+//! What an object uses, by the names that quotas use.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use coracle_values::{Quantity, pod_resources};
+use serde_json::Value;
+
+use super::{Quota, Usage};
+use crate::Resource;
+
+/// Number of devices that a request for all devices counts as. Source: `AllocationResultsMaxSize`.
+const ALL_DEVICES: i128 = 32;
+/// Old names of object counts: core resources that quotas count without `count/`.
+pub(super) const PLAIN_COUNTS: &[&str] =
+    &["configmaps", "replicationcontrollers", "resourcequotas", "secrets"];
+/// Names for which each container of a pod needs an amount.
+const REQUIRED: [&str; 6] =
+    ["cpu", "limits.cpu", "limits.memory", "memory", "requests.cpu", "requests.memory"];
+
+/// What an object uses.
+pub(super) fn of(kind: &Resource, object: &Value) -> Usage {
+    let mut usage = Usage::new();
+    if !is_counted(kind) {
+        return usage;
+    }
+    usage.insert(format!("count/{}", kind.qualified_resource()), 1000);
+    match (&*kind.group, &*kind.plural) {
+        ("", "pods") => pod(&mut usage, object),
+        ("", "services") => service(&mut usage, &object["spec"]),
+        ("", "persistentvolumeclaims") => claim(&mut usage, object),
+        ("resource.k8s.io", "resourceclaims") => devices(&mut usage, &object["spec"]["devices"]),
+        ("", plural) if PLAIN_COUNTS.contains(&plural) => {
+            usage.insert(plural.to_owned(), 1000);
+        }
+        _ => {}
+    }
+    usage
+}
+
+/// Whether the amounts depend on the object, and not on its kind alone.
+pub(super) fn reads_object(kind: &Resource) -> bool {
+    let special = ["pods", "services", "persistentvolumeclaims"];
+    (kind.group.is_empty() && special.contains(&&*kind.plural))
+        || (kind.group == "resource.k8s.io" && kind.plural == "resourceclaims")
+}
+
+/// Whether quotas count the objects of a kind. Source: `DefaultIgnoredResources`.
+pub(super) fn is_counted(kind: &Resource) -> bool {
+    let is_event = matches!(&*kind.group, "" | "events.k8s.io") && kind.plural == "events";
+    kind.namespaced && kind.is_stored() && !is_event
+}
+
+fn pod(usage: &mut Usage, pod: &Value) {
+    if matches!(pod["status"]["phase"].as_str(), Some("Succeeded" | "Failed")) {
+        return;
+    }
+    usage.insert("pods".to_owned(), 1000);
+    let Some((requests, limits)) = pod_resources::of_json(&pod["spec"]) else { return };
+    let compute = |of: &pod_resources::Resources| {
+        [
+            ("cpu", of.cpu_millis),
+            ("memory", of.memory.saturating_mul(1000)),
+            ("ephemeral-storage", of.ephemeral_storage.saturating_mul(1000)),
+        ]
+    };
+    for (name, amount) in compute(&requests) {
+        usage.insert(name.to_owned(), amount);
+        usage.insert(format!("requests.{name}"), amount);
+    }
+    for (name, amount) in compute(&limits) {
+        usage.insert(format!("limits.{name}"), amount);
+    }
+    for (name, amount) in &requests.others {
+        let amount = amount.saturating_mul(1000);
+        if name.starts_with("hugepages-") {
+            usage.insert(name.clone(), amount);
+        }
+        usage.insert(format!("requests.{name}"), amount);
+    }
+}
+
+fn service(usage: &mut Usage, spec: &Value) {
+    let ports = spec["ports"].as_array().map_or(&[][..], Vec::as_slice);
+    let is_balanced = spec["type"] == "LoadBalancer";
+    let counted = match spec["type"].as_str() {
+        Some("LoadBalancer") if spec["allocateLoadBalancerNodePorts"] == false => {
+            ports.iter().filter(|port| port["nodePort"].as_i64().unwrap_or(0) != 0).count()
+        }
+        Some("NodePort" | "LoadBalancer") => ports.len(),
+        _ => 0,
+    };
+    usage.insert("services".to_owned(), 1000);
+    usage.insert("services.nodeports".to_owned(), thousand(counted));
+    usage.insert("services.loadbalancers".to_owned(), thousand(usize::from(is_balanced)));
+}
+
+fn claim(usage: &mut Usage, claim: &Value) {
+    let annotation = &claim["metadata"]["annotations"]["volume.beta.kubernetes.io/storage-class"];
+    let class = annotation.as_str().or(claim["spec"]["storageClassName"].as_str()).unwrap_or_default();
+    let mut add = |name: &str, amount: i128| {
+        usage.insert(name.to_owned(), amount);
+        if !class.is_empty() {
+            usage.insert(format!("{class}.storageclass.storage.k8s.io/{name}"), amount);
+        }
+    };
+    add("persistentvolumeclaims", 1000);
+    let bytes =
+        |amount: &Value| Quantity::parse(amount.as_str()?).ok().map(|amount| i128::from(amount.value()));
+    if let Some(requested) = bytes(&claim["spec"]["resources"]["requests"]["storage"]) {
+        let allocated = bytes(&claim["status"]["allocatedResources"]["storage"]).unwrap_or(0);
+        add("requests.storage", requested.max(allocated).saturating_mul(1000));
+    }
+}
+
+fn devices(usage: &mut Usage, devices: &Value) {
+    for request in devices["requests"].as_array().into_iter().flatten() {
+        let exact = &request["exactly"];
+        let list = request["firstAvailable"].as_array().into_iter().flatten();
+        // Of alternatives, each class counts with the largest amount.
+        let mut largest: BTreeMap<&str, i128> = BTreeMap::new();
+        for one in std::iter::once(exact).chain(list).filter(|one| one.is_object()) {
+            let Some(class) = one["deviceClassName"].as_str() else { continue };
+            let count = match one["allocationMode"].as_str() {
+                Some("All") => ALL_DEVICES,
+                _ => i128::from(one["count"].as_i64().unwrap_or(1)),
+            };
+            let known = largest.entry(class).or_default();
+            *known = (*known).max(count);
+        }
+        for (class, count) in largest {
+            let amount = usage.entry(format!("{class}.deviceclass.resource.k8s.io/devices")).or_default();
+            *amount = amount.saturating_add(count.saturating_mul(1000));
+        }
+    }
+}
+
+/// The requests and limits that the quota requires of each container and that the pod lacks.
+pub fn missing_requests(quota: &Quota, pod: &Value) -> Option<String> {
+    if pod["spec"]["resources"].as_object().is_some_and(|resources| !resources.is_empty()) {
+        return None;
+    }
+    let lists = ["containers", "initContainers"].map(|list| pod["spec"][list].as_array());
+    let containers: Vec<&Value> = lists.into_iter().flatten().flatten().collect();
+    let mut missing: Vec<String> = Vec::new();
+    for name in REQUIRED.into_iter().filter(|name| quota.limits(name)) {
+        let (list, resource) = match name.split_once('.') {
+            Some((list, resource)) => (list, resource),
+            None => ("requests", name),
+        };
+        let without: BTreeSet<&str> = containers
+            .iter()
+            .filter(|container| container["resources"][list][resource].is_null())
+            .filter_map(|container| container["name"].as_str())
+            .collect();
+        if !without.is_empty() {
+            missing.push(format!("{name} for: {}", without.into_iter().collect::<Vec<_>>().join(",")));
+        }
+    }
+    (!missing.is_empty()).then(|| format!("must specify {}", missing.join("; ")))
+}
+
+fn thousand(count: usize) -> i128 {
+    i128::try_from(count).unwrap_or(0).saturating_mul(1000)
+}

@@ -1,0 +1,382 @@
+//! Device classes, claims, claim templates, slices. Source: `pkg/apis/resource/validation/validation.go`.
+
+use serde_json::Value;
+
+use super::{Causes, Path, format, items, meta, text};
+
+const MAX_REQUESTS: usize = 32;
+const MAX_CONSTRAINTS: usize = 32;
+const MAX_CONFIGS: usize = 32;
+const MAX_SELECTORS: usize = 32;
+const MAX_ALTERNATIVES: usize = 8;
+const MAX_DEVICES: usize = 128;
+const MAX_RESERVED: usize = 256;
+const LONGEST_EXPRESSION: usize = 10 << 10;
+const LONGEST_DRIVER: usize = 63;
+const LONGEST_POOL: usize = 253;
+const LONGEST_PARAMETERS: usize = 10 << 10;
+const ONE_REQUEST: &str = "exactly one of `exactly` or `firstAvailable` is required";
+const ONE_PLACE: &str =
+    "exactly one of `nodeName`, `nodeSelector`, `allNodes`, `perDeviceNodeSelection` is required";
+const REQUEST_REFERENCE: &str =
+    "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'";
+
+/// Checks a device class.
+pub(crate) fn class(causes: &mut Causes, object: &Value, _old: Option<&Value>) {
+    let (path, spec) = (Path::root("spec"), &object["spec"]);
+    selectors(causes, &path.field("selectors"), &spec["selectors"]);
+    limit(causes, &path.field("config"), &spec["config"], MAX_CONFIGS);
+    for (index, config) in items(&spec["config"]) {
+        self::config(causes, &path.field("config").index(index), config);
+    }
+    let extended = &spec["extendedResourceName"];
+    let is_extended = |name: &str| {
+        name.contains('/')
+            && !name.contains("kubernetes.io/")
+            && !name.starts_with("requests.")
+            && format::qualified_name(&format!("requests.{name}")).is_empty()
+    };
+    if extended.as_str().is_some_and(|name| !is_extended(name)) {
+        let here = path.field("extendedResourceName");
+        causes.invalid(&here, extended, "must be a valid extended resource name");
+    }
+}
+
+/// Checks a claim.
+pub(crate) fn claim(causes: &mut Causes, object: &Value, old: Option<&Value>) {
+    let path = Path::root("spec");
+    match old {
+        Some(old) => immutable(causes, &path, &object["spec"], &old["spec"]),
+        None => claim_spec(causes, &path, &object["spec"]),
+    }
+}
+
+/// Checks a claim template.
+pub(crate) fn template(causes: &mut Causes, object: &Value, old: Option<&Value>) {
+    let path = Path::root("spec");
+    if let Some(old) = old {
+        return immutable(causes, &path, &object["spec"], &old["spec"]);
+    }
+    let metadata = &object["spec"]["metadata"];
+    meta::labels(causes, &path.field("metadata").field("labels"), &metadata["labels"]);
+    claim_spec(causes, &path.field("spec"), &object["spec"]["spec"]);
+}
+
+fn immutable(causes: &mut Causes, path: &Path, new: &Value, old: &Value) {
+    if new != old {
+        causes.invalid(path, new, "field is immutable");
+    }
+}
+
+fn claim_spec(causes: &mut Causes, path: &Path, spec: &Value) {
+    let (path, devices) = (path.field("devices"), &spec["devices"]);
+    let names = request_names(devices);
+    let here = path.field("requests");
+    limit(causes, &here, &devices["requests"], MAX_REQUESTS);
+    unique(causes, &here, &devices["requests"], |request| &request["name"]);
+    for (index, request) in items(&devices["requests"]) {
+        self::request(causes, &here.index(index), request);
+    }
+    let here = path.field("constraints");
+    limit(causes, &here, &devices["constraints"], MAX_CONSTRAINTS);
+    for (index, constraint) in items(&devices["constraints"]) {
+        let here = here.index(index);
+        references(causes, &here.field("requests"), &constraint["requests"], &names);
+        if constraint["matchAttribute"].is_null() && constraint["distinctAttribute"].is_null() {
+            causes.required(&here, "exactly one of \"matchAttribute\" or \"distinctAttribute\" is required");
+        }
+    }
+    let here = path.field("config");
+    limit(causes, &here, &devices["config"], MAX_CONFIGS);
+    for (index, config) in items(&devices["config"]) {
+        let here = here.index(index);
+        references(causes, &here.field("requests"), &config["requests"], &names);
+        self::config(causes, &here, config);
+    }
+}
+
+/// Names of the requests, and of their alternatives as `request/alternative`.
+fn request_names(devices: &Value) -> Vec<String> {
+    let mut names = Vec::new();
+    for (_, request) in items(&devices["requests"]) {
+        let name = text(&request["name"]);
+        names.push(name.to_owned());
+        let alternatives = items(&request["firstAvailable"]);
+        names.extend(alternatives.map(|(_, one)| format!("{name}/{}", text(&one["name"]))));
+    }
+    names
+}
+
+fn references(causes: &mut Causes, path: &Path, list: &Value, names: &[String]) {
+    limit(causes, path, list, MAX_REQUESTS);
+    unique(causes, path, list, |name| name);
+    for (index, name) in items(list) {
+        if !names.iter().any(|known| known == text(name)) {
+            causes.invalid(&path.index(index), name, REQUEST_REFERENCE);
+        }
+    }
+}
+
+fn request(causes: &mut Causes, path: &Path, request: &Value) {
+    label(causes, &path.field("name"), &request["name"]);
+    let alternatives = &request["firstAvailable"];
+    match (request["exactly"].is_object(), items(alternatives).next().is_some()) {
+        (false, false) => causes.required(path, ONE_REQUEST),
+        (true, true) => {
+            causes.invalid(path, &Value::Null, &format!("{ONE_REQUEST}, but multiple fields are set"));
+        }
+        (true, false) => one_request(causes, &path.field("exactly"), &request["exactly"]),
+        (false, true) => {
+            let here = path.field("firstAvailable");
+            limit(causes, &here, alternatives, MAX_ALTERNATIVES);
+            unique(causes, &here, alternatives, |one| &one["name"]);
+            for (index, one) in items(alternatives) {
+                label(causes, &here.index(index).field("name"), &one["name"]);
+                one_request(causes, &here.index(index), one);
+            }
+        }
+    }
+}
+
+fn one_request(causes: &mut Causes, path: &Path, request: &Value) {
+    let (here, class) = (path.field("deviceClassName"), text(&request["deviceClassName"]));
+    match class {
+        "" => causes.required(&here, ""),
+        _ => causes.format(&here, class, format::dns1123_subdomain(class)),
+    }
+    selectors(causes, &path.field("selectors"), &request["selectors"]);
+    let (mode, count) = (&request["allocationMode"], &request["count"]);
+    let number = count.as_i64().unwrap_or(0);
+    match text(mode) {
+        "All" if number != 0 => {
+            causes.invalid(&path.field("count"), count, "must not be specified when allocationMode is 'All'");
+        }
+        "ExactCount" if number <= 0 => {
+            causes.invalid(&path.field("count"), count, "must be greater than zero");
+        }
+        "All" | "ExactCount" => {}
+        _ => causes.unsupported(&path.field("allocationMode"), mode, &["All", "ExactCount"]),
+    }
+}
+
+fn selectors(causes: &mut Causes, path: &Path, list: &Value) {
+    limit(causes, path, list, MAX_SELECTORS);
+    for (index, selector) in items(list) {
+        let here = path.index(index).field("cel");
+        let expression = text(&selector["cel"]["expression"]);
+        if !selector["cel"].is_object() {
+            causes.required(&here, "");
+        } else if expression.trim().is_empty() {
+            causes.required(&here.field("expression"), "");
+        } else if expression.len() > LONGEST_EXPRESSION {
+            causes.too_long(&here.field("expression"), LONGEST_EXPRESSION);
+        }
+    }
+}
+
+fn config(causes: &mut Causes, path: &Path, config: &Value) {
+    let (path, opaque) = (path.field("opaque"), &config["opaque"]);
+    if !opaque.is_object() {
+        return causes.required(&path, "");
+    }
+    driver(causes, &path.field("driver"), &opaque["driver"]);
+    let (here, parameters) = (path.field("parameters"), &opaque["parameters"]);
+    match parameters {
+        Value::Null => causes.required(&here, ""),
+        Value::Object(_) if parameters.to_string().len() > LONGEST_PARAMETERS => {
+            causes.too_long(&here, LONGEST_PARAMETERS);
+        }
+        Value::Object(_) => {}
+        _ => causes.invalid(&here, parameters, "must be a valid JSON object"),
+    }
+}
+
+/// Checks a slice.
+pub(crate) fn slice(causes: &mut Causes, object: &Value, old: Option<&Value>) {
+    let (path, spec) = (Path::root("spec"), &object["spec"]);
+    driver(causes, &path.field("driver"), &spec["driver"]);
+    pool(causes, &path.field("pool"), &spec["pool"]);
+    if let Some(old) = old.map(|old| &old["spec"]) {
+        immutable(causes, &path.field("pool").field("name"), &spec["pool"]["name"], &old["pool"]["name"]);
+        immutable(causes, &path.field("driver"), &spec["driver"], &old["driver"]);
+        immutable(causes, &path.field("nodeName"), &spec["nodeName"], &old["nodeName"]);
+    }
+    place(causes, &path, spec);
+    let devices = path.field("devices");
+    limit(causes, &devices, &spec["devices"], MAX_DEVICES);
+    unique(causes, &devices, &spec["devices"], |device| &device["name"]);
+    for (index, device) in items(&spec["devices"]) {
+        label(causes, &devices.index(index).field("name"), &device["name"]);
+    }
+    if !spec["sharedCounters"].is_null() && !spec["devices"].is_null() {
+        causes.invalid(&path, &"".into(), "only one of `sharedCounters` or `devices` is allowed");
+    }
+}
+
+fn pool(causes: &mut Causes, path: &Path, pool: &Value) {
+    let (here, name) = (path.field("name"), text(&pool["name"]));
+    if name.is_empty() {
+        causes.required(&here, "");
+    } else if name.len() > LONGEST_POOL {
+        causes.too_long(&here, LONGEST_POOL);
+    } else {
+        for part in name.split('/') {
+            causes.format(&here, part, format::dns1123_subdomain(part));
+        }
+    }
+    causes.not_negative(&path.field("generation"), &pool["generation"]);
+    if pool["resourceSliceCount"].as_i64().unwrap_or(0) <= 0 {
+        let here = path.field("resourceSliceCount");
+        causes.invalid(&here, &pool["resourceSliceCount"], "must be greater than zero");
+    }
+}
+
+/// Checks that the slice says in one way which nodes have its devices.
+fn place(causes: &mut Causes, path: &Path, spec: &Value) {
+    let mut set = Vec::new();
+    match spec["nodeName"].as_str() {
+        None => {}
+        Some("") => {
+            let detail = "must be either unset or set to a non-empty string";
+            causes.invalid(&path.field("nodeName"), &spec["nodeName"], detail);
+        }
+        Some(name) => {
+            set.push("`nodeName`");
+            causes.format(&path.field("nodeName"), name, format::dns1123_subdomain(name));
+        }
+    }
+    if spec["nodeSelector"].is_object() {
+        set.push("`nodeSelector`");
+        let terms = &spec["nodeSelector"]["nodeSelectorTerms"];
+        if items(terms).count() != 1 {
+            let here = path.field("nodeSelector").field("nodeSelectorTerms");
+            causes.invalid(&here, terms, "must have exactly one node selector term");
+        }
+    }
+    for (field, quoted) in
+        [("allNodes", "`allNodes`"), ("perDeviceNodeSelection", "`perDeviceNodeSelection`")]
+    {
+        match spec[field].as_bool() {
+            Some(true) => set.push(quoted),
+            Some(false) => {
+                causes.invalid(&path.field(field), &spec[field], "must be either unset or set to true");
+            }
+            None => {}
+        }
+    }
+    match set.len() {
+        0 => causes.required(path, ONE_PLACE),
+        1 => {}
+        _ => {
+            let value = format!("{{{}}}", set.join(", "));
+            causes.invalid(path, &value.into(), &format!("{ONE_PLACE}, but multiple fields are set"));
+        }
+    }
+}
+
+/// Checks the status of a claim.
+pub(super) fn status(causes: &mut Causes, new: &Value, old: &Value) {
+    let (path, status) = (Path::root("status"), &new["status"]);
+    let reserved = path.field("reservedFor");
+    limit(causes, &reserved, &status["reservedFor"], MAX_RESERVED);
+    unique(causes, &reserved, &status["reservedFor"], |consumer| &consumer["uid"]);
+    for (index, consumer) in items(&status["reservedFor"]) {
+        for field in ["resource", "name", "uid"] {
+            if text(&consumer[field]).is_empty() {
+                causes.required(&reserved.index(index).field(field), "");
+            }
+        }
+    }
+    let allocation = path.field("allocation");
+    if status["allocation"].is_null() && items(&status["reservedFor"]).next().is_some() {
+        causes.forbidden(&reserved, "may not be specified when `allocated` is not set");
+    }
+    let before = &old["status"]["allocation"];
+    if !before.is_null() && !status["allocation"].is_null() {
+        immutable(causes, &allocation, &status["allocation"], before);
+        return;
+    }
+    let names = request_names(&new["spec"]["devices"]);
+    let results = allocation.field("devices").field("results");
+    for (index, result) in items(&status["allocation"]["devices"]["results"]) {
+        let here = results.index(index);
+        if !names.iter().any(|name| name == text(&result["request"])) {
+            causes.invalid(&here.field("request"), &result["request"], REQUEST_REFERENCE);
+        }
+        driver(causes, &here.field("driver"), &result["driver"]);
+        label(causes, &here.field("device"), &result["device"]);
+    }
+}
+
+fn driver(causes: &mut Causes, path: &Path, value: &Value) {
+    let name = text(value);
+    if name.is_empty() {
+        return causes.required(path, "");
+    }
+    if name.len() > LONGEST_DRIVER {
+        causes.too_long(path, LONGEST_DRIVER);
+    }
+    causes.format(path, name, format::dns1123_subdomain(&name.to_ascii_lowercase()));
+}
+
+fn label(causes: &mut Causes, path: &Path, value: &Value) {
+    match text(value) {
+        "" => causes.required(path, ""),
+        name => causes.format(path, name, format::dns1123_label(name)),
+    }
+}
+
+fn limit(causes: &mut Causes, path: &Path, list: &Value, max: usize) {
+    let count = items(list).count();
+    if count > max {
+        causes.too_many(path, count, max);
+    }
+}
+
+fn unique(causes: &mut Causes, path: &Path, list: &Value, key: fn(&Value) -> &Value) {
+    let mut seen = std::collections::HashSet::new();
+    for (index, item) in items(list) {
+        if !seen.insert(text(key(item))) {
+            causes.duplicate(&path.index(index), key(item));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn fields(check: fn(&mut Causes, &Value, Option<&Value>), spec: Value) -> Vec<String> {
+        let mut causes = Causes::default();
+        check(&mut causes, &json!({"spec": spec}), None);
+        causes.into_list().into_iter().map(|cause| cause.field).collect()
+    }
+
+    #[test]
+    fn claims_and_slices_are_checked() {
+        let exactly = json!({"deviceClassName": "gpu", "allocationMode": "ExactCount", "count": 1});
+        let requests = |more: Value| json!({"devices": {"requests": more}});
+        assert_eq!(fields(claim, requests(json!([{"name": "a", "exactly": exactly}]))), Vec::<String>::new());
+        assert_eq!(fields(claim, requests(json!([{"name": "a"}]))), ["spec.devices.requests[0]"]);
+        let both = json!([{"name": "A", "exactly": {"allocationMode": "All", "count": 1}}]);
+        let here = "spec.devices.requests[0]";
+        assert_eq!(
+            fields(claim, requests(both)),
+            [
+                format!("{here}.name"),
+                format!("{here}.exactly.deviceClassName"),
+                format!("{here}.exactly.count")
+            ]
+        );
+        let pool = json!({"name": "p", "resourceSliceCount": 1});
+        assert_eq!(
+            fields(slice, json!({"driver": "d.example.com", "pool": pool, "nodeName": "n"})),
+            Vec::<String>::new()
+        );
+        assert_eq!(fields(slice, json!({"driver": "", "pool": pool})), ["spec.driver", "spec"]);
+        let config = json!([{"opaque": {"driver": "d", "parameters": {}}}, {}]);
+        assert_eq!(fields(class, json!({"config": config})), ["spec.config[1].opaque"]);
+    }
+}

@@ -1,0 +1,202 @@
+//! Resource quotas. Source: `ValidateResourceQuota` in `pkg/apis/core/validation/validation.go`.
+
+use coracle_values::Quantity;
+use serde_json::Value;
+
+use super::{Causes, Path, entries, format, items, text};
+
+/// Names of amounts without a domain that are whole numbers.
+const COUNTS: &[&str] = &[
+    "pods",
+    "resourcequotas",
+    "services",
+    "replicationcontrollers",
+    "secrets",
+    "configmaps",
+    "persistentvolumeclaims",
+    "services.nodeports",
+    "services.loadbalancers",
+];
+/// Names of the other amounts without a domain.
+const AMOUNTS: &[&str] = &[
+    "cpu",
+    "memory",
+    "ephemeral-storage",
+    "requests.cpu",
+    "requests.memory",
+    "requests.storage",
+    "requests.ephemeral-storage",
+    "limits.cpu",
+    "limits.memory",
+    "limits.ephemeral-storage",
+];
+const COMPUTE: &[&str] =
+    &["pods", "cpu", "memory", "limits.cpu", "limits.memory", "requests.cpu", "requests.memory"];
+/// Scopes, and the amounts without a domain that each can limit.
+const SCOPES: &[(&str, &[&str])] = &[
+    ("Terminating", COMPUTE),
+    ("NotTerminating", COMPUTE),
+    ("BestEffort", &["pods"]),
+    ("NotBestEffort", COMPUTE),
+    ("PriorityClass", COMPUTE),
+    ("CrossNamespacePodAffinity", COMPUTE),
+    ("VolumeAttributesClass", &["persistentvolumeclaims", "requests.storage"]),
+];
+const MUST_EXIST: &str = "must be 'Exists' when scope is any of ResourceQuotaScopeTerminating, \
+    ResourceQuotaScopeNotTerminating, ResourceQuotaScopeBestEffort, ResourceQuotaScopeNotBestEffort or \
+    ResourceQuotaScopeCrossNamespacePodAffinity";
+
+/// Checks a quota.
+pub(crate) fn resource_quota(causes: &mut Causes, object: &Value, old: Option<&Value>) {
+    let (path, spec) = (Path::root("spec"), &object["spec"]);
+    amounts(causes, &path.field("hard"), &spec["hard"]);
+    let scopes: Vec<&str> = items(&spec["scopes"]).map(|(_, scope)| text(scope)).collect();
+    let here = path.field("scopes");
+    for scope in &scopes {
+        self::scope(causes, (&here, &here), scope, spec);
+    }
+    conflicts(causes, &here, &scopes, &spec["scopes"]);
+    selector(causes, &path.field("scopeSelector").field("matchExpressions"), spec);
+    if let Some(old) = old {
+        let sorted = |spec: &Value| {
+            let mut list: Vec<String> =
+                items(&spec["scopes"]).map(|(_, scope)| text(scope).to_owned()).collect();
+            list.sort_unstable();
+            list.dedup();
+            list
+        };
+        if sorted(spec) != sorted(&old["spec"]) {
+            causes.invalid(&here, &spec["scopes"], "field is immutable");
+        }
+    }
+}
+
+/// Checks the status of a quota.
+pub(super) fn status(causes: &mut Causes, status: &Value) {
+    for list in ["hard", "used"] {
+        amounts(causes, &Path::root("status").field(list), &status[list]);
+    }
+}
+
+fn amounts(causes: &mut Causes, path: &Path, list: &Value) {
+    for (name, amount) in entries(list) {
+        let here = path.key(name);
+        let problems = format::qualified_name(name);
+        let is_named = problems.is_empty();
+        causes.format(&here, name, problems);
+        if is_named && !name.contains('/') && !is_standard(name) {
+            let value = Value::from(name.as_str());
+            if name != "storage" {
+                causes.invalid(&here, &value, "must be a standard resource type or fully qualified");
+            }
+            causes.invalid(&here, &value, "must be a standard resource for quota");
+        }
+        let Some(quantity) = amount.as_str().and_then(|amount| Quantity::parse(amount).ok()) else {
+            continue;
+        };
+        if quantity.signum() < 0 {
+            causes.invalid(&here, amount, "must be greater than or equal to 0");
+        }
+        if (COUNTS.contains(&name.as_str()) || is_extended(name)) && !quantity.is_integer() {
+            causes.invalid(&here, amount, "must be an integer");
+        }
+    }
+}
+
+fn is_standard(name: &str) -> bool {
+    COUNTS.contains(&name)
+        || AMOUNTS.contains(&name)
+        || name.starts_with("hugepages-")
+        || name.starts_with("requests.hugepages-")
+}
+
+/// Whether the name is one of an extended resource. A quota's name for it begins with `requests.`.
+fn is_extended(name: &str) -> bool {
+    name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.")
+}
+
+/// Checks that a scope is known and can limit the amounts. `at` has the path of the name and that of the list.
+fn scope(causes: &mut Causes, at: (&Path, &Path), scope: &str, spec: &Value) {
+    let Some((_, limited)) = SCOPES.iter().find(|(known, _)| *known == scope) else {
+        causes.invalid(at.0, &scope.into(), "unsupported scope");
+        return;
+    };
+    for (name, _) in entries(&spec["hard"]) {
+        if is_standard(name) && !limited.contains(&name.as_str()) {
+            causes.invalid(at.1, &scope.into(), "unsupported scope applied to resource");
+        }
+    }
+}
+
+fn conflicts(causes: &mut Causes, path: &Path, scopes: &[&str], value: &Value) {
+    for pair in [["BestEffort", "NotBestEffort"], ["Terminating", "NotTerminating"]] {
+        if pair.iter().all(|scope| scopes.contains(scope)) {
+            causes.invalid(path, value, "conflicting scopes");
+        }
+    }
+}
+
+fn selector(causes: &mut Causes, path: &Path, spec: &Value) {
+    let list = &spec["scopeSelector"]["matchExpressions"];
+    for (_, requirement) in items(list) {
+        let (name, operator) = (text(&requirement["scopeName"]), &requirement["operator"]);
+        scope(causes, (&path.field("scopeName"), path), name, spec);
+        let has_values = matches!(name, "PriorityClass" | "VolumeAttributesClass");
+        if !has_values && SCOPES.iter().any(|(known, _)| *known == name) && operator != "Exists" {
+            causes.invalid(&path.field("operator"), operator, MUST_EXIST);
+        }
+        let values = &requirement["values"];
+        let is_empty = items(values).next().is_none();
+        match text(operator) {
+            "In" | "NotIn" if is_empty => {
+                let detail =
+                    "must be at least one value when `operator` is 'In' or 'NotIn' for scope selector";
+                causes.required(&path.field("values"), detail);
+            }
+            "Exists" | "DoesNotExist" if !is_empty => {
+                let detail =
+                    "must be no value when `operator` is 'Exist' or 'DoesNotExist' for scope selector";
+                causes.invalid(&path.field("values"), values, detail);
+            }
+            "In" | "NotIn" | "Exists" | "DoesNotExist" => {}
+            _ => causes.invalid(&path.field("operator"), operator, "not a valid selector operator"),
+        }
+    }
+    let names: Vec<&str> = items(list).map(|(_, requirement)| text(&requirement["scopeName"])).collect();
+    conflicts(causes, path, &names, &spec["scopes"]);
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn names_scopes_and_amounts_are_checked() {
+        let fields = |spec: Value| {
+            let mut causes = Causes::default();
+            resource_quota(&mut causes, &json!({"spec": spec}), None);
+            causes.into_list().into_iter().map(|cause| cause.field).collect::<Vec<_>>()
+        };
+        let good = json!({"hard": {"pods": "1", "requests.x.io/gpu": "1", "count/widgets.example.com": "2", "cpu": "1.5"}});
+        assert_eq!(fields(good), Vec::<String>::new());
+        assert_eq!(fields(json!({"hard": {"nope": "1"}})), ["spec.hard[nope]"; 2]);
+        assert_eq!(
+            fields(json!({"hard": {"pods": "1.5", "cpu": "-1"}})),
+            ["spec.hard[cpu]", "spec.hard[pods]"]
+        );
+        assert_eq!(fields(json!({"hard": {"services": "1"}, "scopes": ["BestEffort"]})), ["spec.scopes"]);
+        assert_eq!(fields(json!({"scopes": ["BestEffort", "NotBestEffort"]})), ["spec.scopes"]);
+        let expression =
+            |expression: Value| fields(json!({"scopeSelector": {"matchExpressions": [expression]}}));
+        assert_eq!(
+            expression(json!({"scopeName": "PriorityClass", "operator": "In"})),
+            ["spec.scopeSelector.matchExpressions.values"]
+        );
+        assert_eq!(
+            expression(json!({"scopeName": "Terminating", "operator": "In", "values": ["a"]})),
+            ["spec.scopeSelector.matchExpressions.operator"]
+        );
+    }
+}
