@@ -107,6 +107,11 @@ impl Expressions {
     }
 }
 
+/// Whether a word is a name and no word of the language.
+pub fn is_free_name(name: &str) -> bool {
+    coracle_cel::escape::escape(name).is_some_and(|escaped| escaped == name || escaped.contains("__underscores__"))
+}
+
 fn compiled(source: &str, environment: &Environment) -> Result<Program, String> {
     Program::compile(source, environment).map_err(|error| format!("compilation failed: {error}"))
 }

@@ -1,6 +1,7 @@
 //! Validation of objects. Each violation is one cause with its field path and upstream's text.
 
 pub(crate) mod admission;
+pub(crate) mod admission_policy;
 pub(crate) mod batch;
 mod batch_policy;
 mod batch_status;

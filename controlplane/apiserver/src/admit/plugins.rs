@@ -2,7 +2,7 @@
 
 use super::{
     Admit, PodSecurityConfig, bootstrap_token, certificate, default_tolerations, escalation, limit_ranger,
-    mountable_secrets, namespace_lifecycle, node_restriction, node_taints, optional, pod_security, priority,
+    mountable_secrets, namespace_lifecycle, node_restriction, node_taints, optional, pod_security, policy, priority,
     runtime_class, service_account, webhook,
 };
 
@@ -81,6 +81,8 @@ fn rows(pod_security: PodSecurityConfig) -> Vec<Row> {
         ("", true, Box::new(bootstrap_token::BootstrapToken)),
         ("", true, Box::new(escalation::Escalation)),
         ("PodSecurity", true, Box::new(pod_security::PodSecurity(pod_security))),
+        ("MutatingAdmissionPolicy", true, Box::new(policy::MutatingPolicies::new())),
+        ("ValidatingAdmissionPolicy", true, Box::new(policy::ValidatingPolicies::new())),
         ("", true, Box::new(webhook::Webhooks::new())),
     ]
 }

@@ -21,6 +21,7 @@ mod joining;
 mod list;
 mod load;
 mod pod_security;
+mod policy;
 mod rbac;
 mod registry;
 mod services;
