@@ -4,7 +4,6 @@
 //! in the order of their configurations' names; validating ones at the same time. A failed call fails the request,
 //! unless the webhook's failure policy is `Ignore`.
 
-mod client;
 mod hook;
 pub(super) mod review;
 
@@ -29,6 +28,7 @@ use crate::{
     convert,
     error::{ApiError, Result},
     server::State,
+    webhook_client,
 };
 
 const MUTATING: &str = "mutatingwebhookconfigurations";
@@ -177,7 +177,7 @@ async fn ask(
     let objects = objects(attributes, kind, object).await?;
     let uid = uuid::Uuid::new_v4().to_string();
     let request = review::request(attributes, (hook.version, &uid), kind, &objects);
-    let answer = match client::call(state, hook, &request).await {
+    let answer = match webhook_client::call(state, &hook.endpoint, &request).await {
         Ok(answer) => review::response(&answer, (hook.version, &uid)),
         Err(why) => Err(why),
     };

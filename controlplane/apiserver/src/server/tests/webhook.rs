@@ -15,15 +15,15 @@ const CONFIGURATIONS: &str = "/apis/admissionregistration.k8s.io/v1";
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
 /// A webhook and the requests that it got.
-struct Webhook {
-    url: String,
-    ca_bundle: String,
+pub(super) struct Webhook {
+    pub(super) url: String,
+    pub(super) ca_bundle: String,
     requests: Arc<Mutex<Vec<Value>>>,
 }
 
 impl Webhook {
     /// Starts a webhook that answers each request by a function.
-    async fn start(answer: fn(&Value) -> Value) -> Self {
+    pub(super) async fn start(answer: fn(&Value) -> Value) -> Self {
         let key = KeyPair::generate().unwrap();
         let certificate =
             CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap().self_signed(&key).unwrap();
@@ -54,7 +54,7 @@ impl Webhook {
                         let mut response = answer(&review["request"]);
                         response["uid"] = review["request"]["uid"].clone();
                         seen.lock().unwrap().push(review["request"].clone());
-                        let review = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response});
+                        let review = json!({"apiVersion": review["apiVersion"], "kind": review["kind"], "response": response});
                         Ok::<_, std::convert::Infallible>(http::Response::new(Full::<Bytes>::from(
                             review.to_string(),
                         )))
