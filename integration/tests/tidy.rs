@@ -70,7 +70,15 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
     ("coracle-cel", &["coracle-values"]),
     ("coracle-admission-policies", &["coracle-cel"]),
     ("coracle-custom-resources", &["coracle-cel", "coracle-values"]),
-    ("coracle-kinds", &["coracle-admission-policies", "coracle-custom-resources", "coracle-managed-fields", "coracle-values"]),
+    (
+        "coracle-kinds",
+        &[
+            "coracle-admission-policies",
+            "coracle-custom-resources",
+            "coracle-managed-fields",
+            "coracle-values",
+        ],
+    ),
     (
         "coracle-apiserver",
         &[

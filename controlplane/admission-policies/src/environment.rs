@@ -98,7 +98,11 @@ impl Expressions {
             // An empty list has elements of any type.
             Want::JsonPatch => (kind == "list(JSONPatch)" || kind == "list(dyn)", "list(JSONPatch)"),
         };
-        if fits || kind == "dyn" { Ok(program) } else { Err(format!("must evaluate to {wanted} but got {kind}")) }
+        if fits || kind == "dyn" {
+            Ok(program)
+        } else {
+            Err(format!("must evaluate to {wanted} but got {kind}"))
+        }
     }
 
     /// The compiled variables.
@@ -109,7 +113,8 @@ impl Expressions {
 
 /// Whether a word is a name and no word of the language.
 pub fn is_free_name(name: &str) -> bool {
-    coracle_cel::escape::escape(name).is_some_and(|escaped| escaped == name || escaped.contains("__underscores__"))
+    coracle_cel::escape::escape(name)
+        .is_some_and(|escaped| escaped == name || escaped.contains("__underscores__"))
 }
 
 fn compiled(source: &str, environment: &Environment) -> Result<Program, String> {
@@ -153,7 +158,8 @@ pub(crate) fn evaluate<'a>(
     *budget = budget.saturating_sub(cost);
     result.map_err(|error| match error {
         EvalError::CostLimit => {
-            "validation failed due to running out of cost budget, no further validation rules will be run".to_owned()
+            "validation failed due to running out of cost budget, no further validation rules will be run"
+                .to_owned()
         }
         error => format!("expression '{source}' resulted in error: {error}"),
     })
@@ -172,10 +178,8 @@ fn object(name: &str, fields: &[(&str, Type)]) -> Type {
 fn request() -> Type {
     let text = || Type::String;
     let texts = || Type::list(Type::String);
-    let kind = object(
-        "kubernetes.GroupVersionKind",
-        &[("group", text()), ("version", text()), ("kind", text())],
-    );
+    let kind =
+        object("kubernetes.GroupVersionKind", &[("group", text()), ("version", text()), ("kind", text())]);
     let resource = object(
         "kubernetes.GroupVersionResource",
         &[("group", text()), ("version", text()), ("resource", text())],

@@ -91,7 +91,8 @@ impl MutatingPolicy {
         let result = evaluate(&session, (source, program), &mut BUDGET.clone())?;
         match (want, &result) {
             (Want::JsonPatch, Cel::List(operations)) => {
-                let made = |value: &Cel<'_>| matches!(value, Cel::Structure(made) if made.name() == "JSONPatch");
+                let made =
+                    |value: &Cel<'_>| matches!(value, Cel::Structure(made) if made.name() == "JSONPatch");
                 if !operations.iter().all(made) {
                     return Err(format!("expression '{source}' did not evaluate to a list of JSONPatch"));
                 }

@@ -112,9 +112,8 @@ impl ValidatingPolicy {
             let (message, reason) = match evaluate(&session, (source, program), &mut budget) {
                 Ok(Cel::Bool(true)) => continue,
                 Ok(_) => {
-                    let message = validation.message(|compiled| {
-                        evaluate(&session, (&compiled.0, &compiled.1), &mut budget).ok()
-                    });
+                    let message = validation
+                        .message(|compiled| evaluate(&session, (&compiled.0, &compiled.1), &mut budget).ok());
                     (message, validation.reason.clone())
                 }
                 Err(_) if !self.fails => continue,

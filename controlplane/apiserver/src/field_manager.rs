@@ -2,11 +2,11 @@
 
 use std::sync::LazyLock;
 
+use coracle_kinds::Resource;
 use coracle_managed_fields::{
     ApplyError, ApplyRequest, FieldSet, Managers, PathElement, Schema, SingleVersion, UpdateRequest, Updater,
     conflict_message,
 };
-use coracle_kinds::Resource;
 use serde_json::{Map, Value, json};
 
 use crate::{
@@ -105,7 +105,9 @@ pub(crate) fn apply(call: &Call, live: &Value, config: &Value) -> Result<Value> 
 /// Merges fields into an object by the rules of server-side apply, without recording an owner.
 pub(crate) fn merge(kind: &Resource, live: &Value, mut config: Value) -> std::result::Result<Value, String> {
     static UNKNOWN: LazyLock<Schema> = LazyLock::new(Schema::default);
-    let Some(fields) = config.as_object_mut() else { return Err("the configuration is no object".to_owned()) };
+    let Some(fields) = config.as_object_mut() else {
+        return Err("the configuration is no object".to_owned());
+    };
     for field in ["apiVersion", "kind"] {
         fields.insert(field.to_owned(), live[field].clone());
     }
@@ -113,8 +115,7 @@ pub(crate) fn merge(kind: &Resource, live: &Value, mut config: Value) -> std::re
     let api_version = kind.api_version();
     let versions = SingleVersion { api_version, schema, of };
     let ignored = FieldSet::default();
-    let updater =
-        Updater { versions: &versions, api_version, subresource: "", ignored: &ignored, now: "" };
+    let updater = Updater { versions: &versions, api_version, subresource: "", ignored: &ignored, now: "" };
     let request = ApplyRequest { live, config: &config, manager: "admission-policy", force: true };
     let applied = updater.apply(request, Managers::default()).map_err(|error| error.to_string())?;
     let mut object = applied.object;

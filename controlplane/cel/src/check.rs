@@ -78,7 +78,9 @@ impl<'a> Checker<'a> {
     fn shared(&self, operand: &Expr, field: &str) -> Option<Type> {
         let hidden = || self.scopes.iter().any(|(known, _)| *known == SHARED);
         match &operand.kind {
-            Kind::Ident(name) if &**name == SHARED && !hidden() => self.environment.find_shared(field).cloned(),
+            Kind::Ident(name) if &**name == SHARED && !hidden() => {
+                self.environment.find_shared(field).cloned()
+            }
             _ => None,
         }
     }
@@ -94,9 +96,8 @@ impl<'a> Checker<'a> {
             let kind = self.kind(value)?;
             let kind = if *optional { unwrap(kind) } else { kind };
             if !kind.fits(&expected) {
-                let message = format!(
-                    "expected type of field '{field}' is '{expected}' but provided type is '{kind}'"
-                );
+                let message =
+                    format!("expected type of field '{field}' is '{expected}' but provided type is '{kind}'");
                 return Err(self.error(value, &message));
             }
         }

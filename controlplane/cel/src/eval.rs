@@ -175,8 +175,7 @@ impl<'a, 'v> Evaluator<'a, 'v> {
             let key = self.eval(key)?;
             // The text of a key is copied.
             self.charge(key.cost_size() / 10)?;
-            let key =
-                Key::of(&key).ok_or_else(|| EvalError::Failed("unsupported key type".to_owned()))?;
+            let key = Key::of(&key).ok_or_else(|| EvalError::Failed("unsupported key type".to_owned()))?;
             let value = match self.eval(value)? {
                 Value::Optional(None) if *optional => continue,
                 Value::Optional(Some(inner)) if *optional => (*inner).clone(),
@@ -390,8 +389,8 @@ impl<'a, 'v> Evaluator<'a, 'v> {
             match &mut accumulator {
                 Value::List(list) => Arc::make_mut(list).push(value),
                 Value::Map(map) => {
-                    let key = Key::of(&key)
-                        .ok_or_else(|| EvalError::Failed("unsupported key type".to_owned()))?;
+                    let key =
+                        Key::of(&key).ok_or_else(|| EvalError::Failed("unsupported key type".to_owned()))?;
                     if map.contains_key(&key) {
                         return Err(EvalError::Failed(format!("insert failed: key '{key}' already exists")));
                     }

@@ -196,7 +196,8 @@ impl Converter<'_> {
         if let Some(kind) = self.bind(call, depth)? {
             return Ok(Some(kind));
         }
-        let (Some(target), [first, second, rest @ ..]) = (call.target.as_deref(), call.args.as_slice()) else {
+        let (Some(target), [first, second, rest @ ..]) = (call.target.as_deref(), call.args.as_slice())
+        else {
             return Ok(None);
         };
         let Some(macro_) = two_variables::find(&call.func_name, rest.len()) else { return Ok(None) };

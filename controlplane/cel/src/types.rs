@@ -159,7 +159,7 @@ impl Type {
                 f.write_str("map(")?;
                 key.print(f, below)?;
                 inner(f, (", ", value))
-            },
+            }
             Type::Object(object) => f.write_str(&object.name),
             Type::Optional(value) => inner(f, ("optional_type(", value)),
             Type::Opaque(name) => f.write_str(name),

@@ -279,9 +279,9 @@ impl<'a> Value<'a> {
             (Value::Ip(left), Value::Ip(right)) => left == right,
             (Value::Cidr(left), Value::Cidr(right)) => left == right,
             (Value::Semver(left), Value::Semver(right)) => left.cmp_precedence(right).is_eq(),
-            (Value::Structure(left), Value::Structure(right)) => left.equals(right, |left, right| {
-                left.equals_at(right, work, depth + 1)
-            })?,
+            (Value::Structure(left), Value::Structure(right)) => {
+                left.equals(right, |left, right| left.equals_at(right, work, depth + 1))?
+            }
             (Value::Optional(left), Value::Optional(right)) => match (left, right) {
                 (None, None) => true,
                 (Some(left), Some(right)) => left.equals_at(right, work, depth + 1)?,

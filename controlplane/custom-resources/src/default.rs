@@ -22,12 +22,13 @@ pub(crate) fn is_complete(value: &Value, schema: &Schema) -> bool {
     match value {
         Value::Object(map) => {
             let present = |name: &str, property: &Schema| {
-                property.default.is_none() || map.get(name).is_some_and(|old| !old.is_null() || property.nullable)
+                property.default.is_none()
+                    || map.get(name).is_some_and(|old| !old.is_null() || property.nullable)
             };
             schema.properties.iter().all(|(name, property)| present(name, property))
-                && map.iter().all(|(name, inner)| {
-                    schema.field(name).is_none_or(|field| is_complete(inner, field))
-                })
+                && map
+                    .iter()
+                    .all(|(name, inner)| schema.field(name).is_none_or(|field| is_complete(inner, field)))
         }
         Value::Array(list) => {
             schema.item().is_none_or(|item| list.iter().all(|inner| is_complete(inner, item)))

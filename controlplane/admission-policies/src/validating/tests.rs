@@ -13,7 +13,8 @@ impl Authorize for Deny {
 }
 
 fn with_input<T>(object: &Value, params: &Value, act: impl FnOnce(&Input<'_>) -> T) -> T {
-    let request = json!({"operation": "CREATE", "name": "x", "userInfo": {"username": "ann", "groups": ["g"]}});
+    let request =
+        json!({"operation": "CREATE", "name": "x", "userInfo": {"username": "ann", "groups": ["g"]}});
     let namespace = json!({"metadata": {"name": "ns", "labels": {"env": "prod"}}});
     let host = Deny;
     act(&Input {
@@ -52,7 +53,10 @@ fn a_false_validation_denies_with_its_message() {
         ["too many: 5", "failed expression: namespaceObject.metadata.labels['env'] == 'test'"]
     );
     let denials = evaluate(spec, json!({"spec": {"replicas": 1}})).denials;
-    assert_eq!((denials[0].message.as_str(), denials[0].reason.as_str(), denials[0].index), ("m", "Forbidden", 1));
+    assert_eq!(
+        (denials[0].message.as_str(), denials[0].reason.as_str(), denials[0].index),
+        ("m", "Forbidden", 1)
+    );
 }
 
 #[test]

@@ -74,7 +74,8 @@ impl Authorize for Host<'_> {
             User::new(&format!("system:serviceaccount:{namespace}:{name}"), &groups)
         });
         let user = account.as_ref().unwrap_or(self.user);
-        let failed = |error: &str| AccessDecision { error: Some(error.to_owned()), ..AccessDecision::default() };
+        let failed =
+            |error: &str| AccessDecision { error: Some(error.to_owned()), ..AccessDecision::default() };
         if !question.field_selector.is_empty() || !question.label_selector.is_empty() {
             // Without selectors the question is broader, so a permission for it suffices, and a refusal is safe.
             tracing::debug!("selectors of an authorization check are ignored");

@@ -74,7 +74,8 @@ impl<P> Policies<P> {
     fn current(&self, state: &State) -> Arc<[Bound<P>]> {
         let kinds = by_resource(GROUP, "v1", self.policies).zip(by_resource(GROUP, "v1", self.bindings));
         let Some((policies, bindings)) = kinds else { return Arc::new([]) };
-        let newest = |kind: &Resource| state.cache.of(kind).map_or(0, |collection| collection.lock().newest());
+        let newest =
+            |kind: &Resource| state.cache.of(kind).map_or(0, |collection| collection.lock().newest());
         let of = (newest(policies), newest(bindings));
         {
             let current = self.current.read().unwrap_or_else(PoisonError::into_inner);

@@ -171,13 +171,16 @@ mod tests {
 
     #[test]
     fn responses_are_checked() {
-        let review = |response: Value| json!({"apiVersion": "a/v1", "kind": "ConversionReview", "response": response});
+        let review =
+            |response: Value| json!({"apiVersion": "a/v1", "kind": "ConversionReview", "response": response});
         let read = |response_: Value| response(review(response_), "a/v1", "7");
         let good = json!({"uid": "7", "result": {"status": "Success"}, "convertedObjects": [{}]});
         assert_eq!(read(good).unwrap().len(), 1);
         let failed = json!({"uid": "7", "result": {"status": "Failed", "message": "no"}});
         assert_eq!(read(failed).unwrap_err(), "no");
-        assert!(read(json!({"uid": "8", "result": {"status": "Success"}})).unwrap_err().contains("response.uid"));
+        assert!(
+            read(json!({"uid": "8", "result": {"status": "Success"}})).unwrap_err().contains("response.uid")
+        );
         assert_eq!(read(Value::Null).unwrap_err(), "no response provided");
     }
 

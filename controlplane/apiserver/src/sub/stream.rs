@@ -65,7 +65,8 @@ fn options(call: &Call) -> Option<Value> {
     match call.resource.subresource.as_str() {
         "portforward" => {
             let ports = query.all("ports").iter().flat_map(|list| list.split(','));
-            let ports: Vec<Value> = ports.filter_map(|port| port.parse::<i32>().ok()).map(Value::from).collect();
+            let ports: Vec<Value> =
+                ports.filter_map(|port| port.parse::<i32>().ok()).map(Value::from).collect();
             if !ports.is_empty() {
                 options.insert("ports".to_owned(), ports.into());
             }

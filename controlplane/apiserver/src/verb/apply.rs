@@ -70,7 +70,8 @@ fn merged(call: &Call, live: &Value, config: &Value) -> Result<Value> {
 fn declared(call: &Call, parsed: &Parsed, expected: &Expected<'_>) -> Result<()> {
     let Ok((_, notes)) = body::check(parsed.clone(), expected, FieldValidation::Warn) else { return Ok(()) };
     let fields = notes.iter().filter_map(|note| note.strip_prefix("unknown field \"")?.strip_suffix('"'));
-    let problems: Vec<String> = fields.map(|field| format!(".{field}: field not declared in schema")).collect();
+    let problems: Vec<String> =
+        fields.map(|field| format!(".{field}: field not declared in schema")).collect();
     if problems.is_empty() {
         return Ok(());
     }

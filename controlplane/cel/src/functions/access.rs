@@ -48,9 +48,7 @@ fn build<'a>(access: &Access<'a>, name: &str, args: &[Value<'a>]) -> Option<Acce
         (Stage::Authorizer, "serviceAccount", Some(name)) => {
             access.with(Stage::Authorizer, |question| question.service_account = Some((first, name)))
         }
-        (Stage::Authorizer, "path", None) => {
-            access.with(Stage::Path, |question| question.path = Some(first))
-        }
+        (Stage::Authorizer, "path", None) => access.with(Stage::Path, |question| question.path = Some(first)),
         (Stage::Authorizer, "group", None) => access.with(Stage::Group, |question| question.group = first),
         (Stage::Group, "resource", None) => access.with(Stage::Resource, |question| {
             question.resource = first;

@@ -58,8 +58,22 @@ pub(super) fn call<'a>(
 /// Whether this module has a function with the name. The elements of a list are copied only then.
 fn is_known(name: &str) -> bool {
     const NAMES: &[&str] = &[
-        "isSorted", "sum", "min", "max", "indexOf", "lastIndexOf", "first", "last", "reverse", "slice", "distinct",
-        "sort", "flatten", "sets.contains", "sets.equivalent", "sets.intersects",
+        "isSorted",
+        "sum",
+        "min",
+        "max",
+        "indexOf",
+        "lastIndexOf",
+        "first",
+        "last",
+        "reverse",
+        "slice",
+        "distinct",
+        "sort",
+        "flatten",
+        "sets.contains",
+        "sets.equivalent",
+        "sets.intersects",
     ];
     NAMES.contains(&name)
 }

@@ -92,7 +92,8 @@ fn changes<'a>(
         }
         ("split", [Value::String(separator), rest @ ..]) => {
             // Each part is a text of its own.
-            let parts = if separator.is_empty() { text.len() } else { text.matches(&**separator).count() + 1 };
+            let parts =
+                if separator.is_empty() { text.len() } else { text.matches(&**separator).count() + 1 };
             let parts = u64::try_from(parts.min(limit(rest))).unwrap_or(u64::MAX);
             let cost = two.saturating_add(parts).max(1);
             evaluator.charge(cost).map(|()| split(text, separator, limit(rest)))

@@ -46,9 +46,18 @@ pub(super) fn check(source: &str) -> Result<(), String> {
 fn end_of_text(bytes: &[u8], start: usize) -> usize {
     let quote = bytes.get(start).copied().unwrap_or_default();
     let triple = bytes.get(start..start + 3).is_some_and(|three| three.iter().all(|byte| *byte == quote));
-    let raw = start.checked_sub(1).and_then(|before| bytes.get(before)).is_some_and(|byte| matches!(byte, b'r' | b'R'))
-        || start.checked_sub(2).and_then(|before| bytes.get(before)).is_some_and(|byte| matches!(byte, b'r' | b'R'))
-            && start.checked_sub(1).and_then(|before| bytes.get(before)).is_some_and(|byte| matches!(byte, b'b' | b'B'));
+    let raw = start
+        .checked_sub(1)
+        .and_then(|before| bytes.get(before))
+        .is_some_and(|byte| matches!(byte, b'r' | b'R'))
+        || start
+            .checked_sub(2)
+            .and_then(|before| bytes.get(before))
+            .is_some_and(|byte| matches!(byte, b'r' | b'R'))
+            && start
+                .checked_sub(1)
+                .and_then(|before| bytes.get(before))
+                .is_some_and(|byte| matches!(byte, b'b' | b'B'));
     let mut at = start + if triple { 3 } else { 1 };
     while let Some(byte) = bytes.get(at) {
         let closes = |length: usize| {

@@ -90,9 +90,10 @@ pub(super) fn expand(
 
 fn filtered(filter: Option<Expr>, grown: Expr, same: Expr, at: u32) -> Expr {
     match filter {
-        Some(filter) => {
-            Expr { kind: Kind::Call { name: "_?_:_".into(), target: None, args: vec![filter, grown, same] }, at }
-        }
+        Some(filter) => Expr {
+            kind: Kind::Call { name: "_?_:_".into(), target: None, args: vec![filter, grown, same] },
+            at,
+        },
         None => grown,
     }
 }

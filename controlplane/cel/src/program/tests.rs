@@ -176,21 +176,28 @@ fn loops_have_two_variables() {
 fn shared_values_are_evaluated_once_and_only_if_used() {
     let mut environment = Environment::default().variable("x", Type::Int);
     let mut shared = Shared::default();
-    for (name, source) in [("a", "[1, 2, 3].map(i, i * x)"), ("bad", "1 / 0"), ("b", "variables.a.size() + x")] {
+    for (name, source) in
+        [("a", "[1, 2, 3].map(i, i * x)"), ("bad", "1 / 0"), ("b", "variables.a.size() + x")]
+    {
         let program = Program::compile(source, &environment).unwrap();
         environment.shared(name, &program);
         shared.add(name, program);
     }
     assert!(Program::compile("variables.c", &environment).is_err());
     let session = Session::new(vec![("x", Value::Int(2))], &shared);
-    let program = Program::compile("[0].all(x, variables.b == 5 && x == 0) || variables.bad == 1", &environment).unwrap();
+    let program =
+        Program::compile("[0].all(x, variables.b == 5 && x == 0) || variables.bad == 1", &environment)
+            .unwrap();
     let (first, cost) = session.evaluate(&program, PER_CALL_LIMIT);
     assert_eq!(first, Ok(Value::Bool(true)));
     let (second, less) = session.evaluate(&program, PER_CALL_LIMIT);
     assert_eq!(second, Ok(Value::Bool(true)));
     assert!(less < cost, "{less} {cost}");
     let bad = Program::compile("variables.bad == 1", &environment).unwrap();
-    assert_eq!(session.evaluate(&bad, PER_CALL_LIMIT).0, Err(EvalError::Failed("division by zero".to_owned())));
+    assert_eq!(
+        session.evaluate(&bad, PER_CALL_LIMIT).0,
+        Err(EvalError::Failed("division by zero".to_owned()))
+    );
 }
 
 #[test]
@@ -222,7 +229,10 @@ fn objects_are_made_only_where_they_are_declared() {
     assert!(evaluate(source).unwrap_err().contains("undeclared reference to 'Object'"));
     let patch = "[JSONPatch{op: 'add', path: '/a', value: [1]}]";
     let program = Program::compile(patch, &environment).unwrap();
-    assert_eq!(program.evaluate(&[]).0.unwrap().to_json(), json!([{"op": "add", "path": "/a", "value": [1]}]));
+    assert_eq!(
+        program.evaluate(&[]).0.unwrap().to_json(),
+        json!([{"op": "add", "path": "/a", "value": [1]}])
+    );
     assert!(Program::compile("JSONPatch{op: 1}", &environment).is_err());
     assert!(Program::compile("JSONPatch{x: 1}", &environment).is_err());
     let wrong = Program::compile("Object{spec: Object.status{}}", &environment).unwrap();
@@ -234,7 +244,10 @@ struct Allow(&'static str);
 
 impl crate::access::Authorize for Allow {
     fn authorize(&self, question: &crate::access::AccessQuestion) -> crate::access::AccessDecision {
-        crate::access::AccessDecision { allowed: format!("{question:?}").contains(self.0), ..Default::default() }
+        crate::access::AccessDecision {
+            allowed: format!("{question:?}").contains(self.0),
+            ..Default::default()
+        }
     }
 }
 
@@ -245,11 +258,17 @@ fn permissions_are_asked_of_the_host() {
     let question = crate::access::AccessQuestion { resource: "deployments".to_owned(), ..Default::default() };
     let access = crate::access::Access::new(&host, question);
     for (source, expected) in [
-        ("authorizer.group('apps').resource('deployments').namespace('x').name('y').check('get').allowed()", true),
+        (
+            "authorizer.group('apps').resource('deployments').namespace('x').name('y').check('get').allowed()",
+            true,
+        ),
         ("authorizer.group('').resource('pods').check('get').allowed()", false),
         ("authorizer.path('/healthz').check('get').allowed()", false),
         ("authorizer.requestResource.check('create').allowed()", true),
-        ("authorizer.serviceAccount('ns', 'deployments').group('').resource('pods').check('get').allowed()", true),
+        (
+            "authorizer.serviceAccount('ns', 'deployments').group('').resource('pods').check('get').allowed()",
+            true,
+        ),
     ] {
         let program = Program::compile(source, &environment).unwrap();
         let (result, cost) = program.evaluate(&[("authorizer", Value::Access(access.clone()))]);
@@ -261,7 +280,8 @@ fn permissions_are_asked_of_the_host() {
 
 #[test]
 fn copies_cost_their_size() {
-    let environment = Environment::default().variable("list", Type::list(Type::Int)).variable("text", Type::String);
+    let environment =
+        Environment::default().variable("list", Type::list(Type::Int)).variable("text", Type::String);
     let json = serde_json::Value::Array(vec![json!(1); 50_000]);
     let kind = Type::list(Type::Int);
     for source in ["(list + list).size() > 0", "text.split('').size() > 0", "list.reverse().size() > 0"] {

@@ -77,7 +77,8 @@ pub(crate) fn mutating(causes: &mut Causes, object: &Value, old: Option<&Value>)
 /// Validates a ValidatingAdmissionPolicyBinding.
 pub(crate) fn validating_binding(causes: &mut Causes, object: &Value, _old: Option<&Value>) {
     binding(causes, object);
-    let (path, actions) = (Path::root("spec").field("validationActions"), &object["spec"]["validationActions"]);
+    let (path, actions) =
+        (Path::root("spec").field("validationActions"), &object["spec"]["validationActions"]);
     let mut seen = Vec::new();
     for (index, action) in items(actions) {
         if !ACTIONS.contains(&text(action)) {

@@ -166,9 +166,8 @@ fn patched(
             Err(error) if error.to_string().contains("value did not match") => return Ok(object.clone()),
             Err(error) => return Err(format!("JSON Patch: {error}")),
         },
-        Patch::Apply(config) => {
-            field_manager::merge(kind, object, config).map_err(|error| format!("error applying patch: {error}"))?
-        }
+        Patch::Apply(config) => field_manager::merge(kind, object, config)
+            .map_err(|error| format!("error applying patch: {error}"))?,
     };
     completed(attributes, kind, new)
 }
@@ -184,7 +183,6 @@ fn failed(
         tracing::debug!(policy = policy.name, binding = binding.name, why, "admission policy failed open");
         return Ok(());
     }
-    let message =
-        format!("policy '{}' with binding '{}' denied request: {why}", policy.name, binding.name);
+    let message = format!("policy '{}' with binding '{}' denied request: {why}", policy.name, binding.name);
     Err::<(), ApiError>(denied(attributes, &message, "Invalid"))
 }

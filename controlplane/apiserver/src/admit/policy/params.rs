@@ -56,7 +56,9 @@ pub(super) async fn collect(
     let resource = state.registry.load().find_kind(&kind.group, &kind.version, &kind.kind).cloned();
     let Some(resource) = resource.filter(|resource| resource.is_stored()) else {
         let ParamKind { group, version, kind } = kind;
-        return Err(format!("failed to find resource referenced by paramKind: '{group}/{version}, Kind={kind}'"));
+        return Err(format!(
+            "failed to find resource referenced by paramKind: '{group}/{version}, Kind={kind}'"
+        ));
     };
     let namespace = place(&resource, reference, namespace)?;
     let mut found = Vec::new();
@@ -82,10 +84,13 @@ pub(super) async fn collect(
 fn place<'a>(resource: &Resource, reference: &'a ParamRef, request: &'a str) -> Result<&'a str, String> {
     match (resource.namespaced, reference.namespace.as_str()) {
         (false, "") => Ok(""),
-        (false, _) => Err("paramRef.namespace must not be provided for a cluster-scoped `paramKind`".to_owned()),
-        (true, "") if request.is_empty() => Err(
-            "cannot use namespaced paramRef in policy binding that matches cluster-scoped resources".to_owned(),
-        ),
+        (false, _) => {
+            Err("paramRef.namespace must not be provided for a cluster-scoped `paramKind`".to_owned())
+        }
+        (true, "") if request.is_empty() => {
+            Err("cannot use namespaced paramRef in policy binding that matches cluster-scoped resources"
+                .to_owned())
+        }
         (true, "") => Ok(request),
         (true, namespace) => Ok(namespace),
     }

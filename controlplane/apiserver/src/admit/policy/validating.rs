@@ -98,7 +98,13 @@ fn act(attributes: &Attributes<'_>, of: (&str, &Binding), outcome: Outcome) -> O
         }
         if binding.has_action("Audit") {
             let binding = &binding.name;
-            tracing::info!(policy, binding, expression = index, message, "admission policy validation failed");
+            tracing::info!(
+                policy,
+                binding,
+                expression = index,
+                message,
+                "admission policy validation failed"
+            );
         }
         if binding.has_action("Deny") && denial.is_none() {
             denial = Some(refusal(attributes, of, &message, &reason));
@@ -121,6 +127,7 @@ fn refusal(
     reason: &str,
 ) -> ApiError {
     let binding = &binding.name;
-    let message = format!("ValidatingAdmissionPolicy '{policy}' with binding '{binding}' denied request: {why}");
+    let message =
+        format!("ValidatingAdmissionPolicy '{policy}' with binding '{binding}' denied request: {why}");
     denied(attributes, &message, reason)
 }

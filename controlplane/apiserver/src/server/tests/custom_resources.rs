@@ -189,8 +189,13 @@ async fn a_webhook_converts_between_versions() {
     let server = Fixture::new().await;
     let webhook = super::webhook::Webhook::start(convert).await;
     let version = |name: &str, storage: bool, fields: &[&str]| {
-        let properties: Value = fields.iter().map(|field| ((*field).to_owned(), json!({"type": "string"}))).collect::<serde_json::Map<_, _>>().into();
-        let selectable: Vec<Value> = fields.iter().map(|field| json!({"jsonPath": format!(".{field}")})).collect();
+        let properties: Value = fields
+            .iter()
+            .map(|field| ((*field).to_owned(), json!({"type": "string"})))
+            .collect::<serde_json::Map<_, _>>()
+            .into();
+        let selectable: Vec<Value> =
+            fields.iter().map(|field| json!({"jsonPath": format!(".{field}")})).collect();
         json!({"name": name, "served": true, "storage": storage, "selectableFields": selectable,
             "schema": {"openAPIV3Schema": {"type": "object", "properties": properties}}})
     };
@@ -204,7 +209,8 @@ async fn a_webhook_converts_between_versions() {
     let made = server.post(&at("v2"), json!({"apiVersion": "example.com/v2", "kind": "Pair", "metadata": {"name": "a"}, "left": "l", "right": "r"})).await;
     assert_eq!((made.code, &made.body["left"]), (201, &json!("l")), "{}", made.body);
     assert_eq!(server.get(&format!("{}/a", at("v1"))).await.body["pair"], "l:r");
-    let old = json!({"apiVersion": "example.com/v1", "kind": "Pair", "metadata": {"name": "b"}, "pair": "x:y"});
+    let old =
+        json!({"apiVersion": "example.com/v1", "kind": "Pair", "metadata": {"name": "b"}, "pair": "x:y"});
     assert_eq!(server.post(&at("v1"), old).await.code, 201);
     let list = server.get(&at("v2")).await.body;
     let lefts: Vec<&Value> = list["items"].as_array().unwrap().iter().map(|item| &item["left"]).collect();
@@ -220,6 +226,19 @@ async fn a_webhook_converts_between_versions() {
     assert_eq!(server.post(&at("v2"), new).await.code, 201);
     let list = until(&server, &at("v1"), |list| list["items"][2]["pair"] == "m:n").await;
     assert_eq!(list["items"][0]["pair"], "l:r", "{list}");
+    for (version, fields, names) in [
+        ("v2", "left=l", vec!["a"]),
+        ("v1", "pair=m:n", vec!["c"]),
+        ("v1", "pair=x:y", vec!["b"]),
+        ("v2", "right!=r", vec!["b", "c"]),
+    ] {
+        let found = server.get(&format!("{}?fieldSelector={fields}", at(version))).await.body;
+        let items = found["items"].as_array().unwrap();
+        let found: Vec<&str> = items.iter().map(|item| item["metadata"]["name"].as_str().unwrap()).collect();
+        assert_eq!(found, names, "{version} {fields}");
+    }
+    let events = server.watch(&format!("{}?watch=1&timeoutSeconds=1&fieldSelector=left%3Dx", at("v2"))).await;
+    assert_eq!((events.len(), &events[0]["object"]["right"]), (1, &json!("y")));
     let events = server.watch(&format!("{}?watch=1&timeoutSeconds=1", at("v2"))).await;
     let lefts: Vec<&Value> = events.iter().map(|event| &event["object"]["left"]).collect();
     assert_eq!(lefts, ["l", "x", "m"]);

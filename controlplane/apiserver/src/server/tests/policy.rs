@@ -76,7 +76,8 @@ async fn parameters_come_from_objects() {
         "validations": [{"expression": "params == null || object.metadata.name.startsWith(params.data.prefix)"}],
     });
     make(&server, "validatingadmissionpolicies", "p", spec).await;
-    let reference = json!({"selector": {"matchLabels": {"params": "yes"}}, "parameterNotFoundAction": "Deny"});
+    let reference =
+        json!({"selector": {"matchLabels": {"params": "yes"}}, "parameterNotFoundAction": "Deny"});
     bind(&server, "validating", "b", json!({"paramRef": reference})).await;
     let secret = |name: &str| json!({"metadata": {"name": name}});
     let secrets = "/api/v1/namespaces/default/secrets";
@@ -125,7 +126,8 @@ async fn a_mutating_policy_changes_the_object() {
 async fn invalid_policies_are_refused() {
     let server = Fixture::new().await;
     let policy = |more: Value| {
-        let mut spec = json!({"matchConstraints": constraints("pods"), "validations": [{"expression": "true"}]});
+        let mut spec =
+            json!({"matchConstraints": constraints("pods"), "validations": [{"expression": "true"}]});
         spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         json!({"metadata": {"name": "p"}, "spec": spec})
     };

@@ -280,7 +280,10 @@ async fn match_conditions_select_requests() {
     assert_eq!(server.delete(&path, json!({})).await.code, 200);
     let failing = json!({"matchConditions": [{"name": "a", "expression": "object.none.x"}]});
     let made = webhook.configuration(failing);
-    assert_eq!(server.post(&format!("{CONFIGURATIONS}/validatingwebhookconfigurations"), made).await.code, 201);
+    assert_eq!(
+        server.post(&format!("{CONFIGURATIONS}/validatingwebhookconfigurations"), made).await.code,
+        201
+    );
     let refused = server.post(MAPS, map("third")).await;
     assert_eq!(refused.code, 403, "{}", refused.body);
     assert!(refused.body["message"].as_str().unwrap().contains("no such key: none"), "{}", refused.body);
