@@ -3,7 +3,7 @@
 mod scan;
 mod two_variables;
 
-use cel::common::ast::{EntryExpr, Expr as Ast, IdedExpr, LiteralValue, SourceInfo};
+use cel::common::ast::{EntryExpr, Expr as Ast, IdedExpr, LiteralValue, SourceInfo, StructExpr};
 use cel::parser::Parser;
 
 /// Maximum length of an expression in bytes.
@@ -161,16 +161,7 @@ impl Converter<'_> {
                 }
                 Kind::Map(entries)
             }
-            Ast::Struct(object) => {
-                let mut fields = Vec::with_capacity(object.entries.len());
-                for entry in &object.entries {
-                    let EntryExpr::StructField(entry) = &entry.expr else {
-                        return Err("invalid object".to_owned());
-                    };
-                    fields.push((entry.field.as_str().into(), below(&entry.value)?, entry.optional));
-                }
-                Kind::Structure { name: object.type_name.as_str().into(), fields }
-            }
+            Ast::Struct(object) => self.structure(object, depth)?,
             Ast::Comprehension(inner) => Kind::Comprehension(Box::new(Comprehension {
                 range: below(&inner.iter_range)?,
                 variable: inner.iter_var.as_str().into(),
@@ -184,6 +175,18 @@ impl Converter<'_> {
         };
         let at = self.info.offset_for(tree.id).map_or(0, |(start, _)| start);
         Ok(Expr { kind, at })
+    }
+
+    fn structure(&self, object: &StructExpr, depth: usize) -> Result<Kind, String> {
+        let mut fields = Vec::with_capacity(object.entries.len());
+        for entry in &object.entries {
+            let EntryExpr::StructField(entry) = &entry.expr else {
+                return Err("invalid object".to_owned());
+            };
+            let value = self.expr(&entry.value, depth + 1)?;
+            fields.push((entry.field.as_str().into(), value, entry.optional));
+        }
+        Ok(Kind::Structure { name: object.type_name.as_str().into(), fields })
     }
 
     /// Macros that the parser leaves as calls.

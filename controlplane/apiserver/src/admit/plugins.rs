@@ -2,8 +2,8 @@
 
 use super::{
     Admit, PodSecurityConfig, bootstrap_token, certificate, default_tolerations, escalation, limit_ranger,
-    mountable_secrets, namespace_lifecycle, node_restriction, node_taints, optional, pod_security, policy, priority,
-    runtime_class, service_account, webhook,
+    mountable_secrets, namespace_lifecycle, node_restriction, node_taints, optional, pod_security, policy,
+    priority, runtime_class, service_account, webhook,
 };
 
 /// The names in `--enable-admission-plugins` and `--disable-admission-plugins`.

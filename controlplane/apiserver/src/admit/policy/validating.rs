@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use coracle_admission_policies::{Denial, Outcome, ValidatingPolicy};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{Binding, Bound, Policies, denied, is_exempt, params, versioned};
 use crate::{
@@ -89,35 +89,44 @@ async fn judge(
 fn act(attributes: &Attributes<'_>, of: (&str, &Binding), outcome: Outcome) -> Option<ApiError> {
     let (policy, binding) = of;
     let mut denial = None;
-    for Denial { index, message, reason } in outcome.denials {
+    for failed in outcome.denials {
         if binding.has_action("Warn") {
             attributes.warnings.add(format!(
-                "Validation failed for ValidatingAdmissionPolicy '{policy}' with binding '{}': {message}",
-                binding.name
+                "Validation failed for ValidatingAdmissionPolicy '{policy}' with binding '{}': {}",
+                binding.name, failed.message
             ));
         }
         if binding.has_action("Audit") {
-            let binding = &binding.name;
-            tracing::info!(
-                policy,
-                binding,
-                expression = index,
-                message,
-                "admission policy validation failed"
-            );
+            audit_failure(attributes, of, &failed);
         }
         if binding.has_action("Deny") && denial.is_none() {
-            denial = Some(refusal(attributes, of, &message, &reason));
+            denial = Some(refusal(attributes, of, &failed.message, &failed.reason));
         }
     }
     for (key, value) in outcome.annotations {
-        let binding = &binding.name;
-        tracing::info!(policy, binding, key, value, "admission policy audit annotation");
+        if let Some(record) = attributes.audit {
+            record.annotate(&format!("{policy}/{key}"), value);
+        }
     }
     for message in outcome.broken_annotations {
         denial = denial.or_else(|| Some(refusal(attributes, of, &message, "Invalid")));
     }
     denial
+}
+
+/// Annotates the audit record with a failed validation. A request without a record is logged instead.
+fn audit_failure(attributes: &Attributes<'_>, (policy, binding): (&str, &Binding), failed: &Denial) {
+    const KEY: &str = "validation.policy.admission.k8s.io/validation_failure";
+    let Denial { index, message, .. } = failed;
+    if let Some(record) = attributes.audit {
+        let failure = json!([{
+            "message": message, "policy": policy, "binding": binding.name, "expressionIndex": index,
+            "validationActions": binding.actions,
+        }]);
+        return record.annotate(KEY, failure.to_string());
+    }
+    let binding = &binding.name;
+    tracing::info!(policy, binding, expression = index, message, "admission policy validation failed");
 }
 
 fn refusal(

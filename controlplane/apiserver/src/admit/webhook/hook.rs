@@ -9,7 +9,6 @@ use super::super::matching::Matching;
 use crate::webhook_client::Endpoint;
 
 /// One webhook, parsed.
-#[expect(clippy::struct_excessive_bools, reason = "independent properties of a webhook")]
 pub(in crate::admit) struct Hook {
     pub(crate) name: String,
     pub(super) matching: Matching,
