@@ -68,12 +68,23 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
     ("coracle-dns", &["coracle-services", "coracle-values"]),
     ("coracle-managed-fields", &[]),
     ("coracle-cel", &["coracle-values"]),
+    ("coracle-admission-policies", &["coracle-cel"]),
     ("coracle-custom-resources", &["coracle-cel", "coracle-values"]),
-    ("coracle-kinds", &["coracle-custom-resources", "coracle-managed-fields", "coracle-values"]),
+    (
+        "coracle-kinds",
+        &[
+            "coracle-admission-policies",
+            "coracle-custom-resources",
+            "coracle-managed-fields",
+            "coracle-values",
+        ],
+    ),
     (
         "coracle-apiserver",
         &[
+            "coracle-admission-policies",
             "coracle-audit",
+            "coracle-cel",
             "coracle-connections",
             "coracle-custom-resources",
             "coracle-sealing",

@@ -6,7 +6,9 @@ mod bootstrap_token;
 mod certificate;
 mod default_tolerations;
 mod escalation;
+mod expression;
 mod limit_ranger;
+mod matching;
 mod mountable_secrets;
 mod namespace_lifecycle;
 mod node_restriction;
@@ -14,6 +16,7 @@ mod node_taints;
 mod optional;
 mod plugins;
 mod pod_security;
+mod policy;
 pub(crate) mod priority;
 mod runtime_class;
 mod service_account;
@@ -21,7 +24,7 @@ mod storage;
 mod webhook;
 
 use async_trait::async_trait;
-use coracle_kinds::Resource;
+use coracle_kinds::{Resource, resource::Subresource};
 use serde_json::Value;
 
 use crate::{
@@ -39,7 +42,12 @@ pub(crate) enum Operation {
     Create,
     Update,
     Delete,
+    /// A request that opens a stream into a pod.
+    Connect,
 }
+
+/// The group of webhook configurations and policies.
+const GROUP: &str = "admissionregistration.k8s.io";
 
 /// The attributes of a request for admission plugins.
 pub(crate) struct Attributes<'a> {
@@ -48,6 +56,8 @@ pub(crate) struct Attributes<'a> {
     pub(crate) namespace: &'a str,
     pub(crate) name: &'a str,
     pub(crate) subresource: &'a str,
+    /// The subresource as the kind declares it.
+    pub(crate) declared: Option<&'a Subresource>,
     pub(crate) user: &'a User,
     /// The stored object; `None` for a new one.
     pub(crate) old: Option<&'a Value>,
@@ -72,7 +82,12 @@ pub(crate) trait Admit: Send + Sync {
         Ok(())
     }
 
-    /// Whether the member decides without another server.
+    /// Changes an object again, after a webhook has changed it. Local members do the same as before.
+    async fn reinvoke(&self, state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+        if self.is_local() { self.mutate(state, attributes, object).await } else { Ok(()) }
+    }
+
+    /// Whether the member is compiled in: it asks no other server and has no configuration in the API.
     fn is_local(&self) -> bool {
         true
     }
@@ -80,6 +95,18 @@ pub(crate) trait Admit: Send + Sync {
 
 pub(crate) struct Admission {
     chain: Vec<Box<dyn Admit>>,
+}
+
+impl Operation {
+    /// As in rules and in reviews.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Create => "CREATE",
+            Self::Update => "UPDATE",
+            Self::Delete => "DELETE",
+            Self::Connect => "CONNECT",
+        }
+    }
 }
 
 impl<'a> Attributes<'a> {
@@ -90,12 +117,18 @@ impl<'a> Attributes<'a> {
             namespace: call.namespace(),
             name,
             subresource: &call.resource.subresource,
+            declared: call.kind.subresource(&call.resource.subresource),
             user: &call.user,
             old,
             dry_run: call.dry_run().unwrap_or(false),
             warnings: &call.warnings,
             audit: call.audit.as_deref(),
         }
+    }
+
+    /// The subresource if the object of the request is of its kind, not of the resource's: a Binding, not a Pod.
+    pub(crate) fn own_object(&self) -> Option<&'a Subresource> {
+        self.declared.filter(|declared| declared.kind != self.kind.kind && declared.name != "scale")
     }
 
     pub(crate) fn is(&self, operation: Operation, kind: &str) -> bool {
@@ -125,7 +158,32 @@ impl Admission {
         Ok(())
     }
 
-    /// Runs the local members again, after a webhook has changed the object.
+    /// Runs the local members again, and the policies that want it, after a webhook has changed the object.
+    async fn reinvoke(&self, state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+        for member in &self.chain {
+            member.reinvoke(state, attributes, object).await?;
+        }
+        Ok(())
+    }
+
+    /// Runs policies and webhooks for a subresource that has an object of its own. Returns the object.
+    pub(crate) async fn admit_subresource(
+        &self,
+        call: &Call,
+        operation: Operation,
+        mut object: Value,
+    ) -> Result<Value> {
+        let attributes = Attributes::new(call, operation, &call.resource.name, None);
+        for member in self.chain.iter().filter(|member| !member.is_local()) {
+            member.mutate(&call.state, &attributes, &mut object).await?;
+        }
+        for member in self.chain.iter().filter(|member| !member.is_local()) {
+            member.validate(&call.state, &attributes, &object).await?;
+        }
+        Ok(object)
+    }
+
+    /// Runs the local members again, after a policy has changed the object.
     async fn complete(&self, state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
         for member in self.chain.iter().filter(|member| member.is_local()) {
             member.mutate(state, attributes, object).await?;

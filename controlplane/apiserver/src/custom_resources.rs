@@ -5,6 +5,7 @@
 //! | follows the definitions: names, conditions, resources | `controller` |
 //! | deletes the objects of a deleted definition | `cleanup` |
 //! | makes resources of a definition | `resource` |
+//! | converts objects by a webhook | `conversion` |
 //! | rules for objects | `strategy` |
 //! | types for field ownership | `ownership` |
 //!
@@ -13,6 +14,7 @@
 
 mod cleanup;
 mod controller;
+mod conversion;
 mod ownership;
 mod resource;
 mod strategy;

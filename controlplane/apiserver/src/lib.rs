@@ -44,6 +44,7 @@ mod service_range;
 mod sub;
 mod usage;
 mod verb;
+mod webhook_client;
 mod write;
 
 pub use admit::PluginSelection;

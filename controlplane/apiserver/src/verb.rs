@@ -9,4 +9,5 @@ pub(crate) mod list;
 pub(crate) mod patch;
 pub(crate) mod review;
 pub(crate) mod update;
+mod version_fields;
 pub(crate) mod watch;

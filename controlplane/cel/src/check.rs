@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 
+use crate::access::{AUTHORIZER, RESOURCE_CHECK};
 use crate::functions::signatures::{self, Found};
 use crate::parse::{Comprehension, Expr, Kind, Literal, OptionalMap, position};
 use crate::program::{CompileError, Environment};
+use crate::session::SHARED;
+use crate::structure;
 use crate::types::Type;
 
 /// Returns the type of the expression.
@@ -26,6 +29,9 @@ impl<'a> Checker<'a> {
             Kind::Literal(literal) => Ok(literal_type(literal)),
             Kind::Ident(name) => self.ident(expr, name),
             Kind::Select { operand, field, test } => {
+                if let Some(kind) = self.shared(operand, field) {
+                    return Ok(if *test { Type::Bool } else { kind });
+                }
                 let kind = self.kind(operand)?;
                 let field = self.field(expr, &kind, field)?;
                 Ok(if *test { Type::Bool } else { field })
@@ -54,6 +60,7 @@ impl<'a> Checker<'a> {
                 let key = keys.unwrap_or(Type::Dyn);
                 Ok(Type::KeyedMap(Arc::new(key), Arc::new(values.unwrap_or(Type::Dyn))))
             }
+            Kind::Structure { name, fields } => self.structure(expr, name, fields),
             Kind::Comprehension(inner) => self.comprehension(inner),
             Kind::Bind { name, value, body, optional } => {
                 let bound = self.kind(value)?;
@@ -65,6 +72,36 @@ impl<'a> Checker<'a> {
                 })
             }
         }
+    }
+
+    /// The type of `variables.name`. None for another expression.
+    fn shared(&self, operand: &Expr, field: &str) -> Option<Type> {
+        let hidden = || self.scopes.iter().any(|(known, _)| *known == SHARED);
+        match &operand.kind {
+            Kind::Ident(name) if &**name == SHARED && !hidden() => {
+                self.environment.find_shared(field).cloned()
+            }
+            _ => None,
+        }
+    }
+
+    fn structure(&mut self, expr: &'a Expr, name: &str, fields: &'a [(Box<str>, Expr, bool)]) -> Checked {
+        if !self.environment.makes_structures() || !structure::is_known(name) {
+            return Err(self.error(expr, &format!("undeclared reference to '{name}' (in container '')")));
+        }
+        for (field, value, optional) in fields {
+            let Some(expected) = structure::field(name, field) else {
+                return Err(self.error(value, &format!("undefined field '{field}'")));
+            };
+            let kind = self.kind(value)?;
+            let kind = if *optional { unwrap(kind) } else { kind };
+            if !kind.fits(&expected) {
+                let message =
+                    format!("expected type of field '{field}' is '{expected}' but provided type is '{kind}'");
+                return Err(self.error(value, &message));
+            }
+        }
+        Ok(Type::Structure(name.into()))
     }
 
     fn scoped(&mut self, names: &[(&'a str, Type)], body: &'a Expr) -> Checked {
@@ -90,7 +127,8 @@ impl<'a> Checker<'a> {
 
     fn field(&self, expr: &Expr, kind: &Type, name: &str) -> Checked {
         match kind {
-            Type::Dyn => Ok(Type::Dyn),
+            Type::Dyn | Type::Structure(_) => Ok(Type::Dyn),
+            kind if *kind == AUTHORIZER && name == "requestResource" => Ok(RESOURCE_CHECK),
             Type::Object(object) => match object.fields.get(name) {
                 Some(field) => Ok(field.kind.clone()),
                 None => Err(self.error(expr, &format!("undefined field '{name}'"))),

@@ -52,6 +52,20 @@ pub fn escape(name: &str) -> Option<String> {
     Some(escaped)
 }
 
+/// The field that an identifier names: the inverse of [`escape`].
+pub(crate) fn unescape(identifier: &str) -> String {
+    if let Some(word) = identifier.strip_prefix("__").and_then(|rest| rest.strip_suffix("__"))
+        && RESERVED.contains(&word)
+    {
+        return word.to_owned();
+    }
+    identifier
+        .replace("__dot__", ".")
+        .replace("__dash__", "-")
+        .replace("__slash__", "/")
+        .replace("__underscores__", "__")
+}
+
 #[cfg(test)]
 mod tests {
     use super::escape;
@@ -67,6 +81,9 @@ mod tests {
             ("$ref", None),
         ] {
             assert_eq!(escape(name).as_deref(), expected, "{name}");
+            if let Some(expected) = expected {
+                assert_eq!(super::unescape(expected), name);
+            }
         }
     }
 }

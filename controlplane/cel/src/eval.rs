@@ -8,6 +8,8 @@ use std::sync::Arc;
 use crate::functions;
 use crate::operators;
 use crate::parse::{Comprehension, Expr, Kind, Literal, OptionalMap};
+use crate::session::{SHARED, Session};
+use crate::structure::Structure;
 use crate::value::{Key, Value};
 
 /// Maximum cost of one evaluation (`PerCallLimit` of `apiserver/pkg/apis/cel`).
@@ -41,14 +43,19 @@ pub(crate) type Evaluated<'a> = Result<Value<'a>, EvalError>;
 /// The state of one evaluation.
 pub(crate) struct Evaluator<'a, 'v> {
     variables: &'v [(&'a str, Value<'a>)],
+    session: Option<&'v Session<'a>>,
     scopes: Vec<(&'a str, Value<'a>)>,
     cost: u64,
     limit: u64,
 }
 
 impl<'a, 'v> Evaluator<'a, 'v> {
-    pub(crate) fn new(variables: &'v [(&'a str, Value<'a>)], limit: u64) -> Evaluator<'a, 'v> {
-        Evaluator { variables, scopes: Vec::new(), cost: 0, limit }
+    pub(crate) fn new(
+        variables: &'v [(&'a str, Value<'a>)],
+        session: Option<&'v Session<'a>>,
+        limit: u64,
+    ) -> Evaluator<'a, 'v> {
+        Evaluator { variables, session, scopes: Vec::new(), cost: 0, limit }
     }
 
     /// The cost until now.
@@ -84,6 +91,11 @@ impl<'a, 'v> Evaluator<'a, 'v> {
                 self.copied(value)
             }
             Kind::Select { operand, field, test } => {
+                if let Some(session) = self.session
+                    && matches!(&operand.kind, Kind::Ident(name) if &**name == SHARED && !self.is_variable(name))
+                {
+                    return if *test { Ok(Value::Bool(true)) } else { self.shared(session, field) };
+                }
                 let value = self.eval(operand)?;
                 self.charge(1)?;
                 if *test { Ok(Value::Bool(has(&value, field))) } else { self.copied(select(&value, field)?) }
@@ -91,9 +103,42 @@ impl<'a, 'v> Evaluator<'a, 'v> {
             Kind::Call { name, target, args } => self.call(name, target.as_deref(), args),
             Kind::List(items) => self.list(items),
             Kind::Map(entries) => self.map(entries),
+            Kind::Structure { name, fields } => self.structure(name, fields),
             Kind::Comprehension(inner) => self.comprehension(inner),
             Kind::Bind { name, value, body, optional } => self.bind(name, value, body, *optional),
         }
+    }
+
+    /// A shared value: the known one, or that of its expression.
+    fn shared(&mut self, session: &Session<'a>, name: &str) -> Evaluated<'a> {
+        self.charge(1)?;
+        if let Some(known) = session.known(name) {
+            return known.and_then(|value| self.copied(value));
+        }
+        let Some((name, program)) = session.shared().find(name) else {
+            return Err(EvalError::Failed(format!("no such key: {name}")));
+        };
+        // The expression does not see the variables of loops around its use.
+        let scopes = std::mem::take(&mut self.scopes);
+        let result = self.eval(program.expr());
+        self.scopes = scopes;
+        if result != Err(EvalError::CostLimit) {
+            session.keep(name, result.clone());
+        }
+        result
+    }
+
+    fn structure(&mut self, name: &'a str, fields: &'a [(Box<str>, Expr, bool)]) -> Evaluated<'a> {
+        self.charge(40 + u64::try_from(fields.len()).unwrap_or(u64::MAX))?;
+        let mut made = Structure::new(name);
+        for (field, value, optional) in fields {
+            match self.eval(value)? {
+                Value::Optional(None) if *optional => {}
+                Value::Optional(Some(inner)) if *optional => made.set(field, (*inner).clone()),
+                value => made.set(field, value),
+            }
+        }
+        Ok(Value::Structure(Arc::new(made)))
     }
 
     fn variable(&self, name: &'a str) -> Evaluated<'a> {
@@ -124,11 +169,13 @@ impl<'a, 'v> Evaluator<'a, 'v> {
     }
 
     fn map(&mut self, entries: &'a [(Expr, Expr, bool)]) -> Evaluated<'a> {
-        self.charge(30)?;
+        self.charge(30 + u64::try_from(entries.len()).unwrap_or(u64::MAX))?;
         let mut map = BTreeMap::new();
         for (key, value, optional) in entries {
-            let key = Key::of(&self.eval(key)?)
-                .ok_or_else(|| EvalError::Failed("unsupported key type".to_owned()))?;
+            let key = self.eval(key)?;
+            // The text of a key is copied.
+            self.charge(key.cost_size() / 10)?;
+            let key = Key::of(&key).ok_or_else(|| EvalError::Failed("unsupported key type".to_owned()))?;
             let value = match self.eval(value)? {
                 Value::Optional(None) if *optional => continue,
                 Value::Optional(Some(inner)) if *optional => (*inner).clone(),
@@ -289,30 +336,32 @@ impl<'a, 'v> Evaluator<'a, 'v> {
         }
     }
 
-    /// One step. A list that only grows is not copied.
+    /// One step. A list or a map that only grows is not copied.
     fn step(&mut self, inner: &'a Comprehension, base: usize) -> Evaluated<'a> {
         let accumulator = &*inner.accumulator;
         let is_accumulator = |expr: &Expr| matches!(&expr.kind, Kind::Ident(name) if &**name == accumulator);
-        let (growth, yes) = match &inner.step.kind {
+        let (condition, grown) = match &inner.step.kind {
             Kind::Call { name, args, .. } if &**name == "_?_:_" => match args.as_slice() {
                 [condition, yes, no] if is_accumulator(no) => (Some(condition), yes),
                 _ => return self.eval(&inner.step),
             },
             _ => (None, &inner.step),
         };
-        let item = match &yes.kind {
-            Kind::Call { name, args, .. } if &**name == "_+_" => match args.as_slice() {
-                [left, Expr { kind: Kind::List(items), .. }] if is_accumulator(left) => {
+        let growth = match &grown.kind {
+            Kind::Call { name, args, .. } => match (&**name, args.as_slice()) {
+                ("_+_", [left, Expr { kind: Kind::List(items), .. }]) if is_accumulator(left) => {
                     match items.as_slice() {
-                        [(item, false)] => item,
+                        [(item, false)] => Growth::Item(item),
                         _ => return self.eval(&inner.step),
                     }
                 }
+                ("@map_insert", [_, key, value]) => Growth::Entry(key, value),
+                ("@map_insert", [_, entries]) => Growth::Entries(entries),
                 _ => return self.eval(&inner.step),
             },
             _ => return self.eval(&inner.step),
         };
-        if let Some(condition) = growth {
+        if let Some(condition) = condition {
             match self.eval(condition)? {
                 Value::Bool(true) => {}
                 Value::Bool(false) => return Ok(std::mem::replace(&mut self.scopes[base].1, Value::Null)),
@@ -320,15 +369,45 @@ impl<'a, 'v> Evaluator<'a, 'v> {
             }
         }
         self.charge(12)?;
-        let item = self.eval(item)?;
-        match std::mem::replace(&mut self.scopes[base].1, Value::Null) {
-            Value::List(mut list) => {
-                Arc::make_mut(&mut list).push(item);
-                Ok(Value::List(list))
-            }
-            _ => Err(EvalError::NoOverload),
-        }
+        self.grow(&growth, base)
     }
+
+    fn grow(&mut self, growth: &Growth<'a>, base: usize) -> Evaluated<'a> {
+        let new = match growth {
+            Growth::Item(item) => vec![(Value::Null, self.eval(item)?)],
+            Growth::Entry(key, value) => vec![(self.eval(key)?, self.eval(value)?)],
+            Growth::Entries(entries) => {
+                let entries = self.eval(entries)?;
+                self.charge(entries.cost_size())?;
+                let keys = entries.keys().ok_or(EvalError::NoOverload)?;
+                keys.into_iter().filter_map(|key| entries.get(&key).map(|value| (key, value))).collect()
+            }
+        };
+        let mut accumulator = std::mem::replace(&mut self.scopes[base].1, Value::Null);
+        for (key, value) in new {
+            self.charge(key.cost_size() / 10)?;
+            match &mut accumulator {
+                Value::List(list) => Arc::make_mut(list).push(value),
+                Value::Map(map) => {
+                    let key =
+                        Key::of(&key).ok_or_else(|| EvalError::Failed("unsupported key type".to_owned()))?;
+                    if map.contains_key(&key) {
+                        return Err(EvalError::Failed(format!("insert failed: key '{key}' already exists")));
+                    }
+                    Arc::make_mut(map).insert(key, value);
+                }
+                _ => return Err(EvalError::NoOverload),
+            }
+        }
+        Ok(accumulator)
+    }
+}
+
+/// How a step adds to the result of a loop.
+enum Growth<'a> {
+    Item(&'a Expr),
+    Entry(&'a Expr, &'a Expr),
+    Entries(&'a Expr),
 }
 
 /// What a loop goes over: the elements of a list, or the keys of a map.
@@ -404,7 +483,7 @@ fn select<'a>(value: &Value<'a>, field: &str) -> Evaluated<'a> {
     match value {
         Value::Optional(None) => Ok(Value::Optional(None)),
         Value::Optional(Some(inner)) => Ok(Value::optional(inner.field(field))),
-        value if value.is_map() => {
+        value if value.is_map() || matches!(value, Value::Structure(_) | Value::Access(_)) => {
             value.field(field).ok_or_else(|| EvalError::Failed(format!("no such key: {field}")))
         }
         _ => Err(EvalError::NoOverload),

@@ -1,5 +1,6 @@
 //! Functions. [`signatures`] has their types; a call with other types ends in [`EvalError::NoOverload`].
 
+mod access;
 mod convert;
 mod format;
 mod ip;
@@ -32,6 +33,7 @@ pub(crate) fn call<'a>(
         .or_else(|| semver::call(evaluator, name, &args, member))
         .or_else(|| url::call(evaluator, name, &args, member))
         .or_else(|| format::call(evaluator, name, &args, member))
+        .or_else(|| access::call(evaluator, name, &args, member))
         .unwrap_or(Err(EvalError::NoOverload))
 }
 

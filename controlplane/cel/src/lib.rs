@@ -9,12 +9,15 @@
 //! | types of variables and fields | [`types`] | `apiserver/pkg/cel/types.go` |
 //! | static check | `check` | `cel-go/checker` |
 //! | evaluation with a cost limit | `eval` | `cel-go/interpreter` |
+//! | values that expressions share | [`Session`] | `apiserver/pkg/cel/lazy`, `admission/plugin/cel/composition.go` |
+//! | permissions | [`access`] | `apiserver/pkg/cel/library/authz.go` |
 //! | functions | `functions` | `apiserver/pkg/cel/library`, `cel-go/ext` |
 //! | names of fields | [`escape`] | `apiserver/pkg/cel/escaping.go` |
 //! | regular expressions of Go | [`pattern`] | `regexp/syntax` |
 //!
 //! Invariants: no I/O, no clock, no panic on any input. The cost of an evaluation bounds its time and its memory.
 
+pub mod access;
 mod check;
 pub mod duration;
 pub mod escape;
@@ -24,10 +27,14 @@ mod operators;
 mod parse;
 pub mod pattern;
 mod program;
+mod session;
+mod structure;
 pub mod types;
 mod value;
 
 pub use eval::{EvalError, PER_CALL_LIMIT};
 pub use program::{CompileError, Environment, Program};
+pub use session::{MAX_SHARED_DEPTH, Session, Shared};
+pub use structure::Structure;
 pub use types::{Field, ObjectType, Type};
 pub use value::Value;

@@ -129,7 +129,7 @@ fn add<'a>(evaluator: &mut Evaluator<'a, '_>, left: &Value<'a>, right: &Value<'a
         }
         (Value::List(_) | Value::JsonList(..), Value::List(_) | Value::JsonList(..)) => {
             // The elements are copied, so their number counts. cel-go links the lists and counts one.
-            evaluator.charge((left.cost_size() + right.cost_size()).div_ceil(10).max(1))?;
+            evaluator.charge((left.cost_size() + right.cost_size()).max(1))?;
             let (Some(mut items), Some(more)) = (left.items(), right.items()) else {
                 return Err(EvalError::NoOverload);
             };

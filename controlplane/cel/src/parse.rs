@@ -1,6 +1,9 @@
 //! Parses expressions with the crate `cel` and converts its tree into a compact one of bounded depth.
 
-use cel::common::ast::{EntryExpr, Expr as Ast, IdedExpr, LiteralValue, SourceInfo};
+mod scan;
+mod two_variables;
+
+use cel::common::ast::{EntryExpr, Expr as Ast, IdedExpr, LiteralValue, SourceInfo, StructExpr};
 use cel::parser::Parser;
 
 /// Maximum length of an expression in bytes.
@@ -39,6 +42,11 @@ pub(crate) enum Kind {
     },
     List(Vec<(Expr, bool)>),
     Map(Vec<(Expr, Expr, bool)>),
+    /// `Object.spec{replicas: 1}`.
+    Structure {
+        name: Box<str>,
+        fields: Vec<(Box<str>, Expr, bool)>,
+    },
     Comprehension(Box<Comprehension>),
     /// `cel.bind(name, value, body)`. With `optional` the value is unwrapped (`optMap`).
     Bind {
@@ -86,6 +94,7 @@ pub(crate) fn parse(source: &str) -> Result<Expr, String> {
     if source.len() > MAX_LENGTH {
         return Err(format!("expression is longer than {MAX_LENGTH} bytes"));
     }
+    scan::check(source)?;
     std::thread::scope(|scope| {
         let work = || parse_here(source);
         match std::thread::Builder::new()
@@ -125,7 +134,7 @@ impl Converter<'_> {
                 field: select.field.as_str().into(),
                 test: select.test,
             },
-            Ast::Call(call) => match self.bind(call, depth)? {
+            Ast::Call(call) => match self.macros(tree.id, call, depth)? {
                 Some(kind) => kind,
                 None => Kind::Call {
                     name: call.func_name.as_str().into(),
@@ -152,7 +161,7 @@ impl Converter<'_> {
                 }
                 Kind::Map(entries)
             }
-            Ast::Struct(object) => return Err(format!("undeclared reference to '{}'", object.type_name)),
+            Ast::Struct(object) => self.structure(object, depth)?,
             Ast::Comprehension(inner) => Kind::Comprehension(Box::new(Comprehension {
                 range: below(&inner.iter_range)?,
                 variable: inner.iter_var.as_str().into(),
@@ -166,6 +175,48 @@ impl Converter<'_> {
         };
         let at = self.info.offset_for(tree.id).map_or(0, |(start, _)| start);
         Ok(Expr { kind, at })
+    }
+
+    fn structure(&self, object: &StructExpr, depth: usize) -> Result<Kind, String> {
+        let mut fields = Vec::with_capacity(object.entries.len());
+        for entry in &object.entries {
+            let EntryExpr::StructField(entry) = &entry.expr else {
+                return Err("invalid object".to_owned());
+            };
+            let value = self.expr(&entry.value, depth + 1)?;
+            fields.push((entry.field.as_str().into(), value, entry.optional));
+        }
+        Ok(Kind::Structure { name: object.type_name.as_str().into(), fields })
+    }
+
+    /// Macros that the parser leaves as calls.
+    fn macros(
+        &self,
+        id: u64,
+        call: &cel::common::ast::CallExpr,
+        depth: usize,
+    ) -> Result<Option<Kind>, String> {
+        if let Some(kind) = self.bind(call, depth)? {
+            return Ok(Some(kind));
+        }
+        let (Some(target), [first, second, rest @ ..]) = (call.target.as_deref(), call.args.as_slice())
+        else {
+            return Ok(None);
+        };
+        let Some(macro_) = two_variables::find(&call.func_name, rest.len()) else { return Ok(None) };
+        let name = |expr: &IdedExpr| match &expr.expr {
+            Ast::Ident(name) => Ok(Box::<str>::from(name.as_str())),
+            _ => Err(format!("argument of {}() must be a simple name", call.func_name)),
+        };
+        let variables = (name(first)?, name(second)?);
+        if variables.0 == variables.1 {
+            return Err(format!("the variables of {}() must have different names", call.func_name));
+        }
+        // The expansion nests the arguments three levels deeper.
+        let inner = |expr: &IdedExpr| self.expr(expr, depth + 4);
+        let args = rest.iter().map(inner).collect::<Result<Vec<_>, _>>()?;
+        let at = self.info.offset_for(id).map_or(0, |(start, _)| start);
+        Ok(two_variables::expand(macro_, self.expr(target, depth + 1)?, variables, (args, at)))
     }
 
     /// The macros `cel.bind`, `optMap` and `optFlatMap`, which the parser leaves as calls.

@@ -39,6 +39,8 @@ pub enum Type {
     Optional(Arc<Type>),
     /// A type of a library, by name: `kubernetes.Quantity`.
     Opaque(&'static str),
+    /// An object that an expression makes: `Object.spec`, `JSONPatch`.
+    Structure(Arc<str>),
     /// A type as a value.
     Type,
 }
@@ -71,12 +73,34 @@ pub(crate) const CIDR: Type = Type::Opaque("net.CIDR");
 pub(crate) const SEMVER: Type = Type::Opaque("kubernetes.Semver");
 pub(crate) const FORMAT: Type = Type::Opaque("kubernetes.NamedFormat");
 
+/// A type of a library.
+pub(crate) const fn opaque(name: &'static str) -> Type {
+    Type::Opaque(name)
+}
+
+/// Maximum depth of a type in messages, and of the type of a shared value.
+const MAX_DEPTH: usize = 16;
+
 // === impl Type ===
 
 impl Type {
     /// A list of elements of a type.
     pub fn list(item: Type) -> Type {
         Type::List(Arc::new(item))
+    }
+
+    /// The type, or `dyn` for one of great depth. Chains of shared values cannot nest types without limit.
+    pub(crate) fn limited(self) -> Type {
+        if self.is_deeper_than(MAX_DEPTH) { Type::Dyn } else { self }
+    }
+
+    fn is_deeper_than(&self, limit: usize) -> bool {
+        match self {
+            _ if limit == 0 => true,
+            Type::List(inner) | Type::Map(inner) | Type::Optional(inner) => inner.is_deeper_than(limit - 1),
+            Type::KeyedMap(key, value) => key.is_deeper_than(limit - 1) || value.is_deeper_than(limit - 1),
+            _ => false,
+        }
     }
 
     /// Whether a value of this type may be used where the other is expected.
@@ -105,6 +129,19 @@ impl Type {
 
 impl fmt::Display for Type {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.print(f, MAX_DEPTH)
+    }
+}
+
+impl Type {
+    /// Prints the type. What is deeper than the limit is printed as `...`.
+    fn print(&self, f: &mut fmt::Formatter<'_>, depth: usize) -> fmt::Result {
+        let Some(below) = depth.checked_sub(1) else { return f.write_str("...") };
+        let inner = |f: &mut fmt::Formatter<'_>, (open, inner): (&str, &Type)| {
+            f.write_str(open)?;
+            inner.print(f, below)?;
+            f.write_str(")")
+        };
         match self {
             Type::Dyn => f.write_str("dyn"),
             Type::Null => f.write_str("null"),
@@ -116,12 +153,17 @@ impl fmt::Display for Type {
             Type::Bytes => f.write_str("bytes"),
             Type::Duration => f.write_str("google.protobuf.Duration"),
             Type::Timestamp => f.write_str("google.protobuf.Timestamp"),
-            Type::List(item) => write!(f, "list({item})"),
-            Type::Map(value) => write!(f, "map(string, {value})"),
-            Type::KeyedMap(key, value) => write!(f, "map({key}, {value})"),
+            Type::List(item) => inner(f, ("list(", item)),
+            Type::Map(value) => inner(f, ("map(string, ", value)),
+            Type::KeyedMap(key, value) => {
+                f.write_str("map(")?;
+                key.print(f, below)?;
+                inner(f, (", ", value))
+            }
             Type::Object(object) => f.write_str(&object.name),
-            Type::Optional(inner) => write!(f, "optional_type({inner})"),
+            Type::Optional(value) => inner(f, ("optional_type(", value)),
             Type::Opaque(name) => f.write_str(name),
+            Type::Structure(name) => f.write_str(name),
             Type::Type => f.write_str("type"),
         }
     }

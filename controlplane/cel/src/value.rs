@@ -12,7 +12,9 @@ use ipnetwork::IpNetwork;
 use jiff::Timestamp;
 use serde_json::{Map, Value as Json};
 
+use crate::access::{Access, AccessDecision};
 use crate::duration;
+use crate::structure::Structure;
 use crate::types::{DYN, ObjectType, Type};
 
 /// A value.
@@ -62,6 +64,12 @@ pub enum Value<'a> {
     Semver(Arc<semver::Version>),
     /// A named format.
     Format(&'static str),
+    /// An object that an expression made.
+    Structure(Arc<Structure<'a>>),
+    /// A question about a permission.
+    Access(Access<'a>),
+    /// The answer to a question about a permission.
+    Decision(Arc<AccessDecision>),
 }
 
 /// A key of a map.
@@ -143,6 +151,9 @@ impl<'a> Value<'a> {
             Value::Cidr(_) => "net.CIDR",
             Value::Semver(_) => "kubernetes.Semver",
             Value::Format(_) => "kubernetes.NamedFormat",
+            Value::Structure(_) => "object",
+            Value::Access(access) => access.type_name(),
+            Value::Decision(_) => "kubernetes.authorization.Decision",
         }
     }
 
@@ -228,6 +239,8 @@ impl<'a> Value<'a> {
                 let field = object.fields.get(name)?;
                 map.get(&*field.name).map(|value| Value::from_json(value, &field.kind))
             }
+            Value::Structure(structure) => structure.get(name).cloned(),
+            Value::Access(access) if name == "requestResource" => Some(Value::Access(access.of_request())),
             _ => None,
         }
     }
@@ -266,6 +279,9 @@ impl<'a> Value<'a> {
             (Value::Ip(left), Value::Ip(right)) => left == right,
             (Value::Cidr(left), Value::Cidr(right)) => left == right,
             (Value::Semver(left), Value::Semver(right)) => left.cmp_precedence(right).is_eq(),
+            (Value::Structure(left), Value::Structure(right)) => {
+                left.equals(right, |left, right| left.equals_at(right, work, depth + 1))?
+            }
             (Value::Optional(left), Value::Optional(right)) => match (left, right) {
                 (None, None) => true,
                 (Some(left), Some(right)) => left.equals_at(right, work, depth + 1)?,
@@ -364,6 +380,7 @@ impl<'a> Value<'a> {
             Value::Optional(Some(inner)) => inner.to_json(),
             Value::JsonList(list, _) => Json::Array(list.to_vec()),
             Value::JsonMap(map, _) | Value::JsonObject(map, _) => Json::Object((*map).clone()),
+            Value::Structure(structure) => structure.to_json(),
             Value::List(list) => list.iter().map(Value::to_json).collect(),
             Value::Map(map) => {
                 Json::Object(map.iter().map(|(key, value)| (key.to_string(), value.to_json())).collect())

@@ -66,6 +66,11 @@ impl CustomResource {
         default::default(object, &self.schema)
     }
 
+    /// Whether the object has all defaults. Defaults that need too much memory are left out.
+    pub fn has_all_defaults(&self, object: &Value) -> bool {
+        default::is_complete(object, &self.schema)
+    }
+
     /// Validates a new object, or an update if the old object is given.
     pub fn validate(&self, object: &Value, old: Option<&Value>, violations: &mut Violations) {
         check::check(object, old, &self.schema, "", violations);

@@ -17,6 +17,26 @@ pub(crate) fn default(object: &mut Value, schema: &Schema) -> Result<(), TooMany
     Defaulter { left: MAX_COPIED }.value(object, schema)
 }
 
+/// Whether no default is missing.
+pub(crate) fn is_complete(value: &Value, schema: &Schema) -> bool {
+    match value {
+        Value::Object(map) => {
+            let present = |name: &str, property: &Schema| {
+                property.default.is_none()
+                    || map.get(name).is_some_and(|old| !old.is_null() || property.nullable)
+            };
+            schema.properties.iter().all(|(name, property)| present(name, property))
+                && map
+                    .iter()
+                    .all(|(name, inner)| schema.field(name).is_none_or(|field| is_complete(inner, field)))
+        }
+        Value::Array(list) => {
+            schema.item().is_none_or(|item| list.iter().all(|inner| is_complete(inner, item)))
+        }
+        _ => true,
+    }
+}
+
 fn drop_nulls(value: &mut Value, schema: &Schema) {
     match value {
         Value::Object(map) => map.retain(|name, inner| match schema.field(name) {
@@ -135,5 +155,6 @@ mod tests {
         .unwrap();
         let mut object = Value::Array(vec![json!({}); 100]);
         assert_eq!(default(&mut object, &schema), Err(TooManyDefaults));
+        assert!(!is_complete(&object, &schema));
     }
 }

@@ -53,6 +53,11 @@ impl FieldSelector {
         self.terms.is_empty()
     }
 
+    /// Whether all requirements are about the metadata, which is the same in all versions.
+    pub fn is_about_metadata(&self) -> bool {
+        self.terms.iter().all(|term| term.field.name.starts_with("metadata."))
+    }
+
     /// The name in `metadata.name=…`, if there is such a requirement.
     pub fn exact_name(&self) -> Option<&str> {
         self.exact("metadata.name")

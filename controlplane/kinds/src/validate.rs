@@ -1,6 +1,7 @@
 //! Validation of objects. Each violation is one cause with its field path and upstream's text.
 
 pub(crate) mod admission;
+pub(crate) mod admission_policy;
 pub(crate) mod aggregation;
 pub(crate) mod attachment;
 pub(crate) mod autoscaling;

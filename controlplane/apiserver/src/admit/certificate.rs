@@ -47,7 +47,7 @@ impl Admit for Certificates {
         match attributes.operation {
             Operation::Create => sign_by(attributes, object),
             Operation::Update => date(object, attributes.old.unwrap_or(&Value::Null), &now()),
-            Operation::Delete => {}
+            Operation::Delete | Operation::Connect => {}
         }
         Ok(())
     }

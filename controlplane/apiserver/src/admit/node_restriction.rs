@@ -111,7 +111,7 @@ fn pod(state: &State, node: &str, attributes: &Attributes<'_>, object: &Value) -
     ensure(bound, || format!("node \"{node}\" can only touch pods with spec.nodeName set to itself"))?;
     match (attributes.operation, attributes.subresource, attributes.old) {
         (Operation::Create, ..) => mirror_pod(state, node, object),
-        (Operation::Delete, ..) => Ok(()),
+        (Operation::Delete | Operation::Connect, ..) => Ok(()),
         (Operation::Update, "status", Some(old)) => {
             let labels = |object: &Value| object["metadata"]["labels"].clone();
             ensure(labels(old) == labels(object), || {

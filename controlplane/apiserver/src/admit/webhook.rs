@@ -4,34 +4,33 @@
 //! in the order of their configurations' names; validating ones at the same time. A failed call fails the request,
 //! unless the webhook's failure policy is `Ignore`.
 
-mod client;
 mod hook;
-mod review;
+pub(super) mod review;
 
 use std::sync::{Arc, PoisonError, RwLock};
 
 use async_trait::async_trait;
 use coracle_kinds::{
     Resource,
-    kind::by_resource,
+    kind::{by_resource, schema_of},
     patch, scale,
-    schema::{FieldValidation, Parsed},
+    schema::{self, FieldValidation, Parsed},
 };
 use futures::future::try_join_all;
 use serde_json::Value;
 
 use self::{
-    hook::{Hook, Subject},
+    hook::Hook,
     review::{Objects, Verdict},
 };
-use super::{Admit, Attributes, Operation};
+use super::{Admit, Attributes, GROUP, Operation, expression::Subject};
 use crate::{
     convert,
     error::{ApiError, Result},
     server::State,
+    webhook_client,
 };
 
-const GROUP: &str = "admissionregistration.k8s.io";
 const MUTATING: &str = "mutatingwebhookconfigurations";
 const VALIDATING: &str = "validatingwebhookconfigurations";
 
@@ -66,7 +65,7 @@ impl Admit for Webhooks {
             return Ok(());
         }
         // The other members complete what the webhooks added.
-        state.admission.complete(state, attributes, object).await?;
+        state.admission.reinvoke(state, attributes, object).await?;
         for (hook, left) in called {
             if hook.again && *object != left {
                 apply(state, hook, attributes, object).await?;
@@ -80,7 +79,7 @@ impl Admit for Webhooks {
         if hooks.is_empty() || is_exempt(attributes) {
             return Ok(());
         }
-        let calls = hooks.iter().map(async |hook| match matching(state, hook, attributes, object) {
+        let calls = hooks.iter().map(async |hook| match matching(state, hook, attributes, object).await? {
             Some(kind) => ask(state, hook, attributes, (&kind, object)).await.map(drop),
             None => Ok(()),
         });
@@ -98,68 +97,70 @@ fn is_exempt(attributes: &Attributes<'_>) -> bool {
 }
 
 /// The version of the resource that a webhook wants; None if the request is not for the webhook.
-fn matching(
+///
+/// # Errors
+/// A match condition failed, and the failure policy is `Fail`.
+async fn matching(
     state: &State,
     hook: &Hook,
     attributes: &Attributes<'_>,
     object: &Value,
-) -> Option<Arc<Resource>> {
-    let Attributes { operation, namespace, subresource, .. } = *attributes;
-    let fits = |kind: &Resource| hook.has_rule_for(Subject { operation, kind, namespace, subresource });
-    let resources = state.registry.load();
-    let requested =
-        resources.find(&attributes.kind.group, &attributes.kind.version, &attributes.kind.plural)?;
-    let kind = if fits(requested) {
-        requested.clone()
-    } else {
-        let others = resources.versions_of(&requested.group).flat_map(|version| &version.resources);
-        let mut others = others.filter(|other| other.plural == requested.plural);
-        others.find(|other| hook.equivalent && fits(other))?.clone()
-    };
-    (selects_namespace(state, hook, attributes, object) && selects_object(hook, attributes, object))
-        .then_some(kind)
-}
-
-fn selects_namespace(state: &State, hook: &Hook, attributes: &Attributes<'_>, object: &Value) -> bool {
-    if hook.namespaces.is_empty() {
-        return true;
+) -> Result<Option<Arc<Resource>>> {
+    let Some(kind) = hook.matching.find(state, attributes, object) else { return Ok(None) };
+    if hook.conditions.is_empty() {
+        return Ok(Some(kind));
     }
-    if attributes.kind.is("", "Namespace") {
-        return hook.namespaces.matches_object(object);
+    let objects = objects(attributes, &kind, object).await?;
+    let subject = Subject::new(state, attributes, &kind);
+    match hook.conditions.matches(&subject.input(&objects, None)) {
+        Ok(matches) => Ok(matches.then_some(kind)),
+        Err(why) if hook.fails => Err(ApiError::forbidden_object(attributes.kind, attributes.name, why)),
+        Err(why) => {
+            tracing::debug!(webhook = hook.name, why, "match conditions failed open");
+            Ok(None)
+        }
     }
-    if attributes.namespace.is_empty() {
-        return true;
-    }
-    let namespace =
-        by_resource("", "v1", "namespaces").and_then(|kind| state.cache.get(kind, "", attributes.namespace));
-    namespace.is_some_and(|namespace| hook.namespaces.matches_object(&namespace.value()))
-}
-
-fn selects_object(hook: &Hook, attributes: &Attributes<'_>, object: &Value) -> bool {
-    hook.objects.is_empty()
-        || hook.objects.matches_object(object)
-        || attributes.old.is_some_and(|old| hook.objects.matches_object(old))
 }
 
 /// Calls a mutating webhook, if the request is for it, and applies its patch. Returns whether it was called.
 async fn apply(state: &State, hook: &Hook, attributes: &Attributes<'_>, object: &mut Value) -> Result<bool> {
-    let Some(kind) = matching(state, hook, attributes, object) else { return Ok(false) };
+    let Some(kind) = matching(state, hook, attributes, object).await? else { return Ok(false) };
     let Some(verdict) = ask(state, hook, attributes, (&kind, object)).await? else { return Ok(true) };
     if verdict.patch.is_null() {
         return Ok(true);
     }
     let failed = |why: String| ApiError::internal(format!("the patch of webhook {:?}: {why}", hook.name));
-    if attributes.subresource == "scale" || attributes.operation == Operation::Delete {
+    if attributes.subresource == "scale"
+        || matches!(attributes.operation, Operation::Delete | Operation::Connect)
+    {
         return Err(failed("this request cannot be changed".to_owned()));
     }
-    let sent = convert::between(attributes.kind, &kind, object.clone()).await?;
+    let sent = objects(attributes, &kind, object).await?.new;
     let patched = patch::json(&sent, &verdict.patch).map_err(|error| failed(error.to_string()))?;
-    let parsed = Parsed { value: patched, duplicates: Vec::new(), keys: Vec::new() };
-    let decoded = kind.strategy().decode(parsed, FieldValidation::Ignore);
-    let mut value = decoded.map_err(|error| failed(error.to_string()))?.0;
-    kind.strategy().default(&mut value);
-    *object = convert::between(&kind, attributes.kind, value).await?;
+    let value = completed(attributes, &kind, patched).map_err(failed)?;
+    *object = match attributes.own_object() {
+        Some(_) => value,
+        None => convert::between(&kind, attributes.kind, value).await?,
+    };
     Ok(true)
+}
+
+/// The object that a patch left, checked against its schema, with defaults.
+pub(super) fn completed(
+    attributes: &Attributes<'_>,
+    kind: &Resource,
+    patched: Value,
+) -> std::result::Result<Value, String> {
+    let parsed = Parsed { value: patched, duplicates: Vec::new(), keys: Vec::new() };
+    if let Some(own) = attributes.own_object() {
+        let schema = schema_of(&own.api_version(), &own.kind).ok_or("the kind has no schema")?;
+        let decoded = schema::decode(schema, parsed, FieldValidation::Ignore);
+        return decoded.map(|(value, _)| value).map_err(|error| error.to_string());
+    }
+    let decoded = kind.strategy().decode(parsed, FieldValidation::Ignore);
+    let mut value = decoded.map_err(|error| error.to_string())?.0;
+    kind.strategy().default(&mut value);
+    Ok(value)
 }
 
 /// Asks a webhook. None if the call failed and the failure is ignored.
@@ -176,7 +177,7 @@ async fn ask(
     let objects = objects(attributes, kind, object).await?;
     let uid = uuid::Uuid::new_v4().to_string();
     let request = review::request(attributes, (hook.version, &uid), kind, &objects);
-    let answer = match client::call(state, hook, &request).await {
+    let answer = match webhook_client::call(state, &hook.endpoint, &request).await {
         Ok(answer) => review::response(&answer, (hook.version, &uid)),
         Err(why) => Err(why),
     };
@@ -200,8 +201,9 @@ async fn ask(
 }
 
 /// The objects of the request in the wanted version.
-async fn objects(attributes: &Attributes<'_>, kind: &Resource, object: &Value) -> Result<Objects> {
+pub(super) async fn objects(attributes: &Attributes<'_>, kind: &Resource, object: &Value) -> Result<Objects> {
     let shown = async |object: &Value| match attributes.subresource {
+        _ if attributes.own_object().is_some() => Ok(object.clone()),
         "scale" => Ok(scale::read(attributes.kind, object)),
         _ => convert::between(attributes.kind, kind, object.clone()).await,
     };

@@ -195,7 +195,7 @@ impl Controller {
         if self.served.get(name) == Some(&text) {
             return;
         }
-        let versions = match resource::of_definition(definition) {
+        let versions = match resource::of_definition(definition, &self.state) {
             Ok(versions) => versions,
             Err(error) => {
                 tracing::warn!(definition = name, %error, "cannot compile the schema of a custom resource definition");

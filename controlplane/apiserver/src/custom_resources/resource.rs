@@ -1,6 +1,6 @@
 //! Makes the resources of a definition, one for each version.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use coracle_custom_resources::columns::{self, PrinterColumn};
 use coracle_custom_resources::definition::{Definition, Scale, Version};
@@ -8,17 +8,24 @@ use coracle_custom_resources::json_path::JsonPath;
 use coracle_custom_resources::schema::SchemaError;
 use coracle_custom_resources::{CustomResource, publish};
 use coracle_kinds::Resource;
-use coracle_kinds::resource::{
-    ConversionError, Convert, Converting, ScalePaths, SelectableField, Subresource, Text,
-};
+use coracle_kinds::resource::{Convert, ScalePaths, SelectableField, Subresource, Text};
 use serde_json::{Value, json};
 
+use super::conversion::WebhookConversion;
 use super::strategy::CustomStrategy;
+use crate::server::State;
 
 /// The served versions of a definition. Unserved versions are left out, except as the storage of the others.
-pub(super) fn of_definition(definition: &Definition) -> Result<Vec<Arc<Resource>>, SchemaError> {
+pub(super) fn of_definition(
+    definition: &Definition,
+    state: &Weak<State>,
+) -> Result<Vec<Arc<Resource>>, SchemaError> {
     let Some(stored) = definition.storage_version() else { return Ok(Vec::new()) };
-    let storage = Arc::new(of_version(definition, stored)?);
+    let conversion = WebhookConversion::new(state, definition.spec.conversion.as_ref());
+    let conversion = conversion.map(|conversion| Arc::new(conversion) as Arc<dyn Convert>);
+    let mut storage = of_version(definition, stored)?;
+    storage.convert.clone_from(&conversion);
+    let storage = Arc::new(storage);
     let mut served = Vec::new();
     for version in definition.spec.versions.iter().filter(|version| version.served) {
         if version.storage {
@@ -27,6 +34,7 @@ pub(super) fn of_definition(definition: &Definition) -> Result<Vec<Arc<Resource>
         }
         let mut resource = of_version(definition, version)?;
         resource.storage = Some(storage.clone());
+        resource.convert.clone_from(&conversion);
         served.push(Arc::new(resource));
     }
     Ok(served)
@@ -62,9 +70,6 @@ fn of_version(definition: &Definition, version: &Version) -> Result<Resource, Sc
     }
     if definition.is_terminating() {
         resource.verbs.retain(|verb| verb != "create");
-    }
-    if definition.spec.conversion.as_ref().is_some_and(|conversion| conversion.strategy == "Webhook") {
-        resource.convert = Some(Arc::new(NoWebhook));
     }
     Ok(resource)
 }
@@ -118,15 +123,4 @@ fn column_definitions(columns: &[PrinterColumn]) -> Value {
         })
     });
     Value::Array(std::iter::once(name).chain(others).collect())
-}
-
-/// The conversion of a definition with the strategy Webhook: an error for each object in another version.
-struct NoWebhook;
-
-impl Convert for NoWebhook {
-    fn convert<'a>(&'a self, _objects: Vec<Value>, to: &'a Resource) -> Converting<'a> {
-        let reason = "conversion webhooks are not supported by this server".to_owned();
-        let error = ConversionError { to: to.api_version().to_owned(), reason };
-        Box::pin(std::future::ready(Err(error)))
-    }
 }

@@ -5,7 +5,7 @@ use coracle_custom_resources::{CustomResource, Violations};
 use coracle_kinds::resource::Strategy;
 use coracle_kinds::schema::{self, FieldValidation, Parsed, SchemaError};
 use coracle_kinds::table::age_of;
-use coracle_kinds::validate::Causes;
+use coracle_kinds::validate::{Causes, Path};
 use coracle_managed_fields::{Schema, TypeId};
 use jiff::Timestamp;
 use serde_json::Value;
@@ -74,7 +74,7 @@ impl Strategy for CustomStrategy {
     }
 
     fn default(&self, object: &mut Value) {
-        // Defaults beyond the memory limit are left out: the object is stored with those set until then.
+        // Defaults beyond the memory limit are left out, and the validation refuses the object.
         let _ = self.rules.default(object);
     }
 
@@ -87,6 +87,10 @@ impl Strategy for CustomStrategy {
     }
 
     fn validate(&self, causes: &mut Causes, new: &Value, old: Option<&Value>) {
+        if self.has_defaults && !self.rules.has_all_defaults(new) {
+            causes.invalid(&Path::root(""), &Value::Null, "the defaults of the object need too much memory");
+            return;
+        }
         let mut violations = Violations::default();
         self.rules.validate(new, old, &mut violations);
         causes.extend(violations);

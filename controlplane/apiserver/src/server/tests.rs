@@ -22,6 +22,7 @@ mod joining;
 mod list;
 mod load;
 mod pod_security;
+mod policy;
 mod quota;
 mod rbac;
 mod registry;

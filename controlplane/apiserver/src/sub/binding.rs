@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::body_of;
 use crate::{
+    admit::Operation,
     call::Call,
     error::{ApiError, Result},
     field_manager::Writer,
@@ -18,6 +19,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     if !causes.is_empty() {
         return Err(ApiError::invalid(&call.kind, name, &causes));
     }
+    let binding = call.state.admission.admit_subresource(call, Operation::Create, binding).await?;
     write::update(call, name, (Part::Internal, Writer::Update), |old| bound(call, old, &binding)).await?;
     Ok(reply::warned(reply::success(201, Value::Null), &warnings))
 }

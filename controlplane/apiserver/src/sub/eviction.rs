@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::{body_of, parent};
 use crate::{
+    admit::Operation,
     cache::prefix_of,
     call::Call,
     error::{ApiError, Result},
@@ -41,6 +42,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     if text(&eviction, "name") != call.resource.name {
         return Err(ApiError::bad_request("name in URL does not match name in Eviction object"));
     }
+    let eviction = call.state.admission.admit_subresource(call, Operation::Create, eviction).await?;
     let options = delete::options_from(call, &eviction["deleteOptions"])?;
     evict(call, &options).await?;
     Ok(reply::warned(reply::success(201, Value::Null), &warnings))

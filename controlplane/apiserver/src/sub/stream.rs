@@ -8,10 +8,11 @@ use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{body::Incoming, upgrade::OnUpgrade};
 use hyper_util::rt::TokioIo;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::{kubelet, log_socket, parent};
 use crate::{
+    admit::Operation,
     call::Call,
     error::{ApiError, Result},
     reply::{Body, Reply},
@@ -32,6 +33,9 @@ pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Resu
     let name = &call.resource.name;
     let node =
         node.ok_or_else(|| ApiError::bad_request(format!("pod {name} does not have a host assigned")))?;
+    if let Some(options) = options(call) {
+        call.state.admission.admit_subresource(call, Operation::Connect, options).await?;
+    }
     let path = path(call, &pod)?;
     let is_log = verb_of(call) == "containerLogs";
     // The API server itself sends the log over the WebSocket: the kubelet responds with plain text.
@@ -52,6 +56,38 @@ pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Resu
         join(client, hyper::upgrade::on(&mut answer), call.state.shutdown.clone());
     }
     Ok(pass(answer))
+}
+
+/// The query as the options object that admission gets. None for logs, which are no connection.
+fn options(call: &Call) -> Option<Value> {
+    let (query, mut options) = (&call.info.query, Map::new());
+    let declared = call.kind.subresource(&call.resource.subresource)?;
+    match call.resource.subresource.as_str() {
+        "portforward" => {
+            let ports = query.all("ports").iter().flat_map(|list| list.split(','));
+            let ports: Vec<Value> =
+                ports.filter_map(|port| port.parse::<i32>().ok()).map(Value::from).collect();
+            if !ports.is_empty() {
+                options.insert("ports".to_owned(), ports.into());
+            }
+        }
+        "exec" | "attach" => {
+            for flag in ["stdin", "stdout", "stderr", "tty"].into_iter().filter(|flag| query.flag(flag)) {
+                options.insert(flag.to_owned(), true.into());
+            }
+            let container = query.get("container");
+            if !container.is_empty() {
+                options.insert("container".to_owned(), container.into());
+            }
+            if call.resource.subresource == "exec" {
+                options.insert("command".to_owned(), query.all("command").into());
+            }
+        }
+        _ => return None,
+    }
+    options.insert("apiVersion".to_owned(), declared.api_version().into());
+    options.insert("kind".to_owned(), declared.kind.as_ref().into());
+    Some(options.into())
 }
 
 /// The kubelet's name of the subresource.

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::{body_of, parent};
 use crate::{
+    admit::Operation,
     authn::service_account::Claims,
     call::Call,
     error::{ApiError, Result},
@@ -17,8 +18,9 @@ const LEAST_SECONDS: i64 = 600;
 const MOST_SECONDS: i64 = 1 << 32;
 
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
-    let (mut request, warnings) = body_of(call)?;
+    let (request, warnings) = body_of(call)?;
     let account = parent(call).await?;
+    let mut request = call.state.admission.admit_subresource(call, Operation::Create, request).await?;
     let seconds = request["spec"]["expirationSeconds"].as_i64().unwrap_or(DEFAULT_SECONDS);
     if !(LEAST_SECONDS..=MOST_SECONDS).contains(&seconds) {
         return Err(ApiError::unprocessable(format!(

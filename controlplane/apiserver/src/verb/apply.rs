@@ -66,6 +66,22 @@ fn merged(call: &Call, live: &Value, config: &Value) -> Result<Value> {
     body::check(parsed, &expected, FieldValidation::Ignore).map(|(object, _)| object)
 }
 
+/// Refuses fields that the schema of a custom resource does not declare, as the typed merge of upstream does.
+fn declared(call: &Call, parsed: &Parsed, expected: &Expected<'_>) -> Result<()> {
+    let Ok((_, notes)) = body::check(parsed.clone(), expected, FieldValidation::Warn) else { return Ok(()) };
+    let fields = notes.iter().filter_map(|note| note.strip_prefix("unknown field \"")?.strip_suffix('"'));
+    let problems: Vec<String> =
+        fields.map(|field| format!(".{field}: field not declared in schema")).collect();
+    if problems.is_empty() {
+        return Ok(());
+    }
+    let (kind, resource) = (&call.kind, &call.resource);
+    let object = format!("{}/{}; {}", resource.namespace, resource.name, kind.api_version());
+    let problems = problems.join("\n");
+    let message = format!("failed to create typed patch object ({object}, Kind={}): {problems}", kind.kind);
+    Err(ApiError::of_apply(message))
+}
+
 /// The configuration of the body, with warnings about unknown fields.
 fn config(call: &Call) -> Result<(Value, Vec<String>)> {
     let parsed: Parsed = body::parse_yaml(&call.body)
@@ -81,6 +97,9 @@ fn config(call: &Call) -> Result<(Value, Vec<String>)> {
         )));
     }
     let expected = Expected::of(&call.kind);
+    if call.kind.patch_definition().is_none() {
+        declared(call, &parsed, &expected)?;
+    }
     let (mut config, warnings) = body::check(parsed, &expected, call.validation()?)?;
     create::place(call, &mut config)?;
     let name = text(&config, "name").to_owned();

@@ -7,16 +7,20 @@ use crate::{
     convert,
     error::{ApiError, Result},
     reply::{self, Reply},
-    verb::{delete, list},
+    verb::{delete, list, version_fields},
 };
 
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
     if call.kind.namespaced && call.namespace().is_empty() {
         return Err(ApiError::method_not_allowed());
     }
-    let scope = list::scope(call)?;
+    let mut scope = list::scope(call)?;
+    let fields = version_fields::take(&call.kind, &mut scope);
     let options = delete::options(call)?;
-    let objects: Vec<_> = call.state.cache.of(&call.kind)?.lock().under(&scope.prefix).cloned().collect();
+    let mut objects: Vec<_> = call.state.cache.of(&call.kind)?.lock().under(&scope.prefix).cloned().collect();
+    if let Some(fields) = fields {
+        objects = version_fields::select(&call.kind, &fields, objects).await?;
+    }
     let mut touched = Vec::new();
     for object in objects {
         if !scope.selects(&call.kind, &object) {

@@ -15,6 +15,7 @@ use crate::{
     convert,
     error::{ApiError, Result},
     reply::{self, Reply},
+    verb::version_fields,
 };
 
 /// Where the next page starts and as of which revision.
@@ -25,8 +26,13 @@ struct Continue {
 }
 
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
-    let scope = scope(call)?;
-    let (objects, revision) = snapshot(call, &scope)?;
+    let mut scope = scope(call)?;
+    let fields = version_fields::take(&call.kind, &mut scope);
+    let (mut objects, revision) = snapshot(call, &scope)?;
+    if let Some(fields) = fields {
+        objects.retain(|object| scope.selects(&call.kind, object));
+        objects = version_fields::select(&call.kind, &fields, objects).await?;
+    }
     let limit = call.info.query.number("limit").filter(|limit| *limit > 0);
     let limit = limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX);
     let mut page: Vec<Arc<Object>> = Vec::new();

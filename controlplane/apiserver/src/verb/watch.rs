@@ -20,7 +20,7 @@ use crate::{
     media::Form,
     reply::{Reply, full, status_text},
     request::Query,
-    verb::list,
+    verb::{list, version_fields, version_fields::Transitions},
 };
 
 /// Without `timeoutSeconds` a watch ends after half an hour to an hour, so that clients spread.
@@ -53,6 +53,8 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
             .map_err(|error| ApiError::bad_request(error.to_string()))?;
     }
     let query = &call.info.query;
+    let fields = version_fields::take(&call.kind, &mut scope);
+    let mut transitions = fields.map(Transitions::new);
     let start = start(query)?;
     let (first, events) = match subscribe(call, scope, &start) {
         Ok(subscribed) => subscribed,
@@ -65,6 +67,13 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
     let lines = stream::iter(first)
         .chain(stream::unfold(events, async |mut events| Some((events.recv().await?, events))))
         .then(move |event| converted(kind.clone(), event))
+        .filter_map(move |event| {
+            let sent = match (&mut transitions, event) {
+                (Some(transitions), Ok(event)) => transitions.event(event).map(Ok),
+                (_, event) => Some(event),
+            };
+            std::future::ready(sent)
+        })
         .scan(false, |is_ended, event| {
             let next = (!*is_ended).then_some(event);
             *is_ended |= next.as_ref().is_some_and(Result::is_err);

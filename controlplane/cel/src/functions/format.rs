@@ -84,6 +84,7 @@ pub(super) fn format_text<'a>(
     text: &str,
     list: &Value<'a>,
 ) -> Evaluated<'a> {
+    evaluator.charge(list.cost_size())?;
     let items = list.items().ok_or(EvalError::NoOverload)?;
     evaluator.charge(traversal(u64::try_from(text.len()).unwrap_or(u64::MAX)).max(1))?;
     let mut next = items.iter();

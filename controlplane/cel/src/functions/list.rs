@@ -26,10 +26,13 @@ pub(super) fn call<'a>(
     if !matches!(args.first()?, Value::List(_) | Value::JsonList(..)) {
         return None;
     }
-    let list = args[0].items()?;
+    if !is_known(name) {
+        return None;
+    }
     if let Err(error) = evaluator.charge(args[0].cost_size().max(1)) {
         return Some(Err(error));
     }
+    let list = args[0].items()?;
     Some(match (name, &args[1..]) {
         ("isSorted", []) => sorted(&list).map(Value::Bool),
         ("sum", []) => sum(evaluator, &list),
@@ -50,6 +53,29 @@ pub(super) fn call<'a>(
         ("sets.intersects", [other]) => intersects(evaluator, &list, other).map(Value::Bool),
         _ => return None,
     })
+}
+
+/// Whether this module has a function with the name. The elements of a list are copied only then.
+fn is_known(name: &str) -> bool {
+    const NAMES: &[&str] = &[
+        "isSorted",
+        "sum",
+        "min",
+        "max",
+        "indexOf",
+        "lastIndexOf",
+        "first",
+        "last",
+        "reverse",
+        "slice",
+        "distinct",
+        "sort",
+        "flatten",
+        "sets.contains",
+        "sets.equivalent",
+        "sets.intersects",
+    ];
+    NAMES.contains(&name)
 }
 
 fn sorted(list: &[Value<'_>]) -> Result<bool, EvalError> {
@@ -141,11 +167,10 @@ fn flatten<'a>(
         let mut next = Vec::new();
         for item in &current {
             evaluator.charge(1)?;
+            let is_list = matches!(item, Value::List(_) | Value::JsonList(..));
+            evaluator.charge(if is_list { item.cost_size() } else { 0 })?;
             match item.items() {
-                Some(inner) => {
-                    evaluator.charge(u64::try_from(inner.len()).unwrap_or(u64::MAX))?;
-                    next.extend(inner);
-                }
+                Some(inner) => next.extend(inner),
                 None => next.push(item.clone()),
             }
         }
@@ -172,6 +197,7 @@ fn all_in<'a>(
     items: &Value<'a>,
     list: &[Value<'a>],
 ) -> Result<bool, EvalError> {
+    evaluator.charge(items.cost_size())?;
     for item in items.items().ok_or(EvalError::NoOverload)? {
         if !is_in(evaluator, &item, list)? {
             return Ok(false);
@@ -185,6 +211,7 @@ fn equivalent<'a>(
     left: &Value<'a>,
     right: &Value<'a>,
 ) -> Result<bool, EvalError> {
+    evaluator.charge(left.cost_size().saturating_add(right.cost_size()))?;
     let (Some(first), Some(second)) = (left.items(), right.items()) else {
         return Err(EvalError::NoOverload);
     };
@@ -196,6 +223,7 @@ fn intersects<'a>(
     list: &[Value<'a>],
     other: &Value<'a>,
 ) -> Result<bool, EvalError> {
+    evaluator.charge(other.cost_size())?;
     for item in other.items().ok_or(EvalError::NoOverload)? {
         if is_in(evaluator, &item, list)? {
             return Ok(true);

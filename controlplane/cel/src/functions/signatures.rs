@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::access::{AUTHORIZER, DECISION, GROUP_CHECK, PATH_CHECK, RESOURCE_CHECK};
 use crate::types::{CIDR, FORMAT, IP, QUANTITY, SEMVER, Type, URL};
 
 /// The result of a search.
@@ -36,6 +37,11 @@ fn kind(letter: char) -> Type {
         'C' => CIDR,
         'V' => SEMVER,
         'F' => FORMAT,
+        'A' => AUTHORIZER,
+        'P' => PATH_CHECK,
+        'G' => GROUP_CHECK,
+        'R' => RESOURCE_CHECK,
+        'D' => DECISION,
         _ => Type::Dyn,
     }
 }
@@ -92,6 +98,12 @@ const FUNCTIONS: &[(&str, bool, &[&str])] = &[
     ("optional.of", false, &["*>w"]), ("optional.none", false, &[">o"]), ("optional.ofNonZeroValue", false, &["*>w"]),
     ("hasValue", true, &["o>b"]), ("value", true, &["o>e"]), ("or", true, &["oo>1"]), ("orValue", true, &["o*>e"]),
     ("jsonpatch.escapeKey", false, &["s>s"]),
+    ("serviceAccount", true, &["Ass>A"]), ("path", true, &["As>P"]), ("group", true, &["As>G"]),
+    ("resource", true, &["Gs>R"]), ("subresource", true, &["Rs>R"]), ("namespace", true, &["Rs>R"]),
+    ("name", true, &["Rs>R"]), ("fieldSelector", true, &["Rs>R"]), ("labelSelector", true, &["Rs>R"]),
+    ("check", true, &["Ps>D", "Rs>D"]), ("allowed", true, &["D>b"]), ("reason", true, &["D>s"]),
+    ("errored", true, &["D>b"]), ("error", true, &["D>s"]),
+    ("@map_insert", false, &["m**>m", "mm>m"]),
     ("@not_strictly_false", false, &["b>b"]), ("!_", false, &["b>b"]), ("-_", false, &["i>i", "d>d"]),
     ("_&&_", false, &["bb>b"]), ("_||_", false, &["bb>b"]), ("@in", false, &["*l>b", "*m>b"]),
     ("_+_", false, &["ii>i", "uu>u", "dd>d", "ss>s", "yy>y", "ll>1", "nn>n", "tn>t", "nt>t"]),

@@ -53,10 +53,9 @@ fn searches<'a>(
         }
         ("find", [Value::String(_)]) => expression(evaluator, args)
             .map(|regex| Value::text(regex.find(text).map_or("", |found| found.as_str()))),
-        ("findAll", [Value::String(_), rest @ ..]) => expression(evaluator, args).map(|regex| {
-            let limit = limit(rest);
-            Value::list(regex.find_iter(text).take(limit).map(|found| Value::text(found.as_str())).collect())
-        }),
+        ("findAll", [Value::String(_), rest @ ..]) => {
+            expression(evaluator, args).and_then(|regex| find_all(evaluator, &regex, text, limit(rest)))
+        }
         ("charAt", [Value::Int(index)]) => evaluator.charge(cost.max(1)).and_then(|()| char_at(text, *index)),
         ("indexOf", [Value::String(part), rest @ ..]) => {
             evaluator.charge(cost.max(1)).and_then(|()| index_of(text, part, rest))
@@ -92,7 +91,12 @@ fn changes<'a>(
             evaluator.charge(cost.max(1)).and_then(|()| substring(text, *start, rest))
         }
         ("split", [Value::String(separator), rest @ ..]) => {
-            evaluator.charge(two.max(1)).map(|()| split(text, separator, limit(rest)))
+            // Each part is a text of its own.
+            let parts =
+                if separator.is_empty() { text.len() } else { text.matches(&**separator).count() + 1 };
+            let parts = u64::try_from(parts.min(limit(rest))).unwrap_or(u64::MAX);
+            let cost = two.saturating_add(parts).max(1);
+            evaluator.charge(cost).map(|()| split(text, separator, limit(rest)))
         }
         ("replace", [Value::String(from), Value::String(to), rest @ ..]) => {
             replace(evaluator, (text, from, to), limit(rest))
@@ -125,6 +129,7 @@ fn join<'a>(evaluator: &mut Evaluator<'a, '_>, list: &Value<'a>, rest: &[Value<'
         [Value::String(separator)] => separator,
         _ => return Err(EvalError::NoOverload),
     };
+    evaluator.charge(list.cost_size())?;
     let items = list.items().ok_or(EvalError::NoOverload)?;
     let mut text = String::new();
     for (index, item) in items.iter().enumerate() {
@@ -137,6 +142,20 @@ fn join<'a>(evaluator: &mut Evaluator<'a, '_>, list: &Value<'a>, rest: &[Value<'
         text.push_str(part);
     }
     Ok(Value::text(text))
+}
+
+fn find_all<'a>(
+    evaluator: &mut Evaluator<'a, '_>,
+    regex: &regex::Regex,
+    text: &str,
+    limit: usize,
+) -> Evaluated<'a> {
+    let mut found = Vec::new();
+    for part in regex.find_iter(text).take(limit) {
+        evaluator.charge(1)?;
+        found.push(Value::text(part.as_str()));
+    }
+    Ok(Value::list(found))
 }
 
 fn char_at<'a>(text: &str, index: i64) -> Evaluated<'a> {

@@ -4,6 +4,8 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::*;
+use crate::eval::PER_CALL_LIMIT;
+use crate::session::{Session, Shared};
 use crate::types::{Field, ObjectType};
 
 fn evaluate(source: &str) -> Result<serde_json::Value, String> {
@@ -153,4 +155,140 @@ fn copies_of_texts_cost_their_length() {
     let long = source.replace("0123456789", &"0123456789".repeat(100));
     let cost = |source: &str| Program::compile(source, &Environment::default()).unwrap().evaluate(&[]).1;
     assert!(cost(&long) >= cost(source) + 2 * 99);
+}
+
+#[test]
+fn loops_have_two_variables() {
+    for (source, expected) in [
+        ("[5, 6].all(i, v, v == i + 5) && {'a': 1}.exists(k, v, k == 'a' && v == 1)", json!(true)),
+        ("[5, 6].existsOne(i, v, i == 1)", json!(true)),
+        ("[5, 6, 7].transformList(i, v, i > 0, v * 2)", json!([12, 14])),
+        ("{'a': 1, 'b': 2}.transformMap(k, v, v > 1, v * 2)", json!({"b": 4})),
+        ("['x', 'y'].transformMapEntry(i, v, {v: i})", json!({"x": 0, "y": 1})),
+    ] {
+        assert_eq!(evaluate(source), Ok(expected), "{source}");
+    }
+    assert!(evaluate("['x', 'x'].transformMapEntry(i, v, {v: i})").unwrap_err().contains("already exists"));
+    assert!(evaluate("[1].all(i, i, true)").is_err());
+}
+
+#[test]
+fn shared_values_are_evaluated_once_and_only_if_used() {
+    let mut environment = Environment::default().variable("x", Type::Int);
+    let mut shared = Shared::default();
+    for (name, source) in
+        [("a", "[1, 2, 3].map(i, i * x)"), ("bad", "1 / 0"), ("b", "variables.a.size() + x")]
+    {
+        let program = Program::compile(source, &environment).unwrap();
+        environment.shared(name, &program);
+        shared.add(name, program);
+    }
+    assert!(Program::compile("variables.c", &environment).is_err());
+    let session = Session::new(vec![("x", Value::Int(2))], &shared);
+    let program =
+        Program::compile("[0].all(x, variables.b == 5 && x == 0) || variables.bad == 1", &environment)
+            .unwrap();
+    let (first, cost) = session.evaluate(&program, PER_CALL_LIMIT);
+    assert_eq!(first, Ok(Value::Bool(true)));
+    let (second, less) = session.evaluate(&program, PER_CALL_LIMIT);
+    assert_eq!(second, Ok(Value::Bool(true)));
+    assert!(less < cost, "{less} {cost}");
+    let bad = Program::compile("variables.bad == 1", &environment).unwrap();
+    assert_eq!(
+        session.evaluate(&bad, PER_CALL_LIMIT).0,
+        Err(EvalError::Failed("division by zero".to_owned()))
+    );
+}
+
+#[test]
+fn chains_of_shared_values_are_limited() {
+    let mut environment = Environment::default();
+    let program = Program::compile("[[1]]", &environment).unwrap();
+    environment.shared("v0", &program);
+    let failure = (1..400).find_map(|index| {
+        match Program::compile(&format!("[variables.v{}]", index - 1), &environment) {
+            Ok(program) => {
+                environment.shared(&format!("v{index}"), &program);
+                None
+            }
+            Err(error) => Some(error.to_string()),
+        }
+    });
+    assert_eq!(failure.as_deref(), Some("variables are nested more than 256 levels deep"));
+}
+
+#[test]
+fn objects_are_made_only_where_they_are_declared() {
+    let source = "Object{spec: Object.spec{replicas: 3, ?none: optional.none(), __namespace__: 'x'}}";
+    let environment = Environment::default().with_structures();
+    let program = Program::compile(source, &environment).unwrap();
+    let value = program.evaluate(&[]).0.unwrap();
+    assert_eq!(value.to_json(), json!({"spec": {"replicas": 3, "namespace": "x"}}));
+    let Value::Structure(made) = value else { panic!() };
+    assert_eq!(made.check_names(), Ok(()));
+    assert!(evaluate(source).unwrap_err().contains("undeclared reference to 'Object'"));
+    let patch = "[JSONPatch{op: 'add', path: '/a', value: [1]}]";
+    let program = Program::compile(patch, &environment).unwrap();
+    assert_eq!(
+        program.evaluate(&[]).0.unwrap().to_json(),
+        json!([{"op": "add", "path": "/a", "value": [1]}])
+    );
+    assert!(Program::compile("JSONPatch{op: 1}", &environment).is_err());
+    assert!(Program::compile("JSONPatch{x: 1}", &environment).is_err());
+    let wrong = Program::compile("Object{spec: Object.status{}}", &environment).unwrap();
+    let Ok(Value::Structure(made)) = wrong.evaluate(&[]).0 else { panic!() };
+    assert!(made.check_names().unwrap_err().contains("expected \"Object.spec\""));
+}
+
+struct Allow(&'static str);
+
+impl crate::access::Authorize for Allow {
+    fn authorize(&self, question: &crate::access::AccessQuestion) -> crate::access::AccessDecision {
+        crate::access::AccessDecision {
+            allowed: format!("{question:?}").contains(self.0),
+            ..Default::default()
+        }
+    }
+}
+
+#[test]
+fn permissions_are_asked_of_the_host() {
+    let environment = Environment::default().variable("authorizer", crate::access::AUTHORIZER);
+    let host = Allow("deployments");
+    let question = crate::access::AccessQuestion { resource: "deployments".to_owned(), ..Default::default() };
+    let access = crate::access::Access::new(&host, question);
+    for (source, expected) in [
+        (
+            "authorizer.group('apps').resource('deployments').namespace('x').name('y').check('get').allowed()",
+            true,
+        ),
+        ("authorizer.group('').resource('pods').check('get').allowed()", false),
+        ("authorizer.path('/healthz').check('get').allowed()", false),
+        ("authorizer.requestResource.check('create').allowed()", true),
+        (
+            "authorizer.serviceAccount('ns', 'deployments').group('').resource('pods').check('get').allowed()",
+            true,
+        ),
+    ] {
+        let program = Program::compile(source, &environment).unwrap();
+        let (result, cost) = program.evaluate(&[("authorizer", Value::Access(access.clone()))]);
+        assert_eq!(result, Ok(Value::Bool(expected)), "{source}");
+        assert!(cost > 350_000, "{cost}");
+    }
+    assert!(Program::compile("authorizer.check('get')", &environment).is_err());
+}
+
+#[test]
+fn copies_cost_their_size() {
+    let environment =
+        Environment::default().variable("list", Type::list(Type::Int)).variable("text", Type::String);
+    let json = serde_json::Value::Array(vec![json!(1); 50_000]);
+    let kind = Type::list(Type::Int);
+    for source in ["(list + list).size() > 0", "text.split('').size() > 0", "list.reverse().size() > 0"] {
+        let program = Program::compile(source, &environment).unwrap();
+        let variables = [("list", Value::from_json(&json, &kind)), ("text", Value::text("x".repeat(50_000)))];
+        let (result, cost) = program.evaluate(&variables);
+        assert_eq!(result, Ok(Value::Bool(true)), "{source}");
+        assert!(cost >= 50_000, "{source}: {cost}");
+    }
 }

@@ -1,4 +1,4 @@
-//! Webhook configurations. Source: `pkg/apis/admissionregistration/v1/defaults.go`.
+//! Webhook configurations and admission policies. Source: `pkg/apis/admissionregistration/v1/defaults.go`.
 
 use serde_json::{Map, Value};
 
@@ -28,5 +28,42 @@ fn webhook(hook: &mut Map<String, Value>) {
     }
     if let Some(service) = present(hook, "clientConfig").and_then(|config| present(config, "service")) {
         fill(service, "port", 443);
+    }
+}
+
+/// A ValidatingAdmissionPolicy.
+pub(crate) fn validating_policy(object: &mut Value) {
+    policy(object);
+}
+
+/// A MutatingAdmissionPolicy. Upstream has no default for its reinvocationPolicy.
+pub(crate) fn mutating_policy(object: &mut Value) {
+    policy(object);
+}
+
+/// The binding of a policy of either sort.
+pub(crate) fn binding(object: &mut Value) {
+    let Some(spec) = object.as_object_mut().and_then(|object| present(object, "spec")) else { return };
+    if let Some(resources) = present(spec, "matchResources") {
+        match_resources(resources);
+    }
+}
+
+fn policy(object: &mut Value) {
+    let Some(spec) = object.as_object_mut().and_then(|object| present(object, "spec")) else { return };
+    fill(spec, "failurePolicy", "Fail");
+    if let Some(constraints) = present(spec, "matchConstraints") {
+        match_resources(constraints);
+    }
+}
+
+fn match_resources(resources: &mut Map<String, Value>) {
+    fill(resources, "matchPolicy", "Equivalent");
+    child_of(resources, "namespaceSelector");
+    child_of(resources, "objectSelector");
+    for list in ["resourceRules", "excludeResourceRules"] {
+        for rule in each(resources, list) {
+            fill(rule, "scope", "*");
+        }
     }
 }

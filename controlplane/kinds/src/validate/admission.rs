@@ -1,41 +1,35 @@
 //! Webhook configurations. Source: `pkg/apis/admissionregistration/validation/validation.go`.
 
+use coracle_admission_policies::{Expressions, MAX_CONDITIONS, Want};
+use coracle_values::names;
 use serde_json::Value;
 
 use super::{Causes, Path, format, items, text, workload};
 
 const OPERATIONS: &[&str] = &["*", "CONNECT", "CREATE", "DELETE", "UPDATE"];
-/// Subresources whose requests are sent to no webhook.
-const WITHOUT_WEBHOOKS: [&str; 9] = [
-    "bindings",
-    "namespaces/finalize",
-    "pods/attach",
-    "pods/binding",
-    "pods/exec",
-    "pods/portforward",
-    "pods/proxy",
-    "services/proxy",
-    "serviceaccounts/token",
-];
 const VERSIONS: [&str; 2] = ["v1", "v1beta1"];
 
-pub(crate) fn validating(causes: &mut Causes, object: &Value, _old: Option<&Value>) {
-    webhooks(causes, object);
+pub(crate) fn validating(causes: &mut Causes, object: &Value, old: Option<&Value>) {
+    webhooks(causes, object, old);
 }
 
-pub(crate) fn mutating(causes: &mut Causes, object: &Value, _old: Option<&Value>) {
-    webhooks(causes, object);
+pub(crate) fn mutating(causes: &mut Causes, object: &Value, old: Option<&Value>) {
+    webhooks(causes, object, old);
     for (index, hook) in items(&object["webhooks"]) {
         let path = Path::root("webhooks").index(index).field("reinvocationPolicy");
         causes.one_of(&path, &hook["reinvocationPolicy"], &["IfNeeded", "Never"]);
     }
 }
 
-fn webhooks(causes: &mut Causes, object: &Value) {
+fn webhooks(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     let mut names = Vec::new();
     for (index, hook) in items(&object["webhooks"]) {
         let path = Path::root("webhooks").index(index);
         webhook(causes, &path, hook);
+        let before = old.map(|old| &old["webhooks"][index]["matchConditions"]);
+        if before != Some(&hook["matchConditions"]) {
+            match_conditions(causes, &path.field("matchConditions"), &hook["matchConditions"], false);
+        }
         let name = text(&hook["name"]);
         if !name.is_empty() && names.contains(&name) {
             causes.duplicate(&path.field("name"), &hook["name"]);
@@ -66,9 +60,6 @@ fn webhook(causes: &mut Causes, path: &Path, hook: &Value) {
         workload::label_selector(causes, &path.field(selector), &hook[selector]);
     }
     client(causes, &path.field("clientConfig"), &hook["clientConfig"]);
-    if items(&hook["matchConditions"]).next().is_some() {
-        causes.forbidden(&path.field("matchConditions"), "match conditions are not supported");
-    }
     review_versions(causes, &path.field("admissionReviewVersions"), &hook["admissionReviewVersions"]);
 }
 
@@ -84,7 +75,70 @@ fn name(causes: &mut Causes, path: &Path, name: &str) {
     }
 }
 
-fn rule(causes: &mut Causes, path: &Path, rule: &Value) {
+/// Checks names and expressions of match conditions.
+pub(super) fn match_conditions(causes: &mut Causes, path: &Path, conditions: &Value, has_params: bool) {
+    let count = items(conditions).count();
+    if count == 0 {
+        return;
+    }
+    if count > MAX_CONDITIONS {
+        causes.too_many(path, count, MAX_CONDITIONS);
+        return;
+    }
+    let expressions = Expressions::new(has_params);
+    let mut names = Vec::new();
+    for (index, condition) in items(conditions) {
+        let place = path.index(index);
+        let source = text(&condition["expression"]).trim();
+        if source.is_empty() {
+            causes.required(&place.field("expression"), "");
+        } else if let Err(error) = expressions.compile(source, Want::Validation) {
+            causes.invalid(&place.field("expression"), &source.into(), &error);
+        }
+        let name = text(&condition["name"]);
+        if name.is_empty() {
+            causes.required(&place.field("name"), "");
+            continue;
+        }
+        for problem in names::qualified_name(name) {
+            causes.invalid(&place.field("name"), &name.into(), &problem);
+        }
+        if names.contains(&name) {
+            causes.duplicate(&place.field("name"), &condition["name"]);
+        }
+        names.push(name);
+    }
+}
+
+/// Checks that wildcards make other entries superfluous only where upstream allows it.
+fn resources(causes: &mut Causes, path: &Path, list: &Value) {
+    let all: Vec<&str> = items(list).map(|(_, one)| text(one)).collect();
+    if all.len() > 1 && all.contains(&"*/*") {
+        causes.invalid(path, list, "if '*/*' is present, must not specify other resources");
+    }
+    for (index, one) in all.iter().enumerate() {
+        let (resource, sub) = one.split_once('/').unwrap_or((one, ""));
+        let place = path.index(index);
+        let has = |wanted: String| all.contains(&wanted.as_str());
+        if *one == "*/*" || sub.is_empty() {
+            if *one != "*/*" && *one != "*" && all.contains(&"*") {
+                let detail = "if '*' is present, must not specify other resources without subresources";
+                causes.invalid(path, list, detail);
+            }
+            continue;
+        }
+        if sub != "*" && has(format!("{resource}/*")) {
+            let detail = format!("if '{resource}/*' is present, must not specify {one}");
+            causes.invalid(&place, &(*one).into(), &detail);
+        }
+        if resource != "*" && has(format!("*/{sub}")) {
+            let detail = format!("if '*/{sub}' is present, must not specify {one}");
+            causes.invalid(&place, &(*one).into(), &detail);
+        }
+    }
+}
+
+pub(super) fn rule(causes: &mut Causes, path: &Path, rule: &Value) {
     for (field, what) in [
         ("operations", "operations"),
         ("apiGroups", "API groups"),
@@ -105,17 +159,8 @@ fn rule(causes: &mut Causes, path: &Path, rule: &Value) {
         if !OPERATIONS.contains(&text(operation)) {
             causes.unsupported(&path.field("operations").index(index), operation, OPERATIONS);
         }
-        if operation == "CONNECT" {
-            let detail = "requests of the operation CONNECT are not sent to webhooks";
-            causes.forbidden(&path.field("operations").index(index), detail);
-        }
     }
-    for (index, resource) in items(&rule["resources"]) {
-        if WITHOUT_WEBHOOKS.contains(&text(resource)) {
-            let detail = format!("requests for {} are not sent to webhooks", text(resource));
-            causes.forbidden(&path.field("resources").index(index), &detail);
-        }
-    }
+    resources(causes, &path.field("resources"), &rule["resources"]);
     for field in ["apiVersions", "resources"] {
         for (index, _) in items(&rule[field]).filter(|(_, one)| text(one).is_empty()) {
             causes.required(&path.field(field).index(index), "");

@@ -19,43 +19,55 @@ pub(super) struct Verdict {
 }
 
 /// The object before and after the request, in the version that the webhook wants.
-pub(super) struct Objects {
-    pub(super) new: Value,
-    pub(super) old: Value,
+pub(in crate::admit) struct Objects {
+    pub(in crate::admit) new: Value,
+    pub(in crate::admit) old: Value,
 }
 
 /// The AdmissionReview of a request.
 pub(super) fn request(
-    attributes: &Attributes<'_>,
+    of: &Attributes<'_>,
     (version, uid): (&str, &str),
     kind: &Resource,
     objects: &Objects,
 ) -> Value {
-    let operation = match attributes.operation {
-        Operation::Create => "CREATE",
-        Operation::Update => "UPDATE",
-        Operation::Delete => "DELETE",
-    };
-    let kind_of = |kind: &Resource| match attributes.subresource {
-        "scale" => json!({"group": "autoscaling", "version": "v1", "kind": "Scale"}),
+    let mut request = attributes(of, kind);
+    if let Some(fields) = request.as_object_mut() {
+        fields.insert("uid".to_owned(), uid.into());
+        fields.insert("object".to_owned(), objects.new.clone());
+        fields.insert("oldObject".to_owned(), objects.old.clone());
+    }
+    let api_version = format!("admission.k8s.io/{version}");
+    json!({"kind": "AdmissionReview", "apiVersion": api_version, "request": request})
+}
+
+/// An AdmissionRequest without its objects, for the version of the resource that a rule names.
+pub(in crate::admit) fn attributes(attributes: &Attributes<'_>, kind: &Resource) -> Value {
+    let kind_of = |kind: &Resource| match attributes.declared {
+        Some(declared) if declared.kind != kind.kind => {
+            json!({"group": declared.group, "version": declared.version, "kind": declared.kind})
+        }
         _ => json!({"group": kind.group, "version": kind.version, "kind": kind.kind}),
     };
     let resource_of =
         |kind: &Resource| json!({"group": kind.group, "version": kind.version, "resource": kind.plural});
     let user = attributes.user;
-    let mut request = json!({
-        "uid": uid,
-        "kind": kind_of(kind),
-        "resource": resource_of(kind),
-        "requestKind": kind_of(attributes.kind),
-        "requestResource": resource_of(attributes.kind),
-        "operation": operation,
-        "userInfo": {"username": user.name, "uid": user.uid, "groups": user.groups, "extra": user.extra},
-        "object": objects.new,
-        "oldObject": objects.old,
-        "dryRun": attributes.dry_run,
-        "options": options(attributes.operation),
-    });
+    let mut request = serde_json::Map::new();
+    for (field, value) in [
+        ("kind", kind_of(kind)),
+        ("resource", resource_of(kind)),
+        ("requestKind", kind_of(attributes.kind)),
+        ("requestResource", resource_of(attributes.kind)),
+        ("operation", attributes.operation.name().into()),
+        (
+            "userInfo",
+            json!({"username": user.name, "uid": user.uid, "groups": user.groups, "extra": user.extra}),
+        ),
+        ("dryRun", attributes.dry_run.into()),
+        ("options", options(attributes.operation)),
+    ] {
+        request.insert(field.to_owned(), value);
+    }
     for (field, value) in [
         ("name", attributes.name),
         ("namespace", attributes.namespace),
@@ -63,11 +75,10 @@ pub(super) fn request(
         ("requestSubResource", attributes.subresource),
     ] {
         if !value.is_empty() {
-            request[field] = value.into();
+            request.insert(field.to_owned(), value.into());
         }
     }
-    let api_version = format!("admission.k8s.io/{version}");
-    json!({"kind": "AdmissionReview", "apiVersion": api_version, "request": request})
+    Value::Object(request)
 }
 
 fn options(operation: Operation) -> Value {
@@ -75,6 +86,7 @@ fn options(operation: Operation) -> Value {
         Operation::Create => "CreateOptions",
         Operation::Update => "UpdateOptions",
         Operation::Delete => "DeleteOptions",
+        Operation::Connect => return Value::Null,
     };
     json!({"kind": kind, "apiVersion": "meta.k8s.io/v1"})
 }

@@ -161,3 +161,85 @@ async fn elements_of_a_keyed_list_have_owners() {
     assert_eq!(both.body["spec"]["ports"].as_array().unwrap().len(), 2);
     assert_eq!(apply("two", 1).await.code, 409);
 }
+
+/// Version v1 has `pair`, version v2 `left` and `right`.
+fn convert(request: &Value) -> Value {
+    let to = request["desiredAPIVersion"].clone();
+    let objects = request["objects"].as_array().cloned().unwrap_or_default();
+    let converted = objects.into_iter().map(|mut object| {
+        let map = object.as_object_mut().unwrap();
+        map.insert("apiVersion".to_owned(), to.clone());
+        if to == "example.com/v2" {
+            let pair = map.remove("pair").unwrap_or_default();
+            let (left, right) = pair.as_str().unwrap_or_default().split_once(':').unwrap_or_default();
+            map.insert("left".to_owned(), left.into());
+            map.insert("right".to_owned(), right.into());
+        } else {
+            let mut take = |name: &str| map.remove(name).and_then(|side| side.as_str().map(str::to_owned));
+            let pair = format!("{}:{}", take("left").unwrap_or_default(), take("right").unwrap_or_default());
+            map.insert("pair".to_owned(), pair.into());
+        }
+        object
+    });
+    json!({"convertedObjects": converted.collect::<Vec<_>>(), "result": {"status": "Success"}})
+}
+
+#[tokio::test]
+async fn a_webhook_converts_between_versions() {
+    let server = Fixture::new().await;
+    let webhook = super::webhook::Webhook::start(convert).await;
+    let version = |name: &str, storage: bool, fields: &[&str]| {
+        let properties: Value = fields
+            .iter()
+            .map(|field| ((*field).to_owned(), json!({"type": "string"})))
+            .collect::<serde_json::Map<_, _>>()
+            .into();
+        let selectable: Vec<Value> =
+            fields.iter().map(|field| json!({"jsonPath": format!(".{field}")})).collect();
+        json!({"name": name, "served": true, "storage": storage, "selectableFields": selectable,
+            "schema": {"openAPIV3Schema": {"type": "object", "properties": properties}}})
+    };
+    let client = json!({"url": webhook.url, "caBundle": webhook.ca_bundle});
+    let body = json!({"metadata": {"name": "pairs.example.com"}, "spec": {
+        "group": "example.com", "scope": "Namespaced", "names": {"plural": "pairs", "kind": "Pair"},
+        "conversion": {"strategy": "Webhook", "webhook": {"clientConfig": client, "conversionReviewVersions": ["v1"]}},
+        "versions": [version("v1", true, &["pair"]), version("v2", false, &["left", "right"])]}});
+    let path = established(&server, body).await;
+    let at = |version: &str| format!("/apis/example.com/{version}/namespaces/default/pairs");
+    let made = server.post(&at("v2"), json!({"apiVersion": "example.com/v2", "kind": "Pair", "metadata": {"name": "a"}, "left": "l", "right": "r"})).await;
+    assert_eq!((made.code, &made.body["left"]), (201, &json!("l")), "{}", made.body);
+    assert_eq!(server.get(&format!("{}/a", at("v1"))).await.body["pair"], "l:r");
+    let old =
+        json!({"apiVersion": "example.com/v1", "kind": "Pair", "metadata": {"name": "b"}, "pair": "x:y"});
+    assert_eq!(server.post(&at("v1"), old).await.code, 201);
+    let list = server.get(&at("v2")).await.body;
+    let lefts: Vec<&Value> = list["items"].as_array().unwrap().iter().map(|item| &item["left"]).collect();
+    assert_eq!(lefts, ["l", "x"], "{list}");
+    // After a change of the stored version, the list has objects that are stored in both.
+    let mut changed = server.get(&path).await.body;
+    changed["spec"]["versions"][0]["storage"] = false.into();
+    changed["spec"]["versions"][1]["storage"] = true.into();
+    let changed = server.put(&path, changed).await;
+    assert_eq!(changed.body["status"]["storedVersions"], json!(["v1", "v2"]), "{}", changed.body);
+    until(&server, &at("v2"), |list| list["items"].as_array().is_some_and(|items| items.len() == 2)).await;
+    let new = json!({"apiVersion": "example.com/v2", "kind": "Pair", "metadata": {"name": "c"}, "left": "m", "right": "n"});
+    assert_eq!(server.post(&at("v2"), new).await.code, 201);
+    let list = until(&server, &at("v1"), |list| list["items"][2]["pair"] == "m:n").await;
+    assert_eq!(list["items"][0]["pair"], "l:r", "{list}");
+    for (version, fields, names) in [
+        ("v2", "left=l", vec!["a"]),
+        ("v1", "pair=m:n", vec!["c"]),
+        ("v1", "pair=x:y", vec!["b"]),
+        ("v2", "right!=r", vec!["b", "c"]),
+    ] {
+        let found = server.get(&format!("{}?fieldSelector={fields}", at(version))).await.body;
+        let items = found["items"].as_array().unwrap();
+        let found: Vec<&str> = items.iter().map(|item| item["metadata"]["name"].as_str().unwrap()).collect();
+        assert_eq!(found, names, "{version} {fields}");
+    }
+    let events = server.watch(&format!("{}?watch=1&timeoutSeconds=1&fieldSelector=left%3Dx", at("v2"))).await;
+    assert_eq!((events.len(), &events[0]["object"]["right"]), (1, &json!("y")));
+    let events = server.watch(&format!("{}?watch=1&timeoutSeconds=1", at("v2"))).await;
+    let lefts: Vec<&Value> = events.iter().map(|event| &event["object"]["left"]).collect();
+    assert_eq!(lefts, ["l", "x", "m"]);
+}

@@ -15,15 +15,15 @@ const CONFIGURATIONS: &str = "/apis/admissionregistration.k8s.io/v1";
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
 /// A webhook and the requests that it got.
-struct Webhook {
-    url: String,
-    ca_bundle: String,
+pub(super) struct Webhook {
+    pub(super) url: String,
+    pub(super) ca_bundle: String,
     requests: Arc<Mutex<Vec<Value>>>,
 }
 
 impl Webhook {
     /// Starts a webhook that answers each request by a function.
-    async fn start(answer: fn(&Value) -> Value) -> Self {
+    pub(super) async fn start(answer: fn(&Value) -> Value) -> Self {
         let key = KeyPair::generate().unwrap();
         let certificate =
             CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap().self_signed(&key).unwrap();
@@ -54,7 +54,7 @@ impl Webhook {
                         let mut response = answer(&review["request"]);
                         response["uid"] = review["request"]["uid"].clone();
                         seen.lock().unwrap().push(review["request"].clone());
-                        let review = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response});
+                        let review = json!({"apiVersion": review["apiVersion"], "kind": review["kind"], "response": response});
                         Ok::<_, std::convert::Infallible>(http::Response::new(Full::<Bytes>::from(
                             review.to_string(),
                         )))
@@ -169,11 +169,12 @@ async fn invalid_configurations_are_refused() {
         (json!({"timeoutSeconds": 31}), "webhooks[0].timeoutSeconds"),
         (json!({"clientConfig": {}}), "webhooks[0].clientConfig"),
         (json!({"clientConfig": {"url": "http://x"}}), "webhooks[0].clientConfig.url"),
-        (json!({"matchConditions": [{"name": "a", "expression": "true"}]}), "webhooks[0].matchConditions"),
+        (
+            json!({"matchConditions": [{"name": "a", "expression": "params.x"}]}),
+            "webhooks[0].matchConditions[0].expression",
+        ),
         (json!({"admissionReviewVersions": ["v9"]}), "webhooks[0].admissionReviewVersions"),
-        (json!({"rules": [rule("CONNECT", "pods/exec")]}), "webhooks[0].rules[0].operations[0]"),
-        (json!({"rules": [rule("CREATE", "pods/binding")]}), "webhooks[0].rules[0].resources[0]"),
-        (json!({"rules": [rule("CREATE", "serviceaccounts/token")]}), "webhooks[0].rules[0].resources[0]"),
+        (json!({"rules": [rule("PATCH", "pods")]}), "webhooks[0].rules[0].operations[0]"),
     ] {
         let path = format!("{CONFIGURATIONS}/mutatingwebhookconfigurations");
         let refused = server.post(&path, webhook.configuration(more)).await;
@@ -260,4 +261,64 @@ async fn a_webhook_of_the_status_changes_only_the_status() {
     assert_eq!(updated.code, 200, "{}", updated.body);
     assert_eq!(updated.body["status"]["message"], "webhook");
     assert_eq!(updated.body["spec"]["activeDeadlineSeconds"], Value::Null, "{}", updated.body);
+}
+
+#[tokio::test]
+async fn match_conditions_select_requests() {
+    let server = Fixture::new().await;
+    let webhook = Webhook::start(|_| json!({"allowed": false})).await;
+    let conditions = json!({"matchConditions": [
+        {"name": "name", "expression": "object.metadata.name != 'skip-me'"},
+        {"name": "user", "expression": "request.userInfo.username == 'admin' && oldObject == null"},
+        {"name": "may", "expression": "authorizer.requestResource.check('create').allowed()"},
+    ]});
+    configure(&server, "validating", webhook.configuration(conditions)).await;
+    assert_eq!(server.post(MAPS, map("skip-me")).await.code, 201);
+    assert_eq!(server.post(MAPS, map("other")).await.code, 400);
+    assert_eq!(webhook.requests().len(), 1);
+    let path = format!("{CONFIGURATIONS}/validatingwebhookconfigurations/test");
+    assert_eq!(server.delete(&path, json!({})).await.code, 200);
+    let failing = json!({"matchConditions": [{"name": "a", "expression": "object.none.x"}]});
+    let made = webhook.configuration(failing);
+    assert_eq!(
+        server.post(&format!("{CONFIGURATIONS}/validatingwebhookconfigurations"), made).await.code,
+        201
+    );
+    let refused = server.post(MAPS, map("third")).await;
+    assert_eq!(refused.code, 403, "{}", refused.body);
+    assert!(refused.body["message"].as_str().unwrap().contains("no such key: none"), "{}", refused.body);
+}
+
+#[tokio::test]
+async fn subresources_with_objects_of_their_own_are_sent_to_webhooks() {
+    let server = Fixture::new().await;
+    let webhook = Webhook::start(|request| {
+        let sub = request["subResource"].as_str().unwrap_or_default();
+        json!({"allowed": !matches!(sub, "attach" | "token"), "status": {"message": "not here"}})
+    })
+    .await;
+    let pods = "/api/v1/namespaces/default/pods";
+    let account = json!({"metadata": {"name": "a"}});
+    assert_eq!(server.post("/api/v1/namespaces/default/serviceaccounts", account).await.code, 201);
+    assert_eq!(server.post(pods, pod("p")).await.code, 201);
+    let every = json!({"operations": ["*"], "apiGroups": ["*"], "apiVersions": ["*"], "resources": ["*/*"]});
+    configure(&server, "validating", webhook.configuration(json!({"rules": [every]}))).await;
+    let binding = json!({"metadata": {"name": "p"}, "target": {"name": "n1"}});
+    assert_eq!(server.post(&format!("{pods}/p/binding"), binding).await.code, 201);
+    let attach = server.get(&format!("{pods}/p/attach?container=c&stdin=true")).await;
+    let message = "admission webhook \"test.example.com\" denied the request: not here";
+    assert_eq!((attach.code, &attach.body["message"]), (400, &json!(message)), "{}", attach.body);
+    let request = json!({"spec": {"audiences": []}});
+    let token = server.post("/api/v1/namespaces/default/serviceaccounts/a/token", request).await;
+    assert_eq!((token.code, &token.body["message"]), (400, &json!(message)), "{}", token.body);
+    let requests = webhook.requests();
+    let of = |sub: &str| requests.iter().find(|request| request["subResource"] == sub).unwrap();
+    assert_eq!(of("binding")["kind"], json!({"group": "", "version": "v1", "kind": "Binding"}));
+    assert_eq!(of("binding")["object"]["target"]["name"], "n1");
+    assert_eq!(of("attach")["operation"], "CONNECT");
+    assert_eq!(
+        of("attach")["object"],
+        json!({"kind": "PodAttachOptions", "apiVersion": "v1", "stdin": true, "container": "c"})
+    );
+    assert_eq!(of("token")["object"]["kind"], "TokenRequest");
 }

@@ -1,6 +1,6 @@
 //! The kinds of `admissionregistration.k8s.io`.
 
-use super::{KIND, Kind, PLAIN, RULES, Rules, Writes};
+use super::{KIND, Kind, PLAIN, RULES, Rules, WITH_GENERATION, Writes, status};
 use crate::{defaults, table, validate};
 
 const GROUP: &str = "admissionregistration.k8s.io";
@@ -39,5 +39,89 @@ pub(super) const VALIDATING_WEBHOOKS: Kind = Kind {
     categories: &["api-extensions"],
     schema: "io.k8s.api.admissionregistration.v1.ValidatingWebhookConfiguration",
     rules: WEBHOOK_RULES,
+    ..KIND
+};
+
+pub(super) const VALIDATING_POLICIES: Kind = Kind {
+    group: GROUP,
+    kind: "ValidatingAdmissionPolicy",
+    plural: "validatingadmissionpolicies",
+    singular: "validatingadmissionpolicy",
+    namespaced: false,
+    categories: &["api-extensions"],
+    subresources: &[status(GROUP, "ValidatingAdmissionPolicy")],
+    schema: "io.k8s.api.admissionregistration.v1.ValidatingAdmissionPolicy",
+    rules: Rules {
+        defaults: defaults::admission::validating_policy,
+        validate: validate::admission_policy::validating,
+        writes: Writes {
+            create: |object| {
+                if let Some(map) = object.as_object_mut() {
+                    map.remove("status");
+                }
+            },
+            ..WITH_GENERATION
+        },
+        columns: table::admission::VALIDATING_POLICIES,
+        cells: table::admission::validating_policy,
+        ..RULES
+    },
+    ..KIND
+};
+
+pub(super) const VALIDATING_BINDINGS: Kind = Kind {
+    group: GROUP,
+    kind: "ValidatingAdmissionPolicyBinding",
+    plural: "validatingadmissionpolicybindings",
+    singular: "validatingadmissionpolicybinding",
+    namespaced: false,
+    categories: &["api-extensions"],
+    schema: "io.k8s.api.admissionregistration.v1.ValidatingAdmissionPolicyBinding",
+    rules: Rules {
+        defaults: defaults::admission::binding,
+        validate: validate::admission_policy::validating_binding,
+        writes: Writes { generation: true, ..PLAIN },
+        columns: table::admission::BINDINGS,
+        cells: table::admission::binding,
+        ..RULES
+    },
+    ..KIND
+};
+
+pub(super) const MUTATING_POLICIES: Kind = Kind {
+    group: GROUP,
+    kind: "MutatingAdmissionPolicy",
+    plural: "mutatingadmissionpolicies",
+    singular: "mutatingadmissionpolicy",
+    namespaced: false,
+    categories: &["api-extensions"],
+    schema: "io.k8s.api.admissionregistration.v1.MutatingAdmissionPolicy",
+    rules: Rules {
+        defaults: defaults::admission::mutating_policy,
+        validate: validate::admission_policy::mutating,
+        writes: Writes { generation: true, ..PLAIN },
+        columns: table::admission::MUTATING_POLICIES,
+        cells: table::admission::mutating_policy,
+        ..RULES
+    },
+    ..KIND
+};
+
+pub(super) const MUTATING_BINDINGS: Kind = Kind {
+    group: GROUP,
+    kind: "MutatingAdmissionPolicyBinding",
+    plural: "mutatingadmissionpolicybindings",
+    singular: "mutatingadmissionpolicybinding",
+    namespaced: false,
+    categories: &["api-extensions"],
+    schema: "io.k8s.api.admissionregistration.v1.MutatingAdmissionPolicyBinding",
+    rules: Rules {
+        defaults: defaults::admission::binding,
+        validate: validate::admission_policy::mutating_binding,
+        writes: Writes { generation: true, ..PLAIN },
+        columns: table::admission::BINDINGS,
+        cells: table::admission::binding,
+        ..RULES
+    },
     ..KIND
 };

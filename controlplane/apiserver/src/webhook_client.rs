@@ -1,6 +1,6 @@
 //! One HTTPS request to a webhook.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use bytes::Bytes;
@@ -14,14 +14,34 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use super::hook::{Hook, Target};
 use crate::server::State;
 
 /// Maximum bytes of a response.
 const MAX_RESPONSE: usize = 3 << 20;
 
+/// Default port of a service.
+const PORT: u16 = 443;
+
+/// How a webhook is called.
+#[derive(Clone)]
+pub(crate) struct Endpoint {
+    target: Target,
+    /// The TLS configuration, or why there is none.
+    tls: Result<Arc<rustls::ClientConfig>, String>,
+    timeout: Duration,
+    /// Maximum bytes of a response.
+    max_response: usize,
+}
+
+/// Where a webhook listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Target {
+    Url { host: String, port: u16, path: String },
+    Service { namespace: String, name: String, port: u16, path: String },
+}
+
 /// The TLS configuration with the authorities of `caBundle`.
-pub(super) fn tls(ca_bundle: &str) -> Result<Arc<rustls::ClientConfig>, String> {
+fn tls(ca_bundle: &str) -> Result<Arc<rustls::ClientConfig>, String> {
     if ca_bundle.is_empty() {
         return Err("clientConfig.caBundle is not set, and there are no system roots".to_owned());
     }
@@ -40,14 +60,14 @@ pub(super) fn tls(ca_bundle: &str) -> Result<Arc<rustls::ClientConfig>, String> 
 }
 
 /// Sends a review to a webhook, within its timeout.
-pub(super) async fn call(state: &State, hook: &Hook, review: &Value) -> Result<Value, String> {
+pub(crate) async fn call(state: &State, hook: &Endpoint, review: &Value) -> Result<Value, String> {
     let url = hook.target.url(hook.timeout.as_secs());
     let called = tokio::time::timeout(hook.timeout, exchange(state, hook, review)).await;
     let called = called.unwrap_or_else(|_elapsed| Err("context deadline exceeded".to_owned()));
     called.map_err(|why| format!("failed to call webhook: Post {url:?}: {why}"))
 }
 
-async fn exchange(state: &State, hook: &Hook, review: &Value) -> Result<Value, String> {
+async fn exchange(state: &State, hook: &Endpoint, review: &Value) -> Result<Value, String> {
     let tls = hook.tls.clone()?;
     let (address, host) = address(state, &hook.target)?;
     let name = ServerName::try_from(host.clone()).map_err(|error| error.to_string())?;
@@ -72,7 +92,7 @@ async fn exchange(state: &State, hook: &Hook, review: &Value) -> Result<Value, S
     if !status.is_success() {
         return Err(format!("the webhook responded with the status {status}"));
     }
-    let body = Limited::new(response.into_body(), MAX_RESPONSE).collect().await;
+    let body = Limited::new(response.into_body(), hook.max_response).collect().await;
     let body = body.map_err(|error| format!("cannot read the response: {error}"))?.to_bytes();
     serde_json::from_slice(&body).map_err(|error| format!("the response is not JSON: {error}"))
 }
@@ -116,4 +136,76 @@ fn endpoint(state: &State, (namespace, name): (&str, &str), port: u16) -> Result
     }
     let chosen = found.choose(&mut rand::rng()).cloned();
     chosen.ok_or_else(|| format!("no endpoints available for service {name:?}"))
+}
+
+// === impl Endpoint ===
+
+impl Endpoint {
+    /// Reads a `clientConfig`.
+    pub(crate) fn read(config: &Value, timeout: Duration) -> Self {
+        let tls = tls(config["caBundle"].as_str().unwrap_or_default());
+        Self { target: Target::read(config), tls, timeout, max_response: MAX_RESPONSE }
+    }
+
+    /// The same with another limit of the response.
+    pub(crate) fn with_max_response(mut self, bytes: usize) -> Self {
+        self.max_response = bytes;
+        self
+    }
+}
+
+// === impl Target ===
+
+impl Target {
+    fn read(config: &Value) -> Self {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let service = &config["service"];
+        if service.is_object() {
+            let path = text(&service["path"]);
+            let port = service["port"].as_u64().and_then(|port| u16::try_from(port).ok());
+            return Self::Service {
+                namespace: text(&service["namespace"]),
+                name: text(&service["name"]),
+                port: port.unwrap_or(PORT),
+                path: if path.is_empty() { "/".to_owned() } else { path },
+            };
+        }
+        let uri: http::Uri = text(&config["url"]).parse().unwrap_or_default();
+        Self::Url {
+            host: uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned(),
+            port: uri.port_u16().unwrap_or(PORT),
+            path: uri.path().to_owned(),
+        }
+    }
+
+    /// The URL in messages.
+    fn url(&self, seconds: u64) -> String {
+        match self {
+            Self::Url { host, port, path } => format!("https://{host}:{port}{path}?timeout={seconds}s"),
+            Self::Service { namespace, name, port, path } => {
+                format!("https://{name}.{namespace}.svc:{port}{path}?timeout={seconds}s")
+            }
+        }
+    }
+
+    fn path(&self) -> &str {
+        match self {
+            Self::Url { path, .. } | Self::Service { path, .. } => path,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_target_is_a_service_or_a_url() {
+        let url = Target::read(&json!({"url": "https://[2001:db8::1]:8443/hook"}));
+        assert_eq!(url, Target::Url { host: "2001:db8::1".into(), port: 8443, path: "/hook".into() });
+        let service = Target::read(&json!({"service": {"namespace": "n", "name": "s", "port": 443}}));
+        assert_eq!(service.url(5), "https://s.n.svc:443/?timeout=5s");
+    }
 }

@@ -1,0 +1,29 @@
+//! Admission policies and match conditions in CEL.
+//!
+//! Start at [`ValidatingPolicy`], [`MutatingPolicy`] and [`Conditions`]: each is compiled once and evaluated for each
+//! request, which is an [`Input`].
+//!
+//! | part | module | upstream (`apiserver/pkg/admission/plugin`) |
+//! |---|---|---|
+//! | variables and their types | `environment` | `cel/compile.go` |
+//! | match conditions of policies and webhooks | `conditions` | `webhook/matchconditions` |
+//! | validations, messages, audit annotations | `validating` | `policy/validating/validator.go` |
+//! | apply configurations, JSON patches | `mutating` | `policy/mutating/patch` |
+//!
+//! Invariants: no I/O, no clock, no panic on any input. Each evaluation has a cost limit.
+
+mod conditions;
+mod environment;
+mod mutating;
+mod validating;
+
+pub use conditions::{Conditions, MAX_CONDITIONS};
+pub use environment::{Expressions, Input, Want, is_free_name};
+pub use mutating::{MutatingPolicy, Patch};
+pub use validating::{Denial, Outcome, ValidatingPolicy};
+
+/// Maximum number of variables, validations, annotations or mutations of one policy.
+pub const MAX_EXPRESSIONS: usize = 500;
+
+/// Maximum cost of the expressions of one kind in one policy (`RuntimeCELCostBudget`).
+const BUDGET: u64 = 10_000_000;

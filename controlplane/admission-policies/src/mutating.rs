@@ -1,0 +1,108 @@
+//! Mutating policies.
+
+use coracle_cel::{Program, Shared, Value as Cel};
+use serde_json::Value;
+
+use crate::environment::{Input, Want, evaluate};
+use crate::validating::{compile, read_variables};
+use crate::{BUDGET, Conditions};
+
+/// A compiled `spec` of a MutatingAdmissionPolicy.
+#[derive(Debug)]
+pub struct MutatingPolicy {
+    /// Whether an error denies the request: `failurePolicy: Fail`.
+    pub fails: bool,
+    /// Whether the policy runs again when a later plugin has changed the object: `reinvocationPolicy: IfNeeded`.
+    pub again: bool,
+    conditions: Conditions,
+    shared: Shared,
+    broken: Option<String>,
+    mutations: Vec<Mutation>,
+}
+
+#[derive(Debug)]
+struct Mutation {
+    expression: (String, Result<Program, String>),
+    want: Want,
+}
+
+/// A change of an object.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Patch {
+    /// Fields to merge by the rules of server-side apply.
+    Apply(Value),
+    /// A JSON patch.
+    Json(Value),
+}
+
+impl MutatingPolicy {
+    /// Compiles a `spec`. An expression that does not compile fails when it is evaluated.
+    pub fn read(spec: &Value) -> MutatingPolicy {
+        let has_params = spec["paramKind"].is_object();
+        let (expressions, broken) = read_variables(spec, has_params);
+        let mutations = spec["mutations"].as_array().into_iter().flatten().map(|mutation| {
+            let (field, want) = match mutation["patchType"].as_str() {
+                Some("JSONPatch") => ("jsonPatch", Want::JsonPatch),
+                _ => ("applyConfiguration", Want::ApplyConfiguration),
+            };
+            Mutation { expression: compile(&expressions, &mutation[field]["expression"], want), want }
+        });
+        let mutations = mutations.collect();
+        MutatingPolicy {
+            fails: spec["failurePolicy"] != "Ignore",
+            again: spec["reinvocationPolicy"] == "IfNeeded",
+            conditions: Conditions::read(&spec["matchConditions"], has_params),
+            shared: expressions.into_shared(),
+            broken,
+            mutations,
+        }
+    }
+
+    /// Whether the match conditions are true.
+    ///
+    /// # Errors
+    /// A condition failed, or the policy does not compile.
+    pub fn matches(&self, input: &Input<'_>) -> Result<bool, String> {
+        match &self.broken {
+            Some(broken) => Err(broken.clone()),
+            None => self.conditions.matches(input),
+        }
+    }
+
+    /// Number of mutations.
+    pub fn len(&self) -> usize {
+        self.mutations.len()
+    }
+
+    /// Whether there is no mutation.
+    pub fn is_empty(&self) -> bool {
+        self.mutations.is_empty()
+    }
+
+    /// Evaluates a mutation.
+    ///
+    /// # Errors
+    /// The expression failed, or its result is no patch.
+    pub fn patch(&self, index: usize, input: &Input<'_>) -> Result<Patch, String> {
+        let Some(Mutation { expression: (source, program), want }) = self.mutations.get(index) else {
+            return Err(format!("there is no mutation {index}"));
+        };
+        let session = input.session(&self.shared);
+        let result = evaluate(&session, (source, program), &mut BUDGET.clone())?;
+        match (want, &result) {
+            (Want::JsonPatch, Cel::List(operations)) => {
+                let made =
+                    |value: &Cel<'_>| matches!(value, Cel::Structure(made) if made.name() == "JSONPatch");
+                if !operations.iter().all(made) {
+                    return Err(format!("expression '{source}' did not evaluate to a list of JSONPatch"));
+                }
+                Ok(Patch::Json(result.to_json()))
+            }
+            (Want::ApplyConfiguration, Cel::Structure(made)) if made.name() == "Object" => {
+                made.check_names()?;
+                Ok(Patch::Apply(result.to_json()))
+            }
+            _ => Err(format!("expression '{source}' did not evaluate to a patch")),
+        }
+    }
+}

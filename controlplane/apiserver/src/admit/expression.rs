@@ -1,0 +1,105 @@
+//! What CEL expressions of policies and webhooks see of a request.
+
+use coracle_admission_policies::Input;
+use coracle_cel::access::{Access, AccessDecision, AccessQuestion, Authorize};
+use coracle_kinds::{Resource, kind::by_resource};
+use futures::FutureExt as _;
+use serde_json::Value;
+
+use super::{Attributes, webhook::review};
+use crate::{
+    authn::User,
+    authz::{Question, Verdict},
+    request::{Query, RequestInfo, ResourceInfo},
+    server::State,
+};
+
+static NULL: Value = Value::Null;
+
+/// The parts of an [`Input`] that it borrows.
+pub(super) struct Subject<'a> {
+    request: Value,
+    namespace: Value,
+    host: Host<'a>,
+    question: AccessQuestion,
+}
+
+/// Asks the authorizers for an expression.
+struct Host<'a> {
+    state: &'a State,
+    user: &'a User,
+}
+
+impl<'a> Subject<'a> {
+    /// Reads the request, in the version of the resource that a rule names.
+    pub(super) fn new(state: &'a State, attributes: &Attributes<'a>, kind: &Resource) -> Self {
+        let namespace = match attributes.namespace {
+            "" => Value::Null,
+            _ if attributes.kind.is("", "Namespace") => Value::Null,
+            name => by_resource("", "v1", "namespaces")
+                .and_then(|kind| state.cache.get(kind, "", name))
+                .map_or(Value::Null, |object| object.value()),
+        };
+        let question = AccessQuestion {
+            group: attributes.kind.group.to_string(),
+            version: attributes.kind.version.to_string(),
+            resource: attributes.kind.plural.to_string(),
+            subresource: attributes.subresource.to_owned(),
+            namespace: attributes.namespace.to_owned(),
+            name: attributes.name.to_owned(),
+            ..AccessQuestion::default()
+        };
+        let request = review::attributes(attributes, kind);
+        Self { request, namespace, host: Host { state, user: attributes.user }, question }
+    }
+
+    /// The input with an object and a parameter, which may be null.
+    pub(super) fn input<'s>(&'s self, objects: &'s review::Objects, params: Option<&'s Value>) -> Input<'s> {
+        Input {
+            request: &self.request,
+            object: &objects.new,
+            old: &objects.old,
+            namespace: &self.namespace,
+            params: params.unwrap_or(&NULL),
+            authorizer: Access::new(&self.host, self.question.clone()),
+        }
+    }
+}
+
+impl Authorize for Host<'_> {
+    fn authorize(&self, question: &AccessQuestion) -> AccessDecision {
+        let account = question.service_account.as_ref().map(|(namespace, name)| {
+            let all = format!("system:serviceaccounts:{namespace}");
+            let groups = ["system:serviceaccounts", all.as_str(), "system:authenticated"];
+            User::new(&format!("system:serviceaccount:{namespace}:{name}"), &groups)
+        });
+        let user = account.as_ref().unwrap_or(self.user);
+        let failed =
+            |error: &str| AccessDecision { error: Some(error.to_owned()), ..AccessDecision::default() };
+        if !question.field_selector.is_empty() || !question.label_selector.is_empty() {
+            // Without selectors the question is broader, so a permission for it suffices, and a refusal is safe.
+            tracing::debug!("selectors of an authorization check are ignored");
+        }
+        let resource = question.path.is_none().then(|| ResourceInfo {
+            group: question.group.clone(),
+            version: question.version.clone(),
+            namespace: question.namespace.clone(),
+            below_namespace: !question.namespace.is_empty(),
+            resource: question.resource.clone(),
+            name: question.name.clone(),
+            subresource: question.subresource.clone(),
+        });
+        let path = question.path.clone().unwrap_or_default();
+        let info = RequestInfo { verb: "", path, query: Query::default(), resource };
+        let asked = Question { user, verb: &question.verb, info: &info, cache: &self.state.cache };
+        // The expression cannot wait. The authorizers of this server decide at once.
+        let Some(decision) = self.state.authorizers.decide(&asked).now_or_never() else {
+            return failed("the authorizer did not decide at once");
+        };
+        AccessDecision {
+            allowed: decision.verdict == Verdict::Allow,
+            reason: decision.reason.into_owned(),
+            error: None,
+        }
+    }
+}

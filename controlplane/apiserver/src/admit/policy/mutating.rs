@@ -1,0 +1,188 @@
+//! MutatingAdmissionPolicy. Source: `policy/mutating/dispatcher.go`.
+
+use async_trait::async_trait;
+use coracle_admission_policies::{MutatingPolicy, Patch};
+use coracle_kinds::{Resource, patch};
+use serde_json::Value;
+
+use super::{Binding, Bound, Policies, Policy, denied, is_exempt, params, versioned};
+use crate::{
+    admit::{Admit, Attributes, Operation, expression::Subject, webhook::completed},
+    convert,
+    error::{ApiError, Result},
+    field_manager,
+    server::State,
+};
+
+/// Evaluates mutating policies.
+pub(in crate::admit) struct MutatingPolicies(Policies<MutatingPolicy>);
+
+impl MutatingPolicies {
+    pub(in crate::admit) fn new() -> Self {
+        Self(Policies::new(
+            "mutatingadmissionpolicies",
+            "mutatingadmissionpolicybindings",
+            MutatingPolicy::read,
+        ))
+    }
+}
+
+#[async_trait]
+impl Admit for MutatingPolicies {
+    async fn mutate(&self, state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+        let policies = self.0.current(state);
+        if policies.is_empty() || cannot_change(attributes) {
+            return Ok(());
+        }
+        let before = object.clone();
+        // Policies that may run again, with the object that they left.
+        let mut called: Vec<(&Bound<MutatingPolicy>, Value)> = Vec::new();
+        for bound in policies.iter() {
+            if apply(state, bound, attributes, object).await? && bound.policy.rules.again {
+                called.push((bound, object.clone()));
+            }
+        }
+        if *object == before {
+            return Ok(());
+        }
+        state.admission.complete(state, attributes, object).await?;
+        for (bound, left) in called {
+            if *object != left {
+                apply(state, bound, attributes, object).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn reinvoke(&self, state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+        let policies = self.0.current(state);
+        if policies.is_empty() || cannot_change(attributes) {
+            return Ok(());
+        }
+        for bound in policies.iter().filter(|bound| bound.policy.rules.again) {
+            apply(state, bound, attributes, object).await?;
+        }
+        Ok(())
+    }
+
+    fn is_local(&self) -> bool {
+        false
+    }
+}
+
+fn cannot_change(attributes: &Attributes<'_>) -> bool {
+    is_exempt(attributes) || matches!(attributes.operation, Operation::Delete | Operation::Connect)
+}
+
+/// Applies a policy for each of its bindings and parameters. Returns whether it ran.
+async fn apply(
+    state: &State,
+    bound: &Bound<MutatingPolicy>,
+    attributes: &Attributes<'_>,
+    object: &mut Value,
+) -> Result<bool> {
+    let policy = &bound.policy;
+    let mut ran = false;
+    for binding in &bound.bindings {
+        let Some(kind) = policy.matching.find(state, attributes, object) else { continue };
+        if binding.matching.find(state, attributes, object).is_none() {
+            continue;
+        }
+        let references = (policy.params.as_ref(), binding.params.as_ref());
+        let params = match params::collect(state, references, attributes.namespace).await {
+            Ok(params) => params,
+            Err(why) => {
+                failed(attributes, policy, binding, format!("failed to configure binding: {why}"))?;
+                continue;
+            }
+        };
+        for params in &params {
+            let invocation = Invocation { policy, params: params.as_ref() };
+            match invocation.run(state, attributes, (&kind, object)).await? {
+                Ok(matched) => ran |= matched,
+                Err(why) => failed(attributes, policy, binding, why)?,
+            }
+        }
+    }
+    Ok(ran)
+}
+
+/// A policy with one parameter.
+struct Invocation<'a> {
+    policy: &'a Policy<MutatingPolicy>,
+    params: Option<&'a Value>,
+}
+
+impl Invocation<'_> {
+    /// Applies the mutations in order. The outer error is that of a conversion, the inner one that of the policy.
+    async fn run(
+        &self,
+        state: &State,
+        attributes: &Attributes<'_>,
+        (kind, object): (&Resource, &mut Value),
+    ) -> Result<std::result::Result<bool, String>> {
+        let rules = &self.policy.rules;
+        let mut objects = versioned(attributes, kind, object).await?;
+        let before = objects.new.clone();
+        let subject = Subject::new(state, attributes, kind);
+        match rules.matches(&subject.input(&objects, self.params)) {
+            Ok(true) => {}
+            other => return Ok(other),
+        }
+        for index in 0..rules.len() {
+            let patch = match rules.patch(index, &subject.input(&objects, self.params)) {
+                Ok(patch) => patch,
+                Err(why) => return Ok(Err(why)),
+            };
+            match patched(attributes, kind, &objects.new, patch) {
+                Ok(new) => objects.new = new,
+                Err(why) => return Ok(Err(why)),
+            }
+        }
+        if objects.new != before {
+            *object = match attributes.own_object() {
+                Some(_) => objects.new,
+                None => convert::between(kind, attributes.kind, objects.new).await?,
+            };
+        }
+        Ok(Ok(true))
+    }
+}
+
+/// The object after a patch, with its defaults.
+fn patched(
+    attributes: &Attributes<'_>,
+    kind: &Resource,
+    object: &Value,
+    patch: Patch,
+) -> std::result::Result<Value, String> {
+    if attributes.subresource == "scale" {
+        return Err("policies cannot change the subresource scale".to_owned());
+    }
+    let new = match patch {
+        Patch::Json(operations) => match patch::json(object, &operations) {
+            Ok(new) => new,
+            // A patch whose test fails is not applied. That is no error.
+            Err(error) if error.to_string().contains("value did not match") => return Ok(object.clone()),
+            Err(error) => return Err(format!("JSON Patch: {error}")),
+        },
+        Patch::Apply(config) => field_manager::merge(kind, object, config)
+            .map_err(|error| format!("error applying patch: {error}"))?,
+    };
+    completed(attributes, kind, new)
+}
+
+/// Denies the request, unless the failure policy is `Ignore`.
+fn failed(
+    attributes: &Attributes<'_>,
+    policy: &Policy<MutatingPolicy>,
+    binding: &Binding,
+    why: String,
+) -> Result<()> {
+    if !policy.rules.fails {
+        tracing::debug!(policy = policy.name, binding = binding.name, why, "admission policy failed open");
+        return Ok(());
+    }
+    let message = format!("policy '{}' with binding '{}' denied request: {why}", policy.name, binding.name);
+    Err::<(), ApiError>(denied(attributes, &message, "Invalid"))
+}

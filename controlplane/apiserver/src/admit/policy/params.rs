@@ -1,0 +1,97 @@
+//! Parameters of policies: the objects that a binding names. Source: `policy/generic/policy_dispatcher.go`, CollectParams.
+
+use coracle_kinds::{Resource, selector::LabelSelector};
+use serde_json::Value;
+
+use crate::{convert, server::State};
+
+/// `paramKind` of a policy.
+pub(super) struct ParamKind {
+    group: String,
+    version: String,
+    kind: String,
+}
+
+/// `paramRef` of a binding.
+pub(super) struct ParamRef {
+    name: String,
+    namespace: String,
+    selector: Option<LabelSelector>,
+    /// Whether a request without parameters is denied.
+    denies: bool,
+}
+
+impl ParamKind {
+    pub(super) fn read(kind: &Value) -> Option<Self> {
+        let api_version = kind["apiVersion"].as_str()?;
+        let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+        let kind = kind["kind"].as_str()?.to_owned();
+        Some(Self { group: group.to_owned(), version: version.to_owned(), kind })
+    }
+}
+
+impl ParamRef {
+    pub(super) fn read(reference: &Value) -> Option<Self> {
+        let text = |field: &str| reference[field].as_str().unwrap_or_default().to_owned();
+        let selector = &reference["selector"];
+        reference.is_object().then(|| Self {
+            name: text("name"),
+            namespace: text("namespace"),
+            selector: selector.is_object().then(|| LabelSelector::from_object(selector).unwrap_or_default()),
+            denies: reference["parameterNotFoundAction"] != "Allow",
+        })
+    }
+}
+
+/// The parameters of a binding for a request in a namespace. None stands for a policy without parameters.
+///
+/// # Errors
+/// The parameters cannot be found; the text is for the client.
+pub(super) async fn collect(
+    state: &State,
+    (kind, reference): (Option<&ParamKind>, Option<&ParamRef>),
+    namespace: &str,
+) -> Result<Vec<Option<Value>>, String> {
+    let (Some(kind), Some(reference)) = (kind, reference) else { return Ok(vec![None]) };
+    let resource = state.registry.load().find_kind(&kind.group, &kind.version, &kind.kind).cloned();
+    let Some(resource) = resource.filter(|resource| resource.is_stored()) else {
+        let ParamKind { group, version, kind } = kind;
+        return Err(format!(
+            "failed to find resource referenced by paramKind: '{group}/{version}, Kind={kind}'"
+        ));
+    };
+    let namespace = place(&resource, reference, namespace)?;
+    let mut found = Vec::new();
+    match &reference.selector {
+        None => found.extend(state.cache.get(&resource, namespace, &reference.name)),
+        Some(selector) => {
+            let all = state.cache.list(&resource, namespace);
+            found.extend(all.into_iter().filter(|object| selector.matches_object(&object.value())));
+        }
+    }
+    if found.is_empty() && reference.denies {
+        return Err("no params found for policy binding with `Deny` parameterNotFoundAction".to_owned());
+    }
+    let mut params = Vec::with_capacity(found.len());
+    for object in found {
+        let value = convert::value(&resource, object.value()).await.map_err(|error| error.message)?;
+        params.push(Some(value));
+    }
+    Ok(params)
+}
+
+/// The namespace of the parameters.
+fn place<'a>(resource: &Resource, reference: &'a ParamRef, request: &'a str) -> Result<&'a str, String> {
+    match (resource.namespaced, reference.namespace.as_str()) {
+        (false, "") => Ok(""),
+        (false, _) => {
+            Err("paramRef.namespace must not be provided for a cluster-scoped `paramKind`".to_owned())
+        }
+        (true, "") if request.is_empty() => {
+            Err("cannot use namespaced paramRef in policy binding that matches cluster-scoped resources"
+                .to_owned())
+        }
+        (true, "") => Ok(request),
+        (true, namespace) => Ok(namespace),
+    }
+}

@@ -1,0 +1,142 @@
+//! ValidatingAdmissionPolicy. Source: `policy/validating/dispatcher.go`.
+
+use async_trait::async_trait;
+use coracle_admission_policies::{Denial, Outcome, ValidatingPolicy};
+use serde_json::{Value, json};
+
+use super::{Binding, Bound, Policies, denied, is_exempt, params, versioned};
+use crate::{
+    admit::{Admit, Attributes, expression::Subject},
+    error::{ApiError, Result},
+    server::State,
+};
+
+/// Evaluates validating policies.
+pub(in crate::admit) struct ValidatingPolicies(Policies<ValidatingPolicy>);
+
+impl ValidatingPolicies {
+    pub(in crate::admit) fn new() -> Self {
+        Self(Policies::new(
+            "validatingadmissionpolicies",
+            "validatingadmissionpolicybindings",
+            ValidatingPolicy::read,
+        ))
+    }
+}
+
+#[async_trait]
+impl Admit for ValidatingPolicies {
+    async fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+        let policies = self.0.current(state);
+        if policies.is_empty() || is_exempt(attributes) {
+            return Ok(());
+        }
+        let mut first = None;
+        for bound in policies.iter() {
+            let found = judge(state, bound, attributes, object).await?;
+            first = first.or(found);
+        }
+        first.map_or(Ok(()), Err)
+    }
+
+    fn is_local(&self) -> bool {
+        false
+    }
+}
+
+/// Evaluates a policy for each of its bindings and parameters. Returns the first denial.
+async fn judge(
+    state: &State,
+    bound: &Bound<ValidatingPolicy>,
+    attributes: &Attributes<'_>,
+    object: &Value,
+) -> Result<Option<ApiError>> {
+    let policy = &bound.policy;
+    let Some(kind) = policy.matching.find(state, attributes, object) else { return Ok(None) };
+    let mut matching = Vec::new();
+    for binding in &bound.bindings {
+        if binding.matching.find(state, attributes, object).is_some() {
+            matching.push(binding);
+        }
+    }
+    if matching.is_empty() {
+        return Ok(None);
+    }
+    let objects = versioned(attributes, &kind, object).await?;
+    let subject = Subject::new(state, attributes, &kind);
+    let mut first = None;
+    for binding in matching {
+        let references = (policy.params.as_ref(), binding.params.as_ref());
+        let params = match params::collect(state, references, attributes.namespace).await {
+            Ok(params) => params,
+            Err(why) if policy.rules.fails => {
+                let why = format!("failed to configure binding: {why}");
+                first.get_or_insert_with(|| refusal(attributes, (&policy.name, binding), &why, "Invalid"));
+                continue;
+            }
+            Err(_) => continue,
+        };
+        for params in &params {
+            let outcome = policy.rules.evaluate(&subject.input(&objects, params.as_ref()));
+            let found = act(attributes, (&policy.name, binding), outcome);
+            first = first.or(found);
+        }
+    }
+    Ok(first)
+}
+
+/// Carries out the actions of a binding. Returns the denial, if there is one.
+fn act(attributes: &Attributes<'_>, of: (&str, &Binding), outcome: Outcome) -> Option<ApiError> {
+    let (policy, binding) = of;
+    let mut denial = None;
+    for failed in outcome.denials {
+        if binding.has_action("Warn") {
+            attributes.warnings.add(format!(
+                "Validation failed for ValidatingAdmissionPolicy '{policy}' with binding '{}': {}",
+                binding.name, failed.message
+            ));
+        }
+        if binding.has_action("Audit") {
+            audit_failure(attributes, of, &failed);
+        }
+        if binding.has_action("Deny") && denial.is_none() {
+            denial = Some(refusal(attributes, of, &failed.message, &failed.reason));
+        }
+    }
+    for (key, value) in outcome.annotations {
+        if let Some(record) = attributes.audit {
+            record.annotate(&format!("{policy}/{key}"), value);
+        }
+    }
+    for message in outcome.broken_annotations {
+        denial = denial.or_else(|| Some(refusal(attributes, of, &message, "Invalid")));
+    }
+    denial
+}
+
+/// Annotates the audit record with a failed validation. A request without a record is logged instead.
+fn audit_failure(attributes: &Attributes<'_>, (policy, binding): (&str, &Binding), failed: &Denial) {
+    const KEY: &str = "validation.policy.admission.k8s.io/validation_failure";
+    let Denial { index, message, .. } = failed;
+    if let Some(record) = attributes.audit {
+        let failure = json!([{
+            "message": message, "policy": policy, "binding": binding.name, "expressionIndex": index,
+            "validationActions": binding.actions,
+        }]);
+        return record.annotate(KEY, failure.to_string());
+    }
+    let binding = &binding.name;
+    tracing::info!(policy, binding, expression = index, message, "admission policy validation failed");
+}
+
+fn refusal(
+    attributes: &Attributes<'_>,
+    (policy, binding): (&str, &Binding),
+    why: &str,
+    reason: &str,
+) -> ApiError {
+    let binding = &binding.name;
+    let message =
+        format!("ValidatingAdmissionPolicy '{policy}' with binding '{binding}' denied request: {why}");
+    denied(attributes, &message, reason)
+}

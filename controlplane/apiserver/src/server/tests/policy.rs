@@ -1,0 +1,152 @@
+//! Admission policies in CEL.
+
+use super::*;
+
+const GROUP: &str = "/apis/admissionregistration.k8s.io/v1";
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+
+fn constraints(resource: &str) -> Value {
+    json!({"resourceRules": [{"operations": ["CREATE", "UPDATE"], "apiGroups": ["*"], "apiVersions": ["*"],
+        "resources": [resource]}]})
+}
+
+async fn make(server: &Fixture, plural: &str, name: &str, spec: Value) {
+    let object = json!({"metadata": {"name": name}, "spec": spec});
+    let made = server.post(&format!("{GROUP}/{plural}"), object).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+}
+
+async fn bind(server: &Fixture, sort: &str, name: &str, more: Value) {
+    let mut spec = json!({"policyName": "p"});
+    if sort == "validating" {
+        spec["validationActions"] = json!(["Deny"]);
+    }
+    spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    make(server, &format!("{sort}admissionpolicybindings"), name, spec).await;
+}
+
+fn map(name: &str, data: Value) -> Value {
+    json!({"metadata": {"name": name}, "data": data})
+}
+
+#[tokio::test]
+async fn a_validating_policy_denies_and_follows_changes() {
+    let server = Fixture::new().await;
+    let spec = json!({
+        "matchConstraints": constraints("configmaps"),
+        "variables": [{"name": "size", "expression": "size(object.data)"}],
+        "validations": [
+            {"expression": "variables.size < 2", "messageExpression": "'size is ' + string(variables.size)"},
+            {"expression": "!('bad' in object.data)", "message": "bad is bad", "reason": "Forbidden"},
+        ],
+    });
+    make(&server, "validatingadmissionpolicies", "p", spec).await;
+    let two = || map("m", json!({"a": "1", "b": "2"}));
+    // A policy without a binding has no effect.
+    let dry = server.post(&format!("{MAPS}?dryRun=All"), two()).await;
+    assert_eq!(dry.code, 201, "{}", dry.body);
+    bind(&server, "validating", "b", json!({})).await;
+    let refused = server.post(MAPS, two()).await;
+    assert_eq!((refused.code, &refused.body["reason"]), (422, &json!("Invalid")), "{}", refused.body);
+    assert_eq!(
+        refused.body["message"],
+        "configmaps \"m\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: size is 2"
+    );
+    let refused = server.post(MAPS, map("m", json!({"bad": ""}))).await;
+    assert_eq!((refused.code, &refused.body["reason"]), (403, &json!("Forbidden")), "{}", refused.body);
+    assert_eq!(server.post(MAPS, map("m", json!({"a": "1"}))).await.code, 201);
+    let path = format!("{GROUP}/validatingadmissionpolicies/p");
+    let more = json!({"spec": {"validations": [{"expression": "variables.size < 3"}]}});
+    let changed = server.merge(&path, more).await;
+    assert_eq!((changed.code, &changed.body["metadata"]["generation"]), (200, &json!(2)), "{}", changed.body);
+    assert_eq!(server.merge(&format!("{MAPS}/m"), json!({"data": {"b": "2"}})).await.code, 200);
+    // Warn instead of deny.
+    let warn = json!({"spec": {"validationActions": ["Warn", "Audit"]}});
+    assert_eq!(server.merge(&format!("{GROUP}/validatingadmissionpolicybindings/b"), warn).await.code, 200);
+    let warned = server.merge(&format!("{MAPS}/m"), json!({"data": {"c": "3"}})).await;
+    assert_eq!(warned.code, 200, "{}", warned.body);
+    assert!(warned.headers["warning"].to_str().unwrap().contains("failed expression: variables.size < 3"));
+}
+
+#[tokio::test]
+async fn parameters_come_from_objects() {
+    let server = Fixture::new().await;
+    let spec = json!({
+        "paramKind": {"apiVersion": "v1", "kind": "ConfigMap"}, "matchConstraints": constraints("secrets"),
+        "validations": [{"expression": "params == null || object.metadata.name.startsWith(params.data.prefix)"}],
+    });
+    make(&server, "validatingadmissionpolicies", "p", spec).await;
+    let reference =
+        json!({"selector": {"matchLabels": {"params": "yes"}}, "parameterNotFoundAction": "Deny"});
+    bind(&server, "validating", "b", json!({"paramRef": reference})).await;
+    let secret = |name: &str| json!({"metadata": {"name": name}});
+    let secrets = "/api/v1/namespaces/default/secrets";
+    let refused = server.post(secrets, secret("a")).await;
+    let message = refused.body["message"].as_str().unwrap_or_default().to_owned();
+    assert!(message.contains("failed to configure binding: no params found"), "{message}");
+    let mut params = map("params", json!({"prefix": "x-"}));
+    params["metadata"]["labels"] = json!({"params": "yes"});
+    assert_eq!(server.post(MAPS, params).await.code, 201);
+    assert_eq!(server.post(secrets, secret("a")).await.code, 422);
+    assert_eq!(server.post(secrets, secret("x-a")).await.code, 201);
+}
+
+#[tokio::test]
+async fn a_mutating_policy_changes_the_object() {
+    let server = Fixture::new().await;
+    let spec = json!({
+        "reinvocationPolicy": "Never", "matchConstraints": constraints("deployments"),
+        "matchConditions": [{"name": "n", "expression": "object.metadata.name != 'skip'"}],
+        "mutations": [
+            {"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": "Object{spec: Object.spec{replicas: 7}}"}},
+            {"patchType": "JSONPatch", "jsonPatch": {"expression":
+                "[JSONPatch{op: 'test', path: '/spec/replicas', value: 7}, \
+                 JSONPatch{op: 'add', path: '/metadata/annotations', value: {'a/b': string(object.spec.replicas)}}]"}},
+            {"patchType": "JSONPatch", "jsonPatch": {"expression":
+                "[JSONPatch{op: 'test', path: '/spec/replicas', value: 8}, JSONPatch{op: 'remove', path: '/spec'}]"}},
+        ],
+    });
+    make(&server, "mutatingadmissionpolicies", "p", spec).await;
+    bind(&server, "mutating", "b", json!({})).await;
+    let deployment = |name: &str| {
+        json!({"metadata": {"name": name}, "spec": {
+            "selector": {"matchLabels": {"a": "b"}},
+            "template": {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}},
+        }})
+    };
+    let deployments = "/apis/apps/v1/namespaces/default/deployments";
+    let made = server.post(deployments, deployment("d")).await;
+    assert_eq!((made.code, &made.body["spec"]["replicas"]), (201, &json!(7)), "{}", made.body);
+    assert_eq!(made.body["metadata"]["annotations"], json!({"a/b": "7"}));
+    assert_eq!(made.body["spec"]["template"]["spec"]["containers"][0]["image"], "i");
+    assert_eq!(server.post(deployments, deployment("skip")).await.body["spec"]["replicas"], 1);
+}
+
+#[tokio::test]
+async fn invalid_policies_are_refused() {
+    let server = Fixture::new().await;
+    let policy = |more: Value| {
+        let mut spec =
+            json!({"matchConstraints": constraints("pods"), "validations": [{"expression": "true"}]});
+        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        json!({"metadata": {"name": "p"}, "spec": spec})
+    };
+    for (more, field) in [
+        (json!({"validations": [{"expression": "object.x +"}]}), "spec.validations[0].expression"),
+        (json!({"validations": [{"expression": "1"}]}), "spec.validations[0].expression"),
+        (json!({"validations": [{"expression": "params.x"}]}), "spec.validations[0].expression"),
+        (json!({"validations": []}), "spec.validations"),
+        (json!({"variables": [{"name": "a b", "expression": "1"}]}), "spec.variables[0].name"),
+        (json!({"variables": [{"name": "a", "expression": "variables.b"}]}), "spec.variables[0].expression"),
+        (json!({"matchConstraints": null}), "spec.matchConstraints"),
+        (json!({"failurePolicy": "Maybe"}), "spec.failurePolicy"),
+        (json!({"matchConditions": [{"name": "", "expression": "true"}]}), "spec.matchConditions[0].name"),
+    ] {
+        let refused = server.post(&format!("{GROUP}/validatingadmissionpolicies"), policy(more)).await;
+        let found = (refused.code, &refused.body["details"]["causes"][0]["field"]);
+        assert_eq!(found, (422, &json!(field)), "{}", refused.body);
+    }
+    let binding = json!({"metadata": {"name": "b"}, "spec": {"policyName": "p", "validationActions": ["Deny", "Warn"]}});
+    let refused = server.post(&format!("{GROUP}/validatingadmissionpolicybindings"), binding).await;
+    assert_eq!(refused.body["details"]["causes"][0]["field"], "spec.validationActions", "{}", refused.body);
+}

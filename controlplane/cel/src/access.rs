@@ -1,0 +1,114 @@
+//! The variable `authorizer`: builds questions about permissions and asks the host.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::types::{Type, opaque};
+
+/// `authorizer`.
+pub const AUTHORIZER: Type = opaque("kubernetes.authorization.Authorizer");
+pub(crate) const PATH_CHECK: Type = opaque("kubernetes.authorization.PathCheck");
+pub(crate) const GROUP_CHECK: Type = opaque("kubernetes.authorization.GroupCheck");
+/// `authorizer.requestResource`.
+pub(crate) const RESOURCE_CHECK: Type = opaque("kubernetes.authorization.ResourceCheck");
+pub(crate) const DECISION: Type = opaque("kubernetes.authorization.Decision");
+
+/// Decides about permissions for an expression.
+pub trait Authorize: Send + Sync {
+    /// Whether the request is allowed. It must not block for long.
+    fn authorize(&self, question: &AccessQuestion) -> AccessDecision;
+}
+
+/// A question about a permission. Without a service account it is about the user of the request.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct AccessQuestion {
+    /// Namespace and name of the service account to ask for.
+    pub service_account: Option<(String, String)>,
+    /// A path that is no resource.
+    pub path: Option<String>,
+    /// API group.
+    pub group: String,
+    /// API version; `*` for any.
+    pub version: String,
+    /// Resource.
+    pub resource: String,
+    /// Subresource.
+    pub subresource: String,
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+    /// Field selector, as text.
+    pub field_selector: String,
+    /// Label selector, as text.
+    pub label_selector: String,
+    /// Verb.
+    pub verb: String,
+}
+
+/// The answer to a question.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AccessDecision {
+    /// Whether the request is allowed.
+    pub allowed: bool,
+    /// Reason of the decision.
+    pub reason: String,
+    /// Why there is no decision.
+    pub error: Option<String>,
+}
+
+/// What an expression has of a question.
+#[derive(Clone)]
+pub struct Access<'a> {
+    pub(crate) host: &'a dyn Authorize,
+    pub(crate) question: Arc<AccessQuestion>,
+    pub(crate) stage: Stage,
+    /// `authorizer.requestResource`.
+    pub(crate) request: Arc<AccessQuestion>,
+}
+
+/// The functions that a question has next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    Authorizer,
+    Path,
+    Group,
+    Resource,
+}
+
+impl<'a> Access<'a> {
+    /// The variable `authorizer`. `request` is the resource of the request.
+    pub fn new(host: &'a dyn Authorize, request: AccessQuestion) -> Access<'a> {
+        Access { host, question: Arc::default(), stage: Stage::Authorizer, request: Arc::new(request) }
+    }
+
+    pub(crate) fn of_request(&self) -> Access<'a> {
+        Access { question: self.request.clone(), stage: Stage::Resource, ..self.clone() }
+    }
+
+    pub(crate) fn with(&self, stage: Stage, change: impl FnOnce(&mut AccessQuestion)) -> Access<'a> {
+        let mut next = self.clone();
+        next.stage = stage;
+        change(Arc::make_mut(&mut next.question));
+        next
+    }
+
+    pub(crate) fn type_name(&self) -> &'static str {
+        let kind = match self.stage {
+            Stage::Authorizer => AUTHORIZER,
+            Stage::Path => PATH_CHECK,
+            Stage::Group => GROUP_CHECK,
+            Stage::Resource => RESOURCE_CHECK,
+        };
+        match kind {
+            Type::Opaque(name) => name,
+            _ => "dyn",
+        }
+    }
+}
+
+impl fmt::Debug for Access<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Access").field("question", &self.question).field("stage", &self.stage).finish()
+    }
+}

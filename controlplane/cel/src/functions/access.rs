@@ -1,0 +1,72 @@
+//! Functions of `authorizer` (`library/authz.go`).
+
+use crate::access::{Access, Stage};
+use crate::eval::{Evaluated, Evaluator};
+use crate::value::Value;
+
+/// Cost of one check.
+const CHECK: u64 = 350_000;
+
+pub(super) fn call<'a>(
+    evaluator: &mut Evaluator<'a, '_>,
+    name: &str,
+    args: &[Value<'a>],
+    _member: bool,
+) -> Option<Evaluated<'a>> {
+    let result = match (args.first()?, name, &args[1..]) {
+        (Value::Access(access), "check", [Value::String(verb)]) => {
+            if !matches!(access.stage, Stage::Path | Stage::Resource) {
+                return None;
+            }
+            if let Err(error) = evaluator.charge(CHECK) {
+                return Some(Err(error));
+            }
+            let asked = access.with(access.stage, |question| question.verb = verb.to_string());
+            Value::Decision(asked.host.authorize(&asked.question).into())
+        }
+        (Value::Access(access), name, rest) => Value::Access(build(access, name, rest)?),
+        (Value::Decision(decision), "allowed", []) => Value::Bool(decision.allowed),
+        (Value::Decision(decision), "reason", []) => Value::text(decision.reason.clone()),
+        (Value::Decision(decision), "errored", []) => Value::Bool(decision.error.is_some()),
+        (Value::Decision(decision), "error", []) => Value::text(decision.error.clone().unwrap_or_default()),
+        _ => return None,
+    };
+    Some(evaluator.charge(1).map(|()| result))
+}
+
+fn build<'a>(access: &Access<'a>, name: &str, args: &[Value<'a>]) -> Option<Access<'a>> {
+    let texts: Option<Vec<String>> = args
+        .iter()
+        .map(|arg| match arg {
+            Value::String(text) => Some(text.to_string()),
+            _ => None,
+        })
+        .collect();
+    let mut texts = texts?.into_iter();
+    let (first, second) = (texts.next()?, texts.next());
+    Some(match (access.stage, name, second) {
+        (Stage::Authorizer, "serviceAccount", Some(name)) => {
+            access.with(Stage::Authorizer, |question| question.service_account = Some((first, name)))
+        }
+        (Stage::Authorizer, "path", None) => access.with(Stage::Path, |question| question.path = Some(first)),
+        (Stage::Authorizer, "group", None) => access.with(Stage::Group, |question| question.group = first),
+        (Stage::Group, "resource", None) => access.with(Stage::Resource, |question| {
+            question.resource = first;
+            question.version = "*".to_owned();
+        }),
+        (Stage::Resource, "subresource", None) => {
+            access.with(Stage::Resource, |question| question.subresource = first)
+        }
+        (Stage::Resource, "namespace", None) => {
+            access.with(Stage::Resource, |question| question.namespace = first)
+        }
+        (Stage::Resource, "name", None) => access.with(Stage::Resource, |question| question.name = first),
+        (Stage::Resource, "fieldSelector", None) => {
+            access.with(Stage::Resource, |question| question.field_selector = first)
+        }
+        (Stage::Resource, "labelSelector", None) => {
+            access.with(Stage::Resource, |question| question.label_selector = first)
+        }
+        _ => return None,
+    })
+}

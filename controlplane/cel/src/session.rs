@@ -1,0 +1,69 @@
+//! The variables of a request, and values that several expressions share.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
+
+use crate::eval::{Evaluated, PER_CALL_LIMIT};
+use crate::program::Program;
+use crate::value::Value;
+
+/// The name under which expressions find shared values: `variables.name`.
+pub(crate) const SHARED: &str = "variables";
+
+/// Maximum depth of an expression with the shared values that it uses.
+pub const MAX_SHARED_DEPTH: usize = 256;
+
+/// Compiled expressions whose values other expressions use as `variables.name`.
+///
+/// Each may use those added before it.
+#[derive(Clone, Debug, Default)]
+pub struct Shared {
+    programs: BTreeMap<Box<str>, Program>,
+}
+
+/// The variables of a request. A shared value is evaluated when the first expression uses it, and then kept.
+pub struct Session<'a> {
+    variables: Vec<(&'a str, Value<'a>)>,
+    shared: &'a Shared,
+    values: RefCell<HashMap<&'a str, Evaluated<'a>>>,
+}
+
+// === impl Shared ===
+
+impl Shared {
+    /// Adds a value. The name must be declared by [`crate::Environment::shared`] for later expressions.
+    pub fn add(&mut self, name: &str, program: Program) {
+        self.programs.insert(name.into(), program);
+    }
+
+    pub(crate) fn find(&self, name: &str) -> Option<(&str, &Program)> {
+        self.programs.get_key_value(name).map(|(name, program)| (&**name, program))
+    }
+}
+
+// === impl Session ===
+
+impl<'a> Session<'a> {
+    /// A session with these variables.
+    pub fn new(variables: Vec<(&'a str, Value<'a>)>, shared: &'a Shared) -> Session<'a> {
+        Session { variables, shared, values: RefCell::default() }
+    }
+
+    /// Evaluates an expression. Returns the result and the cost, which includes shared values used for the first time.
+    /// The cost is at most the limit or [`PER_CALL_LIMIT`], and one step.
+    pub fn evaluate(&self, program: &'a Program, limit: u64) -> (Evaluated<'a>, u64) {
+        program.evaluate_with(&self.variables, Some(self), limit.min(PER_CALL_LIMIT))
+    }
+
+    pub(crate) fn shared(&self) -> &'a Shared {
+        self.shared
+    }
+
+    pub(crate) fn known(&self, name: &str) -> Option<Evaluated<'a>> {
+        self.values.borrow().get(name).cloned()
+    }
+
+    pub(crate) fn keep(&self, name: &'a str, value: Evaluated<'a>) {
+        self.values.borrow_mut().insert(name, value);
+    }
+}
