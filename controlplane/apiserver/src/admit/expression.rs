@@ -88,6 +88,7 @@ impl Authorize for Host<'_> {
             resource: question.resource.clone(),
             name: question.name.clone(),
             subresource: question.subresource.clone(),
+            ..ResourceInfo::default()
         });
         let path = question.path.clone().unwrap_or_default();
         let info = RequestInfo { verb: "", path, query: Query::default(), resource };
