@@ -1,10 +1,13 @@
 //! Evaluation. Each step adds to the cost as in cel-go; at the limit the evaluation ends.
 
+mod range;
+
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use self::range::Range;
 use crate::functions;
 use crate::operators;
 use crate::parse::{Comprehension, Expr, Kind, Literal, OptionalMap};
@@ -408,45 +411,6 @@ enum Growth<'a> {
     Item(&'a Expr),
     Entry(&'a Expr, &'a Expr),
     Entries(&'a Expr),
-}
-
-/// What a loop goes over: the elements of a list, or the keys of a map.
-struct Range<'a> {
-    value: Value<'a>,
-    keys: Option<Vec<Value<'a>>>,
-    length: usize,
-}
-
-impl<'a> Range<'a> {
-    fn new(value: Value<'a>) -> Result<Range<'a>, EvalError> {
-        let keys = value.keys();
-        let length = match (&keys, &value) {
-            (Some(keys), _) => keys.len(),
-            (None, Value::List(_) | Value::JsonList(..)) => value.size().unwrap_or(0),
-            _ => return Err(EvalError::NoOverload),
-        };
-        Ok(Range { value, keys, length })
-    }
-
-    fn element(&self, index: usize) -> Value<'a> {
-        let found = match &self.keys {
-            Some(keys) => keys.get(index).cloned(),
-            None => self.value.at(index),
-        };
-        found.unwrap_or(Value::Null)
-    }
-
-    /// Key and value, or index and element.
-    fn entry(&self, index: usize) -> (Value<'a>, Value<'a>) {
-        let first = self.element(index);
-        match &self.keys {
-            Some(_) => {
-                let value = self.value.get(&first).unwrap_or(Value::Null);
-                (first, value)
-            }
-            None => (Value::Int(i64::try_from(index).unwrap_or(i64::MAX)), first),
-        }
-    }
 }
 
 /// Whether the loop is `all` or `exists`.
