@@ -33,3 +33,33 @@ fn kubectl_top_shows_nodes_and_pods() {
         assert!(!absent.status.success());
     });
 }
+
+#[test]
+fn an_autoscaler_adds_pods_to_a_deployment_above_its_target() {
+    on_a_machine(|machine| {
+        let mirrors = machine.start_registry();
+        let cluster = Cluster::up(machine, &mirrors);
+        let container = json!({"name": "c", "image": "busybox", "command": ["sleep", "100000"]});
+        let spec = json!({"terminationGracePeriodSeconds": 1, "containers": [container]});
+        let template = json!({"metadata": {"labels": {"app": "d"}}, "spec": spec});
+        let spec = json!({"replicas": 1, "selector": {"matchLabels": {"app": "d"}}, "template": template});
+        let deployment =
+            json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"}, "spec": spec});
+        cluster.apply(&deployment.to_string());
+        let replicas = || cluster.get(&["deployment", "d"])["status"]["readyReplicas"].clone();
+        eventually("the pod to be ready", 60, || replicas() == 1);
+        // Memory, because the CPU usage of a pod that has just become ready counts only in the next round.
+        let memory = json!({"name": "memory", "target": {"type": "AverageValue", "averageValue": "1Ki"}});
+        let target = json!({"apiVersion": "apps/v1", "kind": "Deployment", "name": "d"});
+        let spec = json!({"scaleTargetRef": target, "minReplicas": 1, "maxReplicas": 2,
+            "metrics": [{"type": "Resource", "resource": memory}]});
+        let autoscaler = json!({"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler",
+            "metadata": {"name": "d"}, "spec": spec});
+        cluster.apply(&autoscaler.to_string());
+        eventually("a second pod", 60, || replicas() == 2);
+        let status = cluster.get(&["hpa", "d"])["status"].clone();
+        let limited =
+            status["conditions"].as_array().unwrap().iter().find(|one| one["type"] == "ScalingLimited");
+        assert_eq!(limited.unwrap()["reason"], "TooManyReplicas", "{status}");
+    });
+}
