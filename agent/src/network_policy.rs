@@ -153,13 +153,14 @@ impl NetworkPolicies {
         if !self.policies.is_complete {
             return Ok(());
         }
+        // Before the kernel has the policies: pods of these namespaces wait for them.
+        self.restricted.set(self.model.restricted_namespaces()).await;
         if self.model.is_empty() {
             if table.take().is_some() || self.peers.is_some() || !self.admitted.is_settled {
                 Enforcer::open(&self.table)?.remove()?;
             }
             self.peers = None;
             self.model = Model::default();
-            self.restricted.set(self.model.restricted_namespaces()).await;
             self.admitted.answer();
             return Ok(());
         }
@@ -188,7 +189,6 @@ impl NetworkPolicies {
                 }
             }
         }
-        self.restricted.set(self.model.restricted_namespaces()).await;
         self.admitted.answer();
         Ok(())
     }

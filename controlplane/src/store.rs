@@ -1,7 +1,8 @@
 //! Opens the store: embedded in the state directory, or on etcd.
 
 use std::{
-    fs::{File, TryLockError},
+    fs::{File, Permissions, TryLockError},
+    os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -106,14 +107,16 @@ fn lock(state_dir: &Path) -> Result<File, OpenStoreError> {
     let path = state_dir.join("controlplane.lock");
     let made = std::fs::create_dir_all(state_dir);
     made.map_err(|source| OpenStoreError::Lock { path: state_dir.to_owned(), source })?;
-    let locked =
-        File::options().create(true).append(true).open(&path).and_then(|file| match file.try_lock() {
-            Ok(()) => Ok(file),
+    let locked = File::options().create(true).append(true).mode(0o600).open(&path).and_then(|file| {
+        match file.try_lock() {
+            // Local users must not be able to hold the lock.
+            Ok(()) => file.set_permissions(Permissions::from_mode(0o600)).map(|()| file),
             Err(TryLockError::WouldBlock) => {
                 Err(std::io::Error::other("another control plane uses the directory"))
             }
             Err(TryLockError::Error(error)) => Err(error),
-        });
+        }
+    });
     locked.map_err(|source| OpenStoreError::Lock { path, source })
 }
 

@@ -91,6 +91,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
             "coracle-store",
             "coracle-kinds",
             "coracle-managed-fields",
+            "coracle-values",
         ],
     ),
     ("coracle-events", &[]),

@@ -8,6 +8,8 @@
 //!
 //! The two base chains follow each other at one hook, so that an accepted packet of the first enters the second.
 
+use std::net::Ipv6Addr;
+
 use coracle_nft::{
     AnonymousMap, BaseChain, Element, Header, Hook, INET_PROTO, INET_SERVICE, IPV4_ADDR, IPV6_ADDR, Interval,
     Key, Meta, R0, Rule, SetSpec, Transaction, Value, Verb, Verdict, concatenated,
@@ -41,6 +43,12 @@ pub(crate) fn base(direction: Direction) -> &'static str {
     }
 }
 
+/// The first and the last link-local address, fe80::/10.
+const LINK_LOCAL: (Ipv6Addr, Ipv6Addr) = (
+    Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0),
+    Ipv6Addr::new(0xfebf, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff),
+);
+
 /// Makes the fixed sets, the base chains and their rules.
 pub(crate) fn make(transaction: &mut Transaction<'_>) {
     FIXED.into_iter().for_each(|set| make_set(transaction, set));
@@ -53,6 +61,11 @@ pub(crate) fn make(transaction: &mut Transaction<'_>) {
         let discovery = Rule::default().meta(Meta::Transport, R0).equal(R0, &[ICMPV6]);
         let discovery = discovery.payload(Header::Transport, 0, 1, R0);
         transaction.rule(name, &discovery.between(R0, &[NEIGHBOURS.0], &[NEIGHBOURS.1]).accept());
+        // Policies know no link-local addresses. A pod must not reach another one by them.
+        for address in [of_family(false).source(false, R0), of_family(false).destination(false, R0)] {
+            let address = address.between(R0, &LINK_LOCAL.0.octets(), &LINK_LOCAL.1.octets());
+            transaction.rule(name, &address.verdict(&Verdict::Drop));
+        }
         for is_ipv4 in [true, false] {
             let ends = of_family(is_ipv4).source(is_ipv4, R0).destination(is_ipv4, R0 + registers(is_ipv4));
             transaction.rule(name, &ends.inside(&set_name(Set::Itself(is_ipv4))).accept());

@@ -53,7 +53,8 @@ pub(super) async fn mount(export: &Export, at: &Path) -> Result<(), SetUpError> 
     }
     std::fs::create_dir_all(at).map_err(SetUpError::io("mkdir", at))?;
     let address = tokio::time::timeout(TIMEOUT, resolve(&export.server)).await;
-    let address = address.map_err(|_elapsed| failed("the server's name was not resolved in time".to_owned()))?;
+    let address =
+        address.map_err(|_elapsed| failed("the server's name was not resolved in time".to_owned()))?;
     let arguments = arguments(export, address.map_err(failed)?).map_err(failed)?;
     let (done, result) = oneshot::channel();
     let abandoned = Arc::new(AtomicBool::new(false));

@@ -356,8 +356,8 @@ fn a_volume_that_cannot_be_mounted_is_upstreams_error() {
         };
         let absent = failure(json!({"name": "x", "configMap": {"name": "y"}})).await;
         assert_eq!(absent, "MountVolume.SetUp failed for volume \"x\" : configmap \"y\" not found");
-        let kind = failure(json!({"name": "x", "nfs": {"server": "s", "path": "/"}})).await;
-        assert!(kind.contains("nfs is not supported"), "{kind}");
+        let kind = failure(json!({"name": "x", "iscsi": {"targetPortal": "t", "iqn": "i", "lun": 0}})).await;
+        assert!(kind.contains("iscsi is not supported"), "{kind}");
         let name = failure(json!({"name": "../x", "emptyDir": {}})).await;
         assert!(name.contains("not allowed"), "{name}");
         mount_all(&ctx, &pod(json!([{"name": "x", "configMap": {"name": "y", "optional": true}}])))

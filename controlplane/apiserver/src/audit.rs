@@ -4,6 +4,7 @@
 //! recorded when it starts, and once more when it ends.
 
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
@@ -14,7 +15,7 @@ use futures::StreamExt as _;
 use http::{HeaderMap, HeaderValue, Uri, header};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, BodyStream, StreamBody};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::{
     authn::User,
@@ -51,6 +52,8 @@ pub(crate) struct Record {
     auditor: Arc<Auditor>,
     decision: Decision,
     event: Mutex<Event>,
+    /// Whether the last event is in the queue.
+    is_complete: AtomicBool,
 }
 
 /// A request whose user is known, or whose authentication failed.
@@ -93,7 +96,8 @@ impl Auditor {
             return None;
         }
         let event = Mutex::new(event(&decision, request));
-        let record = Arc::new(Record { auditor: self.clone(), decision, event });
+        let is_complete = AtomicBool::new(false);
+        let record = Arc::new(Record { auditor: self.clone(), decision, event, is_complete });
         record.emit(Stage::RequestReceived).await;
         Some(record)
     }
@@ -214,17 +218,26 @@ impl Record {
             return Reply::from_parts(parts, with_end(body, End(self)));
         }
         let of_resource = self.event().object_ref.is_some();
-        if code >= 400 || (of_resource && self.decision.level == Level::RequestResponse) {
+        if !self.is_proxied()
+            && (code >= 400 || (of_resource && self.decision.level == Level::RequestResponse))
+        {
             let (rest, bytes) = peek(body).await;
             body = rest;
-            self.receive_answer(bytes.as_deref());
+            self.receive_answer(code, bytes.as_deref());
         }
         self.emit(Stage::ResponseComplete).await;
         Reply::from_parts(parts, body)
     }
 
+    /// Whether another server made the response. Its body is not this server's result.
+    fn is_proxied(&self) -> bool {
+        let event = self.event();
+        let subresource = event.object_ref.as_ref().map_or("", |reference| &reference.subresource);
+        subresource == "proxy" || subresource.starts_with("proxy/")
+    }
+
     /// Records the body of a response; `None` is one that is too large.
-    fn receive_answer(&self, bytes: Option<&[u8]>) {
+    fn receive_answer(&self, code: u16, bytes: Option<&[u8]>) {
         let Some(bytes) = bytes else { return self.annotate(TRUNCATED, "true") };
         let Ok(mut object) = serde_json::from_slice::<Value>(bytes) else { return };
         let mut event = self.event();
@@ -232,7 +245,10 @@ impl Record {
             let fields = ["metadata", "status", "message", "reason", "details", "code"];
             let field = |name: &str| Some((name.to_owned(), object.get(name)?.clone()));
             let status = fields.iter().filter_map(|name| field(name));
-            event.response_status = Some(Value::Object(status.collect()));
+            let mut status: Map<String, Value> = status.collect();
+            // The body says what it wants; the code is the one that was sent.
+            status.insert("code".to_owned(), code.into());
+            event.response_status = Some(Value::Object(status));
         }
         if self.decision.level == Level::RequestResponse && event.object_ref.is_some() {
             self.omit_managed_fields(&mut object);
@@ -259,6 +275,9 @@ impl Record {
 
     /// Writes the event of a stage, unless the policy omits it.
     async fn emit(&self, stage: Stage) {
+        if stage == Stage::ResponseComplete {
+            self.is_complete.store(true, Ordering::Release);
+        }
         if self.decision.omit_stages.contains(&stage) {
             return;
         }
@@ -347,6 +366,25 @@ impl Drop for End {
         // Bodies are dropped within the runtime, except when the process ends.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move { record.emit(Stage::ResponseComplete).await });
+        }
+    }
+}
+
+/// A client that disconnects ends the request, but perhaps not its effect: the event of the response is written then too.
+impl Drop for Record {
+    fn drop(&mut self) {
+        let stage = Stage::ResponseComplete;
+        if *self.is_complete.get_mut() || self.decision.omit_stages.contains(&stage) {
+            return;
+        }
+        let line = {
+            let event = self.event.get_mut().unwrap_or_else(PoisonError::into_inner);
+            event.reach(stage);
+            event.line()
+        };
+        let auditor = self.auditor.clone();
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move { auditor.log.write(line).await });
         }
     }
 }

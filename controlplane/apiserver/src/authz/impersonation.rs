@@ -55,6 +55,11 @@ pub(crate) async fn user(state: &State, user: User, headers: &HeaderMap) -> Resu
     Ok(wanted)
 }
 
+/// Whether the headers name a user to impersonate, be it the caller.
+pub(crate) fn is_wanted(headers: &HeaderMap) -> bool {
+    headers.contains_key("impersonate-user")
+}
+
 /// The user in the headers; its name is empty without such headers.
 fn wanted(headers: &HeaderMap) -> Result<User> {
     let mut user = User::default();

@@ -18,6 +18,9 @@ pub(super) struct Target {
 
 /// The resource of a kind, from the discovery document of its version.
 pub(super) async fn resource_of(client: &Client, version: &str, kind: &str) -> Result<ApiResource, String> {
+    if !is_group_version(version) {
+        return Err(format!("unexpected GroupVersion string: {version}"));
+    }
     let listed = if version.contains('/') {
         client.list_api_group_resources(version).await
     } else {
@@ -36,6 +39,17 @@ pub(super) async fn resource_of(client: &Client, version: &str, kind: &str) -> R
     })
 }
 
+/// Whether a text of an autoscaler is `version` or `group/version`. It becomes a part of a path that is read with the
+/// controller's rights.
+fn is_group_version(text: &str) -> bool {
+    let is_name = |part: &str| {
+        !part.is_empty()
+            && !part.starts_with('.')
+            && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-.".contains(&byte))
+    };
+    text.split('/').count() <= 2 && text.split('/').all(is_name)
+}
+
 impl Target {
     /// Finds the target's resource.
     pub(super) async fn find(
@@ -51,10 +65,6 @@ impl Target {
             return Err(format!("invalid name of the scale target: \"{}\"", target.name));
         }
         let version = target.api_version.as_deref().unwrap_or("v1");
-        if version.contains(['%', '?', '#']) || version.split('/').any(|part| matches!(part, "" | "." | ".."))
-        {
-            return Err(format!("unexpected GroupVersion string: {version}"));
-        }
         let resource = resource_of(client, version, &target.kind).await?;
         let api = Api::namespaced_with(client.clone(), namespace, &resource);
         Ok(Self { api, name: target.name.clone() })
@@ -70,5 +80,30 @@ impl Target {
         let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
         let patched = self.api.patch_scale(&self.name, &PatchParams::default(), &patch).await;
         patched.map(drop).map_err(|error| reason(&error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_is_no_other_part_of_a_url() {
+        for good in ["v1", "apps/v1", "metrics.k8s.io/v1beta1"] {
+            assert!(is_group_version(good), "{good}");
+        }
+        for bad in [
+            "",
+            "/",
+            "apps/",
+            "../v1",
+            "a/b/c",
+            "/v1",
+            "v1?watch=1",
+            "events.k8s.io/v1/events?watch=true",
+            "v1%2f",
+        ] {
+            assert!(!is_group_version(bad), "{bad}");
+        }
     }
 }

@@ -1,0 +1,87 @@
+//! From the verb and the path of a request to the function that answers it.
+
+use http::Method;
+use hyper::upgrade::OnUpgrade;
+
+use crate::{
+    call::Call,
+    error::{ApiError, Result},
+    media,
+    reply::Reply,
+    sub, usage, verb,
+    write::Part,
+};
+
+/// Runs the verb of a request for an object or a collection.
+pub(super) async fn resource(call: &Call) -> Result<Reply> {
+    if !call.kind.has_verb(call.info.verb) {
+        return Err(ApiError::method_not_allowed());
+    }
+    if call.kind.group == usage::GROUP {
+        return usage::run(call).await;
+    }
+    if !call.kind.is_stored() {
+        return verb::review::run(call).await;
+    }
+    match call.info.verb {
+        "get" => verb::get::run(call).await,
+        "list" => verb::list::run(call).await,
+        "watch" => verb::watch::run(call),
+        "create" if call.resource.name.is_empty() => verb::create::run(call).await,
+        "update" if !call.resource.name.is_empty() => verb::update::run(call, Part::Main).await,
+        "patch" if !call.resource.name.is_empty() => verb::patch::run(call, Part::Main).await,
+        "delete" => verb::delete::run(call).await,
+        "deletecollection" => verb::delete_collection::run(call).await,
+        _ => Err(ApiError::method_not_allowed()),
+    }
+}
+
+/// Runs the verb of a request for a subresource.
+pub(super) async fn subresource(call: &Call, method: &Method, upgrade: OnUpgrade) -> Result<Reply> {
+    let sub = call.resource.subresource.as_str();
+    let row = call.kind.subresource(sub).ok_or_else(ApiError::no_resource)?;
+    let verb = call.info.verb;
+    if sub == "proxy" {
+        return sub::proxy::run(call, method, upgrade).await;
+    }
+    if !row.verbs.iter().any(|known| known == verb) {
+        return Err(ApiError::method_not_allowed());
+    }
+    if matches!(sub, "binding" | "eviction" | "token") {
+        // Their answers are neither tables nor metadata.
+        media::negotiate(&call.headers, &call.info.query, &[])?;
+    }
+    let (group, resource) = (&*call.kind.group, &*call.kind.plural);
+    match (group, resource, sub, verb) {
+        (_, _, "status", "get") => verb::get::run(call).await,
+        (_, _, "status", "update") => verb::update::run(call, Part::Status).await,
+        (_, _, "status", "patch") => verb::patch::run(call, Part::Status).await,
+        (_, _, "scale", "get") => sub::scale::get(call).await,
+        (_, _, "scale", "update") => sub::scale::update(call).await,
+        (_, _, "scale", "patch") => sub::scale::patch(call).await,
+        ("", "pods", "ephemeralcontainers", "get") => verb::get::run(call).await,
+        ("", "pods", "ephemeralcontainers", "update") => {
+            verb::update::run(call, Part::EphemeralContainers).await
+        }
+        ("", "pods", "ephemeralcontainers", "patch") => {
+            verb::patch::run(call, Part::EphemeralContainers).await
+        }
+        ("certificates.k8s.io", "certificatesigningrequests", "approval", "get") => {
+            verb::get::run(call).await
+        }
+        ("certificates.k8s.io", "certificatesigningrequests", "approval", "update") => {
+            verb::update::run(call, Part::Approval).await
+        }
+        ("certificates.k8s.io", "certificatesigningrequests", "approval", "patch") => {
+            verb::patch::run(call, Part::Approval).await
+        }
+        ("", "pods", "binding", "create") => sub::binding::run(call).await,
+        ("", "pods", "eviction", "create") => sub::eviction::run(call).await,
+        ("", "pods", "log" | "exec" | "attach" | "portforward", _) => {
+            sub::stream::run(call, method, upgrade).await
+        }
+        ("", "namespaces", "finalize", "update") => sub::finalize::run(call).await,
+        ("", "serviceaccounts", "token", "create") => sub::token::run(call).await,
+        _ => Err(ApiError::method_not_allowed()),
+    }
+}
