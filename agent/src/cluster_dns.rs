@@ -67,7 +67,10 @@ impl ClusterDns {
     async fn attempt(&self, server: Server) -> Result<(), String> {
         // Before the addresses exist: a process that is killed between leaves no unknown address.
         let text: String = self.addresses.iter().map(|address| format!("{address}\n")).collect();
-        tokio::fs::write(&self.record, text).await.map_err(|error| chain(&error))?;
+        let record = self.record.clone();
+        let written =
+            tokio::task::spawn_blocking(move || crate::private_file::replace(&record, text.as_bytes()));
+        written.await.map_err(|error| chain(&error))?.map_err(|error| chain(&error))?;
         for address in &self.addresses {
             coracle_cni::add_host_address(*address).await.map_err(|error| chain(&error))?;
         }

@@ -23,6 +23,7 @@ mod network_policy;
 pub mod node;
 mod overlay;
 pub mod pod;
+mod private_file;
 mod repair;
 pub mod runtime;
 pub mod server;

@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, BufReader, Write as _},
+    io::{self, BufReader, Seek as _, Write as _},
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
 };
@@ -81,8 +81,8 @@ impl BackupFile {
     pub fn finish(self) -> Result<BackupSummary, BackupError> {
         let failed = |source| self.failed(source);
         self.file.sync_all().map_err(failed)?;
-        let written = File::open(&self.partial).map_err(failed)?;
-        let summary = verify_backup(BufReader::new(written))
+        (&self.file).rewind().map_err(failed)?;
+        let summary = verify_backup(BufReader::new(&self.file))
             .map_err(|source| BackupError::Store { path: self.partial.clone(), source })?;
         fs::rename(&self.partial, &self.path).map_err(failed)?;
         let parent = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());

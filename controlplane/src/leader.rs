@@ -66,9 +66,7 @@ impl Candidate {
         F: Future<Output = ()>,
     {
         loop {
-            if !self.acquire(&shutdown).await {
-                return;
-            }
+            let Some(held_since) = self.acquire(&shutdown).await else { return };
             tracing::info!(lease = self.name, identity = self.identity, "leading");
             let term = shutdown.child_token();
             let mut working = std::pin::pin!(work(term.clone()));
@@ -76,7 +74,7 @@ impl Candidate {
                 // The work ends only at the shutdown, or by its own failure.
                 () = &mut working => {}
                 // A renewal that is interrupted may have taken effect; the release reads the lease again.
-                () = self.renew(&shutdown) => {
+                () = self.renew(held_since, &shutdown) => {
                     term.cancel();
                     working.await;
                 }
@@ -92,39 +90,41 @@ impl Candidate {
         }
     }
 
-    /// Waits until this process holds the lease. Returns false at the shutdown.
-    async fn acquire(&mut self, shutdown: &CancellationToken) -> bool {
+    /// Waits until this process holds the lease. Returns the start of the attempt that took it, or `None` at the shutdown.
+    async fn acquire(&mut self, shutdown: &CancellationToken) -> Option<Instant> {
         loop {
+            let attempted = Instant::now();
             let attempt = tokio::time::timeout(self.times.deadline, self.attempt());
             tokio::select! {
                 // An interrupted attempt may take the lease; it expires then.
-                () = shutdown.cancelled() => return false,
+                () = shutdown.cancelled() => return None,
                 held = attempt => if matches!(held, Ok(true)) {
-                    return true;
+                    return Some(attempted);
                 },
             }
             tokio::select! {
                 // Both only wait.
-                () = shutdown.cancelled() => return false,
+                () = shutdown.cancelled() => return None,
                 () = tokio::time::sleep(self.times.retry) => {}
             }
         }
     }
 
-    /// Renews the lease until that fails for too long, or until the shutdown.
-    async fn renew(&mut self, shutdown: &CancellationToken) {
-        let mut renewed = Instant::now();
+    /// Renews the lease until that fails for too long, or until the shutdown. The deadline counts from the start of the
+    /// last successful attempt: other candidates may have seen the lease from then on.
+    async fn renew(&mut self, held_since: Instant, shutdown: &CancellationToken) {
+        let mut renewed = held_since;
         loop {
+            let deadline = renewed + self.times.deadline;
             tokio::select! {
                 // Both only wait.
                 () = shutdown.cancelled() => return,
-                () = tokio::time::sleep(self.times.retry) => {}
+                () = tokio::time::sleep_until(deadline.min(Instant::now() + self.times.retry)) => {}
             }
             let attempted = Instant::now();
-            let held = tokio::time::timeout_at(renewed + self.times.deadline, self.attempt()).await;
-            match held {
+            match tokio::time::timeout_at(deadline, self.attempt()).await {
                 Ok(true) => renewed = attempted,
-                Ok(false) if attempted < renewed + self.times.deadline && self.may_hold() => {}
+                Ok(false) if attempted < deadline && self.may_hold() => {}
                 _ => return,
             }
         }

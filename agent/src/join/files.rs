@@ -1,8 +1,7 @@
 //! Files of a joined machine, under `join/` of its state directory: replaced as a whole, readable by root only.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use base64::Engine;
@@ -14,7 +13,7 @@ use super::endpoint::Endpoint;
 use super::error::JoinError;
 use super::request::{self, Identity};
 use super::token::CaHash;
-use crate::bounded;
+use crate::{bounded, private_file};
 
 /// Maximum size in bytes of each file.
 const FILE_MAX: u64 = 1 << 20;
@@ -191,24 +190,7 @@ fn read(path: &Path) -> Result<Option<Identity>, JoinError> {
 
 /// Replaces a file of mode 0600, and creates its directory if it is absent.
 pub(super) fn write(path: &Path, text: &str) -> Result<(), JoinError> {
-    replace(path, text).map_err(|error| unusable(path, &error))
-}
-
-/// Writes a temporary file, syncs it, renames it and syncs the directory.
-fn replace(path: &Path, text: &str) -> io::Result<()> {
-    let dir = path.parent().unwrap_or(Path::new("/"));
-    fs::create_dir_all(dir)?;
-    let temporary = path.with_extension("tmp");
-    // A leftover temporary file may have another mode.
-    match fs::remove_file(&temporary) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&temporary, path)?;
-    File::open(dir)?.sync_all()
+    private_file::replace(path, text.as_bytes()).map_err(|error| unusable(path, &error))
 }
 
 #[cfg(test)]

@@ -49,7 +49,8 @@ pub(crate) struct PolicyGate {
 #[derive(Clone)]
 pub(super) struct Restricted {
     record: PathBuf,
-    namespaces: Arc<RwLock<BTreeSet<String>>>,
+    /// None while the record cannot be read: then every namespace counts as restricted.
+    namespaces: Arc<RwLock<Option<BTreeSet<String>>>>,
 }
 
 /// The task's end of a gate.
@@ -107,28 +108,35 @@ impl PolicyGate {
 
 impl Restricted {
     fn load(record: &Path) -> Self {
-        let text = crate::bounded::read_text(record, RECORD_MAX).unwrap_or_default();
-        let namespaces = serde_json::from_str(&text).unwrap_or_default();
-        Self { record: record.to_owned(), namespaces: Arc::new(RwLock::new(namespaces)) }
+        let namespaces = match crate::bounded::read(record, RECORD_MAX) {
+            Ok(text) => serde_json::from_slice(&text).map_err(std::io::Error::from),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(BTreeSet::new()),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = &namespaces {
+            tracing::warn!(
+                %error,
+                record = %record.display(),
+                "the record of namespaces with network policies is unreadable: all pods wait for their policies"
+            );
+        }
+        Self { record: record.to_owned(), namespaces: Arc::new(RwLock::new(namespaces.ok())) }
     }
 
     fn has(&self, namespace: &str) -> bool {
-        self.namespaces.read().unwrap_or_else(PoisonError::into_inner).contains(namespace)
+        let namespaces = self.namespaces.read().unwrap_or_else(PoisonError::into_inner);
+        namespaces.as_ref().is_none_or(|namespaces| namespaces.contains(namespace))
     }
 
     /// Replaces the namespaces, and writes the record if they differ.
     pub(super) async fn set(&self, namespaces: BTreeSet<String>) {
-        if *self.namespaces.read().unwrap_or_else(PoisonError::into_inner) == namespaces {
+        if self.namespaces.read().unwrap_or_else(PoisonError::into_inner).as_ref() == Some(&namespaces) {
             return;
         }
         let record = self.record.clone();
         let text = serde_json::to_vec(&namespaces).unwrap_or_default();
-        *self.namespaces.write().unwrap_or_else(PoisonError::into_inner) = namespaces;
-        let written = tokio::task::spawn_blocking(move || {
-            let temporary = record.with_extension("new");
-            std::fs::write(&temporary, text)?;
-            std::fs::rename(&temporary, &record)
-        });
+        *self.namespaces.write().unwrap_or_else(PoisonError::into_inner) = Some(namespaces);
+        let written = tokio::task::spawn_blocking(move || crate::private_file::replace(&record, &text));
         match written.await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::warn!(
@@ -152,6 +160,15 @@ mod tests {
             json!({"metadata": {"uid": "u", "namespace": "n"}, "spec": {"containers": []}}),
         )
         .unwrap()
+    }
+
+    #[test]
+    fn a_damaged_record_restricts_every_namespace() {
+        let dir = tempfile::tempdir().unwrap();
+        let record = dir.path().join("record");
+        assert!(!Restricted::load(&record).has("n"), "no record: no policy was ever known");
+        std::fs::write(&record, "[\"n").unwrap();
+        assert!(Restricted::load(&record).has("other"));
     }
 
     #[tokio::test(start_paused = true)]

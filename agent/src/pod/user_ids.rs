@@ -100,19 +100,14 @@ impl UserIds {
     }
 }
 
-/// Writes a temporary file and renames it, so that a reader sees a complete record.
+/// Writes the record of a block that starts with this id.
 fn record(dir: &Path, first: u32) -> io::Result<()> {
     let ranges = vec![Range { host_id: first, container_id: 0, length: BLOCK }];
     let record = Record { uid_mappings: ranges.clone(), gid_mappings: ranges };
     let text = serde_json::to_vec(&record)?;
     crate::volume::make_private(dir)?;
-    let new = dir.join(format!("{FILE}.new"));
-    let mut file = std::fs::File::create(&new)?;
-    io::Write::write_all(&mut file, &text)?;
-    // After a power failure the pod's volumes contain files with these ids.
-    file.sync_all()?;
-    std::fs::rename(new, dir.join(FILE))?;
-    std::fs::File::open(dir)?.sync_all()
+    // Durable: after a power failure the pod's volumes contain files with these ids.
+    crate::private_file::replace(&dir.join(FILE), &text)
 }
 
 fn first_id(text: &[u8]) -> Option<u32> {

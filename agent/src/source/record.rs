@@ -1,13 +1,14 @@
 //! Small JSON files that survive a power failure: temporary file, fsync, rename, fsync of the directory. Written only
 //! when the content changed. An unreadable file is renamed and does not prevent the start.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+
+use crate::private_file;
 
 /// Writes a record with mode 0600, if it differs from the stored one.
 pub(crate) fn write<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
@@ -15,14 +16,7 @@ pub(crate) fn write<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
     if fs::read(path).is_ok_and(|now| now == content) {
         return Ok(());
     }
-    let dir = path.parent().unwrap_or(Path::new("/"));
-    fs::create_dir_all(dir)?;
-    let temporary = path.with_extension("tmp");
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
-    file.write_all(&content)?;
-    file.sync_data()?;
-    fs::rename(&temporary, path)?;
-    File::open(dir)?.sync_all()
+    private_file::replace(path, &content)
 }
 
 /// Reads a record. An unreadable one is renamed to `*.bad` with a warning.

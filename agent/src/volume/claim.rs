@@ -177,9 +177,7 @@ fn write(record: &Path, volume: &PersistentVolume) -> std::io::Result<()> {
     }
     let dir: PathBuf = record.parent().map(Path::to_owned).unwrap_or_default();
     super::make_private(&dir)?;
-    let temporary = record.with_extension("new");
-    std::fs::write(&temporary, content)?;
-    std::fs::rename(&temporary, record)
+    crate::private_file::replace(record, &content)
 }
 
 #[cfg(test)]

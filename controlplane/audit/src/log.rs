@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -83,7 +83,15 @@ impl Writer {
             .mode(0o600)
             .custom_flags(nix::libc::O_NOFOLLOW | nix::libc::O_CLOEXEC)
             .open(&self.options.path)?;
-        self.bytes = file.metadata()?.len();
+        let metadata = file.metadata()?;
+        let own = nix::unistd::geteuid().as_raw();
+        if metadata.is_file() && metadata.uid() != own {
+            return Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                format!("the file belongs to user {}, not to user {own}", metadata.uid()),
+            ));
+        }
+        self.bytes = metadata.len();
         self.file = Some(file);
         Ok(())
     }
@@ -97,21 +105,21 @@ impl Writer {
         let is_quiet = |last: SystemTime| now.duration_since(last).is_ok_and(|past| past < MESSAGE_INTERVAL);
         if !self.complained.is_some_and(is_quiet) {
             self.complained = Some(now);
-            tracing::error!(path = %self.options.path.display(), %error, "cannot write the audit log; events are lost");
+            tracing::error!(path = %self.options.path.display(), %error, "cannot write or rotate the audit log; events may be lost");
         }
     }
 
     fn append_to_file(&mut self, line: &[u8]) -> io::Result<()> {
         let length = u64::try_from(line.len()).unwrap_or(u64::MAX);
-        if self.bytes > 0 && self.bytes.saturating_add(length) > self.options.max_bytes {
-            self.rotate()?;
-        }
+        let is_full = self.bytes > 0 && self.bytes.saturating_add(length) > self.options.max_bytes;
+        // If no new file can be started, the old one grows: no event is lost.
+        let rotated = if is_full { self.rotate() } else { Ok(()) };
         if self.file.is_none() {
             self.open()?;
         }
         let Some(file) = &mut self.file else { return Ok(()) };
         self.bytes = self.bytes.saturating_add(length);
-        file.write_all(line)
+        file.write_all(line).and(rotated)
     }
 
     /// Gives the file a name with the time, and removes old files beyond the limits.

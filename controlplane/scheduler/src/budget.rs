@@ -45,11 +45,6 @@ impl Budgets {
         }
     }
 
-    /// Removes all budgets.
-    pub(crate) fn clear(&mut self) {
-        self.0.clear();
-    }
-
     /// Whether each of these pods violates a budget if it is removed after those before it.
     pub(crate) fn violations<'a>(&self, pods: impl Iterator<Item = &'a Placed>) -> Vec<bool> {
         let mut removed: HashMap<(&str, &str), i32> = HashMap::new();

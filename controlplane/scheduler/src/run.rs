@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::bind;
+use crate::budget::Budgets;
 use crate::config::{Profile, SchedulerConfig};
 use crate::decide::{Unschedulable, decide};
 use crate::hint::Changes;
@@ -53,6 +54,8 @@ struct Scheduler {
     nodes: Listing,
     namespaces: Listing,
     budgets: Listing,
+    /// The budgets of a list that is being received.
+    listed_budgets: Budgets,
 }
 
 /// The progress of the list of one kind.
@@ -84,6 +87,7 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
         nodes: Listing::default(),
         namespaces: Listing::default(),
         budgets: Listing::default(),
+        listed_budgets: Budgets::default(),
     };
     sending.spawn(volumes::feed::run(scheduler.client.clone(), scheduler.snapshot.volumes.clone()));
     let mut volume_changes = scheduler.snapshot.volumes.changes();
@@ -252,12 +256,15 @@ impl Scheduler {
 
     fn budget_event(&mut self, event: watcher::Event<PodDisruptionBudget>) {
         match event {
-            watcher::Event::Init => self.snapshot.budgets.clear(),
-            watcher::Event::InitApply(budget) | watcher::Event::Apply(budget) => {
-                self.snapshot.budgets.set(&budget)
-            }
+            // Until the list is complete the known budgets stay: without them a preemption would violate them.
+            watcher::Event::Init => self.listed_budgets = Budgets::default(),
+            watcher::Event::InitApply(budget) => self.listed_budgets.set(&budget),
+            watcher::Event::Apply(budget) => self.snapshot.budgets.set(&budget),
             watcher::Event::Delete(budget) => self.snapshot.budgets.remove(&budget),
-            watcher::Event::InitDone => self.budgets.complete = true,
+            watcher::Event::InitDone => {
+                self.budgets.complete = true;
+                self.snapshot.budgets = std::mem::take(&mut self.listed_budgets);
+            }
         }
     }
 

@@ -1,0 +1,49 @@
+//! Files that only root can read, replaced so that a crash or a power failure leaves the old or the new content.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// Replaces a file of mode 0600, and creates its directory if it is absent: temporary file with the extension `tmp`,
+/// fsync, rename, fsync of the directory. Two writers of one path must not run at the same time.
+///
+/// # Errors
+/// As mkdir(2), open(2), write(2), fsync(2) and rename(2). Then the old file is unchanged, or the new one complete.
+pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    fs::create_dir_all(dir)?;
+    let temporary = path.with_extension("tmp");
+    // A leftover temporary file may have another mode.
+    match fs::remove_file(&temporary) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+    file.write_all(content)?;
+    file.sync_all()?;
+    fs::rename(&temporary, path)?;
+    File::open(dir)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_replaced_file_is_private_even_if_the_old_one_and_a_leftover_were_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("deep/file.json");
+        fs::create_dir(dir.path().join("deep")).unwrap();
+        for old in [&path, &path.with_extension("tmp")] {
+            fs::write(old, "old").unwrap();
+            fs::set_permissions(old, fs::Permissions::from_mode(0o666)).unwrap();
+        }
+        replace(&path, b"new").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(!path.with_extension("tmp").exists());
+    }
+}
