@@ -19,11 +19,19 @@ pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
-    file.write_all(content)?;
-    file.sync_all()?;
-    fs::rename(&temporary, path)?;
+    let written = write_new(&temporary, content).and_then(|()| fs::rename(&temporary, path));
+    if written.is_err() {
+        // On a full disk the incomplete file would occupy the space that other writes need.
+        let _ = fs::remove_file(&temporary);
+    }
+    written?;
     File::open(dir)?.sync_all()
+}
+
+fn write_new(path: &Path, content: &[u8]) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(content)?;
+    file.sync_all()
 }
 
 #[cfg(test)]
@@ -31,6 +39,15 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+
+    #[test]
+    fn a_failure_leaves_no_temporary_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        fs::create_dir(&path).unwrap();
+        assert!(replace(&path, b"new").is_err(), "a directory is not replaced by a file");
+        assert!(!path.with_extension("tmp").exists());
+    }
 
     #[test]
     fn a_replaced_file_is_private_even_if_the_old_one_and_a_leftover_were_not() {

@@ -211,6 +211,19 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_cannot_be_renamed_grows_and_keeps_every_line() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut writer = writer(directory.path(), 10, 2);
+        // Too long for a name with a time, short enough for the file itself.
+        writer.options.path = directory.path().join("a".repeat(250));
+        for line in ["aaaaaa\n", "bbbbbb\n", "cccccc\n"] {
+            writer.append(line.as_bytes());
+        }
+        assert!(writer.complained.is_some());
+        assert_eq!(fs::read_to_string(&writer.options.path).unwrap(), "aaaaaa\nbbbbbb\ncccccc\n");
+    }
+
+    #[test]
     fn a_link_is_not_followed_and_the_file_is_private() {
         use std::os::unix::fs::PermissionsExt as _;
         let directory = tempfile::tempdir().unwrap();
