@@ -166,7 +166,10 @@ impl Cache {
         } else {
             self.note_guard(&commit.key, commit.revision);
         }
-        self.revision.send_replace(commit.revision);
+        // A request that waits for the revision may allocate next, and needs the newest guard for it.
+        if !commit.guard_follows {
+            self.revision.send_replace(commit.revision);
+        }
     }
 
     /// Replaces all objects: commits were missed. The watches of clients end, and clients list again.
@@ -278,11 +281,32 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_revision_is_reached_with_its_guard() {
+        let (cache, kind) = (Cache::new(1), by_kind("v1", "ConfigMap").unwrap());
+        let commit = |key: &str, guard_follows| Commit {
+            key: key.into(),
+            revision: 2,
+            value: Some(value("a")),
+            created: 2,
+            guard_follows,
+        };
+        cache.apply(&commit(&key_of(kind, "ns", "a"), true));
+        assert_eq!((cache.revision(), cache.allocations()), (1, 0));
+        cache.apply(&commit(ALLOCATIONS, false));
+        assert_eq!((cache.revision(), cache.allocations()), (2, 2));
+    }
+
+    #[tokio::test]
     async fn after_missed_commits_objects_are_replaced_and_watches_end() {
         let (cache, kind) = (Cache::new(1), by_kind("v1", "ConfigMap").unwrap());
         let key = |name| Arc::<str>::from(key_of(kind, "ns", name));
-        let commit =
-            |name, revision| Commit { key: key(name), revision, value: Some(value(name)), created: 0 };
+        let commit = |name, revision| Commit {
+            key: key(name),
+            revision,
+            value: Some(value(name)),
+            created: 0,
+            guard_follows: false,
+        };
         cache.apply(&commit("gone", 2));
         cache.apply(&commit("kept", 3));
         let (watcher, mut events) = Watcher::new(Scope::default(), false);

@@ -138,9 +138,9 @@ async fn a_guard_is_checked_and_touched_with_the_entry(store: Arc<dyn Store>, ti
     };
     let mut watch = store.watch("", store.revision().await.unwrap()).await.unwrap();
     let first = store.write(guarded("/g/a", Expect::Absent)).await.unwrap();
-    for (key, at) in [("/g/a", first), ("guard", first)] {
+    for (key, guard_follows) in [("/g/a", true), ("guard", false)] {
         let commit = commit(&mut watch).await;
-        assert_eq!((&*commit.key, commit.revision), (key, at));
+        assert_eq!((&*commit.key, commit.revision, commit.guard_follows), (key, first, guard_follows));
     }
     let late = store.write(guarded("/g/b", Expect::Absent)).await.unwrap_err();
     assert!(matches!(late, Error::Guard { at } if at >= first), "{late:?}");

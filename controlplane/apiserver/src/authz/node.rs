@@ -210,7 +210,8 @@ mod tests {
                 "spec": {"nodeName": "n", "serviceAccountName": "default", "volumes": volumes}});
             let key = key_of(kind, "ns", &format!("p{number}")).into();
             let value = Some(encode(kind, &pod));
-            cache.apply(&Commit { key, revision: number + 1, value, created: number + 1 });
+            let revision = number + 1;
+            cache.apply(&Commit { key, revision, value, created: revision, guard_follows: false });
         }
         cache
     }

@@ -336,6 +336,11 @@ impl Collection {
         &self.references
     }
 
+    /// Number of objects.
+    pub(crate) fn len(&self) -> usize {
+        self.objects.len()
+    }
+
     pub(crate) fn get(&self, key: &str) -> Option<Arc<Object>> {
         self.objects.get(key).cloned()
     }
@@ -423,7 +428,8 @@ mod tests {
             let pod = json!({"metadata": {"name": name, "namespace": "ns", "labels": {"app": app}}});
             let key = key_of(kind, "ns", &name).into();
             let value = Some(encode(kind, &pod));
-            cache.apply(&Commit { key, revision: number, value, created: number });
+            let commit = Commit { key, revision: number, value, created: number, guard_follows: false };
+            cache.apply(&commit);
         }
         let labels = LabelSelector::parse("app=even").unwrap();
         let scope = Scope { prefix: prefix_of(kind, "ns"), labels, ..Scope::default() };

@@ -169,7 +169,8 @@ mod tests {
         let mut state = State::new(0, 1000, 256);
         for revision in 1..=100 {
             let value = Some(vec![0; 1 << 20].into());
-            state.publish(Arc::new(Commit { key: "a/b".into(), revision, value, created: 1 }));
+            let key = "a/b".into();
+            state.publish(Arc::new(Commit { key, revision, value, created: 1, guard_follows: false }));
         }
         assert_eq!((state.recent.len(), state.recent_bytes, state.compacted), (4, 4 << 20, 96));
     }

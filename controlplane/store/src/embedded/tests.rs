@@ -109,6 +109,7 @@ fn entries_expire_unless_they_changed_since() {
         key: key.into(),
         value: Some(bytes::Bytes::new()),
         created: 2,
+        guard_follows: false,
     };
     let ttl = Some(Duration::from_secs(5));
     state.apply_volatile(&commit(2, "/old"), ttl);

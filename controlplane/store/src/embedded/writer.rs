@@ -220,8 +220,8 @@ impl Round<'_> {
         };
         self.revision += 1;
         let (tier, guard) = (write.tier, write.guard);
-        let commit = self.accept(write.key, write.value, current);
-        let guard = guard.map(|guard| self.accept(guard.key, Some(bytes::Bytes::new()), guarded));
+        let commit = self.accept(write.key, write.value, current, guard.is_some());
+        let guard = guard.map(|guard| self.accept(guard.key, Some(bytes::Bytes::new()), guarded, false));
         Ok(Accepted { commit, guard, tier, done: None })
     }
 
@@ -231,11 +231,12 @@ impl Round<'_> {
         key: Arc<str>,
         value: Option<bytes::Bytes>,
         current: Option<Revisions>,
+        guard_follows: bool,
     ) -> Arc<Commit> {
         let created = current.map_or(self.revision, |revisions| revisions.created);
         let left = value.is_some().then_some(Revisions { created, modified: self.revision });
         self.touched.insert(key.clone(), left);
-        Arc::new(Commit { revision: self.revision, key, value, created })
+        Arc::new(Commit { revision: self.revision, key, value, created, guard_follows })
     }
 
     fn current(&self, state: &State, key: &str, tier: Tier) -> Result<Option<Revisions>, Error> {

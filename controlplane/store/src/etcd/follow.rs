@@ -181,10 +181,13 @@ impl Follower {
             return self.send_if_newer(revision);
         }
         let mut last = self.sent;
-        for event in response.events {
+        let mut events = response.events.into_iter().peekable();
+        while let Some(event) = events.next() {
             let commit = self.commit(event).map_err(End::Failed)?;
-            let Some(commit) = commit.filter(|commit| commit.revision > self.sent) else { continue };
+            let Some(mut commit) = commit.filter(|commit| commit.revision > self.sent) else { continue };
             last = commit.revision;
+            let next = events.peek().and_then(|event| event.kv.as_ref());
+            commit.guard_follows = next.is_some_and(|next| unsigned(next.mod_revision) == last);
             self.events.send(Event::Commit(Arc::new(commit))).map_err(|_closed| End::Unused)?;
         }
         // The events of one revision are in one response.
@@ -206,7 +209,7 @@ impl Follower {
         let Some(key) = self.shared.keys.inner(&kv.key) else { return Ok(None) };
         let value = if is_deletion { None } else { Some(self.shared.opened(key, kv.value)?) };
         let (revision, created) = (unsigned(kv.mod_revision), unsigned(kv.create_revision));
-        Ok(Some(Commit { revision, key: key.into(), value, created }))
+        Ok(Some(Commit { revision, key: key.into(), value, created, guard_follows: false }))
     }
 
     async fn resync(&mut self) -> Result<(), Error> {
