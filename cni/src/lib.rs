@@ -25,6 +25,7 @@ mod host_address;
 mod host_local;
 mod invoke;
 mod ipam;
+mod kernel_module;
 mod link;
 mod listeners;
 mod loopback;

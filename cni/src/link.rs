@@ -24,6 +24,7 @@ use rtnetlink::{
 
 pub(crate) use self::mac::{format_mac, parse_mac, random_mac};
 use crate::error::Error;
+use crate::kernel_module;
 use crate::netns::Netns;
 use crate::sysctl;
 
@@ -173,6 +174,11 @@ impl Links {
         let message = message.append_info_data(InfoBridge::NfCallIp6Tables(true)).build();
         let changed = self.handle.link().change(message).execute().await;
         changed.map_err(failed("filter the packets of", name))?;
+        if !sysctl::filters_bridges()
+            && let Err(reason) = kernel_module::load("br_netfilter").await
+        {
+            tracing::debug!(reason, "the module br_netfilter is not loaded");
+        }
         Ok(sysctl::filters_bridges())
     }
 

@@ -1,0 +1,35 @@
+//! Loading of kernel modules that the kernel does not load on its own.
+
+use std::{path::Path, process::Stdio, time::Duration};
+
+use tokio::{process::Command, time::timeout};
+
+/// Maximum time that the load of a module may take.
+const TIME: Duration = Duration::from_secs(10);
+/// Where `modprobe` may be. The environment of this process does not decide which program runs.
+const PLACES: [&str; 4] = ["/usr/sbin/modprobe", "/sbin/modprobe", "/usr/bin/modprobe", "/bin/modprobe"];
+
+/// Loads a module with the `modprobe` of the host.
+///
+/// # Errors
+/// Why it was not loaded, for a log: there is no `modprobe` or no such module, or it took too long.
+pub(crate) async fn load(name: &'static str) -> Result<(), String> {
+    let program = PLACES.iter().find(|place| Path::new(place).exists());
+    let mut command = Command::new(program.ok_or_else(|| "the host has no modprobe".to_owned())?);
+    command.args(["-q", name]).env_clear();
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+    match timeout(TIME, command.status()).await {
+        Ok(Ok(status)) if status.success() => Ok(()),
+        Ok(Ok(status)) => Err(format!("modprobe: {status}")),
+        Ok(Err(error)) => Err(format!("cannot run modprobe: {error}")),
+        Err(_elapsed) => Err(format!("modprobe did not end within {} s", TIME.as_secs())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[tokio::test]
+    async fn an_unknown_module_is_an_error() {
+        assert!(super::load("coracle-no-such-module").await.is_err());
+    }
+}
