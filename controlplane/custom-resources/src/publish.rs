@@ -9,6 +9,11 @@ const LIST_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ListMeta";
 const CONVENTIONS: &str =
     "https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md";
 
+/// Prefix of references in OpenAPI v2.
+pub const V2: &str = "#/definitions/";
+/// Prefix of references in OpenAPI v3.
+pub const V3: &str = "#/components/schemas/";
+
 /// The name of a kind's OpenAPI definition: `com.example.v1.Foo`.
 pub fn name(definition: &Definition, version: &str, kind: &str) -> String {
     let reversed: Vec<&str> = definition.spec.group.split('.').rev().collect();
@@ -20,8 +25,8 @@ pub fn v3(definition: &Definition, version: &Version) -> Value {
     let mut schema = match version.schema() {
         Some(Value::Object(map)) => {
             let mut schema = map.clone();
-            describe_resource(&mut schema, "#/components/schemas/");
-            for_each_below(&mut schema, &mut |node| describe_embedded(node, "#/components/schemas/"));
+            describe_resource(&mut schema, V3);
+            for_each_below(&mut schema, &mut |node| describe_embedded(node, V3));
             schema
         }
         _ => plain_object(),
@@ -36,10 +41,10 @@ pub fn v2(definition: &Definition, version: &Version) -> Value {
         Some(Value::Object(map)) if !preserves(map) => {
             let mut schema = map.clone();
             simplify(&mut schema);
-            describe_resource(&mut schema, "#/definitions/");
+            describe_resource(&mut schema, V2);
             for_each_below(&mut schema, &mut |node| {
                 if !preserves(node) {
-                    describe_embedded(node, "#/definitions/");
+                    describe_embedded(node, V2);
                 }
             });
             schema
@@ -64,11 +69,8 @@ pub fn list(definition: &Definition, version: &Version, prefix: &str) -> Value {
                 "type": "array",
                 "items": {"$ref": format!("{prefix}{item}")},
             },
-            "metadata": {
-                "description":
-                    format!("Standard list metadata. More info: {CONVENTIONS}#types-kinds"),
-                "$ref": format!("{prefix}{LIST_META}"),
-            },
+            "metadata": described(
+                &format!("Standard list metadata. More info: {CONVENTIONS}#types-kinds"), prefix, LIST_META),
         },
     });
     if let Value::Object(map) = &mut schema {
@@ -122,10 +124,18 @@ fn describe_type(schema: &mut Map<String, Value>) {
 }
 
 fn metadata(prefix: &str) -> Value {
-    json!({
-        "description": format!("Standard object's metadata. More info: {CONVENTIONS}#metadata"),
-        "$ref": format!("{prefix}{OBJECT_META}"),
-    })
+    let description = format!("Standard object's metadata. More info: {CONVENTIONS}#metadata");
+    described(&description, prefix, OBJECT_META)
+}
+
+/// A reference with a description. In OpenAPI v3 a reference has no siblings: `allOf` wraps it, as `WrapRefs` does
+/// upstream, and clients show the description instead of that of the referenced definition.
+fn described(description: &str, prefix: &str, name: &str) -> Value {
+    let reference = format!("{prefix}{name}");
+    if prefix == V3 {
+        return json!({"description": description, "allOf": [{"$ref": reference}]});
+    }
+    json!({"description": description, "$ref": reference})
 }
 
 fn describe_resource(schema: &mut Map<String, Value>, prefix: &str) {
@@ -245,7 +255,10 @@ mod tests {
         let version = &definition.spec.versions[0];
         assert_eq!(name(&definition, "v1", "Foo"), "com.example.v1.Foo");
         let (new, old) = (v3(&definition, version), v2(&definition, version));
-        assert_eq!(new["properties"]["metadata"]["$ref"], format!("#/components/schemas/{OBJECT_META}"));
+        let metadata = |schema: &Value| schema["properties"]["metadata"].clone();
+        assert_eq!(metadata(&new)["allOf"][0]["$ref"], format!("#/components/schemas/{OBJECT_META}"));
+        assert_eq!(metadata(&new)["$ref"], Value::Null);
+        assert_eq!(metadata(&old)["$ref"], format!("#/definitions/{OBJECT_META}"));
         assert_eq!(new["properties"]["one"]["oneOf"], json!([{"pattern": "a"}]));
         assert_eq!(old["properties"]["n"], json!({}));
         assert_eq!(old["properties"]["any"], json!({"x-kubernetes-preserve-unknown-fields": true}));
@@ -253,7 +266,7 @@ mod tests {
         assert_eq!(old.get("required"), None);
         assert_eq!(old["x-kubernetes-group-version-kind"][0]["kind"], "Foo");
         assert_eq!(
-            list(&definition, version, "#/definitions/")["properties"]["items"]["items"]["$ref"],
+            list(&definition, version, V2)["properties"]["items"]["items"]["$ref"],
             "#/definitions/com.example.v1.Foo"
         );
     }

@@ -101,7 +101,27 @@ POINTER_STRING_OWNERS = {
     "nodeName": {"EndpointAddress", "Endpoint"}, "fsType": {"AzureDiskVolumeSource", "CSIVolumeSource"},
 }
 # Fields younger than the crate: definition → (number, name, type).
-YOUNGER = {CORE + name: rows for name, rows in {
+ADMISSION = "io.k8s.api.admissionregistration.v1."
+YOUNGER = {ADMISSION + name: rows for name, rows in {
+    "ApplyConfiguration": [(1, "expression", "s")],
+    "JSONPatch": [(1, "expression", "s")],
+    "MutatingAdmissionPolicy": [
+        (1, "metadata", "m" + META + "ObjectMeta"), (2, "spec", "m" + ADMISSION + "MutatingAdmissionPolicySpec")],
+    "MutatingAdmissionPolicyBinding": [
+        (1, "metadata", "m" + META + "ObjectMeta"),
+        (2, "spec", "m" + ADMISSION + "MutatingAdmissionPolicyBindingSpec")],
+    "MutatingAdmissionPolicyBindingSpec": [
+        (1, "policyName", "s"), (2, "paramRef", "m" + ADMISSION + "ParamRef"),
+        (3, "matchResources", "m" + ADMISSION + "MatchResources")],
+    "MutatingAdmissionPolicySpec": [
+        (1, "paramKind", "m" + ADMISSION + "ParamKind"), (2, "matchConstraints", "m" + ADMISSION + "MatchResources"),
+        (3, "variables", "*m" + ADMISSION + "Variable"), (4, "mutations", "*m" + ADMISSION + "Mutation"),
+        (5, "failurePolicy", "s"), (6, "matchConditions", "*m" + ADMISSION + "MatchCondition"),
+        (7, "reinvocationPolicy", "s")],
+    "Mutation": [
+        (2, "patchType", "s"), (3, "applyConfiguration", "m" + ADMISSION + "ApplyConfiguration"),
+        (4, "jsonPatch", "m" + ADMISSION + "JSONPatch")],
+}.items()} | {CORE + name: rows for name, rows in {
     "ClusterTrustBundleProjection": [(6, "user", "i")],
     "ConfigMapVolumeSource": [(5, "defaultUser", "i")],
     "DownwardAPIVolumeFile": [(5, "user", "i")],

@@ -59,6 +59,29 @@ fn maps_bytes_and_times_have_their_json_form() {
 }
 
 #[test]
+fn policies_that_are_younger_than_the_field_numbers_source_are_known() {
+    let patch = [field(2, b"JSONPatch"), field(4, &field(1, b"[]"))].concat();
+    let spec =
+        [field(1, &[field(1, b"v1"), field(2, b"ConfigMap")].concat()), field(4, &patch), field(7, b"Never")];
+    check(
+        "admissionregistration.k8s.io/v1",
+        "MutatingAdmissionPolicy",
+        &[field(1, &field(1, b"p")), field(2, &spec.concat())].concat(),
+        json!({"metadata": {"name": "p"}, "spec": {
+            "paramKind": {"apiVersion": "v1", "kind": "ConfigMap"},
+            "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": "[]"}}],
+            "reinvocationPolicy": "Never"}}),
+    );
+    let spec = [field(1, b"p"), field(2, &field(1, b"x"))].concat();
+    check(
+        "admissionregistration.k8s.io/v1",
+        "MutatingAdmissionPolicyBinding",
+        &field(2, &spec),
+        json!({"spec": {"policyName": "p", "paramRef": {"name": "x"}}}),
+    );
+}
+
+#[test]
 fn int_or_string_follows_its_type() {
     let text = field(4, &[number(1, 1), number(2, 0), field(3, b"http")].concat());
     let whole = field(4, &[number(1, 0), number(2, 80), field(3, b"")].concat());
