@@ -18,7 +18,7 @@ use crate::{
 
 mod yaml;
 
-pub(crate) use yaml::parse as parse_yaml;
+pub(crate) use yaml::{first_duplicate, parse as parse_yaml};
 
 /// No request body is larger, as upstream.
 const LIMIT: usize = 3 << 20;

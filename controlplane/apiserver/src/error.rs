@@ -15,6 +15,8 @@ pub struct ApiError {
     pub message: String,
     /// `details` of the Status; null for none.
     pub details: Value,
+    /// `metadata.continue` of the Status: a token for the rest of an expired list; empty for none.
+    pub rest: String,
 }
 
 /// The outcome of anything that answers a request.
@@ -24,7 +26,7 @@ pub(crate) type Result<T> = std::result::Result<T, ApiError>;
 
 impl ApiError {
     fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
-        Self { code, reason, message: message.into(), details: Value::Null }
+        Self { code, reason, message: message.into(), details: Value::Null, rest: String::new() }
     }
 
     fn of_object(mut self, kind: &Resource, name: &str) -> Self {
@@ -102,6 +104,19 @@ impl ApiError {
 
     pub(crate) fn expired(message: impl Into<String>) -> Self {
         Self::new(410, "Expired", message)
+    }
+
+    /// A list cannot go on at the revision of its first page. `rest` is a token for the rest at the newest revision.
+    pub(crate) fn expired_list(rest: String) -> Self {
+        let mut error = Self::expired(
+            "The provided continue parameter is too old to display a consistent list result. You can start a new list \
+             without the continue parameter, or use the continue token in this response to retrieve the remainder of \
+             the results. Continuing with the provided token results in an inconsistent list - objects that were \
+             created, modified, or deleted between the time the first chunk was returned and now may show up in the \
+             list.",
+        );
+        error.rest = rest;
+        error
     }
 
     pub(crate) fn is_expired(&self) -> bool {
@@ -232,6 +247,9 @@ impl ApiError {
         });
         if self.reason.is_empty() {
             status.as_object_mut().map(|status| status.remove("reason"));
+        }
+        if !self.rest.is_empty() {
+            status["metadata"] = json!({"continue": self.rest});
         }
         if !self.details.is_null() {
             status["details"] = self.details.clone();

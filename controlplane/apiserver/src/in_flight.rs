@@ -85,6 +85,11 @@ impl InFlight {
         Ok(Some(Permit { counts: self.counts.clone(), user: user.name.clone(), kind }))
     }
 
+    /// Read-only and mutating requests in flight.
+    pub(crate) fn total(&self) -> [usize; 2] {
+        lock(&self.counts).total
+    }
+
     /// Memory for a body that comes from the network.
     pub(crate) fn body(&self) -> BodyMemory {
         BodyMemory { bodies: Some(self.bodies.clone()), ..BodyMemory::default() }

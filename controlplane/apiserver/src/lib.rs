@@ -34,6 +34,7 @@ mod in_flight;
 mod list_body;
 mod listen;
 mod media;
+mod metrics;
 mod offload;
 mod quota;
 mod registry;

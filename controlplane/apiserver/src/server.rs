@@ -4,7 +4,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     sync::{Arc, Weak},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -30,6 +30,7 @@ use crate::{
     error::{ApiError, Result},
     freshness, health,
     in_flight::{self, BodyMemory, InFlight},
+    metrics::{self, Metrics},
     quota,
     registry::{Registry, RegistryError},
     reply::{self, Reply},
@@ -175,6 +176,7 @@ pub(crate) struct State {
     /// Held while a request is checked against quotas and committed.
     pub(crate) quota_locks: quota::Locks,
     pub(crate) in_flight: InFlight,
+    pub(crate) metrics: Metrics,
     pub(crate) request_timeout: Duration,
     /// The last usage of each node.
     pub(crate) usage: usage::Samples,
@@ -254,6 +256,7 @@ impl Apiserver {
             allocating: Arc::default(),
             quota_locks: quota::Locks::default(),
             in_flight: InFlight::new(),
+            metrics: Metrics::new(),
             request_timeout: config.request_timeout,
             usage: usage::Samples::default(),
             shutdown,
@@ -297,6 +300,7 @@ impl Apiserver {
         B: http_body::Body<Data = Bytes>,
         B::Error: std::fmt::Display,
     {
+        let began = Instant::now();
         let upgrade = hyper::upgrade::on(&mut request);
         let (parts, body) = request.into_parts();
         let info = RequestInfo::parse(&parts.method, &parts.uri);
@@ -307,6 +311,7 @@ impl Apiserver {
         };
         let record = self.record(&parts, &info, caller.as_ref().ok()).await;
         let is_long = in_flight::is_long_running(&info);
+        let counted = metrics::Request::of(&info, &parts.headers, &self.state.registry.load(), is_long);
         let incoming = Incoming {
             method: parts.method,
             headers: parts.headers,
@@ -321,6 +326,7 @@ impl Apiserver {
             Err(error) => Err(error),
         };
         let reply = outcome.unwrap_or_else(|error| reply::failure(&error));
+        self.state.metrics.answered(&counted, reply.status().as_u16(), began.elapsed());
         match record {
             Some(record) => record.respond(reply, is_long).await,
             None => reply,
@@ -426,6 +432,9 @@ impl Apiserver {
         }
         let Some(resource) = info.resource.clone() else {
             if let Some(reply) = health::find(state, &info) {
+                return Ok(reply);
+            }
+            if let Some(reply) = metrics::find(state, &info) {
                 return Ok(reply);
             }
             if let Some(reply) = backup::find(state, &info)? {

@@ -40,12 +40,30 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed> {
         ApiError::bad_request(format!("error converting YAML to JSON: {error}"))
     };
     let text = std::str::from_utf8(bytes).map_err(|error| ApiError::bad_request(error.to_string()))?;
-    let left = Cell::new(bytes.len().saturating_mul(2).max(MIN_EXPANSION));
+    let left = Cell::new(expansion(bytes));
     let document = serde_yaml_ng::Deserializer::from_str(text);
     let duplicates = RefCell::new(Vec::new());
-    let tree = Tree { left: &left, duplicates: &duplicates, path: &Path::Root };
+    let tree = Tree { left: &left, duplicates: &duplicates, path: &Path::Root, only_first: false };
     let value = tree.deserialize(document).map_err(invalid)?;
     Ok(Parsed { value, duplicates: duplicates.into_inner(), keys: Vec::new() })
+}
+
+/// The first duplicate key of a document that [`parse`] has accepted, with its line, in the words of upstream's parser:
+/// `line 9: key "foo" already set in map`.
+pub(crate) fn first_duplicate(bytes: &[u8]) -> Option<String> {
+    let left = Cell::new(expansion(bytes));
+    let duplicates = RefCell::new(Vec::new());
+    let tree = Tree { left: &left, duplicates: &duplicates, path: &Path::Root, only_first: true };
+    let document = serde_yaml_ng::Deserializer::from_slice(bytes);
+    let error = tree.deserialize(document).err()?;
+    let key = duplicates.borrow_mut().pop()?;
+    let line = error.location().map_or(0, |place| place.line());
+    Some(format!("line {line}: key {key:?} already set in map"))
+}
+
+/// Bytes to which aliases may expand a document.
+fn expansion(bytes: &[u8]) -> usize {
+    bytes.len().saturating_mul(2).max(MIN_EXPANSION)
 }
 
 /// The position of a value in the document, as a chain on the stack.
@@ -72,6 +90,39 @@ struct Tree<'a> {
     left: &'a Cell<usize>,
     duplicates: &'a RefCell<Vec<String>>,
     path: &'a Path<'a>,
+    /// Ends with an error at the first duplicate key, which is then the only one recorded.
+    only_first: bool,
+}
+
+/// Reads a key of a map.
+struct Key<'a> {
+    tree: Tree<'a>,
+    map: &'a Map<String, Value>,
+}
+
+impl<'de> DeserializeSeed<'de> for Key<'_> {
+    type Value = String;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<String, D::Error> {
+        deserializer.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for Key<'_> {
+    type Value = String;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a key")
+    }
+
+    fn visit_str<E: Error>(self, name: &str) -> std::result::Result<String, E> {
+        self.tree.spend(name.len())?;
+        if self.tree.only_first && self.map.contains_key(name) {
+            self.tree.duplicates.borrow_mut().push(name.to_owned());
+            return Err(E::custom("duplicate key"));
+        }
+        Ok(name.to_owned())
+    }
 }
 
 impl Tree<'_> {
@@ -141,8 +192,7 @@ impl<'de> Visitor<'de> for Tree<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> std::result::Result<Value, A::Error> {
         self.spend(0)?;
         let mut map = Map::new();
-        while let Some(name) = entries.next_key::<String>()? {
-            self.spend(name.len())?;
+        while let Some(name) = entries.next_key_seed(Key { tree: self, map: &map })? {
             let path = Path::Field(self.path, &name);
             let value = entries.next_value_seed(Tree { path: &path, ..self })?;
             if map.contains_key(&name) && self.duplicates.borrow().len() < MAX_DUPLICATES {
@@ -193,6 +243,15 @@ mod tests {
         assert_eq!(parsed.value, json!({"spec": {"z": 2, "a": [{"b": 2}]}, "kind": "B"}));
         let many = "a: 1\n".repeat(1000);
         assert_eq!(parse(many.as_bytes()).unwrap().duplicates.len(), MAX_DUPLICATES);
+    }
+
+    #[test]
+    fn the_first_duplicate_key_has_a_line() {
+        let line = |text: &str| first_duplicate(text.as_bytes());
+        assert_eq!(line("a: 1\nb:\n  c: 1\n  a: 2\n"), None);
+        let text = "\na: 1\nb:\n- c: 1\n  d: |\n    x\n    y\n  c: 2\na: 1\n";
+        assert_eq!(line(text).unwrap(), "line 8: key \"c\" already set in map");
+        assert_eq!(line("{\"a\": 1,\n\"a\": 2}").unwrap(), "line 2: key \"a\" already set in map");
     }
 
     #[test]

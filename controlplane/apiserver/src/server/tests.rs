@@ -21,6 +21,7 @@ mod impersonation;
 mod joining;
 mod list;
 mod load;
+mod metrics;
 mod pod_security;
 mod policy;
 mod quota;

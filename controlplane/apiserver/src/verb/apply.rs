@@ -84,7 +84,7 @@ fn declared(call: &Call, parsed: &Parsed, expected: &Expected<'_>) -> Result<()>
 
 /// The configuration of the body, with warnings about unknown fields.
 fn config(call: &Call) -> Result<(Value, Vec<String>)> {
-    let parsed: Parsed = body::parse_yaml(&call.body)
+    let mut parsed: Parsed = body::parse_yaml(&call.body)
         .map_err(|error| ApiError::bad_request(format!("error decoding YAML: {}", error.message)))?;
     if !parsed.value["metadata"]["managedFields"].is_null() {
         return Err(ApiError::bad_request("metadata.managedFields must be nil"));
@@ -100,7 +100,19 @@ fn config(call: &Call) -> Result<(Value, Vec<String>)> {
     if call.kind.patch_definition().is_none() {
         declared(call, &parsed, &expected)?;
     }
-    let (mut config, warnings) = body::check(parsed, &expected, call.validation()?)?;
+    let validation = call.validation()?;
+    let duplicate = match validation {
+        _ if std::mem::take(&mut parsed.duplicates).is_empty() => None,
+        FieldValidation::Ignore => None,
+        _ => body::first_duplicate(&call.body),
+    };
+    let duplicate =
+        duplicate.map(|line| format!("error converting YAML to JSON: yaml: unmarshal errors:\n  {line}"));
+    if let (Some(duplicate), FieldValidation::Strict) = (&duplicate, validation) {
+        return Err(ApiError::bad_request(format!("error strict decoding YAML: {duplicate}")));
+    }
+    let (mut config, mut warnings) = body::check(parsed, &expected, validation)?;
+    warnings.extend(duplicate);
     create::place(call, &mut config)?;
     let name = text(&config, "name").to_owned();
     if !name.is_empty() && name != call.resource.name {

@@ -18,17 +18,26 @@ use crate::{
     verb::version_fields,
 };
 
+/// Lifetime in seconds of the tokens of pages: upstream compacts its history at this interval.
+const LIFETIME: u64 = 300;
+
 /// Where the next page starts and as of which revision.
-#[derive(serde::Serialize, serde::Deserialize)]
+#[derive(Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 struct Continue {
+    /// 0 for the newest revision: the list is not consistent.
     rv: u64,
     start: String,
+    /// When the first page was made, in seconds since 1970. A token of the newest revision does not expire.
+    #[serde(default)]
+    issued: u64,
 }
 
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let mut scope = scope(call)?;
     let fields = version_fields::take(&call.kind, &mut scope);
-    let (mut objects, revision) = snapshot(call, &scope)?;
+    let earlier = token(call)?;
+    let issued = earlier.as_ref().filter(|token| token.rv != 0).map_or_else(now, |token| token.issued);
+    let (mut objects, revision) = snapshot(call, &scope, earlier)?;
     if let Some(fields) = fields {
         objects.retain(|object| scope.selects(&call.kind, object));
         objects = version_fields::select(&call.kind, &fields, objects).await?;
@@ -43,9 +52,8 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
             continue;
         }
         if page.len() == limit {
-            let next = Continue { rv: revision, start: object.key.to_string() };
-            let token = serde_json::to_vec(&next).map_err(ApiError::internal)?;
-            meta["continue"] = BASE64_URL_SAFE_NO_PAD.encode(token).into();
+            let next = Continue { rv: revision, start: object.key.to_string(), issued };
+            meta["continue"] = next.encode()?.into();
             if scope.is_plain() {
                 meta["remainingItemCount"] = (candidates.len() + 1).into();
             }
@@ -81,25 +89,24 @@ pub(crate) fn scope_of(call: &Call, kind: &Resource) -> Result<Scope> {
 }
 
 /// The objects of the scope's prefix, from the page's start on, and the revision they are of.
-fn snapshot(call: &Call, scope: &Scope) -> Result<(Vec<Arc<Object>>, u64)> {
+fn snapshot(call: &Call, scope: &Scope, earlier: Option<Continue>) -> Result<(Vec<Arc<Object>>, u64)> {
     let query = &call.info.query;
-    let token = query.get("continue");
     let cache = &call.state.cache;
-    if !token.is_empty() {
-        let next = parse_token(token)?;
-        let mut objects =
-            cache.of(&call.kind)?.lock().under_at(&scope.prefix, next.rv).map_err(|_expired| {
-                ApiError::expired(
-                    "The provided continue parameter is too old to display a consistent list result. \
-                 You must start a new list without the continue parameter.",
-                )
-            })?;
-        objects.retain(|object| *object.key >= *next.start);
-        return Ok((objects, next.rv));
-    }
     let collection = cache.of(&call.kind)?;
     let objects = collection.lock();
     let newest = cache.revision().max(objects.newest());
+    if let Some(token) = earlier {
+        let (found, revision) = match token.rv {
+            0 => (objects.under(&scope.prefix).cloned().collect(), newest),
+            _ if token.is_expired(now()) => return Err(ApiError::expired_list(token.inconsistent()?)),
+            rv => match objects.under_at(&scope.prefix, rv) {
+                Ok(found) => (found, rv),
+                Err(_expired) => return Err(ApiError::expired_list(token.inconsistent()?)),
+            },
+        };
+        let rest = found.into_iter().filter(|object| *object.key >= *token.start);
+        return Ok((rest.collect(), revision));
+    }
     match (revision(query.get("resourceVersion"))?, query.get("resourceVersionMatch")) {
         (None, "") => {}
         (None, _) => {
@@ -142,7 +149,56 @@ pub(crate) fn revision(text: &str) -> Result<Option<u64>> {
     })
 }
 
-fn parse_token(token: &str) -> Result<Continue> {
-    let bytes = BASE64_URL_SAFE_NO_PAD.decode(token).unwrap_or_default();
-    serde_json::from_slice(&bytes).map_err(|_malformed| ApiError::bad_request("continue key is not valid"))
+/// The token of the query.
+fn token(call: &Call) -> Result<Option<Continue>> {
+    match call.info.query.get("continue") {
+        "" => Ok(None),
+        text => Continue::decode(text).map(Some),
+    }
+}
+
+/// The present in seconds since 1970.
+fn now() -> u64 {
+    u64::try_from(jiff::Timestamp::now().as_second()).unwrap_or(0)
+}
+
+// === impl Continue ===
+
+impl Continue {
+    fn decode(text: &str) -> Result<Self> {
+        let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).unwrap_or_default();
+        serde_json::from_slice(&bytes)
+            .map_err(|_malformed| ApiError::bad_request("continue key is not valid"))
+    }
+
+    fn encode(&self) -> Result<String> {
+        let bytes = serde_json::to_vec(self).map_err(ApiError::internal)?;
+        Ok(BASE64_URL_SAFE_NO_PAD.encode(bytes))
+    }
+
+    fn is_expired(&self, now: u64) -> bool {
+        now.saturating_sub(self.issued) > LIFETIME
+    }
+
+    /// The token for the same place at the newest revision.
+    fn inconsistent(&self) -> Result<String> {
+        Self { rv: 0, start: self.start.clone(), issued: 0 }.encode()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_expired_token_is_replaced_by_one_of_the_newest_revision() {
+        let token = Continue { rv: 7, start: "/pods/a".to_owned(), issued: 1000 };
+        assert_eq!(Continue::decode(&token.encode().unwrap()).unwrap(), token);
+        assert!(!token.is_expired(1000 + LIFETIME) && token.is_expired(1001 + LIFETIME));
+        // A clock that was set back.
+        assert!(!token.is_expired(1));
+        let next = Continue::decode(&token.inconsistent().unwrap()).unwrap();
+        assert_eq!((next.rv, &*next.start), (0, "/pods/a"));
+        assert_eq!(Continue::decode("e30").unwrap_err().code, 400);
+    }
 }

@@ -1,0 +1,52 @@
+//! `/metrics`.
+
+use super::*;
+
+async fn metrics(server: &Fixture) -> String {
+    let answer = server.get("/metrics").await;
+    assert_eq!(answer.code, 200);
+    answer.body.as_str().unwrap().to_owned()
+}
+
+/// The value of the metric with these labels, in any order.
+fn value(text: &str, name: &str, labels: &[&str]) -> Option<f64> {
+    let mut lines = text.lines().filter(|line| line.starts_with(&format!("{name}{{")));
+    let line = lines.find(|line| labels.iter().all(|label| line.contains(label)))?;
+    line.rsplit(' ').next()?.parse().ok()
+}
+
+#[tokio::test]
+async fn requests_and_objects_are_counted_with_upstreams_names() {
+    let server = Fixture::new().await;
+    server.post(PODS, pod("p")).await;
+    server.get(&format!("{PODS}/p")).await;
+    server.get(&format!("{PODS}/q")).await;
+    server.get(PODS).await;
+    let text = metrics(&server).await;
+    let count = |labels: &[&str]| value(&text, "apiserver_request_total", labels);
+    let of_pods = |verb, scope, code| count(&["version=\"v1\"", "resource=\"pods\"", verb, scope, code]);
+    assert_eq!(of_pods("verb=\"POST\"", "scope=\"namespace\"", "code=\"201\""), Some(1.0));
+    assert_eq!(of_pods("verb=\"GET\"", "scope=\"resource\"", "code=\"200\""), Some(1.0));
+    assert_eq!(of_pods("verb=\"GET\"", "scope=\"resource\"", "code=\"404\""), Some(1.0));
+    assert_eq!(of_pods("verb=\"LIST\"", "scope=\"namespace\"", "code=\"200\""), Some(1.0));
+    let took =
+        value(&text, "apiserver_request_duration_seconds_count", &["verb=\"GET\"", "resource=\"pods\""]);
+    assert_eq!(took, Some(2.0));
+    assert_eq!(value(&text, "apiserver_resource_objects", &["group=\"\"", "resource=\"pods\""]), Some(1.0));
+    assert!(text.contains("process_resident_memory_bytes "), "{text}");
+    assert_eq!(
+        value(&text, "apiserver_current_inflight_requests", &["request_kind=\"readOnly\""]),
+        Some(0.0)
+    );
+}
+
+#[tokio::test]
+async fn a_request_cannot_make_labels_and_anonymous_clients_read_none() {
+    let server = Fixture::new().await;
+    for path in ["/apis/evil.example/v1/evils/a", "/api/v1/namespaces/default/pods/a/evil", "/evil"] {
+        server.get(path).await;
+    }
+    assert!(!metrics(&server).await.contains("evil"));
+    let anonymous = User::new("system:anonymous", &["system:unauthenticated"]);
+    assert_eq!(server.get_as(anonymous, "/metrics").await.code, 403);
+}
