@@ -176,6 +176,8 @@ def selected(specs, options, record):
     unknown = chosen - set(specs)
     if unknown:
         sys.exit(f"conformance: ci.txt names specs that the suite does not have: {sorted(unknown)}")
+    if options.spec:
+        chosen = {name for name in chosen if any(text in name for text in options.spec)}
     if options.recorded:
         chosen = {name for name in chosen if record.get(name) == "passed"}
     return sorted(chosen - set(exceptions()))
@@ -186,6 +188,7 @@ def arguments():
     parser.add_argument("binaries", type=pathlib.Path, help="the folder that `build` prints")
     parser.add_argument("groups", nargs="*", metavar="GROUP", help="ci, or groups of the suite; default: all")
     parser.add_argument("--recorded", action="store_true", help="only specs that passed when the record was written")
+    parser.add_argument("--spec", action="append", metavar="TEXT", help="only specs with this text in their name; repeatable")
     parser.add_argument("--record", action="store_true", help="write the outcome to specs.txt")
     parser.add_argument("--again", action="store_true", help="also specs that have a result of this binary")
     parser.add_argument("--processes", type=int, default=6, help="specs at the same time; default 6")
@@ -218,4 +221,5 @@ def main():
     sys.exit(1 if regressions and not options.record else 0)
 
 
-main()
+if __name__ == "__main__":
+    main()
