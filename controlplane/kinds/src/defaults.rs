@@ -41,6 +41,13 @@ fn fill(map: &mut Map<String, Value>, name: &str, value: impl Into<Value>) {
     }
 }
 
+/// Sets a field that is absent or null. In Go it is a pointer, so that an empty text is a value, and an invalid one.
+fn fill_absent(map: &mut Map<String, Value>, name: &str, value: impl Into<Value>) {
+    if map.get(name).is_none_or(Value::is_null) {
+        map.insert(name.to_owned(), value.into());
+    }
+}
+
 /// The object in a field, created if absent. None if the field has another type.
 fn child<'a>(parent: &'a mut Value, name: &str) -> Option<&'a mut Map<String, Value>> {
     parent.as_object_mut().and_then(|map| child_of(map, name))

@@ -40,7 +40,9 @@ fn is_word(text: &str) -> bool {
 
 /// Checks a DNS label (RFC 1123), at most 63 bytes.
 pub fn dns1123_label(text: &str) -> Vec<String> {
-    problems([(text.len() > 63, too_long(63)), (!is_label(text), LABEL.to_owned())])
+    let dotted = text.split('.').all(is_label);
+    let problem = if dotted { "must not contain dots" } else { LABEL };
+    problems([(text.len() > 63, too_long(63)), (!is_label(text), problem.to_owned())])
 }
 
 /// Checks a DNS subdomain (RFC 1123): labels joined by dots, at most 253 bytes in total.
@@ -118,7 +120,7 @@ pub fn port_name(text: &str) -> Vec<String> {
     let known = text.bytes().all(|byte| is_lower(byte) || byte == b'-');
     problems([
         (text.len() > 15, "must be no more than 15 characters long".to_owned()),
-        (!known, "must contain only alphanumeric characters (a-z, 0-9), and hyphens (-)".to_owned()),
+        (!known, "must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)".to_owned()),
         (
             !text.bytes().any(|byte| byte.is_ascii_lowercase()),
             "must contain at least one letter (a-z)".to_owned(),

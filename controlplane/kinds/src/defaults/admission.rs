@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{child_of, each, fill, present};
+use super::{child_of, each, fill, fill_absent, present};
 
 pub(crate) fn validating(object: &mut Value) {
     let Some(object) = object.as_object_mut() else { return };
@@ -13,12 +13,12 @@ pub(crate) fn mutating(object: &mut Value) {
     let Some(object) = object.as_object_mut() else { return };
     for hook in each(object, "webhooks") {
         webhook(hook);
-        fill(hook, "reinvocationPolicy", "Never");
+        fill_absent(hook, "reinvocationPolicy", "Never");
     }
 }
 
 fn webhook(hook: &mut Map<String, Value>) {
-    fill(hook, "failurePolicy", "Fail");
+    fill_absent(hook, "failurePolicy", "Fail");
     fill(hook, "matchPolicy", "Equivalent");
     fill(hook, "timeoutSeconds", 10);
     child_of(hook, "namespaceSelector");
@@ -51,7 +51,7 @@ pub(crate) fn binding(object: &mut Value) {
 
 fn policy(object: &mut Value) {
     let Some(spec) = object.as_object_mut().and_then(|object| present(object, "spec")) else { return };
-    fill(spec, "failurePolicy", "Fail");
+    fill_absent(spec, "failurePolicy", "Fail");
     if let Some(constraints) = present(spec, "matchConstraints") {
         match_resources(constraints);
     }

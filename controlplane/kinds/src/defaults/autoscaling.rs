@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{child, child_of, fill, present};
+use super::{child, child_of, fill, fill_absent, present};
 
 /// Sets the defaults of an autoscaler of v1. Its metrics get their default when it is converted to v2.
 pub(crate) fn autoscaler_v1(object: &mut Value) {
@@ -35,6 +35,6 @@ pub(crate) fn autoscaler(object: &mut Value) {
 }
 
 fn rules(rules: &mut Map<String, Value>, policies: Value) {
-    fill(rules, "selectPolicy", "Max");
+    fill_absent(rules, "selectPolicy", "Max");
     fill(rules, "policies", policies);
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{child, child_of, each, fill, pod, present};
+use super::{child, child_of, each, fill, fill_absent, pod, present};
 
 /// Sets the defaults of a Job.
 pub(crate) fn job(object: &mut Value) {
@@ -47,7 +47,7 @@ fn job_spec(spec: &mut Map<String, Value>) {
     fill(spec, "completionMode", "NonIndexed");
     fill(spec, "suspend", false);
     let replacement = if absent(spec, "podFailurePolicy") { "TerminatingOrFailed" } else { "Failed" };
-    fill(spec, "podReplacementPolicy", replacement);
+    fill_absent(spec, "podReplacementPolicy", replacement);
     fill(spec, "manualSelector", false);
     policies(spec);
     if let Some(template) = child_of(spec, "template") {

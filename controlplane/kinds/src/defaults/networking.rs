@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{child, child_of, each, fill};
+use super::{child, child_of, each, fill, fill_absent};
 
 /// Sets the defaults of a NetworkPolicy.
 pub(crate) fn network_policy(object: &mut Value) {
@@ -10,7 +10,7 @@ pub(crate) fn network_policy(object: &mut Value) {
     for rules in ["ingress", "egress"] {
         for rule in each(spec, rules) {
             for port in each(rule, "ports") {
-                fill(port, "protocol", "TCP");
+                fill_absent(port, "protocol", "TCP");
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Namespaces, nodes, secrets.
 
 use base64::Engine;
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 use super::{child, child_of, fill};
 
@@ -22,10 +22,28 @@ pub(crate) fn namespace(object: &mut Value) {
 
 /// allocatable defaults to capacity until the agent writes it.
 pub(crate) fn node(object: &mut Value) {
-    child(object, "spec");
+    if let Some(spec) = child(object, "spec") {
+        pod_ranges(spec);
+    }
     let Some(status) = child(object, "status") else { return };
     if let (None, Some(capacity)) = (status.get("allocatable"), status.get("capacity").cloned()) {
         status.insert("allocatable".to_owned(), capacity);
+    }
+}
+
+/// Makes `podCIDR` the first of `podCIDRs`, as upstream's conversion: the older field wins if they differ.
+fn pod_ranges(spec: &mut Map<String, Value>) {
+    let one =
+        spec.get("podCIDR").filter(|range| range.as_str().is_some_and(|range| !range.is_empty())).cloned();
+    let first = spec.get("podCIDRs").and_then(|list| list.get(0)).cloned();
+    match (one, first) {
+        (Some(one), first) if first.as_ref() != Some(&one) => {
+            spec.insert("podCIDRs".to_owned(), json!([one]));
+        }
+        (None, Some(first)) => {
+            spec.insert("podCIDR".to_owned(), first);
+        }
+        _ => {}
     }
 }
 

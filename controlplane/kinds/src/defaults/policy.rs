@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{child, child_of, each, fill};
+use super::{child, child_of, each, fill_absent};
 
 /// Completes each limit of containers. Source: `SetDefaults_LimitRangeItem`.
 pub(crate) fn limit_range(object: &mut Value) {
@@ -30,6 +30,6 @@ fn copy_missing(limit: &mut Map<String, Value>, from: &str, to: &str) {
 
 pub(crate) fn priority_class(object: &mut Value) {
     if let Some(object) = object.as_object_mut() {
-        fill(object, "preemptionPolicy", "PreemptLowerPriority");
+        fill_absent(object, "preemptionPolicy", "PreemptLowerPriority");
     }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{child, child_of, each, fill};
+use super::{child, child_of, each, fill, fill_absent};
 
 /// Sets the defaults of a Service.
 pub(crate) fn service(object: &mut Value) {
@@ -19,18 +19,20 @@ pub(crate) fn service(object: &mut Value) {
             fill(client, "timeoutSeconds", 10_800);
         }
     }
-    if matches!(kind.as_str(), "NodePort" | "LoadBalancer") {
+    let has_addresses =
+        spec.get("externalIPs").and_then(Value::as_array).is_some_and(|list| !list.is_empty());
+    if matches!(kind.as_str(), "NodePort" | "LoadBalancer") || (kind == "ClusterIP" && has_addresses) {
         fill(spec, "externalTrafficPolicy", "Cluster");
     }
     if matches!(kind.as_str(), "ClusterIP" | "NodePort" | "LoadBalancer") {
-        fill(spec, "internalTrafficPolicy", "Cluster");
+        fill_absent(spec, "internalTrafficPolicy", "Cluster");
     }
     if kind == "LoadBalancer" {
         fill(spec, "allocateLoadBalancerNodePorts", true);
     }
     for port in each(spec, "ports") {
         fill(port, "protocol", "TCP");
-        let number = port.get("port").cloned().unwrap_or_default();
+        let number = port.get("port").filter(|port| !port.is_null()).cloned().unwrap_or_else(|| 0.into());
         // Go clients write 0 for an absent port.
         if port.get("targetPort").is_none_or(|target| target.is_null() || *target == 0 || target == "") {
             port.insert("targetPort".to_owned(), number);
@@ -56,6 +58,6 @@ pub(crate) fn endpoint_slice(object: &mut Value) {
     let Some(map) = object.as_object_mut() else { return };
     for port in each(map, "ports") {
         port.entry("name").or_insert_with(|| "".into());
-        fill(port, "protocol", "TCP");
+        fill_absent(port, "protocol", "TCP");
     }
 }

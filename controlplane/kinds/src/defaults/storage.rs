@@ -2,13 +2,13 @@
 
 use serde_json::{Value, json};
 
-use super::{child, child_of, fill, present};
+use super::{child, child_of, fill, fill_absent, present};
 
 /// Sets the defaults of a PersistentVolume.
 pub(crate) fn volume(object: &mut Value) {
     let Some(spec) = child(object, "spec") else { return };
     fill(spec, "persistentVolumeReclaimPolicy", "Retain");
-    fill(spec, "volumeMode", "Filesystem");
+    fill_absent(spec, "volumeMode", "Filesystem");
     if let Some(path) = present(spec, "hostPath") {
         path.entry("type").or_insert_with(|| "".into());
     }
@@ -27,7 +27,7 @@ pub(crate) fn claim(object: &mut Value) {
 /// Sets the defaults of a claim, also of one in a stateful set.
 pub(super) fn claim_of(object: &mut serde_json::Map<String, Value>) {
     if let Some(spec) = child_of(object, "spec") {
-        fill(spec, "volumeMode", "Filesystem");
+        fill_absent(spec, "volumeMode", "Filesystem");
     }
     if let Some(status) = child_of(object, "status") {
         fill(status, "phase", "Pending");
@@ -38,7 +38,7 @@ pub(super) fn claim_of(object: &mut serde_json::Map<String, Value>) {
 pub(crate) fn class(object: &mut Value) {
     if let Some(object) = object.as_object_mut() {
         fill(object, "reclaimPolicy", "Delete");
-        fill(object, "volumeBindingMode", "Immediate");
+        fill_absent(object, "volumeBindingMode", "Immediate");
     }
 }
 
@@ -48,7 +48,7 @@ pub(crate) fn csi_driver(object: &mut Value) {
     fill(spec, "attachRequired", true);
     fill(spec, "podInfoOnMount", false);
     fill(spec, "storageCapacity", false);
-    fill(spec, "fsGroupPolicy", "ReadWriteOnceWithFSType");
+    fill_absent(spec, "fsGroupPolicy", "ReadWriteOnceWithFSType");
     fill(spec, "requiresRepublish", false);
     fill(spec, "seLinuxMount", false);
     let modes = spec.get("volumeLifecycleModes").and_then(Value::as_array);

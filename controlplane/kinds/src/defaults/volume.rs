@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{child_of, each, fill, present};
+use super::{child_of, each, fill, fill_absent, present};
 
 /// Default file mode: 0644.
 const MODE: i64 = 0o644;
@@ -43,7 +43,7 @@ pub(super) fn volume(volume: &mut Map<String, Value>) {
     }
     let claim = present(volume, "ephemeral").and_then(|ephemeral| present(ephemeral, "volumeClaimTemplate"));
     if let Some(spec) = claim.and_then(|claim| present(claim, "spec")) {
-        fill(spec, "volumeMode", "Filesystem");
+        fill_absent(spec, "volumeMode", "Filesystem");
     }
 }
 

@@ -17,7 +17,7 @@ pub(crate) fn mutating(causes: &mut Causes, object: &Value, old: Option<&Value>)
     webhooks(causes, object, old);
     for (index, hook) in items(&object["webhooks"]) {
         let path = Path::root("webhooks").index(index).field("reinvocationPolicy");
-        causes.one_of(&path, &hook["reinvocationPolicy"], &["IfNeeded", "Never"]);
+        causes.optional_word(&path, &hook["reinvocationPolicy"], &["IfNeeded", "Never"]);
     }
 }
 
@@ -43,8 +43,8 @@ fn webhook(causes: &mut Causes, path: &Path, hook: &Value) {
     for (index, one) in items(&hook["rules"]) {
         rule(causes, &path.field("rules").index(index), one);
     }
-    causes.one_of(&path.field("failurePolicy"), &hook["failurePolicy"], &["Fail", "Ignore"]);
-    causes.one_of(&path.field("matchPolicy"), &hook["matchPolicy"], &["Equivalent", "Exact"]);
+    causes.optional_word(&path.field("failurePolicy"), &hook["failurePolicy"], &["Fail", "Ignore"]);
+    causes.optional_word(&path.field("matchPolicy"), &hook["matchPolicy"], &["Equivalent", "Exact"]);
     match hook["sideEffects"].as_str() {
         None => causes.required(&path.field("sideEffects"), "must specify one of None, NoneOnDryRun"),
         Some("None" | "NoneOnDryRun") => {}

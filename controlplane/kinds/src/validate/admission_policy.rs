@@ -108,7 +108,7 @@ pub(crate) fn mutating_binding(causes: &mut Causes, object: &Value, _old: Option
 /// What policies of both sorts have. None if the variables are too many to compile.
 fn common(causes: &mut Causes, spec: &Value, old: Option<&Value>) -> Option<Expressions> {
     let path = Path::root("spec");
-    causes.one_of(&path.field("failurePolicy"), &spec["failurePolicy"], &["Fail", "Ignore"]);
+    causes.optional_word(&path.field("failurePolicy"), &spec["failurePolicy"], &["Fail", "Ignore"]);
     let has_params = spec["paramKind"].is_object();
     if has_params {
         param_kind(causes, &path.field("paramKind"), &spec["paramKind"]);

@@ -3,10 +3,12 @@
 use coracle_values::Quantity;
 use serde_json::Value;
 
-use super::{Causes, Path, format, items, text};
+use super::{Causes, Path, format, items, resources, text};
 
 const LONGEST_WINDOW: i64 = 3600;
 const LONGEST_PERIOD: i64 = 1800;
+/// The kind of the core group that has a scale.
+const CORE_SCALE: &str = "ReplicationController";
 /// Types of metrics, and the field of each.
 const SOURCES: [(&str, &str); 5] = [
     ("ContainerResource", "containerResource"),
@@ -64,9 +66,12 @@ fn reference(causes: &mut Causes, path: &Path, reference: &Value) {
         }
     }
     let version = text(&reference["apiVersion"]);
+    let shown = Value::from(version);
     if version.matches('/').count() > 1 {
         let detail = format!("unexpected GroupVersion string: {version}");
-        causes.invalid(&path.field("apiVersion"), &reference["apiVersion"], &detail);
+        causes.invalid(&path.field("apiVersion"), &shown, &detail);
+    } else if !version.contains('/') && reference["kind"] != CORE_SCALE {
+        causes.invalid(&path.field("apiVersion"), &shown, "apiVersion must specify API group");
     }
 }
 
@@ -112,19 +117,7 @@ fn source(causes: &mut Causes, path: &Path, kind: &str, source: &Value) {
                 causes.format(&here, name, format::path_segment(name));
             }
         }
-        _ => {
-            if text(&source["name"]).is_empty() {
-                causes.required(&path.field("name"), "must specify a resource name");
-            }
-            if kind == "containerResource" {
-                let (here, name) = (path.field("container"), text(&source["container"]));
-                if name.is_empty() {
-                    causes.required(&here, "must specify a container");
-                } else {
-                    causes.format(&here, name, format::dns1123_label(name));
-                }
-            }
-        }
+        _ => resource_source(causes, path, kind, source),
     }
     let path = path.field("target");
     self::target(causes, &path, target);
@@ -156,6 +149,22 @@ fn source(causes: &mut Causes, path: &Path, kind: &str, source: &Value) {
             _ => {}
         },
         _ => {}
+    }
+}
+
+/// Checks the name of a resource metric, and the container of one that has a container.
+fn resource_source(causes: &mut Causes, path: &Path, kind: &str, source: &Value) {
+    let has_container = kind == "containerResource";
+    match text(&source["name"]) {
+        "" => causes.required(&path.field("name"), "must specify a resource name"),
+        name if has_container => resources::container_name(causes, &path.field("name"), name),
+        _ => {}
+    }
+    if has_container {
+        match text(&source["container"]) {
+            "" => causes.required(&path.field("container"), "must specify a container"),
+            name => causes.format(&path.field("container"), name, format::dns1123_label(name)),
+        }
     }
 }
 

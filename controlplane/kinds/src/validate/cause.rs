@@ -19,6 +19,9 @@ pub struct Cause {
 #[derive(Clone, Debug)]
 pub struct Path(String);
 
+/// What an absent text is in messages.
+static EMPTY: Value = Value::String(String::new());
+
 /// Collects violations.
 #[derive(Debug, Default)]
 pub struct Causes {
@@ -71,6 +74,11 @@ impl Causes {
         self.list.is_empty()
     }
 
+    /// Number of violations.
+    pub fn count(&self) -> usize {
+        self.list.len()
+    }
+
     /// The violations in the order of their discovery.
     pub fn into_list(self) -> Vec<Cause> {
         self.list
@@ -94,6 +102,7 @@ impl Causes {
     /// Adds: a value is not one of the supported values.
     pub fn unsupported(&mut self, path: &Path, value: &Value, supported: &[&str]) {
         let known: Vec<String> = supported.iter().map(|word| format!("{word:?}")).collect();
+        let value = if value.is_null() { &EMPTY } else { value };
         let message = format!("Unsupported value: {value}: supported values: {}", known.join(", "));
         self.add("FieldValueNotSupported", path, message);
     }
@@ -125,6 +134,13 @@ impl Causes {
             None | Some("") => self.required(path, ""),
             Some(word) if supported.contains(&word) => {}
             Some(_) => self.unsupported(path, value, supported),
+        }
+    }
+
+    /// Checks that a value is one of the supported words, if it is present. An empty value is not supported.
+    pub fn optional_word(&mut self, path: &Path, value: &Value, supported: &[&str]) {
+        if value.as_str().is_some_and(|word| !supported.contains(&word)) {
+            self.unsupported(path, value, supported);
         }
     }
 

@@ -70,8 +70,10 @@ fn ordinary(causes: &mut Causes, path: &Path, container: &Value) {
 fn init(causes: &mut Causes, path: &Path, container: &Value) {
     match text(&container["restartPolicy"]) {
         "Always" => return probe::all(causes, path, container),
-        "" => {}
-        _ => causes.unsupported(&path.field("restartPolicy"), &container["restartPolicy"], &["Always"]),
+        _ => {
+            let policies = &["Always", "Never", "OnFailure"];
+            causes.optional_word(&path.field("restartPolicy"), &container["restartPolicy"], policies);
+        }
     }
     for name in ["lifecycle", "livenessProbe", "readinessProbe", "startupProbe"] {
         if !container[name].is_null() {
@@ -125,8 +127,9 @@ fn mounts(causes: &mut Causes, path: &Path, container: &Value, volumes: &Volumes
         let (name, at) = (text(&mount["name"]), text(&mount["mountPath"]));
         if name.is_empty() {
             causes.required(&here.field("name"), "");
-        } else if !volumes.contains(name) {
-            causes.not_found(&here.field("name"), &mount["name"]);
+        }
+        if !volumes.contains(name) {
+            causes.not_found(&here.field("name"), &name.into());
         }
         if at.is_empty() {
             causes.required(&here.field("mountPath"), "");
@@ -146,7 +149,7 @@ fn mounts(causes: &mut Causes, path: &Path, container: &Value, volumes: &Volumes
         let propagation = &mount["mountPropagation"];
         if !propagation.is_null() {
             let path = here.field("mountPropagation");
-            causes.one_of(&path, propagation, &["Bidirectional", "HostToContainer", "None"]);
+            causes.optional_word(&path, propagation, &["Bidirectional", "HostToContainer", "None"]);
             if propagation == "Bidirectional" && container["securityContext"]["privileged"] != true {
                 causes.forbidden(
                     &path,

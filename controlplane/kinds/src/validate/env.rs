@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::{Causes, Path, format, items, text};
+use coracle_values::Quantity;
 
 const SOURCES: &[&str] = &["fieldRef", "resourceFieldRef", "configMapKeyRef", "secretKeyRef", "fileKeyRef"];
 const FIELDS: &[&str] = &[
@@ -15,6 +16,24 @@ const FIELDS: &[&str] = &[
     "status.hostIPs",
     "status.podIP",
     "status.podIPs",
+];
+/// Fields that a reference can name at all. Source: `ConvertDownwardAPIFieldLabel`.
+const KNOWN_FIELDS: &[&str] = &[
+    "metadata.annotations",
+    "metadata.labels",
+    "metadata.name",
+    "metadata.namespace",
+    "metadata.uid",
+    "spec.nodeName",
+    "spec.restartPolicy",
+    "spec.serviceAccountName",
+    "spec.schedulerName",
+    "status.phase",
+    "status.hostIP",
+    "status.hostIPs",
+    "status.podIP",
+    "status.podIPs",
+    "spec.host",
 ];
 const RESOURCES: &[&str] = &[
     "limits.cpu",
@@ -67,9 +86,8 @@ fn source(causes: &mut Causes, path: &Path, variable: &Value) {
         if reference.is_null() {
             continue;
         }
-        if text(&reference["name"]).is_empty() {
-            causes.required(&here.field("name"), "");
-        }
+        let name = text(&reference["name"]);
+        causes.format(&here.field("name"), name, format::dns1123_subdomain(name));
         match text(&reference["key"]) {
             "" => causes.required(&here.field("key"), ""),
             key => causes.format(&here.field("key"), key, format::config_key(key)),
@@ -103,7 +121,13 @@ pub(super) fn field_reference(causes: &mut Causes, path: &Path, reference: &Valu
             "error converting fieldPath: field label does not support subscript",
         ),
         None if supported.contains(&field) => {}
-        None => causes.unsupported(&here, &reference["fieldPath"], supported),
+        None if KNOWN_FIELDS.contains(&field) => {
+            causes.unsupported(&here, &reference["fieldPath"], supported);
+        }
+        None => {
+            let detail = format!("error converting fieldPath: field label not supported: {field}");
+            causes.invalid(&here, &reference["fieldPath"], &detail);
+        }
     }
 }
 
@@ -119,6 +143,31 @@ pub(super) fn resource_reference(causes: &mut Causes, path: &Path, reference: &V
         _ if huge || RESOURCES.contains(&resource) => {}
         _ => causes.unsupported(&path.field("resource"), &reference["resource"], RESOURCES),
     }
+    divisor(causes, &path.field("divisor"), resource, &reference["divisor"]);
+}
+
+fn divisor(causes: &mut Causes, path: &Path, resource: &str, divisor: &Value) {
+    const BYTES: &[&str] =
+        &["1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei"];
+    let Ok(amount) = Quantity::parse(text(divisor)) else { return };
+    let (known, what): (&[&str], _) = match resource.split_once('.').map(|(_, name)| name) {
+        Some("cpu") => (&["1m", "1"], "cpu"),
+        Some("memory") => (BYTES, "memory"),
+        Some("ephemeral-storage") => (BYTES, "local ephemeral storage"),
+        Some(name) if name.starts_with("hugepages-") => (BYTES, "hugepages"),
+        _ => return,
+    };
+    if amount.signum() == 0
+        || known.iter().any(|known| Quantity::parse(known).is_ok_and(|known| known == amount))
+    {
+        return;
+    }
+    let list = match what {
+        "cpu" => "1m and 1".to_owned(),
+        _ => BYTES.join(", "),
+    };
+    let detail = format!("only divisor's values {list} are supported with the {what} resource");
+    causes.invalid(path, &resource.into(), &detail);
 }
 
 fn bulk(causes: &mut Causes, path: &Path, from: &Value) {
@@ -131,8 +180,10 @@ fn bulk(causes: &mut Causes, path: &Path, from: &Value) {
     match given.as_slice() {
         [] => causes.invalid(path, &"".into(), "must specify one of: `configMapRef` or `secretRef`"),
         [name] => {
-            if text(&from[*name]["name"]).is_empty() {
-                causes.required(&path.field(name).field("name"), "");
+            let here = path.field(name).field("name");
+            match text(&from[*name]["name"]) {
+                "" => causes.required(&here, ""),
+                name => causes.format(&here, name, format::dns1123_subdomain(name)),
             }
         }
         _ => causes.invalid(path, &"".into(), "may not have more than one field specified at a time"),

@@ -37,7 +37,10 @@ pub(crate) fn network_policy(causes: &mut Causes, object: &Value, _old: Option<&
 }
 
 fn policy_port(causes: &mut Causes, path: &Path, port: &Value) {
-    causes.one_of(&path.field("protocol"), &port["protocol"], PROTOCOLS);
+    let protocol = &port["protocol"];
+    if protocol.is_null() || !PROTOCOLS.contains(&text(protocol)) {
+        causes.unsupported(&path.field("protocol"), protocol, &["TCP", "UDP", "SCTP"]);
+    }
     let number = &port["port"];
     if let Some(first) = number.as_i64() {
         for problem in format::port_number(first) {
@@ -128,8 +131,15 @@ pub(crate) fn ingress(causes: &mut Causes, object: &Value, _old: Option<&Value>)
         }
     }
     for (index, tls) in items(&spec["tls"]) {
+        let here = path.field("tls").index(index);
         for (at, name) in items(&tls["hosts"]) {
-            host(causes, &path.field("tls").index(index).field("hosts").index(at), name);
+            let (here, name) = (here.field("hosts").index(at), text(name));
+            let plain = name.strip_prefix("*.").unwrap_or(name);
+            causes.format(&here, name, format::dns1123_subdomain(plain));
+        }
+        let secret = text(&tls["secretName"]);
+        if !secret.is_empty() {
+            causes.format(&here.field("secretName"), secret, format::dns1123_subdomain(secret));
         }
     }
     if let Some(class) = spec["ingressClassName"].as_str() {
@@ -184,13 +194,23 @@ fn backend(causes: &mut Causes, path: &Path, backend: &Value) {
         (false, false) => causes.invalid(path, backend, "cannot set both resource and service backends"),
         (true, true) => causes.required(path, "resource or service backend is required"),
         (true, false) => {
-            for field in ["kind", "name"] {
-                if text(&resource[field]).is_empty() {
-                    causes.required(&path.field("resource").field(field), "");
-                }
+            let path = path.field("resource");
+            if let Some(group) = resource["apiGroup"].as_str() {
+                causes.format(&path.field("apiGroup"), group, format::dns1123_subdomain(group));
             }
+            segments(causes, &path, resource);
         }
         (false, true) => service_backend(causes, &path.field("service"), service),
+    }
+}
+
+/// Checks the kind and the name of a reference: each is a segment of a path.
+fn segments(causes: &mut Causes, path: &Path, reference: &Value) {
+    for field in ["kind", "name"] {
+        match text(&reference[field]) {
+            "" => causes.required(&path.field(field), ""),
+            value => causes.format(&path.field(field), value, format::path_segment(value)),
+        }
     }
 }
 
@@ -198,7 +218,7 @@ fn service_backend(causes: &mut Causes, path: &Path, service: &Value) {
     let name = text(&service["name"]);
     match name {
         "" => causes.required(&path.field("name"), ""),
-        name => causes.format(&path.field("name"), name, format::dns1035_label(name)),
+        name => causes.format(&path.field("name"), name, format::dns1123_label(name)),
     }
     let port = &service["port"];
     let (port_name, number) = (text(&port["name"]), port["number"].as_i64().unwrap_or(0));
@@ -239,11 +259,10 @@ pub(crate) fn ingress_class(causes: &mut Causes, object: &Value, old: Option<&Va
         return;
     }
     let here = path.field("parameters");
-    for field in ["kind", "name"] {
-        if text(&parameters[field]).is_empty() {
-            causes.required(&here.field(field), "");
-        }
+    if let Some(group) = parameters["apiGroup"].as_str() {
+        causes.format(&here.field("apiGroup"), group, format::dns1123_subdomain(group));
     }
+    segments(causes, &here, parameters);
     causes.one_of(&here.field("scope"), &parameters["scope"], &["Cluster", "Namespace"]);
     let namespace = text(&parameters["namespace"]);
     match (text(&parameters["scope"]), namespace) {
@@ -303,9 +322,14 @@ pub(crate) fn ip_address(causes: &mut Causes, object: &Value, old: Option<&Value
         causes.required(&path, "");
         return;
     }
-    for field in ["resource", "name"] {
-        if text(&parent[field]).is_empty() {
-            causes.required(&path.field(field), "");
+    let group = text(&parent["group"]);
+    if !group.is_empty() {
+        causes.format(&path.field("group"), group, format::dns1123_subdomain(group));
+    }
+    for field in ["resource", "name", "namespace"] {
+        match text(&parent[field]) {
+            "" if field != "namespace" => causes.required(&path.field(field), ""),
+            value => causes.format(&path.field(field), value, format::path_segment(value)),
         }
     }
     if old.is_some_and(|old| old["spec"]["parentRef"] != *parent) {

@@ -11,9 +11,14 @@ const LONGEST_NODE_ID: usize = 192;
 
 pub(crate) fn node(causes: &mut Causes, node: &Value, old: Option<&Value>) {
     let (path, spec) = (Path::root("spec"), &node["spec"]);
-    taints(causes, &path.field("taints"), &spec["taints"]);
+    // Upstream reports taints at the metadata.
+    taints(causes, &Path::root("metadata").field("taints"), &spec["taints"]);
     for (index, cidr) in items(&spec["podCIDRs"]) {
         causes.format(&path.field("podCIDRs").index(index), text(cidr), format::cidr(text(cidr)));
+    }
+    if !one_of_each_family(&spec["podCIDRs"]) {
+        let detail = "may specify no more than one CIDR for each IP family";
+        causes.invalid(&path.field("podCIDRs"), &spec["podCIDRs"], detail);
     }
     let Some(old) = old else { return };
     for name in ["podCIDR", "podCIDRs"] {
@@ -29,6 +34,12 @@ pub(crate) fn node(causes: &mut Causes, node: &Value, old: Option<&Value>) {
             "node updates may not change providerID except from \"\" to valid",
         );
     }
+}
+
+/// Whether a list has at most one range of each address family.
+fn one_of_each_family(list: &Value) -> bool {
+    let families: Vec<bool> = items(list).map(|(_, range)| text(range).contains(':')).collect();
+    families.len() < 2 || (families.len() == 2 && families[0] != families[1])
 }
 
 pub(crate) fn csi_node(causes: &mut Causes, object: &Value, old: Option<&Value>) {

@@ -47,6 +47,7 @@ pub(super) fn spec(causes: &mut Causes, path: &Path, spec: &Value) {
     container::all(causes, path, spec, &volumes);
     causes.one_of(&path.field("restartPolicy"), &spec["restartPolicy"], RESTART_POLICIES);
     dns(causes, path, spec);
+    // Upstream accepts negative numbers of old objects and reads them as 1.
     causes.not_negative(&path.field("terminationGracePeriodSeconds"), &spec["terminationGracePeriodSeconds"]);
     let deadline = &spec["activeDeadlineSeconds"];
     causes.in_range(&path.field("activeDeadlineSeconds"), deadline, 1..=i64::from(i32::MAX));
@@ -54,17 +55,18 @@ pub(super) fn spec(causes: &mut Causes, path: &Path, spec: &Value) {
     security::pod(causes, &path.field("securityContext"), &spec["securityContext"]);
     scheduling::spec(causes, path, spec);
     host_network(causes, path, spec);
+    if spec["os"].is_object() {
+        match text(&spec["os"]["name"]) {
+            "" => causes.required(&path.field("os").field("name"), ""),
+            _ => causes.optional_word(&path.field("os"), &spec["os"]["name"], &["linux", "windows"]),
+        }
+    }
     for (index, alias) in items(&spec["hostAliases"]) {
         let here = path.field("hostAliases").index(index);
         causes.format(&here.field("ip"), text(&alias["ip"]), format::ip(text(&alias["ip"])));
         for (at, name) in items(&alias["hostnames"]) {
             let name = text(name);
             causes.format(&here.field("hostnames").index(at), name, format::dns1123_subdomain(name));
-        }
-    }
-    for (index, secret) in items(&spec["imagePullSecrets"]) {
-        if text(&secret["name"]).is_empty() {
-            causes.required(&path.field("imagePullSecrets").index(index).field("name"), "");
         }
     }
     for (index, gate) in items(&spec["readinessGates"]) {
@@ -87,7 +89,6 @@ fn names(causes: &mut Causes, path: &Path, spec: &Value) {
     check("subdomain", format::dns1123_label);
     check("priorityClassName", format::dns1123_subdomain);
     check("runtimeClassName", format::dns1123_subdomain);
-    check("schedulerName", format::qualified_name);
     if text(&spec["schedulerName"]).is_empty() {
         causes.required(&path.field("schedulerName"), "");
     }
@@ -116,9 +117,11 @@ fn dns(causes: &mut Causes, path: &Path, spec: &Value) {
         causes.format(&here.field("nameservers").index(index), text(server), format::ip(text(server)));
     }
     for (index, search) in items(&config["searches"]) {
-        let name = text(search).trim_end_matches('.');
-        if !name.is_empty() {
-            causes.format(&here.field("searches").index(index), name, format::dns1123_subdomain(name));
+        // A dot alone is the root of all names; underscores are allowed.
+        let name = text(search);
+        if name != "." {
+            let name = name.strip_suffix('.').unwrap_or(name);
+            causes.format(&here.field("searches").index(index), name, format::search_domain(name));
         }
     }
     for (index, option) in items(&config["options"]) {

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Causes, Path, entries, format, items, meta, resources, text};
+use super::{Causes, Path, entries, format, items, meta, resources, scheduling, text};
 use coracle_values::Quantity;
 
 /// Largest priority that a user may define. Source: `pkg/apis/scheduling/types.go`.
@@ -54,6 +54,7 @@ pub(crate) fn runtime_class(causes: &mut Causes, class: &Value, old: Option<&Val
     }
     let path = Path::root("scheduling");
     meta::labels(causes, &path.field("nodeSelector"), &class["scheduling"]["nodeSelector"]);
+    scheduling::tolerations(causes, &path.field("tolerations"), &class["scheduling"]["tolerations"]);
     let mut seen = Vec::new();
     for (index, toleration) in items(&class["scheduling"]["tolerations"]) {
         let key = ["key", "operator", "value", "effect"].map(|field| &toleration[field]);
@@ -103,7 +104,11 @@ fn limit_item(causes: &mut Causes, path: &Path, limit: &Value) {
         }
         for (name, _) in entries(&limit[list]) {
             let here = path.field(list).key(name);
-            causes.format(&here, name, format::qualified_name(name));
+            if matches!(kind, "Pod" | "Container") {
+                resources::container_name(causes, &here, name);
+            } else {
+                causes.format(&here, name, format::qualified_name(name));
+            }
             if !names.contains(&name) {
                 names.push(name);
             }

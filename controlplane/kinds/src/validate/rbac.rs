@@ -105,7 +105,7 @@ fn subject(causes: &mut Causes, path: &Path, subject: &Value, namespaced: bool) 
         }
         "User" | "Group" if *group == GROUP => {}
         "User" | "Group" => causes.unsupported(&path.field("apiGroup"), group, &[GROUP]),
-        _ => causes.unsupported(&path.field("kind"), &subject["kind"], &["Group", "ServiceAccount", "User"]),
+        _ => causes.unsupported(&path.field("kind"), &subject["kind"], &["ServiceAccount", "User", "Group"]),
     }
 }
 

@@ -42,6 +42,11 @@ fn parse(amount: &Value) -> Option<Quantity> {
     Quantity::parse(amount.as_str()?).ok()
 }
 
+/// Checks the name of a resource that a container can have.
+pub(super) fn container_name(causes: &mut Causes, path: &Path, name: &str) {
+    resource_name(causes, path, name);
+}
+
 fn resource_name(causes: &mut Causes, path: &Path, name: &str) {
     let problems = format::qualified_name(name);
     let good = problems.is_empty();

@@ -19,7 +19,7 @@ pub(super) fn spec(causes: &mut Causes, path: &Path, spec: &Value) {
     }
 }
 
-fn tolerations(causes: &mut Causes, path: &Path, tolerations: &Value) {
+pub(super) fn tolerations(causes: &mut Causes, path: &Path, tolerations: &Value) {
     for (index, toleration) in items(tolerations) {
         let here = path.index(index);
         let (key, operator) = (text(&toleration["key"]), text(&toleration["operator"]));
@@ -62,17 +62,32 @@ fn tolerations(causes: &mut Causes, path: &Path, tolerations: &Value) {
 
 fn node_affinity(causes: &mut Causes, path: &Path, affinity: &Value) {
     let required = &affinity["requiredDuringSchedulingIgnoredDuringExecution"];
-    let here = path.field("requiredDuringSchedulingIgnoredDuringExecution").field("nodeSelectorTerms");
-    if !required.is_null() && items(&required["nodeSelectorTerms"]).next().is_none() {
-        causes.required(&here, "must have at least one node selector term");
-    }
-    for (index, term) in items(&required["nodeSelectorTerms"]) {
-        node_term(causes, &here.index(index), term);
-    }
+    let here = path.field("requiredDuringSchedulingIgnoredDuringExecution");
+    node_terms(causes, &here, required);
     for (index, preferred) in items(&affinity["preferredDuringSchedulingIgnoredDuringExecution"]) {
         let here = path.field("preferredDuringSchedulingIgnoredDuringExecution").index(index);
         weight(causes, &here, preferred);
         node_term(causes, &here.field("preference"), &preferred["preference"]);
+    }
+}
+
+/// Checks a node selector, also that of a volume.
+pub(super) fn node_terms(causes: &mut Causes, path: &Path, selector: &Value) {
+    if selector.is_null() {
+        return;
+    }
+    let here = path.field("nodeSelectorTerms");
+    if items(&selector["nodeSelectorTerms"]).next().is_none() {
+        causes.required(&here, "must have at least one node selector term");
+    }
+    for (index, term) in items(&selector["nodeSelectorTerms"]) {
+        node_term(causes, &here.index(index), term);
+        for (at, expression) in items(&term["matchExpressions"]) {
+            let here = here.index(index).field("matchExpressions").index(at).field("values");
+            for (at, value) in items(&expression["values"]) {
+                causes.format(&here.index(at), text(value), format::label_value(text(value)));
+            }
+        }
     }
 }
 
@@ -84,10 +99,31 @@ fn weight(causes: &mut Causes, path: &Path, preferred: &Value) {
 }
 
 fn node_term(causes: &mut Causes, path: &Path, term: &Value) {
-    for list in ["matchExpressions", "matchFields"] {
-        for (index, expression) in items(&term[list]) {
-            node_requirement(causes, &path.field(list).index(index), expression);
+    for (index, expression) in items(&term["matchExpressions"]) {
+        node_requirement(causes, &path.field("matchExpressions").index(index), expression);
+    }
+    for (index, expression) in items(&term["matchFields"]) {
+        node_field(causes, &path.field("matchFields").index(index), expression);
+    }
+}
+
+/// Checks a requirement for a field of the node. Only its name can be one.
+fn node_field(causes: &mut Causes, path: &Path, expression: &Value) {
+    match text(&expression["operator"]) {
+        "In" | "NotIn" if items(&expression["values"]).count() != 1 => {
+            let detail = "must be only one value when `operator` is 'In' or 'NotIn' for node field selector";
+            causes.required(&path.field("values"), detail);
         }
+        "In" | "NotIn" => {}
+        other => causes.invalid(&path.field("operator"), &other.into(), "not a valid selector operator"),
+    }
+    if expression["key"] != "metadata.name" {
+        let key = text(&expression["key"]);
+        return causes.invalid(&path.field("key"), &key.into(), "not a valid field selector key");
+    }
+    for (index, value) in items(&expression["values"]) {
+        let here = path.field("values").index(index);
+        causes.format(&here, text(value), format::dns1123_subdomain(text(value)));
     }
 }
 
@@ -106,7 +142,8 @@ fn node_requirement(causes: &mut Causes, path: &Path, expression: &Value) {
         }
         "In" | "NotIn" | "Exists" | "DoesNotExist" | "Gt" | "Lt" => {}
         _ => {
-            causes.invalid(&path.field("operator"), &expression["operator"], "not a valid selector operator")
+            let operator = text(&expression["operator"]).into();
+            causes.invalid(&path.field("operator"), &operator, "not a valid selector operator");
         }
     }
     let key = text(&expression["key"]);
@@ -128,12 +165,14 @@ fn pod_affinity(causes: &mut Causes, path: &Path, affinity: &Value) {
 fn pod_term(causes: &mut Causes, path: &Path, term: &Value) {
     workload::label_selector(causes, &path.field("labelSelector"), &term["labelSelector"]);
     workload::label_selector(causes, &path.field("namespaceSelector"), &term["namespaceSelector"]);
+    for (_, name) in items(&term["namespaces"]) {
+        causes.format(&path.field("namespace"), text(name), format::dns1123_label(text(name)));
+    }
     let key = text(&term["topologyKey"]);
     if key.is_empty() {
         causes.required(&path.field("topologyKey"), "can not be empty");
-    } else {
-        causes.format(&path.field("topologyKey"), key, format::qualified_name(key));
     }
+    causes.format(&path.field("topologyKey"), key, format::qualified_name(key));
 }
 
 fn spreading(causes: &mut Causes, path: &Path, constraints: &Value) {
@@ -145,8 +184,22 @@ fn spreading(causes: &mut Causes, path: &Path, constraints: &Value) {
         let key = text(&constraint["topologyKey"]);
         if key.is_empty() {
             causes.required(&here.field("topologyKey"), "can not be empty");
-        } else {
-            causes.format(&here.field("topologyKey"), key, format::qualified_name(key));
+        }
+        let domains = &constraint["minDomains"];
+        if domains.as_i64().is_some_and(|domains| domains <= 0) {
+            causes.invalid(&here.field("minDomains"), domains, "must be greater than zero");
+        }
+        if !domains.is_null() && constraint["whenUnsatisfiable"] != "DoNotSchedule" {
+            let way = text(&constraint["whenUnsatisfiable"]);
+            let detail = format!("can only use minDomains if whenUnsatisfiable=DoNotSchedule, not {way}");
+            causes.invalid(&here.field("minDomains"), domains, &detail);
+        }
+        let same = |other: &Value| {
+            ["topologyKey", "whenUnsatisfiable"].iter().all(|name| other[*name] == constraint[*name])
+        };
+        if items(constraints).skip(index + 1).any(|(_, other)| same(other)) {
+            let id = format!("{{{key}, {}}}", text(&constraint["whenUnsatisfiable"]));
+            causes.duplicate(&here.field("{topologyKey, whenUnsatisfiable}"), &id.into());
         }
         let ways = &["DoNotSchedule", "ScheduleAnyway"];
         match text(&constraint["whenUnsatisfiable"]) {

@@ -7,6 +7,10 @@ use serde_json::Value;
 use super::{Causes, Path, format, items, meta, text};
 
 const PROTOCOLS: &[&str] = &["SCTP", "TCP", "UDP"];
+/// Maximum zones or nodes in the hints of one endpoint.
+const MOST_HINTS: usize = 8;
+const POLICIES: &[&str] = &["Cluster", "Local"];
+const DISTRIBUTIONS: &[&str] = &["PreferClose", "PreferSameZone", "PreferSameNode"];
 const TYPES: &[&str] = &["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"];
 
 pub(crate) fn service(causes: &mut Causes, object: &Value, old: Option<&Value>) {
@@ -31,13 +35,17 @@ pub(crate) fn service(causes: &mut Causes, object: &Value, old: Option<&Value>) 
     }
     meta::labels(causes, &path.field("selector"), &spec["selector"]);
     for (index, ip) in items(&spec["externalIPs"]) {
-        causes.format(&path.field("externalIPs").index(index), text(ip), format::ip(text(ip)));
+        let (here, ip) = (path.field("externalIPs").index(index), text(ip));
+        causes.format(&here, ip, format::ip(ip));
+        causes.format(&here, ip, format::endpoint_ip(ip));
     }
     source_ranges(causes, &path.field("LoadBalancerSourceRanges"), object, old);
     let seconds = &spec["sessionAffinityConfig"]["clientIP"]["timeoutSeconds"];
     let seconds_path = path.field("sessionAffinityConfig").field("clientIP").field("timeoutSeconds");
     causes.in_range(&seconds_path, seconds, 1..=86_400);
     ports(causes, &path.field("ports"), spec);
+    traffic(causes, &path, spec);
+    load_balancer_class(causes, &path.field("loadBalancerClass"), spec, old);
     if let Some(old) = old {
         same_address(causes, &path, spec, &old["spec"]);
     }
@@ -73,6 +81,43 @@ fn source_ranges(causes: &mut Causes, path: &Path, object: &Value, old: Option<&
     }
 }
 
+/// Checks where the traffic of a service may go.
+fn traffic(causes: &mut Causes, path: &Path, spec: &Value) {
+    let external = &spec["externalTrafficPolicy"];
+    let here = path.field("externalTrafficPolicy");
+    let has_addresses = items(&spec["externalIPs"]).next().is_some();
+    let is_external = matches!(text(&spec["type"]), "LoadBalancer" | "NodePort")
+        || (spec["type"] == "ClusterIP" && has_addresses);
+    match text(external) {
+        "" if is_external => causes.required(&here, ""),
+        "" => {}
+        _ if is_external => causes.optional_word(&here, external, POLICIES),
+        _ => causes.invalid(&here, external, "may only be set for externally-accessible services"),
+    }
+    let internal = &spec["internalTrafficPolicy"];
+    if internal.is_null() && matches!(text(&spec["type"]), "ClusterIP" | "LoadBalancer" | "NodePort") {
+        causes.required(&path.field("internalTrafficPolicy"), "");
+    }
+    causes.optional_word(&path.field("internalTrafficPolicy"), internal, POLICIES);
+    causes.optional_word(&path.field("trafficDistribution"), &spec["trafficDistribution"], DISTRIBUTIONS);
+}
+
+fn load_balancer_class(causes: &mut Causes, path: &Path, spec: &Value, old: Option<&Value>) {
+    let class = &spec["loadBalancerClass"];
+    let is_balanced = |spec: &Value| spec["type"] == "LoadBalancer";
+    let before = old.map(|old| &old["spec"]).filter(|before| is_balanced(before) && is_balanced(spec));
+    if before.is_some_and(|before| before["loadBalancerClass"] != *class) {
+        causes.invalid(path, class, "may not change once set");
+    }
+    if let Some(class) = class.as_str() {
+        if is_balanced(spec) {
+            causes.format(path, class, format::qualified_name(class));
+        } else {
+            causes.forbidden(path, "may only be used when `type` is 'LoadBalancer'");
+        }
+    }
+}
+
 fn external_name(causes: &mut Causes, path: &Path, spec: &Value) {
     let name = text(&spec["externalName"]);
     if name.is_empty() {
@@ -104,6 +149,7 @@ fn ports(causes: &mut Causes, path: &Path, spec: &Value) {
         number(causes, &here.field("port"), &port["port"]);
         causes.one_of(&here.field("protocol"), &port["protocol"], PROTOCOLS);
         target(causes, &here.field("targetPort"), &port["targetPort"]);
+        app_protocol(causes, &here, port);
         if !numbers.insert((port["port"].as_i64(), text(&port["protocol"]))) {
             causes.duplicate(&here, &serde_json::json!({"port": port["port"], "protocol": port["protocol"]}));
         }
@@ -123,6 +169,12 @@ fn ports(causes: &mut Causes, path: &Path, spec: &Value) {
 fn number(causes: &mut Causes, path: &Path, value: &Value) {
     for problem in format::port_number(value.as_i64().unwrap_or(0)) {
         causes.invalid(path, &value.as_i64().unwrap_or(0).into(), &problem);
+    }
+}
+
+fn app_protocol(causes: &mut Causes, path: &Path, port: &Value) {
+    if let Some(protocol) = port["appProtocol"].as_str() {
+        causes.format(&path.field("appProtocol"), protocol, format::qualified_name(protocol));
     }
 }
 
@@ -147,20 +199,69 @@ fn same_address(causes: &mut Causes, path: &Path, new: &Value, old: &Value) {
 pub(crate) fn endpoints(causes: &mut Causes, object: &Value, _old: Option<&Value>) {
     for (index, subset) in items(&object["subsets"]) {
         let here = Path::root("subsets").index(index);
+        let addresses = |list: &str| items(&subset[list]).count();
+        if addresses("addresses") + addresses("notReadyAddresses") == 0 {
+            causes.required(&here, "must specify `addresses` or `notReadyAddresses`");
+        }
         for list in ["addresses", "notReadyAddresses"] {
             for (at, address) in items(&subset[list]) {
-                let ip = text(&address["ip"]);
-                causes.format(&here.field(list).index(at).field("ip"), ip, format::ip(ip));
+                endpoint_address(causes, &here.field(list).index(at), address);
             }
         }
         let many = items(&subset["ports"]).count() > 1;
         for (at, port) in items(&subset["ports"]) {
             let here = here.field("ports").index(at);
-            if many && text(&port["name"]).is_empty() {
-                causes.required(&here.field("name"), "");
+            match text(&port["name"]) {
+                "" if many => causes.required(&here.field("name"), ""),
+                "" => {}
+                name => causes.format(&here.field("name"), name, format::dns1123_label(name)),
             }
             number(causes, &here.field("port"), &port["port"]);
             causes.one_of(&here.field("protocol"), &port["protocol"], PROTOCOLS);
+            app_protocol(causes, &here, port);
+        }
+    }
+}
+
+fn endpoint_address(causes: &mut Causes, path: &Path, address: &Value) {
+    let (ip, here) = (text(&address["ip"]), path.field("ip"));
+    causes.format(&here, ip, format::ip(ip));
+    causes.format(&here, ip, format::endpoint_ip(ip));
+    let hostname = text(&address["hostname"]);
+    if !hostname.is_empty() {
+        causes.format(&path.field("hostname"), hostname, format::dns1123_label(hostname));
+    }
+    if let Some(node) = address["nodeName"].as_str() {
+        causes.format(&path.field("nodeName"), node, format::dns1123_subdomain(node));
+    }
+}
+
+/// Checks what is known of an endpoint besides its addresses.
+fn endpoint(causes: &mut Causes, path: &Path, endpoint: &Value) {
+    if let Some(hostname) = endpoint["hostname"].as_str() {
+        causes.format(&path.field("hostname"), hostname, format::dns1123_label(hostname));
+    }
+    if let Some(node) = endpoint["nodeName"].as_str() {
+        causes.format(&path.field("nodeName"), node, format::dns1123_subdomain(node));
+    }
+    for (list, what) in [
+        ("forZones", format::label_value as fn(&str) -> Vec<String>),
+        ("forNodes", format::dns1123_subdomain),
+    ] {
+        let here = path.field("hints").field(list);
+        let hints = &endpoint["hints"][list];
+        let count = items(hints).count();
+        if count > MOST_HINTS {
+            causes.too_many(&here, count, MOST_HINTS);
+        }
+        let mut seen = HashSet::new();
+        for (index, hint) in items(hints) {
+            let (here, name) = (here.index(index).field("name"), text(&hint["name"]));
+            if !seen.insert(name) {
+                causes.duplicate(&here, &name.into());
+            } else {
+                causes.format(&here, name, what(name));
+            }
         }
     }
 }
@@ -172,23 +273,31 @@ pub(crate) fn endpoint_slice(causes: &mut Causes, object: &Value, old: Option<&V
     }
     let fqdn = object["addressType"] == "FQDN";
     for (index, endpoint) in items(&object["endpoints"]) {
-        let here = Path::root("endpoints").index(index).field("addresses");
+        let here = Path::root("endpoints").index(index);
+        self::endpoint(causes, &here, endpoint);
+        let here = here.field("addresses");
         if items(&endpoint["addresses"]).next().is_none() {
             causes.required(&here, "must contain at least 1 address");
         }
         for (at, address) in items(&endpoint["addresses"]) {
             let address = text(address);
             let problems = if fqdn { format::dns1123_subdomain(address) } else { format::ip(address) };
+            let more = if fqdn { Vec::new() } else { format::endpoint_ip(address) };
             causes.format(&here.index(at), address, problems);
+            causes.format(&here.index(at), address, more);
         }
     }
     let mut names = HashSet::new();
     for (index, port) in items(&object["ports"]) {
         let here = Path::root("ports").index(index);
-        if !names.insert(text(&port["name"])) {
+        let name = text(&port["name"]);
+        if !names.insert(name) {
             causes.duplicate(&here.field("name"), &port["name"]);
         }
-        causes.one_of(&here.field("protocol"), &port["protocol"], PROTOCOLS);
-        causes.in_range(&here.field("port"), &port["port"], 1..=65_535);
+        if !name.is_empty() {
+            causes.format(&here.field("name"), name, format::dns1123_label(name));
+        }
+        causes.optional_word(&here.field("protocol"), &port["protocol"], PROTOCOLS);
+        app_protocol(causes, &here, port);
     }
 }

@@ -1,9 +1,12 @@
 //! Volumes, claims, storage classes.
 
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
 use serde_json::Value;
 
+use super::scheduling::node_terms;
 use super::workload::label_selector;
-use super::{Causes, Path, entries, format, items, text};
+use super::{Causes, Path, entries, format, items, text, volume};
 use coracle_values::Quantity;
 
 const ACCESS_MODES: &[&str] = &["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];
@@ -44,8 +47,14 @@ pub(crate) fn volume(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     }
     source(causes, &path, spec);
     class_name(causes, &path, spec);
-    if !spec["volumeMode"].is_null() {
-        causes.one_of(&path.field("volumeMode"), &spec["volumeMode"], VOLUME_MODES);
+    causes.optional_word(&path.field("volumeMode"), &spec["volumeMode"], VOLUME_MODES);
+    if !spec["nodeAffinity"].is_null() {
+        let (here, required) =
+            (path.field("nodeAffinity").field("required"), &spec["nodeAffinity"]["required"]);
+        if required.is_null() {
+            causes.required(&here, "must specify required node constraints");
+        }
+        node_terms(causes, &here, required);
     }
     if let Some(old) = old {
         let others = |spec: &Value| {
@@ -126,8 +135,29 @@ pub(super) fn claim_spec(causes: &mut Causes, path: &Path, spec: &Value) {
         size => positive(causes, &here, size),
     }
     class_name(causes, path, spec);
-    if !spec["volumeMode"].is_null() {
-        causes.one_of(&path.field("volumeMode"), &spec["volumeMode"], VOLUME_MODES);
+    causes.optional_word(&path.field("volumeMode"), &spec["volumeMode"], VOLUME_MODES);
+    for field in ["dataSource", "dataSourceRef"] {
+        data_source(causes, &path.field(field), &spec[field]);
+    }
+}
+
+/// Checks the object from which a claim gets its data.
+fn data_source(causes: &mut Causes, path: &Path, source: &Value) {
+    if source.is_null() {
+        return;
+    }
+    for field in ["name", "kind"] {
+        if text(&source[field]).is_empty() {
+            causes.required(&path.field(field), "");
+        }
+    }
+    let group = text(&source["apiGroup"]);
+    if group.is_empty() && source["kind"] != "PersistentVolumeClaim" {
+        let detail = "must be 'PersistentVolumeClaim' when referencing the default apiGroup";
+        causes.invalid(path, &source["kind"], detail);
+    }
+    if !group.is_empty() {
+        causes.format(&path.field("apiGroup"), group, format::dns1123_subdomain(group));
     }
 }
 
@@ -137,7 +167,10 @@ pub(crate) fn class(causes: &mut Causes, object: &Value, old: Option<&Value>) {
         causes.one_of(&Path::root("reclaimPolicy"), &object["reclaimPolicy"], &["Delete", "Retain"]);
     }
     let modes = &["Immediate", "WaitForFirstConsumer"];
-    causes.one_of(&Path::root("volumeBindingMode"), &object["volumeBindingMode"], modes);
+    if object["volumeBindingMode"].is_null() {
+        causes.required(&Path::root("volumeBindingMode"), "");
+    }
+    causes.optional_word(&Path::root("volumeBindingMode"), &object["volumeBindingMode"], modes);
     parameters(causes, &object["parameters"]);
     topologies(causes, &object["allowedTopologies"]);
     let Some(old) = old else { return };
@@ -173,8 +206,15 @@ pub(super) fn parameters(causes: &mut Causes, parameters: &Value) {
 
 /// Checks the topologies in which a class makes volumes.
 fn topologies(causes: &mut Causes, terms: &Value) {
+    let mut seen = Vec::new();
     for (index, term) in items(terms) {
         let here = Path::root("allowedTopologies").index(index).field("matchLabelExpressions");
+        let labels = labels_of(term);
+        if seen.contains(&labels) {
+            causes.duplicate(&here, &"".into());
+        }
+        seen.push(labels);
+        let mut keys = HashSet::new();
         if items(&term["matchLabelExpressions"]).next().is_none() {
             causes.required(&here, "");
         }
@@ -183,10 +223,27 @@ fn topologies(causes: &mut Causes, terms: &Value) {
             if items(&expression["values"]).next().is_none() {
                 causes.required(&here.field("values"), "");
             }
+            let mut values = HashSet::new();
+            for (at, value) in items(&expression["values"]) {
+                if !values.insert(text(value)) {
+                    causes.duplicate(&here.field("values").index(at), value);
+                }
+            }
             let key = text(&expression["key"]);
+            if !keys.insert(key) {
+                causes.duplicate(&here.field("key"), &expression["key"]);
+            }
             causes.format(&here.field("key"), key, format::qualified_name(key));
         }
     }
+}
+
+/// The labels of a topology term and their values, in order.
+fn labels_of(term: &Value) -> BTreeMap<&str, BTreeSet<&str>> {
+    let expressions = items(&term["matchLabelExpressions"]);
+    expressions
+        .map(|(_, one)| (text(&one["key"]), items(&one["values"]).map(|(_, value)| text(value)).collect()))
+        .collect()
 }
 
 fn access_modes(causes: &mut Causes, path: &Path, spec: &Value, missing: &str) {
@@ -236,6 +293,7 @@ fn source(causes: &mut Causes, path: &Path, spec: &Value) {
         let detail = "may not be 'recycle' for a hostPath mount of '/'";
         causes.forbidden(&path.field("persistentVolumeReclaimPolicy"), detail);
     }
+    volume::host_path_type(causes, &path.field("hostPath").field("type"), &spec["hostPath"]["type"]);
     for name in ["hostPath", "local"] {
         let directory = text(&spec[name]["path"]);
         if spec[name].is_null() {

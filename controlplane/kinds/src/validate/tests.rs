@@ -2,6 +2,7 @@
 
 mod batch;
 mod pod;
+mod upstream;
 mod workload;
 
 use serde_json::json;
@@ -138,7 +139,7 @@ fn metadata_is_checked_on_every_kind() {
         "Namespace",
         "/metadata/name",
         json!("a.b"),
-        &["metadata.name: Invalid value: \"a.b\": a lowercase RFC 1123 label must"],
+        &["metadata.name: Invalid value: \"a.b\": must not contain dots"],
     );
     check(
         "Service",

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::container::relative;
 use super::env::{field_reference, resource_reference};
-use super::{Causes, Path, entries, format, items, text};
+use super::{Causes, Path, entries, format, items, storage, text};
 use coracle_values::Quantity;
 
 /// The names of volumes, for mounts.
@@ -14,6 +14,9 @@ pub(super) type Volumes<'a> = HashSet<&'a str>;
 
 const HOST_PATH_TYPES: &[&str] =
     &["", "BlockDevice", "CharDevice", "Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket"];
+const PULL_POLICIES: &[&str] = &["Always", "IfNotPresent", "Never"];
+/// Maximum bytes of the name of a storage driver.
+const LONGEST_DRIVER: usize = 63;
 const VOLUME_FIELDS: &[&str] =
     &["metadata.annotations", "metadata.labels", "metadata.name", "metadata.namespace", "metadata.uid"];
 
@@ -27,11 +30,16 @@ pub(super) fn volumes<'a>(causes: &mut Causes, path: &Path, volumes: &'a Value) 
             causes.required(&here.field("name"), "");
         } else {
             causes.format(&here.field("name"), name, format::dns1123_label(name));
-            if !names.insert(name) {
-                causes.duplicate(&here.field("name"), &volume["name"]);
-            }
         }
+        if names.contains(name) {
+            causes.duplicate(&here.field("name"), &volume["name"]);
+        }
+        // A mount of an invalid volume is an error of its own, as upstream.
+        let before = causes.count();
         one_source(causes, &here, volume);
+        if causes.count() == before && !name.is_empty() {
+            names.insert(name);
+        }
     }
     names
 }
@@ -80,8 +88,12 @@ fn source(causes: &mut Causes, path: &Path, kind: &str, source: &Value) {
         "downwardAPI" => downward(causes, path, source),
         "projected" => projected(causes, path, source),
         "persistentVolumeClaim" => need("claimName"),
-        "image" => need("reference"),
-        "csi" => need("driver"),
+        "image" => {
+            need("reference");
+            causes.one_of(&path.field("pullPolicy"), &source["pullPolicy"], PULL_POLICIES);
+        }
+        "csi" => provisioner_name(causes, &path.field("driver"), text(&source["driver"])),
+        "ephemeral" => ephemeral(causes, path, source),
         "nfs" => {
             need("server");
             need("path");
@@ -93,13 +105,36 @@ fn source(causes: &mut Causes, path: &Path, kind: &str, source: &Value) {
     }
 }
 
+/// Checks the name of a storage driver.
+fn provisioner_name(causes: &mut Causes, path: &Path, name: &str) {
+    if name.is_empty() {
+        return causes.required(path, "");
+    }
+    if name.len() > LONGEST_DRIVER {
+        causes.too_long(path, LONGEST_DRIVER);
+    }
+    causes.format(path, name, format::dns1123_subdomain(&name.to_lowercase()));
+}
+
+fn ephemeral(causes: &mut Causes, path: &Path, source: &Value) {
+    let (template, path) = (&source["volumeClaimTemplate"], path.field("volumeClaimTemplate"));
+    if template.is_null() {
+        causes.required(&path, "");
+    } else {
+        storage::claim_spec(causes, &path.field("spec"), &template["spec"]);
+    }
+}
+
 fn host_path(causes: &mut Causes, path: &Path, source: &Value) {
     if text(&source["path"]).split('/').any(|part| part == "..") {
         causes.invalid(&path.field("path"), &source["path"], "must not contain '..'");
     }
-    if !HOST_PATH_TYPES.contains(&text(&source["type"])) {
-        causes.unsupported(&path.field("type"), &source["type"], HOST_PATH_TYPES);
-    }
+    host_path_type(causes, &path.field("type"), &source["type"]);
+}
+
+/// Checks what must be at a path of the host, also that of a persistent volume.
+pub(super) fn host_path_type(causes: &mut Causes, path: &Path, kind: &Value) {
+    causes.optional_word(path, kind, HOST_PATH_TYPES);
 }
 
 fn mode(causes: &mut Causes, path: &Path, mode: &Value) {
@@ -157,15 +192,20 @@ fn downward(causes: &mut Causes, path: &Path, source: &Value) {
 
 fn projected(causes: &mut Causes, path: &Path, source: &Value) {
     mode(causes, &path.field("defaultMode"), &source["defaultMode"]);
+    let mut paths = HashSet::new();
     for (index, projection) in items(&source["sources"]) {
         let here = path.field("sources").index(index);
-        let mut count = 0;
-        for (kind, inner) in entries(projection).filter(|(_, inner)| !inner.is_null()) {
+        let kinds: Vec<_> = entries(projection).filter(|(_, inner)| !inner.is_null()).collect();
+        if kinds.len() > 1 {
+            causes.forbidden(&here, "may not specify more than 1 volume type per source");
+        }
+        for (kind, inner) in kinds {
             let at = here.field(kind);
-            count += 1;
-            if count > 1 {
-                causes.forbidden(&at, "may not specify more than 1 volume type per source");
-                continue;
+            for file in projected_paths(inner) {
+                if !paths.insert(file) {
+                    let detail = "conflicting duplicate paths";
+                    causes.invalid(path, &inner.get("name").cloned().unwrap_or_else(|| file.into()), detail);
+                }
             }
             match kind.as_str() {
                 "secret" | "configMap" => {
@@ -175,17 +215,20 @@ fn projected(causes: &mut Causes, path: &Path, source: &Value) {
                     keys(causes, &at, inner);
                 }
                 "downwardAPI" => downward(causes, &at, inner),
-                "serviceAccountToken" => token(causes, &at, inner),
+                "serviceAccountToken" => token(causes, path, &at, inner),
                 _ => {}
             }
-        }
-        if count == 0 {
-            causes.required(&here, "must specify at least one projected source");
         }
     }
 }
 
-fn token(causes: &mut Causes, path: &Path, token: &Value) {
+/// The paths of the items of a projected source.
+fn projected_paths(source: &Value) -> impl Iterator<Item = &str> {
+    items(&source["items"]).map(|(_, item)| text(&item["path"])).filter(|path| !path.is_empty())
+}
+
+/// Checks a projected token. Upstream reports its path at the volume.
+fn token(causes: &mut Causes, volume: &Path, path: &Path, token: &Value) {
     let seconds = &token["expirationSeconds"];
     if seconds.as_i64().is_some_and(|seconds| seconds < 600) {
         causes.invalid(
@@ -195,7 +238,7 @@ fn token(causes: &mut Causes, path: &Path, token: &Value) {
         );
     }
     if text(&token["path"]).is_empty() {
-        causes.required(&path.field("path"), "");
+        causes.required(&volume.field("path"), "");
     }
-    relative(causes, &path.field("path"), text(&token["path"]));
+    relative(causes, &volume.field("path"), text(&token["path"]));
 }

@@ -40,6 +40,9 @@ pub(crate) fn controller_revision(causes: &mut Causes, object: &Value, old: Opti
     causes.not_negative(&Path::root("revision"), &object["revision"]);
     match old {
         None if object["data"].is_null() => causes.required(&Path::root("data"), "data is mandatory"),
+        None if !object["data"].is_object() => {
+            causes.required(&Path::root("data"), "data must be a valid JSON object");
+        }
         Some(old) if object["data"] != old["data"] => {
             causes.invalid(&Path::root("data"), &object["data"], "field is immutable");
         }
@@ -218,7 +221,7 @@ pub(super) fn int_or_percent(causes: &mut Causes, path: &Path, value: &Value) {
 }
 
 pub(super) fn percent(value: &Value) -> Option<u64> {
-    let digits = value.as_str()?.strip_suffix('%')?;
+    let digits = value.as_str()?.strip_suffix('%').filter(|digits| !digits.is_empty())?;
     digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok()).flatten()
 }
 

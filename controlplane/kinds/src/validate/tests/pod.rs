@@ -139,7 +139,9 @@ fn environment_sources_are_checked() {
         "Pod",
         &format!("{c}/env"),
         field("spec.foo"),
-        &["spec.containers[0].env[0].valueFrom.fieldRef.fieldPath: Unsupported value: \"spec.foo\""],
+        &[
+            "spec.containers[0].env[0].valueFrom.fieldRef.fieldPath: Invalid value: \"spec.foo\": error converting fieldPath",
+        ],
     );
     check(
         "Pod",

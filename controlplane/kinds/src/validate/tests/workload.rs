@@ -147,7 +147,7 @@ fn config_maps_secrets_and_others_are_checked() {
         "Node",
         "/spec/taints",
         json!([{"key": "a", "effect": "X"}]),
-        &["spec.taints[0].effect: Unsupported value: \"X\""],
+        &["metadata.taints[0].effect: Unsupported value: \"X\""],
     );
 }
 

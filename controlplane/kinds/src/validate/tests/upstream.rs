@@ -1,0 +1,168 @@
+//! Cases in which `scripts/differential` found that upstream refuses, or accepts, what this crate did not.
+
+use super::*;
+
+/// Sets one value in a valid object. The causes are compared by their field and the start of their text.
+fn refuse(name: &str, pointer: &str, value: Value, field: &str) {
+    check(name, pointer, value, &[field]);
+}
+
+#[test]
+fn words_of_services_are_checked() {
+    for (field, word) in [
+        ("externalTrafficPolicy", "Nope"),
+        ("internalTrafficPolicy", ""),
+        ("internalTrafficPolicy", "Nope"),
+        ("trafficDistribution", ""),
+    ] {
+        let spec = json!({"type": "LoadBalancer", "ports": [{"port": 80}], field: word});
+        refuse("Service", "/spec", spec, &format!("spec.{field}: Unsupported value: \"{word}\""));
+    }
+    let class =
+        |kind: &str, class: &str| json!({"type": kind, "ports": [{"port": 80}], "loadBalancerClass": class});
+    refuse("Service", "/spec", class("LoadBalancer", "-a"), "spec.loadBalancerClass: Invalid value: \"-a\"");
+    refuse("Service", "/spec", class("ClusterIP", "a.b/c"), "spec.loadBalancerClass: Forbidden");
+    refuse("Service", "/spec/ports/0/appProtocol", json!("*"), "spec.ports[0].appProtocol: Invalid value");
+}
+
+#[test]
+fn endpoints_do_not_lead_to_the_node_itself() {
+    let endpoints =
+        |ip: &str| json!([{"addresses": [{"ip": ip}], "ports": [{"port": 80, "protocol": "TCP"}]}]);
+    for (ip, problem) in [
+        ("127.0.0.1", "may not be in the loopback range"),
+        ("169.254.169.254", "may not be in the link-local range"),
+        ("0.0.0.0", "may not be unspecified"),
+        ("224.0.0.1", "may not be in the link-local multicast range"),
+        ("::1", "may not be in the loopback range"),
+        ("fe80::1", "may not be in the link-local range"),
+    ] {
+        let cause = |field: &str| format!("{field}: Invalid value: \"{ip}\": {problem}");
+        refuse("Endpoints", "/subsets", endpoints(ip), &cause("subsets[0].addresses[0].ip"));
+        refuse("Service", "/spec/externalIPs", json!([ip]), &cause("spec.externalIPs[0]"));
+    }
+    check("Endpoints", "/subsets", endpoints("10.0.0.1"), &[]);
+    refuse("Endpoints", "/subsets", json!([{"ports": []}]), "subsets[0]: Required value");
+}
+
+#[test]
+fn names_in_pods_are_checked() {
+    let variable =
+        |name: &str| json!([{"name": "A", "valueFrom": {"configMapKeyRef": {"name": name, "key": "k"}}}]);
+    let path = "spec.containers[0].env[0].valueFrom.configMapKeyRef.name: Invalid value";
+    refuse("Pod", "/spec/containers/0/env", variable("A b"), path);
+    let from = json!([{"secretRef": {"name": "-a"}}]);
+    refuse(
+        "Pod",
+        "/spec/containers/0/envFrom",
+        from,
+        "spec.containers[0].envFrom[0].secretRef.name: Invalid value",
+    );
+    refuse("Pod", "/spec/os", json!({}), "spec.os.name: Required value");
+    refuse("Pod", "/spec/os", json!({"name": "plan9"}), "spec.os: Unsupported value: \"plan9\"");
+    let search = |name: &str| json!({"searches": [name]});
+    refuse("Pod", "/spec/dnsConfig", search(""), "spec.dnsConfig.searches[0]: Invalid value: \"\"");
+    for name in ["_sip._tcp.abc_d.example.com", "a.b.", "."] {
+        check("Pod", "/spec/dnsConfig", search(name), &[]);
+    }
+    check("Pod", "/spec/schedulerName", json!("Any name"), &[]);
+    check("Pod", "/spec/imagePullSecrets", json!([{}]), &[]);
+}
+
+#[test]
+fn ephemeral_volumes_have_a_claim() {
+    let volume = |source: Value| json!([{"name": "v", "ephemeral": source}]);
+    let path = "spec.volumes[0].ephemeral.volumeClaimTemplate";
+    refuse("Pod", "/spec/volumes", volume(json!({})), &format!("{path}: Required value"));
+    let claim = json!({"volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteOnce"]}}});
+    refuse("Pod", "/spec/volumes", volume(claim), &format!("{path}.spec.resources[storage]: Required value"));
+}
+
+#[test]
+fn projected_sources_do_not_share_a_path() {
+    let map = |path: &str| json!({"configMap": {"name": "m", "items": [{"key": "k", "path": path}]}});
+    let volume = |sources: Value| json!([{"name": "v", "projected": {"sources": sources}}]);
+    check("Pod", "/spec/volumes", volume(json!([map("a"), map("b"), {}])), &[]);
+    let same = volume(json!([map("a"), map("a")]));
+    refuse(
+        "Pod",
+        "/spec/volumes",
+        same,
+        "spec.volumes[0].projected: Invalid value: \"m\": conflicting duplicate paths",
+    );
+}
+
+#[test]
+fn node_selectors_are_checked_in_pods_and_volumes() {
+    let term = |term: Value| json!({"nodeSelectorTerms": [term]});
+    let pod = |selector: Value| json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": selector}});
+    let place = "requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0]";
+    let field = |key: &str, values: Value| {
+        term(json!({"matchFields": [{"key": key, "operator": "In", "values": values}]}))
+    };
+    for (selector, cause) in [
+        (field("metadata.labels", json!(["a"])), "matchFields[0].key: Invalid value"),
+        (field("metadata.name", json!(["a", "b"])), "matchFields[0].values: Required value"),
+        (field("metadata.name", json!(["A b"])), "matchFields[0].values[0]: Invalid value"),
+    ] {
+        refuse(
+            "Pod",
+            "/spec/affinity",
+            pod(selector),
+            &format!("spec.affinity.nodeAffinity.{place}.{cause}"),
+        );
+    }
+    let label = term(json!({"matchExpressions": [{"key": "k", "operator": "In", "values": ["A b"]}]}));
+    refuse(
+        "PersistentVolume",
+        "/spec/nodeAffinity",
+        json!({"required": label}),
+        "spec.nodeAffinity.required.nodeSelectorTerms[0].matchExpressions[0].values[0]: Invalid value",
+    );
+    refuse("PersistentVolume", "/spec/nodeAffinity", json!({}), "spec.nodeAffinity.required: Required value");
+}
+
+#[test]
+fn spread_constraints_differ_and_have_positive_domains() {
+    let constraint = json!({"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"});
+    let path = "spec.topologySpreadConstraints[0]";
+    let two = json!([constraint, constraint]);
+    refuse(
+        "Pod",
+        "/spec/topologySpreadConstraints",
+        two,
+        &format!("{path}.{{topologyKey, whenUnsatisfiable}}: Duplicate"),
+    );
+    let mut none = constraint;
+    none["minDomains"] = 0.into();
+    refuse(
+        "Pod",
+        "/spec/topologySpreadConstraints",
+        json!([none]),
+        &format!("{path}.minDomains: Invalid value: 0"),
+    );
+}
+
+#[test]
+fn an_empty_word_is_not_an_absent_one() {
+    for (name, pointer, field) in [
+        ("PersistentVolume", "/spec/volumeMode", "spec.volumeMode"),
+        ("PersistentVolumeClaim", "/spec/volumeMode", "spec.volumeMode"),
+        ("StorageClass", "/volumeBindingMode", "volumeBindingMode"),
+        ("PersistentVolume", "/spec/hostPath/type", "spec.hostPath.type"),
+    ] {
+        let word = if pointer.ends_with("type") { "Nope" } else { "" };
+        refuse(name, pointer, json!(word), &format!("{field}: Unsupported value: \"{word}\""));
+    }
+}
+
+#[test]
+fn ranges_of_a_node_are_one_of_each_family() {
+    let mut node = good("Node");
+    node["spec"] = json!({"podCIDR": "10.1.0.0/24", "podCIDRs": ["10.2.0.0/24", "fd00::/64"]});
+    defaults::apply(kind("Node"), &mut node);
+    assert_eq!(node["spec"]["podCIDRs"], json!(["10.1.0.0/24"]));
+    let two = json!(["10.1.0.0/24", "10.2.0.0/24"]);
+    refuse("Node", "/spec/podCIDRs", two, "spec.podCIDRs: Invalid value");
+    check("Node", "/spec/podCIDRs", json!(["10.1.0.0/24", "fd00::/64"]), &[]);
+}
