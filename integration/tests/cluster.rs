@@ -15,6 +15,8 @@ mod bad_input;
 mod custom_resources;
 #[path = "cluster/disruption.rs"]
 mod disruption;
+#[path = "cluster/examples.rs"]
+mod examples;
 #[path = "cluster/grpcio.rs"]
 mod grpcio;
 #[path = "cluster/high_availability.rs"]
