@@ -25,6 +25,8 @@ mod high_availability;
 mod image_gc;
 #[path = "cluster/network_policy.rs"]
 mod network_policy;
+#[path = "cluster/packages.rs"]
+mod packages;
 #[path = "cluster/pod_network.rs"]
 mod pod_network;
 #[path = "cluster/pod_spec.rs"]
