@@ -8,7 +8,7 @@ mod settings;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 
 use crate::settings::{
     AllFlags, ControlPlaneSettings, Flags, LogSettings, NodeSettings, Places, RuntimeSettings, Settings,
@@ -20,7 +20,7 @@ static ALLOCATOR: allocator::ByRole = allocator::ByRole;
 /// A Kubernetes node in one binary, with a thin control plane.
 #[derive(Parser)]
 #[command(name = "coracle", version, max_term_width = 100, disable_help_subcommand = true)]
-struct Command {
+struct CommandLine {
     #[command(flatten)]
     log: Flags<LogSettings>,
     #[command(subcommand)]
@@ -89,6 +89,10 @@ enum Role {
     },
     /// Stop the cluster on this machine, and remove all its pods, interfaces, mounts and cgroups.
     Down(role::down::Arguments),
+    /// Print the completions of a shell.
+    Completion(role::command_line::CompletionArguments),
+    /// Write the man pages to a directory.
+    Man(role::command_line::ManArguments),
     /// Print the version.
     Version,
     /// Hold the containers of one pod. Started by the node only.
@@ -114,7 +118,7 @@ fn main() -> ExitCode {
     if let Some(plugin) = role::cni::called_as() {
         return coracle_cni::plugin_main(plugin);
     }
-    let command = Command::parse();
+    let command = CommandLine::parse();
     match run(command.role, command.log) {
         Ok(code) => code,
         Err(error) => role::fail(&error),
@@ -163,6 +167,8 @@ fn run(role: Role, log: Flags<LogSettings>) -> anyhow::Result<ExitCode> {
             role::check::run(&settings.node())
         }
         Role::Down(arguments) => role::block_on(role::down::run(arguments, log)),
+        Role::Completion(arguments) => role::command_line::completion(&arguments, &CommandLine::command()),
+        Role::Man(arguments) => role::command_line::man(&arguments, &CommandLine::command()),
         Role::Version => role::version(),
         Role::Shim { dir } => Ok(coracle_shim::main(coracle_shim::ShimArgs { dir })),
     }

@@ -5,6 +5,7 @@ pub(crate) mod agent;
 pub(crate) mod backup;
 pub(crate) mod check;
 pub(crate) mod cni;
+pub(crate) mod command_line;
 mod control;
 #[cfg(feature = "controlplane")]
 pub(crate) mod controlplane;

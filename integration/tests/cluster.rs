@@ -15,6 +15,8 @@ mod bad_input;
 mod custom_resources;
 #[path = "cluster/disruption.rs"]
 mod disruption;
+#[path = "cluster/examples.rs"]
+mod examples;
 #[path = "cluster/grpcio.rs"]
 mod grpcio;
 #[path = "cluster/high_availability.rs"]
@@ -23,6 +25,8 @@ mod high_availability;
 mod image_gc;
 #[path = "cluster/network_policy.rs"]
 mod network_policy;
+#[path = "cluster/packages.rs"]
+mod packages;
 #[path = "cluster/pod_network.rs"]
 mod pod_network;
 #[path = "cluster/pod_spec.rs"]

@@ -1,5 +1,5 @@
 //! The published critest against the runtime alone and inside an agent. The number of specs that pass, fail and skip
-//! must be those of the README's conformance table.
+//! must be those of the table in docs/conformance.md.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
 
 use std::collections::BTreeMap;
@@ -79,10 +79,9 @@ fn groups(specs: &[Value]) -> Groups {
     groups
 }
 
-/// The README's table: group, specs, pass, fail, skip, why.
-fn table(readme: &str) -> Groups {
-    let section =
-        readme.split("\n## ").find(|s| s.starts_with("Conformance\n")).expect("a section Conformance");
+/// The table of the section critest: group, specs, pass, fail, skip, why.
+fn table(page: &str) -> Groups {
+    let section = page.split("\n## ").find(|s| s.starts_with("critest\n")).expect("a section critest");
     let mut groups = Groups::new();
     for line in section.lines().filter(|line| line.starts_with("| ")) {
         let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
@@ -120,8 +119,8 @@ fn account(specs: &[Value]) -> String {
     text
 }
 
-fn conforms_as_the_readme_says(role: &str) {
-    let expected = table(&std::fs::read_to_string(repository().join("README.md")).unwrap());
+fn conforms_as_documented(role: &str) {
+    let expected = table(&std::fs::read_to_string(repository().join("docs/conformance.md")).unwrap());
     let specs = critest(role);
     let found = groups(&specs);
     let mut differences = String::new();
@@ -129,18 +128,18 @@ fn conforms_as_the_readme_says(role: &str) {
     for name in names {
         let (says, is) = (expected.get(name), found.get(name));
         if says != is {
-            writeln!(differences, "{name}: the README says {says:?}, critest {is:?}").unwrap();
+            writeln!(differences, "{name}: docs/conformance.md says {says:?}, critest {is:?}").unwrap();
         }
     }
     assert!(differences.is_empty(), "against coracle {role}:\n{differences}\n{}", account(&specs));
 }
 
 #[test]
-fn critest_of_the_runtime_matches_the_readme() {
-    conforms_as_the_readme_says("runtime");
+fn critest_of_the_runtime_matches_its_documented_results() {
+    conforms_as_documented("runtime");
 }
 
 #[test]
-fn critest_of_the_agent_matches_the_readme() {
-    conforms_as_the_readme_says("agent");
+fn critest_of_the_agent_matches_its_documented_results() {
+    conforms_as_documented("agent");
 }

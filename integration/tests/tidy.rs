@@ -1,6 +1,9 @@
 //! Rules for the sources: dependencies between crates, file lengths, file names, tests that documents name.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
 
+#[path = "tidy/documents.rs"]
+mod documents;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! One setting: its names, help text, default and the shape of its value.
 
-use clap::{Arg, ArgAction};
+use clap::{Arg, ArgAction, ValueHint};
 
 /// One setting of a table.
 #[derive(Debug)]
@@ -70,9 +70,20 @@ impl Field {
         std::iter::once(self.name).chain(self.alias)
     }
 
+    /// How a shell completes the value.
+    fn value_hint(&self) -> ValueHint {
+        match self.value_name {
+            "FILE" => ValueHint::FilePath,
+            "DIR" => ValueHint::DirPath,
+            "PATH" => ValueHint::AnyPath,
+            _ => ValueHint::Other,
+        }
+    }
+
     /// The flag.
     pub(super) fn arg(&self) -> Arg {
         let arg = Arg::new(self.name).long(self.name).value_name(self.value_name).help(styled(&self.help()));
+        let arg = arg.value_hint(self.value_hint());
         let arg = match self.alias {
             Some(alias) => arg.visible_alias(alias),
             None => arg,

@@ -1,0 +1,160 @@
+//! The Debian package and the tarball of `scripts/package`. Nothing is installed.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use coracle_integration::Machine;
+
+/// The built files of one run.
+struct Packages {
+    debian: PathBuf,
+    tarball: PathBuf,
+    sums: PathBuf,
+}
+
+fn repository() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+fn run(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// A small program that runs the real one: the compression of the real one twice would take a minute.
+fn program(dir: &Path) -> PathBuf {
+    let path = dir.join("coracle");
+    fs::write(&path, format!("#!/bin/sh\nexec {} \"$@\"\n", Machine::coracle().display())).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+/// Runs `scripts/package` in a shell with this umask and time zone.
+fn package(program: &Path, out: &Path, (umask, zone): (&str, &str)) -> Packages {
+    let script =
+        format!("umask {umask}; exec {} {}", repository().join("scripts/package").display(), out.display());
+    let output = Command::new("bash")
+        .args(["-c", &script])
+        .env("CORACLE", program)
+        .env("SOURCE_DATE_EPOCH", "1700000000")
+        .env("TZ", zone)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    let [debian, tarball, sums] = said.lines().map(PathBuf::from).collect::<Vec<_>>().try_into().unwrap();
+    Packages { debian, tarball, sums }
+}
+
+fn build() -> (tempfile::TempDir, Packages) {
+    let dir = tempfile::tempdir().unwrap();
+    let packages = package(&program(dir.path()), &dir.path().join("out"), ("022", "UTC"));
+    (dir, packages)
+}
+
+/// Owner, mode and path of each file of an archive's listing in the form of `tar -tv`.
+fn files(listing: &str) -> Vec<(String, String, String)> {
+    let rows = listing.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    rows.map(|row| (row[1].to_owned(), row[0].to_owned(), row[5].to_owned())).collect()
+}
+
+#[test]
+fn two_runs_write_identical_packages() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = program(dir.path());
+    let first = package(&program, &dir.path().join("first"), ("022", "UTC"));
+    let second = package(&program, &dir.path().join("second"), ("077", "Asia/Tokyo"));
+    for (a, b) in [(first.debian, second.debian), (first.tarball, second.tarball), (first.sums, second.sums)]
+    {
+        assert_eq!(a.file_name(), b.file_name());
+        assert!(fs::read(&a).unwrap() == fs::read(&b).unwrap(), "{} differs", a.display());
+    }
+}
+
+#[test]
+fn the_debian_package_has_program_services_pages_and_completions_of_root() {
+    let (_dir, packages) = build();
+    let listing = files(&run("dpkg-deb", &["--contents", packages.debian.to_str().unwrap()]));
+    for (owner, mode, path) in &listing {
+        assert_eq!(owner, "root/root", "{path}");
+        let expected = match () {
+            () if path.ends_with('/') => "drwxr-xr-x",
+            () if path.ends_with("/coracle") && (path.contains("bin/") || path.contains("openrc/")) => {
+                "-rwxr-xr-x"
+            }
+            () => "-rw-r--r--",
+        };
+        assert_eq!(mode, expected, "{path}");
+    }
+    for path in [
+        "./etc/coracle/",
+        "./usr/bin/coracle",
+        "./usr/lib/systemd/system/coracle.service",
+        "./usr/lib/systemd/system/coracle-agent.service",
+        "./usr/share/bash-completion/completions/coracle",
+        "./usr/share/doc/coracle/copyright",
+        "./usr/share/doc/coracle/docs/install.md",
+        "./usr/share/doc/coracle/examples/web.yaml",
+        "./usr/share/fish/vendor_completions.d/coracle.fish",
+        "./usr/share/man/man1/coracle-up.1.gz",
+        "./usr/share/man/man1/coracle.1.gz",
+        "./usr/share/zsh/vendor-completions/_coracle",
+    ] {
+        assert!(listing.iter().any(|(.., found)| found == path), "{path}");
+    }
+}
+
+#[test]
+fn the_debian_package_enables_nothing_and_its_scripts_are_correct() {
+    let (dir, packages) = build();
+    let debian = packages.debian.to_str().unwrap();
+    assert_eq!(run("dpkg-deb", &["--field", debian, "Package"]).trim(), "coracle");
+    let version = run("dpkg-deb", &["--field", debian, "Version"]);
+    let program = run(Machine::coracle().to_str().unwrap(), &["version"]);
+    assert_eq!(program.trim(), format!("coracle {}", version.trim()));
+
+    let (control, content) = (dir.path().join("control"), dir.path().join("content"));
+    run("dpkg-deb", &["--control", debian, control.to_str().unwrap()]);
+    run("dpkg-deb", &["--extract", debian, content.to_str().unwrap()]);
+    for script in ["postinst", "prerm", "postrm"] {
+        let path = control.join(script);
+        run("sh", &["-n", path.to_str().unwrap()]);
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.starts_with("#!/bin/sh\nset -e\n"), "{script}");
+        assert!(!text.contains("enable ") && !text.contains("invoke start"), "{script} starts a service");
+        assert!(!text.contains("/var/lib/coracle\n") && !text.contains("rm -r"), "{script} removes data");
+    }
+    // On an upgrade the old version's prerm has the argument `upgrade`: pods keep running.
+    run("sh", &[control.join("prerm").to_str().unwrap(), "upgrade", "9.9.9"]);
+    let checked = Command::new("md5sum")
+        .args(["--check", "--quiet"])
+        .arg(control.join("md5sums"))
+        .current_dir(&content)
+        .status();
+    assert!(checked.unwrap().success(), "md5sums");
+}
+
+#[test]
+fn the_tarball_has_the_services_of_both_init_systems_and_the_checksums_are_right() {
+    let (dir, packages) = build();
+    let listing = files(&run("tar", &["-tvzf", packages.tarball.to_str().unwrap()]));
+    let name = packages.tarball.file_name().unwrap().to_str().unwrap().trim_end_matches(".tar.gz");
+    for (owner, _, path) in &listing {
+        assert_eq!(owner, "0/0", "{path}");
+        assert!(path.starts_with(&format!("{name}/")), "{path}");
+    }
+    let mut sorted = listing.clone();
+    sorted.sort_by(|a, b| a.2.cmp(&b.2));
+    for path in ["bin/coracle", "LICENSE", "examples/openrc/coracle", "examples/systemd/coracle.service"] {
+        assert!(sorted.iter().any(|(.., found)| *found == format!("{name}/{path}")), "{path}");
+    }
+    let checked = Command::new("sha256sum")
+        .args(["--check", "--strict", "--quiet"])
+        .arg(&packages.sums)
+        .current_dir(dir.path().join("out"))
+        .status();
+    assert!(checked.unwrap().success(), "SHA256SUMS");
+}

@@ -1,0 +1,174 @@
+//! Rules for the documents: length of the README, links, paths. `agent/src/role/command_line/documents.rs` checks the
+//! flags and subcommands that they mention.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+use super::root;
+
+/// Folders whose files documents name by their path from the root.
+const FOLDERS: [&str; 9] =
+    ["agent", "cni", "controlplane", "cri", "docs", "examples", "integration", "proto", "scripts"];
+
+/// A document as lines of text outside of fenced code blocks; the others are empty.
+struct Document {
+    path: PathBuf,
+    prose: Vec<String>,
+}
+
+// === impl Document ===
+
+impl Document {
+    fn read(path: PathBuf) -> Self {
+        let mut fenced = false;
+        let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let prose = text.lines().map(|line| {
+            let is_fence = line.trim_start().starts_with("```");
+            fenced ^= is_fence;
+            if fenced || is_fence { String::new() } else { line.to_owned() }
+        });
+        Self { prose: prose.collect(), path }
+    }
+
+    /// Targets of links in the form `[text](target)`, outside of code spans.
+    fn links(&self) -> Vec<String> {
+        let mut links = Vec::new();
+        for line in &self.prose {
+            let text: String = line.split('`').step_by(2).collect::<Vec<_>>().join("code");
+            links.extend(
+                text.split("](")
+                    .skip(1)
+                    .filter_map(|rest| rest.split_once(')'))
+                    .map(|(target, _)| target.to_owned()),
+            );
+        }
+        links
+    }
+
+    /// The anchors of the headings, as GitHub makes them.
+    fn anchors(&self) -> Vec<String> {
+        let mut seen: BTreeMap<String, usize> = BTreeMap::new();
+        let headings = self.prose.iter().filter(|line| line.starts_with('#'));
+        let texts = headings.map(|line| line.trim_start_matches('#').trim());
+        texts
+            .map(|text| {
+                let anchor = anchor(text);
+                let count = seen.entry(anchor.clone()).or_default();
+                *count += 1;
+                if *count == 1 { anchor } else { format!("{anchor}-{}", *count - 1) }
+            })
+            .collect()
+    }
+
+    /// Words in code spans that look like paths of this repository.
+    fn paths(&self) -> Vec<String> {
+        let spans = self.prose.iter().flat_map(|line| line.split('`').skip(1).step_by(2));
+        let words =
+            spans.flat_map(str::split_whitespace).map(|word| word.trim_end_matches([',', ';', ':', '.']));
+        let is_path = |word: &&str| {
+            let (folder, rest) = word.split_once('/').unwrap_or_default();
+            FOLDERS.contains(&folder) && !rest.contains(['*', '{', '<', '…', '$'])
+        };
+        words.filter(is_path).map(str::to_owned).collect()
+    }
+}
+
+fn anchor(heading: &str) -> String {
+    let kept = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+    kept.map(|c| if c == ' ' { '-' } else { c }).collect::<String>().to_lowercase()
+}
+
+fn documents() -> Vec<Document> {
+    let mut paths =
+        vec![root().join("README.md"), root().join("ARCHITECTURE.md"), root().join("examples/README.md")];
+    for folder in ["docs", "docs/decisions", ".github"] {
+        let entries = fs::read_dir(root().join(folder)).unwrap().map(|entry| entry.unwrap().path());
+        paths.extend(entries.filter(|path| path.extension().is_some_and(|extension| extension == "md")));
+    }
+    assert!(paths.len() > 20, "{paths:?}");
+    paths.into_iter().map(Document::read).collect()
+}
+
+/// The path without `..`.
+fn plain(path: &Path) -> PathBuf {
+    let mut plain = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::ParentDir => drop(plain.pop()),
+            other => plain.push(other),
+        }
+    }
+    plain
+}
+
+#[test]
+fn the_readme_has_at_most_150_lines() {
+    let lines = fs::read_to_string(root().join("README.md")).unwrap().lines().count();
+    assert!(lines <= 150, "README.md has {lines} lines: move details to docs/");
+}
+
+#[test]
+fn the_readme_links_every_page() {
+    let readme = Document::read(root().join("README.md")).links();
+    for document in documents() {
+        let name = document.path.strip_prefix(root()).unwrap().to_str().unwrap().to_owned();
+        let in_a_listed_folder =
+            ["docs/decisions/", "examples/"].iter().any(|folder| name.starts_with(folder));
+        assert!(
+            name == "README.md" || in_a_listed_folder || readme.contains(&name),
+            "README.md does not link {name}"
+        );
+    }
+}
+
+#[test]
+fn links_lead_to_files_and_headings_that_exist() {
+    let documents = documents();
+    let mut wrong = Vec::new();
+    let mut count = 0;
+    for document in &documents {
+        for link in document.links().into_iter().filter(|link| !link.contains("://")) {
+            count += 1;
+            let (file, heading) = link.split_once('#').unwrap_or((&link, ""));
+            let path = match file {
+                "" => document.path.clone(),
+                file => plain(&document.path.parent().unwrap().join(file)),
+            };
+            let has_heading = || {
+                let target = documents.iter().find(|other| other.path == path);
+                target.is_some_and(|target| target.anchors().iter().any(|anchor| anchor == heading))
+            };
+            if !path.exists() || !(heading.is_empty() || has_heading()) {
+                wrong.push(format!("{}: {link}", document.path.display()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "broken links:\n{}", wrong.join("\n"));
+    assert!(count > 50, "{count} links");
+}
+
+#[test]
+fn paths_that_documents_name_exist() {
+    let mut wrong = Vec::new();
+    for document in documents() {
+        for word in document.paths() {
+            let path = root().join(&word);
+            let module = root().join(format!("{}.rs", word.trim_end_matches('/')));
+            if !path.exists() && !module.exists() {
+                wrong.push(format!("{}: {word}", document.path.display()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "paths that do not exist:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn anchors_are_those_of_github() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("page.md");
+    fs::write(&path, "# The kubelet's file\n```\n# no heading\n[no](link)\n```\n## CRI-O, `x_y`\n## Twice\n## Twice\n[a](b.md#c) `[no](link)`\n").unwrap();
+    let document = Document::read(path);
+    assert_eq!(document.anchors(), ["the-kubelets-file", "cri-o-x_y", "twice", "twice-1"]);
+    assert_eq!(document.links(), ["b.md#c"]);
+}
