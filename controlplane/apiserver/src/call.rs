@@ -3,7 +3,11 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use coracle_kinds::{Resource, schema::FieldValidation};
+use coracle_kinds::{
+    Resource,
+    schema::FieldValidation,
+    validate::{Causes, Path},
+};
 use http::HeaderMap;
 
 use crate::{
@@ -63,9 +67,9 @@ impl Call {
         match self.info.query.get("dryRun") {
             "" => Ok(false),
             "All" => Ok(true),
-            other => Err(ApiError::unprocessable(format!(
-                "dryRun: Unsupported value: \"{other}\": supported values: \"All\""
-            ))),
+            other => Err(self.invalid_parameter(|causes| {
+                causes.unsupported(&Path::root("dryRun"), &serde_json::json!([other]), &["All"]);
+            })),
         }
     }
 
@@ -74,10 +78,25 @@ impl Call {
             "" | "Warn" => Ok(FieldValidation::Warn),
             "Ignore" => Ok(FieldValidation::Ignore),
             "Strict" => Ok(FieldValidation::Strict),
-            other => Err(ApiError::unprocessable(format!(
-                "fieldValidation: Unsupported value: \"{other}\": supported values: \"Ignore\", \"Strict\", \"Warn\""
-            ))),
+            other => Err(self.invalid_parameter(|causes| {
+                let known = &["", "Ignore", "Strict", "Warn"];
+                causes.unsupported(&Path::root("fieldValidation"), &other.into(), known);
+            })),
         }
+    }
+
+    /// The error of an invalid parameter of the request. `describe` adds its causes.
+    pub(crate) fn invalid_parameter(&self, describe: impl FnOnce(&mut Causes)) -> ApiError {
+        let options = match self.info.verb {
+            "create" => "CreateOptions",
+            "update" => "UpdateOptions",
+            "patch" => "PatchOptions",
+            "delete" | "deletecollection" => "DeleteOptions",
+            _ => "ListOptions",
+        };
+        let mut causes = Causes::default();
+        describe(&mut causes);
+        ApiError::invalid_parameters((options, "meta.k8s.io"), &causes.into_list())
     }
 
     /// The namespace of this kind's keys.

@@ -30,7 +30,10 @@ impl ApiError {
     }
 
     fn of_object(mut self, kind: &Resource, name: &str) -> Self {
-        self.details = json!({"name": name, "kind": kind.plural});
+        self.details = json!({"kind": kind.plural});
+        if !name.is_empty() {
+            self.details["name"] = name.into();
+        }
         if !kind.group.is_empty() {
             self.details["group"] = kind.group.as_ref().into();
         }
@@ -155,10 +158,26 @@ impl ApiError {
         let mut error = Self::new(422, "Invalid", message).of_object(kind, name);
         // Here, alone, `kind` is the kind and not the resource.
         error.details["kind"] = kind.kind.as_ref().into();
-        let list = causes.iter();
-        error.details["causes"] = list
-            .map(|cause| json!({"reason": cause.reason, "message": cause.message, "field": cause.field}))
-            .collect();
+        error.details["causes"] = listed(causes);
+        error
+    }
+
+    /// Invalid parameters of a request, which make up an object of `meta.k8s.io`, or an invalid TokenRequest.
+    pub(crate) fn invalid_parameters((kind, group): (&str, &str), causes: &[Cause]) -> Self {
+        let texts: Vec<String> =
+            causes.iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect();
+        let texts =
+            if let [text] = texts.as_slice() { text.clone() } else { format!("[{}]", texts.join(", ")) };
+        let mut error = Self::new(422, "Invalid", format!("{kind}.{group} \"\" is invalid: {texts}"));
+        error.details = json!({"kind": kind, "group": group, "causes": listed(causes)});
+        error
+    }
+
+    /// A patch whose result is no valid object.
+    pub(crate) fn invalid_patch(why: &str) -> Self {
+        let mut error = Self::new(422, "Invalid", format!(" \"\" is invalid: patch: Invalid value: {why}"));
+        error.details = json!({"causes": [
+            {"reason": "FieldValueInvalid", "message": format!("Invalid value: {why}"), "field": "patch"}]});
         error
     }
 
@@ -256,6 +275,12 @@ impl ApiError {
         }
         status
     }
+}
+
+fn listed(causes: &[Cause]) -> Value {
+    let list = causes.iter();
+    list.map(|cause| json!({"reason": cause.reason, "message": cause.message, "field": cause.field}))
+        .collect()
 }
 
 impl From<coracle_store::Error> for ApiError {

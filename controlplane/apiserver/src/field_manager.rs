@@ -2,7 +2,10 @@
 
 use std::sync::LazyLock;
 
-use coracle_kinds::Resource;
+use coracle_kinds::{
+    Resource,
+    validate::{Causes, Path},
+};
 use coracle_managed_fields::{
     ApplyError, ApplyRequest, FieldSet, Managers, PathElement, Schema, SingleVersion, UpdateRequest, Updater,
     conflict_message,
@@ -42,23 +45,20 @@ pub(crate) fn name(call: &Call) -> String {
 /// Checks the parameters `fieldManager` and `force`.
 pub(crate) fn check_parameters(call: &Call, is_apply: bool) -> Result<()> {
     let (name, force) = (call.info.query.get("fieldManager"), call.info.query.has("force"));
-    let options = if is_apply || call.info.verb == "patch" { "PatchOptions" } else { "options" };
-    let invalid =
-        |what: String| ApiError::unprocessable(format!("{options}.meta.k8s.io \"\" is invalid: {what}"));
+    let (path, mut causes) = (Path::root("fieldManager"), Causes::default());
     if name.len() > MAX_NAME {
-        return Err(invalid(format!("fieldManager: Too long: may not be more than {MAX_NAME} bytes")));
-    }
-    if let Some(bad) = name.chars().find(|letter| letter.is_control()) {
+        causes.too_long(&path, MAX_NAME);
+    } else if let Some(bad) = name.chars().find(|letter| letter.is_control()) {
         let why = format!("should only contain printable characters, found {bad:?}");
-        return Err(invalid(format!("fieldManager: Invalid value: {name:?}: {why}")));
+        causes.invalid(&path, &name.into(), &why);
     }
     if is_apply && name.is_empty() {
-        return Err(invalid("fieldManager: Required value: is required for apply patch".to_owned()));
+        causes.required(&path, "is required for apply patch");
     }
     if !is_apply && force {
-        return Err(invalid("force: Forbidden: may not be specified for non-apply patch".to_owned()));
+        causes.forbidden(&Path::root("force"), "may not be specified for non-apply patch");
     }
-    Ok(())
+    if causes.is_empty() { Ok(()) } else { Err(call.invalid_parameter(|list| *list = causes)) }
 }
 
 /// Records the owner of a new object's fields.

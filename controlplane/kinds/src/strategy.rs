@@ -5,7 +5,7 @@ pub(crate) mod workload;
 
 use serde_json::{Map, Value, json};
 
-use crate::Resource;
+use crate::{Resource, defaults};
 use coracle_values::qos::{CpuAndMemory, QosClass, RequestsAndLimits};
 
 pub use workload::prepare_named;
@@ -76,6 +76,9 @@ pub fn prepare_for_status_update(kind: &Resource, new: &mut Value, old: &Value) 
     *map = kept;
     if kind.is(CERTIFICATES, SIGNING_REQUEST) {
         keep_verdict(new, old);
+    }
+    if kind.is("", "Pod") {
+        defaults::pod::addresses(new);
     }
 }
 

@@ -27,11 +27,13 @@ pub(crate) mod networking;
 pub(crate) mod node;
 pub(crate) mod object;
 pub(crate) mod pod;
+mod pod_status;
 pub(crate) mod policy;
 mod probe;
 pub(crate) mod quota;
 pub(crate) mod rbac;
 mod resources;
+mod review;
 mod scheduling;
 mod security;
 pub(crate) mod service;
@@ -81,6 +83,7 @@ pub(crate) fn built_in_status(causes: &mut Causes, kind: (&str, &str), new: &Val
         ("storage.k8s.io", "VolumeAttachment") => attachment::attachment_status(causes, &new["status"]),
         ("apps", "StatefulSet") => stateful::status(causes, &new["status"], &old["status"]),
         ("apps", "DaemonSet") => daemon::status(causes, &new["status"], &old["status"]),
+        ("", "Pod") => pod_status::update(causes, new, old),
         ("", "ReplicationController") => workload::status(causes, &new["status"]),
         ("", "ResourceQuota") => quota::status(causes, &new["status"]),
         ("autoscaling", _) => autoscaling::status(causes, &new["status"]),
@@ -114,6 +117,12 @@ pub fn binding(binding: &Value) -> Vec<Cause> {
         causes.required(&target.field("name"), "");
     }
     causes.into_list()
+}
+
+/// Validates a question about permissions: `kind` is that of the review, `namespace` that of the request. Other reviews
+/// are always valid. Source: `pkg/apis/authorization/validation`.
+pub fn review(kind: &str, review: &Value, namespace: &str) -> Vec<Cause> {
+    review::causes(kind, review, namespace)
 }
 
 /// Validates a TokenRequest, after defaulting.

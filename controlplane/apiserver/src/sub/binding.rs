@@ -15,6 +15,9 @@ use crate::{
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let (binding, warnings) = body_of(call)?;
     let name = &call.resource.name;
+    if text(&binding, "name") != name {
+        return Err(ApiError::bad_request("name in URL does not match name in Binding object"));
+    }
     let causes = coracle_kinds::validate::binding(&binding);
     if !causes.is_empty() {
         return Err(ApiError::invalid(&call.kind, name, &causes));

@@ -1,6 +1,6 @@
 //! POST serviceaccounts/token: a token that expires, and becomes invalid when its bound object is deleted.
 
-use coracle_kinds::kind::by_resource;
+use coracle_kinds::{kind::by_resource, validate};
 use serde_json::{Value, json};
 
 use super::{body_of, parent};
@@ -23,10 +23,8 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let mut request = call.state.admission.admit_subresource(call, Operation::Create, request).await?;
     let seconds = request["spec"]["expirationSeconds"].as_i64().unwrap_or(DEFAULT_SECONDS);
     if !(LEAST_SECONDS..=MOST_SECONDS).contains(&seconds) {
-        return Err(ApiError::unprocessable(format!(
-            "TokenRequest.authentication.k8s.io \"\" is invalid: spec.expirationSeconds: Invalid value: {seconds}: \
-             may not specify a duration less than 10 minutes"
-        )));
+        let causes = validate::token_request(&request);
+        return Err(ApiError::invalid_parameters(("TokenRequest", "authentication.k8s.io"), &causes));
     }
     let tokens = &call.state.authenticators.tokens;
     let asked = request["spec"]["audiences"].as_array().into_iter().flatten();

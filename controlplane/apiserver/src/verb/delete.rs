@@ -1,6 +1,6 @@
 //! DELETE of one object: at once, after a grace period, or when its finalizers are done.
 
-use coracle_kinds::Resource;
+use coracle_kinds::{Resource, validate::Path};
 use coracle_store::Expect;
 use serde_json::{Value, json};
 
@@ -143,6 +143,12 @@ pub(crate) fn options(call: &Call) -> Result<Options> {
         let mut parsed = body::parse(call)?;
         // Clients write the version of the resource's own group here; it is the same type.
         if let Some(object) = parsed.value.as_object_mut() {
+            let kind = object.get("kind").and_then(Value::as_str).unwrap_or_default();
+            if !matches!(kind, "" | "DeleteOptions") {
+                return Err(ApiError::bad_request(format!(
+                    "the body must be DeleteOptions, and is of kind {kind:?}"
+                )));
+            }
             object.insert("apiVersion".into(), "v1".into());
             object.insert("kind".into(), "DeleteOptions".into());
         }
@@ -155,6 +161,7 @@ pub(crate) fn options(call: &Call) -> Result<Options> {
 /// The options of a tree; what it leaves open the query may say.
 pub(crate) fn options_from(call: &Call, tree: &Value) -> Result<Options> {
     let query = &call.info.query;
+    query.check_number("gracePeriodSeconds")?;
     let query_text = |key: &str| Some(query.get(key)).filter(|text| !text.is_empty()).map(Value::from);
     let propagation = tree
         .get("propagationPolicy")
@@ -164,10 +171,10 @@ pub(crate) fn options_from(call: &Call, tree: &Value) -> Result<Options> {
     let orphan = tree.get("orphanDependents").and_then(Value::as_bool);
     let orphan = orphan.or_else(|| query.has("orphanDependents").then(|| query.flag("orphanDependents")));
     if let (Some(policy), Some(_)) = (&propagation, orphan) {
-        return Err(ApiError::unprocessable(format!(
-            "DeleteOptions.meta.k8s.io \"\" is invalid: propagationPolicy: Invalid value: {policy}: \
-             orphanDependents and deletionPropagation cannot be both set"
-        )));
+        return Err(call.invalid_parameter(|causes| {
+            let detail = "orphanDependents and deletionPropagation cannot be both set";
+            causes.invalid(&Path::root("propagationPolicy"), policy, detail);
+        }));
     }
     let propagation = match propagation.as_ref().and_then(Value::as_str) {
         Some("Background") => Some(Propagation::Background),
@@ -175,10 +182,10 @@ pub(crate) fn options_from(call: &Call, tree: &Value) -> Result<Options> {
         Some("Orphan") => Some(Propagation::Orphan),
         None => orphan.map(|orphan| if orphan { Propagation::Orphan } else { Propagation::Background }),
         Some(other) => {
-            return Err(ApiError::unprocessable(format!(
-                "DeleteOptions is invalid: propagationPolicy: Unsupported value: \"{other}\": supported values: \
-                 \"Background\", \"Foreground\", \"Orphan\""
-            )));
+            return Err(call.invalid_parameter(|causes| {
+                let known = &["Foreground", "Background", "Orphan", "nil"];
+                causes.unsupported(&Path::root("propagationPolicy"), &other.into(), known);
+            }));
         }
     };
     let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);

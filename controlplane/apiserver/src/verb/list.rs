@@ -6,6 +6,7 @@ use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use coracle_kinds::{
     Resource,
     selector::{FieldSelector, LabelSelector},
+    validate::Path,
 };
 use serde_json::json;
 
@@ -110,17 +111,19 @@ fn snapshot(call: &Call, scope: &Scope, earlier: Option<Continue>) -> Result<(Ve
     match (revision(query.get("resourceVersion"))?, query.get("resourceVersionMatch")) {
         (None, "") => {}
         (None, _) => {
-            return Err(ApiError::unprocessable(
-                "resourceVersionMatch is forbidden unless resourceVersion is provided",
-            ));
+            return Err(call.invalid_parameter(|causes| {
+                let detail = "resourceVersionMatch is forbidden unless resourceVersion is provided";
+                causes.forbidden(&Path::root("resourceVersionMatch"), detail);
+            }));
         }
         (Some(asked), _) if asked > newest => return Err(ApiError::future_revision(asked, newest)),
         (Some(asked), "Exact") => return Ok((objects.under_at(&scope.prefix, asked)?, asked)),
         (Some(_), "" | "NotOlderThan") => {}
         (Some(_), other) => {
-            return Err(ApiError::unprocessable(format!(
-                "resourceVersionMatch: Unsupported value: \"{other}\""
-            )));
+            return Err(call.invalid_parameter(|causes| {
+                let known = &["Exact", "NotOlderThan", ""];
+                causes.unsupported(&Path::root("resourceVersionMatch"), &other.into(), known);
+            }));
         }
     }
     // One name: no need to look at the others.
@@ -144,7 +147,8 @@ pub(crate) fn revision(text: &str) -> Result<Option<u64>> {
     }
     text.parse().map(Some).map_err(|_not_a_number| {
         ApiError::bad_request(format!(
-            "resourceVersion: Invalid value: \"{text}\": strconv.ParseUint: invalid syntax"
+            "invalid resource version: resourceVersion: Invalid value: \"{text}\": strconv.ParseUint: parsing \"{text}\": \
+             invalid syntax"
         ))
     })
 }

@@ -3,6 +3,7 @@
 use coracle_kinds::{
     patch::{self, PatchError},
     schema::{self, Parsed},
+    validate::{Causes, Path},
 };
 use serde_json::Value;
 
@@ -17,6 +18,9 @@ use crate::{
     verb::apply,
     write::{self, Part},
 };
+
+/// What the errors of strict decoding contain.
+const STRICT: &str = "strict decoding error";
 
 /// A patch that was read, ready for any object.
 pub(crate) enum Patch {
@@ -38,9 +42,12 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     let apply = |old: &Value| {
         let patched = patch.apply(call.kind.patch_definition(), old)?;
         write::check_revision(&call.kind, old, &patched["metadata"]["resourceVersion"])?;
-        same_identity(old, &patched)?;
+        same_identity(call, old, &patched)?;
         let parsed = Parsed { value: patched, duplicates: Vec::new(), keys: Vec::new() };
-        body::check(parsed, &expected, validation)
+        body::check(parsed, &expected, validation).map_err(|error| match error.code {
+            400 if !error.message.contains(STRICT) => ApiError::invalid_patch(&error.message),
+            _ => error,
+        })
     };
     let stored = write::update(call, &call.resource.name, (part, Writer::Update), |old| {
         let (new, found) = offload::run(is_heavy, || apply(old))?;
@@ -97,11 +104,26 @@ impl Patch {
     }
 }
 
-fn same_identity(old: &Value, new: &Value) -> Result<()> {
-    for field in ["name", "namespace"] {
-        if old["metadata"][field] != new["metadata"][field] {
-            return Err(ApiError::bad_request(format!("a patch cannot change metadata.{field}")));
-        }
+fn same_identity(call: &Call, old: &Value, new: &Value) -> Result<()> {
+    let (before, after) = (&old["metadata"], &new["metadata"]);
+    let name = |object: &Value| object["name"].as_str().unwrap_or_default().to_owned();
+    if before["name"] != after["name"] {
+        return Err(ApiError::bad_request(format!(
+            "the name of the object ({}) does not match the name on the URL ({})",
+            name(after),
+            name(before)
+        )));
+    }
+    if before["namespace"] != after["namespace"] {
+        return Err(ApiError::bad_request(
+            "the namespace of the object does not match the namespace on the request",
+        ));
+    }
+    let uid = &after["uid"];
+    if !uid.is_null() && *uid != "" && *uid != before["uid"] {
+        let mut causes = Causes::default();
+        causes.invalid(&Path::root("metadata").field("uid"), uid, "field is immutable");
+        return Err(ApiError::invalid(&call.kind, &name(before), &causes.into_list()));
     }
     Ok(())
 }

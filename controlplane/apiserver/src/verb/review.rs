@@ -1,5 +1,6 @@
 //! POST of a review: a question about a user's identity or permissions. It is not stored.
 
+use coracle_kinds::validate;
 use serde_json::{Value, json};
 
 use crate::{
@@ -17,6 +18,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     // A review has no metadata to make a table of.
     media::negotiate(&call.headers, &call.info.query, &[])?;
     let (mut review, warnings) = body::object(call)?;
+    check(call, &review)?;
     review["status"] = match &*call.kind.kind {
         "SelfSubjectReview" => json!({"userInfo": described(&call.user)}),
         "SelfSubjectAccessReview" => access(call, &call.user, &review["spec"]).await,
@@ -31,6 +33,19 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
         metadata.insert("creationTimestamp".into(), crate::write::now().into());
     }
     Ok(reply::warned(reply::json(201, &review), &warnings))
+}
+
+/// Refuses a question that is not exactly one, or not about what its kind is for.
+fn check(call: &Call, review: &Value) -> Result<()> {
+    let kind = &*call.kind.kind;
+    let causes = validate::review(kind, review, call.namespace());
+    if !causes.is_empty() {
+        return Err(ApiError::invalid(&call.kind, "", &causes));
+    }
+    if kind == "TokenReview" && review["spec"]["token"].as_str().unwrap_or_default().is_empty() {
+        return Err(ApiError::bad_request("token is required for TokenReview in authentication"));
+    }
+    Ok(())
 }
 
 fn described(user: &User) -> Value {
@@ -107,7 +122,7 @@ async fn token(call: &Call, spec: &Value) -> Value {
     match state.authenticators.token_user(&state.cache, token, &audiences).await {
         Some(user) => json!({"authenticated": true, "user": described(&user), "audiences": audiences}),
         None => {
-            json!({"authenticated": false, "error": "the token is not known, not valid any more, or for others"})
+            json!({"user": {}, "error": "invalid bearer token"})
         }
     }
 }

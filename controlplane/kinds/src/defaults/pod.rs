@@ -1,6 +1,6 @@
 //! Pods and pod templates.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::container::{container, requests_from_limits};
 use super::volume::volume;
@@ -11,6 +11,7 @@ const LISTS: [&str; 3] = ["containers", "initContainers", "ephemeralContainers"]
 /// Sets the defaults of a pod: those of pod templates, and those that templates do not have.
 pub(crate) fn pod(pod: &mut Value) {
     child(pod, "metadata");
+    addresses(pod);
     let Some(spec) = child(pod, "spec") else { return };
     pod_spec(spec);
     for list in LISTS {
@@ -25,6 +26,24 @@ pub(crate) fn pod(pod: &mut Value) {
                 host_ports(container);
             }
         }
+    }
+}
+
+/// Makes `podIP` the first of `podIPs`, as upstream's conversion: the older field wins if they differ.
+pub(crate) fn addresses(pod: &mut Value) {
+    let Some(status) = pod.get_mut("status").and_then(Value::as_object_mut) else { return };
+    let first = status.get("podIPs").and_then(|list| list.get(0)).map(|first| first["ip"].clone());
+    match status.get("podIP").filter(|ip| ip.as_str().is_some_and(|ip| !ip.is_empty())) {
+        Some(ip) if first.as_ref() != Some(ip) => {
+            let list = json!([{"ip": ip}]);
+            status.insert("podIPs".to_owned(), list);
+        }
+        None => {
+            if let Some(first) = first {
+                status.insert("podIP".to_owned(), first);
+            }
+        }
+        Some(_) => {}
     }
 }
 

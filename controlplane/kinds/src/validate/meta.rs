@@ -17,9 +17,21 @@ pub(super) fn create(causes: &mut Causes, kind: &Resource, object: &Value) {
     labels(causes, &path.field("labels"), &metadata["labels"]);
     annotations(causes, &path.field("annotations"), &metadata["annotations"]);
     owners(causes, &path.field("ownerReferences"), &metadata["ownerReferences"]);
-    for (_, finalizer) in items(&metadata["finalizers"]) {
-        let finalizer = text(finalizer);
-        causes.format(&path.field("finalizers"), finalizer, format::qualified_name(finalizer));
+    finalizers(causes, kind, &path.field("finalizers"), &metadata["finalizers"]);
+}
+
+/// Checks finalizers. Those of built-in kinds have a domain, except upstream's own.
+fn finalizers(causes: &mut Causes, kind: &Resource, path: &Path, list: &Value) {
+    const STANDARD: [&str; 3] = ["kubernetes", "foregroundDeletion", "orphan"];
+    for (index, finalizer) in items(list) {
+        let name = text(finalizer);
+        let problems = format::qualified_name(name);
+        let is_plain = problems.is_empty() && !name.contains('/') && !STANDARD.contains(&name);
+        causes.format(path, name, problems);
+        if is_plain && kind.is_built_in {
+            let detail = "name is neither a standard finalizer name nor is it fully qualified";
+            causes.invalid(&path.index(index), finalizer, detail);
+        }
     }
 }
 
@@ -96,18 +108,20 @@ fn annotations(causes: &mut Causes, path: &Path, annotations: &Value) {
 }
 
 fn owners(causes: &mut Causes, path: &Path, owners: &Value) {
-    for (index, owner) in items(owners) {
-        let here = path.index(index);
+    for (_, owner) in items(owners) {
+        // Upstream leaves out the index.
+        let here = path;
         if text(&owner["apiVersion"]).rsplit('/').next().is_none_or(str::is_empty) {
-            causes.invalid(&here.field("apiVersion"), &owner["apiVersion"], "version must not be empty");
+            let version = text(&owner["apiVersion"]).into();
+            causes.invalid(&here.field("apiVersion"), &version, "version must not be empty");
         }
-        for (name, what) in [("kind", "kind"), ("name", "name"), ("uid", "uid")] {
+        for name in ["kind", "name", "uid"] {
             if text(&owner[name]).is_empty() {
-                causes.invalid(&here.field(name), &owner[name], &format!("{what} must not be empty"));
+                causes.invalid(&here.field(name), &"".into(), "must not be empty");
             }
         }
         if owner["kind"] == "Event" && text(&owner["apiVersion"]).ends_with("v1") {
-            causes.invalid(&here, owner, "Event is disallowed from being an owner");
+            causes.invalid(here, owner, "Event is disallowed from being an owner");
         }
     }
     let controllers: Vec<&Value> =

@@ -192,7 +192,7 @@ fn large_and_wrong_metadata_is_refused() {
         "ConfigMap",
         "/metadata/ownerReferences",
         json!([owner]),
-        &["metadata.ownerReferences[0].uid: Invalid value: \"\": uid must not be empty"],
+        &["metadata.ownerReferences.uid: Invalid value: \"\": must not be empty"],
     );
 }
 

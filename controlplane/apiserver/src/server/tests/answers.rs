@@ -170,3 +170,79 @@ async fn strict_errors_follow_the_document() {
         unknown field \"spec.alsoUnknown\"";
     assert!(message.ends_with(expect), "{message}");
 }
+
+#[tokio::test]
+async fn invalid_parameters_have_causes() {
+    let server = Fixture::new().await;
+    let map = || config_map("m", json!({}));
+    for (answer, options, field) in [
+        (server.post(&format!("{MAPS}?dryRun=Some"), map()).await, "CreateOptions", "dryRun"),
+        (server.post(&format!("{MAPS}?fieldValidation=x"), map()).await, "CreateOptions", "fieldValidation"),
+        (server.merge(&format!("{MAPS}/m?force=true"), json!({})).await, "PatchOptions", "force"),
+        (
+            server.get(&format!("{MAPS}?resourceVersionMatch=Exact")).await,
+            "ListOptions",
+            "resourceVersionMatch",
+        ),
+        (
+            server.delete(&format!("{MAPS}/m?propagationPolicy=x"), json!({})).await,
+            "DeleteOptions",
+            "propagationPolicy",
+        ),
+    ] {
+        let details = &answer.body["details"];
+        assert_eq!(answer.code, 422, "{options} {field}");
+        assert_eq!((&details["kind"], &details["group"]), (&json!(options), &json!("meta.k8s.io")));
+        assert_eq!(details["causes"][0]["field"], field);
+    }
+    let kind = server.delete(&format!("{MAPS}/m"), json!({"kind": "ConfigMap"})).await;
+    assert_eq!(kind.code, 400);
+}
+
+#[tokio::test]
+async fn a_patch_keeps_the_identity_and_ends_in_a_valid_object() {
+    let server = Fixture::new().await;
+    server.post(MAPS, config_map("m", json!({}))).await;
+    let path = format!("{MAPS}/m");
+    let renamed = server.merge(&path, json!({"metadata": {"name": "n"}})).await;
+    assert_eq!(renamed.body["message"], "the name of the object (n) does not match the name on the URL (m)");
+    let other = server.merge(&path, json!({"metadata": {"uid": "x"}})).await;
+    assert_eq!((other.code, &other.body["details"]["causes"][0]["field"]), (422, &json!("metadata.uid")));
+    let wrong = server.merge(&path, json!({"data": 5})).await;
+    assert_eq!((wrong.code, &wrong.body["details"]["causes"][0]["field"]), (422, &json!("patch")));
+}
+
+#[tokio::test]
+async fn a_review_of_a_namespace_asks_about_this_namespace() {
+    let server = Fixture::new().await;
+    let path = "/apis/authorization.k8s.io/v1/namespaces/default/localsubjectaccessreviews";
+    let asked = |namespace: &str| {
+        let attributes = json!({"verb": "get", "resource": "secrets", "namespace": namespace});
+        json!({"spec": {"user": "u", "resourceAttributes": attributes}})
+    };
+    assert_eq!(server.post(path, asked("default")).await.code, 201);
+    assert_eq!(server.post(path, asked("kube-system")).await.code, 422);
+    let token = server.post("/apis/authentication.k8s.io/v1/tokenreviews", json!({"spec": {}})).await;
+    assert_eq!(token.code, 400);
+}
+
+#[tokio::test]
+async fn a_binding_names_its_pod() {
+    let server = Fixture::new().await;
+    server.post(PODS, pod("p")).await;
+    let binding = |name: &str| json!({"metadata": {"name": name}, "target": {"kind": "Node", "name": "n"}});
+    assert_eq!(server.post(&format!("{PODS}/p/binding"), binding("q")).await.code, 400);
+    assert_eq!(server.post(&format!("{PODS}/p/binding"), binding("p")).await.code, 201);
+}
+
+#[tokio::test]
+async fn the_status_of_a_pod_is_validated() {
+    let server = Fixture::new().await;
+    server.post(PODS, pod("p")).await;
+    let status =
+        async |status: Value| server.merge(&format!("{PODS}/p/status"), json!({"status": status})).await;
+    let first = status(json!({"podIP": "10.0.0.1"})).await;
+    assert_eq!(first.body["status"]["podIPs"], json!([{"ip": "10.0.0.1"}]));
+    assert_eq!(status(json!({"podIP": "x"})).await.code, 422);
+    assert_eq!(status(json!({"qosClass": "Guaranteed"})).await.code, 422);
+}

@@ -1,0 +1,111 @@
+//! The status of pods. Source: `ValidatePodStatusUpdate` in `pkg/apis/core/validation`.
+
+use serde_json::Value;
+
+use super::{Causes, Path, format, items, text};
+
+/// Lists of the statuses of containers that may not start again once they have ended, unless the pod's policy says so.
+const ENDED: [&str; 2] = ["containerStatuses", "ephemeralContainerStatuses"];
+
+/// Checks a new status.
+pub(super) fn update(causes: &mut Causes, new: &Value, old: &Value) {
+    let (path, status, before) = (Path::root("status"), &new["status"], &old["status"]);
+    let nominated = text(&status["nominatedNodeName"]);
+    if !nominated.is_empty() && status["nominatedNodeName"] != before["nominatedNodeName"] {
+        let here = path.field("nominatedNodeName");
+        causes.format(&here, nominated, format::dns1123_subdomain(nominated));
+        if !text(&old["spec"]["nodeName"]).is_empty() {
+            causes.forbidden(&here, "may not be set on pods that are already bound to a node");
+        }
+    }
+    causes.not_negative(&path.field("observedGeneration"), &status["observedGeneration"]);
+    let class = &status["qosClass"];
+    // Pods of earlier versions may have none yet.
+    if !text(&before["qosClass"]).is_empty() && class != &before["qosClass"] {
+        causes.invalid(&path.field("qosClass"), &text(class).into(), "field is immutable");
+    }
+    for list in ENDED {
+        restarts(causes, &path.field(list), (&status[list], &before[list]), &old["spec"], list);
+    }
+    addresses(causes, &path.field("podIPs"), &status["podIPs"], &before["podIPs"]);
+    if let Some((_, first)) = items(&status["hostIPs"]).next()
+        && text(&first["ip"]) != text(&status["hostIP"])
+    {
+        let here = path.field("hostIPs").index(0).field("ip");
+        causes.invalid(&here, &first["ip"], "must be equal to `hostIP`");
+    }
+    addresses(causes, &path.field("hostIPs"), &status["hostIPs"], &before["hostIPs"]);
+}
+
+/// Refuses the restart of containers that may not start again.
+fn restarts(causes: &mut Causes, path: &Path, (new, old): (&Value, &Value), spec: &Value, list: &str) {
+    let policy = text(&spec["restartPolicy"]);
+    for (index, before) in items(old) {
+        let Some(code) = before["state"]["terminated"]["exitCode"].as_i64() else { continue };
+        let may_start =
+            list == "containerStatuses" && (policy == "Always" || (policy == "OnFailure" && code != 0));
+        let now = items(new).find(|(_, now)| now["name"] == before["name"]);
+        if !may_start && now.is_some_and(|(_, now)| now["state"]["terminated"].is_null()) {
+            causes.forbidden(
+                &path.index(index).field("state"),
+                "may not be transitioned to non-terminated state",
+            );
+        }
+    }
+}
+
+/// Checks the addresses of a pod or of its node. Invalid ones that are there already may stay.
+fn addresses(causes: &mut Causes, path: &Path, list: &Value, before: &Value) {
+    for (index, address) in items(list) {
+        if !items(before).any(|(_, old)| old["ip"] == address["ip"]) {
+            let ip = text(&address["ip"]);
+            causes.format(&path.index(index), ip, format::ip(ip));
+        }
+    }
+    let families: Vec<bool> = items(list).map(|(_, address)| text(&address["ip"]).contains(':')).collect();
+    let is_pair = families.len() == 2 && families[0] != families[1];
+    if families.len() > 1 && !is_pair {
+        causes.invalid(path, list, "may specify no more than one IP for each IP family");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn fields(old: Value, new: Value, policy: &str) -> Vec<String> {
+        let mut causes = Causes::default();
+        let pod = |status: Value| json!({"spec": {"restartPolicy": policy}, "status": status});
+        update(&mut causes, &pod(new), &pod(old));
+        causes.into_list().into_iter().map(|cause| cause.field).collect()
+    }
+
+    #[test]
+    fn addresses_are_valid_and_one_of_each_family() {
+        let ips =
+            |list: &[&str]| json!({"podIPs": list.iter().map(|ip| json!({"ip": ip})).collect::<Vec<_>>()});
+        assert_eq!(fields(json!({}), ips(&["10.0.0.1", "fd00::1"]), ""), Vec::<String>::new());
+        assert_eq!(fields(json!({}), ips(&["x"]), ""), ["status.podIPs[0]"]);
+        assert_eq!(fields(ips(&["x"]), ips(&["x"]), ""), Vec::<String>::new());
+        assert_eq!(fields(json!({}), ips(&["10.0.0.1", "10.0.0.2"]), ""), ["status.podIPs"]);
+        let host = json!({"hostIP": "10.0.0.1", "hostIPs": [{"ip": "10.0.0.2"}]});
+        assert_eq!(fields(json!({}), host, ""), ["status.hostIPs[0].ip"]);
+    }
+
+    #[test]
+    fn the_class_stays_and_ended_containers_stay_ended() {
+        let class = |class: &str| json!({"qosClass": class});
+        assert_eq!(fields(class("BestEffort"), class("Guaranteed"), ""), ["status.qosClass"]);
+        let state = |state: Value| json!({"containerStatuses": [{"name": "c", "state": state}]});
+        let ended = |code: i64| state(json!({"terminated": {"exitCode": code}}));
+        let running = || state(json!({"running": {}}));
+        for (policy, code, is_refused) in
+            [("Always", 0, false), ("OnFailure", 1, false), ("OnFailure", 0, true), ("Never", 1, true)]
+        {
+            let expect: &[&str] = if is_refused { &["status.containerStatuses[0].state"] } else { &[] };
+            assert_eq!(fields(ended(code), running(), policy), expect, "{policy} {code}");
+        }
+    }
+}
