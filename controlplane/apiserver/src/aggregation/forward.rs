@@ -16,7 +16,7 @@ use crate::{
     server::State,
     sub::{
         proxy::forwarded,
-        stream::{join, pass},
+        stream::{check_switch, join, pass},
         target,
     },
 };
@@ -51,6 +51,7 @@ pub(crate) async fn run(
     *request.headers_mut() = forwarded(arrived.headers, &info.path);
     identify(request.headers_mut(), arrived.user);
     let mut answer = send(state, remote, request).await?;
+    check_switch(arrived.headers, answer.status())?;
     if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
         join(client, hyper::upgrade::on(&mut answer), state.shutdown.clone());
     }

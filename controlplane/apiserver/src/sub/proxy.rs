@@ -13,7 +13,7 @@ use hyper::{body::Incoming, upgrade::OnUpgrade};
 use self::links::Links;
 use super::{
     kubelet,
-    stream::{join, pass},
+    stream::{check_switch, join, pass},
     target::{self, Endpoint},
 };
 use crate::{
@@ -72,6 +72,7 @@ pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Resu
             send(call, named.is_tls, &endpoint, request).await?
         }
     };
+    check_switch(&call.headers, answer.status())?;
     if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
         join(client, hyper::upgrade::on(&mut answer), call.state.shutdown.clone());
     }
