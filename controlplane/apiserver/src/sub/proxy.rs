@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::{body::Incoming, upgrade::OnUpgrade};
+use serde_json::{Value, json};
 
 use self::links::Links;
 use super::{
@@ -17,6 +18,7 @@ use super::{
     target::{self, Endpoint},
 };
 use crate::{
+    admit::Operation,
     call::Call,
     error::{ApiError, Result},
     reply::{self, Reply},
@@ -56,6 +58,9 @@ pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Resu
     let is_read = matches!(*method, Method::GET | Method::HEAD);
     if call.resource.rest.is_none() && is_read && !is_upgrade {
         return redirect(call);
+    }
+    if let Some(options) = options(call) {
+        call.state.admission.admit_subresource(call, Operation::Connect, options).await?;
     }
     let request = request(call, method)?;
     let host = call.headers.get(header::HOST).and_then(|host| host.to_str().ok());
@@ -99,6 +104,17 @@ impl<'a> Named<'a> {
         };
         (!name.is_empty()).then_some(Self { is_tls, name, port })
     }
+}
+
+/// The path as the options object that admission gets.
+fn options(call: &Call) -> Option<Value> {
+    let declared = call.kind.subresource(&call.resource.subresource)?;
+    let rest = call.resource.rest.as_deref().unwrap_or_default().trim_start_matches('/');
+    let mut options = json!({"apiVersion": declared.api_version(), "kind": declared.kind});
+    if let Some(options) = options.as_object_mut().filter(|_| !rest.is_empty()) {
+        options.insert("path".to_owned(), format!("/{rest}").into());
+    }
+    Some(options)
 }
 
 /// Sends a reader to the same path with a slash, so that relative links of a page work.
