@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     admit::Operation,
+    authz::authorize_also,
     call::Call,
     error::{ApiError, Result},
     reply::{self, Reply},
@@ -58,6 +59,10 @@ pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Resu
     let is_read = matches!(*method, Method::GET | Method::HEAD);
     if call.resource.rest.is_none() && is_read && !is_upgrade {
         return redirect(call);
+    }
+    if is_upgrade && call.kind.is("", "Node") {
+        // A WebSocket begins with GET, and the kubelet's exec is a WebSocket: the kubelet also asks for `create`.
+        authorize_also(&call.state, &call.user, "create", call.resource.clone()).await?;
     }
     if let Some(options) = options(call) {
         call.state.admission.admit_subresource(call, Operation::Connect, options).await?;
