@@ -38,6 +38,8 @@ const MAX_USER_AGENT: usize = 1024;
 const MAX_ADDRESSES: usize = 16;
 /// Maximum bytes of a recorded response object. A larger one is left out, with an annotation.
 const MAX_RESPONSE: usize = 3 << 20;
+/// Maximum time for the last events to be written when the server stops.
+const FLUSH: std::time::Duration = std::time::Duration::from_secs(5);
 /// Annotation of an event whose object was left out, as upstream's truncating backend.
 const TRUNCATED: &str = "audit.k8s.io/truncated";
 
@@ -74,6 +76,15 @@ struct End(Arc<Record>);
 impl Auditor {
     pub(crate) fn new(policy: Policy, log: Log) -> Arc<Self> {
         Arc::new(Self { policy, log })
+    }
+
+    /// Waits until the events so far are in the file, but not longer than [`FLUSH`].
+    pub(crate) async fn flush(&self) {
+        // The ends of responses whose connections were just closed are in tasks that are ready.
+        tokio::task::yield_now().await;
+        if tokio::time::timeout(FLUSH, self.log.flush()).await.is_err() {
+            tracing::error!("the disk of the audit log is too slow; the last events are lost");
+        }
     }
 
     /// Begins the record of a request; `None` if the policy does not want one.

@@ -85,6 +85,9 @@ impl Apiserver {
         }
         tasks.close();
         let _ = tokio::time::timeout(FAREWELL, tasks.wait()).await;
+        if let Some(auditor) = &self.state.auditor {
+            auditor.flush().await;
+        }
     }
 }
 

@@ -36,8 +36,10 @@ const FRESH: Duration = Duration::from_secs(10);
 const LONGEST_WINDOW: Duration = Duration::from_secs(60);
 /// Time between the samples of a first request.
 const SHORTEST_WINDOW: Duration = Duration::from_secs(1);
-/// Maximum time to get one sample.
+/// Maximum time to get the samples of a node, including the wait for another request that gets them.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// Time during which a node that failed is not asked again, so that a hostile node does not delay each request.
+const FAILED: Duration = Duration::from_secs(30);
 /// Maximum bytes of a summary.
 const LONGEST_SUMMARY: usize = 16 << 20;
 /// Maximum number of nodes that are asked at the same time.
@@ -46,10 +48,18 @@ const PARALLEL: usize = 32;
 /// Two samples of one node.
 type Pair = (Arc<Sample>, Arc<Sample>);
 
-/// The samples of one node.
-type Place = Arc<tokio::sync::Mutex<Option<Pair>>>;
+/// What the last request to a node left.
+enum Kept {
+    Pair(Pair),
+    /// When the node failed.
+    Failure(Instant),
+}
 
-/// The last samples of each node. The lock of a node is held while it is asked, so that concurrent requests share a sample.
+/// The samples of one node.
+type Place = Arc<tokio::sync::Mutex<Option<Kept>>>;
+
+/// The last samples of each node. The lock of a node is held while it is asked, so that concurrent requests share a
+/// sample. It is held for [`TIMEOUT`] at most.
 #[derive(Default)]
 pub(crate) struct Samples(Mutex<HashMap<String, Place>>);
 
@@ -168,41 +178,65 @@ fn head(call: &Call, object: &Value, rate: &sample::Rate) -> serde_json::Map<Str
 /// Two samples of a node, of which the later one is fresh.
 async fn sampled(call: &Call, node: &str) -> Result<Pair> {
     let place = call.state.usage.of(node);
-    let mut kept = place.lock().await;
-    let age = |sample: &Sample| sample.taken.elapsed();
-    if let Some(pair) = kept.as_ref().filter(|(_, later)| age(later) < FRESH) {
-        return Ok(pair.clone());
-    }
-    let earlier = kept.take().map(|(_, later)| later).filter(|later| age(later) <= LONGEST_WINDOW);
+    sampled_by(&place, node, || ask(call, node)).await
+}
+
+/// Two samples in a place, of which the later one is fresh. `ask` takes a sample.
+async fn sampled_by<F, R>(place: &Place, node: &str, ask: F) -> Result<Pair>
+where
+    F: Fn() -> R,
+    R: Future<Output = Result<Sample>>,
+{
+    let late = || ApiError::timeout(format!("the kubelet of node {node} sends no summary"), 1);
+    let Ok(mut kept) = tokio::time::timeout(TIMEOUT, place.lock()).await else { return Err(late()) };
+    let earlier = match kept.take() {
+        Some(Kept::Pair(pair)) if pair.1.taken.elapsed() < FRESH => {
+            *kept = Some(Kept::Pair(pair.clone()));
+            return Ok(pair);
+        }
+        Some(Kept::Failure(time)) if time.elapsed() < FAILED => {
+            *kept = Some(Kept::Failure(time));
+            return Err(ApiError::unavailable(format!("the kubelet of node {node} failed a moment ago")));
+        }
+        Some(Kept::Pair((_, later))) if later.taken.elapsed() <= LONGEST_WINDOW => Some(later),
+        _ => None,
+    };
+    let taken = tokio::time::timeout(TIMEOUT, pair_of(earlier, ask)).await;
+    let taken = taken.unwrap_or_else(|_elapsed| Err(late()));
+    *kept =
+        Some(taken.as_ref().map_or_else(|_| Kept::Failure(Instant::now()), |pair| Kept::Pair(pair.clone())));
+    taken
+}
+
+/// Takes the samples of a pair that are missing.
+async fn pair_of<F, R>(earlier: Option<Arc<Sample>>, ask: F) -> Result<Pair>
+where
+    F: Fn() -> R,
+    R: Future<Output = Result<Sample>>,
+{
     let earlier = match earlier {
         Some(earlier) => earlier,
         None => {
-            let first = Arc::new(ask(call, node).await?);
+            let first = Arc::new(ask().await?);
             tokio::time::sleep(SHORTEST_WINDOW).await;
             first
         }
     };
-    let pair = (earlier, Arc::new(ask(call, node).await?));
-    *kept = Some(pair.clone());
-    Ok(pair)
+    Ok((earlier, Arc::new(ask().await?)))
 }
 
 /// Asks a node's kubelet for its summary.
 async fn ask(call: &Call, node: &str) -> Result<Sample> {
     let request = Request::get("/stats/summary").body(Full::default()).map_err(ApiError::internal)?;
     let taken = Instant::now();
-    let asked = async {
-        let answer = kubelet::send(call, node, request).await?;
-        let code = answer.status().as_u16();
-        let body = Limited::new(answer.into_body(), LONGEST_SUMMARY).collect().await;
-        let body = body.map_err(ApiError::internal)?.to_bytes();
-        if code != 200 {
-            return Err(ApiError::of_node(code, &String::from_utf8_lossy(&body)));
-        }
-        Sample::parse(taken, &body).map_err(ApiError::internal)
-    };
-    let late = |_elapsed| ApiError::timeout(format!("the kubelet of node {node} sends no summary"), 1);
-    tokio::time::timeout(TIMEOUT, asked).await.map_err(late)?
+    let answer = kubelet::send(call, node, request).await?;
+    let code = answer.status().as_u16();
+    let body = Limited::new(answer.into_body(), LONGEST_SUMMARY).collect().await;
+    let body = body.map_err(ApiError::internal)?.to_bytes();
+    if code != 200 {
+        return Err(ApiError::of_node(code, &String::from_utf8_lossy(&body)));
+    }
+    Sample::parse(taken, &body).map_err(ApiError::internal)
 }
 
 // === impl Samples ===
@@ -215,15 +249,40 @@ impl Samples {
 
     /// Removes samples that are too old to be used. A place that a request holds or waits for stays.
     fn prune(&self) {
-        let is_usable = |pair: &Option<Pair>| {
-            pair.as_ref().is_some_and(|(_, later)| later.taken.elapsed() <= LONGEST_WINDOW)
+        let is_usable = |kept: &Option<Kept>| match kept {
+            Some(Kept::Pair((_, later))) => later.taken.elapsed() <= LONGEST_WINDOW,
+            Some(Kept::Failure(time)) => time.elapsed() < FAILED,
+            None => false,
         };
         self.lock().retain(|_, place| {
-            Arc::strong_count(place) > 1 || place.try_lock().is_ok_and(|pair| is_usable(&pair))
+            Arc::strong_count(place) > 1 || place.try_lock().is_ok_and(|kept| is_usable(&kept))
         });
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Place>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_never_answers_delays_concurrent_requests_once_and_later_ones_not() {
+        let (place, began) = (Place::default(), Instant::now());
+        let asked = std::sync::atomic::AtomicUsize::new(0);
+        let stuck = || {
+            asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            std::future::pending()
+        };
+        let requests = (0..8).map(|_| sampled_by(&place, "n", stuck));
+        let results = futures::future::join_all(requests).await;
+        assert!(results.iter().all(Result::is_err));
+        assert!(began.elapsed() < TIMEOUT + Duration::from_secs(1), "{:?}", began.elapsed());
+        let began = Instant::now();
+        assert!(sampled_by(&place, "n", stuck).await.is_err());
+        assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+        assert_eq!(asked.into_inner(), 1);
     }
 }

@@ -6,7 +6,7 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 /// Lines that wait for the disk. A request waits when there are more.
 const QUEUE: usize = 1024;
@@ -29,7 +29,15 @@ pub struct LogOptions {
 /// The log. Its thread ends when the last clone is dropped and all lines are written.
 #[derive(Clone, Debug)]
 pub struct Log {
-    lines: mpsc::Sender<String>,
+    lines: mpsc::Sender<Message>,
+}
+
+/// A message to the thread.
+#[derive(Debug)]
+enum Message {
+    Line(String),
+    /// All messages before this one are handled when the sender is dropped.
+    Flush(oneshot::Sender<()>),
 }
 
 /// The open file.
@@ -52,10 +60,13 @@ impl Log {
         if !writer.is_standard_output() {
             writer.open()?;
         }
-        let (lines, mut queue) = mpsc::channel::<String>(QUEUE);
+        let (lines, mut queue) = mpsc::channel::<Message>(QUEUE);
         std::thread::Builder::new().name("audit-log".to_owned()).spawn(move || {
-            while let Some(line) = queue.blocking_recv() {
-                writer.append(line.as_bytes());
+            while let Some(message) = queue.blocking_recv() {
+                match message {
+                    Message::Line(line) => writer.append(line.as_bytes()),
+                    Message::Flush(done) => drop(done),
+                }
             }
         })?;
         Ok(Self { lines })
@@ -64,7 +75,16 @@ impl Log {
     /// Writes a line. Waits when the disk is slower than the requests, so that no event is lost.
     pub async fn write(&self, line: String) {
         // The thread ends only after the last sender.
-        let _ = self.lines.send(line).await;
+        let _ = self.lines.send(Message::Line(line)).await;
+    }
+
+    /// Waits until all lines before this call are written. A process that ends calls it: the thread ends with it.
+    pub async fn flush(&self) {
+        let (done, written) = oneshot::channel();
+        if self.lines.send(Message::Flush(done)).await.is_ok() {
+            // The thread drops the sender.
+            let _ = written.await;
+        }
     }
 }
 
@@ -84,13 +104,7 @@ impl Writer {
             .custom_flags(nix::libc::O_NOFOLLOW | nix::libc::O_CLOEXEC)
             .open(&self.options.path)?;
         let metadata = file.metadata()?;
-        let own = nix::unistd::geteuid().as_raw();
-        if metadata.is_file() && metadata.uid() != own {
-            return Err(io::Error::new(
-                io::ErrorKind::PermissionDenied,
-                format!("the file belongs to user {}, not to user {own}", metadata.uid()),
-            ));
-        }
+        check_owner(&metadata, nix::unistd::geteuid().as_raw())?;
         self.bytes = metadata.len();
         self.file = Some(file);
         Ok(())
@@ -158,6 +172,17 @@ impl Writer {
         }
         Ok(())
     }
+}
+
+/// Refuses a file of another user, who could read or change the events.
+fn check_owner(metadata: &fs::Metadata, own: u32) -> io::Result<()> {
+    if metadata.is_file() && metadata.uid() != own {
+        return Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            format!("the file belongs to user {}, not to user {own}", metadata.uid()),
+        ));
+    }
+    Ok(())
 }
 
 /// The file's name without its extension, and the extension with its dot.
@@ -248,9 +273,19 @@ mod tests {
             log.write(format!("{number}\n")).await;
             expected.push_str(&format!("{number}\n"));
         }
-        drop(log);
-        while fs::read_to_string(&path).unwrap() != expected {
-            tokio::task::yield_now().await;
-        }
+        log.flush().await;
+        assert_eq!(fs::read_to_string(&path).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_file_of_another_user_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let writer = writer(directory.path(), 100, 0);
+        fs::write(&writer.options.path, "").unwrap();
+        let file = File::open(&writer.options.path).unwrap();
+        let own = nix::unistd::geteuid().as_raw();
+        assert!(check_owner(&file.metadata().unwrap(), own).is_ok());
+        let error = check_owner(&file.metadata().unwrap(), own + 1).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
     }
 }

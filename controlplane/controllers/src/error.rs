@@ -27,6 +27,12 @@ pub(crate) enum Error {
     /// Discovery of the API's kinds failed.
     #[error("cannot discover the API's kinds")]
     Discovery(#[source] kube::Error),
+    /// A reconcile that was cut off.
+    #[error("the reconcile did not end within {} s", limit.as_secs())]
+    TooLong {
+        /// The maximum time of a reconcile.
+        limit: Duration,
+    },
     /// A namespace that still has contents. The controller waits for their deletion.
     #[error("{object} still has contents")]
     NotEmpty {

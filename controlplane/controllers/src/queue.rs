@@ -13,6 +13,9 @@ use crate::error::Error;
 
 const FIRST_DELAY: Duration = Duration::from_millis(5);
 const LONGEST_DELAY: Duration = Duration::from_secs(300);
+/// Maximum time of one reconcile. A request that is never answered must not keep a worker forever. A reconcile of many
+/// objects that is cut off continues at the retry, because it starts from the observed state.
+const RECONCILE: Duration = Duration::from_secs(600);
 
 /// A work queue.
 pub(crate) struct Queue<T> {
@@ -136,7 +139,8 @@ impl<T: Clone + Eq + Hash> Queue<T> {
     {
         loop {
             let key = self.next().await;
-            match reconcile(key.clone()).await {
+            let reconciled = tokio::time::timeout(RECONCILE, reconcile(key.clone())).await;
+            match reconciled.unwrap_or(Err(Error::TooLong { limit: RECONCILE })) {
                 Ok(next) => {
                     self.lock().failures.remove(&key);
                     if let Next::After(delay) = next {
@@ -214,6 +218,30 @@ mod tests {
         queue.add_after("a", Duration::from_secs(60));
         assert_eq!(queue.next().await, "a");
         assert!(start.elapsed() >= Duration::from_millis(20));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reconcile_that_never_ends_is_cut_off_and_others_follow() {
+        let queue = Queue::new();
+        queue.add("stuck");
+        queue.add("next");
+        let (sender, mut done) = tokio::sync::mpsc::unbounded_channel();
+        let work = queue.work("test", |key| {
+            let sender = sender.clone();
+            async move {
+                if key == "stuck" {
+                    std::future::pending::<()>().await;
+                }
+                sender.send(key).unwrap();
+                Ok(Next::Wait)
+            }
+        });
+        tokio::select! {
+            () = work => unreachable!("work has no end"),
+            key = done.recv() => assert_eq!(key, Some("next")),
+            () = tokio::time::sleep(RECONCILE * 2) => panic!("the worker is stuck"),
+        }
+        assert_eq!(queue.lock().failures.get("stuck"), Some(&1));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::{
     server::State,
     sub::{
         proxy::forwarded,
-        stream::{join, pass},
+        stream::{check_switch, join, pass},
         target,
     },
 };
@@ -49,8 +49,9 @@ pub(crate) async fn run(
     let request = Request::builder().method(arrived.method.clone()).uri(uri).body(Full::new(arrived.body));
     let mut request = request.map_err(|error| ApiError::bad_request(error.to_string()))?;
     *request.headers_mut() = forwarded(arrived.headers, &info.path);
-    identify(request.headers_mut(), arrived.user);
+    identify(request.headers_mut(), arrived.user)?;
     let mut answer = send(state, remote, request).await?;
+    check_switch(arrived.headers, answer.status())?;
     if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
         join(client, hyper::upgrade::on(&mut answer), state.shutdown.clone());
     }
@@ -62,7 +63,8 @@ pub(super) async fn discover(state: &State, remote: &Remote) -> std::result::Res
     let path = format!("/apis/{}/{}", remote.group, remote.version);
     let request = Request::get(&path).header(header::ACCEPT, "application/json").body(Full::default());
     let mut request = request.map_err(|error| error.to_string())?;
-    identify(request.headers_mut(), &User::new("system:kube-aggregator", &["system:masters"]));
+    identify(request.headers_mut(), &User::new("system:kube-aggregator", &["system:masters"]))
+        .map_err(|error| error.message)?;
     let answer = send(state, remote, request).await.map_err(|error| error.message)?;
     let status = answer.status();
     if !status.is_success() {
@@ -89,27 +91,31 @@ async fn send(
     endpoint.send_tls(stream, (tls, server), request, state.request_timeout).await
 }
 
-/// Adds the headers with the caller's identity.
-fn identify(headers: &mut HeaderMap, user: &User) {
+/// Adds the headers with the caller's identity. An identity that does not fit into headers is refused: without a part of
+/// it, the server could take the caller for another user.
+fn identify(headers: &mut HeaderMap, user: &User) -> Result<()> {
     let mut add = |name: &str, value: &str| {
         let name = HeaderName::from_bytes(name.to_ascii_lowercase().as_bytes());
-        if let (Ok(name), Ok(value)) = (name, HeaderValue::from_str(value)) {
-            headers.append(name, value);
-        }
+        let (Ok(name), Ok(value)) = (name, HeaderValue::from_str(value)) else {
+            return Err(ApiError::bad_request("the user cannot be sent to an aggregated server as headers"));
+        };
+        headers.append(name, value);
+        Ok(())
     };
-    add("x-remote-user", &user.name);
+    add("x-remote-user", &user.name)?;
     if !user.uid.is_empty() {
-        add("x-remote-uid", &user.uid);
+        add("x-remote-uid", &user.uid)?;
     }
     for group in &user.groups {
-        add("x-remote-group", group);
+        add("x-remote-group", group)?;
     }
     for (key, values) in &user.extra {
         let key = format!("x-remote-extra-{}", utf8_percent_encode(key, NON_ALPHANUMERIC));
         for value in values {
-            add(&key, value);
+            add(&key, value)?;
         }
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -121,10 +127,17 @@ mod tests {
         let mut user = User::new("ann", &["dev"]);
         user.extra.insert("a/b".to_owned(), vec!["1".to_owned(), "2".to_owned()]);
         let mut headers = HeaderMap::new();
-        identify(&mut headers, &user);
+        identify(&mut headers, &user).unwrap();
         assert_eq!(headers["x-remote-user"], "ann");
         let all = |name: &str| headers.get_all(name).iter().cloned().collect::<Vec<_>>();
         assert_eq!(all("x-remote-group"), ["dev", "system:authenticated"]);
         assert_eq!(all("x-remote-extra-a%2fb"), ["1", "2"]);
+    }
+
+    #[test]
+    fn an_identity_that_does_not_fit_into_headers_is_refused() {
+        for user in [User::new("ann\n", &[]), User::new("ann", &["de\nv"])] {
+            assert!(identify(&mut HeaderMap::new(), &user).is_err());
+        }
     }
 }

@@ -7,6 +7,10 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use super::{Authenticating, Authenticator, CREDENTIAL, Credential, User, known};
 
+/// The name of this server towards kubelets, as upstream. No client of an API server has it. A node can name the API
+/// server's address as its own, so a request for the node's kubelet would come back here with all permissions.
+const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
+
 /// The users of client certificates.
 pub(super) struct ClientCertificates;
 
@@ -22,9 +26,27 @@ fn user(certificate: &CertificateDer<'_>) -> Option<User> {
     let subject = certificate.subject();
     let mut names = subject.iter_common_name();
     let (Some(name), None) = (names.next(), names.next()) else { return None };
-    let name = name.as_str().ok()?;
+    let name = name.as_str().ok().filter(|name| *name != KUBELET_CLIENT)?;
     let groups: Vec<&str> = subject.iter_organization().filter_map(|group| group.as_str().ok()).collect();
     let mut user = User::new(name, &groups);
     user.extra.insert(CREDENTIAL.to_owned(), vec![id]);
     (!name.is_empty()).then_some(user)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn certificate(name: &str) -> CertificateDer<'static> {
+        let mut params = rcgen::CertificateParams::default();
+        params.distinguished_name.push(rcgen::DnType::CommonName, name);
+        params.distinguished_name.push(rcgen::DnType::OrganizationName, "system:masters");
+        params.self_signed(&rcgen::KeyPair::generate().unwrap()).unwrap().der().clone()
+    }
+
+    #[test]
+    fn the_identity_towards_kubelets_is_none_towards_the_api_server() {
+        assert!(user(&certificate("ann")).unwrap().is_in("system:masters"));
+        assert!(user(&certificate(KUBELET_CLIENT)).is_none());
+    }
 }

@@ -9,14 +9,17 @@ use std::net::IpAddr;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::{body::Incoming, upgrade::OnUpgrade};
+use serde_json::{Value, json};
 
 use self::links::Links;
 use super::{
     kubelet,
-    stream::{join, pass},
+    stream::{check_switch, join, pass},
     target::{self, Endpoint},
 };
 use crate::{
+    admit::Operation,
+    authz::authorize_also,
     call::Call,
     error::{ApiError, Result},
     reply::{self, Reply},
@@ -57,6 +60,13 @@ pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Resu
     if call.resource.rest.is_none() && is_read && !is_upgrade {
         return redirect(call);
     }
+    if is_upgrade && call.kind.is("", "Node") {
+        // A WebSocket begins with GET, and the kubelet's exec is a WebSocket: the kubelet also asks for `create`.
+        authorize_also(&call.state, &call.user, "create", call.resource.clone()).await?;
+    }
+    if let Some(options) = options(call) {
+        call.state.admission.admit_subresource(call, Operation::Connect, options).await?;
+    }
     let request = request(call, method)?;
     let host = call.headers.get(header::HOST).and_then(|host| host.to_str().ok());
     let mut hosts: Vec<String> = host.map(str::to_owned).into_iter().collect();
@@ -72,6 +82,7 @@ pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Resu
             send(call, named.is_tls, &endpoint, request).await?
         }
     };
+    check_switch(&call.headers, answer.status())?;
     if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
         join(client, hyper::upgrade::on(&mut answer), call.state.shutdown.clone());
     }
@@ -98,6 +109,17 @@ impl<'a> Named<'a> {
         };
         (!name.is_empty()).then_some(Self { is_tls, name, port })
     }
+}
+
+/// The path as the options object that admission gets.
+fn options(call: &Call) -> Option<Value> {
+    let declared = call.kind.subresource(&call.resource.subresource)?;
+    let rest = call.resource.rest.as_deref().unwrap_or_default().trim_start_matches('/');
+    let mut options = json!({"apiVersion": declared.api_version(), "kind": declared.kind});
+    if let Some(options) = options.as_object_mut().filter(|_| !rest.is_empty()) {
+        options.insert("path".to_owned(), format!("/{rest}").into());
+    }
+    Some(options)
 }
 
 /// Sends a reader to the same path with a slash, so that relative links of a page work.

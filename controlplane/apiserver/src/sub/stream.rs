@@ -46,6 +46,7 @@ pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Resu
     }
     let request = request.map_err(ApiError::internal)?;
     let mut answer = kubelet::send(call, node, request).await?;
+    check_switch(&call.headers, answer.status())?;
     if is_log && !answer.status().is_success() {
         return Err(refusal(answer).await);
     }
@@ -202,6 +203,15 @@ pub(crate) fn join(client: OnUpgrade, node: OnUpgrade, shutdown: tokio_util::syn
     });
 }
 
+/// Refuses a switch of protocols that the request did not ask for: the client would take the next bytes of the server
+/// for responses to its other requests.
+pub(crate) fn check_switch(asked: &HeaderMap, status: StatusCode) -> Result<()> {
+    if status != StatusCode::SWITCHING_PROTOCOLS || asked.contains_key(header::UPGRADE) {
+        return Ok(());
+    }
+    Err(ApiError::internal("the server switched to another protocol without being asked"))
+}
+
 /// The kubelet's response, without the headers of its connection.
 pub(crate) fn pass(answer: Response<Incoming>) -> Reply {
     let (parts, body) = answer.into_parts();
@@ -226,5 +236,14 @@ mod tests {
         let asked = "command=a%20b&command=c&container=x&stdin=true&stdout=1&stderr=false&tty=true";
         assert_eq!(as_the_kubelet_reads(asked), "command=a+b&command=c&input=1&output=1&tty=1");
         assert_eq!(as_the_kubelet_reads("follow=true&container=x&tailLines=3"), "follow=true&tailLines=3");
+    }
+
+    #[test]
+    fn a_switch_of_protocols_needs_a_request_for_it() {
+        let mut asked = HeaderMap::new();
+        assert!(check_switch(&asked, StatusCode::OK).is_ok());
+        assert!(check_switch(&asked, StatusCode::SWITCHING_PROTOCOLS).is_err());
+        asked.insert(header::UPGRADE, http::HeaderValue::from_static("websocket"));
+        assert!(check_switch(&asked, StatusCode::SWITCHING_PROTOCOLS).is_ok());
     }
 }

@@ -207,7 +207,20 @@ impl Follower {
         let is_deletion = event.r#type() == EventType::Delete;
         let Some(kv) = event.kv else { return Ok(None) };
         let Some(key) = self.shared.keys.inner(&kv.key) else { return Ok(None) };
-        let value = if is_deletion { None } else { Some(self.shared.opened(key, kv.value)?) };
+        let value = if is_deletion {
+            None
+        } else {
+            match self.shared.opened(key, kv.value) {
+                Ok(value) => Some(value),
+                // One value must not stop the watch of all others. The consumer keeps the former value, because a
+                // deletion would have effects on other objects.
+                Err(error) => {
+                    let cause = std::error::Error::source(&error).map(ToString::to_string);
+                    tracing::error!(%error, cause, revision = kv.mod_revision, "left out a change in etcd");
+                    return Ok(None);
+                }
+            }
+        };
         let (revision, created) = (unsigned(kv.mod_revision), unsigned(kv.create_revision));
         Ok(Some(Commit { revision, key: key.into(), value, created, guard_follows: false }))
     }
@@ -234,5 +247,46 @@ fn failed(status: &Status) -> Error {
     match classify(status) {
         error @ Error::Unavailable { .. } => error,
         _ => Error::Unavailable { detail: detail(status) },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_sealing::Keys as SealingKeys;
+
+    use super::*;
+    use crate::{
+        Sealing,
+        etcd::{Keys as Names, connection::Connection, leases::Leases},
+        vault::Vault,
+    };
+
+    fn put(key: &str, value: Vec<u8>, revision: i64) -> api::Event {
+        let kv = api::KeyValue {
+            key: format!("/p/{key}").into_bytes(),
+            value,
+            mod_revision: revision,
+            create_revision: revision,
+            ..api::KeyValue::default()
+        };
+        api::Event { kv: Some(kv), ..api::Event::default() }
+    }
+
+    #[tokio::test]
+    async fn a_value_that_cannot_be_decrypted_does_not_stop_the_watch_of_others() {
+        let directory = tempfile::tempdir().unwrap();
+        let keys = |name: &str| SealingKeys::load_or_create(&directory.path().join(name)).unwrap();
+        let sealing = Sealing { keys: keys("own"), prefixes: vec!["/secrets/".to_owned()] };
+        let connection = Connection::new(&["http://127.0.0.1:1".to_owned()], None).unwrap();
+        let (keys_in_etcd, vault) = (Names::new("p"), Vault(Some(sealing)));
+        let shared = Shared { connection, keys: keys_in_etcd, vault, leases: Leases::default() };
+        let (sender, mut events) = mpsc::unbounded_channel();
+        let mut follower = Follower::new(Arc::new(shared), "/", 1, sender);
+        let foreign = keys("foreign").seal(b"x", b"/secrets/a").unwrap();
+        let events_of = vec![put("/secrets/a", foreign, 2), put("/pods/b", b"y".to_vec(), 3)];
+        let response = WatchResponse { events: events_of, ..WatchResponse::default() };
+        assert!(follower.receive(response).is_ok());
+        let Some(Event::Commit(commit)) = events.recv().await else { panic!("no commit") };
+        assert_eq!((&*commit.key, commit.revision), ("/pods/b", 3));
     }
 }

@@ -107,6 +107,27 @@ async fn a_stream_into_a_pod_needs_create_whatever_the_method() {
 }
 
 #[tokio::test]
+async fn a_stream_through_the_proxy_of_a_node_needs_create() {
+    let server = Fixture::new().await;
+    for (user, verbs) in [("reader", json!(["get"])), ("both", json!(["get", "create"]))] {
+        let rules = json!([{"verbs": verbs, "apiGroups": [""], "resources": ["nodes/proxy"]}]);
+        grant(&server, user, rules).await;
+    }
+    let path = "/api/v1/nodes/n/proxy/exec/default/p/c?command=id&output=1";
+    let ask = |user: &'static str, upgrade: bool| {
+        let mut request = Request::get(path);
+        if upgrade {
+            request = request.header("upgrade", "websocket");
+        }
+        server.send(User::new(user, &[]), request.body(Full::default()).unwrap())
+    };
+    assert_eq!(ask("reader", true).await.code, 403);
+    // There is no such node.
+    assert_eq!(ask("reader", false).await.code, 404);
+    assert_eq!(ask("both", true).await.code, 404);
+}
+
+#[tokio::test]
 async fn a_review_shows_the_credential() {
     let server = Fixture::new().await;
     let made =

@@ -150,3 +150,18 @@ async fn invalid_policies_are_refused() {
     let refused = server.post(&format!("{GROUP}/validatingadmissionpolicybindings"), binding).await;
     assert_eq!(refused.body["details"]["causes"][0]["field"], "spec.validationActions", "{}", refused.body);
 }
+
+#[tokio::test]
+async fn connections_through_the_proxy_are_admitted() {
+    let server = Fixture::new().await;
+    let rule = json!({"operations": ["CONNECT"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["services/proxy"]});
+    let spec = json!({
+        "matchConstraints": {"resourceRules": [rule]},
+        "validations": [{"expression": "object.kind == 'ServiceProxyOptions' && object.path != '/secret/x'"}],
+    });
+    make(&server, "validatingadmissionpolicies", "p", spec).await;
+    bind(&server, "validating", "b", json!({})).await;
+    let proxy = "/api/v1/namespaces/default/services/none/proxy";
+    assert_eq!(server.get(&format!("{proxy}/secret/x")).await.code, 422);
+    assert_eq!(server.get(&format!("{proxy}/y")).await.code, 404);
+}
