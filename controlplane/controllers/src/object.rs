@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use coracle_values::resource;
 use k8s_openapi::api::apps::v1::{DeploymentStatus, DeploymentStrategy, ReplicaSetStatus};
-use k8s_openapi::api::core::v1::{NodeAddress, NodeCondition, PodCondition, ServicePort, Taint, Toleration};
+use k8s_openapi::api::core::v1::{
+    NodeAddress, NodeCondition, PodCondition, ServicePort, Taint, Toleration,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, Time};
 use kube::Resource;
 use serde::Deserialize;
@@ -29,6 +31,7 @@ mod batch;
 mod containers;
 mod disruption;
 mod joining;
+mod networking;
 mod rbac;
 mod storage;
 mod tolerations;
@@ -40,6 +43,7 @@ use containers::{Containers, containers};
 pub(crate) use coracle_values::object::{Key, ObjectExt, controller_of};
 pub(crate) use disruption::PodDisruptionBudget;
 pub(crate) use joining::{CertificateSigningRequest, Lease, Secret};
+pub(crate) use networking::{IPAddress, ServiceCIDR};
 pub(crate) use rbac::ClusterRole;
 use storage::claim_volumes;
 pub(crate) use storage::{Claim, ClaimSource, PersistentVolume, PodVolume, StorageClass};
@@ -282,6 +286,8 @@ pub(crate) struct ServiceSpec {
     pub(crate) type_: Option<String>,
     #[serde(rename = "clusterIP")]
     pub(crate) cluster_ip: Option<String>,
+    #[serde(rename = "clusterIPs")]
+    pub(crate) cluster_ips: Option<Vec<String>>,
     pub(crate) selector: Option<std::collections::BTreeMap<String, String>>,
     pub(crate) ports: Option<Vec<ServicePort>>,
     pub(crate) publish_not_ready_addresses: Option<bool>,
