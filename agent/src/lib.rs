@@ -21,6 +21,7 @@ mod image_gc;
 pub mod join;
 mod network_policy;
 pub mod node;
+mod node_balancer;
 mod overlay;
 pub mod pod;
 mod private_file;

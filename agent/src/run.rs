@@ -19,6 +19,7 @@ use crate::configuration;
 use crate::image_gc::{Collected, ImageGc, Trigger};
 use crate::network_policy::{self, NetworkPolicies, PolicyGate};
 use crate::node::{NodeAgent, NodeConfig, NodeError, PodNetwork, keep_images};
+use crate::node_balancer::NodeBalancer;
 use crate::pod;
 use crate::pod::Pods;
 use crate::pod::sync::Inputs;
@@ -145,7 +146,9 @@ fn spawn_service_tasks(tasks: &mut JoinSet<()>, node: &Arc<pod::NodeContext>, ag
     let config = &node.config;
     let served_here = config.dns.as_ref().map_or(&[][..], |_| &config.cluster_dns);
     if let Some(settings) = &config.service_proxy {
-        let proxy = ServiceProxy::new(settings.clone(), &config.node_name, served_here);
+        let balancer = Arc::new(NodeBalancer::new(Arc::clone(node)));
+        tasks.spawn(Arc::clone(&balancer).publish(agent.node()));
+        let proxy = ServiceProxy::new(settings.clone(), &config.node_name, served_here, balancer);
         tasks.spawn(proxy.run(node.services.clone(), agent.node()));
     }
     if let Some(settings) = &config.dns {

@@ -37,6 +37,8 @@ pub(crate) struct Context {
     pub(crate) volumes: Arc<VolumeIndex>,
     /// Addresses of services.
     pub(crate) service_addresses: Arc<ServiceAddresses>,
+    /// LoadBalancer services and their ports.
+    pub(crate) balancers: Arc<crate::node_balancer::run::State>,
 }
 
 impl Context {

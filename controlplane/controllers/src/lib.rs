@@ -36,6 +36,7 @@ mod ip_address;
 mod job;
 mod local_volume;
 mod namespace;
+mod node_balancer;
 mod node_lifecycle;
 mod object;
 mod pod_autoscaler;

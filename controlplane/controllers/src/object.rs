@@ -7,7 +7,7 @@ use std::sync::Arc;
 use coracle_values::resource;
 use k8s_openapi::api::apps::v1::{DeploymentStatus, DeploymentStrategy, ReplicaSetStatus};
 use k8s_openapi::api::core::v1::{
-    NodeAddress, NodeCondition, PodCondition, ServicePort, Taint, Toleration,
+    LoadBalancerStatus, NodeAddress, NodeCondition, PodCondition, ServicePort, Taint, Toleration,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, Time};
 use kube::Resource;
@@ -276,6 +276,7 @@ pub(crate) struct ConfigMap {
 pub(crate) struct Service {
     pub(crate) metadata: ObjectMeta,
     pub(crate) spec: ServiceSpec,
+    pub(crate) status: ServiceStatus,
 }
 
 /// The fields of a service's spec that controllers read.
@@ -293,6 +294,17 @@ pub(crate) struct ServiceSpec {
     pub(crate) publish_not_ready_addresses: Option<bool>,
     pub(crate) ip_families: Option<Vec<String>>,
     pub(crate) traffic_distribution: Option<String>,
+    pub(crate) external_traffic_policy: Option<String>,
+    pub(crate) load_balancer_class: Option<String>,
+    #[serde(rename = "loadBalancerIP")]
+    pub(crate) load_balancer_ip: Option<String>,
+}
+
+/// The addresses of a service's load balancer.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct ServiceStatus {
+    pub(crate) load_balancer: Option<LoadBalancerStatus>,
 }
 
 /// The endpoints of a service.

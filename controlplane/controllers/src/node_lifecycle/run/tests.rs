@@ -69,6 +69,7 @@ impl Api {
             autoscaling: Default::default(),
             volumes: Arc::default(),
             service_addresses: Arc::default(),
+            balancers: Arc::default(),
             last_ranges: Mutex::default(),
         }
     }
