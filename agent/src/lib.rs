@@ -29,6 +29,7 @@ mod repair;
 pub mod runtime;
 pub mod server;
 mod service_cache;
+mod service_health;
 mod service_proxy;
 pub mod source;
 pub mod volume;

@@ -26,6 +26,7 @@ use crate::pod::sync::Inputs;
 use crate::runtime::{ImageChanges, Runtime, RuntimeError, Streams};
 use crate::server::{Access, Backend, Certificate, Server, ServerConfig, ServerError};
 use crate::service_cache::ServiceCache;
+use crate::service_health::ServiceHealth;
 use crate::service_proxy::ServiceProxy;
 use crate::source;
 use crate::source::checkpoint::PodCheckpoint;
@@ -148,6 +149,7 @@ fn spawn_service_tasks(tasks: &mut JoinSet<()>, node: &Arc<pod::NodeContext>, ag
     if let Some(settings) = &config.service_proxy {
         let balancer = Arc::new(NodeBalancer::new(Arc::clone(node)));
         tasks.spawn(Arc::clone(&balancer).publish(agent.node()));
+        tasks.spawn(ServiceHealth::new(&config.node_name, node.services.clone()).run());
         let proxy = ServiceProxy::new(settings.clone(), &config.node_name, served_here, balancer);
         tasks.spawn(proxy.run(node.services.clone(), agent.node()));
     }

@@ -108,6 +108,12 @@ pub(crate) async fn for_update(
         }
     }
     keep_node_ports(new, old);
+    if needs_health_check(new) && new["spec"]["healthCheckNodePort"].as_i64().unwrap_or(0) == 0 {
+        let kept = old["spec"]["healthCheckNodePort"].clone();
+        if needs_health_check(old) && !kept.is_null() {
+            new["spec"]["healthCheckNodePort"] = kept;
+        }
+    }
     let permit = Permit::acquire(state).await;
     assign(state, kind, new)?;
     Ok(Some(Arc::new(permit)))
@@ -142,7 +148,7 @@ fn assign(state: &State, kind: &Resource, object: &mut Value) -> Result<()> {
     let family = state.service_range.family();
     let (services, addresses) = (state.cache.of(kind)?, state.cache.of(networking("IPAddress")?)?);
     let (services, addresses) = (services.lock(), addresses.lock());
-    let taken = Taken {
+    let mut taken = Taken {
         services: services.allocated(),
         addresses: addresses.allocated(),
         own: &own,
@@ -161,7 +167,9 @@ fn assign(state: &State, kind: &Resource, object: &mut Value) -> Result<()> {
             spec[field] = value;
         }
     }
-    ports(object, taken).map_err(|(index, message)| refuse(&format!("spec.ports[{index}].nodePort"), message))
+    ports(object, &mut taken)
+        .map_err(|(index, message)| refuse(&format!("spec.ports[{index}].nodePort"), message))?;
+    health_port(object, &taken).map_err(|message| refuse("spec.healthCheckNodePort", message))
 }
 
 /// A kind of `networking.k8s.io/v1`.
@@ -251,7 +259,7 @@ fn allocates_node_ports(object: &Value) -> bool {
 
 /// Checks the requested node ports, and allocates the missing ones. Ports of one number and different protocols share a
 /// node port. The error has the index of the port. Source: `txnAllocNodePorts` in `pkg/registry/core/service/storage/alloc.go`.
-fn ports(object: &mut Value, mut taken: Taken<'_>) -> std::result::Result<(), (usize, String)> {
+fn ports(object: &mut Value, taken: &mut Taken<'_>) -> std::result::Result<(), (usize, String)> {
     if !has_node_ports(object) {
         return Ok(());
     }
@@ -262,7 +270,7 @@ fn ports(object: &mut Value, mut taken: Taken<'_>) -> std::result::Result<(), (u
     for (index, port) in list.iter().enumerate() {
         let wanted = port["nodePort"].as_i64().unwrap_or(0);
         if wanted != 0 {
-            let number = requested(wanted, &taken).map_err(|message| (index, message))?;
+            let number = requested(wanted, taken).map_err(|message| (index, message))?;
             own.push((port["port"].clone(), port["protocol"].clone(), number));
         }
     }
@@ -277,12 +285,31 @@ fn ports(object: &mut Value, mut taken: Taken<'_>) -> std::result::Result<(), (u
         let shared = own.iter().find(|(of, _, number)| *of == port["port"] && is_free(*number));
         let chosen = match shared {
             Some((_, _, number)) => *number,
-            None => any_free(&taken).ok_or_else(|| (index, "Internal error: range is full".to_owned()))?,
+            None => any_free(taken).ok_or_else(|| (index, "Internal error: range is full".to_owned()))?,
         };
         taken.chosen.insert(chosen);
         own.push((port["port"].clone(), port["protocol"].clone(), chosen));
         port["nodePort"] = chosen.into();
     }
+    Ok(())
+}
+
+/// Whether load balancers ask the nodes if they have endpoints of the service.
+fn needs_health_check(object: &Value) -> bool {
+    object["spec"]["type"] == "LoadBalancer" && object["spec"]["externalTrafficPolicy"] == "Local"
+}
+
+/// Checks the requested port of health checks, or allocates one. It is a node port that no protocol shares.
+fn health_port(object: &mut Value, taken: &Taken<'_>) -> std::result::Result<(), String> {
+    if !needs_health_check(object) {
+        return Ok(());
+    }
+    let wanted = object["spec"]["healthCheckNodePort"].as_i64().unwrap_or(0);
+    let chosen = match wanted {
+        0 => any_free(taken).ok_or("Internal error: range is full")?,
+        wanted => requested(wanted, taken)?,
+    };
+    object["spec"]["healthCheckNodePort"] = chosen.into();
     Ok(())
 }
 
@@ -386,8 +413,9 @@ mod tests {
         }
         let mut object = json!({"spec": spec});
         let (services, addresses) = (services(&[], taken), Allocated::default());
-        let taken = Taken { services: &services, addresses: &addresses, own: "own", chosen: HashSet::new() };
-        ports(&mut object, taken)?;
+        let mut taken =
+            Taken { services: &services, addresses: &addresses, own: "own", chosen: HashSet::new() };
+        ports(&mut object, &mut taken)?;
         let list = object["spec"]["ports"].as_array().unwrap();
         Ok(list.iter().map(|port| port["nodePort"].as_u64().unwrap_or(0)).collect())
     }
@@ -441,5 +469,28 @@ mod tests {
         let headless = json!({"ipFamilies": ["IPv4"], "clusterIP": "None", "selector": {"a": "b"}});
         assert_eq!(of(headless), Some(0));
         assert_eq!(of(json!({"ipFamilies": ["IPv4"], "clusterIP": "None"})), None);
+    }
+
+    #[test]
+    fn a_balancer_with_local_traffic_has_a_port_for_health_checks() {
+        let with = |spec: Value, taken: &[u16]| {
+            let (services, addresses) = (services(&[], taken), Allocated::default());
+            let chosen = HashSet::from([30001]);
+            let taken = Taken { services: &services, addresses: &addresses, own: "own", chosen };
+            let mut object = json!({"spec": spec});
+            health_port(&mut object, &taken).map(|()| object["spec"]["healthCheckNodePort"].as_u64())
+        };
+        let local = |port: Value| json!({"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": port});
+        let any = with(local(json!(0)), &[]).unwrap().unwrap();
+        assert!(NODE_PORTS.contains(&u16::try_from(any).unwrap()) && any != 30001);
+        assert_eq!(with(local(json!(30500)), &[]).unwrap(), Some(30500));
+        assert!(with(local(json!(30500)), &[30500]).unwrap_err().contains("already allocated"));
+        assert!(
+            with(local(json!(30001)), &[]).unwrap_err().contains("already allocated"),
+            "its own node port"
+        );
+        assert!(with(local(json!(22)), &[]).unwrap_err().contains("not in the valid range"));
+        let cluster = json!({"type": "LoadBalancer", "externalTrafficPolicy": "Cluster"});
+        assert_eq!(with(cluster, &[]).unwrap(), None);
     }
 }

@@ -153,3 +153,30 @@ async fn an_allocation_reads_no_other_service() {
     let many = crate::cache::parses::so_far() - before;
     assert!(many < few + 20, "{few} objects are read with 20 services, {many} with 80");
 }
+
+#[tokio::test]
+async fn a_health_check_port_is_allocated_kept_and_released() {
+    let fixture = Fixture::new().await;
+    let local = json!({"type": "LoadBalancer", "externalTrafficPolicy": "Local", "ports": [{"port": 80}]});
+    let made = fixture.post(SERVICES, service("a", local.clone())).await;
+    let port = made.body["spec"]["healthCheckNodePort"].as_u64().unwrap();
+    assert!(made.code == 201 && (30000..=32767).contains(&port), "{}", made.body);
+    let path = format!("{SERVICES}/a");
+    let mut body = fixture.get(&path).await.body;
+    body["spec"]["healthCheckNodePort"] = 0.into();
+    assert_eq!(fixture.put(&path, body).await.body["spec"]["healthCheckNodePort"], port);
+    let other = if port == 30000 { 30001 } else { 30000 };
+    let moved = fixture.merge(&path, json!({"spec": {"healthCheckNodePort": other}})).await;
+    assert!(moved.body["message"].as_str().unwrap().contains("immutable"), "{}", moved.body);
+    let class = fixture.merge(&path, json!({"spec": {"loadBalancerClass": "example.com/a"}})).await;
+    assert!(class.body["message"].as_str().unwrap().contains("may not change"), "{}", class.body);
+    let node_port = json!({"type": "NodePort", "ports": [{"port": 80, "nodePort": port}]});
+    assert_eq!(fixture.post(SERVICES, service("b", node_port.clone())).await.code, 422);
+    let cluster = json!({"spec": {"externalTrafficPolicy": "Cluster"}});
+    assert!(fixture.merge(&path, cluster).await.body["spec"]["healthCheckNodePort"].is_null());
+    assert_eq!(fixture.post(SERVICES, service("b", node_port)).await.code, 201);
+    let mut none = local;
+    none["externalTrafficPolicy"] = "Cluster".into();
+    none["healthCheckNodePort"] = 30500.into();
+    assert_eq!(fixture.post(SERVICES, service("c", none)).await.code, 422);
+}
