@@ -3,7 +3,7 @@
 //! [`sync`] turns the source's changes into desired pods and gives each pod its [`worker`]. A worker observes
 //! ([`observe`]), plans ([`plan`], pure), applies ([`apply`]) and reports ([`status`], pure).
 
-mod admit;
+pub(crate) mod admit;
 mod apply;
 mod backoff;
 mod config;

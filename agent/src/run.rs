@@ -19,12 +19,14 @@ use crate::configuration;
 use crate::image_gc::{Collected, ImageGc, Trigger};
 use crate::network_policy::{self, NetworkPolicies, PolicyGate};
 use crate::node::{NodeAgent, NodeConfig, NodeError, PodNetwork, keep_images};
+use crate::node_balancer::NodeBalancer;
 use crate::pod;
 use crate::pod::Pods;
 use crate::pod::sync::Inputs;
 use crate::runtime::{ImageChanges, Runtime, RuntimeError, Streams};
 use crate::server::{Access, Backend, Certificate, Server, ServerConfig, ServerError};
 use crate::service_cache::ServiceCache;
+use crate::service_health::ServiceHealth;
 use crate::service_proxy::ServiceProxy;
 use crate::source;
 use crate::source::checkpoint::PodCheckpoint;
@@ -145,7 +147,10 @@ fn spawn_service_tasks(tasks: &mut JoinSet<()>, node: &Arc<pod::NodeContext>, ag
     let config = &node.config;
     let served_here = config.dns.as_ref().map_or(&[][..], |_| &config.cluster_dns);
     if let Some(settings) = &config.service_proxy {
-        let proxy = ServiceProxy::new(settings.clone(), &config.node_name, served_here);
+        let balancer = Arc::new(NodeBalancer::new(Arc::clone(node)));
+        tasks.spawn(Arc::clone(&balancer).publish(agent.node()));
+        tasks.spawn(ServiceHealth::new(&config.node_name, node.services.clone()).run());
+        let proxy = ServiceProxy::new(settings.clone(), &config.node_name, served_here, balancer);
         tasks.spawn(proxy.run(node.services.clone(), agent.node()));
     }
     if let Some(settings) = &config.dns {

@@ -10,11 +10,13 @@ use std::time::Duration;
 
 use coracle_error_chain::chain;
 use coracle_nft::Monitor;
-use coracle_service_proxy::{Error, NodeView, Proxy};
+use coracle_service_proxy::{Error, NodeView, Proxy, State};
+use coracle_values::object::Key;
 use k8s_openapi::api::core::v1::Node;
 use tokio::sync::watch;
 
 use crate::config::ServiceProxyConfig;
+use crate::node_balancer::NodeBalancer;
 use crate::repair::RepairPause;
 use crate::service_cache::{ServiceCache, Subscription};
 
@@ -28,6 +30,7 @@ const ZONE: &str = "topology.kubernetes.io/zone";
 pub(crate) struct ServiceProxy {
     config: ServiceProxyConfig,
     view: NodeView,
+    balancer: Arc<NodeBalancer>,
 }
 
 /// Why the table must be replaced.
@@ -41,14 +44,19 @@ enum Replace {
 
 impl ServiceProxy {
     /// A proxy for this node, which serves the addresses `served_here` itself.
-    pub(crate) fn new(config: ServiceProxyConfig, node_name: &str, served_here: &[IpAddr]) -> Self {
+    pub(crate) fn new(
+        config: ServiceProxyConfig,
+        node_name: &str,
+        served_here: &[IpAddr],
+        balancer: Arc<NodeBalancer>,
+    ) -> Self {
         let view = NodeView {
             name: node_name.to_owned(),
             served_here: served_here.to_vec(),
             external_ips: config.external_ips.clone(),
             ..NodeView::default()
         };
-        Self { config, view }
+        Self { config, view, balancer }
     }
 
     /// Runs until dropped. Services work as long as the table exists, also without the agent.
@@ -83,6 +91,16 @@ impl ServiceProxy {
         }
     }
 
+    /// Reads a service as the proxy may program it.
+    fn reader(&self, services: &ServiceCache) -> impl Fn(Key) -> State + Send + use<> {
+        let (cache, balancer) = (services.clone(), Arc::clone(&self.balancer));
+        let addresses = self.view.addresses.clone();
+        move |key| {
+            let state = balancer.permit(&key, cache.state(&key), &addresses);
+            (key, state)
+        }
+    }
+
     /// Replaces the table and applies changes, until it must be replaced again.
     async fn keep(
         &mut self,
@@ -95,35 +113,35 @@ impl ServiceProxy {
         let proxy = Proxy::open(&self.config.table, self.view.clone())?;
         let author = proxy.author();
         changes.take();
-        let (cache, view) = (services.clone(), self.view.clone());
-        let mut proxy = blocking(proxy, move |proxy| {
-            let all = cache.keys().into_iter().map(|key| (key.clone(), cache.state(&key)));
-            proxy.replace(view, all)
-        })
-        .await?;
+        self.balancer.forget();
+        let (keys, read, view) = (services.keys(), self.reader(services), self.view.clone());
+        let mut proxy = blocking(proxy, move |proxy| proxy.replace(view, keys.into_iter().map(read))).await?;
         // After the replacement, whose own notifications may exceed the buffer.
         let mut monitor = Monitor::open().map_err(Error::Socket)?;
         if !proxy.is_intact()? {
             return Ok(Replace::ForeignChange);
         }
         *pause = FIRST_PAUSE;
+        self.balancer.end_transaction();
         loop {
             // Each arm is cancel-safe: keys stay in the subscription until they are returned, a change of the node stays
             // marked, and a lost notification only follows a change that the next replacement repairs.
             tokio::select! {
                 changed = changes.next() => {
-                    let cache = services.clone();
-                    let applied = blocking(proxy, move |proxy| {
-                        proxy.change(changed.into_iter().map(|key| (key.clone(), cache.state(&key))))
-                    });
+                    let read = self.reader(services);
+                    let applied = blocking(proxy, move |proxy| proxy.change(changed.into_iter().map(read)));
                     match applied.await {
-                        Ok(applied) => proxy = applied,
+                        Ok(applied) => {
+                            proxy = applied;
+                            self.balancer.end_transaction();
+                        }
                         Err(error) => {
                             tracing::warn!(error = chain(&error), "cannot change services, replacing the table");
                             return Ok(Replace::Failed);
                         }
                     }
                 }
+                () = self.balancer.retry_is_due() => changes.add(&self.balancer.forget_refused()),
                 changed = node.changed() => {
                     if changed.is_err() {
                         std::future::pending::<()>().await;
@@ -159,5 +177,8 @@ fn learn_node(view: &mut NodeView, node: Option<&Node>) {
     view.zone = node.metadata.labels.as_ref().and_then(|labels| labels.get(ZONE)).cloned();
     let spec = node.spec.as_ref();
     let ranges = spec.and_then(|spec| spec.pod_cidrs.clone()).unwrap_or_default();
+    let addresses = node.status.as_ref().and_then(|status| status.addresses.as_ref()).into_iter().flatten();
+    let addresses = addresses.filter(|address| matches!(address.type_.as_str(), "InternalIP" | "ExternalIP"));
+    view.addresses = addresses.filter_map(|address| address.address.parse().ok()).collect();
     view.pod_networks = ranges.iter().filter_map(|range| range.parse().ok()).collect();
 }

@@ -71,6 +71,8 @@ pub struct ControlPlaneConfig {
     pub signing_duration: Duration,
     /// Time without a heartbeat after which a node's conditions become Unknown and its pods are evicted.
     pub node_monitor_grace: Duration,
+    /// Whether nodes serve LoadBalancer services at their addresses.
+    pub node_balancers: bool,
     /// Maximum duration of a request that is not long-running.
     pub request_timeout: Duration,
 }
@@ -160,6 +162,7 @@ impl ControlPlaneConfig {
             scheduler: SchedulerConfig::default(),
             signing_duration: Duration::from_secs(365 * 24 * 3600),
             node_monitor_grace: Duration::from_secs(50),
+            node_balancers: true,
             request_timeout: coracle_apiserver::REQUEST_TIMEOUT,
         }
     }
@@ -275,6 +278,7 @@ fn controllers_config(
         server_addresses: leaf.addresses,
         own_node: config.own_node.clone(),
         signer: Some(signer),
+        node_balancers: config.node_balancers,
         node_monitor_grace: config.node_monitor_grace,
         ..ControllersConfig::default()
     })

@@ -2,6 +2,7 @@
 
 mod chains;
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use coracle_nft::{Key, Verdict};
 use coracle_services::{EndpointSlice, cluster_ips};
 use ipnetwork::IpNetwork;
-use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
+use k8s_openapi::api::core::v1::{LoadBalancerIngress, Service, ServicePort, ServiceSpec};
 
 use crate::endpoints::{Choice, PortId, choose};
 use crate::layout::{DROP, REJECT};
@@ -36,6 +37,8 @@ pub struct NodeView {
     pub served_here: Vec<IpAddr>,
     /// Ranges of addresses that services may take by `externalIPs`.
     pub external_ips: Vec<IpNetwork>,
+    /// Addresses of this node, at which it serves load balancers that have one of them.
+    pub addresses: Vec<IpAddr>,
 }
 
 /// One port of a service in one family.
@@ -84,17 +87,21 @@ pub(crate) fn plan(service: &Service, slices: &[Arc<EndpointSlice>], node: &Node
 }
 
 /// External addresses of a service.
-struct External {
+struct External<'a> {
     /// `externalIPs` in the permitted ranges.
     ips: Vec<IpAddr>,
     /// Addresses of the load balancer.
     balancer: Vec<IpAddr>,
+    /// This node's addresses.
+    node: Vec<IpAddr>,
+    /// Ports at which this node is the load balancer: protocol and number.
+    node_ports: BTreeSet<(&'a str, i32)>,
     /// `loadBalancerSourceRanges`. `None`: all sources. Empty, if no range is valid: no source.
     sources: Option<Vec<IpNetwork>>,
 }
 
-impl External {
-    fn of(service: &Service, spec: &ServiceSpec, is_ipv4: bool, node: &NodeView) -> Self {
+impl<'a> External<'a> {
+    fn of(service: &'a Service, spec: &ServiceSpec, is_ipv4: bool, node: &NodeView) -> Self {
         let usable =
             |ip: &IpAddr| ip.is_ipv4() == is_ipv4 && !node.served_here.contains(ip) && !ip.is_loopback();
         let permitted = |ip: &IpAddr| node.external_ips.iter().any(|range| range.contains(*ip));
@@ -102,19 +109,39 @@ impl External {
         let balancer = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
         let balancer = balancer.and_then(|balancer| balancer.ingress.as_ref());
         let is_balancer = spec.type_.as_deref() == Some("LoadBalancer");
-        // With ipMode Proxy the load balancer sends to node ports, and its address must not be short-circuited.
-        let entries = balancer
-            .into_iter()
-            .flatten()
-            .filter(|entry| is_balancer && entry.ip_mode.as_deref().unwrap_or("VIP") == "VIP");
+        let entries: Vec<_> = balancer.into_iter().flatten().filter(|_| is_balancer).collect();
+        // With ipMode Proxy the load balancer is another machine, whose address must not be short-circuited. If it is this
+        // node, the entry names the ports that the node serves.
+        let is_virtual = |entry: &&&LoadBalancerIngress| entry.ip_mode.as_deref().unwrap_or("VIP") == "VIP";
+        let address = |entry: &LoadBalancerIngress| entry.ip.as_deref()?.parse::<IpAddr>().ok();
+        let here = entries.iter().filter(|entry| {
+            !is_virtual(entry) && address(entry).is_some_and(|ip| node.addresses.contains(&ip))
+        });
+        let node_ports = here.flat_map(|entry| entry.ports.iter().flatten());
+        let node_ports = node_ports.map(|port| (port.protocol.as_str(), port.port)).collect();
         let ranges = spec.load_balancer_source_ranges.iter().flatten().filter(|_| is_balancer);
         let ranges: Vec<&String> = ranges.collect();
         let sources = ranges.iter().filter_map(|range| range.trim().parse().ok()).collect();
         Self {
             ips: listed.filter(usable).filter(permitted).collect(),
-            balancer: entries.filter_map(|entry| entry.ip.as_deref()?.parse().ok()).filter(usable).collect(),
+            balancer: entries
+                .iter()
+                .filter(is_virtual)
+                .filter_map(|entry| address(entry))
+                .filter(usable)
+                .collect(),
+            node: node.addresses.iter().copied().filter(usable).collect(),
+            node_ports,
             sources: Some(sources).filter(|_| !ranges.is_empty()),
         }
+    }
+
+    /// The addresses at which this node serves a port as a load balancer.
+    fn balancer(&self, port: &Port<'_>) -> Vec<IpAddr> {
+        let is_here = self.node_ports.contains(&(port.protocol_name(), i32::from(port.number)));
+        let mut all = self.balancer.clone();
+        all.extend(self.node.iter().filter(|ip| is_here && !self.balancer.contains(ip)));
+        all
     }
 }
 
@@ -148,6 +175,14 @@ impl<'a> Port<'a> {
         })
     }
 
+    fn protocol_name(&self) -> &'static str {
+        match self.protocol {
+            6 => "TCP",
+            17 => "UDP",
+            _ => "SCTP",
+        }
+    }
+
     fn affinity(&self) -> Option<Duration> {
         if self.spec.session_affinity.as_deref() != Some("ClientIP") {
             return None;
@@ -172,8 +207,9 @@ impl<'a> Port<'a> {
     }
 
     /// Adds the elements of external addresses and of the node port.
-    fn external(&self, program: &mut Program, chains: &Chains, external: &External, node: &NodeView) {
-        if external.ips.is_empty() && external.balancer.is_empty() && self.node_port.is_none() {
+    fn external(&self, program: &mut Program, chains: &Chains, external: &External<'_>, node: &NodeView) {
+        let balancer = external.balancer(self);
+        if external.ips.is_empty() && balancer.is_empty() && self.node_port.is_none() {
             return;
         }
         let is_local = self.spec.external_traffic_policy.as_deref() == Some("Local");
@@ -183,12 +219,12 @@ impl<'a> Port<'a> {
             chains.make_external(program, &self.choice, self.affinity(), is_local.then_some(node));
             Destination::Chain(chains.external())
         };
-        for address in external.ips.iter().chain(&external.balancer) {
+        for address in external.ips.iter().chain(&balancer) {
             self.address(program, Map::External, *address, &destination);
         }
         if let Some(sources) = &external.sources {
             chains.make_guard(program, sources);
-            for address in &external.balancer {
+            for address in &balancer {
                 let goto = Verdict::Goto(chains.guard());
                 program.element(
                     Map::Guarded,

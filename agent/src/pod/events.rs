@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use coracle_events::Event;
-use k8s_openapi::api::core::v1::{ObjectReference, Pod};
+use k8s_openapi::api::core::v1::{ObjectReference, Pod, Service};
 use kube::Client;
 
 pub(crate) use coracle_events::{EventType as Level, MESSAGE_MAX, Sender};
@@ -46,6 +46,12 @@ impl Recorder {
         message: impl Into<String>,
     ) {
         self.send(pod_reference(container.pod, Some(container.name)), level, reason, message.into());
+    }
+
+    /// Records a warning about a service.
+    pub(crate) fn service(&self, service: &Service, reason: &'static str, message: impl Into<String>) {
+        let about = coracle_values::object::ObjectExt::object_reference(service);
+        self.send(about, Level::Warning, reason, message.into());
     }
 
     /// Records an event about the node.

@@ -75,6 +75,11 @@ impl Pods {
         }
     }
 
+    /// Host ports of all pods that have not ended.
+    pub(crate) fn host_ports(&self) -> Vec<HostPort> {
+        self.read().ports.values().flatten().cloned().collect()
+    }
+
     /// The number of pods with limits on their disk usage, as it changes.
     pub(crate) fn limited(&self) -> watch::Receiver<usize> {
         self.read().limited.subscribe()

@@ -16,7 +16,7 @@ pub(crate) struct Subscription {
 // === impl Subscription ===
 
 impl Subscription {
-    pub(super) fn add(&self, keys: &[Key]) {
+    pub(crate) fn add(&self, keys: &[Key]) {
         if keys.is_empty() {
             return;
         }

@@ -80,6 +80,9 @@ settings! {
     cluster_signing_seconds: NonZero<u32> = default "31536000", "SECONDS";
     /// Seconds without a lease renewal after which a node is Unknown and its pods are evicted.
     node_monitor_grace_seconds: NonZero<u32> = default "50", "SECONDS";
+    /// Nodes serve LoadBalancer services at their addresses: those without a class, and those of the class
+    /// coracle.dev/node-addresses. Disable it where another program does.
+    node_balancers: bool = default "true", "BOOL";
     /// Maximum duration of an API request that is not a watch, a log or a stream; at least 1s.
     request_timeout: Age = default "60s", "DURATION";
 }
@@ -105,6 +108,7 @@ pub(crate) struct ControlPlane {
     pub(crate) own_node: Option<String>,
     pub(crate) signing_duration: Duration,
     pub(crate) node_monitor_grace: Duration,
+    pub(crate) node_balancers: bool,
     pub(crate) request_timeout: Duration,
 }
 
@@ -159,6 +163,7 @@ impl ControlPlaneSettings {
             tls_sans: self.tls_san,
             own_node: self.own_node,
             signing_duration: seconds(self.cluster_signing_seconds),
+            node_balancers: self.node_balancers,
             node_monitor_grace: seconds(self.node_monitor_grace_seconds),
             request_timeout,
         })

@@ -2,14 +2,14 @@
 
 use std::{collections::HashSet, net::IpAddr, sync::Arc};
 
-use coracle_kinds::{Resource, kind::by_resource, validate::Cause};
+use coracle_kinds::{Resource, kind::by_kind, validate::Cause};
 use coracle_store::{Expect, Guard};
 use rand::RngExt as _;
 use serde_json::{Value, json};
 use tokio::sync::OwnedMutexGuard;
 
 use crate::{
-    cache::ALLOCATIONS,
+    cache::{ALLOCATIONS, Allocated, key_of},
     error::{ApiError, Result},
     server::State,
     service_range::ServiceRange,
@@ -20,11 +20,30 @@ const NODE_PORTS: std::ops::RangeInclusive<u16> = 30000..=32767;
 /// The first addresses are reserved for static assignments, such as the cluster's DNS.
 const BY_HAND: u128 = 256;
 
-/// Addresses and ports of the other services.
-#[derive(Default)]
-struct Taken {
-    addresses: HashSet<IpAddr>,
-    ports: HashSet<u16>,
+/// Addresses and ports that one service cannot get.
+struct Taken<'a> {
+    services: &'a Allocated,
+    /// IPAddress objects of other managers.
+    addresses: &'a Allocated,
+    /// Key of the service.
+    own: &'a str,
+    /// Ports that this service has chosen already.
+    chosen: HashSet<u16>,
+}
+
+impl Taken<'_> {
+    fn has_address(&self, address: IpAddr) -> bool {
+        self.services.has_address(address, self.own) || self.addresses.has_address(address, "")
+    }
+
+    fn has_port(&self, port: u16) -> bool {
+        self.chosen.contains(&port) || self.services.has_port(port, self.own)
+    }
+
+    /// At least the number of taken addresses.
+    fn addresses(&self) -> usize {
+        self.services.addresses() + self.addresses.addresses()
+    }
 }
 
 /// Permit to allocate addresses and ports. While a copy exists, no other service of this server gets any. The task that
@@ -89,6 +108,12 @@ pub(crate) async fn for_update(
         }
     }
     keep_node_ports(new, old);
+    if needs_health_check(new) && new["spec"]["healthCheckNodePort"].as_i64().unwrap_or(0) == 0 {
+        let kept = old["spec"]["healthCheckNodePort"].clone();
+        if needs_health_check(old) && !kept.is_null() {
+            new["spec"]["healthCheckNodePort"] = kept;
+        }
+    }
     let permit = Permit::acquire(state).await;
     assign(state, kind, new)?;
     Ok(Some(Arc::new(permit)))
@@ -113,28 +138,65 @@ fn assign(state: &State, kind: &Resource, object: &mut Value) -> Result<()> {
     if object["spec"]["type"] == "ExternalName" || !object["spec"].is_object() {
         return Ok(());
     }
-    let taken = taken(state, text(object, "namespace"), text(object, "name"));
     let name = text(object, "name").to_owned();
+    let own = key_of(kind, text(object, "namespace"), &name);
     let refuse = |field: &str, message: String| {
         let cause = Cause { reason: "FieldValueInvalid", field: field.to_owned(), message };
         ApiError::invalid(kind, &name, &[cause])
     };
-    let range = state.service_range;
-    let address = address(range, &taken, object["spec"]["clusterIP"].as_str().unwrap_or_default())
+    let ranges = ranges(state)?;
+    let family = state.service_range.family();
+    let (services, addresses) = (state.cache.of(kind)?, state.cache.of(networking("IPAddress")?)?);
+    let (services, addresses) = (services.lock(), addresses.lock());
+    let mut taken = Taken {
+        services: services.allocated(),
+        addresses: addresses.allocated(),
+        own: &own,
+        chosen: HashSet::new(),
+    };
+    let address = address(&ranges, &taken, object["spec"]["clusterIP"].as_str().unwrap_or_default())
         .map_err(|message| refuse("spec.clusterIPs", message))?;
     let spec = &mut object["spec"];
-    if let Some((place, message)) = other_family(spec, range.family()) {
+    if let Some((place, message)) = other_family(spec, family) {
         return Err(refuse(&format!("spec.ipFamilies[{place}]"), message));
     }
     spec["clusterIP"] = address.clone().into();
     spec["clusterIPs"] = json!([address]);
-    let families = json!([range.family()]);
-    for (field, value) in [("ipFamilies", families), ("ipFamilyPolicy", json!("SingleStack"))] {
+    for (field, value) in [("ipFamilies", json!([family])), ("ipFamilyPolicy", json!("SingleStack"))] {
         if spec[field].is_null() {
             spec[field] = value;
         }
     }
-    ports(object, taken).map_err(|(index, message)| refuse(&format!("spec.ports[{index}].nodePort"), message))
+    ports(object, &mut taken)
+        .map_err(|(index, message)| refuse(&format!("spec.ports[{index}].nodePort"), message))?;
+    health_port(object, &taken).map_err(|message| refuse("spec.healthCheckNodePort", message))
+}
+
+/// A kind of `networking.k8s.io/v1`.
+fn networking(kind: &str) -> Result<&'static Arc<Resource>> {
+    by_kind("networking.k8s.io/v1", kind).ok_or_else(ApiError::no_resource)
+}
+
+/// The ranges from which services get addresses, the configured one first.
+fn ranges(state: &State) -> Result<Vec<ServiceRange>> {
+    let cidrs = state.cache.of(networking("ServiceCIDR")?)?;
+    let cidrs = cidrs.lock();
+    let known: Vec<_> = cidrs.allocated().ranges().collect();
+    Ok(usable(state.service_range, &known))
+}
+
+/// The configured range and the usable ranges of ServiceCIDRs of its family. The configured range is not used while the
+/// ServiceCIDR that has it is being deleted. It is used without a ServiceCIDR, which is so after a change of the setting.
+fn usable(configured: ServiceRange, known: &[(ServiceRange, bool)]) -> Vec<ServiceRange> {
+    let mut same = known.iter().filter(|(range, _)| *range == configured).peekable();
+    let is_open = same.peek().is_none() || same.any(|(_, is_usable)| *is_usable);
+    let mut all: Vec<ServiceRange> = Some(configured).into_iter().filter(|_| is_open).collect();
+    for (range, is_usable) in known {
+        if *is_usable && range.is_ipv4() == configured.is_ipv4() && !all.contains(range) {
+            all.push(*range);
+        }
+    }
+    all
 }
 
 /// The first requested address family that this cluster does not have, with the error. A service without address and
@@ -149,33 +211,39 @@ fn other_family(spec: &Value, ours: &str) -> Option<(usize, String)> {
     Some((place, format!("Invalid value: \"{other}\": not configured on this cluster")))
 }
 
-fn address(range: ServiceRange, taken: &Taken, wanted: &str) -> std::result::Result<String, String> {
+fn address(ranges: &[ServiceRange], taken: &Taken<'_>, wanted: &str) -> std::result::Result<String, String> {
     if wanted == "None" {
         return Ok(wanted.to_owned());
     }
-    if !wanted.is_empty() {
-        let invalid =
-            |why: &str| format!("Invalid value: [\"{wanted}\"]: failed to allocate IP {wanted}: {why}");
-        let Ok(address) = wanted.parse() else { return Err(invalid("not a valid IP")) };
-        if !range.contains(address) {
-            return Err(invalid(&format!("the provided IP is not in the valid range {range}")));
-        }
-        if taken.addresses.contains(&address) {
-            return Err(invalid("provided IP is already allocated"));
-        }
-        return Ok(wanted.to_owned());
+    if wanted.is_empty() {
+        let found = ranges.iter().find_map(|range| free_address(*range, taken));
+        return found
+            .map(|address| address.to_string())
+            .ok_or_else(|| "Internal error: range is full".to_owned());
     }
+    let invalid = |why: &str| format!("Invalid value: [\"{wanted}\"]: failed to allocate IP {wanted}: {why}");
+    let Ok(address) = wanted.parse() else { return Err(invalid("not a valid IP")) };
+    if !ranges.iter().any(|range| range.contains(address)) {
+        let all: Vec<String> = ranges.iter().map(ToString::to_string).collect();
+        return Err(invalid(&format!("the provided IP is not in the valid range {}", all.join(", "))));
+    }
+    if taken.has_address(address) {
+        return Err(invalid("provided IP is already allocated"));
+    }
+    Ok(wanted.to_owned())
+}
+
+/// A random free address of a range.
+fn free_address(range: ServiceRange, taken: &Taken<'_>) -> Option<IpAddr> {
     let size = range.size().saturating_sub(1);
     let first = if size > 2 * BY_HAND { BY_HAND } else { 1 };
     let span = size.saturating_sub(first).max(1);
     let start = rand::rng().random_range(0..span);
     // One of (number of used addresses + 1) candidates is free, unless the range is exhausted.
-    let enough = u128::try_from(taken.addresses.len()).unwrap_or(span).saturating_add(1);
+    let enough = u128::try_from(taken.addresses()).unwrap_or(span).saturating_add(1);
     (0..span.min(enough))
         .filter_map(|step| range.nth(first + (start + step) % span))
-        .find(|address| !taken.addresses.contains(address))
-        .map(|address| address.to_string())
-        .ok_or_else(|| "Internal error: range is full".to_owned())
+        .find(|address| !taken.has_address(*address))
 }
 
 /// Whether the type has node ports.
@@ -191,7 +259,7 @@ fn allocates_node_ports(object: &Value) -> bool {
 
 /// Checks the requested node ports, and allocates the missing ones. Ports of one number and different protocols share a
 /// node port. The error has the index of the port. Source: `txnAllocNodePorts` in `pkg/registry/core/service/storage/alloc.go`.
-fn ports(object: &mut Value, mut taken: Taken) -> std::result::Result<(), (usize, String)> {
+fn ports(object: &mut Value, taken: &mut Taken<'_>) -> std::result::Result<(), (usize, String)> {
     if !has_node_ports(object) {
         return Ok(());
     }
@@ -202,11 +270,11 @@ fn ports(object: &mut Value, mut taken: Taken) -> std::result::Result<(), (usize
     for (index, port) in list.iter().enumerate() {
         let wanted = port["nodePort"].as_i64().unwrap_or(0);
         if wanted != 0 {
-            let number = requested(wanted, &taken).map_err(|message| (index, message))?;
+            let number = requested(wanted, taken).map_err(|message| (index, message))?;
             own.push((port["port"].clone(), port["protocol"].clone(), number));
         }
     }
-    taken.ports.extend(own.iter().map(|(_, _, number)| *number));
+    taken.chosen.extend(own.iter().map(|(_, _, number)| *number));
     for (index, port) in list.iter_mut().enumerate() {
         if !allocates || port["nodePort"].as_i64().unwrap_or(0) != 0 {
             continue;
@@ -217,47 +285,49 @@ fn ports(object: &mut Value, mut taken: Taken) -> std::result::Result<(), (usize
         let shared = own.iter().find(|(of, _, number)| *of == port["port"] && is_free(*number));
         let chosen = match shared {
             Some((_, _, number)) => *number,
-            None => any_free(&taken).ok_or_else(|| (index, "Internal error: range is full".to_owned()))?,
+            None => any_free(taken).ok_or_else(|| (index, "Internal error: range is full".to_owned()))?,
         };
-        taken.ports.insert(chosen);
+        taken.chosen.insert(chosen);
         own.push((port["port"].clone(), port["protocol"].clone(), chosen));
         port["nodePort"] = chosen.into();
     }
     Ok(())
 }
 
-fn requested(wanted: i64, taken: &Taken) -> std::result::Result<u16, String> {
+/// Whether load balancers ask the nodes if they have endpoints of the service.
+fn needs_health_check(object: &Value) -> bool {
+    object["spec"]["type"] == "LoadBalancer" && object["spec"]["externalTrafficPolicy"] == "Local"
+}
+
+/// Checks the requested port of health checks, or allocates one. It is a node port that no protocol shares.
+fn health_port(object: &mut Value, taken: &Taken<'_>) -> std::result::Result<(), String> {
+    if !needs_health_check(object) {
+        return Ok(());
+    }
+    let wanted = object["spec"]["healthCheckNodePort"].as_i64().unwrap_or(0);
+    let chosen = match wanted {
+        0 => any_free(taken).ok_or("Internal error: range is full")?,
+        wanted => requested(wanted, taken)?,
+    };
+    object["spec"]["healthCheckNodePort"] = chosen.into();
+    Ok(())
+}
+
+fn requested(wanted: i64, taken: &Taken<'_>) -> std::result::Result<u16, String> {
     let number = u16::try_from(wanted).ok().filter(|number| NODE_PORTS.contains(number));
     let number = number.ok_or_else(|| {
         format!("Invalid value: {wanted}: provided port is not in the valid range. The range of valid ports is 30000-32767")
     })?;
-    if taken.ports.contains(&number) {
+    if taken.has_port(number) {
         return Err(format!("Invalid value: {wanted}: provided port is already allocated"));
     }
     Ok(number)
 }
 
-fn any_free(taken: &Taken) -> Option<u16> {
+fn any_free(taken: &Taken<'_>) -> Option<u16> {
     let start = rand::rng().random_range(NODE_PORTS);
     let mut all = (start..=*NODE_PORTS.end()).chain(*NODE_PORTS.start()..start);
-    all.find(|port| !taken.ports.contains(port))
-}
-
-fn taken(state: &State, namespace: &str, name: &str) -> Taken {
-    let mut taken = Taken::default();
-    let Some(kind) = by_resource("", "v1", "services") else { return taken };
-    let Ok(services) = state.cache.of(kind) else { return taken };
-    let services = services.lock();
-    for service in services.under(&crate::cache::prefix_of(kind, "")).map(|service| service.value()) {
-        if text(&service, "namespace") == namespace && text(&service, "name") == name {
-            continue;
-        }
-        let addresses = service["spec"]["clusterIPs"].as_array().into_iter().flatten();
-        taken.addresses.extend(addresses.filter_map(|address| address.as_str()?.parse::<IpAddr>().ok()));
-        let ports = service["spec"]["ports"].as_array().into_iter().flatten();
-        taken.ports.extend(ports.filter_map(|port| u16::try_from(port["nodePort"].as_u64()?).ok()));
-    }
-    taken
+    all.find(|port| !taken.has_port(*port))
 }
 
 #[cfg(test)]
@@ -268,35 +338,71 @@ mod tests {
         ServiceRange::new(network.parse().unwrap())
     }
 
+    /// The index of services with these addresses and node ports.
+    fn services(addresses: &[IpAddr], ports: &[u16]) -> Allocated {
+        let mut index = Allocated::default();
+        let node_ports: Vec<Value> = ports.iter().map(|port| json!({"nodePort": port})).collect();
+        index.add_service("other", &json!({"clusterIPs": addresses, "ports": node_ports}));
+        index
+    }
+
+    fn chosen(
+        ranges: &[ServiceRange],
+        taken: &[IpAddr],
+        wanted: &str,
+    ) -> std::result::Result<String, String> {
+        let (services, addresses) = (services(taken, &[]), Allocated::default());
+        let taken = Taken { services: &services, addresses: &addresses, own: "own", chosen: HashSet::new() };
+        address(ranges, &taken, wanted)
+    }
+
     #[test]
     fn addresses_are_free_and_in_range() {
         for (network, by_hand, elsewhere) in
             [("10.43.0.0/16", "10.43.0.10", "192.168.0.1"), ("fd43::/64", "fd43::a", "10.43.0.1")]
         {
             let range = range(network);
-            let mut taken = Taken::default();
+            let mut taken = Vec::new();
             for _ in 0..50 {
-                let chosen: IpAddr = address(range, &taken, "").unwrap().parse().unwrap();
+                let chosen: IpAddr = chosen(&[range], &taken, "").unwrap().parse().unwrap();
                 assert!(range.contains(chosen) && (0..BY_HAND).all(|place| range.nth(place) != Some(chosen)));
-                assert!(taken.addresses.insert(chosen));
+                assert!(!taken.contains(&chosen));
+                taken.push(chosen);
             }
-            assert_eq!(address(range, &taken, "None").unwrap(), "None");
-            assert_eq!(address(range, &taken, by_hand).unwrap(), by_hand);
-            assert!(address(range, &taken, elsewhere).unwrap_err().contains("not in the valid range"));
-            let held = taken.addresses.iter().next().unwrap().to_string();
-            assert!(address(range, &taken, &held).unwrap_err().contains("already allocated"));
+            assert_eq!(chosen(&[range], &taken, "None").unwrap(), "None");
+            assert_eq!(chosen(&[range], &taken, by_hand).unwrap(), by_hand);
+            assert!(chosen(&[range], &taken, elsewhere).unwrap_err().contains("not in the valid range"));
+            let held = taken[0].to_string();
+            assert!(chosen(&[range], &taken, &held).unwrap_err().contains("already allocated"));
         }
     }
 
     #[test]
-    fn a_full_range_is_an_error() {
-        for network in ["10.0.0.0/30", "fd43::/126"] {
-            let mut taken = Taken::default();
+    fn a_full_range_is_an_error_unless_there_is_another() {
+        for (network, more) in [("10.0.0.0/30", "10.0.1.0/24"), ("fd43::/126", "fd44::/64")] {
+            let mut taken = Vec::new();
             for _ in 0..2 {
-                taken.addresses.insert(address(range(network), &taken, "").unwrap().parse().unwrap());
+                taken.push(chosen(&[range(network)], &taken, "").unwrap().parse().unwrap());
             }
-            assert!(address(range(network), &taken, "").is_err());
+            assert!(chosen(&[range(network)], &taken, "").is_err());
+            let next = chosen(&[range(network), range(more)], &taken, "").unwrap();
+            assert!(range(more).contains(next.parse().unwrap()), "{next}");
         }
+    }
+
+    #[test]
+    fn usable_ranges_of_the_family_extend_the_configured_one() {
+        let configured = range("10.43.0.0/16");
+        let of = |known: &[(&str, bool)]| {
+            let known: Vec<_> = known.iter().map(|(network, usable)| (range(network), *usable)).collect();
+            usable(configured, &known).iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(of(&[]), ["10.43.0.0/16"]);
+        let all =
+            [("10.43.0.0/16", true), ("10.9.0.0/24", true), ("fd00::/64", true), ("10.8.0.0/24", false)];
+        assert_eq!(of(&all), ["10.43.0.0/16", "10.9.0.0/24"]);
+        assert_eq!(of(&[("10.43.0.0/16", false), ("10.9.0.0/24", true)]), ["10.9.0.0/24"]);
+        assert_eq!(of(&[("10.43.0.0/16", false), ("10.43.0.0/16", true)]), ["10.43.0.0/16"]);
     }
 
     fn allocated(mut spec: Value, taken: &[u16]) -> std::result::Result<Vec<u64>, (usize, String)> {
@@ -306,8 +412,10 @@ mod tests {
                 .for_each(|port| port["protocol"] = "TCP".into());
         }
         let mut object = json!({"spec": spec});
-        let taken = Taken { ports: taken.iter().copied().collect(), ..Taken::default() };
-        ports(&mut object, taken)?;
+        let (services, addresses) = (services(&[], taken), Allocated::default());
+        let mut taken =
+            Taken { services: &services, addresses: &addresses, own: "own", chosen: HashSet::new() };
+        ports(&mut object, &mut taken)?;
         let list = object["spec"]["ports"].as_array().unwrap();
         Ok(list.iter().map(|port| port["nodePort"].as_u64().unwrap_or(0)).collect())
     }
@@ -361,5 +469,28 @@ mod tests {
         let headless = json!({"ipFamilies": ["IPv4"], "clusterIP": "None", "selector": {"a": "b"}});
         assert_eq!(of(headless), Some(0));
         assert_eq!(of(json!({"ipFamilies": ["IPv4"], "clusterIP": "None"})), None);
+    }
+
+    #[test]
+    fn a_balancer_with_local_traffic_has_a_port_for_health_checks() {
+        let with = |spec: Value, taken: &[u16]| {
+            let (services, addresses) = (services(&[], taken), Allocated::default());
+            let chosen = HashSet::from([30001]);
+            let taken = Taken { services: &services, addresses: &addresses, own: "own", chosen };
+            let mut object = json!({"spec": spec});
+            health_port(&mut object, &taken).map(|()| object["spec"]["healthCheckNodePort"].as_u64())
+        };
+        let local = |port: Value| json!({"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": port});
+        let any = with(local(json!(0)), &[]).unwrap().unwrap();
+        assert!(NODE_PORTS.contains(&u16::try_from(any).unwrap()) && any != 30001);
+        assert_eq!(with(local(json!(30500)), &[]).unwrap(), Some(30500));
+        assert!(with(local(json!(30500)), &[30500]).unwrap_err().contains("already allocated"));
+        assert!(
+            with(local(json!(30001)), &[]).unwrap_err().contains("already allocated"),
+            "its own node port"
+        );
+        assert!(with(local(json!(22)), &[]).unwrap_err().contains("not in the valid range"));
+        let cluster = json!({"type": "LoadBalancer", "externalTrafficPolicy": "Cluster"});
+        assert_eq!(with(cluster, &[]).unwrap(), None);
     }
 }

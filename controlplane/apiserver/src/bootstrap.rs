@@ -35,6 +35,7 @@ pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
     local_class(state).await?;
     flow_control(state).await?;
     extension_authentication(state).await?;
+    default_range(state).await?;
     let labels = json!({"component": "apiserver", "provider": "kubernetes"});
     let metadata = json!({"name": "kubernetes", "namespace": "default", "labels": labels});
     let ports =
@@ -53,6 +54,37 @@ pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
     addresses::publish(state).await?;
     if state.store.is_shared() {
         tokio::spawn(addresses::keep(state.clone()));
+    }
+    Ok(())
+}
+
+/// Creates the ServiceCIDR of the configured range. It is ready before the first service needs an address. An existing
+/// one is kept if the setting has changed, because services may have addresses in its range.
+async fn default_range(state: &Arc<State>) -> Result<()> {
+    const NAME: &str = "kubernetes";
+    let kind = by_resource("networking.k8s.io", "v1", "servicecidrs").ok_or_else(ApiError::no_resource)?;
+    let range = state.service_range.to_string();
+    let object = json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR", "metadata": {"name": NAME},
+        "spec": {"cidrs": [range]},
+    });
+    ensure_kind(state, kind, object.clone()).await?;
+    let call = call(state, kind.clone(), &object);
+    let stored = write::update(&call, NAME, (Part::Status, Writer::Update), |old| {
+        let mut new = old.clone();
+        let conditions = old["status"]["conditions"].as_array().into_iter().flatten();
+        let has_condition = conditions.into_iter().any(|condition| condition["type"] == "Ready");
+        if !has_condition && old["metadata"]["deletionTimestamp"].is_null() {
+            let condition = json!({"type": "Ready", "status": "True", "reason": "",
+                "message": "Kubernetes Service CIDR is ready", "lastTransitionTime": write::now()});
+            new["status"] = json!({"conditions": [condition]});
+        }
+        Ok(new)
+    });
+    let stored = stored.await?.value();
+    if !stored["spec"]["cidrs"].as_array().is_some_and(|cidrs| cidrs.contains(&range.as_str().into())) {
+        let cidrs = &stored["spec"]["cidrs"];
+        tracing::warn!(%range, %cidrs, "the default ServiceCIDR has another range than the setting");
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 //! One task watches the store and applies each commit in order. The cache keeps the recent changes of each resource, too.
 //! So a watch can start a little in the past, and a paged list can continue at the revision of its first page.
 
+mod allocated;
 mod collection;
 mod object;
 mod references;
@@ -23,6 +24,7 @@ use tokio::sync::watch;
 use crate::authz::rbac::Policies;
 use crate::error::{ApiError, Result};
 use crate::quota::Ledger;
+pub(crate) use allocated::Allocated;
 pub(crate) use collection::{Change, Collection, Event, Events, Scope, Watcher};
 #[cfg(test)]
 pub(crate) use object::parses;

@@ -1,20 +1,20 @@
-//! The address range of services: one range, so one address family.
+//! An address range of services.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnetwork::IpNetwork;
 
-/// The address range of services.
+/// One range of addresses, so one address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceRange(IpNetwork);
 
 // === impl ServiceRange ===
 
 impl ServiceRange {
-    /// The range of a network.
+    /// The range of a network. Bits of the address behind the prefix are ignored.
     #[must_use]
     pub fn new(network: IpNetwork) -> Self {
-        Self(network)
+        Self(IpNetwork::new(network.network(), network.prefix()).unwrap_or(network))
     }
 
     /// The API server's own service address: the first one.
@@ -41,6 +41,10 @@ impl ServiceRange {
         self.0.contains(address)
     }
 
+    pub(crate) fn is_ipv4(self) -> bool {
+        self.0.is_ipv4()
+    }
+
     /// The address family, as in the API.
     pub(crate) fn family(self) -> &'static str {
         if self.0.is_ipv4() { "IPv4" } else { "IPv6" }
@@ -64,6 +68,7 @@ mod tests {
             address.map(|address| address.to_string())
         };
         assert_eq!(nth("10.43.0.0/16", 1).as_deref(), Some("10.43.0.1"));
+        assert_eq!(ServiceRange::new("10.43.7.7/16".parse().unwrap()).to_string(), "10.43.0.0/16");
         assert_eq!(nth("10.43.7.7/16", 65535).as_deref(), Some("10.43.255.255"));
         assert_eq!(nth("10.43.0.0/16", 65536), None);
         assert_eq!(nth("fd43::/112", 258).as_deref(), Some("fd43::102"));

@@ -9,9 +9,9 @@ use kube::Client;
 use crate::cache::Cache;
 use crate::object::{
     CertificateSigningRequest, Claim, ClusterRole, ConfigMap, ControllerRevision, CronJob, DaemonSet,
-    Deployment, EndpointSlice, Endpoints, HorizontalPodAutoscaler, Job, Lease, Namespace, Node, Object,
-    PersistentVolume, Pod, PodDisruptionBudget, ReplicaSet, ReplicationController, Secret, Service,
-    ServiceAccount, StatefulSet, StorageClass,
+    Deployment, EndpointSlice, Endpoints, HorizontalPodAutoscaler, IPAddress, Job, Lease, Namespace, Node,
+    Object, PersistentVolume, Pod, PodDisruptionBudget, ReplicaSet, ReplicationController, Secret, Service,
+    ServiceAccount, ServiceCIDR, StatefulSet, StorageClass,
 };
 use crate::watch;
 
@@ -54,6 +54,8 @@ pub(crate) struct Caches {
     pub(crate) cluster_infos: Arc<Cache<ConfigMap>>,
     pub(crate) budgets: Arc<Cache<PodDisruptionBudget>>,
     pub(crate) cluster_roles: Arc<Cache<ClusterRole>>,
+    pub(crate) service_cidrs: Arc<Cache<ServiceCIDR>>,
+    pub(crate) ip_addresses: Arc<Cache<IPAddress>>,
     /// [`Caches::synced`] does not wait for these: only their own controller reads them, and only those that exist.
     pub(crate) autoscalers: Arc<Cache<HorizontalPodAutoscaler>>,
 }
@@ -90,6 +92,8 @@ impl Caches {
             cluster_infos: Arc::new(Cache::new()),
             budgets: Arc::new(Cache::new()),
             cluster_roles: Arc::new(Cache::new()),
+            service_cidrs: Arc::new(Cache::new()),
+            ip_addresses: Arc::new(Cache::new()),
             autoscalers: Arc::new(Cache::new()),
         }
     }
@@ -129,6 +133,8 @@ impl Caches {
             feed(client, &self.cluster_infos, cluster_info),
             feed(client, &self.budgets, all()),
             feed(client, &self.cluster_roles, all()),
+            feed(client, &self.service_cidrs, all()),
+            feed(client, &self.ip_addresses, all()),
             feed(client, &self.autoscalers, all()),
         ]
     }
@@ -161,6 +167,8 @@ impl Caches {
         self.cluster_infos.synced().await;
         self.budgets.synced().await;
         self.cluster_roles.synced().await;
+        self.service_cidrs.synced().await;
+        self.ip_addresses.synced().await;
     }
 }
 

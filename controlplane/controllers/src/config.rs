@@ -34,6 +34,8 @@ pub struct ControllersConfig {
     pub reserved_ranges: Vec<IpNetwork>,
     /// Signer of approved certificate signing requests. None: another program signs them.
     pub signer: Option<Signer>,
+    /// Whether nodes serve LoadBalancer services at their addresses.
+    pub node_balancers: bool,
     /// Time without a heartbeat after which a node's conditions become Unknown.
     pub node_monitor_grace: Duration,
     /// The same time for a node that has never written its status.
@@ -61,6 +63,7 @@ impl Default for ControllersConfig {
             own_node: None,
             reserved_ranges: Vec::new(),
             signer: None,
+            node_balancers: true,
             node_monitor_grace: Duration::from_secs(50),
             node_startup_grace: Duration::from_secs(60),
             eviction_interval: Duration::from_secs(10),

@@ -10,6 +10,7 @@ use crate::cache::Cache;
 use crate::caches::Caches;
 use crate::config::ControllersConfig;
 use crate::daemon_set::backoff::Backoff;
+use crate::ip_address::index::ServiceAddresses;
 use crate::node_lifecycle::state::Lifecycle;
 use crate::object::{Deployment, Object, Pod, ReplicaSet};
 use crate::volume_binding::index::VolumeIndex;
@@ -34,6 +35,10 @@ pub(crate) struct Context {
     pub(crate) autoscaling: crate::pod_autoscaler::State,
     /// Unbound volumes and claims.
     pub(crate) volumes: Arc<VolumeIndex>,
+    /// Addresses of services.
+    pub(crate) service_addresses: Arc<ServiceAddresses>,
+    /// LoadBalancer services and their ports.
+    pub(crate) balancers: Arc<crate::node_balancer::run::State>,
 }
 
 impl Context {

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use coracle_values::resource;
 use k8s_openapi::api::apps::v1::{DeploymentStatus, DeploymentStrategy, ReplicaSetStatus};
-use k8s_openapi::api::core::v1::{NodeAddress, NodeCondition, PodCondition, ServicePort, Taint, Toleration};
+use k8s_openapi::api::core::v1::{
+    LoadBalancerStatus, NodeAddress, NodeCondition, PodCondition, ServicePort, Taint, Toleration,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, Time};
 use kube::Resource;
 use serde::Deserialize;
@@ -29,6 +31,7 @@ mod batch;
 mod containers;
 mod disruption;
 mod joining;
+mod networking;
 mod rbac;
 mod storage;
 mod tolerations;
@@ -40,6 +43,7 @@ use containers::{Containers, containers};
 pub(crate) use coracle_values::object::{Key, ObjectExt, controller_of};
 pub(crate) use disruption::PodDisruptionBudget;
 pub(crate) use joining::{CertificateSigningRequest, Lease, Secret};
+pub(crate) use networking::{IPAddress, ServiceCIDR};
 pub(crate) use rbac::ClusterRole;
 use storage::claim_volumes;
 pub(crate) use storage::{Claim, ClaimSource, PersistentVolume, PodVolume, StorageClass};
@@ -272,6 +276,7 @@ pub(crate) struct ConfigMap {
 pub(crate) struct Service {
     pub(crate) metadata: ObjectMeta,
     pub(crate) spec: ServiceSpec,
+    pub(crate) status: ServiceStatus,
 }
 
 /// The fields of a service's spec that controllers read.
@@ -282,11 +287,24 @@ pub(crate) struct ServiceSpec {
     pub(crate) type_: Option<String>,
     #[serde(rename = "clusterIP")]
     pub(crate) cluster_ip: Option<String>,
+    #[serde(rename = "clusterIPs")]
+    pub(crate) cluster_ips: Option<Vec<String>>,
     pub(crate) selector: Option<std::collections::BTreeMap<String, String>>,
     pub(crate) ports: Option<Vec<ServicePort>>,
     pub(crate) publish_not_ready_addresses: Option<bool>,
     pub(crate) ip_families: Option<Vec<String>>,
     pub(crate) traffic_distribution: Option<String>,
+    pub(crate) external_traffic_policy: Option<String>,
+    pub(crate) load_balancer_class: Option<String>,
+    #[serde(rename = "loadBalancerIP")]
+    pub(crate) load_balancer_ip: Option<String>,
+}
+
+/// The addresses of a service's load balancer.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct ServiceStatus {
+    pub(crate) load_balancer: Option<LoadBalancerStatus>,
 }
 
 /// The endpoints of a service.

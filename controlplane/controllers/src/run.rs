@@ -18,10 +18,10 @@ use crate::replica_set::counts::PodCounts;
 use crate::{
     account_token, bootstrap_signer, cluster_role_aggregation, cron_job, csr_approving, csr_cleaner,
     csr_signing, daemon_set, deployment, disruption, endpoint_slice, endpoint_slice_mirroring, endpoints,
-    ephemeral_volume, garbage, job, job::orphan as job_orphan, local_volume, namespace, node_lifecycle,
-    pod_autoscaler, pod_cidr, pod_gc, replica_set, replication_controller, root_ca, service_account,
-    stale_disruption, stateful_set, taint_eviction, token_cleaner, ttl_after_finished, volume_binding,
-    volume_protection,
+    ephemeral_volume, garbage, ip_address, job, job::orphan as job_orphan, local_volume, namespace,
+    node_balancer, node_lifecycle, pod_autoscaler, pod_cidr, pod_gc, replica_set, replication_controller,
+    root_ca, service_account, service_cidr, stale_disruption, stateful_set, taint_eviction, token_cleaner,
+    ttl_after_finished, volume_binding, volume_protection,
 };
 
 /// Runs every controller until `shutdown` is cancelled. Failed watches are retried forever.
@@ -40,6 +40,8 @@ pub async fn run(client: Client, config: ControllersConfig, shutdown: Cancellati
         pod_counts: PodCounts::default(),
         autoscaling: pod_autoscaler::State::default(),
         volumes: Arc::default(),
+        service_addresses: Arc::default(),
+        balancers: Arc::default(),
     });
     // Before other handlers, so that these read counts of the same state.
     context.pod_counts.follow(&context.caches.pods);
@@ -89,6 +91,9 @@ fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
         endpoints "endpoints" 2,
         endpoint_slice "endpoint-slice" 2,
         endpoint_slice_mirroring "endpoint-slice-mirroring" 1,
+        ip_address "ip-address" 2,
+        service_cidr "service-cidr" 1,
+        node_balancer "node-balancer" 1,
         csr_approving "csr-approving" 1,
         csr_signing "csr-signing" 1,
         csr_cleaner "csr-cleaner" 1,

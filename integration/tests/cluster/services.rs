@@ -121,3 +121,120 @@ fn names(cluster: &Cluster, ip: &str) {
     let dns = cluster.get(&["service", "kube-dns", "-n", "kube-system"]);
     assert_eq!(dns["spec"]["clusterIP"], "10.43.0.10");
 }
+
+const BALANCER: &str = r#""selector":{"app":"web"},"type":"LoadBalancer""#;
+
+/// A LoadBalancer service with one port.
+fn balancer(name: &str, port: u16, more: &str) -> String {
+    service(
+        name,
+        &format!(r#"{{{BALANCER}{more},"ports":[{{"name":"http","port":{port},"targetPort":8080}}]}}"#),
+    )
+}
+
+/// The addresses in a service's status.
+fn ingress(cluster: &Cluster, name: &str) -> Vec<String> {
+    let service = cluster.get(&["service", name]);
+    let list = service["status"]["loadBalancer"]["ingress"].as_array().cloned().unwrap_or_default();
+    list.iter().map(|entry| entry["ip"].as_str().unwrap().to_owned()).collect()
+}
+
+/// Whether an event about a service has this reason and text.
+fn is_told(cluster: &Cluster, name: &str, reason: &str, text: &str) -> bool {
+    let selector = format!("involvedObject.name={name},reason={reason}");
+    let events = cluster.get(&["events", "--field-selector", &selector]);
+    events["items"].as_array().unwrap().iter().any(|event| event["message"].as_str().unwrap().contains(text))
+}
+
+#[test]
+fn nodes_serve_load_balancers_at_their_addresses_but_never_their_own_ports() {
+    on_a_machine(|machine| {
+        let mirrors = machine.start_registry();
+        let cluster = Cluster::up_with(machine, &mirrors, &["--image-gc-high-threshold", "100"]);
+        prepare(&cluster);
+        let node = cluster.get(&["node", "node-1"])["status"]["addresses"][0]["address"].clone();
+        let node = node.as_str().unwrap().to_owned();
+        // A program of the machine.
+        let listener = std::net::TcpListener::bind(("0.0.0.0", 8082)).unwrap();
+        cluster.apply(&balancer("lb", 8081, ""));
+        eventually("the node's address", 60, || ingress(&cluster, "lb") == [node.clone()]);
+        let entry = cluster.get(&["service", "lb"])["status"]["loadBalancer"]["ingress"][0].clone();
+        assert_eq!(
+            (entry["ipMode"].as_str(), entry["ports"][0]["port"].as_u64()),
+            (Some("Proxy"), Some(8081))
+        );
+        eventually("both endpoints to answer", 60, || {
+            ask("client", &cluster, (&node, "8081"), 10) == ["one", "two"]
+        });
+        cluster.apply(&balancer("late", 8081, ""));
+        cluster.apply(&balancer("ssh", 22, ""));
+        cluster.apply(&balancer("used", 8082, ""));
+        cluster.apply(&balancer("foreign", 8083, r#","loadBalancerClass":"example.com/other""#));
+        eventually("the refusals", 60, || {
+            is_told(&cluster, "late", "LoadBalancerRefused", "default/lb")
+                && is_told(&cluster, "ssh", "LoadBalancerRefused", "reserved")
+                && is_told(&cluster, "used", "LoadBalancerPortInUse", "8082/TCP")
+        });
+        for name in ["late", "ssh", "used", "foreign"] {
+            eventually("no address", 30, || ingress(&cluster, name).is_empty());
+        }
+        std::net::TcpStream::connect((node.as_str(), 8082)).unwrap();
+        drop(listener);
+        cluster.kubectl(&["delete", "service", "lb"]);
+        eventually("the next service to get the port", 60, || ingress(&cluster, "late") == [node.clone()]);
+        health_check(&cluster, &node);
+    });
+}
+
+/// A load balancer with local traffic has a server that counts its endpoints.
+fn health_check(cluster: &Cluster, node: &str) {
+    cluster.apply(&balancer("local", 8084, r#","externalTrafficPolicy":"Local""#));
+    let port = cluster.get(&["service", "local"])["spec"]["healthCheckNodePort"].to_string();
+    let says = |count: u8| {
+        let found = ask("client", cluster, (node, &port), 1);
+        found.first().is_some_and(|answer| answer.contains(&format!(r#""localEndpoints":{count}"#)))
+    };
+    eventually("two local endpoints", 60, || says(2));
+    cluster.kubectl(&["delete", "pod", "one", "two", "--now"]);
+    eventually("no local endpoint", 60, || says(0));
+    eventually("no address", 60, || ingress(cluster, "local").is_empty());
+}
+
+#[test]
+fn a_further_range_gives_addresses_and_stays_while_they_are_used() {
+    on_a_machine(|machine| {
+        let mirrors = machine.start_registry();
+        let cluster = Cluster::up_with(machine, &mirrors, &["--image-gc-high-threshold", "100"]);
+        prepare(&cluster);
+        let ready = |name: &str| {
+            let range = cluster.get(&["servicecidr", name]);
+            range["status"]["conditions"][0]["status"].as_str().unwrap_or_default().to_owned()
+        };
+        assert_eq!(ready("kubernetes"), "True");
+        cluster.apply(
+            r#"{"apiVersion":"networking.k8s.io/v1","kind":"ServiceCIDR","metadata":{"name":"more"},
+            "spec":{"cidrs":["203.0.113.0/24"]}}"#,
+        );
+        eventually("the range to be ready", 30, || ready("more") == "True");
+        let port = r#""ports":[{"port":80,"targetPort":8080}]"#;
+        let spec = format!(r#"{{"selector":{{"app":"web"}},"clusterIP":"203.0.113.10",{port}}}"#);
+        cluster.apply(&service("further", &spec));
+        eventually("both endpoints to answer", 60, || {
+            answers(&cluster, "203.0.113.10", 10) == ["one", "two"]
+        });
+        let address = |name: &str| cluster.try_kubectl(&["get", "ipaddress", name]).status.success();
+        eventually("the addresses as objects", 30, || address("203.0.113.10") && address("10.43.0.1"));
+        let parent = cluster.get(&["ipaddress", "203.0.113.10"])["spec"]["parentRef"].clone();
+        assert_eq!(
+            (parent["resource"].as_str(), parent["name"].as_str()),
+            (Some("services"), Some("further"))
+        );
+        cluster.kubectl(&["delete", "servicecidr", "more", "--wait=false"]);
+        eventually("the range to be kept", 30, || ready("more") == "False");
+        cluster.kubectl(&["delete", "service", "further"]);
+        eventually("the object of the address to end", 30, || !address("203.0.113.10"));
+        eventually("the range to end", 60, || {
+            !cluster.try_kubectl(&["get", "servicecidr", "more"]).status.success()
+        });
+    });
+}

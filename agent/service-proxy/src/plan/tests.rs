@@ -12,6 +12,7 @@ fn node() -> NodeView {
         pod_networks: vec!["10.42.0.0/24".parse().unwrap()],
         served_here: vec!["10.43.0.10".parse().unwrap()],
         external_ips: vec!["192.0.2.0/24".parse().unwrap()],
+        addresses: vec!["198.51.100.1".parse().unwrap(), "10.0.0.1".parse().unwrap()],
         ..NodeView::default()
     }
 }
@@ -133,6 +134,37 @@ fn a_balancer_has_guarded_addresses_and_a_local_policy() {
     assert_eq!(program.chains["guard n/s/6-80/4"].len(), 2);
     assert!(verdict(&program, Map::External, at("192.0.2.10", 80)).is_none());
     assert_eq!(program.chains["external n/s/6-80/4"].len(), 4);
+}
+
+#[test]
+fn this_node_serves_the_named_ports_of_its_load_balancers_at_its_addresses() {
+    let spec = json!({"clusterIP": "10.43.1.1", "type": "LoadBalancer",
+        "loadBalancerSourceRanges": ["203.0.113.0/24"],
+        "ports": [{"port": 80, "protocol": "TCP"}, {"name": "b", "port": 443, "protocol": "TCP"}]});
+    let with = |kind: &str, ip: &str, mode: &str| {
+        let mut service = service(spec.clone());
+        service.spec.as_mut().unwrap().type_ = Some(kind.to_owned());
+        let entry = json!({"ip": ip, "ipMode": mode, "ports": [{"port": 80, "protocol": "TCP"}]});
+        service.status = serde_json::from_value(json!({"loadBalancer": {"ingress": [entry]}})).unwrap();
+        plan(&service, &slice(two()), &node())
+    };
+    let here = with("LoadBalancer", "198.51.100.1", "Proxy");
+    for own in ["198.51.100.1", "10.0.0.1"] {
+        assert_eq!(verdict(&here, Map::External, at(own, 80)).unwrap(), "external n/s/6-80/4", "{own}");
+        assert_eq!(verdict(&here, Map::Guarded, at(own, 80)).unwrap(), "guard n/s/6-80/4");
+        assert!(
+            verdict(&here, Map::External, at(own, 443)).is_none(),
+            "a port that the status does not name"
+        );
+    }
+    for other in [
+        with("LoadBalancer", "198.51.100.2", "Proxy"),
+        with("NodePort", "198.51.100.1", "Proxy"),
+        with("LoadBalancer", "10.43.0.10", "Proxy"),
+    ] {
+        assert!(verdict(&other, Map::External, at("198.51.100.1", 80)).is_none());
+        assert!(verdict(&other, Map::External, at("198.51.100.2", 80)).is_none());
+    }
 }
 
 #[test]

@@ -37,8 +37,62 @@ pub(crate) fn check(pod: &Pod, config: &AgentConfig) -> Result<(), Verdict> {
     Ok(())
 }
 
+/// A port of this agent, and what it is for.
+pub(crate) type OwnPort = (Protocol, u16, &'static str);
+
+/// The listening sockets of this node, listed at the first use of each protocol.
+#[derive(Debug, Default)]
+pub(crate) struct Sockets {
+    listed: Vec<(Protocol, Vec<Listener>)>,
+}
+
+// === impl Sockets ===
+
+impl Sockets {
+    /// The program of this node that uses a port of one of these addresses, if any.
+    ///
+    /// # Errors
+    /// When the kernel does not list its sockets.
+    pub(crate) fn user(
+        &mut self,
+        own: &[OwnPort],
+        (protocol, port): (&str, u16),
+        addresses: &[IpAddr],
+    ) -> io::Result<Option<String>> {
+        let wanted = HostPort { ip: String::new(), port: port.into(), protocol: protocol.to_owned() };
+        let Some((protocol, port)) = parse(&wanted) else { return Ok(None) };
+        let own = own.iter().find(|(p, number, _)| (*p, *number) == (protocol, port));
+        if let Some((.., by)) = own {
+            return Ok(Some((*by).to_owned()));
+        }
+        let taking = self.of(protocol)?.iter().find(|socket| {
+            socket.port == port && addresses.iter().any(|address| socket.takes(Some(*address)))
+        });
+        Ok(taking.map(|socket| owner(socket.inode)))
+    }
+
+    fn of(&mut self, protocol: Protocol) -> io::Result<&[Listener]> {
+        let place = match self.listed.iter().position(|(of, _)| *of == protocol) {
+            Some(place) => place,
+            None => {
+                self.listed.push((protocol, listeners(protocol)?));
+                self.listed.len() - 1
+            }
+        };
+        Ok(self.listed.get(place).map(|(_, sockets)| sockets.as_slice()).unwrap_or_default())
+    }
+}
+
+/// Whether a port of one of these addresses is a host port of a pod.
+pub(crate) fn is_host_port(taken: &[HostPort], (protocol, port): (&str, u16), addresses: &[IpAddr]) -> bool {
+    let is_ours = |ip: &str| ip.is_empty() || ip.parse().is_ok_and(|ip: IpAddr| addresses.contains(&ip));
+    taken
+        .iter()
+        .any(|taken| taken.port == i32::from(port) && taken.protocol == protocol && is_ours(&taken.ip))
+}
+
 /// Ports of this agent, also while it does not listen.
-fn own(config: &AgentConfig) -> Vec<(Protocol, u16, &'static str)> {
+pub(crate) fn own(config: &AgentConfig) -> Vec<OwnPort> {
     let overlay = config.overlay.iter().filter_map(|overlay| match overlay.backend {
         Backend::Vxlan { port, .. } => Some(port),
         Backend::Udp => Some(overlay.udp_port),
@@ -134,5 +188,33 @@ mod tests {
         let socket = found.iter().find(|socket| socket.port == port).unwrap();
         assert!(owner(socket.inode).ends_with(&format!("(process {})", std::process::id())));
         assert_eq!(owner(0), "the kernel");
+    }
+
+    #[test]
+    fn host_ports_of_pods_are_used() {
+        let taken = |ip: &str| [HostPort { ip: ip.to_owned(), port: 80, protocol: "TCP".to_owned() }];
+        let own: [IpAddr; 1] = ["192.0.2.1".parse().unwrap()];
+        for (ip, port, expected) in [
+            ("", ("TCP", 80), true),
+            ("192.0.2.1", ("TCP", 80), true),
+            ("192.0.2.2", ("TCP", 80), false),
+            ("", ("UDP", 80), false),
+            ("", ("TCP", 81), false),
+        ] {
+            assert_eq!(is_host_port(&taken(ip), port, &own), expected, "{ip} {port:?}");
+        }
+    }
+
+    #[test]
+    fn listening_sockets_of_this_machine_are_found() {
+        let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = server.local_addr().unwrap().port();
+        let own = [(Protocol::Tcp, 10250, "the kubelet API")];
+        let mut sockets = Sockets::default();
+        let mut user =
+            |address: &str| sockets.user(&own, ("TCP", port), &[address.parse().unwrap()]).unwrap();
+        assert!(user("127.0.0.1").is_some_and(|user| user.contains(&std::process::id().to_string())));
+        assert_eq!(user("192.0.2.1"), None, "no packet to this address reaches the socket");
+        assert!(sockets.user(&own, ("TCP", 10250), &[]).unwrap().is_some(), "also while it does not listen");
     }
 }

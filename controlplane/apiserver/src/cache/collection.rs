@@ -16,7 +16,7 @@ use coracle_store::{Commit, Entry, Page};
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::{Object, References};
+use super::{Allocated, Object, References};
 use crate::error::{ApiError, Result};
 
 /// Maximum number of recent changes of a kind, and maximum bytes of their superseded objects.
@@ -92,6 +92,8 @@ pub(crate) struct Collection {
     is_closed: bool,
     /// The references of pods; empty for other kinds.
     references: References,
+    /// What services, IP addresses and ServiceCIDRs have; empty for other kinds.
+    allocated: Allocated,
 }
 
 // === impl Scope ===
@@ -181,6 +183,7 @@ impl Collection {
             pending: None,
             is_closed: false,
             references: References::default(),
+            allocated: Allocated::default(),
         }
     }
 
@@ -250,6 +253,7 @@ impl Collection {
         if self.has_references() {
             self.references.set(None, &object);
         }
+        self.allocated.set(&self.kind, None, &object);
         self.objects.insert(entry.key, Arc::new(object));
     }
 
@@ -268,6 +272,7 @@ impl Collection {
         self.changes.clear();
         self.change_bytes = 0;
         self.references = References::default();
+        self.allocated = Allocated::default();
         self.forgotten = revision;
         entries.into_iter().for_each(|entry| self.load(entry));
     }
@@ -300,6 +305,10 @@ impl Collection {
                 true => self.references.remove(&change.new.key),
                 false => self.references.set(change.old.as_deref(), &change.new),
             }
+        }
+        match change.deleted {
+            true => self.allocated.remove(&change.new.key),
+            false => self.allocated.set(&self.kind, change.old.as_deref(), &change.new),
         }
         let kind = &self.kind;
         self.watchers.retain_mut(|watcher| match watcher.scope.event(kind, &change) {
@@ -339,6 +348,11 @@ impl Collection {
     /// Number of objects.
     pub(crate) fn len(&self) -> usize {
         self.objects.len()
+    }
+
+    /// The addresses, node ports and ranges of the objects.
+    pub(crate) fn allocated(&self) -> &Allocated {
+        &self.allocated
     }
 
     pub(crate) fn get(&self, key: &str) -> Option<Arc<Object>> {

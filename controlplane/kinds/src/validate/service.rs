@@ -45,7 +45,8 @@ pub(crate) fn service(causes: &mut Causes, object: &Value, old: Option<&Value>) 
     causes.in_range(&seconds_path, seconds, 1..=86_400);
     ports(causes, &path.field("ports"), spec);
     traffic(causes, &path, spec);
-    load_balancer_class(causes, &path.field("loadBalancerClass"), spec, old);
+    balancer_class(causes, &path.field("loadBalancerClass"), spec, old.map(|old| &old["spec"]));
+    health_check_port(causes, &path.field("healthCheckNodePort"), spec, old.map(|old| &old["spec"]));
     if let Some(old) = old {
         same_address(causes, &path, spec, &old["spec"]);
     }
@@ -102,19 +103,33 @@ fn traffic(causes: &mut Causes, path: &Path, spec: &Value) {
     causes.optional_word(&path.field("trafficDistribution"), &spec["trafficDistribution"], DISTRIBUTIONS);
 }
 
-fn load_balancer_class(causes: &mut Causes, path: &Path, spec: &Value, old: Option<&Value>) {
-    let class = &spec["loadBalancerClass"];
-    let is_balanced = |spec: &Value| spec["type"] == "LoadBalancer";
-    let before = old.map(|old| &old["spec"]).filter(|before| is_balanced(before) && is_balanced(spec));
-    if before.is_some_and(|before| before["loadBalancerClass"] != *class) {
+/// Checks the class of a load balancer. Source: `validateLoadBalancerClassField`.
+fn balancer_class(causes: &mut Causes, path: &Path, spec: &Value, old: Option<&Value>) {
+    let (class, is_balancer) = (&spec["loadBalancerClass"], |spec: &Value| spec["type"] == "LoadBalancer");
+    if old.is_some_and(|old| is_balancer(old) && is_balancer(spec) && old["loadBalancerClass"] != *class) {
         causes.invalid(path, class, "may not change once set");
     }
-    if let Some(class) = class.as_str() {
-        if is_balanced(spec) {
-            causes.format(path, class, format::qualified_name(class));
-        } else {
-            causes.forbidden(path, "may only be used when `type` is 'LoadBalancer'");
-        }
+    if class.is_null() {
+        return;
+    }
+    if is_balancer(spec) {
+        causes.format(path, text(class), format::qualified_name(text(class)));
+    } else {
+        causes.forbidden(path, "may only be used when `type` is 'LoadBalancer'");
+    }
+}
+
+/// Checks the port of health checks, which only load balancers with the external traffic policy Local have. Sources:
+/// `validateServiceExternalTrafficFieldsValue`, `ValidateServiceUpdate`.
+fn health_check_port(causes: &mut Causes, path: &Path, spec: &Value, old: Option<&Value>) {
+    let port = |spec: &Value| spec["healthCheckNodePort"].as_i64().unwrap_or(0);
+    let needs = |spec: &Value| spec["type"] == "LoadBalancer" && spec["externalTrafficPolicy"] == "Local";
+    if port(spec) != 0 && !needs(spec) {
+        let detail = "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'";
+        causes.invalid(path, &spec["healthCheckNodePort"], detail);
+    }
+    if old.is_some_and(|old| needs(old) && needs(spec) && port(old) != 0 && port(old) != port(spec)) {
+        causes.invalid(path, &spec["healthCheckNodePort"], "field is immutable");
     }
 }
 

@@ -78,3 +78,105 @@ async fn a_full_store_is_an_internal_error_with_the_reason() {
     assert_eq!((status["code"].as_u64(), status["reason"].as_str()), (Some(500), Some("InternalError")));
     assert!(status["message"].as_str().unwrap().contains("database space exceeded"), "{status}");
 }
+
+const CIDRS: &str = "/apis/networking.k8s.io/v1/servicecidrs";
+
+#[tokio::test]
+async fn the_default_range_is_an_object_with_a_status() {
+    let fixture = Fixture::new().await;
+    let path = format!("{CIDRS}/kubernetes");
+    let object = fixture.get(&path).await.body;
+    assert_eq!(object["spec"], json!({"cidrs": ["10.43.0.0/16"]}), "{object}");
+    let ready = &object["status"]["conditions"][0];
+    assert_eq!((&ready["type"], &ready["status"]), (&json!("Ready"), &json!("True")));
+    assert_eq!(ready["message"], "Kubernetes Service CIDR is ready");
+    let status = format!("{path}/status");
+    let found = fixture.get(&status).await.body;
+    assert_eq!(
+        (&found["kind"], &found["metadata"]["uid"]),
+        (&json!("ServiceCIDR"), &object["metadata"]["uid"])
+    );
+    let other = json!({"type": "Other", "status": "False", "reason": "Test", "message": "m",
+        "lastTransitionTime": "2026-01-01T00:00:00Z"});
+    let patched = fixture.merge(&status, json!({"status": {"conditions": [ready, other]}})).await;
+    assert_eq!((patched.code, &patched.body["status"]["conditions"][1]), (200, &other), "{}", patched.body);
+    let mut back = patched.body;
+    back["status"] = object["status"].clone();
+    let put = fixture.put(&status, back).await;
+    assert_eq!((put.code, &put.body["status"]), (200, &object["status"]), "{}", put.body);
+    let again = fixture.again().await;
+    assert_eq!(again.get(&path).await.body, put.body, "a restart writes nothing");
+}
+
+#[tokio::test]
+async fn a_ready_service_cidr_extends_the_range_and_other_managers_addresses_are_taken() {
+    let fixture = Fixture::new().await;
+    let with = |name: &str, ip: &str| service(name, json!({"clusterIP": ip, "ports": [{"port": 80}]}));
+    let body = json!({"metadata": {"name": "more"}, "spec": {"cidrs": ["203.0.113.0/24"]}});
+    assert_eq!(fixture.post(CIDRS, body).await.code, 201);
+    let early = fixture.post(SERVICES, with("a", "203.0.113.10")).await;
+    assert_eq!(early.code, 422, "the range is not ready: {}", early.body);
+    let ready = json!({"type": "Ready", "status": "True", "reason": "", "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z"});
+    let status =
+        fixture.merge(&format!("{CIDRS}/more/status"), json!({"status": {"conditions": [ready]}})).await;
+    assert_eq!(status.code, 200, "{}", status.body);
+    let made = fixture.post(SERVICES, with("a", "203.0.113.10")).await;
+    assert_eq!((made.code, &made.body["spec"]["clusterIP"]), (201, &json!("203.0.113.10")), "{}", made.body);
+    let parent = json!({"resource": "gateways", "group": "example.com", "name": "g"});
+    let held = json!({"metadata": {"name": "203.0.113.11"}, "spec": {"parentRef": parent}});
+    assert_eq!(fixture.post("/apis/networking.k8s.io/v1/ipaddresses", held).await.code, 201);
+    let refused = fixture.post(SERVICES, with("b", "203.0.113.11")).await;
+    assert!(refused.body["message"].as_str().unwrap().contains("already allocated"), "{}", refused.body);
+    let finalizer = json!({"metadata": {"finalizers": ["example.com/wait"]}});
+    assert_eq!(fixture.merge(&format!("{CIDRS}/more"), finalizer).await.code, 200);
+    fixture.delete(&format!("{CIDRS}/more"), json!({})).await;
+    let late = fixture.post(SERVICES, with("c", "203.0.113.12")).await;
+    assert_eq!(late.code, 422, "the range is being deleted: {}", late.body);
+}
+
+#[tokio::test]
+async fn an_allocation_reads_no_other_service() {
+    let fixture = Fixture::new().await;
+    let any = json!({"type": "NodePort", "ports": [{"port": 80}]});
+    for n in 0..20 {
+        fixture.post(SERVICES, service(&format!("s{n}"), any.clone())).await;
+    }
+    let before = crate::cache::parses::so_far();
+    fixture.post(SERVICES, service("one", any.clone())).await;
+    let few = crate::cache::parses::so_far() - before;
+    for n in 20..80 {
+        fixture.post(SERVICES, service(&format!("s{n}"), any.clone())).await;
+    }
+    let before = crate::cache::parses::so_far();
+    fixture.post(SERVICES, service("two", any)).await;
+    let many = crate::cache::parses::so_far() - before;
+    assert!(many < few + 20, "{few} objects are read with 20 services, {many} with 80");
+}
+
+#[tokio::test]
+async fn a_health_check_port_is_allocated_kept_and_released() {
+    let fixture = Fixture::new().await;
+    let local = json!({"type": "LoadBalancer", "externalTrafficPolicy": "Local", "ports": [{"port": 80}]});
+    let made = fixture.post(SERVICES, service("a", local.clone())).await;
+    let port = made.body["spec"]["healthCheckNodePort"].as_u64().unwrap();
+    assert!(made.code == 201 && (30000..=32767).contains(&port), "{}", made.body);
+    let path = format!("{SERVICES}/a");
+    let mut body = fixture.get(&path).await.body;
+    body["spec"]["healthCheckNodePort"] = 0.into();
+    assert_eq!(fixture.put(&path, body).await.body["spec"]["healthCheckNodePort"], port);
+    let other = if port == 30000 { 30001 } else { 30000 };
+    let moved = fixture.merge(&path, json!({"spec": {"healthCheckNodePort": other}})).await;
+    assert!(moved.body["message"].as_str().unwrap().contains("immutable"), "{}", moved.body);
+    let class = fixture.merge(&path, json!({"spec": {"loadBalancerClass": "example.com/a"}})).await;
+    assert!(class.body["message"].as_str().unwrap().contains("may not change"), "{}", class.body);
+    let node_port = json!({"type": "NodePort", "ports": [{"port": 80, "nodePort": port}]});
+    assert_eq!(fixture.post(SERVICES, service("b", node_port.clone())).await.code, 422);
+    let cluster = json!({"spec": {"externalTrafficPolicy": "Cluster"}});
+    assert!(fixture.merge(&path, cluster).await.body["spec"]["healthCheckNodePort"].is_null());
+    assert_eq!(fixture.post(SERVICES, service("b", node_port)).await.code, 201);
+    let mut none = local;
+    none["externalTrafficPolicy"] = "Cluster".into();
+    none["healthCheckNodePort"] = 30500.into();
+    assert_eq!(fixture.post(SERVICES, service("c", none)).await.code, 422);
+}

@@ -68,6 +68,8 @@ impl Api {
             pod_counts: Default::default(),
             autoscaling: Default::default(),
             volumes: Arc::default(),
+            service_addresses: Arc::default(),
+            balancers: Arc::default(),
             last_ranges: Mutex::default(),
         }
     }

@@ -152,6 +152,26 @@ fn config_maps_secrets_and_others_are_checked() {
 }
 
 #[test]
+fn the_health_check_port_of_a_service_belongs_to_local_load_balancers() {
+    let why = "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'";
+    let expected = format!("spec.healthCheckNodePort: Invalid value: 30500: {why}");
+    check("Service", "/spec/healthCheckNodePort", json!(30500), &[&expected]);
+    let local = json!({"type": "LoadBalancer", "clusterIP": "10.43.0.9", "sessionAffinity": "None",
+        "externalTrafficPolicy": "Local", "healthCheckNodePort": 30500,
+        "ports": [{"port": 80, "protocol": "TCP", "targetPort": 80}]});
+    check("Service", "/spec", local.clone(), &[]);
+    let class = |spec: &Value, class: &str| {
+        let mut spec = spec.clone();
+        spec["loadBalancerClass"] = class.into();
+        spec
+    };
+    check("Service", "/spec", class(&local, "example.com/a"), &[]);
+    check("Service", "/spec", class(&local, "a b"), &["spec.loadBalancerClass: Invalid value: \"a b\""]);
+    let only = "spec.loadBalancerClass: Forbidden: may only be used when `type` is 'LoadBalancer'";
+    check("Service", "/spec/loadBalancerClass", json!("example.com/a"), &[only]);
+}
+
+#[test]
 fn source_ranges_of_services_are_prefixes() {
     let ranges = "LoadBalancerSourceRanges";
     check(

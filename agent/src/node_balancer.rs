@@ -1,0 +1,325 @@
+//! Checks load balancers before this node serves them at its addresses: no service takes a port that a program of the
+//! node or a pod's host port uses.
+//!
+//! The control plane's controller decides which service has which port of the nodes. It does not know the sockets of a
+//! node. So the node checks each service itself, never serves a refused one, and names refused ports in an annotation.
+//! The controller then removes the node's address from the status.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use coracle_error_chain::chain;
+use coracle_services::EndpointSlice;
+use coracle_values::object::Key;
+use k8s_openapi::api::core::v1::{LoadBalancerIngress, Node, Service};
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::pod::NodeContext;
+use crate::pod::admit::in_use::{self, Sockets};
+
+/// The class of load balancers that nodes serve, besides those without a class.
+const CLASS: &str = "coracle.dev/node-addresses";
+/// Annotation of a node with ports that it refuses to serve, as in `TCP/80,UDP/53`. The controller reads it.
+const REFUSED: &str = "coracle.dev/refused-load-balancer-ports";
+/// Maximum ports in the annotation.
+const REFUSED_MAX: usize = 256;
+/// Time after which refused services are checked again.
+const RETRY: Duration = Duration::from_secs(60);
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// A service and its slices.
+type State = (Arc<Service>, Vec<Arc<EndpointSlice>>);
+/// Protocol and number.
+type Port = (String, u16);
+
+/// Checks load balancers.
+pub(crate) struct NodeBalancer {
+    node: Arc<NodeContext>,
+    checks: Mutex<Checks>,
+    /// The refused ports. None before the first complete check.
+    refused: watch::Sender<Option<BTreeSet<Port>>>,
+}
+
+/// The results of checks.
+#[derive(Debug, Default)]
+struct Checks {
+    services: BTreeMap<Key, Check>,
+    /// Sockets of the node, listed once for all services of one transaction.
+    sockets: Sockets,
+    /// The next check of refused services.
+    retry: Option<Instant>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Check {
+    /// Version and ports of the service: a change of its status alone is not checked again.
+    uid: Option<String>,
+    ports: BTreeSet<Port>,
+    /// Used ports, with their user.
+    refused: BTreeMap<Port, String>,
+}
+
+// === impl NodeBalancer ===
+
+impl NodeBalancer {
+    pub(crate) fn new(node: Arc<NodeContext>) -> Self {
+        Self { node, checks: Mutex::default(), refused: watch::Sender::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Checks> {
+        self.checks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The service as the proxy may program it: a refused one has no load balancer. Blocks while the kernel lists sockets.
+    pub(crate) fn permit(&self, key: &Key, state: Option<State>, addresses: &[IpAddr]) -> Option<State> {
+        let Some((service, slices)) = state.clone().filter(|(service, _)| is_checked(service)) else {
+            self.lock().services.remove(key);
+            return state;
+        };
+        let mut checks = self.lock();
+        let Checks { services, sockets, .. } = &mut *checks;
+        let (config, pods) = (&self.node.config, &self.node.pods);
+        let own = in_use::own(config);
+        let user = |port: (&str, u16)| match in_use::is_host_port(&pods.host_ports(), port, addresses) {
+            true => Ok(Some("a host port of a pod".to_owned())),
+            false => sockets.user(&own, port, addresses),
+        };
+        let (check, is_new) = checked(services.get(key), &service, user);
+        let is_refused = !check.refused.is_empty();
+        if is_new && is_refused {
+            let all: Vec<String> = check
+                .refused
+                .iter()
+                .map(|((protocol, port), user)| format!("{port}/{protocol} by {user}"))
+                .collect();
+            let message = format!(
+                "node {} does not serve this service: it uses port {}",
+                config.node_name,
+                all.join(", ")
+            );
+            self.node.recorder.service(&service, "LoadBalancerPortInUse", message);
+        }
+        services.insert(key.clone(), check);
+        drop(checks);
+        Some((if is_refused { Arc::new(without_nodes(&service)) } else { service }, slices))
+    }
+
+    /// Ends the checks of one transaction: later ones list the sockets again.
+    pub(crate) fn end_transaction(&self) {
+        let mut checks = self.lock();
+        checks.sockets = Sockets::default();
+        let refused: BTreeSet<Port> =
+            checks.services.values().flat_map(|check| check.refused.keys().cloned()).collect();
+        if refused.is_empty() {
+            checks.retry = None;
+        } else {
+            checks.retry.get_or_insert_with(|| Instant::now() + RETRY);
+        }
+        self.refused.send_if_modified(|known| {
+            let is_changed = known.as_ref() != Some(&refused);
+            *known = Some(refused);
+            is_changed
+        });
+    }
+
+    /// Forgets all results, so that each service is checked again.
+    pub(crate) fn forget(&self) {
+        let mut checks = self.lock();
+        checks.services.values_mut().for_each(|check| check.ports.clear());
+        checks.sockets = Sockets::default();
+    }
+
+    /// Returns when refused services should be checked again. Cancel safe.
+    pub(crate) async fn retry_is_due(&self) {
+        let due = self.lock().retry;
+        match due {
+            Some(due) => tokio::time::sleep_until(due).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Forgets the results of refused services. Returns their keys.
+    pub(crate) fn forget_refused(&self) -> Vec<Key> {
+        let mut checks = self.lock();
+        checks.retry = None;
+        let refused = checks.services.iter_mut().filter(|(_, check)| !check.refused.is_empty());
+        refused
+            .map(|(key, check)| {
+                check.ports.clear();
+                key.clone()
+            })
+            .collect()
+    }
+
+    /// Keeps the annotation of the Node object, until dropped.
+    pub(crate) async fn publish(self: Arc<Self>, mut node: watch::Receiver<Option<Arc<Node>>>) {
+        let mut refused = self.refused.subscribe();
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let wanted = refused.borrow_and_update().as_ref().map(text);
+            let seen = node.borrow_and_update().clone();
+            let patch = wanted.zip(seen).and_then(|(wanted, seen)| patch(&wanted, &seen));
+            let api: Api<Node> = Api::all(self.node.configs.client().clone());
+            let name = &self.node.config.node_name;
+            let written = match patch {
+                Some(patch) => api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await.map(drop),
+                None => Ok(()),
+            };
+            if let Err(error) = written {
+                tracing::warn!(
+                    error = chain(&error),
+                    "cannot write the refused ports of load balancers, retrying"
+                );
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+                continue;
+            }
+            pause = FIRST_PAUSE;
+            // Both arms are cancel-safe: a change stays marked until it is read.
+            tokio::select! {
+                changed = refused.changed() => if changed.is_err() { return },
+                changed = node.changed() => if changed.is_err() { return },
+            }
+        }
+    }
+}
+
+/// Whether a service may be served at the addresses of nodes: the controller serves its class, or its status has an entry
+/// of a node. Such an entry could outlive a change of the class.
+fn is_checked(service: &Service) -> bool {
+    let Some(spec) = service.spec.as_ref().filter(|spec| spec.type_.as_deref() == Some("LoadBalancer"))
+    else {
+        return false;
+    };
+    let is_ours = spec.load_balancer_class.as_deref().is_none_or(|class| class == CLASS);
+    is_ours || ingress(service).any(is_of_node)
+}
+
+/// The entries of a service's status.
+fn ingress(service: &Service) -> impl Iterator<Item = &LoadBalancerIngress> {
+    let balancer = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
+    balancer.and_then(|balancer| balancer.ingress.as_ref()).into_iter().flatten()
+}
+
+/// Whether an entry may be the address of a node. Other addresses are virtual ones of other load balancers.
+fn is_of_node(entry: &LoadBalancerIngress) -> bool {
+    entry.ip_mode.as_deref() == Some("Proxy")
+}
+
+/// The known result, or a new one, and whether it differs from the known one.
+fn checked(
+    known: Option<&Check>,
+    service: &Service,
+    mut user: impl FnMut((&str, u16)) -> io::Result<Option<String>>,
+) -> (Check, bool) {
+    let ports = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten()).filter_map(|port| {
+        let protocol = port.protocol.clone().unwrap_or_else(|| "TCP".to_owned());
+        Some((protocol, u16::try_from(port.port).ok()?))
+    });
+    let ports: BTreeSet<Port> = ports.collect();
+    let uid = service.metadata.uid.clone();
+    if let Some(known) = known.filter(|known| known.uid == uid && known.ports == ports) {
+        return (known.clone(), false);
+    }
+    let used = ports.iter().filter_map(|port| {
+        let user = user((&port.0, port.1));
+        // Without an answer the port counts as used.
+        let user = user.unwrap_or_else(|error| Some(format!("an unknown program: {error}")));
+        Some((port.clone(), user?))
+    });
+    let check = Check { uid, refused: used.collect(), ports };
+    let is_new = known.is_none_or(|known| known.refused != check.refused || known.uid != check.uid);
+    (check, is_new)
+}
+
+/// The service without the addresses of nodes.
+fn without_nodes(service: &Service) -> Service {
+    let mut service = service.clone();
+    let balancer = service.status.as_mut().and_then(|status| status.load_balancer.as_mut());
+    if let Some(ingress) = balancer.and_then(|balancer| balancer.ingress.as_mut()) {
+        ingress.retain(|entry| !is_of_node(entry));
+    }
+    service
+}
+
+fn text(ports: &BTreeSet<Port>) -> String {
+    let all: Vec<String> =
+        ports.iter().take(REFUSED_MAX).map(|(protocol, port)| format!("{protocol}/{port}")).collect();
+    all.join(",")
+}
+
+/// The merge patch of the annotation, if it differs.
+fn patch(wanted: &str, seen: &Node) -> Option<serde_json::Value> {
+    let held = seen.metadata.annotations.as_ref().and_then(|all| all.get(REFUSED));
+    let wanted = Some(wanted).filter(|text| !text.is_empty());
+    (held.map(String::as_str) != wanted).then(|| json!({"metadata": {"annotations": {REFUSED: wanted}}}))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn service(uid: &str, ports: &[u16]) -> Service {
+        let ports: Vec<_> = ports.iter().map(|port| json!({"port": port, "protocol": "TCP"})).collect();
+        let ingress = json!([{"ip": "192.0.2.1", "ipMode": "Proxy"}]);
+        serde_json::from_value(
+            json!({"metadata": {"uid": uid}, "spec": {"type": "LoadBalancer", "ports": ports},
+            "status": {"loadBalancer": {"ingress": ingress}}}),
+        )
+        .unwrap()
+    }
+
+    #[test]
+    fn a_used_port_refuses_the_service_until_it_changes() {
+        let sshd = |(_, port): (&str, u16)| Ok((port == 8080).then(|| "sshd (process 7)".to_owned()));
+        let (busy, is_new) = checked(None, &service("1", &[80, 8080]), sshd);
+        assert!(is_new && busy.refused.len() == 1, "{busy:?}");
+        let unused = |_: (&str, u16)| -> io::Result<Option<String>> { panic!("checked again") };
+        assert_eq!(checked(Some(&busy), &service("1", &[80, 8080]), unused), (busy.clone(), false));
+        let (free, _) = checked(Some(&busy), &service("1", &[80]), sshd);
+        assert!(free.refused.is_empty());
+        let (other, is_new) = checked(Some(&busy), &service("2", &[80, 8080]), sshd);
+        assert!(is_new && !other.refused.is_empty(), "another service of this name");
+    }
+
+    #[test]
+    fn without_a_list_of_sockets_nothing_is_served() {
+        let (check, _) = checked(None, &service("1", &[80]), |_| Err(io::Error::other("no netlink")));
+        assert_eq!(check.refused.len(), 1);
+        let mut both = service("1", &[80]);
+        both.spec.as_mut().unwrap().load_balancer_class = Some("example.com/other".to_owned());
+        let virtual_one = LoadBalancerIngress { ip: Some("192.0.2.9".to_owned()), ..Default::default() };
+        let balancer = both.status.as_mut().unwrap().load_balancer.as_mut().unwrap();
+        balancer.ingress.as_mut().unwrap().push(virtual_one.clone());
+        assert!(is_checked(&both), "the status has an address of a node");
+        let left = without_nodes(&both);
+        assert_eq!(ingress(&left).collect::<Vec<_>>(), [&virtual_one]);
+        assert!(!is_checked(&left));
+    }
+
+    #[test]
+    fn refused_ports_are_an_annotation_of_the_node() {
+        let node = |text: Option<&str>| Node {
+            metadata: kube::api::ObjectMeta {
+                annotations: text.map(|text| [(REFUSED.to_owned(), text.to_owned())].into()),
+                ..Default::default()
+            },
+            ..Node::default()
+        };
+        let ports: BTreeSet<Port> = [("UDP".to_owned(), 53), ("TCP".to_owned(), 80)].into();
+        let wanted = text(&ports);
+        assert_eq!(wanted, "TCP/80,UDP/53");
+        assert!(patch(&wanted, &node(Some(&wanted))).is_none() && patch("", &node(None)).is_none());
+        let removed = patch("", &node(Some(&wanted))).unwrap();
+        assert!(removed["metadata"]["annotations"][REFUSED].is_null());
+        assert_eq!(patch(&wanted, &node(None)).unwrap()["metadata"]["annotations"][REFUSED], wanted.as_str());
+    }
+}

@@ -1,0 +1,266 @@
+//! Health checks of load balancers: a server for each service with a `healthCheckNodePort`, which says whether this node
+//! has endpoints of the service. Source: `pkg/proxy/healthcheck/service_health.go`.
+//!
+//! Without such a service nothing listens and nothing wakes up but the change of a service. All servers share one limit of
+//! connections, because anyone may connect.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use coracle_connections::{ACCEPT_PAUSE, Connections, Held, Limits, Slot};
+use coracle_services::EndpointSlice;
+use coracle_values::object::Key;
+use http::{Request, Response, StatusCode};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use k8s_openapi::api::core::v1::Service;
+use serde_json::json;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::service_cache::ServiceCache;
+
+/// Maximum time between two requests of a connection.
+const IDLE: Duration = Duration::from_secs(30);
+/// Maximum connections of all health checks.
+const CONNECTIONS_MAX: usize = 256;
+/// Pause before a port is tried again that another program has.
+const RETRY: Duration = Duration::from_secs(30);
+
+/// The health checks of this node.
+pub(crate) struct ServiceHealth {
+    node_name: String,
+    services: ServiceCache,
+    connections: Connections,
+    servers: BTreeMap<Key, Server>,
+}
+
+/// The server of one service.
+struct Server {
+    port: u16,
+    health: watch::Sender<Health>,
+    /// Dropping it ends the server and its connections.
+    _tasks: JoinSet<()>,
+}
+
+/// What a health check reports.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Health {
+    namespace: String,
+    name: String,
+    local_endpoints: usize,
+}
+
+// === impl ServiceHealth ===
+
+impl ServiceHealth {
+    pub(crate) fn new(node_name: &str, services: ServiceCache) -> Self {
+        let connections = Connections::new(Limits::share(16, CONNECTIONS_MAX));
+        Self { node_name: node_name.to_owned(), services, connections, servers: BTreeMap::new() }
+    }
+
+    /// Runs until dropped.
+    pub(crate) async fn run(mut self) {
+        let changes = self.services.subscribe();
+        let mut progress = self.services.changes();
+        if progress.wait_for(|progress| progress.listed && progress.slices_listed).await.is_err() {
+            return;
+        }
+        changes.take();
+        for key in self.services.keys() {
+            self.update(key);
+        }
+        loop {
+            for key in changes.next().await {
+                self.update(key);
+            }
+        }
+    }
+
+    /// Starts, changes or ends the server of a service.
+    fn update(&mut self, key: Key) {
+        let state = self.services.state(&key);
+        let wanted = state.as_ref().and_then(|(service, slices)| {
+            Some((health_port(service)?, local_endpoints(slices, &self.node_name)))
+        });
+        let Some((port, local_endpoints)) = wanted else {
+            self.servers.remove(&key);
+            return;
+        };
+        let health = Health { namespace: key.namespace.clone(), name: key.name.clone(), local_endpoints };
+        if let Some(server) = self.servers.get(&key).filter(|server| server.port == port) {
+            server.health.send_if_modified(|known| std::mem::replace(known, health.clone()) != health);
+            return;
+        }
+        // The former server of this service ends before the next one listens.
+        self.servers.remove(&key);
+        let (health, receiver) = watch::channel(health);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(serve(port, receiver, self.connections.clone()));
+        self.servers.insert(key, Server { port, health, _tasks: tasks });
+    }
+}
+
+/// The port at which load balancers ask for the service.
+fn health_port(service: &Service) -> Option<u16> {
+    let spec = service.spec.as_ref()?;
+    let is_asked = spec.type_.as_deref() == Some("LoadBalancer")
+        && spec.external_traffic_policy.as_deref() == Some("Local");
+    u16::try_from(spec.health_check_node_port.filter(|_| is_asked)?).ok().filter(|port| *port != 0)
+}
+
+/// The number of ready endpoints on a node.
+fn local_endpoints(slices: &[Arc<EndpointSlice>], node: &str) -> usize {
+    let endpoints = slices.iter().flat_map(|slice| &slice.endpoints);
+    let here = endpoints.filter(|endpoint| endpoint.node_name.as_deref() == Some(node));
+    // An endpoint may be in two slices while it moves between them.
+    let ready: BTreeSet<IpAddr> = here
+        .filter(|endpoint| endpoint.conditions.is_ready())
+        .filter_map(|endpoint| endpoint.address)
+        .collect();
+    ready.len()
+}
+
+/// Listens at all addresses of the node until dropped.
+async fn serve(port: u16, health: watch::Receiver<Health>, connections: Connections) {
+    let mut tasks = JoinSet::new();
+    let listener = listen(port).await;
+    loop {
+        // Both arms are cancel-safe: an accepted connection is returned at once, and an ended task only counts.
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, client)) => {
+                    // At the limit the client gets no answer and asks again.
+                    if let Ok(slot) = connections.admit(client.ip()) {
+                        tasks.spawn(connection(stream, Arc::new(slot), health.clone()));
+                    }
+                }
+                Err(error) => {
+                    tracing::debug!(%error, port, "cannot accept a health check");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            },
+            Some(_ended) = tasks.join_next() => {}
+        }
+    }
+}
+
+/// The listening socket: of both families, or of IPv4 on a machine without IPv6.
+async fn listen(port: u16) -> TcpListener {
+    let mut is_logged = false;
+    loop {
+        let any = [IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V4(Ipv4Addr::UNSPECIFIED)];
+        let addresses = any.map(|address| SocketAddr::new(address, port));
+        match TcpListener::bind(&addresses[..]).await {
+            Ok(listener) => return listener,
+            Err(error) if !is_logged => {
+                tracing::warn!(%error, port, "cannot listen for health checks of a service, retrying");
+                is_logged = true;
+            }
+            Err(_again) => {}
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+async fn connection(stream: TcpStream, slot: Arc<Slot>, health: watch::Receiver<Health>) {
+    let held = Held::new(stream, Arc::clone(&slot));
+    let service = hyper::service::service_fn(move |_request: Request<Incoming>| {
+        let answer = answer(&health.borrow());
+        async move { Ok::<_, Infallible>(answer) }
+    });
+    let served = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(IDLE)
+        .serve_connection(TokioIo::new(held), service);
+    tokio::select! {
+        // Both arms may be dropped: the connection is closed then.
+        _ended = served => {}
+        () = slot.expired() => {}
+    }
+}
+
+/// Each path has this answer, as upstream's.
+fn answer(health: &Health) -> Response<Full<Bytes>> {
+    let body = json!({
+        "service": {"namespace": health.namespace, "name": health.name},
+        "localEndpoints": health.local_endpoints,
+        "serviceProxyHealthy": true,
+    });
+    let has_endpoints = health.local_endpoints > 0;
+    let mut response = Response::new(Full::new(Bytes::from(body.to_string())));
+    *response.status_mut() = if has_endpoints { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let headers = response.headers_mut();
+    headers.insert("content-type", http::HeaderValue::from_static("application/json"));
+    headers.insert("x-content-type-options", http::HeaderValue::from_static("nosniff"));
+    headers.insert("x-load-balancing-endpoint-weight", health.local_endpoints.into());
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    fn service(spec: serde_json::Value) -> Service {
+        serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap()
+    }
+
+    #[test]
+    fn only_local_load_balancers_have_health_checks() {
+        let of = |kind: &str, policy: &str, port: i32| {
+            let spec = json!({"type": kind, "externalTrafficPolicy": policy, "healthCheckNodePort": port});
+            health_port(&service(spec))
+        };
+        assert_eq!(of("LoadBalancer", "Local", 30500), Some(30500));
+        assert_eq!(of("LoadBalancer", "Local", 0), None);
+        assert_eq!(of("LoadBalancer", "Cluster", 30500), None);
+        assert_eq!(of("NodePort", "Local", 30500), None);
+    }
+
+    #[test]
+    fn ready_endpoints_of_this_node_count_once() {
+        let slice: EndpointSlice =
+            serde_json::from_value(json!({"metadata": {}, "addressType": "IPv4", "endpoints": [
+            {"addresses": ["10.0.0.1"], "nodeName": "here"}, {"addresses": ["10.0.0.2"], "nodeName": "there"},
+            {"addresses": ["10.0.0.3"], "nodeName": "here", "conditions": {"ready": false}}]}))
+            .unwrap();
+        let slice = Arc::new(slice);
+        assert_eq!(local_endpoints(&[slice.clone(), slice.clone()], "here"), 1);
+        assert_eq!(local_endpoints(&[slice], "nowhere"), 0);
+    }
+
+    #[tokio::test]
+    async fn the_server_answers_with_the_newest_state() {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let known = Health { namespace: "n".to_owned(), name: "s".to_owned(), local_endpoints: 0 };
+        let (health, receiver) = watch::channel(known);
+        let server = tokio::spawn(serve(free, receiver, Connections::new(Limits::share(16, 8))));
+        let ask = async || {
+            let mut stream = loop {
+                match TcpStream::connect(("127.0.0.1", free)).await {
+                    Ok(stream) => break stream,
+                    Err(_not_yet) => tokio::time::sleep(Duration::from_millis(5)).await,
+                }
+            };
+            stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await.unwrap();
+            let mut text = String::new();
+            stream.read_to_string(&mut text).await.unwrap();
+            text
+        };
+        let none = ask().await;
+        assert!(none.starts_with("HTTP/1.1 503") && none.contains(r#""localEndpoints":0"#), "{none}");
+        health.send_modify(|health| health.local_endpoints = 2);
+        let two = ask().await;
+        assert!(two.starts_with("HTTP/1.1 200") && two.contains("weight: 2"), "{two}");
+        assert!(two.contains(r#""service":{"name":"s","namespace":"n"}"#), "{two}");
+        server.abort();
+    }
+}

@@ -1,0 +1,137 @@
+//! Writes the addresses of nodes into the status of LoadBalancer services. There is one worker, so that no two services
+//! get a port at once.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use coracle_events::Event;
+use serde_json::{Value, json};
+
+use super::claims::Claims;
+use super::plan::{self, Decision, NodeFacts};
+use crate::context::Context;
+use crate::endpoint_slice::run::SERVICE_NAME;
+use crate::error::Error;
+use crate::object::{EndpointSlice, Key, Node, ObjectExt, Service};
+use crate::queue::{Next, Queue};
+use crate::write::Part;
+
+const COMPONENT: &str = "service-lb-controller";
+
+/// What the controller keeps between two reconciles.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    claims: Mutex<Claims>,
+    /// The last refusal of each service, so that an event is recorded once.
+    refusals: Mutex<HashMap<Key, String>>,
+}
+
+/// Queues changed services, all of them when a node changes, and those with the traffic policy Local when their
+/// endpoints change.
+pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
+    if !context.config.node_balancers {
+        let own = queue.clone();
+        context.caches.services.on_change(move |change| {
+            let old =
+                change.new.filter(|service| plan::is_ours(service) && !plan::served(service).is_empty());
+            old.into_iter().for_each(|service| own.add(service.key()));
+        });
+        return;
+    }
+    let (own, state, reserved) = (queue.clone(), context.balancers.clone(), reserved(context));
+    context.caches.services.on_change(move |change| {
+        let changed = lock(&state.claims).follow(change, &reserved);
+        changed.into_iter().for_each(|key| own.add(key));
+    });
+    let (own, state) = (queue.clone(), context.balancers.clone());
+    context.caches.nodes.on_change(move |change| {
+        let facts = |node: Option<&Arc<Node>>| node.map(NodeFacts::of);
+        if facts(change.old) != facts(change.new) {
+            lock(&state.claims).all().into_iter().for_each(|key| own.add(key));
+        }
+    });
+    let (own, state) = (queue.clone(), context.balancers.clone());
+    context.caches.endpoint_slices.on_change(move |change| {
+        for slice in [change.old, change.new].into_iter().flatten() {
+            if let Some(service) = service_of(slice).filter(|service| lock(&state.claims).is_local(service)) {
+                own.add(service);
+            }
+        }
+    });
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The port of the API server, if it is not the usual one.
+fn reserved(context: &Context) -> Vec<u16> {
+    let server = context.config.server.as_deref().and_then(|server| server.rsplit_once(':'));
+    server.and_then(|(_, port)| port.parse().ok()).into_iter().collect()
+}
+
+fn service_of(slice: &EndpointSlice) -> Option<Key> {
+    let name = slice.metadata.labels.as_ref()?.get(SERVICE_NAME)?;
+    Some(Key::new(slice.namespace(), name))
+}
+
+/// Reconciles one service.
+pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
+    let cache = &context.caches.services;
+    let service = cache.get(&key).filter(|service| plan::is_ours(service) && !service.is_being_deleted());
+    let Some(service) = service else {
+        lock(&context.balancers.refusals).remove(&key);
+        return Ok(Next::Wait);
+    };
+    let nodes: Vec<NodeFacts> = context.caches.nodes.all().iter().map(NodeFacts::of).collect();
+    if !context.config.node_balancers {
+        return write(context, &service, plan::foreign(&service, &nodes)).await;
+    }
+    let local = if plan::is_local(&service) { ready_nodes(context, &service) } else { BTreeSet::new() };
+    let holder = |port: &plan::Port| lock(&context.balancers.claims).holder(port, &key);
+    let desired = match plan::plan(&service, &nodes, &local, &reserved(context), holder) {
+        Decision::Serve(ingress) => {
+            lock(&context.balancers.refusals).remove(&key);
+            ingress
+        }
+        Decision::Refuse(why) => {
+            let before = lock(&context.balancers.refusals).insert(key.clone(), why.clone());
+            if before.as_ref() != Some(&why) {
+                let message = format!("no node serves this service: {why}");
+                context.record(&*service, COMPONENT, Event::warning("LoadBalancerRefused", message));
+            }
+            Vec::new()
+        }
+    };
+    write(context, &service, desired).await
+}
+
+/// Writes the entries of a service's status, if they differ.
+async fn write(context: &Context, service: &Service, desired: Vec<Value>) -> Result<Next, Error> {
+    let observed: Vec<Value> = plan::ingress(service).map(|entry| json!(entry)).collect();
+    if observed != desired {
+        let ingress = if desired.is_empty() { Value::Null } else { desired.into() };
+        let patch =
+            json!({"metadata": {"uid": service.uid()}, "status": {"loadBalancer": {"ingress": ingress}}});
+        context.writer(&context.caches.services).merge(&service.key(), Part::Status, patch).await?;
+    }
+    Ok(Next::Wait)
+}
+
+/// Nodes with ready endpoints of a service.
+fn ready_nodes(context: &Context, service: &Service) -> BTreeSet<String> {
+    let (caches, key) = (&context.caches, service.key());
+    // Slices belong to the service, to its Endpoints if it has no selector, or to nothing if a user wrote them.
+    let endpoints = caches.endpoints.get(&key);
+    let owners = [Some(service.uid()), endpoints.as_ref().map(|endpoints| endpoints.uid()), Some("")];
+    let slices =
+        owners.into_iter().flatten().flat_map(|uid| caches.endpoint_slices.owned_by(&key.namespace, uid));
+    let mut nodes = BTreeSet::new();
+    for slice in slices.filter(|slice| service_of(slice).as_ref() == Some(&key)) {
+        for endpoint in slice.endpoints.iter().flatten() {
+            let ready = endpoint.conditions.as_ref().and_then(|conditions| conditions.ready);
+            nodes.extend(endpoint.node_name.clone().filter(|_| ready != Some(false)));
+        }
+    }
+    nodes
+}
