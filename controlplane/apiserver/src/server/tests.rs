@@ -26,6 +26,7 @@ mod policy;
 mod quota;
 mod rbac;
 mod registry;
+mod resize;
 mod services;
 mod webhook;
 
