@@ -67,8 +67,10 @@ pub(crate) enum Report {
         id: String,
         resources: ResourceRequirements,
     },
-    /// The pod's cgroup and all containers are resized.
-    ResizeDone,
+    /// The pod's cgroup and all containers have the resources of this generation of the pod.
+    ResizeDone {
+        generation: Option<i64>,
+    },
     /// A resize failed and must be retried.
     ResizeFailed {
         message: String,

@@ -55,6 +55,8 @@ struct Decisions {
 pub(crate) struct ResizeState {
     pub(crate) pending: Option<PendingResize>,
     pub(crate) in_progress: Option<InProgress>,
+    /// Whether the pod's cgroup may not have the limits of an accepted resize yet.
+    pub(crate) is_cgroup_due: bool,
     /// The resources of containers, by id.
     pub(crate) actuated: HashMap<String, ResourceRequirements>,
     /// Ids of containers that were stopped to start again with other resources.
@@ -111,9 +113,12 @@ fn amounts(resources: Option<&ResourceRequirements>) -> [[i64; 2]; 2] {
     ]
 }
 
-/// Whether a container of the pod runs with other resources than the allocated ones, or is restarting to get them.
+/// Whether the pod's cgroup or a container has other resources than the allocated ones, or is restarting to get them.
 pub(crate) fn is_resizing(pod: &Pod, observed: &ObservedPod, resize: &ResizeState) -> bool {
     let Some(spec) = &pod.spec else { return false };
+    if resize.is_cgroup_due {
+        return true;
+    }
     spec.init_containers.iter().flatten().chain(&spec.containers).any(|container| {
         let Some(current) = observed.current(&container.name) else { return false };
         let actual = resize.actuated(current).filter(|_| current.running());

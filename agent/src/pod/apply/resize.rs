@@ -27,7 +27,7 @@ impl Job {
     /// after those that shrink.
     pub(super) async fn resize(&mut self, before: &Pod, containers: Vec<ResizeContainer>) {
         let report = match self.try_resize(before, containers).await {
-            Ok(()) => Report::ResizeDone,
+            Ok(()) => Report::ResizeDone { generation: self.pod.metadata.generation },
             Err(message) => Report::ResizeFailed { message },
         };
         self.report(report);

@@ -10,7 +10,7 @@ use crate::pod::state::{ObservedContainer, RESIZE, Shape};
 
 /// Plans updates of running containers, and stops of those whose policy wants a restart.
 pub(super) fn plan(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
-    let (mut containers, mut is_due) = (Vec::new(), false);
+    let (mut containers, mut is_due) = (Vec::new(), facts.state.resize.is_cgroup_due);
     for (container, observed) in running(facts, shape) {
         let is_condemned = facts.state.kill_requests.contains_key(&observed.id) || redefined(shape, observed);
         let Some(before) = facts.state.resize.actuated(observed).filter(|_| !is_condemned) else { continue };

@@ -47,7 +47,13 @@ impl Worker {
                 self.pre_stop_done.insert(id);
             }
             Report::Resized { id, resources } => drop(self.state.resize.actuated.insert(id, resources)),
-            Report::ResizeDone => self.state.pod_retries.clear(RESIZE),
+            Report::ResizeDone { generation } => {
+                self.state.pod_retries.clear(RESIZE);
+                let resize = &mut self.state.resize;
+                // Another resize may have been accepted meanwhile.
+                resize.is_cgroup_due &=
+                    resize.in_progress.as_ref().is_some_and(|p| p.generation > generation);
+            }
             Report::ResizeFailed { message } => self.resize_failed(message),
             Report::Released => self.state.released = true,
             Report::Finished => self.finish(),

@@ -19,6 +19,7 @@ impl Worker {
         if let Some(accepted) = resizes.take_accepted(&self.uid) {
             // A new resize clears the error of the one before.
             resize.in_progress = Some(InProgress { generation: accepted.generation, error: None });
+            resize.is_cgroup_due = true;
             self.state.pod_retries.clear(RESIZE);
         }
         if is_resizing(pod, &self.observed, resize) {
