@@ -30,9 +30,10 @@ use k8s_openapi::api::core::v1::Pod;
 
 pub use error::CgroupError;
 pub use qos::{QosClass, qos_class};
-pub use resources::{Machine, container_resources};
+pub use resources::{Machine, container_resources, resized_resources};
 
 use limits::Limits;
+pub(crate) use limits::limits_memory;
 use tree::Tree;
 
 /// A pod's cgroup path below each hierarchy's mount: CRI's `cgroup_parent`.
@@ -124,6 +125,13 @@ impl Cgroups {
         let parent = CgroupParent(self.shared.tree.absolute(&path));
         self.beside(move |tree| tree.ensure(&path, &wanted)).await?;
         Ok(parent)
+    }
+
+    /// Sets the larger of the limits of two versions of a pod, for the time in which its containers are resized.
+    pub async fn widen_pod(&self, before: &Pod, after: &Pod) -> Result<(), CgroupError> {
+        let path = pod_path(after)?;
+        let wanted = limits::of_pod(before).widest(&limits::of_pod(after));
+        self.beside(move |tree| tree.ensure(&path, &wanted)).await
     }
 
     /// Removes the pod's cgroup with its children, in any QoS class. Succeeds if it does not exist.

@@ -259,6 +259,7 @@ impl NodeParts {
             user_ids: pod::UserIds::open(&config.state_dir.join("pods")),
             image_gc: Trigger::default(),
             evictions,
+            resizes: pod::Resizes::default(),
             checkpoint: PodCheckpoint::new(checkpoint),
             volumes: volumes.map_err(Error::Volumes)?,
             cgroups,

@@ -104,6 +104,8 @@ calls!(
         container_status(ContainerStatusRequest) -> ContainerStatusResponse;
         /// The containers that a filter selects.
         list_containers(ListContainersRequest) -> ListContainersResponse;
+        /// Changes the limits of a created or running container. Limits that are 0 or empty stay unchanged.
+        update_container_resources(UpdateContainerResourcesRequest) -> UpdateContainerResourcesResponse;
         /// Reopens the log file after its rotation.
         reopen_container_log(ReopenContainerLogRequest) -> ReopenContainerLogResponse;
         /// CPU, memory and disk usage of one container.

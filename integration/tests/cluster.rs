@@ -33,6 +33,8 @@ mod pod_network;
 mod pod_spec;
 #[path = "cluster/rbac.rs"]
 mod rbac;
+#[path = "cluster/resize.rs"]
+mod resize;
 #[path = "cluster/roles.rs"]
 mod roles;
 #[path = "cluster/scheduling.rs"]

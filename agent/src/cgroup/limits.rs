@@ -40,6 +40,19 @@ impl Limits {
     }
 }
 
+impl Limits {
+    /// The larger of each limit. A limit that one of them does not have stays unchanged.
+    pub(crate) fn widest(&self, other: &Self) -> Self {
+        let larger = |a: Option<i64>, b: Option<i64>| Some(a?.max(b?));
+        Self {
+            shares: larger(self.shares, other.shares),
+            quota: larger(self.quota, other.quota),
+            memory: larger(self.memory, other.memory),
+            pids: None,
+        }
+    }
+}
+
 /// The limits of a pod's cgroup. A resource is limited only if all containers limit it.
 pub(crate) fn of_pod(pod: &Pod) -> Limits {
     let class = qos_class(pod);
@@ -53,6 +66,11 @@ pub(crate) fn of_pod(pod: &Pod) -> Limits {
         memory: Some(limits.memory).filter(|bytes| *bytes > 0 && every_container_limits(pod, "memory")),
         pids: None,
     }
+}
+
+/// Whether the pod's cgroup has a memory limit.
+pub(crate) fn limits_memory(pod: &Pod) -> bool {
+    of_pod(pod).memory.is_some()
 }
 
 fn every_container_limits(pod: &Pod, name: &str) -> bool {
@@ -126,6 +144,13 @@ mod tests {
     fn systemd_keeps_whole_percents_of_a_processor() {
         let kept = |quota| Limits { quota, ..Limits::default() }.in_whole_percents().quota;
         assert_eq!([Some(20_000), Some(20_001), None].map(kept), [Some(20_000), Some(21_000), None]);
+    }
+
+    #[test]
+    fn the_widest_limits_are_those_that_both_have() {
+        let of = |shares, quota, memory| Limits { shares: Some(shares), quota, memory, pids: Some(9) };
+        let widest = of(2, Some(5), None).widest(&of(4, Some(3), Some(7)));
+        assert_eq!(widest, Limits { shares: Some(4), quota: Some(5), memory: None, pids: None });
     }
 
     #[test]

@@ -57,6 +57,15 @@ pub fn container_resources(pod: &Pod, container: &Container, machine: Machine) -
     }
 }
 
+/// The resources of a container for `UpdateContainerResources`, without those that no resize changes.
+pub fn resized_resources(pod: &Pod, container: &Container, machine: Machine) -> LinuxContainerResources {
+    LinuxContainerResources {
+        hugepage_limits: Vec::new(),
+        unified: HashMap::new(),
+        ..container_resources(pod, container, machine)
+    }
+}
+
 /// The OOM score adjustment, with the kubelet's scale: 1000 is killed first.
 pub fn oom_score_adj(pod: &Pod, container: &Container, node_memory: i64) -> i64 {
     const GUARANTEED: i64 = -997;

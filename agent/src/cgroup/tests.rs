@@ -93,6 +93,21 @@ async fn a_pod_is_limited_weighed_and_removed_with_all_below_it() {
 }
 
 #[tokio::test]
+async fn a_pod_shrinks_below_the_quota_of_an_ended_container() {
+    let scratch = Scratch::new("shrink");
+    let limited = |cpu: &str| pod("u4", json!({"limits": {"cpu": cpu, "memory": "32Mi"}}));
+    scratch.cgroups.ensure_pod(&limited("500m")).await.expect("ensure");
+    for dir in scratch.cgroups.shared.tree.directories("kubepods/guaranteed/podu4/container") {
+        fs::create_dir_all(&dir).expect("a container's cgroup");
+        if dir.join("cpu.cfs_quota_us").exists() {
+            fs::write(dir.join("cpu.cfs_quota_us"), "50000").expect("its quota");
+        }
+    }
+    let parent = scratch.cgroups.ensure_pod(&limited("200m")).await.expect("shrink").0;
+    assert_eq!(scratch.read(&parent, "cpu/cpu.cfs_quota_us", "cpu.max").split(' ').next(), Some("20000"));
+}
+
+#[tokio::test]
 async fn a_busy_cgroup_is_removed_after_its_last_process_has_exited() {
     let scratch = Scratch::new("busy");
     let pod = pod("u2", json!({}));

@@ -76,7 +76,18 @@ impl Tree {
         }
         let below = self.below(path);
         self.create(path, &below, |_| true)?;
-        super::write::limits(&self.directories_by_controller(&below), limits, self.is_v2())
+        self.write(&self.directories_by_controller(&below), limits)
+    }
+
+    /// Writes limits. On v1 a cgroup gets no smaller quota than its children have, also a child whose container has
+    /// ended: the quotas of those are removed first if the kernel refuses ours.
+    fn write(&self, dirs: &BTreeMap<String, PathBuf>, limits: &Limits) -> Result<(), CgroupError> {
+        let written = super::write::limits(dirs, limits, self.is_v2());
+        let was_refused = written.is_err() && !self.is_v2();
+        if was_refused && dirs.get("cpu").is_some_and(|dir| release_ended(dir)) {
+            return super::write::limits(dirs, limits, self.is_v2());
+        }
+        written
     }
 
     /// The same with systemd, which also stores the limits. On v1, hierarchies that systemd does not manage are
@@ -98,7 +109,7 @@ impl Tree {
         if !self.is_v2() {
             self.create(path, &below, is_left_to_us)?;
         }
-        super::write::limits(&dirs, limits, self.is_v2())
+        self.write(&dirs, limits)
     }
 
     fn properties(&self, limits: &Limits) -> Vec<Property> {
@@ -178,6 +189,17 @@ impl Tree {
 /// Whether systemd does not manage a v1 controller. The mounts list systemd's own hierarchy like a controller.
 fn is_left_to_us(controller: &str) -> bool {
     controller != "systemd" && !v1::manages(controller)
+}
+
+/// Removes the CPU quotas of the children without processes. Returns whether there were any.
+fn release_ended(dir: &Path) -> bool {
+    let mut found = false;
+    for name in child_names(dir) {
+        let child = dir.join(name);
+        let is_empty = std::fs::read_to_string(child.join("cgroup.procs")).is_ok_and(|list| list.trim().is_empty());
+        found |= is_empty && std::fs::write(child.join("cpu.cfs_quota_us"), "-1").is_ok();
+    }
+    found
 }
 
 fn child_names(dir: &Path) -> Vec<String> {

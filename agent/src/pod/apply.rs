@@ -4,6 +4,7 @@
 mod finish;
 mod make;
 mod mounts;
+mod resize;
 mod start;
 mod start_queue;
 mod stop;
@@ -13,7 +14,7 @@ use std::sync::Arc;
 
 use coracle_proto::cri;
 use futures::channel::mpsc;
-use k8s_openapi::api::core::v1::{Pod, PodSpec};
+use k8s_openapi::api::core::v1::{Pod, PodSpec, ResourceRequirements};
 use k8s_openapi::jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 
@@ -60,6 +61,19 @@ pub(crate) enum Report {
     /// The preStop hook of a container has run, or failed, and must not run again.
     PreStopDone {
         id: String,
+    },
+    /// A running container has other limits.
+    Resized {
+        id: String,
+        resources: ResourceRequirements,
+    },
+    /// The pod's cgroup and all containers have the resources of this generation of the pod.
+    ResizeDone {
+        generation: Option<i64>,
+    },
+    /// A resize failed and must be retried.
+    ResizeFailed {
+        message: String,
     },
     /// The volumes and cgroup of an ended pod are released.
     Released,
@@ -135,6 +149,10 @@ impl Job {
             Action::MakeSandbox { attempt, first } => self.make_sandbox(attempt, &first).await,
             Action::Start(containers) => self.start_all(containers).await,
             Action::Stop { id, name, grace, why } => self.stop_one(&id, &name, grace, &why).await,
+            Action::Resize { before, containers } => {
+                self.resize(&before, containers).await;
+                Ok(())
+            }
             Action::StopPod { grace } => self.stop_pod(grace).await,
             Action::RemoveContainers(ids) => self.remove_containers(ids).await,
             Action::RemoveSandboxes(ids) => self.remove_sandboxes(ids).await,

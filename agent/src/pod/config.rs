@@ -16,6 +16,8 @@ pub(crate) const CONTAINER_NAME: &str = "io.kubernetes.container.name";
 pub(crate) const MESSAGE_PATH: &str = "io.kubernetes.container.terminationMessagePath";
 pub(crate) const MESSAGE_POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
 pub(crate) const GRACE: &str = "io.kubernetes.pod.terminationGracePeriod";
+/// Annotation of a container: the resources that it was created with, as JSON.
+pub(crate) const RESOURCES: &str = "io.coracle.container.resources";
 
 /// Labels that identify a pod's sandboxes and containers.
 pub(crate) fn identity(pod: &Pod) -> HashMap<String, String> {

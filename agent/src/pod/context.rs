@@ -10,6 +10,7 @@ use super::events::Recorder;
 use super::eviction::Evictions;
 use super::pods::Pods;
 use super::pull::Providers;
+use super::resize::Resizes;
 use super::status::write::StatusWriter;
 use super::user_ids::UserIds;
 use crate::cgroup::resources::Amount;
@@ -48,6 +49,7 @@ pub(crate) struct NodeContext {
     /// Triggers image garbage collection.
     pub(crate) image_gc: Trigger,
     pub(crate) evictions: Evictions,
+    pub(crate) resizes: Resizes,
 }
 
 impl NodeContext {

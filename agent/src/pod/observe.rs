@@ -7,7 +7,8 @@ use coracle_proto::cri;
 use k8s_openapi::api::core::v1::LinuxContainerUser;
 use k8s_openapi::jiff::Timestamp;
 
-use super::config::{MESSAGE_PATH, MESSAGE_POLICY, POD_UID, files};
+use super::config::{MESSAGE_PATH, MESSAGE_POLICY, POD_UID, RESOURCES, files};
+use super::resize::KernelLimits;
 use super::state::{ContainerRun, Exit, ObservedContainer, ObservedPod, ObservedSandbox};
 use crate::runtime::{Runtime, RuntimeError};
 
@@ -134,6 +135,9 @@ fn observed_container(sandbox: &str, status: cri::ContainerStatus) -> ObservedCo
         gid: user.gid,
         supplemental_groups: (!user.supplemental_groups.is_empty()).then_some(user.supplemental_groups),
     });
+    let limits = status.resources.as_ref().and_then(|resources| resources.linux.as_ref());
+    let limits = limits.map(KernelLimits::of);
+    let created_with = status.annotations.get(RESOURCES).and_then(|text| serde_json::from_str(text).ok());
     let asked = Some(image.user_specified_image).filter(|asked| !asked.is_empty());
     ObservedContainer {
         id: status.id,
@@ -144,6 +148,8 @@ fn observed_container(sandbox: &str, status: cri::ContainerStatus) -> ObservedCo
         asked,
         image_id: if status.image_ref.is_empty() { status.image_id } else { status.image_ref },
         user,
+        created_with,
+        limits,
         run,
     }
 }

@@ -1,7 +1,11 @@
 //! Planning for one pod: from desired, observed and worker state and the time to actions, and the time of the next
 //! pass. Pure and total; all decisions about a pod are made here.
 
-use k8s_openapi::api::core::v1::{Container, Pod};
+mod resize;
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::state::{
@@ -27,6 +31,9 @@ pub(crate) enum Action {
     Start(Vec<StartContainer>),
     /// Stop one container that must not continue.
     Stop { id: String, name: String, grace: i64, why: String },
+    /// Change the limits of the pod's cgroup and of these running containers. `before` has the resources that the
+    /// containers have now.
+    Resize { before: Arc<Pod>, containers: Vec<ResizeContainer> },
     /// Remove ended containers whose status is not needed any more.
     RemoveContainers(Vec<String>),
     /// Remove stopped sandboxes without containers.
@@ -48,10 +55,21 @@ pub(crate) struct StartContainer {
     pub(crate) crashed: Option<Timestamp>,
 }
 
+/// A running container to resize.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ResizeContainer {
+    pub(crate) name: String,
+    pub(crate) id: String,
+    /// The resources that it has.
+    pub(crate) before: ResourceRequirements,
+}
+
 /// Actions, reasons why containers wait, and the time of the next pass.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Plan {
     pub(crate) actions: Vec<Action>,
+    /// Ids of containers that are stopped to start again with other resources.
+    pub(crate) resize_restarts: Vec<String>,
     pub(crate) waiting: Vec<(String, Waiting)>,
     pub(crate) wake: Option<Timestamp>,
 }
@@ -115,7 +133,7 @@ pub(crate) fn ended(pod: &Pod, shape: &Shape<'_>, facts: &Facts<'_>) -> bool {
     facts.state.verdict.is_some()
         || matches!(phase, Some("Failed" | "Succeeded"))
         || init_failed_for_good(shape, facts.observed)
-        || shape.mains().iter().all(|c| done_for_good(shape, facts.observed, c))
+        || shape.mains().iter().all(|c| done_for_good(shape, facts, c))
 }
 
 /// Whether an init container failed and is not retried.
@@ -126,8 +144,9 @@ pub(crate) fn init_failed_for_good(shape: &Shape<'_>, observed: &ObservedPod) ->
         })
 }
 
-fn done_for_good(shape: &Shape<'_>, observed: &ObservedPod, container: &Container) -> bool {
-    let Some(exit) = observed.latest(&container.name).and_then(ObservedContainer::exit) else { return false };
+fn done_for_good(shape: &Shape<'_>, facts: &Facts<'_>, container: &Container) -> bool {
+    let latest = facts.observed.latest(&container.name).filter(|c| !facts.state.resize.is_restarted(c));
+    let Some(exit) = latest.and_then(ObservedContainer::exit) else { return false };
     match shape.restart() {
         RestartPolicy::Always => false,
         RestartPolicy::OnFailure => exit.code == 0,
@@ -175,11 +194,14 @@ fn prepare(facts: &Facts<'_>, plan: &mut Plan) {
 
 fn run(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
     stop_condemned(facts, shape, plan);
+    resize::plan(facts, shape, plan);
     let mut starts = Vec::new();
     let initialized = inits(facts, shape, plan, &mut starts);
     if initialized {
         for container in shape.mains() {
-            if restarts(facts.observed.latest(&container.name), shape.restart()) {
+            let latest = facts.observed.latest(&container.name);
+            let is_restarted = latest.is_some_and(|c| facts.state.resize.is_restarted(c));
+            if is_restarted || restarts(latest, shape.restart()) {
                 start(facts, container, plan, &mut starts);
             }
         }
@@ -226,7 +248,7 @@ fn stop_condemned(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
     }
 }
 
-/// Whether a main container's image was changed in the spec: the only mutable field. Compared with the reference that
+/// Whether a main container's image was changed in the spec: the only mutable field besides resources. Compared with the reference that
 /// the runtime got, not with a serialization of the spec.
 fn redefined(shape: &Shape<'_>, observed: &ObservedContainer) -> bool {
     let wanted = shape.mains().iter().find(|c| c.name == observed.name).and_then(|c| c.image.as_ref());
@@ -286,7 +308,9 @@ fn restarts(latest: Option<&ObservedContainer>, policy: RestartPolicy) -> bool {
 fn start(facts: &Facts<'_>, container: &Container, plan: &mut Plan, starts: &mut Vec<StartContainer>) {
     let name = &container.name;
     let latest = facts.observed.latest(name);
-    let crashed = latest.and_then(ObservedContainer::exit).map(|e| e.finished);
+    // A container that was stopped for a resize did not crash.
+    let ended = latest.filter(|c| !facts.state.resize.is_restarted(c));
+    let crashed = ended.and_then(ObservedContainer::exit).map(|e| e.finished);
     if let Some(until) = crashed.and_then(|end| facts.state.crashes.until(name, end, facts.now)) {
         wake_at(plan, until);
         let seconds = facts.state.crashes.seconds(name);

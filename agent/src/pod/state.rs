@@ -14,10 +14,13 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Container, EphemeralContainer, LinuxContainerUser, Pod, PodSpec};
+use k8s_openapi::api::core::v1::{
+    Container, EphemeralContainer, LinuxContainerUser, Pod, PodSpec, ResourceRequirements,
+};
 use k8s_openapi::jiff::Timestamp;
 
 use super::backoff::Backoff;
+use super::resize::{KernelLimits, ResizeState};
 
 /// The desired state of a pod.
 #[derive(Clone, Debug)]
@@ -80,6 +83,10 @@ pub(crate) struct ObservedContainer {
     pub(crate) image_id: String,
     /// User and groups of its first process, if the runtime reports them.
     pub(crate) user: Option<LinuxContainerUser>,
+    /// The resources that it was created with. None if an earlier agent did not record them.
+    pub(crate) created_with: Option<ResourceRequirements>,
+    /// Its limits in the kernel when it was first seen, if the runtime reports them.
+    pub(crate) limits: Option<KernelLimits>,
     pub(crate) run: ContainerRun,
 }
 
@@ -197,7 +204,7 @@ pub(crate) struct WorkerState {
     pub(crate) pulls: Backoff,
     /// Starts that failed before the container was created, by container name.
     pub(crate) retries: Backoff,
-    /// Failed creations of the sandbox or the volumes, by [`SANDBOX`] and [`VOLUMES`].
+    /// Failed creations of the sandbox or the volumes and failed resizes, by [`SANDBOX`], [`VOLUMES`] and [`RESIZE`].
     pub(crate) pod_retries: Backoff,
     /// Whether this agent has created or adopted the pod's cgroup and volumes.
     pub(crate) prepared: bool,
@@ -207,6 +214,8 @@ pub(crate) struct WorkerState {
     pub(crate) kill_requests: BTreeMap<String, KillRequest>,
     /// Whether the volumes and cgroup of the ended pod were released.
     pub(crate) released: bool,
+    /// Resizes of the pod.
+    pub(crate) resize: ResizeState,
 }
 
 /// Why a container must be killed, and the grace period in seconds if it is not the pod's.
@@ -220,6 +229,8 @@ pub(crate) struct KillRequest {
 pub(crate) const SANDBOX: &str = "sandbox";
 /// A key of [`WorkerState::pod_retries`].
 pub(crate) const VOLUMES: &str = "volumes";
+/// A key of [`WorkerState::pod_retries`].
+pub(crate) const RESIZE: &str = "resize";
 
 impl Default for WorkerState {
     fn default() -> Self {
@@ -236,6 +247,7 @@ impl Default for WorkerState {
             probed: HashMap::new(),
             kill_requests: BTreeMap::new(),
             released: false,
+            resize: ResizeState::default(),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Pod sync: one worker per pod, driven by changes of desired pods and by container events.
 
 mod orphan;
+mod resize;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -17,9 +18,11 @@ use super::admit::{self, unsupported};
 use super::config::POD_UID;
 use super::events::Level;
 use super::pods::Pods;
+use super::resize::allocation;
 use super::state::{DesiredPod, Verdict, has_ended};
 use super::worker;
 use crate::source::PodChange;
+use resize::PendingPod;
 
 /// Inputs of pod sync.
 pub(crate) struct Inputs {
@@ -46,6 +49,8 @@ struct Sync {
     orphans: Option<HashMap<String, Arc<Pod>>>,
     /// Pods that have ended, until their objects are deleted.
     finished: HashSet<String>,
+    /// Resizes that are not accepted yet, by the pod's uid.
+    pending: HashMap<String, PendingPod>,
 }
 
 /// Runs until the source ends. Dropping the future ends the workers and leaves the pods as they are.
@@ -58,6 +63,7 @@ pub(crate) async fn run(node: Arc<NodeContext>, inputs: Inputs) {
         adopted: orphans.keys().cloned().collect(),
         orphans: Some(orphans),
         finished: HashSet::new(),
+        pending: HashMap::new(),
         node,
         inputs,
         handles: HashMap::new(),
@@ -141,21 +147,25 @@ impl Sync {
             // Late events of an object that is being deleted.
             return;
         }
-        if let Some(handle) = self.handles.get(&uid) {
+        if self.handles.contains_key(&uid) {
             if from_api {
-                self.node.checkpoint.keep(Some(&**handle.desired.borrow().pod()), pod);
-                handle.desired.send_replace(DesiredPod::Run(Arc::clone(pod)));
-                self.inputs.pods.put(&uid, pod);
+                self.follow(&uid, pod);
             }
             return;
         }
+        // Without a record of an earlier agent, the status has the allocated resources of a pod with a pending resize.
+        let last = allocation::reported(pod).map(Arc::new);
+        let allocated = last.as_ref().filter(|_| from_api).unwrap_or(pod);
         if from_api {
-            self.node.checkpoint.keep(None, pod);
+            self.node.checkpoint.keep(None, allocated);
         }
-        let verdict = self.admit(&uid, pod);
-        self.inputs.pods.put(&uid, pod);
+        let verdict = self.admit(&uid, allocated);
+        self.inputs.pods.put(&uid, allocated);
         self.weigh();
-        self.start(uid, DesiredPod::Run(Arc::clone(pod)), verdict);
+        self.start(uid.clone(), DesiredPod::Run(Arc::clone(allocated)), verdict);
+        if from_api && last.is_some() {
+            self.follow(&uid, pod);
+        }
     }
 
     /// Admits a pod, except one that ran here before, has ended or is ending.
@@ -214,6 +224,7 @@ impl Sync {
             None => {
                 self.inputs.pods.take(uid);
                 self.node.checkpoint.forget(uid);
+                self.retry_resizes();
             }
         }
     }
@@ -237,6 +248,7 @@ impl Sync {
             }
         }
         self.node.image_gc.pods_are_known();
+        self.retry_resizes();
     }
 
     fn wake(&self, woken: &Woken) {
@@ -265,6 +277,8 @@ impl Sync {
             Ok(uid) => {
                 self.inputs.pods.take(&uid);
                 self.weigh();
+                self.forget_resize(&uid);
+                self.retry_resizes();
                 let desired = self.handles.remove(&uid).map(|handle| handle.desired.borrow().clone());
                 if matches!(desired, Some(DesiredPod::Run(_))) {
                     self.finished.insert(uid);

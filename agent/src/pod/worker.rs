@@ -5,6 +5,7 @@
 
 mod probes;
 mod reports;
+mod resize;
 
 use std::collections::{HashMap, HashSet};
 use std::future::Future;
@@ -25,6 +26,7 @@ use super::observe::Cache;
 use super::plan::{self, Action, Plan};
 use super::probe::Finding;
 use super::pull::PullTask;
+use super::resize::ResizeState;
 use super::state::{DesiredPod, EVICTED, ObservedPod, Probed, Verdict, WorkerState};
 use super::status::{self, write::Update};
 use crate::volume::{self, Volumes};
@@ -199,6 +201,7 @@ impl Worker {
             start_time: Some(started.unwrap_or(Timestamp::from_second(now.as_second()).unwrap_or(now))),
             verdict: start.verdict,
             probed: probe_results(status),
+            resize: ResizeState::of(status),
             ..WorkerState::default()
         };
         Self {
@@ -238,6 +241,7 @@ impl Worker {
         }
         self.forget_removed_containers();
         self.take_eviction(desired);
+        self.follow_resize(desired);
         let now = Timestamp::now();
         let facts = plan::Facts { desired, observed: &self.observed, state: &self.state, now };
         let plan = plan::plan(&facts);
@@ -274,6 +278,7 @@ impl Worker {
         if plan.actions.is_empty() || self.not_before.is_some() {
             return None;
         }
+        self.state.resize.restarts.extend(plan.resize_restarts.iter().cloned());
         let interrupt = CancellationToken::new();
         let job = Job {
             node: Arc::clone(&self.node),

@@ -92,6 +92,7 @@ limited!(
     RemoveContainerRequest,
     ContainerStatusRequest,
     ListContainersRequest,
+    UpdateContainerResourcesRequest,
     ReopenContainerLogRequest,
     ContainerStatsRequest,
     ListContainerStatsRequest,

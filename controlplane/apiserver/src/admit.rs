@@ -15,6 +15,7 @@ mod node_restriction;
 mod node_taints;
 mod optional;
 mod plugins;
+mod pod_resize;
 mod pod_security;
 mod policy;
 pub(crate) mod priority;
@@ -129,6 +130,11 @@ impl<'a> Attributes<'a> {
     /// The subresource if the object of the request is of its kind, not of the resource's: a Binding, not a Pod.
     pub(crate) fn own_object(&self) -> Option<&'a Subresource> {
         self.declared.filter(|declared| declared.kind != self.kind.kind && declared.name != "scale")
+    }
+
+    /// Whether the request changes the resources of a pod by `/resize`.
+    pub(crate) fn is_resize(&self) -> bool {
+        self.operation == Operation::Update && self.subresource == "resize" && self.kind.is("", "Pod")
     }
 
     pub(crate) fn is(&self, operation: Operation, kind: &str) -> bool {

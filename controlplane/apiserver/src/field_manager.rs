@@ -94,6 +94,8 @@ pub(crate) fn apply(call: &Call, live: &Value, config: &Value) -> Result<Value> 
     let managers = Managers::from_json(&live["metadata"]["managedFields"])
         .map_err(|error| ApiError::internal(format!("failed to decode managed fields: {error}")))?;
     let manager = name(call);
+    let reduced = (call.resource.subresource == "resize").then(|| resizable(config));
+    let config = reduced.as_ref().unwrap_or(config);
     let request = ApplyRequest { live, config, manager: &manager, force: call.info.query.flag("force") };
     let applied = with_updater(call, |updater| updater.apply(request, managers));
     let applied = applied.map_err(|error| failure(call, config, &error))?;
@@ -127,6 +129,25 @@ pub(crate) fn merge(kind: &Resource, live: &Value, mut config: Value) -> std::re
         };
     }
     Ok(object)
+}
+
+/// The part of a pod's configuration that a resize can set. Source: `ResizeStrategy` of the pod's registry.
+fn resizable(config: &Value) -> Value {
+    let keep = |value: &Value, fields: &[&str]| {
+        let mut map = value.as_object().cloned().unwrap_or_default();
+        map.retain(|field, _| fields.contains(&field.as_str()));
+        map
+    };
+    let mut spec = keep(&config["spec"], &["containers", "initContainers", "resources"]);
+    for list in ["containers", "initContainers"] {
+        for container in spec.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
+            *container = keep(container, &["name", "resources", "resizePolicy"]).into();
+        }
+    }
+    let mut reduced = keep(config, &["apiVersion", "kind"]);
+    reduced.insert("metadata".to_owned(), keep(&config["metadata"], &["name", "namespace", "uid"]).into());
+    reduced.insert("spec".to_owned(), spec.into());
+    reduced.into()
 }
 
 fn updated(call: &Call, live: &Value, new: &Value, managers: Managers) -> Managers {

@@ -66,7 +66,6 @@ pub(crate) async fn charge(
     old: Option<(&Value, Part)>,
 ) -> Result<Charged> {
     let namespace = call.namespace();
-    let old = old.map(|(old, part)| (old, part == Part::Status));
     let quotas = &call.state.cache.quotas;
     if namespace.is_empty() || !quotas.lock().has(namespace) || !is_charged(&call.kind, object, old) {
         return Ok(None);
@@ -76,13 +75,14 @@ pub(crate) async fn charge(
     Ok((uses && !call.dry_run()?).then_some(guard))
 }
 
-/// Whether a request can change what is used. An update is given with the old object, and whether it is of `/status`.
-fn is_charged(kind: &Resource, object: &Value, old: Option<(&Value, bool)>) -> bool {
-    let Some((old, is_status)) = old else { return true };
-    match (&*kind.group, &*kind.plural, is_status) {
-        ("", "pods", false) => is_terminating(old) != is_terminating(object),
-        ("", "persistentvolumeclaims", _) | ("", "services", false) => true,
-        ("resource.k8s.io", "resourceclaims", false) => true,
+/// Whether a request can change what is used. An update is given with the old object and the updated part.
+fn is_charged(kind: &Resource, object: &Value, old: Option<(&Value, Part)>) -> bool {
+    let Some((old, part)) = old else { return true };
+    match (&*kind.group, &*kind.plural, part) {
+        ("", "pods", Part::Resize) => true,
+        ("", "pods", Part::Main) => is_terminating(old) != is_terminating(object),
+        ("", "persistentvolumeclaims", _) | ("", "services", Part::Main) => true,
+        ("resource.k8s.io", "resourceclaims", Part::Main) => true,
         _ => false,
     }
 }

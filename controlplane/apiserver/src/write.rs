@@ -50,6 +50,8 @@ pub(crate) enum Part {
     Status,
     /// A pod's ephemeral containers.
     EphemeralContainers,
+    /// The resources of a pod's containers.
+    Resize,
     /// The approval of a certificate signing request.
     Approval,
     /// What the server itself changes: no strategy, no validation.
@@ -263,13 +265,16 @@ async fn prepared(
     let causes = match part {
         Part::Status => validate::status_update(kind, &new, old),
         Part::EphemeralContainers => validate::ephemeral_containers(&new, old),
+        Part::Resize => validate::resize(kind, &new, old),
         Part::Main | Part::Internal | Part::Approval => validate::update(kind, &new, old),
     };
     if !causes.is_empty() {
         return Err(ApiError::invalid(kind, &name, &causes));
     }
     let charged = match part {
-        Part::Main | Part::Status => quota::charge(call, &name, &new, Some((old, part))).await?,
+        Part::Main | Part::Status | Part::Resize => {
+            quota::charge(call, &name, &new, Some((old, part))).await?
+        }
         _ => None,
     };
     Ok((new, Held { allocating, charged }))
@@ -282,6 +287,10 @@ fn prepare(kind: &Resource, part: Part, old: &Value, new: &mut Value) {
         Part::EphemeralContainers => {
             defaults::apply(kind, new);
             strategy::prepare_for_ephemeral_containers(kind, new, old);
+        }
+        Part::Resize => {
+            defaults::apply(kind, new);
+            strategy::prepare_for_resize(kind, new, old);
         }
         Part::Approval => strategy::prepare_for_approval(kind, new, old),
         Part::Main | Part::Internal => {

@@ -1,5 +1,6 @@
 //! Update strategies: which of status, spec, generation and server-owned metadata each kind of write may change.
 
+mod resize;
 mod service;
 pub(crate) mod workload;
 
@@ -8,6 +9,7 @@ use serde_json::{Map, Value, json};
 use crate::{Resource, defaults};
 use coracle_values::qos::{CpuAndMemory, QosClass, RequestsAndLimits};
 
+pub use resize::prepare_for_resize;
 pub use workload::prepare_named;
 
 /// Metadata that no client changes after creation.

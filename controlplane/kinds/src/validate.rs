@@ -32,6 +32,7 @@ pub(crate) mod policy;
 mod probe;
 pub(crate) mod quota;
 pub(crate) mod rbac;
+mod resize;
 mod resources;
 mod review;
 mod scheduling;
@@ -102,6 +103,16 @@ pub(crate) fn built_in_status(causes: &mut Causes, kind: (&str, &str), new: &Val
 pub fn ephemeral_containers(new: &Value, old: &Value) -> Vec<Cause> {
     let mut causes = Causes::default();
     pod::ephemeral_update(&mut causes, new, old);
+    causes.into_list()
+}
+
+/// Validates an update of `/resize` of a pod.
+pub fn resize(kind: &Resource, new: &Value, old: &Value) -> Vec<Cause> {
+    let mut causes = Causes::default();
+    meta::create(&mut causes, kind, new);
+    meta::update(&mut causes, new, old);
+    pod::spec(&mut causes, &Path::root("spec"), &new["spec"]);
+    resize::pod(&mut causes, new, old);
     causes.into_list()
 }
 

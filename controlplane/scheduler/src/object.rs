@@ -58,6 +58,7 @@ pub(crate) struct EphemeralVolume {}
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct Container {
+    pub(crate) name: String,
     pub(crate) image: Option<String>,
     pub(crate) resources: Option<ResourceRequirements>,
     pub(crate) ports: Option<Vec<k8s_openapi::api::core::v1::ContainerPort>>,
@@ -72,6 +73,17 @@ pub(crate) struct PodStatus {
     pub(crate) nominated_node_name: Option<String>,
     pub(crate) start_time: Option<Time>,
     pub(crate) conditions: Option<Vec<PodCondition>>,
+    pub(crate) container_statuses: Vec<ContainerStatus>,
+    pub(crate) init_container_statuses: Vec<ContainerStatus>,
+}
+
+/// The resources that a container has on its node.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct ContainerStatus {
+    pub(crate) name: String,
+    pub(crate) resources: Option<ResourceRequirements>,
+    pub(crate) allocated_resources: Option<BTreeMap<String, Quantity>>,
 }
 
 /// A node.

@@ -1,8 +1,10 @@
 //! What a pod requests of its node: resources and host ports.
 
-use coracle_values::pod_resources::{ContainerResources, PodResources, Resources};
+use coracle_values::pod_resources::{
+    ContainerResources, PodResources, Resources, StatusResources, is_resize_infeasible,
+};
 
-use crate::object::{Container, PodSpec};
+use crate::object::{Container, ContainerStatus, Pod, PodSpec};
 
 /// A host port of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,19 +14,32 @@ pub(crate) struct HostPort {
     pub(crate) port: i32,
 }
 
-/// The effective requests of a pod.
-pub(crate) fn of_pod(spec: &PodSpec) -> Resources {
+/// The effective requests of a pod. While a resize is pending, the larger of the wanted and the actual ones.
+pub(crate) fn of_pod(pod: &Pod) -> Resources {
+    let (spec, status) = (&pod.spec, &pod.status);
+    let is_infeasible = is_resize_infeasible(status.conditions.as_ref());
+    let resources = |container, statuses| resources(container, statuses, is_infeasible);
+    let inits = spec.init_containers.iter().flatten();
     PodResources {
-        containers: spec.containers.iter().map(resources).collect(),
-        init_containers: spec.init_containers.iter().flatten().map(resources).collect(),
+        containers: spec.containers.iter().map(|c| resources(c, &status.container_statuses)).collect(),
+        init_containers: inits.map(|c| resources(c, &status.init_container_statuses)).collect(),
         pod_level: spec.resources.as_ref(),
         overhead: spec.overhead.as_ref(),
     }
     .requests()
 }
 
-fn resources(container: &Container) -> ContainerResources<'_> {
-    ContainerResources { resources: container.resources.as_ref(), is_sidecar: is_sidecar(container) }
+fn resources<'a>(
+    container: &'a Container,
+    statuses: &'a [ContainerStatus],
+    is_infeasible: bool,
+) -> ContainerResources<'a> {
+    let status = statuses.iter().find(|status| status.name == container.name);
+    let status = status.and_then(|status| {
+        let allocated = status.allocated_resources.as_ref();
+        Some(StatusResources { actual: status.resources.as_ref()?, allocated, is_infeasible })
+    });
+    ContainerResources { resources: container.resources.as_ref(), is_sidecar: is_sidecar(container), status }
 }
 
 fn is_sidecar(container: &Container) -> bool {

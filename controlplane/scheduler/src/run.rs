@@ -187,9 +187,8 @@ impl Scheduler {
             self.assumed.remove(pod.uid());
             self.queue.remove(pod.uid());
             self.snapshot.denominate(pod.uid());
-            if self.snapshot.place(&pod, node) {
-                self.queue.change(Changes::POD_PLACED, Instant::now());
-            }
+            let changes = self.snapshot.place(&pod, node);
+            self.changed(changes);
         } else if self.assumed.contains(pod.uid()) {
             // The result of the binding in flight decides.
         } else if pod.waits() && self.config.profile(pod.scheduler()).is_some() {
@@ -202,6 +201,12 @@ impl Scheduler {
             self.queue.add(pod);
         } else {
             self.queue.remove(pod.uid());
+        }
+    }
+
+    fn changed(&mut self, changes: Changes) {
+        if changes != Changes::default() {
+            self.queue.change(changes, Instant::now());
         }
     }
 
@@ -279,9 +284,8 @@ impl Scheduler {
         let Some(profile) = self.config.profile(pod.scheduler()).cloned() else { return };
         match decide(&pod, &profile, &self.snapshot) {
             Ok(node) => {
-                if self.snapshot.place(&pod, &node) {
-                    self.queue.change(Changes::POD_PLACED, Instant::now());
-                }
+                let changes = self.snapshot.place(&pod, &node);
+                self.changed(changes);
                 self.assumed.insert(pod.uid().to_owned());
                 let (client, volumes) = (self.client.clone(), self.snapshot.volumes.clone());
                 let chosen = self.snapshot.reserve_volumes(&pod, &node);

@@ -8,6 +8,7 @@ use coracle_values::pod_resources::Resources;
 use k8s_openapi::api::core::v1::Taint;
 
 use crate::budget::Budgets;
+use crate::hint::Changes;
 use crate::object::{Node, Pod};
 use crate::request::{HostPort, host_ports, of_pod};
 use crate::topology::{Labels, Term, anti_affinity};
@@ -250,15 +251,24 @@ impl Snapshot {
         self.candidates().map(|node| node.facts.name.clone()).collect()
     }
 
-    /// Adds a pod to a node, and removes it from its previous one. Returns whether the pod is new on the node or has other
-    /// labels.
-    pub(crate) fn place(&mut self, pod: &Pod, node: &str) -> bool {
+    /// Adds a pod to a node, and removes it from its previous one. Returns what the change may help: a pod that is new on
+    /// the node or has other labels, or that requests less of a resource.
+    pub(crate) fn place(&mut self, pod: &Pod, node: &str) -> Changes {
         let labels = pod.metadata.labels.clone().unwrap_or_default();
+        let requests = of_pod(pod);
         let before = self.nodes.get(node).and_then(|info| info.pods.get(pod.uid()));
         let is_new = before.is_none_or(|before| before.labels != labels);
+        let is_smaller = before.is_some_and(|before| before.requests.exceeds(&requests));
+        let mut changes = Changes::default();
+        if is_new {
+            changes = changes | Changes::POD_PLACED;
+        }
+        if is_smaller {
+            changes = changes | Changes::POD_GONE;
+        }
         self.remove(pod.uid());
         let placed = Placed {
-            requests: of_pod(&pod.spec),
+            requests,
             ports: host_ports(&pod.spec),
             owner: owner_of(pod),
             namespace: pod.namespace().to_owned(),
@@ -271,7 +281,7 @@ impl Snapshot {
             claims: claims_of(pod).collect(),
         };
         self.restore(pod.uid(), node, placed);
-        is_new
+        changes
     }
 
     /// Adds a pod that was removed to its node again.
@@ -298,7 +308,7 @@ impl Snapshot {
         let nominated = Nominated {
             node: node.to_owned(),
             priority: pod.spec.priority.unwrap_or_default(),
-            requests: of_pod(&pod.spec),
+            requests: of_pod(pod),
         };
         self.nominated.insert(pod.uid().to_owned(), nominated);
     }
@@ -390,6 +400,25 @@ mod tests {
         assert!(!snapshot.remove("p"));
         assert_eq!(requested(&snapshot), Resources::default());
         assert!(snapshot.candidates().next().unwrap().info.owners.is_empty());
+    }
+
+    #[test]
+    fn a_resized_pod_counts_with_the_larger_amount_until_it_is_smaller() {
+        let mut snapshot = Snapshot::default();
+        snapshot.set_node(&node("a", json!({})));
+        let resized = |wanted: &str, actual: &str| {
+            let container = json!({"name": "c", "resources": {"requests": {"cpu": wanted}}});
+            let mut pod = pod("p", json!({"containers": [container]}));
+            let status = json!([{"name": "c", "resources": {"requests": {"cpu": actual}}}]);
+            pod.status.container_statuses = serde_json::from_value(status).unwrap();
+            pod
+        };
+        let requested = |snapshot: &Snapshot| snapshot.candidates().next().unwrap().info.requested.cpu_millis;
+        assert_eq!(snapshot.place(&resized("2", "2"), "a"), Changes::POD_PLACED);
+        assert_eq!(snapshot.place(&resized("1", "2"), "a"), Changes::default());
+        assert_eq!(requested(&snapshot), 2000);
+        assert_eq!(snapshot.place(&resized("1", "1"), "a"), Changes::POD_GONE);
+        assert_eq!(requested(&snapshot), 1000);
     }
 
     fn fixture_owned(pod: &Pod, owner: &str) -> Pod {

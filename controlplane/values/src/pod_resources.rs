@@ -3,14 +3,16 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Container, PodSpec, ResourceRequirements};
+use k8s_openapi::api::core::v1::{
+    Container, ContainerStatus, PodCondition, PodSpec, PodStatus, ResourceRequirements,
+};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use k8s_openapi::serde::Deserialize as _;
 
 use crate::quantity::{millis_of, value_of};
 
 /// A list of resources, as `requests` and `limits` have it.
-type ResourceList = BTreeMap<String, ApiQuantity>;
+pub type ResourceList = BTreeMap<String, ApiQuantity>;
 
 /// Amounts of resources. 128 bits, so that sums over pods can neither overflow nor saturate: a sum that saturates
 /// would be wrong after a pod is subtracted from it.
@@ -44,6 +46,19 @@ pub struct ContainerResources<'a> {
     pub resources: Option<&'a ResourceRequirements>,
     /// Whether this is an init container with `restartPolicy: Always`.
     pub is_sidecar: bool,
+    /// The resources in its status. They count while a resize is pending.
+    pub status: Option<StatusResources<'a>>,
+}
+
+/// What the status of a container says about its resources.
+#[derive(Clone, Copy, Debug)]
+pub struct StatusResources<'a> {
+    /// `resources`.
+    pub actual: &'a ResourceRequirements,
+    /// `allocatedResources`.
+    pub allocated: Option<&'a ResourceList>,
+    /// Whether the node can never have the resources of the spec.
+    pub is_infeasible: bool,
 }
 
 /// What of a pod spec the pod's resources depend on.
@@ -57,6 +72,15 @@ pub struct PodResources<'a> {
     pub pod_level: Option<&'a ResourceRequirements>,
     /// `overhead`.
     pub overhead: Option<&'a ResourceList>,
+}
+
+/// Requests and limits of a pod in JSON, with the resources in its status. None if it is not a pod.
+pub fn of_pod_json(pod: &serde_json::Value) -> Option<(Resources, Resources)> {
+    let spec = PodSpec::deserialize(&pod["spec"]).ok()?;
+    // A status that is no status counts as an absent one.
+    let status = PodStatus::deserialize(&pod["status"]).unwrap_or_default();
+    let resources = PodResources::from(&spec).with_status(&spec, &status);
+    Some((resources.requests(), resources.limits()))
 }
 
 /// Requests and limits of a pod spec in JSON. None if it is not a pod spec.
@@ -105,6 +129,13 @@ impl Resources {
         self.for_each(other, |own, amount| *own -= amount);
     }
 
+    /// Whether one of the amounts is larger than the other's.
+    pub fn exceeds(&self, other: &Self) -> bool {
+        let mut raised = other.clone();
+        raised.raise(self);
+        raised != *other
+    }
+
     /// Raises each amount to at least the other's.
     fn raise(&mut self, other: &Self) {
         self.for_each(other, |own, amount| *own = (*own).max(amount));
@@ -143,6 +174,7 @@ impl<'a> From<&'a PodSpec> for PodResources<'a> {
         let read = |container: &'a Container| ContainerResources {
             resources: container.resources.as_ref(),
             is_sidecar: container.restart_policy.as_deref() == Some("Always"),
+            status: None,
         };
         Self {
             containers: spec.containers.iter().map(read).collect(),
@@ -150,6 +182,60 @@ impl<'a> From<&'a PodSpec> for PodResources<'a> {
             pod_level: spec.resources.as_ref(),
             overhead: spec.overhead.as_ref(),
         }
+    }
+}
+
+// === impl StatusResources ===
+
+impl<'a> StatusResources<'a> {
+    /// The resources of a container in the statuses of its pod. None if the node does not report them.
+    ///
+    /// Source: `AggregateContainerRequests` of `k8s.io/component-helpers/resource`.
+    fn find(
+        name: &str,
+        statuses: impl IntoIterator<Item = &'a ContainerStatus>,
+        is_infeasible: bool,
+    ) -> Option<Self> {
+        let status = statuses.into_iter().find(|status| status.name == name)?;
+        let allocated = status.allocated_resources.as_ref();
+        Some(Self { actual: status.resources.as_ref()?, allocated, is_infeasible })
+    }
+
+    /// Raises the amounts of the spec to those of the status. Infeasible ones do not count.
+    fn effective(&self, side: Side, spec: Resources) -> Resources {
+        let mut effective = if self.is_infeasible { Resources::default() } else { spec };
+        effective.raise(&Resources::of(side.list(Some(self.actual))));
+        if side == Side::Requests {
+            effective.raise(&Resources::of(self.allocated));
+        }
+        effective
+    }
+}
+
+/// Whether the conditions say that the node can never have the resources of the pod's spec.
+pub fn is_resize_infeasible(conditions: Option<&Vec<PodCondition>>) -> bool {
+    let mut conditions = conditions.into_iter().flatten();
+    let pending = conditions.find(|condition| condition.type_ == "PodResizePending");
+    pending.is_some_and(|condition| condition.reason.as_deref() == Some("Infeasible"))
+}
+
+impl<'a> PodResources<'a> {
+    /// Adds the resources in the pod's status.
+    #[must_use]
+    pub fn with_status(mut self, spec: &'a PodSpec, status: &'a PodStatus) -> Self {
+        let is_infeasible = is_resize_infeasible(status.conditions.as_ref());
+        let set = |containers: &mut [ContainerResources<'a>],
+                   names: &'a [Container],
+                   statuses: &'a Option<Vec<ContainerStatus>>| {
+            for (container, named) in containers.iter_mut().zip(names) {
+                let statuses = statuses.iter().flatten();
+                container.status = StatusResources::find(&named.name, statuses, is_infeasible);
+            }
+        };
+        set(&mut self.containers, &spec.containers, &status.container_statuses);
+        let inits = spec.init_containers.as_deref().unwrap_or_default();
+        set(&mut self.init_containers, inits, &status.init_container_statuses);
+        self
     }
 }
 
@@ -178,7 +264,13 @@ impl PodResources<'_> {
     /// resource is the larger of two amounts: all containers and sidecars together, or the largest init container with
     /// the sidecars before it. Pod-level resources replace the amount.
     fn containers_and_pod_level(&self, side: Side) -> Resources {
-        let of = |container: &ContainerResources<'_>| Resources::of(side.list(container.resources));
+        let of = |container: &ContainerResources<'_>| {
+            let spec = Resources::of(side.list(container.resources));
+            match &container.status {
+                Some(status) => status.effective(side, spec),
+                None => spec,
+            }
+        };
         let mut total = Resources::default();
         for container in &self.containers {
             total.add(&of(container));
@@ -186,7 +278,9 @@ impl PodResources<'_> {
         let (mut sidecars, mut peak) = (Resources::default(), Resources::default());
         for container in &self.init_containers {
             let mut running = sidecars.clone();
-            running.add(&of(container));
+            // The status counts for containers that run as long as the pod.
+            let status = container.status.filter(|_| container.is_sidecar);
+            running.add(&of(&ContainerResources { status, ..*container }));
             peak.raise(&running);
             if container.is_sidecar {
                 sidecars = running;
@@ -256,6 +350,25 @@ mod tests {
         let requests = PodResources::from(&pod).requests();
         assert_eq!((requests.cpu_millis, requests.pods), (5000, 1));
         assert_eq!(requests.others, BTreeMap::from([("hugepages-2Mi".to_owned(), 4 << 20)]));
+    }
+
+    #[test]
+    fn a_pending_resize_counts_with_the_larger_amount_and_an_infeasible_one_not_at_all() {
+        let pod = |wanted: &str, actual: &str, reason: &str| {
+            let resources = json!({"requests": {"cpu": actual}, "limits": {"cpu": actual}});
+            let status = json!({"name": "c", "image": "", "imageID": "", "ready": true, "restartCount": 0,
+                "resources": resources, "allocatedResources": {"cpu": "1500m"}});
+            let mut one = container(wanted);
+            one["name"] = json!("c");
+            let pod = json!({"spec": {"containers": [one]}, "status": {"containerStatuses": [status],
+                "conditions": [{"type": "PodResizePending", "status": "True", "reason": reason}]}});
+            let (requests, limits) = of_pod_json(&pod).unwrap();
+            (requests.cpu_millis, limits.cpu_millis)
+        };
+        assert_eq!(pod("2", "1", "Deferred"), (2000, 2000));
+        assert_eq!(pod("1", "2", "Deferred"), (2000, 2000));
+        assert_eq!(pod("1", "1", "Deferred"), (1500, 1000));
+        assert_eq!(pod("4", "1", "Infeasible"), (1500, 1000));
     }
 
     #[test]

@@ -79,7 +79,7 @@ const VOLUME_FIELDS: [VolumeField; 3] = [
     ("items.user", Handling::Reject, item_users),
 ];
 
-const CONTAINER_FIELDS: [ContainerField; 15] = [
+const CONTAINER_FIELDS: [ContainerField; 14] = [
     ("volumeDevices", Handling::Reject, |c| some(&c.volume_devices)),
     ("resources.claims", Handling::Reject, |c| c.resources.as_ref().is_some_and(|r| some(&r.claims))),
     ("restartPolicyRules", Handling::Reject, |c| some(&c.restart_policy_rules)),
@@ -111,7 +111,6 @@ const CONTAINER_FIELDS: [ContainerField; 15] = [
         let limits = c.resources.iter().flat_map(|r| r.limits.iter().flatten());
         limits.into_iter().any(|(name, _)| name == "ephemeral-storage")
     }),
-    ("resizePolicy", Handling::Report, |c| some(&c.resize_policy) && asks_for_restart(c)),
 ];
 
 /// Rejects a pod with a field that changes its meaning.
@@ -238,10 +237,6 @@ fn bad_seccomp(profile: Option<&SeccompProfile>) -> bool {
     }
 }
 
-fn asks_for_restart(container: &Container) -> bool {
-    container.resize_policy.iter().flatten().any(|p| p.restart_policy == "RestartContainer")
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
@@ -299,8 +294,8 @@ mod tests {
         assert!(check_added(&windows).unwrap_err().ends_with("containers[d].securityContext.windowsOptions"));
         let bare = added(json!({"name": "d"}));
         assert_eq!((check_added(&bare), ignored_by(&bare)), (Ok(()), Vec::new()));
-        let resized = json!({"name": "d", "resizePolicy": [{"resourceName": "cpu", "restartPolicy": "RestartContainer"}]});
-        assert_eq!(ignored_by(&added(resized)), ["containers[d].resizePolicy"]);
+        let hooked = json!({"name": "d", "lifecycle": {"postStart": {"tcpSocket": {"port": 1}}}});
+        assert_eq!(ignored_by(&added(hooked)), ["containers[d].lifecycle.tcpSocket"]);
     }
 
     #[test]

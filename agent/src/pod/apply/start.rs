@@ -101,7 +101,13 @@ impl Job {
         }
         let made = self.container_config(shape, container, start.attempt, image).await;
         let config = made.inspect_err(|not| self.record_failure(container, &not.waiting.message))?;
-        let parent = self.node.cgroups.parent(&self.pod).map_err(NotStarted::config)?;
+        // The pod may have been resized since its cgroup was made.
+        let is_changed = self.pod.metadata.generation.is_some_and(|generation| generation > 1);
+        let parent = match is_changed {
+            true => self.node.cgroups.ensure_pod(&self.pod).await,
+            false => self.node.cgroups.parent(&self.pod),
+        };
+        let parent = parent.map_err(NotStarted::config)?;
         let (sandbox_config, _) = self.sandbox_config(sandbox.attempt, &parent.0);
         let request = cri::CreateContainerRequest {
             pod_sandbox_id: sandbox.id.clone(),

@@ -7,7 +7,7 @@ use coracle_proto::cri;
 use k8s_openapi::api::core::v1::{Container, Lifecycle, Pod};
 use sha2::{Digest, Sha256};
 
-use super::{CONTAINER_NAME, GRACE, MESSAGE_PATH, MESSAGE_POLICY, identity};
+use super::{CONTAINER_NAME, GRACE, MESSAGE_PATH, MESSAGE_POLICY, RESOURCES, identity};
 use crate::pod::env::expand;
 
 /// Parts of a container's configuration that are computed before.
@@ -76,6 +76,10 @@ fn annotations(pod: &Pod, container: &Container, attempt: u32) -> HashMap<String
     put(GRACE, spec.and_then(|s| s.termination_grace_period_seconds).unwrap_or(30).to_string());
     if let Some(seconds) = pod.metadata.deletion_grace_period_seconds {
         put("io.kubernetes.pod.deletionGracePeriod", seconds.to_string());
+    }
+    let resources = container.resources.clone().unwrap_or_default();
+    if let Ok(resources) = serde_json::to_string(&resources) {
+        put(RESOURCES, resources);
     }
     let hook = container.lifecycle.as_ref().and_then(|l| l.pre_stop.as_ref());
     if let Some(hook) = hook.and_then(|hook| serde_json::to_string(hook).ok()) {

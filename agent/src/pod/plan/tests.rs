@@ -1,7 +1,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::pod::state::{Exit, KillRequest, ObservedSandbox};
+use crate::pod::state::{Exit, KillRequest, ObservedSandbox, RESIZE};
 
 fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_000_000 + seconds).unwrap()
@@ -41,6 +41,8 @@ fn container(name: &str, attempt: u32, run: ContainerRun) -> ObservedContainer {
         image: "i".into(),
         image_id: "sha".into(),
         user: None,
+        created_with: None,
+        limits: None,
         run,
     }
 }
@@ -290,4 +292,63 @@ fn a_changed_image_restarts_its_container() {
     let desired = pod(json!({"containers": [{"name": "a", "image": "i:2"}]}));
     let got = decide(&desired, &observed(vec![container("a", 0, running())]), &ready_worker_state(), 0);
     assert!(matches!(got.actions.as_slice(), [Action::Stop { why, .. }] if why == "definition changed"));
+}
+
+fn sized(cpu: &str, policy: &str, restart: &str) -> DesiredPod {
+    pod(
+        json!({"restartPolicy": restart, "terminationGracePeriodSeconds": 0, "containers": [{"name": "a", "image": "i",
+        "resizePolicy": [{"resourceName": "cpu", "restartPolicy": policy}],
+        "resources": {"requests": {"cpu": cpu}}}]}),
+    )
+}
+
+fn made_with(cpu: &str, run: ContainerRun) -> ObservedContainer {
+    let created_with = serde_json::from_value(json!({"requests": {"cpu": cpu}})).unwrap();
+    ObservedContainer { created_with: Some(created_with), ..container("a", 0, run) }
+}
+
+#[test]
+fn a_running_container_gets_other_resources_and_a_failed_resize_waits() {
+    let seen = observed(vec![made_with("1", running())]);
+    let mut state = ready_worker_state();
+    assert_eq!(decide(&sized("1", "NotRequired", "Always"), &seen, &state, 0), Plan::default());
+    let wanted = sized("2", "NotRequired", "Always");
+    let got = decide(&wanted, &seen, &state, 0);
+    let [Action::Resize { before, containers }] = got.actions.as_slice() else { panic!("{got:?}") };
+    assert_eq!(before, sized("1", "NotRequired", "Always").pod());
+    assert_eq!((containers[0].id.as_str(), containers.len()), ("a0", 1));
+    state.pod_retries.fail(RESIZE, at(0), at(0));
+    let later = decide(&wanted, &seen, &state, 0);
+    assert_eq!((later.actions, later.wake), (vec![], Some(at(1))));
+    // After the update the recorded resources count, not those of the creation.
+    let after = serde_json::from_value(json!({"requests": {"cpu": "2"}})).unwrap();
+    state.resize.actuated.insert("a0".into(), after);
+    assert_eq!(decide(&wanted, &seen, &state, 5), Plan::default());
+    // An accepted resize always reaches the pod's cgroup, for pod-level resources and containers that do not run.
+    state.resize.is_cgroup_due = true;
+    let got = decide(&wanted, &seen, &state, 5).actions;
+    assert!(
+        matches!(got.as_slice(), [Action::Resize { containers, .. }] if containers.is_empty()),
+        "{got:?}"
+    );
+}
+
+#[test]
+fn a_restart_for_a_resize_is_no_crash_and_needs_no_restart_policy() {
+    let wanted = sized("2", "RestartContainer", "OnFailure");
+    let mut state = ready_worker_state();
+    let got = decide(&wanted, &observed(vec![made_with("1", running())]), &state, 0);
+    assert!(
+        matches!(got.actions.as_slice(), [Action::Stop { id, grace: 0, .. }, Action::Resize { containers, .. }]
+            if id == "a0" && containers.is_empty()),
+        "{got:?}"
+    );
+    assert_eq!(got.resize_restarts, ["a0"]);
+    let ended = observed(vec![made_with("1", exited(0, 5))]);
+    state.crashes.fail("a", at(5), at(5));
+    assert_eq!(started(&decide(&wanted, &ended, &state, 6)), []);
+    state.resize.restarts.insert("a0".into());
+    let got = decide(&wanted, &ended, &state, 6);
+    assert_eq!(started(&got), [("a", 1)]);
+    assert!(matches!(got.actions.as_slice(), [Action::Start(list)] if list[0].crashed.is_none()));
 }

@@ -10,6 +10,9 @@ use crate::pod::state::{Shape, is_sidecar};
 const OURS: [&str; 5] =
     ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"];
 
+/// Types of the conditions of a resize that is not accepted yet, and of one that is not complete.
+const RESIZE: [&str; 2] = ["PodResizePending", "PodResizeInProgress"];
+
 /// Type of the condition of a pod that is ended by something other than itself.
 const DISRUPTION: &str = "DisruptionTarget";
 
@@ -38,11 +41,34 @@ pub(super) fn conditions(
     let foreign = facts.pod.status.iter().filter_map(|s| s.conditions.as_ref()).flatten();
     let disruption = disruption(facts);
     let is_foreign = |c: &&PodCondition| {
-        !OURS.contains(&c.type_.as_str()) && (disruption.is_none() || c.type_ != DISRUPTION)
+        !OURS.contains(&c.type_.as_str())
+            && !RESIZE.contains(&c.type_.as_str())
+            && (disruption.is_none() || c.type_ != DISRUPTION)
     };
     conditions.extend(foreign.filter(is_foreign).cloned());
     conditions.extend(disruption);
+    if !matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
+        conditions.extend(resize(facts));
+    }
     conditions
+}
+
+/// The conditions of a resize.
+fn resize(facts: &Facts<'_>) -> impl Iterator<Item = PodCondition> {
+    let resize = &facts.state.resize;
+    let pending = resize.pending.as_ref().map(|pending| PodCondition {
+        reason: Some(pending.reason.to_owned()),
+        message: Some(pending.message.clone()),
+        observed_generation: pending.generation,
+        ..dated(Judged { kind: RESIZE[0], fault: None }, facts, false)
+    });
+    let in_progress = resize.in_progress.as_ref().map(|progress| PodCondition {
+        reason: progress.error.as_ref().map(|_| "Error".to_owned()),
+        message: progress.error.clone(),
+        observed_generation: progress.generation,
+        ..dated(Judged { kind: RESIZE[1], fault: None }, facts, false)
+    });
+    pending.into_iter().chain(in_progress)
 }
 
 /// The condition of a pod that is evicted because the node is short of a resource.

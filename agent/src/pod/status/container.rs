@@ -3,7 +3,7 @@
 use coracle_events::printable;
 use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
-    ContainerStatus, ContainerUser, VolumeMount, VolumeMountStatus,
+    ContainerStatus, ContainerUser, ResourceRequirements, VolumeMount, VolumeMountStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
@@ -88,12 +88,32 @@ fn one(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
         last_state: Some(last_state),
         started: Some(started),
         ready,
-        resources: container.resources.clone(),
+        resources: Some(resources(container, observed, facts)),
         allocated_resources: container.resources.as_ref().and_then(|r| r.requests.clone()),
         user: observed.user.clone().map(|linux| ContainerUser { linux: Some(linux) }),
         volume_mounts: volume_mounts(container),
         ..ContainerStatus::default()
     }
+}
+
+/// The resources that a running container has. Of another one, those that it will have.
+fn resources(container: &Container, observed: &ObservedContainer, facts: &Facts<'_>) -> ResourceRequirements {
+    let mut resources = container.resources.clone().unwrap_or_default();
+    let Some(actuated) = facts.state.resize.actuated(observed).filter(|_| observed.running()) else {
+        return resources;
+    };
+    for (list, actual) in
+        [(&mut resources.requests, &actuated.requests), (&mut resources.limits, &actuated.limits)]
+    {
+        for name in ["cpu", "memory"] {
+            match actual.as_ref().and_then(|actual| actual.get(name)) {
+                Some(amount) => drop(list.get_or_insert_default().insert(name.to_owned(), amount.clone())),
+                None => drop(list.as_mut().and_then(|list| list.remove(name))),
+            }
+        }
+        list.take_if(|list| list.is_empty());
+    }
+    resources
 }
 
 fn probed(facts: &Facts<'_>, observed: &ObservedContainer) -> crate::pod::state::Probed {

@@ -58,6 +58,10 @@ pub(super) fn phase(shape: &Shape<'_>, facts: &Facts<'_>, mains: &[ContainerStat
     if count.running > 0 {
         return "Running";
     }
+    let is_restarted = |c: &ObservedContainer| facts.state.resize.is_restarted(c);
+    if shape.mains().iter().any(|c| facts.observed.latest(&c.name).is_some_and(is_restarted)) {
+        return "Running";
+    }
     match (facts.finished, policy) {
         _ if count.stopped == 0 => "Pending",
         (false, RestartPolicy::Always) => "Running",

@@ -26,6 +26,8 @@ fn container(name: &str, attempt: u32, run: ContainerRun) -> ObservedContainer {
         image: "nginx".into(),
         image_id: "sha256:1".into(),
         user: None,
+        created_with: None,
+        limits: None,
         run,
     }
 }
@@ -304,4 +306,35 @@ fn messages_share_the_room_of_a_status() {
     let status = case.status(5).container_statuses.unwrap().remove(0);
     let message = status.state.unwrap().waiting.unwrap().message.unwrap();
     assert!(message.len() <= 2048 && !message.contains('\x1b'));
+}
+
+#[test]
+fn a_resize_is_reported_with_its_conditions_and_the_actual_resources() {
+    use crate::pod::resize::{InProgress, PendingResize};
+    let wanted = json!({"requests": {"cpu": "2", "memory": "1Mi", "x.io/y": "1"}});
+    let spec = json!({"containers": [{"name": "a", "image": "nginx", "resources": wanted}]});
+    let mut case = Case::new(spec, observed(vec![container("a", 0, running())]));
+    let actual =
+        serde_json::from_value(json!({"requests": {"cpu": "1"}, "limits": {"memory": "4Mi"}})).unwrap();
+    case.state.resize.actuated.insert("a0".into(), actual);
+    case.state.resize.in_progress = Some(InProgress { generation: Some(2), error: Some("full".into()) });
+    case.state.resize.pending =
+        Some(PendingResize { reason: "Deferred", message: "busy".into(), generation: Some(3) });
+    let status = case.status(5);
+    let of = |kind: &str| {
+        let found = condition(&status, kind);
+        (found.status.clone(), found.reason.clone(), found.message.clone(), found.observed_generation)
+    };
+    let text = |text: &str| Some(text.to_owned());
+    assert_eq!(of("PodResizeInProgress"), ("True".into(), text("Error"), text("full"), Some(2)));
+    assert_eq!(of("PodResizePending"), ("True".into(), text("Deferred"), text("busy"), Some(3)));
+    let first = &status.container_statuses.as_ref().unwrap()[0];
+    let expect = json!({"requests": {"cpu": "1", "x.io/y": "1"}, "limits": {"memory": "4Mi"}});
+    assert_eq!(serde_json::to_value(&first.resources).unwrap(), expect);
+    assert_eq!(serde_json::to_value(&first.allocated_resources).unwrap(), wanted["requests"]);
+    // The conditions end with the resize, also those of an earlier report.
+    case.pod.status = Some(status);
+    case.state.resize = crate::pod::resize::ResizeState::default();
+    let kinds = case.status(6).conditions.unwrap();
+    assert!(kinds.iter().all(|c| !c.type_.starts_with("PodResize")), "{kinds:?}");
 }

@@ -9,7 +9,7 @@ use crate::pod::apply::Report;
 use crate::pod::events::{ContainerRef, Level};
 use crate::pod::plan::Plan;
 use crate::pod::probe::Finding;
-use crate::pod::state::{DesiredPod, Failed, KillRequest, SANDBOX, Shape, VOLUMES};
+use crate::pod::state::{DesiredPod, Failed, KillRequest, RESIZE, SANDBOX, Shape, VOLUMES};
 use crate::volume;
 
 impl Worker {
@@ -46,6 +46,15 @@ impl Worker {
             Report::PreStopDone { id } => {
                 self.pre_stop_done.insert(id);
             }
+            Report::Resized { id, resources } => drop(self.state.resize.actuated.insert(id, resources)),
+            Report::ResizeDone { generation } => {
+                self.state.pod_retries.clear(RESIZE);
+                let resize = &mut self.state.resize;
+                // Another resize may have been accepted meanwhile.
+                resize.is_cgroup_due &=
+                    resize.in_progress.as_ref().is_some_and(|p| p.generation > generation);
+            }
+            Report::ResizeFailed { message } => self.resize_failed(message),
             Report::Released => self.state.released = true,
             Report::Finished => self.finish(),
         }
@@ -112,6 +121,8 @@ impl Worker {
         self.state.probed.retain(|id, _| here.contains(id.as_str()));
         self.state.kill_requests.retain(|id, _| here.contains(id.as_str()));
         self.pre_stop_done.retain(|id| here.contains(id.as_str()));
+        self.state.resize.actuated.retain(|id, _| here.contains(id.as_str()));
+        self.state.resize.restarts.retain(|id| here.contains(id.as_str()));
         let observed = &self.observed;
         self.state.waiting.retain(|name, _| !observed.current(name).is_some_and(|c| c.running()));
     }

@@ -1,4 +1,4 @@
-//! Limit ranges of a namespace: defaults for the containers of new pods, and limits on pods and claims.
+//! Limit ranges of a namespace: defaults for the containers of new and resized pods, and limits on pods and claims.
 
 use async_trait::async_trait;
 use coracle_kinds::{kind::by_resource, limit_range};
@@ -15,7 +15,7 @@ pub(super) struct LimitRanger;
 #[async_trait]
 impl Admit for LimitRanger {
     async fn mutate(&self, state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
-        if attributes.is(Operation::Create, "Pod") {
+        if is_checked_pod(attributes) {
             for range in ranges(state, attributes.namespace) {
                 limit_range::complete(&range, object);
             }
@@ -26,7 +26,7 @@ impl Admit for LimitRanger {
     async fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
         let claim = attributes.is(Operation::Create, "PersistentVolumeClaim")
             || attributes.is(Operation::Update, "PersistentVolumeClaim");
-        if !claim && !attributes.is(Operation::Create, "Pod") {
+        if !claim && !is_checked_pod(attributes) {
             return Ok(());
         }
         for range in ranges(state, attributes.namespace) {
@@ -43,6 +43,11 @@ impl Admit for LimitRanger {
         }
         Ok(())
     }
+}
+
+/// Whether the request creates a pod, or changes the resources of one.
+fn is_checked_pod(attributes: &Attributes<'_>) -> bool {
+    attributes.is(Operation::Create, "Pod") || attributes.is_resize()
 }
 
 fn ranges(state: &State, namespace: &str) -> Vec<Value> {

@@ -2,8 +2,8 @@
 
 use super::{
     Admit, PodSecurityConfig, bootstrap_token, certificate, default_tolerations, escalation, limit_ranger,
-    mountable_secrets, namespace_lifecycle, node_restriction, node_taints, optional, pod_security, policy,
-    priority, runtime_class, service_account, storage, webhook,
+    mountable_secrets, namespace_lifecycle, node_restriction, node_taints, optional, pod_resize,
+    pod_security, policy, priority, runtime_class, service_account, storage, webhook,
 };
 
 /// The names in `--enable-admission-plugins` and `--disable-admission-plugins`.
@@ -84,6 +84,7 @@ fn rows(pod_security: PodSecurityConfig) -> Vec<Row> {
         ("", true, Box::new(bootstrap_token::BootstrapToken)),
         ("", true, Box::new(escalation::Escalation)),
         ("PodSecurity", true, Box::new(pod_security::PodSecurity(pod_security))),
+        ("PodResizeValidator", true, Box::new(pod_resize::PodResize)),
         ("MutatingAdmissionPolicy", true, Box::new(policy::MutatingPolicies::new())),
         ("ValidatingAdmissionPolicy", true, Box::new(policy::ValidatingPolicies::new())),
         ("", true, Box::new(webhook::Webhooks::new())),

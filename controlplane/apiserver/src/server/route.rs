@@ -66,6 +66,9 @@ pub(super) async fn subresource(call: &Call, method: &Method, upgrade: OnUpgrade
         ("", "pods", "ephemeralcontainers", "patch") => {
             verb::patch::run(call, Part::EphemeralContainers).await
         }
+        ("", "pods", "resize", "get") => verb::get::run(call).await,
+        ("", "pods", "resize", "update") => verb::update::run(call, Part::Resize).await,
+        ("", "pods", "resize", "patch") => verb::patch::run(call, Part::Resize).await,
         ("certificates.k8s.io", "certificatesigningrequests", "approval", "get") => {
             verb::get::run(call).await
         }

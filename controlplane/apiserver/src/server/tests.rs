@@ -27,6 +27,7 @@ mod policy;
 mod quota;
 mod rbac;
 mod registry;
+mod resize;
 mod services;
 mod webhook;
 

@@ -211,6 +211,7 @@ const PODS: Kind = Kind {
         sub("log", ("", "v1", "Pod"), &["get"]),
         sub("portforward", ("", "v1", "PodPortForwardOptions"), STREAM),
         sub("proxy", ("", "v1", "PodProxyOptions"), PROXY),
+        sub("resize", ("", "v1", "Pod"), GET_PATCH_UPDATE),
         status("", "Pod"),
     ],
     schema: "io.k8s.api.core.v1.Pod",

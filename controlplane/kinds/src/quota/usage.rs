@@ -55,7 +55,7 @@ fn pod(usage: &mut Usage, pod: &Value) {
         return;
     }
     usage.insert("pods".to_owned(), 1000);
-    let Some((requests, limits)) = pod_resources::of_json(&pod["spec"]) else { return };
+    let Some((requests, limits)) = pod_resources::of_pod_json(pod) else { return };
     let compute = |of: &pod_resources::Resources| {
         [
             ("cpu", of.cpu_millis),

@@ -12,7 +12,7 @@ pub(crate) fn refuse(pod: &Pod, node: Candidate<'_>) -> Vec<Refusal> {
 
 /// The resources that a node lacks for the pod when so much of them is requested.
 pub(crate) fn insufficient(pod: &Pod, facts: &Facts, given: &Resources) -> Vec<Refusal> {
-    let wanted = of_pod(&pod.spec);
+    let wanted = of_pod(pod);
     let has = &facts.allocatable;
     let mut reasons = Vec::new();
     if given.pods + 1 > has.pods {

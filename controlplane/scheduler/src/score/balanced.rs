@@ -6,7 +6,7 @@ use crate::request::of_pod;
 use crate::snapshot::Candidate;
 
 pub(crate) fn score(pod: &Pod, nodes: &[Candidate<'_>]) -> Vec<i64> {
-    let own = of_pod(&pod.spec);
+    let own = of_pod(pod);
     // In hundredths, at most all.
     let part = |has: i128, given: i128| if has <= 0 { BEST } else { share(given, has).min(BEST) };
     let mark = |node: &Candidate<'_>| {

@@ -9,7 +9,7 @@ use crate::request::of_pod;
 use crate::snapshot::{Candidate, weight_of};
 
 pub(super) fn score(pod: &Pod, profile: &Profile, nodes: &[Candidate<'_>]) -> Vec<i64> {
-    let own = of_pod(&pod.spec);
+    let own = of_pod(pod);
     nodes.iter().map(|node| mark(&own, &profile.fit, node)).collect()
 }
 

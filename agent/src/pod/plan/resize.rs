@@ -1,0 +1,68 @@
+//! Planning of resizes: running containers whose resources differ from the allocated ones.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+
+use super::{Action, Facts, Plan, ResizeContainer, grace_of, redefined, wake_at};
+use crate::pod::resize::{Change, change};
+use crate::pod::state::{ObservedContainer, RESIZE, Shape};
+
+/// Plans updates of running containers, and stops of those whose policy wants a restart.
+pub(super) fn plan(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
+    let (mut containers, mut is_due) = (Vec::new(), facts.state.resize.is_cgroup_due);
+    for (container, observed) in running(facts, shape) {
+        let is_condemned = facts.state.kill_requests.contains_key(&observed.id) || redefined(shape, observed);
+        let Some(before) = facts.state.resize.actuated(observed).filter(|_| !is_condemned) else { continue };
+        match change(container, before) {
+            None => continue,
+            Some(Change::Update) => containers.push(ResizeContainer {
+                name: container.name.clone(),
+                id: observed.id.clone(),
+                before: before.clone(),
+            }),
+            Some(Change::Restart) => {
+                plan.resize_restarts.push(observed.id.clone());
+                plan.actions.push(Action::Stop {
+                    id: observed.id.clone(),
+                    name: container.name.clone(),
+                    grace: grace_of(shape.spec.termination_grace_period_seconds),
+                    why: "resize requires restart".to_owned(),
+                });
+            }
+        }
+        is_due = true;
+    }
+    if !is_due {
+        return;
+    }
+    match facts.state.pod_retries.since_failure(RESIZE, facts.now) {
+        Some(until) => wake_at(plan, until),
+        None => plan.actions.push(Action::Resize { before: before(facts, shape), containers }),
+    }
+}
+
+/// The containers that run in the current sandbox.
+fn running<'a>(
+    facts: &'a Facts<'_>,
+    shape: &Shape<'a>,
+) -> impl Iterator<Item = (&'a Container, &'a ObservedContainer)> {
+    let all = shape.inits().iter().chain(shape.mains());
+    all.filter_map(|c| Some((c, facts.observed.current(&c.name).filter(|observed| observed.running())?)))
+}
+
+/// The pod with the resources that its running containers have.
+fn before(facts: &Facts<'_>, shape: &Shape<'_>) -> Arc<Pod> {
+    let mut pod = Pod::clone(facts.desired.pod());
+    let actuated: Vec<_> = running(facts, shape)
+        .filter_map(|(c, observed)| Some((&c.name, facts.state.resize.actuated(observed)?)))
+        .collect();
+    if let Some(spec) = &mut pod.spec {
+        for container in spec.init_containers.iter_mut().flatten().chain(&mut spec.containers) {
+            if let Some((_, resources)) = actuated.iter().find(|(name, _)| **name == container.name) {
+                container.resources = Some((*resources).clone());
+            }
+        }
+    }
+    Arc::new(pod)
+}

@@ -1,0 +1,277 @@
+//! In-place resize of pods (KEP-1287).
+//!
+//! ```text
+//!   spec in the API ──► pending (Deferred, Infeasible) ──► allocated ──► in progress ──► actuated
+//!                       pod sync judges                   pod sync       the worker's jobs
+//! ```
+//! Pod sync compares the resources of a pod in the API with the allocated ones ([`mod@allocation`]), and tells the pod's
+//! worker through [`Resizes`]. The worker compares the allocated resources with those of the running containers
+//! ([`ResizeState`]).
+
+pub(crate) mod allocation;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use coracle_proto::cri;
+use coracle_values::pod_resources::Side;
+use coracle_values::quantity::{millis_of, value_of};
+use k8s_openapi::api::core::v1::{Container, Pod, PodStatus, ResourceRequirements};
+use serde::Serialize;
+
+use super::state::{ObservedContainer, ObservedPod};
+use crate::cgroup::{Machine, container_resources};
+
+/// Why a resize is not accepted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PendingResize {
+    /// `Deferred` or `Infeasible`.
+    pub(crate) reason: &'static str,
+    pub(crate) message: String,
+    /// The generation of the pod that wants it.
+    pub(crate) generation: Option<i64>,
+}
+
+/// A resize that pod sync has accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AcceptedResize {
+    pub(crate) generation: Option<i64>,
+}
+
+/// Decisions of pod sync about resizes, for the pods' workers; cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Resizes {
+    pods: Arc<Mutex<HashMap<String, Decisions>>>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Decisions {
+    pending: Option<PendingResize>,
+    accepted: Option<AcceptedResize>,
+}
+
+/// Resizes of one pod, as its worker knows them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ResizeState {
+    pub(crate) pending: Option<PendingResize>,
+    pub(crate) in_progress: Option<InProgress>,
+    /// Whether the pod's cgroup may not have the limits of an accepted resize yet.
+    pub(crate) is_cgroup_due: bool,
+    /// The resources of containers, by id.
+    pub(crate) actuated: HashMap<String, ResourceRequirements>,
+    /// Ids of containers that were stopped to start again with other resources.
+    pub(crate) restarts: HashSet<String>,
+}
+
+/// A resize that not all containers have yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct InProgress {
+    pub(crate) generation: Option<i64>,
+    pub(crate) error: Option<String>,
+}
+
+/// The limits of a container that a resize changes in the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KernelLimits {
+    shares: i64,
+    quota: i64,
+    memory: i64,
+}
+
+/// How a running container gets other resources.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    Update,
+    Restart,
+}
+
+/// The change from the actual resources to those of the container's spec. None if CPU and memory are equal.
+pub(crate) fn change(container: &Container, actual: &ResourceRequirements) -> Option<Change> {
+    let (new, old) = (amounts(container.resources.as_ref()), amounts(Some(actual)));
+    if new == old {
+        return None;
+    }
+    let restarts = container.resize_policy.iter().flatten().any(|policy| {
+        let resource = usize::from(policy.resource_name == "memory");
+        policy.restart_policy == "RestartContainer" && new[resource] != old[resource]
+    });
+    Some(if restarts { Change::Restart } else { Change::Update })
+}
+
+/// Whether the container gets less memory or CPU than it has.
+pub(crate) fn is_decreasing(container: &Container, actual: &ResourceRequirements) -> bool {
+    let (new, old) = (amounts(container.resources.as_ref()), amounts(Some(actual)));
+    new.iter().flatten().zip(old.iter().flatten()).any(|(new, old)| new < old)
+}
+
+/// Requests and limits of CPU in millicores, then of memory in bytes. Absent amounts are 0.
+fn amounts(resources: Option<&ResourceRequirements>) -> [[i64; 2]; 2] {
+    const SIDES: [Side; 2] = [Side::Requests, Side::Limits];
+    [
+        SIDES.map(|side| side.get(resources, "cpu").map_or(0, millis_of)),
+        SIDES.map(|side| side.get(resources, "memory").map_or(0, value_of)),
+    ]
+}
+
+/// Whether the pod's cgroup or a container has other resources than the allocated ones, or is restarting to get them.
+pub(crate) fn is_resizing(pod: &Pod, observed: &ObservedPod, resize: &ResizeState) -> bool {
+    let Some(spec) = &pod.spec else { return false };
+    if resize.is_cgroup_due {
+        return true;
+    }
+    spec.init_containers.iter().flatten().chain(&spec.containers).any(|container| {
+        let Some(current) = observed.current(&container.name) else { return false };
+        let actual = resize.actuated(current).filter(|_| current.running());
+        resize.is_restarted(current) || actual.is_some_and(|actual| change(container, actual).is_some())
+    })
+}
+
+/// The resources of a pod in the message of an event.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Summary<'a> {
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    init_containers: Vec<Amounts<'a>>,
+    containers: Vec<Amounts<'a>>,
+    generation: i64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct Amounts<'a> {
+    name: &'a str,
+    resources: ResourceRequirements,
+}
+
+/// The message of an event about a resize: a text, and the resources of the pod as JSON.
+pub(crate) fn event_message(text: &str, pod: &Pod, generation: Option<i64>, error: Option<&str>) -> String {
+    let spec = pod.spec.as_ref();
+    let summary = Summary {
+        init_containers: of_each(spec.and_then(|s| s.init_containers.as_deref()).unwrap_or_default()),
+        containers: of_each(spec.map(|s| s.containers.as_slice()).unwrap_or_default()),
+        generation: generation.unwrap_or(0),
+        error,
+    };
+    serde_json::to_string(&summary).map_or_else(|_| text.to_owned(), |json| format!("{text}: {json}"))
+}
+
+fn of_each(containers: &[Container]) -> Vec<Amounts<'_>> {
+    let one = |c: &'_ Container| c.resources.clone().unwrap_or_default();
+    containers.iter().map(|c| Amounts { name: &c.name, resources: one(c) }).collect()
+}
+
+// === impl Resizes ===
+
+impl Resizes {
+    /// Records why a resize is not accepted. Returns whether the reason or the generation is new.
+    pub(crate) fn defer(&self, uid: &str, pending: PendingResize) -> bool {
+        let mut pods = self.lock();
+        let known = &mut pods.entry(uid.to_owned()).or_default().pending;
+        let is_new = known
+            .as_ref()
+            .is_none_or(|known| (known.reason, known.generation) != (pending.reason, pending.generation));
+        *known = Some(pending);
+        is_new
+    }
+
+    /// Records that a resize is accepted.
+    pub(crate) fn accept(&self, uid: &str, generation: Option<i64>) {
+        let accepted = Some(AcceptedResize { generation });
+        self.lock().insert(uid.to_owned(), Decisions { pending: None, accepted });
+    }
+
+    /// The resize of a pod that is not accepted.
+    pub(crate) fn pending(&self, uid: &str) -> Option<PendingResize> {
+        self.lock().get(uid)?.pending.clone()
+    }
+
+    /// The accepted resize of a pod. It is returned once.
+    pub(crate) fn take_accepted(&self, uid: &str) -> Option<AcceptedResize> {
+        self.lock().get_mut(uid)?.accepted.take()
+    }
+
+    /// Removes a pending resize. An accepted one stays for the worker.
+    pub(crate) fn forget(&self, uid: &str) {
+        let mut pods = self.lock();
+        if let Some(known) = pods.get_mut(uid) {
+            known.pending = None;
+            if known.accepted.is_none() {
+                pods.remove(uid);
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Decisions>> {
+        self.pods.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl KernelLimits ===
+
+impl KernelLimits {
+    pub(crate) fn of(resources: &cri::LinuxContainerResources) -> Self {
+        Self {
+            shares: resources.cpu_shares,
+            quota: resources.cpu_quota,
+            memory: resources.memory_limit_in_bytes,
+        }
+    }
+}
+
+// === impl ResizeState ===
+
+impl ResizeState {
+    /// The state that a pod's status records.
+    pub(crate) fn of(status: Option<&PodStatus>) -> Self {
+        let containers = status.into_iter().flat_map(|s| {
+            s.init_container_statuses.iter().flatten().chain(s.container_statuses.iter().flatten())
+        });
+        let actuated = containers.filter_map(|s| {
+            s.state.as_ref()?.running.as_ref()?;
+            let id = s.container_id.as_deref()?.split_once("://")?.1.to_owned();
+            Some((id, s.resources.clone()?))
+        });
+        let conditions = status.and_then(|s| s.conditions.as_ref()).into_iter().flatten();
+        let in_progress = conditions.into_iter().find(|c| c.type_ == "PodResizeInProgress");
+        Self {
+            actuated: actuated.collect(),
+            in_progress: in_progress.map(|c| InProgress {
+                generation: c.observed_generation,
+                error: c.message.clone().filter(|_| c.reason.as_deref() == Some("Error")),
+            }),
+            ..Self::default()
+        }
+    }
+
+    /// Takes the allocated resources as those of the running containers whose limits in the kernel fit: an earlier agent
+    /// has resized them since their creation.
+    pub(crate) fn adopt(&mut self, pod: &Pod, observed: &ObservedPod, machine: Machine) {
+        let Some(spec) = &pod.spec else { return };
+        for container in spec.init_containers.iter().flatten().chain(&spec.containers) {
+            let Some(current) = observed.current(&container.name).filter(|c| c.running()) else { continue };
+            let wanted = KernelLimits::of(&container_resources(pod, container, machine));
+            let is_changed = self.actuated(current).is_some_and(|actual| change(container, actual).is_some());
+            if is_changed && current.limits == Some(wanted) {
+                let resources = container.resources.clone().unwrap_or_default();
+                self.actuated.insert(current.id.clone(), resources);
+            }
+        }
+    }
+
+    /// The resources that a container has. None if they are not recorded: then they count as the allocated ones.
+    pub(crate) fn actuated<'a>(
+        &'a self,
+        container: &'a ObservedContainer,
+    ) -> Option<&'a ResourceRequirements> {
+        self.actuated.get(&container.id).or(container.created_with.as_ref())
+    }
+
+    /// Whether an ended container was stopped to start again with other resources.
+    pub(crate) fn is_restarted(&self, container: &ObservedContainer) -> bool {
+        container.exit().is_some() && self.restarts.contains(&container.id)
+    }
+}
+
+#[cfg(test)]
+mod tests;

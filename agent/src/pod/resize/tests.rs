@@ -1,0 +1,176 @@
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::allocation::{Candidate, differs, judge, reported, with_resources};
+use super::*;
+use crate::cgroup::resources::Amount;
+use crate::cgroup::{Machine, container_resources};
+use crate::pod::state::{ContainerRun, ObservedSandbox};
+
+fn pod(cpu: &str, memory: &str) -> Pod {
+    let resources = json!({"requests": {"cpu": cpu, "memory": memory}});
+    serde_json::from_value(json!({"metadata": {"uid": "u", "generation": 2},
+        "spec": {"containers": [{"name": "c", "resources": resources}]}}))
+    .unwrap()
+}
+
+fn resources(value: Value) -> ResourceRequirements {
+    serde_json::from_value(value).unwrap()
+}
+
+fn container(resources: Value, policies: Value) -> Container {
+    serde_json::from_value(json!({"name": "c", "resources": resources, "resizePolicy": policies})).unwrap()
+}
+
+#[test]
+fn a_changed_resource_with_a_restart_policy_restarts_the_container() {
+    let actual = resources(json!({"requests": {"cpu": "100m", "memory": "1Mi"}, "limits": {"cpu": "200m"}}));
+    let policies = json!([{"resourceName": "memory", "restartPolicy": "RestartContainer"},
+        {"resourceName": "cpu", "restartPolicy": "NotRequired"}]);
+    let of = |wanted| change(&container(wanted, policies.clone()), &actual);
+    let same = json!({"requests": {"cpu": "0.1", "memory": "1024Ki"}, "limits": {"cpu": "200m"}});
+    assert_eq!(of(same), None);
+    let cpu = json!({"requests": {"cpu": "100m", "memory": "1Mi"}, "limits": {"cpu": "300m"}});
+    assert_eq!(of(cpu), Some(Change::Update));
+    let memory = json!({"requests": {"cpu": "100m", "memory": "2Mi"}, "limits": {"cpu": "300m"}});
+    assert_eq!(of(memory), Some(Change::Restart));
+}
+
+#[test]
+fn a_resize_waits_for_room_and_only_what_grows_is_checked() {
+    let amount = |cpu_millis, memory| Amount { cpu_millis, memory };
+    let old = pod("1", "1Mi");
+    let judged = |cpu: &str, memory: &str| {
+        judge(&pod(cpu, memory), &old, (amount(2500, 4 << 20), amount(4000, 4 << 20)))
+    };
+    assert_eq!(judged("1500m", "1Mi"), Ok(()));
+    // The node's memory is overcommitted, and the pod takes no more of it.
+    assert_eq!(judged("500m", "512Ki"), Ok(()));
+    let deferred = judged("1501m", "1Mi").unwrap_err();
+    assert_eq!(deferred.reason, "Deferred");
+    assert_eq!(
+        deferred.message,
+        "Node didn't have enough resource: cpu, requested: 1501, used: 2500, capacity: 4000"
+    );
+    assert_eq!(deferred.generation, Some(2));
+    let infeasible = judged("4001m", "1Mi").unwrap_err();
+    assert_eq!(infeasible.reason, "Infeasible");
+    assert_eq!(infeasible.message, "Node didn't have enough capacity: cpu, requested: 4001, capacity: 4000");
+}
+
+#[test]
+fn resizes_are_judged_by_growth_priority_class_and_age() {
+    let at = |second| Timestamp::from_second(second).unwrap();
+    let old = pod("1", "1Mi");
+    let mut important = pod("2", "1Mi");
+    important.spec.as_mut().unwrap().priority = Some(9);
+    let full = json!({"requests": {"cpu": "2", "memory": "1Mi"}, "limits": {"cpu": "2", "memory": "1Mi"}});
+    let mut guaranteed = pod("2", "1Mi");
+    guaranteed.spec.as_mut().unwrap().containers[0].resources = Some(resources(full));
+    let mut list = vec![
+        ("young", Candidate::of(&pod("2", "1Mi"), &old, at(9))),
+        ("old", Candidate::of(&pod("2", "1Mi"), &old, at(1))),
+        ("guaranteed", Candidate::of(&guaranteed, &old, at(8))),
+        ("important", Candidate::of(&important, &old, at(8))),
+        ("smaller", Candidate::of(&pod("1", "1Ki"), &old, at(9))),
+    ];
+    list.sort_by(|a, b| a.1.cmp(&b.1));
+    let names: Vec<&str> = list.iter().map(|(name, _)| *name).collect();
+    assert_eq!(names, ["smaller", "important", "guaranteed", "old", "young"]);
+}
+
+#[test]
+fn a_pod_keeps_its_allocated_resources_until_a_resize_is_accepted() {
+    let (old, mut new) = (pod("1", "1Mi"), pod("2", "1Mi"));
+    new.metadata.labels = Some([("a".to_owned(), "b".to_owned())].into());
+    assert!(differs(&new, &old) && !differs(&old, &old));
+    let kept = with_resources(&new, &old);
+    assert_eq!(kept.spec, old.spec);
+    assert_eq!(kept.metadata, new.metadata);
+}
+
+#[test]
+fn the_status_has_the_allocated_resources_of_a_pending_resize() {
+    let mut new = pod("2", "1Mi");
+    let status = json!({"containerStatuses": [{"name": "c", "image": "", "imageID": "", "ready": true,
+        "restartCount": 0, "resources": {"requests": {"cpu": "1", "memory": "1Mi"}}}]});
+    new.status = serde_json::from_value(status).unwrap();
+    assert_eq!(reported(&new), None);
+    let condition = json!([{"type": "PodResizePending", "status": "True", "reason": "Deferred"}]);
+    new.status.as_mut().unwrap().conditions = serde_json::from_value(condition).unwrap();
+    assert_eq!(reported(&new).unwrap().spec, pod("1", "1Mi").spec);
+}
+
+#[test]
+fn decisions_reach_the_worker_once() {
+    let resizes = Resizes::default();
+    let pending = |generation| PendingResize {
+        reason: "Deferred",
+        message: "m".to_owned(),
+        generation: Some(generation),
+    };
+    assert!(resizes.defer("u", pending(2)));
+    assert!(!resizes.defer("u", pending(2)));
+    assert!(resizes.defer("u", pending(3)));
+    assert_eq!(resizes.pending("u"), Some(pending(3)));
+    resizes.accept("u", Some(3));
+    resizes.forget("u");
+    assert_eq!(resizes.pending("u"), None);
+    assert_eq!(resizes.take_accepted("u").and_then(|accepted| accepted.generation), Some(3));
+    assert_eq!(resizes.take_accepted("u"), None);
+    resizes.forget("u");
+    assert!(resizes.lock().is_empty());
+}
+
+#[test]
+fn the_status_restores_the_state_after_a_restart() {
+    let status: PodStatus = serde_json::from_value(json!({
+        "conditions": [{"type": "PodResizeInProgress", "status": "True", "reason": "Error", "message": "m",
+            "observedGeneration": 4}],
+        "containerStatuses": [{"name": "c", "containerID": "x://1", "image": "", "imageID": "", "ready": true,
+            "restartCount": 0, "state": {"running": {}}, "resources": {"requests": {"cpu": "1"}}}]}))
+    .unwrap();
+    let mut state = ResizeState::of(Some(&status));
+    assert_eq!(state.in_progress, Some(InProgress { generation: Some(4), error: Some("m".to_owned()) }));
+    let mut observed = ObservedContainer {
+        id: "1".into(),
+        sandbox: "s".into(),
+        name: "c".into(),
+        attempt: 0,
+        asked: None,
+        image: String::new(),
+        image_id: String::new(),
+        user: None,
+        created_with: Some(resources(json!({"requests": {"cpu": "500m"}}))),
+        limits: None,
+        run: ContainerRun::Running { started: Timestamp::UNIX_EPOCH },
+    };
+    assert_eq!(state.actuated(&observed), Some(&resources(json!({"requests": {"cpu": "1"}}))));
+    let pods = |observed: &ObservedContainer| ObservedPod {
+        sandboxes: vec![ObservedSandbox { id: "s".into(), ready: true, ..ObservedSandbox::default() }],
+        containers: vec![observed.clone()],
+    };
+    let wanted = pod("1", "0");
+    assert!(!is_resizing(&wanted, &pods(&observed), &state));
+    state.actuated.clear();
+    assert!(is_resizing(&wanted, &pods(&observed), &state), "it was created with less");
+    let machine = Machine { memory: 1 << 30, cgroup_v2: true, limits_swap: false };
+    let container = wanted.spec.as_ref().unwrap().containers[0].clone();
+    observed.limits = Some(KernelLimits::of(&container_resources(&wanted, &container, machine)));
+    state.adopt(&wanted, &pods(&observed), machine);
+    assert!(!is_resizing(&wanted, &pods(&observed), &state), "the kernel has the new limits");
+    state.actuated.clear();
+    observed.created_with = None;
+    assert!(!is_resizing(&wanted, &pods(&observed), &state), "an earlier agent made it");
+}
+
+#[test]
+fn events_have_the_resources_in_upstreams_form() {
+    let mut pod = pod("100m", "100");
+    let spec = pod.spec.as_mut().unwrap();
+    spec.init_containers = Some(vec![Container { name: "i".to_owned(), ..Container::default() }]);
+    assert_eq!(
+        event_message("Pod resize error", &pod, Some(3), Some("no")),
+        r#"Pod resize error: {"initContainers":[{"name":"i","resources":{}}],"containers":[{"name":"c","resources":{"requests":{"cpu":"100m","memory":"100"}}}],"generation":3,"error":"no"}"#
+    );
+}

@@ -1,0 +1,151 @@
+//! Acceptance of resizes: a pod's worker gets the allocated resources, and new ones when the node has room for them.
+//!
+//! The desired pod of each worker has the allocated resources in its spec, and so has its record in the checkpoint.
+//! The sums over pods and the admission of new pods count them.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
+
+use super::Sync;
+use crate::cgroup::resources::pod_requests;
+use crate::pod::events::Level;
+use crate::pod::resize::allocation::{Candidate, condition, differs, judge, with_resources};
+use crate::pod::resize::event_message;
+use crate::pod::state::{DesiredPod, has_ended};
+
+/// A pod whose resources in the API are not accepted yet.
+pub(super) struct PendingPod {
+    /// The pod as it is in the API.
+    pod: Arc<Pod>,
+    /// When the resize was first seen.
+    since: Timestamp,
+}
+
+impl Sync {
+    /// Gives a newer version of a pod to its worker, with the allocated resources.
+    pub(super) fn follow(&mut self, uid: &str, pod: &Arc<Pod>) {
+        let Some(handle) = self.handles.get(uid) else { return };
+        let old = Arc::clone(handle.desired.borrow().pod());
+        let is_alive = !has_ended(pod) && pod.metadata.deletion_timestamp.is_none();
+        if !differs(pod, &old) {
+            self.forget_resize(uid);
+            self.replace(uid, &old, pod);
+        } else if is_alive && !self.note_pending(uid, pod) {
+            self.replace(uid, &old, &Arc::new(with_resources(pod, &old)));
+        } else if is_alive {
+            // The resize is judged first: a status of the new generation must tell its outcome.
+            self.retry_resizes();
+            if self.pending.contains_key(uid) {
+                let mut allocated = with_resources(pod, &old);
+                if self.orphans.is_some() {
+                    allocated.metadata.generation = old.metadata.generation;
+                }
+                self.replace(uid, &old, &Arc::new(allocated));
+            }
+        } else {
+            self.forget_resize(uid);
+            self.replace(uid, &old, &Arc::new(with_resources(pod, &old)));
+        }
+        if has_ended(pod) && !has_ended(&old) {
+            self.retry_resizes();
+        }
+    }
+
+    /// Notes a resize. Returns whether it must be judged.
+    fn note_pending(&mut self, uid: &str, pod: &Arc<Pod>) -> bool {
+        if let Some(known) = self.pending.get_mut(uid) {
+            let is_new = known.pod.metadata.generation != pod.metadata.generation;
+            known.pod = Arc::clone(pod);
+            return is_new;
+        }
+        // An earlier agent may have judged it.
+        let judged = condition(pod);
+        let since = judged.as_ref().and_then(|(_, since)| *since).unwrap_or_else(Timestamp::now);
+        if let Some((pending, _)) = judged {
+            self.node.resizes.defer(uid, pending);
+        }
+        self.pending.insert(uid.to_owned(), PendingPod { pod: Arc::clone(pod), since });
+        true
+    }
+
+    /// Forgets a resize that was withdrawn, or whose pod has ended.
+    pub(super) fn forget_resize(&mut self, uid: &str) {
+        self.pending.remove(uid);
+        self.node.resizes.forget(uid);
+    }
+
+    /// Judges all pending resizes, in upstream's order. An accepted one may make room for those before it.
+    pub(super) fn retry_resizes(&mut self) {
+        if self.pending.is_empty() || self.orphans.is_some() {
+            // Before all pods are known, the node may look emptier than it is.
+            return;
+        }
+        while self.judge_all() {}
+        self.weigh();
+    }
+
+    /// Judges each pending resize once. Returns whether an accepted one has freed resources.
+    fn judge_all(&mut self) -> bool {
+        let mut freed = false;
+        for uid in self.in_order() {
+            let (Some(pending), Some(handle)) = (self.pending.get(&uid), self.handles.get(&uid)) else {
+                continue;
+            };
+            let (pod, old) = (Arc::clone(&pending.pod), Arc::clone(handle.desired.borrow().pod()));
+            let wake = Arc::clone(&handle.wake);
+            let used = self.inputs.pods.taken_beside(&uid).requested;
+            match judge(&pod, &old, (used, self.node.allocatable)) {
+                Ok(()) => {
+                    self.pending.remove(&uid);
+                    self.replace(&uid, &old, &pod);
+                    let generation = pod.metadata.generation;
+                    self.node.resizes.accept(&uid, generation);
+                    let message = event_message("Pod resize started", &pod, generation, None);
+                    self.node.recorder.pod(&pod, Level::Normal, "ResizeStarted", message);
+                    let (new, old) = (pod_requests(&pod), pod_requests(&old));
+                    freed |= new.cpu_millis < old.cpu_millis || new.memory < old.memory;
+                }
+                Err(pending) => {
+                    let (reason, message) = (pending.reason, pending.message.clone());
+                    let generation = pending.generation;
+                    let is_new = self.node.resizes.defer(&uid, pending);
+                    if old.metadata.generation != pod.metadata.generation {
+                        self.replace(&uid, &old, &Arc::new(with_resources(&pod, &old)));
+                    }
+                    if !is_new {
+                        continue;
+                    }
+                    let event = if reason == "Infeasible" { "ResizeInfeasible" } else { "ResizeDeferred" };
+                    let prefix = format!("Pod resize {reason}");
+                    let message = event_message(&prefix, &pod, generation, Some(&message));
+                    self.node.recorder.pod(&pod, Level::Warning, event, message);
+                }
+            }
+            wake.notify_one();
+        }
+        freed
+    }
+
+    fn in_order(&self) -> Vec<String> {
+        let mut candidates: Vec<(Candidate, &String)> = self
+            .pending
+            .iter()
+            .filter_map(|(uid, pending)| {
+                let allocated = Arc::clone(self.handles.get(uid)?.desired.borrow().pod());
+                Some((Candidate::of(&pending.pod, &allocated, pending.since), uid))
+            })
+            .collect();
+        candidates.sort();
+        candidates.into_iter().map(|(_, uid)| uid.clone()).collect()
+    }
+
+    /// Replaces the desired pod of a worker, its record and its share of the sums.
+    fn replace(&self, uid: &str, old: &Pod, pod: &Arc<Pod>) {
+        let Some(handle) = self.handles.get(uid) else { return };
+        self.node.checkpoint.keep(Some(old), pod);
+        handle.desired.send_replace(DesiredPod::Run(Arc::clone(pod)));
+        self.inputs.pods.put(uid, pod);
+    }
+}
