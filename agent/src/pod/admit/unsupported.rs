@@ -5,9 +5,7 @@
 //! `FailedMount` event (`volume.rs`), as upstream; an unsafe sysctl is rejected by `sysctls.rs`.
 
 use coracle_cri::labels_containers;
-use k8s_openapi::api::core::v1::{
-    Affinity, Container, LifecycleHandler, Pod, PodSpec, Probe, SeccompProfile, Volume,
-};
+use k8s_openapi::api::core::v1::{Container, LifecycleHandler, Pod, PodSpec, Probe, SeccompProfile, Volume};
 
 use super::facts::refuse;
 use crate::pod::state::Verdict;
@@ -28,7 +26,7 @@ type PodField = (&'static str, Handling, fn(&PodSpec) -> bool);
 type VolumeField = (&'static str, Handling, fn(&Volume) -> bool);
 type ContainerField = (&'static str, Handling, fn(&Container) -> bool);
 
-const POD_FIELDS: [PodField; 15] = [
+const POD_FIELDS: [PodField; 12] = [
     ("spec.resourceClaims", Handling::Reject, |s| some(&s.resource_claims)),
     ("spec.runtimeClassName", Handling::Reject, |s| {
         s.runtime_class_name.as_ref().is_some_and(|n| !n.is_empty())
@@ -38,12 +36,6 @@ const POD_FIELDS: [PodField; 15] = [
     ("spec.overhead", Handling::Report, |s| s.overhead.as_ref().is_some_and(|o| !o.is_empty())),
     ("spec.resources", Handling::Report, |s| s.resources.is_some()),
     ("spec.schedulingGroup", Handling::Report, |s| s.scheduling_group.is_some()),
-    ("spec.affinity.podAffinity", Handling::Report, |s| s.affinity.as_ref().is_some_and(attracted)),
-    ("spec.affinity.podAntiAffinity", Handling::Report, |s| s.affinity.as_ref().is_some_and(repelled)),
-    ("spec.topologySpreadConstraints", Handling::Report, |s| {
-        let spread = s.topology_spread_constraints.iter().flatten();
-        spread.into_iter().any(|c| c.when_unsatisfiable == "DoNotSchedule")
-    }),
     ("spec.securityContext.appArmorProfile", Handling::Report, |s| {
         let profile = s.security_context.as_ref().and_then(|c| c.app_armor_profile.as_ref());
         profile.is_some_and(|p| p.type_ == "RuntimeDefault") && !has_apparmor()
@@ -62,11 +54,7 @@ const POD_FIELDS: [PodField; 15] = [
     }),
 ];
 
-const VOLUME_FIELDS: [VolumeField; 3] = [
-    ("emptyDir.sizeLimit", Handling::Report, |v| {
-        let on_disk = v.empty_dir.iter().filter(|e| e.medium.as_deref() != Some("Memory"));
-        on_disk.into_iter().any(|e| e.size_limit.is_some())
-    }),
+const VOLUME_FIELDS: [VolumeField; 2] = [
     ("defaultUser", Handling::Reject, |v| {
         let users = [
             v.config_map.as_ref().and_then(|m| m.default_user),
@@ -79,7 +67,7 @@ const VOLUME_FIELDS: [VolumeField; 3] = [
     ("items.user", Handling::Reject, item_users),
 ];
 
-const CONTAINER_FIELDS: [ContainerField; 14] = [
+const CONTAINER_FIELDS: [ContainerField; 13] = [
     ("volumeDevices", Handling::Reject, |c| some(&c.volume_devices)),
     ("resources.claims", Handling::Reject, |c| c.resources.as_ref().is_some_and(|r| some(&r.claims))),
     ("restartPolicyRules", Handling::Reject, |c| some(&c.restart_policy_rules)),
@@ -107,10 +95,6 @@ const CONTAINER_FIELDS: [ContainerField; 14] = [
         gets.any(|get| get.protocol.as_ref().is_some_and(|p| p != "HTTP/1.1"))
     }),
     ("lifecycle.tcpSocket", Handling::Report, |c| hooks(c).any(|h| h.tcp_socket.is_some())),
-    ("resources.limits.ephemeral-storage", Handling::Report, |c| {
-        let limits = c.resources.iter().flat_map(|r| r.limits.iter().flatten());
-        limits.into_iter().any(|(name, _)| name == "ephemeral-storage")
-    }),
 ];
 
 /// Rejects a pod with a field that changes its meaning.
@@ -182,17 +166,6 @@ fn has_apparmor() -> bool {
 
 fn some<T>(list: &Option<Vec<T>>) -> bool {
     list.as_ref().is_some_and(|l| !l.is_empty())
-}
-
-/// Whether the pod has required pod affinity, which the scheduler does not support. Preferred affinity is optional.
-fn attracted(affinity: &Affinity) -> bool {
-    let to = affinity.pod_affinity.as_ref();
-    to.is_some_and(|a| some(&a.required_during_scheduling_ignored_during_execution))
-}
-
-fn repelled(affinity: &Affinity) -> bool {
-    let from = affinity.pod_anti_affinity.as_ref();
-    from.is_some_and(|a| some(&a.required_during_scheduling_ignored_during_execution))
 }
 
 /// Whether an item of the volume sets an owner.
@@ -300,33 +273,13 @@ mod tests {
 
     #[test]
     fn ignored_fields_are_reported() {
-        let term = json!([{"topologyKey": "t"}]);
         for ((refused, reported), name) in [
             (of_pod("overhead", json!({"cpu": "1"})), "spec.overhead"),
             (of_pod("schedulingGroup", json!({})), "spec.schedulingGroup"),
             (
-                of_pod(
-                    "affinity",
-                    json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": term}}),
-                ),
-                "spec.affinity.podAntiAffinity",
-            ),
-            (
-                of_pod(
-                    "topologySpreadConstraints",
-                    json!([{"maxSkew": 1, "topologyKey": "t", "whenUnsatisfiable": "DoNotSchedule"}]),
-                ),
-                "spec.topologySpreadConstraints",
-            ),
-            (
                 of_container("securityContext", json!({"seLinuxOptions": {"level": "s0"}})),
                 "securityContext.seLinuxOptions",
             ),
-            (
-                of_container("resources", json!({"limits": {"ephemeral-storage": "1Gi"}})),
-                "resources.limits.ephemeral-storage",
-            ),
-            (of_volume("emptyDir", json!({"sizeLimit": "1Mi"})), "emptyDir.sizeLimit"),
         ] {
             assert!(matches!(reported.as_slice(), [one] if one.ends_with(name)), "{name}: {reported:?}");
             assert_eq!(refused, Vec::<String>::new(), "{name}");

@@ -67,7 +67,7 @@ fn resizes_are_judged_by_growth_priority_class_and_age() {
     let full = json!({"requests": {"cpu": "2", "memory": "1Mi"}, "limits": {"cpu": "2", "memory": "1Mi"}});
     let mut guaranteed = pod("2", "1Mi");
     guaranteed.spec.as_mut().unwrap().containers[0].resources = Some(resources(full));
-    let mut list = vec![
+    let mut list = [
         ("young", Candidate::of(&pod("2", "1Mi"), &old, at(9))),
         ("old", Candidate::of(&pod("2", "1Mi"), &old, at(1))),
         ("guaranteed", Candidate::of(&guaranteed, &old, at(8))),
