@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use coracle_kinds::{Resource, table};
+use coracle_kinds::{Resource, table, validate::Path};
 use futures::{Stream, StreamExt as _, stream};
 use http::{HeaderValue, Response, header};
 use http_body::Frame;
@@ -55,7 +55,7 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
     let query = &call.info.query;
     let fields = version_fields::take(&call.kind, &mut scope);
     let mut transitions = fields.map(Transitions::new);
-    let start = start(query)?;
+    let start = start(call)?;
     let (first, events) = match subscribe(call, scope, &start) {
         Ok(subscribed) => subscribed,
         Err(error) if error.is_expired() => return Ok(ended_by(&error)),
@@ -112,19 +112,21 @@ fn ended_by(error: &ApiError) -> Reply {
     response
 }
 
-fn start(query: &Query) -> Result<Start> {
+fn start(call: &Call) -> Result<Start> {
+    let query = &call.info.query;
+    let forbidden = |why: &str| {
+        call.invalid_parameter(|causes| causes.forbidden(&Path::root("resourceVersionMatch"), why))
+    };
     let revision = list::revision(query.get("resourceVersion"))?;
     let rule = query.get("resourceVersionMatch");
     if query.flag("sendInitialEvents") {
         if rule != "NotOlderThan" {
-            return Err(ApiError::unprocessable(
-                "resourceVersionMatch: Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
-            ));
+            return Err(forbidden("sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"));
         }
         return Ok(Start::Now { end_marker: query.flag("allowWatchBookmarks") });
     }
     if !rule.is_empty() && !query.has("sendInitialEvents") {
-        return Err(ApiError::unprocessable(
+        return Err(forbidden(
             "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
         ));
     }
