@@ -19,7 +19,6 @@ use crate::{
     error::{ApiError, Result},
     media::Form,
     reply::{Reply, full, status_text},
-    request::Query,
     verb::{list, version_fields, version_fields::Transitions},
 };
 
@@ -52,7 +51,6 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
         scope.fields = coracle_kinds::selector::FieldSelector::parse(&call.kind, &text)
             .map_err(|error| ApiError::bad_request(error.to_string()))?;
     }
-    let query = &call.info.query;
     let fields = version_fields::take(&call.kind, &mut scope);
     let mut transitions = fields.map(Transitions::new);
     let start = start(call)?;
