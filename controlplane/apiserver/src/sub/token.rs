@@ -32,7 +32,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     if audiences.is_empty() {
         audiences.clone_from(&tokens.audiences);
     }
-    let bound = bound(call, &request["spec"]["boundObjectRef"])?;
+    let bound = bound(call, &request["spec"])?;
     let claims = Claims {
         namespace: call.namespace(),
         name: text(&account, "name"),
@@ -53,8 +53,9 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     Ok(reply::warned(reply::json(201, &request), &warnings))
 }
 
-/// The claims about the bound object. A node gets tokens for its own pods only.
-fn bound(call: &Call, reference: &Value) -> Result<Value> {
+/// The claims about the bound object. A node gets tokens for its own pods only, and for the audiences of their volumes.
+fn bound(call: &Call, spec: &Value) -> Result<Value> {
+    let reference = &spec["boundObjectRef"];
     let forbidden = |why: String| ApiError::forbidden_object(&call.kind, &call.resource.name, why);
     let node = call.user.node();
     let (resource, claim) = match reference["kind"].as_str() {
@@ -96,11 +97,34 @@ fn bound(call: &Call, reference: &Value) -> Result<Value> {
                 "node requested token bound to a pod scheduled on a different node ({on})"
             )));
         }
+        if node.is_some()
+            && let Some(audience) = foreign_audience(&spec["audiences"], &object)
+        {
+            return Err(forbidden(format!("audience {audience:?} not found in pod spec volume")));
+        }
         if !on.is_empty() {
             claims["node"] = node_claim(call, on)?;
         }
     }
     Ok(claims)
+}
+
+/// The first requested audience that no volume of the pod has. An absent one is that of the API server. Source:
+/// `validateNodeServiceAccountAudience` of the plugin NodeRestriction.
+fn foreign_audience(asked: &Value, pod: &Value) -> Option<String> {
+    let texts = |list: &Value| -> Vec<String> {
+        let list = list.as_array().into_iter().flatten();
+        list.map(|text| text.as_str().unwrap_or_default().to_owned()).collect()
+    };
+    let volumes = pod["spec"]["volumes"].as_array().into_iter().flatten();
+    let sources = volumes.flat_map(|volume| volume["projected"]["sources"].as_array().into_iter().flatten());
+    let tokens = sources.map(|source| &source["serviceAccountToken"]).filter(|token| token.is_object());
+    let known: Vec<&str> = tokens.map(|token| token["audience"].as_str().unwrap_or_default()).collect();
+    let mut asked = texts(asked);
+    if asked.is_empty() {
+        asked.push(String::new());
+    }
+    asked.into_iter().find(|audience| !known.contains(&audience.as_str()))
 }
 
 /// The node of a bound pod. Its uid is absent if the node is not registered.
@@ -111,4 +135,27 @@ fn node_claim(call: &Call, name: &str) -> Result<Value> {
         Some(node) => json!({"name": name, "uid": text(&node.value(), "uid")}),
         None => json!({"name": name}),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_asks_for_the_audiences_of_its_pods_volumes() {
+        let source = |token: Value| json!({"projected": {"sources": [{"serviceAccountToken": token}]}});
+        let volumes = json!([{"emptyDir": {}}, source(json!({"path": "t"})), source(json!({"audience": "vault"}))]);
+        let pod = json!({"spec": {"volumes": volumes}});
+        for (asked, expect) in [
+            (json!(null), None),
+            (json!([]), None),
+            (json!(["vault"]), None),
+            (json!(["vault", "cloud"]), Some("cloud")),
+            (json!([7]), None),
+        ] {
+            assert_eq!(foreign_audience(&asked, &pod).as_deref(), expect, "{asked}");
+        }
+        let bare = json!({"spec": {"volumes": []}});
+        assert_eq!(foreign_audience(&json!([]), &bare).as_deref(), Some(""));
+    }
 }
