@@ -27,8 +27,41 @@ struct Taken<'a> {
     addresses: &'a Allocated,
     /// Key of the service.
     own: &'a str,
+    /// What the service has already.
+    held: Held,
     /// Ports that this service has chosen already.
     chosen: HashSet<u16>,
+}
+
+/// What a service has before an update. It keeps that without another check: its range may be closed meanwhile, and a
+/// service that cannot change cannot lose its finalizers either.
+#[derive(Default)]
+struct Held {
+    /// The cluster IP, or empty.
+    address: String,
+    /// Node ports, also that of health checks.
+    ports: HashSet<u16>,
+    /// The place and the error of a family that this cluster does not have.
+    other_family: Option<(usize, String)>,
+}
+
+impl Held {
+    /// A service of type ExternalName has nothing: its fields were never allocated.
+    fn of(old: &Value, family: &str) -> Self {
+        if old["spec"]["type"] == "ExternalName" {
+            return Self::default();
+        }
+        let spec = &old["spec"];
+        let ports = spec["ports"].as_array().into_iter().flatten().filter(|_| has_node_ports(old));
+        let ports = ports.map(|port| &port["nodePort"]);
+        let health = Some(&spec["healthCheckNodePort"]).filter(|_| needs_health_check(old));
+        let number = |port: &Value| u16::try_from(port.as_u64()?).ok().filter(|port| *port != 0);
+        Self {
+            address: spec["clusterIP"].as_str().unwrap_or_default().to_owned(),
+            ports: ports.chain(health).filter_map(number).collect(),
+            other_family: other_family(spec, family),
+        }
+    }
 }
 
 impl Taken<'_> {
@@ -38,6 +71,11 @@ impl Taken<'_> {
 
     fn has_port(&self, port: u16) -> bool {
         self.chosen.contains(&port) || self.services.has_port(port, self.own)
+    }
+
+    /// Whether the service has this port already, and has not chosen it for another purpose.
+    fn keeps(&self, port: u16) -> bool {
+        self.held.ports.contains(&port) && !self.chosen.contains(&port)
     }
 
     /// At least the number of taken addresses.
@@ -83,7 +121,7 @@ pub(crate) async fn for_create(state: &State, kind: &Resource, object: &mut Valu
         return Ok(None);
     }
     let permit = Permit::acquire(state).await;
-    assign(state, kind, object)?;
+    assign(state, kind, object, None)?;
     Ok(Some(Arc::new(permit)))
 }
 
@@ -115,7 +153,7 @@ pub(crate) async fn for_update(
         }
     }
     let permit = Permit::acquire(state).await;
-    assign(state, kind, new)?;
+    assign(state, kind, new, Some(old))?;
     Ok(Some(Arc::new(permit)))
 }
 
@@ -134,7 +172,7 @@ fn keep_node_ports(new: &mut Value, old: &Value) {
     }
 }
 
-fn assign(state: &State, kind: &Resource, object: &mut Value) -> Result<()> {
+fn assign(state: &State, kind: &Resource, object: &mut Value, old: Option<&Value>) -> Result<()> {
     if object["spec"]["type"] == "ExternalName" || !object["spec"].is_object() {
         return Ok(());
     }
@@ -152,12 +190,14 @@ fn assign(state: &State, kind: &Resource, object: &mut Value) -> Result<()> {
         services: services.allocated(),
         addresses: addresses.allocated(),
         own: &own,
+        held: old.map(|old| Held::of(old, family)).unwrap_or_default(),
         chosen: HashSet::new(),
     };
     let address = address(&ranges, &taken, object["spec"]["clusterIP"].as_str().unwrap_or_default())
         .map_err(|message| refuse("spec.clusterIPs", message))?;
     let spec = &mut object["spec"];
-    if let Some((place, message)) = other_family(spec, family) {
+    let other = other_family(spec, family);
+    if let Some((place, message)) = other.filter(|other| taken.held.other_family.as_ref() != Some(other)) {
         return Err(refuse(&format!("spec.ipFamilies[{place}]"), message));
     }
     spec["clusterIP"] = address.clone().into();
@@ -212,7 +252,7 @@ fn other_family(spec: &Value, ours: &str) -> Option<(usize, String)> {
 }
 
 fn address(ranges: &[ServiceRange], taken: &Taken<'_>, wanted: &str) -> std::result::Result<String, String> {
-    if wanted == "None" {
+    if wanted == "None" || (!wanted.is_empty() && wanted == taken.held.address) {
         return Ok(wanted.to_owned());
     }
     if wanted.is_empty() {
@@ -314,7 +354,11 @@ fn health_port(object: &mut Value, taken: &Taken<'_>) -> std::result::Result<(),
 }
 
 fn requested(wanted: i64, taken: &Taken<'_>) -> std::result::Result<u16, String> {
-    let number = u16::try_from(wanted).ok().filter(|number| NODE_PORTS.contains(number));
+    let number = u16::try_from(wanted).ok();
+    if let Some(held) = number.filter(|number| taken.keeps(*number)) {
+        return Ok(held);
+    }
+    let number = number.filter(|number| NODE_PORTS.contains(number));
     let number = number.ok_or_else(|| {
         format!("Invalid value: {wanted}: provided port is not in the valid range. The range of valid ports is 30000-32767")
     })?;
@@ -352,7 +396,13 @@ mod tests {
         wanted: &str,
     ) -> std::result::Result<String, String> {
         let (services, addresses) = (services(taken, &[]), Allocated::default());
-        let taken = Taken { services: &services, addresses: &addresses, own: "own", chosen: HashSet::new() };
+        let taken = Taken {
+            services: &services,
+            addresses: &addresses,
+            own: "own",
+            held: Held::default(),
+            chosen: HashSet::new(),
+        };
         address(ranges, &taken, wanted)
     }
 
@@ -391,6 +441,31 @@ mod tests {
     }
 
     #[test]
+    fn a_service_keeps_what_it_has_without_a_check() {
+        let old = json!({"spec": {"type": "NodePort", "clusterIP": "10.1.0.9", "ipFamilies": ["IPv6"],
+            "ports": [{"port": 80, "nodePort": 22}, {"port": 81, "nodePort": 30001}]}});
+        let (services, addresses) =
+            (services(&["10.1.0.9".parse().unwrap()], &[30001, 30002]), Allocated::default());
+        let taken = |old: &Value| Taken {
+            services: &services,
+            addresses: &addresses,
+            own: "own",
+            held: Held::of(old, "IPv4"),
+            chosen: HashSet::new(),
+        };
+        let open = [range("10.0.0.0/24")];
+        assert_eq!(address(&open, &taken(&old), "10.1.0.9").unwrap(), "10.1.0.9");
+        assert!(address(&open, &taken(&old), "10.1.0.10").is_err(), "another address of the closed range");
+        assert_eq!([22, 30001].map(|port| requested(port, &taken(&old))), [Ok(22), Ok(30001)]);
+        assert!([23, 30002].iter().all(|port| requested(*port, &taken(&old)).is_err()));
+        assert_eq!(taken(&old).held.other_family, other_family(&old["spec"], "IPv4"));
+        let mut named = old.clone();
+        named["spec"]["type"] = "ExternalName".into();
+        assert!(address(&open, &taken(&named), "10.1.0.9").is_err(), "it was never allocated");
+        assert!(requested(30001, &taken(&named)).is_err());
+    }
+
+    #[test]
     fn usable_ranges_of_the_family_extend_the_configured_one() {
         let configured = range("10.43.0.0/16");
         let of = |known: &[(&str, bool)]| {
@@ -413,8 +488,13 @@ mod tests {
         }
         let mut object = json!({"spec": spec});
         let (services, addresses) = (services(&[], taken), Allocated::default());
-        let mut taken =
-            Taken { services: &services, addresses: &addresses, own: "own", chosen: HashSet::new() };
+        let mut taken = Taken {
+            services: &services,
+            addresses: &addresses,
+            own: "own",
+            held: Held::default(),
+            chosen: HashSet::new(),
+        };
         ports(&mut object, &mut taken)?;
         let list = object["spec"]["ports"].as_array().unwrap();
         Ok(list.iter().map(|port| port["nodePort"].as_u64().unwrap_or(0)).collect())
@@ -476,7 +556,8 @@ mod tests {
         let with = |spec: Value, taken: &[u16]| {
             let (services, addresses) = (services(&[], taken), Allocated::default());
             let chosen = HashSet::from([30001]);
-            let taken = Taken { services: &services, addresses: &addresses, own: "own", chosen };
+            let held = Held::default();
+            let taken = Taken { services: &services, addresses: &addresses, own: "own", held, chosen };
             let mut object = json!({"spec": spec});
             health_port(&mut object, &taken).map(|()| object["spec"]["healthCheckNodePort"].as_u64())
         };

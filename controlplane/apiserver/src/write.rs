@@ -263,10 +263,12 @@ async fn prepared(
     };
     call.state.admission.validate(&call.state, &attributes, &new).await?;
     let causes = match part {
-        Part::Status => validate::status_update(kind, &new, old),
+        Part::Status => validate::ratcheted(kind, &new, old, validate::status_update),
         Part::EphemeralContainers => validate::ephemeral_containers(&new, old),
         Part::Resize => validate::resize(kind, &new, old),
-        Part::Main | Part::Internal | Part::Approval => validate::update(kind, &new, old),
+        Part::Main | Part::Internal | Part::Approval => {
+            validate::ratcheted(kind, &new, old, validate::update)
+        }
     };
     if !causes.is_empty() {
         return Err(ApiError::invalid(kind, &name, &causes));

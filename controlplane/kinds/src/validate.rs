@@ -46,7 +46,7 @@ pub(crate) mod workload;
 use serde_json::Value;
 
 pub use self::cause::{Cause, Causes, Path};
-use crate::Resource;
+use crate::{Resource, defaults};
 
 /// Validates a new object, after defaulting and name generation.
 pub fn create(kind: &Resource, object: &Value) -> Vec<Cause> {
@@ -92,6 +92,28 @@ pub fn status_update(kind: &Resource, new: &Value, old: &Value) -> Vec<Cause> {
         causes.into_list()
     };
     without_old(check, new, old)
+}
+
+/// Validates an update with `rules`, which are [`update`] or [`status_update`]. Violations that the stored object has itself
+/// are left out: an earlier version accepted them, and an object that no update may change keeps its finalizers for ever.
+///
+/// Custom resources get all violations: their expressions may compare the new object with the old one.
+pub fn ratcheted(
+    kind: &Resource,
+    new: &Value,
+    old: &Value,
+    rules: fn(&Resource, &Value, &Value) -> Vec<Cause>,
+) -> Vec<Cause> {
+    let mut causes = rules(kind, new, old);
+    if causes.is_empty() || !kind.is_built_in {
+        return causes;
+    }
+    // The new object has the defaults of this version.
+    let mut stored = old.clone();
+    defaults::apply(kind, &mut stored);
+    let known = rules(kind, &stored, &stored);
+    causes.retain(|cause| !known.contains(cause));
+    causes
 }
 
 /// Rules for the status of a built-in kind, which is given by group and kind.

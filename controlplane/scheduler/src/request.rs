@@ -17,7 +17,7 @@ pub(crate) struct HostPort {
 /// The effective requests of a pod. While a resize is pending, the larger of the wanted and the actual ones.
 pub(crate) fn of_pod(pod: &Pod) -> Resources {
     let (spec, status) = (&pod.spec, &pod.status);
-    let is_infeasible = is_resize_infeasible(status.conditions.as_ref());
+    let is_infeasible = is_resize_infeasible(status.conditions.as_ref(), pod.metadata.generation);
     let resources = |container, statuses| resources(container, statuses, is_infeasible);
     let inits = spec.init_containers.iter().flatten();
     PodResources {

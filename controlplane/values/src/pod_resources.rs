@@ -79,7 +79,8 @@ pub fn of_pod_json(pod: &serde_json::Value) -> Option<(Resources, Resources)> {
     let spec = PodSpec::deserialize(&pod["spec"]).ok()?;
     // A status that is no status counts as an absent one.
     let status = PodStatus::deserialize(&pod["status"]).unwrap_or_default();
-    let resources = PodResources::from(&spec).with_status(&spec, &status);
+    let generation = pod["metadata"]["generation"].as_i64();
+    let resources = PodResources::from(&spec).with_status(&spec, &status, generation);
     Some((resources.requests(), resources.limits()))
 }
 
@@ -212,18 +213,22 @@ impl<'a> StatusResources<'a> {
     }
 }
 
-/// Whether the conditions say that the node can never have the resources of the pod's spec.
-pub fn is_resize_infeasible(conditions: Option<&Vec<PodCondition>>) -> bool {
+/// Whether the conditions say that the node can never have the resources of the pod's spec. A condition about an earlier
+/// generation says nothing of the resources that a later resize wants.
+pub fn is_resize_infeasible(conditions: Option<&Vec<PodCondition>>, generation: Option<i64>) -> bool {
     let mut conditions = conditions.into_iter().flatten();
     let pending = conditions.find(|condition| condition.type_ == "PodResizePending");
-    pending.is_some_and(|condition| condition.reason.as_deref() == Some("Infeasible"))
+    pending.is_some_and(|condition| {
+        let is_earlier = condition.observed_generation.zip(generation).is_some_and(|(of, now)| of < now);
+        condition.reason.as_deref() == Some("Infeasible") && !is_earlier
+    })
 }
 
 impl<'a> PodResources<'a> {
-    /// Adds the resources in the pod's status.
+    /// Adds the resources in the pod's status. `generation` is that of the pod.
     #[must_use]
-    pub fn with_status(mut self, spec: &'a PodSpec, status: &'a PodStatus) -> Self {
-        let is_infeasible = is_resize_infeasible(status.conditions.as_ref());
+    pub fn with_status(mut self, spec: &'a PodSpec, status: &'a PodStatus, generation: Option<i64>) -> Self {
+        let is_infeasible = is_resize_infeasible(status.conditions.as_ref(), generation);
         let set = |containers: &mut [ContainerResources<'a>],
                    names: &'a [Container],
                    statuses: &'a Option<Vec<ContainerStatus>>| {
@@ -354,17 +359,20 @@ mod tests {
 
     #[test]
     fn a_pending_resize_counts_with_the_larger_amount_and_an_infeasible_one_not_at_all() {
-        let pod = |wanted: &str, actual: &str, reason: &str| {
+        let at = |generation: i64, wanted: &str, actual: &str, reason: &str| {
             let resources = json!({"requests": {"cpu": actual}, "limits": {"cpu": actual}});
             let status = json!({"name": "c", "image": "", "imageID": "", "ready": true, "restartCount": 0,
                 "resources": resources, "allocatedResources": {"cpu": "1500m"}});
             let mut one = container(wanted);
             one["name"] = json!("c");
             let pod = json!({"spec": {"containers": [one]}, "status": {"containerStatuses": [status],
-                "conditions": [{"type": "PodResizePending", "status": "True", "reason": reason}]}});
+                "conditions": [{"type": "PodResizePending", "status": "True", "reason": reason,
+                    "observedGeneration": 2}]}, "metadata": {"generation": generation}});
             let (requests, limits) = of_pod_json(&pod).unwrap();
             (requests.cpu_millis, limits.cpu_millis)
         };
+        let pod = |wanted: &str, actual: &str, reason: &str| at(2, wanted, actual, reason);
+        assert_eq!(at(3, "4", "1", "Infeasible"), (4000, 4000), "it was about an earlier resize");
         assert_eq!(pod("2", "1", "Deferred"), (2000, 2000));
         assert_eq!(pod("1", "2", "Deferred"), (2000, 2000));
         assert_eq!(pod("1", "1", "Deferred"), (1500, 1000));

@@ -3,9 +3,11 @@
 //! A host port is a firewall rule that takes precedence over sockets. Upstream's portmap shadows a listening process
 //! silently, so that the pod receives connections for the node.
 
+use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::net::IpAddr;
+use std::path::Path;
 
 use coracle_cni::{Backend, Listener, Protocol, listeners};
 use coracle_events::printable;
@@ -44,6 +46,9 @@ pub(crate) type OwnPort = (Protocol, u16, &'static str);
 #[derive(Debug, Default)]
 pub(crate) struct Sockets {
     listed: Vec<(Protocol, Vec<Listener>)>,
+    /// The owners of sockets, by inode. To find one reads the open files of all processes of the host's network, so that
+    /// many services with one used port must not repeat it.
+    owners: HashMap<u32, String>,
 }
 
 // === impl Sockets ===
@@ -68,7 +73,8 @@ impl Sockets {
         let taking = self.of(protocol)?.iter().find(|socket| {
             socket.port == port && addresses.iter().any(|address| socket.takes(Some(*address)))
         });
-        Ok(taking.map(|socket| owner(socket.inode)))
+        let inode = taking.map(|socket| socket.inode);
+        Ok(inode.map(|inode| self.owners.entry(inode).or_insert_with(|| owner(inode)).clone()))
     }
 
     fn of(&mut self, protocol: Protocol) -> io::Result<&[Listener]> {
@@ -139,6 +145,10 @@ fn owner(inode: u32) -> String {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     // /proc has other entries, such as `self`.
     let processes = processes.filter(|process| process.file_name().to_string_lossy().parse::<u32>().is_ok());
+    // A pod may have any number of processes and files.
+    let network = |process: &Path| fs::read_link(process.join("ns/net")).ok();
+    let own = network(Path::new("/proc/self"));
+    let processes = processes.filter(|process| network(&process.path()) == own);
     let mut processes = processes.filter(|process| {
         let files = fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten();
         files
@@ -215,6 +225,11 @@ mod tests {
             |address: &str| sockets.user(&own, ("TCP", port), &[address.parse().unwrap()]).unwrap();
         assert!(user("127.0.0.1").is_some_and(|user| user.contains(&std::process::id().to_string())));
         assert_eq!(user("192.0.2.1"), None, "no packet to this address reaches the socket");
+        assert_eq!(sockets.owners.len(), 1);
+        let mut user =
+            |address: &str| sockets.user(&own, ("TCP", port), &[address.parse().unwrap()]).unwrap();
+        drop(server);
+        assert!(user("127.0.0.1").is_some(), "the list and the owners are of one transaction");
         assert!(sockets.user(&own, ("TCP", 10250), &[]).unwrap().is_some(), "also while it does not listen");
     }
 }

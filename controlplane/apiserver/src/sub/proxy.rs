@@ -86,7 +86,8 @@ pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Resu
     if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
         join(client, hyper::upgrade::on(&mut answer), call.state.shutdown.clone());
     }
-    let base = call.info.path.trim_end_matches(call.resource.rest.as_deref().unwrap_or_default());
+    let path = &*call.info.path;
+    let base = path.strip_suffix(call.resource.rest.as_deref().unwrap_or_default()).unwrap_or(path);
     let links = Links { base: base.trim_end_matches('/').to_owned(), hosts };
     Ok(links.rewrite(pass(answer)))
 }

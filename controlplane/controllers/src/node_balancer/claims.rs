@@ -33,10 +33,13 @@ struct Claim {
 // === impl Claims ===
 
 impl Claims {
-    /// Follows a change of a service. Returns the services to reconcile: this one, and those that wait for its ports.
+    /// Follows a change of a service. Returns the services to reconcile: this one, and those that wait for its ports. A
+    /// service that is being deleted keeps its ports until its status is empty: the nodes serve what the status says.
     pub(crate) fn follow(&mut self, change: &Change<'_, Service>, reserved: &[u16]) -> BTreeSet<Key> {
         let Some(key) = change.latest().map(|service| service.key()) else { return BTreeSet::new() };
-        let new = change.new.filter(|service| plan::is_ours(service) && !service.is_being_deleted());
+        let is_claiming =
+            |service: &Arc<Service>| !service.is_being_deleted() || !plan::served(service).is_empty();
+        let new = change.new.filter(|service| plan::is_ours(service) && is_claiming(service));
         let old = self.services.remove(&key);
         let new = new.map(|service| claim(service, old.as_ref(), reserved));
         let mut changed = BTreeSet::new();
@@ -165,6 +168,24 @@ mod tests {
         assert_eq!(holder(&claims, 80).as_deref(), Some("two"));
         assert_eq!(put(&mut claims, Some(&two), None), ["two"]);
         assert!(claims.ports.is_empty() && claims.services.is_empty());
+    }
+
+    #[test]
+    fn a_service_that_is_being_deleted_keeps_its_ports_while_nodes_serve_them() {
+        let mut claims = Claims::default();
+        let one = service("one", 1, &[80], &[80]);
+        put(&mut claims, None, Some(&one));
+        put(&mut claims, None, Some(&service("two", 2, &[80], &[])));
+        let deleted = |served: &[u16]| {
+            let mut deleted = Service::clone(&service("one", 1, &[80], served));
+            deleted.metadata.deletion_timestamp = deleted.metadata.creation_timestamp.clone();
+            Arc::new(deleted)
+        };
+        let (ending, empty) = (deleted(&[80]), deleted(&[]));
+        put(&mut claims, Some(&one), Some(&ending));
+        assert_eq!(holder(&claims, 80).as_deref(), Some("one"));
+        assert_eq!(put(&mut claims, Some(&ending), Some(&empty)), ["one", "two"]);
+        assert_eq!(holder(&claims, 80).as_deref(), Some("two"));
     }
 
     #[test]

@@ -78,14 +78,18 @@ fn service_of(slice: &EndpointSlice) -> Option<Key> {
 /// Reconciles one service.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let cache = &context.caches.services;
-    let service = cache.get(&key).filter(|service| plan::is_ours(service) && !service.is_being_deleted());
-    let Some(service) = service else {
+    let Some(service) = cache.get(&key).filter(|service| plan::is_ours(service)) else {
         lock(&context.balancers.refusals).remove(&key);
         return Ok(Next::Wait);
     };
     let nodes: Vec<NodeFacts> = context.caches.nodes.all().iter().map(NodeFacts::of).collect();
     if !context.config.node_balancers {
         return write(context, &service, plan::foreign(&service, &nodes)).await;
+    }
+    if service.is_being_deleted() {
+        // Another service may get the ports as soon as no status names them.
+        lock(&context.balancers.refusals).remove(&key);
+        return write(context, &service, Vec::new()).await;
     }
     let local = if plan::is_local(&service) { ready_nodes(context, &service) } else { BTreeSet::new() };
     let holder = |port: &plan::Port| lock(&context.balancers.claims).holder(port, &key);

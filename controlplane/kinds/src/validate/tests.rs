@@ -116,6 +116,25 @@ fn good_objects_pass() {
 }
 
 #[test]
+fn what_an_earlier_version_stored_can_lose_its_finalizers() {
+    let mut old = good("Service");
+    set(&mut old, "/metadata/name", json!("a"));
+    set(&mut old, "/spec/externalIPs", json!(["127.0.0.1"]));
+    defaults::apply(kind("Service"), &mut old);
+    old["metadata"]["finalizers"] = json!(["plain"]);
+    let problems = |new: &Value| texts(ratcheted(kind("Service"), new, &old, update));
+    let mut new = old.clone();
+    new["metadata"]["labels"] = json!({"a": "b"});
+    assert_eq!(problems(&new), Vec::<String>::new());
+    assert!(!update(kind("Service"), &new, &old).is_empty(), "the stored object is invalid");
+    new["metadata"]["finalizers"] = Value::Null;
+    assert_eq!(problems(&new), Vec::<String>::new());
+    new["spec"]["externalIPs"] = json!(["127.0.0.2"]);
+    let problems = problems(&new);
+    assert!(problems.len() == 1 && problems[0].starts_with("spec.externalIPs[0]: "), "{problems:?}");
+}
+
+#[test]
 fn reviews_need_no_name() {
     let review = by_kind("authorization.k8s.io/v1", "SelfSubjectAccessReview").unwrap();
     assert_eq!(texts(create(review, &json!({"metadata": {}, "spec": {}}))), Vec::<String>::new());

@@ -181,13 +181,16 @@ impl Follower {
             return self.send_if_newer(revision);
         }
         let mut last = self.sent;
-        let mut events = response.events.into_iter().peekable();
-        while let Some(event) = events.next() {
+        let mut commits = Vec::new();
+        for event in response.events {
             let commit = self.commit(event).map_err(End::Failed)?;
-            let Some(mut commit) = commit.filter(|commit| commit.revision > self.sent) else { continue };
+            commits.extend(commit.filter(|commit| commit.revision > self.sent));
+        }
+        let mut commits = commits.into_iter().peekable();
+        while let Some(mut commit) = commits.next() {
             last = commit.revision;
-            let next = events.peek().and_then(|event| event.kv.as_ref());
-            commit.guard_follows = next.is_some_and(|next| unsigned(next.mod_revision) == last);
+            // A commit that was left out does not follow: the consumer would wait for it for ever.
+            commit.guard_follows = commits.peek().is_some_and(|next| next.revision == last);
             self.events.send(Event::Commit(Arc::new(commit))).map_err(|_closed| End::Unused)?;
         }
         // The events of one revision are in one response.
@@ -282,11 +285,15 @@ mod tests {
         let shared = Shared { connection, keys: keys_in_etcd, vault, leases: Leases::default() };
         let (sender, mut events) = mpsc::unbounded_channel();
         let mut follower = Follower::new(Arc::new(shared), "/", 1, sender);
-        let foreign = keys("foreign").seal(b"x", b"/secrets/a").unwrap();
-        let events_of = vec![put("/secrets/a", foreign, 2), put("/pods/b", b"y".to_vec(), 3)];
+        let foreign = || keys("foreign").seal(b"x", b"/secrets/a").unwrap();
+        let events_of = vec![
+            put("/secrets/a", foreign(), 2),
+            put("/pods/b", b"y".to_vec(), 3),
+            put("/secrets/a", foreign(), 3),
+        ];
         let response = WatchResponse { events: events_of, ..WatchResponse::default() };
         assert!(follower.receive(response).is_ok());
         let Some(Event::Commit(commit)) = events.recv().await else { panic!("no commit") };
-        assert_eq!((&*commit.key, commit.revision), ("/pods/b", 3));
+        assert_eq!((&*commit.key, commit.revision, commit.guard_follows), ("/pods/b", 3, false));
     }
 }

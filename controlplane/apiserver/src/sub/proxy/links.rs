@@ -54,7 +54,10 @@ const LINKS: &[(&str, &[&str])] = &[
 /// Maximum bytes that the rewriter keeps of one page: a tag has at most this size.
 const MAX_TAG: usize = 1 << 20;
 /// Bytes of a compressed page that are decompressed at once, to at most a thousand times as many.
-const COMPRESSED_PIECE: usize = 1 << 10;
+const COMPRESSED_PIECE: usize = 128;
+/// Bytes of a page that are rewritten at once. Short links grow to forty times their size, and the result waits in memory
+/// until the client reads it.
+const PLAIN_PIECE: usize = 8 << 10;
 
 /// Which links change, and how.
 #[derive(Clone)]
@@ -74,6 +77,10 @@ struct Page {
     source: Body,
     /// Bytes of the source that were not rewritten yet.
     input: Bytes,
+    /// Decompressed bytes that were not rewritten yet.
+    plain: Bytes,
+    /// Whether the source has no more bytes.
+    is_read: bool,
     coding: Coding,
     /// `None` at the end of the page.
     rewriter: Option<HtmlRewriter<'static, Sink>>,
@@ -213,17 +220,18 @@ impl Page {
             MemorySettings { max_allowed_memory_usage: MAX_TAG, ..MemorySettings::default() };
         settings.strict = false;
         let rewriter = HtmlRewriter::new(settings, Box::new(sink) as Sink);
-        Self { source, input: Bytes::new(), coding, rewriter: Some(rewriter), output }
+        let (input, plain) = (Bytes::new(), Bytes::new());
+        Self { source, input, plain, is_read: false, coding, rewriter: Some(rewriter), output }
     }
 
-    fn write(&mut self, plain: &[u8]) -> io::Result<()> {
+    /// Rewrites the next piece of the decompressed bytes.
+    fn write(&mut self) -> io::Result<()> {
+        let piece = self.plain.split_to(self.plain.len().min(PLAIN_PIECE));
         let Some(rewriter) = &mut self.rewriter else { return Ok(()) };
-        rewriter.write(plain).map_err(io::Error::other)
+        rewriter.write(&piece).map_err(io::Error::other)
     }
 
     fn end(&mut self) -> io::Result<()> {
-        let rest = self.coding.rest()?;
-        self.write(&rest)?;
         self.rewriter.take().map_or(Ok(()), |rewriter| rewriter.end().map_err(io::Error::other))
     }
 
@@ -248,7 +256,11 @@ impl http_body::Body for Page {
             if self.rewriter.is_none() {
                 return Poll::Ready(None);
             }
-            let step = if self.input.is_empty() {
+            let step = if !self.plain.is_empty() {
+                self.write()
+            } else if self.is_read {
+                self.end()
+            } else if self.input.is_empty() {
                 match ready!(Pin::new(&mut self.source).poll_frame(context)) {
                     Some(Ok(frame)) => {
                         // Trailers are left out: they may be about the page as it was.
@@ -256,12 +268,15 @@ impl http_body::Body for Page {
                         Ok(())
                     }
                     Some(Err(error)) => Err(error),
-                    None => self.end(),
+                    None => {
+                        let this = &mut *self;
+                        this.is_read = true;
+                        this.coding.rest().map(|rest| this.plain = rest)
+                    }
                 }
             } else {
                 let this = &mut *self;
-                let plain = this.coding.next(&mut this.input);
-                plain.and_then(|plain| this.write(&plain))
+                this.coding.next(&mut this.input).map(|plain| this.plain = plain)
             };
             if let Err(error) = step {
                 self.rewriter = None;
@@ -348,6 +363,25 @@ mod tests {
         let mut broken = page("text/html", "not gzip");
         broken.headers_mut().insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
         assert!(text(links().rewrite(broken)).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_page_of_short_links_grows_in_small_pieces() {
+        let links = || Links { base: format!("/{}", "b".repeat(360)), hosts: Vec::new() };
+        let plain = "<a href=/>".repeat(100_000);
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+        encoder.write_all(plain.as_bytes()).unwrap();
+        let mut compressed = page("text/html", encoder.finish().unwrap());
+        compressed.headers_mut().insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+        for reply in [page("text/html", plain), compressed] {
+            let (mut body, mut total) = (links().rewrite(reply).into_body(), 0);
+            while let Some(frame) = body.frame().await {
+                let piece = frame.unwrap().into_data().unwrap();
+                assert!(piece.len() < 1 << 20, "{} bytes wait in memory", piece.len());
+                total += piece.len();
+            }
+            assert!(total > 36_000_000, "{total}");
+        }
     }
 
     #[tokio::test]
