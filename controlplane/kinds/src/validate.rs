@@ -61,37 +61,20 @@ pub fn create(kind: &Resource, object: &Value) -> Vec<Cause> {
 
 /// Validates an update of the resource itself, after `strategy` and defaulting.
 pub fn update(kind: &Resource, new: &Value, old: &Value) -> Vec<Cause> {
-    let check = |new: &Value| {
-        let mut causes = Causes::default();
-        meta::create(&mut causes, kind, new);
-        meta::update(&mut causes, new, old);
-        kind.strategy().validate(&mut causes, new, Some(old));
-        causes.into_list()
-    };
-    without_old(check, new, old)
-}
-
-/// The violations of a new object that the old one does not have. An object that an earlier version of this program has
-/// stored may break rules that are younger: it can still be changed, finalized and deleted.
-fn without_old(check: impl Fn(&Value) -> Vec<Cause>, new: &Value, old: &Value) -> Vec<Cause> {
-    let mut causes = check(new);
-    if !causes.is_empty() {
-        let known = check(old);
-        causes.retain(|cause| !known.contains(cause));
-    }
-    causes
+    let mut causes = Causes::default();
+    meta::create(&mut causes, kind, new);
+    meta::update(&mut causes, new, old);
+    kind.strategy().validate(&mut causes, new, Some(old));
+    causes.into_list()
 }
 
 /// Validates an update of `/status`.
 pub fn status_update(kind: &Resource, new: &Value, old: &Value) -> Vec<Cause> {
-    let check = |new: &Value| {
-        let mut causes = Causes::default();
-        meta::create(&mut causes, kind, new);
-        meta::update(&mut causes, new, old);
-        kind.strategy().validate_status(&mut causes, new, old);
-        causes.into_list()
-    };
-    without_old(check, new, old)
+    let mut causes = Causes::default();
+    meta::create(&mut causes, kind, new);
+    meta::update(&mut causes, new, old);
+    kind.strategy().validate_status(&mut causes, new, old);
+    causes.into_list()
 }
 
 /// Validates an update with `rules`, which are [`update`] or [`status_update`]. Violations that the stored object has itself

@@ -166,18 +166,3 @@ fn ranges_of_a_node_are_one_of_each_family() {
     refuse("Node", "/spec/podCIDRs", two, "spec.podCIDRs: Invalid value");
     check("Node", "/spec/podCIDRs", json!(["10.1.0.0/24", "fd00::/64"]), &[]);
 }
-
-#[test]
-fn an_old_object_that_breaks_a_younger_rule_can_still_change() {
-    let endpoints = |ip: &str| {
-        let mut object = good("Endpoints");
-        object["subsets"] = json!([{"addresses": [{"ip": ip}], "ports": [{"port": 80}]}]);
-        defaults::apply(kind("Endpoints"), &mut object);
-        object
-    };
-    let old = endpoints("127.0.0.1");
-    let mut new = old.clone();
-    new["metadata"]["labels"] = json!({"a": "b"});
-    assert_eq!(texts(update(kind("Endpoints"), &new, &old)), Vec::<String>::new());
-    assert_eq!(update(kind("Endpoints"), &endpoints("127.0.0.2"), &old).len(), 1);
-}
