@@ -71,8 +71,8 @@ pub fn update(kind: &Resource, new: &Value, old: &Value) -> Vec<Cause> {
     without_old(check, new, old)
 }
 
-/// The violations of a new object that the old one does not have. An object that an earlier version of this program has
-/// stored may break rules that are younger: it can still be changed, finalized and deleted.
+/// The violations of a new object that the old one does not have. An object from an earlier version of this program may
+/// break rules that are younger. It can still be changed, finalized and deleted.
 fn without_old(check: impl Fn(&Value) -> Vec<Cause>, new: &Value, old: &Value) -> Vec<Cause> {
     let mut causes = check(new);
     if !causes.is_empty() {
@@ -147,8 +147,7 @@ pub fn binding(binding: &Value) -> Vec<Cause> {
     causes.into_list()
 }
 
-/// Validates a question about permissions: `kind` is that of the review, `namespace` that of the request. Other reviews
-/// are always valid. Source: `pkg/apis/authorization/validation`.
+/// Validates an access review of this kind. `namespace` is that of the request. Reviews of other kinds are always valid. Source: `pkg/apis/authorization/validation`.
 pub fn review(kind: &str, review: &Value, namespace: &str) -> Vec<Cause> {
     review::causes(kind, review, namespace)
 }

@@ -251,7 +251,7 @@ fn endpoint_address(causes: &mut Causes, path: &Path, address: &Value) {
     }
 }
 
-/// Checks what is known of an endpoint besides its addresses.
+/// Checks host name, node and hints of an endpoint.
 fn endpoint(causes: &mut Causes, path: &Path, endpoint: &Value) {
     if let Some(hostname) = endpoint["hostname"].as_str() {
         causes.format(&path.field("hostname"), hostname, format::dns1123_label(hostname));
