@@ -78,8 +78,8 @@ impl NodeBalancer {
         self.checks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The service as the proxy may program it: a refused one without the addresses of nodes. Blocks while the kernel lists
-    /// sockets.
+    /// The service as the proxy may program it: a refused one without the addresses of nodes. Blocks while the kernel
+    /// lists sockets.
     pub(crate) fn permit(&self, key: &Key, state: Option<State>, addresses: &[IpAddr]) -> Option<State> {
         let Some((service, slices)) = state.clone().filter(|(service, _)| is_checked(service)) else {
             self.lock().services.remove(key);

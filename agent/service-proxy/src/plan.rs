@@ -110,8 +110,8 @@ impl<'a> External<'a> {
         let balancer = balancer.and_then(|balancer| balancer.ingress.as_ref());
         let is_balancer = spec.type_.as_deref() == Some("LoadBalancer");
         let entries: Vec<_> = balancer.into_iter().flatten().filter(|_| is_balancer).collect();
-        // With ipMode Proxy an entry is the address of another machine, which must not be short-circuited, or of this node.
-        // An entry of this node names the ports that the node serves.
+        // With ipMode Proxy an entry is the address of another machine, which must not be short-circuited, or of this
+        // node. An entry of this node names the ports that the node serves.
         let is_virtual = |entry: &&&LoadBalancerIngress| entry.ip_mode.as_deref().unwrap_or("VIP") == "VIP";
         let address = |entry: &LoadBalancerIngress| entry.ip.as_deref()?.parse::<IpAddr>().ok();
         let here = entries.iter().filter(|entry| {

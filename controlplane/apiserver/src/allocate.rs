@@ -186,8 +186,8 @@ fn ranges(state: &State) -> Result<Vec<ServiceRange>> {
 }
 
 /// The configured range and the usable ranges of ServiceCIDRs of its family. The configured range is left out while a
-/// ServiceCIDR with it exists and none is usable, for example because it is being deleted. After a change of the setting
-/// no ServiceCIDR has the configured range, and it is used.
+/// ServiceCIDR with it exists and none is usable, for example because it is being deleted. After a change of the
+/// setting no ServiceCIDR has the configured range, and it is used.
 fn usable(configured: ServiceRange, known: &[(ServiceRange, bool)]) -> Vec<ServiceRange> {
     let mut same = known.iter().filter(|(range, _)| *range == configured).peekable();
     let is_open = same.peek().is_none() || same.any(|(_, is_usable)| *is_usable);

@@ -1,8 +1,8 @@
 //! `/metrics` in the text format of Prometheus, with the names and labels of upstream.
 //!
-//! Source: `apiserver/pkg/endpoints/metrics/metrics.go`. Requests are counted as they are answered; all other values are
-//! read when a client gets the metrics. Labels come from the registry, never from the request, so that clients cannot add
-//! values.
+//! Source: `apiserver/pkg/endpoints/metrics/metrics.go`. Requests are counted as they are answered; all other values
+//! are read when a client gets the metrics. Labels come from the registry, never from the request, so that clients
+//! cannot add values.
 
 use std::time::Duration;
 

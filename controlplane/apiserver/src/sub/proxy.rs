@@ -61,7 +61,8 @@ pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Resu
         return redirect(call);
     }
     if is_upgrade && call.kind.is("", "Node") {
-        // A WebSocket begins with GET, also one that runs a command by the kubelet's exec. So a stream also needs `create`.
+        // A WebSocket begins with GET, also one that runs a command by the kubelet's exec. So a stream also needs
+        // `create`.
         authorize_also(&call.state, &call.user, "create", call.resource.clone()).await?;
     }
     if let Some(options) = options(call) {

@@ -1,7 +1,7 @@
 //! The ports that LoadBalancer services want at the nodes' addresses, and which service has each port.
 //!
-//! A service that serves a port keeps it. Otherwise the oldest service gets it. So an older service that adds the port, or
-//! becomes a load balancer, takes nothing from another one.
+//! A service that serves a port keeps it. Otherwise the oldest service gets it. So an older service that adds the port,
+//! or becomes a load balancer, takes nothing from another one.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;

@@ -1,7 +1,8 @@
 //! Decides which nodes serve a LoadBalancer service, as k3s's ServiceLB does. Pure.
 //!
-//! An entry of the status names the ports that the node serves. It has `ipMode: Proxy`, so that only the node itself takes
-//! packets to its address. A node never serves ports that it uses itself: it names them in the annotation [`REFUSED`].
+//! An entry of the status names the ports that the node serves. It has `ipMode: Proxy`, so that only the node itself
+//! takes packets to its address. A node never serves ports that it uses itself: it names them in the annotation
+//! [`REFUSED`].
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

@@ -12,7 +12,8 @@ use crate::object::{ObjectExt, ServiceCIDR};
 
 /// Keeps a ServiceCIDR until no service needs it.
 pub(crate) const FINALIZER: &str = "networking.k8s.io/service-cidr-finalizer";
-/// Minimum time between the deletion request and the removal of the finalizer: every API server must see the request before.
+/// Minimum time between the deletion request and the removal of the finalizer: every API server must see the request
+/// before.
 const GRACE: Duration = Duration::from_secs(10);
 const READY: &str = "Kubernetes Service CIDR is ready";
 const IN_USE: &str =
@@ -34,8 +35,8 @@ pub(crate) fn ranges(cidr: &ServiceCIDR) -> impl Iterator<Item = IpNetwork> {
     cidr.spec.cidrs.iter().flatten().filter_map(|range| range.parse().ok())
 }
 
-/// Plans a ServiceCIDR. `others`: all other ServiceCIDRs. `first_only_in` finds an address of a service in a range that is
-/// in none of the other ranges.
+/// Plans a ServiceCIDR. `others`: all other ServiceCIDRs. `first_only_in` finds an address of a service in a range that
+/// is in none of the other ranges.
 pub(crate) fn plan(
     cidr: &ServiceCIDR,
     others: &[Arc<ServiceCIDR>],

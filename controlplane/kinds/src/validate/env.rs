@@ -17,7 +17,8 @@ const FIELDS: &[&str] = &[
     "status.podIP",
     "status.podIPs",
 ];
-/// Fields that upstream's conversion knows. A reference to another one has another error. Source: `ConvertDownwardAPIFieldLabel`.
+/// Fields that upstream's conversion knows. A reference to another one has another error. Source:
+/// `ConvertDownwardAPIFieldLabel`.
 const KNOWN_FIELDS: &[&str] = &[
     "metadata.annotations",
     "metadata.labels",

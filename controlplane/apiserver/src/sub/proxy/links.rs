@@ -108,7 +108,8 @@ impl Links {
         reply.map(|body| Page::new(self, coding, body).boxed_unsync())
     }
 
-    /// The link through the proxy. `None` if the link leads through the proxy already or to another server, or is relative.
+    /// The link through the proxy. `None` if the link leads through the proxy already or to another server, or is
+    /// relative.
     fn moved(&self, link: &str) -> Option<String> {
         let path = match link.split_once("://") {
             Some(("http" | "https", rest)) => {
