@@ -78,7 +78,7 @@ impl Auditor {
         Arc::new(Self { policy, log })
     }
 
-    /// Waits until the events so far are in the file, but not longer than [`FLUSH`].
+    /// Waits until all earlier events are in the file, but not longer than [`FLUSH`].
     pub(crate) async fn flush(&self) {
         // Tasks that record the end of a response on a connection that was just closed are ready: they run first.
         tokio::task::yield_now().await;

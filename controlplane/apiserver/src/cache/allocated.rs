@@ -19,7 +19,7 @@ use crate::service_range::ServiceRange;
 
 /// Label of an IPAddress with the name of its manager.
 const MANAGED_BY: &str = "ipaddress.kubernetes.io/managed-by";
-/// The manager of the addresses of services. They are not counted here, because the services count.
+/// The manager of the addresses of services. They are left out here: their services have them.
 const ALLOCATOR: &str = "ipallocator.k8s.io";
 
 /// Addresses, node ports and ranges of the objects of one collection.

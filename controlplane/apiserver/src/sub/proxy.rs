@@ -112,7 +112,7 @@ impl<'a> Named<'a> {
     }
 }
 
-/// The path as the options object that admission gets.
+/// The options object for admission, with the requested path.
 fn options(call: &Call) -> Option<Value> {
     let declared = call.kind.subresource(&call.resource.subresource)?;
     let rest = call.resource.rest.as_deref().unwrap_or_default().trim_start_matches('/');

@@ -67,7 +67,7 @@ impl Claims {
         (first != except).then(|| first.clone())
     }
 
-    /// All LoadBalancer services.
+    /// All LoadBalancer services that this controller serves.
     pub(crate) fn all(&self) -> Vec<Key> {
         self.services.keys().cloned().collect()
     }
