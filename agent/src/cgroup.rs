@@ -127,7 +127,8 @@ impl Cgroups {
         Ok(parent)
     }
 
-    /// Sets the larger of the limits of two versions of a pod, for the time in which its containers are resized.
+    /// Sets each limit of the pod's cgroup to the larger one of two versions of the pod, while its containers are
+    /// resized.
     pub async fn widen_pod(&self, before: &Pod, after: &Pod) -> Result<(), CgroupError> {
         let path = pod_path(after)?;
         let wanted = limits::of_pod(before).widest(&limits::of_pod(after));

@@ -26,7 +26,7 @@ use crate::pod::admit::in_use::{self, Sockets};
 
 /// The class of load balancers that nodes serve, besides those without a class.
 const CLASS: &str = "coracle.dev/node-addresses";
-/// Annotation of a node with ports that it refuses to serve, as in `TCP/80,UDP/53`. The controller reads it.
+/// Annotation of a node: ports that it refuses to serve, as in `TCP/80,UDP/53`. The controller reads it.
 const REFUSED: &str = "coracle.dev/refused-load-balancer-ports";
 /// Maximum ports in the annotation.
 const REFUSED_MAX: usize = 256;
@@ -54,16 +54,16 @@ struct Checks {
     services: BTreeMap<Key, Check>,
     /// Sockets of the node, listed once for all services of one transaction.
     sockets: Sockets,
-    /// The next check of refused services.
+    /// Time of the next check of refused services.
     retry: Option<Instant>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Check {
-    /// Version and ports of the service: a change of its status alone is not checked again.
+    /// The uid and the ports of the checked service. It is checked again only if one of them changes.
     uid: Option<String>,
     ports: BTreeSet<Port>,
-    /// Used ports, with their user.
+    /// Ports in use, each with the program or pod that uses it.
     refused: BTreeMap<Port, String>,
 }
 
@@ -78,7 +78,8 @@ impl NodeBalancer {
         self.checks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The service as the proxy may program it: a refused one has no load balancer. Blocks while the kernel lists sockets.
+    /// The service as the proxy may program it: a refused one without the addresses of nodes. Blocks while the kernel
+    /// lists sockets.
     pub(crate) fn permit(&self, key: &Key, state: Option<State>, addresses: &[IpAddr]) -> Option<State> {
         let Some((service, slices)) = state.clone().filter(|(service, _)| is_checked(service)) else {
             self.lock().services.remove(key);
@@ -98,13 +99,10 @@ impl NodeBalancer {
             let all: Vec<String> = check
                 .refused
                 .iter()
-                .map(|((protocol, port), user)| format!("{port}/{protocol} by {user}"))
+                .map(|((protocol, port), user)| format!("port {port}/{protocol} is in use by {user}"))
                 .collect();
-            let message = format!(
-                "node {} does not serve this service: it uses port {}",
-                config.node_name,
-                all.join(", ")
-            );
+            let message =
+                format!("node {} does not serve this service: {}", config.node_name, all.join(", "));
             self.node.recorder.service(&service, "LoadBalancerPortInUse", message);
         }
         services.insert(key.clone(), check);
@@ -159,7 +157,7 @@ impl NodeBalancer {
             .collect()
     }
 
-    /// Keeps the annotation of the Node object, until dropped.
+    /// Keeps the annotation of the Node object up to date, until dropped.
     pub(crate) async fn publish(self: Arc<Self>, mut node: watch::Receiver<Option<Arc<Node>>>) {
         let mut refused = self.refused.subscribe();
         let mut pause = FIRST_PAUSE;
@@ -231,7 +229,7 @@ fn checked(
     }
     let used = ports.iter().filter_map(|port| {
         let user = user((&port.0, port.1));
-        // Without an answer the port counts as used.
+        // If the kernel does not list its sockets, the port counts as used.
         let user = user.unwrap_or_else(|error| Some(format!("an unknown program: {error}")));
         Some((port.clone(), user?))
     });

@@ -1,8 +1,8 @@
 //! Health checks of load balancers: a server for each service with a `healthCheckNodePort`, which says whether this node
 //! has endpoints of the service. Source: `pkg/proxy/healthcheck/service_health.go`.
 //!
-//! Without such a service nothing listens and nothing wakes up but the change of a service. All servers share one limit of
-//! connections, because anyone may connect.
+//! Without such a service there is no socket, and only changes of services wake the task. All servers share one limit
+//! of connections, because anyone may connect.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -30,7 +30,7 @@ use crate::service_cache::ServiceCache;
 const IDLE: Duration = Duration::from_secs(30);
 /// Maximum connections of all health checks.
 const CONNECTIONS_MAX: usize = 256;
-/// Pause before a port is tried again that another program has.
+/// Pause before the next attempt to listen at a port that another program uses.
 const RETRY: Duration = Duration::from_secs(30);
 
 /// The health checks of this node.
@@ -107,7 +107,7 @@ impl ServiceHealth {
     }
 }
 
-/// The port at which load balancers ask for the service.
+/// The port at which load balancers check the service on a node.
 fn health_port(service: &Service) -> Option<u16> {
     let spec = service.spec.as_ref()?;
     let is_asked = spec.type_.as_deref() == Some("LoadBalancer")
@@ -132,11 +132,12 @@ async fn serve(port: u16, health: watch::Receiver<Health>, connections: Connecti
     let mut tasks = JoinSet::new();
     let listener = listen(port).await;
     loop {
-        // Both arms are cancel-safe: an accepted connection is returned at once, and an ended task only counts.
+        // Both arms are cancel-safe: an accepted connection is returned at once, and an ended task needs no
+        // action.
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, client)) => {
-                    // At the limit the client gets no answer and asks again.
+                    // At the limit the connection is closed without a response, and the client tries again.
                     if let Ok(slot) = connections.admit(client.ip()) {
                         tasks.spawn(connection(stream, Arc::new(slot), health.clone()));
                     }
@@ -186,7 +187,7 @@ async fn connection(stream: TcpStream, slot: Arc<Slot>, health: watch::Receiver<
     }
 }
 
-/// Each path has this answer, as upstream's.
+/// The response to a request for any path, as upstream's.
 fn answer(health: &Health) -> Response<Full<Bytes>> {
     let body = json!({
         "service": {"namespace": health.namespace, "name": health.name},

@@ -91,7 +91,7 @@ impl ServiceProxy {
         }
     }
 
-    /// Reads a service as the proxy may program it.
+    /// A function that reads a service as the proxy may program it.
     fn reader(&self, services: &ServiceCache) -> impl Fn(Key) -> State + Send + use<> {
         let (cache, balancer) = (services.clone(), Arc::clone(&self.balancer));
         let addresses = self.view.addresses.clone();

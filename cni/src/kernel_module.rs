@@ -4,15 +4,15 @@ use std::{path::Path, process::Stdio, time::Duration};
 
 use tokio::{process::Command, time::timeout};
 
-/// Maximum time that the load of a module may take.
+/// Maximum time to load a module.
 const TIME: Duration = Duration::from_secs(10);
-/// Where `modprobe` may be. The environment of this process does not decide which program runs.
+/// Paths of `modprobe`. `PATH` is not searched: the environment must not decide which program runs as root.
 const PLACES: [&str; 4] = ["/usr/sbin/modprobe", "/sbin/modprobe", "/usr/bin/modprobe", "/bin/modprobe"];
 
 /// Loads a module with the `modprobe` of the host.
 ///
 /// # Errors
-/// Why it was not loaded, for a log: there is no `modprobe` or no such module, or it took too long.
+/// Why it was not loaded, as a text for the log: there is no `modprobe`, no such module, or it took too long.
 pub(crate) async fn load(name: &'static str) -> Result<(), String> {
     let program = PLACES.iter().find(|place| Path::new(place).exists());
     let mut command = Command::new(program.ok_or_else(|| "the host has no modprobe".to_owned())?);

@@ -71,7 +71,7 @@ pub struct ControlPlaneConfig {
     pub signing_duration: Duration,
     /// Time without a heartbeat after which a node's conditions become Unknown and its pods are evicted.
     pub node_monitor_grace: Duration,
-    /// Whether nodes serve LoadBalancer services at their addresses.
+    /// Whether nodes serve LoadBalancer services at the nodes' addresses.
     pub node_balancers: bool,
     /// Maximum duration of a request that is not long-running.
     pub request_timeout: Duration,

@@ -5,8 +5,8 @@ scripts/differential calls it: run.py OURS THEIRS FIXTURES [PART…]. OURS and T
 token `differential` for a cluster administrator. FIXTURES is the folder of upstream's serialized objects, one of each
 kind with all fields set. PART is discovery, tables, schemas, fixtures, protobuf, objects, mutations or requests.
 
-A difference is a line `part<TAB>case<TAB>place<TAB>theirs<TAB>ours`. Those in intended.txt are left out: its lines are a
-regular expression of `part<TAB>case<TAB>place`, a tab, and the reason.
+A difference is a line `part<TAB>case<TAB>place<TAB>theirs<TAB>ours`. Intended differences are left out: each line of
+intended.txt is a regular expression of `part<TAB>case<TAB>place`, a tab, `# ` and the reason.
 """
 
 import collections
@@ -68,7 +68,7 @@ class Server:
 
 
 def clean(value, key=""):
-    """The value without what differs between any two servers."""
+    """The value without the fields that differ between any two servers."""
     if isinstance(value, dict):
         return {name: clean(one, name) for name, one in value.items() if name not in VOLATILE}
     if isinstance(value, list):
@@ -89,7 +89,7 @@ def differences(theirs, ours, place=""):
 
 
 def summary(answer):
-    """What is compared of a response."""
+    """The compared parts of a response."""
     code, body = answer
     if isinstance(body, dict) and body.get("kind") == "Status":
         details = body.get("details") or {}
@@ -253,7 +253,7 @@ def schemas(test):
 
 
 def kinds(server):
-    """apiVersion and kind → resource and whether it is namespaced, of what the server lets clients create."""
+    """Kinds that clients can create: apiVersion and kind → resource and whether it is namespaced."""
     found = {}
     versions = ["/api/v1"]
     for group in server.send("GET", "/apis")[1]["groups"]:
@@ -313,7 +313,7 @@ def objects(test):
                   "application/apply-patch+yaml")
         test.both("objects", name + " status", "PATCH", one + "/status", {"status": {"x": 1}}, "application/merge-patch+json")
         test.both("objects", name + " put", "PUT", one, value)
-        # Which fields may change after the creation.
+        # Updates, because some fields are immutable after the creation.
         for case, changed in mutations(value):
             if changed["metadata"].get("name") != value["metadata"]["name"] or "metadata" in case.split(" ")[0]:
                 continue

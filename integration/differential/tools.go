@@ -1,4 +1,4 @@
-// Package differential pins the real kube-apiserver, which scripts/differential compares ours with.
+// Package differential pins the version of kube-apiserver that scripts/differential compares with our API server.
 package differential
 
 import (

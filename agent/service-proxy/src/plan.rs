@@ -37,7 +37,7 @@ pub struct NodeView {
     pub served_here: Vec<IpAddr>,
     /// Ranges of addresses that services may take by `externalIPs`.
     pub external_ips: Vec<IpNetwork>,
-    /// Addresses of this node, at which it serves load balancers that have one of them.
+    /// Addresses of this node. It serves a load balancer at all of them if the load balancer's status has one of them.
     pub addresses: Vec<IpAddr>,
 }
 
@@ -96,7 +96,7 @@ struct External<'a> {
     node: Vec<IpAddr>,
     /// Ports at which this node is the load balancer: protocol and number.
     node_ports: BTreeSet<(&'a str, i32)>,
-    /// `loadBalancerSourceRanges`. `None`: all sources. Empty, if no range is valid: no source.
+    /// `loadBalancerSourceRanges`. `None` permits all sources. Empty, if no range is valid, permits none.
     sources: Option<Vec<IpNetwork>>,
 }
 
@@ -110,8 +110,8 @@ impl<'a> External<'a> {
         let balancer = balancer.and_then(|balancer| balancer.ingress.as_ref());
         let is_balancer = spec.type_.as_deref() == Some("LoadBalancer");
         let entries: Vec<_> = balancer.into_iter().flatten().filter(|_| is_balancer).collect();
-        // With ipMode Proxy the load balancer is another machine, whose address must not be short-circuited. If it is this
-        // node, the entry names the ports that the node serves.
+        // With ipMode Proxy an entry is the address of another machine, which must not be short-circuited, or of this
+        // node. An entry of this node names the ports that the node serves.
         let is_virtual = |entry: &&&LoadBalancerIngress| entry.ip_mode.as_deref().unwrap_or("VIP") == "VIP";
         let address = |entry: &LoadBalancerIngress| entry.ip.as_deref()?.parse::<IpAddr>().ok();
         let here = entries.iter().filter(|entry| {

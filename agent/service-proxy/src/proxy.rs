@@ -42,7 +42,7 @@ pub struct Proxy {
 struct Difference {
     /// New or changed chains.
     chains: BTreeMap<String, Vec<coracle_nft::Rule>>,
-    /// Chains of `chains` that exist, and chains that end.
+    /// Chains whose old rules are removed: changed chains that exist, and ended chains.
     flushed: BTreeSet<String>,
     ended_chains: BTreeSet<String>,
     affinities: BTreeMap<String, Affinity>,

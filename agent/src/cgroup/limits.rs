@@ -41,7 +41,7 @@ impl Limits {
 }
 
 impl Limits {
-    /// The larger of each limit. A limit that one of them does not have stays unchanged.
+    /// The larger value of each limit. A limit that only one of them has is None, which leaves the cgroup unchanged.
     pub(crate) fn widest(&self, other: &Self) -> Self {
         let larger = |a: Option<i64>, b: Option<i64>| Some(a?.max(b?));
         Self {

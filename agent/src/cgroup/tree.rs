@@ -79,8 +79,8 @@ impl Tree {
         self.write(&self.directories_by_controller(&below), limits)
     }
 
-    /// Writes limits. On v1 a cgroup gets no smaller quota than its children have, also a child whose container has
-    /// ended: the quotas of those are removed first if the kernel refuses ours.
+    /// Writes limits. On v1 the kernel refuses a CPU quota below that of a child, even if the child's container has
+    /// ended. Then the quotas of children without processes are removed, and the limits are written again.
     fn write(&self, dirs: &BTreeMap<String, PathBuf>, limits: &Limits) -> Result<(), CgroupError> {
         let written = super::write::limits(dirs, limits, self.is_v2());
         let was_refused = written.is_err() && !self.is_v2();
@@ -191,7 +191,7 @@ fn is_left_to_us(controller: &str) -> bool {
     controller != "systemd" && !v1::manages(controller)
 }
 
-/// Removes the CPU quotas of the children without processes. Returns whether there were any.
+/// Removes the CPU quotas of child cgroups without processes. Returns whether there was such a child.
 fn release_ended(dir: &Path) -> bool {
     let mut found = false;
     for name in child_names(dir) {

@@ -62,7 +62,7 @@ pub(crate) enum Report {
     PreStopDone {
         id: String,
     },
-    /// A running container has other limits.
+    /// The limits of a running container were changed to these resources.
     Resized {
         id: String,
         resources: ResourceRequirements,

@@ -60,7 +60,7 @@ pub(crate) struct StartContainer {
 pub(crate) struct ResizeContainer {
     pub(crate) name: String,
     pub(crate) id: String,
-    /// The resources that it has.
+    /// Its current resources.
     pub(crate) before: ResourceRequirements,
 }
 
@@ -248,8 +248,8 @@ fn stop_condemned(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
     }
 }
 
-/// Whether a main container's image was changed in the spec: the only mutable field besides resources. Compared with the reference that
-/// the runtime got, not with a serialization of the spec.
+/// Whether a main container's image was changed in the spec: the only mutable field besides resources. Compared with
+/// the reference that the runtime got, not with a serialization of the spec.
 fn redefined(shape: &Shape<'_>, observed: &ObservedContainer) -> bool {
     let wanted = shape.mains().iter().find(|c| c.name == observed.name).and_then(|c| c.image.as_ref());
     matches!((wanted, &observed.asked), (Some(wanted), Some(asked)) if wanted != asked)

@@ -4,8 +4,8 @@
 //!   spec in the API ──► pending (Deferred, Infeasible) ──► allocated ──► in progress ──► actuated
 //!                       pod sync judges                   pod sync       the worker's jobs
 //! ```
-//! Pod sync compares the resources of a pod in the API with the allocated ones ([`mod@allocation`]), and tells the pod's
-//! worker through [`Resizes`]. The worker compares the allocated resources with those of the running containers
+//! Pod sync compares the resources of a pod in the API with the allocated ones ([`mod@allocation`]), and informs the
+//! pod's worker through [`Resizes`]. The worker compares the allocated resources with those of the running containers
 //! ([`ResizeState`]).
 
 pub(crate) mod allocation;
@@ -28,7 +28,7 @@ pub(crate) struct PendingResize {
     /// `Deferred` or `Infeasible`.
     pub(crate) reason: &'static str,
     pub(crate) message: String,
-    /// The generation of the pod that wants it.
+    /// The generation of the pod that requests the resize.
     pub(crate) generation: Option<i64>,
 }
 
@@ -57,20 +57,20 @@ pub(crate) struct ResizeState {
     pub(crate) in_progress: Option<InProgress>,
     /// Whether the pod's cgroup may not have the limits of an accepted resize yet.
     pub(crate) is_cgroup_due: bool,
-    /// The resources of containers, by id.
+    /// The resources that containers have now, by container id.
     pub(crate) actuated: HashMap<String, ResourceRequirements>,
     /// Ids of containers that were stopped to start again with other resources.
     pub(crate) restarts: HashSet<String>,
 }
 
-/// A resize that not all containers have yet.
+/// A resize that is not applied to all containers yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct InProgress {
     pub(crate) generation: Option<i64>,
     pub(crate) error: Option<String>,
 }
 
-/// The limits of a container that a resize changes in the kernel.
+/// Limits of a container in the kernel: those that a resize can change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KernelLimits {
     shares: i64,
@@ -244,8 +244,8 @@ impl ResizeState {
         }
     }
 
-    /// Takes the allocated resources as those of the running containers whose limits in the kernel fit: an earlier agent
-    /// has resized them since their creation.
+    /// Records the allocated resources for running containers whose limits in the kernel already match them: an earlier
+    /// agent has resized these containers.
     pub(crate) fn adopt(&mut self, pod: &Pod, observed: &ObservedPod, machine: Machine) {
         let Some(spec) = &pod.spec else { return };
         for container in spec.init_containers.iter().flatten().chain(&spec.containers) {
@@ -259,7 +259,7 @@ impl ResizeState {
         }
     }
 
-    /// The resources that a container has. None if they are not recorded: then they count as the allocated ones.
+    /// The resources that a container has. None if they are not recorded: the caller then assumes the allocated ones.
     pub(crate) fn actuated<'a>(
         &'a self,
         container: &'a ObservedContainer,

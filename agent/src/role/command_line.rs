@@ -20,7 +20,7 @@ pub(crate) struct CompletionArguments {
 /// Arguments of `coracle man`.
 #[derive(Args)]
 pub(crate) struct ManArguments {
-    /// Directory of the pages; it is made if it does not exist
+    /// Directory of the pages; it is created if it does not exist
     dir: PathBuf,
 }
 
@@ -75,7 +75,8 @@ fn write_page(dir: &Path, command: Command) -> std::io::Result<()> {
     clap_mangen::Man::new(command).source(source).generate_to(dir).map(drop)
 }
 
-/// The definition without hidden subcommands, which the node starts itself. The generators of completions include them.
+/// The definition without hidden subcommands, which the node starts itself. The generators of completions would
+/// include them.
 fn public(definition: &Command) -> Command {
     let about = definition.get_about().cloned().unwrap_or_default();
     Command::new("coracle")
@@ -96,7 +97,7 @@ mod tests {
     use super::*;
     use crate::CommandLine;
 
-    /// The words that complete a command line for fish, which has one line for each.
+    /// The completions for fish: one line for each subcommand and flag.
     fn fish() -> String {
         completions(Shell::Fish, &CommandLine::command()).unwrap()
     }

@@ -80,8 +80,8 @@ settings! {
     cluster_signing_seconds: NonZero<u32> = default "31536000", "SECONDS";
     /// Seconds without a lease renewal after which a node is Unknown and its pods are evicted.
     node_monitor_grace_seconds: NonZero<u32> = default "50", "SECONDS";
-    /// Nodes serve LoadBalancer services at their addresses: those without a class, and those of the class
-    /// coracle.dev/node-addresses. Disable it where another program does.
+    /// Nodes serve LoadBalancer services at their own addresses: services without a class, and services of the class
+    /// coracle.dev/node-addresses. Disable it if another program serves them.
     node_balancers: bool = default "true", "BOOL";
     /// Maximum duration of an API request that is not a watch, a log or a stream; at least 1s.
     request_timeout: Age = default "60s", "DURATION";

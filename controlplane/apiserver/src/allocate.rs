@@ -225,8 +225,9 @@ fn ranges(state: &State) -> Result<Vec<ServiceRange>> {
     Ok(usable(state.service_range, &known))
 }
 
-/// The configured range and the usable ranges of ServiceCIDRs of its family. The configured range is not used while the
-/// ServiceCIDR that has it is being deleted. It is used without a ServiceCIDR, which is so after a change of the setting.
+/// The configured range and the usable ranges of ServiceCIDRs of its family. The configured range is left out while a
+/// ServiceCIDR with it exists and none is usable, for example because it is being deleted. After a change of the
+/// setting no ServiceCIDR has the configured range, and it is used.
 fn usable(configured: ServiceRange, known: &[(ServiceRange, bool)]) -> Vec<ServiceRange> {
     let mut same = known.iter().filter(|(range, _)| *range == configured).peekable();
     let is_open = same.peek().is_none() || same.any(|(_, is_usable)| *is_usable);
@@ -334,12 +335,12 @@ fn ports(object: &mut Value, taken: &mut Taken<'_>) -> std::result::Result<(), (
     Ok(())
 }
 
-/// Whether load balancers ask the nodes if they have endpoints of the service.
+/// Whether load balancers check on each node if it has endpoints of the service.
 fn needs_health_check(object: &Value) -> bool {
     object["spec"]["type"] == "LoadBalancer" && object["spec"]["externalTrafficPolicy"] == "Local"
 }
 
-/// Checks the requested port of health checks, or allocates one. It is a node port that no protocol shares.
+/// Checks the requested port of health checks, or allocates one. It is a node port that no port of the service has.
 fn health_port(object: &mut Value, taken: &Taken<'_>) -> std::result::Result<(), String> {
     if !needs_health_check(object) {
         return Ok(());

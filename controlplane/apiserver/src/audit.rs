@@ -78,9 +78,9 @@ impl Auditor {
         Arc::new(Self { policy, log })
     }
 
-    /// Waits until the events so far are in the file, but not longer than [`FLUSH`].
+    /// Waits until all earlier events are in the file, but not longer than [`FLUSH`].
     pub(crate) async fn flush(&self) {
-        // The ends of responses whose connections were just closed are in tasks that are ready.
+        // Tasks that record the end of a response on a connection that was just closed are ready: they run first.
         tokio::task::yield_now().await;
         if tokio::time::timeout(FLUSH, self.log.flush()).await.is_err() {
             tracing::error!("the disk of the audit log is too slow; the last events are lost");

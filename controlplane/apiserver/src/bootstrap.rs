@@ -58,8 +58,8 @@ pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
     Ok(())
 }
 
-/// Creates the ServiceCIDR of the configured range. It is ready before the first service needs an address. An existing
-/// one is kept if the setting has changed, because services may have addresses in its range.
+/// Creates the ServiceCIDR of the configured range, and makes it ready before the first service needs an address. If
+/// the setting has changed, an existing one keeps its range, because services may have addresses in it.
 async fn default_range(state: &Arc<State>) -> Result<()> {
     const NAME: &str = "kubernetes";
     let kind = by_resource("networking.k8s.io", "v1", "servicecidrs").ok_or_else(ApiError::no_resource)?;

@@ -168,7 +168,7 @@ impl Cache {
         } else {
             self.note_guard(&commit.key, commit.revision);
         }
-        // A request that waits for the revision may allocate next, and needs the newest guard for it.
+        // A request that waits for this revision may allocate next: it needs the guard of the same revision.
         if !commit.guard_follows {
             self.revision.send_replace(commit.revision);
         }

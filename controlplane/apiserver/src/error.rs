@@ -109,7 +109,7 @@ impl ApiError {
         Self::new(410, "Expired", message)
     }
 
-    /// A list cannot go on at the revision of its first page. `rest` is a token for the rest at the newest revision.
+    /// A list cannot continue at the revision of its first page. `rest` is a token for the rest at the newest revision.
     pub(crate) fn expired_list(rest: String) -> Self {
         let mut error = Self::expired(
             "The provided continue parameter is too old to display a consistent list result. You can start a new list \
@@ -162,7 +162,7 @@ impl ApiError {
         error
     }
 
-    /// Invalid parameters of a request, which make up an object of `meta.k8s.io`, or an invalid TokenRequest.
+    /// Invalid parameters of a request, which are the fields of an object of `meta.k8s.io`; or an invalid TokenRequest.
     pub(crate) fn invalid_parameters((kind, group): (&str, &str), causes: &[Cause]) -> Self {
         let texts: Vec<String> =
             causes.iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect();
@@ -173,7 +173,7 @@ impl ApiError {
         error
     }
 
-    /// A patch whose result is no valid object.
+    /// A patch whose result is not a valid object.
     pub(crate) fn invalid_patch(why: &str) -> Self {
         let mut error = Self::new(422, "Invalid", format!(" \"\" is invalid: patch: Invalid value: {why}"));
         error.details = json!({"causes": [

@@ -1,7 +1,8 @@
 //! `/metrics` in the text format of Prometheus, with the names and labels of upstream.
 //!
-//! Source: `apiserver/pkg/endpoints/metrics/metrics.go`. Requests are counted as they are answered; everything else is read
-//! when a client asks. Labels come from the registry, never from the request, so clients cannot make new ones.
+//! Source: `apiserver/pkg/endpoints/metrics/metrics.go`. Requests are counted as they are answered; all other values
+//! are read when a client gets the metrics. Labels come from the registry, never from the request, so that clients
+//! cannot add values.
 
 use std::time::Duration;
 
@@ -31,7 +32,7 @@ const DURATIONS: [f64; 23] = [
 const LABELS: [&str; 8] =
     ["verb", "dry_run", "group", "version", "resource", "subresource", "scope", "component"];
 
-/// What is counted.
+/// The metrics of this server.
 pub(crate) struct Metrics {
     registry: Registry,
     requests: IntCounterVec,
@@ -130,7 +131,7 @@ fn gauge(name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
     valid(IntGaugeVec::new(Opts::new(name, help), labels))
 }
 
-/// A result that is an error only if a name above is invalid.
+/// Unwraps a result that is an error only if a name in this file is invalid.
 fn valid<T>(made: prometheus::Result<T>) -> T {
     made.unwrap_or_else(|error| unreachable!("invalid metric: {error}"))
 }

@@ -11,7 +11,7 @@ pub struct ServiceRange(IpNetwork);
 // === impl ServiceRange ===
 
 impl ServiceRange {
-    /// The range of a network. Bits of the address behind the prefix are ignored.
+    /// The range of a network. Bits of the address after the prefix are ignored.
     #[must_use]
     pub fn new(network: IpNetwork) -> Self {
         Self(IpNetwork::new(network.network(), network.prefix()).unwrap_or(network))

@@ -38,7 +38,7 @@ const LONGEST_WINDOW: Duration = Duration::from_secs(60);
 const SHORTEST_WINDOW: Duration = Duration::from_secs(1);
 /// Maximum time to get the samples of a node, including the wait for another request that gets them.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Time during which a node that failed is not asked again, so that a hostile node does not delay each request.
+/// Time during which a node that failed is not asked again, so that a hostile node does not delay every request.
 const FAILED: Duration = Duration::from_secs(30);
 /// Maximum bytes of a summary.
 const LONGEST_SUMMARY: usize = 16 << 20;
@@ -48,7 +48,7 @@ const PARALLEL: usize = 32;
 /// Two samples of one node.
 type Pair = (Arc<Sample>, Arc<Sample>);
 
-/// What the last request to a node left.
+/// The result of the last request to a node.
 enum Kept {
     Pair(Pair),
     /// When the node failed.
@@ -181,7 +181,7 @@ async fn sampled(call: &Call, node: &str) -> Result<Pair> {
     sampled_by(&place, node, || ask(call, node)).await
 }
 
-/// Two samples in a place, of which the later one is fresh. `ask` takes a sample.
+/// The two samples of a node, of which the later one is fresh. `ask` takes a sample.
 async fn sampled_by<F, R>(place: &Place, node: &str, ask: F) -> Result<Pair>
 where
     F: Fn() -> R,
@@ -208,7 +208,7 @@ where
     taken
 }
 
-/// Takes the samples of a pair that are missing.
+/// Takes the missing samples of a pair.
 async fn pair_of<F, R>(earlier: Option<Arc<Sample>>, ask: F) -> Result<Pair>
 where
     F: Fn() -> R,

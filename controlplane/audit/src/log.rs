@@ -36,7 +36,7 @@ pub struct Log {
 #[derive(Debug)]
 enum Message {
     Line(String),
-    /// All messages before this one are handled when the sender is dropped.
+    /// The thread drops the sender when all earlier messages are handled.
     Flush(oneshot::Sender<()>),
 }
 
@@ -78,7 +78,7 @@ impl Log {
         let _ = self.lines.send(Message::Line(line)).await;
     }
 
-    /// Waits until all lines before this call are written. A process that ends calls it: the thread ends with it.
+    /// Waits until all earlier lines are written. Call it before the process ends: its end also ends the thread.
     pub async fn flush(&self) {
         let (done, written) = oneshot::channel();
         if self.lines.send(Message::Flush(done)).await.is_ok() {

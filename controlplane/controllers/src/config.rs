@@ -34,7 +34,7 @@ pub struct ControllersConfig {
     pub reserved_ranges: Vec<IpNetwork>,
     /// Signer of approved certificate signing requests. None: another program signs them.
     pub signer: Option<Signer>,
-    /// Whether nodes serve LoadBalancer services at their addresses.
+    /// Whether nodes serve LoadBalancer services at the nodes' addresses.
     pub node_balancers: bool,
     /// Time without a heartbeat after which a node's conditions become Unknown.
     pub node_monitor_grace: Duration,

@@ -37,7 +37,7 @@ pub(crate) struct Context {
     pub(crate) volumes: Arc<VolumeIndex>,
     /// Addresses of services.
     pub(crate) service_addresses: Arc<ServiceAddresses>,
-    /// LoadBalancer services and their ports.
+    /// The ports that LoadBalancer services claim, and refusals.
     pub(crate) balancers: Arc<crate::node_balancer::run::State>,
 }
 

@@ -100,8 +100,8 @@ POINTER_STRING_OWNERS = {
     "apiGroup": {"TypedLocalObjectReference", "TypedObjectReference"}, "value": {"PodDNSConfigOption"},
     "nodeName": {"EndpointAddress", "Endpoint"}, "fsType": {"AzureDiskVolumeSource", "CSIVolumeSource"},
 }
-# Fields younger than the crate: definition → (number, name, type).
 ADMISSION = "io.k8s.api.admissionregistration.v1."
+# Fields younger than the crate: definition → (number, name, type).
 YOUNGER = {ADMISSION + name: rows for name, rows in {
     "ApplyConfiguration": [(1, "expression", "s")],
     "JSONPatch": [(1, "expression", "s")],

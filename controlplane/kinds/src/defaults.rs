@@ -41,7 +41,8 @@ fn fill(map: &mut Map<String, Value>, name: &str, value: impl Into<Value>) {
     }
 }
 
-/// Sets a field that is absent or null. In Go it is a pointer, so that an empty text is a value, and an invalid one.
+/// Sets a field that is absent or null. For fields that are pointers in Go: an empty text there is a value, and is
+/// refused.
 fn fill_absent(map: &mut Map<String, Value>, name: &str, value: impl Into<Value>) {
     if map.get(name).is_none_or(Value::is_null) {
         map.insert(name.to_owned(), value.into());

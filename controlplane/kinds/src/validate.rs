@@ -152,8 +152,8 @@ pub fn binding(binding: &Value) -> Vec<Cause> {
     causes.into_list()
 }
 
-/// Validates a question about permissions: `kind` is that of the review, `namespace` that of the request. Other reviews
-/// are always valid. Source: `pkg/apis/authorization/validation`.
+/// Validates an access review of this kind. `namespace` is that of the request. Reviews of other kinds are always
+/// valid. Source: `pkg/apis/authorization/validation`.
 pub fn review(kind: &str, review: &Value, namespace: &str) -> Vec<Cause> {
     review::causes(kind, review, namespace)
 }

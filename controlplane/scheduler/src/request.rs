@@ -14,7 +14,7 @@ pub(crate) struct HostPort {
     pub(crate) port: i32,
 }
 
-/// The effective requests of a pod. While a resize is pending, the larger of the wanted and the actual ones.
+/// The effective requests of a pod. While a resize is pending, the larger of the desired and the actual ones.
 pub(crate) fn of_pod(pod: &Pod) -> Resources {
     let (spec, status) = (&pod.spec, &pod.status);
     let is_infeasible = is_resize_infeasible(status.conditions.as_ref(), pod.metadata.generation);

@@ -251,8 +251,8 @@ impl Snapshot {
         self.candidates().map(|node| node.facts.name.clone()).collect()
     }
 
-    /// Adds a pod to a node, and removes it from its previous one. Returns what the change may help: a pod that is new on
-    /// the node or has other labels, or that requests less of a resource.
+    /// Adds a pod to a node, and removes it from its previous one. Returns changes that may help waiting pods: the pod
+    /// is new on the node or has other labels, or it requests less of a resource.
     pub(crate) fn place(&mut self, pod: &Pod, node: &str) -> Changes {
         let labels = pod.metadata.labels.clone().unwrap_or_default();
         let requests = of_pod(pod);

@@ -147,7 +147,7 @@ pub struct Commit {
     pub value: Option<Bytes>,
     /// The commit that created the entry; 0 if the store does not know it, for a deletion.
     pub created: u64,
-    /// Whether the commit of the write's guard follows, of the same revision. The revision is complete only with it.
+    /// Whether the commit of the write's guard follows, with the same revision. That commit completes the revision.
     pub guard_follows: bool,
 }
 

@@ -50,14 +50,14 @@ pub struct ContainerResources<'a> {
     pub status: Option<StatusResources<'a>>,
 }
 
-/// What the status of a container says about its resources.
+/// The resources in the status of a container.
 #[derive(Clone, Copy, Debug)]
 pub struct StatusResources<'a> {
     /// `resources`.
     pub actual: &'a ResourceRequirements,
     /// `allocatedResources`.
     pub allocated: Option<&'a ResourceList>,
-    /// Whether the node can never have the resources of the spec.
+    /// Whether the node can never provide the resources of the spec.
     pub is_infeasible: bool,
 }
 
@@ -77,7 +77,7 @@ pub struct PodResources<'a> {
 /// Requests and limits of a pod in JSON, with the resources in its status. None if it is not a pod.
 pub fn of_pod_json(pod: &serde_json::Value) -> Option<(Resources, Resources)> {
     let spec = PodSpec::deserialize(&pod["spec"]).ok()?;
-    // A status that is no status counts as an absent one.
+    // A malformed status counts as absent.
     let status = PodStatus::deserialize(&pod["status"]).unwrap_or_default();
     let generation = pod["metadata"]["generation"].as_i64();
     let resources = PodResources::from(&spec).with_status(&spec, &status, generation);
@@ -202,7 +202,7 @@ impl<'a> StatusResources<'a> {
         Some(Self { actual: status.resources.as_ref()?, allocated, is_infeasible })
     }
 
-    /// Raises the amounts of the spec to those of the status. Infeasible ones do not count.
+    /// Raises the amounts of the spec to those of the status. The amounts of an infeasible spec do not count.
     fn effective(&self, side: Side, spec: Resources) -> Resources {
         let mut effective = if self.is_infeasible { Resources::default() } else { spec };
         effective.raise(&Resources::of(side.list(Some(self.actual))));

@@ -1,4 +1,4 @@
-//! The Debian package and the tarball of `scripts/package`. Nothing is installed.
+//! The Debian package and the tarball of `scripts/package`. The tests install nothing.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -24,7 +24,7 @@ fn run(program: &str, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A small program that runs the real one: the compression of the real one twice would take a minute.
+/// A small program that runs the real one. To compress the real one twice would take a minute.
 fn program(dir: &Path) -> PathBuf {
     let path = dir.join("coracle");
     fs::write(&path, format!("#!/bin/sh\nexec {} \"$@\"\n", Machine::coracle().display())).unwrap();

@@ -7,11 +7,11 @@ use std::path::{Component, Path, PathBuf};
 
 use super::root;
 
-/// Folders whose files documents name by their path from the root.
+/// Folders of this repository. Documents name files in them by the path from the root.
 const FOLDERS: [&str; 9] =
     ["agent", "cni", "controlplane", "cri", "docs", "examples", "integration", "proto", "scripts"];
 
-/// A document as lines of text outside of fenced code blocks; the others are empty.
+/// A document as lines of text. Lines of fenced code blocks are empty.
 struct Document {
     path: PathBuf,
     prose: Vec<String>,
@@ -46,7 +46,7 @@ impl Document {
         links
     }
 
-    /// The anchors of the headings, as GitHub makes them.
+    /// The anchors of the headings, as GitHub generates them.
     fn anchors(&self) -> Vec<String> {
         let mut seen: BTreeMap<String, usize> = BTreeMap::new();
         let headings = self.prose.iter().filter(|line| line.starts_with('#'));

@@ -57,7 +57,7 @@ impl Job {
     }
 
     /// Refuses memory limits below the current usage: the kernel would kill the container. Usage may still grow between
-    /// this check and the update, as upstream.
+    /// this check and the update, as in the upstream kubelet.
     async fn check_usage(&self, before: &Pod, containers: &[ResizeContainer]) -> Result<(), String> {
         let spec = self.spec();
         let decreases = decreases((before, &self.pod), containers, &Shape::of(&spec));

@@ -11,8 +11,8 @@ use super::PendingResize;
 use crate::cgroup::resources::{Amount, pod_requests};
 use crate::cgroup::{QosClass, qos_class};
 
-/// A pending resize in the order in which resizes are judged: those that need nothing more, then by priority, by QoS
-/// class and by age.
+/// A pending resize in the order in which resizes are judged: first those that request no more than before, then by
+/// priority, by QoS class and by age.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Candidate {
     grows: bool,
@@ -67,8 +67,8 @@ fn named<'a>(spec: &'a PodSpec, name: &str) -> Option<&'a Container> {
     all(spec).find(|container| container.name == name)
 }
 
-/// Accepts a resize, or returns why it is not accepted now. `room` is what other pods request and what the node has.
-/// Only resources that grow are checked.
+/// Accepts a resize, or returns why it is not accepted now. `room`: the requests of other pods, and the node's
+/// allocatable resources. Only resources that grow are checked.
 pub(crate) fn judge(pod: &Pod, allocated: &Pod, room: (Amount, Amount)) -> Result<(), PendingResize> {
     let (new, old) = (pod_requests(pod), pod_requests(allocated));
     let (used, capacity) = room;
@@ -97,7 +97,7 @@ pub(crate) fn judge(pod: &Pod, allocated: &Pod, room: (Amount, Amount)) -> Resul
     Ok(())
 }
 
-/// The pod with the resources of its running containers in its status. None if its status records no pending resize.
+/// The pod with the container resources that its status reports. None if the status records no pending resize.
 pub(crate) fn reported(pod: &Pod) -> Option<Pod> {
     condition(pod)?;
     let status = pod.status.as_ref()?;

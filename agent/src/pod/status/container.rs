@@ -96,7 +96,7 @@ fn one(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
     }
 }
 
-/// The resources that a running container has. Of another one, those that it will have.
+/// The current resources of a running container. For other containers, the resources of their next run.
 fn resources(container: &Container, observed: &ObservedContainer, facts: &Facts<'_>) -> ResourceRequirements {
     let mut resources = container.resources.clone().unwrap_or_default();
     let Some(actuated) = facts.state.resize.actuated(observed).filter(|_| observed.running()) else {

@@ -1,7 +1,7 @@
 //! Acceptance of resizes: a pod's worker gets the allocated resources, and new ones when the node has room for them.
 //!
 //! The desired pod of each worker has the allocated resources in its spec, and so has its record in the checkpoint.
-//! The sums over pods and the admission of new pods count them.
+//! The sums over pods and the admission of new pods count the allocated resources too.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ impl Sync {
         } else if is_alive && !self.note_pending(uid, pod) {
             self.replace(uid, &old, &Arc::new(with_resources(pod, &old)));
         } else if is_alive {
-            // The resize is judged first: a status of the new generation must tell its outcome.
+            // The resize is judged first: a status of the new generation must have its outcome.
             self.retry_resizes();
             if self.pending.contains_key(uid) {
                 let mut allocated = with_resources(pod, &old);

@@ -8,7 +8,7 @@ use crate::pod::resize::{InProgress, event_message, is_resizing};
 use crate::pod::state::{DesiredPod, RESIZE};
 
 impl Worker {
-    /// Takes what pod sync has decided, and completes a resize that all containers have.
+    /// Takes the decisions of pod sync, and completes a resize that is applied to all containers.
     pub(super) fn follow_resize(&mut self, desired: &DesiredPod) {
         let pod = desired.pod();
         let (resizes, resize) = (&self.node.resizes, &mut self.state.resize);

@@ -36,7 +36,7 @@ impl Document {
         Self { name: name.to_owned(), spans, lines }
     }
 
-    /// Mentions that do not exist.
+    /// The problems of the document: subcommands and flags that do not exist.
     fn wrong(&self, definition: &Command) -> Vec<String> {
         let commands = self.spans.iter().chain(&self.lines).filter_map(|text| invalid(text, definition));
         let known = all_flags(definition);
@@ -65,7 +65,7 @@ fn all_flags(command: &Command) -> BTreeSet<&str> {
     flags(command).chain(command.get_subcommands().flat_map(all_flags)).collect()
 }
 
-/// The problem of a command line of coracle, if it has one. Other texts have none.
+/// The problem of a command line of coracle. None if it is correct, or if the text is no such command line.
 fn invalid(line: &str, definition: &Command) -> Option<String> {
     let line = line.trim_start_matches("$ ").trim_start_matches("ExecStart=");
     let line = line.split(" #").next()?.split(['|', '&', ';', '>']).next()?;

@@ -37,7 +37,7 @@ impl Admit for PodResize {
     }
 }
 
-/// Whether the node can run the resized pod. A refusal has the reason of its cause.
+/// Checks that the node can run the resized pod. A refusal is the reason of the cause, and the message.
 fn check(pod: &Value, node: &Value) -> std::result::Result<(), (&'static str, String)> {
     let os = node["metadata"]["labels"][OS_LABEL].as_str().unwrap_or("linux");
     if os != "linux" {

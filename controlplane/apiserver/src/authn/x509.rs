@@ -7,8 +7,9 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use super::{Authenticating, Authenticator, CREDENTIAL, Credential, User, known};
 
-/// The name of this server towards kubelets, as upstream. No client of an API server has it. A node can name the API
-/// server's address as its own, so a request for the node's kubelet would come back here with all permissions.
+/// The name in the client certificate of the API server for kubelets, as upstream. As a client of an API server it is
+/// refused: a node can report the API server's address as its own, and a request for its kubelet would come back here
+/// with all permissions.
 const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
 
 /// The users of client certificates.

@@ -19,17 +19,18 @@ use crate::service_range::ServiceRange;
 
 /// Label of an IPAddress with the name of its manager.
 const MANAGED_BY: &str = "ipaddress.kubernetes.io/managed-by";
-/// The manager of the addresses of services. The services themselves say which addresses they have.
+/// The manager of the addresses of services. They are left out here: their services have them.
 const ALLOCATOR: &str = "ipallocator.k8s.io";
 
-/// What the objects of one collection have.
+/// Addresses, node ports and ranges of the objects of one collection.
 #[derive(Debug, Default)]
 pub(crate) struct Allocated {
-    /// The keys of the objects that have an address. Several objects can have one, if they were stored by other programs.
+    /// The keys of the objects that have an address. Several objects have the same one only if another program stored
+    /// them.
     addresses: HashMap<IpAddr, Vec<Arc<str>>>,
     /// The keys of the services that have a node port.
     ports: HashMap<u16, Vec<Arc<str>>>,
-    /// By key of the object.
+    /// Addresses and node ports of each object, by its key.
     objects: HashMap<Arc<str>, Own>,
     /// The ranges of each ServiceCIDR.
     ranges: BTreeMap<Arc<str>, Ranges>,
@@ -97,12 +98,12 @@ impl Allocated {
         }
     }
 
-    /// Whether another object than the one with this key has the address.
+    /// Whether an object other than `except`, a key, has the address.
     pub(crate) fn has_address(&self, address: IpAddr, except: &str) -> bool {
         self.addresses.get(&address).is_some_and(|keys| keys.iter().any(|key| &**key != except))
     }
 
-    /// Whether another service than the one with this key has the node port.
+    /// Whether a service other than `except`, a key, has the node port.
     pub(crate) fn has_port(&self, port: u16, except: &str) -> bool {
         self.ports.get(&port).is_some_and(|keys| keys.iter().any(|key| &**key != except))
     }
@@ -112,7 +113,7 @@ impl Allocated {
         self.addresses.len()
     }
 
-    /// The ranges of ServiceCIDRs, with whether new addresses may come from them.
+    /// Each range of a ServiceCIDR, and whether new addresses may come from it.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = (ServiceRange, bool)> {
         let all = self.ranges.values();
         all.flat_map(|ranges| ranges.networks.iter().map(|network| (*network, ranges.is_usable)))

@@ -92,7 +92,7 @@ pub(crate) struct Collection {
     is_closed: bool,
     /// The references of pods; empty for other kinds.
     references: References,
-    /// What services, IP addresses and ServiceCIDRs have; empty for other kinds.
+    /// Addresses, node ports and ranges of services, IPAddresses and ServiceCIDRs; empty for other kinds.
     allocated: Allocated,
 }
 

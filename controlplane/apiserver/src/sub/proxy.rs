@@ -61,7 +61,8 @@ pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Resu
         return redirect(call);
     }
     if is_upgrade && call.kind.is("", "Node") {
-        // A WebSocket begins with GET, and the kubelet's exec is a WebSocket: the kubelet also asks for `create`.
+        // A WebSocket begins with GET, also one that runs a command by the kubelet's exec. So a stream also needs
+        // `create`.
         authorize_also(&call.state, &call.user, "create", call.resource.clone()).await?;
     }
     if let Some(options) = options(call) {
@@ -112,7 +113,7 @@ impl<'a> Named<'a> {
     }
 }
 
-/// The path as the options object that admission gets.
+/// The options object for admission, with the requested path.
 fn options(call: &Call) -> Option<Value> {
     let declared = call.kind.subresource(&call.resource.subresource)?;
     let rest = call.resource.rest.as_deref().unwrap_or_default().trim_start_matches('/');

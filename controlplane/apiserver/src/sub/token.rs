@@ -144,7 +144,8 @@ mod tests {
     #[test]
     fn a_node_asks_for_the_audiences_of_its_pods_volumes() {
         let source = |token: Value| json!({"projected": {"sources": [{"serviceAccountToken": token}]}});
-        let volumes = json!([{"emptyDir": {}}, source(json!({"path": "t"})), source(json!({"audience": "vault"}))]);
+        let volumes =
+            json!([{"emptyDir": {}}, source(json!({"path": "t"})), source(json!({"audience": "vault"}))]);
         let pod = json!({"spec": {"volumes": volumes}});
         for (asked, expect) in [
             (json!(null), None),

@@ -146,7 +146,7 @@ pub(crate) fn options(call: &Call) -> Result<Options> {
             let kind = object.get("kind").and_then(Value::as_str).unwrap_or_default();
             if !matches!(kind, "" | "DeleteOptions") {
                 return Err(ApiError::bad_request(format!(
-                    "the body must be DeleteOptions, and is of kind {kind:?}"
+                    "the body must be of kind DeleteOptions, not {kind:?}"
                 )));
             }
             object.insert("apiVersion".into(), "v1".into());

@@ -161,7 +161,7 @@ fn token(call: &Call) -> Result<Option<Continue>> {
     }
 }
 
-/// The present in seconds since 1970.
+/// The current time in seconds since 1970.
 fn now() -> u64 {
     u64::try_from(jiff::Timestamp::now().as_second()).unwrap_or(0)
 }

@@ -19,7 +19,7 @@ use crate::{
     write::{self, Part},
 };
 
-/// What the errors of strict decoding contain.
+/// Text in each error of strict decoding.
 const STRICT: &str = "strict decoding error";
 
 /// A patch that was read, ready for any object.

@@ -35,7 +35,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     Ok(reply::warned(reply::json(201, &review), &warnings))
 }
 
-/// Refuses a question that is not exactly one, or not about what its kind is for.
+/// Refuses a review that does not ask exactly one question, or one that its kind does not answer.
 fn check(call: &Call, review: &Value) -> Result<()> {
     let kind = &*call.kind.kind;
     let causes = validate::review(kind, review, call.namespace());

@@ -19,7 +19,7 @@ const FAMILY: &str = "ipaddress.kubernetes.io/ip-family";
 #[derive(Debug)]
 pub(crate) enum Action {
     Create(Value),
-    /// The reference of an IPAddress cannot change, so that one with another reference is deleted first.
+    /// The reference of an IPAddress is immutable: one with a wrong reference is deleted, then created again.
     Delete(Arc<IPAddress>),
     /// Another program has created the IPAddress of a service's address.
     Foreign(Arc<IPAddress>, Arc<Service>),

@@ -1,7 +1,7 @@
 //! The ports that LoadBalancer services want at the nodes' addresses, and which service has each port.
 //!
-//! A service that serves a port keeps it. Otherwise the oldest service gets it. So a service that is older, but gets the
-//! port or its type later, takes nothing from another one.
+//! A service that serves a port keeps it. Otherwise the oldest service gets it. So an older service that adds the port,
+//! or becomes a load balancer, takes nothing from another one.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use super::plan::{self, Port};
 use crate::cache::Change;
 use crate::object::{Key, ObjectExt, Service};
 
-/// The order of claims on a port: whether the service does not serve it yet, creation time, name.
+/// The order of claims on a port: services that serve it come first, then by creation time and name.
 type Rank = (bool, Option<Time>, Key);
 
-/// The claims of all LoadBalancer services without another class.
+/// The claims of all LoadBalancer services that this controller serves.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     ports: HashMap<Port, BTreeSet<Rank>>,
@@ -64,13 +64,13 @@ impl Claims {
         changed
     }
 
-    /// The other service that has a port.
+    /// The service that has a port, unless it is `except`.
     pub(crate) fn holder(&self, port: &Port, except: &Key) -> Option<Key> {
         let (.., first) = self.ports.get(port)?.first()?;
         (first != except).then(|| first.clone())
     }
 
-    /// All LoadBalancer services.
+    /// All LoadBalancer services that this controller serves.
     pub(crate) fn all(&self) -> Vec<Key> {
         self.services.keys().cloned().collect()
     }
@@ -81,8 +81,8 @@ impl Claims {
     }
 }
 
-/// The claim of a service. It keeps the ports of its former claim that it served: its status is empty while no node is
-/// ready. A service with a reserved port claims nothing, because it is refused as a whole.
+/// The claim of a service. Ports that it served in its former claim still count as served: its status is empty while no
+/// node is ready. A service with a reserved port claims nothing, because it is refused as a whole.
 fn claim(service: &Arc<Service>, old: Option<&Claim>, reserved: &[u16]) -> Claim {
     let old = old.filter(|old| old.uid == service.uid());
     let held = old.into_iter().flat_map(|old| &old.ports).filter(|(_, (is_waiting, ..))| !is_waiting);

@@ -1,8 +1,8 @@
 //! Decides which nodes serve a LoadBalancer service, as k3s's ServiceLB does. Pure.
 //!
-//! An entry of the status has `ipMode: Proxy`, so that only the node itself takes packets to its address, and the ports
-//! that it serves. A node refuses ports that it uses itself. It says so in the annotation [`REFUSED`], and never serves
-//! them.
+//! An entry of the status names the ports that the node serves. It has `ipMode: Proxy`, so that only the node itself
+//! takes packets to its address. A node never serves ports that it uses itself: it names them in the annotation
+//! [`REFUSED`].
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -15,11 +15,11 @@ use crate::object::{Key, Node, ObjectExt, Service};
 
 /// The class of load balancers that this controller serves, besides those without a class.
 const CLASS: &str = "coracle.dev/node-addresses";
-/// Label of nodes that serve load balancers. If a node has it, others do not serve any.
+/// Label of nodes that serve load balancers. If a node has it, nodes without it serve none.
 const ENABLE: &str = "coracle.dev/enable-lb";
 /// Label of nodes that serve no load balancer, as upstream's.
 const EXCLUDE: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
-/// Annotation of a node with ports that it refuses to serve, as in `TCP/80,UDP/53`. The agent writes it.
+/// Annotation of a node: ports that it refuses to serve, as in `TCP/80,UDP/53`. The agent writes it.
 const REFUSED: &str = "coracle.dev/refused-load-balancer-ports";
 /// Ports of SSH, DNS, the API server and the kubelet.
 const HOST_PORTS: [u16; 4] = [22, 53, 6443, 10250];
@@ -80,7 +80,7 @@ pub(crate) fn served(service: &Service) -> BTreeSet<Port> {
     ports.filter_map(|port| Some((port.protocol.clone(), u16::try_from(port.port).ok()?))).collect()
 }
 
-/// The entries of a service's status that this controller did not write. It removes its own ones when it is disabled.
+/// The entries of a service's status that this controller did not write. A disabled controller removes all others.
 pub(crate) fn foreign(service: &Service, nodes: &[NodeFacts]) -> Vec<Value> {
     let is_own = |entry: &&LoadBalancerIngress| {
         let ip = entry.ip.as_deref().and_then(|ip| ip.parse().ok());
@@ -90,14 +90,14 @@ pub(crate) fn foreign(service: &Service, nodes: &[NodeFacts]) -> Vec<Value> {
     ingress(service).filter(|entry| !is_own(entry)).map(|entry| json!(entry)).collect()
 }
 
-/// The first port of a service that no load balancer gets. `more`: ports of this cluster's own servers.
+/// The first port of a service that no load balancer can have. `more`: ports of this cluster's own servers.
 pub(crate) fn reserved(service: &Service, more: &[u16]) -> Option<Port> {
     ports(service)
         .find(|(_, port)| HOST_PORTS.contains(port) || NODE_PORTS.contains(port) || more.contains(port))
 }
 
-/// Decides about a service. `local`: nodes with ready endpoints, which count for the traffic policy Local. `holder`: the
-/// other service that has a port.
+/// Decides about a service. `local`: nodes with ready endpoints, needed for the traffic policy Local. `holder`: another
+/// service that has a port.
 pub(crate) fn plan(
     service: &Service,
     nodes: &[NodeFacts],

@@ -1,4 +1,4 @@
-//! Ranges of service addresses, and the addresses.
+//! ServiceCIDRs and IPAddresses: the ranges of service addresses, and the addresses in use.
 
 use coracle_values::resource;
 use k8s_openapi::api::networking::v1::IPAddressSpec;
@@ -23,7 +23,7 @@ pub(crate) struct ServiceCidrSpec {
     pub(crate) cidrs: Option<Vec<String>>,
 }
 
-/// The status of ranges.
+/// The status of a ServiceCIDR.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct ServiceCidrStatus {

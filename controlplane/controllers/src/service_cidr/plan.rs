@@ -12,7 +12,8 @@ use crate::object::{ObjectExt, ServiceCIDR};
 
 /// Keeps a ServiceCIDR until no service needs it.
 pub(crate) const FINALIZER: &str = "networking.k8s.io/service-cidr-finalizer";
-/// Time between the deletion of a ServiceCIDR and its end. Until then every API server knows of the deletion.
+/// Minimum time between the deletion request and the removal of the finalizer: every API server must see the request
+/// before.
 const GRACE: Duration = Duration::from_secs(10);
 const READY: &str = "Kubernetes Service CIDR is ready";
 const IN_USE: &str =
@@ -34,8 +35,8 @@ pub(crate) fn ranges(cidr: &ServiceCIDR) -> impl Iterator<Item = IpNetwork> {
     cidr.spec.cidrs.iter().flatten().filter_map(|range| range.parse().ok())
 }
 
-/// Plans a ServiceCIDR. `others` are the remaining ones. `first_only_in` finds an address of a service in a range that is
-/// in none of the other ranges.
+/// Plans a ServiceCIDR. `others`: all other ServiceCIDRs. `first_only_in` finds an address of a service in a range that
+/// is in none of the other ranges.
 pub(crate) fn plan(
     cidr: &ServiceCIDR,
     others: &[Arc<ServiceCIDR>],
@@ -52,7 +53,7 @@ pub(crate) fn plan(
     if !is_protected {
         return Vec::new();
     }
-    // Ranges that are being deleted too do not keep the addresses.
+    // Ranges that are also being deleted cannot take over the addresses.
     let others: Vec<IpNetwork> =
         others.iter().filter(|other| !other.is_being_deleted()).flat_map(|other| ranges(other)).collect();
     if ranges(cidr).any(|range| first_only_in(range, &others).is_some()) {

@@ -14,7 +14,7 @@ use crate::queue::{Next, Queue};
 use crate::write::Part;
 
 /// Queues changed ServiceCIDRs. Those that are being deleted are also queued when another one changes, and when an
-/// IPAddress goes.
+/// IPAddress is deleted.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let ending: Arc<Mutex<BTreeSet<Key>>> = Arc::default();
     let (own, all) = (queue.clone(), ending.clone());

@@ -152,7 +152,7 @@ fn source(causes: &mut Causes, path: &Path, kind: &str, source: &Value) {
     }
 }
 
-/// Checks the name of a resource metric, and the container of one that has a container.
+/// Checks the resource of a metric, and the container if the metric is of one container.
 fn resource_source(causes: &mut Causes, path: &Path, kind: &str, source: &Value) {
     let has_container = kind == "containerResource";
     match text(&source["name"]) {

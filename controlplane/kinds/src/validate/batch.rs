@@ -8,7 +8,7 @@ use coracle_values::schedule::{Schedule, TimeZone};
 
 const MAX_INDEXED_PARALLELISM: i64 = 100_000;
 const MAX_FAILED_INDEXES: i64 = 100_000;
-/// Above so many completions, back-off per index has narrower limits.
+/// Number of completions above which back-off per index has narrower limits.
 const MANY_COMPLETIONS: i64 = 100_000;
 const MANY_COMPLETIONS_LIMIT: i64 = 10_000;
 const MAX_MANAGED_BY: usize = 63;

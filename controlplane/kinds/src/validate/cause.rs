@@ -19,7 +19,7 @@ pub struct Cause {
 #[derive(Clone, Debug)]
 pub struct Path(String);
 
-/// What an absent text is in messages.
+/// An absent text, as messages show it.
 static EMPTY: Value = Value::String(String::new());
 
 /// Collects violations.

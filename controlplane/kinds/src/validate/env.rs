@@ -17,7 +17,8 @@ const FIELDS: &[&str] = &[
     "status.podIP",
     "status.podIPs",
 ];
-/// Fields that a reference can name at all. Source: `ConvertDownwardAPIFieldLabel`.
+/// Fields that upstream's conversion knows. A reference to any other field gets a conversion error. Source:
+/// `ConvertDownwardAPIFieldLabel`.
 const KNOWN_FIELDS: &[&str] = &[
     "metadata.annotations",
     "metadata.labels",

@@ -32,7 +32,7 @@ pub(crate) fn ip(text: &str) -> Vec<String> {
     problem(!is_address, "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)")
 }
 
-/// Checks that traffic to an address may leave the node: pods of other nodes cannot have it. Nothing if it is no address.
+/// Checks that an address can belong to another machine: it is not unspecified, loopback or link-local.
 pub(crate) fn endpoint_ip(text: &str) -> Vec<String> {
     let Ok(address) = text.parse::<std::net::IpAddr>() else {
         return problem(true, "must be a valid IP address");

@@ -6,7 +6,7 @@ use super::{Causes, Path, items};
 
 const ONLY: &str = "pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
 
-/// Compares the old with the new spec.
+/// Checks that an update changes only mutable fields of the spec.
 pub(super) fn pod(causes: &mut Causes, new: &Value, old: &Value) {
     let path = Path::root("spec");
     for list in ["containers", "initContainers"] {

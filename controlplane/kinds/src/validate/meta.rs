@@ -20,7 +20,7 @@ pub(super) fn create(causes: &mut Causes, kind: &Resource, object: &Value) {
     finalizers(causes, kind, &path.field("finalizers"), &metadata["finalizers"]);
 }
 
-/// Checks finalizers. Those of built-in kinds have a domain, except upstream's own.
+/// Checks finalizers. Those of built-in kinds have a domain, except the standard ones.
 fn finalizers(causes: &mut Causes, kind: &Resource, path: &Path, list: &Value) {
     const STANDARD: [&str; 3] = ["kubernetes", "foregroundDeletion", "orphan"];
     for (index, finalizer) in items(list) {

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::{Causes, Path, format, items, text};
 
-/// Lists of the statuses of containers that may not start again once they have ended, unless the pod's policy says so.
+/// Lists of containers that may not start again after their end, unless the restart policy of the pod allows it.
 const ENDED: [&str; 2] = ["containerStatuses", "ephemeralContainerStatuses"];
 
 /// Checks a new status.
@@ -54,7 +54,7 @@ fn restarts(causes: &mut Causes, path: &Path, (new, old): (&Value, &Value), spec
     }
 }
 
-/// Checks the addresses of a pod or of its node. Invalid ones that are there already may stay.
+/// Checks the addresses of a pod or of its node. Invalid ones of the old status may stay.
 fn addresses(causes: &mut Causes, path: &Path, list: &Value, before: &Value) {
     for (index, address) in items(list) {
         if !items(before).any(|(_, old)| old["ip"] == address["ip"]) {

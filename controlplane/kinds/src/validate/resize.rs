@@ -11,10 +11,10 @@ use crate::strategy::qos_class;
 
 const MIRROR: &str = "kubernetes.io/config.mirror";
 const ONLY: &str = "only cpu and memory resources are mutable";
-/// Fields of a container that [`container`] checks.
+/// The field of a pod or container that a resize changes.
 const RESOURCES: &str = "resources";
 
-/// Compares the old with the new pod.
+/// Checks the change from the old pod to the new one.
 pub(super) fn pod(causes: &mut Causes, new: &Value, old: &Value) {
     let (whole, spec) = (Path::root("<nil>"), Path::root("spec"));
     if old["metadata"]["annotations"].get(MIRROR).is_some() {

@@ -1,4 +1,4 @@
-//! Questions about permissions. Source: `pkg/apis/authorization/validation/validation.go`.
+//! Access reviews: questions about permissions. Source: `pkg/apis/authorization/validation/validation.go`.
 
 use serde_json::Value;
 

@@ -52,7 +52,7 @@ pub(crate) fn service(causes: &mut Causes, object: &Value, old: Option<&Value>) 
     }
 }
 
-/// Checks the address ranges that may use a load balancer: the field, else the annotation before it.
+/// Checks the address ranges that may use a load balancer: the field, or else the older annotation.
 fn source_ranges(causes: &mut Causes, path: &Path, object: &Value, old: Option<&Value>) {
     const FIELD: &str = "loadBalancerSourceRanges";
     const ANNOTATION: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
@@ -68,7 +68,7 @@ fn source_ranges(causes: &mut Causes, path: &Path, object: &Value, old: Option<&
         causes.forbidden(path, "may only be used when `type` is 'LoadBalancer'");
     }
     if has_field {
-        // Spaces around a range are allowed, and what is stored already, as upstream.
+        // As upstream, spaces around a range are allowed, and invalid ranges that are stored already.
         for (index, range) in items(ranges) {
             if !old.is_some_and(|old| items(&old["spec"][FIELD]).any(|(_, other)| other == range)) {
                 let range = text(range).trim();
@@ -251,7 +251,7 @@ fn endpoint_address(causes: &mut Causes, path: &Path, address: &Value) {
     }
 }
 
-/// Checks what is known of an endpoint besides its addresses.
+/// Checks host name, node and hints of an endpoint.
 fn endpoint(causes: &mut Causes, path: &Path, endpoint: &Value) {
     if let Some(hostname) = endpoint["hostname"].as_str() {
         causes.format(&path.field("hostname"), hostname, format::dns1123_label(hostname));

@@ -119,7 +119,7 @@ fn strategy(causes: &mut Causes, path: &Path, strategy: &Value) {
     }
 }
 
-/// The pod template with a volume for each claim template, and without host names: the controller sets them.
+/// The pod template with a volume for each claim template, and without host names, which the controller sets.
 fn with_claims(spec: &Value) -> Value {
     let mut template = spec["template"].clone();
     let Some(pod) = template["spec"].as_object_mut() else { return template };

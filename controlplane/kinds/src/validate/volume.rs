@@ -132,7 +132,7 @@ fn host_path(causes: &mut Causes, path: &Path, source: &Value) {
     host_path_type(causes, &path.field("type"), &source["type"]);
 }
 
-/// Checks what must be at a path of the host, also that of a persistent volume.
+/// Checks the type of a host path, in a pod or in a persistent volume.
 pub(super) fn host_path_type(causes: &mut Causes, path: &Path, kind: &Value) {
     causes.optional_word(path, kind, HOST_PATH_TYPES);
 }

@@ -215,8 +215,8 @@ impl Follower {
         } else {
             match self.shared.opened(key, kv.value) {
                 Ok(value) => Some(value),
-                // One value must not stop the watch of all others. The consumer keeps the former value, because a
-                // deletion would have effects on other objects.
+                // One value must not stop the watch of all others. The consumer keeps the former value: a deletion
+                // event would have effects on other objects.
                 Err(error) => {
                     let cause = std::error::Error::source(&error).map(ToString::to_string);
                     tracing::error!(%error, cause, revision = kv.mod_revision, "left out a change in etcd");

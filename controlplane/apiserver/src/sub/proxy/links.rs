@@ -53,7 +53,7 @@ const LINKS: &[(&str, &[&str])] = &[
 
 /// Maximum bytes that the rewriter keeps of one page: a tag has at most this size.
 const MAX_TAG: usize = 1 << 20;
-/// Bytes of a compressed page that are decompressed at once, to at most a thousand times as many.
+/// Bytes of a compressed page that are decompressed in one step. The result is at most about a thousand times larger.
 const COMPRESSED_PIECE: usize = 128;
 /// Bytes of a page that are rewritten at once. Short links grow to forty times their size, and the result waits in memory
 /// until the client reads it.
@@ -68,7 +68,7 @@ pub(super) struct Links {
     pub(super) hosts: Vec<String>,
 }
 
-/// What the rewriter has written and the client has not got yet.
+/// Bytes that the rewriter has written and the client has not received yet.
 type Output = Arc<Mutex<Vec<u8>>>;
 type Sink = Box<dyn FnMut(&[u8]) + Send>;
 
@@ -115,7 +115,8 @@ impl Links {
         reply.map(|body| Page::new(self, coding, body).boxed_unsync())
     }
 
-    /// The link as it leads through the proxy; `None` if it does already, or leads to another server, or is relative.
+    /// The link through the proxy. `None` if the link leads through the proxy already or to another server, or is
+    /// relative.
     fn moved(&self, link: &str) -> Option<String> {
         let path = match link.split_once("://") {
             Some(("http" | "https", rest)) => {
@@ -263,7 +264,7 @@ impl http_body::Body for Page {
             } else if self.input.is_empty() {
                 match ready!(Pin::new(&mut self.source).poll_frame(context)) {
                     Some(Ok(frame)) => {
-                        // Trailers are left out: they may be about the page as it was.
+                        // Trailers are left out: they may describe the page before the changes.
                         self.input = frame.into_data().unwrap_or_default();
                         Ok(())
                     }

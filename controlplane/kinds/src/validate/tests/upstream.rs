@@ -1,4 +1,4 @@
-//! Cases in which `scripts/differential` found that upstream refuses, or accepts, what this crate did not.
+//! Values that upstream refuses or accepts and this crate did not, found by `scripts/differential`.
 
 use super::*;
 
