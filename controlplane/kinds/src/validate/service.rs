@@ -220,7 +220,12 @@ pub(crate) fn endpoints(causes: &mut Causes, object: &Value, _old: Option<&Value
         }
         for list in ["addresses", "notReadyAddresses"] {
             for (at, address) in items(&subset[list]) {
-                endpoint_address(causes, &here.field(list).index(at), address);
+                let here = here.field(list).index(at);
+                endpoint_address(causes, &here, address);
+                if !is_api_server(object) {
+                    let ip = text(&address["ip"]);
+                    causes.format(&here.field("ip"), ip, format::endpoint_ip(ip));
+                }
             }
         }
         let many = items(&subset["ports"]).count() > 1;
@@ -238,10 +243,15 @@ pub(crate) fn endpoints(causes: &mut Causes, object: &Value, _old: Option<&Value
     }
 }
 
+/// Whether these are the endpoints of the API server itself. On a machine without network its address is on loopback.
+fn is_api_server(object: &Value) -> bool {
+    let metadata = &object["metadata"];
+    metadata["namespace"] == "default" && metadata["name"] == "kubernetes"
+}
+
 fn endpoint_address(causes: &mut Causes, path: &Path, address: &Value) {
     let (ip, here) = (text(&address["ip"]), path.field("ip"));
     causes.format(&here, ip, format::ip(ip));
-    causes.format(&here, ip, format::endpoint_ip(ip));
     let hostname = text(&address["hostname"]);
     if !hostname.is_empty() {
         causes.format(&path.field("hostname"), hostname, format::dns1123_label(hostname));
@@ -297,9 +307,10 @@ pub(crate) fn endpoint_slice(causes: &mut Causes, object: &Value, old: Option<&V
         for (at, address) in items(&endpoint["addresses"]) {
             let address = text(address);
             let problems = if fqdn { format::dns1123_subdomain(address) } else { format::ip(address) };
-            let more = if fqdn { Vec::new() } else { format::endpoint_ip(address) };
             causes.format(&here.index(at), address, problems);
-            causes.format(&here.index(at), address, more);
+            if !fqdn && !is_api_server(object) {
+                causes.format(&here.index(at), address, format::endpoint_ip(address));
+            }
         }
     }
     let mut names = HashSet::new();

@@ -42,6 +42,10 @@ fn endpoints_do_not_lead_to_the_node_itself() {
         refuse("Service", "/spec/externalIPs", json!([ip]), &cause("spec.externalIPs[0]"));
     }
     check("Endpoints", "/subsets", endpoints("10.0.0.1"), &[]);
+    let mut own = good("Endpoints");
+    own["metadata"] = json!({"name": "kubernetes", "namespace": "default"});
+    own["subsets"] = endpoints("127.0.0.1");
+    assert_eq!(texts(create(kind("Endpoints"), &own)), Vec::<String>::new());
     refuse("Endpoints", "/subsets", json!([{"ports": []}]), "subsets[0]: Required value");
 }
 
