@@ -81,6 +81,16 @@ pub fn prepare_for_status_update(kind: &Resource, new: &mut Value, old: &Value) 
     }
     if kind.is("", "Pod") {
         defaults::pod::addresses(new);
+        keep_class(new, old);
+    }
+}
+
+/// Keeps the QoS class of a pod if a client omits it. Source: `podStatusStrategy.PrepareForUpdate`.
+fn keep_class(new: &mut Value, old: &Value) {
+    let Some(class) = old["status"].get("qosClass") else { return };
+    let Some(status) = new["status"].as_object_mut() else { return };
+    if status.get("qosClass").is_none_or(|class| class.is_null() || class == "") {
+        status.insert("qosClass".to_owned(), class.clone());
     }
 }
 
@@ -285,6 +295,16 @@ mod tests {
             prepare_for_update(kind("Deployment"), &mut new, &old);
             assert_eq!(new["metadata"]["generation"], expect);
             assert_eq!(new["status"], old["status"]);
+        }
+    }
+
+    #[test]
+    fn a_status_without_the_class_of_a_pod_keeps_it() {
+        let old = json!({"spec": {}, "status": {"phase": "Pending", "qosClass": "Burstable"}});
+        for (class, expect) in [(json!(null), "Burstable"), (json!(""), "Burstable"), (json!("x"), "x")] {
+            let mut new = json!({"spec": {}, "status": {"phase": "Running", "qosClass": class}});
+            prepare_for_status_update(kind("Pod"), &mut new, &old);
+            assert_eq!(new["status"], json!({"phase": "Running", "qosClass": expect}));
         }
     }
 

@@ -8,7 +8,7 @@ use k8s_openapi::api::discovery::v1::{
 };
 
 use super::pack::{Group, Shape};
-use crate::endpoints::plan::{ports, selects};
+use crate::endpoints::plan::{is_reachable, ports, selects};
 use crate::object::{ObjectExt, Pod, Service};
 
 /// The desired groups. `zone_of`: the zone of a node. A service without endpoints has an empty group for each family.
@@ -59,7 +59,7 @@ fn families(service: &Service) -> Vec<&'static str> {
 
 fn address<'a>(pod: &'a Pod, address_type: &str) -> Option<&'a str> {
     let all = pod.status.pod_ips.iter().flatten().map(|ip| ip.ip.as_str());
-    let mut all = all.chain(pod.status.pod_ip.as_deref()).filter(|ip| !ip.is_empty());
+    let mut all = all.chain(pod.status.pod_ip.as_deref()).filter(|ip| is_reachable(ip));
     all.find(|ip| ip.contains(':') == (address_type == "IPv6"))
 }
 
@@ -143,6 +143,18 @@ mod tests {
     fn conditions(group: &Group) -> (bool, bool, bool) {
         let of = group.endpoints[0].conditions.as_ref().unwrap();
         (of.ready.unwrap(), of.serving.unwrap(), of.terminating.unwrap())
+    }
+
+    #[test]
+    fn an_address_that_the_api_refuses_does_not_stop_the_others() {
+        let at = |name: &str, ip: &'static str| {
+            pod(name, move |pod| pod["status"] = json!({"podIP": ip, "podIPs": [{"ip": ip}]}))
+        };
+        let pods = [at("a", "127.0.0.1"), at("b", "10.0.0.2"), at("c", "169.254.0.1"), at("d", "x")];
+        let all = planned(json!({"selector": {"app": "a"}, "ports": [{"port": 80}]}), &pods);
+        let addresses: Vec<_> =
+            all.iter().flat_map(|group| &group.endpoints).flat_map(|one| &one.addresses).collect();
+        assert_eq!(addresses, ["10.0.0.2"]);
     }
 
     #[test]

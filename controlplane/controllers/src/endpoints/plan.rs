@@ -1,5 +1,6 @@
 //! The desired endpoints of a service, from the pods of its namespace.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{
@@ -22,12 +23,28 @@ pub(crate) fn selects(service: &Service, pod: &Pod) -> bool {
     is_ours(service) && service.spec.selector.iter().flatten().all(|(name, value)| has(name, value))
 }
 
+/// Whether the API accepts an address of an endpoint. A node may report any address of its pods. One that is refused must
+/// not keep the endpoints of other nodes from changing. Source: `ValidateEndpointIP`.
+pub(crate) fn is_reachable(ip: &str) -> bool {
+    match ip.parse() {
+        Ok(IpAddr::V4(ip)) => {
+            let is_local_group = ip.octets().starts_with(&[224, 0, 0]);
+            !(ip.is_unspecified() || ip.is_loopback() || ip.is_link_local() || is_local_group)
+        }
+        Ok(IpAddr::V6(ip)) => {
+            let is_local_group = ip.segments()[0] & 0xff0f == 0xff02;
+            !(ip.is_unspecified() || ip.is_loopback() || ip.is_unicast_link_local() || is_local_group)
+        }
+        Err(_invalid) => false,
+    }
+}
+
 /// The desired endpoints: one subset for each set of ports that pods have in common.
 pub(crate) fn subsets(service: &Service, pods: &[Arc<Pod>]) -> Vec<EndpointSubset> {
     let publish = service.spec.publish_not_ready_addresses == Some(true);
     let mut subsets: Vec<EndpointSubset> = Vec::new();
     for pod in pods.iter().filter(|pod| selects(service, pod) && !pod.finished()) {
-        let Some(ip) = pod.status.pod_ip.clone().filter(|ip| !ip.is_empty()) else { continue };
+        let Some(ip) = pod.status.pod_ip.clone().filter(|ip| is_reachable(ip)) else { continue };
         if pod.is_being_deleted() && !publish {
             continue;
         }
