@@ -153,9 +153,13 @@ fn checks(transaction: &mut Transaction<'_>, node: &NodeView) {
     }
 }
 
+/// Host ports of pods (priority -100) take precedence: a load balancer that got a port while its pod was away does not keep
+/// it from the pod's return.
+const AFTER_HOST_PORTS: i32 = -99;
+
 fn nat(transaction: &mut Transaction<'_>, node: &NodeView) {
     for (name, hook) in [("prerouting", Hook::Prerouting), ("output", Hook::Output)] {
-        transaction.make_base_chain(BaseChain { name, hook, priority: -100, kind: "nat" });
+        transaction.make_base_chain(BaseChain { name, hook, priority: AFTER_HOST_PORTS, kind: "nat" });
         transaction.rule(name, &Rule::default().jump("services"));
     }
     transaction.make_base_chain(BaseChain {

@@ -196,8 +196,8 @@ fn release_ended(dir: &Path) -> bool {
     let mut found = false;
     for name in child_names(dir) {
         let child = dir.join(name);
-        let is_empty =
-            std::fs::read_to_string(child.join("cgroup.procs")).is_ok_and(|list| list.trim().is_empty());
+        let is_empty = child_names(&child).is_empty()
+            && fs::read_to_string(child.join("cgroup.procs")).is_ok_and(|list| list.trim().is_empty());
         found |= is_empty && std::fs::write(child.join("cpu.cfs_quota_us"), "-1").is_ok();
     }
     found
