@@ -14,12 +14,15 @@
 //! | quota | `quota`: the request fits into the quotas of its namespace, until it is committed |
 //! | commit | [`commit`]: the stored version; the cache has it when the write is answered |
 
+mod identity;
+
 use std::sync::Arc;
 
 use coracle_kinds::{Resource, defaults, strategy, validate};
 use coracle_store::{Expect, Guard, Tier, Write};
 use serde_json::{Value, json};
 
+use self::identity::Identity;
 use crate::{
     admit::{Attributes, Operation},
     allocate::{self, Allocating},
@@ -299,30 +302,6 @@ fn prepare(kind: &Resource, part: Part, old: &Value, new: &mut Value) {
             defaults::apply(kind, new);
             strategy::prepare_for_update(kind, new, old);
         }
-    }
-}
-
-/// What admission judges an object by. No mutating webhook can change it: the other members decided before.
-struct Identity([Value; 4]);
-
-impl Identity {
-    const FIELDS: [&str; 4] = ["namespace", "name", "uid", "creationTimestamp"];
-
-    fn of(object: &Value) -> Self {
-        Self(Self::FIELDS.map(|field| object["metadata"][field].clone()))
-    }
-
-    fn check(&self, kind: &Resource, object: &Value) -> Result<()> {
-        for (field, before) in Self::FIELDS.iter().zip(&self.0) {
-            let after = &object["metadata"][field];
-            if after.as_str().unwrap_or_default() != before.as_str().unwrap_or_default() {
-                return Err(ApiError::bad_request(format!(
-                    "metadata.{field} of {} was changed from {before} to {after} by mutating admission",
-                    kind.plural
-                )));
-            }
-        }
-        Ok(())
     }
 }
 

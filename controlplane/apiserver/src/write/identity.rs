@@ -1,0 +1,30 @@
+//! What mutating admission may not change.
+
+use coracle_kinds::Resource;
+use serde_json::Value;
+
+use crate::error::{ApiError, Result};
+
+/// What admission judges an object by. No mutating webhook can change it: the other members decided before.
+pub(super) struct Identity([Value; 4]);
+
+impl Identity {
+    const FIELDS: [&str; 4] = ["namespace", "name", "uid", "creationTimestamp"];
+
+    pub(super) fn of(object: &Value) -> Self {
+        Self(Self::FIELDS.map(|field| object["metadata"][field].clone()))
+    }
+
+    pub(super) fn check(&self, kind: &Resource, object: &Value) -> Result<()> {
+        for (field, before) in Self::FIELDS.iter().zip(&self.0) {
+            let after = &object["metadata"][field];
+            if after.as_str().unwrap_or_default() != before.as_str().unwrap_or_default() {
+                return Err(ApiError::bad_request(format!(
+                    "metadata.{field} of {} was changed from {before} to {after} by mutating admission",
+                    kind.plural
+                )));
+            }
+        }
+        Ok(())
+    }
+}
