@@ -369,7 +369,8 @@ mod tests {
     #[tokio::test]
     async fn a_page_of_short_links_grows_in_small_pieces() {
         let links = || Links { base: format!("/{}", "b".repeat(360)), hosts: Vec::new() };
-        let plain = "<a href=/>".repeat(100_000);
+        // Void elements: of others, the rewriter keeps those that are open.
+        let plain = "<img src=/>".repeat(100_000);
         let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
         encoder.write_all(plain.as_bytes()).unwrap();
         let mut compressed = page("text/html", encoder.finish().unwrap());
