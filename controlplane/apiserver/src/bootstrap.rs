@@ -35,6 +35,7 @@ pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
     local_class(state).await?;
     flow_control(state).await?;
     extension_authentication(state).await?;
+    token_tracking(state).await?;
     default_range(state).await?;
     let labels = json!({"component": "apiserver", "provider": "kubernetes"});
     let metadata = json!({"name": "kubernetes", "namespace": "default", "labels": labels});
@@ -167,6 +168,17 @@ async fn extension_authentication(state: &Arc<State>) -> Result<()> {
         Ok(new)
     });
     written.await.map(|_| ())
+}
+
+/// Creates the config map with the day since which the uses of legacy tokens are recorded. A stock controller manager reads it
+/// before it removes unused tokens.
+async fn token_tracking(state: &Arc<State>) -> Result<()> {
+    let metadata =
+        json!({"name": "kube-apiserver-legacy-service-account-token-tracking", "namespace": "kube-system"});
+    let since = jiff::Timestamp::now().strftime("%Y-%m-%d").to_string();
+    let map =
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"since": since}});
+    ensure(state, "configmaps", map).await
 }
 
 /// Creates the flow schemas and priority levels that are missing. Suggested ones are created only in a cluster without

@@ -152,3 +152,14 @@ async fn anonymous_requests_are_limited_to_paths() {
         assert_eq!(api.handle(request, None).await.status(), code, "{path}");
     }
 }
+
+#[tokio::test]
+async fn the_day_since_which_legacy_tokens_are_tracked_is_kept() {
+    let server = Fixture::new().await;
+    let path =
+        "/api/v1/namespaces/kube-system/configmaps/kube-apiserver-legacy-service-account-token-tracking";
+    let since = server.get(path).await.body["data"]["since"].clone();
+    assert!(since.as_str().is_some_and(|day| day.len() == 10), "{since}");
+    server.merge(path, json!({"data": {"since": "2026-01-01"}})).await;
+    assert_eq!(server.again().await.get(path).await.body["data"]["since"], "2026-01-01");
+}
