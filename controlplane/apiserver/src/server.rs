@@ -408,7 +408,7 @@ impl Apiserver {
             kind.map(|kind| (resource.has_path(kind.namespaced), kind))
         });
         if let Some((false, _)) = kind {
-            return Ok(reply::text(404, "404 page not found\n"));
+            return route::nowhere(&info.path);
         }
         let question = Question { user: &user, verb: info.verb, info: &info, cache: &state.cache };
         let decision = state.authorizers.decide(&question).await;
@@ -441,9 +441,9 @@ impl Apiserver {
                 return Ok(reply);
             }
             let found = documents::find(state, &info, &headers)?;
-            return Ok(found.unwrap_or_else(|| reply::text(404, "404 page not found\n")));
+            return found.map_or_else(|| route::nowhere(&info.path), Ok);
         };
-        let Some((_, kind)) = kind else { return Ok(reply::text(404, "404 page not found\n")) };
+        let Some((_, kind)) = kind else { return route::nowhere(&info.path) };
         let body = if method == Method::GET { Bytes::new() } else { body::read(body, &mut memory).await? };
         freshness::wait(state, info.verb, info.query.get("resourceVersion")).await?;
         let warnings = Warnings::default();

@@ -1,5 +1,6 @@
 //! From the verb and the path of a request to the function that answers it.
 
+use coracle_kinds::resource;
 use http::Method;
 use hyper::upgrade::OnUpgrade;
 
@@ -7,10 +8,26 @@ use crate::{
     call::Call,
     error::{ApiError, Result},
     media,
-    reply::Reply,
+    reply::{self, Reply},
     sub, usage, verb,
     write::Part,
 };
+
+/// The response for a path that leads nowhere: a Status below a built-in group, and a text elsewhere, as upstream.
+pub(super) fn nowhere(path: &str) -> Result<Reply> {
+    let mut parts = path.trim_matches('/').split('/');
+    let group = match parts.next() {
+        Some("api") => parts.next().filter(|version| *version == "v1").map(|_| ""),
+        Some("apis") => parts.next(),
+        _ => None,
+    };
+    let is_below = parts.next().is_some_and(|part| !part.is_empty());
+    let is_built_in = |group: &str| resource::built_in().iter().any(|kind| kind.group == group);
+    if is_below && group.is_some_and(is_built_in) {
+        return Err(ApiError::no_resource());
+    }
+    Ok(reply::text(404, "404 page not found\n"))
+}
 
 /// Runs the verb of a request for an object or a collection.
 pub(super) async fn resource(call: &Call) -> Result<Reply> {

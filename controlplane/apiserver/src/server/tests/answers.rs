@@ -246,3 +246,17 @@ async fn the_status_of_a_pod_is_validated() {
     assert_eq!(status(json!({"podIP": "x"})).await.code, 422);
     assert_eq!(status(json!({"qosClass": "Guaranteed"})).await.code, 422);
 }
+
+#[tokio::test]
+async fn unknown_paths_below_built_in_groups_are_a_status() {
+    let server = Fixture::new().await;
+    for path in ["/api/v1/nope", "/apis/apps/v9", "/apis/apps/v1/nopes/a", "/api/v1/namespaces/default/nodes"]
+    {
+        let answer = server.get(path).await;
+        assert_eq!((answer.code, &answer.body["reason"]), (404, &json!("NotFound")), "{path}");
+    }
+    for path in ["/nope", "/apis/nope.example/v1/a", "/api/v2/pods", "/apis/nope"] {
+        let answer = server.get(path).await;
+        assert_eq!((answer.code, answer.body.as_str()), (404, Some("404 page not found\n")), "{path}");
+    }
+}
