@@ -302,12 +302,7 @@ const SERVICE_ACCOUNTS: Kind = Kind {
     short_names: &["sa"],
     subresources: &[sub("token", ("authentication.k8s.io", "v1", "TokenRequest"), CREATE)],
     schema: "io.k8s.api.core.v1.ServiceAccount",
-    rules: Rules {
-        unconditional_update: false,
-        columns: table::object::SERVICE_ACCOUNT,
-        cells: table::object::service_account,
-        ..RULES
-    },
+    rules: Rules { columns: table::object::SERVICE_ACCOUNT, cells: table::object::service_account, ..RULES },
     ..KIND
 };
 

@@ -260,3 +260,13 @@ async fn unknown_paths_below_built_in_groups_are_a_status() {
         assert_eq!((answer.code, answer.body.as_str()), (404, Some("404 page not found\n")), "{path}");
     }
 }
+
+#[tokio::test]
+async fn an_update_without_a_version_is_for_the_kinds_of_upstream() {
+    let server = Fixture::new().await;
+    let account = "/api/v1/namespaces/default/serviceaccounts/default";
+    assert_eq!(server.put(account, json!({"metadata": {"name": "default"}})).await.code, 200);
+    let hooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations";
+    server.post(hooks, json!({"metadata": {"name": "h"}})).await;
+    assert_eq!(server.put(&format!("{hooks}/h"), json!({"metadata": {"name": "h"}})).await.code, 422);
+}

@@ -8,6 +8,7 @@ const GROUP: &str = "admissionregistration.k8s.io";
 const WEBHOOK_RULES: Rules = Rules {
     defaults: defaults::admission::validating,
     validate: validate::admission::validating,
+    unconditional_update: false,
     writes: Writes { generation: true, ..PLAIN },
     columns: table::admission::WEBHOOKS,
     cells: table::admission::webhooks,
@@ -54,6 +55,7 @@ pub(super) const VALIDATING_POLICIES: Kind = Kind {
     rules: Rules {
         defaults: defaults::admission::validating_policy,
         validate: validate::admission_policy::validating,
+        unconditional_update: false,
         writes: Writes {
             create: |object| {
                 if let Some(map) = object.as_object_mut() {
@@ -80,6 +82,7 @@ pub(super) const VALIDATING_BINDINGS: Kind = Kind {
     rules: Rules {
         defaults: defaults::admission::binding,
         validate: validate::admission_policy::validating_binding,
+        unconditional_update: false,
         writes: Writes { generation: true, ..PLAIN },
         columns: table::admission::BINDINGS,
         cells: table::admission::binding,
@@ -99,6 +102,7 @@ pub(super) const MUTATING_POLICIES: Kind = Kind {
     rules: Rules {
         defaults: defaults::admission::mutating_policy,
         validate: validate::admission_policy::mutating,
+        unconditional_update: false,
         writes: Writes { generation: true, ..PLAIN },
         columns: table::admission::MUTATING_POLICIES,
         cells: table::admission::mutating_policy,
@@ -118,6 +122,7 @@ pub(super) const MUTATING_BINDINGS: Kind = Kind {
     rules: Rules {
         defaults: defaults::admission::binding,
         validate: validate::admission_policy::mutating_binding,
+        unconditional_update: false,
         writes: Writes { generation: true, ..PLAIN },
         columns: table::admission::BINDINGS,
         cells: table::admission::binding,

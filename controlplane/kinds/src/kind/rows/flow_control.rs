@@ -26,7 +26,6 @@ pub(super) const FLOW_SCHEMAS: Kind = Kind {
     rules: Rules {
         defaults: defaults::flow_control::flow_schema,
         validate: validate::flow_control::flow_schema,
-        unconditional_update: false,
         writes: WRITES,
         columns: table::flow_control::FLOW_SCHEMA,
         cells: table::flow_control::flow_schema,
@@ -46,7 +45,6 @@ pub(super) const PRIORITY_LEVELS: Kind = Kind {
     rules: Rules {
         defaults: defaults::flow_control::priority_level,
         validate: validate::flow_control::priority_level,
-        unconditional_update: false,
         writes: WRITES,
         columns: table::flow_control::PRIORITY_LEVEL,
         cells: table::flow_control::priority_level,
