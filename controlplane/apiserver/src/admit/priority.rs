@@ -29,6 +29,12 @@ struct Class {
 #[async_trait]
 impl Admit for Priority {
     async fn mutate(&self, state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+        if attributes.is(Operation::Update, "Pod")
+            && let Some(old) = attributes.old
+        {
+            keep(object, old);
+            return Ok(());
+        }
         if !attributes.is(Operation::Create, "Pod") || !object["spec"].is_object() {
             return Ok(());
         }
@@ -79,6 +85,17 @@ impl Admit for Priority {
                 );
                 Err(ApiError::forbidden_object(attributes.kind, attributes.name, why))
             }
+        }
+    }
+}
+
+/// Keeps what was set at the creation: clients write again what they wrote then.
+fn keep(object: &mut Value, old: &Value) {
+    let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) else { return };
+    for field in ["priority", "preemptionPolicy"] {
+        let before = &old["spec"][field];
+        if spec.get(field).is_none_or(Value::is_null) && !before.is_null() {
+            spec.insert(field.to_owned(), before.clone());
         }
     }
 }

@@ -270,3 +270,18 @@ async fn an_update_without_a_version_is_for_the_kinds_of_upstream() {
     server.post(hooks, json!({"metadata": {"name": "h"}})).await;
     assert_eq!(server.put(&format!("{hooks}/h"), json!({"metadata": {"name": "h"}})).await.code, 422);
 }
+
+#[tokio::test]
+async fn a_pod_can_be_replaced_by_what_it_was_made_of() {
+    let server = Fixture::new().await;
+    let whole = || {
+        let mut pod = pod("p");
+        pod["spec"]["serviceAccountName"] = "default".into();
+        pod["spec"]["automountServiceAccountToken"] = false.into();
+        pod["spec"]["tolerations"] = json!([{"operator": "Exists"}]);
+        pod
+    };
+    assert_eq!(server.post(PODS, whole()).await.code, 201);
+    let replaced = server.put(&format!("{PODS}/p"), whole()).await;
+    assert_eq!((replaced.code, &replaced.body["spec"]["priority"]), (200, &json!(0)), "{}", replaced.body);
+}
