@@ -136,7 +136,11 @@ fn unknown(error: &io::Error) -> Verdict {
     refuse("UnexpectedAdmissionError", message)
 }
 
-/// Name and id of the process that has a socket.
+/// Maximum number of open files that [`owner`] examines. A pod may have any number of processes and files.
+const MAX_EXAMINED_FILES: usize = 100_000;
+
+/// Name and id of the process that has a socket. Processes whose first thread is in the host's network come first, because
+/// other threads and other processes rarely have a socket of the host.
 fn owner(inode: u32) -> String {
     if inode == 0 {
         return "the kernel".to_owned();
@@ -145,19 +149,20 @@ fn owner(inode: u32) -> String {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     // /proc has other entries, such as `self`.
     let processes = processes.filter(|process| process.file_name().to_string_lossy().parse::<u32>().is_ok());
-    // A pod may have any number of processes and files.
     let network = |process: &Path| fs::read_link(process.join("ns/net")).ok();
     let own = network(Path::new("/proc/self"));
-    let processes = processes.filter(|process| network(&process.path()) == own);
-    let mut processes = processes.filter(|process| {
-        let files = fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten();
-        files
-            .into_iter()
-            .any(|file| fs::read_link(file.path()).is_ok_and(|to| to.as_os_str() == link.as_str()))
+    let (host, others): (Vec<_>, Vec<_>) =
+        processes.map(|process| process.path()).partition(|process| network(process) == own);
+    let mut budget = MAX_EXAMINED_FILES;
+    let found = host.into_iter().chain(others).find(|process| {
+        let files = fs::read_dir(process.join("fd")).into_iter().flatten().flatten().take(budget);
+        let mut files = files.inspect(|_| budget -= 1);
+        files.any(|file| fs::read_link(file.path()).is_ok_and(|to| to.as_os_str() == link.as_str()))
     });
-    let Some(process) = processes.next() else { return "another process".to_owned() };
-    let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-    format!("{} (process {})", printable(name.trim(), 16), process.file_name().to_string_lossy())
+    let Some(process) = found else { return "another process".to_owned() };
+    let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
+    let id = process.file_name().unwrap_or_default().to_string_lossy();
+    format!("{} (process {id})", printable(name.trim(), 16))
 }
 
 #[cfg(test)]
