@@ -68,7 +68,7 @@ async fn idle(overlay: &mut Overlay) -> u64 {
     });
     tokio::select! {
         () = overlay.foreign_change() => panic!("a change was notified although there was none"),
-        told = ended => told.unwrap(),
+        result = ended => result.unwrap(),
     }
     // One sleep lasts until the end.
     let woken = sleeps() - before - 1;

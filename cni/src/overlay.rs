@@ -343,7 +343,7 @@ impl Overlay {
         for name in devices.filter_map(|port| self.kernel.name(*port)) {
             let is = offload::get(name);
             let is = is.map_err(|source| OverlayError::Change {
-                what: format!("to tell the checksum offload of {name}"),
+                what: format!("to read the checksum offload of {name}"),
                 source,
             })?;
             if is != Offload::On {

@@ -33,21 +33,21 @@ struct Pod {
 
 impl Pod {
     fn new() -> Self {
-        let (tell, told) = channel();
+        let (sender, receiver) = channel();
         let (jobs, todo) = channel::<Box<dyn FnOnce() + Send>>();
         std::thread::spawn(move || {
             unshare(CloneFlags::CLONE_NEWNET).unwrap();
             let (own, tid) = (std::process::id(), nix::unistd::gettid());
-            tell.send(PathBuf::from(format!("/proc/{own}/task/{tid}/ns/net"))).unwrap();
+            sender.send(PathBuf::from(format!("/proc/{own}/task/{tid}/ns/net"))).unwrap();
             todo.into_iter().for_each(|job| job());
         });
-        Self { netns: told.recv().unwrap(), jobs }
+        Self { netns: receiver.recv().unwrap(), jobs }
     }
 
     fn within<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
-        let (tell, told) = channel();
-        self.jobs.send(Box::new(move || drop(tell.send(job())))).unwrap();
-        told.recv().unwrap()
+        let (sender, receiver) = channel();
+        self.jobs.send(Box::new(move || drop(sender.send(job())))).unwrap();
+        receiver.recv().unwrap()
     }
 
     fn send(&self, frame: Vec<u8>) {

@@ -448,14 +448,14 @@ fn requested_addresses_reach_the_plugins_and_must_be_assigned() {
         // An interface with this address, whatever the request contains.
         let answer = json!({"cniVersion": "1.0.0", "ips": [{"address": "10.86.0.9/24", "interface": 0}],
             "interfaces": [{"name": "eth0", "mac": "0a:00:00:00:00:01", "sandbox": "/x"}]});
-        let told = host.path("told");
+        let record = host.path("told");
         script(
             &host,
             "theirs",
             &format!(
                 "case $CNI_COMMAND in\nADD) cat >{}; nsenter --net=$CNI_NETNS ip link add eth0 type bridge; \
                  echo '{answer}';;\nDEL) nsenter --net=$CNI_NETNS ip link del eth0 2>/dev/null; true;;\nesac",
-                told.display()
+                record.display()
             ),
         );
         let list = |capabilities: Value| {
@@ -475,7 +475,7 @@ fn requested_addresses_reach_the_plugins_and_must_be_assigned() {
             (vec!["10.86.0.9/24".into()], "0a:00:00:00:00:02")
         );
         assert!(sandbox.run(&["ip", "link", "show", "eth0"]).contains("0a:00:00:00:00:02"));
-        let theirs: Value = serde_json::from_slice(&std::fs::read(&told).unwrap()).unwrap();
+        let theirs: Value = serde_json::from_slice(&std::fs::read(&record).unwrap()).unwrap();
         assert_eq!(theirs["runtimeConfig"], json!({"ips": ["10.86.0.9"]}), "what it declares, and no more");
         network.del("a1").await.unwrap();
         let nothing =
@@ -491,9 +491,9 @@ fn requested_addresses_reach_the_plugins_and_must_be_assigned() {
             network.check_requested(&at).await.is_err_and(|error| error.to_string() == said)
         })
         .await;
-        std::fs::remove_file(&told).unwrap();
+        std::fs::remove_file(&record).unwrap();
         assert_eq!(network.add(&at).await.unwrap_err().to_string(), said);
-        assert!(nothing() && !told.exists(), "no plugin was run");
+        assert!(nothing() && !record.exists(), "no plugin was run");
     });
 }
 
@@ -626,7 +626,7 @@ fn an_executable_that_hangs_blocks_nothing_else() {
         // Far less than the timeout of a plugin.
         let others = tokio::time::timeout(Duration::from_secs(40), others);
         let (added, others) = tokio::join!(network.add(&hanging), others);
-        others.expect("somebody waited");
+        others.expect("another call waited");
         added.unwrap();
         network.del("h1").await.unwrap();
     });
@@ -653,25 +653,25 @@ fn a_hanging_gc_is_killed_when_a_pod_waits_and_is_retried() {
     on_a_host(async |host| {
         hanging(&host);
         let (network, sandbox) = (host.open().await, Sandbox::new());
-        let told = || {
+        let record = || {
             let said = std::fs::read_to_string(host.path("log")).unwrap_or_default();
             let gcs = said.lines().filter(|line| line.starts_with("GC "));
             gcs.map(|line| line.split(' ').nth(2).unwrap().to_owned()).collect::<Vec<_>>()
         };
         network.reconcile(&[]).await.unwrap();
-        eventually_async("the GC", 20, async || told().len() == 1).await;
+        eventually_async("the GC", 20, async || record().len() == 1).await;
         // The timeout of a plugin is one minute.
         let at = attachment("a1", &sandbox);
         let added = tokio::time::timeout(Duration::from_secs(40), network.add(&at));
         added.await.expect("the pod waited").unwrap();
-        let of_first = |stat: &str| stat.split(' ').nth(4) == Some(told()[0].as_str());
+        let of_first = |stat: &str| stat.split(' ').nth(4) == Some(record()[0].as_str());
         let processes =
             || std::fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path().join("stat"));
         let lives =
             || processes().filter_map(|stat| std::fs::read_to_string(stat).ok()).any(|s| of_first(&s));
         eventually_async("the end of the GC and of what it runs", 20, async || !lives()).await;
         std::fs::write(host.path("log.go"), "").unwrap();
-        eventually_async("another GC", 20, async || told().len() == 2).await;
+        eventually_async("another GC", 20, async || record().len() == 2).await;
         network.del("a1").await.unwrap();
     });
 }
@@ -780,7 +780,7 @@ fn lost_records_are_restored_from_running_sandboxes() {
             held
         };
         assert_eq!(held(&host), ["10.85.0.2", "fd85::2"]);
-        assert_eq!(run("ip", &["-o", "link"]).matches("veth").count(), 1, "b1's port is nobody's");
+        assert_eq!(run("ip", &["-o", "link"]).matches("veth").count(), 1, "no attachment uses b1's port");
         assert_eq!(text(&network.add(&attachment("c1", &c)).await.unwrap()), ["10.85.0.3/24", "fd85::3/64"]);
         assert!(c.reaches("10.85.0.2"));
         network.del("a1").await.unwrap();

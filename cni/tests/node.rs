@@ -72,13 +72,13 @@ struct Sandbox {
 
 impl Sandbox {
     fn new() -> Self {
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let (stop, stopped) = mpsc::channel();
         let (serve, served) = mpsc::channel::<u16>();
         std::thread::spawn(move || {
             unshare(CloneFlags::CLONE_NEWNET).unwrap();
             let tid = nix::unistd::gettid();
-            tell.send(PathBuf::from(format!("/proc/self/task/{tid}/ns/net"))).unwrap();
+            sender.send(PathBuf::from(format!("/proc/self/task/{tid}/ns/net"))).unwrap();
             if let Ok(port) = served.recv() {
                 let listener = TcpListener::bind(("0.0.0.0", port)).unwrap();
                 std::thread::spawn(move || {
@@ -90,7 +90,7 @@ impl Sandbox {
             }
             stopped.recv().ok();
         });
-        Self { netns: told.recv().unwrap(), stop, serve }
+        Self { netns: receiver.recv().unwrap(), stop, serve }
     }
 
     fn serve(&self, port: u16) {

@@ -334,8 +334,8 @@ fn tables() -> String {
     }
     let links = ip("-o link");
     // Without the interface index, which differs after a device is recreated.
-    let told = |line: &str| Some(line.split(" qdisc").next()?.split_once(": ")?.1.to_owned());
-    let devices: Vec<String> = links.lines().filter(|l| l.contains("coracle")).filter_map(told).collect();
+    let name_of = |line: &str| Some(line.split(" qdisc").next()?.split_once(": ")?.1.to_owned());
+    let devices: Vec<String> = links.lines().filter(|l| l.contains("coracle")).filter_map(name_of).collect();
     let mut all: Vec<String> = [
         devices.join("\n"),
         ip("-br addr show dev coracle.1"),

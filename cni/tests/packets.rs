@@ -32,24 +32,24 @@ struct Space {
 
 impl Space {
     fn new() -> Self {
-        let (tell, told) = channel();
+        let (sender, receiver) = channel();
         let (jobs, todo) = channel::<Box<dyn FnOnce() + Send>>();
         std::thread::spawn(move || {
             unshare(CloneFlags::CLONE_NEWNET).unwrap();
             let (own, tid) = (std::process::id(), nix::unistd::gettid());
-            tell.send(PathBuf::from(format!("/proc/{own}/task/{tid}/ns/net"))).unwrap();
+            sender.send(PathBuf::from(format!("/proc/{own}/task/{tid}/ns/net"))).unwrap();
             todo.into_iter().for_each(|job| job());
         });
-        let space = Self { netns: told.recv().unwrap(), jobs };
+        let space = Self { netns: receiver.recv().unwrap(), jobs };
         space.within(|| drop(ip("link set lo up")));
         space
     }
 
     /// Runs a job in the namespace and returns its result. Threads that it starts stay there.
     fn within<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
-        let (tell, told) = channel();
-        self.jobs.send(Box::new(move || drop(tell.send(job())))).unwrap();
-        told.recv().unwrap()
+        let (sender, receiver) = channel();
+        self.jobs.send(Box::new(move || drop(sender.send(job())))).unwrap();
+        receiver.recv().unwrap()
     }
 
     fn udp(&self, at: &'static str) -> UdpSocket {
@@ -277,7 +277,8 @@ fn a_host_port_works_over_ipv6() {
             let to: SocketAddr = to.parse().unwrap();
             let seen = scene.beyond.within(move || {
                 // On a busy machine the kernel notices a new link's carrier late: neighbours do not answer before.
-                let mut stream = eventually("a connection", 20, || TcpStream::connect_timeout(&to, LONG).ok());
+                let mut stream =
+                    eventually("a connection", 20, || TcpStream::connect_timeout(&to, LONG).ok());
                 let mut text = String::new();
                 stream.read_to_string(&mut text).unwrap();
                 text

@@ -31,14 +31,14 @@ fn ip(words: &str) {
 
 impl Pod {
     fn on_the_bridge(number: u8) -> Self {
-        let (tell, told) = channel();
+        let (sender, receiver) = channel();
         let (jobs, todo) = channel::<Box<dyn FnOnce() + Send>>();
         std::thread::spawn(move || {
             unshare(CloneFlags::CLONE_NEWNET).unwrap();
-            tell.send(nix::unistd::gettid()).unwrap();
+            sender.send(nix::unistd::gettid()).unwrap();
             todo.into_iter().for_each(|job| job());
         });
-        let thread = told.recv().unwrap();
+        let thread = receiver.recv().unwrap();
         ip(&format!("link add pod{number} type veth peer name eth0 netns {thread}"));
         ip(&format!("link set pod{number} master bridge0 up"));
         let pod = Self {
@@ -56,9 +56,9 @@ impl Pod {
     }
 
     fn within<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
-        let (tell, told) = channel();
-        self.jobs.send(Box::new(move || drop(tell.send(job())))).unwrap();
-        told.recv().unwrap()
+        let (sender, receiver) = channel();
+        self.jobs.send(Box::new(move || drop(sender.send(job())))).unwrap();
+        receiver.recv().unwrap()
     }
 
     /// Whether a datagram to the port of another pod arrives there, in each family.

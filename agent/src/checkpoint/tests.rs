@@ -88,7 +88,7 @@ fn records_are_removed_with_their_last_pod_and_unowned_ones_at_the_next_start() 
     for key in [&shared, &own] {
         checkpoint.put(key.clone(), &true);
     }
-    checkpoint.put(Key::secret("ns", "of nobody"), &true);
+    checkpoint.put(Key::secret("ns", "unused"), &true);
     checkpoint.flush();
     assert_eq!(all_files(dir.path()).len(), 2);
     checkpoint.release("1");

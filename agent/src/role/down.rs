@@ -305,7 +305,7 @@ mod tests {
         let ended = holder.try_wait().expect("wait");
         drop(holder.kill());
         assert!(ended.is_some(), "it still runs");
-        stop_holder(dir.path()).await.expect("nobody is there");
+        stop_holder(dir.path()).await.expect("no process holds the lock");
     }
 
     #[test]

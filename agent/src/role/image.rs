@@ -141,9 +141,9 @@ impl Store {
             }
             Self::Here(images) => {
                 let auth = (!username.is_empty()).then_some(Auth::Basic { username, password });
-                let tell: ProgressFn = std::sync::Arc::new(|told| show(&control::progress(told)));
+                let report: ProgressFn = std::sync::Arc::new(|progress| show(&control::progress(progress)));
                 control::shown(
-                    &images.pull(image, auth.map(Into::into), Some(tell)).await.with_context(context)?,
+                    &images.pull(image, auth.map(Into::into), Some(report)).await.with_context(context)?,
                 )
             }
         };

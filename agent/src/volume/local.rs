@@ -47,7 +47,7 @@ pub(crate) fn is_provisioned(volume: &PersistentVolume) -> bool {
     annotations.and_then(|all| all.get(PROVISIONED_BY)).is_some_and(|by| by == PROVISIONER)
 }
 
-/// The directory's name of a provisioned volume. Whoever wrote the object cannot lead this node to another directory.
+/// The directory's name of a provisioned volume. The author of the object cannot lead this node to another directory.
 pub(crate) fn own_name<'a>(base: &Path, node: &str, volume: &'a PersistentVolume) -> Result<&'a str, String> {
     let name = volume.metadata.name.as_deref().unwrap_or_default();
     let path = volume.spec.as_ref().and_then(|spec| spec.local.as_ref()).map(|source| source.path.as_str());

@@ -341,7 +341,9 @@ fn an_older_version_of_a_pod_is_not_kept_in_memory() {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(60), dropped).await.expect("nobody holds the older version");
+        tokio::time::timeout(Duration::from_secs(60), dropped)
+            .await
+            .expect("the older version is no longer held");
         unmount_all(&ctx, "u1").await.expect("removed");
     });
 }

@@ -231,11 +231,11 @@ mod tests {
 
     #[test]
     fn capabilities_are_read_as_containerd_writes_them() {
-        let told = json!({"runtimeConfig": {"portMappings": [
+        let filtered = json!({"runtimeConfig": {"portMappings": [
             {"HostPort": 8080, "ContainerPort": 80, "Protocol": "tcp", "HostIP": ""},
             {"hostPort": 8081, "containerPort": 81, "protocol": "udp"}]}});
         let ports: Vec<crate::ports::PortMapping> =
-            request(told, "").capability("portMappings").unwrap().unwrap();
+            request(filtered, "").capability("portMappings").unwrap().unwrap();
         assert_eq!(ports.iter().map(|port| port.host_port).collect::<Vec<_>>(), [8080, 8081]);
         let wrong = json!({"runtimeConfig": {"bandwidth": {"Colour": 1}}});
         let error = request(wrong, "").capability::<Own>("bandwidth").unwrap_err();
@@ -257,13 +257,13 @@ mod tests {
         let request = request(conf, "");
         assert_eq!(request.chained().unwrap().ips.len(), 1);
         assert_eq!(request.valid_attachments().unwrap()[0].container_id, "c");
-        let mut told = request;
-        told.set_valid_attachments(&[]);
+        let mut filtered = request;
+        filtered.set_valid_attachments(&[]);
         assert_eq!(
-            ["cni.dev/valid-attachments", "cni.dev/attachments"].map(|name| &told.conf[name]),
+            ["cni.dev/valid-attachments", "cni.dev/attachments"].map(|name| &filtered.conf[name]),
             [&json!([]); 2]
         );
-        told.conf.remove("cni.dev/valid-attachments");
-        assert_eq!(told.valid_attachments().unwrap(), []);
+        filtered.conf.remove("cni.dev/valid-attachments");
+        assert_eq!(filtered.valid_attachments().unwrap(), []);
     }
 }

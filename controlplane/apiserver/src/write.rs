@@ -190,8 +190,8 @@ pub(crate) fn now() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// Changes an object: `change` makes the new state from the current one and is called again when
-/// somebody else was faster.
+/// Changes an object. `change` makes the new state from the current one; it is called again after a conflict with
+/// another write.
 pub(crate) async fn update(
     call: &Call,
     name: &str,

@@ -297,13 +297,13 @@ mod tests {
     #[test]
     fn a_write_is_reported_once_and_before_the_watch_event() {
         let cache = Cache::new();
-        let told = Arc::new(Mutex::new(0));
-        let count = told.clone();
+        let calls = Arc::new(Mutex::new(0));
+        let count = calls.clone();
         cache.on_change(move |_| *count.lock().unwrap() += 1);
         cache.written(pod("a", "1", 5));
         assert_eq!(names(&cache), ["1@5"]);
         cache.apply(Event::Apply(pod("a", "1", 5)));
-        assert_eq!(*told.lock().unwrap(), 1);
+        assert_eq!(*calls.lock().unwrap(), 1);
     }
 
     #[test]

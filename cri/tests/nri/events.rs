@@ -87,13 +87,13 @@ pub(crate) async fn a_refusal_by_a_plugin_leaves_nothing(machine: &mut Machine) 
             "{refused}"
         );
     }
-    let told = plugin.all("RunPodSandbox")[0].about.pod.clone().unwrap().id;
-    assert_eq!(plugin.methods_of(&told), ["RunPodSandbox", "StopPodSandbox", "RemovePodSandbox"]);
+    let id = plugin.all("RunPodSandbox")[0].about.pod.clone().unwrap().id;
+    assert_eq!(plugin.methods_of(&id), ["RunPodSandbox", "StopPodSandbox", "RemovePodSandbox"]);
     let pod = machine.pod("wanted").await;
     let refused = machine.create(&pod, "unmade", &["true"], |_| {}).await.expect_err("refused");
     assert!(refused.message().contains("not that one"), "{refused}");
-    let told = plugin.all("CreateContainer")[0].about.container.clone().unwrap().id;
-    assert_eq!(plugin.methods_of(&told), ["CreateContainer", "StopContainer", "RemoveContainer"]);
+    let id = plugin.all("CreateContainer")[0].about.container.clone().unwrap().id;
+    assert_eq!(plugin.methods_of(&id), ["CreateContainer", "StopContainer", "RemoveContainer"]);
     let id = machine.create(&pod, "unstarted", &["true"], |_| {}).await.expect("create");
     assert!(machine.try_start(&id).await.expect_err("refused").message().contains("not now"));
     let runs = machine.run(&pod, "runs", &["sleep", "1000"]).await;

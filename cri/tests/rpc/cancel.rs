@@ -212,7 +212,7 @@ pub(crate) async fn a_cancelled_pull_leaves_no_image(machine: &mut Machine) {
         accepted = timeout(Duration::from_secs(60), registry.accept()) => accepted,
     };
     // The caller has disconnected.
-    let (mut connection, _) = accepted.expect("somebody asks").expect("accept");
+    let (mut connection, _) = accepted.expect("a connection").expect("accept");
     let mut rest = Vec::new();
     let hung_up = tokio::io::AsyncReadExt::read_to_end(&mut connection, &mut rest);
     timeout(Duration::from_secs(60), hung_up).await.expect("the connection ends").expect("read");

@@ -207,7 +207,7 @@ fn unread_watches_share_the_encoded_objects() {
 
 /// Growth of the API server in bytes, while objects of a megabyte change and watches are not read.
 fn unread_watches(count: usize) -> usize {
-    let (tell, told) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     on_a_machine(move |machine| {
         let plane = Plane::start(machine, None);
         // Leases are stored in memory only: only the watch keeps their old versions.
@@ -239,7 +239,7 @@ fn unread_watches(count: usize) -> usize {
         let grown = plane.memory().saturating_sub(before);
         eprintln!("{count} unread watches: {} KiB", grown >> 10);
         drop(watches);
-        tell.send(grown).unwrap();
+        sender.send(grown).unwrap();
     });
-    told.recv().unwrap()
+    receiver.recv().unwrap()
 }

@@ -171,10 +171,10 @@ fn peers_without_vxlan_are_reached_by_udp() {
 
 #[test]
 fn a_range_is_independent_of_the_address_that_names_it() {
-    let (mut told, mut plain) = (peer(1, PeerKind::Vxlan, &[4, 6]), peer(1, PeerKind::Vxlan, &[4, 6]));
-    told.1.cidrs = vec![net("10.42.1.7/24"), net("fd42:0:0:1::7/64")];
+    let (mut reported, mut plain) = (peer(1, PeerKind::Vxlan, &[4, 6]), peer(1, PeerKind::Vxlan, &[4, 6]));
+    reported.1.cidrs = vec![net("10.42.1.7/24"), net("fd42:0:0:1::7/64")];
     plain.1.cidrs = vec![net("10.42.1.0/24"), net("fd42:0:0:1::/64")];
-    assert_eq!(plan(VXLAN, BOTH, &[told]).tables(), plan(VXLAN, BOTH, &[plain]).tables());
+    assert_eq!(plan(VXLAN, BOTH, &[reported]).tables(), plan(VXLAN, BOTH, &[plain]).tables());
 }
 
 #[test]

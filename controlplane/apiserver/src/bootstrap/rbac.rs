@@ -1,5 +1,5 @@
-//! Makes the roles and bindings that every cluster has, and adds to those that are there what they lack; what somebody
-//! added stays. Objects whose annotation `autoupdate` is not `true` any more are left alone.
+//! Default roles and bindings: missing ones are created, and missing rules and subjects are added to existing ones.
+//! Additions by users stay. Objects whose annotation `autoupdate` is no longer `true` are not changed.
 
 use std::sync::Arc;
 

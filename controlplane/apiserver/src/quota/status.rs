@@ -25,7 +25,7 @@ pub(crate) async fn write_statuses(state: Weak<State>) {
         return;
     };
     loop {
-        // A notification that nobody waits for is kept, so no change is missed.
+        // A notification without a waiting task is kept, so no change is missed.
         tokio::select! {
             () = notify.notified() => {}
             () = shutdown.cancelled() => return,

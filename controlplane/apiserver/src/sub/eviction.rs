@@ -1,7 +1,7 @@
 //! POST pods/eviction: a deletion that disruption budgets may refuse.
 //!
-//! What a budget allows is counted by its controller. Here one disruption of it is spent, in one commit that also
-//! notes the pod, so that nobody spends the same one again before the controller has seen the pod go.
+//! The disruption controller counts the disruptions that a budget allows. An eviction takes one of them and records the
+//! pod in the budget, in one commit, so that no other eviction takes the same one before the controller sees the deletion.
 
 use coracle_kinds::{Resource, kind::by_resource, selector::LabelSelector};
 use coracle_store::Expect;

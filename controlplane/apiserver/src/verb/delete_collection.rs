@@ -28,7 +28,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
         }
         match delete::one(call, object.name(), &options).await {
             Ok(_) => touched.push(object),
-            // Somebody else deleted it in between.
+            // Another request deleted the object in the meantime.
             Err(error) if error.reason == "NotFound" => {}
             Err(error) => return Err(error),
         }

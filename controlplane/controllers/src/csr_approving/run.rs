@@ -48,7 +48,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
             tracing::warn!(
                 request,
                 why,
-                "a node's serving certificate waits for `kubectl certificate approve`; the control plane's own machine is told by --own-node"
+                "a node's serving certificate waits for `kubectl certificate approve`; --own-node names the control plane's own machine"
             );
         }
         Action::Ask(rights) => ask(context, &request, rights).await?,

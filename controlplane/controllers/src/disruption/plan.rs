@@ -19,7 +19,7 @@ const CONDITION: &str = "DisruptionAllowed";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Controller {
     /// The pod has no controller.
-    Nobody,
+    None,
     /// A controller with a scale.
     Known { uid: String, scale: i32 },
     /// The controller does not exist or its kind has no scale.
@@ -134,7 +134,7 @@ fn scale(pods: &[(Arc<Pod>, Controller)]) -> Result<Scale, String> {
     let (mut scales, mut unmanaged) = (BTreeMap::new(), false);
     for (pod, controller) in pods {
         match controller {
-            Controller::Nobody => unmanaged = true,
+            Controller::None => unmanaged = true,
             Controller::Known { uid, scale } => drop(scales.insert(uid.as_str(), *scale)),
             Controller::Unknown => return Err(format!("found no controllers for pod {:?}", pod.name())),
         }

@@ -56,7 +56,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
 
 /// The controller of a pod: a replica set, or the deployment that controls it.
 fn controller(context: &Context, pod: &Pod) -> Controller {
-    let Some(owner) = controller_of(&pod.metadata) else { return Controller::Nobody };
+    let Some(owner) = controller_of(&pod.metadata) else { return Controller::None };
     let known =
         |uid: &str, scale: Option<i32>| Controller::Known { uid: uid.to_owned(), scale: scale.unwrap_or(1) };
     let deployment = |name: &str, uid: &str| {

@@ -77,7 +77,7 @@ mod tests {
         assert_eq!(left(&[(4, SLOW)], Some(0), 4), Some(100));
         assert_eq!(left(&[(4, SLOW), (30, FAST)], Some(0), 30), Some(10));
         assert_eq!(left(&[(4, FAST)], Some(0), 4), Some(6), "the pace is the same");
-        assert_eq!(left(&[(4, SLOW)], None, 4), Some(0), "nobody waited");
+        assert_eq!(left(&[(4, SLOW)], None, 4), Some(0), "no node waits");
     }
 
     #[test]

@@ -115,7 +115,7 @@ struct Mappings {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct ClaimWithPrefix {
     claim: String,
-    /// Upstream requires it, so that nobody forgets it: names without a prefix can collide with those of the cluster.
+    /// Upstream requires it, so that it is not forgotten: names without a prefix can collide with those of the cluster.
     prefix: String,
 }
 

@@ -41,9 +41,9 @@ fn numbers(verdict: &Verdict) -> [i32; 4] {
 #[test]
 fn healthy_pods_above_the_number_or_percentage_may_be_disrupted() {
     for (spec, pods, expect) in [
-        (json!({"minAvailable": 2}), pods(3, 0, &Controller::Nobody), [3, 2, 3, 1]),
+        (json!({"minAvailable": 2}), pods(3, 0, &Controller::None), [3, 2, 3, 1]),
         (json!({"minAvailable": 2}), pods(2, 1, &Controller::Unknown), [2, 2, 3, 0]),
-        (json!({"minAvailable": 5}), pods(3, 0, &Controller::Nobody), [3, 5, 3, 0]),
+        (json!({"minAvailable": 5}), pods(3, 0, &Controller::None), [3, 5, 3, 0]),
         (json!({"minAvailable": 0}), Vec::new(), [0, 0, 0, 0]),
         (json!({"minAvailable": "50%"}), pods(4, 0, &of("x", 5)), [4, 3, 5, 1]),
         (json!({"maxUnavailable": 1}), pods(3, 0, &of("x", 3)), [3, 2, 3, 1]),
@@ -68,7 +68,7 @@ fn scales_add_up_and_pods_without_a_controller_are_reported() {
     mixed.extend(pods(3, 0, &of("y", 3)));
     let share = budget(json!({"maxUnavailable": "20%"}), json!({}));
     assert_eq!(numbers(&look(&share, &mixed)), [5, 4, 5, 1]);
-    mixed.push((pod("alone", true), Controller::Nobody));
+    mixed.push((pod("alone", true), Controller::None));
     let found = look(&share, &mixed);
     assert!(found.unmanaged && found.failure.is_none());
     assert!(!look(&budget(json!({"minAvailable": 1}), json!({})), &mixed).unmanaged);
@@ -88,7 +88,7 @@ fn an_unknown_number_allows_no_disruption() {
 fn an_evicted_pod_does_not_count_until_its_time_has_passed() {
     let at = |since: &str| {
         let status = json!({"disruptedPods": {"p0": since, "gone": since}});
-        look(&budget(json!({"minAvailable": 1}), status), &pods(3, 0, &Controller::Nobody))
+        look(&budget(json!({"minAvailable": 1}), status), &pods(3, 0, &Controller::None))
     };
     let soon = at("2026-01-01T00:09:30Z");
     assert_eq!(numbers(&soon), [2, 1, 3, 1]);
@@ -101,7 +101,7 @@ fn an_evicted_pod_does_not_count_until_its_time_has_passed() {
 
 #[test]
 fn a_pod_that_is_being_deleted_is_not_healthy() {
-    let mut all = pods(2, 0, &Controller::Nobody);
+    let mut all = pods(2, 0, &Controller::None);
     let pod = Arc::make_mut(&mut all[0].0);
     pod.metadata.deletion_timestamp = Some(Time(NOW.parse().unwrap()));
     let status = json!({"disruptedPods": {"p0": NOW}});
@@ -117,9 +117,9 @@ fn a_second_reconcile_changes_nothing() {
         json!({"conditions": [{"type": "Other", "status": "True", "reason": "X",
         "message": "", "lastTransitionTime": "2025-01-01T00:00:00Z"}]}),
     );
-    own.status = look(&own, &pods(2, 0, &Controller::Nobody)).status;
+    own.status = look(&own, &pods(2, 0, &Controller::None)).status;
     assert_eq!(own.status.conditions.as_ref().unwrap().len(), 2);
-    let later = verdict(&own, &pods(2, 0, &Controller::Nobody), "2026-01-01T00:20:00.5Z".parse().unwrap());
+    let later = verdict(&own, &pods(2, 0, &Controller::None), "2026-01-01T00:20:00.5Z".parse().unwrap());
     assert_eq!(later.status, own.status);
 }
 
