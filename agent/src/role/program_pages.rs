@@ -1,9 +1,7 @@
 //! Returns memory to the kernel: code and free memory that were only needed by the start or by finished work.
 #![allow(unsafe_code, reason = "advice about memory has no safe wrapper")]
 
-use std::fs;
 use std::io;
-use std::path::Path;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -25,54 +23,97 @@ pub(super) async fn let_go_at_rest(mut changes: watch::Receiver<()>) {
     }
 }
 
-/// Releases about 10 MB of mapped code: the kernel maps sixteen pages for each page that is used. Code that is needed
-/// later is mapped again, usually from the page cache.
+/// Releases the code and the constants of the program: the kernel maps sixteen pages for each page that is used. Pages
+/// that are needed later are mapped again, usually from the page cache.
 fn let_go() {
     crate::allocator::collect();
-    let (Ok(program), Ok(maps)) = (fs::read_link("/proc/self/exe"), fs::read_to_string("/proc/self/maps"))
-    else {
-        return;
-    };
-    for (start, length) in maps.lines().filter_map(|line| code_of(line, &program)) {
-        // SAFETY: code is mapped from its file and never written, so that released pages have the same content when
-        // they are loaded again.
+    for (start, length) in program_headers().into_iter().filter_map(|(base, header)| unwritten(base, header))
+    {
+        // SAFETY: the segment is mapped from the program's file and cannot be written, so that released pages have the
+        // same content when they are loaded again.
         if unsafe { libc::madvise(start as *mut libc::c_void, length, libc::MADV_DONTNEED) } != 0 {
             let error = io::Error::last_os_error();
-            tracing::debug!(%error, "cannot release the program's code");
+            tracing::debug!(%error, "cannot release the program's pages");
         }
     }
 }
 
-/// Address and length of a line's mapping if it is code of the program (proc_pid_maps(5)).
-fn code_of(line: &str, program: &Path) -> Option<(usize, usize)> {
-    let (range, rest) = line.split_once(' ')?;
-    let path = rest.starts_with("r-xp").then(|| rest.find('/').map(|at| Path::new(&rest[at..])))??;
-    let (start, end) = range.split_once('-')?;
-    let (start, end) = (usize::from_str_radix(start, 16).ok()?, usize::from_str_radix(end, 16).ok()?);
-    (path == program).then_some((start, end.checked_sub(start)?))
+/// The program's headers with the address at which the program is loaded.
+fn program_headers() -> Vec<(usize, libc::Elf64_Phdr)> {
+    unsafe extern "C" fn take(
+        info: *mut libc::dl_phdr_info,
+        _: usize,
+        into: *mut libc::c_void,
+    ) -> libc::c_int {
+        // SAFETY: dl_iterate_phdr passes a valid object, and our vector.
+        let (info, into) = unsafe { (&*info, &mut *into.cast::<Vec<(usize, libc::Elf64_Phdr)>>()) };
+        for at in 0..usize::from(info.dlpi_phnum) {
+            // SAFETY: the table has this number of headers.
+            let header = unsafe { *info.dlpi_phdr.add(at) };
+            into.extend(usize::try_from(info.dlpi_addr).map(|base| (base, header)));
+        }
+        // The program is the first object; libraries follow.
+        1
+    }
+    let mut headers = Vec::new();
+    // SAFETY: the callback gets the vector only during this call.
+    unsafe { libc::dl_iterate_phdr(Some(take), (&raw mut headers).cast()) };
+    headers
+}
+
+/// Address and length of the whole pages of a segment that is loaded and cannot be written. The relocated constants of a
+/// position-independent program belong to the writable segment.
+fn unwritten(base: usize, header: libc::Elf64_Phdr) -> Option<(usize, usize)> {
+    /// A multiple of every page size.
+    const PAGE: usize = 64 << 10;
+    if header.p_type != libc::PT_LOAD || header.p_flags & libc::PF_W != 0 {
+        return None;
+    }
+    let start = base.checked_add(usize::try_from(header.p_vaddr).ok()?)?;
+    let end = start.checked_add(usize::try_from(header.p_filesz).ok()?)?;
+    let (start, end) = (start.checked_next_multiple_of(PAGE)?, end / PAGE * PAGE);
+    end.checked_sub(start).filter(|length| *length > 0).map(|length| (start, length))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
+    use super::*;
 
-    use super::code_of;
+    fn header(kind: u32, flags: u32, address: u64, size: u64) -> libc::Elf64_Phdr {
+        libc::Elf64_Phdr {
+            p_type: kind,
+            p_flags: flags,
+            p_offset: 0,
+            p_vaddr: address,
+            p_paddr: address,
+            p_filesz: size,
+            p_memsz: size,
+            p_align: 4096,
+        }
+    }
 
     #[test]
-    fn only_the_programs_own_code_is_released() {
-        let of = |line| code_of(line, Path::new("/usr/bin/coracle"));
-        assert_eq!(
-            of("00400000-00402000 r-xp 00001000 fe:00 7      /usr/bin/coracle"),
-            Some((0x40_0000, 0x2000))
-        );
-        for other in [
-            "00402000-00403000 r--p 00003000 fe:00 7      /usr/bin/coracle",
-            "00403000-00404000 rw-p 00003000 fe:00 7      /usr/bin/coracle",
-            "7f0000000000-7f0000001000 r-xp 00000000 fe:00 8      /usr/lib/libc.so",
-            "7fff00000000-7fff00001000 r-xp 00000000 00:00 0      [vdso]",
-            "",
-        ] {
-            assert_eq!(of(other), None, "{other}");
-        }
+    fn only_whole_pages_of_segments_that_cannot_be_written_are_released() {
+        let (read, execute, write) = (libc::PF_R, libc::PF_R | libc::PF_X, libc::PF_R | libc::PF_W);
+        let of = |kind, flags| unwritten(0x10_0000, header(kind, flags, 0x1_1000, 0x3_2000));
+        assert_eq!(of(libc::PT_LOAD, read), Some((0x12_0000, 0x2_0000)));
+        assert_eq!(of(libc::PT_LOAD, execute), of(libc::PT_LOAD, read));
+        assert_eq!(of(libc::PT_LOAD, write), None);
+        assert_eq!(of(libc::PT_GNU_RELRO, read), None);
+        assert_eq!(unwritten(0, header(libc::PT_LOAD, read, 0x1000, 0x1000)), None);
+        assert_eq!(unwritten(usize::MAX, header(libc::PT_LOAD, read, u64::MAX, 1)), None);
+    }
+
+    #[test]
+    fn the_program_has_code_to_release_and_runs_on() {
+        let found = program_headers();
+        let released: usize = found
+            .iter()
+            .filter_map(|(base, header)| unwritten(*base, *header))
+            .map(|(_, length)| length)
+            .sum();
+        assert!(released > 64 << 10, "{released}");
+        let_go();
+        assert_eq!(program_headers().len(), found.len());
     }
 }

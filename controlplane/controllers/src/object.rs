@@ -360,6 +360,16 @@ impl Object for Pod {
             .containers
             .retain(|container| container.ports.as_ref().is_some_and(|ports| !ports.is_empty()));
         self.spec.containers.shrink_to_fit();
+        // A decoded list of few items has room for four or eight.
+        if let Some(owners) = &mut self.metadata.owner_references {
+            owners.shrink_to_fit();
+        }
+        if let Some(conditions) = &mut self.status.conditions {
+            conditions.shrink_to_fit();
+        }
+        if let Some(ips) = &mut self.status.pod_ips {
+            ips.shrink_to_fit();
+        }
     }
 }
 impl Object for ReplicaSet {}

@@ -32,6 +32,8 @@ struct State<T> {
     later: BTreeMap<(Instant, u64), T>,
     /// The time of each key in `later`.
     planned: HashMap<T, (Instant, u64)>,
+    /// Keys that stay in `working` until this time.
+    resting: BTreeMap<(Instant, u64), T>,
     serial: u64,
     failures: HashMap<T, u32>,
 }
@@ -42,6 +44,21 @@ pub(crate) enum Next {
     Wait,
     /// After this time, or after the next change if that is earlier.
     After(Duration),
+    /// After the next change, but not before this time: changes until then cost one reconcile.
+    Rest(Duration),
+}
+
+/// The result of a reconcile whose cost grows with a number of items, for example endpoints. While many of them change
+/// one after another, the reconciles take a limited part of the processor.
+pub(crate) fn rest_after(items: usize) -> Next {
+    /// Up to this number a change is handled at once.
+    const SMALL: usize = 100;
+    const PER_ITEM: Duration = Duration::from_millis(1);
+    const LONGEST: Duration = Duration::from_secs(1);
+    if items < SMALL {
+        return Next::Wait;
+    }
+    Next::Rest(PER_ITEM.saturating_mul(u32::try_from(items).unwrap_or(u32::MAX)).min(LONGEST))
 }
 
 /// The duration until `then`; None if it has passed. Rounded up a little, so that it has passed after the wait.
@@ -60,6 +77,7 @@ impl<T: Clone + Eq + Hash> Queue<T> {
             again: HashSet::new(),
             later: BTreeMap::new(),
             planned: HashMap::new(),
+            resting: BTreeMap::new(),
             serial: 0,
             failures: HashMap::new(),
         };
@@ -115,12 +133,19 @@ impl<T: Clone + Eq + Hash> Queue<T> {
     }
 
     fn done(&self, key: &T) {
-        let mut state = self.lock();
-        state.working.remove(key);
-        if state.again.remove(key) && state.add(key.clone()) {
-            drop(state);
+        if self.lock().release(key) {
             self.wake.notify_one();
         }
+    }
+
+    /// As [`Queue::done`], after a delay.
+    fn done_after(&self, key: T, delay: Duration) {
+        let mut state = self.lock();
+        state.serial += 1;
+        let place = (Instant::now() + delay, state.serial);
+        state.resting.insert(place, key);
+        drop(state);
+        self.wake.notify_one();
     }
 
     fn failed(&self, key: &T) -> Duration {
@@ -143,8 +168,13 @@ impl<T: Clone + Eq + Hash> Queue<T> {
             match reconciled.unwrap_or(Err(Error::TooLong { limit: RECONCILE })) {
                 Ok(next) => {
                     self.lock().failures.remove(&key);
-                    if let Next::After(delay) = next {
-                        self.add_after(key.clone(), delay);
+                    match next {
+                        Next::Wait => {}
+                        Next::After(delay) => self.add_after(key.clone(), delay),
+                        Next::Rest(delay) => {
+                            self.done_after(key, delay);
+                            continue;
+                        }
                     }
                 }
                 Err(error) => {
@@ -175,15 +205,26 @@ impl<T: Clone + Eq + Hash> State<T> {
         new
     }
 
+    /// Ends the work on a key. True if the key is ready because it was added meanwhile.
+    fn release(&mut self, key: &T) -> bool {
+        self.working.remove(key);
+        self.again.remove(key) && self.add(key.clone())
+    }
+
     /// The next key that is due, or the time at which one will be.
     fn take(&mut self, now: Instant) -> (Option<T>, Option<Instant>) {
+        while let Some(entry) = self.resting.first_entry().filter(|entry| entry.key().0 <= now) {
+            let key = entry.remove();
+            self.release(&key);
+        }
         while let Some(entry) = self.later.first_entry().filter(|entry| entry.key().0 <= now) {
             let key = entry.remove();
             self.planned.remove(&key);
             self.add(key);
         }
         let Some(key) = self.ready.pop_front() else {
-            return (None, self.later.keys().next().map(|place| place.0));
+            let due = [self.later.keys().next(), self.resting.keys().next()];
+            return (None, due.into_iter().flatten().min().map(|place| place.0));
         };
         self.queued.remove(&key);
         self.working.insert(key.clone());
@@ -242,6 +283,46 @@ mod tests {
             () = tokio::time::sleep(RECONCILE * 2) => panic!("the worker is stuck"),
         }
         assert_eq!(queue.lock().failures.get("stuck"), Some(&1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn changes_during_a_rest_cost_one_reconcile() {
+        let queue = Queue::new();
+        let start = Instant::now();
+        let times = Mutex::new(Vec::new());
+        queue.add("large");
+        let work = queue.work("test", |key| {
+            times.lock().unwrap().push((key, start.elapsed().as_millis()));
+            async { Ok(rest_after(300)) }
+        });
+        let changes = async {
+            for _ in 0..40 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                queue.add("large");
+            }
+            queue.add("other");
+            tokio::time::sleep(Duration::from_secs(10)).await;
+        };
+        tokio::select! {
+            () = work => unreachable!("work has no end"),
+            () = changes => {}
+        }
+        let times = times.into_inner().unwrap();
+        let of = |name| times.iter().filter(|(key, _)| *key == name).map(|(_, at)| *at).collect::<Vec<_>>();
+        // The timer's resolution is a millisecond.
+        let large = of("large");
+        assert_eq!(large.len(), 3, "{large:?}");
+        assert!(large[1] >= 300 && large[2] >= 600, "{large:?}");
+        assert_eq!(of("other").len(), 1);
+        let state = queue.lock();
+        assert!(state.working.is_empty() && state.resting.is_empty() && state.again.is_empty());
+    }
+
+    #[test]
+    fn few_items_are_handled_at_once_and_many_at_most_every_second() {
+        assert!(matches!(rest_after(99), Next::Wait));
+        assert!(matches!(rest_after(100), Next::Rest(rest) if rest.as_millis() == 100));
+        assert!(matches!(rest_after(50_000), Next::Rest(rest) if rest.as_secs() == 1));
     }
 
     #[test]

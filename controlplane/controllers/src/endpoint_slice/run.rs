@@ -12,7 +12,7 @@ use crate::context::Context;
 use crate::endpoints::plan::is_ours;
 use crate::error::{Error, is_namespace_terminating};
 use crate::object::{EndpointSlice, Key, ObjectExt, controller_of};
-use crate::queue::{Next, Queue};
+use crate::queue::{Next, Queue, rest_after};
 use crate::write::Part;
 
 /// Label of a slice with the name of its service.
@@ -51,6 +51,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let zone_of =
         |node: &str| caches.nodes.get(&Key::new("", node))?.metadata.labels.as_ref()?.get(ZONE).cloned();
     let groups = plan::groups(&service, &caches.pods.in_namespace(&key.namespace), zone_of);
+    let count = groups.iter().map(|group| group.endpoints.len()).sum();
     let slices = own(context, &key, service.uid(), MANAGER);
     let owner = service.controller_reference();
     let mut labels = service.metadata.labels.clone().unwrap_or_default();
@@ -63,7 +64,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     }
     let identity = Identity { owner, labels };
     apply(context, &key, &identity, pack::pack(groups, &slices)).await?;
-    Ok(Next::Wait)
+    Ok(rest_after(count))
 }
 
 /// What all slices of an owner have.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use k8s_openapi::api::core::v1::EndpointSubset;
 use kube::api::DeleteParams;
 use serde_json::{Value, json};
 
@@ -9,7 +10,7 @@ use super::plan;
 use crate::context::Context;
 use crate::error::{Error, is_already_exists, is_namespace_terminating};
 use crate::object::{Endpoints, Key, ObjectExt, Pod, Service};
-use crate::queue::{Next, Queue};
+use crate::queue::{Next, Queue, rest_after};
 use crate::write::Part;
 
 /// Queues changed services, and the services of changed pods and endpoints.
@@ -68,6 +69,10 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         return Ok(Next::Wait);
     }
     let subsets = plan::subsets(&service, &caches.pods.in_namespace(&key.namespace));
+    let addresses = |subset: &EndpointSubset| {
+        [&subset.addresses, &subset.not_ready_addresses].into_iter().flatten().map(Vec::len).sum::<usize>()
+    };
+    let count = subsets.iter().map(addresses).sum();
     let labels = labels(&service);
     match known {
         Some(known) if is_right(&known, &subsets, &labels) => {}
@@ -85,7 +90,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
             }
         }
     }
-    Ok(Next::Wait)
+    Ok(rest_after(count))
 }
 
 const MANAGED_BY: &str = "endpoints.kubernetes.io/managed-by";
@@ -104,11 +109,7 @@ fn labels(service: &Service) -> Value {
     labels
 }
 
-fn is_right(
-    known: &Endpoints,
-    subsets: &[k8s_openapi::api::core::v1::EndpointSubset],
-    labels: &Value,
-) -> bool {
+fn is_right(known: &Endpoints, subsets: &[EndpointSubset], labels: &Value) -> bool {
     let own = known.metadata.labels.clone().unwrap_or_default();
     let labelled = labels
         .as_object()
