@@ -7,6 +7,7 @@
 //! | TLS, with the certificate by which the other server trusts the `X-Remote-*` headers | `client` |
 //! | sends requests on | `forward` |
 //! | group versions of others in discovery | `discovery` |
+//! | OpenAPI documents of others | `openapi` |
 //!
 //! Only a cluster administrator may create API services. Requests go to endpoints of a Service, never to loopback or
 //! link-local addresses.
@@ -16,6 +17,7 @@ mod controller;
 pub(crate) mod discovery;
 pub(crate) mod forward;
 mod local;
+pub(crate) mod openapi;
 
 use std::{
     collections::BTreeMap,
@@ -43,18 +45,20 @@ pub(crate) struct Remote {
     version_priority: i64,
     /// The TLS configuration, or why there is none.
     tls: Result<Arc<rustls::ClientConfig>, String>,
-    /// The text of the specification.
-    spec: String,
+    /// How the server is reached: the text of the service and of the TLS settings.
+    connection: String,
     /// The APIResourceList of the last check. None: the server does not respond.
     resources: Mutex<Option<Arc<Value>>>,
+    documents: Arc<openapi::Documents>,
 }
 
 // === impl Remotes ===
 
 impl Remotes {
-    /// The server of `/apis/<group>/<version>` and the paths below.
+    /// The server of `/apis/<group>/<version>`, the paths below, and of the OpenAPI document of the group version.
     pub(crate) fn find(&self, path: &str) -> Option<Arc<Remote>> {
-        let mut parts = path.trim_start_matches('/').split('/');
+        let document = path.strip_prefix("/openapi/v3").filter(|path| path.split('/').count() == 4);
+        let mut parts = document.unwrap_or(path).trim_start_matches('/').split('/');
         if parts.next() != Some("apis") {
             return None;
         }
@@ -76,6 +80,12 @@ impl Remote {
     /// The APIResourceList, if the server responds.
     pub(crate) fn resources(&self) -> Option<Arc<Value>> {
         self.resources.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The same server with other priorities: what is known of it stays.
+    fn after(self, former: &Self) -> Self {
+        let resources = Mutex::new(former.resources());
+        Self { resources, documents: former.documents.clone(), ..self }
     }
 
     fn set_resources(&self, resources: Option<Value>) {

@@ -5,7 +5,7 @@ use http::{HeaderMap, HeaderValue, StatusCode, header};
 use serde_json::{Value, json};
 
 use crate::{
-    aggregation::discovery as remote,
+    aggregation::{discovery as remote, openapi as remote_openapi},
     error::Result,
     media::{self, Form},
     reply::{self, Reply},
@@ -41,8 +41,12 @@ pub(crate) fn find(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Re
             discovery::api_group(resources, group).or_else(|| remote::group(&state.remotes, resources, group))
         }
         ["apis", group, version] => discovery::resource_list(resources, group, version),
-        ["openapi", "v2"] => return openapi_v2(resources, info, headers).map(Some),
-        ["openapi", "v3"] => return Ok(Some(reply::json(200, &openapi::root(resources)))),
+        ["openapi", "v2"] => return openapi_v2(state, info, headers).map(Some),
+        ["openapi", "v3"] => {
+            let mut root = openapi::root(resources);
+            remote_openapi::add_v3(&state.remotes, &mut root);
+            Some(root)
+        }
         ["openapi", "v3", rest @ ..] => {
             return Ok(openapi_document(resources, info, headers, &rest.join("/")));
         }
@@ -77,14 +81,19 @@ const OPENAPI_V2_PROTOBUF: [&str; 2] = [
     "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",
 ];
 
-fn openapi_v2(resources: &Resources, info: &RequestInfo, headers: &HeaderMap) -> Result<Reply> {
+fn openapi_v2(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Result<Reply> {
     let accept = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
     let mut names = accept.flat_map(|value| value.split(',')).filter_map(|part| part.split(';').next());
-    let (media, bytes) = if names.any(|name| OPENAPI_V2_PROTOBUF.contains(&name.trim())) {
-        (OPENAPI_V2_PROTOBUF[0], openapi::v2::protobuf(resources))
-    } else {
+    let is_protobuf = names.any(|name| OPENAPI_V2_PROTOBUF.contains(&name.trim()));
+    if !is_protobuf {
         media::negotiate(headers, &info.query, &[])?;
-        ("application/json", openapi::v2::json(resources).to_string().into_bytes())
+    }
+    let mut document = openapi::v2::json(&state.registry.load());
+    remote_openapi::add_v2(&state.remotes, &mut document);
+    let (media, bytes) = if is_protobuf {
+        (OPENAPI_V2_PROTOBUF[0], openapi::v2::protobuf(&document))
+    } else {
+        ("application/json", document.to_string().into_bytes())
     };
     let tag = tag(&bytes);
     let mut reply = if matches(headers, &tag) { not_modified() } else { reply::bytes(200, media, bytes) };

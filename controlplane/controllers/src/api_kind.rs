@@ -1,9 +1,10 @@
 //! The kinds that the API server serves, and requests on objects of any kind.
 
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Request};
-use kube::core::DynamicObject;
+use kube::core::discovery::v2::{APIGroupDiscovery, APIResourceDiscovery};
 use kube::core::metadata::PartialObjectMeta;
-use kube::discovery::{ApiResource, Discovery, Scope, verbs};
+use kube::core::{DynamicObject, GroupVersionKind};
+use kube::discovery::{ApiResource, verbs};
 use kube::{Client, Resource};
 use serde_json::Value;
 
@@ -23,30 +24,67 @@ pub(crate) struct ApiKind {
     pub(crate) verbs: Vec<String>,
 }
 
+/// The result of a discovery.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Discovered {
+    /// The served kinds, each in the first version of its group that has it.
+    pub(crate) kinds: Vec<ApiKind>,
+    /// Group versions whose server does not respond: `group/version`. Their kinds are unknown.
+    pub(crate) unavailable: Vec<String>,
+}
+
 impl Context {
-    /// All kinds that are served now, each in its preferred version. Kinds come and go with custom resource definitions,
-    /// so the result is not kept.
-    pub(crate) async fn kinds(&self) -> Result<Vec<ApiKind>, Error> {
-        discover(&self.client).await.map_err(Error::Discovery)
+    /// All kinds that are served now. Kinds come and go with custom resource definitions and API services, so the result
+    /// is not kept.
+    pub(crate) async fn kinds(&self) -> Result<Discovered, Error> {
+        let groups = self.client.list_api_groups_aggregated().await.map_err(Error::Discovery)?;
+        let core = self.client.list_core_api_versions_aggregated().await.map_err(Error::Discovery)?;
+        Ok(Discovered::read(groups.items.iter().chain(&core.items)))
     }
 }
 
-async fn discover(client: &Client) -> Result<Vec<ApiKind>, kube::Error> {
-    let discovery = Discovery::new(client.clone()).run_aggregated().await?;
-    let mut kinds = Vec::new();
-    for group in discovery.groups() {
-        for (resource, capabilities) in group.recommended_resources() {
-            kinds.push(ApiKind {
-                namespaced: capabilities.scope == Scope::Namespaced,
-                verbs: capabilities.operations,
-                resource,
-            });
+impl Discovered {
+    /// Reads the groups of the aggregated discovery. The first version of a group is its preferred one.
+    fn read<'a>(groups: impl Iterator<Item = &'a APIGroupDiscovery>) -> Self {
+        let mut found = Self::default();
+        for group in groups {
+            let name = group.metadata.as_ref().and_then(|meta| meta.name.as_deref()).unwrap_or_default();
+            let first = found.kinds.len();
+            for version in &group.versions {
+                let known = version.version.as_deref().unwrap_or_default();
+                if version.freshness.as_deref() == Some("Stale") {
+                    found.unavailable.push(format!("{name}/{known}"));
+                }
+                for resource in &version.resources {
+                    let kind = ApiKind::read((name, known), resource);
+                    if found.kinds[first..].iter().all(|other| other.resource.plural != kind.resource.plural)
+                    {
+                        found.kinds.push(kind);
+                    }
+                }
+            }
         }
+        found
     }
-    Ok(kinds)
+
+    /// Whether the server of a kind's group version does not respond.
+    pub(crate) fn is_unavailable(&self, kind: &ApiKind) -> bool {
+        self.unavailable.contains(&kind.resource.api_version)
+    }
 }
 
 impl ApiKind {
+    fn read((group, version): (&str, &str), resource: &APIResourceDiscovery) -> Self {
+        let kind = resource.response_kind.as_ref().and_then(|kind| kind.kind.clone()).unwrap_or_default();
+        let gvk = GroupVersionKind::gvk(group, version, &kind);
+        let plural = resource.resource.as_deref().unwrap_or_default();
+        Self {
+            resource: ApiResource::from_gvk_with_plural(&gvk, plural),
+            namespaced: resource.scope.as_deref() == Some("Namespaced"),
+            verbs: resource.verbs.clone(),
+        }
+    }
+
     /// Whether the kind supports all of these verbs.
     pub(crate) fn can(&self, verbs: &[&str]) -> bool {
         verbs.iter().all(|verb| self.verbs.iter().any(|own| own == verb))
@@ -164,5 +202,47 @@ impl ApiKind {
             Err(error) if !is_not_found(&error) => Err(failed(error)),
             Ok(_) | Err(_) => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(groups: Value) -> Discovered {
+        let groups: Vec<APIGroupDiscovery> = serde_json::from_value(groups).unwrap();
+        Discovered::read(groups.iter())
+    }
+
+    fn resource(plural: &str, version: &str) -> Value {
+        json!({"resource": plural, "scope": "Namespaced", "verbs": ["list"],
+            "responseKind": {"group": "g.io", "version": version, "kind": plural.to_uppercase()}})
+    }
+
+    #[test]
+    fn a_kind_that_only_a_later_version_of_the_group_has_is_found() {
+        let versions = json!([
+            {"version": "v2", "freshness": "Current", "resources": [resource("a", "v2")]},
+            {"version": "v1", "freshness": "Current", "resources": [resource("a", "v1"), resource("b", "v1")]},
+        ]);
+        let found = read(json!([{"metadata": {"name": "g.io"}, "versions": versions}]));
+        let names = found.kinds.iter().map(|kind| (&*kind.resource.plural, &*kind.resource.api_version));
+        assert_eq!(names.collect::<Vec<_>>(), [("a", "g.io/v2"), ("b", "g.io/v1")]);
+        assert_eq!(found.kinds[1].resource.kind, "B");
+        assert!(found.kinds[1].namespaced && found.unavailable.is_empty());
+    }
+
+    #[test]
+    fn a_group_version_without_a_server_is_named_and_hides_no_other() {
+        let found = read(json!([
+            {"metadata": {"name": "far.io"}, "versions": [{"version": "v1", "freshness": "Stale"}]},
+            {"metadata": {"name": ""}, "versions": [{"version": "v1", "freshness": "Current", "resources": [
+                {"resource": "pods", "scope": "Namespaced", "verbs": [], "responseKind": {"kind": "Pod"}}]}]},
+        ]));
+        assert_eq!(found.unavailable, ["far.io/v1"]);
+        assert_eq!(found.kinds[0].resource.api_version, "v1");
+        assert!(!found.is_unavailable(&found.kinds[0]));
     }
 }

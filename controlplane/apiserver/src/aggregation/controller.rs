@@ -12,7 +12,7 @@ use std::{
 use coracle_kinds::{Resource, kind::by_resource};
 use serde_json::{Value, json};
 
-use super::{Remote, client, forward, local};
+use super::{Remote, client, forward, local, openapi};
 use crate::{
     bootstrap,
     cache::{Events, Scope, Watcher, prefix_of},
@@ -76,10 +76,12 @@ async fn follow(state: &Arc<State>, kind: &Arc<Resource>) -> bool {
         if value["spec"]["service"].is_null() {
             continue;
         }
-        let remote = remote(state, &value);
+        let mut remote = remote(state, &value);
         let key = (remote.group.clone(), remote.version.clone());
-        let known = former.get(&key).filter(|known| known.spec == remote.spec).cloned();
-        current.insert(key, known.unwrap_or_else(|| Arc::new(remote)));
+        if let Some(known) = former.get(&key).filter(|known| known.connection == remote.connection) {
+            remote = remote.after(known);
+        }
+        current.insert(key, Arc::new(remote));
     }
     let remotes: Vec<Arc<Remote>> = current.values().cloned().collect();
     state.remotes.current.store(Arc::new(current));
@@ -99,12 +101,13 @@ fn remote(state: &State, object: &Value) -> Remote {
         service: (text(&service["namespace"]), text(&service["name"]), port),
         version_priority: spec["versionPriority"].as_i64().unwrap_or(0),
         tls: client::tls(&state.front_proxy, spec),
-        spec: spec.to_string(),
+        connection: json!([service, spec["caBundle"], spec["insecureSkipTLSVerify"]]).to_string(),
         resources: Mutex::new(None),
+        documents: Arc::default(),
     }
 }
 
-async fn check(state: &Arc<State>, kind: &Arc<Resource>, remote: &Remote) {
+async fn check(state: &Arc<State>, kind: &Arc<Resource>, remote: &Arc<Remote>) {
     let found = tokio::time::timeout(LIMIT, forward::discover(state, remote)).await;
     let found = found.unwrap_or_else(|_elapsed| Err("the server does not respond within 5 s".to_owned()));
     let (status, reason, message) = match &found {
@@ -113,6 +116,9 @@ async fn check(state: &Arc<State>, kind: &Arc<Resource>, remote: &Remote) {
         Err(why) if why.contains("no endpoints") => ("False", "MissingEndpoints", why.clone()),
         Err(why) => ("False", "FailedDiscoveryCheck", format!("failing or missing response: {why}")),
     };
+    if found.is_ok() {
+        openapi::refresh(state, remote);
+    }
     remote.set_resources(found.ok());
     let name = format!("{}.{}", remote.version, remote.group);
     let Some(current) = state.cache.get(kind, "", &name).map(|object| object.value()) else { return };
@@ -144,12 +150,35 @@ fn with(object: &Value, condition: &Value) -> Value {
     let kept = available(object).filter(|known| known["status"] == condition["status"]);
     let since = kept.map_or_else(|| write::now().into(), |known| known["lastTransitionTime"].clone());
     let mut condition = condition.clone();
-    if let Some(condition) = condition.as_object_mut() {
-        condition.insert("lastTransitionTime".to_owned(), since);
-    }
+    condition["lastTransitionTime"] = since;
     let mut object = object.clone();
-    if let Some(object) = object.as_object_mut() {
-        object.insert("status".to_owned(), json!({"conditions": [condition]}));
-    }
+    // Conditions of other programs stay.
+    let others = object["status"]["conditions"].as_array().into_iter().flatten();
+    let mut conditions: Vec<Value> = others.filter(|other| other["type"] != "Available").cloned().collect();
+    conditions.insert(0, condition);
+    object["status"] = json!({"conditions": conditions});
     object
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conditions_of_others_and_the_time_of_the_same_status_stay() {
+        let other = json!({"type": "Other", "status": "True"});
+        let known =
+            json!({"type": "Available", "status": "True", "reason": "Old", "lastTransitionTime": "t"});
+        let object = json!({"status": {"conditions": [other, known]}});
+        let condition =
+            |status: &str| json!({"type": "Available", "status": status, "reason": "R", "message": "m"});
+        let conditions = with(&object, &condition("True"))["status"]["conditions"].take();
+        assert_eq!(
+            (&conditions[0]["reason"], &conditions[0]["lastTransitionTime"]),
+            (&json!("R"), &json!("t"))
+        );
+        assert_eq!(conditions[1], other);
+        assert_ne!(with(&object, &condition("False"))["status"]["conditions"][0]["lastTransitionTime"], "t");
+        assert_eq!(with(&json!({}), &condition("True"))["status"]["conditions"][0]["type"], "Available");
+    }
 }

@@ -32,8 +32,13 @@ pub(crate) fn group(remotes: &Remotes, resources: &Resources, name: &str) -> Opt
 /// Adds the resources of other servers to the aggregated form of `/apis`.
 pub(crate) fn add_resources(remotes: &Remotes, resources: &Resources, list: &mut Value) {
     for remote in served(remotes, resources) {
-        let Some(found) = remote.resources() else { continue };
-        let version = json!({"version": remote.version, "freshness": "Current", "resources": converted(&remote, &found)});
+        let version = match remote.resources() {
+            Some(found) => {
+                json!({"version": remote.version, "freshness": "Current", "resources": converted(&remote, &found)})
+            }
+            // Clients report the group version as failed, as upstream, instead of taking its kinds as removed.
+            None => json!({"version": remote.version, "freshness": "Stale"}),
+        };
         add_version(
             list.get_mut("items"),
             |item| item["metadata"]["name"] == remote.group.as_str(),
@@ -43,12 +48,10 @@ pub(crate) fn add_resources(remotes: &Remotes, resources: &Resources, list: &mut
     }
 }
 
-/// The other servers that respond, without the group versions that this server serves itself.
+/// The other servers, without the group versions that this server serves itself.
 fn served(remotes: &Remotes, resources: &Resources) -> Vec<std::sync::Arc<Remote>> {
     let mut all = remotes.all();
-    all.retain(|remote| {
-        remote.resources().is_some() && resources.group_version(&remote.group, &remote.version).is_none()
-    });
+    all.retain(|remote| resources.group_version(&remote.group, &remote.version).is_none());
     all
 }
 

@@ -61,18 +61,52 @@ pub(crate) async fn run(
 /// Reads the APIResourceList of the group version.
 pub(super) async fn discover(state: &State, remote: &Remote) -> std::result::Result<Value, String> {
     let path = format!("/apis/{}/{}", remote.group, remote.version);
-    let request = Request::get(&path).header(header::ACCEPT, "application/json").body(Full::default());
-    let mut request = request.map_err(|error| error.to_string())?;
+    let found = fetch(state, remote, Wanted { path: &path, tag: None, max: MAX_DOCUMENT }).await?;
+    let body = found.map(|found| found.body).unwrap_or_default();
+    serde_json::from_slice(&body).map_err(|error| format!("{path} is not JSON: {error}"))
+}
+
+/// A document of another server.
+pub(super) struct Wanted<'a> {
+    pub(super) path: &'a str,
+    /// ETag of the known document.
+    pub(super) tag: Option<&'a str>,
+    /// Maximum bytes.
+    pub(super) max: usize,
+}
+
+/// A document that was read.
+pub(super) struct Fetched {
+    pub(super) headers: HeaderMap,
+    pub(super) body: bytes::Bytes,
+}
+
+/// Reads a JSON document as the aggregator. `None`: it is the known one.
+pub(super) async fn fetch(
+    state: &State,
+    remote: &Remote,
+    wanted: Wanted<'_>,
+) -> std::result::Result<Option<Fetched>, String> {
+    let path = wanted.path;
+    let mut request = Request::get(path).header(header::ACCEPT, "application/json");
+    if let Some(tag) = wanted.tag {
+        request = request.header(header::IF_NONE_MATCH, tag);
+    }
+    let mut request = request.body(Full::default()).map_err(|error| error.to_string())?;
     identify(request.headers_mut(), &User::new("system:kube-aggregator", &["system:masters"]))
         .map_err(|error| error.message)?;
     let answer = send(state, remote, request).await.map_err(|error| error.message)?;
     let status = answer.status();
+    if wanted.tag.is_some() && status == StatusCode::NOT_MODIFIED {
+        return Ok(None);
+    }
     if !status.is_success() {
         return Err(format!("bad status from {path}: {}", status.as_u16()));
     }
-    let body = Limited::new(answer.into_body(), MAX_DOCUMENT).collect().await;
+    let (head, body) = answer.into_parts();
+    let body = Limited::new(body, wanted.max).collect().await;
     let body = body.map_err(|error| format!("cannot read {path}: {error}"))?.to_bytes();
-    serde_json::from_slice(&body).map_err(|error| format!("{path} is not JSON: {error}"))
+    Ok(Some(Fetched { headers: head.headers, body }))
 }
 
 async fn send(

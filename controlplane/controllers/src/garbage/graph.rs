@@ -111,6 +111,15 @@ impl Graph {
         work
     }
 
+    /// Removes an object whose kind is not served any more. Unlike after [`Self::remove`], its dependents do not count as
+    /// abandoned.
+    pub(crate) fn forget(&mut self, uid: &str) {
+        let Some(item) = self.items.remove(uid) else { return };
+        for owner in &item.owners {
+            self.unlink(&owner.uid, uid);
+        }
+    }
+
     /// Removes a deleted object.
     pub(crate) fn remove(&mut self, uid: &str) -> Work {
         let mut work = Work::default();
@@ -228,6 +237,17 @@ mod tests {
         assert_eq!(graph.remove("owner").attempt, ["child"]);
         assert!(graph.is_suspect("child") && graph.was_deleted_lately("owner"));
         assert!(graph.remove("child").attempt.is_empty());
+        assert!(graph.dependents.is_empty() && graph.items.is_empty());
+    }
+
+    #[test]
+    fn dependents_of_an_object_whose_kind_is_not_served_any_more_stay() {
+        let (mut graph, kind) = (Graph::default(), kind("K", true));
+        graph.set(&kind, &meta("owner", &[], json!({})));
+        graph.set(&kind, &meta("child", &["owner"], json!({})));
+        graph.forget("owner");
+        assert!(!graph.was_deleted_lately("owner"));
+        graph.forget("child");
         assert!(graph.dependents.is_empty() && graph.items.is_empty());
     }
 

@@ -46,14 +46,15 @@ pub(crate) async fn run(context: Arc<Context>) {
         graph: Mutex::new(Graph::default()),
         attempts: Queue::new(),
         orphans: Queue::new(),
-        kinds: Mutex::new(discover(&context).await),
+        kinds: Mutex::new(discover(&context, &[]).await),
         kinds_changed: Notify::new(),
     });
     let heard = collector.hear(&context);
     let mut watches = Watches::default();
     let listed = watches.update(&context, &collector, &heard);
     context.caches.synced().await;
-    listed.join_all().await;
+    // A server of other kinds that answers no list must not stop the collection of all kinds.
+    let _late = tokio::time::timeout(FIRST_LISTS, listed.join_all()).await;
     let mut tasks = JoinSet::new();
     for _ in 0..4 {
         let (own, context) = (collector.clone(), context.clone());
@@ -69,21 +70,29 @@ pub(crate) async fn run(context: Arc<Context>) {
         collector.kinds_changed.notified().await;
         // One discovery for the events of a moment.
         tokio::time::sleep(SETTLE).await;
-        collector.set_kinds(discover(&context).await);
+        let known = collector.kinds();
+        collector.set_kinds(discover(&context, &known).await);
         let mut listed = watches.update(&context, &collector, &heard);
         listed.detach_all();
     }
 }
 
+/// Maximum wait for the first lists, as upstream. A kind that is listed later joins then.
+const FIRST_LISTS: Duration = Duration::from_secs(30);
 /// Delay between a change of a definition and the discovery.
 const SETTLE: Duration = Duration::from_millis(200);
 
-/// The kinds that are served, except events.
-async fn discover(context: &Context) -> Vec<Arc<ApiKind>> {
+/// The kinds that are served, except events. Known kinds whose server does not respond are kept: their objects still exist.
+async fn discover(context: &Context, known: &[Arc<ApiKind>]) -> Vec<Arc<ApiKind>> {
     let mut retry = Retry::new();
     loop {
         match context.kinds().await {
-            Ok(kinds) => return kinds.into_iter().filter(|kind| !kind.is_event()).map(Arc::new).collect(),
+            Ok(found) => {
+                let kept =
+                    known.iter().filter(|kind| found.is_unavailable(kind)).cloned().collect::<Vec<_>>();
+                let new = found.kinds.into_iter().filter(|kind| !kind.is_event()).map(Arc::new);
+                return new.chain(kept).collect();
+            }
             Err(error) => error.log("garbage", &"discovery", Duration::ZERO),
         }
         retry.wait().await;
@@ -184,12 +193,11 @@ impl Collector {
         *kinds = found;
     }
 
-    /// Removes the objects of a kind from the graph.
+    /// Removes the objects of a kind from the graph. They may exist still, so their dependents stay.
     fn forget(&self, kind: &Arc<ApiKind>) {
         let objects = self.lock().of_kind(kind);
         for uid in objects {
-            let work = self.lock().remove(&uid);
-            self.enqueue(work);
+            self.lock().forget(&uid);
         }
     }
 

@@ -9,6 +9,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 /// The remaining contents after one pass.
 #[derive(Debug, Default)]
 pub(crate) struct Left {
+    /// Group versions whose server does not respond: they may have objects in the namespace.
+    pub(crate) undiscovered: Vec<String>,
     /// Objects by kind.
     pub(crate) objects: BTreeMap<String, usize>,
     /// Objects by finalizer.
@@ -26,6 +28,16 @@ impl Left {
                 *self.finalizers.entry(finalizer.clone()).or_default() += 1;
             }
         }
+    }
+
+    fn undiscovered(&self) -> Option<(&'static str, String)> {
+        let each = |version: &String| format!("{version}: stale GroupVersion discovery: {version}");
+        let all = self.undiscovered.iter().map(each).collect::<Vec<_>>().join(", ");
+        let message = format!(
+            "Discovery failed for some groups, {} failing: unable to retrieve the complete list of server APIs: {all}",
+            self.undiscovered.len()
+        );
+        (!self.undiscovered.is_empty()).then_some(("DiscoveryFailed", message))
     }
 
     fn failure(&self) -> Option<(&'static str, String)> {
@@ -47,7 +59,7 @@ impl Left {
 
     /// Whether the namespace is certainly empty.
     pub(crate) fn is_nothing(&self) -> bool {
-        self.objects.is_empty() && self.failures.is_empty()
+        self.objects.is_empty() && self.failures.is_empty() && self.undiscovered.is_empty()
     }
 }
 
@@ -67,7 +79,7 @@ pub(crate) fn conditions(old: &[NamespaceCondition], left: &Left, now: Timestamp
         }
     };
     let fine = "All resources successfully discovered";
-    let discovery = ("NamespaceDeletionDiscoveryFailure", None, ("ResourcesDiscovered", fine));
+    let discovery = ("NamespaceDeletionDiscoveryFailure", left.undiscovered(), ("ResourcesDiscovered", fine));
     let fine = "All legacy kube types successfully parsed";
     let parsing = ("NamespaceDeletionGroupVersionParsingFailure", None, ("ParsedGroupVersions", fine));
     let fine = "All content successfully deleted, may be waiting on finalization";
@@ -87,6 +99,21 @@ fn list(counts: &BTreeMap<String, usize>, word: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_namespace_with_an_unknown_group_version_is_not_empty() {
+        let left = Left { undiscovered: vec!["far.io/v1".to_owned()], ..Left::default() };
+        assert!(!left.is_nothing());
+        let all = conditions(&[], &left, "2026-01-01T00:00:00Z".parse().unwrap());
+        let failed = all.iter().find(|c| c.status == "True").unwrap();
+        assert_eq!(
+            (failed.type_.as_str(), failed.reason.as_deref()),
+            ("NamespaceDeletionDiscoveryFailure", Some("DiscoveryFailed"))
+        );
+        let message = "Discovery failed for some groups, 1 failing: unable to retrieve the complete list of server APIs: \
+            far.io/v1: stale GroupVersion discovery: far.io/v1";
+        assert_eq!(failed.message.as_deref(), Some(message));
+    }
 
     #[test]
     fn remaining_objects_are_named_and_counted() {

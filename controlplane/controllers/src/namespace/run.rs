@@ -45,14 +45,16 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     if !namespace.is_being_deleted() || !finalizers.iter().any(|finalizer| finalizer == FINALIZER) {
         return Ok(Next::Wait);
     }
-    let kinds = context.kinds().await?;
-    let contents = kinds.iter().filter(|kind| kind.namespaced && kind.can(&[verbs::DELETE, verbs::LIST]));
+    let discovered = context.kinds().await?;
+    let contents =
+        discovered.kinds.iter().filter(|kind| kind.namespaced && kind.can(&[verbs::DELETE, verbs::LIST]));
     let (pods, others): (Vec<_>, Vec<_>) =
         contents.partition(|kind| kind.resource.group.is_empty() && kind.resource.plural == "pods");
     let mut left = empty(context, &key.name, &pods).await;
     if left.is_nothing() {
         left = empty(context, &key.name, &others).await;
     }
+    left.undiscovered = discovered.unavailable;
     if left.is_nothing() {
         return finalize(context, &key).await;
     }

@@ -34,9 +34,8 @@ pub fn json(set: &Resources) -> Value {
     })
 }
 
-/// The document as protobuf.
-pub fn protobuf(set: &Resources) -> Vec<u8> {
-    let document = json(set);
+/// A document as protobuf.
+pub fn protobuf(document: &Value) -> Vec<u8> {
     let mut message = Message::default();
     message.text(1, &document["swagger"]);
     let mut info = Message::default();
@@ -45,7 +44,7 @@ pub fn protobuf(set: &Resources) -> Vec<u8> {
     message.message(2, info);
     let mut all = Message::default();
     for (path, item) in entries(&document["paths"]) {
-        all.message(2, named(path, path_item(item)));
+        all.message(2, named(path, path_item(item, &document["parameters"])));
     }
     message.message(8, all);
     let mut all = Message::default();
@@ -208,11 +207,23 @@ fn encoded(schema: &Value) -> Message {
     message
 }
 
-/// `PathItem` with its PATCH.
-fn path_item(item: &Value) -> Message {
+/// Maximum bytes of a parameter's name. Longer ones are left out: many operations may refer to one parameter.
+const MAX_PARAMETER: usize = 256;
+
+/// `PathItem` with its PATCH, if it has one. `shared` has the parameters to which operations refer.
+fn path_item(item: &Value, shared: &Value) -> Message {
     let patch = &item["patch"];
+    if !patch.is_object() {
+        return Message::default();
+    }
     let mut operation = Message::default();
-    for parameter in items(&patch["parameters"]) {
+    for parameter in items(&patch["parameters"]).chain(items(&item["parameters"])) {
+        let reference = parameter["$ref"].as_str().and_then(|text| text.strip_prefix("#/parameters/"));
+        let parameter = reference.map_or(parameter, |name| &shared[name]);
+        let name = parameter["name"].as_str().unwrap_or_default();
+        if parameter["in"] != "query" || name.len() > MAX_PARAMETER {
+            continue;
+        }
         let mut query = Message::default();
         query.text(2, &parameter["in"]);
         query.text(4, &parameter["name"]);
@@ -262,8 +273,24 @@ mod tests {
     }
 
     #[test]
+    fn parameters_that_an_operation_refers_to_are_in_the_message() {
+        let shared = serde_json::json!({"a": {"in": "query", "name": "fieldValidation", "type": "string"},
+            "b": {"in": "query", "name": "x".repeat(MAX_PARAMETER + 1)}, "c": {"in": "body", "name": "body"}});
+        let item = serde_json::json!({"patch": {"parameters": [{"$ref": "#/parameters/a"},
+            {"$ref": "#/parameters/b"}, {"$ref": "#/parameters/c"}, {"$ref": "#/parameters/none"}]}});
+        let message = path_item(&item, &shared);
+        let operation = under(&message.0, 7)[0];
+        let names: Vec<_> = under(operation, 8)
+            .into_iter()
+            .map(|item| under(under(under(under(item, 1)[0], 2)[0], 3)[0], 4)[0])
+            .collect();
+        assert_eq!(names, [b"fieldValidation"]);
+        assert!(path_item(&serde_json::json!({"get": {}}), &shared).0.is_empty());
+    }
+
+    #[test]
     fn a_kind_is_found_in_the_message_by_its_extension() {
-        let bytes = protobuf(built_in());
+        let bytes = protobuf(&json(built_in()));
         assert_eq!(under(&bytes, 1), [b"2.0"]);
         let definitions = under(&bytes, 9)[0];
         let pod =

@@ -1,0 +1,387 @@
+//! OpenAPI documents of aggregated servers.
+//!
+//! Of version 2, the paths of the group version and what they refer to are merged into this server's document. Of version
+//! 3, the root document names the server's document of the group version; requests for it are sent on. Both are read
+//! again every minute. A server whose documents are too large or cannot be read has none here.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use http::header;
+use serde_json::{Map, Value, json};
+
+use super::{
+    Remote, Remotes,
+    forward::{self, Wanted},
+};
+use crate::{offload, server::State};
+
+/// Time between two reads, as upstream.
+const PERIOD: Duration = Duration::from_secs(60);
+/// Maximum duration of a read.
+const LIMIT: Duration = Duration::from_secs(20);
+/// Maximum bytes of the version 2 document. Kubernetes' own has 4 MB.
+const MAX_V2: usize = 8 << 20;
+/// Maximum bytes of the version 3 root document.
+const MAX_V3_ROOT: usize = 1 << 20;
+/// Maximum characters of the hash in a URL.
+const MAX_HASH: usize = 256;
+/// What paths and definitions refer to.
+const SECTIONS: [&str; 2] = ["definitions", "parameters"];
+const KINDS: &str = "x-kubernetes-group-version-kind";
+
+/// The documents that were read last from a server.
+#[derive(Default)]
+pub(super) struct Documents(Mutex<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    read_at: Option<Instant>,
+    /// ETag of the version 2 document.
+    tag: Option<String>,
+    /// The part of the version 2 document, as JSON text.
+    v2: Option<Arc<str>>,
+    /// URL of the version 3 document.
+    v3: Option<String>,
+}
+
+// === impl Documents ===
+
+impl Documents {
+    fn with<T>(&self, work: impl FnOnce(&mut Inner) -> T) -> T {
+        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Whether a read is due. Later calls return false until the next period.
+    fn take_turn(&self, now: Instant) -> bool {
+        self.with(|inner| {
+            let is_due = inner.read_at.is_none_or(|read| now.duration_since(read) >= PERIOD);
+            if is_due {
+                inner.read_at = Some(now);
+            }
+            is_due
+        })
+    }
+}
+
+/// Reads the documents of a server in a task of their own, if that is due.
+pub(super) fn refresh(state: &Arc<State>, remote: &Arc<Remote>) {
+    if !remote.documents.take_turn(Instant::now()) {
+        return;
+    }
+    let (state, remote) = (Arc::downgrade(state), remote.clone());
+    tokio::spawn(async move {
+        let Some(state) = state.upgrade() else { return };
+        let read = async {
+            read_v2(&state, &remote).await?;
+            read_v3_root(&state, &remote).await
+        };
+        let read = tokio::time::timeout(LIMIT, read).await;
+        if let Err(reason) =
+            read.unwrap_or_else(|_elapsed| Err("the server does not respond within 20 s".to_owned()))
+        {
+            let (group, version) = (&remote.group, &remote.version);
+            tracing::warn!(group, version, reason, "cannot read the OpenAPI documents of an API service");
+        }
+    });
+}
+
+async fn read_v2(state: &State, remote: &Remote) -> Result<(), String> {
+    let tag = remote.documents.with(|inner| inner.tag.clone().filter(|_| inner.v2.is_some()));
+    let wanted = Wanted { path: "/openapi/v2", tag: tag.as_deref(), max: MAX_V2 };
+    let found = forward::fetch(state, remote, wanted).await;
+    let found = found.and_then(|found| {
+        let Some(found) = found else { return Ok(None) };
+        let is_large = found.body.len() > offload::LARGE;
+        let part = offload::run(is_large, || -> Result<_, serde_json::Error> {
+            let document: Value = serde_json::from_slice(&found.body)?;
+            Ok(part_of(&document, &remote.group, &remote.version).to_string())
+        });
+        let part = part.map_err(|error| format!("/openapi/v2 is not JSON: {error}"))?;
+        let tag = found.headers.get(header::ETAG).and_then(|tag| tag.to_str().ok()).map(str::to_owned);
+        Ok(Some((tag, Arc::from(part))))
+    });
+    // Not modified: the known part stays. A document that cannot be read any more is withdrawn.
+    remote.documents.with(|inner| match found {
+        Ok(None) => Ok(()),
+        Ok(Some((tag, part))) => {
+            (inner.tag, inner.v2) = (tag, Some(part));
+            Ok(())
+        }
+        Err(error) => {
+            (inner.tag, inner.v2) = (None, None);
+            Err(error)
+        }
+    })
+}
+
+async fn read_v3_root(state: &State, remote: &Remote) -> Result<(), String> {
+    let wanted = Wanted { path: "/openapi/v3", tag: None, max: MAX_V3_ROOT };
+    let found = forward::fetch(state, remote, wanted).await.and_then(|found| {
+        let Some(found) = found else { return Ok(Value::Null) };
+        serde_json::from_slice(&found.body).map_err(|error| format!("/openapi/v3 is not JSON: {error}"))
+    });
+    let url = found.as_ref().ok().and_then(|root| v3_url(root, &remote.group, &remote.version));
+    remote.documents.with(|inner| inner.v3 = url);
+    found.map(drop)
+}
+
+/// The URL of the group version's document, with the hash that the server's root document names.
+fn v3_url(root: &Value, group: &str, version: &str) -> Option<String> {
+    let path = format!("apis/{group}/{version}");
+    let url = root["paths"].get(&path)?["serverRelativeURL"].as_str()?;
+    let hash = url.split_once("?hash=").map(|(_, hash)| hash);
+    let is_hash = |hash: &&str| {
+        (1..=MAX_HASH).contains(&hash.len()) && hash.bytes().all(|byte| byte.is_ascii_alphanumeric())
+    };
+    Some(match hash.filter(is_hash) {
+        Some(hash) => format!("/openapi/v3/{path}?hash={hash}"),
+        None => format!("/openapi/v3/{path}"),
+    })
+}
+
+/// Adds the documents of other servers to the root document of version 3.
+pub(crate) fn add_v3(remotes: &Remotes, root: &mut Value) {
+    let Some(paths) = root.get_mut("paths").and_then(Value::as_object_mut) else { return };
+    for remote in remotes.all().iter().filter(|remote| remote.resources().is_some()) {
+        let Some(url) = remote.documents.with(|inner| inner.v3.clone()) else { continue };
+        let path = format!("apis/{}/{}", remote.group, remote.version);
+        paths.entry(path).or_insert_with(|| json!({"serverRelativeURL": url}));
+    }
+}
+
+/// Adds the parts of other servers to the document of version 2.
+pub(crate) fn add_v2(remotes: &Remotes, document: &mut Value) {
+    for remote in remotes.all().iter().filter(|remote| remote.resources().is_some()) {
+        let Some(text) = remote.documents.with(|inner| inner.v2.clone()) else { continue };
+        if let Ok(part) = serde_json::from_str(&text) {
+            merge(document, part);
+        }
+    }
+}
+
+/// The paths of a group version, and everything that they refer to.
+fn part_of(document: &Value, group: &str, version: &str) -> Value {
+    let (root, below) = (format!("/apis/{group}/{version}"), format!("/apis/{group}/{version}/"));
+    let all = document["paths"].as_object().into_iter().flatten();
+    let paths: Map<String, Value> = all
+        .filter(|(path, _)| path.trim_end_matches('/') == root || path.starts_with(&below))
+        .map(|(path, item)| (path.clone(), item.clone()))
+        .collect();
+    let mut part = json!({});
+    let mut waiting: Vec<&Value> = document["paths"].as_object().map_or_else(Vec::new, |all| {
+        all.iter().filter(|(path, _)| paths.contains_key(*path)).map(|(_, item)| item).collect()
+    });
+    // Definitions by which clients find a kind need no path that refers to them.
+    let definitions = document["definitions"].as_object().into_iter().flatten();
+    let is_own = |schema: &Value| {
+        let kinds = schema[KINDS].as_array();
+        kinds.is_some_and(|kinds| {
+            kinds.len() == 1 && kinds[0]["group"] == group && kinds[0]["version"] == version
+        })
+    };
+    let mut found: BTreeSet<(&str, &str)> = definitions
+        .filter(|(_, schema)| is_own(schema))
+        .map(|(name, _)| (SECTIONS[0], name.as_str()))
+        .collect();
+    waiting.extend(found.iter().map(|(section, name)| &document[*section][*name]));
+    while let Some(value) = waiting.pop() {
+        for target in references(value) {
+            if let Some(value) = document[target.0].get(target.1)
+                && found.insert(target)
+            {
+                waiting.push(value);
+            }
+        }
+    }
+    for (section, name) in found {
+        part[section][name] = document[section][name].clone();
+    }
+    part["paths"] = paths.into();
+    part
+}
+
+/// Section and name of everything that a value refers to.
+fn references(value: &Value) -> Vec<(&str, &str)> {
+    let (mut found, mut waiting) = (Vec::new(), vec![value]);
+    while let Some(value) = waiting.pop() {
+        match value {
+            Value::Object(map) => {
+                found.extend(map.get("$ref").and_then(Value::as_str).and_then(target));
+                waiting.extend(map.values());
+            }
+            Value::Array(list) => waiting.extend(list),
+            _ => {}
+        }
+    }
+    found
+}
+
+fn target(reference: &str) -> Option<(&str, &str)> {
+    let (section, name) = reference.strip_prefix("#/")?.split_once('/')?;
+    SECTIONS.contains(&section).then_some((section, name))
+}
+
+/// Merges a part into a document. A definition of the same name with another content gets another name in the part.
+fn merge(document: &mut Value, mut part: Value) {
+    let mut renamed: BTreeMap<(String, String), String> = BTreeMap::new();
+    for section in SECTIONS {
+        let Some(Value::Object(entries)) = part.get(section) else { continue };
+        for (name, content) in entries {
+            let is_known = |name: &str| document[section].get(name).is_some();
+            if is_known(name) && !is_same(&document[section][name], content) {
+                let mut free = (2_u64..).map(|number| format!("{name}_v{number}"));
+                let new = free.find(|new| !is_known(new) && !entries.contains_key(new)).unwrap_or_default();
+                renamed.insert((section.to_owned(), name.clone()), new);
+            }
+        }
+    }
+    rename(&mut part, &renamed);
+    for section in SECTIONS {
+        let Some(Value::Object(entries)) = part.get_mut(section).map(Value::take) else { continue };
+        for (name, content) in entries {
+            let name = renamed.get(&(section.to_owned(), name.clone())).cloned().unwrap_or(name);
+            match document[section].get_mut(&name) {
+                Some(known) => add_kinds(known, &content),
+                None => document[section][&name] = content,
+            }
+        }
+    }
+    if let Some(Value::Object(paths)) = part.get_mut("paths").map(Value::take) {
+        for (path, item) in paths {
+            if document["paths"].get(&path).is_none() {
+                document["paths"][&path] = item;
+            }
+        }
+    }
+}
+
+/// Whether two definitions have the same content. The kinds of DeleteOptions, for example, depend on the server.
+fn is_same(one: &Value, other: &Value) -> bool {
+    let without = |value: &Value| match value {
+        Value::Object(map) => map.iter().filter(|(key, _)| *key != KINDS).count(),
+        _ => 0,
+    };
+    let (Some(left), Some(right)) = (one.as_object(), other.as_object()) else { return one == other };
+    without(one) == without(other)
+        && left.iter().filter(|(key, _)| *key != KINDS).all(|(key, value)| right.get(key) == Some(value))
+}
+
+/// Adds the kinds of a definition to those of the same definition.
+fn add_kinds(known: &mut Value, content: &Value) {
+    let (Some(kinds), Some(own)) =
+        (known.get_mut(KINDS).and_then(Value::as_array_mut), content[KINDS].as_array())
+    else {
+        return;
+    };
+    for kind in own {
+        if !kinds.contains(kind) {
+            kinds.push(kind.clone());
+        }
+    }
+}
+
+fn rename(value: &mut Value, renamed: &BTreeMap<(String, String), String>) {
+    if renamed.is_empty() {
+        return;
+    }
+    let mut waiting = vec![value];
+    while let Some(value) = waiting.pop() {
+        match value {
+            Value::Object(map) => {
+                if let Some(Value::String(reference)) = map.get_mut("$ref")
+                    && let Some((section, name)) = target(reference)
+                    && let Some(new) = renamed.get(&(section.to_owned(), name.to_owned()))
+                {
+                    *reference = format!("#/{section}/{new}");
+                }
+                waiting.extend(map.values_mut());
+            }
+            Value::Array(list) => waiting.extend(list),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn theirs() -> Value {
+        let kind = json!([{"group": "far.io", "version": "v1", "kind": "Thing"}]);
+        json!({
+            "paths": {
+                "/apis/far.io/v1/things": {"get": {"parameters": [{"$ref": "#/parameters/limit"}],
+                    "responses": {"200": {"schema": {"$ref": "#/definitions/ThingList"}}}}},
+                "/apis/far.io/v2/things": {"get": {"$ref": "#/definitions/Later"}},
+                "/api/v1/pods": {"get": {}},
+            },
+            "parameters": {"limit": {"name": "limit"}, "other": {"name": "other"}},
+            "definitions": {
+                "Thing": {KINDS: kind, "properties": {"metadata": {"$ref": "#/definitions/Meta"}}},
+                "ThingList": {"properties": {"items": {"items": {"$ref": "#/definitions/Thing"}}}},
+                "Meta": {"description": "theirs", "properties": {"self": {"$ref": "#/definitions/Meta"}}},
+                "Options": {"type": "object", KINDS: kind}, "Later": {}, "Pod": {},
+            },
+        })
+    }
+
+    #[test]
+    fn a_part_has_the_paths_of_its_group_version_and_what_they_refer_to() {
+        let part = part_of(&theirs(), "far.io", "v1");
+        let names = |section: &str| part[section].as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+        assert_eq!(names("paths"), ["/apis/far.io/v1/things"]);
+        assert_eq!(names("definitions"), ["Meta", "Options", "Thing", "ThingList"]);
+        assert_eq!(names("parameters"), ["limit"]);
+    }
+
+    #[test]
+    fn parts_cannot_change_what_other_servers_publish() {
+        let ours = json!({"paths": {"/apis/far.io/v1/things": {"ours": true}}, "definitions": {
+            "Meta": {"description": "ours"}, "Meta_v2": {}, "Options": {"type": "object", KINDS: []}}});
+        let mut merged = ours.clone();
+        merge(&mut merged, part_of(&theirs(), "far.io", "v1"));
+        assert_eq!(merged["paths"], ours["paths"]);
+        assert_eq!(merged["definitions"]["Meta"], ours["definitions"]["Meta"]);
+        assert_eq!(merged["definitions"]["Meta_v3"]["description"], "theirs");
+        for reference in ["/Meta_v3/properties/self/$ref", "/Thing/properties/metadata/$ref"] {
+            assert_eq!(merged["definitions"].pointer(reference).unwrap(), "#/definitions/Meta_v3");
+        }
+        assert_eq!(merged["definitions"]["Options"][KINDS][0]["kind"], "Thing");
+        assert_eq!(merged["parameters"]["limit"]["name"], "limit");
+    }
+
+    #[test]
+    fn documents_without_sense_are_empty_parts() {
+        for document in [json!(null), json!([1]), json!({"paths": 3, "definitions": "x"})] {
+            let mut ours = json!({"paths": {"/api": {}}, "definitions": {"A": {}}});
+            let before = ours.clone();
+            merge(&mut ours, part_of(&document, "far.io", "v1"));
+            assert_eq!(ours, before);
+        }
+    }
+
+    #[test]
+    fn only_the_documents_of_the_group_version_are_named_by_the_root() {
+        let root = |url: &str| json!({"paths": {"apis/far.io/v1": {"serverRelativeURL": url}, "api/v1": {}}});
+        let url = |text: &str| v3_url(&root(text), "far.io", "v1");
+        assert_eq!(
+            url("/openapi/v3/apis/far.io/v1?hash=AB12").unwrap(),
+            "/openapi/v3/apis/far.io/v1?hash=AB12"
+        );
+        assert_eq!(url("http://elsewhere/?hash=a/../b").unwrap(), "/openapi/v3/apis/far.io/v1");
+        assert_eq!(v3_url(&root(""), "far.io", "v2"), None);
+        assert_eq!(v3_url(&json!([]), "far.io", "v1"), None);
+    }
+
+    #[test]
+    fn documents_are_read_once_a_minute() {
+        let (documents, now) = (Documents::default(), Instant::now());
+        assert!(documents.take_turn(now));
+        assert!(!documents.take_turn(now + PERIOD / 2));
+        assert!(documents.take_turn(now + PERIOD));
+    }
+}

@@ -1,0 +1,88 @@
+"""Output of kubectl for our API server and for kube-apiserver: each command runs with both, and the texts are compared."""
+import difflib, json, os, re, subprocess, tempfile, time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+# What depends on the time, on the object or on the server.
+VARYING = [
+    (r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "UID"),
+    (r'("?resourceVersion"?: )"?\d+"?', r"\1N"),
+    (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", "TIME"),
+    (r"/tmp/[A-Za-z]+-\d+/", "/tmp/"),
+    (r"\b\d+(s|ms)\b", "AGE"),
+]
+OBJECT = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c", "labels": {"app": "compare"}}, "data": {"a": "1"}}
+DEPLOYMENT = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d", "labels": {"app": "compare"}},
+              "spec": {"replicas": 0, "selector": {"matchLabels": {"app": "d"}},
+                       "template": {"metadata": {"labels": {"app": "d"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}}}}
+
+
+def shown(text):
+    for pattern, name in VARYING:
+        text = re.sub(pattern, name, text)
+    return text
+
+
+def commands():
+    """Names and words of the commands, and their input."""
+    changed = {**OBJECT, "data": {"a": "2"}}
+    yield "api-resources", ["api-resources", "-o", "wide", "--sort-by=name"], None
+    yield "api-versions", ["api-versions"], None
+    for kind in ("pods", "deployments", "services", "horizontalpodautoscalers", "customresourcedefinitions", "ingresses", "nodes"):
+        yield f"explain {kind}", ["explain", kind, "--recursive"], None
+    yield "explain a field", ["explain", "pod.spec.containers.securityContext"], None
+    yield "auth can-i --list", ["auth", "can-i", "--list"], None
+    yield "auth can-i --list as a user", ["auth", "can-i", "--list", "--as=someone", "-n", "default"], None
+    yield "auth can-i", ["auth", "can-i", "create", "pods", "--as=someone"], None
+    yield "auth whoami", ["auth", "whoami"], None
+    yield "apply", ["apply", "-f", "-"], OBJECT
+    yield "apply a deployment", ["apply", "-f", "-"], DEPLOYMENT
+    yield "diff", ["diff", "-f", "-"], changed
+    yield "diff --server-side", ["diff", "--server-side", "--force-conflicts", "-f", "-"], changed
+    yield "apply --server-side, a conflict", ["apply", "--server-side", "-f", "-"], changed
+    yield "get -o yaml --show-managed-fields", ["get", "cm", "c", "-o", "yaml", "--show-managed-fields"], None
+    yield "get deployment -o yaml", ["get", "deploy", "d", "-o", "jsonpath={.spec}"], None
+    yield "wait for a field", ["wait", "--for=jsonpath={.data.a}=1", "cm/c", "--timeout=5s"], None
+    yield "wait, timeout", ["wait", "--for=jsonpath={.data.a}=9", "cm/c", "--timeout=1s"], None
+    yield "wait for a deletion", ["wait", "--for=delete", "cm/none", "--timeout=1s"], None
+    yield "apply --prune", ["apply", "--prune", "-l", "app=compare", "-f", "-"], OBJECT
+    yield "apply, an unknown field", ["apply", "-f", "-"], {**OBJECT, "dta": {}}
+    yield "create, a wrong name", ["create", "-f", "-"], {**OBJECT, "metadata": {"name": "A_b"}}
+    yield "create what exists", ["create", "-f", "-"], OBJECT
+    yield "get what does not exist", ["get", "cm", "none"], None
+    yield "get an unknown kind", ["get", "nothings"], None
+    yield "delete", ["delete", "cm", "c"], None
+
+
+def watch(kubectl, config):
+    """Types, names and data of the events of `get --watch -o json`."""
+    name = {"KUBECONFIG": config, **{k: v for k, v in os.environ.items() if k != "KUBECONFIG"}}
+    watching = subprocess.Popen([kubectl, "get", "cm", "-l", "watched=yes", "--watch", "--output-watch-events", "-o", "json"],
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=name)
+    time.sleep(2)
+    for data in ("1", "2"):
+        body = {**OBJECT, "metadata": {"name": "w", "labels": {"watched": "yes"}}, "data": {"a": data}}
+        subprocess.run([kubectl, "apply", "-f", "-"], input=json.dumps(body), text=True, env=name, capture_output=True)
+    subprocess.run([kubectl, "delete", "cm", "w"], env=name, capture_output=True)
+    time.sleep(1)
+    watching.terminate()
+    return watching.communicate()[0]
+
+
+def compare(check, kubectls, ours, theirs):
+    """Compares each command of each kubectl."""
+    for version, kubectl in kubectls:
+        home = tempfile.mkdtemp()
+        for name, words, body in commands():
+            found = []
+            for config in (ours, theirs):
+                environment = {**os.environ, "KUBECONFIG": config, "HOME": f"{home}/{os.path.basename(config)}"}
+                done = subprocess.run([kubectl, *words], input=json.dumps(body) if body else None, capture_output=True,
+                                      text=True, env=environment)
+                found.append(shown(f"{done.stdout}{done.stderr}exit {done.returncode}\n").splitlines())
+            different = list(difflib.unified_diff(found[1], found[0], "kube-apiserver", "coracle", lineterm="", n=0))
+            check(f"kubectl {version} {name}", not different, "\n".join(different[:60]))
+        found = [shown(watch(kubectl, config)).splitlines() for config in (ours, theirs)]
+        different = list(difflib.unified_diff(found[1], found[0], "kube-apiserver", "coracle", lineterm="", n=0))
+        check(f"kubectl {version} get --watch -o json", not different, "\n".join(different[:60]))
+        for config in (ours, theirs):
+            subprocess.run([kubectl, "delete", "cm,deploy", "--all"], env={**os.environ, "KUBECONFIG": config}, capture_output=True)
