@@ -41,9 +41,17 @@ class Generator:
         self.others += [self.namespace(name) for name in NAMESPACES]
         self.workloads()
         self.storage()
-        pods = []
+        pods, used = [], set()
+        exclusive = {(one["metadata"]["namespace"], one["metadata"]["name"]) for one in self.others
+                     if one["kind"] == "PersistentVolumeClaim" and "ReadWriteOncePod" in one["spec"]["accessModes"]}
         for number in range(self.pod_count):
             pod = self.pod(f"old{number}")
+            # A claim of this mode has one user at most.
+            claims = {(pod["metadata"]["namespace"], one["persistentVolumeClaim"]["claimName"])
+                      for one in pod["spec"].get("volumes", [])} & exclusive
+            if claims & used:
+                del pod["spec"]["volumes"]
+            used |= claims
             pod["spec"]["nodeName"] = self.pick(self.names)
             start = self.random.randint(0, 59)
             pod["status"] = {"phase": "Running", "startTime": f"2026-01-01T00:{start:02}:00Z"}

@@ -246,9 +246,9 @@ mod tests {
     fn a_search_ends_early_and_goes_on_where_it_ended() {
         let nodes: Vec<_> =
             (0..250).map(|number| fixture::node(&format!("n{number:03}"), json!({}))).collect();
-        let mut snapshot = fixture::snapshot(&nodes);
+        let snapshot = fixture::snapshot(&nodes);
         let profile = Profile { percentage: 50, ..Profile::default() };
-        let mut first = || {
+        let first = || {
             let found = filter(&fixture::pod("p", json!({})), &profile, &snapshot, HashMap::new());
             let found = found.unwrap_or_else(|error| panic!("{error:?}"));
             (found.fitting.len(), found.fitting[0].facts.name.clone())
