@@ -1,11 +1,14 @@
 //! Configuration of the scheduler.
 
 mod file;
+mod plugins;
+mod policy;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::NodeAffinity;
+use k8s_openapi::api::core::v1::{NodeAffinity, TopologySpreadConstraint};
 
 /// Configuration of the scheduler.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,6 +39,37 @@ pub(crate) struct Profile {
     pub(crate) fit: Fit,
     /// Node affinity that every pod has besides its own.
     pub(crate) added_affinity: Option<NodeAffinity>,
+    /// Plugins whose filter does not run.
+    pub(crate) without_filters: BTreeSet<&'static str>,
+    /// Whether pods of lower priority make room.
+    pub(crate) preempts: bool,
+    pub(crate) spread: SpreadDefaults,
+    pub(crate) affinity: AffinityArgs,
+    /// The resources whose use is to be balanced.
+    pub(crate) balanced: Vec<String>,
+    /// Percentage of the nodes that are found before the search ends, but at least [`FEWEST_NODES`]; 0 searches all.
+    pub(crate) percentage: u8,
+}
+
+/// The search for nodes that can run a pod never ends before it found so many, as upstream.
+pub(crate) const FEWEST_NODES: usize = 100;
+
+/// The spread constraints of pods without own ones.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum SpreadDefaults {
+    /// Upstream's, by node and zone.
+    System,
+    /// Those of the configuration.
+    List(Vec<TopologySpreadConstraint>),
+}
+
+/// Arguments of InterPodAffinity.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct AffinityArgs {
+    /// Weight of a required term of another pod that selects the pod.
+    pub(crate) required_weight: i64,
+    /// Whether the preferences of other pods do not count for a pod without own ones.
+    pub(crate) ignores_others: bool,
 }
 
 /// Weights of the scores; 0 disables a score.
@@ -56,6 +90,10 @@ pub(crate) struct Fit {
     pub(crate) strategy: Strategy,
     /// Resources with their weights.
     pub(crate) resources: Vec<(String, i64)>,
+    /// Extended resources that the filter ignores.
+    pub(crate) ignored: BTreeSet<String>,
+    /// Prefixes of extended resources that the filter ignores.
+    pub(crate) ignored_groups: BTreeSet<String>,
 }
 
 /// The score of a resource by its utilization.
@@ -86,6 +124,12 @@ impl Default for Profile {
             weights: Weights::default(),
             fit: Fit::default(),
             added_affinity: None,
+            without_filters: BTreeSet::new(),
+            preempts: true,
+            spread: SpreadDefaults::System,
+            affinity: AffinityArgs { required_weight: 1, ignores_others: false },
+            balanced: vec!["cpu".to_owned(), "memory".to_owned()],
+            percentage: 0,
         }
     }
 }
@@ -98,12 +142,17 @@ impl Default for Weights {
 
 impl Default for Fit {
     fn default() -> Self {
-        Self { strategy: Strategy::Least, resources: vec![("cpu".to_owned(), 1), ("memory".to_owned(), 1)] }
+        Self {
+            strategy: Strategy::Least,
+            resources: vec![("cpu".to_owned(), 1), ("memory".to_owned(), 1)],
+            ignored: BTreeSet::new(),
+            ignored_groups: BTreeSet::new(),
+        }
     }
 }
 
 impl SchedulerConfig {
-    /// Reads a `KubeSchedulerConfiguration` of version v1.
+    /// Reads a `KubeSchedulerConfiguration` of version v1, or the older `Policy`.
     ///
     /// # Errors
     /// The file cannot be read, or has a field that this scheduler does not support.
@@ -116,5 +165,20 @@ impl SchedulerConfig {
     /// The profile of a scheduler name.
     pub(crate) fn profile(&self, scheduler: &str) -> Option<&Profile> {
         self.profiles.iter().find(|profile| profile.name == scheduler)
+    }
+}
+
+impl Profile {
+    /// Whether the filter of a plugin runs.
+    pub(crate) fn filters_by(&self, plugin: &str) -> bool {
+        !self.without_filters.contains(plugin)
+    }
+}
+
+impl Fit {
+    /// Whether the filter ignores a resource.
+    pub(crate) fn ignores(&self, resource: &str) -> bool {
+        let group = resource.split_once('/').map(|(group, _)| group);
+        self.ignored.contains(resource) || group.is_some_and(|group| self.ignored_groups.contains(group))
     }
 }

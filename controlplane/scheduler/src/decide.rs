@@ -1,17 +1,18 @@
 //! Selects the node for a pod, or states why no node fits.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use crate::config::Profile;
-use crate::filter::refusals;
+use crate::config::{FEWEST_NODES, Profile};
+use crate::filter::{self, Refused, node_affinity};
 use crate::hint::Changes;
 use crate::object::Pod;
 use crate::score;
-use crate::snapshot::Snapshot;
+use crate::snapshot::{Candidate, Snapshot};
 use crate::topology::Topology;
+use crate::volumes::PodClaims;
 
-/// The node has room only for a pod for which others were preempted.
-const PROMISED: &str = "node(s) are reserved for a nominated pod";
+/// Why a node that the pod's affinity does not name is left out.
+const NOT_NAMED: &str = "node(s) didn't satisfy plugin(s) [NodeAffinity]";
 
 /// Why no node can run a pod.
 #[derive(Debug, PartialEq, Eq)]
@@ -19,56 +20,174 @@ pub(crate) struct Unschedulable {
     pub(crate) message: String,
     /// The changes that may help.
     pub(crate) helped_by: Changes,
+    /// The nodes on which the removal of other pods may help.
+    pub(crate) resolvable: BTreeSet<String>,
+    /// Whether the pod was refused before any node was looked at.
+    pub(crate) is_early: bool,
+}
+
+/// What the filters of a pod need, computed once for all nodes.
+#[derive(Debug, Default)]
+pub(crate) struct Prepared {
+    pub(crate) topology: Topology,
+    claims: PodClaims,
+}
+
+/// The outcome of the filters.
+pub(crate) struct Filtered<'a> {
+    pub(crate) prepared: Prepared,
+    /// The nodes that can run the pod.
+    pub(crate) fitting: Vec<Candidate<'a>>,
+    refused: BTreeMap<&'a str, Refused>,
 }
 
 /// The name of the best node. Otherwise the message of upstream, which counts the nodes by reason.
-pub(crate) fn decide(pod: &Pod, profile: &Profile, snapshot: &Snapshot) -> Result<String, Unschedulable> {
-    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
-    let mut total = 0;
-    // A new node may run any pod.
-    let mut helped_by = Changes::NODE;
-    let topology = Topology::of(pod, snapshot);
-    let claims = match snapshot.volumes.of_pod(pod) {
-        Ok(claims) => claims,
-        Err(why) => {
-            let total = snapshot.candidates().count();
-            let message = format!("0/{total} nodes are available: {why}.");
-            return Err(Unschedulable { message, helped_by: Changes::ALL });
-        }
+pub(crate) fn decide(pod: &Pod, profile: &Profile, snapshot: &mut Snapshot) -> Result<String, Unschedulable> {
+    let promised = refused_beside_nominated(pod, profile, snapshot);
+    let snapshot = &*snapshot;
+    let found = filter(pod, profile, snapshot, promised)?;
+    let from = (&found.prepared.topology, snapshot);
+    let best = score::best(pod, profile, from, &found.fitting);
+    best.map(|place| found.fitting[place].facts.name.clone()).ok_or_else(|| found.unschedulable())
+}
+
+/// Filters the nodes, of which some are refused already. An error: no node has to be looked at.
+pub(crate) fn filter<'a>(
+    pod: &Pod,
+    profile: &Profile,
+    snapshot: &'a Snapshot,
+    mut promised: HashMap<String, Refused>,
+) -> Result<Filtered<'a>, Unschedulable> {
+    let total = snapshot.candidates().count();
+    let none = |message: String, helped_by| Unschedulable {
+        message,
+        helped_by,
+        resolvable: BTreeSet::new(),
+        is_early: true,
     };
-    let mut fitting = Vec::new();
-    for node in snapshot.candidates() {
-        total += 1;
-        let (mut reasons, mut changes) = refusals(pod, profile, node);
-        if reasons.is_empty() {
-            (reasons, changes) = (claims.refusals(node, &snapshot.claim_users), Changes::ALL);
-        }
-        if reasons.is_empty() {
-            (reasons, changes) = (topology.refusals(node), Changes::ALL);
-        }
-        if reasons.is_empty() && snapshot.is_promised(pod, &node.facts.name) {
-            (reasons, changes) = (vec![PROMISED.to_owned()], Changes::ALL);
-        }
-        if reasons.is_empty() {
-            fitting.push(node);
-        } else {
-            helped_by = helped_by | changes;
-        }
-        for reason in reasons {
-            *counts.entry(reason).or_default() += 1;
-        }
-    }
     if total == 0 {
-        return Err(Unschedulable { message: "no nodes available to schedule pods".to_owned(), helped_by });
+        return Err(none("no nodes available to schedule pods".to_owned(), Changes::NODE));
     }
-    if let Some(place) = score::best(pod, profile, (&topology, &snapshot.images), &fitting) {
-        return Ok(fitting[place].facts.name.clone());
+    let prefilter = |why: &str| none(format!("0/{total} nodes are available: {why}."), Changes::ALL);
+    let named = node_affinity::named(pod).filter(|_| profile.filters_by("NodeAffinity"));
+    if named.as_ref().is_some_and(BTreeSet::is_empty) {
+        return Err(prefilter("pod affinity terms conflict"));
     }
-    let mut reasons: Vec<String> =
+    let prepared = prepare(pod, profile, snapshot).map_err(|why| prefilter(&why))?;
+    let (mut fitting, mut refused) = (Vec::new(), BTreeMap::new());
+    let wanted = wanted_nodes(profile.percentage, total);
+    let start = if wanted < total { snapshot.search_start.get() % total } else { 0 };
+    let nodes = snapshot.candidates().skip(start).chain(snapshot.candidates().take(start));
+    for node in nodes {
+        if fitting.len() >= wanted {
+            break;
+        }
+        let name = node.facts.name.as_str();
+        let refusal = if named.as_ref().is_some_and(|named| !named.contains(name)) {
+            let reasons = vec![NOT_NAMED.to_owned()];
+            Some(Refused { reasons, resolvable: false, helped_by: Changes::NODE })
+        } else {
+            promised.remove(name).or_else(|| refuse(pod, profile, &prepared, (node, snapshot)))
+        };
+        match refusal {
+            None => fitting.push(node),
+            Some(refusal) => drop(refused.insert(name, refusal)),
+        }
+    }
+    snapshot.search_start.set(start + fitting.len() + refused.len());
+    Ok(Filtered { prepared, fitting, refused })
+}
+
+/// How many nodes that fit end the search.
+fn wanted_nodes(percentage: u8, total: usize) -> usize {
+    match percentage {
+        0 => total,
+        percentage => (total * usize::from(percentage) / 100).max(FEWEST_NODES),
+    }
+}
+
+/// What the filters need of other pods and volumes. An error: why no node can run the pod.
+pub(crate) fn prepare(pod: &Pod, profile: &Profile, snapshot: &Snapshot) -> Result<Prepared, String> {
+    let claims = if profile.filters_by("VolumeBinding") {
+        snapshot.volumes.of_pod(pod)?
+    } else {
+        PodClaims::default()
+    };
+    Ok(Prepared { topology: Topology::of(pod, profile, snapshot), claims })
+}
+
+/// What the first filter says that refuses the pod, in upstream's order. None if the node can run it.
+pub(crate) fn refuse(
+    pod: &Pod,
+    profile: &Profile,
+    prepared: &Prepared,
+    (node, snapshot): (Candidate<'_>, &Snapshot),
+) -> Option<Refused> {
+    filter::refuse(pod, profile, node)
+        .or_else(|| prepared.claims.refuse(profile, node, snapshot))
+        .or_else(|| prepared.topology.refuse(profile, node))
+}
+
+/// The nodes that refuse the pod when the pods count that are nominated for the node and as important as this one.
+pub(crate) fn refused_beside_nominated(
+    pod: &Pod,
+    profile: &Profile,
+    snapshot: &mut Snapshot,
+) -> HashMap<String, Refused> {
+    let mut found = HashMap::new();
+    for node in snapshot.nodes_nominated_beside(pod) {
+        if let Some(refused) = refuse_beside_nominated(pod, profile, snapshot, &node) {
+            found.insert(node, refused);
+        }
+    }
+    found
+}
+
+/// What the filters say about a node when the pods count that are nominated for it.
+pub(crate) fn refuse_beside_nominated(
+    pod: &Pod,
+    profile: &Profile,
+    snapshot: &mut Snapshot,
+    node: &str,
+) -> Option<Refused> {
+    let added = snapshot.assume_nominated(pod, node);
+    let refused = prepare(pod, profile, snapshot).ok().and_then(|prepared| {
+        let candidate = snapshot.candidate(node)?;
+        refuse(pod, profile, &prepared, (candidate, snapshot))
+    });
+    for uid in added {
+        snapshot.remove(&uid);
+    }
+    refused
+}
+
+/// Upstream's sentence, which counts the nodes by reason.
+pub(crate) fn sentence<'a>(total: usize, reasons: impl Iterator<Item = &'a str>) -> String {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for reason in reasons {
+        *counts.entry(reason).or_default() += 1;
+    }
+    let mut counted: Vec<String> =
         counts.into_iter().map(|(reason, count)| format!("{count} {reason}")).collect();
-    reasons.sort();
-    let message = format!("0/{total} nodes are available: {}.", reasons.join(", "));
-    Err(Unschedulable { message, helped_by })
+    counted.sort();
+    format!("0/{total} nodes are available: {}.", counted.join(", "))
+}
+
+// === impl Filtered ===
+
+impl Filtered<'_> {
+    /// Why no node can run the pod.
+    pub(crate) fn unschedulable(&self) -> Unschedulable {
+        let reasons = self.refused.values().flat_map(|refused| refused.reasons.iter().map(String::as_str));
+        let resolvable = self.refused.iter().filter(|(_, refused)| refused.resolvable);
+        Unschedulable {
+            message: sentence(self.refused.len() + self.fitting.len(), reasons),
+            // A new node may run any pod.
+            helped_by: self.refused.values().fold(Changes::NODE, |all, refused| all | refused.helped_by),
+            resolvable: resolvable.map(|(name, _)| (*name).to_owned()).collect(),
+            is_early: false,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -80,20 +199,83 @@ mod tests {
     #[test]
     fn nodes_are_counted_by_reason() {
         let taints = json!([{"key": "k", "effect": "NoSchedule"}]);
-        let snapshot = fixture::snapshot(&[
+        let mut snapshot = fixture::snapshot(&[
             fixture::node("a", json!({})),
             fixture::node("b", json!({})),
             fixture::node("c", json!({"/spec/taints": taints})),
         ]);
         let greedy = fixture::pod("p", json!({"containers": [{"resources": {"requests": {"cpu": "64"}}}]}));
         let message = "0/3 nodes are available: 1 node(s) had untolerated taint(s), 2 Insufficient cpu.";
-        let refused = decide(&greedy, &Profile::default(), &snapshot).unwrap_err();
+        let refused = decide(&greedy, &Profile::default(), &mut snapshot).unwrap_err();
         assert_eq!(
             (refused.message.as_str(), refused.helped_by),
             (message, Changes::NODE | Changes::POD_GONE)
         );
-        assert_eq!(decide(&fixture::pod("p", json!({})), &Profile::default(), &snapshot), Ok("a".to_owned()));
-        let none = decide(&greedy, &Profile::default(), &fixture::snapshot(&[])).unwrap_err();
+        assert!(refused.resolvable.is_empty(), "no node has so much");
+        assert_eq!(
+            decide(&fixture::pod("p", json!({})), &Profile::default(), &mut snapshot),
+            Ok("a".to_owned())
+        );
+        let none = decide(&greedy, &Profile::default(), &mut fixture::snapshot(&[])).unwrap_err();
         assert_eq!(none.message, "no nodes available to schedule pods");
+    }
+
+    #[test]
+    fn a_pod_yields_to_nominated_pods_that_are_as_important() {
+        let mut snapshot = fixture::snapshot(&[fixture::node("a", json!({})), fixture::node("b", json!({}))]);
+        let pod = |name: &str, priority: i32, cpu: &str| {
+            let container = json!({"resources": {"requests": {"cpu": cpu}}});
+            fixture::pod(name, json!({"priority": priority, "containers": [container]}))
+        };
+        snapshot.nominate(&pod("p", 10, "3"), "a");
+        let mut fitting = |pod: &Pod| -> String {
+            let promised = refused_beside_nominated(pod, &Profile::default(), &mut snapshot);
+            let found = filter(pod, &Profile::default(), &snapshot, promised);
+            let found = found.unwrap_or_else(|error| panic!("{error:?}"));
+            found.fitting.iter().map(|node| node.facts.name.as_str()).collect()
+        };
+        assert_eq!(fitting(&pod("low", 1, "2")), "b");
+        assert_eq!(fitting(&pod("high", 20, "2")), "ab");
+        assert_eq!(fitting(&pod("p", 10, "3")), "ab");
+        snapshot.denominate("p");
+        let found = filter(&pod("low", 1, "2"), &Profile::default(), &snapshot, HashMap::new());
+        assert_eq!(found.map(|found| found.fitting.len()).ok(), Some(2));
+    }
+
+    #[test]
+    fn a_search_ends_early_and_goes_on_where_it_ended() {
+        let nodes: Vec<_> =
+            (0..250).map(|number| fixture::node(&format!("n{number:03}"), json!({}))).collect();
+        let snapshot = fixture::snapshot(&nodes);
+        let profile = Profile { percentage: 50, ..Profile::default() };
+        let first = || {
+            let found = filter(&fixture::pod("p", json!({})), &profile, &snapshot, HashMap::new());
+            let found = found.unwrap_or_else(|error| panic!("{error:?}"));
+            (found.fitting.len(), found.fitting[0].facts.name.clone())
+        };
+        assert_eq!(first(), (125, "n000".to_owned()));
+        assert_eq!(first(), (125, "n125".to_owned()));
+        assert_eq!(first(), (125, "n000".to_owned()));
+        assert_eq!((wanted_nodes(1, 250), wanted_nodes(0, 250)), (100, 250));
+    }
+
+    #[test]
+    fn nodes_that_the_affinity_does_not_name_are_left_out() {
+        let mut snapshot = fixture::snapshot(&[fixture::node("a", json!({})), fixture::node("b", json!({}))]);
+        let named = |names: &[&[&str]]| {
+            let fields =
+                names.iter().map(|names| json!({"key": "metadata.name", "operator": "In", "values": names}));
+            let term = json!({"matchFields": fields.collect::<Vec<_>>()});
+            fixture::pod(
+                "p",
+                json!({"affinity": {"nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}}),
+            )
+        };
+        let mut message = |pod: &Pod| decide(pod, &Profile::default(), &mut snapshot).unwrap_err().message;
+        let none = "0/2 nodes are available: 2 node(s) didn't satisfy plugin(s) [NodeAffinity].";
+        assert_eq!(message(&named(&[&["x"]])), none);
+        let conflict = "0/2 nodes are available: pod affinity terms conflict.";
+        assert_eq!(message(&named(&[&["a"], &["b"]])), conflict);
     }
 }

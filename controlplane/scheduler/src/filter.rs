@@ -15,32 +15,46 @@ use crate::snapshot::Candidate;
 /// Why a node cannot run a pod, with upstream's text.
 pub(crate) type Refusal = String;
 
-type Filter = fn(&Pod, Candidate<'_>) -> Vec<Refusal>;
-
-/// The filters whose refusals other pods have no part in.
-const FIXED: [Filter; 4] = [unschedulable::refuse, node_name::refuse, taints::refuse, node_affinity::refuse];
-
-/// The filters that depend on the pods of the node.
-const BY_PODS: [Filter; 2] = [host_ports::refuse, resources::refuse];
-
-/// Whether the node refuses the pod at most for reasons that the removal of other pods can change.
-pub(crate) fn resolvable_refusals(pod: &Pod, profile: &Profile, node: Candidate<'_>) -> bool {
-    node_affinity::refuse_by_profile(profile, node).is_empty()
-        && FIXED.iter().all(|filter| filter(pod, node).is_empty())
+/// What the first filter says that refuses a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refused {
+    pub(crate) reasons: Vec<Refusal>,
+    /// Whether the removal of other pods can change it. Upstream calls all others unresolvable.
+    pub(crate) resolvable: bool,
+    /// The changes that may help.
+    pub(crate) helped_by: Changes,
 }
 
-/// The reasons of the first filter that refuses the pod, with the changes that may help. Empty if the node can run it.
-pub(crate) fn refusals(pod: &Pod, profile: &Profile, node: Candidate<'_>) -> (Vec<Refusal>, Changes) {
-    let first = |filters: &[Filter]| {
-        filters.iter().map(|filter| filter(pod, node)).find(|reasons| !reasons.is_empty())
-    };
-    // Cheap filters that exclude many nodes come first.
-    if let Some(reasons) = first(&FIXED) {
-        return (reasons, Changes::NODE);
+type Filter = fn(&Pod, Candidate<'_>) -> Vec<Refusal>;
+
+/// The filters whose refusals other pods have no part in, in upstream's order.
+const FIXED: [(&str, Filter); 3] = [
+    ("NodeUnschedulable", unschedulable::refuse),
+    ("NodeName", node_name::refuse),
+    ("TaintToleration", taints::refuse),
+];
+
+/// What the first of the filters by node says that refuses the pod. None if the node can run it.
+pub(crate) fn refuse(pod: &Pod, profile: &Profile, node: Candidate<'_>) -> Option<Refused> {
+    let fixed = FIXED.iter().filter(|(plugin, _)| profile.filters_by(plugin));
+    let mut fixed = fixed.map(|(_, filter)| filter(pod, node)).find(|reasons| !reasons.is_empty());
+    if fixed.is_none() && profile.filters_by("NodeAffinity") {
+        let enforced = node_affinity::refuse_by_profile(profile, node);
+        fixed = Some(if enforced.is_empty() { node_affinity::refuse(pod, node) } else { enforced });
     }
-    let enforced = node_affinity::refuse_by_profile(profile, node);
-    if !enforced.is_empty() {
-        return (enforced, Changes::NODE);
+    if let Some(reasons) = fixed.filter(|reasons| !reasons.is_empty()) {
+        return Some(Refused { reasons, resolvable: false, helped_by: Changes::NODE });
     }
-    (first(&BY_PODS).unwrap_or_default(), Changes::NODE | Changes::POD_GONE)
+    let helped_by = Changes::NODE | Changes::POD_GONE;
+    if profile.filters_by("NodePorts") {
+        let reasons = host_ports::refuse(pod, node);
+        if !reasons.is_empty() {
+            return Some(Refused { reasons, resolvable: true, helped_by });
+        }
+    }
+    if !profile.filters_by("NodeResourcesFit") {
+        return None;
+    }
+    let (reasons, resolvable) = resources::refuse(pod, &profile.fit, node);
+    (!reasons.is_empty()).then_some(Refused { reasons, resolvable, helped_by })
 }

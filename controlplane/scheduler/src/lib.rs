@@ -22,9 +22,12 @@ mod queue;
 mod request;
 mod run;
 mod score;
+mod selectors;
+mod simulate;
 mod snapshot;
 mod topology;
 mod volumes;
 
 pub use config::{ConfigError, SchedulerConfig};
 pub use run::run;
+pub use simulate::decide_case;

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use coracle_values::resource;
 use k8s_openapi::api::core::v1::{
-    Affinity, ContainerImage, PersistentVolumeClaimVolumeSource, PodCondition, PodSchedulingGate,
-    ResourceRequirements, Taint, Toleration, TopologySpreadConstraint,
+    Affinity, ContainerImage, ImageVolumeSource, PersistentVolumeClaimVolumeSource, PodCondition,
+    PodSchedulingGate, ResourceRequirements, Taint, Toleration, TopologySpreadConstraint,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, Time};
@@ -48,6 +48,7 @@ pub(crate) struct PodVolume {
     pub(crate) name: String,
     pub(crate) persistent_volume_claim: Option<PersistentVolumeClaimVolumeSource>,
     pub(crate) ephemeral: Option<EphemeralVolume>,
+    pub(crate) image: Option<ImageVolumeSource>,
 }
 
 /// A volume with a claim of its own.

@@ -3,14 +3,17 @@
 //! A victim violates a disruption budget only if no other choice of victims makes room.
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 
 use jiff::Timestamp;
 
 use crate::config::Profile;
-use crate::filter::{refusals, resolvable_refusals};
+use crate::decide::{self, Unschedulable, refuse_beside_nominated, sentence};
 use crate::object::Pod;
 use crate::snapshot::{Placed, Snapshot};
-use crate::topology::Topology;
+
+const NOT_HELPFUL: &str = "Preemption is not helpful for scheduling";
+const NO_VICTIMS: &str = "No preemption victims found for incoming pod";
 
 /// A pod that is removed for a pod of higher priority.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,43 +34,62 @@ pub(crate) struct Preemption {
     pub(crate) victims: Vec<Victim>,
 }
 
-/// Chooses the node on which the least important pods make room. Otherwise upstream's message.
-pub(crate) fn preempt(pod: &Pod, profile: &Profile, snapshot: &mut Snapshot) -> Result<Preemption, String> {
+/// What follows the reasons against a pod: upstream's plugin for resource claims speaks of every pod. It has no state of a
+/// pod that was refused before any node was looked at, which it calls "not found".
+pub(crate) fn with_outcome(refused: &Unschedulable, preemption: &str) -> String {
+    let message = &refused.message;
+    match (refused.is_early, preemption) {
+        (true, _) => format!("{message} not found"),
+        (false, "") => format!("{message} no new claims to deallocate"),
+        (false, preemption) => format!("{message} no new claims to deallocate, {preemption}"),
+    }
+}
+
+/// Chooses the node on which the least important pods make room, of those on which the removal of pods may help.
+/// Otherwise upstream's message.
+pub(crate) fn preempt(
+    pod: &Pod,
+    profile: &Profile,
+    snapshot: &mut Snapshot,
+    resolvable: &BTreeSet<String>,
+) -> Result<Preemption, String> {
     if pod.spec.preemption_policy.as_deref() == Some("Never") {
         return Err("preemption: not eligible due to preemptionPolicy=Never.".to_owned());
     }
-    if waits_for_victims(pod, snapshot) {
+    if waits_for_victims(pod, snapshot, resolvable) {
         let message = "preemption: not eligible due to a terminating pod on the nominated node.";
         return Err(message.to_owned());
     }
-    let nodes = snapshot.node_names();
-    let helpful: Vec<&String> =
-        nodes.iter().filter(|node| can_help((pod, profile), snapshot, node)).collect();
-    let (total, useless) = (nodes.len(), nodes.len() - helpful.len());
-    let mut found: Vec<Preemption> = Vec::new();
-    let mut hopeless = 0;
-    for node in helpful {
-        match victims((pod, profile), snapshot, node) {
-            Some(victims) => found.push(Preemption { node: node.clone(), victims }),
-            None => hopeless += 1,
-        }
-    }
+    let (found, hopeless) = candidates(pod, profile, snapshot, resolvable);
     let best = found.into_iter().min_by_key(|preemption| harm(&preemption.victims));
     best.ok_or_else(|| {
-        let mut reasons = Vec::new();
-        if hopeless > 0 {
-            reasons.push(format!("{hopeless} No preemption victims found for incoming pod"));
-        }
-        if useless > 0 {
-            reasons.push(format!("{useless} Preemption is not helpful for scheduling"));
-        }
-        format!("preemption: 0/{total} nodes are available: {}.", reasons.join(", "))
+        let total = snapshot.candidates().count();
+        let useless = std::iter::repeat_n(NOT_HELPFUL, total.saturating_sub(resolvable.len()));
+        let reasons = hopeless.iter().map(String::as_str).chain(useless);
+        format!("preemption: {}", sentence(total, reasons))
     })
+}
+
+/// The nodes on which pods can make room, and the reasons against the others.
+pub(crate) fn candidates(
+    pod: &Pod,
+    profile: &Profile,
+    snapshot: &mut Snapshot,
+    nodes: &BTreeSet<String>,
+) -> (Vec<Preemption>, Vec<String>) {
+    let (mut found, mut hopeless) = (Vec::new(), Vec::new());
+    for node in nodes {
+        match victims((pod, profile), snapshot, node) {
+            Ok(victims) => found.push(Preemption { node: node.clone(), victims }),
+            Err(reasons) => hopeless.extend(reasons),
+        }
+    }
+    (found, hopeless)
 }
 
 /// The harm of removing pods, in upstream's order: violated budgets, the highest priority, the sum of the priorities, the
 /// number of pods, and the age of the most important ones.
-fn harm(victims: &[Victim]) -> impl Ord + use<> {
+pub(crate) fn harm(victims: &[Victim]) -> impl Ord + use<> {
     let violations = victims.iter().filter(|victim| victim.violates).count();
     let highest = victims.iter().map(|victim| victim.priority).max();
     // Upstream makes each priority positive, so that more pods are never less harmful.
@@ -82,29 +104,25 @@ fn age(started: Option<Timestamp>) -> Timestamp {
     started.unwrap_or(Timestamp::MAX)
 }
 
-/// Whether victims of an earlier preemption are still terminating on the pod's nominated node.
-fn waits_for_victims(pod: &Pod, snapshot: &Snapshot) -> bool {
-    let Some(nominated) = pod.status.nominated_node_name.as_deref() else { return false };
+/// Whether victims of an earlier preemption are still terminating on the pod's nominated node, and the pod can still use
+/// that node.
+fn waits_for_victims(pod: &Pod, snapshot: &Snapshot, resolvable: &BTreeSet<String>) -> bool {
+    let nominated = pod.status.nominated_node_name.as_deref().filter(|node| resolvable.contains(*node));
     let priority = pod.spec.priority.unwrap_or_default();
-    snapshot.candidate(nominated).is_some_and(|node| {
-        node.info.neighbours().any(|other| other.terminating && other.priority < priority)
-    })
+    let node = nominated.and_then(|nominated| snapshot.candidate(nominated));
+    node.is_some_and(|node| node.info.neighbours().any(|other| other.preempted && other.priority < priority))
 }
 
-/// Whether the node refuses the pod only for reasons that the removal of pods can change.
-fn can_help((pod, profile): (&Pod, &Profile), snapshot: &Snapshot, node: &str) -> bool {
-    let claims = snapshot.volumes.of_pod(pod);
-    snapshot.candidate(node).is_some_and(|node| {
-        resolvable_refusals(pod, profile, node)
-            && claims.is_ok_and(|claims| claims.permanent_refusals(node.facts).is_empty())
-    })
-}
-
-/// The pods to remove from a node. None if the pod would not fit even without all pods of lower priority.
-fn victims((pod, profile): (&Pod, &Profile), snapshot: &mut Snapshot, node: &str) -> Option<Vec<Victim>> {
+/// The pods to remove from a node. Otherwise the reasons why the pod would not fit even without all pods of lower
+/// priority.
+fn victims(
+    (pod, profile): (&Pod, &Profile),
+    snapshot: &mut Snapshot,
+    node: &str,
+) -> Result<Vec<Victim>, Vec<String>> {
     let mut lower = snapshot.lower_on(node, pod.spec.priority.unwrap_or_default());
     if lower.is_empty() {
-        return None;
+        return Err(vec![NO_VICTIMS.to_owned()]);
     }
     // The most important pods are tried first to stay, but those whose removal violates a budget before all others.
     lower.sort_by_key(|(uid, placed)| (Reverse(placed.priority), age(placed.started), uid.clone()));
@@ -114,12 +132,12 @@ fn victims((pod, profile): (&Pod, &Profile), snapshot: &mut Snapshot, node: &str
     for ((uid, _), _) in &lower {
         snapshot.remove(uid);
     }
-    let fits = fits((pod, profile), snapshot, node);
+    let refused = refuse((pod, profile), snapshot, node);
     let mut victims: Vec<Victim> = Vec::new();
     let mut removed: Vec<(String, Placed)> = Vec::new();
     for ((uid, placed), violates) in lower {
         snapshot.restore(&uid, node, placed.clone());
-        if fits && !self::fits((pod, profile), snapshot, node) {
+        if refused.is_none() && refuse((pod, profile), snapshot, node).is_some() {
             snapshot.remove(&uid);
             victims.push(Victim {
                 uid: uid.clone(),
@@ -135,17 +153,23 @@ fn victims((pod, profile): (&Pod, &Profile), snapshot: &mut Snapshot, node: &str
     for (uid, placed) in removed {
         snapshot.restore(&uid, node, placed);
     }
-    (fits && !victims.is_empty()).then_some(victims)
+    match refused {
+        Some(reasons) => Err(reasons),
+        None => Ok(victims),
+    }
 }
 
-fn fits((pod, profile): (&Pod, &Profile), snapshot: &Snapshot, node: &str) -> bool {
-    let topology = Topology::of(pod, snapshot);
-    let claims = snapshot.volumes.of_pod(pod).unwrap_or_default();
-    snapshot.candidate(node).is_some_and(|found| {
-        refusals(pod, profile, found).0.is_empty()
-            && claims.refusals(found, &snapshot.claim_users).is_empty()
-            && topology.refusals(found).is_empty()
-    }) && !snapshot.is_promised(pod, node)
+fn refuse((pod, profile): (&Pod, &Profile), snapshot: &mut Snapshot, node: &str) -> Option<Vec<String>> {
+    let beside = snapshot.nodes_nominated_beside(pod).contains(node);
+    if beside && let Some(refused) = refuse_beside_nominated(pod, profile, snapshot, node) {
+        return Some(refused.reasons);
+    }
+    let prepared = match decide::prepare(pod, profile, snapshot) {
+        Ok(prepared) => prepared,
+        Err(why) => return Some(vec![why]),
+    };
+    let candidate = snapshot.candidate(node)?;
+    decide::refuse(pod, profile, &prepared, (candidate, snapshot)).map(|refused| refused.reasons)
 }
 
 #[cfg(test)]
@@ -171,8 +195,13 @@ mod tests {
         snapshot
     }
 
+    fn preempt_refused(pod: &Pod, snapshot: &mut Snapshot) -> Result<Preemption, String> {
+        let refused = crate::decide::decide(pod, &Profile::default(), snapshot).unwrap_err();
+        preempt(pod, &Profile::default(), snapshot, &refused.resolvable)
+    }
+
     fn decide(pod: &Pod, snapshot: &mut Snapshot) -> String {
-        match preempt(pod, &Profile::default(), snapshot) {
+        match preempt_refused(pod, snapshot) {
             Ok(found) => {
                 let names: Vec<&str> = found.victims.iter().map(|victim| victim.name.as_str()).collect();
                 format!("{}: {}", found.node, names.join(" "))
@@ -189,7 +218,8 @@ mod tests {
         assert_eq!(decide(&pod("p", 3, "2", json!({})), &mut snapshot), "a: low");
         let none = "preemption: 0/2 nodes are available: 2 No preemption victims found for incoming pod.";
         assert_eq!(decide(&pod("p", 1, "2", json!({})), &mut snapshot), none);
-        assert_eq!(decide(&pod("p", 10, "9", json!({})), &mut snapshot), none);
+        let useless = "preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.";
+        assert_eq!(decide(&pod("p", 10, "9", json!({})), &mut snapshot), useless);
         // A try changes nothing.
         let used: Vec<i128> = snapshot.candidates().map(|node| node.info.requested.cpu_millis).collect();
         assert_eq!(used, [4000, 4000]);
@@ -207,6 +237,9 @@ mod tests {
         assert_eq!(decide(&nominated, &mut snapshot), "a: low");
         nominated.status.nominated_node_name = Some("a".to_owned());
         let mut going = pod("low", 1, "4", json!({}));
+        let target =
+            json!([{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}]);
+        going.status.conditions = serde_json::from_value(target).unwrap();
         going.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
         snapshot.place(&going, "a");
         let waits = "preemption: not eligible due to a terminating pod on the nominated node.";
@@ -231,13 +264,12 @@ mod tests {
         snapshot.place(&pod("old", 20, "4", json!({})), "b");
         assert_eq!(decide(&pod("p", 10, "4", json!({})), &mut snapshot), "a: one two");
         snapshot.budgets.set(&budget(1));
-        let violations: Vec<bool> =
-            preempt(&pod("p", 10, "4", json!({})), &Profile::default(), &mut snapshot)
-                .unwrap()
-                .victims
-                .iter()
-                .map(|victim| victim.violates)
-                .collect();
+        let violations: Vec<bool> = preempt_refused(&pod("p", 10, "4", json!({})), &mut snapshot)
+            .unwrap()
+            .victims
+            .iter()
+            .map(|victim| victim.violates)
+            .collect();
         assert_eq!(violations, [false, false]);
     }
 
@@ -255,19 +287,5 @@ mod tests {
         }
         snapshot.place(&started("b2", "2024-01-01T00:00:09Z"), "b");
         assert_eq!(decide(&pod("p", 10, "2", json!({})), &mut snapshot), "b: b2");
-    }
-
-    #[test]
-    fn room_of_a_nominated_pod_is_promised_to_it() {
-        let mut snapshot = snapshot(&[]);
-        let nominated = pod("p", 10, "3", json!({}));
-        snapshot.nominate(&nominated, "a");
-        let low = pod("low", 1, "2", json!({}));
-        assert!(snapshot.is_promised(&low, "a"));
-        assert!(!snapshot.is_promised(&low, "b"));
-        assert!(!snapshot.is_promised(&pod("high", 20, "2", json!({})), "a"));
-        assert!(!snapshot.is_promised(&nominated, "a"));
-        snapshot.denominate("p");
-        assert!(!snapshot.is_promised(&low, "a"));
     }
 }

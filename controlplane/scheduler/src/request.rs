@@ -1,10 +1,17 @@
 //! What a pod requests of its node: resources and host ports.
 
+use std::borrow::Cow;
+
 use coracle_values::pod_resources::{
     ContainerResources, PodResources, Resources, StatusResources, is_resize_infeasible,
 };
+use k8s_openapi::api::core::v1::ResourceRequirements;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::object::{Container, ContainerStatus, Pod, PodSpec};
+
+/// Assumed requests of a container without requests, in scores only, so that such pods spread too.
+const ASSUMED: [(&str, &str); 2] = [("cpu", "100m"), ("memory", "200Mi")];
 
 /// A host port of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,17 +23,98 @@ pub(crate) struct HostPort {
 
 /// The effective requests of a pod. While a resize is pending, the larger of the desired and the actual ones.
 pub(crate) fn of_pod(pod: &Pod) -> Resources {
+    sum(
+        pod,
+        pod.spec.resources.as_ref(),
+        &mut pod.spec.containers.iter().chain(inits(&pod.spec)).map(|one| one.resources.as_ref()),
+    )
+}
+
+/// The amount of one resource: CPU in thousandths, everything else in units.
+pub(crate) fn amount(resources: &Resources, name: &str) -> i128 {
+    match name {
+        "cpu" => resources.cpu_millis,
+        "memory" => resources.memory,
+        "ephemeral-storage" => resources.ephemeral_storage,
+        "pods" => resources.pods,
+        other => resources.others.get(other).copied().unwrap_or_default(),
+    }
+}
+
+/// The requests of a pod in scores: a container that requests no CPU or no memory counts with an assumed amount. As in
+/// upstream's NodeResourcesFit, requests of the pod as a whole do not count.
+pub(crate) fn assumed_of_pod(pod: &Pod) -> Resources {
+    assumed_sum(pod, &ASSUMED, None)
+}
+
+/// The requests in scores of a pod on a node. With pod-level requests only what neither the pod nor a container requests
+/// counts with an assumed amount, as upstream's `getNonMissingContainerRequests`.
+pub(crate) fn assumed_of_placed(pod: &Pod) -> Resources {
+    let spec = &pod.spec;
+    let has = |resources: Option<&ResourceRequirements>, name: &str| {
+        let requests = resources.and_then(|resources| resources.requests.as_ref());
+        requests.is_some_and(|requests| requests.contains_key(name))
+    };
+    let is_pod_level = |name: &String| name == "cpu" || name == "memory" || name.starts_with("hugepages-");
+    let of_pod = spec.resources.as_ref().and_then(|resources| resources.requests.as_ref());
+    if !of_pod.is_some_and(|requests| requests.keys().any(is_pod_level)) {
+        return assumed_of_pod(pod);
+    }
+    let is_missing = |name: &str| {
+        let of_container =
+            spec.containers.iter().chain(inits(spec)).any(|one| has(one.resources.as_ref(), name));
+        let of_overhead = spec.overhead.as_ref().is_some_and(|overhead| overhead.contains_key(name));
+        !of_container && !of_overhead && !has(spec.resources.as_ref(), name)
+    };
+    let missing: Vec<(&str, &str)> = ASSUMED.into_iter().filter(|(name, _)| is_missing(name)).collect();
+    assumed_sum(pod, &missing, spec.resources.as_ref())
+}
+
+fn assumed_sum(pod: &Pod, amounts: &[(&str, &str)], pod_level: Option<&ResourceRequirements>) -> Resources {
+    let containers = pod.spec.containers.iter().chain(inits(&pod.spec));
+    let assumed: Vec<Cow<'_, ResourceRequirements>> =
+        containers.map(|container| assumed(container, amounts)).collect();
+    sum(pod, pod_level, &mut assumed.iter().map(|resources| Some(resources.as_ref())))
+}
+
+fn inits(spec: &PodSpec) -> impl Iterator<Item = &Container> {
+    spec.init_containers.iter().flatten()
+}
+
+fn assumed<'a>(container: &'a Container, amounts: &[(&str, &str)]) -> Cow<'a, ResourceRequirements> {
+    let has = |name: &str| {
+        let requests = container.resources.as_ref().and_then(|resources| resources.requests.as_ref());
+        requests.is_some_and(|requests| requests.contains_key(name))
+    };
+    if let Some(resources) =
+        container.resources.as_ref().filter(|_| amounts.iter().all(|(name, _)| has(name)))
+    {
+        return Cow::Borrowed(resources);
+    }
+    let mut resources = container.resources.clone().unwrap_or_default();
+    let requests = resources.requests.get_or_insert_default();
+    for (name, amount) in amounts {
+        requests.entry((*name).to_owned()).or_insert_with(|| Quantity((*amount).to_owned()));
+    }
+    Cow::Owned(resources)
+}
+
+/// The sum over a pod's containers, then its init containers, that have these resources.
+fn sum<'a>(
+    pod: &'a Pod,
+    pod_level: Option<&'a ResourceRequirements>,
+    listed: &mut dyn Iterator<Item = Option<&'a ResourceRequirements>>,
+) -> Resources {
     let (spec, status) = (&pod.spec, &pod.status);
     let is_infeasible = is_resize_infeasible(status.conditions.as_ref(), pod.metadata.generation);
-    let resources = |container, statuses| resources(container, statuses, is_infeasible);
-    let inits = spec.init_containers.iter().flatten();
-    PodResources {
-        containers: spec.containers.iter().map(|c| resources(c, &status.container_statuses)).collect(),
-        init_containers: inits.map(|c| resources(c, &status.init_container_statuses)).collect(),
-        pod_level: spec.resources.as_ref(),
-        overhead: spec.overhead.as_ref(),
-    }
-    .requests()
+    let mut read = |container: &'a Container, statuses: &'a [ContainerStatus]| {
+        let mut found = resources(container, statuses, is_infeasible);
+        found.resources = listed.next().flatten();
+        found
+    };
+    let containers = spec.containers.iter().map(|c| read(c, &status.container_statuses)).collect();
+    let init_containers = inits(spec).map(|c| read(c, &status.init_container_statuses)).collect();
+    PodResources { containers, init_containers, pod_level, overhead: spec.overhead.as_ref() }.requests()
 }
 
 fn resources<'a>(
@@ -81,6 +169,23 @@ impl HostPort {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_container_without_requests_counts_with_an_assumed_amount_in_scores() {
+        let with = |requests: serde_json::Value| serde_json::json!({"resources": {"requests": requests}});
+        let pod = crate::fixture::pod(
+            "p",
+            serde_json::json!({"containers": [{}, with(serde_json::json!({"cpu": "0", "memory": "1Mi"}))]}),
+        );
+        let (real, assumed) = (of_pod(&pod), assumed_of_pod(&pod));
+        assert_eq!((real.cpu_millis, real.memory), (0, 1024 * 1024));
+        assert_eq!((assumed.cpu_millis, assumed.memory), (100, 201 * 1024 * 1024));
+        let mut whole = pod.clone();
+        whole.spec.resources = serde_json::from_value(serde_json::json!({"requests": {"cpu": "2"}})).unwrap();
+        let (new, placed) = (assumed_of_pod(&whole), assumed_of_placed(&whole));
+        assert_eq!((new.cpu_millis, new.memory), (100, 201 * 1024 * 1024));
+        assert_eq!((placed.cpu_millis, placed.memory), (2000, 1024 * 1024));
+    }
 
     #[test]
     fn a_port_on_all_addresses_conflicts_with_the_same_port_on_one() {

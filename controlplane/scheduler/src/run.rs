@@ -18,8 +18,9 @@ use crate::config::{Profile, SchedulerConfig};
 use crate::decide::{Unschedulable, decide};
 use crate::hint::Changes;
 use crate::object::{Namespace, Node, Pod, PodDisruptionBudget};
-use crate::preempt::{Preemption, Victim, preempt};
+use crate::preempt::{Preemption, Victim, preempt, with_outcome};
 use crate::queue::Queue;
+use crate::selectors;
 use crate::snapshot::Snapshot;
 use crate::volumes::bind::BindError;
 use crate::volumes::{self, Choice};
@@ -90,6 +91,7 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
         listed_budgets: Budgets::default(),
     };
     sending.spawn(volumes::feed::run(scheduler.client.clone(), scheduler.snapshot.volumes.clone()));
+    let mut selectors = selectors::feed::changes(&scheduler.client);
     let mut volume_changes = scheduler.snapshot.volumes.changes();
     loop {
         let due = scheduler.due();
@@ -100,6 +102,7 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
             Some(event) = nodes.next() => scheduler.node_event(event),
             Some(event) = namespaces.next() => scheduler.namespace_event(event),
             Some(event) = budgets.next() => scheduler.budget_event(event),
+            Some(change) = selectors.next() => scheduler.snapshot.selectors.apply(change),
             Ok(()) = volume_changes.changed() => scheduler.queue.change(Changes::ALL, Instant::now()),
             Some(Ok(bound)) = scheduler.bindings.join_next() => scheduler.bound(bound),
             Some(_) = scheduler.marks.join_next() => {}
@@ -155,7 +158,9 @@ impl Scheduler {
     /// When the next pod is to be scheduled. Not before all kinds are listed.
     fn due(&self) -> Option<Instant> {
         let kinds = [&self.pods, &self.nodes, &self.namespaces, &self.budgets];
-        let listed = kinds.iter().all(|kind| kind.complete) && self.snapshot.volumes.is_complete();
+        let (volumes, selectors) = (&self.snapshot.volumes, &self.snapshot.selectors);
+        let listed =
+            kinds.iter().all(|kind| kind.complete) && volumes.is_complete() && selectors.is_complete();
         if listed { self.queue.due() } else { None }
     }
 
@@ -282,7 +287,7 @@ impl Scheduler {
     fn schedule_next(&mut self) {
         let Some(pod) = self.queue.pop(Instant::now()) else { return };
         let Some(profile) = self.config.profile(pod.scheduler()).cloned() else { return };
-        match decide(&pod, &profile, &self.snapshot) {
+        match decide(&pod, &profile, &mut self.snapshot) {
             Ok(node) => {
                 let changes = self.snapshot.place(&pod, &node);
                 self.changed(changes);
@@ -303,9 +308,13 @@ impl Scheduler {
 
     /// Handles a pod that no node can run: pods of lower priority may make room for it.
     fn refused(&mut self, pod: &Pod, profile: &Profile, refused: Unschedulable) {
-        let Unschedulable { mut message, helped_by } = refused;
-        let preemption = preempt(pod, profile, &mut self.snapshot);
-        self.queue.refused(pod.uid(), helped_by, Instant::now());
+        let preemption = if profile.preempts {
+            preempt(pod, profile, &mut self.snapshot, &refused.resolvable)
+        } else {
+            Err(String::new())
+        };
+        let mut message = refused.message.clone();
+        self.queue.refused(pod.uid(), refused.helped_by, Instant::now());
         let nominated = match preemption {
             Ok(Preemption { node, victims }) => {
                 self.snapshot.nominate(pod, &node);
@@ -315,8 +324,7 @@ impl Scheduler {
                 Some(node)
             }
             Err(why) => {
-                // Upstream's plugin for resource claims adds its part of the sentence for every pod.
-                message = format!("{message} no new claims to deallocate, {why}");
+                message = with_outcome(&refused, &why);
                 // A pod that still waits for its victims keeps its node.
                 pod.status.nominated_node_name.clone().filter(|_| self.snapshot.is_nominated(pod.uid()))
             }

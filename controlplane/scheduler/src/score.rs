@@ -4,44 +4,59 @@ mod balanced;
 mod fit;
 mod images;
 mod node_affinity;
-mod spread;
 mod taints;
 
 use crate::config::Profile;
 use crate::object::Pod;
-use crate::snapshot::{Candidate, Images};
+use crate::snapshot::{Candidate, Snapshot};
 use crate::topology::Topology;
 
 /// The best score.
 pub(crate) const BEST: i64 = 100;
 
+/// The scores of one plugin, multiplied by its weight, for each node.
+pub(crate) type Scores = (&'static str, Vec<i64>);
+
+/// The weighted scores of the nodes by each plugin of the profile.
+pub(crate) fn scores(
+    pod: &Pod,
+    profile: &Profile,
+    (topology, snapshot): (&Topology, &Snapshot),
+    nodes: &[Candidate<'_>],
+) -> Vec<Scores> {
+    let weights = &profile.weights;
+    let mut found: Vec<Scores> = Vec::new();
+    let mut add = |plugin: &'static str, weight: i64, score: &dyn Fn() -> Vec<i64>| {
+        if weight > 0 {
+            found.push((plugin, score().into_iter().map(|mark| mark.saturating_mul(weight)).collect()));
+        }
+    };
+    add("TaintToleration", weights.taints, &|| taints::score(pod, nodes));
+    let added = profile.added_affinity.as_ref();
+    add("NodeAffinity", weights.node_affinity, &|| node_affinity::score(pod, added, nodes));
+    add("NodeResourcesFit", weights.fit, &|| fit::score(pod, profile, nodes));
+    add("PodTopologySpread", weights.spread, &|| topology.spread_scores(pod, nodes, snapshot));
+    add("InterPodAffinity", weights.pod_affinity, &|| topology.affinity_scores(nodes));
+    add("NodeResourcesBalancedAllocation", weights.balanced, &|| balanced::score(pod, profile, nodes));
+    add("ImageLocality", weights.images, &|| images::score(pod, &snapshot.images, nodes));
+    found
+}
+
 /// The index of the best node. Of equal nodes the one with the fewest pods wins, then the first.
 pub(crate) fn best(
     pod: &Pod,
     profile: &Profile,
-    (topology, images): (&Topology, &Images),
+    from: (&Topology, &Snapshot),
     nodes: &[Candidate<'_>],
 ) -> Option<usize> {
+    if nodes.len() < 2 {
+        return nodes.len().checked_sub(1);
+    }
     let mut totals = vec![0_i64; nodes.len()];
-    if nodes.len() > 1 {
-        let weights = &profile.weights;
-        let mut add = |weight: i64, score: &dyn Fn() -> Vec<i64>| {
-            if weight == 0 {
-                return;
-            }
-            for (total, mark) in totals.iter_mut().zip(score()) {
-                *total = total.saturating_add(mark.saturating_mul(weight));
-            }
-        };
-        add(weights.taints, &|| taints::score(pod, nodes));
-        add(weights.node_affinity, &|| node_affinity::score(pod, profile.added_affinity.as_ref(), nodes));
-        // Upstream's plugin has default constraints, which spread pods of one owner.
-        add(weights.spread, &|| spread::score(pod, nodes));
-        add(weights.spread, &|| topology.spread_scores(nodes));
-        add(weights.pod_affinity, &|| topology.affinity_scores(nodes));
-        add(weights.fit, &|| fit::score(pod, profile, nodes));
-        add(weights.balanced, &|| balanced::score(pod, nodes));
-        add(weights.images, &|| images::score(pod, images, nodes));
+    for (_, scores) in scores(pod, profile, from, nodes) {
+        for (total, score) in totals.iter_mut().zip(scores) {
+            *total = total.saturating_add(score);
+        }
     }
     (0..nodes.len())
         .min_by_key(|place| (std::cmp::Reverse(totals[*place]), nodes[*place].info.requested.pods))
@@ -76,11 +91,10 @@ mod tests {
             let pod = fixture::owned(&format!("p{number}"), "set");
             let name = {
                 let nodes: Vec<_> = snapshot.candidates().collect();
-                nodes[best(&pod, &Profile::default(), (&Topology::default(), &snapshot.images), &nodes)
-                    .unwrap()]
-                .facts
-                .name
-                .clone()
+                nodes[best(&pod, &Profile::default(), (&Topology::default(), &snapshot), &nodes).unwrap()]
+                    .facts
+                    .name
+                    .clone()
             };
             snapshot.place(&pod, &name);
             places.push_str(&name);
@@ -90,7 +104,7 @@ mod tests {
             best(
                 &fixture::pod("p", json!({})),
                 &Profile::default(),
-                (&Topology::default(), &Images::default()),
+                (&Topology::default(), &Snapshot::default()),
                 &[],
             ),
             None

@@ -1,22 +1,21 @@
 //! The nodes with the requests of their pods, including assumed pods.
 
+use std::cell::Cell;
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 
-use coracle_values::object::{Key, ObjectExt, controller_of};
+use coracle_values::object::{Key, ObjectExt};
 use coracle_values::pod_resources::Resources;
-use k8s_openapi::api::core::v1::Taint;
+use k8s_openapi::api::core::v1::{PodCondition, Taint};
 
 use crate::budget::Budgets;
 use crate::hint::Changes;
 use crate::object::{Node, Pod};
-use crate::request::{HostPort, host_ports, of_pod};
-use crate::topology::{Labels, Term, anti_affinity};
+use crate::request::{HostPort, assumed_of_placed, host_ports, of_pod};
+use crate::selectors::Selectors;
+use crate::topology::{Labels, PodTerms};
 use crate::volumes::{Choice, Volumes, claims_of};
-
-/// Assumed requests of a pod without requests, for scores only, so that such pods spread too.
-const DEFAULT_CPU_MILLIS: i128 = 100;
-const DEFAULT_MEMORY: i128 = 200 * 1024 * 1024;
 
 /// The fields of a node that filters and scores read.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -32,9 +31,9 @@ pub(crate) struct Facts {
 #[derive(Clone, Debug)]
 pub(crate) struct Placed {
     requests: Resources,
+    /// The requests in scores.
+    assumed: Resources,
     ports: Vec<HostPort>,
-    /// The uid of the pod's controller.
-    owner: Option<String>,
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) priority: i32,
@@ -43,10 +42,12 @@ pub(crate) struct Placed {
     pub(crate) started: Option<jiff::Timestamp>,
     /// Whether the pod is being deleted.
     pub(crate) terminating: bool,
-    /// The terms of the pod's required anti-affinity.
-    anti_affinity: Vec<Term>,
+    /// Whether it is being deleted because it makes room for another pod.
+    pub(crate) preempted: bool,
+    /// The pod's affinity to other pods.
+    terms: Option<Arc<PodTerms>>,
     /// The claims that the pod uses.
-    claims: Vec<Key>,
+    pub(crate) claims: Vec<Key>,
 }
 
 /// A node with its pods.
@@ -57,8 +58,6 @@ pub(crate) struct NodeInfo {
     pods: HashMap<String, Placed>,
     /// Sizes of the node's images by name. They are no part of the facts: a new image helps no refused pod.
     pub(crate) images: HashMap<String, i64>,
-    /// Number of pods by owner.
-    owners: HashMap<String, usize>,
     pub(crate) requested: Resources,
     /// The sum of requests with the assumed ones, for scores.
     pub(crate) weighed: Resources,
@@ -75,8 +74,7 @@ pub(crate) struct Candidate<'a> {
 #[derive(Debug)]
 struct Nominated {
     node: String,
-    priority: i32,
-    requests: Resources,
+    placed: Placed,
 }
 
 /// On how many nodes each image is.
@@ -91,34 +89,53 @@ pub(crate) struct Images {
 pub(crate) struct Snapshot {
     nodes: BTreeMap<String, NodeInfo>,
     places: HashMap<String, String>,
-    /// The uids of pods with required anti-affinity.
-    repelling: HashSet<String>,
+    /// The uids of pods with affinity to other pods.
+    with_terms: HashSet<String>,
     /// Pods for which other pods make room, by uid.
     nominated: HashMap<String, Nominated>,
     /// The images of all nodes.
     pub(crate) images: Images,
+    /// Where the next search for nodes begins, if it does not look at all of them.
+    pub(crate) search_start: Cell<usize>,
     /// Disruption budgets.
     pub(crate) budgets: Budgets,
     /// The labels of each namespace.
     pub(crate) namespaces: HashMap<String, Labels>,
     /// Claims, volumes and storage classes.
     pub(crate) volumes: Volumes,
+    /// Selectors of services and workloads.
+    pub(crate) selectors: Selectors,
     /// Number of pods on nodes that use each claim.
     pub(crate) claim_users: HashMap<Key, usize>,
 }
 
-/// The uid of the pod's controller, for spreading.
-pub(crate) fn owner_of(pod: &Pod) -> Option<String> {
-    controller_of(&pod.metadata).map(|owner| owner.uid.clone())
+impl Placed {
+    fn of(pod: &Pod) -> Self {
+        Self {
+            requests: of_pod(pod),
+            assumed: assumed_of_placed(pod),
+            ports: host_ports(&pod.spec),
+            namespace: pod.namespace().to_owned(),
+            name: pod.name().to_owned(),
+            priority: pod.spec.priority.unwrap_or_default(),
+            labels: pod.metadata.labels.clone().unwrap_or_default(),
+            started: pod.status.start_time.as_ref().map(|time| time.0),
+            terminating: pod.is_being_deleted(),
+            preempted: is_preempted(pod),
+            terms: PodTerms::of(pod).map(Arc::new),
+            claims: claims_of(pod).collect(),
+        }
+    }
 }
 
-/// The requests of a pod in scores.
-pub(crate) fn weight_of(requests: &Resources) -> Resources {
-    Resources {
-        cpu_millis: if requests.cpu_millis == 0 { DEFAULT_CPU_MILLIS } else { requests.cpu_millis },
-        memory: if requests.memory == 0 { DEFAULT_MEMORY } else { requests.memory },
-        ..Resources::default()
-    }
+/// Whether the pod is being deleted because it makes room for another one.
+fn is_preempted(pod: &Pod) -> bool {
+    let conditions = pod.status.conditions.iter().flatten();
+    let target = conditions.into_iter().find(|condition| condition.type_ == "DisruptionTarget");
+    let by_us = |target: &PodCondition| {
+        target.status == "True" && target.reason.as_deref() == Some("PreemptionByScheduler")
+    };
+    pod.is_being_deleted() && target.is_some_and(by_us)
 }
 
 impl NodeInfo {
@@ -132,45 +149,25 @@ impl NodeInfo {
         self.pods.values()
     }
 
-    /// Number of pods of this owner.
-    pub(crate) fn of_owner(&self, owner: &str) -> usize {
-        self.owners.get(owner).copied().unwrap_or_default()
-    }
-
     fn put(&mut self, uid: &str, placed: Placed) {
         self.requested.add(&placed.requests);
-        self.weighed.add(&weight_of(&placed.requests));
-        if let Some(owner) = &placed.owner {
-            *self.owners.entry(owner.clone()).or_default() += 1;
-        }
+        self.weighed.add(&placed.assumed);
         self.pods.insert(uid.to_owned(), placed);
     }
 
     fn take(&mut self, uid: &str) {
         if let Some(placed) = self.pods.remove(uid) {
             self.requested.subtract(&placed.requests);
-            self.weighed.subtract(&weight_of(&placed.requests));
-            if let Some(owner) = placed.owner
-                && let Entry::Occupied(mut count) = self.owners.entry(owner)
-            {
-                *count.get_mut() -= 1;
-                if *count.get() == 0 {
-                    count.remove();
-                }
-            }
+            self.weighed.subtract(&placed.assumed);
         }
     }
 }
 
 impl Images {
-    /// Number of nodes.
-    pub(crate) fn nodes(&self) -> usize {
-        self.nodes
-    }
-
-    /// Number of nodes that have this image.
-    pub(crate) fn spread(&self, image: &str) -> usize {
-        self.counts.get(image).copied().unwrap_or_default()
+    /// The part of the nodes that have this image, from 0 to 1.
+    #[expect(clippy::cast_precision_loss, reason = "the number of nodes is small")]
+    pub(crate) fn share(&self, image: &str) -> f64 {
+        self.counts.get(image).copied().unwrap_or_default() as f64 / self.nodes.max(1) as f64
     }
 
     fn replace(&mut self, old: &HashMap<String, i64>, new: &HashMap<String, i64>) {
@@ -200,13 +197,13 @@ impl Snapshot {
         Some(Candidate { facts: info.facts.as_ref()?, info })
     }
 
-    /// The pods with required anti-affinity: uid, terms and node.
-    pub(crate) fn with_anti_affinity(&self) -> impl Iterator<Item = (&str, &[Term], Candidate<'_>)> {
-        self.repelling.iter().filter_map(|uid| {
+    /// The pods with affinity to other pods: uid, terms and node.
+    pub(crate) fn with_affinity(&self) -> impl Iterator<Item = (&str, &PodTerms, Candidate<'_>)> {
+        self.with_terms.iter().filter_map(|uid| {
             let info = self.nodes.get(self.places.get(uid)?)?;
-            let placed = info.pods.get(uid)?;
+            let terms = info.pods.get(uid)?.terms.as_deref()?;
             let node = Candidate { facts: info.facts.as_ref()?, info };
-            Some((uid.as_str(), placed.anti_affinity.as_slice(), node))
+            Some((uid.as_str(), terms, node))
         })
     }
 
@@ -267,27 +264,15 @@ impl Snapshot {
             changes = changes | Changes::POD_GONE;
         }
         self.remove(pod.uid());
-        let placed = Placed {
-            requests,
-            ports: host_ports(&pod.spec),
-            owner: owner_of(pod),
-            namespace: pod.namespace().to_owned(),
-            name: pod.name().to_owned(),
-            priority: pod.spec.priority.unwrap_or_default(),
-            labels,
-            started: pod.status.start_time.as_ref().map(|time| time.0),
-            terminating: pod.is_being_deleted(),
-            anti_affinity: anti_affinity(pod),
-            claims: claims_of(pod).collect(),
-        };
+        let placed = Placed { requests, labels, ..Placed::of(pod) };
         self.restore(pod.uid(), node, placed);
         changes
     }
 
     /// Adds a pod that was removed to its node again.
     pub(crate) fn restore(&mut self, uid: &str, node: &str, placed: Placed) {
-        if !placed.anti_affinity.is_empty() {
-            self.repelling.insert(uid.to_owned());
+        if placed.terms.is_some() {
+            self.with_terms.insert(uid.to_owned());
         }
         for claim in &placed.claims {
             *self.claim_users.entry(claim.clone()).or_default() += 1;
@@ -305,11 +290,7 @@ impl Snapshot {
 
     /// Records that pods make room for this pod on a node.
     pub(crate) fn nominate(&mut self, pod: &Pod, node: &str) {
-        let nominated = Nominated {
-            node: node.to_owned(),
-            priority: pod.spec.priority.unwrap_or_default(),
-            requests: of_pod(pod),
-        };
+        let nominated = Nominated { node: node.to_owned(), placed: Placed::of(pod) };
         self.nominated.insert(pod.uid().to_owned(), nominated);
     }
 
@@ -323,26 +304,34 @@ impl Snapshot {
         self.nominated.contains_key(uid)
     }
 
-    /// Whether a node has no room for this pod beside the pods of the same or a higher priority that are nominated for
-    /// the node.
-    pub(crate) fn is_promised(&self, pod: &Pod, node: &str) -> bool {
+    /// The nodes for which other pods are nominated that are as important as this one.
+    pub(crate) fn nodes_nominated_beside(&self, pod: &Pod) -> BTreeSet<String> {
+        self.nominated_beside(pod).map(|(_, other)| other.node.clone()).collect()
+    }
+
+    fn nominated_beside(&self, pod: &Pod) -> impl Iterator<Item = (&String, &Nominated)> {
         let priority = pod.spec.priority.unwrap_or_default();
-        let others = self
-            .nominated
-            .iter()
-            .filter(|(uid, other)| *uid != pod.uid() && other.node == node && other.priority >= priority);
-        let mut others = others.peekable();
-        let Some(info) = self.nodes.get(node).filter(|_| others.peek().is_some()) else { return false };
-        let Some(facts) = &info.facts else { return false };
-        let mut requested = info.requested.clone();
-        others.for_each(|(_, other)| requested.add(&other.requests));
-        !crate::filter::resources::insufficient(pod, facts, &requested).is_empty()
+        let others = self.nominated.iter().filter(move |(_, other)| other.placed.priority >= priority);
+        others.filter(|(uid, _)| *uid != pod.uid())
+    }
+
+    /// Puts the pods on a node that are nominated for it and as important as this one. Returns their uids, to be removed
+    /// again.
+    pub(crate) fn assume_nominated(&mut self, pod: &Pod, node: &str) -> Vec<String> {
+        let others = self.nominated_beside(pod);
+        let others = others.filter(|(uid, other)| other.node == node && !self.places.contains_key(*uid));
+        let others: Vec<(String, Placed)> =
+            others.map(|(uid, other)| (uid.clone(), other.placed.clone())).collect();
+        for (uid, placed) in &others {
+            self.restore(uid, node, placed.clone());
+        }
+        others.into_iter().map(|(uid, _)| uid).collect()
     }
 
     /// Removes a pod from its node. Returns whether it was on one.
     pub(crate) fn remove(&mut self, uid: &str) -> bool {
         let Some(node) = self.places.remove(uid) else { return false };
-        self.repelling.remove(uid);
+        self.with_terms.remove(uid);
         if let Some(info) = self.nodes.get_mut(&node) {
             for claim in info.pods.get(uid).iter().flat_map(|placed| &placed.claims) {
                 if let Entry::Occupied(mut count) = self.claim_users.entry(claim.clone()) {
@@ -389,17 +378,9 @@ mod tests {
         snapshot.place(&pod, "a");
         let requested = |snapshot: &Snapshot| snapshot.candidates().next().unwrap().info.requested.clone();
         assert_eq!((requested(&snapshot).cpu_millis, requested(&snapshot).pods), (1000, 1));
-        let mut owned = fixture_owned(&pod, "o");
-        snapshot.place(&owned, "a");
-        owned.metadata.uid = Some("q".to_owned());
-        snapshot.place(&owned, "a");
-        assert_eq!(snapshot.candidates().next().unwrap().info.of_owner("o"), 2);
-        snapshot.remove("q");
-        assert_eq!(snapshot.candidates().next().unwrap().info.of_owner("o"), 1);
         assert!(snapshot.remove("p"));
         assert!(!snapshot.remove("p"));
         assert_eq!(requested(&snapshot), Resources::default());
-        assert!(snapshot.candidates().next().unwrap().info.owners.is_empty());
     }
 
     #[test]
@@ -419,13 +400,6 @@ mod tests {
         assert_eq!(requested(&snapshot), 2000);
         assert_eq!(snapshot.place(&resized("1", "1"), "a"), Changes::POD_GONE);
         assert_eq!(requested(&snapshot), 1000);
-    }
-
-    fn fixture_owned(pod: &Pod, owner: &str) -> Pod {
-        let mut pod = pod.clone();
-        let owner = json!([{"apiVersion": "v1", "kind": "X", "name": "x", "uid": owner, "controller": true}]);
-        pod.metadata.owner_references = serde_json::from_value(owner).unwrap();
-        pod
     }
 
     #[test]

@@ -7,11 +7,13 @@ mod affinity;
 mod spread;
 mod term;
 
-use crate::filter::Refusal;
+use crate::config::Profile;
+use crate::filter::Refused;
+use crate::hint::Changes;
 use crate::object::Pod;
 use crate::snapshot::{Candidate, Snapshot};
 
-pub(crate) use term::{Labels, Term, anti_affinity};
+pub(crate) use term::{Labels, PodTerms};
 
 /// What the constraints of a pod need of the other pods.
 #[derive(Debug, Default)]
@@ -22,14 +24,23 @@ pub(crate) struct Topology {
 
 impl Topology {
     /// Reads the pods of all nodes.
-    pub(crate) fn of(pod: &Pod, snapshot: &Snapshot) -> Self {
-        Self { affinity: affinity::Affinity::of(pod, snapshot), spread: spread::Spread::of(pod, snapshot) }
+    pub(crate) fn of(pod: &Pod, profile: &Profile, snapshot: &Snapshot) -> Self {
+        Self {
+            affinity: affinity::Affinity::of(pod, &profile.affinity, snapshot),
+            spread: spread::Spread::of(pod, &profile.spread, snapshot),
+        }
     }
 
-    /// Why the node cannot run the pod. Empty if it can.
-    pub(crate) fn refusals(&self, node: Candidate<'_>) -> Vec<Refusal> {
-        let refusal = self.spread.refuse(node).or_else(|| self.affinity.refuse(node));
-        refusal.map(str::to_owned).into_iter().collect()
+    /// Why the node cannot run the pod. None if it can.
+    pub(crate) fn refuse(&self, profile: &Profile, node: Candidate<'_>) -> Option<Refused> {
+        let by = |plugin: &str| profile.filters_by(plugin).then_some(());
+        let refusal = by("PodTopologySpread").and_then(|()| self.spread.refuse(node));
+        let refusal = refusal.or_else(|| by("InterPodAffinity").and_then(|()| self.affinity.refuse(node)));
+        refusal.map(|(reason, resolvable)| Refused {
+            reasons: vec![reason.to_owned()],
+            resolvable,
+            helped_by: Changes::ALL,
+        })
     }
 
     /// Scores of nodes by preferred affinity.
@@ -38,7 +49,12 @@ impl Topology {
     }
 
     /// Scores of nodes by preferred spread.
-    pub(crate) fn spread_scores(&self, nodes: &[Candidate<'_>]) -> Vec<i64> {
-        self.spread.scores(nodes)
+    pub(crate) fn spread_scores(&self, pod: &Pod, nodes: &[Candidate<'_>], snapshot: &Snapshot) -> Vec<i64> {
+        self.spread.scores(pod, nodes, snapshot)
+    }
+
+    #[cfg(test)]
+    fn refusals(&self, node: Candidate<'_>) -> Vec<String> {
+        self.refuse(&Profile::default(), node).map(|refused| refused.reasons).unwrap_or_default()
     }
 }

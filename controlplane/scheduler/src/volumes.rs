@@ -1,12 +1,13 @@
 //! Volumes in scheduling: the claims of a pod restrict its nodes, and unbound claims are bound before the pod.
 //!
-//! Upstream's plugins VolumeBinding, VolumeRestrictions (ReadWriteOncePod) and VolumeZone. Claims, volumes and classes
-//! come from watches of their own ([`feed`]). A claim that waits for its first pod gets either a volume that exists
+//! Upstream's plugins VolumeBinding, VolumeRestrictions (ReadWriteOncePod), NodeVolumeLimits and VolumeZone. Claims,
+//! volumes, classes and drivers come from watches of their own ([`feed`]). A claim that waits for its first pod gets either a volume that exists
 //! ([`Choice::Take`]) or the annotation with the selected node, by which a provisioner makes one.
 
 pub(crate) mod bind;
 pub(crate) mod feed;
 mod filter;
+mod limits;
 mod object;
 #[cfg(test)]
 mod tests;
@@ -18,7 +19,7 @@ use coracle_values::object::{Key, ObjectExt};
 use tokio::sync::watch;
 
 pub(crate) use self::filter::PodClaims;
-use self::object::{Claim, StorageClass, Volume};
+use self::object::{Attachment, Capacity, Claim, CsiDriver, CsiNode, StorageClass, Volume};
 use crate::object::Pod;
 
 /// Set by the scheduler on a claim: the node of its first pod.
@@ -46,7 +47,12 @@ struct State {
     classes: HashMap<String, StorageClass>,
     /// Volumes that were chosen for a claim, until the watch shows the binding.
     taken: HashMap<String, Key>,
-    listed: [bool; 3],
+    drivers: HashMap<String, CsiDriver>,
+    csi_nodes: HashMap<String, CsiNode>,
+    capacities: HashMap<Key, Capacity>,
+    attachments: HashMap<String, Attachment>,
+    /// Which kinds are listed.
+    listed: [bool; 7],
 }
 
 /// How an unbound claim gets its volume on a node.
@@ -80,6 +86,43 @@ impl Volumes {
     /// Whether all kinds are listed.
     pub(crate) fn is_complete(&self) -> bool {
         self.lock().listed.iter().all(|listed| *listed)
+    }
+
+    /// Adds an object of a described cluster. Objects of other kinds are ignored.
+    pub(crate) fn add(&self, kind: &str, object: serde_json::Value) -> Result<(), serde_json::Error> {
+        let mut state = self.lock();
+        match kind {
+            "PersistentVolumeClaim" => {
+                let claim: Claim = serde_json::from_value(object)?;
+                state.claims.insert(claim.key(), claim);
+            }
+            "PersistentVolume" => {
+                let volume: Volume = serde_json::from_value(object)?;
+                state.volumes.insert(volume.name().to_owned(), volume);
+            }
+            "StorageClass" => {
+                let class: StorageClass = serde_json::from_value(object)?;
+                state.classes.insert(class.name().to_owned(), class);
+            }
+            "CSIDriver" => {
+                let driver: CsiDriver = serde_json::from_value(object)?;
+                state.drivers.insert(driver.name().to_owned(), driver);
+            }
+            "CSINode" => {
+                let node: CsiNode = serde_json::from_value(object)?;
+                state.csi_nodes.insert(node.name().to_owned(), node);
+            }
+            "CSIStorageCapacity" => {
+                let capacity: Capacity = serde_json::from_value(object)?;
+                state.capacities.insert(capacity.key(), capacity);
+            }
+            "VolumeAttachment" => {
+                let attachment: Attachment = serde_json::from_value(object)?;
+                state.attachments.insert(attachment.name().to_owned(), attachment);
+            }
+            _ => {}
+        }
+        Ok(())
     }
 
     /// The claims of a pod. Otherwise why no node can run the pod, in upstream's words.

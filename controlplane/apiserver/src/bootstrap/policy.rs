@@ -175,7 +175,10 @@ const SCHEDULER: &[Rule] = &[
     On("", "pods/status", "patch update"),
     On("apps", "replicasets statefulsets", READ),
     On("policy", "poddisruptionbudgets", READ),
-    On("storage.k8s.io", "csidrivers csinodes csistoragecapacities storageclasses", READ),
+    On("storage.k8s.io", "csidrivers csinodes csistoragecapacities storageclasses volumeattachments", READ),
+    On("resource.k8s.io", "deviceclasses resourceslices", READ),
+    On("resource.k8s.io", "resourceclaims resourceclaims/status", "get list watch patch update"),
+    On("resource.k8s.io", "resourceclaims/binding", "patch update"),
 ];
 
 const VOLUME_SCHEDULER: &[Rule] = &[

@@ -2,18 +2,21 @@
 //!
 //! A field that the scheduler does not support is an error, because it would have no effect.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::NodeAffinity;
+use k8s_openapi::api::core::v1::{NodeAffinity, TopologySpreadConstraint};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Fit, Profile, SchedulerConfig, Strategy, Weights};
+use super::plugins::Plugins;
+use super::{AffinityArgs, Fit, Profile, SchedulerConfig, SpreadDefaults, Strategy, policy};
 
 const API: &str = "kubescheduler.config.k8s.io/v1";
 const KIND: &str = "KubeSchedulerConfiguration";
-/// Maximum of a score's weight, as upstream.
-const LARGEST_WEIGHT: i64 = i64::MAX / 100 / 64;
+/// Fields of processes of their own. The control plane has settings for them.
+const WITHOUT_EFFECT: [&str; 5] =
+    ["clientConnection", "enableContentionProfiling", "enableProfiling", "leaderElection", "parallelism"];
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -25,6 +28,8 @@ struct File {
     #[serde(default)]
     pod_max_backoff_seconds: Option<u64>,
     #[serde(default)]
+    percentage_of_nodes_to_score: Option<u8>,
+    #[serde(default)]
     profiles: Vec<FileProfile>,
 }
 
@@ -32,28 +37,9 @@ struct File {
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
 struct FileProfile {
     scheduler_name: Option<String>,
+    percentage_of_nodes_to_score: Option<u8>,
     plugins: Plugins,
     plugin_config: Vec<PluginConfig>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
-struct Plugins {
-    score: PluginSet,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
-struct PluginSet {
-    enabled: Vec<Plugin>,
-    disabled: Vec<Plugin>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Plugin {
-    name: String,
-    weight: Option<i64>,
 }
 
 #[derive(Deserialize)]
@@ -69,6 +55,8 @@ struct FitArgs {
     api_version: Option<String>,
     kind: Option<String>,
     scoring_strategy: Option<ScoringStrategy>,
+    ignored_resources: BTreeSet<String>,
+    ignored_resource_groups: BTreeSet<String>,
 }
 
 #[derive(Deserialize)]
@@ -83,9 +71,15 @@ struct ScoringStrategy {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ResourceWeight {
+pub(super) struct ResourceWeight {
     name: String,
     weight: Option<i64>,
+}
+
+/// A shape with the resources that it is for.
+pub(super) struct FitShape {
+    pub(super) shape: Vec<Point>,
+    pub(super) resources: Vec<ResourceWeight>,
 }
 
 #[derive(Deserialize)]
@@ -96,22 +90,57 @@ struct Ratio {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Point {
+pub(super) struct Point {
     utilization: i64,
     score: i64,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
-struct AffinityArgs {
+struct NodeAffinityArgs {
     api_version: Option<String>,
     kind: Option<String>,
     added_affinity: Option<NodeAffinity>,
 }
 
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
+struct SpreadArgs {
+    api_version: Option<String>,
+    kind: Option<String>,
+    default_constraints: Vec<TopologySpreadConstraint>,
+    defaulting_type: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
+struct PodAffinityArgs {
+    api_version: Option<String>,
+    kind: Option<String>,
+    hard_pod_affinity_weight: Option<i64>,
+    ignore_preferred_terms_of_existing_pods: bool,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
+struct BalancedArgs {
+    api_version: Option<String>,
+    kind: Option<String>,
+    resources: Vec<ResourceWeight>,
+}
+
 /// Parses the file. The error names the invalid field.
 pub(super) fn parse(text: &str) -> Result<SchedulerConfig, String> {
-    let file: File = serde_yaml_ng::from_str(text).map_err(|error| error.to_string())?;
+    let mut value: Value = serde_yaml_ng::from_str(text).map_err(|error| error.to_string())?;
+    if value["kind"] == "Policy" && value["apiVersion"] == "v1" {
+        return policy::parse(text);
+    }
+    for field in WITHOUT_EFFECT {
+        if value.as_object_mut().and_then(|file| file.remove(field)).is_some() {
+            tracing::warn!(field, "this field of the scheduler configuration has no effect");
+        }
+    }
+    let file: File = serde_json::from_value(value).map_err(|error| error.to_string())?;
     if file.api_version != API || file.kind != KIND {
         return Err(format!("apiVersion and kind must be {API} and {KIND}"));
     }
@@ -122,8 +151,11 @@ pub(super) fn parse(text: &str) -> Result<SchedulerConfig, String> {
     if config.first_backoff.is_zero() || config.longest_backoff < config.first_backoff {
         return Err("podInitialBackoffSeconds must be above 0 and at most podMaxBackoffSeconds".to_owned());
     }
+    let percentage = percentage(file.percentage_of_nodes_to_score, 0)?;
+    config.profiles[0].percentage = percentage;
     if !file.profiles.is_empty() {
-        config.profiles = file.profiles.into_iter().map(profile).collect::<Result<_, _>>()?;
+        config.profiles =
+            file.profiles.into_iter().map(|one| profile(one, percentage)).collect::<Result<_, _>>()?;
     }
     for (place, profile) in config.profiles.iter().enumerate() {
         if config.profiles[..place].iter().any(|other| other.name == profile.name) {
@@ -133,67 +165,99 @@ pub(super) fn parse(text: &str) -> Result<SchedulerConfig, String> {
     Ok(config)
 }
 
-fn profile(file: FileProfile) -> Result<Profile, String> {
-    let mut profile = Profile::default();
+fn percentage(given: Option<u8>, default: u8) -> Result<u8, String> {
+    match given.unwrap_or(default) {
+        percentage @ 0..=100 => Ok(percentage),
+        other => Err(format!("percentageOfNodesToScore: {other} is not in the range 0-100")),
+    }
+}
+
+fn profile(file: FileProfile, default_percentage: u8) -> Result<Profile, String> {
+    let mut profile = Profile {
+        percentage: percentage(file.percentage_of_nodes_to_score, default_percentage)?,
+        ..Profile::default()
+    };
     match file.scheduler_name {
         Some(name) if name.is_empty() => return Err("schedulerName must not be empty".to_owned()),
         Some(name) => profile.name = name,
         None => {}
     }
-    profile.weights = weights(&file.plugins.score)?;
-    for PluginConfig { name, args } in file.plugin_config {
-        let invalid = |error: serde_json::Error| format!("pluginConfig {name}: {error}");
-        match name.as_str() {
-            "NodeResourcesFit" => {
-                let args: FitArgs = serde_json::from_value(args).map_err(invalid)?;
-                check_args(&name, (args.api_version, args.kind))?;
-                if let Some(strategy) = args.scoring_strategy {
-                    profile.fit = fit(strategy)?;
-                }
-            }
-            "NodeAffinity" => {
-                let args: AffinityArgs = serde_json::from_value(args).map_err(invalid)?;
-                check_args(&name, (args.api_version, args.kind))?;
-                profile.added_affinity = args.added_affinity;
-            }
-            _ => return Err(format!("pluginConfig {name}: this scheduler has no arguments for this plugin")),
-        }
+    file.plugins.apply(&mut profile)?;
+    for plugin in file.plugin_config {
+        configure(&mut profile, plugin)?;
     }
     Ok(profile)
+}
+
+/// Applies the arguments of a plugin.
+fn configure(profile: &mut Profile, PluginConfig { name, args }: PluginConfig) -> Result<(), String> {
+    let invalid = |error: serde_json::Error| format!("pluginConfig {name}: {error}");
+    match name.as_str() {
+        "NodeResourcesFit" => {
+            let args: FitArgs = serde_json::from_value(args).map_err(invalid)?;
+            check_args(&name, (args.api_version, args.kind))?;
+            if let Some(strategy) = args.scoring_strategy {
+                profile.fit = fit(strategy)?;
+            }
+            profile.fit.ignored = args.ignored_resources;
+            profile.fit.ignored_groups = args.ignored_resource_groups;
+        }
+        "NodeAffinity" => {
+            let args: NodeAffinityArgs = serde_json::from_value(args).map_err(invalid)?;
+            check_args(&name, (args.api_version, args.kind))?;
+            profile.added_affinity = args.added_affinity;
+        }
+        "PodTopologySpread" => {
+            let args: SpreadArgs = serde_json::from_value(args).map_err(invalid)?;
+            check_args(&name, (args.api_version, args.kind))?;
+            profile.spread = spread(args.defaulting_type.as_deref(), args.default_constraints)?;
+        }
+        "InterPodAffinity" => {
+            let args: PodAffinityArgs = serde_json::from_value(args).map_err(invalid)?;
+            check_args(&name, (args.api_version, args.kind))?;
+            let required_weight = args.hard_pod_affinity_weight.unwrap_or(1);
+            if !(0..=100).contains(&required_weight) {
+                return Err(format!("hardPodAffinityWeight: {required_weight} is not in the range 0-100"));
+            }
+            let ignores_others = args.ignore_preferred_terms_of_existing_pods;
+            profile.affinity = AffinityArgs { required_weight, ignores_others };
+        }
+        "NodeResourcesBalancedAllocation" => {
+            let args: BalancedArgs = serde_json::from_value(args).map_err(invalid)?;
+            check_args(&name, (args.api_version, args.kind))?;
+            if !args.resources.is_empty() {
+                let listed = resources(args.resources)?;
+                if listed.iter().any(|(_, weight)| *weight != 1) {
+                    return Err(
+                        "NodeResourcesBalancedAllocationArgs.resources: the weight must be 1".to_owned()
+                    );
+                }
+                profile.balanced = listed.into_iter().map(|(name, _)| name).collect();
+            }
+        }
+        _ => return Err(format!("pluginConfig {name}: this scheduler has no arguments for this plugin")),
+    }
+    Ok(())
+}
+
+fn spread(kind: Option<&str>, constraints: Vec<TopologySpreadConstraint>) -> Result<SpreadDefaults, String> {
+    match kind {
+        None | Some("System") if constraints.is_empty() => Ok(SpreadDefaults::System),
+        None | Some("List") => {
+            if constraints.iter().any(|one| one.label_selector.is_some()) {
+                return Err("defaultConstraints: labelSelector must not be set".to_owned());
+            }
+            Ok(SpreadDefaults::List(constraints))
+        }
+        Some("System") => Err("defaultConstraints: not allowed when defaultingType is System".to_owned()),
+        Some(other) => Err(format!("defaultingType: invalid value \"{other}\"")),
+    }
 }
 
 fn check_args(plugin: &str, (version, kind): (Option<String>, Option<String>)) -> Result<(), String> {
     let is_right = version.is_none_or(|version| version == API)
         && kind.is_none_or(|kind| kind == format!("{plugin}Args"));
     if is_right { Ok(()) } else { Err(format!("pluginConfig {plugin}: args must be {plugin}Args of {API}")) }
-}
-
-/// The weights after the plugins that the file disables, then enables.
-fn weights(set: &PluginSet) -> Result<Weights, String> {
-    let mut weights = Weights::default();
-    for Plugin { name, .. } in &set.disabled {
-        if name == "*" {
-            weights = Weights {
-                taints: 0,
-                node_affinity: 0,
-                spread: 0,
-                pod_affinity: 0,
-                fit: 0,
-                balanced: 0,
-                images: 0,
-            };
-        } else {
-            *weights.of(name)? = 0;
-        }
-    }
-    for Plugin { name, weight } in &set.enabled {
-        let weight = weight.filter(|weight| *weight != 0).unwrap_or(1);
-        if !(1..=LARGEST_WEIGHT).contains(&weight) {
-            return Err(format!("plugins.score.enabled {name}: invalid weight {weight}"));
-        }
-        *weights.of(name)? = weight;
-    }
-    Ok(weights)
 }
 
 fn fit(file: ScoringStrategy) -> Result<Fit, String> {
@@ -209,16 +273,22 @@ fn fit(file: ScoringStrategy) -> Result<Fit, String> {
     };
     let mut fit = Fit { strategy, ..Fit::default() };
     if !file.resources.is_empty() {
-        let weight = |one: ResourceWeight| match one.weight.unwrap_or(1) {
-            weight @ 1..=100 => Ok((one.name, weight)),
-            weight => Err(format!("scoringStrategy.resources: weight {weight} must be from 1 to 100")),
-        };
-        fit.resources = file.resources.into_iter().map(weight).collect::<Result<_, _>>()?;
+        fit.resources = resources(file.resources)?;
     }
     Ok(fit)
 }
 
-fn points(shape: &[Point]) -> Result<Vec<(i64, i64)>, String> {
+/// Resources with their weights, from 1 to 100.
+pub(super) fn resources(listed: Vec<ResourceWeight>) -> Result<Vec<(String, i64)>, String> {
+    let weight = |one: ResourceWeight| match one.weight.unwrap_or(1) {
+        weight @ 1..=100 => Ok((one.name, weight)),
+        weight => Err(format!("resources: weight {weight} must be from 1 to 100")),
+    };
+    listed.into_iter().map(weight).collect()
+}
+
+/// The points of a shape, with rising utilization.
+pub(super) fn points(shape: &[Point]) -> Result<Vec<(i64, i64)>, String> {
     let points: Vec<(i64, i64)> = shape.iter().map(|point| (point.utilization, point.score)).collect();
     let in_range = points.iter().all(|(used, score)| (0..=100).contains(used) && (0..=10).contains(score));
     let is_sorted = points.windows(2).all(|pair| pair[0].0 < pair[1].0);
@@ -227,21 +297,6 @@ fn points(shape: &[Point]) -> Result<Vec<(i64, i64)>, String> {
         return Err(format!("requestedToCapacityRatio.shape must have points with {range}"));
     }
     Ok(points)
-}
-
-impl Weights {
-    fn of(&mut self, plugin: &str) -> Result<&mut i64, String> {
-        match plugin {
-            "TaintToleration" => Ok(&mut self.taints),
-            "NodeAffinity" => Ok(&mut self.node_affinity),
-            "PodTopologySpread" => Ok(&mut self.spread),
-            "InterPodAffinity" => Ok(&mut self.pod_affinity),
-            "NodeResourcesFit" => Ok(&mut self.fit),
-            "NodeResourcesBalancedAllocation" => Ok(&mut self.balanced),
-            "ImageLocality" => Ok(&mut self.images),
-            other => Err(format!("plugins.score: this scheduler has no score {other}")),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -280,16 +335,55 @@ profiles:
         assert_eq!(config.profile("default-scheduler"), Some(&Profile::default()));
         let packer = config.profile("packer").unwrap();
         assert_eq!((packer.weights.fit, packer.weights.taints), (5, 0));
-        assert_eq!(packer.fit, Fit { strategy: Strategy::Most, resources: vec![("cpu".to_owned(), 3)] });
+        assert_eq!(
+            packer.fit,
+            Fit { strategy: Strategy::Most, resources: vec![("cpu".to_owned(), 3)], ..Fit::default() }
+        );
         assert!(packer.added_affinity.is_some());
         assert_eq!(with("").unwrap(), SchedulerConfig::default());
+    }
+
+    #[test]
+    fn plugins_are_disabled_at_all_points_or_at_one() {
+        let config = with(
+            "
+parallelism: 4
+leaderElection: {leaderElect: false}
+percentageOfNodesToScore: 30
+profiles:
+- plugins:
+    multiPoint: {disabled: [{name: InterPodAffinity}, {name: DefaultPreemption}], enabled: [{name: ImageLocality, weight: 9}]}
+    filter: {disabled: [{name: NodePorts}]}
+  pluginConfig:
+  - {name: NodeResourcesFit, args: {ignoredResources: [x.io/a], ignoredResourceGroups: [y.io]}}
+  - {name: InterPodAffinity, args: {hardPodAffinityWeight: 5}}
+  - {name: PodTopologySpread, args: {defaultingType: List, defaultConstraints: [{maxSkew: 1, topologyKey: zone, whenUnsatisfiable: ScheduleAnyway}]}}
+- {schedulerName: bare, percentageOfNodesToScore: 50, plugins: {multiPoint: {disabled: [{name: '*'}], enabled: [{name: NodeName}]}}}
+",
+        )
+        .unwrap();
+        let [first, bare] = config.profiles.as_slice() else { panic!("two profiles") };
+        assert!(!first.filters_by("InterPodAffinity") && !first.filters_by("NodePorts") && !first.preempts);
+        assert_eq!((first.weights.pod_affinity, first.weights.images, first.percentage), (0, 9, 30));
+        assert!(first.fit.ignores("x.io/a") && first.fit.ignores("y.io/b") && !first.fit.ignores("z.io/c"));
+        assert_eq!(first.affinity.required_weight, 5);
+        assert!(matches!(&first.spread, SpreadDefaults::List(list) if list.len() == 1));
+        assert!(bare.filters_by("NodeName") && !bare.filters_by("NodeResourcesFit"));
+        assert_eq!(bare.percentage, 50);
     }
 
     #[test]
     fn unsupported_fields_are_refused() {
         let error = |rest: &str| with(rest).unwrap_err();
         assert!(error("extenders: []").contains("extenders"));
-        assert!(error("profiles: [{plugins: {filter: {}}}]").contains("filter"));
+        assert!(error("profiles: [{plugins: {permit: {}}}]").contains("permit"));
+        assert!(error("percentageOfNodesToScore: 101").contains("range 0-100"));
+        assert!(
+            error("profiles: [{plugins: {filter: {disabled: [{name: Mine}]}}}]").contains("no filter Mine")
+        );
+        assert!(
+            error("profiles: [{plugins: {preFilter: {disabled: [{name: NodePorts}]}}}]").contains("alone")
+        );
         let unknown = error("profiles: [{plugins: {score: {enabled: [{name: Mine}]}}}]");
         assert_eq!(unknown, "plugins.score: this scheduler has no score Mine");
         let twice = error("profiles: [{schedulerName: a}, {schedulerName: a}]");
@@ -298,6 +392,6 @@ profiles:
         let ratio = "profiles: [{pluginConfig: [{name: NodeResourcesFit, args: {scoringStrategy:
             {type: RequestedToCapacityRatio}}}]}]";
         assert!(error(ratio).contains("scoringStrategy"));
-        assert!(parse("apiVersion: v1\nkind: Policy").unwrap_err().contains("apiVersion and kind must be"));
+        assert!(parse("apiVersion: v2\nkind: Policy").unwrap_err().contains("apiVersion and kind must be"));
     }
 }

@@ -1,5 +1,7 @@
 //! Filter NodeAffinity: node selector and required node affinity.
 
+use std::collections::BTreeSet;
+
 use coracle_values::label_selector::has_all;
 use coracle_values::node_selector::term_matches;
 use k8s_openapi::api::core::v1::NodeAffinity;
@@ -16,6 +18,22 @@ pub(crate) fn refuse(pod: &Pod, node: Candidate<'_>) -> Vec<Refusal> {
         return Vec::new();
     }
     vec!["node(s) didn't match Pod's node affinity/selector".to_owned()]
+}
+
+/// The nodes that each required term names by `metadata.name`, as upstream's pre-filter finds them. None: a term names
+/// none, so that each node is looked at.
+pub(crate) fn named(pod: &Pod) -> Option<BTreeSet<&str>> {
+    let affinity = pod.spec.affinity.as_ref()?.node_affinity.as_ref()?;
+    let terms = &affinity.required_during_scheduling_ignored_during_execution.as_ref()?.node_selector_terms;
+    let mut all = BTreeSet::new();
+    for term in terms {
+        let fields = term.match_fields.iter().flatten();
+        let names = fields.filter(|field| field.key == "metadata.name" && field.operator == "In");
+        let sets = names
+            .map(|field| -> BTreeSet<&str> { field.values.iter().flatten().map(String::as_str).collect() });
+        all.extend(sets.reduce(|one, other| &one & &other)?);
+    }
+    (!terms.is_empty()).then_some(all)
 }
 
 /// Refuses nodes that the affinity of the scheduler's profile does not select.

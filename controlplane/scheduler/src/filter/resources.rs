@@ -1,38 +1,35 @@
 //! Filter NodeResourcesFit: requests may not exceed what the node has free.
 
 use super::Refusal;
+use crate::config::Fit;
 use crate::object::Pod;
 use crate::request::of_pod;
-use crate::snapshot::{Candidate, Facts};
-use coracle_values::pod_resources::Resources;
+use crate::snapshot::Candidate;
 
-pub(crate) fn refuse(pod: &Pod, node: Candidate<'_>) -> Vec<Refusal> {
-    insufficient(pod, node.facts, &node.info.requested)
-}
-
-/// The resources that a node lacks for the pod when so much of them is requested.
-pub(crate) fn insufficient(pod: &Pod, facts: &Facts, given: &Resources) -> Vec<Refusal> {
+/// The resources that the node lacks, and whether it would have them without other pods.
+pub(crate) fn refuse(pod: &Pod, fit: &Fit, node: Candidate<'_>) -> (Vec<Refusal>, bool) {
     let wanted = of_pod(pod);
-    let has = &facts.allocatable;
-    let mut reasons = Vec::new();
+    let (has, given) = (&node.facts.allocatable, &node.info.requested);
+    let (mut reasons, mut resolvable) = (Vec::new(), true);
     if given.pods + 1 > has.pods {
         reasons.push("Too many pods".to_owned());
     }
     let named = [
-        ("cpu", wanted.cpu_millis, has.cpu_millis - given.cpu_millis),
-        ("memory", wanted.memory, has.memory - given.memory),
-        ("ephemeral-storage", wanted.ephemeral_storage, has.ephemeral_storage - given.ephemeral_storage),
+        ("cpu", wanted.cpu_millis, has.cpu_millis, given.cpu_millis),
+        ("memory", wanted.memory, has.memory, given.memory),
+        ("ephemeral-storage", wanted.ephemeral_storage, has.ephemeral_storage, given.ephemeral_storage),
     ];
-    let others = wanted.others.iter().map(|(name, amount)| {
+    let others = wanted.others.iter().filter(|(name, _)| !fit.ignores(name)).map(|(name, amount)| {
         let of = |map: &std::collections::BTreeMap<String, i128>| map.get(name).copied().unwrap_or_default();
-        (name.as_str(), *amount, of(&has.others) - of(&given.others))
+        (name.as_str(), *amount, of(&has.others), of(&given.others))
     });
-    for (name, amount, free) in named.into_iter().chain(others) {
-        if amount > 0 && amount > free {
+    for (name, amount, has, given) in named.into_iter().chain(others) {
+        if amount > 0 && amount > has - given {
             reasons.push(format!("Insufficient {name}"));
+            resolvable &= amount <= has;
         }
     }
-    reasons
+    (reasons, resolvable)
 }
 
 #[cfg(test)]
@@ -50,7 +47,7 @@ mod tests {
         let mut snapshot = fixture::snapshot(&[fixture::node("a", json!({"/status/allocatable/pods": "2"}))]);
         snapshot.place(&pod("first", json!({"cpu": "3"})), "a");
         let reasons = |pod: &Pod, snapshot: &crate::snapshot::Snapshot| {
-            refuse(pod, snapshot.candidates().next().unwrap()).join(", ")
+            refuse(pod, &Fit::default(), snapshot.candidates().next().unwrap()).0.join(", ")
         };
         assert_eq!(reasons(&pod("p", json!({"cpu": "1", "memory": "8Gi"})), &snapshot), "");
         let greedy = pod("p", json!({"cpu": "1001m", "memory": "9Gi", "x.io/gpu": "1"}));
@@ -58,6 +55,9 @@ mod tests {
             reasons(&greedy, &snapshot),
             "Insufficient cpu, Insufficient memory, Insufficient x.io/gpu"
         );
+        let node = snapshot.candidates().next().unwrap();
+        assert!(!refuse(&greedy, &Fit::default(), node).1, "the node never has 9 GiB");
+        assert!(refuse(&pod("p", json!({"cpu": "2"})), &Fit::default(), node).1);
         snapshot.place(&pod("second", json!({})), "a");
         assert_eq!(reasons(&pod("p", json!({})), &snapshot), "Too many pods");
     }

@@ -1,22 +1,47 @@
-//! Score NodeResourcesBalancedAllocation: nodes with similar use of CPU and memory are better.
+//! Score NodeResourcesBalancedAllocation: nodes whose use of CPU and memory becomes more similar are better.
+//!
+//! Source: upstream's plugin of that name, which compares the node with the pod and without it.
 
-use super::{BEST, share};
+use super::BEST;
+use crate::config::Profile;
 use crate::object::Pod;
-use crate::request::of_pod;
+use crate::request::{amount, of_pod};
 use crate::snapshot::Candidate;
 
-pub(crate) fn score(pod: &Pod, nodes: &[Candidate<'_>]) -> Vec<i64> {
+pub(crate) fn score(pod: &Pod, profile: &Profile, nodes: &[Candidate<'_>]) -> Vec<i64> {
     let own = of_pod(pod);
-    // In hundredths, at most all.
-    let part = |has: i128, given: i128| if has <= 0 { BEST } else { share(given, has).min(BEST) };
+    // Extended resources count only if the pod requests them.
+    let counts =
+        |name: &str| matches!(name, "cpu" | "memory" | "ephemeral-storage") || amount(&own, name) > 0;
+    let names: Vec<&str> = profile.balanced.iter().map(String::as_str).filter(|name| counts(name)).collect();
+    if names.iter().all(|name| amount(&own, name) == 0) {
+        return vec![0; nodes.len()];
+    }
     let mark = |node: &Candidate<'_>| {
         let (has, given) = (&node.facts.allocatable, &node.info.requested);
-        let cpu = part(has.cpu_millis, given.cpu_millis + own.cpu_millis);
-        let memory = part(has.memory, given.memory + own.memory);
-        // The deviation of two values from their mean is half their distance.
-        BEST - (cpu - memory).abs() / 2
+        let balance = |added: &dyn Fn(&str) -> i128| {
+            let used = names.iter().map(|name| (amount(given, name) + added(name), amount(has, name)));
+            balance(used.filter(|(_, has)| *has != 0))
+        };
+        BEST / 2 + (BEST / 2 + balance(&|name| amount(&own, name)) - balance(&|_| 0)) / 2
     };
     nodes.iter().map(mark).collect()
+}
+
+/// 100 minus the standard deviation of the used parts in percent.
+#[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "upstream computes so, too")]
+fn balance(used: impl Iterator<Item = (i128, i128)>) -> i64 {
+    let parts: Vec<f64> = used.map(|(used, has)| (used as f64 / has as f64).min(1.0)).collect();
+    let deviation = match parts.as_slice() {
+        [] | [_] => 0.0,
+        // The deviation of two values from their mean is half their distance.
+        [one, other] => ((one - other) / 2.0).abs(),
+        parts => {
+            let mean = parts.iter().sum::<f64>() / parts.len() as f64;
+            (parts.iter().map(|part| (part - mean) * (part - mean)).sum::<f64>() / parts.len() as f64).sqrt()
+        }
+    };
+    ((1.0 - deviation) * BEST as f64) as i64
 }
 
 #[cfg(test)]
@@ -34,6 +59,6 @@ mod tests {
         let mut snapshot = fixture::snapshot(&[fixture::node("a", json!({})), fixture::node("b", json!({}))]);
         snapshot.place(&pod("one", "2", "0"), "a");
         let nodes: Vec<_> = snapshot.candidates().collect();
-        assert_eq!(score(&pod("p", "1", "2Gi"), &nodes), [75, 100]);
+        assert_eq!(score(&pod("p", "0", "4Gi"), &Profile::default(), &nodes), [87, 62]);
     }
 }

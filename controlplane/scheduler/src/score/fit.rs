@@ -5,17 +5,16 @@ use coracle_values::pod_resources::Resources;
 use super::{BEST, share};
 use crate::config::{Fit, Profile, Strategy};
 use crate::object::Pod;
-use crate::request::of_pod;
-use crate::snapshot::{Candidate, weight_of};
+use crate::request::{assumed_of_pod, of_pod};
+use crate::snapshot::Candidate;
 
 pub(super) fn score(pod: &Pod, profile: &Profile, nodes: &[Candidate<'_>]) -> Vec<i64> {
-    let own = of_pod(pod);
+    let own = (of_pod(pod), assumed_of_pod(pod));
     nodes.iter().map(|node| mark(&own, &profile.fit, node)).collect()
 }
 
-/// The weighted mean of the resources that the node has. Extended resources count only if the pod requests them.
-fn mark(own: &Resources, fit: &Fit, node: &Candidate<'_>) -> i64 {
-    let assumed = weight_of(own);
+/// The weighted mean of the resources that the node has. A shape's mean is rounded, and leaves out resources with 0. Extended resources count only if the pod requests them.
+fn mark((own, assumed): &(Resources, Resources), fit: &Fit, node: &Candidate<'_>) -> i64 {
     let (has, weighed) = (&node.facts.allocatable, &node.info.weighed);
     let requested = &node.info.requested;
     let (mut sum, mut weights) = (0_i64, 0_i64);
@@ -33,10 +32,15 @@ fn mark(own: &Resources, fit: &Fit, node: &Candidate<'_>) -> i64 {
         if has <= 0 {
             continue;
         }
-        sum = sum.saturating_add(fit.strategy.score(has, used).saturating_mul(*weight));
+        let score = fit.strategy.score(has, used);
+        if matches!(fit.strategy, Strategy::Ratio(_)) && score <= 0 {
+            continue;
+        }
+        sum = sum.saturating_add(score.saturating_mul(*weight));
         weights += weight;
     }
-    sum.checked_div(weights).unwrap_or_default()
+    let half = if matches!(fit.strategy, Strategy::Ratio(_)) { weights / 2 } else { 0 };
+    sum.saturating_add(half).checked_div(weights).unwrap_or_default()
 }
 
 impl Strategy {

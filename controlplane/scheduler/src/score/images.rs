@@ -11,23 +11,27 @@ const SMALLEST: i128 = 23 * MIB;
 const LARGEST: i128 = 1000 * MIB;
 
 pub(super) fn score(pod: &Pod, images: &Images, nodes: &[Candidate<'_>]) -> Vec<i64> {
-    let containers = pod.spec.containers.iter().chain(pod.spec.init_containers.iter().flatten());
-    let wanted: Vec<String> = containers.filter_map(|one| one.image.as_deref().map(normalized)).collect();
-    let count = i128::try_from(wanted.len()).unwrap_or_default();
-    let total = i128::try_from(images.nodes()).unwrap_or_default();
+    let containers = || pod.spec.containers.iter().chain(pod.spec.init_containers.iter().flatten());
+    let volumes = pod.spec.volumes.iter().filter_map(|volume| volume.image.as_ref()?.reference.as_deref());
+    let wanted = containers().map(|one| one.image.as_deref().unwrap_or_default());
+    let wanted: Vec<String> = wanted.chain(volumes).map(normalized).collect();
+    let count = i128::try_from(containers().count()).unwrap_or_default();
     let largest = LARGEST * count;
     let mark = |node: &Candidate<'_>| {
         // An image on few nodes counts less, so that not all pods of an image come to the same node.
-        let size = |image: &String| {
-            let size = i128::from(*node.info.images.get(image)?);
-            (size * i128::try_from(images.spread(image)).ok()?).checked_div(total)
-        };
+        let size = |image: &String| Some(scaled(*node.info.images.get(image)?, images.share(image)));
         let sum: i128 = wanted.iter().filter_map(size).sum();
         let above = sum.clamp(SMALLEST, largest.max(SMALLEST)) - SMALLEST;
         let score = (above * i128::from(BEST)).checked_div(largest - SMALLEST).unwrap_or_default();
         i64::try_from(score).unwrap_or_default()
     };
     nodes.iter().map(mark).collect()
+}
+
+/// A part of a size, rounded down after upstream's multiplication of floating-point numbers.
+#[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "upstream computes so, too")]
+fn scaled(size: i64, share: f64) -> i128 {
+    (size as f64 * share) as i128
 }
 
 /// An image name with the tag `latest` if it has no tag.

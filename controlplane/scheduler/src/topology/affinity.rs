@@ -4,7 +4,8 @@ use std::collections::{HashMap, HashSet};
 
 use coracle_values::object::ObjectExt;
 
-use super::term::{Labels, Term, anti_affinity};
+use super::term::{Labels, PodTerms, Term};
+use crate::config::AffinityArgs;
 use crate::object::Pod;
 use crate::score::BEST;
 use crate::snapshot::{Candidate, Snapshot};
@@ -34,53 +35,60 @@ pub(super) struct Affinity {
 }
 
 impl Affinity {
-    pub(super) fn of(pod: &Pod, snapshot: &Snapshot) -> Self {
-        let affinity = pod.spec.affinity.as_ref();
-        let near = affinity.and_then(|affinity| affinity.pod_affinity.as_ref());
-        let required =
-            near.and_then(|near| near.required_during_scheduling_ignored_during_execution.as_ref());
-        let required: Vec<Term> = required.into_iter().flatten().map(|term| Term::of(pod, term)).collect();
-        let forbidden = anti_affinity(pod);
-        let preferred = preferred(pod);
+    pub(super) fn of(pod: &Pod, args: &AffinityArgs, snapshot: &Snapshot) -> Self {
+        let own = PodTerms::of(pod).unwrap_or_default();
         let labels = pod.metadata.labels.clone().unwrap_or_default();
         let namespaces = &snapshot.namespaces;
         let selects =
             |term: &Term, namespace: &str, labels: &Labels| term.selects(namespace, labels, namespaces);
+        let selects_pod = |term: &Term| selects(term, pod.namespace(), &labels);
         let mut found = Self {
-            keys: required.iter().map(|term| term.key.clone()).collect(),
-            selects_itself: required.iter().all(|term| selects(term, pod.namespace(), &labels)),
+            keys: own.near.iter().map(|term| term.key.clone()).collect(),
+            selects_itself: own.near.iter().all(selects_pod),
             ..Self::default()
         };
-        for (other, terms, node) in snapshot.with_anti_affinity() {
-            for term in terms.iter().filter(|term| selects(term, pod.namespace(), &labels)) {
-                if other != pod.uid() {
-                    found.excluded.extend(domain(node, &term.key));
-                }
+        for (_, terms, node) in snapshot.with_affinity().filter(|(other, ..)| *other != pod.uid()) {
+            let excluding = terms.far.iter().filter(|term| selects_pod(term));
+            found.excluded.extend(excluding.filter_map(|term| domain(node, &term.key)));
+            if args.ignores_others && own.preferred.is_empty() {
+                continue;
+            }
+            // What other pods prefer counts, and so does what they require: near it they are more useful.
+            let required = terms.near.iter().map(|term| (term, args.required_weight));
+            let preferred = terms.preferred.iter().map(|(term, weight)| (term, *weight));
+            for (term, weight) in
+                required.chain(preferred).filter(|(term, weight)| *weight != 0 && selects_pod(term))
+            {
+                found.weigh(node, &term.key, weight);
             }
         }
-        if required.is_empty() && forbidden.is_empty() && preferred.is_empty() {
+        if own.near.is_empty() && own.far.is_empty() && own.preferred.is_empty() {
             return found;
         }
         for node in snapshot.candidates() {
             for other in node.info.neighbours() {
                 let is = |term: &Term| selects(term, &other.namespace, &other.labels);
-                if !required.is_empty() && required.iter().all(is) {
-                    found.near.extend(required.iter().filter_map(|term| domain(node, &term.key)));
+                if !own.near.is_empty() && own.near.iter().all(is) {
+                    found.near.extend(own.near.iter().filter_map(|term| domain(node, &term.key)));
                 }
-                found.far.extend(
-                    forbidden.iter().filter(|term| is(term)).filter_map(|term| domain(node, &term.key)),
-                );
-                for (term, weight) in preferred.iter().filter(|(term, _)| is(term)) {
-                    if let Some(domain) = domain(node, &term.key) {
-                        *found.weights.entry(domain).or_default() += weight;
-                    }
+                let far = own.far.iter().filter(|term| is(term));
+                found.far.extend(far.filter_map(|term| domain(node, &term.key)));
+                for (term, weight) in own.preferred.iter().filter(|(term, _)| is(term)) {
+                    found.weigh(node, &term.key, *weight);
                 }
             }
         }
         found
     }
 
-    pub(super) fn refuse(&self, node: Candidate<'_>) -> Option<&'static str> {
+    fn weigh(&mut self, node: Candidate<'_>, key: &str, weight: i64) {
+        if let Some(domain) = domain(node, key) {
+            *self.weights.entry(domain).or_default() += weight;
+        }
+    }
+
+    /// The reason against the node, and whether the removal of pods can change it.
+    pub(super) fn refuse(&self, node: Candidate<'_>) -> Option<(&'static str, bool)> {
         let has =
             |set: &HashSet<Domain>| set.iter().any(|(key, value)| node.facts.labels.get(key) == Some(value));
         let near = |key: &String| match domain(node, key) {
@@ -90,12 +98,12 @@ impl Affinity {
             None => false,
         };
         if !self.keys.iter().all(near) {
-            return Some(AFFINITY);
+            return Some((AFFINITY, false));
         }
         if has(&self.far) {
-            return Some(ANTI_AFFINITY);
+            return Some((ANTI_AFFINITY, true));
         }
-        has(&self.excluded).then_some(EXISTING)
+        has(&self.excluded).then_some((EXISTING, true))
     }
 
     /// Scores between the lowest and the highest sum of weights.
@@ -112,22 +120,18 @@ impl Affinity {
         let sums: Vec<i64> = nodes.iter().map(sum).collect();
         let least = sums.iter().copied().min().unwrap_or_default();
         let range = sums.iter().copied().max().unwrap_or_default() - least;
-        sums.into_iter().map(|sum| if range > 0 { BEST * (sum - least) / range } else { 0 }).collect()
+        sums.into_iter().map(|sum| if range > 0 { scaled(sum - least, range) } else { 0 }).collect()
     }
 }
 
-/// The preferred terms with their weights. Those of anti-affinity are negative.
-fn preferred(pod: &Pod) -> Vec<(Term, i64)> {
-    let affinity = pod.spec.affinity.as_ref();
-    let near = affinity.and_then(|affinity| affinity.pod_affinity.as_ref());
-    let near = near.and_then(|near| near.preferred_during_scheduling_ignored_during_execution.as_ref());
-    let far = affinity.and_then(|affinity| affinity.pod_anti_affinity.as_ref());
-    let far = far.and_then(|far| far.preferred_during_scheduling_ignored_during_execution.as_ref());
-    let near = near.into_iter().flatten().map(|term| (term, 1));
-    let far = far.into_iter().flatten().map(|term| (term, -1));
-    near.chain(far)
-        .map(|(term, sign)| (Term::of(pod, &term.pod_affinity_term), sign * i64::from(term.weight)))
-        .collect()
+/// `part` of `whole` from 0 to [`BEST`], rounded down after upstream's division of floating-point numbers.
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    reason = "weights and counts are small"
+)]
+fn scaled(part: i64, whole: i64) -> i64 {
+    (BEST as f64 * (part as f64 / whole as f64)) as i64
 }
 
 fn domain(node: Candidate<'_>, key: &str) -> Option<Domain> {
@@ -139,6 +143,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::super::Topology;
+    use crate::config::Profile;
     use crate::fixture;
     use crate::object::Pod;
     use crate::snapshot::Snapshot;
@@ -167,7 +172,7 @@ mod tests {
 
     /// The nodes that can run the pod.
     fn fitting(pod: &Pod, snapshot: &Snapshot) -> String {
-        let topology = Topology::of(pod, snapshot);
+        let topology = Topology::of(pod, &Profile::default(), snapshot);
         let nodes = snapshot.candidates().filter(|node| topology.refusals(*node).is_empty());
         nodes.map(|node| node.facts.name.as_str()).collect()
     }
@@ -182,7 +187,7 @@ mod tests {
         // The existing pod also excludes pods without anti-affinity of their own.
         assert_eq!(fitting(&pod("3", "db", Value::Null), &snapshot), "c");
         assert_eq!(fitting(&pod("4", "web", Value::Null), &snapshot), "abc");
-        let topology = Topology::of(&pod("3", "db", Value::Null), &snapshot);
+        let topology = Topology::of(&pod("3", "db", Value::Null), &Profile::default(), &snapshot);
         let first = snapshot.candidates().next().unwrap();
         assert_eq!(topology.refusals(first), ["node(s) didn't satisfy existing pods anti-affinity rules"]);
         snapshot.remove("1");
@@ -236,7 +241,7 @@ mod tests {
             pod("2", "web", json!({(side): {"preferredDuringSchedulingIgnoredDuringExecution": term}}))
         };
         let nodes: Vec<_> = snapshot.candidates().collect();
-        let scores = |pod: &Pod| Topology::of(pod, &snapshot).affinity.scores(&nodes);
+        let scores = |pod: &Pod| Topology::of(pod, &Profile::default(), &snapshot).affinity.scores(&nodes);
         assert_eq!(scores(&weighted("podAffinity")), [100, 100, 0]);
         assert_eq!(scores(&weighted("podAntiAffinity")), [0, 0, 100]);
     }

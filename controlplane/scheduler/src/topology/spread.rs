@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 
-use coracle_values::label_selector::LabelSelector;
+use coracle_values::label_selector::{LabelSelector, Requirement};
 use coracle_values::object::ObjectExt;
 use coracle_values::toleration::{forbids_scheduling, is_tolerated};
 use k8s_openapi::api::core::v1::TopologySpreadConstraint;
 
-use super::term::Labels;
+use crate::config::SpreadDefaults;
 use crate::filter::node_affinity;
 use crate::object::Pod;
 use crate::score::BEST;
@@ -16,17 +16,24 @@ use crate::snapshot::{Candidate, Snapshot};
 const UNEVEN: &str = "node(s) didn't match pod topology spread constraints";
 const NO_LABEL: &str = "node(s) didn't match pod topology spread constraints (missing required label)";
 
-/// The constraints of a pod with the number of selected pods in each domain.
+/// The label by whose domains each node is one of its own.
+const HOSTNAME: &str = "kubernetes.io/hostname";
+/// Upstream's default constraints: node label and maximum skew. They only score.
+const DEFAULTS: [(&str, i32); 2] = [(HOSTNAME, 3), ("topology.kubernetes.io/zone", 5)];
+
+/// The constraints of a pod.
 #[derive(Debug, Default)]
 pub(super) struct Spread {
-    required: Vec<Constraint>,
+    required: Vec<Required>,
     preferred: Vec<Constraint>,
+    /// Whether nodes without the label of a preferred constraint are left out. They are not by upstream's constraints.
+    all_labels: bool,
 }
 
+/// A constraint with the number of selected pods in each domain.
 #[derive(Debug)]
-struct Constraint {
-    key: String,
-    max_skew: i64,
+struct Required {
+    constraint: Constraint,
     /// Pods by value of the node label, for every domain that an eligible node is in.
     counts: HashMap<String, i64>,
     /// The lowest count; 0 if there are fewer domains than `minDomains`.
@@ -35,38 +42,69 @@ struct Constraint {
     own: i64,
 }
 
+#[derive(Debug)]
+struct Constraint {
+    key: String,
+    max_skew: i64,
+    min_domains: i64,
+    /// None selects no pod.
+    selector: Option<LabelSelector>,
+    namespace: String,
+    honors_affinity: bool,
+    honors_taints: bool,
+}
+
+// === impl Spread ===
+
 impl Spread {
-    pub(super) fn of(pod: &Pod, snapshot: &Snapshot) -> Self {
-        let all: Vec<&TopologySpreadConstraint> =
-            pod.spec.topology_spread_constraints.iter().flatten().collect();
-        if all.is_empty() {
-            return Self::default();
-        }
-        let of = |way: &str| {
-            let list: Vec<_> = all.iter().copied().filter(|one| one.when_unsatisfiable == way).collect();
-            list.iter().map(|one| Constraint::of(pod, one, &list, snapshot)).collect()
+    pub(super) fn of(pod: &Pod, defaults: &SpreadDefaults, snapshot: &Snapshot) -> Self {
+        let all = pod.spec.topology_spread_constraints.as_deref().unwrap_or_default();
+        let (all, selector) = match defaults {
+            _ if !all.is_empty() => (all, None),
+            defaults => match (defaults, snapshot.selectors.of_pod(pod)) {
+                (_, None) => return Self::default(),
+                (SpreadDefaults::System, Some(selector)) => {
+                    let preferred = system_constraints(pod, &selector);
+                    return Self { preferred, ..Self::default() };
+                }
+                (SpreadDefaults::List(list), selector) => (list.as_slice(), selector),
+            },
         };
-        Self { required: of("DoNotSchedule"), preferred: of("ScheduleAnyway") }
+        let of = |way: &str| -> Vec<Constraint> {
+            let wanted = all.iter().filter(|one| one.when_unsatisfiable == way);
+            wanted.map(|one| Constraint::of(pod, one, selector.as_ref())).collect()
+        };
+        let required = Required::count(pod, of("DoNotSchedule"), snapshot);
+        Self { required, preferred: of("ScheduleAnyway"), all_labels: true }
     }
 
-    pub(super) fn refuse(&self, node: Candidate<'_>) -> Option<&'static str> {
-        for constraint in &self.required {
-            let Some(value) = node.facts.labels.get(&constraint.key) else { return Some(NO_LABEL) };
-            let count = constraint.counts.get(value).copied().unwrap_or_default();
-            if count + constraint.own - constraint.least > constraint.max_skew {
-                return Some(UNEVEN);
+    /// The reason against the node, and whether the removal of pods can change it.
+    pub(super) fn refuse(&self, node: Candidate<'_>) -> Option<(&'static str, bool)> {
+        for required in &self.required {
+            let Some(value) = node.facts.labels.get(&required.constraint.key) else {
+                return Some((NO_LABEL, false));
+            };
+            let count = required.counts.get(value).copied().unwrap_or_default();
+            if count + required.own - required.least > required.constraint.max_skew {
+                return Some((UNEVEN, true));
             }
         }
         None
     }
 
-    /// Scores: nodes in domains with fewer pods are better. A node without the label gets 0.
-    pub(super) fn scores(&self, nodes: &[Candidate<'_>]) -> Vec<i64> {
+    /// Scores: nodes in domains with fewer pods are better. A node without a needed label gets 0.
+    pub(super) fn scores(&self, pod: &Pod, nodes: &[Candidate<'_>], snapshot: &Snapshot) -> Vec<i64> {
         if self.preferred.is_empty() {
             return vec![0; nodes.len()];
         }
+        let counts = self.counts(pod, nodes, snapshot);
+        let counted = nodes.iter().filter(|node| self.is_labelled(**node)).count();
         let sum = |node: &Candidate<'_>| -> Option<i64> {
-            self.preferred.iter().map(|constraint| constraint.weigh(node)).sum()
+            if !self.is_labelled(*node) {
+                return None;
+            }
+            let pairs = self.preferred.iter().zip(&counts);
+            Some(rounded(pairs.map(|(constraint, counts)| constraint.weigh(*node, counts, counted)).sum()))
         };
         let sums: Vec<Option<i64>> = nodes.iter().map(sum).collect();
         let most = sums.iter().flatten().copied().max().unwrap_or_default();
@@ -78,77 +116,158 @@ impl Spread {
         };
         sums.into_iter().map(score).collect()
     }
+
+    /// Whether the node has the labels of all preferred constraints, if it needs them.
+    fn is_labelled(&self, node: Candidate<'_>) -> bool {
+        !self.all_labels || self.preferred.iter().all(|one| node.facts.labels.contains_key(&one.key))
+    }
+
+    /// Pods in the domains of the fitting nodes, for each preferred constraint. A node without the label is in the domain
+    /// of the empty value, as in upstream. Domains of one node are counted later.
+    fn counts<'a>(
+        &self,
+        pod: &Pod,
+        nodes: &[Candidate<'a>],
+        snapshot: &'a Snapshot,
+    ) -> Vec<HashMap<&'a str, i64>> {
+        let count = |constraint: &Constraint| {
+            let mut counts: HashMap<&str, i64> = HashMap::new();
+            if constraint.key == HOSTNAME {
+                return counts;
+            }
+            let value =
+                |node: Candidate<'a>| node.facts.labels.get(&constraint.key).map_or("", String::as_str);
+            counts.extend(nodes.iter().filter(|node| self.is_labelled(**node)).map(|node| (value(*node), 0)));
+            for node in snapshot.candidates() {
+                if self.is_labelled(node)
+                    && constraint.includes(pod, node)
+                    && let Some(count) = counts.get_mut(value(node))
+                {
+                    *count += constraint.pods_on(node);
+                }
+            }
+            counts
+        };
+        self.preferred.iter().map(count).collect()
+    }
 }
+
+/// Upstream's default constraints, for the pods that the services and the workload of the pod select.
+fn system_constraints(pod: &Pod, selector: &LabelSelector) -> Vec<Constraint> {
+    let constraint = |(key, max_skew): (&str, i32)| Constraint {
+        key: key.to_owned(),
+        max_skew: max_skew.into(),
+        min_domains: 1,
+        selector: Some(selector.clone()),
+        namespace: pod.namespace().to_owned(),
+        honors_affinity: true,
+        honors_taints: false,
+    };
+    DEFAULTS.into_iter().map(constraint).collect()
+}
+
+// === impl Required ===
+
+impl Required {
+    fn count(pod: &Pod, constraints: Vec<Constraint>, snapshot: &Snapshot) -> Vec<Self> {
+        let mut counts: Vec<HashMap<String, i64>> = vec![HashMap::new(); constraints.len()];
+        let labelled = |node: Candidate<'_>| {
+            constraints.iter().all(|constraint| node.facts.labels.contains_key(&constraint.key))
+        };
+        if !constraints.is_empty() {
+            for node in snapshot.candidates().filter(|node| labelled(*node)) {
+                for (constraint, counts) in constraints.iter().zip(&mut counts) {
+                    let value = node.facts.labels.get(&constraint.key);
+                    if let Some(value) = value.filter(|_| constraint.includes(pod, node)) {
+                        *counts.entry(value.clone()).or_default() += constraint.pods_on(node);
+                    }
+                }
+            }
+        }
+        let labels = pod.metadata.labels.as_ref();
+        let required = |(constraint, counts): (Constraint, HashMap<String, i64>)| {
+            let domains = i64::try_from(counts.len()).unwrap_or(i64::MAX);
+            let few = domains < constraint.min_domains;
+            let least = if few { 0 } else { counts.values().copied().min().unwrap_or_default() };
+            let own =
+                i64::from(constraint.selector.as_ref().is_some_and(|selector| selector.matches(labels)));
+            Self { constraint, counts, least, own }
+        };
+        constraints.into_iter().zip(counts).map(required).collect()
+    }
+}
+
+// === impl Constraint ===
 
 impl Constraint {
-    fn of(
-        pod: &Pod,
-        constraint: &TopologySpreadConstraint,
-        all: &[&TopologySpreadConstraint],
-        snapshot: &Snapshot,
-    ) -> Self {
-        let labels = pod.metadata.labels.clone().unwrap_or_default();
-        let selector = constraint.label_selector.as_ref().and_then(|one| LabelSelector::try_from(one).ok());
-        let keys = || constraint.match_label_keys.iter().flatten();
-        let selects = |other: &Labels| {
-            let same = keys().all(|key| labels.get(key).is_none_or(|value| other.get(key) == Some(value)));
-            same && selector.as_ref().is_some_and(|selector| selector.matches(Some(other)))
-        };
-        let mut counts: HashMap<String, i64> = HashMap::new();
-        for node in snapshot.candidates().filter(|node| is_eligible(pod, constraint, all, *node)) {
-            let Some(value) = node.facts.labels.get(&constraint.topology_key) else { continue };
-            let others = node.info.neighbours();
-            let count = others
-                .filter(|other| {
-                    other.namespace == pod.namespace() && !other.terminating && selects(&other.labels)
-                })
-                .count();
-            *counts.entry(value.clone()).or_default() += i64::try_from(count).unwrap_or(i64::MAX);
+    /// A constraint of a pod, or a default one with this selector.
+    fn of(pod: &Pod, constraint: &TopologySpreadConstraint, default: Option<&LabelSelector>) -> Self {
+        let mut selector =
+            constraint.label_selector.as_ref().and_then(|one| LabelSelector::try_from(one).ok());
+        if let Some(selector) = &mut selector {
+            let labels = pod.metadata.labels.as_ref();
+            let keys = constraint.match_label_keys.iter().flatten();
+            let own = keys.filter_map(|key| Some((key.clone(), vec![labels?.get(key)?.clone()])));
+            selector.requirements.extend(own.map(|(key, values)| Requirement::In(key, values)));
         }
-        let few =
-            i64::try_from(counts.len()).unwrap_or(i64::MAX) < constraint.min_domains.unwrap_or(1).into();
-        let least = if few { 0 } else { counts.values().copied().min().unwrap_or_default() };
-        let own = i64::from(selects(&labels));
-        let max_skew = constraint.max_skew.into();
-        Self { key: constraint.topology_key.clone(), max_skew, counts, least, own }
+        Self {
+            selector: default.cloned().or(selector),
+            key: constraint.topology_key.clone(),
+            max_skew: constraint.max_skew.into(),
+            min_domains: constraint.min_domains.unwrap_or(1).into(),
+            namespace: pod.namespace().to_owned(),
+            honors_affinity: constraint.node_affinity_policy.as_deref() != Some("Ignore"),
+            honors_taints: constraint.node_taints_policy.as_deref() == Some("Honor"),
+        }
     }
 
-    /// The weighted number of pods in the node's domain. More domains weigh more, as in upstream.
-    fn weigh(&self, node: &Candidate<'_>) -> Option<i64> {
-        let value = node.facts.labels.get(&self.key)?;
-        let count = self.counts.get(value).copied().unwrap_or_default();
+    /// Whether the pods of a node count: by the constraint's policies only if the pod could run there.
+    fn includes(&self, pod: &Pod, node: Candidate<'_>) -> bool {
+        let tolerated = || {
+            let mut taints = node.facts.taints.iter().filter(|taint| forbids_scheduling(taint));
+            taints.all(|taint| is_tolerated(taint, pod.tolerations()))
+        };
+        (!self.honors_affinity || node_affinity::refuse(pod, node).is_empty())
+            && (!self.honors_taints || tolerated())
+    }
+
+    /// Number of selected pods on a node. As in upstream a selector without requirements counts none.
+    fn pods_on(&self, node: Candidate<'_>) -> i64 {
+        let Some(selector) = self.selector.as_ref().filter(|selector| !selector.is_empty()) else { return 0 };
+        let selected = node.info.neighbours().filter(|other| {
+            other.namespace == self.namespace && !other.terminating && selector.matches(Some(&other.labels))
+        });
+        i64::try_from(selected.count()).unwrap_or(i64::MAX)
+    }
+
+    /// The weighted number of pods in the node's domain. More domains weigh more.
+    fn weigh(&self, node: Candidate<'_>, counts: &HashMap<&str, i64>, nodes: usize) -> f64 {
+        let Some(value) = node.facts.labels.get(&self.key) else { return 0.0 };
+        let (count, domains) = if self.key == HOSTNAME {
+            (self.pods_on(node), nodes)
+        } else {
+            (counts.get(value.as_str()).copied().unwrap_or_default(), counts.len())
+        };
         #[expect(clippy::cast_precision_loss, reason = "counts of pods and domains are small")]
-        let weighed = count as f64 * ((self.counts.len() + 2) as f64).ln() + (self.max_skew - 1) as f64;
-        #[expect(clippy::cast_possible_truncation, reason = "counts of pods and domains are small")]
-        let rounded = weighed.round() as i64;
-        Some(rounded)
+        let weighed = count as f64 * ((domains + 2) as f64).ln() + (self.max_skew - 1) as f64;
+        weighed
     }
 }
 
-/// Whether the pods of a node count: it has the labels of all constraints, and the pod could run there.
-fn is_eligible(
-    pod: &Pod,
-    constraint: &TopologySpreadConstraint,
-    all: &[&TopologySpreadConstraint],
-    node: Candidate<'_>,
-) -> bool {
-    let labelled = all.iter().all(|one| node.facts.labels.contains_key(&one.topology_key));
-    let affinity = constraint.node_affinity_policy.as_deref() == Some("Ignore")
-        || node_affinity::refuse(pod, node).is_empty();
-    let tolerated = || {
-        let mut taints = node.facts.taints.iter().filter(|taint| forbids_scheduling(taint));
-        taints.all(|taint| is_tolerated(taint, pod.tolerations()))
-    };
-    let taints = constraint.node_taints_policy.as_deref() != Some("Honor") || tolerated();
-    labelled && affinity && taints
+#[expect(clippy::cast_possible_truncation, reason = "counts of pods and domains are small")]
+fn rounded(score: f64) -> i64 {
+    score.round() as i64
 }
 
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
 
+    use coracle_values::object::Key;
+
     use super::super::Topology;
     use super::*;
+    use crate::config::Profile;
     use crate::fixture;
 
     fn pod(name: &str, constraint: Value) -> Pod {
@@ -174,7 +293,7 @@ mod tests {
     }
 
     fn fitting(pod: &Pod, snapshot: &Snapshot) -> String {
-        let topology = Topology::of(pod, snapshot);
+        let topology = Topology::of(pod, &Profile::default(), snapshot);
         let nodes = snapshot.candidates().filter(|node| topology.refusals(*node).is_empty());
         nodes.map(|node| node.facts.name.as_str()).collect()
     }
@@ -187,7 +306,7 @@ mod tests {
         assert_eq!(fitting(&pod("2", json!({"minDomains": 3})), &snapshot), "c");
         let other = json!({"labelSelector": {"matchLabels": {"app": "other"}}});
         assert_eq!(fitting(&pod("2", other), &snapshot), "abc");
-        let topology = Topology::of(&pod("2", json!({})), &snapshot);
+        let topology = Topology::of(&pod("2", json!({})), &Profile::default(), &snapshot);
         let refusals = |place: usize| topology.refusals(snapshot.candidates().nth(place).unwrap());
         assert_eq!((refusals(0), refusals(3)), (vec![UNEVEN.to_owned()], vec![NO_LABEL.to_owned()]));
     }
@@ -198,6 +317,39 @@ mod tests {
         let soft = pod("2", json!({"whenUnsatisfiable": "ScheduleAnyway"}));
         assert_eq!(fitting(&soft, &snapshot), "abcd");
         let nodes: Vec<_> = snapshot.candidates().collect();
-        assert_eq!(Topology::of(&soft, &snapshot).spread.scores(&nodes), [0, 0, 100, 0]);
+        assert_eq!(
+            Topology::of(&soft, &Profile::default(), &snapshot).spread.scores(&soft, &nodes, &snapshot),
+            [0, 0, 100, 0]
+        );
+    }
+
+    #[test]
+    fn pods_of_a_workload_and_of_a_service_spread_without_constraints() {
+        let node = |name: &str| fixture::node(name, json!({}));
+        let mut snapshot = fixture::snapshot(&[node("a"), node("b"), node("c")]);
+        let labelled = |name: &str| {
+            let mut pod = fixture::owned(name, "set");
+            pod.metadata.namespace = Some("d".to_owned());
+            pod.metadata.labels = Some([("app".to_owned(), "web".to_owned())].into());
+            pod
+        };
+        let scores = |snapshot: &Snapshot| {
+            let (pod, nodes) = (labelled("new"), snapshot.candidates().collect::<Vec<_>>());
+            Topology::of(&pod, &Profile::default(), snapshot).spread.scores(&pod, &nodes, snapshot)
+        };
+        snapshot.place(&labelled("1"), "a");
+        snapshot.place(&labelled("2"), "a");
+        assert_eq!(scores(&snapshot), [0; 3], "no workload and no service is known");
+        let selector = json!({"matchLabels": {"app": "web"}});
+        snapshot.selectors.set_workload(
+            "ReplicaSet",
+            Key::new("d", "set"),
+            &serde_json::from_value(selector).unwrap(),
+        );
+        assert_eq!(scores(&snapshot), [40, 100, 100]);
+        snapshot.selectors.remove_workload("ReplicaSet", &Key::new("d", "set"));
+        assert_eq!(scores(&snapshot), [0; 3]);
+        snapshot.selectors.set_service(Key::new("d", "web"), [("app".to_owned(), "web".to_owned())].into());
+        assert_ne!(scores(&snapshot), [0; 3]);
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use coracle_values::label_selector::LabelSelector;
 use coracle_values::object::ObjectExt;
-use k8s_openapi::api::core::v1::PodAffinityTerm;
+use k8s_openapi::api::core::v1::{PodAffinityTerm, WeightedPodAffinityTerm};
 
 use crate::object::Pod;
 
@@ -62,9 +62,49 @@ impl Term {
     }
 }
 
-/// The terms of a pod's required anti-affinity.
-pub(crate) fn anti_affinity(pod: &Pod) -> Vec<Term> {
-    let anti = pod.spec.affinity.as_ref().and_then(|affinity| affinity.pod_anti_affinity.as_ref());
-    let terms = anti.and_then(|anti| anti.required_during_scheduling_ignored_during_execution.as_ref());
-    terms.into_iter().flatten().map(|term| Term::of(pod, term)).collect()
+/// The affinity of a pod to other pods.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PodTerms {
+    /// Required affinity.
+    pub(crate) near: Vec<Term>,
+    /// Required anti-affinity.
+    pub(crate) far: Vec<Term>,
+    /// Preferred terms with their weights. Those of anti-affinity are negative.
+    pub(crate) preferred: Vec<(Term, i64)>,
+}
+
+impl PodTerms {
+    /// The terms of a pod. None if it has none.
+    pub(crate) fn of(pod: &Pod) -> Option<Self> {
+        let affinity = pod.spec.affinity.as_ref()?;
+        let (near, far) = (affinity.pod_affinity.as_ref(), affinity.pod_anti_affinity.as_ref());
+        let required = |terms: Option<&Vec<PodAffinityTerm>>| -> Vec<Term> {
+            terms.into_iter().flatten().map(|term| Term::of(pod, term)).collect()
+        };
+        let preferred = |terms: Option<&Vec<WeightedPodAffinityTerm>>, sign: i64| -> Vec<(Term, i64)> {
+            let terms = terms.into_iter().flatten();
+            terms
+                .map(|term| (Term::of(pod, &term.pod_affinity_term), sign * i64::from(term.weight)))
+                .collect()
+        };
+        let mut weighted = preferred(
+            near.and_then(|near| near.preferred_during_scheduling_ignored_during_execution.as_ref()),
+            1,
+        );
+        weighted.extend(preferred(
+            far.and_then(|far| far.preferred_during_scheduling_ignored_during_execution.as_ref()),
+            -1,
+        ));
+        let terms = Self {
+            near: required(
+                near.and_then(|near| near.required_during_scheduling_ignored_during_execution.as_ref()),
+            ),
+            far: required(
+                far.and_then(|far| far.required_during_scheduling_ignored_during_execution.as_ref()),
+            ),
+            preferred: weighted,
+        };
+        let is_empty = terms.near.is_empty() && terms.far.is_empty() && terms.preferred.is_empty();
+        (!is_empty).then_some(terms)
+    }
 }

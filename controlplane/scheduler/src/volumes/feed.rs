@@ -1,4 +1,4 @@
-//! The watches of claims, volumes and classes.
+//! The watches of claims, volumes, classes and drivers.
 
 use std::collections::HashSet;
 use std::hash::Hash;
@@ -9,7 +9,7 @@ use futures::stream::BoxStream;
 use kube::Client;
 use kube::runtime::watcher::Event;
 
-use super::object::{Claim, Slim, StorageClass, Volume};
+use super::object::{Attachment, Capacity, Claim, CsiDriver, CsiNode, Slim, StorageClass, Volume};
 use super::{State, Volumes};
 use crate::run::{stream, watch_config};
 
@@ -19,6 +19,10 @@ pub(crate) async fn run(client: Client, volumes: Volumes) {
         feed(stream::<Claim>(&client, watch_config()), &volumes, claim),
         feed(stream::<Volume>(&client, watch_config()), &volumes, volume),
         feed(stream::<StorageClass>(&client, watch_config()), &volumes, class),
+        feed(stream::<CsiDriver>(&client, watch_config()), &volumes, driver),
+        feed(stream::<CsiNode>(&client, watch_config()), &volumes, csi_node),
+        feed(stream::<Capacity>(&client, watch_config()), &volumes, capacity),
+        feed(stream::<Attachment>(&client, watch_config()), &volumes, attachment),
     );
 }
 
@@ -58,6 +62,30 @@ fn volume(state: &mut State, listed: &mut HashSet<String>, event: Event<Volume>)
 fn class(state: &mut State, listed: &mut HashSet<String>, event: Event<StorageClass>) -> bool {
     let (changed, done) = apply(&mut state.classes, listed, event, |class| class.name().to_owned());
     state.listed[2] |= done;
+    changed || done
+}
+
+fn driver(state: &mut State, listed: &mut HashSet<String>, event: Event<CsiDriver>) -> bool {
+    let (changed, done) = apply(&mut state.drivers, listed, event, |driver| driver.name().to_owned());
+    state.listed[3] |= done;
+    changed || done
+}
+
+fn csi_node(state: &mut State, listed: &mut HashSet<String>, event: Event<CsiNode>) -> bool {
+    let (changed, done) = apply(&mut state.csi_nodes, listed, event, |node| node.name().to_owned());
+    state.listed[4] |= done;
+    changed || done
+}
+
+fn capacity(state: &mut State, listed: &mut HashSet<Key>, event: Event<Capacity>) -> bool {
+    let (changed, done) = apply(&mut state.capacities, listed, event, ObjectExt::key);
+    state.listed[5] |= done;
+    changed || done
+}
+
+fn attachment(state: &mut State, listed: &mut HashSet<String>, event: Event<Attachment>) -> bool {
+    let (changed, done) = apply(&mut state.attachments, listed, event, |one| one.name().to_owned());
+    state.listed[6] |= done;
     changed || done
 }
 

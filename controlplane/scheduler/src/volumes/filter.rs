@@ -1,21 +1,26 @@
 //! Which nodes can have the volumes of a pod.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashSet};
 
+use coracle_values::Quantity;
 use coracle_values::label_selector::LabelSelector;
 use coracle_values::node_selector::term_matches;
 use coracle_values::object::{Key, ObjectExt};
 
 use super::object::{Claim, StorageClass, Volume};
 use super::{Choice, SELECTED_NODE, State, claims_of};
-use crate::filter::Refusal;
+use crate::config::Profile;
+use crate::filter::Refused;
+use crate::hint::Changes;
 use crate::object::Pod;
-use crate::snapshot::{Candidate, Facts};
+use crate::snapshot::{Candidate, Facts, Snapshot};
 
 const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 const NODE_CONFLICT: &str = "node(s) didn't match PersistentVolume's node affinity";
 const BIND_CONFLICT: &str = "node(s) didn't find available persistent volumes to bind";
 const NO_VOLUME: &str = "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)";
+const NO_SPACE: &str = "node(s) did not have enough free storage";
+const TOO_MANY: &str = "node(s) exceed max volume count";
 const ZONE_CONFLICT: &str = "node(s) had no available volume zone";
 const IN_USE: &str = "node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod";
 /// Labels of volumes that restrict them to a zone or a region.
@@ -35,6 +40,8 @@ pub(crate) struct PodClaims {
     waiting: Vec<Waiting>,
     /// Claims that only one pod may use.
     exclusive: Vec<Key>,
+    /// Drivers that attach volumes of the pod, with their names of the volumes.
+    attached: HashSet<(String, String)>,
 }
 
 /// A claim that waits for its first pod.
@@ -44,16 +51,31 @@ struct Waiting {
     class: StorageClass,
     /// Volumes that fit the claim, the smallest first.
     volumes: Vec<Volume>,
+    /// A volume that is reserved for the claim.
+    reserved: Option<Volume>,
+    /// Nodes for which the driver has enough space. None: the driver does not report it.
+    space: Option<Vec<LabelSelector>>,
 }
 
 pub(super) fn of_pod(state: &State, pod: &Pod) -> Result<PodClaims, String> {
-    let mut found = PodClaims::default();
+    let named = || {
+        let sources = pod.spec.volumes.iter().filter_map(|volume| volume.persistent_volume_claim.as_ref());
+        sources.map(|source| Key::new(pod.namespace(), &source.claim_name))
+    };
+    if let Some(missing) = named().find(|key| !state.claims.contains_key(key)) {
+        return Err(format!("persistentvolumeclaim {:?} not found", missing.name));
+    }
+    let mut claims = Vec::new();
     let mut keys = BTreeSet::new();
     for key in claims_of(pod).filter(|key| keys.insert(key.clone())) {
-        let claim = claim(state, pod, &key)?;
+        claims.push((claim(state, pod, &key)?, key));
+    }
+    let mut found = PodClaims::default();
+    for (claim, key) in claims {
         if claim.spec.access_modes.iter().any(|mode| mode == "ReadWriteOncePod") {
             found.exclusive.push(key.clone());
         }
+        found.attached.extend(state.attached_by(&key));
         if claim.is_bound() {
             found.bound.push(state.volumes.get(claim.volume()).cloned());
             continue;
@@ -65,10 +87,14 @@ pub(super) fn of_pod(state: &State, pod: &Pod) -> Result<PodClaims, String> {
         let Some(class) = waits else {
             return Err("pod has unbound immediate PersistentVolumeClaims".to_owned());
         };
-        let volumes = volumes(state, claim);
-        found.waiting.push(Waiting { claim: claim.clone(), class: class.clone(), volumes });
+        found.waiting.push(Waiting::of(state, claim, class));
     }
-    Ok(found)
+    // Upstream's VolumeZone looks at named claims only.
+    let volume = |key: Key| state.claims.get(&key).map(Claim::volume).filter(|volume| !volume.is_empty());
+    match named().filter_map(volume).find(|volume| !state.volumes.contains_key(*volume)) {
+        Some(missing) => Err(format!("persistentvolume {missing:?} not found")),
+        None => Ok(found),
+    }
 }
 
 fn claim<'a>(state: &'a State, pod: &Pod, key: &Key) -> Result<&'a Claim, String> {
@@ -99,97 +125,146 @@ fn claim<'a>(state: &'a State, pod: &Pod, key: &Key) -> Result<&'a Claim, String
 }
 
 /// Free volumes that fit the claim, and one that is reserved for it.
-fn volumes(state: &State, claim: &Claim) -> Vec<Volume> {
+fn volumes(state: &State, claim: &Claim) -> (Vec<Volume>, Option<Volume>) {
     let selector = claim.spec.selector.as_ref().map(LabelSelector::try_from);
     let mode = |mode: &Option<String>| mode.clone().unwrap_or_else(|| "Filesystem".to_owned());
-    let fits = |volume: &&Volume| {
-        let for_claim = |reference: &k8s_openapi::api::core::v1::ObjectReference| {
+    let attributes = |name: &Option<String>| name.clone().unwrap_or_default();
+    let for_claim = |volume: &Volume| {
+        volume.spec.claim_ref.as_ref().map(|reference| {
             reference.namespace.as_deref() == Some(claim.namespace())
                 && reference.name.as_deref() == Some(claim.name())
-        };
-        let free = match &volume.spec.claim_ref {
-            None => volume.status.phase.as_deref() == Some("Available"),
-            Some(reference) => for_claim(reference),
-        };
-        let taken = state.taken.get(volume.name()).is_some_and(|by| *by != claim.key());
-        let size = volume.size().zip(claim.requested()).is_some_and(|(size, requested)| size >= requested);
+                && reference.uid.as_deref().is_none_or(|uid| uid.is_empty() || uid == claim.uid())
+        })
+    };
+    let can = |volume: &&Volume| {
+        for_claim(volume) != Some(false)
+            && !state.taken.get(volume.name()).is_some_and(|by| *by != claim.key())
+            && volume.size().zip(claim.requested()).is_some_and(|(size, requested)| size >= requested)
+            && mode(&volume.spec.volume_mode) == mode(&claim.spec.volume_mode)
+            && attributes(&volume.spec.volume_attributes_class_name)
+                == attributes(&claim.spec.volume_attributes_class_name)
+            && !volume.is_being_deleted()
+            // Upstream keeps volumes by class.
+            && volume.class() == claim.class()
+    };
+    let fits = |volume: &&Volume| {
         let selected = match &selector {
             None => true,
             Some(Ok(selector)) => selector.matches(volume.metadata.labels.as_ref()),
             Some(Err(_)) => false,
         };
-        free && !taken
-            && size
-            && selected
-            && !volume.is_being_deleted()
-            && volume.class() == claim.class()
-            && mode(&volume.spec.volume_mode) == mode(&claim.spec.volume_mode)
+        selected
+            && volume.status.phase.as_deref() == Some("Available")
             && claim.spec.access_modes.iter().all(|mode| volume.spec.access_modes.contains(mode))
     };
-    let mut found: Vec<Volume> = state.volumes.values().filter(fits).cloned().collect();
-    found.sort_by(|a, b| a.size().cmp(&b.size()).then_with(|| a.name().cmp(b.name())));
-    found
+    let (reserved, free): (Vec<&Volume>, Vec<&Volume>) =
+        state.volumes.values().filter(can).partition(|volume| for_claim(volume) == Some(true));
+    let mut free: Vec<Volume> = free.into_iter().filter(|volume| fits(volume)).cloned().collect();
+    free.sort_by(|a, b| a.size().cmp(&b.size()).then_with(|| a.name().cmp(b.name())));
+    (free, reserved.first().map(|volume| (*volume).clone()))
+}
+
+/// The nodes for which the class's driver reports enough space for the claim. None if it reports nothing.
+fn space(state: &State, class: &StorageClass, requested: Option<Quantity>) -> Option<Vec<LabelSelector>> {
+    let requested = requested?;
+    state.drivers.get(&class.provisioner)?.spec.storage_capacity.filter(|reports| *reports)?;
+    let of_class = state.capacities.values().filter(|one| one.storage_class_name == class.name());
+    let enough = of_class.filter(|one| one.limit().is_some_and(|limit| limit >= requested));
+    Some(enough.filter_map(|one| LabelSelector::try_from(one.node_topology.as_ref()?).ok()).collect())
 }
 
 // === impl PodClaims ===
 
 impl PodClaims {
-    /// Why the node cannot have the volumes. `users` is the number of pods that use each claim.
-    pub(crate) fn refusals(&self, node: Candidate<'_>, users: &HashMap<Key, usize>) -> Vec<Refusal> {
-        if self.exclusive.iter().any(|claim| users.contains_key(claim)) {
-            return vec![IN_USE.to_owned()];
+    /// Why the node cannot have the volumes.
+    pub(crate) fn refuse(
+        &self,
+        profile: &Profile,
+        node: Candidate<'_>,
+        snapshot: &Snapshot,
+    ) -> Option<Refused> {
+        let refused = |reasons: &[&str], resolvable: bool| {
+            let reasons: Vec<String> = reasons.iter().map(|reason| (*reason).to_owned()).collect();
+            (!reasons.is_empty()).then_some(Refused { reasons, resolvable, helped_by: Changes::ALL })
+        };
+        let in_use = self.exclusive.iter().any(|claim| snapshot.claim_users.contains_key(claim));
+        if in_use && profile.filters_by("VolumeRestrictions") {
+            return refused(&[IN_USE], true);
         }
-        self.permanent_refusals(node.facts)
+        let used = node.info.neighbours().flat_map(|placed| &placed.claims);
+        let limited = profile.filters_by("NodeVolumeLimits") && !self.attached.is_empty();
+        if limited && !snapshot.volumes.lock().has_room(&node.facts.name, &self.attached, used) {
+            return refused(&[TOO_MANY], true);
+        }
+        let of_bound = self.bound.iter().find_map(|volume| match volume {
+            None => Some(NO_VOLUME),
+            Some(volume) => (!is_reachable(volume, node.facts)).then_some(NODE_CONFLICT),
+        });
+        let of_waiting = self.choices(node.facts).err();
+        let binding: Vec<&str> = of_bound.into_iter().chain(of_waiting).collect();
+        refused(&binding, false).or_else(|| {
+            let in_zone = self.bound.iter().flatten().all(|volume| is_in_zone(volume, node.facts));
+            if in_zone || !profile.filters_by("VolumeZone") { None } else { refused(&[ZONE_CONFLICT], false) }
+        })
     }
 
-    /// The refusals that other pods have no part in.
-    pub(crate) fn permanent_refusals(&self, node: &Facts) -> Vec<Refusal> {
-        let mut reasons = Vec::new();
-        if self.bound.iter().any(Option::is_none) {
-            reasons.push(NO_VOLUME.to_owned());
+    /// How each waiting claim gets a volume on the node. An error: why one of them cannot.
+    pub(super) fn choices(&self, node: &Facts) -> Result<Vec<(Key, Choice)>, &'static str> {
+        let (selected, mut free): (Vec<&Waiting>, Vec<&Waiting>) =
+            self.waiting.iter().partition(|waiting| waiting.claim.annotation(SELECTED_NODE).is_some());
+        // A provisioner is at work there.
+        if selected.iter().any(|waiting| waiting.claim.annotation(SELECTED_NODE) != Some(node.name.as_str()))
+        {
+            return Err(BIND_CONFLICT);
         }
-        if self.bound.iter().flatten().any(|volume| !is_reachable(volume, node)) {
-            reasons.push(NODE_CONFLICT.to_owned());
-        }
-        if self.choices(node).is_none() {
-            reasons.push(BIND_CONFLICT.to_owned());
-        }
-        if reasons.is_empty() && self.bound.iter().flatten().any(|volume| !is_in_zone(volume, node)) {
-            reasons.push(ZONE_CONFLICT.to_owned());
-        }
-        reasons
-    }
-
-    /// How each waiting claim gets a volume on the node. None: one of them cannot.
-    pub(super) fn choices(&self, node: &Facts) -> Option<Vec<(Key, Choice)>> {
-        let mut taken = BTreeSet::new();
-        let mut chosen = Vec::new();
-        for waiting in &self.waiting {
-            let choice = waiting.choice(node, &taken)?;
-            if let Choice::Take(name) = &choice {
-                taken.insert(name.clone());
+        // The smallest claims take the smallest volumes.
+        free.sort_by_key(|waiting| waiting.claim.requested());
+        let (mut taken, mut chosen, mut provisioned) = (BTreeSet::new(), Vec::new(), selected);
+        for waiting in free {
+            match waiting.volume(node, &taken) {
+                Some(volume) => {
+                    taken.insert(volume.name());
+                    chosen.push((waiting.claim.key(), Choice::Take(volume.name().to_owned())));
+                }
+                None => provisioned.push(waiting),
             }
-            chosen.push((waiting.claim.key(), choice));
         }
-        Some(chosen)
+        for waiting in provisioned {
+            waiting.check_provision(node)?;
+            chosen.push((waiting.claim.key(), Choice::Provision));
+        }
+        Ok(chosen)
     }
 }
 
 // === impl Waiting ===
 
 impl Waiting {
-    fn choice(&self, node: &Facts, taken: &BTreeSet<String>) -> Option<Choice> {
-        if let Some(selected) = self.claim.annotation(SELECTED_NODE) {
-            // A provisioner is at work there.
-            return (selected == node.name).then_some(Choice::Provision);
+    fn of(state: &State, claim: &Claim, class: &StorageClass) -> Self {
+        let (volumes, reserved) = volumes(state, claim);
+        let space = space(state, class, claim.requested());
+        Self { claim: claim.clone(), class: class.clone(), volumes, reserved, space }
+    }
+
+    /// The volume for the claim on a node. If one is reserved for the claim, only that one.
+    fn volume(&self, node: &Facts, taken: &BTreeSet<&str>) -> Option<&Volume> {
+        match &self.reserved {
+            Some(reserved) => Some(reserved).filter(|volume| is_reachable(volume, node)),
+            None => {
+                let mut free = self.volumes.iter().filter(|volume| !taken.contains(volume.name()));
+                free.find(|volume| is_reachable(volume, node))
+            }
         }
-        let found =
-            self.volumes.iter().find(|volume| !taken.contains(volume.name()) && is_reachable(volume, node));
-        if let Some(volume) = found {
-            return Some(Choice::Take(volume.name().to_owned()));
+    }
+
+    /// Whether a provisioner can make a volume for the node.
+    fn check_provision(&self, node: &Facts) -> Result<(), &'static str> {
+        let provisioner = self.class.provisioner.as_str();
+        if provisioner.is_empty() || provisioner == NO_PROVISIONER || !self.allows(node) {
+            return Err(BIND_CONFLICT);
         }
-        let can = !self.class.provisioner.is_empty() && self.class.provisioner != NO_PROVISIONER;
-        (can && self.allows(node)).then_some(Choice::Provision)
+        let has_space = |nodes: &Vec<LabelSelector>| nodes.iter().any(|one| one.matches(Some(&node.labels)));
+        if self.space.as_ref().is_none_or(has_space) { Ok(()) } else { Err(NO_SPACE) }
     }
 
     /// Whether the class makes volumes in the node's topology.
@@ -220,6 +295,16 @@ fn is_in_zone(volume: &Volume, node: &Facts) -> bool {
     // A node without zones is in all of them.
     !node.labels.keys().any(|name| ZONES.contains(&name.as_str()))
         || zones.all(|(name, value)| {
-            node.labels.get(name).is_some_and(|own| value.split("__").any(|zone| zone == own))
+            let own = node.labels.get(name).or_else(|| node.labels.get(current_name(name)));
+            own.is_some_and(|own| value.split("__").any(|zone| zone == own))
         })
+}
+
+/// The name that replaced a beta label.
+fn current_name(label: &str) -> &str {
+    match label {
+        "failure-domain.beta.kubernetes.io/zone" => ZONES[0],
+        "failure-domain.beta.kubernetes.io/region" => ZONES[1],
+        other => other,
+    }
 }

@@ -24,6 +24,7 @@ pub(super) struct ClaimSpec {
     pub(super) volume_name: Option<String>,
     pub(super) storage_class_name: Option<String>,
     pub(super) volume_mode: Option<String>,
+    pub(super) volume_attributes_class_name: Option<String>,
     pub(super) selector: Option<LabelSelector>,
     pub(super) resources: Requests,
 }
@@ -57,7 +58,17 @@ pub(super) struct VolumeSpec {
     pub(super) claim_ref: Option<ObjectReference>,
     pub(super) storage_class_name: Option<String>,
     pub(super) volume_mode: Option<String>,
+    pub(super) volume_attributes_class_name: Option<String>,
     pub(super) node_affinity: Option<VolumeNodeAffinity>,
+    pub(super) csi: Option<CsiSource>,
+}
+
+/// The driver of a volume, and the driver's name of it.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct CsiSource {
+    pub(super) driver: String,
+    pub(super) volume_handle: String,
 }
 
 /// A storage class.
@@ -68,6 +79,81 @@ pub(super) struct StorageClass {
     pub(super) provisioner: String,
     pub(super) volume_binding_mode: Option<String>,
     pub(super) allowed_topologies: Option<Vec<TopologySelectorTerm>>,
+}
+
+/// A driver of volumes.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+pub(super) struct CsiDriver {
+    pub(super) metadata: ObjectMeta,
+    pub(super) spec: CsiDriverSpec,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct CsiDriverSpec {
+    pub(super) storage_capacity: Option<bool>,
+}
+
+/// The drivers of a node.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+pub(super) struct CsiNode {
+    pub(super) metadata: ObjectMeta,
+    pub(super) spec: CsiNodeSpec,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+pub(super) struct CsiNodeSpec {
+    pub(super) drivers: Vec<NodeDriver>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+pub(super) struct NodeDriver {
+    pub(super) name: String,
+    pub(super) allocatable: Option<VolumeCount>,
+}
+
+/// How many volumes of a driver a node can have.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+pub(super) struct VolumeCount {
+    pub(super) count: Option<i32>,
+}
+
+/// How much of a class can be provisioned for some nodes.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct Capacity {
+    pub(super) metadata: ObjectMeta,
+    pub(super) storage_class_name: String,
+    pub(super) node_topology: Option<LabelSelector>,
+    pub(super) capacity: Option<Text>,
+    pub(super) maximum_volume_size: Option<Text>,
+}
+
+/// The attachment of a volume to a node.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+pub(super) struct Attachment {
+    pub(super) metadata: ObjectMeta,
+    pub(super) spec: AttachmentSpec,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct AttachmentSpec {
+    pub(super) attacher: String,
+    pub(super) node_name: String,
+    pub(super) source: AttachmentSource,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct AttachmentSource {
+    pub(super) persistent_volume_name: Option<String>,
 }
 
 /// A kind that is kept without the parts of its metadata that scheduling does not read.
@@ -86,7 +172,7 @@ macro_rules! slim {
     )*};
 }
 
-slim!(Claim, Volume, StorageClass);
+slim!(Claim, Volume, StorageClass, CsiDriver, CsiNode, Capacity, Attachment);
 
 // === impl Claim ===
 
@@ -114,6 +200,16 @@ impl Claim {
     }
 }
 
+// === impl Capacity ===
+
+impl Capacity {
+    /// The largest volume that can be made.
+    pub(super) fn limit(&self) -> Option<Quantity> {
+        // The maximum size is more precise.
+        Quantity::parse(&self.maximum_volume_size.as_ref().or(self.capacity.as_ref())?.0).ok()
+    }
+}
+
 // === impl Volume ===
 
 impl Volume {
@@ -128,4 +224,8 @@ impl Volume {
 
 resource!(Claim, "", "persistentvolumeclaims", NamespaceResourceScope);
 resource!(Volume, "", "persistentvolumes", ClusterResourceScope);
+resource!(CsiDriver, "storage.k8s.io", "csidrivers", ClusterResourceScope);
+resource!(CsiNode, "storage.k8s.io", "csinodes", ClusterResourceScope);
+resource!(Capacity, "storage.k8s.io", "csistoragecapacities", NamespaceResourceScope);
+resource!(Attachment, "storage.k8s.io", "volumeattachments", ClusterResourceScope);
 resource!(StorageClass, "storage.k8s.io", "storageclasses", ClusterResourceScope);

@@ -1,7 +1,9 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::config::Profile;
 use crate::fixture;
+use crate::snapshot::Snapshot;
 
 fn volumes(claims: &[Value], volumes: &[Value], classes: &[Value]) -> Volumes {
     let found = Volumes::default();
@@ -59,11 +61,13 @@ fn pod(claims: &[&str]) -> Pod {
 
 /// The nodes that accept the pod, and the reasons of the others.
 fn accepted(volumes: &Volumes, pod: &Pod) -> (Vec<String>, Vec<String>) {
-    let snapshot = fixture::snapshot(&[fixture::node("a", json!({})), fixture::node("b", json!({}))]);
+    let mut snapshot = fixture::snapshot(&[fixture::node("a", json!({})), fixture::node("b", json!({}))]);
+    snapshot.volumes = volumes.clone();
     let claims = volumes.of_pod(pod).unwrap();
     let (mut accepted, mut reasons) = (Vec::new(), Vec::new());
     for node in snapshot.candidates() {
-        let refusals = claims.refusals(node, &HashMap::new());
+        let refused = claims.refuse(&Profile::default(), node, &snapshot);
+        let refusals = refused.map(|refused| refused.reasons).unwrap_or_default();
         if refusals.is_empty() {
             accepted.push(node.facts.name.clone());
         }
@@ -135,10 +139,75 @@ fn an_exclusive_claim_is_used_by_one_pod() {
     let mut exclusive = bound("c", "v");
     exclusive["spec"]["accessModes"] = json!(["ReadWriteOncePod"]);
     let found = volumes(&[exclusive], &[volume("v", "a")], &[]);
-    let snapshot = fixture::snapshot(&[fixture::node("a", json!({}))]);
+    let mut snapshot = fixture::snapshot(&[fixture::node("a", json!({}))]);
     let claims = found.of_pod(&pod(&["c"])).unwrap();
-    let node = || snapshot.candidates().next().unwrap();
-    assert!(claims.refusals(node(), &HashMap::new()).is_empty());
-    let users = HashMap::from([(Key::new("d", "c"), 1)]);
-    assert!(claims.refusals(node(), &users)[0].contains("ReadWriteOncePod"));
+    let refused = |snapshot: &Snapshot| {
+        claims.refuse(&Profile::default(), snapshot.candidates().next().unwrap(), snapshot)
+    };
+    assert_eq!(refused(&snapshot), None);
+    snapshot.claim_users.insert(Key::new("d", "c"), 1);
+    let found = refused(&snapshot).unwrap();
+    assert!(found.reasons[0].contains("ReadWriteOncePod") && found.resolvable);
+}
+
+#[test]
+fn a_node_has_so_many_volumes_of_a_driver_as_it_says() {
+    let mut volumes_ = Vec::new();
+    for name in ["v", "w", "x"] {
+        let mut volume = volume(name, "a");
+        volume["spec"]["csi"] = json!({"driver": "x.io/y", "volumeHandle": name});
+        volume["spec"]["nodeAffinity"] = Value::Null;
+        volumes_.push(volume);
+    }
+    let found =
+        volumes(&[bound("c", "v"), bound("d", "w"), claim("e", json!({}))], &volumes_, &[class("x.io/y")]);
+    let node = json!({"metadata": {"name": "a"}, "spec": {"drivers": [{"name": "x.io/y", "allocatable": {"count": 2}}]}});
+    found.add("CSINode", node).unwrap();
+    let mut snapshot = fixture::snapshot(&[fixture::node("a", json!({}))]);
+    snapshot.volumes = found.clone();
+    let refused = |snapshot: &Snapshot, names: &[&str]| {
+        let claims = found.of_pod(&pod(names)).unwrap();
+        let node = snapshot.candidates().next().unwrap();
+        claims.refuse(&Profile::default(), node, snapshot).map(|refused| refused.reasons)
+    };
+    let many = Some(vec!["node(s) exceed max volume count".to_owned()]);
+    assert_eq!(refused(&snapshot, &["c", "d"]), None);
+    assert_eq!(refused(&snapshot, &["c", "d", "e"]), many);
+    snapshot.place(&pod(&["c"]), "a");
+    assert_eq!(refused(&snapshot, &["c", "d"]), None, "a volume counts once");
+    let attachment = json!({"metadata": {"name": "t"}, "spec": {"attacher": "x.io/y", "nodeName": "a",
+        "source": {"persistentVolumeName": "x"}}});
+    found.add("VolumeAttachment", attachment).unwrap();
+    assert_eq!(refused(&snapshot, &["d"]), many);
+}
+
+#[test]
+fn a_driver_that_reports_its_space_provisions_only_there() {
+    let found = volumes(&[claim("c", json!({}))], &[], &[class("x.io/y")]);
+    assert_eq!(accepted(&found, &pod(&["c"])).0, ["a", "b"]);
+    found
+        .add("CSIDriver", json!({"metadata": {"name": "x.io/y"}, "spec": {"storageCapacity": true}}))
+        .unwrap();
+    let none = accepted(&found, &pod(&["c"]));
+    assert_eq!((none.0.len(), none.1[0].as_str()), (0, "node(s) did not have enough free storage"));
+    for (name, node, capacity) in [("1", "a", "2Gi"), ("2", "b", "1Mi")] {
+        let topology = json!({"matchLabels": {"kubernetes.io/hostname": node}});
+        let capacity = json!({"metadata": {"name": name, "namespace": "d"}, "storageClassName": "s",
+            "nodeTopology": topology, "capacity": capacity});
+        found.add("CSIStorageCapacity", capacity).unwrap();
+    }
+    assert_eq!(accepted(&found, &pod(&["c"])).0, ["a"]);
+}
+
+#[test]
+fn the_smallest_claim_takes_the_smallest_volume() {
+    let mut large = volume("large", "a");
+    large["spec"]["capacity"]["storage"] = json!("9Gi");
+    let big = claim("big", json!({"resources": {"requests": {"storage": "5Gi"}}}));
+    let found = volumes(&[big, claim("small", json!({}))], &[volume("v", "a"), large], &[class("x.io/y")]);
+    let snapshot = fixture::snapshot(&[fixture::node("a", json!({}))]);
+    let claims = found.of_pod(&pod(&["big", "small"])).unwrap();
+    let chosen = claims.choices(snapshot.candidates().next().unwrap().facts).unwrap();
+    let take = |claim: &str, volume: &str| (Key::new("d", claim), Choice::Take(volume.to_owned()));
+    assert_eq!(chosen, [take("small", "v"), take("big", "large")]);
 }

@@ -1,0 +1,13 @@
+//! Decides on the pods of clusters that are described on the standard input, one in JSON a line. `scripts/differential-scheduler`
+//! compares the decisions with those of kube-scheduler.
+
+use std::io::{BufRead, Write};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut out = std::io::stdout();
+    for line in std::io::stdin().lock().lines() {
+        writeln!(out, "{}", coracle_scheduler::decide_case(&line?)?)?;
+        out.flush()?;
+    }
+    Ok(())
+}

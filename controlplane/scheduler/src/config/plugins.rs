@@ -1,0 +1,201 @@
+//! Which plugins run in a profile.
+
+use serde::Deserialize;
+
+use super::{Profile, Weights};
+
+/// Maximum of a score's weight, as upstream.
+const LARGEST_WEIGHT: i64 = i64::MAX / 100 / 64;
+
+/// The plugins that filter, in upstream's order.
+pub(super) const FILTERS: [&str; 12] = [
+    "NodeUnschedulable",
+    "NodeName",
+    "TaintToleration",
+    "NodeAffinity",
+    "NodePorts",
+    "NodeResourcesFit",
+    "VolumeRestrictions",
+    "NodeVolumeLimits",
+    "VolumeBinding",
+    "VolumeZone",
+    "PodTopologySpread",
+    "InterPodAffinity",
+];
+/// The plugins that score.
+const SCORES: [&str; 7] = [
+    "TaintToleration",
+    "NodeAffinity",
+    "PodTopologySpread",
+    "InterPodAffinity",
+    "NodeResourcesFit",
+    "NodeResourcesBalancedAllocation",
+    "ImageLocality",
+];
+/// Plugins that every profile has.
+const FIXED: [&str; 3] = ["SchedulingGates", "PrioritySort", "DefaultBinder"];
+const PREEMPTION: &str = "DefaultPreemption";
+
+/// The section `plugins` of a profile.
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct Plugins {
+    multi_point: PluginSet,
+    pre_filter: PluginSet,
+    filter: PluginSet,
+    post_filter: PluginSet,
+    pre_score: PluginSet,
+    score: PluginSet,
+    pre_enqueue: PluginSet,
+    queue_sort: PluginSet,
+    bind: PluginSet,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
+struct PluginSet {
+    enabled: Vec<Plugin>,
+    disabled: Vec<Plugin>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Plugin {
+    name: String,
+    weight: Option<i64>,
+}
+
+impl Plugins {
+    /// Applies the section: at each extension point disabled plugins first, then enabled ones.
+    pub(super) fn apply(&self, profile: &mut Profile) -> Result<(), String> {
+        for Plugin { name, .. } in &self.multi_point.disabled {
+            if !is_known(name) {
+                return Err(format!("plugins.multiPoint.disabled: this scheduler has no plugin {name}"));
+            }
+            if FIXED.contains(&name.as_str()) {
+                return Err(format!("plugins.multiPoint.disabled: {name} cannot be disabled"));
+            }
+            disable_filter(profile, name);
+            disable_score(&mut profile.weights, name);
+            profile.preempts &= name != "*" && name != PREEMPTION;
+        }
+        for Plugin { name, weight } in &self.multi_point.enabled {
+            if !is_known(name) || name == "*" {
+                return Err(format!("plugins.multiPoint.enabled: this scheduler has no plugin {name}"));
+            }
+            profile.without_filters.remove(name.as_str());
+            profile.preempts |= name == PREEMPTION;
+            if SCORES.contains(&name.as_str()) {
+                let default = Weights::default().of(name).copied();
+                set_weight(profile, name, weight.filter(|weight| *weight != 0).or(default))?;
+            }
+        }
+        self.apply_filter(profile)?;
+        self.apply_score(profile)?;
+        self.check_others()
+    }
+
+    fn apply_filter(&self, profile: &mut Profile) -> Result<(), String> {
+        let known = |name: &str| FILTERS.contains(&name);
+        for Plugin { name, .. } in &self.filter.disabled {
+            if name != "*" && !known(name) {
+                return Err(format!("plugins.filter: this scheduler has no filter {name}"));
+            }
+            disable_filter(profile, name);
+        }
+        for Plugin { name, .. } in &self.filter.enabled {
+            if !known(name) {
+                return Err(format!("plugins.filter: this scheduler has no filter {name}"));
+            }
+            profile.without_filters.remove(name.as_str());
+        }
+        for (set, enabled) in [(&self.post_filter.disabled, false), (&self.post_filter.enabled, true)] {
+            for Plugin { name, .. } in set {
+                if name != PREEMPTION && (enabled || name != "*") {
+                    return Err(format!("plugins.postFilter: this scheduler has no plugin {name}"));
+                }
+                profile.preempts = enabled;
+            }
+        }
+        Ok(())
+    }
+
+    fn apply_score(&self, profile: &mut Profile) -> Result<(), String> {
+        for Plugin { name, .. } in &self.score.disabled {
+            if name != "*" && !SCORES.contains(&name.as_str()) {
+                return Err(format!("plugins.score: this scheduler has no score {name}"));
+            }
+            disable_score(&mut profile.weights, name);
+        }
+        for Plugin { name, weight } in &self.score.enabled {
+            set_weight(profile, name, weight.filter(|weight| *weight != 0))?;
+        }
+        Ok(())
+    }
+
+    /// Refuses what has no effect: preparations belong to their filter or score.
+    fn check_others(&self) -> Result<(), String> {
+        let default = ["queueSort", "bind", "preEnqueue", "preFilter", "preScore"];
+        let sets = [&self.queue_sort, &self.bind, &self.pre_enqueue, &self.pre_filter, &self.pre_score];
+        for (point, set) in default.into_iter().zip(sets) {
+            if let Some(Plugin { name, .. }) = set.disabled.first() {
+                return Err(format!("plugins.{point}: {name} cannot be disabled alone; use multiPoint"));
+            }
+            if let Some(Plugin { name, .. }) = set.enabled.iter().find(|plugin| !is_known(&plugin.name)) {
+                return Err(format!("plugins.{point}: this scheduler has no plugin {name}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_known(name: &str) -> bool {
+    name == "*"
+        || name == PREEMPTION
+        || FIXED.contains(&name)
+        || FILTERS.contains(&name)
+        || SCORES.contains(&name)
+}
+
+fn disable_filter(profile: &mut Profile, name: &str) {
+    profile.without_filters.extend(FILTERS.iter().filter(|filter| name == "*" || name == **filter));
+}
+
+fn disable_score(weights: &mut Weights, name: &str) {
+    for score in SCORES.iter().filter(|score| name == "*" || name == **score) {
+        if let Some(weight) = weights.of(score) {
+            *weight = 0;
+        }
+    }
+}
+
+/// Sets the weight of a score; without a weight it is 1.
+pub(super) fn set_weight(profile: &mut Profile, name: &str, weight: Option<i64>) -> Result<(), String> {
+    let weight = weight.unwrap_or(1);
+    if !(1..=LARGEST_WEIGHT).contains(&weight) {
+        return Err(format!("plugins.score.enabled {name}: invalid weight {weight}"));
+    }
+    let own = profile.weights.of(name);
+    *own.ok_or_else(|| format!("plugins.score: this scheduler has no score {name}"))? = weight;
+    Ok(())
+}
+
+impl Weights {
+    /// No score counts.
+    pub(super) const NONE: Self =
+        Self { taints: 0, node_affinity: 0, spread: 0, pod_affinity: 0, fit: 0, balanced: 0, images: 0 };
+
+    /// The weight of a plugin that scores.
+    pub(super) fn of(&mut self, plugin: &str) -> Option<&mut i64> {
+        match plugin {
+            "TaintToleration" => Some(&mut self.taints),
+            "NodeAffinity" => Some(&mut self.node_affinity),
+            "PodTopologySpread" => Some(&mut self.spread),
+            "InterPodAffinity" => Some(&mut self.pod_affinity),
+            "NodeResourcesFit" => Some(&mut self.fit),
+            "NodeResourcesBalancedAllocation" => Some(&mut self.balanced),
+            "ImageLocality" => Some(&mut self.images),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Decisions on the pods of a described cluster, without an API server. The differential test compares them with those of
+//! the real kube-scheduler's plugins.
+
+use std::collections::BTreeMap;
+
+use coracle_values::object::{Key, ObjectExt};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::config::Profile;
+use crate::decide::{Unschedulable, filter, refused_beside_nominated};
+use crate::object::{Namespace, Node, Pod, PodDisruptionBudget};
+use crate::preempt::{candidates, harm, preempt, with_outcome};
+use crate::score;
+use crate::snapshot::Snapshot;
+
+/// The objects of a cluster, and pods without a node.
+#[derive(Deserialize)]
+struct Case {
+    nodes: Vec<Node>,
+    pods: Vec<Pod>,
+    pending: Vec<Pod>,
+    /// Objects of other kinds.
+    #[serde(default)]
+    others: Vec<Value>,
+}
+
+/// The outcome for one pod.
+#[derive(Default, Serialize)]
+struct Decision {
+    pod: String,
+    /// Scores of the nodes that can run the pod, by plugin, with the weights applied.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    scores: BTreeMap<String, BTreeMap<&'static str, i64>>,
+    /// Message of the event FailedScheduling.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    message: String,
+    /// The nodes on which pods can make room, with the names of these pods.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    victims: BTreeMap<String, Vec<String>>,
+    /// The nodes on which they do the least harm.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    nominated: Vec<String>,
+}
+
+/// Decides on the pods of a case in JSON, in order, with the default profile. A pod is put on the best node, the first one
+/// by name, before the next pod.
+///
+/// # Errors
+/// The case is not in the form of the differential test.
+pub fn decide_case(case: &str) -> Result<String, serde_json::Error> {
+    let case: Case = serde_json::from_str(case)?;
+    let mut snapshot = Snapshot::default();
+    for node in &case.nodes {
+        snapshot.set_node(node);
+    }
+    for pod in &case.pods {
+        snapshot.place(pod, pod.node().unwrap_or_default());
+    }
+    for object in case.others {
+        add(&mut snapshot, object)?;
+    }
+    for pod in &case.pending {
+        if let Some(node) = &pod.status.nominated_node_name {
+            snapshot.nominate(pod, node);
+        }
+    }
+    let decisions: Vec<Decision> = case.pending.iter().map(|pod| decide(&mut snapshot, pod)).collect();
+    serde_json::to_string(&decisions)
+}
+
+fn add(snapshot: &mut Snapshot, object: Value) -> Result<(), serde_json::Error> {
+    let kind = object["kind"].as_str().unwrap_or_default().to_owned();
+    let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+    let key = Key::new(text("/metadata/namespace"), text("/metadata/name"));
+    match kind.as_str() {
+        "Namespace" => {
+            let namespace: Namespace = serde_json::from_value(object)?;
+            let labels = namespace.metadata.labels.clone().unwrap_or_default();
+            snapshot.namespaces.insert(namespace.name().to_owned(), labels);
+        }
+        "PodDisruptionBudget" => {
+            snapshot.budgets.set(&serde_json::from_value::<PodDisruptionBudget>(object)?);
+        }
+        "Service" => {
+            if let Some(selector) = object.pointer("/spec/selector").filter(|selector| !selector.is_null()) {
+                snapshot.selectors.set_service(key, serde_json::from_value(selector.clone())?);
+            }
+        }
+        "ReplicaSet" | "StatefulSet" => {
+            let kind = if kind == "ReplicaSet" { "ReplicaSet" } else { "StatefulSet" };
+            snapshot.selectors.set_workload(
+                kind,
+                key,
+                &serde_json::from_value(object["spec"]["selector"].clone())?,
+            );
+        }
+        "ReplicationController" => {
+            let selector = serde_json::json!({"matchLabels": object["spec"]["selector"]});
+            snapshot.selectors.set_workload("ReplicationController", key, &serde_json::from_value(selector)?);
+        }
+        _ => snapshot.volumes.add(&kind, object)?,
+    }
+    Ok(())
+}
+
+fn decide(snapshot: &mut Snapshot, pod: &Pod) -> Decision {
+    let profile = Profile::default();
+    let mut decision = Decision { pod: pod.name().to_owned(), ..Decision::default() };
+    let promised = refused_beside_nominated(pod, &profile, snapshot);
+    let refused = match filter(pod, &profile, snapshot, promised) {
+        Err(refused) => Some(refused),
+        Ok(found) if found.fitting.is_empty() => Some(found.unschedulable()),
+        Ok(found) => {
+            let from = (&found.prepared.topology, &*snapshot);
+            for (plugin, scores) in score::scores(pod, &profile, from, &found.fitting) {
+                for (node, score) in found.fitting.iter().zip(scores) {
+                    decision.scores.entry(node.facts.name.clone()).or_default().insert(plugin, score);
+                }
+            }
+            None
+        }
+    };
+    let Some(refused) = refused else {
+        let total = |scores: &BTreeMap<&str, i64>| scores.values().sum::<i64>();
+        // Of equal nodes the last one in this order.
+        let best = decision.scores.iter().rev().max_by_key(|(_, scores)| total(scores));
+        if let Some(node) = best.map(|(node, _)| node.clone()) {
+            snapshot.denominate(pod.uid());
+            snapshot.place(pod, &node);
+            snapshot.reserve_volumes(pod, &node);
+        }
+        return decision;
+    };
+    make_room(snapshot, (pod, &profile), &mut decision, refused);
+    decision
+}
+
+fn make_room(
+    snapshot: &mut Snapshot,
+    (pod, profile): (&Pod, &Profile),
+    decision: &mut Decision,
+    refused: Unschedulable,
+) {
+    decision.message.clone_from(&refused.message);
+    if decision.message == "no nodes available to schedule pods" {
+        return;
+    }
+    if let Err(why) = preempt(pod, profile, snapshot, &refused.resolvable) {
+        decision.message = with_outcome(&refused, &why);
+        return;
+    }
+    let (found, _) = candidates(pod, profile, snapshot, &refused.resolvable);
+    let least = found.iter().map(|one| harm(&one.victims)).min();
+    let best = found.iter().filter(|one| Some(harm(&one.victims)) == least);
+    decision.nominated = best.map(|one| one.node.clone()).collect();
+    for one in found {
+        let mut names: Vec<String> = one.victims.into_iter().map(|victim| victim.name).collect();
+        names.sort();
+        decision.victims.insert(one.node, names);
+    }
+}

@@ -1,0 +1,57 @@
+//! How many volumes of a driver a node can have. Source: upstream's plugin NodeVolumeLimits.
+
+use std::collections::{HashMap, HashSet};
+
+use coracle_values::object::{Key, ObjectExt};
+
+use super::State;
+
+/// A driver, and its name of a volume.
+type Attached = (String, String);
+
+impl State {
+    /// The driver and the volume of a claim. None: no driver has to attach it.
+    pub(super) fn attached_by(&self, key: &Key) -> Option<Attached> {
+        let claim = self.claims.get(key)?;
+        if let Some(volume) = self.volumes.get(claim.volume()) {
+            let source = volume.spec.csi.as_ref()?;
+            return Some((source.driver.clone(), source.volume_handle.clone()));
+        }
+        // The volume that will be made counts, too.
+        let class = self.classes.get(claim.class())?;
+        Some((class.provisioner.clone(), format!("{}/{}", claim.namespace(), claim.name())))
+    }
+
+    /// Whether the node has room for the volumes beside those of the claims that its pods use.
+    pub(super) fn has_room<'a>(
+        &self,
+        node: &str,
+        wanted: &HashSet<Attached>,
+        used: impl Iterator<Item = &'a Key>,
+    ) -> bool {
+        let drivers = self.csi_nodes.get(node).map(|node| node.spec.drivers.as_slice()).unwrap_or_default();
+        let limits = drivers.iter().filter_map(|driver| {
+            Some((
+                driver.name.as_str(),
+                usize::try_from(driver.allocatable.as_ref()?.count?).unwrap_or_default(),
+            ))
+        });
+        let limits: HashMap<&str, usize> = limits.collect();
+        if limits.is_empty() {
+            return true;
+        }
+        let mut attached: HashSet<Attached> = used.filter_map(|key| self.attached_by(key)).collect();
+        let new: Vec<&Attached> = wanted.iter().filter(|one| !attached.contains(*one)).collect();
+        attached.extend(self.attachments.values().filter(|one| one.spec.node_name == node).filter_map(
+            |one| {
+                let volume = self.volumes.get(one.spec.source.persistent_volume_name.as_deref()?)?;
+                Some((one.spec.attacher.clone(), volume.spec.csi.as_ref()?.volume_handle.clone()))
+            },
+        ));
+        limits.into_iter().all(|(driver, limit)| {
+            let of = |one: &&Attached| one.0 == driver;
+            let new = new.iter().filter(|one| of(one)).count();
+            new == 0 || attached.iter().filter(of).count() + new <= limit
+        })
+    }
+}
