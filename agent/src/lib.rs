@@ -43,4 +43,5 @@ pub use config::{AgentConfig, DnsConfig, Identity, ServiceProxyConfig};
 pub use duration::parse as duration;
 pub use image_gc::ImageGcPolicy;
 pub use node::{EvictionThresholds, Threshold};
+pub use private_file::replace as replace_private;
 pub use run::{Error, run};

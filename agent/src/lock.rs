@@ -73,7 +73,10 @@ impl Lock {
                 )
             }
             if !dies && looks >= LOOKS {
-                bail!("{} is in use by process {holder}", run_dir.display())
+                bail!(
+                    "{} is in use by process {holder} (another coracle?); stop it, or use other directories",
+                    run_dir.display()
+                )
             }
         }
     }

@@ -74,6 +74,9 @@ enum Role {
     /// Replace the objects of a stopped control plane by those of a backup.
     #[cfg(feature = "controlplane")]
     Restore(role::backup::RestoreArguments),
+    /// Create, list and delete local clusters for development and tests. Each node has its own network namespace.
+    #[cfg(feature = "controlplane")]
+    Cluster(role::cluster::Arguments),
     /// Serve the container runtime interface (CRI v1) without a node, for crictl, critest or a kubelet.
     Runtime(Flags<RuntimeSettings>),
     /// Pull, import, export, list and remove container images.
@@ -156,6 +159,11 @@ fn run(role: Role, log: Flags<LogSettings>) -> anyhow::Result<ExitCode> {
         Role::Backup(arguments) => role::block_on(role::backup::backup(arguments, log)),
         #[cfg(feature = "controlplane")]
         Role::Restore(arguments) => role::backup::restore(arguments, log).map(|()| ExitCode::SUCCESS),
+        #[cfg(feature = "controlplane")]
+        Role::Cluster(arguments) => {
+            settings::start_log(&log)?;
+            role::block_on(role::cluster::run(arguments))
+        }
         Role::Runtime(flags) => role::block_on(role::runtime::run(RuntimeSettings::load(&log, &flags)?)),
         Role::Image(arguments) => role::block_on(role::image::run(arguments, log)),
         Role::Cni(arguments) => {

@@ -10,7 +10,7 @@ use std::path::Path;
 ///
 /// # Errors
 /// As mkdir(2), open(2), write(2), fsync(2) and rename(2). Then the old file is unchanged, or the new one complete.
-pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let dir = path.parent().unwrap_or(Path::new("/"));
     fs::create_dir_all(dir)?;
     let temporary = path.with_extension("tmp");

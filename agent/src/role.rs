@@ -4,6 +4,8 @@ pub(crate) mod agent;
 #[cfg(feature = "controlplane")]
 pub(crate) mod backup;
 pub(crate) mod check;
+#[cfg(feature = "controlplane")]
+pub(crate) mod cluster;
 pub(crate) mod cni;
 pub(crate) mod command_line;
 mod control;
@@ -12,7 +14,9 @@ pub(crate) mod controlplane;
 pub(crate) mod down;
 pub(crate) mod image;
 mod node;
+mod output;
 mod program_pages;
+mod progress;
 mod remote_runtime;
 pub(crate) mod runtime;
 #[cfg(feature = "controlplane")]
@@ -48,10 +52,31 @@ pub(crate) fn block_on(role: impl Future<Output = anyhow::Result<()>>) -> anyhow
 
 /// Prints the error with its causes as one sentence on standard error. Returns a failure code.
 pub(crate) fn fail(error: &anyhow::Error) -> ExitCode {
-    let sentence = format!("coracle: {error:#}\n");
+    let text = format!("{error:#}");
+    let sentence = match hint(&text) {
+        Some(hint) => format!("coracle: {text}; {hint}\n"),
+        None => format!("coracle: {text}\n"),
+    };
     // If standard error is closed, the error cannot be reported.
     drop(std::io::stderr().write_all(sentence.as_bytes()));
     ExitCode::FAILURE
+}
+
+/// What the user can do about an error of the kernel whose text says nothing of it. By the text, because errors of the running
+/// node arrive as text.
+fn hint(text: &str) -> Option<&'static str> {
+    let has = |part: &&str| text.contains(*part);
+    if ["No space left on device", "Disk quota exceeded"].iter().any(|part| has(part)) {
+        return Some("free disk space; `coracle image list` and `coracle image rm` remove images");
+    }
+    let missing = [
+        "Function not implemented",
+        "Protocol not supported",
+        "Address family not supported",
+        "No such device",
+    ];
+    let is_missing = missing.iter().any(|part| has(part)) && !text.contains("coracle check");
+    is_missing.then_some("`coracle check` lists missing features of the kernel")
 }
 
 /// `coracle version`.
@@ -137,4 +162,19 @@ fn listen(path: &std::path::Path) -> anyhow::Result<tokio::net::UnixListener> {
     let listener = tokio::net::UnixListener::bind(path).with_context(context)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).with_context(context)?;
     Ok(listener)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::hint;
+
+    #[test]
+    fn errors_of_the_kernel_say_what_to_do() {
+        let full = "cannot pull nginx: cannot write /var/lib/x: No space left on device (os error 28)";
+        assert!(hint(full).is_some_and(|hint| hint.contains("free disk space")));
+        let missing =
+            "cannot open the pod network: cannot open a netlink socket: Protocol not supported (os error 93)";
+        assert!(hint(missing).is_some_and(|hint| hint.contains("coracle check")));
+        assert_eq!(hint("cannot read /a: No such file or directory (os error 2)"), None);
+    }
 }

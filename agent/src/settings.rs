@@ -15,6 +15,7 @@ mod kubelet;
 mod labels;
 mod log;
 mod log_line;
+mod nearest;
 mod node;
 mod nri;
 mod overlay;

@@ -43,6 +43,7 @@ mod source_guard;
 mod spec;
 mod sysctl;
 mod tuning;
+mod virtual_host;
 mod watch;
 
 pub use error::Error;
@@ -59,3 +60,4 @@ pub use ports::{PortMapping, Protocol};
 #[cfg(any(test, feature = "fuzzing"))]
 pub use spec::list::fuzz;
 pub use sysctl::filters_bridges;
+pub use virtual_host::{HostNetwork, VirtualHost, in_empty_namespace};

@@ -23,6 +23,8 @@ mod grpcio;
 mod high_availability;
 #[path = "cluster/image_gc.rs"]
 mod image_gc;
+#[path = "cluster/local_clusters.rs"]
+mod local_clusters;
 #[path = "cluster/network_policy.rs"]
 mod network_policy;
 #[path = "cluster/packages.rs"]

@@ -1,7 +1,6 @@
 //! `coracle image`: pulls, imports, exports, lists and removes images, through the running node or, without one, in
 //! its store.
 
-use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -11,10 +10,15 @@ use coracle_proto::node::images_client::ImagesClient;
 use coracle_proto::node::{
     ExportRequest, Image, ImportRequest, ListRequest, PullReply, PullRequest, RemoveRequest,
 };
+use serde::Serialize;
 
-use super::control;
+use super::output::{self, Format};
+use super::{control, progress};
 use crate::lock::Lock;
 use crate::settings::{AllFlags, Flags, LogSettings, Places, Settings};
+
+/// Columns of the table of images.
+const HEADER: [&str; 3] = ["IMAGE", "ID", "SIZE"];
 
 /// Flags of `coracle image`.
 #[derive(Args)]
@@ -52,7 +56,11 @@ enum Verb {
     },
     /// List the images of the node
     #[command(visible_alias = "ls")]
-    List,
+    List {
+        /// Format of the list
+        #[arg(long, short, value_enum, default_value_t)]
+        output: Format,
+    },
     /// Remove an image with all its names; an absent image is no error
     #[command(visible_alias = "remove")]
     Rm {
@@ -89,7 +97,7 @@ pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow
             }
             Ok(())
         }
-        Verb::List => super::print(&table(&store.list().await?)),
+        Verb::List { output } => list(output, &store.list().await?),
         Verb::Rm { image } => store.remove(&image).await,
     }
 }
@@ -193,13 +201,9 @@ fn said(status: tonic::Status) -> anyhow::Error {
     anyhow::anyhow!("{}", status.message())
 }
 
-/// Progress line on a terminal, which is overwritten. An empty reply clears it.
+/// Shows the progress of a pull. An empty reply clears it.
 fn show(reply: &PullReply) {
-    let mut terminal = std::io::stderr();
-    if !terminal.is_terminal() {
-        return;
-    }
-    let line = match reply.bytes_total {
+    progress::show(&match reply.bytes_total {
         0 => String::new(),
         total => format!(
             "{} of {}, {} of {} layers",
@@ -208,22 +212,31 @@ fn show(reply: &PullReply) {
             reply.layers_done,
             reply.layers_total
         ),
-    };
-    // A closed terminal does not stop the pull.
-    let _gone = write!(terminal, "\r{line}\x1b[K").and_then(|()| terminal.flush());
+    });
 }
 
-fn table(images: &[Image]) -> String {
-    let mut rows: Vec<[String; 3]> = vec![["IMAGE".into(), "ID".into(), "SIZE".into()]];
-    for image in images {
-        let id: String = image.id.split(':').next_back().unwrap_or_default().chars().take(13).collect();
-        for name in &image.names {
-            rows.push([name.clone(), id.clone(), size(image.size)]);
-        }
-    }
-    let width = |column: usize| rows.iter().map(|r| r[column].len()).max().unwrap_or(0);
-    let (first, second) = (width(0), width(1));
-    rows.iter().map(|[name, id, size]| format!("{name:first$}   {id:second$}   {size}\n")).collect()
+/// An image for programs.
+#[derive(Serialize)]
+struct Row<'a> {
+    id: &'a str,
+    names: &'a [String],
+    size: u64,
+    pinned: bool,
+}
+
+fn list(format: Format, images: &[Image]) -> anyhow::Result<()> {
+    let rows: Vec<Row<'_>> = images.iter().map(row).collect();
+    output::print(format, &rows, HEADER, lines)
+}
+
+fn row(image: &Image) -> Row<'_> {
+    Row { id: &image.id, names: &image.names, size: image.size, pinned: image.pinned }
+}
+
+/// A line of the table for each name.
+fn lines(row: &Row<'_>) -> Vec<Vec<String>> {
+    let id: String = row.id.split(':').next_back().unwrap_or_default().chars().take(13).collect();
+    row.names.iter().map(|name| vec![name.clone(), id.clone(), size(row.size)]).collect()
 }
 
 fn size(bytes: u64) -> String {
@@ -239,16 +252,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_aligns_its_columns_and_has_a_row_per_name() {
+    fn the_table_has_a_line_per_name() {
         let image = Image {
             id: "sha256:0123456789abcdef".into(),
             names: vec!["docker.io/library/nginx:latest".into(), "a:1".into()],
             size: 12_345_678,
             pinned: false,
         };
-        let expect = "IMAGE                            ID              SIZE\n\
-                      docker.io/library/nginx:latest   0123456789abc   12.3 MB\n\
-                      a:1                              0123456789abc   12.3 MB\n";
-        assert_eq!(table(&[image]), expect);
+        let line = |name: &str| [name, "0123456789abc", "12.3 MB"].map(str::to_owned).to_vec();
+        assert_eq!(lines(&row(&image)), [line("docker.io/library/nginx:latest"), line("a:1")]);
     }
 }

@@ -14,8 +14,10 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::watcher::watch_object;
 use kube::{Api, Client};
 use rand::RngExt;
+use serde::Serialize;
 use serde_json::json;
 
+use super::output::{self, Format};
 use crate::settings::{AllFlags, Flags, LogSettings, Places, Settings};
 
 const NAMESPACE: &str = "kube-system";
@@ -54,7 +56,11 @@ enum Verb {
         reusable: bool,
     },
     /// List the tokens without their secrets
-    List,
+    List {
+        /// Format of the list
+        #[arg(long, short, value_enum, default_value_t)]
+        output: Format,
+    },
     /// Delete a token, by its id (the part before the dot) or the whole token
     Delete {
         #[arg(value_name = "ID")]
@@ -62,9 +68,16 @@ enum Verb {
     },
 }
 
+/// What a machine needs to join.
+pub(super) struct Join {
+    pub(super) server: String,
+    pub(super) token: Token,
+    pub(super) hash: CaHash,
+}
+
 /// Number of machines that may join with a token.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Uses {
+pub(super) enum Uses {
     Once,
     Many,
 }
@@ -77,7 +90,7 @@ pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow
     let client = client(&path).await?;
     match verb {
         Verb::Create { ttl, reusable } => create(&client, ttl, Uses::of(reusable)).await,
-        Verb::List => list(&client).await,
+        Verb::List { output } => list(&client, output).await,
         Verb::Delete { token } => delete(&client, &token).await,
     }
 }
@@ -92,6 +105,13 @@ pub(super) async fn client(path: &Path) -> anyhow::Result<Client> {
 }
 
 async fn create(client: &Client, ttl: Duration, uses: Uses) -> anyhow::Result<()> {
+    let Join { server, token, hash } = make(client, ttl, uses).await?;
+    let (id, secret) = (&token.id, &token.secret);
+    super::print(&format!("coracle agent --join {server} --token {id}.{secret} --ca-hash {hash}\n"))
+}
+
+/// Creates a token, and waits until the cluster is published for its holder.
+pub(super) async fn make(client: &Client, ttl: Duration, uses: Uses) -> anyhow::Result<Join> {
     let token = Token { id: letters(6), secret: letters(16) };
     let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
     let secret = secret(&token, ttl, uses, Timestamp::now())?;
@@ -99,9 +119,7 @@ async fn create(client: &Client, ttl: Duration, uses: Uses) -> anyhow::Result<()
     let published = tokio::time::timeout(PATIENCE, published(client, &token)).await;
     let (server, authority) =
         published.context("the cluster does not publish itself in kube-public/cluster-info")??;
-    let hash = CaHash::of(&authority)?;
-    let (id, secret) = (&token.id, &token.secret);
-    super::print(&format!("coracle agent --join {server} --token {id}.{secret} --ca-hash {hash}\n"))
+    Ok(Join { server, token, hash: CaHash::of(&authority)? })
 }
 
 impl Uses {
@@ -155,38 +173,55 @@ async fn published(client: &Client, token: &Token) -> anyhow::Result<(String, St
     anyhow::bail!("the watch on kube-public/cluster-info ended")
 }
 
-async fn list(client: &Client) -> anyhow::Result<()> {
+async fn list(client: &Client, format: Format) -> anyhow::Result<()> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
     let params = ListParams::default().fields(&format!("type={TYPE}"));
     let found = secrets.list(&params).await.map_err(said).context("cannot list the tokens")?;
-    let mut table = format!("{:<8} {:<10} {:<22} {:<24} {}\n", "ID", "LEFT", "EXPIRES", "USAGES", "MACHINES");
-    for secret in found {
-        table.push_str(&row(&secret, Timestamp::now()));
-    }
-    super::print(&table)
+    let now = Timestamp::now();
+    let rows: Vec<Row> = found.items.iter().map(|secret| row(secret, now)).collect();
+    output::print(format, &rows, ["ID", "LEFT", "EXPIRES", "USAGES", "MACHINES"], |row| {
+        let Row { id, left, expires, usages, machines, .. } = row;
+        let expires = expires.clone().unwrap_or_else(|| "never".to_owned());
+        vec![vec![id.clone(), left.clone(), expires, usages.join(","), machines.clone()]]
+    })
 }
 
-fn row(secret: &Secret, now: Timestamp) -> String {
+/// A token without its secret.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Row {
+    id: String,
+    /// None: it does not expire.
+    expires: Option<String>,
+    usages: Vec<&'static str>,
+    reusable: bool,
+    /// The node that has used it.
+    #[serde(rename = "usedBy")]
+    used_by: Option<String>,
+    #[serde(skip)]
+    left: String,
+    #[serde(skip)]
+    machines: String,
+}
+
+fn row(secret: &Secret, now: Timestamp) -> Row {
     let data = secret.data.clone().unwrap_or_default();
     let text = |key: &str| data.get(key).map(|bytes| String::from_utf8_lossy(&bytes.0).into_owned());
-    let expires = text("expiration").unwrap_or_else(|| "never".to_owned());
-    let left = match expires.parse::<Timestamp>() {
+    let expires = text("expiration");
+    let left = match expires.as_deref().unwrap_or_default().parse::<Timestamp>() {
         Ok(end) if end > now => left(end.duration_since(now).as_secs()),
         Ok(_) => "over".to_owned(),
         Err(_never) => "for ever".to_owned(),
     };
-    let usages = ["authentication", "signing"].map(|usage| {
-        let used = text(&format!("usage-bootstrap-{usage}")).is_some_and(|used| used == "true");
-        if used { usage } else { "" }
-    });
-    let usages: Vec<&str> = usages.into_iter().filter(|usage| !usage.is_empty()).collect();
-    let machines = match (text(SINGLE).as_deref(), text(USED_BY)) {
-        (Some("true"), Some(node)) => format!("used by {node}"),
-        (Some("true"), None) => "one".to_owned(),
-        _ => "any".to_owned(),
+    let is_set = |usage: &&str| text(&format!("usage-bootstrap-{usage}")).is_some_and(|used| used == "true");
+    let usages = ["authentication", "signing"].into_iter().filter(is_set).collect();
+    let reusable = text(SINGLE).as_deref() != Some("true");
+    let used_by = text(USED_BY).filter(|_| !reusable);
+    let machines = match &used_by {
+        Some(node) => format!("used by {node}"),
+        None if reusable => "any".to_owned(),
+        None => "one".to_owned(),
     };
-    let (id, usages) = (text("token-id").unwrap_or_default(), usages.join(","));
-    format!("{id:<8} {left:<10} {expires:<22} {usages:<24} {machines}\n")
+    Row { id: text("token-id").unwrap_or_default(), expires, usages, reusable, used_by, left, machines }
 }
 
 fn left(seconds: i64) -> String {
@@ -206,14 +241,18 @@ fn said(error: kube::Error) -> anyhow::Error {
     }
 }
 
+/// Deletes the token with this id.
+pub(super) async fn remove(client: &Client, id: &str) -> anyhow::Result<()> {
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
+    match secrets.delete(&format!("bootstrap-token-{id}"), &DeleteParams::default()).await {
+        Err(kube::Error::Api(status)) if status.code == 404 => anyhow::bail!("there is no token {id}"),
+        deleted => deleted.map_err(said).with_context(|| format!("cannot delete the token {id}")).map(drop),
+    }
+}
+
 async fn delete(client: &Client, token: &str) -> anyhow::Result<()> {
     let id = token.split('.').next().unwrap_or_default();
-    let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
-    let deleted = secrets.delete(&format!("bootstrap-token-{id}"), &DeleteParams::default()).await;
-    match deleted {
-        Err(kube::Error::Api(status)) if status.code == 404 => anyhow::bail!("there is no token {id}"),
-        deleted => deleted.map_err(said).with_context(|| format!("cannot delete the token {id}"))?,
-    };
+    remove(client, id).await?;
     super::print(&format!("token {id} removed\n"))
 }
 
@@ -261,14 +300,19 @@ mod tests {
             "expiration": "MjAyNi0wMS0wMVQwMTowMDowMFo="}}))
         .unwrap();
         let shown = |secret: &Secret| row(secret, "2026-01-01T00:30:00Z".parse().unwrap());
-        let start = "abcdef   30m        2026-01-01T01:00:00Z   signing                 ";
-        assert_eq!(shown(&secret), format!("{start} any\n"));
+        let first = shown(&secret);
+        assert_eq!((first.left.as_str(), first.machines.as_str()), ("30m", "any"));
+        assert_eq!(
+            serde_json::to_value(&first).unwrap(),
+            json!({"id": "abcdef", "expires": "2026-01-01T01:00:00Z", "usages": ["signing"], "reusable": true,
+                   "usedBy": null})
+        );
         let mut put = |key: &str, text: &str| {
             let bytes = k8s_openapi::ByteString(text.as_bytes().to_vec());
             secret.data.get_or_insert_default().insert(key.to_owned(), bytes);
-            shown(&secret)
+            shown(&secret).machines
         };
-        assert_eq!(put(SINGLE, "true"), format!("{start} one\n"));
-        assert_eq!(put(USED_BY, "node-1"), format!("{start} used by node-1\n"));
+        assert_eq!(put(SINGLE, "true"), "one");
+        assert_eq!(put(USED_BY, "node-1"), "used by node-1");
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::field::Field;
+use super::nearest;
 
 /// The settings of a file, by table and name, and the problems found in it.
 #[derive(Debug, Default)]
@@ -66,7 +67,7 @@ impl File {
         // The file cannot name the file.
         let known = fields.find(|(_, field)| name != "config" && field.names().any(|known| known == name));
         let Some((table, field)) = known else {
-            self.problems.push(format!("{place} {key}: unknown key"));
+            self.problems.push(format!("{place} {key}: unknown key{}", nearest::hint(table, name, tables)));
             return;
         };
         match FileValue::from_toml(value) {

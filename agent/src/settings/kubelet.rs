@@ -11,6 +11,7 @@ use anyhow::Context;
 use serde_yaml_ng::{Mapping, Value};
 
 use super::file::{File, FileValue};
+use super::nearest;
 use fields::{FIELDS, Support};
 
 const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
@@ -81,7 +82,11 @@ impl Parser<'_> {
                 }
             }
             None if is_parent => self.problem(path, "expected an object"),
-            None => self.problem(path, "unknown field"),
+            None => {
+                let hint = nearest::of(path, FIELDS.iter().map(|field| field.path));
+                let hint = hint.map(|known| format!("; did you mean {known}?")).unwrap_or_default();
+                self.problem(path, &format!("unknown field{hint}"));
+            }
         }
     }
 

@@ -52,7 +52,7 @@ fn all_invalid_settings_are_reported_with_their_source() {
         "flag --max-pods \"many\": expected a whole number from 0 to 4294967295",
         "flag --register-with-taints \"a=b:Never\": \"Never\" is not NoSchedule, PreferNoSchedule or NoExecute",
         "environment variable CORACLE_NODE_LEASE_SECONDS \"0\": expected a whole number from 1 to 65535",
-        "f.toml node.brigde: unknown key",
+        "f.toml node.brigde: unknown key; did you mean bridge?",
         "f.toml node.mtu \"big\": expected a whole number",
         "f.toml node.cluster-dns: expected an array",
         "f.toml control-plane.listen \"6443\": expected an IP address and a port",

@@ -91,7 +91,7 @@ pub(crate) enum ManifestError {
     Schema1,
     #[error("not a container image: {what} of type {media_type:?}")]
     Unsupported { what: &'static str, media_type: String },
-    #[error("no image for {wanted} (available: {available})")]
+    #[error("no image for {wanted} (available: {available}); use one that is built for this machine")]
     Platform { wanted: String, available: String },
     #[error("the image configuration is damaged")]
     Config(#[source] Malformed),

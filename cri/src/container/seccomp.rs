@@ -160,6 +160,8 @@ fn architectures() -> Vec<Arch> {
         vec![Arch::ScmpArchAarch64, Arch::ScmpArchArm]
     } else if cfg!(target_arch = "riscv64") {
         vec![Arch::ScmpArchRiscv64]
+    } else if cfg!(target_arch = "arm") {
+        vec![Arch::ScmpArchArm]
     } else {
         Vec::new()
     }
@@ -168,7 +170,7 @@ fn architectures() -> Vec<Arch> {
 fn arch_calls() -> &'static str {
     if cfg!(target_arch = "x86_64") {
         "arch_prctl modify_ldt"
-    } else if cfg!(target_arch = "aarch64") {
+    } else if cfg!(any(target_arch = "aarch64", target_arch = "arm")) {
         "arm_fadvise64_64 arm_sync_file_range sync_file_range2 breakpoint cacheflush set_tls"
     } else if cfg!(target_arch = "riscv64") {
         "riscv_flush_icache riscv_hwprobe"

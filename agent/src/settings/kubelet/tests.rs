@@ -70,7 +70,7 @@ fn fields_without_effect_and_unknown_fields_are_named() {
     let error = error.err().unwrap();
     for part in [
         "k.yaml staticPodPath: this field is not supported; leave it unset",
-        "k.yaml maxPodz: unknown field",
+        "k.yaml maxPodz: unknown field; did you mean maxPods?",
         "k.yaml maxPods \"many\": expected a whole number",
         "k.yaml authentication.anonymous.enabled: this field is not supported; the only value is false",
         "k.yaml authentication.token: unknown field",

@@ -111,26 +111,141 @@ global_asm!(
     ".popsection",
 );
 
+#[cfg(target_arch = "riscv64")]
+global_asm!(
+    ".pushsection .rodata.coracle_init,\"a\"",
+    ".balign 4",
+    "coracle_init_begin:",
+    "addi sp, sp, -64",
+    "sd zero, 0(sp)",
+    "sd zero, 8(sp)",
+    "sd zero, 16(sp)",
+    "li t0, 43",
+    "sb t0, 24(sp)",
+    "mv a0, sp",
+    "li a1, 1",
+    "addi a2, sp, 8",
+    "li a3, 0",
+    "li a4, 8",
+    "li a7, 73",
+    "ecall",
+    "bnez a0, 3f",
+    "li a0, 2",
+    "addi a1, sp, 24",
+    "li a2, 1",
+    "li a7, 64",
+    "ecall",
+    "li t0, 1",
+    "bne a0, t0, 3f",
+    "2:",
+    "mv a0, sp",
+    "li a1, 1",
+    "li a2, 0",
+    "li a3, 0",
+    "li a4, 8",
+    "li a7, 73",
+    "ecall",
+    "li t0, -4",
+    "beq a0, t0, 2b",
+    "3:",
+    "li a0, 0",
+    "li a7, 94",
+    "ecall",
+    "ebreak",
+    "coracle_init_end:",
+    ".popsection",
+);
+
+// `ppoll` with `struct timespec` of 32 bits.
+#[cfg(target_arch = "arm")]
+global_asm!(
+    ".pushsection .rodata.coracle_init,\"a\"",
+    ".arm",
+    ".balign 4",
+    "coracle_init_begin:",
+    "sub sp, sp, #64",
+    "mov r0, #0",
+    "str r0, [sp]",
+    "str r0, [sp, #4]",
+    "str r0, [sp, #8]",
+    "str r0, [sp, #12]",
+    "mov r0, #43",
+    "strb r0, [sp, #24]",
+    "mov r0, sp",
+    "mov r1, #1",
+    "add r2, sp, #8",
+    "mov r3, #0",
+    "mov r4, #8",
+    "movw r7, #336",
+    "svc #0",
+    "cmp r0, #0",
+    "bne 3f",
+    "mov r0, #2",
+    "add r1, sp, #24",
+    "mov r2, #1",
+    "mov r7, #4",
+    "svc #0",
+    "cmp r0, #1",
+    "bne 3f",
+    "2:",
+    "mov r0, sp",
+    "mov r1, #1",
+    "mov r2, #0",
+    "mov r3, #0",
+    "mov r4, #8",
+    "movw r7, #336",
+    "svc #0",
+    "cmn r0, #4",
+    "beq 2b",
+    "3:",
+    "mov r0, #0",
+    "mov r7, #248",
+    "svc #0",
+    "udf #0",
+    "coracle_init_end:",
+    ".popsection",
+);
+
 unsafe extern "C" {
     static coracle_init_begin: u8;
     static coracle_init_end: u8;
 }
 
+/// Numbers of the processor in the file: `e_machine` and `e_flags` of elf(5).
+const MACHINE: (u16, u32) = if cfg!(target_arch = "aarch64") {
+    (183, 0)
+} else if cfg!(target_arch = "riscv64") {
+    // Code with floating point registers of 64 bits, possibly compressed: the flags of every Linux.
+    (243, 5)
+} else if cfg!(target_arch = "arm") {
+    // EABI version 5.
+    (40, 0x0500_0000)
+} else {
+    (62, 0)
+};
+
 /// The content of the executable file.
 pub(super) fn file() -> Vec<u8> {
     let code = code();
+    let mut file =
+        if cfg!(target_pointer_width = "64") { headers64(code.len()) } else { headers32(code.len()) };
+    file.extend(code);
+    file
+}
+
+/// The ELF header and the program headers of 64 bits.
+fn headers64(code: usize) -> Vec<u8> {
     let headers = u64::from(HEADER + SEGMENT * SEGMENTS);
-    let len = headers + code.len() as u64;
+    let len = headers + code as u64;
     let mut file = Vec::with_capacity(4096);
     // struct Elf64_Ehdr: 64 bits, little endian, version 1, System V.
     file.extend(b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0");
-    // ET_EXEC; EM_X86_64 or EM_AARCH64; version.
-    let machine = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
-    file.extend([2, machine].into_iter().flat_map(u16::to_le_bytes));
+    // ET_EXEC; machine; version.
+    file.extend([2, MACHINE.0].into_iter().flat_map(u16::to_le_bytes));
     file.extend(1_u32.to_le_bytes());
     // Entry, offset of the program headers, of the section headers.
     file.extend([BASE + headers, u64::from(HEADER), 0].into_iter().flat_map(u64::to_le_bytes));
-    file.extend(0_u32.to_le_bytes());
+    file.extend(MACHINE.1.to_le_bytes());
     file.extend([HEADER, SEGMENT, SEGMENTS, 0, 0, 0].into_iter().flat_map(u16::to_le_bytes));
     // PT_LOAD, readable and executable: the whole file.
     file.extend([1, 5].into_iter().flat_map(u32::to_le_bytes));
@@ -138,7 +253,24 @@ pub(super) fn file() -> Vec<u8> {
     // PT_GNU_STACK, readable and writable.
     file.extend([0x6474_e551, 6].into_iter().flat_map(u32::to_le_bytes));
     file.extend([0, 0, 0, 0, 0, 16].into_iter().flat_map(u64::to_le_bytes));
-    file.extend(code);
+    file
+}
+
+/// The same in the layout of 32 bits.
+fn headers32(code: usize) -> Vec<u8> {
+    const HEADER: u16 = 52;
+    const SEGMENT: u16 = 32;
+    let [base, page] = [BASE, PAGE].map(|number| u32::try_from(number).unwrap_or_default());
+    let headers = u32::from(HEADER + SEGMENT * SEGMENTS);
+    let len = headers + u32::try_from(code).unwrap_or_default();
+    let mut file = Vec::with_capacity(4096);
+    file.extend(b"\x7fELF\x01\x01\x01\0\0\0\0\0\0\0\0\0");
+    file.extend([2, MACHINE.0].into_iter().flat_map(u16::to_le_bytes));
+    file.extend([1, base + headers, u32::from(HEADER), 0, MACHINE.1].into_iter().flat_map(u32::to_le_bytes));
+    file.extend([HEADER, SEGMENT, SEGMENTS, 0, 0, 0].into_iter().flat_map(u16::to_le_bytes));
+    // The flags follow the sizes.
+    file.extend([1, 0, base, base, len, len, 5, page].into_iter().flat_map(u32::to_le_bytes));
+    file.extend([0x6474_e551, 0, 0, 0, 0, 0, 6, 16].into_iter().flat_map(u32::to_le_bytes));
     file
 }
 

@@ -41,6 +41,8 @@ const NEWER: [(&str, u32); 22] = [
 
 /// First number of x32 calls. That architecture has its own numbers.
 const X32: u32 = 0x4000_0000;
+/// First number of the calls that 32-bit ARM alone has (`__ARM_NR_BASE`). New calls have lower numbers.
+const ARM: u32 = 0x000f_0000;
 
 // Offsets in `struct seccomp_data`, and return values of a filter (linux/seccomp.h).
 const OFFSET_NUMBER: u32 = 0;
@@ -84,7 +86,7 @@ pub(super) fn prefix(
     for of in with_native(architectures) {
         let Some(token) = token(of) else { continue };
         let newest = absent.then(|| newest(profile, of)).flatten();
-        blocks.push((token, block(decided, newest)));
+        blocks.push((token, block(decided, newest, own(of))));
     }
     let mut program = vec![(LOAD, 0, 0, OFFSET_ARCHITECTURE)];
     for (token, block) in blocks {
@@ -107,8 +109,8 @@ pub(super) fn prefix(
 const LEAVE: u32 = u32::MAX;
 
 /// The decisions for one architecture. Ends with a jump to the end of the prefix.
-fn block(decided: &[(u32, ScmpAction)], newest: Option<u32>) -> Vec<Instruction> {
-    let mut block = vec![(LOAD, 0, 0, OFFSET_NUMBER), (IF_AT_LEAST, 0, 1, X32), (JUMP, 0, 0, LEAVE)];
+fn block(decided: &[(u32, ScmpAction)], newest: Option<u32>, own: u32) -> Vec<Instruction> {
+    let mut block = vec![(LOAD, 0, 0, OFFSET_NUMBER), (IF_AT_LEAST, 0, 1, own), (JUMP, 0, 0, LEAVE)];
     for (number, action) in decided {
         block.push((IF_EQUAL, 0, 1, *number));
         block.push((RETURN, 0, 0, answer(*action)));
@@ -145,7 +147,12 @@ fn newest(profile: &LinuxSeccomp, of: Arch) -> Option<u32> {
         Ok(known) => u32::try_from(i32::from(known)).ok(),
         Err(_unknown) => number(name),
     });
-    numbers.max()
+    numbers.filter(|number| *number < own(of)).max()
+}
+
+/// First number that the prefix leaves to libseccomp's program.
+fn own(of: Arch) -> u32 {
+    if of == Arch::ScmpArchArm { ARM } else { X32 }
 }
 
 /// The native architecture, which libseccomp always includes, then the profile's architectures.
@@ -156,6 +163,8 @@ fn with_native(architectures: &[Arch]) -> Vec<Arch> {
         Some(Arch::ScmpArchAarch64)
     } else if cfg!(target_arch = "riscv64") {
         Some(Arch::ScmpArchRiscv64)
+    } else if cfg!(target_arch = "arm") {
+        Some(Arch::ScmpArchArm)
     } else {
         None
     };

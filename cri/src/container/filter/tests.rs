@@ -105,6 +105,22 @@ fn calls_newer_than_the_library_are_decided_by_the_profile() {
 }
 
 #[test]
+fn calls_that_only_arm_has_are_not_taken_for_newer_ones() {
+    const ARM: u32 = 0x4000_0028;
+    const SET_TLS: u32 = 0x000f_0005;
+    let profile = |names: &[&str]| {
+        program(json!({
+            "defaultAction": "SCMP_ACT_ERRNO", "architectures": ["SCMP_ARCH_ARM"],
+            "syscalls": [{"names": names, "action": "SCMP_ACT_ALLOW"}],
+        }))
+    };
+    let with = profile(&["read", "set_tls"]);
+    assert_eq!(decide(&with, ARM, SET_TLS, 0), ALLOW);
+    assert_eq!(decide(&with, ARM, 999, 0), errno(libc::ENOSYS), "newer than all calls of the profile");
+    assert_eq!(decide(&profile(&["read"]), ARM, SET_TLS, 0), errno(libc::EPERM));
+}
+
+#[test]
 fn permissive_profiles_have_no_absent_calls() {
     let permissive = program(json!({
         "defaultAction": "SCMP_ACT_ALLOW",

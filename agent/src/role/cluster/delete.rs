@@ -1,0 +1,66 @@
+//! Removing clusters, also incomplete ones.
+
+use super::kubeconfig;
+use super::place::{Cluster, Name, Roots};
+use crate::role::progress;
+
+/// Removes the cluster, and everything that was made for it.
+pub(super) async fn run(roots: &Roots, name: &Name) -> anyhow::Result<()> {
+    if !roots.has_directory(name) {
+        return super::super::print(&format!("there is no cluster {name}\n"));
+    }
+    let lock = roots.lock_cluster(name)?;
+    locked(roots, name).await?;
+    drop(lock);
+    roots.remove_if_empty()
+}
+
+/// As [`run`], for a caller that holds the lock of the cluster.
+pub(super) async fn locked(roots: &Roots, name: &Name) -> anyhow::Result<()> {
+    match roots.find(name)? {
+        Some(cluster) => remove(&cluster).await,
+        // The directory is made before the record, and nothing else is.
+        None => roots.remove_unrecorded(name),
+    }
+}
+
+/// Removes all clusters. A failure does not stop the removal of others.
+pub(super) async fn all(roots: &Roots) -> anyhow::Result<()> {
+    let (clusters, unreadable) = roots.all()?;
+    let mut failures = Vec::new();
+    for name in clusters.into_iter().map(|cluster| cluster.name).chain(unreadable) {
+        if let Err(error) = run(roots, &name).await {
+            failures.push(format!("{error:#}"));
+        }
+    }
+    anyhow::ensure!(failures.is_empty(), "{}", failures.join("; "));
+    Ok(())
+}
+
+async fn remove(cluster: &Cluster) -> anyhow::Result<()> {
+    progress::show("stopping the nodes");
+    let mut failures = Vec::new();
+    for path in &cluster.record.kubeconfigs {
+        if let Err(error) = kubeconfig::remove(path, cluster) {
+            failures.push(format!("{error:#}"));
+        }
+    }
+    let mut removals = tokio::task::JoinSet::new();
+    for number in cluster.numbers() {
+        let cluster = cluster.clone();
+        removals.spawn_blocking(move || cluster.node(number).remove());
+    }
+    let mut nodes = Ok(());
+    while let Some(removed) = removals.join_next().await {
+        nodes = nodes.and(removed?);
+    }
+    progress::clear();
+    // Without the records of its pods, a node that is left could not be removed any more.
+    nodes?;
+    let hosts: Vec<_> = cluster.numbers().map(|number| cluster.host(number)).collect();
+    cluster.network().remove(&hosts).await?;
+    cluster.remove()?;
+    // A damaged kubeconfig does not keep the cluster.
+    anyhow::ensure!(failures.is_empty(), "the cluster is removed, but {}", failures.join("; "));
+    Ok(())
+}

@@ -1,0 +1,314 @@
+//! Kubeconfig files of users: a cluster is added and removed as kind does it. Other entries, the file's mode and its owner
+//! are kept.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Write as _};
+use std::net::SocketAddr;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use nix::poll::{PollTimeout, poll};
+use serde_json::{Value, json};
+
+use super::place::Cluster;
+
+/// Maximum size of a kubeconfig in bytes.
+const LARGEST: u64 = 16 << 20;
+/// Port of the API server.
+const PORT: u16 = 6443;
+/// The lists of a kubeconfig, and the field of their entries.
+const LISTS: [(&str, &str); 3] = [("clusters", "cluster"), ("users", "user"), ("contexts", "context")];
+/// Milliseconds between attempts to lock a file, and their maximum number.
+const PAUSE: u8 = 20;
+const ATTEMPTS: u32 = 250;
+
+/// URL of the cluster's API server.
+pub(super) fn server(cluster: &Cluster) -> String {
+    format!("https://{}", SocketAddr::new(cluster.address(1), PORT))
+}
+
+/// The kubeconfig of the cluster, for use on this machine.
+pub(super) fn of(cluster: &Cluster) -> anyhow::Result<String> {
+    let path = cluster.node(1).kubeconfig();
+    let text = coracle_agent::read_text(&path, LARGEST)
+        .with_context(|| format!("cannot read {}; did the cluster start?", path.display()))?;
+    let written = parse(&text).with_context(|| format!("{} is no kubeconfig", path.display()))?;
+    let own = renamed(&written, &cluster.name.context(), &server(cluster))
+        .with_context(|| format!("{} is no kubeconfig", path.display()))?;
+    Ok(serde_yaml_ng::to_string(&own)?)
+}
+
+/// The file to which clusters are added: `file`, else of `KUBECONFIG` the first that exists, or the last one, else
+/// `~/.kube/config`.
+pub(super) fn target(file: Option<&Path>) -> anyhow::Result<PathBuf> {
+    if let Some(file) = file {
+        return Ok(std::path::absolute(file)?);
+    }
+    let listed = std::env::var_os("KUBECONFIG").unwrap_or_default();
+    let listed: Vec<PathBuf> =
+        std::env::split_paths(&listed).filter(|path| !path.as_os_str().is_empty()).collect();
+    let found = listed.iter().find(|path| path.exists()).or(listed.last()).cloned();
+    let path = match found {
+        Some(path) => path,
+        None => {
+            let home = std::env::var_os("HOME").filter(|home| !home.is_empty());
+            Path::new(&home.context("HOME is not set; name a file with --kubeconfig")?).join(".kube/config")
+        }
+    };
+    Ok(std::path::absolute(path)?)
+}
+
+/// Adds the cluster to the file, and makes its context the current one.
+pub(super) fn add(path: &Path, cluster: &Cluster) -> anyhow::Result<()> {
+    let own = parse(&of(cluster)?)?;
+    let name = cluster.name.context();
+    edit(path, |present| Ok(Some(merged(present.unwrap_or_else(empty), &own, &name)?)))
+}
+
+/// Removes the cluster from the file. An absent file is no error.
+pub(super) fn remove(path: &Path, cluster: &Cluster) -> anyhow::Result<()> {
+    let name = cluster.name.context();
+    if !path.exists() {
+        return Ok(());
+    }
+    edit(path, |present| present.map(|present| without(present, &name)).transpose().map(Option::flatten))
+}
+
+fn empty() -> Value {
+    json!({"apiVersion": "v1", "kind": "Config", "preferences": {}})
+}
+
+fn parse(text: &str) -> anyhow::Result<Value> {
+    let value: Value = serde_yaml_ng::from_str(text)?;
+    Ok(if value.is_null() { empty() } else { value })
+}
+
+/// The first cluster and user of a kubeconfig under this name, with this server.
+fn renamed(written: &Value, name: &str, server: &str) -> anyhow::Result<Value> {
+    let first = |list: &str, field: &str| written[list][0][field].as_object().cloned();
+    let mut cluster = first("clusters", "cluster").context("it has no cluster")?;
+    let user = first("users", "user").context("it has no user")?;
+    cluster.insert("server".to_owned(), json!(server));
+    let context = json!({"cluster": name, "user": name});
+    Ok(json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": name, "cluster": cluster}],
+        "users": [{"name": name, "user": user}],
+        "contexts": [{"name": name, "context": context}],
+        "current-context": name,
+    }))
+}
+
+/// A kubeconfig with the entries of another, whose name is `name`.
+fn merged(mut present: Value, own: &Value, name: &str) -> anyhow::Result<Value> {
+    for (list, _) in LISTS {
+        let entries = entries(&mut present, list)?;
+        entries.retain(|entry| entry["name"] != name);
+        entries.extend(own[list].as_array().into_iter().flatten().cloned());
+    }
+    present["current-context"] = json!(name);
+    Ok(present)
+}
+
+/// A kubeconfig without the entries of this name. None if it has none.
+fn without(mut present: Value, name: &str) -> anyhow::Result<Option<Value>> {
+    let before = present.clone();
+    for (list, _) in LISTS {
+        if !present[list].is_null() {
+            entries(&mut present, list)?.retain(|entry| entry["name"] != name);
+        }
+    }
+    if present["current-context"] == name {
+        present["current-context"] = json!("");
+    }
+    Ok((present != before).then_some(present))
+}
+
+fn entries<'a>(config: &'a mut Value, list: &str) -> anyhow::Result<&'a mut Vec<Value>> {
+    let config = config.as_object_mut().context("it is no mapping")?;
+    let entries = config.entry(list).or_insert(Value::Null);
+    if entries.is_null() {
+        *entries = json!([]);
+    }
+    entries.as_array_mut().with_context(|| format!("{list} is no list"))
+}
+
+/// Changes a file under the lock that kubectl uses. None leaves it as it is.
+fn edit(
+    path: &Path,
+    change: impl FnOnce(Option<Value>) -> anyhow::Result<Option<Value>>,
+) -> anyhow::Result<()> {
+    let context = || format!("cannot change the kubeconfig {}", path.display());
+    // A symbolic link stays one: its target is replaced.
+    let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    make_dir(dir).with_context(context)?;
+    let _lock = Lock::take(path).with_context(context)?;
+    let present = match coracle_agent::read_text(path, LARGEST) {
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        text => Some(parse(&text.with_context(context)?).with_context(context)?),
+    };
+    let Some(changed) = change(present).with_context(context)? else { return Ok(()) };
+    replace(path, serde_yaml_ng::to_string(&changed)?.as_bytes()).with_context(context)
+}
+
+/// Makes the directory of a new kubeconfig for the owner of the directory above it.
+fn make_dir(dir: &Path) -> anyhow::Result<()> {
+    if dir.is_dir() {
+        return Ok(());
+    }
+    fs::create_dir_all(dir)?;
+    let above = fs::metadata(dir.parent().unwrap_or(Path::new("/")))?;
+    std::os::unix::fs::lchown(dir, Some(above.uid()), Some(above.gid()))?;
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o750))?;
+    Ok(())
+}
+
+/// Replaces the file, so that a crash leaves the old or the new one. It keeps its mode and owner. A new one is private, and
+/// belongs to the owner of its directory.
+fn replace(path: &Path, content: &[u8]) -> anyhow::Result<()> {
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    let (mode, owner) = match fs::symlink_metadata(path) {
+        Ok(present) => (present.mode() & 0o777, present),
+        Err(error) if error.kind() == ErrorKind::NotFound => (0o600, fs::metadata(dir)?),
+        Err(error) => return Err(error.into()),
+    };
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(format!(".{}.tmp", std::process::id()));
+    let temporary = PathBuf::from(temporary);
+    let written = (|| {
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+        std::os::unix::fs::fchown(&file, Some(owner.uid()), Some(owner.gid()))?;
+        file.set_permissions(fs::Permissions::from_mode(mode))?;
+        file.write_all(content)?;
+        file.sync_all()?;
+        fs::rename(&temporary, path)
+    })();
+    if written.is_err() {
+        // On a full disk the incomplete file would occupy the space that other writes need.
+        let _ = fs::remove_file(&temporary);
+    }
+    written?;
+    Ok(File::open(dir)?.sync_all()?)
+}
+
+/// The lock file beside a kubeconfig, as kubectl makes it. It has the process id, so that the next command can remove one
+/// that a killed command of ours left.
+struct Lock {
+    path: PathBuf,
+}
+
+impl Lock {
+    fn take(file: &Path) -> anyhow::Result<Self> {
+        let mut path = file.as_os_str().to_owned();
+        path.push(".lock");
+        let path = PathBuf::from(path);
+        for _ in 0..ATTEMPTS {
+            match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
+                Ok(mut file) => {
+                    write!(file, "coracle {}", std::process::id())?;
+                    return Ok(Self { path });
+                }
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error).with_context(|| format!("cannot create {}", path.display())),
+            }
+            if is_left(&path) {
+                let _ = fs::remove_file(&path);
+            } else {
+                poll(&mut [], PollTimeout::from(PAUSE))?;
+            }
+        }
+        anyhow::bail!("{} exists; remove it if no kubectl changes the file", path.display())
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Whether the lock file is of a command of ours that has ended.
+fn is_left(path: &Path) -> bool {
+    let text = coracle_agent::read_text(path, 64).unwrap_or_default();
+    let pid = text.strip_prefix("coracle ").and_then(|pid| pid.parse::<u32>().ok());
+    pid.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test panics")]
+
+    use super::*;
+
+    fn own(name: &str) -> Value {
+        let written = parse(
+            "clusters: [{name: coracle, cluster: {server: 'https://127.0.0.1:6443', certificate-authority-data: x}}]\n\
+             users: [{name: admin, user: {client-key-data: y}}]\n",
+        );
+        renamed(&written.unwrap(), name, "https://198.18.1.2:6443").unwrap()
+    }
+
+    #[test]
+    fn a_cluster_is_added_beside_others_and_removed() {
+        let present = parse(
+            "apiVersion: v1\nkind: Config\ncurrent-context: other\nextensions: [{name: kept}]\n\
+             clusters: [{name: other, cluster: {server: 'https://o'}}]\nusers: null\n\
+             contexts: [{name: other, context: {cluster: other, namespace: n}}]\n",
+        );
+        let present = present.unwrap();
+        let both = merged(present.clone(), &own("coracle-a"), "coracle-a").unwrap();
+        assert_eq!(both["current-context"], "coracle-a");
+        assert_eq!(both["clusters"].as_array().unwrap().len(), 2);
+        assert_eq!(both["clusters"][1]["cluster"]["server"], "https://198.18.1.2:6443");
+        assert_eq!(both["extensions"], present["extensions"]);
+        let again = merged(both.clone(), &own("coracle-a"), "coracle-a").unwrap();
+        assert_eq!(again, both, "it is replaced");
+        let left = without(both, "coracle-a").unwrap().unwrap();
+        assert_eq!(left["clusters"], present["clusters"]);
+        assert_eq!(left["contexts"], present["contexts"]);
+        assert_eq!(left["current-context"], "");
+        assert!(without(left, "coracle-a").unwrap().is_none(), "nothing changes");
+    }
+
+    #[test]
+    fn a_file_that_is_no_kubeconfig_is_refused() {
+        assert!(merged(json!([1]), &own("a"), "a").is_err());
+        assert!(merged(json!({"clusters": 7}), &own("a"), "a").is_err());
+    }
+
+    #[test]
+    fn an_edited_file_keeps_its_mode_and_link_and_a_new_one_is_private() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link) = (dir.path().join("real"), dir.path().join("config"));
+        fs::write(&file, "kind: Config\n").unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        let put = |path: &Path| {
+            edit(path, |present| Ok(Some(merged(present.unwrap_or_else(empty), &own("a"), "a")?)))
+        };
+        put(&link).unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::metadata(&file).unwrap().mode() & 0o777, 0o640);
+        assert_eq!(parse(&fs::read_to_string(&file).unwrap()).unwrap()["current-context"], "a");
+        let new = dir.path().join("deep/config");
+        put(&new).unwrap();
+        assert_eq!(fs::metadata(&new).unwrap().mode() & 0o777, 0o600);
+        let names = fs::read_dir(dir.path().join("deep")).unwrap().count();
+        assert_eq!(names, 1, "no lock and no temporary file is left");
+    }
+
+    #[test]
+    fn the_lock_of_a_command_that_has_ended_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("config");
+        let mut ended = std::process::Command::new("true").spawn().unwrap();
+        ended.wait().unwrap();
+        fs::write(dir.path().join("config.lock"), format!("coracle {}", ended.id())).unwrap();
+        drop(Lock::take(&file).unwrap());
+        fs::write(dir.path().join("config.lock"), "").unwrap();
+        assert!(!is_left(&dir.path().join("config.lock")), "one of kubectl");
+    }
+}

@@ -1,0 +1,271 @@
+//! The processes of a cluster's nodes: their configuration, start and end.
+
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsFd as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+
+use anyhow::Context;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+
+use super::place::Cluster;
+use crate::lock::Lock;
+
+/// This program, also after its file was replaced or removed.
+const PROGRAM: &str = "/proc/self/exe";
+/// Resolver configurations, the preferred one first.
+const RESOLVERS: [&str; 2] = ["/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"];
+/// Maximum size of a resolver configuration or a log's end in bytes.
+const TEXT_MAX: u64 = 1 << 20;
+/// Maximum wait for the end of a killed process, in milliseconds.
+const PATIENCE: u16 = 10_000;
+
+/// A node of a cluster.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Node<'a> {
+    cluster: &'a Cluster,
+    number: u8,
+}
+
+/// A started process.
+pub(super) struct Started {
+    /// Its exit status.
+    pub(super) ended: oneshot::Receiver<io::Result<ExitStatus>>,
+}
+
+/// How a node gets its cluster.
+pub(super) enum Role<'a> {
+    /// The node has the control plane.
+    ControlPlane,
+    /// The node joins it with these arguments.
+    Worker(&'a [String]),
+}
+
+// === impl Cluster ===
+
+impl Cluster {
+    pub(super) fn node(&self, number: u8) -> Node<'_> {
+        Node { cluster: self, number }
+    }
+
+    pub(super) fn nodes(&self) -> impl Iterator<Item = Node<'_>> {
+        self.numbers().map(move |number| self.node(number))
+    }
+}
+
+// === impl Node ===
+
+impl Node<'_> {
+    pub(super) fn name(&self) -> String {
+        format!("{}-{}", self.cluster.name, self.number)
+    }
+
+    fn dir(&self) -> PathBuf {
+        self.cluster.state.join(self.number.to_string())
+    }
+
+    pub(super) fn run_dir(&self) -> PathBuf {
+        self.cluster.run.join(self.number.to_string())
+    }
+
+    /// The kubeconfig that the control plane writes, with an address inside the host.
+    pub(super) fn kubeconfig(&self) -> PathBuf {
+        self.dir().join("state/admin.kubeconfig")
+    }
+
+    pub(super) fn log(&self) -> PathBuf {
+        self.dir().join("node.log")
+    }
+
+    fn config_file(&self) -> PathBuf {
+        self.dir().join("config.toml")
+    }
+
+    /// Whether its process runs.
+    pub(super) fn is_running(&self) -> bool {
+        Lock::holder(&self.run_dir()).is_some()
+    }
+
+    /// The last line of its log.
+    pub(super) fn last_line(&self) -> String {
+        let log = coracle_agent::read_text(&self.log(), TEXT_MAX).unwrap_or_default();
+        log.lines().last().unwrap_or_default().to_owned()
+    }
+
+    /// Starts its process inside its host.
+    pub(super) fn start(&self, role: &Role<'_>) -> anyhow::Result<Started> {
+        let context = || format!("cannot start the node {}", self.name());
+        fs::create_dir_all(self.dir()).with_context(context)?;
+        fs::write(self.config_file(), self.config()).with_context(context)?;
+        let log = File::options().create(true).append(true).open(self.log()).with_context(context)?;
+        let mut command = self.command(role);
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        // Ctrl-C on the terminal of `create` is not for the node.
+        command.process_group(0);
+        let mut child = self
+            .cluster
+            .host(self.number)
+            .run(|| command.spawn())
+            .with_context(context)?
+            .with_context(context)?;
+        let (send, ended) = oneshot::channel();
+        // Without a task of the async runtime, whose end would wait for the node.
+        std::thread::spawn(move || drop(send.send(child.wait())));
+        Ok(Started { ended })
+    }
+
+    fn command(&self, role: &Role<'_>) -> Command {
+        let mut command = Command::new(PROGRAM);
+        command.arg0("coracle");
+        for (name, _) in std::env::vars_os() {
+            // They would override the configuration.
+            if name.as_encoded_bytes().starts_with(b"CORACLE_") {
+                command.env_remove(name);
+            }
+        }
+        match role {
+            Role::ControlPlane => command.arg("up").arg("--config").arg(self.config_file()),
+            Role::Worker(join) => command.arg("agent").arg("--config").arg(self.config_file()).args(*join),
+        };
+        command
+    }
+
+    /// The configuration file. Strings and arrays of JSON are also those of TOML.
+    fn config(&self) -> String {
+        let Self { cluster, number } = self;
+        let of_cluster = &cluster.record;
+        let mut text = String::new();
+        let mut put = |key: &str, value: Value| {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "{key} = {value}");
+        };
+        put("state-dir", json!(self.dir().join("state")));
+        put("run-dir", json!(self.run_dir()));
+        text.push_str("\n[node]\n");
+        let mut put = |key: &str, value: Value| {
+            let _ = writeln!(text, "{key} = {value}");
+        };
+        put("node-name", json!(self.name()));
+        put("node-ip", json!([cluster.address(*number)]));
+        put("pod-log-dir", json!(self.dir().join("logs")));
+        // Without a common parent, which the removal of one node could remove under the start of another.
+        put("cgroup-root", json!(format!("/coracle-cluster-{}-{number}", cluster.name)));
+        // Plugins and networks of this machine are not those of the node.
+        put("cni-conf-dir", json!(""));
+        put("nri-socket", json!(""));
+        put("nri-plugin-dir", json!(""));
+        put("resolv-conf", json!(resolver(&RESOLVERS.map(|path| (path, read(path))))));
+        // The disk belongs to this machine: how full it is does not concern a test.
+        put("disk-free-percent", json!(0));
+        put("image-gc-high-threshold", json!(100));
+        if let Some(dir) = &of_cluster.registry_config_dir {
+            put("registry-config-dir", json!(dir));
+        }
+        text.push_str("\n[control-plane]\n");
+        let mut put = |key: &str, value: Value| {
+            let _ = writeln!(text, "{key} = {value}");
+        };
+        put("advertise-address", json!(cluster.address(1)));
+        if of_cluster.ipv6 {
+            put("cluster-cidr", json!(["fd42::/48"]));
+        }
+        text
+    }
+
+    /// Stops its process, and removes its pods and directories with `coracle down` inside its host. Without a host, in an
+    /// empty one: `down` must not remove interfaces of this machine.
+    pub(super) fn remove(&self) -> anyhow::Result<()> {
+        if !self.config_file().exists() {
+            return Ok(());
+        }
+        self.down()?;
+        // A process that has not taken its lock yet, because `create` was killed when it had started it.
+        if self.kill_others()? { self.down() } else { Ok(()) }
+    }
+
+    fn down(&self) -> anyhow::Result<()> {
+        let context = || format!("cannot remove the node {}", self.name());
+        let mut command = Command::new(PROGRAM);
+        command.arg0("coracle").arg("down").arg("--config").arg(self.config_file()).arg("--purge");
+        command.stdin(Stdio::null());
+        let host = self.cluster.host(self.number);
+        let output = match host.namespace_id() {
+            Some(_) => host.run(|| command.output()).with_context(context)?,
+            None => coracle_cni::in_empty_namespace(|| command.output()).with_context(context)?,
+        };
+        let output = output.with_context(context)?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        let said = said.trim().trim_start_matches("coracle: ");
+        anyhow::ensure!(output.status.success(), "cannot remove the node {}: {said}", self.name());
+        Ok(())
+    }
+
+    /// Kills processes of the node in its host, and waits for their end. Returns whether there were any.
+    fn kill_others(&self) -> anyhow::Result<bool> {
+        let Some(namespace) = self.cluster.host(self.number).namespace_id() else { return Ok(false) };
+        let config = self.config_file();
+        let mut found = false;
+        for entry in fs::read_dir("/proc").context("cannot list processes")?.flatten() {
+            let Some(pid) =
+                entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw)
+            else {
+                continue;
+            };
+            let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { continue };
+            // Looked up after the descriptor was opened: it is the process that is killed.
+            if !runs(&entry.path(), namespace, &config) {
+                continue;
+            }
+            found = true;
+            match pidfd_send_signal(&process, Signal::KILL) {
+                Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+                Err(errno) => return Err(errno).context("cannot stop a process of the node"),
+            }
+            poll(&mut [PollFd::new(process.as_fd(), PollFlags::POLLIN)], PollTimeout::from(PATIENCE))?;
+        }
+        Ok(found)
+    }
+}
+
+/// Whether the process with this directory in /proc is in the namespace and has the configuration file as an argument.
+fn runs(process: &Path, namespace: u64, config: &Path) -> bool {
+    let link = fs::read_link(process.join("ns/net")).unwrap_or_default();
+    let command = fs::read(process.join("cmdline")).unwrap_or_default();
+    link.as_os_str() == format!("net:[{namespace}]").as_str()
+        && command.split(|byte| *byte == 0).any(|word| word == config.as_os_str().as_encoded_bytes())
+}
+
+fn read(path: &str) -> String {
+    coracle_agent::read_text(Path::new(path), TEXT_MAX).unwrap_or_default()
+}
+
+/// The first resolver configuration with a server that other hosts can reach. A server on loopback is none of the node.
+fn resolver<'a>(files: &[(&'a str, String)]) -> &'a str {
+    let has_servers = |text: &str| {
+        let servers = text.lines().filter_map(|line| line.trim().strip_prefix("nameserver"));
+        let mut addresses = servers.filter_map(|rest| rest.trim().parse::<std::net::IpAddr>().ok());
+        addresses.any(|address| !address.is_loopback())
+    };
+    files.iter().find(|(_, text)| has_servers(text)).map_or("", |(path, _)| path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::resolver;
+
+    #[test]
+    fn a_resolver_on_loopback_is_not_for_nodes() {
+        let files = |first: &str, second: &str| [("a", first.to_owned()), ("b", second.to_owned())];
+        let (stub, real) = ("nameserver 127.0.0.53\n", "# x\nnameserver 192.0.2.1\n");
+        assert_eq!(resolver(&files(real, "")), "a");
+        assert_eq!(resolver(&files(stub, real)), "b");
+        assert_eq!(resolver(&files(stub, "")), "", "none");
+        assert_eq!(resolver(&files("nameserver ::1\nnameserver 2001:db8::1", real)), "a");
+    }
+}

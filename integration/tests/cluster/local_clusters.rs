@@ -1,0 +1,220 @@
+//! `coracle cluster`: local clusters side by side, and what remains of them.
+
+use std::fs;
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use coracle_integration::{Kubectl, Machine, Trace, eventually, on_a_machine};
+use serde_json::Value;
+
+const IMAGE: &str = "docker.io/library/busybox:latest";
+
+/// The local clusters of a test's machine.
+struct Clusters {
+    state: PathBuf,
+    run: PathBuf,
+    kubeconfig: PathBuf,
+}
+
+impl Clusters {
+    fn of(machine: &Machine) -> Self {
+        Self {
+            state: machine.path("clusters"),
+            run: machine.path("run-clusters"),
+            kubeconfig: machine.path("kubeconfig"),
+        }
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(Machine::coracle());
+        command.arg("cluster").arg("--state-dir").arg(&self.state).arg("--run-dir").arg(&self.run);
+        command.args(arguments).env("KUBECONFIG", &self.kubeconfig).stdin(Stdio::null());
+        command
+    }
+
+    /// Runs a subcommand and returns its standard output.
+    fn run(&self, arguments: &[&str]) -> String {
+        let output = self.command(arguments).output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "coracle cluster {arguments:?}: {errors}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn list(&self) -> Value {
+        serde_json::from_str(&self.run(&["list", "--output", "json"])).unwrap()
+    }
+
+    fn kubectl(&self, cluster: &str, arguments: &[&str]) -> Option<String> {
+        let context = format!("coracle-{cluster}");
+        let kubectl = Kubectl::new(self.kubeconfig.clone());
+        let output = kubectl.try_kubectl(&[&["--context", &context], arguments].concat());
+        output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
+    }
+
+    /// Runs a pod with a web server on a node port, and requests its page from this machine.
+    fn serve(&self, cluster: &str) {
+        // Admission rejects pods without a service account.
+        eventually("the service account", 20, || {
+            self.kubectl(cluster, &["get", "serviceaccount", "default"])
+        });
+        let shell = "echo page >index.html; exec httpd -f -p 8080";
+        let image = format!("--image={IMAGE}");
+        let run = ["run", "web", &image, "--image-pull-policy=Never", "--", "sh", "-c", shell];
+        self.kubectl(cluster, &run).unwrap();
+        let ready = ["wait", "pod/web", "--for=condition=Ready", "--timeout=60s"];
+        self.kubectl(cluster, &ready).unwrap();
+        self.kubectl(cluster, &["expose", "pod/web", "--type=NodePort", "--port=8080"]).unwrap();
+        let port =
+            self.kubectl(cluster, &["get", "service", "web", "-o", "jsonpath={.spec.ports[0].nodePort}"]);
+        let address = "jsonpath={.items[0].status.addresses[?(@.type==\"InternalIP\")].address}";
+        let address = self.kubectl(cluster, &["get", "nodes", "-o", address]).unwrap();
+        let at = SocketAddr::new(address.parse().unwrap(), port.unwrap().parse().unwrap());
+        eventually("the page at the node port", 20, || {
+            TcpStream::connect_timeout(&at, Duration::from_secs(1)).ok()
+        });
+    }
+}
+
+/// Cgroups of nodes of the cluster with this name.
+fn cgroups(name: &str) -> Vec<PathBuf> {
+    let top = PathBuf::from("/sys/fs/cgroup");
+    let mut roots: Vec<PathBuf> = fs::read_dir(&top).unwrap().flatten().map(|entry| entry.path()).collect();
+    roots.push(top);
+    let nodes = (1..=2).map(|number| format!("coracle-cluster-{name}-{number}"));
+    nodes
+        .flat_map(|node| roots.iter().map(move |root| root.join(&node)))
+        .filter(|path| path.exists())
+        .collect()
+}
+
+fn layout() -> String {
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    repository.join("target/images/busybox").to_str().unwrap().to_owned()
+}
+
+/// Two clusters run side by side, each with a pod whose node port this machine reaches. A repeated `create` changes
+/// nothing and starts what has ended. `delete` removes everything of one cluster and nothing of the other.
+#[test]
+fn local_clusters_run_side_by_side_and_leave_nothing() {
+    on_a_machine(|machine| {
+        let before = Trace::of(machine);
+        let clusters = Clusters::of(machine);
+        let [first, second] = ["a", "b"].map(|letter| format!("t{}{letter}", std::process::id()));
+        let layout = layout();
+        fs::write(&clusters.kubeconfig, "contexts: [{name: other, context: {cluster: other}}]\n").unwrap();
+        clusters.run(&["create", &first, "--image", &layout]);
+        clusters.run(&["create", &second, "--nodes", "2", "--ipv6"]);
+        clusters.run(&["load-image", &second, "--image", &layout]);
+        clusters.serve(&first);
+        clusters.serve(&second);
+        let nodes = clusters.kubectl(&second, &["get", "nodes", "-o", "name"]).unwrap();
+        assert_eq!(nodes.lines().count(), 2, "{nodes}");
+
+        let wrong = clusters.command(&["create", &first, "--nodes", "3"]).output().unwrap();
+        assert!(!wrong.status.success());
+        let holder = clusters.run.join(&first).join("1/coracle.lock");
+        let pid = fs::read_to_string(&holder).unwrap();
+        nix::sys::signal::kill(
+            nix::unistd::Pid::from_raw(pid.parse().unwrap()),
+            nix::sys::signal::Signal::SIGKILL,
+        )
+        .unwrap();
+        eventually("the end of the node", 10, || clusters.list()[0]["running"] == 0);
+        clusters.run(&["create", &first]);
+        let restarts = "jsonpath={.status.containerStatuses[0].restartCount}";
+        assert_eq!(clusters.kubectl(&first, &["get", "pod", "web", "-o", restarts]).unwrap(), "0");
+        assert_eq!(clusters.list()[0]["running"], 1);
+
+        clusters.run(&["delete", &first]);
+        assert_eq!(clusters.list().as_array().unwrap().len(), 1);
+        assert_eq!(cgroups(&first), Vec::<PathBuf>::new());
+        assert!(clusters.kubectl(&second, &["get", "pod", "web"]).is_some());
+        clusters.run(&["delete", "--all"]);
+        clusters.run(&["delete", &second]);
+        assert_eq!(cgroups(&second), Vec::<PathBuf>::new());
+        let left: Value = serde_json::from_str(&contexts(&clusters)).unwrap();
+        assert_eq!(left["contexts"].as_array().unwrap().len(), 1, "{left}");
+        assert!(!clusters.state.exists() && !clusters.run.exists());
+        assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new());
+    });
+}
+
+fn contexts(clusters: &Clusters) -> String {
+    let kubectl = Kubectl::new(clusters.kubeconfig.clone());
+    let output = kubectl.try_kubectl(&["config", "view", "-o", "json"]);
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// A `create` that is killed at any moment leaves nothing that `delete` does not remove.
+#[test]
+fn a_killed_create_is_removed_completely() {
+    on_a_machine(|machine| {
+        let before = Trace::of(machine);
+        let clusters = Clusters::of(machine);
+        let name = format!("t{}k", std::process::id());
+        for millis in [5, 20, 60, 150, 400, 900] {
+            let mut create = clusters.command(&["create", &name, "--nodes", "2"]);
+            let mut create = create.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+            std::thread::sleep(Duration::from_millis(millis));
+            create.kill().unwrap();
+            create.wait().unwrap();
+            clusters.run(&["delete", &name]);
+            assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new(), "killed after {millis} ms");
+            assert_eq!(cgroups(&name), Vec::<PathBuf>::new(), "killed after {millis} ms");
+            assert!(!clusters.state.exists() && !clusters.run.exists(), "killed after {millis} ms");
+        }
+    });
+}
+
+/// Blocks of the documents that begin with ```` ```sh run ````, with the document's name. Each runs alone.
+fn runnable_blocks() -> Vec<(String, String)> {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("docs");
+    let pages = fs::read_dir(docs).unwrap().map(|entry| entry.unwrap().path());
+    let mut blocks = Vec::new();
+    for page in pages.filter(|path| path.extension().is_some_and(|extension| extension == "md")) {
+        let text = fs::read_to_string(&page).unwrap();
+        for block in text.split("```sh run\n").skip(1) {
+            let block = block.split("```").next().unwrap().to_owned();
+            blocks.push((page.file_name().unwrap().to_str().unwrap().to_owned(), block));
+        }
+    }
+    blocks
+}
+
+/// Writes a program `coracle` that keeps local clusters in the machine's directory, and returns its directory.
+fn programs(machine: &Machine, clusters: &Clusters) -> PathBuf {
+    let dir = machine.path("bin");
+    fs::create_dir_all(&dir).unwrap();
+    let (program, state, run) = (Machine::coracle(), clusters.state.display(), clusters.run.display());
+    let text = format!(
+        "#!/bin/sh\n[ \"$1\" != cluster ] || {{ shift; set -- cluster --state-dir {state} --run-dir {run} \"$@\"; }}\n\
+         exec {} \"$@\"\n",
+        program.display()
+    );
+    fs::write(dir.join("coracle"), text).unwrap();
+    fs::set_permissions(dir.join("coracle"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    std::os::unix::fs::symlink(Machine::kubectl("1.37"), dir.join("kubectl")).unwrap();
+    dir
+}
+
+#[test]
+fn blocks_of_documents_that_are_marked_as_runnable_run() {
+    on_a_machine(|machine| {
+        let before = Trace::of(machine);
+        let clusters = Clusters::of(machine);
+        let path = format!("{}:/usr/bin:/bin", programs(machine, &clusters).display());
+        let blocks = runnable_blocks();
+        assert!(!blocks.is_empty(), "no block is marked");
+        for (page, block) in blocks {
+            let mut shell = Command::new("bash");
+            shell.args(["-euo", "pipefail", "-c", &block]).current_dir(machine.path(""));
+            shell.env("PATH", &path).env("KUBECONFIG", &clusters.kubeconfig).env("HOME", machine.path(""));
+            let output = shell.stdin(Stdio::null()).output().unwrap();
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{page}: {block}{errors}");
+        }
+        assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new());
+    });
+}
