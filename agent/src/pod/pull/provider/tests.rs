@@ -1,5 +1,6 @@
 //! Tests with providers that are shell scripts.
 
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use coracle_images::Reference;
@@ -198,9 +199,9 @@ fn wrong_configurations_are_refused_by_name() {
 
 #[test]
 fn many_images_take_bounded_memory() {
-    let mut all = std::collections::HashMap::new();
+    let mut all = HashMap::new();
     for number in 0..10 * KEPT_MAX {
-        let kept = Kept { until: std::time::Instant::now() + LONGEST, entries: Default::default() };
+        let kept = Kept { until: std::time::Instant::now() + LONGEST, entries: BTreeMap::new() };
         keep(&mut all, Key::Image(number.to_string()), kept);
         assert!(all.len() <= KEPT_MAX && all.contains_key(&Key::Image(number.to_string())));
     }
