@@ -173,7 +173,6 @@ fn answers(answer: &Message, query: &Message) -> bool {
 /// An answer of another server, and the text of a `resolv.conf`.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz(data: &[u8]) {
-    use hickory_proto::op::Message;
     let servers = parse(&String::from_utf8_lossy(data), &[]);
     assert!(servers.len() <= SERVERS_MAX);
     let Ok(answer) = Message::from_vec(data) else { return };
