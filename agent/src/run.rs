@@ -177,8 +177,11 @@ fn spawn_pod_tasks(
     let statuses = node.statuses.clone();
     let (client, health) = (node.configs.client().clone(), node.configs.health().clone());
     let name = node.config.node_name.clone();
-    let local_volumes = node.config.local_volume_dir.clone();
-    tasks.spawn(local_cleanup::run(client.clone(), name.clone(), local_volumes));
+    let directories = local_cleanup::Directories {
+        volumes: node.config.local_volume_dir.clone(),
+        pods: node.volumes.pods_dir().to_owned(),
+    };
+    tasks.spawn(local_cleanup::run(client.clone(), name.clone(), directories));
     tasks.spawn(async move { statuses.run().await });
     tasks.spawn(image_gc.run());
     tasks.spawn(pod::sync::run(Arc::clone(node), inputs));

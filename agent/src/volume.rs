@@ -119,6 +119,11 @@ impl VolumeContext {
         Ok(VolumeContext { shared: Arc::new(shared) })
     }
 
+    /// `<state>/pods`.
+    pub(crate) fn pods_dir(&self) -> &Path {
+        &self.shared.config.pods_dir
+    }
+
     /// `<state>/pods/<uid>`.
     pub fn pod_dir(&self, uid: &str) -> PathBuf {
         self.shared.config.pods_dir.join(uid)

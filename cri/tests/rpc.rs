@@ -75,6 +75,7 @@ fn main() -> ExitCode {
         lists::streamed_lists_equal_lists,
         lists::filters_take_truncated_ids_that_name_one,
         lists::unknown_ids_are_reported,
+        lists::a_too_large_message_is_refused,
         lists::a_log_is_reopened_while_its_container_runs,
         update::limits_change_in_the_kernel_and_on_record,
         update::unified_limits_reach_the_kernel,

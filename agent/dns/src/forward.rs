@@ -170,6 +170,20 @@ fn answers(answer: &Message, query: &Message) -> bool {
         && of(answer) == of(query)
 }
 
+/// An answer of another server, and the text of a `resolv.conf`.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(data: &[u8]) {
+    let servers = parse(&String::from_utf8_lossy(data), &[]);
+    assert!(servers.len() <= SERVERS_MAX);
+    let Ok(answer) = Message::from_vec(data) else { return };
+    let Some(first) = answer.queries.first() else { return };
+    let question = (first.name.clone(), first.query_type);
+    let _same = answers(&answer, &query(&question));
+    let mut cache = crate::cache::Cache::default();
+    cache.put(question.clone(), &answer, data);
+    let _stored = cache.get(&question, true);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

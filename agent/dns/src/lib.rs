@@ -10,6 +10,8 @@
 
 mod cache;
 mod forward;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;
 mod limit;
 mod reply;
 mod server;

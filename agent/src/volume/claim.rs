@@ -54,10 +54,19 @@ async fn mount_claim(target: &Target<'_>, volume: &str, claim: &Claim) -> Result
         }
         (None, None) => return Err(VolumeError::NoIdentity),
     };
-    let mounted = mount_source(target, volume, &persistent, claim.read_only).await?;
+    // Recorded first: the record keeps the directory of a local volume while the pod uses it.
     let failed = |reason| VolumeError::SetUp { volume: volume.to_owned(), reason };
     write(&record, &persistent).map_err(SetUpError::io("write", &record)).map_err(failed)?;
-    Ok(mounted)
+    mount_source(target, volume, &persistent, claim.read_only).await
+}
+
+/// Whether a pod on this node has the volume: it has a record of it until its own volumes are removed.
+pub(super) fn is_in_use(pods_dir: &Path, volume: &str) -> bool {
+    let files = |dir: &Path| std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut records = files(pods_dir).flat_map(|pod| files(&pod.path().join("claims")));
+    records.any(|record| {
+        read(&record.path()).is_some_and(|found| found.metadata.name.as_deref() == Some(volume))
+    })
 }
 
 /// Why the volume of a claim is not known.
@@ -138,7 +147,7 @@ async fn mount_source(
         let path = local::mount(&target.ctx.shared.config.local_dir, node_name(target), persistent);
         let path = path.map_err(failed)?;
         if !read_only {
-            local::give_to_group(target.pod, &path).map_err(failed)?;
+            local::give_to_group(target.pod, &path).await.map_err(failed)?;
         }
         return Ok(Mounted { path, read_only, relabel: true });
     }
@@ -218,5 +227,16 @@ mod tests {
         write(&record, &volume).expect("write");
         let found = read(&record).expect("record");
         assert_eq!((found.metadata.name.as_deref(), found.status.is_none()), (Some("v"), true));
+    }
+
+    #[test]
+    fn a_volume_is_in_use_while_a_pod_has_its_record() {
+        let dir = tempfile::tempdir().expect("directory");
+        let volume: PersistentVolume =
+            serde_json::from_value(json!({"metadata": {"name": "v"}})).expect("volume");
+        write(&dir.path().join("uid/claims/data.json"), &volume).expect("write");
+        assert!(is_in_use(dir.path(), "v") && !is_in_use(dir.path(), "w"));
+        std::fs::remove_dir_all(dir.path().join("uid")).expect("remove the pod");
+        assert!(!is_in_use(dir.path(), "v"));
     }
 }

@@ -1,5 +1,6 @@
 //! `emptyDir`: an empty directory of the pod, on disk or in memory.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use coracle_values::quantity::value_of;
@@ -17,30 +18,57 @@ pub(super) fn mount(
     source: &EmptyDirVolumeSource,
 ) -> Result<PathBuf, SetUpError> {
     let dir = target.volume_dir(PLUGIN, name);
-    let is_new = !dir.exists();
-    super::make_private(&dir).map_err(SetUpError::io("mkdir", &dir))?;
-    if source.medium.as_deref().is_some_and(|medium| medium == "Memory") {
-        let size = size(target.pod, source, target.ctx.shared.node.memory_allocatable());
-        mounts::ensure_tmpfs(&dir, size).map_err(SetUpError::io("mount tmpfs", &dir))?;
-    }
-    // Huge pages need a file system of their own; without this check the medium would be the disk.
-    if source.medium.as_deref().is_some_and(|medium| medium.starts_with("HugePages")) {
-        return Err(SetUpError::io("mount hugetlbfs", &dir)(std::io::ErrorKind::Unsupported.into()));
-    }
-    if is_new {
-        prepare(target.pod, source, &dir)?;
+    let access = Access::of(target.pod, source);
+    match source.medium.as_deref() {
+        Some("Memory") => {
+            super::make_private(&dir).map_err(SetUpError::io("mkdir", &dir))?;
+            let size = size(target.pod, source, target.ctx.shared.node.memory_allocatable());
+            let mounted = mounts::ensure_tmpfs(&dir, &access.tmpfs_options(size));
+            mounted.map_err(SetUpError::io("mount tmpfs", &dir))?;
+        }
+        // Huge pages need a file system of their own; without this check the medium would be the disk.
+        Some(medium) if medium.starts_with("HugePages") => {
+            return Err(SetUpError::io("mount hugetlbfs", &dir)(std::io::ErrorKind::Unsupported.into()));
+        }
+        _ if dir.exists() => {}
+        _ => make(&dir, access)?,
     }
     Ok(dir)
 }
 
-/// The directory is writable for all users, unless the volume has a mode or the pod an fsGroup.
-fn prepare(pod: &Pod, source: &EmptyDirVolumeSource, dir: &Path) -> Result<(), SetUpError> {
-    let mode = source.mode.and_then(|mode| u32::try_from(mode).ok()).map_or(0o777, |mode| mode & 0o1777);
-    ownership::chmod(dir, mode).map_err(SetUpError::io("chmod", dir))?;
-    match ownership::fs_group(pod) {
-        Some(group) => ownership::give(dir, group, false).map_err(SetUpError::io("chown", dir)),
-        None => Ok(()),
+/// Mode and group of the volume's directory.
+#[derive(Clone, Copy)]
+struct Access {
+    mode: u32,
+    group: Option<u32>,
+}
+
+impl Access {
+    /// The directory is writable for all users, unless the volume has a mode or the pod an fsGroup.
+    fn of(pod: &Pod, source: &EmptyDirVolumeSource) -> Self {
+        let mode = source.mode.and_then(|mode| u32::try_from(mode).ok()).map_or(0o777, |mode| mode & 0o1777);
+        Self { mode, group: ownership::fs_group(pod) }
     }
+
+    /// Mount options. With them a file system has mode and group from its first moment, also after a boot.
+    fn tmpfs_options(self, size: Option<u64>) -> String {
+        let group = self.group.map(|group| format!(",gid={group}")).unwrap_or_default();
+        let mode = if self.group.is_some() { self.mode | ownership::GROUP_DIRECTORY } else { self.mode };
+        let size = size.map(|bytes| format!(",size={bytes}")).unwrap_or_default();
+        format!("mode={mode:o}{group}{size}")
+    }
+}
+
+/// Makes the directory beside its place and renames it: after a crash there is none, or a complete one.
+fn make(dir: &Path, access: Access) -> Result<(), SetUpError> {
+    // No volume has this name: names of volumes begin with a letter or a digit.
+    let new = dir.with_file_name(".new");
+    super::make_private(&new).map_err(SetUpError::io("mkdir", &new))?;
+    ownership::chmod(&new, access.mode).map_err(SetUpError::io("chmod", &new))?;
+    if let Some(group) = access.group {
+        ownership::give(&new, group, false).map_err(SetUpError::io("chown", &new))?;
+    }
+    fs::rename(&new, dir).map_err(SetUpError::io("rename", dir))
 }
 
 /// The smallest of the volume's limit, the pod's memory limit and the node's allocatable memory.
@@ -55,6 +83,18 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_directory_that_a_crash_left_unfinished_is_made_anew_with_its_mode_and_group() {
+        use std::os::unix::fs::MetadataExt;
+        let place = tempfile::tempdir().expect("directory");
+        let dir = place.path().join("plugin/data");
+        super::super::make_private(&place.path().join("plugin/.new")).expect("left by a crash");
+        make(&dir, Access { mode: 0o777, group: Some(1234) }).expect("made");
+        let found = fs::metadata(&dir).expect("metadata");
+        assert_eq!((found.mode() & 0o7777, found.gid()), (0o2777, 1234));
+        assert_eq!(fs::read_dir(place.path().join("plugin")).expect("entries").count(), 1);
+    }
 
     #[test]
     fn memory_is_limited_by_the_smallest_of_the_three() {

@@ -8,9 +8,12 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use k8s_openapi::api::core::v1::{PersistentVolume, Pod};
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, chmodat, fstat, mkdirat, openat, statat};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, chmodat, fstat, mkdirat, openat, renameat_with, statat,
+};
 use rustix::io::Errno;
 
 use super::error::SetUpError;
@@ -65,13 +68,22 @@ pub(crate) fn own_name<'a>(base: &Path, node: &str, volume: &'a PersistentVolume
 }
 
 /// Creates the directory of a volume, unless it exists. Its files stay as they are.
+///
+/// The directory is made beside its place and renamed: after a crash there is none, or a complete one.
 fn make(base: &Path, name: &str) -> io::Result<()> {
+    /// No volume has this name: names of volumes begin with a letter or a digit.
+    const NEW: &str = ".new";
+    static MAKING: Mutex<()> = Mutex::new(());
     let base = open_base(base)?;
-    match mkdirat(&base, name, Mode::from_raw_mode(0o700)) {
+    let _one_at_a_time = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+    if matches!(statat(&base, name, AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT)) {
+        match mkdirat(&base, NEW, Mode::from_raw_mode(0o700)) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(errno.into()),
+        }
         // Containers run as any user. The base keeps the node's users out.
-        Ok(()) => chmodat(&base, name, Mode::from_raw_mode(0o777), AtFlags::empty())?,
-        Err(Errno::EXIST) => {}
-        Err(errno) => return Err(errno.into()),
+        chmodat(&base, NEW, Mode::from_raw_mode(0o777), AtFlags::empty())?;
+        renameat_with(&base, NEW, &base, name, RenameFlags::NOREPLACE)?;
     }
     let found = statat(&base, name, AtFlags::SYMLINK_NOFOLLOW)?;
     if FileType::from_raw_mode(found.st_mode) == FileType::Directory {
@@ -104,15 +116,18 @@ pub(crate) fn remove(base: &Path, name: &str) -> io::Result<()> {
     }
 }
 
-/// Gives the volume to the pod's fsGroup, by the pod's fsGroupChangePolicy.
-pub(super) fn give_to_group(pod: &Pod, path: &Path) -> Result<(), SetUpError> {
+/// Gives the volume to the pod's fsGroup, by the pod's fsGroupChangePolicy. Off the async workers: a container can make
+/// the tree as large as the disk allows.
+pub(super) async fn give_to_group(pod: &Pod, path: &Path) -> Result<(), SetUpError> {
     let Some(group) = ownership::fs_group(pod) else { return Ok(()) };
     let context = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
     let policy = context.and_then(|context| context.fs_group_change_policy.as_deref());
     if policy == Some("OnRootMismatch") && ownership::is_given(path, group) {
         return Ok(());
     }
-    ownership::give(path, group, false).map_err(SetUpError::io("chown", path))
+    let tree = path.to_owned();
+    let given = tokio::task::spawn_blocking(move || ownership::give(&tree, group, false)).await;
+    given.unwrap_or_else(|error| Err(io::Error::other(error))).map_err(SetUpError::io("chown", path))
 }
 
 #[cfg(test)]
@@ -142,6 +157,17 @@ mod tests {
         remove(&base, "v").expect("remove");
         remove(&base, "v").expect("remove again");
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_directory_that_a_crash_left_unfinished_is_made_anew_with_its_mode() {
+        let dir = tempfile::tempdir().expect("directory");
+        let base = dir.path().join("base");
+        std::fs::create_dir_all(base.join(".new")).expect("left by a crash");
+        std::fs::set_permissions(base.join(".new"), PermissionsExt::from_mode(0o700)).expect("chmod");
+        let path = mount(&base, "n", &volume("v", &base.join("v"), "n")).expect("mount");
+        assert_eq!(std::fs::metadata(path).expect("metadata").permissions().mode() & 0o777, 0o777);
+        assert!(!base.join(".new").exists());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Removes the directories of local volumes that are being deleted, then their finalizers.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -11,6 +11,7 @@ use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
 use serde_json::json;
 
+use super::claim;
 use super::local::{self, NODE};
 
 const FINALIZER: &str = "coracle.dev/local-volume";
@@ -21,8 +22,16 @@ const RENEWAL_SECONDS: u32 = 1500;
 /// Pause after a failure.
 const PAUSE: Duration = Duration::from_secs(10);
 
+/// Directories of the node.
+pub(crate) struct Directories {
+    /// That of local volumes.
+    pub(crate) volumes: PathBuf,
+    /// That of the pods.
+    pub(crate) pods: PathBuf,
+}
+
 /// Removes directories until the agent ends.
-pub(crate) async fn run(client: Client, node: String, base: PathBuf) {
+pub(crate) async fn run(client: Client, node: String, directories: Directories) {
     let api: Api<PersistentVolume> = Api::all(client);
     // A longer name cannot be the value of a label: the node has no provisioned volumes.
     if node.len() > 63 {
@@ -54,9 +63,13 @@ pub(crate) async fn run(client: Client, node: String, base: PathBuf) {
         };
         for volume in due.into_iter().filter(is_due) {
             let name = volume.metadata.name.clone().unwrap_or_default();
-            if let Err(error) = release(&api, &volume, &node, &base).await {
-                tracing::warn!(volume = name, error, "cannot remove a local volume");
-                failed.insert(name, volume);
+            match release(&api, &volume, &node, &directories).await {
+                Ok(Released::Done) => {}
+                Ok(Released::InUse) => drop(failed.insert(name, volume)),
+                Err(error) => {
+                    tracing::warn!(volume = name, error, "cannot remove a local volume");
+                    failed.insert(name, volume);
+                }
             }
         }
     }
@@ -72,29 +85,48 @@ fn is_due(volume: &PersistentVolume) -> bool {
         && !has(PROTECTION)
 }
 
+/// Whether the directory of a volume was removed.
+#[derive(Debug, PartialEq)]
+enum Released {
+    Done,
+    InUse,
+}
+
+/// Removes the directory, unless a pod uses it. A pod whose object was deleted by force runs until its grace period
+/// ends, and the API server no longer knows that it uses the claim.
+fn remove(pods: &Path, base: &Path, name: &str) -> std::io::Result<Released> {
+    if claim::is_in_use(pods, name) {
+        return Ok(Released::InUse);
+    }
+    local::remove(base, name).map(|()| Released::Done)
+}
+
 async fn release(
     api: &Api<PersistentVolume>,
     volume: &PersistentVolume,
     node: &str,
-    base: &std::path::Path,
-) -> Result<(), String> {
-    let name = local::own_name(base, node, volume)?.to_owned();
-    let (dir, removed) = (base.to_owned(), name.clone());
-    let done = tokio::task::spawn_blocking(move || local::remove(&dir, &removed)).await;
-    done.map_err(|error| error.to_string())?.map_err(|error| coracle_error_chain::chain(&error))?;
+    directories: &Directories,
+) -> Result<Released, String> {
+    let name = local::own_name(&directories.volumes, node, volume)?.to_owned();
+    let (pods, base, removed) = (directories.pods.clone(), directories.volumes.clone(), name.clone());
+    let done = tokio::task::spawn_blocking(move || remove(&pods, &base, &removed)).await;
+    let done = done.map_err(|error| error.to_string())?;
+    if done.map_err(|error| coracle_error_chain::chain(&error))? == Released::InUse {
+        return Ok(Released::InUse);
+    }
     let finalizers = volume.metadata.finalizers.iter().flatten();
     let kept: Vec<&String> = finalizers.filter(|finalizer| *finalizer != FINALIZER).collect();
     let patch = json!({"metadata": {
         "uid": volume.metadata.uid, "resourceVersion": volume.metadata.resource_version, "finalizers": kept,
     }});
     match api.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
-        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(Released::Done),
         // The watch shows the newer version.
-        Err(kube::Error::Api(status)) if status.is_conflict() => Ok(()),
+        Err(kube::Error::Api(status)) if status.is_conflict() => Ok(Released::Done),
         Err(error) => Err(coracle_error_chain::chain(&error)),
         Ok(_) => {
             tracing::info!(volume = name, "local volume removed");
-            Ok(())
+            Ok(Released::Done)
         }
     }
 }
@@ -102,6 +134,21 @@ async fn release(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_directory_stays_while_a_pod_on_the_node_uses_the_volume() {
+        let dir = tempfile::tempdir().expect("directory");
+        let (pods, base) = (dir.path().join("pods"), dir.path().join("base"));
+        std::fs::create_dir_all(pods.join("uid/claims")).expect("pod");
+        std::fs::create_dir_all(base.join("v")).expect("volume");
+        let record = pods.join("uid/claims/data.json");
+        std::fs::write(&record, r#"{"metadata": {"name": "v"}}"#).expect("record");
+        assert_eq!(remove(&pods, &base, "v").expect("check"), Released::InUse);
+        assert!(base.join("v").exists());
+        std::fs::remove_file(record).expect("the pod ends");
+        assert_eq!(remove(&pods, &base, "v").expect("remove"), Released::Done);
+        assert!(!base.join("v").exists());
+    }
 
     #[test]
     fn data_is_removed_only_after_the_last_use() {

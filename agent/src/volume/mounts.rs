@@ -48,13 +48,13 @@ pub(super) fn ensure_memory(dir: &Path) -> io::Result<()> {
     super::ownership::chmod(dir, 0o750)
 }
 
-/// Mounts a tmpfs on the directory, unless it is one.
-pub(super) fn ensure_tmpfs(dir: &Path, size: Option<u64>) -> io::Result<()> {
+/// Mounts a tmpfs on the directory, unless one is mounted there.
+pub(super) fn ensure_tmpfs(dir: &Path, options: &str) -> io::Result<()> {
     let canonical = dir.canonicalize()?;
     if mount_points(&canonical)?.contains(&canonical) {
         return Ok(());
     }
-    mount_tmpfs(dir, &size.map_or_else(String::new, |bytes| format!("size={bytes}")))
+    mount_tmpfs(dir, options)
 }
 
 fn mount_tmpfs(dir: &Path, options: &str) -> io::Result<()> {

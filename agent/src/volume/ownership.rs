@@ -41,12 +41,16 @@ pub(super) fn make_parent(path: &Path) -> io::Result<()> {
 /// Whether a directory belongs to the group and is writable for it.
 pub(super) fn is_given(path: &Path, group: u32) -> bool {
     use std::os::unix::fs::MetadataExt;
-    fs::symlink_metadata(path).is_ok_and(|found| found.gid() == group && found.mode() & 0o2770 == 0o2770)
+    fs::symlink_metadata(path)
+        .is_ok_and(|found| found.gid() == group && found.mode() & GROUP_DIRECTORY == GROUP_DIRECTORY)
 }
 
 pub(super) fn chmod(path: &Path, mode: u32) -> io::Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
 }
+
+/// Mode bits that a directory gets with its group.
+pub(super) const GROUP_DIRECTORY: u32 = 0o2770;
 
 /// Gives a tree to the group: readable, writable unless `read_only`, and setgid, so that new files get the group. The
 /// pod may change the tree meanwhile.

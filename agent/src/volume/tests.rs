@@ -325,6 +325,26 @@ fn the_next_agent_adopts_or_removes_what_a_crashed_one_left() {
 }
 
 #[test]
+fn a_volume_in_memory_has_its_mode_and_group_again_after_a_boot() {
+    apart(async {
+        let machine = Machine::new("boot");
+        let mut pod = pod(json!([{"name": "memory", "emptyDir": {"medium": "Memory"}}]));
+        let context = json!({"fsGroup": 1234});
+        pod.spec.as_mut().expect("spec").security_context = serde_json::from_value(context).expect("context");
+        let ctx = machine.context();
+        for _boot in 0..2 {
+            let volumes = mount_all(&ctx, &pod).await.expect("mounted");
+            let path = volumes.host_path("memory").expect("volume");
+            let found = fs::metadata(path).expect("memory");
+            assert_eq!((found.mode() & 0o7777, found.gid()), (0o2777, 1234));
+            mounts::unmount_below(path).expect("a boot unmounts everything");
+        }
+        unmount_all(&ctx, "u1").await.expect("removed");
+        close(&machine.context().shared.config).expect("closed");
+    });
+}
+
+#[test]
 fn an_older_version_of_a_pod_is_not_kept_in_memory() {
     apart(async {
         let machine = Machine::new("versions");

@@ -190,6 +190,13 @@ impl Authenticator for Anonymous {
     }
 }
 
+/// A token from the network, as the authenticators of tokens read it.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(token: &str) {
+    oidc::fuzz(token);
+    service_account::fuzz(token);
+}
+
 /// The answer of a local authenticator.
 fn known<'a>(user: Option<User>) -> Authenticating<'a> {
     Either::Left(ready(user))

@@ -1,19 +1,48 @@
 //! Conversion of objects between the stored version and the version of a request.
 //!
-//! An object of the requested version passes without a copy. Every other object is parsed and converted.
+//! An object of the requested version passes without a copy. Every other object is parsed and converted. The copies of a
+//! list stay in memory until its response is sent, so all lists share a limit on the bytes of their copies.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use coracle_kinds::{
     Resource,
     resource::{ConversionError, Convert},
 };
 use serde_json::Value;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{
     cache::Object,
     error::{ApiError, Result},
+    offload,
 };
+
+/// Maximum KiB of all converted copies. A larger list is served when it is the only one.
+const COPIES: usize = 64 << 10;
+/// Bytes of copies that a list may always have.
+const SMALL: usize = 256 << 10;
+/// Bytes of objects that are trees at the same time. A tree takes about ten times the memory of its text.
+const PART: usize = 4 << 20;
+
+/// The memory of a list's copies, until it is dropped.
+pub(crate) type Copies = Option<OwnedSemaphorePermit>;
+
+/// Takes memory for the copies of objects that a list needs in a version.
+pub(crate) fn copies(to: &Resource, objects: &[Arc<Object>]) -> Result<Copies> {
+    static MEMORY: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(COPIES)));
+    let copied = objects.iter().filter(|object| object.api_version() != to.api_version());
+    take(&MEMORY, copied.map(|object| object.json_len()).sum())
+}
+
+fn take(memory: &Arc<Semaphore>, bytes: usize) -> Result<Copies> {
+    if bytes <= SMALL {
+        return Ok(None);
+    }
+    let wanted = u32::try_from((bytes >> 10).min(COPIES)).unwrap_or(u32::MAX);
+    let taken = memory.clone().try_acquire_many_owned(wanted);
+    taken.map(Some).map_err(|_exhausted| ApiError::too_many_requests())
+}
 
 /// The object in a version.
 pub(crate) async fn object(to: &Resource, object: Arc<Object>) -> Result<Arc<Object>> {
@@ -24,24 +53,35 @@ pub(crate) async fn object(to: &Resource, object: Arc<Object>) -> Result<Arc<Obj
     Ok(Arc::new(Object::of(to, object.key.clone(), object.revision, &value)))
 }
 
-/// The objects in a version, in the same order. All that need it are converted at once.
+/// The objects in a version, in the same order. Those that need it are converted in parts of [`PART`] bytes.
 pub(crate) async fn objects(to: &Resource, mut objects: Vec<Arc<Object>>) -> Result<Vec<Arc<Object>>> {
-    let mut places = Vec::new();
-    let mut old = Vec::new();
-    for (place, object) in objects.iter().enumerate() {
-        if object.api_version() != to.api_version() {
-            places.push(place);
-            old.push(object.value());
+    let mut next = 0;
+    while next < objects.len() {
+        let (part, end) = part(to.api_version(), &objects, next);
+        next = end;
+        let tree = |object: &Arc<Object>| offload::run(object.is_large(), || object.value());
+        let old = part.iter().filter_map(|place| objects.get(*place)).map(tree).collect();
+        for (place, value) in part.into_iter().zip(values(to, to.convert.as_deref(), old).await?) {
+            let Some(slot) = objects.get_mut(place) else { continue };
+            *slot = Arc::new(Object::of(to, slot.key.clone(), slot.revision, &value));
         }
     }
-    if places.is_empty() {
-        return Ok(objects);
-    }
-    for (place, value) in places.into_iter().zip(values(to, to.convert.as_deref(), old).await?) {
-        let Some(slot) = objects.get_mut(place) else { continue };
-        *slot = Arc::new(Object::of(to, slot.key.clone(), slot.revision, &value));
-    }
     Ok(objects)
+}
+
+/// The places of the next objects that are not in a version, and where the part after them begins.
+fn part(api_version: &str, objects: &[Arc<Object>], begin: usize) -> (Vec<usize>, usize) {
+    let (mut places, mut bytes) = (Vec::new(), 0);
+    for (place, object) in objects.iter().enumerate().skip(begin) {
+        if bytes >= PART {
+            return (places, place);
+        }
+        if object.api_version() != api_version {
+            bytes += object.json_len();
+            places.push(place);
+        }
+    }
+    (places, objects.len())
 }
 
 /// The object in a version, as a tree.
@@ -69,6 +109,9 @@ async fn one(to: &Resource, convert: Option<&dyn Convert>, value: Value) -> Resu
 
 async fn values(to: &Resource, convert: Option<&dyn Convert>, mut objects: Vec<Value>) -> Result<Vec<Value>> {
     let count = objects.len();
+    if count == 0 {
+        return Ok(objects);
+    }
     let converted = match convert {
         Some(convert) => convert.convert(objects, to).await.map_err(failed)?,
         None => {
@@ -87,4 +130,38 @@ async fn values(to: &Resource, convert: Option<&dyn Convert>, mut objects: Vec<V
 
 fn failed(error: ConversionError) -> ApiError {
     ApiError::internal(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_kinds::kind::by_resource;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_large_list_is_converted_in_parts() {
+        let kind = by_resource("", "v1", "configmaps").unwrap();
+        let object = |number: usize| {
+            let data = json!({"metadata": {"name": number.to_string()}, "data": {"a": "x".repeat(1 << 20)}});
+            Arc::new(Object::of(kind, number.to_string().into(), 1, &data))
+        };
+        let all: Vec<_> = (0..10).map(object).collect();
+        assert_eq!(part("v2", &all, 0), (vec![0, 1, 2, 3], 4));
+        assert_eq!(part("v2", &all, 8), (vec![8, 9], 10));
+        assert_eq!(part("v1", &all, 0), (Vec::new(), 10));
+    }
+
+    #[test]
+    fn copies_share_a_bounded_memory_and_a_larger_list_is_served_alone() {
+        let memory = Arc::new(Semaphore::new(COPIES));
+        let held: Vec<_> = (0..4).map(|_| take(&memory, 16 << 20).unwrap()).collect();
+        assert_eq!(take(&memory, 1 << 20).unwrap_err().code, 429);
+        assert!(take(&memory, SMALL).unwrap().is_none());
+        drop(held);
+        let alone = take(&memory, 1 << 30).unwrap();
+        assert_eq!(take(&memory, 1 << 20).unwrap_err().code, 429);
+        drop(alone);
+        assert_eq!(memory.available_permits(), COPIES);
+    }
 }

@@ -1,5 +1,7 @@
 //! What the fuzz targets of `integration/fuzz` call, and the test that replays their corpora with a stable compiler.
 
+use coracle_cel::{Environment, PER_CALL_LIMIT, Program, Type, Value, pattern};
+
 use crate::request::RequestInfo;
 
 /// YAML bodies. A slow input is a failure: the fuzzer limits the time.
@@ -26,6 +28,43 @@ pub fn request(data: &[u8]) {
     let _refused = crate::media::body_type(&headers);
 }
 
+/// Bearer tokens: those of service accounts and of OpenID Connect issuers, before and after their signature.
+pub fn token(data: &[u8]) {
+    let Ok(token) = std::str::from_utf8(data) else { return };
+    crate::authn::fuzz(token);
+}
+
+/// Expressions of definitions and policies. The input is an expression and a JSON document, with a line end between them.
+/// The document is the variable `self`.
+pub fn cel(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let (source, object) = text.split_once('\n').unwrap_or((&text, "null"));
+    let environment = Environment::default().variable("self", Type::Dyn).with_structures();
+    let kind = Type::Dyn;
+    let Ok(program) = Program::compile(source, &environment) else { return };
+    let object = serde_json::from_str(object).unwrap_or_default();
+    let (result, cost) = program.evaluate(&[("self", Value::from_json(&object, &kind))]);
+    // One step may exceed the limit.
+    assert!(cost <= 2 * PER_CALL_LIMIT, "the cost is {cost}");
+    if let Ok(value) = result {
+        let _json = value.to_json();
+    }
+}
+
+/// Regular expressions in the syntax of Go, and a text that they search, with a line end between them.
+pub fn pattern(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let (source, searched) = text.split_once('\n').unwrap_or((&text, ""));
+    if let Ok(compiled) = pattern::compile(source, pattern::MAX_BYTES) {
+        let _found = compiled.is_match(searched);
+    }
+}
+
+/// Files of backups. A damaged or hostile one is refused.
+pub fn backup(data: &[u8]) {
+    let _refused = coracle_store::verify_backup(data);
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::Path;
@@ -33,7 +72,15 @@ mod tests {
     #[test]
     fn the_corpora_are_replayed() {
         let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../integration/fuzz/corpus");
-        for (name, target) in [("yaml", super::yaml as fn(&[u8])), ("request", super::request)] {
+        let targets = [
+            ("yaml", super::yaml as fn(&[u8])),
+            ("request", super::request),
+            ("token", super::token),
+            ("cel", super::cel),
+            ("pattern", super::pattern),
+            ("backup", super::backup),
+        ];
+        for (name, target) in targets {
             let inputs: Vec<_> = std::fs::read_dir(corpora.join(name)).unwrap().collect();
             assert!(!inputs.is_empty(), "the corpus of {name} is empty");
             inputs.into_iter().for_each(|input| target(&std::fs::read(input.unwrap().path()).unwrap()));

@@ -15,7 +15,7 @@ use coracle_kinds::{Resource, table};
 use http_body::{Body, Frame, SizeHint};
 use serde_json::{Value, json};
 
-use crate::{cache::Object, media::Form};
+use crate::{cache::Object, convert::Copies, media::Form, offload};
 
 /// Minimum bytes of a chunk. Larger objects are sent without a copy.
 const CHUNK: usize = 16 << 10;
@@ -34,6 +34,8 @@ pub(crate) struct ListBody {
     is_ended: bool,
     /// Remaining bytes, if known.
     left: Option<u64>,
+    /// The memory of converted objects.
+    _copies: Copies,
 }
 
 impl ListBody {
@@ -51,7 +53,23 @@ impl ListBody {
             (text.len() + items + objects.len().saturating_sub(1) + END.len()) as u64
         });
         let objects = objects.into_iter();
-        Self { kind, form, now, text, objects, whole: None, is_first: true, is_ended: false, left }
+        Self {
+            kind,
+            form,
+            now,
+            text,
+            objects,
+            whole: None,
+            is_first: true,
+            is_ended: false,
+            left,
+            _copies: None,
+        }
+    }
+
+    /// Holds memory until the list is sent.
+    pub(crate) fn holding(self, copies: Copies) -> Self {
+        Self { _copies: copies, ..self }
     }
 
     fn next_chunk(&mut self) -> Option<Bytes> {
@@ -79,9 +97,13 @@ impl ListBody {
                     text.extend_from_slice(&rest);
                 }
                 Form::Partial => {
-                    text.extend_from_slice(table::partial_metadata(&object.value()).to_string().as_bytes());
+                    let metadata = || table::partial_metadata(&object.value()).to_string();
+                    text.extend_from_slice(offload::run(object.is_large(), metadata).as_bytes());
                 }
-                Form::Table(include) => text.extend_from_slice(self.row(include, &object).as_bytes()),
+                Form::Table(include) => {
+                    let row = offload::run(object.is_large(), || self.row(include, &object));
+                    text.extend_from_slice(row.as_bytes());
+                }
             }
         }
         (!text.is_empty()).then(|| text.into())

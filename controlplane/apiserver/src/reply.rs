@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use crate::{
     cache::Object,
+    convert::Copies,
     error::{ApiError, Result},
     list_body::ListBody,
     media::Form,
@@ -62,11 +63,11 @@ pub(crate) fn failure(error: &ApiError) -> Reply {
 pub(crate) fn object(code: u16, form: Form, kind: &Resource, object: &Stored) -> Reply {
     match (form, object) {
         (Form::Table(include), _) => {
-            let value = object.value();
+            let value = object.offloaded_value();
             let meta = json!({"resourceVersion": value["metadata"]["resourceVersion"]});
             json(code, &table_of(kind, [&value], meta, options(include)))
         }
-        (Form::Partial, _) => json(code, &table::partial_metadata(&object.value())),
+        (Form::Partial, _) => json(code, &table::partial_metadata(&object.offloaded_value())),
         (_, Stored::Committed(object)) => bytes(code, "application/json", object.json()),
         (_, Stored::DryRun(value)) => json(code, value),
     }
@@ -86,9 +87,14 @@ pub(crate) fn table_of<'a>(
     table::render(kind, objects, meta, options)
 }
 
-/// A list; `meta` is its ListMeta.
-pub(crate) fn list(form: Form, kind: Arc<Resource>, objects: Vec<Arc<Object>>, meta: Value) -> Reply {
-    let body = ListBody::new(form, kind, objects, meta);
+/// A list; `meta` is its ListMeta. The memory of copies is held until the response is sent.
+pub(crate) fn list(
+    form: Form,
+    kind: Arc<Resource>,
+    (objects, copies): (Vec<Arc<Object>>, Copies),
+    meta: Value,
+) -> Reply {
+    let body = ListBody::new(form, kind, objects, meta).holding(copies);
     let mut reply = Response::new(body.map_err(|never| match never {}).boxed_unsync());
     reply.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     reply

@@ -21,6 +21,7 @@ use crate::{
     call::Call,
     error::{ApiError, Result},
     media::Form,
+    offload::{self, LARGE},
     reply::{self, Reply},
     sub::kubelet,
     verb::list,
@@ -236,7 +237,7 @@ async fn ask(call: &Call, node: &str) -> Result<Sample> {
     if code != 200 {
         return Err(ApiError::of_node(code, &String::from_utf8_lossy(&body)));
     }
-    Sample::parse(taken, &body).map_err(ApiError::internal)
+    offload::run(body.len() > LARGE, || Sample::parse(taken, &body)).map_err(ApiError::internal)
 }
 
 // === impl Samples ===

@@ -14,6 +14,7 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
+use crate::offload::{self, LARGE};
 use crate::server::State;
 
 /// Maximum bytes of a response.
@@ -94,7 +95,8 @@ async fn exchange(state: &State, hook: &Endpoint, review: &Value) -> Result<Valu
     }
     let body = Limited::new(response.into_body(), hook.max_response).collect().await;
     let body = body.map_err(|error| format!("cannot read the response: {error}"))?.to_bytes();
-    serde_json::from_slice(&body).map_err(|error| format!("the response is not JSON: {error}"))
+    let parsed = offload::run(body.len() > LARGE, || serde_json::from_slice(&body));
+    parsed.map_err(|error| format!("the response is not JSON: {error}"))
 }
 
 /// The address and the name of the server's certificate. A service is reached through one of its ready endpoints.

@@ -31,6 +31,7 @@ use crate::{
     convert,
     error::{ApiError, Result},
     field_manager::{self, Writer},
+    offload::{self, LARGE},
     quota::{self, Charged},
     server::State,
     verb::create::generated,
@@ -77,6 +78,12 @@ impl Stored {
             Self::DryRun(value) => value.clone(),
         }
     }
+
+    /// The same, of a large object off the async workers.
+    pub(crate) fn offloaded_value(&self) -> Value {
+        let is_large = matches!(self, Self::Committed(object) if object.is_large());
+        offload::run(is_large, || self.value())
+    }
 }
 
 /// A new object. One that brings only the beginning of a name gets the whole of it after admission, which
@@ -88,7 +95,9 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
     defaults::apply(kind, &mut object);
     match applied {
         Some(managed_fields) => object["metadata"]["managedFields"] = managed_fields,
-        None => field_manager::record_create(call, &mut object),
+        None => {
+            offload::run(call.body.len() > LARGE, || field_manager::record_create(call, &mut object));
+        }
     }
     let is_named = !text(&object, "name").is_empty();
     let base = text(&object, if is_named { "name" } else { "generateName" }).to_owned();
@@ -146,7 +155,7 @@ async fn commit_new(
 ) -> std::result::Result<Stored, Failed> {
     let (kind, name) = (&call.kind, text(object, "name"));
     let other = |error| Err(Failed::Other(error));
-    let causes = validate::create(kind, object);
+    let causes = offload::run(call.body.len() > LARGE, || validate::create(kind, object));
     if !causes.is_empty() {
         return other(ApiError::invalid(kind, name, &causes));
     }
@@ -205,9 +214,11 @@ pub(crate) async fn update(
             .cache
             .get(kind, call.namespace(), name)
             .ok_or_else(|| ApiError::not_found(kind, name))?;
-        let old = convert::value(kind, current.value()).await?;
-        let new = change(&old)?;
-        let (new, held) = prepared(call, (part, writer), &old, new).await?;
+        let is_large = current.is_large() || call.body.len() > LARGE;
+        let stored = offload::run(is_large, || current.value());
+        let old = convert::value(kind, stored).await?;
+        let new = offload::run(is_large, || change(&old))?;
+        let (new, held) = prepared(call, (part, writer), (&old, is_large), new).await?;
         // An object in another version than the stored one is written anew.
         let is_current = current.api_version() == kind.stored_as().api_version();
         if is_current && strategy::is_noop(&new, &old) {
@@ -229,11 +240,12 @@ pub(crate) async fn update(
     Err(ApiError::modified(kind, name))
 }
 
-/// Strategy, admission and validation of an update. What was allocated for it is held until the commit.
+/// Strategy, admission and validation of an update; of large objects off the async workers. What was allocated for it
+/// is held until the commit.
 async fn prepared(
     call: &Call,
     (part, writer): (Part, Writer),
-    old: &Value,
+    (old, is_large): (&Value, bool),
     mut new: Value,
 ) -> Result<(Value, Held)> {
     let kind = &*call.kind;
@@ -248,7 +260,7 @@ async fn prepared(
     }
     prepare(kind, part, old, &mut new);
     if writer == Writer::Update {
-        field_manager::record_update(call, old, &mut new, requested.as_ref());
+        offload::run(is_large, || field_manager::record_update(call, old, &mut new, requested.as_ref()));
     }
     let attributes = Attributes::new(call, Operation::Update, &name, Some(old));
     let before = new.clone();
@@ -265,14 +277,14 @@ async fn prepared(
         _ => None,
     };
     call.state.admission.validate(&call.state, &attributes, &new).await?;
-    let causes = match part {
+    let causes = offload::run(is_large, || match part {
         Part::Status => validate::ratcheted(kind, &new, old, validate::status_update),
         Part::EphemeralContainers => validate::ephemeral_containers(&new, old),
         Part::Resize => validate::resize(kind, &new, old),
         Part::Main | Part::Internal | Part::Approval => {
             validate::ratcheted(kind, &new, old, validate::update)
         }
-    };
+    });
     if !causes.is_empty() {
         return Err(ApiError::invalid(kind, &name, &causes));
     }

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 const INTERVAL: Duration = Duration::from_secs(60);
 /// Maximum sources that are counted separately; all others share one count.
 const SOURCES: usize = 64;
+/// Time after its last line in which a silent source keeps its place, so that its suppressed lines are reported.
+const KEPT: Duration = Duration::from_secs(600);
 
 /// Limits the lines about one kind of event.
 #[derive(Debug, Default)]
@@ -32,8 +34,10 @@ impl LogLimit {
         let mut sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner);
         let mut source = super::source(address);
         if !sources.contains_key(&source) && sources.len() >= SOURCES {
-            // A source with suppressed lines stays until its number was logged once more.
-            sources.retain(|_, seen| seen.suppressed > 0 || now.duration_since(seen.logged) < INTERVAL);
+            sources.retain(|_, seen| {
+                let kept = if seen.suppressed > 0 { KEPT } else { INTERVAL };
+                now.duration_since(seen.logged) < kept
+            });
             if sources.len() >= SOURCES {
                 source = super::source(Ipv6Addr::from_bits(u128::MAX).into());
             }
@@ -71,5 +75,18 @@ mod tests {
         assert_eq!(limit.pass_at(from(1), begin + INTERVAL), Some(1000));
         let passed = (0..10_000).filter(|host| limit.pass_at(from(*host), begin).is_some()).count();
         assert!(passed <= SOURCES, "{passed} lines of as many sources as an attacker likes");
+    }
+
+    #[test]
+    fn sources_that_fell_silent_give_their_places_to_others() {
+        let (limit, begin) = (LogLimit::default(), Instant::now());
+        let from = |host: u32| IpAddr::from(std::net::Ipv4Addr::from_bits(host));
+        for host in 0..64 {
+            assert!(limit.pass_at(from(host), begin).is_some());
+            assert!(limit.pass_at(from(host), begin).is_none());
+        }
+        let passed = |at: Instant| (100..120).filter(|host| limit.pass_at(from(*host), at).is_some()).count();
+        assert_eq!(passed(begin), 1, "the other sources share one line");
+        assert_eq!(passed(begin + KEPT), 20);
     }
 }

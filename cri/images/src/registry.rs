@@ -95,6 +95,8 @@ pub(crate) enum RegistryError {
     },
     #[error("{realm} is not a usable token service")]
     Realm { realm: String },
+    #[error("the token service {realm} has no TLS, and the registry has: no credentials are sent to it")]
+    PlainRealm { realm: String },
     #[error("cannot parse the token from {realm}")]
     Token { realm: String },
     #[error("{url} is larger than {max} bytes")]
@@ -321,6 +323,7 @@ impl RegistryError {
             | RegistryError::Broken { .. }
             | RegistryError::Short { .. }
             | RegistryError::Realm { .. }
+            | RegistryError::PlainRealm { .. }
             | RegistryError::Token { .. } => ErrorKind::Unavailable,
             RegistryError::Digest { .. } | RegistryError::Kept { .. } | RegistryError::Length { .. } => {
                 ErrorKind::Corrupt

@@ -164,6 +164,20 @@ mod tests {
     }
 
     #[test]
+    fn a_plugin_with_a_too_large_configuration_is_not_started() {
+        let dir = tempfile::tempdir().expect("directory");
+        let (plugins, configs) = (dir.path().join("plugins"), dir.path().join("conf.d"));
+        std::fs::create_dir_all(&plugins).expect("directory");
+        std::fs::create_dir_all(&configs).expect("directory");
+        put(&plugins.join("10-a"), 0o755);
+        let sized = |bytes: u64| {
+            File::create(configs.join("a.conf")).and_then(|file| file.set_len(bytes)).expect("file");
+            find(&plugins, &configs).len()
+        };
+        assert_eq!((sized(CONFIG_MAX), sized(CONFIG_MAX + 1), sized(1 << 40)), (1, 0, 0));
+    }
+
+    #[test]
     fn programs_are_found_in_order_with_their_configurations() {
         let dir = tempfile::tempdir().expect("directory");
         let (plugins, configs) = (dir.path().join("plugins"), dir.path().join("conf.d"));

@@ -201,6 +201,29 @@ mod tests {
         assert!(why.contains("containers a, b, but the request has a"), "{why}");
     }
 
+    /// CVE-2024-8676: the mounts of a checkpoint were used. CVE-2026-53492: so were its annotations for devices.
+    #[test]
+    fn cve_2024_8676_mounts_and_annotations_are_those_of_the_request() {
+        let mount = |host_path: &str| cri::Mount {
+            container_path: "/data".into(),
+            host_path: host_path.into(),
+            ..Default::default()
+        };
+        let (mut saved, mut wanted) = (container("a"), container("a"));
+        saved.mounts.push(mount("/"));
+        saved.annotations.insert("cdi.k8s.io/x".into(), "vendor.example/disk=0".into());
+        wanted.mounts.push(mount("/volume"));
+        let manifest = manifest(NamespaceMode::Container, vec![saved]);
+        let wanted = [wanted];
+        let fitting = fit(&manifest, &manifest.sandbox, &wanted).expect("fitting");
+        assert_eq!(
+            fitting.iter().map(|(_, config)| *config).collect::<Vec<_>>(),
+            wanted.iter().collect::<Vec<_>>()
+        );
+        let elsewhere = [container("a")];
+        assert!(fit(&manifest, &manifest.sandbox, &elsewhere).is_err(), "a mount of the checkpoint alone");
+    }
+
     #[test]
     fn unrestorable_options_are_refused_by_name() {
         let refused = |pid, change: fn(&mut cri::ContainerConfig)| {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{BufReader, Read as _};
+use std::io::{self, BufReader, Read as _};
 use std::path::{Path, PathBuf};
 
 use super::error::{CheckpointError, file};
@@ -60,8 +60,7 @@ pub(crate) fn unpack_checkpoint(archive: &Path, layer: &Path) -> Result<(), Chec
         if path == Path::new("rootfs-diff.tar") {
             coracle_images::apply_changes(BufReader::new(entry), &upper).map_err(failed())?;
         } else if path == Path::new("deleted.files") {
-            let paths: Result<BTreeSet<PathBuf>, _> = serde_json::from_reader(entry.take(DELETED_MAX));
-            deleted = paths.map_err(|error| failed()(error.into()))?;
+            deleted = deleted_paths(entry, DELETED_MAX).map_err(|error| failed()(error.into()))?;
         } else if path.starts_with("checkpoint") {
             // `unpack_in` refuses paths outside of the directory.
             entry.unpack_in(&images).map_err(failed())?;
@@ -69,6 +68,11 @@ pub(crate) fn unpack_checkpoint(archive: &Path, layer: &Path) -> Result<(), Chec
     }
     // Hidden last: their parent directories exist now.
     coracle_images::apply_deletions(deleted.iter().map(PathBuf::as_path), &upper).map_err(failed())
+}
+
+/// The list of deleted files, of at most so many bytes.
+fn deleted_paths(list: impl io::Read, most: u64) -> serde_json::Result<BTreeSet<PathBuf>> {
+    serde_json::from_reader(BufReader::new(list.take(most)))
 }
 
 /// The directory of a container's images, and CRIU's work directory.
@@ -89,4 +93,16 @@ pub(crate) fn said(layer: &Path) -> Option<String> {
 pub(crate) fn forget_images(layer: &Path) -> Result<(), CheckpointError> {
     let images = layer.join(IMAGES);
     coracle_tree::remove(&images).map_err(file("remove", &images))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_list_of_deleted_files_is_refused() {
+        let list = br#"["/a", "/b"]"#;
+        assert_eq!(deleted_paths(&list[..], 12).expect("list").len(), 2);
+        assert!(deleted_paths(&list[..], 11).is_err());
+    }
 }

@@ -104,8 +104,8 @@ impl Accounts {
     /// Name, uid and gid of a user, by number or name; root if it is empty.
     fn find_user(&self, user: &str) -> Result<(String, u32, u32), String> {
         let user = if user.is_empty() { "0" } else { user };
-        if let Ok(number) = user.parse::<i64>() {
-            let uid = id(number)?;
+        if let Some(uid) = numeric(user) {
+            let uid = uid?;
             let known = self.user(|_, other| other == uid);
             return Ok(known.unwrap_or((String::new(), uid, 0)));
         }
@@ -113,8 +113,8 @@ impl Accounts {
     }
 
     fn find_group(&self, group: &str) -> Result<u32, String> {
-        if let Ok(number) = group.parse::<i64>() {
-            return id(number);
+        if let Some(gid) = numeric(group) {
+            return gid;
         }
         let found = self.groups().find(|(name, _, _)| *name == group).map(|(_, gid, _)| gid);
         found.ok_or_else(|| format!("the image has no group {group:?}"))
@@ -153,6 +153,13 @@ fn own_id(text: &str) -> Option<u32> {
 pub(crate) fn id(number: i64) -> Result<u32, String> {
     let id = u32::try_from(number).ok().filter(|id| *id != u32::MAX);
     id.ok_or_else(|| format!("id {number} is out of range"))
+}
+
+/// The id that a text of digits names. A number that is too large is no name: the image's accounts would determine its id.
+fn numeric(text: &str) -> Option<Result<u32, String>> {
+    let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
+    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| text.parse().map_err(|_too_large| format!("id {text} is out of range")).and_then(id))
 }
 
 /// The text of `path` in an overlay of `layers`. Empty if it is absent or not a readable file.
@@ -274,6 +281,20 @@ mod tests {
     }
 
     /// The kernel takes the last id for "leave it as it is": the container would run as root.
+    #[test]
+    fn cve_2026_46680_a_number_beyond_all_ids_is_no_name_of_an_account() {
+        for number in ["4294967295", "4294967296", "9223372036854775808", "-1", "+99999999999999999999"] {
+            let line = format!("{number}:x:0:0::/:\n");
+            let accounts = Accounts { passwd: line.clone(), group: line };
+            assert!(accounts.resolve(None, number).is_err(), "{number}");
+            assert!(accounts.resolve(None, &format!("1000:{number}")).is_err(), "{number}");
+        }
+        assert_eq!(
+            Accounts::default().resolve(None, "1000:7").map(|user| (user.uid, user.gid)),
+            Ok((1000, 7))
+        );
+    }
+
     #[test]
     fn the_last_id_of_an_account_file_is_no_id() {
         let accounts = Accounts {

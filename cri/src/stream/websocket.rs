@@ -295,6 +295,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_longer_message_than_allowed_is_refused_before_it_is_read() {
+        use tokio_tungstenite::tungstenite::{Error, WebSocket};
+
+        for (bytes, is_refused) in [(MESSAGE as u64, false), (MESSAGE as u64 + 1, true), (1 << 40, true)] {
+            // The head of a masked binary message; no byte of the message follows.
+            let head = [&[0x82, 0xff][..], &bytes.to_be_bytes(), &[0; 4]].concat();
+            let mut wire = io::Cursor::new(head);
+            let mut socket = WebSocket::from_raw_socket(&mut wire, Role::Server, Some(limits()));
+            assert_eq!(matches!(socket.read(), Err(Error::Capacity(_))), is_refused, "{bytes}");
+        }
+    }
+
+    #[test]
     fn messages_are_decoded_by_channel() {
         let cases: [(&[u8], Option<Input>); 7] = [
             (b"\x00hello", Some(Input::Stdin(Bytes::from_static(b"hello")))),

@@ -7,6 +7,7 @@ use futures::{Stream, StreamExt};
 use tonic::{Code, Request, Response, Status};
 
 use crate::fixture::Machine;
+use crate::wire::Wire;
 
 /// All items of a stream of batches. No batch may be empty.
 async fn all<R, T>(
@@ -116,6 +117,18 @@ pub(crate) async fn unknown_ids_are_reported(machine: &mut Machine) {
     let image = cri::ImageSpec { image: "registry.test/never:seen".into(), ..Default::default() };
     let request = cri::RemoveImageRequest { image: Some(image) };
     runtime.remove_image(Request::new(request)).await.expect("the removal of an absent image succeeds");
+}
+
+pub(crate) async fn a_too_large_message_is_refused(machine: &mut Machine) {
+    let mut wire = Wire::open(machine).await;
+    let mut code = async |bytes: usize| {
+        let version = "x".repeat(bytes);
+        wire.client.version(cri::VersionRequest { version }).await.err().map(|status| status.code())
+    };
+    assert_eq!(code((16 << 20) - 100).await, None);
+    assert_eq!(code(16 << 20).await, Some(Code::OutOfRange));
+    assert_eq!(code(1).await, None, "the connection can still be used");
+    wire.close().await;
 }
 
 pub(crate) async fn a_log_is_reopened_while_its_container_runs(machine: &mut Machine) {

@@ -297,6 +297,18 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_body_without_end_does_not_hold_up_a_probe() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await.unwrap();
+            while stream.write_all(&[b'x'; 4096]).await.is_ok() {}
+        });
+        assert_eq!(outcome(port, "/").await, Outcome::Success);
+    }
+
+    #[tokio::test]
     async fn redirects_are_followed_within_the_host() {
         let port = serve(&[
             ("/ok", "200 OK\r\n"),

@@ -33,6 +33,8 @@ const PROTOCOL_VERSIONS: [&str; 3] = [
     "credentialprovider.kubelet.k8s.io/v1alpha1",
 ];
 
+/// Capacity of the cache of a provider.
+const KEPT_MAX: usize = 1024;
 /// Maximum time in the cache. Some programs return durations that overflow a clock.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 
@@ -178,7 +180,7 @@ impl Provider {
                 if !lasts.is_zero() {
                     let kept = Kept { until: Instant::now() + lasts, entries: answer.entries.clone() };
                     let mut all = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-                    all.insert(Key::of(answer.key, image), kept);
+                    keep(&mut all, Key::of(answer.key, image), kept);
                 }
             }
             Err(error) => {
@@ -197,6 +199,14 @@ impl Provider {
             .find_map(|good_for| kept.get(&Key::of(good_for, image)))
             .map(|kept| kept.entries.clone())
     }
+}
+
+/// Adds credentials to the cache. A full cache is emptied: tenants choose the names of images.
+fn keep(all: &mut HashMap<Key, Kept>, key: Key, kept: Kept) {
+    if all.len() >= KEPT_MAX && !all.contains_key(&key) {
+        all.clear();
+    }
+    all.insert(key, kept);
 }
 
 // === impl CallResult ===

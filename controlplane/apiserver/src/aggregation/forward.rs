@@ -11,7 +11,7 @@ use super::Remote;
 use crate::{
     authn::User,
     error::{ApiError, Result},
-    reply::Reply,
+    reply::{self, Reply},
     request::RequestInfo,
     server::State,
     sub::{
@@ -52,10 +52,21 @@ pub(crate) async fn run(
     identify(request.headers_mut(), arrived.user)?;
     let mut answer = send(state, remote, request).await?;
     check_switch(arrived.headers, answer.status())?;
+    if is_redirect(&answer) {
+        return Ok(reply::text(
+            502,
+            "the backend attempted to redirect this request, which is not permitted",
+        ));
+    }
     if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
         join(client, hyper::upgrade::on(&mut answer), state.shutdown.clone());
     }
     Ok(pass(answer))
+}
+
+/// Whether a response sends the client to another place. The client would go there with its credentials (CVE-2022-3172).
+fn is_redirect<T>(answer: &http::Response<T>) -> bool {
+    answer.status().is_redirection() && answer.headers().contains_key(header::LOCATION)
 }
 
 /// Reads the APIResourceList of the group version.
@@ -155,6 +166,21 @@ fn identify(headers: &mut HeaderMap, user: &User) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cve_2022_3172_redirects_of_an_aggregated_server_do_not_reach_the_client() {
+        let answer = |code: u16, location: &[&str]| {
+            let mut answer = http::Response::builder().status(code);
+            for location in location {
+                answer = answer.header(header::LOCATION, *location);
+            }
+            is_redirect(&answer.body(()).unwrap())
+        };
+        for code in [300, 301, 302, 303, 307, 308] {
+            assert!(answer(code, &["https://other.example"]), "{code}");
+        }
+        assert!(!answer(304, &[]) && !answer(200, &["https://other.example"]) && !answer(201, &["/x"]));
+    }
 
     #[test]
     fn the_identity_is_in_headers() {

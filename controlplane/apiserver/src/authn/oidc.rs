@@ -113,5 +113,24 @@ fn unverified_issuer(token: &str) -> Option<String> {
     claims["iss"].as_str().map(str::to_owned)
 }
 
+/// A token of an issuer, and its claims as if they were signed.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(super) fn fuzz(token: &str) {
+    const CONFIG: &str = "{apiVersion: apiserver.config.k8s.io/v1, kind: AuthenticationConfiguration, jwt: [{issuer: \
+                          {url: 'https://a', audiences: [b]}, claimMappings: {username: {claim: email, prefix: 'x:'}, \
+                          groups: {claim: groups, prefix: 'g:'}, uid: {claim: sub}}}]}";
+    static ISSUER: std::sync::LazyLock<Option<IssuerConfig>> =
+        std::sync::LazyLock::new(|| config::AuthenticationConfig::parse(CONFIG).ok()?.issuers.pop());
+    let _issuer = unverified_issuer(token);
+    let _header = decode_header(token);
+    let payload = token.split('.').nth(1).and_then(|payload| BASE64_URL_SAFE_NO_PAD.decode(payload).ok());
+    let claims = payload.and_then(|payload| serde_json::from_slice(&payload).ok());
+    if let (Some(issuer), Some(claims)) = (&*ISSUER, claims)
+        && let Ok(user) = claims::user(issuer, &claims)
+    {
+        assert!(user.name.starts_with("x:") && user.groups.iter().all(|group| !group.starts_with("system:")));
+    }
+}
+
 #[cfg(test)]
 mod tests;

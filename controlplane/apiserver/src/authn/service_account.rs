@@ -193,6 +193,19 @@ impl Tokens {
     }
 }
 
+/// A token that nobody signed.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(super) fn fuzz(token: &str) {
+    static TOKENS: std::sync::LazyLock<Option<Tokens>> = std::sync::LazyLock::new(|| {
+        let random = ring::rand::SystemRandom::new();
+        let key = EcdsaKeyPair::generate_pkcs8(&signature::ECDSA_P256_SHA256_FIXED_SIGNING, &random).ok()?;
+        Tokens::new(key.as_ref(), "https://a".to_owned(), vec!["b".to_owned()], legacy_use::queue().0)
+    });
+    if let Some(tokens) = &*TOKENS {
+        assert!(tokens.verified(token).is_none(), "a token that nobody signed was accepted: {token}");
+    }
+}
+
 fn account(namespace: &str, name: &str, uid: &str) -> User {
     let mut user = User::new(
         &format!("system:serviceaccount:{namespace}:{name}"),

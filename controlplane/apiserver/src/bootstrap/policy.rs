@@ -310,6 +310,20 @@ mod tests {
     use super::*;
     use coracle_kinds::{defaults, kind::by_kind, validate};
 
+    /// Upstream removed these permissions from the roles of tenants in 1.22.
+    #[test]
+    fn cve_2021_25740_tenants_do_not_write_endpoints() {
+        for rule in EDIT.iter().chain(VIEW).map(Rule::json) {
+            let has = |field: &str, wanted: &[&str]| {
+                let list = rule[field].as_array().into_iter().flatten();
+                list.filter_map(Value::as_str).any(|one| wanted.contains(&one))
+            };
+            let is_endpoints = has("resources", &["endpoints", "endpointslices", "*"]);
+            let writes = has("verbs", &["create", "update", "patch", "delete", "deletecollection", "*"]);
+            assert!(!is_endpoints || !writes, "{rule}");
+        }
+    }
+
     #[test]
     fn what_every_cluster_has_is_valid_and_complete() {
         let all = objects();

@@ -11,6 +11,8 @@ use bytes::Bytes;
 use coracle_kinds::{Resource, selector::Facets};
 use serde_json::{Map, Value, value::RawValue};
 
+use crate::offload::LARGE;
+
 /// An object at one commit.
 #[derive(Debug)]
 pub(crate) struct Object {
@@ -72,6 +74,11 @@ impl Object {
         #[cfg(test)]
         parses::count();
         serde_json::from_slice(&self.json()).unwrap_or_default()
+    }
+
+    /// Whether work on the object belongs off the async workers.
+    pub(crate) fn is_large(&self) -> bool {
+        self.stored.len() > LARGE
     }
 
     /// The object's name: the last part of its key.

@@ -127,6 +127,32 @@ mod tests {
         drop(theirs);
     }
 
+    /// CVE-2018-1002105: after a refused upgrade the client could send requests of its own to the kubelet.
+    #[tokio::test]
+    async fn cve_2018_1002105_a_refused_upgrade_ends_the_connection() {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+        let (ours, mut theirs) = tokio::io::duplex(1 << 10);
+        let kubelet = tokio::spawn(async move {
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(theirs.read_u8().await.unwrap());
+            }
+            theirs.write_all(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 2\r\n\r\nno").await.unwrap();
+            let mut more = Vec::new();
+            theirs.read_to_end(&mut more).await.unwrap();
+            more
+        });
+        let request =
+            Request::get("/exec/ns/pod/c").header("connection", "upgrade").header("upgrade", "SPDY/3.1");
+        let request = request.body(Full::default()).unwrap();
+        let mut answer = exchange(ours, request, ("n1:10250", Duration::from_secs(60))).await.unwrap();
+        assert_eq!(answer.status(), 403);
+        assert!(hyper::upgrade::on(&mut answer).await.is_err(), "nothing to be connected");
+        drop(answer);
+        assert_eq!(kubelet.await.unwrap(), b"", "the kubelet got more");
+    }
+
     #[test]
     fn an_address_is_told_as_in_a_url() {
         let told = |host: &str| Address { host: host.to_owned(), port: 10250 }.to_string();

@@ -2,7 +2,7 @@
 //!
 //! A node is not trusted: the caller reads only the pods that are bound to it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -15,8 +15,8 @@ pub(super) struct Sample {
     /// When the API server asked.
     pub(super) taken: tokio::time::Instant,
     node: Usage,
-    /// Containers by the pod's uid.
-    pods: HashMap<String, Vec<(String, Usage)>>,
+    /// Containers by name, by the pod's uid. Maps, because a hostile node can report very many of both.
+    pods: HashMap<String, BTreeMap<String, Usage>>,
 }
 
 /// Cumulative CPU time and current memory.
@@ -100,14 +100,13 @@ impl Sample {
 
     /// Usage of a pod's containers since an earlier sample, by name.
     pub(super) fn pod_since(&self, earlier: &Self, uid: &str) -> Vec<(&str, Rate)> {
-        let before = earlier.pods.get(uid).map(Vec::as_slice).unwrap_or_default();
-        let containers = self.pods.get(uid).into_iter().flatten();
-        containers
-            .filter_map(|(name, usage)| {
-                let (_, old) = before.iter().find(|(other, _)| other == name)?;
-                Some((name.as_str(), usage.since(*old)?))
-            })
-            .collect()
+        let (Some(before), Some(containers)) = (earlier.pods.get(uid), self.pods.get(uid)) else {
+            return Vec::new();
+        };
+        let rates = containers
+            .iter()
+            .filter_map(|(name, usage)| Some((name.as_str(), usage.since(*before.get(name)?)?)));
+        rates.collect()
     }
 }
 
@@ -166,6 +165,22 @@ mod tests {
         let pod = new.pod_since(&old, "1");
         assert_eq!(pod.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["c"]);
         assert!(new.pod_since(&old, "2").is_empty());
+    }
+
+    #[test]
+    fn many_containers_of_a_hostile_node_take_linear_time() {
+        let summary = |time: &str, cpu: u64| {
+            let used = |name: String| {
+                json!({"name": name, "cpu": {"time": time, "usageCoreNanoSeconds": cpu},
+                    "memory": {"workingSetBytes": 1}})
+            };
+            let containers: Vec<Value> = (0..50_000).map(|number| used(format!("c{number}"))).collect();
+            let pod = json!({"podRef": {"uid": "1"}, "containers": containers});
+            let text = json!({"node": used(String::new()), "pods": [pod]}).to_string();
+            Sample::parse(tokio::time::Instant::now(), text.as_bytes()).unwrap()
+        };
+        let (old, new) = (summary("2024-01-01T00:00:00Z", 1), summary("2024-01-01T00:00:10Z", 2));
+        assert_eq!(new.pod_since(&old, "1").len(), 50_000);
     }
 
     #[test]

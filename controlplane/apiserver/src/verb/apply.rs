@@ -23,7 +23,7 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     let (config, warnings) = offload::run(call.body.len() > LARGE, || config(call))?;
     for _ in 0..ATTEMPTS {
         let updated = write::update(call, &call.resource.name, (part, Writer::Apply), |old| {
-            let new = offload::run(call.body.len() > LARGE, || merged(call, old, &config))?;
+            let new = merged(call, old, &config)?;
             write::check_revision(&call.kind, old, &new["metadata"]["resourceVersion"])?;
             Ok(new)
         })

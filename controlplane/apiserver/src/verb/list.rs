@@ -62,8 +62,9 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
         }
         page.push(object);
     }
+    let copies = convert::copies(&call.kind, &page)?;
     let page = convert::objects(&call.kind, page).await?;
-    Ok(reply::list(call.form()?, call.kind.clone(), page, meta))
+    Ok(reply::list(call.form()?, call.kind.clone(), (page, copies), meta))
 }
 
 /// What the query selects.

@@ -39,3 +39,22 @@ fn the_size_of_an_extended_header_counts() {
         .finish();
     assert_eq!(entries(&tar).unwrap().len(), 2);
 }
+
+/// CVE-2025-58183: the number of segments of a sparse file had no limit.
+#[test]
+fn cve_2025_58183_a_sparse_map_without_end_is_refused() {
+    let sparse = |count: usize| {
+        let map = format!("{count}\n{}", "0\n0\n".repeat(count.min(1 << 16)));
+        let keys: [(&str, &[u8]); 4] = [
+            ("GNU.sparse.major", b"1"),
+            ("GNU.sparse.minor", b"0"),
+            ("GNU.sparse.name", b"a"),
+            ("GNU.sparse.realsize", b"0"),
+        ];
+        entries(&TestTar::new().pax(&keys).file("a", map.as_bytes()).finish())
+    };
+    for count in [(1 << 16) + 1, usize::MAX] {
+        assert!(matches!(sparse(count), Err(ArchiveError::Damaged("too many sparse segments"))), "{count}");
+    }
+    assert!(!matches!(sparse(1 << 16), Err(ArchiveError::Damaged("too many sparse segments"))));
+}

@@ -15,6 +15,8 @@ use crate::layers::{Layers, UnpackDir};
 
 /// Maximum number of files in an archive.
 const FILES_MAX: usize = 100_000;
+/// Maximum bytes of the names of all files and links. A single name may have a megabyte.
+const NAMES_MAX: usize = 64 << 20;
 /// Maximum length of a chain of links.
 const LINKS_MAX: usize = 40;
 
@@ -66,7 +68,7 @@ impl Source {
             }
             _ => (input.into_inner(), None),
         };
-        let index = index(&file).map_err(|failure| match failure {
+        let index = index(&file, FILES_MAX, NAMES_MAX).map_err(|failure| match failure {
             ArchiveError::Read(source) => ImportError::Read { path: path.to_owned(), source },
             _ => ImportError::Layout { reason: "it is not a tar archive" },
         })?;
@@ -153,28 +155,36 @@ fn uncompressed(
 }
 
 /// Offsets of the files of an archive. Docker before 25 stored a repeated layer as a link to the first copy.
-fn index(file: &File) -> Result<HashMap<String, (u64, u64)>, ArchiveError> {
+fn index(
+    file: &File,
+    most_files: usize,
+    most_bytes: usize,
+) -> Result<HashMap<String, (u64, u64)>, ArchiveError> {
     let (mut index, mut links) = (HashMap::new(), HashMap::new());
+    let mut bytes = 0;
     let input = BufReader::with_capacity(128 << 10, file);
     let mut archive = Archive::new(Positioned { input, position: 0 });
     while let Some(entry) = archive.next_entry()? {
         let Ok(path) = String::from_utf8(entry.path) else { continue };
         let path = normalize(&path);
+        bytes += path.len();
         match entry.kind {
             Kind::File { size, sparse: None } => {
                 links.remove(&path);
                 index.insert(path, (archive.get_ref().position, size));
             }
             Kind::HardLink(target) => {
+                bytes += target.len();
                 links.extend(String::from_utf8(target).ok().map(|target| (path, normalize(&target))));
             }
             Kind::Symlink(target) => {
+                bytes += target.len();
                 let target = String::from_utf8(target).ok().map(|target| link_target(&path, &target));
                 links.extend(target.map(|target| (path, target)));
             }
             _ => {}
         }
-        if index.len() + links.len() > FILES_MAX {
+        if index.len() + links.len() > most_files || bytes > most_bytes {
             return Err(ArchiveError::Damaged("too many files"));
         }
     }
@@ -248,5 +258,30 @@ impl BufRead for Positioned<BufReader<&File>> {
     fn consume(&mut self, count: usize) {
         self.input.consume(count);
         self.position += count as u64;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_of_files_and_the_bytes_of_their_names_are_limited() {
+        let mut archive = tar::Builder::new(tempfile::tempfile().expect("file"));
+        for number in 0..10 {
+            let mut header = tar::Header::new_gnu();
+            header.set_size(0);
+            header.set_cksum();
+            let name = format!("{number}/{}", "x".repeat(200));
+            archive.append_data(&mut header, name, io::empty()).expect("entry");
+        }
+        let mut file = archive.into_inner().expect("archive");
+        let mut read = |files, bytes| {
+            file.rewind().expect("rewind");
+            index(&file, files, bytes).map(|index| index.len()).ok()
+        };
+        assert_eq!(read(10, 2020), Some(10));
+        assert_eq!(read(9, 2020), None);
+        assert_eq!(read(10, 2019), None);
     }
 }

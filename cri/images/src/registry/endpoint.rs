@@ -129,7 +129,8 @@ impl Endpoint {
             (Challenge::Basic, _) => None,
             (Challenge::Bearer { realm, service, scope }, auth) => {
                 let scope = if scope.is_empty() { &self.scope } else { scope };
-                let grant = token::Grant { realm, service, scope };
+                let secure = self.host.base.starts_with("https:");
+                let grant = token::Grant { realm, service, scope, secure };
                 Some(token::fetch(&self.client, &grant, auth.as_ref()).await?)
             }
         };

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use super::RegistryError;
 use super::body;
 use super::detail;
+use super::hosts::is_loopback;
 use crate::image::Auth;
 use crate::manifest::or_default;
 
@@ -26,6 +27,8 @@ pub(super) struct Grant<'a> {
     pub(super) realm: &'a str,
     pub(super) service: &'a str,
     pub(super) scope: &'a str,
+    /// Whether the registry is reached by TLS.
+    pub(super) secure: bool,
 }
 
 /// The `Authorization` value for a user name and a password.
@@ -43,6 +46,11 @@ pub(super) async fn fetch(
         .realm
         .parse()
         .map_err(|_bad| RegistryError::Realm { realm: detail::without_secrets(grant.realm) })?;
+    // CVE-2019-10214: the registry must not lead credentials past TLS.
+    let is_private = url.scheme() == "https" || url.host_str().is_some_and(is_loopback);
+    if auth.is_some() && grant.secure && !is_private {
+        return Err(RegistryError::PlainRealm { realm: detail::without_secrets(grant.realm) });
+    }
     let request = if let Some(Auth::IdentityToken(refresh)) = auth {
         let form = form(&[
             ("grant_type", "refresh_token"),
@@ -93,4 +101,35 @@ fn form(pairs: &[(&str, &str)]) -> String {
         url.query_pairs_mut().extend_pairs(pairs);
     }
     url.and_then(|url| url.query().map(str::to_owned)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::hosts::TlsFiles;
+
+    #[tokio::test]
+    async fn cve_2019_10214_credentials_are_not_sent_to_a_token_service_without_tls() {
+        let tls = super::super::tls::config(&TlsFiles::default(), false).expect("tls");
+        let client = reqwest::Client::builder().tls_backend_preconfigured(tls).no_proxy().build();
+        let client = client.expect("client");
+        let basic = Auth::Basic { username: "u".into(), password: "p".into() };
+        let refresh = Auth::IdentityToken("r".into());
+        let fetch = async |realm: &str, secure: bool, auth: Option<&Auth>| {
+            let grant = Grant { realm, service: "s", scope: "x", secure };
+            fetch(&client, &grant, auth).await.expect_err("nobody listens")
+        };
+        let is_refused = |error: RegistryError| matches!(error, RegistryError::PlainRealm { .. });
+        for auth in [&basic, &refresh] {
+            assert!(is_refused(fetch("http://192.0.2.1:1/token", true, Some(auth)).await));
+        }
+        for (realm, secure, auth) in [
+            ("http://127.0.0.1:1/token", true, Some(&basic)),
+            ("http://127.0.0.1:1/token", true, None),
+            ("https://127.0.0.1:1/token", true, Some(&basic)),
+            ("http://127.0.0.1:1/token", false, Some(&basic)),
+        ] {
+            assert!(!is_refused(fetch(realm, secure, auth).await), "{realm}");
+        }
+    }
 }

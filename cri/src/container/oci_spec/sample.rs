@@ -53,9 +53,19 @@ pub(crate) fn host() -> Host {
 
 /// The spec of a container in a pod with its own namespaces.
 pub(crate) fn spec(config: &ContainerConfig, sandbox: &PodSandboxConfig, host: &Host) -> Result<Spec, Error> {
+    spec_of_image(&image(&["run"], &[], &[]), config, sandbox, host)
+}
+
+/// The same, of an image.
+pub(crate) fn spec_of_image(
+    image: &Image,
+    config: &ContainerConfig,
+    sandbox: &PodSandboxConfig,
+    host: &Host,
+) -> Result<Spec, Error> {
     oci_spec(&Facts {
         config,
-        image: &image(&["run"], &[], &[]),
+        image,
         host,
         user: &User::default(),
         sandbox: SandboxFacts {

@@ -1,5 +1,8 @@
 //! Tests of specs: a configuration in, a part of the spec out.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
 use coracle_proto::cri::{
     self, ContainerConfig, LinuxContainerSecurityContext, NamespaceMode, PodSandboxConfig,
 };
@@ -225,4 +228,46 @@ fn mounts_of_the_pod_follow_the_volumes_above_them() {
     // A bidirectional volume gets no nested mounts.
     let shared = cri::Mount { propagation: 2, ..volume("/etc") };
     assert!(!places(&spec_with(vec![shared])).contains(&"/etc/hosts".to_owned()));
+}
+
+/// CVE-2023-6476, CVE-2024-3154: annotations of a pod set properties of its cgroups, devices and mounts.
+#[test]
+fn cve_2023_6476_annotations_set_nothing_of_a_container() {
+    let names = [
+        "io.kubernetes.cri-o.cgroup2-mount-hierarchy-rw",
+        "io.kubernetes.cri-o.unified-cgroup",
+        "io.kubernetes.cri-o.UnifiedCgroup.c",
+        "io.kubernetes.cri-o.Devices",
+        "io.kubernetes.cri-o.ShmSize",
+        "io.kubernetes.cri-o.userns-mode",
+        "cpu-quota.crio.io",
+        "org.systemd.property.ExecStartPre",
+        "run.oci.mount_context_type",
+    ];
+    let annotations: HashMap<String, String> =
+        names.iter().map(|name| ((*name).to_owned(), "true;/dev/sda:rwm".to_owned())).collect();
+    let config = ContainerConfig { annotations: annotations.clone(), ..Default::default() };
+    let sandbox = PodSandboxConfig { annotations, ..Default::default() };
+    let mut spec = spec_of(&config, &sandbox);
+    if let Some(fields) = spec.as_object_mut() {
+        fields.remove("annotations");
+    }
+    assert_eq!(spec, spec_of(&ContainerConfig::default(), &PodSandboxConfig::default()));
+}
+
+/// CVE-2022-23648: volumes in an image's configuration copied files of the host. CVE-2026-53488: its labels became labels
+/// of the container, and commands of the host.
+#[test]
+fn cve_2022_23648_volumes_and_labels_of_an_image_set_nothing_of_a_container() {
+    let mut image = sample::image(&["run"], &[], &[]);
+    let mut hostile = oci_spec::image::ImageConfiguration::clone(&image.config);
+    let mut process = hostile.config().clone().expect("config");
+    process.set_volumes(Some(vec!["/../../../etc".to_owned(), "/var/lib/../../root".to_owned()]));
+    let label = ("containerd.io/restart.loguri".to_owned(), "binary:///bin/sh".to_owned());
+    process.set_labels(Some(HashMap::from([label])));
+    hostile.set_config(Some(process));
+    image.config = Arc::new(hostile);
+    let (config, sandbox) = (ContainerConfig::default(), PodSandboxConfig::default());
+    let spec = sample::spec_of_image(&image, &config, &sandbox, &sample::host()).expect("spec");
+    assert_eq!(serde_json::to_value(spec).expect("json"), spec_of(&config, &sandbox));
 }

@@ -268,13 +268,54 @@ impl Http2 {
     }
 
     fn frame(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
+        self.try_frame(kind, flags, stream, payload).unwrap();
+    }
+
+    fn try_frame(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) -> std::io::Result<()> {
         let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
         let head = [&length[1..], &[kind, flags], &stream.to_be_bytes()].concat();
-        self.tls.write_all(&[&head, payload].concat()).unwrap();
+        self.tls.write_all(&[&head, payload].concat())
     }
 
     /// Starts a GET request as the administrator.
     pub(super) fn get(&mut self, path: &str) {
+        self.try_get(path).unwrap();
+    }
+
+    /// Starts and resets requests and reads no response, until the connection ends or its buffers are full.
+    pub(super) fn flood_by_resets(&mut self, count: usize) {
+        self.limit_writes();
+        let _ended = (0..count).try_for_each(|_| {
+            let stream = self.next;
+            self.try_get("/api/v1/pods")?;
+            self.try_frame(3, 0, stream, &8_u32.to_be_bytes())
+        });
+    }
+
+    /// Sends settings and pings and reads no answer, until the connection ends or its buffers are full.
+    pub(super) fn flood_by_settings(&mut self, count: usize) {
+        self.limit_writes();
+        let _ended = (0..count).try_for_each(|_| {
+            self.try_frame(4, 0, 0, &[0, 4, 0, 0, 255, 255])?;
+            self.try_frame(6, 0, 0, &[0; 8])
+        });
+    }
+
+    /// Sends header fields of one request without end. Returns whether the server ended the connection.
+    pub(super) fn flood_by_headers(&mut self, count: usize) -> bool {
+        self.limit_writes();
+        let field = [&[0, 1, b'a', 0x7f, 0xe9, 0x06][..], &[b'x'; 1000]].concat();
+        let (stream, fields) = (self.next, field.repeat(16));
+        self.try_frame(1, 0, stream, &[]).unwrap();
+        let ended = (0..count).find_map(|_| self.try_frame(9, 0, stream, &fields).err());
+        ended.is_some_and(|error| error.kind() != std::io::ErrorKind::WouldBlock)
+    }
+
+    fn limit_writes(&self) {
+        self.tls.sock.set_write_timeout(Some(std::time::Duration::from_secs(2))).unwrap();
+    }
+
+    fn try_get(&mut self, path: &str) -> std::io::Result<()> {
         let mut block = Vec::new();
         let fields = [
             (":method", "GET"),
@@ -293,7 +334,7 @@ impl Http2 {
         }
         let stream = self.next;
         self.next += 2;
-        self.frame(1, 0x5, stream, &block);
+        self.try_frame(1, 0x5, stream, &block)
     }
 
     /// Reads until `wanted` responses have started or the connection ends. Returns their number.

@@ -1,11 +1,12 @@
 //! Tests with providers that are shell scripts.
 
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use coracle_images::Reference;
 use tempfile::TempDir;
 
-use super::{ProviderError, Providers};
+use super::{KEPT_MAX, Kept, Key, LONGEST, ProviderError, Providers, keep};
 
 /// A provider with this response, which counts its calls in `calls`.
 fn place(answer: &str) -> TempDir {
@@ -194,4 +195,14 @@ fn wrong_configurations_are_refused_by_name() {
     let file = place.path().join("other.yaml");
     std::fs::write(&file, "apiVersion: v1\nkind: ConfigMap\n").unwrap();
     assert!(matches!(Providers::load(&file, place.path()), Err(ProviderError::Kind { .. })));
+}
+
+#[test]
+fn many_images_take_bounded_memory() {
+    let mut all = HashMap::new();
+    for number in 0..10 * KEPT_MAX {
+        let kept = Kept { until: std::time::Instant::now() + LONGEST, entries: BTreeMap::new() };
+        keep(&mut all, Key::Image(number.to_string()), kept);
+        assert!(all.len() <= KEPT_MAX && all.contains_key(&Key::Image(number.to_string())));
+    }
 }

@@ -123,6 +123,28 @@ async fn a_validating_webhook_refuses_and_warns() {
     assert_eq!((&requests[2]["object"], &requests[2]["oldObject"]["data"]["a"]), (&Value::Null, &json!("b")));
 }
 
+/// CVE-2021-25735: webhooks for updates of nodes judged the old node.
+#[tokio::test]
+async fn cve_2021_25735_a_webhook_judges_the_new_node_and_gets_the_old_one() {
+    let server = Fixture::new().await;
+    let webhook = Webhook::start(|request| {
+        let is_good = |node: &str| request[node]["metadata"]["labels"]["a"] == "good";
+        json!({"allowed": is_good("object"), "status": {"code": 403, "message": "no"}})
+    })
+    .await;
+    let rules = json!([{"operations": ["*"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["nodes", "nodes/status"]}]);
+    configure(&server, "validating", webhook.configuration(json!({"rules": rules}))).await;
+    let labelled = |label: &str| json!({"metadata": {"name": "n", "labels": {"a": label}}});
+    assert_eq!(server.post("/api/v1/nodes", labelled("good")).await.code, 201);
+    for path in ["/api/v1/nodes/n", "/api/v1/nodes/n/status"] {
+        assert_eq!(server.merge(path, labelled("bad")).await.code, 403, "{path}");
+        let last = webhook.requests().pop().unwrap();
+        let label = |node: &str| last[node]["metadata"]["labels"]["a"].clone();
+        assert_eq!((label("object"), label("oldObject")), (json!("bad"), json!("good")), "{path}");
+    }
+    assert_eq!(server.get("/api/v1/nodes/n").await.body["metadata"]["labels"]["a"], "good");
+}
+
 #[tokio::test]
 async fn a_mutating_webhook_changes_the_object() {
     let server = Fixture::new().await;

@@ -1,0 +1,45 @@
+//! Functions of the fuzz targets in `integration/fuzz`, and a test that replays their corpora with a stable compiler.
+//! Each function accepts any bytes and fails by a panic, or by exceeding the fuzzer's limits on time and memory.
+
+use std::path::PathBuf;
+use std::sync::{Arc, LazyLock, RwLock};
+
+use crate::forward::{self, Upstream};
+use crate::reply::{Reply, encode, reply, udp_size};
+use crate::zone::Zone;
+
+/// Messages of clients, of other servers, and the resolver's configuration.
+pub fn dns(data: &[u8]) {
+    static SERVER: LazyLock<Option<(Zone, Upstream)>> = LazyLock::new(|| {
+        let zone = Zone::new("cluster.local", Arc::new(RwLock::default()), Vec::new())?;
+        Some((zone, Upstream::new(PathBuf::new(), Vec::new())))
+    });
+    let Some((zone, upstream)) = &*SERVER else { return };
+    let most = udp_size(data);
+    let message = match reply(data, zone, upstream) {
+        Reply::Nothing => None,
+        Reply::Now(message) => Some(message),
+        Reply::Forward(pending) => Some(pending.refused()),
+    };
+    if let Some(bytes) = message.and_then(|message| encode(&message, most)) {
+        assert!(bytes.len() <= usize::from(most), "a reply of {} bytes for {most}", bytes.len());
+    }
+    forward::fuzz(data);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    #[test]
+    fn the_corpora_are_replayed() {
+        let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../integration/fuzz/corpus");
+        for (name, target) in [("dns", super::dns as fn(&[u8]))] {
+            let inputs: Vec<_> = std::fs::read_dir(corpora.join(name)).expect("corpus").collect();
+            assert!(!inputs.is_empty(), "the corpus of {name} is empty");
+            for input in inputs {
+                target(&std::fs::read(input.expect("input").path()).expect("input"));
+            }
+        }
+    }
+}
