@@ -40,6 +40,7 @@ pub use bounded::read_text;
 pub use client::client;
 pub use cluster_dns::dns_record;
 pub use config::{AgentConfig, DnsConfig, Identity, ServiceProxyConfig};
+pub use coracle_dns::StubDomain;
 pub use duration::parse as duration;
 pub use image_gc::ImageGcPolicy;
 pub use node::{EvictionThresholds, Threshold};
