@@ -36,6 +36,7 @@ pub(crate) async fn start(settings: &Settings, shutdown: CancellationToken) -> a
     config.advertise = settings.advertise_address;
     config.cluster_cidrs = settings.ranges.cluster;
     config.service_cidr = settings.ranges.service;
+    config.secondary_service_cidr = settings.ranges.secondary_service;
     config.node_masks = settings.ranges.node_masks;
     config.token_file = settings.token_auth_file;
     config.authentication_file = settings.authentication_config;

@@ -24,8 +24,8 @@ settings! {
     advertise_address: Option<IpAddr> = unset "found from the routes", "IP";
     /// Ranges of pod addresses, at most one of each family. Each node gets a part of each range.
     cluster_cidr: Vec<IpNetwork> = default "10.42.0.0/16", "CIDR";
-    /// Range of service addresses.
-    service_cidr: Option<IpNetwork> = unset "10.43.0.0/16, or fd43::/112 if pods have IPv6 only", "CIDR";
+    /// Ranges of service addresses, at most one of each family. The first one has the default family.
+    service_cidr: Vec<IpNetwork> = unset "10.43.0.0/16, or fd43::/112 if pods have IPv6 only", "CIDR";
     /// Prefix length of a node's IPv4 range.
     node_cidr_mask_size_ipv4: u8 = default "24", "LENGTH";
     /// Prefix length of a node's IPv6 range.
