@@ -7,6 +7,7 @@
 //! Invariants: the API is reached only by a `kube::Client`, containers only by [`runtime::Runtime`], and networks only
 //! by `coracle_cni` or the container runtime. Stopping the agent stops no pod.
 
+mod address_announcer;
 mod api_health;
 mod bounded;
 pub mod cgroup;

@@ -8,6 +8,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use crate::address_announcer::AddressAnnouncer;
 use crate::api_health::ApiHealth;
 use crate::cgroup::resources::Amount;
 use crate::cgroup::{CgroupConfig, CgroupError, Cgroups, Machine};
@@ -159,6 +160,8 @@ fn spawn_service_tasks(
         tasks.spawn(ServiceHealth::new(&config.node_name, node.services.clone()).run());
         let proxy = ServiceProxy::new(settings.clone(), &config.node_name, served_here, balancer);
         tasks.spawn(proxy.run(node.services.clone(), agent.node()));
+        let announcer = AddressAnnouncer::new(&config.node_name, node.services.clone());
+        tasks.spawn(announcer.run(agent.node()));
     }
     if let Some(settings) = &config.dns {
         let dns = ClusterDns::new(settings.clone(), served_here, &config.cluster_domain, &config.run_dir)

@@ -75,6 +75,8 @@ pub struct ControlPlaneConfig {
     pub node_monitor_grace: Duration,
     /// Whether nodes serve LoadBalancer services at the nodes' addresses.
     pub node_balancers: bool,
+    /// Ranges from which LoadBalancer services of the class `coracle.dev/address-pool` get addresses.
+    pub load_balancer_pool: Vec<IpNetwork>,
     /// Maximum duration of a request that is not long-running.
     pub request_timeout: Duration,
 }
@@ -166,6 +168,7 @@ impl ControlPlaneConfig {
             signing_duration: Duration::from_secs(365 * 24 * 3600),
             node_monitor_grace: Duration::from_secs(50),
             node_balancers: true,
+            load_balancer_pool: Vec::new(),
             request_timeout: coracle_apiserver::REQUEST_TIMEOUT,
         }
     }
@@ -292,6 +295,7 @@ fn controllers_config(
         own_node: config.own_node.clone(),
         signer: Some(signer),
         node_balancers: config.node_balancers,
+        load_balancer_pool: config.load_balancer_pool.clone(),
         node_monitor_grace: config.node_monitor_grace,
         ..ControllersConfig::default()
     })

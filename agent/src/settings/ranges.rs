@@ -71,6 +71,18 @@ impl Ranges {
         Ok(())
     }
 
+    /// Checks the ranges of load balancers: an address of a pod or a service would be announced in the nodes' network.
+    pub(super) fn check_pool(&self, pool: Vec<IpNetwork>) -> anyhow::Result<Vec<IpNetwork>> {
+        for range in &pool {
+            let overlaps =
+                |other: &IpNetwork| other.contains(range.network()) || range.contains(other.network());
+            if let Some(other) = self.cluster.iter().copied().chain(self.services()).find(overlaps) {
+                anyhow::bail!("load-balancer-pool {range} overlaps {other}, a range of pods or services");
+            }
+        }
+        Ok(pool)
+    }
+
     /// The ranges of services, that of the default family first.
     fn services(&self) -> impl Iterator<Item = IpNetwork> + use<> {
         [self.service].into_iter().chain(self.secondary_service)
@@ -123,6 +135,16 @@ mod tests {
         assert_eq!(dual.secondary_service.unwrap().to_string(), "10.43.0.0/16");
         assert!(of(&["10.42.0.0/28", "fd00::/72"], None, [Some(30), Some(80)]).is_ok());
         assert!(of(&["10.42.0.0/24", "fd00::/64"], Some("10.42.1.0/24"), [None; 2]).is_ok());
+    }
+
+    #[test]
+    fn load_balancers_get_no_addresses_of_pods_or_services() {
+        let ranges = of(&[], None, [None; 2]).unwrap();
+        let check = |pool: &str| ranges.check_pool(vec![pool.parse().unwrap()]);
+        assert!(check("192.168.1.240/28").is_ok());
+        for pool in ["10.42.7.0/24", "10.43.0.0/16", "0.0.0.0/0"] {
+            assert!(check(pool).unwrap_err().to_string().contains("overlaps"), "{pool}");
+        }
     }
 
     #[test]
