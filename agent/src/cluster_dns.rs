@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
-use coracle_dns::{Server, Upstream, Zone};
+use coracle_dns::{Metrics, Server, Upstream, Zone};
 use coracle_error_chain::chain;
 use coracle_services::Tables;
 use ipnetwork::IpNetwork;
@@ -27,6 +27,7 @@ pub(crate) struct ClusterDns {
     domain: String,
     /// Record of the addresses, for their removal: the settings of a later command may differ.
     record: PathBuf,
+    metrics: Arc<Metrics>,
 }
 
 // === impl ClusterDns ===
@@ -35,7 +36,13 @@ impl ClusterDns {
     /// A server of `domain` at these addresses.
     pub(crate) fn new(config: DnsConfig, addresses: &[IpAddr], domain: &str, run_dir: &Path) -> Self {
         let record = dns_record(run_dir);
-        Self { config, addresses: addresses.to_vec(), domain: domain.to_owned(), record }
+        let (addresses, domain) = (addresses.to_vec(), domain.to_owned());
+        Self { config, addresses, domain, record, metrics: Arc::default() }
+    }
+
+    /// Counts in these metrics.
+    pub(crate) fn with_metrics(self, metrics: Arc<Metrics>) -> Self {
+        Self { metrics, ..self }
     }
 
     /// Serves until dropped. Names of the cluster are answered from the tables, also while the API server is away.
@@ -55,7 +62,12 @@ impl ClusterDns {
                 );
                 return;
             };
-            let upstream = Upstream::new(self.config.resolv_conf.clone(), self.addresses.clone());
+            let upstream = Upstream::new(
+                self.config.resolv_conf.clone(),
+                self.addresses.clone(),
+                &self.config.stub_domains,
+                Arc::clone(&self.metrics),
+            );
             if let Err(error) = self.attempt(Server::new(zone, upstream, clients.clone())).await {
                 tracing::warn!(error, "cluster DNS cannot be served, retrying");
             }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use coracle_cni::OverlayConfig;
 use coracle_cri::CgroupDriver;
+use coracle_dns::StubDomain;
 use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::Taint;
 
@@ -91,6 +92,8 @@ pub struct ServiceProxyConfig {
 pub struct DnsConfig {
     /// The host's resolver configuration: names outside the cluster are resolved by its servers.
     pub resolv_conf: PathBuf,
+    /// Domains whose names other servers resolve.
+    pub stub_domains: Vec<StubDomain>,
 }
 
 /// Source of the node's certificates.

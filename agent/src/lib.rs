@@ -7,6 +7,7 @@
 //! Invariants: the API is reached only by a `kube::Client`, containers only by [`runtime::Runtime`], and networks only
 //! by `coracle_cni` or the container runtime. Stopping the agent stops no pod.
 
+mod address_announcer;
 mod api_health;
 mod bounded;
 pub mod cgroup;
@@ -40,6 +41,7 @@ pub use bounded::read_text;
 pub use client::client;
 pub use cluster_dns::dns_record;
 pub use config::{AgentConfig, DnsConfig, Identity, ServiceProxyConfig};
+pub use coracle_dns::StubDomain;
 pub use duration::parse as duration;
 pub use image_gc::ImageGcPolicy;
 pub use node::{EvictionThresholds, Threshold};

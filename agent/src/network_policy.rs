@@ -11,7 +11,7 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 
 use coracle_error_chain::chain;
-use coracle_network_policy::{Enforcer, Error, Model, PodFacts};
+use coracle_network_policy::{Effect, Enforcer, Error, Model, PodFacts, judge_connections};
 use coracle_nft::Monitor;
 use coracle_values::object::Key;
 use futures::stream::{BoxStream, StreamExt};
@@ -43,6 +43,8 @@ pub(crate) struct NetworkPolicies {
     admitted: Admitted,
     policies: Listing<Key>,
     peers: Option<Peers>,
+    /// Whether connections are marked as forbidden: a later change may allow them.
+    has_forbidden: bool,
 }
 
 /// Objects of a list that is being received.
@@ -108,6 +110,7 @@ impl NetworkPolicies {
             admitted: Admitted::default(),
             policies: Listing::default(),
             peers: None,
+            has_forbidden: false,
         }
     }
 
@@ -175,7 +178,7 @@ impl NetworkPolicies {
         if !peers.are_complete() {
             return Ok(());
         }
-        match table {
+        let effect = match table {
             Some(table) => table.enforcer.change(&mut self.model)?,
             none => {
                 let enforcer = Enforcer::open(&self.table)?;
@@ -187,10 +190,28 @@ impl NetworkPolicies {
                 } else {
                     return Err(Error::Changed { table: self.table.clone() });
                 }
+                Effect::MayForbid
+            }
+        };
+        self.admitted.answer();
+        if effect == Effect::MayForbid || effect == Effect::Allows && self.has_forbidden {
+            self.judge_connections().await;
+        }
+        Ok(())
+    }
+
+    /// Forbids open connections that the policies do not allow any more. After a failure the next change tries again.
+    async fn judge_connections(&mut self) {
+        match on_thread(&mut self.model, |model| judge_connections(model)).await {
+            Ok(count) => self.has_forbidden = count > 0,
+            Err(error) => {
+                self.has_forbidden = true;
+                tracing::warn!(
+                    error = chain(&error),
+                    "cannot judge open connections by the network policies"
+                );
             }
         }
-        self.admitted.answer();
-        Ok(())
     }
 
     fn serve(&mut self, request: Request) {
@@ -316,15 +337,23 @@ where
 
 /// Replaces the table on a thread that may block.
 async fn replace(mut enforcer: Enforcer, model: &mut Model) -> Result<Enforcer, Error> {
+    on_thread(model, move |model| enforcer.replace(model).map(|()| enforcer)).await
+}
+
+/// Uses the model on a thread that may block.
+async fn on_thread<T: Send + 'static>(
+    model: &mut Model,
+    act: impl FnOnce(&mut Model) -> T + Send + 'static,
+) -> T {
     let mut moved = std::mem::take(model);
     let done = tokio::task::spawn_blocking(move || {
-        let replaced = enforcer.replace(&mut moved);
-        (replaced.map(|()| enforcer), moved)
+        let result = act(&mut moved);
+        (result, moved)
     });
     match done.await {
-        Ok((replaced, moved)) => {
+        Ok((result, moved)) => {
             *model = moved;
-            replaced
+            result
         }
         Err(panic) => std::panic::resume_unwind(panic.into_panic()),
     }

@@ -8,6 +8,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use crate::address_announcer::AddressAnnouncer;
 use crate::api_health::ApiHealth;
 use crate::cgroup::resources::Amount;
 use crate::cgroup::{CgroupConfig, CgroupError, Cgroups, Machine};
@@ -87,7 +88,9 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
         streams: Arc::<R>::clone(&runtime),
         access,
         configuration: Arc::new(configuration::shown(&config)),
+        dns: config.dns.is_some().then(Arc::default),
     };
+    let dns_metrics = backend.dns.clone().unwrap_or_default();
     let record = config.network_policy_table.is_some().then(|| network_policy::record(&config.state_dir));
     let (policies, requests) = network_policy::gate(&config.node_name, record.as_deref());
     let node = Arc::new(
@@ -107,7 +110,7 @@ pub async fn run<R: Runtime + Streams + ImageChanges>(
     let mut tasks = JoinSet::new();
     tasks.spawn(events.run());
     spawn_certificate_renewal(&mut tasks, &node.config.identity, agent.ips());
-    spawn_service_tasks(&mut tasks, &node, &agent);
+    spawn_service_tasks(&mut tasks, &node, &agent, dns_metrics);
     if let (Some(table), Some(requests)) = (&node.config.network_policy_table, requests) {
         let client = node.configs.client().clone();
         tasks.spawn(NetworkPolicies::new(client, &node.config.node_name, table, requests).run());
@@ -143,7 +146,12 @@ fn spawn_certificate_renewal(
 }
 
 /// Proxies Services and answers DNS queries of pods, unless the settings disable it.
-fn spawn_service_tasks(tasks: &mut JoinSet<()>, node: &Arc<pod::NodeContext>, agent: &NodeAgent) {
+fn spawn_service_tasks(
+    tasks: &mut JoinSet<()>,
+    node: &Arc<pod::NodeContext>,
+    agent: &NodeAgent,
+    dns_metrics: Arc<coracle_dns::Metrics>,
+) {
     let config = &node.config;
     let served_here = config.dns.as_ref().map_or(&[][..], |_| &config.cluster_dns);
     if let Some(settings) = &config.service_proxy {
@@ -152,9 +160,12 @@ fn spawn_service_tasks(tasks: &mut JoinSet<()>, node: &Arc<pod::NodeContext>, ag
         tasks.spawn(ServiceHealth::new(&config.node_name, node.services.clone()).run());
         let proxy = ServiceProxy::new(settings.clone(), &config.node_name, served_here, balancer);
         tasks.spawn(proxy.run(node.services.clone(), agent.node()));
+        let announcer = AddressAnnouncer::new(&config.node_name, node.services.clone());
+        tasks.spawn(announcer.run(agent.node()));
     }
     if let Some(settings) = &config.dns {
-        let dns = ClusterDns::new(settings.clone(), served_here, &config.cluster_domain, &config.run_dir);
+        let dns = ClusterDns::new(settings.clone(), served_here, &config.cluster_domain, &config.run_dir)
+            .with_metrics(dns_metrics);
         tasks.spawn(dns.run(node.services.tables(), agent.node()));
     }
 }

@@ -26,6 +26,7 @@ mod host_local;
 mod invoke;
 mod ipam;
 mod kernel_module;
+mod lent_address;
 mod link;
 mod listeners;
 mod loopback;
@@ -49,6 +50,7 @@ mod watch;
 pub use error::Error;
 pub use executable::main as plugin_main;
 pub use host_address::{add_host_address, remove_host_address};
+pub use lent_address::{lend_address, take_back_address};
 pub use listeners::{Listener, listeners};
 pub use network::{Attached, Attachment, Network, NetworkConfig};
 pub use overlay::{

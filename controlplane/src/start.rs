@@ -10,7 +10,7 @@ use std::{
 
 use coracle_apiserver::{
     Apiserver, ApiserverConfig, AuditConfig, FrontProxy, KubeletTls, OpenError, PluginSelection,
-    ServiceRange, User,
+    ServiceRange, ServiceRanges, User,
 };
 use coracle_controllers::{AccountTokenSigner, ControllersConfig, SignError, Signer};
 use coracle_scheduler::SchedulerConfig;
@@ -47,8 +47,10 @@ pub struct ControlPlaneConfig {
     pub cluster_cidrs: Vec<IpNetwork>,
     /// Prefix lengths of a node's parts, for IPv4 and IPv6.
     pub node_masks: [u8; 2],
-    /// Address range of services.
+    /// Address range of services. Its family is the default one.
     pub service_cidr: IpNetwork,
+    /// Address range of services in the other family.
+    pub secondary_service_cidr: Option<IpNetwork>,
     /// File of static tokens: lines of `token,user,uid[,"group,…"]`.
     pub token_file: Option<PathBuf>,
     /// Issuers of tokens and the rule for anonymous requests: a file of upstream's `AuthenticationConfiguration`.
@@ -73,6 +75,8 @@ pub struct ControlPlaneConfig {
     pub node_monitor_grace: Duration,
     /// Whether nodes serve LoadBalancer services at the nodes' addresses.
     pub node_balancers: bool,
+    /// Ranges from which LoadBalancer services of the class `coracle.dev/address-pool` get addresses.
+    pub load_balancer_pool: Vec<IpNetwork>,
     /// Maximum duration of a request that is not long-running.
     pub request_timeout: Duration,
 }
@@ -151,6 +155,7 @@ impl ControlPlaneConfig {
             cluster_cidrs: vec![IpNetwork::V4(network(10, 42))],
             node_masks: [24, 64],
             service_cidr: IpNetwork::V4(network(10, 43)),
+            secondary_service_cidr: None,
             token_file: None,
             authentication_file: None,
             encryption_key_file: None,
@@ -163,6 +168,7 @@ impl ControlPlaneConfig {
             signing_duration: Duration::from_secs(365 * 24 * 3600),
             node_monitor_grace: Duration::from_secs(50),
             node_balancers: true,
+            load_balancer_pool: Vec::new(),
             request_timeout: coracle_apiserver::REQUEST_TIMEOUT,
         }
     }
@@ -208,7 +214,7 @@ fn serving_tls(pki: &Pki, leaf: &Leaf) -> Result<Arc<rustls::ServerConfig>, Erro
 fn serving_leaf(config: &ControlPlaneConfig, address: SocketAddr) -> Leaf {
     let (mut names, mut addresses) = (Vec::new(), LOOPBACK.to_vec());
     addresses.push(address.ip());
-    addresses.extend(ServiceRange::new(config.service_cidr).own());
+    addresses.extend(service_ranges(config).iter().filter_map(ServiceRange::own));
     for name in &config.serving_names {
         match name.parse() {
             Ok(address) => addresses.push(address),
@@ -222,6 +228,16 @@ fn serving_leaf(config: &ControlPlaneConfig, address: SocketAddr) -> Leaf {
     pki::apiserver_leaf(&names, &addresses)
 }
 
+fn service_ranges(config: &ControlPlaneConfig) -> ServiceRanges {
+    ServiceRanges::new(config.service_cidr, config.secondary_service_cidr)
+}
+
+/// The ranges of pods and services.
+fn reserved_ranges(config: &ControlPlaneConfig) -> Vec<IpNetwork> {
+    let services = [config.service_cidr].into_iter().chain(config.secondary_service_cidr);
+    config.cluster_cidrs.iter().copied().chain(services).collect()
+}
+
 fn apiserver_config(
     config: &ControlPlaneConfig,
     pki: &Pki,
@@ -231,7 +247,7 @@ fn apiserver_config(
     let pair = pki.pair("apiserver-kubelet-client", &leaf).map_err(Error::Pki)?;
     Ok(ApiserverConfig {
         advertise: address,
-        service_range: ServiceRange::new(config.service_cidr),
+        service_ranges: service_ranges(config),
         service_account_key: pki.service_account_key().map_err(Error::Pki)?,
         issuer: format!("https://kubernetes.default.svc.{DOMAIN}"),
         token_file: config.token_file.clone(),
@@ -273,12 +289,13 @@ fn controllers_config(
         root_ca_pem: Some(pki.authority_pem().to_owned()),
         account_tokens: AccountTokenSigner::new(&pki.service_account_key().map_err(Error::Pki)?),
         server: Some(format!("https://{address}")),
-        reserved_ranges: [&config.cluster_cidrs[..], &[config.service_cidr]].concat(),
+        reserved_ranges: reserved_ranges(config),
         server_names: leaf.names,
         server_addresses: leaf.addresses,
         own_node: config.own_node.clone(),
         signer: Some(signer),
         node_balancers: config.node_balancers,
+        load_balancer_pool: config.load_balancer_pool.clone(),
         node_monitor_grace: config.node_monitor_grace,
         ..ControllersConfig::default()
     })
@@ -325,8 +342,7 @@ fn own_address(listen: IpAddr, config: &ControlPlaneConfig) -> IpAddr {
     if let Some(found) = found.filter(|found| !found.is_loopback()) {
         return found;
     }
-    let reserved = [&config.cluster_cidrs[..], &[config.service_cidr]].concat();
-    interface_address(&interface_addresses(), &reserved, v6_first).unwrap_or_else(|| {
+    interface_address(&interface_addresses(), &reserved_ranges(config), v6_first).unwrap_or_else(|| {
         tracing::warn!("this machine has no address but loopback: pods cannot reach the API server");
         IpAddr::V4(Ipv4Addr::LOCALHOST)
     })

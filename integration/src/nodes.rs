@@ -76,11 +76,16 @@ impl Nodes {
         let mirrors = machine.start_registry_at(if of_v6 { GATEWAY_V6 } else { GATEWAY });
         let dir = machine.path("nodes");
         fs::create_dir_all(&dir).unwrap();
+        let is_dual = !of_v6 && cidrs.contains(':');
+        let services = ["--service-cidr", "10.43.0.0/16,fd43::/112"];
+        let services = services.iter().filter(|_| is_dual);
+        let flags =
+            ["--cluster-cidr", cidrs].iter().chain(services).chain(flags).map(|flag| (*flag).to_owned());
         let plane = Plane {
             host: Host::with(families, PLANE),
             process: None,
             dir: dir.join("plane"),
-            flags: ["--cluster-cidr", cidrs].iter().chain(flags).map(|flag| (*flag).to_owned()).collect(),
+            flags: flags.collect(),
         };
         let mut nodes = Self {
             agents: Vec::new(),

@@ -94,7 +94,27 @@ fn pods_of_three_nodes_reach_each_other_through_vxlan() {
         for (ip, own) in to.ips.iter().zip(&from.ips) {
             assert_eq!(&nodes::pods::seen_from(from, to, ip), own);
         }
+        a_dual_stack_service_is_reached_by_both_addresses(&nodes, from);
     });
+}
+
+fn a_dual_stack_service_is_reached_by_both_addresses(nodes: &Nodes, from: &nodes::pods::Pod) {
+    nodes.apply(
+        r#"{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "dual"}, "spec": {
+        "ipFamilyPolicy": "RequireDualStack", "selector": {"app": "nginx"}, "ports": [{"port": 80}]}}"#,
+    );
+    let spec = nodes.get(&["service", "dual"])["spec"].clone();
+    assert_eq!(spec["ipFamilies"], serde_json::json!(["IPv4", "IPv6"]), "{spec}");
+    for ip in spec["clusterIPs"].as_array().unwrap() {
+        let ip: std::net::IpAddr = ip.as_str().unwrap().parse().unwrap();
+        eventually(&format!("an answer from {ip}"), 30, || {
+            let connected = coracle_integration::inside(from.process, || {
+                std::net::TcpStream::connect_timeout(&(ip, 80).into(), std::time::Duration::from_secs(2))
+                    .is_ok()
+            });
+            connected.then_some(())
+        });
+    }
 }
 
 #[test]

@@ -20,6 +20,11 @@ const LONGEST_NEGATIVE: Duration = Duration::from_secs(30);
 /// Time after its expiry in which an answer is used while no server responds (RFC 8767).
 const STALE: Duration = Duration::from_secs(3600);
 
+/// Part of its lifetime, in percent, in which an answer that clients use is asked again.
+const PREFETCH_PERCENT: u32 = 10;
+/// Uses of an answer after which it counts as used often.
+const PREFETCH_USES: u32 = 2;
+
 /// Name, type.
 pub(crate) type Question = (Name, RecordType);
 
@@ -28,6 +33,17 @@ struct Entry {
     message: Box<[u8]>,
     stored: Instant,
     lifetime: Duration,
+    uses: u32,
+    /// Whether it has records.
+    is_positive: bool,
+}
+
+/// An answer with its remaining times.
+pub(crate) enum Cached {
+    /// It has not expired. `is_due`: clients use it often, and it expires soon.
+    Fresh { message: Message, is_due: bool },
+    /// It expired, for an hour at most.
+    Stale(Message),
 }
 
 /// Two generations: when the new one is full, it becomes the old one, whose entries are dropped. An entry that is used
@@ -43,24 +59,37 @@ pub(crate) struct Cache {
 // === impl Cache ===
 
 impl Cache {
-    /// The answer with its remaining times, unless it expired. `stale`: also for an hour after its expiry.
-    pub(crate) fn get(&mut self, question: &Question, stale: bool) -> Option<Message> {
+    /// The answer with its remaining times.
+    pub(crate) fn get(&mut self, question: &Question) -> Option<Cached> {
         if let Some(entry) = self.old.remove(question) {
             self.insert(question.clone(), entry);
         }
-        let entry = self.new.get(question)?;
+        let entry = self.new.get_mut(question)?;
         let age = entry.stored.elapsed();
-        let usable = if stale { entry.lifetime + STALE } else { entry.lifetime };
-        if age >= usable {
+        if age >= entry.lifetime + STALE {
             return None;
         }
+        entry.uses = entry.uses.saturating_add(1);
+        let is_fresh = age < entry.lifetime;
         let mut message = Message::from_vec(&entry.message).ok()?;
         // RFC 8767 recommends 30 seconds for stale answers.
-        let left = |ttl: u32| if age >= entry.lifetime { 30 } else { ttl.saturating_sub(seconds(age)) };
+        let left = |ttl: u32| if is_fresh { ttl.saturating_sub(seconds(age)) } else { 30 };
         let records =
             message.answers.iter_mut().chain(&mut message.authorities).chain(&mut message.additionals);
         records.for_each(|record| record.ttl = left(record.ttl));
-        Some(message)
+        if !is_fresh {
+            return Some(Cached::Stale(message));
+        }
+        let expires_soon = entry.lifetime - age <= entry.lifetime * PREFETCH_PERCENT / 100;
+        let is_due = expires_soon && entry.uses >= PREFETCH_USES && entry.is_positive;
+        Some(Cached::Fresh { message, is_due })
+    }
+
+    /// Numbers of answers with records, and of negative ones.
+    pub(crate) fn counts(&self) -> [usize; 2] {
+        let all = || self.new.values().chain(self.old.values());
+        let positive = all().filter(|entry| entry.is_positive).count();
+        [positive, all().count() - positive]
     }
 
     /// Stores an answer, whose bytes on the wire are `bytes`, if it may be stored.
@@ -70,7 +99,9 @@ impl Cache {
         else {
             return;
         };
-        self.insert(question, Entry { message: bytes.into(), stored: Instant::now(), lifetime });
+        let is_positive = !message.answers.is_empty();
+        let entry = Entry { message: bytes.into(), stored: Instant::now(), lifetime, uses: 0, is_positive };
+        self.insert(question, entry);
     }
 
     fn insert(&mut self, question: Question, entry: Entry) {
@@ -132,6 +163,20 @@ mod tests {
         fn store(&mut self, question: Question, message: &Message) {
             self.put(question, message, &message.to_vec().unwrap());
         }
+
+        /// The remaining time of the first record, and whether the answer is fresh.
+        fn left(&mut self, question: &Question) -> Option<(u32, bool)> {
+            match self.get(question)? {
+                Cached::Fresh { message, .. } => Some((message.answers[0].ttl, true)),
+                Cached::Stale(message) => Some((message.answers[0].ttl, false)),
+            }
+        }
+
+        /// Makes all answers older.
+        pub(crate) fn age(&mut self, by: Duration) {
+            let all = self.new.values_mut().chain(self.old.values_mut());
+            all.for_each(|entry| entry.stored = entry.stored.checked_sub(by).unwrap());
+        }
     }
 
     fn question(number: usize) -> Question {
@@ -143,12 +188,11 @@ mod tests {
         let mut cache = Cache::default();
         cache.store(question(1), &message(10));
         tokio::time::advance(Duration::from_secs(4)).await;
-        assert_eq!(cache.get(&question(1), false).unwrap().answers[0].ttl, 6);
+        assert_eq!(cache.left(&question(1)), Some((6, true)));
         tokio::time::advance(Duration::from_secs(6)).await;
-        assert!(cache.get(&question(1), false).is_none());
-        assert_eq!(cache.get(&question(1), true).unwrap().answers[0].ttl, 30);
+        assert_eq!(cache.left(&question(1)), Some((30, false)));
         tokio::time::advance(STALE).await;
-        assert!(cache.get(&question(1), true).is_none());
+        assert_eq!(cache.left(&question(1)), None);
     }
 
     #[tokio::test(start_paused = true)]
@@ -158,13 +202,13 @@ mod tests {
         for number in 1..5 * GENERATION {
             cache.store(question(number), &message(1000));
             if number % 1000 == 0 {
-                assert!(cache.get(&question(0), false).is_some());
+                assert!(cache.left(&question(0)).is_some());
             }
         }
         assert!(cache.new.len() + cache.old.len() <= 2 * GENERATION);
         cache.put(question(1), &message(1000), &[0; LARGEST + 1]);
         cache.store(question(2), &message(0));
-        assert!(cache.get(&question(1), true).is_none() && cache.get(&question(2), true).is_none());
+        assert!(cache.get(&question(1)).is_none() && cache.get(&question(2)).is_none());
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,106 +1,194 @@
-//! Names outside the cluster: asks the host's servers, and caches their answers.
+//! Names outside the cluster: asks other servers, and caches their answers.
+//!
+//! Equal questions at the same time are one query: a flood of them neither multiplies queries nor the chances of a forged
+//! answer. An expired answer is used when the servers are slow or down (RFC 8767), and an answer that clients use often is
+//! asked again before it expires.
 
-use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::collections::HashMap;
+use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
-use hickory_proto::rr::{Name, RecordType};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpStream, UdpSocket};
+use hickory_proto::op::{Message, OpCode, ResponseCode};
+use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::cache::{Cache, Question};
+use crate::cache::{Cache, Cached, Question};
+use crate::exchange::exchange;
+use crate::metrics::Metrics;
+use crate::servers::{Server, Servers, StubDomain};
 
 /// Time in which a server must answer.
 const ANSWER: Duration = Duration::from_secs(2);
-/// Maximum servers of a `resolv.conf`, as the C library's.
-const SERVERS_MAX: usize = 3;
-/// Maximum size of a `resolv.conf` that is read.
-const RESOLV_CONF_MAX: u64 = 64 << 10;
-/// Size of UDP messages that never need fragments (DNS flag day 2020).
-pub(crate) const UDP_PAYLOAD: u16 = 1232;
-/// Datagrams that do not answer the query are skipped, at most this many.
-const STRANGERS_MAX: usize = 16;
+/// Time after which an expired answer is used instead of a missing one.
+const STALE_AFTER: Duration = Duration::from_millis(500);
+/// Maximum questions that are asked at the same time.
+const ASKED_MAX: usize = 2048;
 
-/// The servers to which other names are forwarded.
+/// The answer to a question that is being asked. `None` before it arrives.
+type Outcome = watch::Receiver<Option<Message>>;
+
+/// The servers to which other names are forwarded, and their answers.
 pub struct Upstream {
-    resolv_conf: PathBuf,
-    /// Addresses of this server: it never asks itself.
-    own: Vec<IpAddr>,
-    servers: Mutex<Servers>,
+    servers: Servers,
     cache: Mutex<Cache>,
+    asked: Mutex<HashMap<Question, Outcome>>,
+    pub(crate) metrics: Arc<Metrics>,
 }
 
-#[derive(Default)]
-struct Servers {
-    modified: Option<SystemTime>,
-    all: Vec<SocketAddr>,
+/// Removes a question from those that are being asked.
+struct Asked {
+    upstream: Arc<Upstream>,
+    question: Question,
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        self.upstream.asked().remove(&self.question);
+    }
 }
 
 // === impl Upstream ===
 
 impl Upstream {
-    /// The servers in the file, which is read again when it changes.
+    /// The servers of the file, which is read again when it changes, and those of stub domains. `own`: addresses of the
+    /// caller, which are never asked.
     #[must_use]
-    pub fn new(resolv_conf: PathBuf, own: Vec<IpAddr>) -> Self {
-        Self { resolv_conf, own, servers: Mutex::default(), cache: Mutex::default() }
+    pub fn new(resolv_conf: PathBuf, own: Vec<IpAddr>, stubs: &[StubDomain], metrics: Arc<Metrics>) -> Self {
+        let servers = Servers::new(resolv_conf, own, stubs);
+        Self { servers, cache: Mutex::default(), asked: Mutex::default(), metrics }
     }
 
-    /// A cached answer.
-    pub(crate) fn cached(&self, question: &Question) -> Option<Message> {
-        self.cache.lock().unwrap_or_else(PoisonError::into_inner).get(question, false)
+    fn cache(&self) -> MutexGuard<'_, Cache> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks the servers in order. An expired answer serves if none of them does.
-    pub(crate) async fn resolve(&self, question: Question) -> Message {
-        if let Some(cached) = self.cached(&question) {
-            return cached;
-        }
-        for server in self.servers() {
-            match timeout(ANSWER, exchange(server, &question)).await {
-                Ok(Ok((message, bytes))) if is_useful(&message) => {
-                    self.cache.lock().unwrap_or_else(PoisonError::into_inner).put(question, &message, &bytes);
-                    return message;
+    fn asked(&self) -> MutexGuard<'_, HashMap<Question, Outcome>> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Numbers of cached answers: with records, and negative ones.
+    pub(crate) fn cached_answers(&self) -> [usize; 2] {
+        self.cache().counts()
+    }
+
+    /// Whether the question is one of this server's own, which another server forwarded back.
+    pub(crate) fn is_returned(&self, question: &Question) -> bool {
+        self.servers.has_returned(&question.0, question.1)
+    }
+
+    /// A cached answer that has not expired.
+    pub(crate) fn cached(self: &Arc<Self>, question: &Question) -> Option<Message> {
+        let cached = self.cache().get(question);
+        match cached {
+            Some(Cached::Fresh { message, is_due }) => {
+                self.metrics.cache_hit(!message.answers.is_empty());
+                if is_due && self.ask(question).is_some() {
+                    self.metrics.prefetched();
                 }
-                Ok(Ok(_)) => {}
-                Ok(Err(error)) => tracing::debug!(%server, %error, "a DNS server cannot be asked"),
-                Err(_) => tracing::debug!(%server, "a DNS server does not answer"),
+                Some(message)
+            }
+            Some(Cached::Stale(_)) | None => {
+                self.metrics.cache_missed();
+                None
             }
         }
-        let stale = self.cache.lock().unwrap_or_else(PoisonError::into_inner).get(&question, true);
-        stale.unwrap_or_else(|| Message::error_msg(0, OpCode::Query, ResponseCode::ServFail))
     }
 
-    fn servers(&self) -> Vec<SocketAddr> {
-        let modified = std::fs::metadata(&self.resolv_conf).and_then(|meta| meta.modified()).ok();
-        let mut servers = self.servers.lock().unwrap_or_else(PoisonError::into_inner);
-        if modified.is_none() || servers.modified != modified {
-            servers.all = parse(&read(&self.resolv_conf).unwrap_or_default(), &self.own);
-            servers.modified = modified;
+    /// Asks the servers. An expired answer is used if they are slow or down.
+    pub(crate) async fn resolve(self: &Arc<Self>, question: Question) -> Message {
+        let stale = match self.cache().get(&question) {
+            // The query that another one waited for has just ended.
+            Some(Cached::Fresh { message, .. }) => return message,
+            Some(Cached::Stale(message)) => Some(message),
+            None => None,
+        };
+        let outcome = self.ask(&question);
+        let Some(stale) = stale else { return wait(outcome).await.unwrap_or_else(server_failure) };
+        let servers = self.servers.of(&question.0);
+        let limit = if servers.iter().any(|server| server.is_up()) { STALE_AFTER } else { Duration::ZERO };
+        match timeout(limit, wait(outcome)).await {
+            Ok(Some(message)) if is_useful(&message) => message,
+            Ok(_) | Err(_) => {
+                self.metrics.served_stale();
+                stale
+            }
         }
-        servers.all.clone()
+    }
+
+    /// Begins to ask the question, or joins those who wait for its answer. `None` above the limit.
+    fn ask(self: &Arc<Self>, question: &Question) -> Option<Outcome> {
+        let mut asked = self.asked();
+        if let Some(outcome) = asked.get(question) {
+            return Some(outcome.clone());
+        }
+        if asked.len() >= ASKED_MAX {
+            return None;
+        }
+        let (result, outcome) = watch::channel(None);
+        asked.insert(question.clone(), outcome.clone());
+        let own = Asked { upstream: Arc::clone(self), question: question.clone() };
+        tokio::spawn(async move {
+            let message = own.upstream.ask_all(&own.question).await;
+            // Before waiting clients continue: a later question finds the answer in the cache.
+            drop(own);
+            result.send_replace(Some(message));
+        });
+        Some(outcome)
+    }
+
+    /// Asks the servers in order, until one has a useful answer.
+    async fn ask_all(self: &Arc<Self>, question: &Question) -> Message {
+        for server in self.servers.of(&question.0) {
+            self.probe(&server);
+            self.metrics.forwarded();
+            match timeout(ANSWER, exchange(server.address, question)).await {
+                Ok(Ok((message, bytes))) => {
+                    server.succeeded();
+                    if is_useful(&message) {
+                        self.cache().put(question.clone(), &message, &bytes);
+                        return message;
+                    }
+                }
+                Ok(Err(error)) => {
+                    tracing::debug!(server = %server.address, %error, "a DNS server cannot be asked");
+                    self.failed(&server);
+                }
+                Err(_elapsed) => {
+                    tracing::debug!(server = %server.address, "a DNS server does not answer");
+                    self.failed(&server);
+                }
+            }
+        }
+        server_failure()
+    }
+
+    fn failed(&self, server: &Server) {
+        server.failed();
+        self.metrics.upstream_failed();
+    }
+
+    /// Finds out, once, whether a server forwards queries to this one.
+    fn probe(&self, server: &Arc<Server>) {
+        let Some(question) = server.probe() else { return };
+        let address = server.address;
+        tokio::spawn(async move {
+            // The answer does not matter: a loop shows by the query that arrives here.
+            let _answer = timeout(ANSWER, exchange(address, &question)).await;
+        });
     }
 }
 
-fn read(path: &std::path::Path) -> io::Result<String> {
-    use std::io::Read as _;
-    let mut text = String::new();
-    std::fs::File::open(path)?.take(RESOLV_CONF_MAX).read_to_string(&mut text)?;
-    Ok(text)
+/// Waits for the answer. `None` if the task that asks has ended without one.
+async fn wait(outcome: Option<Outcome>) -> Option<Message> {
+    let mut outcome = outcome?;
+    let answered = outcome.wait_for(Option::is_some).await.ok()?;
+    answered.clone()
 }
 
-/// The servers of a `resolv.conf` without our own addresses.
-fn parse(text: &str, own: &[IpAddr]) -> Vec<SocketAddr> {
-    let server = |line: &str| {
-        let mut words = line.split_whitespace();
-        let address = words.next().filter(|word| *word == "nameserver").and_then(|_| words.next())?;
-        address.parse::<IpAddr>().ok()
-    };
-    let all = text.lines().filter_map(server).filter(|address| !own.contains(address));
-    all.take(SERVERS_MAX).map(|address| SocketAddr::new(address, 53)).collect()
+fn server_failure() -> Message {
+    Message::error_msg(0, OpCode::Query, ResponseCode::ServFail)
 }
 
 /// Whether another server cannot know better.
@@ -111,89 +199,5 @@ fn is_useful(message: &Message) -> bool {
     )
 }
 
-/// Asks by UDP, and by TCP if the answer does not fit. Returns the answer and its bytes.
-async fn exchange(server: SocketAddr, question: &Question) -> io::Result<(Message, Vec<u8>)> {
-    let query = query(question);
-    let bytes = query.to_vec().map_err(io::Error::other)?;
-    // A random port and a random id for each query: an answer cannot be forged without seeing the query.
-    let local: IpAddr =
-        if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    let socket = UdpSocket::bind((local, 0)).await?;
-    socket.connect(server).await?;
-    socket.send(&bytes).await?;
-    let mut buffer = vec![0; 4096];
-    for _ in 0..STRANGERS_MAX {
-        let size = socket.recv(&mut buffer).await?;
-        let answer = buffer.get(..size).and_then(|bytes| Message::from_vec(bytes).ok());
-        match answer.filter(|answer| answers(answer, &query)) {
-            Some(answer) if answer.metadata.truncation => return by_tcp(server, &query, &bytes).await,
-            Some(answer) => {
-                buffer.truncate(size);
-                return Ok((answer, buffer));
-            }
-            None => {}
-        }
-    }
-    Err(io::Error::other("too many datagrams that do not answer the query"))
-}
-
-async fn by_tcp(server: SocketAddr, query: &Message, bytes: &[u8]) -> io::Result<(Message, Vec<u8>)> {
-    let mut stream = TcpStream::connect(server).await?;
-    let length = u16::try_from(bytes.len()).map_err(io::Error::other)?;
-    stream.write_all(&[&length.to_be_bytes()[..], bytes].concat()).await?;
-    let size = stream.read_u16().await?;
-    let mut buffer = vec![0; usize::from(size)];
-    stream.read_exact(&mut buffer).await?;
-    let answer = Message::from_vec(&buffer).map_err(io::Error::other)?;
-    if !answers(&answer, query) {
-        return Err(io::Error::other("the answer belongs to another query"));
-    }
-    Ok((answer, buffer))
-}
-
-fn query((name, kind): &Question) -> Message {
-    let mut message = Message::new(rand::random(), MessageType::Query, OpCode::Query);
-    message.metadata.recursion_desired = true;
-    message.add_query(Query::query(Name::clone(name), RecordType::clone(kind)));
-    let mut edns = Edns::new();
-    edns.set_max_payload(UDP_PAYLOAD);
-    message.set_edns(edns);
-    message
-}
-
-fn answers(answer: &Message, query: &Message) -> bool {
-    let of = |message: &Message| {
-        message.queries.first().map(|query| (query.name.to_lowercase(), query.query_type))
-    };
-    answer.metadata.id == query.metadata.id
-        && answer.metadata.message_type == MessageType::Response
-        && of(answer) == of(query)
-}
-
-/// An answer of another server, and the text of a `resolv.conf`.
-#[cfg(any(test, feature = "fuzzing"))]
-pub(crate) fn fuzz(data: &[u8]) {
-    let servers = parse(&String::from_utf8_lossy(data), &[]);
-    assert!(servers.len() <= SERVERS_MAX);
-    let Ok(answer) = Message::from_vec(data) else { return };
-    let Some(first) = answer.queries.first() else { return };
-    let question = (first.name.clone(), first.query_type);
-    let _same = answers(&answer, &query(&question));
-    let mut cache = crate::cache::Cache::default();
-    cache.put(question.clone(), &answer, data);
-    let _stored = cache.get(&question, true);
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn servers_are_those_of_the_file_without_our_own() {
-        let text = "# x\nnameserver 10.43.0.10\nnameserver 9.9.9.9\nsearch nameserver\nnameserver fd00::1\n\
-            nameserver x\nnameserver 1.1.1.1\nnameserver 8.8.8.8\n";
-        let own = ["10.43.0.10".parse().unwrap()];
-        let all: Vec<String> = parse(text, &own).iter().map(|server| server.to_string()).collect();
-        assert_eq!(all, ["9.9.9.9:53", "[fd00::1]:53", "1.1.1.1:53"]);
-    }
-}
+mod tests;

@@ -4,15 +4,16 @@
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock, RwLock};
 
-use crate::forward::{self, Upstream};
+use crate::{exchange, forward::Upstream, metrics::Metrics, servers};
 use crate::reply::{Reply, encode, reply, udp_size};
 use crate::zone::Zone;
 
 /// Messages of clients, of other servers, and the resolver's configuration.
 pub fn dns(data: &[u8]) {
-    static SERVER: LazyLock<Option<(Zone, Upstream)>> = LazyLock::new(|| {
+    static SERVER: LazyLock<Option<(Zone, Arc<Upstream>)>> = LazyLock::new(|| {
         let zone = Zone::new("cluster.local", Arc::new(RwLock::default()), Vec::new())?;
-        Some((zone, Upstream::new(PathBuf::new(), Vec::new())))
+        let metrics = Arc::new(Metrics::default());
+        Some((zone, Arc::new(Upstream::new(PathBuf::new(), Vec::new(), &[], metrics))))
     });
     let Some((zone, upstream)) = &*SERVER else { return };
     let most = udp_size(data);
@@ -24,7 +25,8 @@ pub fn dns(data: &[u8]) {
     if let Some(bytes) = message.and_then(|message| encode(&message, most)) {
         assert!(bytes.len() <= usize::from(most), "a reply of {} bytes for {most}", bytes.len());
     }
-    forward::fuzz(data);
+    exchange::fuzz(data);
+    servers::fuzz(data);
 }
 
 #[cfg(test)]

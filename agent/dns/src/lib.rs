@@ -1,7 +1,8 @@
 //! The cluster's DNS server: names of Services, endpoints and pods, and a caching forwarder for all other names.
 //!
 //! Start at [`Server::run`]. `zone` answers from the shared tables and does no I/O; it follows the specification of
-//! DNS-based service discovery 1.1.0. `forward` asks the servers of the host's `resolv.conf`. Messages are hickory's.
+//! DNS-based service discovery 1.1.0. `forward` asks the servers of the host's `resolv.conf` and of stub domains. Messages
+//! are hickory's.
 //!
 //! Invariants:
 //! - names of the cluster are never forwarded;
@@ -9,15 +10,20 @@
 //! - connections, forwarded queries and cached answers are limited, in total and for each client.
 
 mod cache;
+mod exchange;
 mod forward;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
 mod limit;
+mod metrics;
 mod reply;
 mod server;
+mod servers;
 mod tcp;
 mod zone;
 
 pub use forward::Upstream;
+pub use metrics::Metrics;
 pub use server::{Server, ServerError};
+pub use servers::StubDomain;
 pub use zone::Zone;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::{DNSClass, RecordType};
 
-use crate::forward::{UDP_PAYLOAD, Upstream};
+use crate::exchange::UDP_PAYLOAD;
+use crate::forward::Upstream;
 use crate::zone::Zone;
 
 /// Smallest size of UDP messages that all clients accept.
@@ -29,7 +30,7 @@ pub(crate) struct Pending {
 }
 
 /// Reads a message and decides the reply.
-pub(crate) fn reply(bytes: &[u8], zone: &Zone, upstream: &Upstream) -> Reply {
+pub(crate) fn reply(bytes: &[u8], zone: &Zone, upstream: &Arc<Upstream>) -> Reply {
     let Ok(query) = Message::from_vec(bytes) else { return malformed(bytes) };
     if query.metadata.message_type != MessageType::Query {
         return Reply::Nothing;
@@ -79,10 +80,15 @@ fn complete(
     question: &Query,
     alias: hickory_proto::rr::Name,
     zone: &Zone,
-    upstream: &Upstream,
+    upstream: &Arc<Upstream>,
 ) -> Reply {
     match zone.answer(&alias, question.query_type) {
         Some(answer) => {
+            // The name of the alias does not exist, or has no such records.
+            reply.metadata.response_code = answer.code;
+            if answer.records.is_empty() && answer.code != ResponseCode::ServFail {
+                reply.add_authority(zone.soa());
+            }
             reply.add_answers(answer.records);
             Reply::Now(reply)
         }
@@ -90,8 +96,11 @@ fn complete(
     }
 }
 
-fn forward(reply: Message, query: &Query, name: hickory_proto::rr::Name, upstream: &Upstream) -> Reply {
+fn forward(reply: Message, query: &Query, name: hickory_proto::rr::Name, upstream: &Arc<Upstream>) -> Reply {
     let question = (name, query.query_type);
+    if upstream.is_returned(&question) {
+        return with_code(reply, ResponseCode::Refused);
+    }
     let pending = Pending { reply, query: query.clone(), question };
     match upstream.cached(&pending.question) {
         Some(answer) => Reply::Now(pending.merged(answer)),

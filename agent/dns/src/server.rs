@@ -3,8 +3,9 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket as StdUdpSocket};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use hickory_proto::op::Message;
 use ipnetwork::IpNetwork;
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, bind, listen, setsockopt, socket, sockopt,
@@ -15,6 +16,7 @@ use tokio::task::JoinSet;
 
 use crate::forward::Upstream;
 use crate::limit::Limit;
+use crate::metrics::Received;
 use crate::reply::{Reply, encode, reply, udp_size};
 use crate::tcp;
 use crate::zone::Zone;
@@ -54,9 +56,11 @@ impl Server {
     /// A server of the zone that forwards all other names.
     #[must_use]
     pub fn new(zone: Zone, upstream: Upstream, clients: watch::Receiver<Vec<IpNetwork>>) -> Self {
+        let upstream = Arc::new(upstream);
+        upstream.metrics.show_cache_of(&upstream);
         Self {
             zone,
-            upstream: Arc::new(upstream),
+            upstream,
             clients,
             forwards: Limit::new(FORWARDS.0, FORWARDS.1),
             connections: Limit::new(CONNECTIONS.0, CONNECTIONS.1),
@@ -104,19 +108,21 @@ impl Server {
             else {
                 continue;
             };
+            let began = Instant::now();
+            let asked = Asked { socket: Arc::clone(&socket), client, most: udp_size(query), began };
             match reply(query, &self.zone, &self.upstream) {
                 Reply::Nothing => {}
-                Reply::Now(message) => send(&socket, client, encode(&message, udp_size(query))).await,
+                Reply::Now(message) => asked.answer(&self.upstream, &message).await,
                 Reply::Forward(pending) => {
-                    let most = udp_size(query);
                     let Some(permit) = self.forwards.take(client.ip()) else {
-                        send(&socket, client, encode(&pending.refused(), most)).await;
+                        self.upstream.metrics.rejected();
+                        asked.answer(&self.upstream, &pending.refused()).await;
                         continue;
                     };
-                    let (socket, upstream) = (Arc::clone(&socket), Arc::clone(&self.upstream));
+                    let upstream = Arc::clone(&self.upstream);
                     tokio::spawn(async move {
-                        let message = pending.resolve(upstream).await;
-                        send(&socket, client, encode(&message, most)).await;
+                        let message = pending.resolve(Arc::clone(&upstream)).await;
+                        asked.answer(&upstream, &message).await;
                         drop(permit);
                     });
                 }
@@ -152,14 +158,20 @@ impl Server {
 
     /// The reply to a query by TCP.
     pub(crate) async fn answer(&self, query: &[u8], client: IpAddr) -> Option<Vec<u8>> {
+        let began = Instant::now();
         let message = match reply(query, &self.zone, &self.upstream) {
             Reply::Nothing => return None,
             Reply::Now(message) => message,
             Reply::Forward(pending) => match self.forwards.take(client) {
                 Some(_permit) => pending.resolve(Arc::clone(&self.upstream)).await,
-                None => pending.refused(),
+                None => {
+                    self.upstream.metrics.rejected();
+                    pending.refused()
+                }
             },
         };
+        let received = received(&message, client, true);
+        self.upstream.metrics.answered(received, message.metadata.response_code, began.elapsed());
         encode(&message, u16::MAX)
     }
 
@@ -171,11 +183,32 @@ impl Server {
     }
 }
 
-async fn send(socket: &UdpSocket, client: SocketAddr, reply: Option<Vec<u8>>) {
-    let Some(reply) = reply else { return };
-    if let Err(error) = socket.send_to(&reply, client).await {
-        tracing::debug!(%error, %client, "cannot send a DNS reply");
+/// A query by UDP.
+struct Asked {
+    socket: Arc<UdpSocket>,
+    client: SocketAddr,
+    /// The most bytes of a reply.
+    most: u16,
+    began: Instant,
+}
+
+// === impl Asked ===
+
+impl Asked {
+    async fn answer(&self, upstream: &Upstream, message: &Message) {
+        let received = received(message, self.client.ip(), false);
+        upstream.metrics.answered(received, message.metadata.response_code, self.began.elapsed());
+        let Some(reply) = encode(message, self.most) else { return };
+        if let Err(error) = self.socket.send_to(&reply, self.client).await {
+            tracing::debug!(%error, client = %self.client, "cannot send a DNS reply");
+        }
     }
+}
+
+/// The query of a reply, for the counters.
+fn received(reply: &Message, client: IpAddr, is_tcp: bool) -> Received {
+    let kind = reply.queries.first().map(|query| query.query_type);
+    Received { is_tcp, is_ipv4: client.is_ipv4(), kind }
 }
 
 /// Whether an interface of this machine has the address. A failed bind refutes that at less cost; with
@@ -230,7 +263,8 @@ mod tests {
     fn without_pod_networks_only_the_node_itself_is_served() {
         let zone = Zone::new("cluster.local", Arc::new(RwLock::default()), Vec::new()).unwrap();
         let (networks, clients) = watch::channel(Vec::new());
-        let server = Server::new(zone, Upstream::new(PathBuf::new(), Vec::new()), clients);
+        let server =
+            Server::new(zone, Upstream::new(PathBuf::new(), Vec::new(), &[], Arc::default()), clients);
         let permits = |client: &str| server.permits(client.parse().unwrap(), None);
         assert!(permits("127.0.0.1") && !permits("10.254.254.254") && !permits("192.0.2.1"));
         networks.send(vec!["10.254.0.0/16".parse().unwrap()]).unwrap();

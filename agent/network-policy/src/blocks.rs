@@ -1,6 +1,5 @@
 //! IP blocks with exceptions as ranges of addresses.
 
-#[cfg(test)]
 use std::net::IpAddr;
 
 use ipnetwork::IpNetwork;
@@ -16,7 +15,6 @@ pub(crate) struct Block {
 }
 
 /// An address as a number.
-#[cfg(test)]
 pub(crate) fn number(address: IpAddr) -> u128 {
     match address {
         IpAddr::V4(address) => address.to_bits().into(),

@@ -32,6 +32,17 @@ pub enum Error {
     },
 }
 
+/// What a change means for open connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Nothing changed.
+    None,
+    /// At most more connections are allowed.
+    Allows,
+    /// Open connections may be forbidden now.
+    MayForbid,
+}
+
 /// Writes a model to its table.
 #[derive(Debug)]
 pub struct Enforcer {
@@ -85,15 +96,17 @@ impl Enforcer {
     ///
     /// # Errors
     /// When the kernel rejects it; the table must be replaced then.
-    pub fn change(&mut self, model: &mut Model) -> Result<(), Error> {
+    pub fn change(&mut self, model: &mut Model) -> Result<Effect, Error> {
         let changes = model.program.changes();
         if changes.is_empty() {
-            return Ok(());
+            return Ok(Effect::None);
         }
+        let effect = if changes.may_forbid() { Effect::MayForbid } else { Effect::Allows };
         let table = self.table.clone();
         let mut transaction = Transaction::new(&table);
         write(&mut transaction, model, changes);
-        self.commit(transaction)
+        self.commit(transaction)?;
+        Ok(effect)
     }
 
     /// Removes the table, if it exists.

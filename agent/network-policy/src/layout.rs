@@ -1,7 +1,8 @@
 //! The fixed part of the table, and lines as rules.
 //!
 //! ```text
-//! forward ─► egress  ─ established, neighbour discovery, to itself ─► accept
+//! forward ─► egress  ─ of a forbidden connection                   ─► drop
+//!                    ─ established, neighbour discovery, to itself ─► accept
 //!                    ─ from an isolated pod of this node           ─► group ─► policies: accept, else drop
 //!         ─► ingress ─ the same for packets to an isolated pod
 //! ```
@@ -15,6 +16,7 @@ use coracle_nft::{
     Key, Meta, R0, Rule, SetSpec, Transaction, Value, Verb, Verdict, concatenated,
 };
 
+use crate::connections::FORBIDDEN;
 use crate::program::{Chain, Line, Ports, Program, Set, Then};
 use crate::rules::Direction;
 
@@ -57,6 +59,7 @@ pub(crate) fn make(transaction: &mut Transaction<'_>) {
     {
         let name = base(direction);
         transaction.make_base_chain(BaseChain { name, hook: Hook::Forward, priority, kind: "filter" });
+        transaction.rule(name, &Rule::default().connection_marked(FORBIDDEN).drop());
         transaction.rule(name, &Rule::default().asked().accept());
         let discovery = Rule::default().meta(Meta::Transport, R0).equal(R0, &[ICMPV6]);
         let discovery = discovery.payload(Header::Transport, 0, 1, R0);

@@ -6,17 +6,21 @@
 //! Invariants:
 //! - the work for a change is proportional to what the change touches, not to all policies and pods;
 //! - a pod that a policy selects is in its map before the model returns, so no packet passes without that policy;
+//! - open connections that a change forbids are marked, and the table drops their packets;
 //! - the table stays in the kernel when the agent ends, and the next agent replaces it in one transaction;
 //! - only forwarded packets are filtered: the node always reaches its own pods, and they reach the node.
 
 mod blocks;
+mod connections;
 mod enforcer;
 mod facts;
 mod layout;
 mod model;
+mod packet;
 mod program;
 mod rules;
 
-pub use enforcer::{Enforcer, Error};
+pub use connections::judge_connections;
+pub use enforcer::{Effect, Enforcer, Error};
 pub use facts::PodFacts;
 pub use model::Model;

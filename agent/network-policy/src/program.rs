@@ -226,6 +226,15 @@ impl Program {
 // === impl Changes ===
 
 impl Changes {
+    /// Whether a connection may be forbidden that was allowed before: a pod has other policies, or a policy's peers lost a
+    /// member. Other elements only allow more.
+    pub(crate) fn may_forbid(&self) -> bool {
+        let isolates = self.new_elements.keys().any(|set| matches!(set, Set::Isolated(..)));
+        let excludes =
+            self.ended_elements.keys().any(|set| !matches!(set, Set::Isolated(..) | Set::Itself(_)));
+        isolates || excludes
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.new_sets.is_empty()
             && self.ended_sets.is_empty()

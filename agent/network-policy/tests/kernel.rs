@@ -11,7 +11,7 @@ use std::process::Command;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
-use coracle_network_policy::{Enforcer, Model, PodFacts};
+use coracle_network_policy::{Effect, Enforcer, Model, PodFacts, judge_connections};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
@@ -140,6 +140,75 @@ fn packets_between_ports_of_a_bridge_are_filtered_in_both_families() {
         }
         enforcer.change(&mut model).unwrap();
         assert_eq!(friend.reaches(&web, 7000), [true, true]);
+        enforcer.remove().unwrap();
+    });
+}
+
+/// A client and a server of one family, with a connection that stays open.
+struct Connection {
+    client: UdpSocket,
+    server: UdpSocket,
+}
+
+// === impl Connection ===
+
+impl Connection {
+    fn open(client: &Pod, server: &Pod, family: usize) -> Self {
+        let (from, to) = (SocketAddr::new(client.ips[family], 0), SocketAddr::new(server.ips[family], 7000));
+        let bound = move |address: SocketAddr| {
+            let socket = UdpSocket::bind(address).unwrap();
+            socket.set_read_timeout(Some(Duration::from_millis(400))).unwrap();
+            socket
+        };
+        let server = server.within(move || bound(to));
+        let client = client.within(move || bound(from));
+        client.connect(to).unwrap();
+        server.connect(client.local_addr().unwrap()).unwrap();
+        let connection = Self { client, server };
+        assert_eq!(connection.works(), [true, true], "it is new");
+        connection
+    }
+
+    /// Whether packets of the client and of the server arrive.
+    fn works(&self) -> [bool; 2] {
+        [(&self.client, &self.server), (&self.server, &self.client)].map(|(from, to)| {
+            from.send(b"packet").unwrap();
+            to.recv(&mut [0; 8]).is_ok()
+        })
+    }
+}
+
+#[test]
+fn open_connections_end_with_their_permission_and_others_stay() {
+    alone(|| {
+        let (web, friend, other) = (Pod::on_the_bridge(2), Pod::on_the_bridge(3), Pod::on_the_bridge(4));
+        let (mut model, mut enforcer) = (Model::default(), Enforcer::open("test-policies").unwrap());
+        let friends = json!([{"from": [{"podSelector": {"matchLabels": {"app": "friend"}}}]}]);
+        let unrelated = json!({"podSelector": {"matchLabels": {"app": "nothing"}}});
+        model.put_policy(&policy("unrelated", unrelated));
+        [(&web, "web"), (&friend, "friend"), (&other, "other")]
+            .iter()
+            .for_each(|(pod, app)| model.put_pod(pod.facts("n", app)));
+        enforcer.replace(&mut model).unwrap();
+        for (family, count) in [(0, 1), (1, 2)] {
+            let kept = Connection::open(&friend, &web, family);
+            let forbidden = Connection::open(&other, &web, family);
+            let allow = json!({"podSelector": {"matchLabels": {"app": "web"}}, "ingress": friends});
+            model.put_policy(&policy("allow", allow));
+            assert_eq!(enforcer.change(&mut model).unwrap(), Effect::MayForbid);
+            assert_eq!(judge_connections(&model).unwrap(), count, "also those of the other family");
+            assert_eq!(forbidden.works(), [false, false], "the server's packets open no new way");
+            assert_eq!(kept.works(), [true, true]);
+            model.put_pod(friend.facts("n", "stranger"));
+            assert_eq!(enforcer.change(&mut model).unwrap(), Effect::MayForbid);
+            assert_eq!(judge_connections(&model).unwrap(), 2 * count);
+            assert_eq!(kept.works(), [false, false]);
+            model.take_policy(&coracle_values::object::Key::new("n", "allow"));
+            model.put_pod(friend.facts("n", "friend"));
+            enforcer.change(&mut model).unwrap();
+            assert_eq!(judge_connections(&model).unwrap(), 0);
+            assert_eq!((kept.works(), forbidden.works()), ([true, true], [true, true]));
+        }
         enforcer.remove().unwrap();
     });
 }

@@ -62,6 +62,9 @@ pub(crate) struct Program {
     pub(crate) elements: BTreeMap<Slot, Option<Verdict>>,
     /// The addresses to which these ports lead.
     pub(crate) connectionless: BTreeMap<Connectionless, BTreeSet<IpAddr>>,
+    /// The targets of the chains that choose one.
+    #[cfg(test)]
+    pub(crate) targets: BTreeMap<String, BTreeSet<crate::endpoints::Target>>,
 }
 
 /// The part of an applied program that is needed to compare it with the next one.

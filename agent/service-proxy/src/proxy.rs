@@ -293,3 +293,6 @@ impl Difference {
         self.ended_affinities.extend(ended.cloned());
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -36,6 +36,7 @@ pub(crate) async fn start(settings: &Settings, shutdown: CancellationToken) -> a
     config.advertise = settings.advertise_address;
     config.cluster_cidrs = settings.ranges.cluster;
     config.service_cidr = settings.ranges.service;
+    config.secondary_service_cidr = settings.ranges.secondary_service;
     config.node_masks = settings.ranges.node_masks;
     config.token_file = settings.token_auth_file;
     config.authentication_file = settings.authentication_config;
@@ -59,6 +60,7 @@ pub(crate) async fn start(settings: &Settings, shutdown: CancellationToken) -> a
     config.signing_duration = settings.signing_duration;
     config.node_monitor_grace = settings.node_monitor_grace;
     config.node_balancers = settings.node_balancers;
+    config.load_balancer_pool = settings.load_balancer_pool;
     config.request_timeout = settings.request_timeout;
     let plane = coracle_controlplane::start(config, shutdown).await?;
     tracing::info!(address = %plane.address(), kubeconfig = %plane.kubeconfig().display(), "the API server is ready");

@@ -113,7 +113,10 @@ pub(super) fn agent_config(node: &Node, credentials: Credentials) -> AgentConfig
         cluster_dns: node.cluster_dns.clone(),
         service_proxy: node.service_proxy.clone(),
         network_policy_table: node.network_policy_table.clone(),
-        dns: node.serve_dns.then(|| DnsConfig { resolv_conf: node.resolv_conf.clone().unwrap_or_default() }),
+        dns: node.serve_dns.then(|| DnsConfig {
+            resolv_conf: node.resolv_conf.clone().unwrap_or_default(),
+            stub_domains: node.dns_stub_domains.clone(),
+        }),
         cluster_domain: node.cluster_domain.clone(),
         register_node: node.register,
         node_labels: node.labels.clone(),

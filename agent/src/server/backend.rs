@@ -39,4 +39,6 @@ pub struct Backend {
     pub access: Arc<Access>,
     /// The agent's settings in the form of a KubeletConfiguration.
     pub configuration: Arc<serde_json::Value>,
+    /// Counters of cluster DNS, if this node serves it.
+    pub dns: Option<Arc<coracle_dns::Metrics>>,
 }

@@ -95,6 +95,9 @@ pub(super) async fn metrics(backend: &Backend) -> Response<Body> {
         "Number of containers that the runtime has figures of",
         running,
     );
+    if let Some(dns) = &backend.dns {
+        out.push_str(&dns.render());
+    }
     exposition(out)
 }
 

@@ -111,6 +111,7 @@ impl Running {
             streams: Arc::new(Proxy),
             access: Arc::new(Access::new(reviews(), "n1")),
             configuration: Arc::new(serde_json::json!({"kind": "KubeletConfiguration", "maxPods": 110})),
+            dns: None,
         };
         let shutdown = CancellationToken::new();
         tokio::spawn(server.run(backend, shutdown.clone()));

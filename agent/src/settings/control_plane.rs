@@ -24,8 +24,8 @@ settings! {
     advertise_address: Option<IpAddr> = unset "found from the routes", "IP";
     /// Ranges of pod addresses, at most one of each family. Each node gets a part of each range.
     cluster_cidr: Vec<IpNetwork> = default "10.42.0.0/16", "CIDR";
-    /// Range of service addresses.
-    service_cidr: Option<IpNetwork> = unset "10.43.0.0/16, or fd43::/112 if pods have IPv6 only", "CIDR";
+    /// Ranges of service addresses, at most one of each family. The first one has the default family.
+    service_cidr: Vec<IpNetwork> = unset "10.43.0.0/16, or fd43::/112 if pods have IPv6 only", "CIDR";
     /// Prefix length of a node's IPv4 range.
     node_cidr_mask_size_ipv4: u8 = default "24", "LENGTH";
     /// Prefix length of a node's IPv6 range.
@@ -83,6 +83,9 @@ settings! {
     /// Nodes serve LoadBalancer services at their own addresses: services without a class, and services of the class
     /// coracle.dev/node-addresses. Disable it if another program serves them.
     node_balancers: bool = default "true", "BOOL";
+    /// Addresses for LoadBalancer services of the class coracle.dev/address-pool. Nodes announce them in their network, so
+    /// no other machine may use them.
+    load_balancer_pool: Vec<IpNetwork> = default "", "CIDR";
     /// Maximum duration of an API request that is not a watch, a log or a stream; at least 1s.
     request_timeout: Age = default "60s", "DURATION";
 }
@@ -109,6 +112,7 @@ pub(crate) struct ControlPlane {
     pub(crate) signing_duration: Duration,
     pub(crate) node_monitor_grace: Duration,
     pub(crate) node_balancers: bool,
+    pub(crate) load_balancer_pool: Vec<IpNetwork>,
     pub(crate) request_timeout: Duration,
 }
 
@@ -127,6 +131,7 @@ impl ControlPlaneSettings {
     pub(super) fn decide(self, dirs: &Dirs, sources: &mut Sources) -> Option<ControlPlane> {
         let masks = [self.node_cidr_mask_size_ipv4, self.node_cidr_mask_size_ipv6];
         let ranges = sources.take(ranges::decide(self.cluster_cidr, self.service_cidr, masks))?;
+        let load_balancer_pool = sources.take(ranges.check_pool(self.load_balancer_pool))?;
         let log = AuditLogOptions {
             path: self.audit_log_path.clone().unwrap_or_default(),
             max_bytes: u64::from(self.audit_log_maxsize.get()) << 20,
@@ -164,6 +169,7 @@ impl ControlPlaneSettings {
             own_node: self.own_node,
             signing_duration: seconds(self.cluster_signing_seconds),
             node_balancers: self.node_balancers,
+            load_balancer_pool,
             node_monitor_grace: seconds(self.node_monitor_grace_seconds),
             request_timeout,
         })

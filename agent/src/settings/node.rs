@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
-use coracle_agent::{EvictionThresholds, ImageGcPolicy, ServiceProxyConfig};
+use coracle_agent::{EvictionThresholds, ImageGcPolicy, ServiceProxyConfig, StubDomain};
 use coracle_cri::{CgroupDriver, NriSettings};
 use coracle_images::PinPattern;
 use ipnetwork::IpNetwork;
@@ -17,7 +17,7 @@ use super::cni::{self, Cni};
 use super::eviction;
 use super::sources::Sources;
 use super::table::settings;
-use super::value::{Age, ByteSize, IdleTimeout, PathOrOff, Percent, Resources, Thresholds};
+use super::value::{Age, ByteSize, IdleTimeout, PathOrOff, Percent, Resources, StubServer, Thresholds};
 use super::{Dirs, Serving, absolute, address_or_port, cgroup, image_gc, labels, nri, overlay};
 
 settings! {
@@ -48,6 +48,8 @@ settings! {
     cluster_dns: Vec<IpAddr> = unset "the address with number 10 of the service range, where the node serves DNS itself", "IP";
     /// Serve DNS for pods at the addresses of cluster-dns.
     serve_dns: Option<bool> = unset "true without cluster-dns, false with agent --kubeconfig", "BOOL";
+    /// Servers for names below a domain: domain=address[:port]. Several servers of one domain are asked in their order.
+    dns_stub_domains: Vec<StubServer> = default "", "SERVERS";
     /// Proxy Services with nftables. Disable it where kube-proxy or another program does.
     service_proxy: Option<bool> = unset "true, false with agent --kubeconfig", "BOOL";
     /// Enforce NetworkPolicies with nftables. Disable it where the network plugin does.
@@ -162,6 +164,8 @@ pub(crate) struct Node {
     pub(crate) cluster_dns: Vec<IpAddr>,
     /// Whether the node serves DNS at `cluster_dns`.
     pub(crate) serve_dns: bool,
+    /// Domains whose names other servers than the host's resolve.
+    pub(crate) dns_stub_domains: Vec<StubDomain>,
     /// Whether `serve_dns`, `service_proxy` and `network_policy` are set explicitly.
     explicit: [bool; 3],
     /// Whether `cluster_dns` is derived from the local service range.
@@ -224,6 +228,7 @@ impl NodeSettings {
             taints: self.register_with_taints,
             kubelet_listen: address_or_port(self.kubelet_listen, 10250),
             serve_dns,
+            dns_stub_domains: stub_domains(self.dns_stub_domains),
             explicit: [self.serve_dns.is_some(), self.service_proxy.is_some(), self.network_policy.is_some()],
             network_policy_table: self.network_policy.unwrap_or(true).then(|| policy_table(&self.nft_table)),
             derived_dns: false,
@@ -308,6 +313,18 @@ impl Node {
             }
         }
     }
+}
+
+/// The servers by domain, in their order.
+fn stub_domains(all: Vec<StubServer>) -> Vec<StubDomain> {
+    let mut domains: Vec<StubDomain> = Vec::new();
+    for StubServer(domain, server) in all {
+        match domains.iter_mut().find(|known| known.domain == domain) {
+            Some(known) => known.servers.push(server),
+            None => domains.push(StubDomain { domain, servers: vec![server] }),
+        }
+    }
+    domains
 }
 
 /// Name of the nftables table of Services, beside the node's own table.

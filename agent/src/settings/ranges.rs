@@ -10,7 +10,10 @@ use ipnetwork::IpNetwork;
 pub(crate) struct Ranges {
     /// Pod ranges, at most one of each family like a node's `podCIDRs`.
     pub(crate) cluster: Vec<IpNetwork>,
+    /// Services' range of the default family.
     pub(crate) service: IpNetwork,
+    /// Services' range of the other family.
+    pub(crate) secondary_service: Option<IpNetwork>,
     /// Prefix lengths of a node's ranges, of IPv4 and of IPv6.
     pub(crate) node_masks: [u8; 2],
 }
@@ -18,17 +21,21 @@ pub(crate) struct Ranges {
 /// Checks the ranges. The default of the service range depends on the families of the cluster ranges.
 pub(super) fn decide(
     cluster: Vec<IpNetwork>,
-    service: Option<IpNetwork>,
+    services: Vec<IpNetwork>,
     node_masks: [u8; 2],
 ) -> anyhow::Result<Ranges> {
     anyhow::ensure!(!cluster.is_empty(), "cluster-cidr is empty: name at least one range");
     let only_v6 = cluster.iter().all(IpNetwork::is_ipv6);
-    let service = match service {
-        Some(service) => service,
-        None if only_v6 => "fd43::/112".parse()?,
-        None => "10.43.0.0/16".parse()?,
+    let (service, secondary_service) = match services[..] {
+        [] if only_v6 => ("fd43::/112".parse()?, None),
+        [] => ("10.43.0.0/16".parse()?, None),
+        [one] => (one, None),
+        [one, other] if one.is_ipv4() != other.is_ipv4() => (one, Some(other)),
+        _ => {
+            anyhow::bail!("service-cidr has {} ranges: use at most one range of each family", services.len())
+        }
     };
-    let ranges = Ranges { cluster, service, node_masks };
+    let ranges = Ranges { cluster, service, secondary_service, node_masks };
     ranges.check()?;
     Ok(ranges)
 }
@@ -44,16 +51,7 @@ impl Ranges {
             "cluster-cidr has {} ranges: use at most one range of each family",
             self.cluster.len()
         );
-        let service = self.service;
-        let (family, longest) = if service.is_ipv4() { ("IPv4", 30) } else { ("IPv6", 126) };
-        anyhow::ensure!(
-            self.cluster.iter().any(|cluster| cluster.is_ipv4() == service.is_ipv4()),
-            "service-cidr {service} is {family}, but cluster-cidr has no {family} range: pods could not reach services"
-        );
-        anyhow::ensure!(
-            service.prefix() <= longest,
-            "service-cidr {service} is too small: /{longest} at most"
-        );
+        self.services().try_for_each(|service| self.check_service(service))?;
         for cluster in &self.cluster {
             // The longest prefix that has room for a gateway and a pod.
             let (family, mask, longest) = match cluster {
@@ -69,6 +67,38 @@ impl Ranges {
                 "cluster-cidr {cluster} is smaller than the range of one node, a /{mask} \
                  (node-cidr-mask-size-{family})"
             );
+        }
+        Ok(())
+    }
+
+    /// Checks the ranges of load balancers: an address of a pod or a service would be announced in the nodes' network.
+    pub(super) fn check_pool(&self, pool: Vec<IpNetwork>) -> anyhow::Result<Vec<IpNetwork>> {
+        for range in &pool {
+            let overlaps =
+                |other: &IpNetwork| other.contains(range.network()) || range.contains(other.network());
+            if let Some(other) = self.cluster.iter().copied().chain(self.services()).find(overlaps) {
+                anyhow::bail!("load-balancer-pool {range} overlaps {other}, a range of pods or services");
+            }
+        }
+        Ok(pool)
+    }
+
+    /// The ranges of services, that of the default family first.
+    fn services(&self) -> impl Iterator<Item = IpNetwork> + use<> {
+        [self.service].into_iter().chain(self.secondary_service)
+    }
+
+    fn check_service(&self, service: IpNetwork) -> anyhow::Result<()> {
+        let (family, longest) = if service.is_ipv4() { ("IPv4", 30) } else { ("IPv6", 126) };
+        anyhow::ensure!(
+            self.cluster.iter().any(|cluster| cluster.is_ipv4() == service.is_ipv4()),
+            "service-cidr {service} is {family}, but cluster-cidr has no {family} range: pods could not reach services"
+        );
+        anyhow::ensure!(
+            service.prefix() <= longest,
+            "service-cidr {service} is too small: /{longest} at most"
+        );
+        for cluster in &self.cluster {
             let overlap = cluster.contains(service.network()) || service.contains(cluster.network());
             anyhow::ensure!(
                 !overlap,
@@ -87,7 +117,8 @@ mod tests {
         let cluster: &[&str] = if cluster.is_empty() { &["10.42.0.0/16"] } else { cluster };
         let cluster = cluster.iter().map(|text| text.parse().unwrap()).collect();
         let masks = [masks[0].unwrap_or(24), masks[1].unwrap_or(64)];
-        let decided = decide(cluster, service.map(|text| text.parse().unwrap()), masks);
+        let services = service.into_iter().flat_map(|all| all.split(','));
+        let decided = decide(cluster, services.map(|one| one.parse().unwrap()).collect(), masks);
         decided.map_err(|error| error.to_string())
     }
 
@@ -100,8 +131,20 @@ mod tests {
         let of_v6 = of(&["fd00::/48"], None, [None; 2]).unwrap();
         assert_eq!(of_v6.service.to_string(), "fd43::/112");
         assert!(of(&["10.42.0.0/16", "fd00::/48"], Some("fd01::/108"), [None; 2]).is_ok());
+        let dual = of(&["10.42.0.0/16", "fd00::/48"], Some("fd01::/108,10.43.0.0/16"), [None; 2]).unwrap();
+        assert_eq!(dual.secondary_service.unwrap().to_string(), "10.43.0.0/16");
         assert!(of(&["10.42.0.0/28", "fd00::/72"], None, [Some(30), Some(80)]).is_ok());
         assert!(of(&["10.42.0.0/24", "fd00::/64"], Some("10.42.1.0/24"), [None; 2]).is_ok());
+    }
+
+    #[test]
+    fn load_balancers_get_no_addresses_of_pods_or_services() {
+        let ranges = of(&[], None, [None; 2]).unwrap();
+        let check = |pool: &str| ranges.check_pool(vec![pool.parse().unwrap()]);
+        assert!(check("192.168.1.240/28").is_ok());
+        for pool in ["10.42.7.0/24", "10.43.0.0/16", "0.0.0.0/0"] {
+            assert!(check(pool).unwrap_err().to_string().contains("overlaps"), "{pool}");
+        }
     }
 
     #[test]
@@ -132,6 +175,12 @@ mod tests {
                 "10.42.0.0/16",
                 "fd43::/112",
                 "service-cidr fd43::/112 is IPv6, but cluster-cidr has no IPv6 range",
+            ),
+            ("10.42.0.0/16", "10.43.0.0/16,10.44.0.0/16", "service-cidr has 2 ranges: use at most one"),
+            (
+                "10.42.0.0/16",
+                "10.43.0.0/16,fd01::/108",
+                "fd01::/108 is IPv6, but cluster-cidr has no IPv6 range",
             ),
             ("10.42.0.0/16", "10.43.0.0/31", "service-cidr 10.43.0.0/31 is too small: /30 at most"),
         ] {

@@ -53,6 +53,10 @@ pub(crate) struct ByteSize(pub(crate) u64);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PathOrOff(pub(crate) Option<PathBuf>);
 
+/// A server of a stub domain: `corp.example=10.0.0.53`, or with a port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct StubServer(pub(crate) String, pub(crate) SocketAddr);
+
 /// Amounts of resources by name: `cpu=500m,memory=1Gi`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Resources(pub(crate) BTreeMap<String, String>);
@@ -196,6 +200,24 @@ impl Single for IpAddr {
 impl Single for SocketAddr {
     fn parse(text: &str) -> Result<Self, String> {
         expect(text, "an IP address and a port, such as 127.0.0.1:80 or [::1]:80")
+    }
+}
+
+impl Single for StubServer {
+    fn parse(text: &str) -> Result<Self, String> {
+        const DNS: u16 = 53;
+        let expected = || "expected a domain and a server, such as corp.example=10.0.0.53".to_owned();
+        let (domain, server) = text.split_once('=').ok_or_else(expected)?;
+        let is_name = |label: &str| {
+            let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+            (1..=63).contains(&label.len()) && label.bytes().all(is_plain)
+        };
+        let labels = domain.strip_suffix('.').unwrap_or(domain);
+        if labels.len() > 253 || !labels.split('.').all(is_name) {
+            return Err(expected());
+        }
+        let server = server.parse().or_else(|_| server.parse().map(|ip| SocketAddr::new(ip, DNS)));
+        Ok(Self(labels.to_ascii_lowercase(), server.map_err(|_| expected())?))
     }
 }
 

@@ -253,6 +253,14 @@ impl Rule {
         self.state().unequal(R0, &0u32.to_ne_bytes())
     }
 
+    /// The connection's mark has one of the bits (`ct mark`).
+    #[must_use]
+    pub fn connection_marked(self, bits: u32) -> Self {
+        const MARK: u32 = 3;
+        let rule = self.push("ct", Attributes::default().number(1, R0).number(2, MARK));
+        rule.mask(R0, &bits.to_ne_bytes()).unequal(R0, &0u32.to_ne_bytes())
+    }
+
     fn state(self) -> Self {
         const STATE: u32 = 0;
         const ESTABLISHED_OR_RELATED: u32 = 0x2 | 0x4;

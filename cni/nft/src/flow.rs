@@ -1,4 +1,4 @@
-//! Conntrack entries of one protocol: listing and removal.
+//! Conntrack entries: listing, removal and marks.
 //!
 //! An entry is made by the first packet between two addresses and ports, and decides the target of all further packets
 //! until it expires. A client that keeps sending by UDP would reach a removed target, or the next one with its address.
@@ -21,21 +21,29 @@ const DUMP: u16 = 0x300;
 /// Attributes of a connection: the packets in the original and in the reply direction, the id and the zone.
 const ORIGINAL: u16 = 1;
 const REPLY: u16 = 2;
+const MARK: u16 = 8;
 const ID: u16 = 12;
 const ZONE: u16 = 18;
+const MARK_MASK: u16 = 21;
 const FILTER: u16 = 25;
 
-/// The parts of a conntrack entry that identify its target.
+/// The parts of a conntrack entry that identify its ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flow {
     /// Number of the transport protocol.
     pub protocol: u8,
+    /// The client's own address.
+    pub from: IpAddr,
     /// The destination to which the client sends.
     pub to: IpAddr,
-    /// The port to which the client sends.
+    /// The port to which the client sends; 0 if the protocol has no ports.
     pub port: u16,
     /// The address that answers: the translated destination.
     pub answered_by: IpAddr,
+    /// The port that answers; 0 if the protocol has no ports.
+    pub answering_port: u16,
+    /// The mark of the connection.
+    pub mark: u32,
 }
 
 /// Deletes the entries of the protocol and address family for which `stale` is true. With a port, the kernel lists only
@@ -70,9 +78,43 @@ pub fn delete_flows(
     }
     let mut first = Ok(());
     for named in &found {
-        first = first.and(delete(channel, family, named));
+        first = first.and(act(channel, DELETE, family, named));
     }
     first.map(|()| found.len())
+}
+
+/// Sets or clears a bit of the marks of all connections of an address family. `wanted` decides about each connection; with
+/// `None` its mark stays. Returns the number of connections that have the bit then, as far as `wanted` decided.
+///
+/// # Errors
+/// When the kernel refuses the list or a change. All connections are tried.
+pub fn mark_flows(
+    channel: &mut Channel,
+    is_ipv4: bool,
+    bit: u32,
+    mut wanted: impl FnMut(&Flow) -> Option<bool>,
+) -> io::Result<usize> {
+    let family = if is_ipv4 { libc::AF_INET } else { libc::AF_INET6 } as u8;
+    let (mut changes, mut error, mut count) = (Vec::new(), None, 0);
+    let request = Request { kind: GET, flags: DUMP, family };
+    channel.request_each(request, &Attributes::default(), |message| {
+        error = error.take().or_else(|| error_of(message));
+        let Some((flow, named)) = flow_of(message) else { return };
+        let Some(is_set) = wanted(&flow) else { return };
+        count += usize::from(is_set);
+        if is_set != (flow.mark & bit != 0) {
+            changes.push((named, if is_set { bit } else { 0 }));
+        }
+    })?;
+    if let Some(error) = error {
+        return Err(error);
+    }
+    let mut first = Ok(());
+    for (named, value) in changes {
+        let marked = named.bytes(MARK, &value.to_be_bytes()).bytes(MARK_MASK, &bit.to_be_bytes());
+        first = first.and(act(channel, NEW, family, &marked));
+    }
+    first.map(|()| count)
 }
 
 /// Lists the connections of the protocol, filtered by port if one is given. The kernel may ignore the filter, as for
@@ -87,8 +129,9 @@ fn question(protocol: u8, port: Option<u16>) -> Attributes {
     question.nest(FILTER, Attributes::default().bytes(1, &filter.to_ne_bytes()))
 }
 
-fn delete(channel: &mut Channel, family: u8, named: &Attributes) -> io::Result<()> {
-    let answer = channel.request(DELETE, ACK, family, named)?;
+/// Deletes or changes one entry.
+fn act(channel: &mut Channel, kind: u16, family: u8, named: &Attributes) -> io::Result<()> {
+    let answer = channel.request(kind, ACK, family, named)?;
     match messages(&answer).find_map(error_of) {
         // It expired in the meantime.
         Some(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
@@ -113,11 +156,17 @@ fn flow_of(message: &[u8]) -> Option<(Flow, Attributes)> {
     let body = message.get(BODY..)?;
     let (original, reply) = (member(body, ORIGINAL)?, member(body, REPLY)?);
     let transport = member(original, 2)?;
+    let number =
+        |of: &[u8], kind| member(of, kind).and_then(|port| port.try_into().ok()).map(u16::from_be_bytes);
+    let mark = member(body, MARK).and_then(|mark| mark.try_into().ok()).map(u32::from_be_bytes);
     let flow = Flow {
         protocol: *member(transport, 1)?.first()?,
+        from: address(original, 1)?,
         to: address(original, 2)?,
-        port: u16::from_be_bytes(member(transport, 3)?.try_into().ok()?),
+        port: number(transport, 3).unwrap_or_default(),
         answered_by: address(reply, 1)?,
+        answering_port: number(member(reply, 2)?, 2).unwrap_or_default(),
+        mark: mark.unwrap_or_default(),
     };
     let exactly = [ID, ZONE].into_iter().filter_map(|kind| Some((kind, member(body, kind)?)));
     let named = Attributes::default().nested(ORIGINAL, original);

@@ -7,7 +7,7 @@ use futures::{StreamExt, TryStreamExt};
 use ipnetwork::IpNetwork;
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::address::{
-    AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage, AddressScope,
+    AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage, AddressScope, CacheInfo,
 };
 use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteMetric, RouteScope};
 use rtnetlink::{AddressMessageBuilder, RouteMessageBuilder};
@@ -67,6 +67,24 @@ impl Links {
         message.header.scope = scope;
         *add.message_mut() = message;
         add.execute().await.map_err(failed("add address", &address.to_string()))
+    }
+
+    /// Adds an address that the kernel removes after a lifetime in seconds, or extends its lifetime. It is not chosen as the
+    /// source of packets.
+    pub(crate) async fn lend_address(&self, link: &Link, address: IpAddr, seconds: u32) -> Result<(), Error> {
+        let network = IpNetwork::from(address);
+        let mut add = self.handle.address().add(link.index, network.ip(), network.prefix()).replace();
+        let mut message = address_message(link, network, false);
+        if address.is_ipv4() {
+            message.header.scope = AddressScope::Host;
+        }
+        let mut lifetime = CacheInfo::default();
+        // A deprecated IPv6 address is no source; IPv4 knows the scope only.
+        lifetime.ifa_preferred = if address.is_ipv4() { seconds } else { 0 };
+        lifetime.ifa_valid = seconds;
+        message.attributes.push(AddressAttribute::CacheInfo(lifetime));
+        *add.message_mut() = message;
+        add.execute().await.map_err(failed("add address", &network.to_string()))
     }
 
     pub(crate) async fn remove_address(&self, present: Present) -> Result<(), Error> {

@@ -1,5 +1,7 @@
 //! Allocation of cluster IPs and node ports: done when a service is created, kept until it is deleted.
 
+mod families;
+
 use std::{collections::HashSet, net::IpAddr, sync::Arc};
 
 use coracle_kinds::{Resource, kind::by_kind, validate::Cause};
@@ -37,17 +39,15 @@ struct Taken<'a> {
 /// service that cannot change cannot lose its finalizers either.
 #[derive(Default)]
 struct Held {
-    /// The cluster IP, or empty.
-    address: String,
+    /// The cluster IPs.
+    addresses: Vec<String>,
     /// Node ports, also that of health checks.
     ports: HashSet<u16>,
-    /// The place and the error of a family that this cluster does not have.
-    other_family: Option<(usize, String)>,
 }
 
 impl Held {
     /// A service of type ExternalName has nothing: its fields were never allocated.
-    fn of(old: &Value, family: &str) -> Self {
+    fn of(old: &Value) -> Self {
         if old["spec"]["type"] == "ExternalName" {
             return Self::default();
         }
@@ -57,9 +57,8 @@ impl Held {
         let health = Some(&spec["healthCheckNodePort"]).filter(|_| needs_health_check(old));
         let number = |port: &Value| u16::try_from(port.as_u64()?).ok().filter(|port| *port != 0);
         Self {
-            address: spec["clusterIP"].as_str().unwrap_or_default().to_owned(),
+            addresses: families::list(old, "clusterIPs"),
             ports: ports.chain(health).filter_map(number).collect(),
-            other_family: other_family(spec, family),
         }
     }
 }
@@ -135,16 +134,6 @@ pub(crate) async fn for_update(
     if !is_allocated(kind) {
         return Ok(None);
     }
-    if new["spec"]["type"] != "ExternalName" {
-        for field in ["clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy"] {
-            if new["spec"][field].is_null() || new["spec"][field] == "" {
-                let kept = old["spec"][field].clone();
-                if !kept.is_null() {
-                    new["spec"][field] = kept;
-                }
-            }
-        }
-    }
     keep_node_ports(new, old);
     if needs_health_check(new) && new["spec"]["healthCheckNodePort"].as_i64().unwrap_or(0) == 0 {
         let kept = old["spec"]["healthCheckNodePort"].clone();
@@ -182,31 +171,20 @@ fn assign(state: &State, kind: &Resource, object: &mut Value, old: Option<&Value
         let cause = Cause { reason: "FieldValueInvalid", field: field.to_owned(), message };
         ApiError::invalid(kind, &name, &[cause])
     };
+    families::synchronize(object, old);
+    families::complete(object, old, &state.service_ranges.families())
+        .map_err(|causes| ApiError::invalid(kind, &name, &causes))?;
     let ranges = ranges(state)?;
-    let family = state.service_range.family();
     let (services, addresses) = (state.cache.of(kind)?, state.cache.of(networking("IPAddress")?)?);
     let (services, addresses) = (services.lock(), addresses.lock());
     let mut taken = Taken {
         services: services.allocated(),
         addresses: addresses.allocated(),
         own: &own,
-        held: old.map(|old| Held::of(old, family)).unwrap_or_default(),
+        held: old.map(Held::of).unwrap_or_default(),
         chosen: HashSet::new(),
     };
-    let address = address(&ranges, &taken, object["spec"]["clusterIP"].as_str().unwrap_or_default())
-        .map_err(|message| refuse("spec.clusterIPs", message))?;
-    let spec = &mut object["spec"];
-    let other = other_family(spec, family);
-    if let Some((place, message)) = other.filter(|other| taken.held.other_family.as_ref() != Some(other)) {
-        return Err(refuse(&format!("spec.ipFamilies[{place}]"), message));
-    }
-    spec["clusterIP"] = address.clone().into();
-    spec["clusterIPs"] = json!([address]);
-    for (field, value) in [("ipFamilies", json!([family])), ("ipFamilyPolicy", json!("SingleStack"))] {
-        if spec[field].is_null() {
-            spec[field] = value;
-        }
-    }
+    cluster_ips(object, &ranges, &taken).map_err(|message| refuse("spec.clusterIPs", message))?;
     ports(object, &mut taken)
         .map_err(|(index, message)| refuse(&format!("spec.ports[{index}].nodePort"), message))?;
     health_port(object, &taken).map_err(|message| refuse("spec.healthCheckNodePort", message))
@@ -217,12 +195,33 @@ fn networking(kind: &str) -> Result<&'static Arc<Resource>> {
     by_kind("networking.k8s.io/v1", kind).ok_or_else(ApiError::no_resource)
 }
 
-/// The ranges from which services get addresses, the configured one first.
+/// The ranges from which services get addresses, the configured ones first.
 fn ranges(state: &State) -> Result<Vec<ServiceRange>> {
     let cidrs = state.cache.of(networking("ServiceCIDR")?)?;
     let cidrs = cidrs.lock();
     let known: Vec<_> = cidrs.allocated().ranges().collect();
-    Ok(usable(state.service_range, &known))
+    Ok(state.service_ranges.iter().flat_map(|configured| usable(configured, &known)).collect())
+}
+
+/// Completes the cluster IPs: one of each family of the service.
+fn cluster_ips(
+    object: &mut Value,
+    ranges: &[ServiceRange],
+    taken: &Taken<'_>,
+) -> std::result::Result<(), String> {
+    let spec = &mut object["spec"];
+    if spec["clusterIP"] == "None" {
+        return Ok(());
+    }
+    let mut all = Vec::new();
+    for (index, family) in spec["ipFamilies"].as_array().into_iter().flatten().enumerate() {
+        let of_family: Vec<ServiceRange> =
+            ranges.iter().filter(|range| *family == range.family()).copied().collect();
+        all.push(address(&of_family, taken, spec["clusterIPs"][index].as_str().unwrap_or_default())?);
+    }
+    spec["clusterIP"] = all.first().cloned().unwrap_or_default().into();
+    spec["clusterIPs"] = json!(all);
+    Ok(())
 }
 
 /// The configured range and the usable ranges of ServiceCIDRs of its family. The configured range is left out while a
@@ -240,20 +239,8 @@ fn usable(configured: ServiceRange, known: &[(ServiceRange, bool)]) -> Vec<Servi
     all
 }
 
-/// The first requested address family that this cluster does not have, with the error. A service without address and
-/// selector may have any family.
-fn other_family(spec: &Value, ours: &str) -> Option<(usize, String)> {
-    let selects = spec["selector"].as_object().is_some_and(|selector| !selector.is_empty());
-    if spec["clusterIP"] == "None" && !selects {
-        return None;
-    }
-    let mut families = spec["ipFamilies"].as_array()?.iter().filter_map(Value::as_str).enumerate();
-    let (place, other) = families.find(|(_, family)| *family != ours)?;
-    Some((place, format!("Invalid value: \"{other}\": not configured on this cluster")))
-}
-
 fn address(ranges: &[ServiceRange], taken: &Taken<'_>, wanted: &str) -> std::result::Result<String, String> {
-    if wanted == "None" || (!wanted.is_empty() && wanted == taken.held.address) {
+    if !wanted.is_empty() && taken.held.addresses.iter().any(|held| held == wanted) {
         return Ok(wanted.to_owned());
     }
     if wanted.is_empty() {
@@ -420,7 +407,6 @@ mod tests {
                 assert!(!taken.contains(&chosen));
                 taken.push(chosen);
             }
-            assert_eq!(chosen(&[range], &taken, "None").unwrap(), "None");
             assert_eq!(chosen(&[range], &taken, by_hand).unwrap(), by_hand);
             assert!(chosen(&[range], &taken, elsewhere).unwrap_err().contains("not in the valid range"));
             let held = taken[0].to_string();
@@ -443,7 +429,7 @@ mod tests {
 
     #[test]
     fn a_service_keeps_what_it_has_without_a_check() {
-        let old = json!({"spec": {"type": "NodePort", "clusterIP": "10.1.0.9", "ipFamilies": ["IPv6"],
+        let old = json!({"spec": {"type": "NodePort", "clusterIPs": ["10.1.0.9"],
             "ports": [{"port": 80, "nodePort": 22}, {"port": 81, "nodePort": 30001}]}});
         let (services, addresses) =
             (services(&["10.1.0.9".parse().unwrap()], &[30001, 30002]), Allocated::default());
@@ -451,7 +437,7 @@ mod tests {
             services: &services,
             addresses: &addresses,
             own: "own",
-            held: Held::of(old, "IPv4"),
+            held: Held::of(old),
             chosen: HashSet::new(),
         };
         let open = [range("10.0.0.0/24")];
@@ -459,7 +445,6 @@ mod tests {
         assert!(address(&open, &taken(&old), "10.1.0.10").is_err(), "another address of the closed range");
         assert_eq!([22, 30001].map(|port| requested(port, &taken(&old))), [Ok(22), Ok(30001)]);
         assert!([23, 30002].iter().all(|port| requested(*port, &taken(&old)).is_err()));
-        assert_eq!(taken(&old).held.other_family, other_family(&old["spec"], "IPv4"));
         let mut named = old.clone();
         named["spec"]["type"] = "ExternalName".into();
         assert!(address(&open, &taken(&named), "10.1.0.9").is_err(), "it was never allocated");
@@ -541,15 +526,29 @@ mod tests {
     }
 
     #[test]
-    fn a_family_that_services_do_not_have_is_refused_where_they_need_an_address() {
-        let of = |spec: Value| other_family(&spec, "IPv6").map(|(place, _)| place);
-        assert_eq!(of(json!({})), None);
-        assert_eq!(of(json!({"ipFamilies": ["IPv6"]})), None);
-        assert_eq!(of(json!({"ipFamilies": ["IPv4"]})), Some(0));
-        assert_eq!(of(json!({"ipFamilies": ["IPv6", "IPv4"]})), Some(1));
-        let headless = json!({"ipFamilies": ["IPv4"], "clusterIP": "None", "selector": {"a": "b"}});
-        assert_eq!(of(headless), Some(0));
-        assert_eq!(of(json!({"ipFamilies": ["IPv4"], "clusterIP": "None"})), None);
+    fn a_service_gets_an_address_of_each_family_and_keeps_what_it_has() {
+        let (services, addresses) = (services(&[], &[]), Allocated::default());
+        let old = json!({"spec": {"type": "ClusterIP", "clusterIPs": ["10.9.9.9"]}});
+        let taken = Taken {
+            services: &services,
+            addresses: &addresses,
+            own: "own",
+            held: Held::of(&old),
+            chosen: HashSet::new(),
+        };
+        let ranges = [range("10.43.0.0/24"), range("fd43::/112")];
+        let mut object = json!({"spec": {"clusterIPs": ["10.9.9.9"], "ipFamilies": ["IPv4", "IPv6"]}});
+        cluster_ips(&mut object, &ranges, &taken).unwrap();
+        let second: IpAddr = object["spec"]["clusterIPs"][1].as_str().unwrap().parse().unwrap();
+        assert_eq!(
+            (&object["spec"]["clusterIPs"][0], &object["spec"]["clusterIP"]),
+            (&json!("10.9.9.9"), &json!("10.9.9.9"))
+        );
+        assert!(ranges[1].contains(second));
+        let mut headless =
+            json!({"spec": {"clusterIP": "None", "clusterIPs": ["None"], "ipFamilies": ["IPv4", "IPv6"]}});
+        cluster_ips(&mut headless, &ranges, &taken).unwrap();
+        assert_eq!(headless["spec"]["clusterIPs"], json!(["None"]));
     }
 
     #[test]

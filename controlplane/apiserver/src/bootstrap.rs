@@ -41,7 +41,7 @@ pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
     let metadata = json!({"name": "kubernetes", "namespace": "default", "labels": labels});
     let ports =
         json!([{"name": "https", "port": 443, "protocol": "TCP", "targetPort": state.advertise.port()}]);
-    let address = state.service_range.own().map(|address| address.to_string());
+    let address = state.service_ranges.primary().own().map(|address| address.to_string());
     ensure(
         state,
         "services",
@@ -59,18 +59,27 @@ pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
     Ok(())
 }
 
-/// Creates the ServiceCIDR of the configured range, and makes it ready before the first service needs an address. If
-/// the setting has changed, an existing one keeps its range, because services may have addresses in it.
+/// Creates the ServiceCIDR of the configured ranges, and makes it ready before the first service needs an address. An
+/// existing one gets a new second range. It keeps every other range, because services may have addresses in it. Source:
+/// `pkg/controlplane/controller/defaultservicecidr`.
 async fn default_range(state: &Arc<State>) -> Result<()> {
     const NAME: &str = "kubernetes";
     let kind = by_resource("networking.k8s.io", "v1", "servicecidrs").ok_or_else(ApiError::no_resource)?;
-    let range = state.service_range.to_string();
+    let ranges: Vec<String> = state.service_ranges.iter().map(|range| range.to_string()).collect();
     let object = json!({
         "apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR", "metadata": {"name": NAME},
-        "spec": {"cidrs": [range]},
+        "spec": {"cidrs": ranges},
     });
     ensure_kind(state, kind, object.clone()).await?;
     let call = call(state, kind.clone(), &object);
+    let extended = write::update(&call, NAME, (Part::Main, Writer::Update), |old| {
+        let mut new = old.clone();
+        if is_extended(&old["spec"]["cidrs"], &ranges) {
+            new["spec"]["cidrs"] = json!(ranges);
+        }
+        Ok(new)
+    });
+    extended.await?;
     let stored = write::update(&call, NAME, (Part::Status, Writer::Update), |old| {
         let mut new = old.clone();
         let conditions = old["status"]["conditions"].as_array().into_iter().flatten();
@@ -83,18 +92,23 @@ async fn default_range(state: &Arc<State>) -> Result<()> {
         Ok(new)
     });
     let stored = stored.await?.value();
-    if !stored["spec"]["cidrs"].as_array().is_some_and(|cidrs| cidrs.contains(&range.as_str().into())) {
-        let cidrs = &stored["spec"]["cidrs"];
-        tracing::warn!(%range, %cidrs, "the default ServiceCIDR has another range than the setting");
+    let cidrs = &stored["spec"]["cidrs"];
+    if *cidrs != json!(ranges) {
+        tracing::warn!(?ranges, %cidrs, "the default ServiceCIDR has other ranges than the setting");
     }
     Ok(())
+}
+
+/// Whether the ranges are those of a single-stack ServiceCIDR and a second one.
+fn is_extended(stored: &Value, ranges: &[String]) -> bool {
+    ranges.len() == 2 && *stored == json!([ranges[0]])
 }
 
 /// The service of cluster DNS. The nodes serve its address themselves; the service reserves it, so that no other
 /// service can get it.
 async fn cluster_dns(state: &Arc<State>) -> Result<()> {
     const NUMBER: u128 = 10;
-    let Some(address) = state.service_range.nth(NUMBER) else { return Ok(()) };
+    let Some(address) = state.service_ranges.primary().nth(NUMBER) else { return Ok(()) };
     let labels = json!({"k8s-app": "kube-dns", "kubernetes.io/cluster-service": "true",
         "kubernetes.io/name": "CoreDNS"});
     let ports = json!([{"name": "dns", "port": 53, "protocol": "UDP", "targetPort": 53},

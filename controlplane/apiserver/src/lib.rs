@@ -58,4 +58,4 @@ pub use in_flight::REQUEST_TIMEOUT;
 pub use registry::RegistryError;
 pub use reply::Body;
 pub use server::{Apiserver, ApiserverConfig, AuditConfig, KubeletTls, OpenError};
-pub use service_range::ServiceRange;
+pub use service_range::{ServiceRange, ServiceRanges};

@@ -35,7 +35,7 @@ use crate::{
     registry::{Registry, RegistryError},
     reply::{self, Reply},
     request::RequestInfo,
-    service_range::ServiceRange,
+    service_range::ServiceRanges,
     usage,
 };
 
@@ -44,7 +44,7 @@ pub struct ApiserverConfig {
     /// The address by which pods and nodes reach this server.
     pub advertise: SocketAddr,
     /// Address range of services. The first address is this server's own.
-    pub service_range: ServiceRange,
+    pub service_ranges: ServiceRanges,
     /// Key that signs service-account tokens: PKCS#8, P-256.
     pub service_account_key: Vec<u8>,
     /// Issuer of tokens: a URL.
@@ -167,7 +167,7 @@ pub(crate) struct State {
     pub(crate) admission: Admission,
     pub(crate) auditor: Option<Arc<Auditor>>,
     pub(crate) advertise: SocketAddr,
-    pub(crate) service_range: ServiceRange,
+    pub(crate) service_ranges: ServiceRanges,
     pub(crate) kubelet: KubeletTls,
     pub(crate) front_proxy: FrontProxy,
     pub(crate) remotes: Remotes,
@@ -249,7 +249,7 @@ impl Apiserver {
             admission,
             auditor,
             advertise: config.advertise,
-            service_range: config.service_range,
+            service_ranges: config.service_ranges,
             kubelet: config.kubelet,
             front_proxy: config.front_proxy,
             remotes: Remotes::default(),

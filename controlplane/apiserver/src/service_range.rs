@@ -1,4 +1,4 @@
-//! An address range of services.
+//! Address ranges of services.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -7,6 +7,39 @@ use ipnetwork::IpNetwork;
 /// One range of addresses, so one address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceRange(IpNetwork);
+
+/// The configured ranges of services: that of the default family, and possibly one of the other family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServiceRanges {
+    primary: ServiceRange,
+    secondary: Option<ServiceRange>,
+}
+
+// === impl ServiceRanges ===
+
+impl ServiceRanges {
+    /// The ranges of these networks. A second network of the same family is ignored.
+    #[must_use]
+    pub fn new(primary: IpNetwork, secondary: Option<IpNetwork>) -> Self {
+        let secondary = secondary.filter(|other| other.is_ipv4() != primary.is_ipv4());
+        Self { primary: ServiceRange::new(primary), secondary: secondary.map(ServiceRange::new) }
+    }
+
+    /// The ranges, the default family first.
+    pub fn iter(&self) -> impl Iterator<Item = ServiceRange> + use<> {
+        std::iter::once(self.primary).chain(self.secondary)
+    }
+
+    /// The range of the default family.
+    pub(crate) fn primary(&self) -> ServiceRange {
+        self.primary
+    }
+
+    /// The address families, the default one first.
+    pub(crate) fn families(&self) -> Vec<&'static str> {
+        self.iter().map(ServiceRange::family).collect()
+    }
+}
 
 // === impl ServiceRange ===
 

@@ -36,6 +36,8 @@ pub struct ControllersConfig {
     pub signer: Option<Signer>,
     /// Whether nodes serve LoadBalancer services at the nodes' addresses.
     pub node_balancers: bool,
+    /// Ranges from which LoadBalancer services of the class `coracle.dev/address-pool` get addresses.
+    pub load_balancer_pool: Vec<IpNetwork>,
     /// Time without a heartbeat after which a node's conditions become Unknown.
     pub node_monitor_grace: Duration,
     /// The same time for a node that has never written its status.
@@ -64,6 +66,7 @@ impl Default for ControllersConfig {
             reserved_ranges: Vec::new(),
             signer: None,
             node_balancers: true,
+            load_balancer_pool: Vec::new(),
             node_monitor_grace: Duration::from_secs(50),
             node_startup_grace: Duration::from_secs(60),
             eviction_interval: Duration::from_secs(10),

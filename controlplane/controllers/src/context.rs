@@ -39,6 +39,8 @@ pub(crate) struct Context {
     pub(crate) service_addresses: Arc<ServiceAddresses>,
     /// The ports that LoadBalancer services claim, and refusals.
     pub(crate) balancers: Arc<crate::node_balancer::run::State>,
+    /// Addresses of the pool.
+    pub(crate) address_pool: Arc<crate::address_pool::run::State>,
 }
 
 impl Context {

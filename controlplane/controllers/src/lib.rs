@@ -11,6 +11,7 @@
 //! Controllers write patches of exactly the fields that they own, so that fields newer than this crate survive.
 
 mod account_token;
+mod address_pool;
 mod api_kind;
 mod bootstrap_signer;
 mod cache;

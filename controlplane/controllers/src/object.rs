@@ -305,6 +305,7 @@ pub(crate) struct ServiceSpec {
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct ServiceStatus {
     pub(crate) load_balancer: Option<LoadBalancerStatus>,
+    pub(crate) conditions: Option<Vec<k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition>>,
 }
 
 /// The endpoints of a service.

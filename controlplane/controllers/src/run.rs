@@ -16,12 +16,12 @@ use crate::object::Key;
 use crate::queue::{Next, Queue};
 use crate::replica_set::counts::PodCounts;
 use crate::{
-    account_token, bootstrap_signer, cluster_role_aggregation, cron_job, csr_approving, csr_cleaner,
-    csr_signing, daemon_set, deployment, disruption, endpoint_slice, endpoint_slice_mirroring, endpoints,
-    ephemeral_volume, garbage, ip_address, job, job::orphan as job_orphan, local_volume, namespace,
-    node_balancer, node_lifecycle, pod_autoscaler, pod_cidr, pod_gc, replica_set, replication_controller,
-    root_ca, service_account, service_cidr, stale_disruption, stateful_set, taint_eviction, token_cleaner,
-    ttl_after_finished, volume_binding, volume_protection,
+    account_token, address_pool, bootstrap_signer, cluster_role_aggregation, cron_job, csr_approving,
+    csr_cleaner, csr_signing, daemon_set, deployment, disruption, endpoint_slice, endpoint_slice_mirroring,
+    endpoints, ephemeral_volume, garbage, ip_address, job, job::orphan as job_orphan, local_volume,
+    namespace, node_balancer, node_lifecycle, pod_autoscaler, pod_cidr, pod_gc, replica_set,
+    replication_controller, root_ca, service_account, service_cidr, stale_disruption, stateful_set,
+    taint_eviction, token_cleaner, ttl_after_finished, volume_binding, volume_protection,
 };
 
 /// Runs every controller until `shutdown` is cancelled. Failed watches are retried forever.
@@ -42,6 +42,7 @@ pub async fn run(client: Client, config: ControllersConfig, shutdown: Cancellati
         volumes: Arc::default(),
         service_addresses: Arc::default(),
         balancers: Arc::default(),
+        address_pool: Arc::default(),
     });
     // Before other handlers, so that these read counts of the same state.
     context.pod_counts.follow(&context.caches.pods);
@@ -94,6 +95,7 @@ fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
         ip_address "ip-address" 2,
         service_cidr "service-cidr" 1,
         node_balancer "node-balancer" 1,
+        address_pool "address-pool" 1,
         csr_approving "csr-approving" 1,
         csr_signing "csr-signing" 1,
         csr_cleaner "csr-cleaner" 1,

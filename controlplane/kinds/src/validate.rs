@@ -46,6 +46,7 @@ pub(crate) mod workload;
 use serde_json::Value;
 
 pub use self::cause::{Cause, Causes, Path};
+pub use self::service::service_addresses;
 use crate::{Resource, defaults};
 
 /// Validates a new object, after defaulting and name generation.

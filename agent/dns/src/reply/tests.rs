@@ -20,8 +20,8 @@ fn zone(endpoints: usize) -> Zone {
     Zone::new("cluster.local", Arc::new(RwLock::new(tables)), Vec::new()).unwrap()
 }
 
-fn upstream() -> Upstream {
-    Upstream::new(PathBuf::from("/nonexistent"), Vec::new())
+fn upstream() -> Arc<Upstream> {
+    Arc::new(Upstream::new(PathBuf::from("/nonexistent"), Vec::new(), &[], Arc::default()))
 }
 
 fn query(name: &str, change: impl FnOnce(&mut Message)) -> Vec<u8> {

@@ -56,6 +56,8 @@ impl Chains {
         is_local: bool,
     ) -> String {
         let chain = format!("{} {}", if is_local { "local" } else { "cluster" }, self.base);
+        #[cfg(test)]
+        program.targets.insert(chain.clone(), targets.iter().copied().collect());
         let rules = match affinity {
             None => vec![self.translate(targets)],
             Some(timeout) => self.remembering(program, targets, timeout),

@@ -55,13 +55,18 @@ impl Fixture {
 
     /// The same after a restart.
     async fn again(self) -> Self {
+        self.again_with(|_config| {}).await
+    }
+
+    /// Restarts with another configuration.
+    async fn again_with(self, configure: impl FnOnce(&mut ApiserverConfig)) -> Self {
         let Self { api, directory } = self;
         drop(api);
         // The cache's task ends with the store's thread: wait for the directory's lock.
         while Embedded::open(&directory.path().join("store"), EmbeddedOptions::default()).is_err() {
             tokio::task::yield_now().await;
         }
-        Self { api: open(directory.path()).await, directory }
+        Self { api: open_with(directory.path(), configure).await, directory }
     }
 
     async fn send(&self, user: User, request: Request<Full<Bytes>>) -> Answer {
@@ -138,7 +143,7 @@ async fn open_with(directory: &std::path::Path, configure: impl FnOnce(&mut Apis
     std::fs::write(&token_file, "secret,ann,7,system:masters\n").unwrap();
     let mut config = ApiserverConfig {
         advertise: "192.0.2.1:6443".parse().unwrap(),
-        service_range: ServiceRange::new("10.43.0.0/16".parse().unwrap()),
+        service_ranges: ServiceRanges::new("10.43.0.0/16".parse().unwrap(), None),
         service_account_key: KeyPair::generate().unwrap().serialize_der(),
         issuer: "https://kubernetes.default.svc".to_owned(),
         token_file: Some(token_file),

@@ -44,7 +44,7 @@ pub(crate) fn subsets(service: &Service, pods: &[Arc<Pod>]) -> Vec<EndpointSubse
     let publish = service.spec.publish_not_ready_addresses == Some(true);
     let mut subsets: Vec<EndpointSubset> = Vec::new();
     for pod in pods.iter().filter(|pod| selects(service, pod) && !pod.finished()) {
-        let Some(ip) = pod.status.pod_ip.clone().filter(|ip| is_reachable(ip)) else { continue };
+        let Some(ip) = pod_ip(pod, is_ipv6(service)) else { continue };
         if pod.is_being_deleted() && !publish {
             continue;
         }
@@ -70,6 +70,20 @@ pub(crate) fn subsets(service: &Service, pods: &[Arc<Pod>]) -> Vec<EndpointSubse
     let portless = service.spec.ports.as_ref().is_none_or(Vec::is_empty);
     subsets.retain(|subset| subset.ports.is_some() || portless);
     subsets
+}
+
+/// Whether the default family of the service is IPv6. Endpoints have that one only.
+fn is_ipv6(service: &Service) -> bool {
+    match service.spec.ip_families.as_deref() {
+        Some([first, ..]) => first == "IPv6",
+        _ => service.spec.cluster_ip.as_deref().is_some_and(|ip| ip.contains(':')),
+    }
+}
+
+/// The address of the pod in a family.
+fn pod_ip(pod: &Pod, is_ipv6: bool) -> Option<String> {
+    let all = pod.status.pod_ips.iter().flatten().map(|ip| &ip.ip).chain(&pod.status.pod_ip);
+    all.filter(|ip| is_reachable(ip)).find(|ip| ip.contains(':') == is_ipv6).cloned()
 }
 
 fn address(service: &Service, pod: &Pod, ip: String) -> EndpointAddress {
@@ -158,6 +172,19 @@ mod tests {
             [pod("1", "10.0.0.2", "True"), pod("2", "10.0.0.1", "True"), pod("3", "10.0.0.3", "False")];
         assert_eq!(show(&service, &pods), "[10.0.0.1,10.0.0.2|10.0.0.3]:8080");
         assert_eq!(show(&service, &[pod("1", "", "True")]), "");
+    }
+
+    #[test]
+    fn endpoints_have_the_default_family_of_the_service() {
+        let mut dual = (*pod("1", "10.0.0.2", "True")).clone();
+        let ips = json!([{"ip": "10.0.0.2"}, {"ip": "fd00::2"}]);
+        dual.status.pod_ips = serde_json::from_value(ips).unwrap();
+        let shown = |families: Value| {
+            let spec = json!({"selector": {"app": "a"}, "ports": [{"port": 80}], "ipFamilies": families});
+            show(&service(spec), &[Arc::new(dual.clone())])
+        };
+        assert_eq!(shown(json!(["IPv6", "IPv4"])), "[fd00::2|]:80");
+        assert_eq!(shown(json!(["IPv4"])), "[10.0.0.2|]:80");
     }
 
     #[test]

@@ -147,6 +147,19 @@ fn entries(service: &Service, nodes: &[&NodeFacts], ports: &BTreeSet<Port>) -> V
 // === impl NodeFacts ===
 
 impl NodeFacts {
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether it can serve: it is ready and not excluded.
+    pub(crate) fn is_usable(&self) -> bool {
+        self.is_usable
+    }
+
+    pub(crate) fn addresses(&self) -> &[IpAddr] {
+        &self.addresses
+    }
+
     pub(crate) fn of(node: &Arc<Node>) -> Self {
         let labels = node.metadata.labels.as_ref();
         let label = |name: &str| labels.and_then(|labels| labels.get(name)).map(String::as_str);

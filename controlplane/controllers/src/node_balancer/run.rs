@@ -70,7 +70,8 @@ fn reserved(context: &Context) -> Vec<u16> {
     server.and_then(|(_, port)| port.parse().ok()).into_iter().collect()
 }
 
-fn service_of(slice: &EndpointSlice) -> Option<Key> {
+/// The service of a slice.
+pub(crate) fn service_of(slice: &EndpointSlice) -> Option<Key> {
     let name = slice.metadata.labels.as_ref()?.get(SERVICE_NAME)?;
     Some(Key::new(slice.namespace(), name))
 }
@@ -123,7 +124,7 @@ async fn write(context: &Context, service: &Service, desired: Vec<Value>) -> Res
 }
 
 /// Nodes with ready endpoints of a service.
-fn ready_nodes(context: &Context, service: &Service) -> BTreeSet<String> {
+pub(crate) fn ready_nodes(context: &Context, service: &Service) -> BTreeSet<String> {
     let (caches, key) = (&context.caches, service.key());
     // Slices belong to the service, to its Endpoints if it has no selector, or to nothing if a user wrote them.
     let endpoints = caches.endpoints.get(&key);

@@ -1,9 +1,12 @@
 //! Services, endpoints, endpoint slices.
 
+mod addresses;
+
 use std::collections::HashSet;
 
 use serde_json::Value;
 
+pub use self::addresses::service_addresses;
 use super::{Causes, Path, format, items, meta, text};
 
 const PROTOCOLS: &[&str] = &["SCTP", "TCP", "UDP"];
@@ -29,9 +32,8 @@ pub(crate) fn service(causes: &mut Causes, object: &Value, old: Option<&Value>) 
         let detail = format!("may not be set to 'None' for {kind} services");
         causes.invalid(&path.field("clusterIPs").index(0), &spec["clusterIP"], &detail);
     }
-    let ip = text(&spec["clusterIP"]);
-    if !matches!(ip, "" | "None") {
-        causes.format(&path.field("clusterIPs").index(0), ip, format::ip(ip));
+    if kind != "ExternalName" {
+        addresses::check(causes, spec);
     }
     meta::labels(causes, &path.field("selector"), &spec["selector"]);
     for (index, ip) in items(&spec["externalIPs"]) {
@@ -48,7 +50,7 @@ pub(crate) fn service(causes: &mut Causes, object: &Value, old: Option<&Value>) 
     balancer_class(causes, &path.field("loadBalancerClass"), spec, old.map(|old| &old["spec"]));
     health_check_port(causes, &path.field("healthCheckNodePort"), spec, old.map(|old| &old["spec"]));
     if let Some(old) = old {
-        same_address(causes, &path, spec, &old["spec"]);
+        addresses::check_update(causes, spec, &old["spec"]);
     }
 }
 
@@ -141,8 +143,15 @@ fn external_name(causes: &mut Causes, path: &Path, spec: &Value) {
         let name = name.strip_suffix('.').unwrap_or(name);
         causes.format(&path.field("externalName"), name, format::dns1123_subdomain(name));
     }
-    if !text(&spec["clusterIP"]).is_empty() {
-        causes.forbidden(&path.field("clusterIPs"), "may not be set for ExternalName services");
+    let has_any = |field: &str| items(&spec[field]).next().is_some();
+    for (field, is_set) in [
+        ("clusterIPs", has_any("clusterIPs") || !text(&spec["clusterIP"]).is_empty()),
+        ("ipFamilies", has_any("ipFamilies")),
+        ("ipFamilyPolicy", !spec["ipFamilyPolicy"].is_null()),
+    ] {
+        if is_set {
+            causes.forbidden(&path.field(field), "may not be set for ExternalName services");
+        }
     }
 }
 
@@ -199,15 +208,6 @@ pub(super) fn target(causes: &mut Causes, path: &Path, value: &Value) {
         Value::String(name) => causes.format(path, name, format::port_name(name)),
         Value::Null => {}
         _ => number(causes, path, value),
-    }
-}
-
-/// Checks that a cluster IP does not change, unless the new type has none.
-fn same_address(causes: &mut Causes, path: &Path, new: &Value, old: &Value) {
-    let before = text(&old["clusterIP"]);
-    let keeps = |spec: &Value| text(&spec["type"]) != "ExternalName";
-    if keeps(new) && keeps(old) && !before.is_empty() && new["clusterIP"] != old["clusterIP"] {
-        causes.invalid(&path.field("clusterIPs").index(0), &new["clusterIP"], "may not change once set");
     }
 }
 

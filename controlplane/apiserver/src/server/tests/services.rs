@@ -136,6 +136,37 @@ async fn a_ready_service_cidr_extends_the_range_and_other_managers_addresses_are
 }
 
 #[tokio::test]
+async fn services_get_addresses_of_both_families_when_the_cluster_becomes_dual_stack() {
+    let fixture = Fixture::new().await;
+    let body = service("early", json!({"ipFamilyPolicy": "PreferDualStack", "ports": [{"port": 80}]}));
+    let early = fixture.post(SERVICES, body).await.body;
+    assert_eq!(early["spec"]["ipFamilies"], json!(["IPv4"]), "{early}");
+    let required = service("b", json!({"ipFamilyPolicy": "RequireDualStack", "ports": [{"port": 80}]}));
+    assert_eq!(fixture.post(SERVICES, required.clone()).await.code, 422);
+    let both = ServiceRanges::new("10.43.0.0/16".parse().unwrap(), Some("fd43::/112".parse().unwrap()));
+    let fixture = fixture.again_with(|config| config.service_ranges = both).await;
+    let cidr = fixture.get(&format!("{CIDRS}/kubernetes")).await.body;
+    assert_eq!(cidr["spec"]["cidrs"], json!(["10.43.0.0/16", "fd43::/112"]));
+    let made = fixture.post(SERVICES, required).await;
+    let ips = made.body["spec"]["clusterIPs"].clone();
+    assert!(made.code == 201 && ips[1].as_str().unwrap().starts_with("fd43::"), "{}", made.body);
+    let labels = json!({"metadata": {"labels": {"a": "b"}}});
+    let same = fixture.merge(&format!("{SERVICES}/early"), labels).await.body;
+    assert_eq!(same["spec"], early["spec"], "a preference alone changes nothing");
+    let require = json!({"spec": {"ipFamilyPolicy": "RequireDualStack"}});
+    let upgraded = fixture.merge(&format!("{SERVICES}/early"), require).await.body;
+    assert_eq!(upgraded["spec"]["clusterIPs"][0], early["spec"]["clusterIP"]);
+    assert_eq!(upgraded["spec"]["clusterIPs"].as_array().unwrap().len(), 2, "{upgraded}");
+    let single = json!({"spec": {"ipFamilyPolicy": "SingleStack"}});
+    let downgraded = fixture.merge(&format!("{SERVICES}/b"), single).await;
+    assert_eq!(downgraded.body["spec"]["clusterIPs"], json!([ips[0]]), "{}", downgraded.body);
+    let other =
+        service("c", json!({"ipFamilyPolicy": "SingleStack", "clusterIP": ips[1], "ports": [{"port": 80}]}));
+    let released = fixture.post(SERVICES, other).await;
+    assert_eq!((released.code, &released.body["spec"]["ipFamilies"]), (201, &json!(["IPv6"])));
+}
+
+#[tokio::test]
 async fn an_allocation_reads_no_other_service() {
     let fixture = Fixture::new().await;
     let any = json!({"type": "NodePort", "ports": [{"port": 80}]});

@@ -97,7 +97,9 @@ fn services_config_maps_and_secrets_are_checked() {
             "spec.type: Unsupported value: \"X\": supported values: \"ClusterIP\", \"ExternalName\", \"LoadBalancer\", \"NodePort\"",
         ],
     );
-    check("Service", "/spec/clusterIP", json!("None"), &[]);
+    let headless = json!({"type": "ClusterIP", "clusterIP": "None", "clusterIPs": ["None"],
+        "sessionAffinity": "None", "internalTrafficPolicy": "Cluster"});
+    check("Service", "/spec", headless, &[]);
 }
 
 #[test]
@@ -156,7 +158,7 @@ fn the_health_check_port_of_a_service_belongs_to_local_load_balancers() {
     let why = "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'";
     let expected = format!("spec.healthCheckNodePort: Invalid value: 30500: {why}");
     check("Service", "/spec/healthCheckNodePort", json!(30500), &[&expected]);
-    let local = json!({"type": "LoadBalancer", "clusterIP": "10.43.0.9", "sessionAffinity": "None",
+    let local = json!({"type": "LoadBalancer", "clusterIP": "10.43.0.9", "clusterIPs": ["10.43.0.9"], "sessionAffinity": "None",
         "externalTrafficPolicy": "Local", "healthCheckNodePort": 30500,
         "ports": [{"port": 80, "protocol": "TCP", "targetPort": 80}]});
     check("Service", "/spec", local.clone(), &[]);
@@ -182,7 +184,7 @@ fn source_ranges_of_services_are_prefixes() {
     );
     let problem = "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)";
     let spec = |ranges: Value| {
-        json!({"type": "LoadBalancer", "clusterIP": "10.43.0.9", "sessionAffinity": "None",
+        json!({"type": "LoadBalancer", "clusterIP": "10.43.0.9", "clusterIPs": ["10.43.0.9"], "sessionAffinity": "None",
             "ports": [{"port": 80, "protocol": "TCP", "targetPort": 80}], "loadBalancerSourceRanges": ranges})
     };
     check("Service", "/spec", spec(json!(["10.0.0.0/8", " fd00::/8 "])), &[]);

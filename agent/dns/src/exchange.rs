@@ -1,0 +1,87 @@
+//! One query to one server: by UDP, and by TCP if the answer does not fit.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query};
+use hickory_proto::rr::{Name, RecordType};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UdpSocket};
+
+use crate::cache::Question;
+
+/// Size of UDP messages that never need fragments (DNS flag day 2020).
+pub(crate) const UDP_PAYLOAD: u16 = 1232;
+/// Datagrams that do not answer the query are skipped, at most this many.
+const STRANGERS_MAX: usize = 16;
+
+/// Asks the server. Returns the answer and its bytes.
+pub(crate) async fn exchange(server: SocketAddr, question: &Question) -> io::Result<(Message, Vec<u8>)> {
+    let query = query(question);
+    let bytes = query.to_vec().map_err(io::Error::other)?;
+    // A random port and a random id for each query: an answer cannot be forged without seeing the query.
+    let local: IpAddr =
+        if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((local, 0)).await?;
+    socket.connect(server).await?;
+    socket.send(&bytes).await?;
+    let mut buffer = vec![0; 4096];
+    for _ in 0..STRANGERS_MAX {
+        let size = socket.recv(&mut buffer).await?;
+        let answer = buffer.get(..size).and_then(|bytes| Message::from_vec(bytes).ok());
+        match answer.filter(|answer| answers(answer, &query)) {
+            Some(answer) if answer.metadata.truncation => return by_tcp(server, &query, &bytes).await,
+            Some(answer) => {
+                buffer.truncate(size);
+                return Ok((answer, buffer));
+            }
+            None => {}
+        }
+    }
+    Err(io::Error::other("too many datagrams that do not answer the query"))
+}
+
+async fn by_tcp(server: SocketAddr, query: &Message, bytes: &[u8]) -> io::Result<(Message, Vec<u8>)> {
+    let mut stream = TcpStream::connect(server).await?;
+    let length = u16::try_from(bytes.len()).map_err(io::Error::other)?;
+    stream.write_all(&[&length.to_be_bytes()[..], bytes].concat()).await?;
+    let size = stream.read_u16().await?;
+    let mut buffer = vec![0; usize::from(size)];
+    stream.read_exact(&mut buffer).await?;
+    let answer = Message::from_vec(&buffer).map_err(io::Error::other)?;
+    if !answers(&answer, query) {
+        return Err(io::Error::other("the answer belongs to another query"));
+    }
+    Ok((answer, buffer))
+}
+
+fn query((name, kind): &Question) -> Message {
+    let mut message = Message::new(rand::random(), MessageType::Query, OpCode::Query);
+    message.metadata.recursion_desired = true;
+    message.add_query(Query::query(Name::clone(name), RecordType::clone(kind)));
+    let mut edns = Edns::new();
+    edns.set_max_payload(UDP_PAYLOAD);
+    message.set_edns(edns);
+    message
+}
+
+fn answers(answer: &Message, query: &Message) -> bool {
+    let of = |message: &Message| {
+        message.queries.first().map(|query| (query.name.to_lowercase(), query.query_type))
+    };
+    answer.metadata.id == query.metadata.id
+        && answer.metadata.message_type == MessageType::Response
+        && of(answer) == of(query)
+}
+
+/// An answer of another server.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(data: &[u8]) {
+    let Ok(answer) = Message::from_vec(data) else { return };
+    let Some(first) = answer.queries.first() else { return };
+    let question = (first.name.clone(), first.query_type);
+    let _same = answers(&answer, &query(&question));
+    let mut cache = crate::cache::Cache::default();
+    cache.put(question.clone(), &answer, data);
+    let _stored = cache.get(&question);
+}

@@ -1,0 +1,120 @@
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use hickory_proto::op::MessageType;
+use hickory_proto::rr::rdata::A;
+use hickory_proto::rr::{Name, RData, Record, RecordType};
+use tokio::net::UdpSocket;
+
+use super::*;
+
+/// A server on loopback that answers every question with its own address, and counts the questions.
+struct Other {
+    address: SocketAddr,
+    asked: Arc<AtomicUsize>,
+    is_silent: watch::Sender<bool>,
+}
+
+impl Other {
+    async fn start(ttl: u32) -> Self {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let (address, asked) = (socket.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
+        let (is_silent, mut silent) = watch::channel(false);
+        let count = Arc::clone(&asked);
+        tokio::spawn(async move {
+            let mut buffer = [0; 4096];
+            loop {
+                let (size, client) = socket.recv_from(&mut buffer).await.unwrap();
+                let query = Message::from_vec(&buffer[..size]).unwrap();
+                let question = query.queries[0].clone();
+                if question.query_type != RecordType::A {
+                    continue;
+                }
+                count.fetch_add(1, Ordering::SeqCst);
+                silent.wait_for(|silent| !silent).await.unwrap();
+                let mut answer = Message::response(query.metadata.id, OpCode::Query);
+                answer.metadata.message_type = MessageType::Response;
+                answer.add_query(question.clone());
+                answer.add_answer(Record::from_rdata(question.name, ttl, RData::A(A([1, 2, 3, 4].into()))));
+                socket.send_to(&answer.to_vec().unwrap(), client).await.unwrap();
+            }
+        });
+        Self { address, asked, is_silent }
+    }
+
+    fn upstream(&self) -> Arc<Upstream> {
+        let stub = StubDomain { domain: "example.".to_owned(), servers: vec![self.address] };
+        Arc::new(Upstream::new("/nonexistent".into(), Vec::new(), &[stub], Arc::default()))
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.load(Ordering::SeqCst)
+    }
+}
+
+fn question(name: &str) -> Question {
+    (Name::from_ascii(name).unwrap(), RecordType::A)
+}
+
+#[tokio::test]
+async fn equal_questions_at_the_same_time_are_one_query() {
+    let other = Other::start(60).await;
+    let upstream = other.upstream();
+    other.is_silent.send_replace(true);
+    let all: Vec<_> = (0..20)
+        .map(|_| {
+            tokio::spawn({
+                let upstream = Arc::clone(&upstream);
+                async move { upstream.resolve(question("a.example.")).await }
+            })
+        })
+        .collect();
+    while other.asked() == 0 {
+        tokio::task::yield_now().await;
+    }
+    other.is_silent.send_replace(false);
+    for task in all {
+        assert_eq!(task.await.unwrap().answers.len(), 1);
+    }
+    assert_eq!(other.asked(), 1);
+    assert!(upstream.asked().is_empty());
+    assert_eq!(upstream.cached(&question("a.example.")).unwrap().answers.len(), 1);
+}
+
+#[tokio::test]
+async fn without_servers_the_answer_is_a_failure() {
+    let upstream = Other::start(60).await.upstream();
+    let answer = upstream.resolve(question("other.")).await;
+    assert_eq!(answer.metadata.response_code, ResponseCode::ServFail);
+}
+
+#[tokio::test]
+async fn an_expired_answer_is_used_while_the_server_is_silent() {
+    let other = Other::start(1).await;
+    let upstream = other.upstream();
+    assert_eq!(upstream.resolve(question("a.example.")).await.answers[0].ttl, 1);
+    other.is_silent.send_replace(true);
+    upstream.cache().age(Duration::from_secs(5));
+    assert!(upstream.cached(&question("a.example.")).is_none());
+    let stale = upstream.resolve(question("a.example.")).await;
+    assert_eq!((stale.answers.len(), stale.answers[0].ttl), (1, 30));
+    other.is_silent.send_replace(false);
+    while upstream.cached(&question("a.example.")).is_none() {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_is_used_is_asked_again_before_it_expires() {
+    let other = Other::start(100).await;
+    let upstream = other.upstream();
+    upstream.resolve(question("a.example.")).await;
+    upstream.cache().age(Duration::from_secs(95));
+    for _ in 0..2 {
+        assert!(upstream.cached(&question("a.example.")).unwrap().answers[0].ttl <= 5);
+    }
+    while upstream.cached(&question("a.example.")).unwrap().answers[0].ttl < 90 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(other.asked(), 2);
+}

@@ -1,0 +1,219 @@
+//! Counters of the server, with the names of CoreDNS' metrics.
+
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use hickory_proto::op::ResponseCode;
+use hickory_proto::rr::RecordType;
+
+use crate::forward::Upstream;
+
+/// Transport protocols of queries.
+const PROTOCOLS: [&str; 2] = ["udp", "tcp"];
+/// Address families of clients, as CoreDNS numbers them.
+const FAMILIES: [&str; 2] = ["1", "2"];
+/// Query types that are counted separately.
+const TYPES: [&str; 7] = ["A", "AAAA", "CNAME", "PTR", "SRV", "TXT", "other"];
+/// Response codes that are counted separately.
+const CODES: [&str; 7] = ["NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED", "other"];
+/// Upper bounds of the histogram of durations: 0.25 ms, doubled 15 times.
+const BUCKETS: usize = 16;
+const FIRST_BUCKET_SECONDS: f64 = 0.000_25;
+
+/// Counters of the DNS server of this node.
+#[derive(Debug, Default)]
+pub struct Metrics {
+    requests: [[[AtomicU64; TYPES.len()]; FAMILIES.len()]; PROTOCOLS.len()],
+    responses: [AtomicU64; CODES.len()],
+    durations: [AtomicU64; BUCKETS + 1],
+    duration_micros: AtomicU64,
+    /// With records, and negative ones.
+    hits: [AtomicU64; 2],
+    misses: AtomicU64,
+    prefetches: AtomicU64,
+    stale: AtomicU64,
+    forwarded: AtomicU64,
+    upstream_failures: AtomicU64,
+    rejects: AtomicU64,
+    upstream: OnceLock<std::sync::Mutex<Weak<Upstream>>>,
+}
+
+/// A query that was received.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Received {
+    pub(crate) is_tcp: bool,
+    pub(crate) is_ipv4: bool,
+    /// `None` if the query cannot be parsed.
+    pub(crate) kind: Option<RecordType>,
+}
+
+// === impl Metrics ===
+
+impl Metrics {
+    /// The upstream whose cache is shown.
+    pub(crate) fn show_cache_of(&self, upstream: &Arc<Upstream>) {
+        let shown = self.upstream.get_or_init(std::sync::Mutex::default);
+        *shown.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Arc::downgrade(upstream);
+    }
+
+    pub(crate) fn answered(&self, received: Received, code: ResponseCode, took: Duration) {
+        let name = received.kind.map(|kind| kind.to_string()).unwrap_or_default();
+        let kind = TYPES.iter().position(|known| *known == name).unwrap_or(TYPES.len() - 1);
+        self.requests[usize::from(received.is_tcp)][usize::from(!received.is_ipv4)][kind]
+            .fetch_add(1, Relaxed);
+        let code = match code {
+            ResponseCode::NoError => 0,
+            ResponseCode::FormErr => 1,
+            ResponseCode::ServFail => 2,
+            ResponseCode::NXDomain => 3,
+            ResponseCode::NotImp => 4,
+            ResponseCode::Refused => 5,
+            _ => 6,
+        };
+        self.responses[code].fetch_add(1, Relaxed);
+        let bucket = (0..BUCKETS).find(|index| took.as_secs_f64() <= bound(*index)).unwrap_or(BUCKETS);
+        self.durations[bucket].fetch_add(1, Relaxed);
+        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        self.duration_micros.fetch_add(micros, Relaxed);
+    }
+
+    pub(crate) fn cache_hit(&self, is_positive: bool) {
+        self.hits[usize::from(!is_positive)].fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn cache_missed(&self) {
+        self.misses.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn prefetched(&self) {
+        self.prefetches.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn served_stale(&self) {
+        self.stale.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn forwarded(&self) {
+        self.forwarded.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn upstream_failed(&self) {
+        self.upstream_failures.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn rejected(&self) {
+        self.rejects.fetch_add(1, Relaxed);
+    }
+
+    /// The counters in Prometheus' text format.
+    #[must_use]
+    pub fn render(&self) -> String {
+        let mut out = String::new();
+        self.render_requests(&mut out);
+        self.render_cache(&mut out);
+        let name = "coredns_forward_max_concurrent_rejects_total";
+        counter(&mut out, name, "Queries refused because too many wait for other servers", &self.rejects);
+        counter(&mut out, "coredns_forward_requests_total", "Queries to other servers", &self.forwarded);
+        let name = "coredns_forward_healthcheck_failures_total";
+        counter(&mut out, name, "Queries that other servers did not answer", &self.upstream_failures);
+        out
+    }
+
+    fn render_requests(&self, out: &mut String) {
+        let name = "coredns_dns_requests_total";
+        head(out, name, "counter", "Queries");
+        for (protocol, families) in PROTOCOLS.iter().zip(&self.requests) {
+            for (family, types) in FAMILIES.iter().zip(families) {
+                for (kind, count) in TYPES.iter().zip(types).filter(|(_, count)| count.load(Relaxed) > 0) {
+                    let count = count.load(Relaxed);
+                    let labels = format!("family=\"{family}\",proto=\"{protocol}\",type=\"{kind}\"");
+                    let _ =
+                        writeln!(out, "{name}{{{labels},server=\"dns://:53\",view=\"\",zone=\".\"}} {count}");
+                }
+            }
+        }
+        let name = "coredns_dns_responses_total";
+        head(out, name, "counter", "Responses");
+        for (code, count) in CODES.iter().zip(&self.responses).filter(|(_, count)| count.load(Relaxed) > 0) {
+            let count = count.load(Relaxed);
+            let labels = format!("plugin=\"\",rcode=\"{code}\",server=\"dns://:53\",view=\"\",zone=\".\"");
+            let _ = writeln!(out, "{name}{{{labels}}} {count}");
+        }
+        let name = "coredns_dns_request_duration_seconds";
+        head(out, name, "histogram", "Time in which queries were answered");
+        let labels = "server=\"dns://:53\",view=\"\",zone=\".\"";
+        let mut sum = 0;
+        for (index, count) in self.durations.iter().enumerate() {
+            sum += count.load(Relaxed);
+            let bound = if index < BUCKETS { bound(index).to_string() } else { "+Inf".to_owned() };
+            let _ = writeln!(out, "{name}_bucket{{{labels},le=\"{bound}\"}} {sum}");
+        }
+        let seconds = Duration::from_micros(self.duration_micros.load(Relaxed)).as_secs_f64();
+        let _ = writeln!(out, "{name}_sum{{{labels}}} {seconds}\n{name}_count{{{labels}}} {sum}");
+    }
+
+    fn render_cache(&self, out: &mut String) {
+        let labels = |kind| format!("server=\"dns://:53\",type=\"{kind}\",view=\"\",zones=\".\"");
+        let shown = self.upstream.get();
+        let upstream =
+            shown.and_then(|shown| shown.lock().unwrap_or_else(std::sync::PoisonError::into_inner).upgrade());
+        let entries = upstream.map_or([0, 0], |upstream| upstream.cached_answers());
+        let name = "coredns_cache_entries";
+        head(out, name, "gauge", "Cached answers");
+        for (kind, count) in ["success", "denial"].iter().zip(entries) {
+            let _ = writeln!(out, "{name}{{{}}} {count}", labels(kind));
+        }
+        let name = "coredns_cache_hits_total";
+        head(out, name, "counter", "Queries answered from the cache");
+        for (kind, count) in ["success", "denial"].iter().zip(&self.hits) {
+            let _ = writeln!(out, "{name}{{{}}} {}", labels(kind), count.load(Relaxed));
+        }
+        counter(out, "coredns_cache_misses_total", "Queries that the cache cannot answer", &self.misses);
+        let name = "coredns_cache_prefetch_total";
+        counter(out, name, "Answers asked again before they expire", &self.prefetches);
+        let name = "coredns_cache_served_stale_total";
+        counter(out, name, "Expired answers that were used", &self.stale);
+    }
+}
+
+fn bound(index: usize) -> f64 {
+    FIRST_BUCKET_SECONDS * f64::from(1u32 << index.min(BUCKETS))
+}
+
+fn counter(out: &mut String, name: &str, help: &str, value: &AtomicU64) {
+    head(out, name, "counter", help);
+    let labels = "server=\"dns://:53\",view=\"\",zones=\".\"";
+    let _ = writeln!(out, "{name}{{{labels}}} {}", value.load(Relaxed));
+}
+
+/// Writing to a string cannot fail.
+fn head(out: &mut String, name: &str, kind: &str, help: &str) {
+    let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_have_the_names_of_coredns() {
+        let metrics = Metrics::default();
+        let received = Received { is_tcp: false, is_ipv4: true, kind: Some(RecordType::A) };
+        metrics.answered(received, ResponseCode::NoError, Duration::from_micros(300));
+        metrics.answered(received, ResponseCode::NXDomain, Duration::from_secs(60));
+        metrics.cache_hit(true);
+        let text = metrics.render();
+        for line in [
+            "coredns_dns_requests_total{family=\"1\",proto=\"udp\",type=\"A\",server=\"dns://:53\",view=\"\",zone=\".\"} 2",
+            "coredns_dns_responses_total{plugin=\"\",rcode=\"NXDOMAIN\",server=\"dns://:53\",view=\"\",zone=\".\"} 1",
+            "coredns_dns_request_duration_seconds_bucket{server=\"dns://:53\",view=\"\",zone=\".\",le=\"0.00025\"} 0",
+            "coredns_dns_request_duration_seconds_bucket{server=\"dns://:53\",view=\"\",zone=\".\",le=\"0.0005\"} 1",
+            "coredns_dns_request_duration_seconds_bucket{server=\"dns://:53\",view=\"\",zone=\".\",le=\"+Inf\"} 2",
+            "coredns_cache_hits_total{server=\"dns://:53\",type=\"success\",view=\"\",zones=\".\"} 1",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! The servers of other names: those of the host's `resolv.conf`, and those of stub domains. Their health, and loops.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use hickory_proto::rr::{Name, RecordType};
+use tokio::time::Instant;
+
+use crate::cache::Question;
+
+/// Maximum servers of a `resolv.conf`, as the C library's.
+const SERVERS_MAX: usize = 3;
+/// Maximum size of a `resolv.conf` that is read.
+const RESOLV_CONF_MAX: u64 = 64 << 10;
+/// Failures after which a server is asked last.
+const FAILURES: u32 = 2;
+/// Time for which a failing server is asked last; doubled with each failure up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_secs(2);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// Time for which a server that forwards to this one is not asked.
+const LOOP_PAUSE: Duration = Duration::from_secs(300);
+/// Port of DNS.
+const PORT: u16 = 53;
+
+/// Names below a domain, which other servers than the host's resolve.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StubDomain {
+    /// The domain.
+    pub domain: String,
+    /// Its servers, in the order in which they are asked.
+    pub servers: Vec<SocketAddr>,
+}
+
+/// A server, with what is known of its health.
+#[derive(Debug)]
+pub(crate) struct Server {
+    pub(crate) address: SocketAddr,
+    health: Mutex<Health>,
+}
+
+#[derive(Debug, Default)]
+struct Health {
+    /// Failures since the last answer.
+    failures: u32,
+    /// The server is asked last until then.
+    down_until: Option<Instant>,
+    /// The server is not asked until then: it forwards queries to this server.
+    loops_until: Option<Instant>,
+    /// The name of the query that finds out whether it does.
+    probe: Option<Name>,
+}
+
+/// The servers of all names.
+#[derive(Debug)]
+pub(crate) struct Servers {
+    resolv_conf: PathBuf,
+    /// Addresses of this server: it never asks itself.
+    own: Vec<IpAddr>,
+    /// The longest domain first.
+    stubs: Vec<(Name, Vec<Arc<Server>>)>,
+    host: Mutex<Host>,
+}
+
+#[derive(Debug, Default)]
+struct Host {
+    modified: Option<SystemTime>,
+    all: Vec<Arc<Server>>,
+}
+
+// === impl Server ===
+
+impl Server {
+    fn new(address: SocketAddr) -> Arc<Self> {
+        Arc::new(Self { address, health: Mutex::default() })
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut Health) -> T) -> T {
+        act(&mut self.health.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn succeeded(&self) {
+        self.with(|health| {
+            health.failures = 0;
+            health.down_until = None;
+        });
+    }
+
+    pub(crate) fn failed(&self) {
+        self.with(|health| {
+            health.failures = health.failures.saturating_add(1);
+            if health.failures >= FAILURES {
+                let pause = FIRST_PAUSE * 2u32.saturating_pow((health.failures - FAILURES).min(5));
+                health.down_until = Some(Instant::now() + pause.min(LONGEST_PAUSE));
+            }
+        });
+    }
+
+    pub(crate) fn is_up(&self) -> bool {
+        self.with(|health| health.down_until.is_none_or(|until| until <= Instant::now()))
+    }
+
+    fn loops(&self) -> bool {
+        self.with(|health| health.loops_until.is_some_and(|until| until > Instant::now()))
+    }
+
+    /// The question that finds out whether the server forwards to this one. `None` if it was asked already.
+    pub(crate) fn probe(&self) -> Option<Question> {
+        let name =
+            Name::from_ascii(format!("{:x}.{:x}.", rand::random::<u64>(), rand::random::<u64>())).ok()?;
+        self.with(|health| match health.probe {
+            Some(_) => None,
+            None => Some((health.probe.insert(name).clone(), RecordType::HINFO)),
+        })
+    }
+
+    /// Notes that a query arrived here. Returns whether it was the one of [`probe`](Self::probe).
+    fn received(&self, name: &Name) -> bool {
+        self.with(|health| {
+            let is_own = health.probe.as_ref() == Some(name);
+            if is_own {
+                health.loops_until = Some(Instant::now() + LOOP_PAUSE);
+                // After the pause it is probed again.
+                health.probe = None;
+            }
+            is_own
+        })
+    }
+}
+
+// === impl Servers ===
+
+impl Servers {
+    pub(crate) fn new(resolv_conf: PathBuf, own: Vec<IpAddr>, stubs: &[StubDomain]) -> Self {
+        let mut all: Vec<_> = stubs
+            .iter()
+            .filter_map(|stub| {
+                let mut domain = Name::from_ascii(&stub.domain).ok()?.to_lowercase();
+                domain.set_fqdn(true);
+                let servers = stub.servers.iter().filter(|server| !own.contains(&server.ip()));
+                Some((domain, servers.map(|server| Server::new(*server)).collect::<Vec<_>>()))
+            })
+            .collect();
+        all.sort_by_key(|(domain, _)| std::cmp::Reverse(domain.num_labels()));
+        Self { resolv_conf, own, stubs: all, host: Mutex::default() }
+    }
+
+    /// The servers of a lower-case name in the order in which they are asked: those that fail come last.
+    pub(crate) fn of(&self, name: &Name) -> Vec<Arc<Server>> {
+        let stub = self.stubs.iter().find(|(domain, _)| domain.zone_of(name));
+        let mut all = stub.map_or_else(|| self.of_host(), |(_, servers)| servers.clone());
+        all.retain(|server| !server.loops());
+        all.sort_by_key(|server| !server.is_up());
+        all
+    }
+
+    /// Notes a query that may be one of ours which a server forwarded back.
+    pub(crate) fn has_returned(&self, name: &Name, kind: RecordType) -> bool {
+        if kind != RecordType::HINFO {
+            return false;
+        }
+        let host = self.host.lock().unwrap_or_else(PoisonError::into_inner).all.clone();
+        let mut all = host.iter().chain(self.stubs.iter().flat_map(|(_, servers)| servers));
+        let Some(server) = all.find(|server| server.received(name)) else { return false };
+        tracing::error!(
+            server = %server.address,
+            "a DNS server forwards queries back to this node: it is not asked; change the node's resolv-conf"
+        );
+        true
+    }
+
+    /// The servers of the file, which is read again when it changes.
+    fn of_host(&self) -> Vec<Arc<Server>> {
+        let modified = std::fs::metadata(&self.resolv_conf).and_then(|meta| meta.modified()).ok();
+        let mut host = self.host.lock().unwrap_or_else(PoisonError::into_inner);
+        if modified.is_none() || host.modified != modified {
+            let addresses = parse(&read(&self.resolv_conf).unwrap_or_default(), &self.own);
+            let known = |address| host.all.iter().find(|server| server.address == address).cloned();
+            host.all =
+                addresses.into_iter().map(|one| known(one).unwrap_or_else(|| Server::new(one))).collect();
+            host.modified = modified;
+        }
+        host.all.clone()
+    }
+}
+
+fn read(path: &std::path::Path) -> io::Result<String> {
+    use std::io::Read as _;
+    let mut text = String::new();
+    std::fs::File::open(path)?.take(RESOLV_CONF_MAX).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// The servers of a `resolv.conf` without our own addresses.
+fn parse(text: &str, own: &[IpAddr]) -> Vec<SocketAddr> {
+    let server = |line: &str| {
+        let mut words = line.split_whitespace();
+        let address = words.next().filter(|word| *word == "nameserver").and_then(|_| words.next())?;
+        address.parse::<IpAddr>().ok()
+    };
+    let all = text.lines().filter_map(server).filter(|address| !own.contains(address));
+    all.take(SERVERS_MAX).map(|address| SocketAddr::new(address, PORT)).collect()
+}
+
+/// The text of a `resolv.conf`.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(data: &[u8]) {
+    assert!(parse(&String::from_utf8_lossy(data), &[]).len() <= SERVERS_MAX);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_are_those_of_the_file_without_our_own() {
+        let text = "# x\nnameserver 10.43.0.10\nnameserver 9.9.9.9\nsearch nameserver\nnameserver fd00::1\n\
+            nameserver x\nnameserver 1.1.1.1\nnameserver 8.8.8.8\n";
+        let own = ["10.43.0.10".parse().unwrap()];
+        let all: Vec<String> = parse(text, &own).iter().map(|server| server.to_string()).collect();
+        assert_eq!(all, ["9.9.9.9:53", "[fd00::1]:53", "1.1.1.1:53"]);
+    }
+
+    fn stubs() -> Servers {
+        let stub = |domain: &str, servers: &[&str]| StubDomain {
+            domain: domain.to_owned(),
+            servers: servers.iter().map(|server| server.parse().unwrap()).collect(),
+        };
+        let all = [
+            stub("corp.example", &["192.0.2.1:53", "192.0.2.2:5353", "10.43.0.10:53"]),
+            stub("Lab.corp.example.", &["192.0.2.3:53"]),
+        ];
+        Servers::new("/nonexistent".into(), vec!["10.43.0.10".parse().unwrap()], &all)
+    }
+
+    fn asked(servers: &Servers, name: &str) -> Vec<String> {
+        let all = servers.of(&Name::from_ascii(name).unwrap());
+        all.iter().map(|server| server.address.to_string()).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_longest_stub_domain_decides_and_failing_servers_come_last() {
+        let servers = stubs();
+        assert_eq!(asked(&servers, "a.corp.example."), ["192.0.2.1:53", "192.0.2.2:5353"]);
+        assert_eq!(asked(&servers, "lab.corp.example."), ["192.0.2.3:53"]);
+        assert!(asked(&servers, "xcorp.example.").is_empty(), "the host has no servers");
+        let first = servers.of(&Name::from_ascii("corp.example.").unwrap()).remove(0);
+        first.failed();
+        assert_eq!(asked(&servers, "corp.example.")[0], "192.0.2.1:53", "one failure may be a lost packet");
+        first.failed();
+        assert_eq!(asked(&servers, "corp.example."), ["192.0.2.2:5353", "192.0.2.1:53"]);
+        tokio::time::advance(FIRST_PAUSE).await;
+        assert_eq!(asked(&servers, "corp.example.")[0], "192.0.2.1:53");
+        (0..40).for_each(|_| first.failed());
+        tokio::time::advance(LONGEST_PAUSE).await;
+        assert_eq!(asked(&servers, "corp.example.")[0], "192.0.2.1:53");
+        first.succeeded();
+        first.failed();
+        assert!(first.is_up());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_returns_the_probe_is_not_asked() {
+        let servers = stubs();
+        let server = servers.of(&Name::from_ascii("lab.corp.example.").unwrap()).remove(0);
+        let (name, kind) = server.probe().unwrap();
+        assert!(server.probe().is_none(), "once");
+        assert!(!servers.has_returned(&Name::from_ascii("x.y.").unwrap(), kind));
+        assert!(!servers.has_returned(&name, RecordType::A));
+        assert!(servers.has_returned(&name, kind) && asked(&servers, "lab.corp.example.").is_empty());
+        tokio::time::advance(LOOP_PAUSE).await;
+        assert_eq!(asked(&servers, "lab.corp.example.").len(), 1);
+        assert!(server.probe().is_some(), "it is probed again");
+    }
+}

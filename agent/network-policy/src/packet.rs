@@ -1,0 +1,86 @@
+//! The verdict of the table about one packet. Pure.
+
+use std::net::IpAddr;
+
+use coracle_nft::{Flow, Key};
+
+use crate::blocks::number;
+use crate::program::{Chain, Line, Ports, Program, Set, Then};
+use crate::rules::Direction;
+
+/// The first packet of a connection, where policies see it: with the translated destination and the client's own address.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Packet {
+    pub(crate) from: IpAddr,
+    pub(crate) to: IpAddr,
+    pub(crate) protocol: u8,
+    /// The destination's port.
+    pub(crate) port: u16,
+}
+
+// === impl Packet ===
+
+impl Packet {
+    pub(crate) fn of(flow: &Flow) -> Self {
+        Self { from: flow.from, to: flow.answered_by, protocol: flow.protocol, port: flow.answering_port }
+    }
+}
+
+// === impl Program ===
+
+impl Program {
+    /// Whether the table accepts a packet.
+    pub(crate) fn allows(&self, packet: &Packet) -> bool {
+        let is_ipv4 = packet.from.is_ipv4();
+        let itself = Key::default().address(packet.from).address(packet.to);
+        if self.element(&(Set::Itself(is_ipv4), itself)).is_some() {
+            return true;
+        }
+        [(Direction::Egress, packet.from), (Direction::Ingress, packet.to)].into_iter().all(
+            |(direction, pod)| {
+                let isolated = (Set::Isolated(direction, is_ipv4), Key::default().address(pod));
+                match self.element(&isolated).flatten() {
+                    None => true,
+                    Some(group) => self.verdict(Chain::Group(group), packet).unwrap_or(true),
+                }
+            },
+        )
+    }
+
+    /// The verdict of a chain. `None`: it returns. Chains form no loop: groups lead to policies, and policies to ports.
+    fn verdict(&self, chain: Chain, packet: &Packet) -> Option<bool> {
+        let lines = self.chains.get(&chain)?;
+        let mut matching = lines.lines.iter().filter(|line| self.matches(line, lines.direction, packet));
+        matching.find_map(|line| match line.then {
+            Then::Accept => Some(true),
+            Then::Drop => Some(false),
+            Then::Jump(chain) => self.verdict(chain, packet),
+        })
+    }
+
+    fn matches(&self, line: &Line, direction: Direction, packet: &Packet) -> bool {
+        let peer = if direction == Direction::Ingress { packet.from } else { packet.to };
+        line.peer.is_none_or(|set| self.has_peer(set, peer))
+            && line.ports.as_ref().is_none_or(|ports| self.has_port(ports, packet))
+    }
+
+    fn has_peer(&self, set: Set, peer: IpAddr) -> bool {
+        let is_within = |(first, last): &(u128, u128)| (*first..=*last).contains(&number(peer));
+        let is_in_range = || self.sets.get(&set).is_some_and(|ranges| ranges.iter().any(is_within));
+        let is_element = || self.element(&(set, Key::default().address(peer))).is_some();
+        set.is_ipv4() == peer.is_ipv4() && (is_element() || is_in_range())
+    }
+
+    fn has_port(&self, ports: &Ports, packet: &Packet) -> bool {
+        let Packet { to, protocol, port, .. } = *packet;
+        match ports {
+            Ports::Protocol(wanted) => *wanted == protocol,
+            Ports::Single(all) => all.contains(&(protocol, port)),
+            Ports::Range(wanted, first, last) => *wanted == protocol && (*first..=*last).contains(&port),
+            Ports::Named(set) => {
+                let key = Key::default().address(to).protocol(protocol).port(port);
+                set.is_ipv4() == to.is_ipv4() && self.element(&(*set, key)).is_some()
+            }
+        }
+    }
+}

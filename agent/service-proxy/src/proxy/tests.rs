@@ -1,0 +1,265 @@
+//! Random changes of services: the recorded differences lead to the table of a fresh start, and each packet to the endpoints
+//! that the API's documentation says.
+
+use std::net::IpAddr;
+
+use coracle_nft::Rule;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::endpoints::Target;
+use crate::program::Map;
+
+/// The table as a kernel has it: changed by the recorded differences alone.
+#[derive(Debug, Default, PartialEq)]
+struct Kernel {
+    chains: BTreeMap<String, Vec<Rule>>,
+    affinities: BTreeMap<String, Affinity>,
+    elements: BTreeMap<Slot, Option<Verdict>>,
+}
+
+// === impl Kernel ===
+
+impl Kernel {
+    /// Applies a difference in the order of the transaction, and panics where a kernel would refuse it.
+    fn apply(&mut self, proxy: &Proxy, difference: Difference) {
+        self.affinities.extend(difference.affinities);
+        for (slot, before) in &difference.before {
+            assert_eq!(self.elements.get(slot), before.as_ref(), "{slot:?} is not as recorded");
+            self.elements.remove(slot);
+        }
+        for chain in &difference.flushed {
+            assert!(self.chains.contains_key(chain), "{chain} does not exist");
+        }
+        self.chains.extend(difference.chains);
+        for slot in difference.before.into_keys() {
+            if let Some(verdict) = proxy.element(&slot) {
+                self.elements.insert(slot, verdict);
+            }
+        }
+        for chain in &difference.ended_chains {
+            assert!(self.chains.remove(chain).is_some(), "{chain} does not exist");
+        }
+        for set in &difference.ended_affinities {
+            assert!(self.affinities.remove(set).is_some(), "{set} does not exist");
+        }
+        let fixed = [layout::REJECT.to_owned(), layout::DROP.to_owned()];
+        for verdict in self.elements.values().flatten() {
+            let Verdict::Goto(chain) = verdict else { panic!("{verdict:?}") };
+            assert!(self.chains.contains_key(chain) || fixed.contains(chain), "{chain} does not exist");
+        }
+    }
+}
+
+/// Where a packet to a cluster IP goes.
+#[derive(Debug, PartialEq)]
+enum Outcome {
+    To(BTreeSet<Target>),
+    Reject,
+    Drop,
+    /// Not to a port of a service.
+    None,
+}
+
+/// An endpoint: the number of its address, whether it is on this node, and its state: ready, terminating or unready.
+type EndpointSpec = (u8, bool, u8);
+
+#[derive(Clone, Debug)]
+struct ServiceSpec {
+    /// Creation time: the oldest service has an address that several claim.
+    age: i64,
+    ip: u8,
+    families: u8,
+    port: u8,
+    is_udp: bool,
+    is_local: bool,
+    kind: u8,
+    has_affinity: bool,
+    endpoints: Vec<EndpointSpec>,
+}
+
+type Services = BTreeMap<u8, ServiceSpec>;
+
+fn address(is_ipv4: bool, net: u8, number: u8) -> IpAddr {
+    match is_ipv4 {
+        true => IpAddr::from([10, net, 0, number]),
+        false => format!("fd00:{net:x}::{number:x}").parse().unwrap(),
+    }
+}
+
+// === impl ServiceSpec ===
+
+impl ServiceSpec {
+    fn has(&self, is_ipv4: bool) -> bool {
+        self.families == 2 || (self.families == 0) == is_ipv4
+    }
+
+    fn protocol(&self) -> &'static str {
+        if self.is_udp { "UDP" } else { "TCP" }
+    }
+
+    fn state(&self, key: Key) -> State {
+        let families: Vec<bool> = [true, false].into_iter().filter(|is_ipv4| self.has(*is_ipv4)).collect();
+        let ips: Vec<_> = families.iter().map(|is_ipv4| address(*is_ipv4, 43, self.ip)).collect();
+        let (kind, node_port) = match self.kind {
+            0 => ("ClusterIP", Value::Null),
+            1 => ("NodePort", json!(30_000 + u16::from(self.ip))),
+            _ => ("ExternalName", Value::Null),
+        };
+        let created = jiff_time(self.age);
+        let port = json!({"port": self.port, "protocol": self.protocol(), "nodePort": node_port});
+        let service = json!({"metadata": {"namespace": "n", "name": key.name, "creationTimestamp": created},
+            "spec": {"type": kind, "clusterIPs": ips, "clusterIP": ips[0], "ports": [port],
+                "internalTrafficPolicy": if self.is_local { "Local" } else { "Cluster" },
+                "sessionAffinity": if self.has_affinity { "ClientIP" } else { "None" }}});
+        let slices = families.iter().map(|is_ipv4| Arc::new(self.slice(&key, *is_ipv4))).collect();
+        (key, Some((Arc::new(serde_json::from_value(service).unwrap()), slices)))
+    }
+
+    fn slice(&self, key: &Key, is_ipv4: bool) -> EndpointSlice {
+        let endpoints: Vec<Value> = self
+            .endpoints
+            .iter()
+            .map(|(number, is_here, state)| {
+                let conditions = match state {
+                    0 => json!({"ready": true}),
+                    1 => json!({"ready": false, "serving": true, "terminating": true}),
+                    _ => json!({"ready": false, "serving": false}),
+                };
+                let node = if *is_here { "here" } else { "there" };
+                json!({"addresses": [address(is_ipv4, 42, *number)], "conditions": conditions, "nodeName": node})
+            })
+            .collect();
+        let labels = json!({"kubernetes.io/service-name": key.name});
+        let slice = json!({"metadata": {"namespace": "n", "name": key.name, "labels": labels}, "endpoints": endpoints,
+            "addressType": if is_ipv4 { "IPv4" } else { "IPv6" },
+            "ports": [{"port": 8080, "protocol": self.protocol()}]});
+        serde_json::from_value(slice).unwrap()
+    }
+
+    /// The endpoints that take traffic: the ready ones, or else those that serve while they end.
+    fn targets(&self, is_ipv4: bool, only_here: bool) -> BTreeSet<Target> {
+        let of = |wanted: u8| {
+            let fits = |(_, is_here, state): &&EndpointSpec| *state == wanted && (*is_here || !only_here);
+            let all = self.endpoints.iter().filter(fits);
+            all.map(|(number, ..)| Target { address: address(is_ipv4, 42, *number), port: 8080 }).collect()
+        };
+        let ready: BTreeSet<Target> = of(0);
+        if ready.is_empty() { of(1) } else { ready }
+    }
+}
+
+fn jiff_time(age: i64) -> String {
+    format!("2026-01-01T00:00:{age:02}Z")
+}
+
+/// What the API's documentation says about a packet to a cluster IP. If several services claim it, the oldest one with
+/// endpoints has it.
+fn expected(services: &Services, is_ipv4: bool, ip: u8, port: u8, is_udp: bool) -> Outcome {
+    let claims = |(_, spec): &(&u8, &ServiceSpec)| {
+        spec.kind < 2 && spec.has(is_ipv4) && spec.ip == ip && spec.port == port && spec.is_udp == is_udp
+    };
+    let mut all: Vec<_> = services.iter().filter(claims).collect();
+    all.sort_by_key(|(number, spec)| (spec.age, **number));
+    let serving =
+        all.iter().map(|(_, spec)| spec.targets(is_ipv4, spec.is_local)).find(|all| !all.is_empty());
+    match (serving, all.first()) {
+        (Some(targets), _) => Outcome::To(targets),
+        (None, Some((_, spec))) if spec.is_local && !spec.targets(is_ipv4, false).is_empty() => Outcome::Drop,
+        (None, Some(_)) => Outcome::Reject,
+        (None, None) => Outcome::None,
+    }
+}
+
+/// What the table does with the packet. `targets`: of the chains that choose an endpoint.
+fn happens(
+    kernel: &Kernel,
+    targets: &BTreeMap<String, BTreeSet<Target>>,
+    key: &coracle_nft::Key,
+    is_ipv4: bool,
+) -> Outcome {
+    let at = |map| match kernel.elements.get(&Slot { map, is_ipv4, key: key.clone() }) {
+        Some(Some(Verdict::Goto(chain))) => Some(chain.as_str()),
+        _ => None,
+    };
+    match (at(Map::Services), at(Map::Rejected)) {
+        (Some(chain), None) => Outcome::To(targets[chain].clone()),
+        (None, Some(layout::REJECT)) => Outcome::Reject,
+        (None, Some(layout::DROP)) => Outcome::Drop,
+        (None, None) => Outcome::None,
+        // The translation comes first.
+        (Some(chain), Some(_)) => Outcome::To(targets[chain].clone()),
+        (None, Some(other)) => panic!("{other}"),
+    }
+}
+
+fn any_service() -> impl Strategy<Value = ServiceSpec> {
+    let endpoints = prop::collection::vec((1u8..6, any::<bool>(), 0u8..3), 0..4);
+    let kind = (0u8..3, any::<bool>(), any::<bool>(), any::<bool>());
+    ((0i64..4, 1u8..4, 0u8..3, 80u8..82), kind, endpoints).prop_map(
+        |((age, ip, families, port), (kind, is_udp, is_local, has_affinity), mut endpoints)| {
+            let mut seen = BTreeSet::new();
+            endpoints.retain(|(number, ..)| seen.insert(*number));
+            ServiceSpec { age, ip, families, port, is_udp, is_local, kind, has_affinity, endpoints }
+        },
+    )
+}
+
+/// Number of random clusters, each with 10 changes on average. `CORACLE_PROPERTY_CHANGES` is the number of changes.
+fn cases() -> u32 {
+    let changes = std::env::var("CORACLE_PROPERTY_CHANGES").ok().and_then(|text| text.parse::<u32>().ok());
+    changes.map_or(40, |changes| changes.div_ceil(10))
+}
+
+fn key(number: u8) -> Key {
+    Key::new("n", &format!("s{number}"))
+}
+
+fn proxy() -> Proxy {
+    let node = NodeView { name: "here".to_owned(), ..NodeView::default() };
+    Proxy::open("unused", node).unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_packet_goes_where_the_services_say(
+        changes in prop::collection::vec((0u8..5, prop::option::weighted(0.8, any_service())), 1..20)
+    ) {
+        let (mut proxy, mut kernel, mut services) = (proxy(), Kernel::default(), Services::new());
+        for (number, spec) in changes {
+            let state = spec.as_ref().map_or_else(|| (key(number), None), |spec| spec.state(key(number)));
+            match spec {
+                Some(spec) => drop(services.insert(number, spec)),
+                None => drop(services.remove(&number)),
+            }
+            let difference = proxy.learn([state]);
+            kernel.apply(&proxy, difference);
+        }
+        let (mut fresh, mut anew) = (self::proxy(), Kernel::default());
+        let all: Vec<State> = services.iter().map(|(number, spec)| spec.state(key(*number))).collect();
+        let difference = fresh.learn(all.clone());
+        anew.apply(&fresh, difference);
+        prop_assert_eq!(&kernel, &anew);
+        let mut targets = BTreeMap::new();
+        for (_, state) in &all {
+            let (service, slices) = state.as_ref().unwrap();
+            targets.extend(plan(service, slices, &fresh.node).targets);
+        }
+        for (is_ipv4, is_udp) in [(true, true), (true, false), (false, true), (false, false)] {
+            for (ip, port) in (1..4).flat_map(|ip| (80..82).map(move |port| (ip, port))) {
+                let packet = coracle_nft::Key::default().address(address(is_ipv4, 43, ip));
+                let packet = packet.protocol(if is_udp { 17 } else { 6 }).port(u16::from(port));
+                let (is, should_be) =
+                    (happens(&kernel, &targets, &packet, is_ipv4), expected(&services, is_ipv4, ip, port, is_udp));
+                prop_assert_eq!(is, should_be);
+            }
+        }
+        let ended: Vec<State> = services.keys().map(|number| (key(*number), None)).collect();
+        let difference = proxy.learn(ended);
+        kernel.apply(&proxy, difference);
+        prop_assert_eq!(kernel, Kernel::default());
+    }
+}

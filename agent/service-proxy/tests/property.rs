@@ -1,0 +1,146 @@
+//! The kernel's table after random changes and foreign flushes equals that of a fresh start.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
+
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::sync::Arc;
+
+use coracle_service_proxy::{NodeView, Proxy, State};
+use coracle_values::object::Key;
+use nix::sched::{CloneFlags, unshare};
+use rand::rngs::SmallRng;
+use rand::{RngExt as _, SeedableRng as _};
+use serde_json::json;
+
+const TABLE: &str = "test-services";
+
+/// Runs in a new network namespace.
+fn alone<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> T {
+    let thread = std::thread::spawn(|| {
+        unshare(CloneFlags::CLONE_NEWNET).expect("tests of the network need root");
+        test()
+    });
+    match thread.join() {
+        Ok(result) => result,
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+fn nft(words: &[&str]) -> String {
+    let done = Command::new("nft").args(words).output().unwrap();
+    assert!(done.status.success(), "nft {words:?}: {done:?}");
+    String::from_utf8(done.stdout).unwrap()
+}
+
+/// The table as sorted text: the order of chains and of elements has no meaning.
+fn table() -> Vec<String> {
+    let text = nft(&["--stateless", "list", "table", "inet", TABLE]);
+    let mut blocks = vec![String::new()];
+    for line in text.lines() {
+        let words: Vec<&str> = line.split(',').map(str::trim).collect();
+        let mut words: Vec<String> = words.join("\n").lines().map(str::to_owned).collect();
+        blocks.last_mut().unwrap().push('\n');
+        words.sort_unstable();
+        blocks.last_mut().unwrap().push_str(&words.join(","));
+        if line == "\t}" {
+            blocks.push(String::new());
+        }
+    }
+    let mut blocks: Vec<String> = blocks
+        .into_iter()
+        .map(|block| {
+            // Elements of a set are on several lines.
+            let mut all: Vec<&str> =
+                block.split(['\n', ',']).map(|part| part.trim_matches([' ', '\t', '{', '}'])).collect();
+            if block.contains("elements = ") {
+                all = all.into_iter().map(|part| part.trim_start_matches("elements = { ")).collect();
+                all.sort_unstable();
+            }
+            all.retain(|part| !part.is_empty());
+            all.join("\n")
+        })
+        .collect();
+    blocks.sort_unstable();
+    blocks
+}
+
+fn node() -> NodeView {
+    NodeView {
+        name: "here".to_owned(),
+        pod_networks: vec!["10.42.0.0/24".parse().unwrap(), "fd42::/64".parse().unwrap()],
+        ..NodeView::default()
+    }
+}
+
+fn random_state(random: &mut SmallRng, key: Key, number: u8) -> State {
+    if random.random_ratio(1, 5) {
+        return (key, None);
+    }
+    let is_udp = random.random_bool(0.3);
+    let protocol = if is_udp { "UDP" } else { "TCP" };
+    let ips = [format!("10.43.0.{number}"), format!("fd43::{number:x}")];
+    let ips = if random.random_bool(0.5) { &ips[..] } else { &ips[..1] };
+    let kind = if random.random_bool(0.3) { "NodePort" } else { "ClusterIP" };
+    let service = json!({"metadata": {"namespace": "n", "name": key.name}, "spec": {
+        "type": kind, "clusterIP": ips[0], "clusterIPs": ips,
+        "sessionAffinity": if random.random_bool(0.2) { "ClientIP" } else { "None" },
+        "internalTrafficPolicy": if random.random_bool(0.2) { "Local" } else { "Cluster" },
+        "ports": [{"port": 80, "protocol": protocol, "nodePort": 30_000 + u16::from(number)}]}});
+    let slices = ["IPv4", "IPv6"].iter().take(ips.len()).map(|family| {
+        let endpoints: Vec<_> = (0..random.random_range(0..5u8))
+            .map(|endpoint| {
+                let address = match *family {
+                    "IPv4" => format!("10.42.0.{}", 2 + endpoint),
+                    _ => format!("fd42::{:x}", 2 + endpoint),
+                };
+                let node = if random.random_bool(0.5) { "here" } else { "there" };
+                json!({"addresses": [address], "nodeName": node, "conditions": {"ready": random.random_bool(0.8)}})
+            })
+            .collect();
+        let labels = json!({"kubernetes.io/service-name": key.name});
+        let slice = json!({"metadata": {"namespace": "n", "name": format!("{}-{family}", key.name), "labels": labels},
+            "addressType": family, "endpoints": endpoints, "ports": [{"port": 8080, "protocol": protocol}]});
+        Arc::new(serde_json::from_value(slice).unwrap())
+    });
+    let slices = slices.collect();
+    (key, Some((Arc::new(serde_json::from_value(service).unwrap()), slices)))
+}
+
+/// Number of changes. `CORACLE_PROPERTY_CHANGES` sets it.
+fn changes() -> usize {
+    std::env::var("CORACLE_PROPERTY_CHANGES").ok().and_then(|text| text.parse().ok()).unwrap_or(200)
+}
+
+#[test]
+fn the_table_after_changes_and_flushes_is_that_of_a_fresh_start() {
+    const CHECK_EVERY: usize = 50;
+    alone(|| {
+        let mut random = SmallRng::seed_from_u64(7);
+        let mut states: BTreeMap<Key, State> = BTreeMap::new();
+        let mut proxy = Proxy::open(TABLE, node()).unwrap();
+        proxy.replace(node(), []).unwrap();
+        for step in 1..=changes() {
+            let number = random.random_range(1..20u8);
+            let key = Key::new("n", &format!("s{number}"));
+            let state = random_state(&mut random, key.clone(), number);
+            states.insert(key, state.clone());
+            if random.random_ratio(1, 40) {
+                nft(&["flush", "ruleset"]);
+                assert!(!proxy.is_intact().unwrap(), "the flush is noticed");
+                proxy.replace(node(), states.values().cloned()).unwrap();
+            } else {
+                proxy.change([state]).unwrap();
+            }
+            if step % CHECK_EVERY == 0 {
+                assert!(proxy.is_intact().unwrap());
+                let all: Vec<State> = states.values().cloned().collect();
+                let fresh = alone(move || {
+                    let mut proxy = Proxy::open(TABLE, node()).unwrap();
+                    proxy.replace(node(), all).unwrap();
+                    table()
+                });
+                assert_eq!(table(), fresh, "after {step} changes");
+            }
+        }
+    });
+}

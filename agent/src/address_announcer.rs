@@ -1,0 +1,152 @@
+//! Answers for the addresses of load balancers that the control plane assigned to this node.
+//!
+//! The kernel gives up an address if the agent does not extend its lifetime: another node takes over the services of a
+//! node that is not ready. While the API server is away the agent keeps its addresses.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_error_chain::chain;
+use coracle_values::object::Key;
+use k8s_openapi::api::core::v1::{Node, Service};
+use tokio::sync::watch;
+
+use crate::service_cache::ServiceCache;
+
+/// Class of the services, and the condition of their status whose message is the name of the node. The controller of the
+/// address pool writes it.
+const CLASS: &str = "coracle.dev/address-pool";
+const ANNOUNCED: &str = "coracle.dev/Announced";
+const CHOSEN: &str = "NodeChosen";
+/// Lifetime of an address, and the time after which it is extended.
+const LIFETIME: Duration = Duration::from_secs(60);
+const RENEWAL: Duration = Duration::from_secs(20);
+/// Maximum addresses of one node.
+const ADDRESSES_MAX: usize = 1024;
+
+/// The task that holds the addresses.
+pub(crate) struct AddressAnnouncer {
+    node_name: String,
+    services: ServiceCache,
+    assigned: BTreeMap<Key, BTreeSet<IpAddr>>,
+    held: BTreeSet<IpAddr>,
+}
+
+// === impl AddressAnnouncer ===
+
+impl AddressAnnouncer {
+    pub(crate) fn new(node_name: &str, services: ServiceCache) -> Self {
+        let (assigned, held) = (BTreeMap::new(), BTreeSet::new());
+        Self { node_name: node_name.to_owned(), services, assigned, held }
+    }
+
+    /// Runs until dropped. Without an address only changes of services wake it.
+    pub(crate) async fn run(mut self, node: watch::Receiver<Option<Arc<Node>>>) {
+        let changes = self.services.subscribe();
+        let mut progress = self.services.changes();
+        if progress.wait_for(|progress| progress.listed).await.is_err() {
+            return;
+        }
+        changes.take();
+        self.learn(self.services.keys());
+        loop {
+            let own = node.borrow().as_deref().and_then(node_address);
+            self.hold(own).await;
+            let renewal = async {
+                match self.held.is_empty() {
+                    true => std::future::pending().await,
+                    false => tokio::time::sleep(RENEWAL).await,
+                }
+            };
+            // Cancel-safe: changed keys stay in the subscription until they are returned.
+            tokio::select! {
+                changed = changes.next() => self.learn(changed),
+                () = renewal => {}
+            }
+        }
+    }
+
+    fn learn(&mut self, changed: impl IntoIterator<Item = Key>) {
+        for key in changed {
+            let state = self.services.state(&key);
+            let addresses = state.map(|(service, _)| assigned(&service, &self.node_name)).unwrap_or_default();
+            match addresses.is_empty() {
+                true => drop(self.assigned.remove(&key)),
+                false => drop(self.assigned.insert(key, addresses)),
+            }
+        }
+    }
+
+    /// Holds the assigned addresses, and gives up the others.
+    async fn hold(&mut self, node: Option<IpAddr>) {
+        let wanted: BTreeSet<IpAddr> =
+            self.assigned.values().flatten().copied().take(ADDRESSES_MAX).collect();
+        for address in self.held.difference(&wanted) {
+            if let Err(error) = coracle_cni::take_back_address(*address).await {
+                tracing::warn!(%address, error = chain(&error), "cannot give up the address of a load balancer");
+            }
+        }
+        for address in &wanted {
+            if let Err(error) = coracle_cni::lend_address(*address, node, LIFETIME).await {
+                tracing::warn!(%address, error = chain(&error), "cannot announce the address of a load balancer");
+            }
+        }
+        self.held = wanted;
+    }
+}
+
+/// The addresses of a service that this node announces.
+fn assigned(service: &Service, node_name: &str) -> BTreeSet<IpAddr> {
+    let spec = service.spec.as_ref();
+    let is_ours = spec.is_some_and(|spec| {
+        spec.type_.as_deref() == Some("LoadBalancer") && spec.load_balancer_class.as_deref() == Some(CLASS)
+    });
+    let status = service.status.as_ref().filter(|_| is_ours);
+    let mut conditions = status.and_then(|status| status.conditions.as_ref()).into_iter().flatten();
+    let is_chosen =
+        conditions.any(|one| one.type_ == ANNOUNCED && one.reason == CHOSEN && one.message == node_name);
+    let balancer = status.filter(|_| is_chosen).and_then(|status| status.load_balancer.as_ref());
+    let entries = balancer.and_then(|balancer| balancer.ingress.as_ref()).into_iter().flatten();
+    entries.filter_map(|entry| entry.ip.as_deref()?.parse().ok()).filter(may_be_announced).collect()
+}
+
+/// Whether the address can be one of a network of machines.
+fn may_be_announced(address: &IpAddr) -> bool {
+    let is_special = match address {
+        IpAddr::V4(ip) => ip.is_link_local() || ip.is_broadcast(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    };
+    !is_special && !address.is_loopback() && !address.is_unspecified() && !address.is_multicast()
+}
+
+/// The first internal address of the node.
+fn node_address(node: &Node) -> Option<IpAddr> {
+    let all = node.status.as_ref()?.addresses.as_ref()?;
+    all.iter()
+        .filter(|address| address.type_ == "InternalIP")
+        .find_map(|address| address.address.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_node_announces_the_addresses_that_it_was_chosen_for() {
+        let of = |class: &str, node: &str, ip: &str| {
+            let condition = json!({"type": ANNOUNCED, "status": "True", "reason": CHOSEN, "message": node,
+                "lastTransitionTime": "2026-01-01T00:00:00Z"});
+            let service = json!({"metadata": {}, "spec": {"type": "LoadBalancer", "loadBalancerClass": class},
+                "status": {"loadBalancer": {"ingress": [{"ip": ip, "ipMode": "VIP"}]}, "conditions": [condition]}});
+            assigned(&serde_json::from_value(service).unwrap(), "here").len()
+        };
+        assert_eq!(of(CLASS, "here", "192.0.2.1"), 1);
+        assert_eq!(of(CLASS, "there", "192.0.2.1"), 0);
+        assert_eq!(of("example.com/other", "here", "192.0.2.1"), 0);
+        assert_eq!(of(CLASS, "here", "127.0.0.1"), 0);
+    }
+}

@@ -1,0 +1,155 @@
+//! Addresses of load balancers that this node answers for in its network: the kernel answers ARP requests and neighbour
+//! solicitations for an address of the interface.
+//!
+//! The kernel removes such an address after a lifetime that the caller extends. So a node whose agent has died gives it up.
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use nix::ifaddrs::getifaddrs;
+use nix::net::if_::InterfaceFlags;
+
+use crate::announce::announce;
+use crate::error::Error;
+use crate::link::Links;
+use crate::netns::Netns;
+
+/// Adds the address to the interface of its network, and announces it to neighbours if it is new. Otherwise extends its
+/// lifetime. `node`: an address of the node, whose interface serves an address outside of all networks.
+///
+/// # Errors
+/// When no interface fits, or netlink fails.
+pub async fn lend_address(address: IpAddr, node: Option<IpAddr>, lifetime: Duration) -> Result<(), Error> {
+    let none = || Error::Changed {
+        what: format!("the address {address}"),
+        reason: "no interface of this node is in its network".to_owned(),
+    };
+    let name = interface_of(address).or_else(|| interface_with(node?)).ok_or_else(none)?;
+    let links = Links::here()?;
+    let link = links.get(&name).await?;
+    let present = links.addresses(&link).await?;
+    let is_new = !present.iter().any(|present| present.network.ip() == address);
+    let seconds = u32::try_from(lifetime.as_secs()).unwrap_or(u32::MAX);
+    links.lend_address(&link, address, seconds).await?;
+    if is_new {
+        // It ends by itself after some milliseconds.
+        let _announcing = announce(Netns::open(Path::new("/proc/thread-self/ns/net"))?, &link, &[address]);
+    }
+    Ok(())
+}
+
+/// Removes the address from all interfaces. An absent address is no error.
+///
+/// # Errors
+/// When netlink fails.
+pub async fn take_back_address(address: IpAddr) -> Result<(), Error> {
+    let links = Links::here()?;
+    while let Some(name) = interface_with(address) {
+        let link = links.get(&name).await?;
+        let present = links.addresses(&link).await?;
+        match present.into_iter().find(|present| present.network.ip() == address) {
+            Some(present) => links.remove_address(present).await?,
+            None => break,
+        }
+    }
+    Ok(())
+}
+
+/// The interface whose network contains the address.
+fn interface_of(address: IpAddr) -> Option<String> {
+    interfaces(|own, mask| is_within(address, own, mask))
+}
+
+/// The interface that has the address.
+fn interface_with(address: IpAddr) -> Option<String> {
+    interfaces(|own, _| own == address)
+}
+
+fn interfaces(fits: impl Fn(IpAddr, IpAddr) -> bool) -> Option<String> {
+    let all = getifaddrs().into_iter().flatten();
+    let mut usable = all.filter(|one| {
+        one.flags.contains(InterfaceFlags::IFF_UP) && !one.flags.contains(InterfaceFlags::IFF_LOOPBACK)
+    });
+    let ip = |address: Option<nix::sys::socket::SockaddrStorage>| -> Option<IpAddr> {
+        let address = address?;
+        let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+        v4.or_else(|| Some(IpAddr::V6(address.as_sockaddr_in6()?.ip())))
+    };
+    let found =
+        usable.find(|one| ip(one.address).zip(ip(one.netmask)).is_some_and(|(own, mask)| fits(own, mask)));
+    found.map(|one| one.interface_name)
+}
+
+/// Whether both addresses are in the network with the mask. A network of one address is none.
+fn is_within(address: IpAddr, own: IpAddr, mask: IpAddr) -> bool {
+    match (address, own, mask) {
+        (IpAddr::V4(one), IpAddr::V4(own), IpAddr::V4(mask)) => {
+            mask.to_bits() != u32::MAX && (one.to_bits() ^ own.to_bits()) & mask.to_bits() == 0
+        }
+        (IpAddr::V6(one), IpAddr::V6(own), IpAddr::V6(mask)) => {
+            mask.to_bits() != u128::MAX && (one.to_bits() ^ own.to_bits()) & mask.to_bits() == 0
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use nix::sched::{CloneFlags, unshare};
+
+    use super::*;
+
+    fn ip(words: &str) -> String {
+        let done = Command::new("ip").args(words.split_whitespace()).output().unwrap();
+        assert!(done.status.success(), "ip {words}: {done:?}");
+        String::from_utf8(done.stdout).unwrap()
+    }
+
+    #[test]
+    fn networks_contain_their_addresses() {
+        let within = |address: &str, own: &str, mask: &str| {
+            is_within(address.parse().unwrap(), own.parse().unwrap(), mask.parse().unwrap())
+        };
+        assert!(within("192.0.2.9", "192.0.2.1", "255.255.255.0"));
+        assert!(!within("192.0.3.9", "192.0.2.1", "255.255.255.0"));
+        assert!(!within("192.0.2.1", "192.0.2.1", "255.255.255.255"), "a lent address is no network");
+        assert!(within("fd99::9", "fd99::1", "ffff:ffff:ffff:ffff::"));
+    }
+
+    #[test]
+    fn a_lent_address_is_answered_for_and_ends_by_itself() {
+        let test = std::thread::spawn(|| {
+            unshare(CloneFlags::CLONE_NEWNET).expect("tests of the network need root");
+            ip("link add name uplink0 type veth peer name uplink1");
+            ip("link set uplink1 up");
+            ip("link set uplink0 up");
+            ip("addr add 192.0.2.1/24 dev uplink0");
+            ip("addr add fd99::1/64 dev uplink0 nodad");
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let lend = |address: &str| {
+                let address = address.parse().unwrap();
+                runtime.block_on(lend_address(address, None, Duration::from_secs(60)))
+            };
+            assert!(lend("203.0.113.7").is_err(), "no interface is in its network");
+            for address in ["192.0.2.77", "fd99::77"] {
+                lend(address).unwrap();
+                lend(address).unwrap();
+                let shown = ip("addr show dev uplink0");
+                let line =
+                    shown.lines().skip_while(|line| !line.contains(&format!("{address}/"))).nth(1).unwrap();
+                assert!(line.contains("valid_lft 60sec") || line.contains("valid_lft 59sec"), "{line}");
+            }
+            assert!(ip("route get 192.0.2.50").contains("src 192.0.2.1"), "it is not a source");
+            for address in ["192.0.2.77", "fd99::77"] {
+                runtime.block_on(take_back_address(address.parse().unwrap())).unwrap();
+                assert!(!ip("addr show dev uplink0").contains(address));
+            }
+        });
+        if let Err(panic) = test.join() {
+            std::panic::resume_unwind(panic);
+        }
+    }
+}

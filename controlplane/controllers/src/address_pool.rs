@@ -1,0 +1,5 @@
+//! Addresses of LoadBalancer services from a pool. One node announces each address in its network.
+
+pub(crate) mod claims;
+pub(crate) mod plan;
+pub(crate) mod run;

@@ -1,0 +1,231 @@
+//! Decides the addresses of a LoadBalancer service and the node that announces them. Pure.
+
+use std::collections::BTreeSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::IpAddr;
+
+use ipnetwork::IpNetwork;
+use serde_json::{Value, json};
+
+use crate::object::Service;
+
+/// The class of services that get addresses of the pool.
+pub(crate) const CLASS: &str = "coracle.dev/address-pool";
+/// Condition of a service. Its message is the name of the node that announces the addresses.
+const ANNOUNCED: &str = "coracle.dev/Announced";
+const CHOSEN: &str = "NodeChosen";
+/// Maximum addresses of a range that are tried.
+const TRIED_MAX: u128 = 1 << 16;
+
+/// Whether the service gets addresses of the pool.
+pub(crate) fn is_ours(service: &Service) -> bool {
+    let spec = &service.spec;
+    spec.type_.as_deref() == Some("LoadBalancer") && spec.load_balancer_class.as_deref() == Some(CLASS)
+}
+
+/// The addresses in the service's status.
+pub(crate) fn addresses(service: &Service) -> impl Iterator<Item = IpAddr> {
+    let balancer = service.status.load_balancer.as_ref();
+    let all = balancer.and_then(|balancer| balancer.ingress.as_ref()).into_iter().flatten();
+    all.filter_map(|entry| entry.ip.as_deref()?.parse().ok())
+}
+
+/// The node that announces the addresses according to the service's status.
+fn announcer(service: &Service) -> Option<&str> {
+    let mut all = service.status.conditions.iter().flatten();
+    let chosen = all.find(|one| one.type_ == ANNOUNCED && one.reason == CHOSEN)?;
+    Some(&chosen.message)
+}
+
+/// Chooses an address for each family that the pool has. A service keeps its addresses. The error says why it gets none.
+/// `is_free`: neither another service nor a node has the address.
+pub(crate) fn choose_addresses(
+    service: &Service,
+    pool: &[IpNetwork],
+    is_free: impl Fn(IpAddr) -> bool,
+) -> Result<BTreeSet<IpAddr>, String> {
+    if pool.is_empty() {
+        return Err("this cluster has no address pool; set --load-balancer-pool".to_owned());
+    }
+    let asked = service.spec.load_balancer_ip.as_deref().filter(|ip| !ip.is_empty());
+    let asked: Option<IpAddr> = match asked.map(str::parse) {
+        Some(Err(_)) => return Err("loadBalancerIP is not an address".to_owned()),
+        Some(Ok(address)) => Some(address),
+        None => None,
+    };
+    let is_in_pool = |address: IpAddr| pool.iter().any(|range| range.contains(address));
+    if let Some(address) = asked.filter(|address| !is_in_pool(*address)) {
+        return Err(format!("loadBalancerIP {address} is not in the address pool"));
+    }
+    let mut all = BTreeSet::new();
+    for family in service.spec.ip_families.iter().flatten() {
+        let of_family = |address: &IpAddr| address.is_ipv4() == (family == "IPv4");
+        let mut ranges = pool.iter().filter(|range| of_family(&range.ip())).peekable();
+        if ranges.peek().is_none() {
+            continue;
+        }
+        if let Some(address) = asked.filter(of_family) {
+            if !is_free(address) {
+                return Err(format!("loadBalancerIP {address} belongs to another service or a node"));
+            }
+            all.insert(address);
+            continue;
+        }
+        let kept =
+            addresses(service).filter(of_family).find(|address| is_in_pool(*address) && is_free(*address));
+        let found = kept.or_else(|| ranges.flat_map(members).find(|address| is_free(*address)));
+        all.insert(found.ok_or_else(|| format!("the {family} ranges of the address pool are exhausted"))?);
+    }
+    if all.is_empty() {
+        return Err("the address pool has no range of the service's families".to_owned());
+    }
+    if asked.is_some_and(|asked| !all.contains(&asked)) {
+        return Err("loadBalancerIP has a family that the service does not have".to_owned());
+    }
+    Ok(all)
+}
+
+/// The addresses of a range.
+fn members(range: &IpNetwork) -> impl Iterator<Item = IpAddr> + use<> {
+    let range = *range;
+    let size = match range {
+        IpNetwork::V4(range) => u128::from(range.size()),
+        IpNetwork::V6(range) => range.size(),
+    };
+    (0..size.min(TRIED_MAX)).filter_map(move |number| match range {
+        IpNetwork::V4(range) => {
+            Some(IpAddr::V4((range.network().to_bits() + u32::try_from(number).ok()?).into()))
+        }
+        IpNetwork::V6(range) => Some(IpAddr::V6((range.network().to_bits() + number).into())),
+    })
+}
+
+/// Chooses the node that announces the addresses. The present one stays while it can. Services are spread by a hash of the
+/// address and the node (rendezvous hashing), so that a lost node moves only its own services.
+pub(crate) fn choose_node<'a>(
+    service: &Service,
+    addresses: &BTreeSet<IpAddr>,
+    candidates: &'a BTreeSet<String>,
+) -> Option<&'a str> {
+    let present = announcer(service).and_then(|name| candidates.get(name));
+    let weight = |name: &&String| {
+        let mut hasher = DefaultHasher::new();
+        (addresses.first(), name).hash(&mut hasher);
+        hasher.finish()
+    };
+    present.or_else(|| candidates.iter().max_by_key(weight)).map(String::as_str)
+}
+
+/// The patch of the status: addresses and the condition. `None` if it has them.
+pub(crate) fn status(
+    service: &Service,
+    addresses: &BTreeSet<IpAddr>,
+    node: Option<&str>,
+    now: jiff::Timestamp,
+) -> Option<Value> {
+    let (status, reason, message) = match node {
+        Some(name) => ("True", CHOSEN, name),
+        None if addresses.is_empty() => ("False", "NoAddress", "the service has no address of the pool"),
+        None => ("False", "NoNode", "no ready node can announce the addresses"),
+    };
+    let old = service.status.conditions.iter().flatten().find(|one| one.type_ == ANNOUNCED);
+    let is_same =
+        old.is_some_and(|old| old.status == status && old.reason == reason && old.message == message);
+    if is_same && self::addresses(service).collect::<BTreeSet<_>>() == *addresses {
+        return None;
+    }
+    let since = old.filter(|old| old.status == status).map_or(now, |old| old.last_transition_time.0);
+    let since = since.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    let own = json!({"type": ANNOUNCED, "status": status, "reason": reason, "message": message,
+        "lastTransitionTime": since});
+    let others = service.status.conditions.iter().flatten().filter(|one| one.type_ != ANNOUNCED);
+    let conditions: Vec<Value> = others.map(|one| json!(one)).chain([own]).collect();
+    let ingress: Vec<Value> = addresses.iter().map(|ip| json!({"ip": ip, "ipMode": "VIP"})).collect();
+    let ingress = if ingress.is_empty() { Value::Null } else { ingress.into() };
+    Some(json!({"loadBalancer": {"ingress": ingress}, "conditions": conditions}))
+}
+
+/// The patch that removes addresses and condition from a service that does not use the pool any more. `None` if it has
+/// none: the addresses of other controllers stay.
+pub(crate) fn cleared(service: &Service) -> Option<Value> {
+    announcer(service)?;
+    let others = service.status.conditions.iter().flatten().filter(|one| one.type_ != ANNOUNCED);
+    let conditions: Vec<Value> = others.map(|one| json!(one)).collect();
+    Some(json!({"loadBalancer": {"ingress": null}, "conditions": conditions}))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn service(spec: Value, status: Value) -> Service {
+        let mut value = json!({"metadata": {"namespace": "n", "name": "s"}, "spec": spec, "status": status});
+        value["spec"]["type"] = "LoadBalancer".into();
+        value["spec"]["loadBalancerClass"] = CLASS.into();
+        if value["spec"]["ipFamilies"].is_null() {
+            value["spec"]["ipFamilies"] = json!(["IPv4"]);
+        }
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn chosen(spec: Value, status: Value, taken: &[&str]) -> Result<Vec<String>, String> {
+        let pool: Vec<IpNetwork> = ["192.0.2.8/30", "fd99::/126"].map(|range| range.parse().unwrap()).into();
+        let taken: Vec<IpAddr> = taken.iter().map(|ip| ip.parse().unwrap()).collect();
+        let all = choose_addresses(&service(spec, status), &pool, |address| !taken.contains(&address))?;
+        Ok(all.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn an_address_of_each_family_is_chosen_and_kept() {
+        assert_eq!(chosen(json!({}), json!({}), &["192.0.2.8"]).unwrap(), ["192.0.2.9"]);
+        let both = json!({"ipFamilies": ["IPv6", "IPv4"]});
+        assert_eq!(chosen(both, json!({}), &[]).unwrap(), ["192.0.2.8", "fd99::"]);
+        let has = |ip: &str| json!({"loadBalancer": {"ingress": [{"ip": ip}]}});
+        assert_eq!(chosen(json!({}), has("192.0.2.10"), &[]).unwrap(), ["192.0.2.10"]);
+        assert_eq!(chosen(json!({}), has("192.0.2.10"), &["192.0.2.10"]).unwrap(), ["192.0.2.8"]);
+        assert_eq!(chosen(json!({}), has("203.0.113.1"), &[]).unwrap(), ["192.0.2.8"], "outside the pool");
+        let all = ["192.0.2.8", "192.0.2.9", "192.0.2.10", "192.0.2.11"];
+        assert!(chosen(json!({}), json!({}), &all).unwrap_err().contains("exhausted"));
+    }
+
+    #[test]
+    fn a_tenant_gets_only_free_addresses_of_the_pool() {
+        let ask = |ip: &str| json!({"loadBalancerIP": ip});
+        assert_eq!(chosen(ask("192.0.2.11"), json!({}), &[]).unwrap(), ["192.0.2.11"]);
+        for (ip, taken, why) in [
+            ("192.0.2.11", &["192.0.2.11"][..], "belongs to another service or a node"),
+            ("10.0.0.1", &[], "not in the address pool"),
+            ("x", &[], "not an address"),
+            ("fd99::1", &[], "a family that the service does not have"),
+        ] {
+            let said = chosen(ask(ip), json!({}), taken).unwrap_err();
+            assert!(said.contains(why), "{ip}: {said}");
+        }
+        assert!(choose_addresses(&service(json!({}), json!({})), &[], |_| true).is_err());
+    }
+
+    #[test]
+    fn a_node_keeps_the_address_until_it_is_lost() {
+        let now = jiff::Timestamp::UNIX_EPOCH;
+        let (mut service, ips) =
+            (service(json!({}), json!({})), BTreeSet::from(["192.0.2.8".parse().unwrap()]));
+        let nodes = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
+        let all = nodes(&["a", "b", "c"]);
+        let first = choose_node(&service, &ips, &all).unwrap().to_owned();
+        service.status = serde_json::from_value(status(&service, &ips, Some(&first), now).unwrap()).unwrap();
+        assert_eq!(announcer(&service), Some(first.as_str()));
+        assert_eq!(status(&service, &ips, Some(&first), now), None, "nothing changed");
+        assert_eq!(choose_node(&service, &ips, &all), Some(first.as_str()));
+        let rest: BTreeSet<String> = all.iter().filter(|name| **name != first).cloned().collect();
+        let next = choose_node(&service, &ips, &rest).unwrap();
+        assert_ne!(next, first);
+        assert!(status(&service, &ips, Some(next), now).is_some());
+        assert_eq!(choose_node(&service, &ips, &nodes(&[])), None);
+        let lost = status(&service, &ips, None, now).unwrap();
+        assert_eq!(
+            (&lost["conditions"][0]["status"], &lost["loadBalancer"]["ingress"][0]["ip"]),
+            (&json!("False"), &json!("192.0.2.8"))
+        );
+        assert!(cleared(&service).unwrap()["loadBalancer"]["ingress"].is_null());
+    }
+}

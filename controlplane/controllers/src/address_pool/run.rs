@@ -1,0 +1,121 @@
+//! Gives addresses of the pool to LoadBalancer services, and chooses the node that announces each of them. There is one
+//! worker, so that no two services get one address.
+//!
+//! A node that loses its lease is not ready any more, and its services move to other nodes.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use coracle_events::Event;
+use serde_json::{Value, json};
+
+use super::claims::Claims;
+use super::plan;
+use crate::context::Context;
+use crate::error::Error;
+use crate::node_balancer::plan::NodeFacts;
+use crate::node_balancer::run::{ready_nodes, service_of};
+use crate::object::{Key, Node, ObjectExt, Service};
+use crate::queue::{Next, Queue};
+use crate::write::Part;
+
+const COMPONENT: &str = "address-pool-controller";
+
+/// What the controller keeps between two reconciles.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    claims: Mutex<Claims>,
+    /// The last refusal of each service, so that an event is recorded once.
+    refusals: Mutex<HashMap<Key, String>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Queues changed services, all of them when a node changes, and those with the traffic policy Local when their endpoints
+/// change.
+pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
+    let (own, state) = (queue.clone(), context.address_pool.clone());
+    context.caches.services.on_change(move |change| {
+        lock(&state.claims).follow(change).into_iter().for_each(|key| own.add(key));
+    });
+    let (own, state) = (queue.clone(), context.address_pool.clone());
+    context.caches.nodes.on_change(move |change| {
+        let facts = |node: Option<&Arc<Node>>| node.map(NodeFacts::of);
+        if facts(change.old) != facts(change.new) {
+            lock(&state.claims).all().into_iter().for_each(|key| own.add(key));
+        }
+    });
+    let (own, services) = (queue.clone(), context.caches.services.clone());
+    context.caches.endpoint_slices.on_change(move |change| {
+        for slice in [change.old, change.new].into_iter().flatten() {
+            let Some(key) = service_of(slice) else { continue };
+            if services.get(&key).is_some_and(|service| plan::is_ours(&service) && is_local(&service)) {
+                own.add(key);
+            }
+        }
+    });
+}
+
+fn is_local(service: &Service) -> bool {
+    service.spec.external_traffic_policy.as_deref() == Some("Local")
+}
+
+/// Reconciles one service.
+pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
+    let state = &context.address_pool;
+    let Some(service) = context.caches.services.get(&key) else {
+        lock(&state.refusals).remove(&key);
+        return Ok(Next::Wait);
+    };
+    if !plan::is_ours(&service) {
+        lock(&state.refusals).remove(&key);
+        return write(context, &service, plan::cleared(&service)).await;
+    }
+    let nodes: Vec<NodeFacts> = context.caches.nodes.all().iter().map(NodeFacts::of).collect();
+    let addresses = choose_addresses(context, &service, &nodes);
+    let mut candidates: BTreeSet<String> =
+        nodes.iter().filter(|node| node.is_usable()).map(|node| node.name().to_owned()).collect();
+    if is_local(&service) {
+        let local = ready_nodes(context, &service);
+        candidates.retain(|name| local.contains(name));
+    }
+    let node = plan::choose_node(&service, &addresses, &candidates).filter(|_| !addresses.is_empty());
+    let status = plan::status(&service, &addresses, node, jiff::Timestamp::now());
+    write(context, &service, status).await
+}
+
+/// Chooses the addresses and claims them. Without an address an event has the reason.
+fn choose_addresses(context: &Context, service: &Service, nodes: &[NodeFacts]) -> BTreeSet<IpAddr> {
+    let (state, key) = (&context.address_pool, service.key());
+    let mut claims = lock(&state.claims);
+    let is_free = |address| {
+        claims.is_free(address, &key) && !nodes.iter().any(|node| node.addresses().contains(&address))
+    };
+    let chosen = plan::choose_addresses(service, &context.config.load_balancer_pool, is_free);
+    let addresses = chosen.as_ref().cloned().unwrap_or_default();
+    // Services that wait for a released address are queued by the change of this one's status.
+    claims.set(&key, &addresses);
+    let Err(why) = chosen else {
+        lock(&state.refusals).remove(&key);
+        return addresses;
+    };
+    claims.wait(&key);
+    drop(claims);
+    let before = lock(&state.refusals).insert(key, why.clone());
+    if before.as_ref() != Some(&why) {
+        let message = format!("the service gets no address: {why}");
+        context.record(service, COMPONENT, Event::warning("LoadBalancerRefused", message));
+    }
+    addresses
+}
+
+async fn write(context: &Context, service: &Service, status: Option<Value>) -> Result<Next, Error> {
+    if let Some(status) = status {
+        let patch = json!({"metadata": {"uid": service.uid()}, "status": status});
+        context.writer(&context.caches.services).merge(&service.key(), Part::Status, patch).await?;
+    }
+    Ok(Next::Wait)
+}
