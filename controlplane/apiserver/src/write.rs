@@ -205,7 +205,9 @@ pub(crate) async fn update(
             .cache
             .get(kind, call.namespace(), name)
             .ok_or_else(|| ApiError::not_found(kind, name))?;
-        let old = convert::value(kind, current.value()).await?;
+        let mut old = convert::value(kind, current.value()).await?;
+        // An earlier version stored fields that are omitted now.
+        kind.strategy().canonical(&mut old);
         let new = change(&old)?;
         let (new, held) = prepared(call, (part, writer), &old, new).await?;
         // An object in another version than the stored one is written anew.
@@ -303,6 +305,7 @@ fn prepare(kind: &Resource, part: Part, old: &Value, new: &mut Value) {
             strategy::prepare_for_update(kind, new, old);
         }
     }
+    kind.strategy().canonical(new);
 }
 
 /// What no update changes. A client that names another uid means another object.
