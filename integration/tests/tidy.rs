@@ -77,6 +77,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
         "coracle-kinds",
         &[
             "coracle-admission-policies",
+            "coracle-cel",
             "coracle-custom-resources",
             "coracle-managed-fields",
             "coracle-values",

@@ -36,6 +36,8 @@ enum Rules<'a> {
     Definition(&'a str),
     /// The rules of a resource.
     Resource(&'a Resource),
+    /// The rules of a resource for the configuration of a server-side apply.
+    Config(&'a Resource),
 }
 
 // === impl Expected ===
@@ -45,6 +47,11 @@ impl<'a> Expected<'a> {
     pub(crate) fn of(resource: &'a Resource) -> Self {
         let rules = Rules::Resource(resource);
         Self { api_version: resource.api_version(), kind: &resource.kind, rules }
+    }
+
+    /// The configuration of a server-side apply.
+    pub(crate) fn config(resource: &'a Resource) -> Self {
+        Self { rules: Rules::Config(resource), ..Self::of(resource) }
     }
 
     /// A body with a built-in definition.
@@ -146,6 +153,7 @@ pub(crate) fn check(
     let decoded = match expected.rules {
         Rules::Definition(name) => schema::decode(name, parsed, validation),
         Rules::Resource(resource) => resource.strategy().decode(parsed, validation),
+        Rules::Config(resource) => resource.strategy().decode_config(parsed, validation),
     };
     decoded.map_err(|error| ApiError::bad_request(error.to_string()))
 }

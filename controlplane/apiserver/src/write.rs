@@ -216,7 +216,9 @@ pub(crate) async fn update(
             .ok_or_else(|| ApiError::not_found(kind, name))?;
         let is_large = current.is_large() || call.body.len() > LARGE;
         let stored = offload::run(is_large, || current.value());
-        let old = convert::value(kind, stored).await?;
+        let mut old = convert::value(kind, stored).await?;
+        // An earlier version stored fields that are omitted now.
+        kind.strategy().canonical(&mut old);
         let new = offload::run(is_large, || change(&old))?;
         let (new, held) = prepared(call, (part, writer), (&old, is_large), new).await?;
         // An object in another version than the stored one is written anew.
@@ -315,6 +317,7 @@ fn prepare(kind: &Resource, part: Part, old: &Value, new: &mut Value) {
             strategy::prepare_for_update(kind, new, old);
         }
     }
+    kind.strategy().canonical(new);
 }
 
 /// What no update changes. A client that names another uid means another object.

@@ -10,12 +10,36 @@ use serde_json::{Map, Value};
 pub(crate) const HASH_LABEL: &str = "pod-template-hash";
 
 /// Maps for which empty means absent.
-const MAPS: [&str; 7] =
-    ["labels", "annotations", "nodeSelector", "limits", "requests", "matchLabels", "resources"];
+const MAPS: [&str; 11] = [
+    "labels",
+    "annotations",
+    "metadata",
+    "nodeSelector",
+    "limits",
+    "requests",
+    "matchLabels",
+    "resources",
+    "overhead",
+    "volumeAttributes",
+    "userAnnotations",
+];
 /// Fields for which false means absent.
-const FALSE: [&str; 7] = ["hostNetwork", "hostPID", "hostIPC", "readOnly", "stdin", "stdinOnce", "tty"];
+const FALSE: [&str; 10] = [
+    "hostNetwork",
+    "hostPID",
+    "hostIPC",
+    "readOnly",
+    "stdin",
+    "stdinOnce",
+    "tty",
+    "chapAuthDiscovery",
+    "chapAuthSession",
+    "sslEnabled",
+];
 /// Fields for which zero means absent.
 const ZERO: [&str; 2] = ["hostPort", "initialDelaySeconds"];
+/// Fields for which an empty text is a value.
+const TEXT: [&str; 3] = ["storageClassName", "volumeAttributesClassName", "apiGroup"];
 
 /// A pod template as compact JSON.
 #[derive(Clone, Debug)]
@@ -126,7 +150,9 @@ fn prune(fields: &mut Map<String, Value>) {
         Value::Object(inner) => !(inner.is_empty() && MAPS.contains(&name.as_str())),
         Value::Bool(false) => !FALSE.contains(&name.as_str()),
         Value::Number(number) => !(number.as_i64() == Some(0) && ZERO.contains(&name.as_str())),
-        Value::Bool(true) | Value::String(_) => true,
+        Value::String(text) if name == "divisor" => text != "0",
+        Value::String(text) => !text.is_empty() || TEXT.contains(&name.as_str()),
+        Value::Bool(true) => true,
     });
 }
 
@@ -139,11 +165,12 @@ mod tests {
     #[test]
     fn the_hash_label_and_empty_values_make_no_difference() {
         let plain = Template::new(
-            &json!({"metadata": {"labels": {"app": "a"}}, "spec": {"containers": [{"name": "c"}]}}),
+            &json!({"metadata": {"labels": {"app": "a"}}, "spec": {"containers": [{"name": "c", "env": [{"name": "A"}]}]}}),
         );
         let other = Template::new(&json!({
             "metadata": {"creationTimestamp": null, "labels": {"app": "a", HASH_LABEL: "x"}, "annotations": {}},
-            "spec": {"containers": [{"name": "c", "resources": {}, "tty": false, "ports": []}], "hostNetwork": false},
+            "spec": {"containers": [{"name": "c", "resources": {}, "tty": false, "ports": [],
+                "env": [{"name": "A", "value": ""}]}], "hostNetwork": false},
         }));
         assert!(plain.same(&other));
         assert_eq!(plain.hash(None), other.hash(None));

@@ -1,15 +1,19 @@
 #!/usr/bin/env python3
-"""Writes definitions.json.deflate and messages.json.deflate, the data behind the crate's schemas.
+"""Writes definitions.json.deflate, messages.json.deflate and presence.json.deflate, the data behind the crate's schemas.
 
 Run by hand when Kubernetes has a new minor version or the crate a new kind (add it to ROOTS):
 
     generate.py PATH/kubernetes_validate-*.whl VERSION PATH/k8s-pb-*/src PATH/k8s.io/kubernetes@VERSION/api/openapi-spec/v3
+    (cd integration/differential && go run ./fields) | generate.py presence
 
 The first is the Python wheel "kubernetes-validate", whose JSON schemas keep every marker of upstream's OpenAPI
 definitions; its rewrites for JSON Schema are undone here. The third is the source of the Rust crate "k8s-pb", whose
 attributes carry upstream's protobuf field numbers; they are joined with the properties of the definitions, which
 carry the JSON names. Names and numbers that are in neither are listed below. The last argument is the folder of
 upstream's OpenAPI v3 documents, a part of its Go module. They mark the fields that are always there (`default: {}`).
+
+The second form writes presence.json.deflate alone, for the definitions of the first form: for each definition one letter
+for each field, in the order of their names. integration/differential/fields describes the letters.
 """
 
 import json
@@ -72,34 +76,6 @@ CHOICES = {EXTENSIONS + "JSONSchemaPropsOr" + name: dict.fromkeys(fields) for na
     "Bool": ("allows", "schema"), "Array": ("schema", "jSONSchemas"), "StringArray": ("schema", "property")}.items()}
 # One-field messages that stand for a list.
 WRAPPED = {"ExtraValue", "Verbs"}
-# Go writes a scalar that is not a pointer even when it is zero. A zero of these fields means "absent".
-PLAIN_INTS = set(
-    "partition hostPort initialDelaySeconds timeoutSeconds periodSeconds successThreshold failureThreshold signal "
-    "minReadySeconds fullyLabeledReplicas readyReplicas availableReplicas updatedReplicas unavailableReplicas "
-    "healthCheckNodePort nodePort count observedGeneration sizeBytes generation remainingItemCount code "
-    "retryAfterSeconds number start active succeeded failed currentReplicas updatedNumberScheduled numberAvailable "
-    "numberUnavailable".split())
-PLAIN_BOOLS = set(
-    "readOnly chapAuthDiscovery chapAuthSession sslEnabled stdin stdinOnce tty hostNetwork hostPID hostIPC "
-    "unschedulable publishNotReadyAddresses paused authenticated denied globalDefault deprecated preserveUnknownFields nullable "
-    "uniqueItems exclusiveMaximum exclusiveMinimum x-kubernetes-embedded-resource x-kubernetes-int-or-string".split())
-PLAIN_REPLICAS = {"io.k8s.api.apps.v1.DeploymentStatus", "io.k8s.api.autoscaling.v1.ScaleSpec"}
-REQUIRED_INTS = {("io.k8s.api.apps.v1.StatefulSetStatus", "availableReplicas")}
-POINTER_INTS = {
-    ("io.k8s.api.admissionregistration.v1.MutatingWebhook", "timeoutSeconds"),
-    ("io.k8s.api.admissionregistration.v1.ValidatingWebhook", "timeoutSeconds"),
-    ("io.k8s.api.storage.v1.VolumeNodeResources", "count"),
-    ("io.k8s.api.apps.v1.RollingUpdateStatefulSetStrategy", "partition"),
-}
-POINTER_STRINGS = set(
-    "apiGroup storageClassName volumeAttributesClassName initiatorName fsType signerName service runtimeClassName "
-    "hostnameOverride resourceClaimName resourceClaimTemplateName podGroupName localhostProfile value "
-    "loadBalancerClass trafficDistribution appProtocol nodeName holderIdentity preferredHolder "
-    "gmsaCredentialSpecName gmsaCredentialSpec runAsUserName".split())
-POINTER_STRING_OWNERS = {
-    "apiGroup": {"TypedLocalObjectReference", "TypedObjectReference"}, "value": {"PodDNSConfigOption"},
-    "nodeName": {"EndpointAddress", "Endpoint"}, "fsType": {"AzureDiskVolumeSource", "CSIVolumeSource"},
-}
 ADMISSION = "io.k8s.api.admissionregistration.v1."
 # Fields younger than the crate: definition → (number, name, type).
 YOUNGER = {ADMISSION + name: rows for name, rows in {
@@ -285,7 +261,7 @@ class Join:
         for number, field, attribute, rust in self.found.get(name, []):
             rows.append(self.row(name, properties, names.get(plain(field)), (number, field, attribute, rust)))
         for number, field, kind in YOUNGER.get(name, []):
-            rows.append([number, field, kind, int(kind == "i")])
+            rows.append([number, field, kind])
             if "m" in kind[:2]:
                 self.add(kind.split("m", 1)[1])
         self.table[name] = [row for row in rows if row]
@@ -301,18 +277,18 @@ class Join:
             prefix = "*"
         short = name.rsplit(".", 1)[1]
         if short in WRAPPED:
-            return [number, "", "*" + {"string": "s"}[kind], 0]
+            return [number, "", "*" + {"string": "s"}[kind]]
         if kind == "message":
             message = target(module, rust, self.found)
             if json_name is None:
                 return self.inlined(message, properties, number, field, name)
             self.add(message)
-            return [number, json_name, prefix + "m" + message, 0]
+            return [number, json_name, prefix + "m" + message]
         if json_name is None:
             print(f"dropped: {name}.{field}", file=sys.stderr)
             return None
         letter = {"string": "s", "int32": "i", "int64": "i", "bool": "b", "bytes": "y", "double": "d"}[kind]
-        return [number, json_name, prefix + letter, int(self.keeps_zero(name, short, json_name, letter))]
+        return [number, json_name, prefix + letter]
 
     def inlined(self, message, properties, number, field, name):
         own = {plain(f) for _, f, _, _ in self.found[message]}
@@ -321,17 +297,7 @@ class Join:
                 print(f"dropped: {name}.{field}", file=sys.stderr)
                 return None
         self.add(message, properties if message not in self.definitions else None)
-        return [number, "", "m" + message, 0]
-
-    @staticmethod
-    def keeps_zero(name, short, field, letter):
-        if letter == "s":
-            return field in POINTER_STRINGS and short in POINTER_STRING_OWNERS.get(field, {short})
-        if letter == "b":
-            return field not in PLAIN_BOOLS
-        if letter == "i":
-            return (name, field) in POINTER_INTS | REQUIRED_INTS or field not in PLAIN_INTS and not (field == "replicas" and name in PLAIN_REPLICAS)
-        return True
+        return [number, "", "m" + message]
 
 
 def mark_structs(definitions, folder):
@@ -352,7 +318,21 @@ def write(path, value):
     print(f"{path.name}: {len(text)} bytes, {len(packed)} deflated", file=sys.stderr)
 
 
+def write_presence(here, fields):
+    """One letter for each field of each definition. Fields that the Go module does not have yet count as pointers."""
+    text = zlib.decompress((here / "definitions.json.deflate").read_bytes(), -15)
+    letters = {}
+    for name, definition in json.loads(text)["definitions"].items():
+        known = fields.get(name, {})
+        row = "".join(known.get(field, "p") for field in sorted(definition.get("properties", {})))
+        if row.strip("p"):
+            letters[name] = row
+    write(here / "presence.json.deflate", letters)
+
+
 def main():
+    if sys.argv[1:] == ["presence"]:
+        return write_presence(pathlib.Path(__file__).parent, json.load(sys.stdin))
     wheel, version, source, openapi = sys.argv[1:]
     here = pathlib.Path(__file__).parent
     definitions = reachable(load(wheel, version), ROOTS)

@@ -19,6 +19,7 @@ pub mod limit_range;
 pub mod openapi;
 pub mod ownership;
 pub mod patch;
+mod pod_level;
 pub mod pod_security;
 pub mod protobuf;
 pub mod quota;

@@ -1,7 +1,7 @@
 //! Decodes Kubernetes' protobuf bodies into JSON trees, by a generated table of fields.
 //!
 //! The envelope is four magic bytes and an `Unknown` message with apiVersion, kind and the object's bytes. Go writes
-//! scalars that are not pointers even if they are zero. So the table has for each field whether zero is a value.
+//! scalars that are not pointers even if they are zero; [`crate::schema::decode`] removes those that mean absent.
 
 mod table;
 pub(crate) mod wire;
@@ -101,7 +101,7 @@ fn read_message(
             if let Value::Array(list) = list {
                 read_element(field, value, list, depth)?;
             }
-        } else if let Some(read) = read_value(&field.r#type, field.keep_zero, value, depth)? {
+        } else if let Some(read) = read_value(&field.r#type, value, depth)? {
             insert(into, &field.name, read);
         }
     }
@@ -128,11 +128,11 @@ fn read_element(
         let mut reader = Reader::new(packed);
         while !reader.is_empty() {
             let number = WireValue::Varint(reader.varint()?);
-            list.extend(read_value(&field.r#type, true, number, depth)?);
+            list.extend(read_value(&field.r#type, number, depth)?);
         }
         return Ok(());
     }
-    list.extend(read_value(&field.r#type, true, value, depth)?);
+    list.extend(read_value(&field.r#type, value, depth)?);
     Ok(())
 }
 
@@ -148,7 +148,7 @@ fn read_entry(
     while let Some((number, value)) = reader.next()? {
         match number {
             1 => name = text(value)?,
-            2 => read = read_value(&field.r#type, true, value, depth)?,
+            2 => read = read_value(&field.r#type, value, depth)?,
             _ => {}
         }
     }
@@ -160,24 +160,11 @@ fn read_entry(
 }
 
 /// The JSON form of one value. None if the value means absent.
-fn read_value(
-    shape: &Type,
-    keep_zero: bool,
-    value: WireValue<'_>,
-    depth: u32,
-) -> Result<Option<Value>, DecodeError> {
+fn read_value(shape: &Type, value: WireValue<'_>, depth: u32) -> Result<Option<Value>, DecodeError> {
     let read = match shape {
-        Type::Text => {
-            text(value).map(|text| (keep_zero || !text.is_empty()).then_some(Value::String(text)))?
-        }
-        Type::Int => {
-            let number = value.int()?;
-            (keep_zero || number != 0).then(|| Value::from(number))
-        }
-        Type::Bool => {
-            let yes = value.int()? != 0;
-            (keep_zero || yes).then_some(Value::Bool(yes))
-        }
+        Type::Text => Some(Value::String(text(value)?)),
+        Type::Int => Some(value.int()?.into()),
+        Type::Bool => Some(Value::Bool(value.int()? != 0)),
         Type::Double => double(value.double()?),
         Type::Bytes => {
             Some(Value::String(base64::engine::general_purpose::STANDARD.encode(bytes_of(value)?)))

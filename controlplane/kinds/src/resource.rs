@@ -133,6 +133,21 @@ pub trait Strategy: Send + Sync {
         validation: FieldValidation,
     ) -> Result<(Value, Vec<String>), SchemaError>;
 
+    /// As [`Strategy::decode`], for the configuration of a server-side apply: fields are neither added nor omitted.
+    ///
+    /// # Errors
+    /// As [`Strategy::decode`].
+    fn decode_config(
+        &self,
+        parsed: Parsed,
+        validation: FieldValidation,
+    ) -> Result<(Value, Vec<String>), SchemaError> {
+        self.decode(parsed, validation)
+    }
+
+    /// Makes an object canonical: the fields that a Go server writes, no more and no fewer. Idempotent.
+    fn canonical(&self, _object: &mut Value) {}
+
     /// Sets absent fields to their defaults. Idempotent.
     fn default(&self, object: &mut Value);
 

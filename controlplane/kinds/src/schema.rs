@@ -1,5 +1,6 @@
 //! Schemas: decoding by field types, unknown and duplicate fields.
 
+mod canonical;
 mod check;
 pub(crate) mod model;
 mod order;
@@ -63,15 +64,38 @@ pub fn decode_metadata(object: &mut Value) -> Result<Vec<String>, String> {
         return Ok(Vec::new());
     };
     let definition = model::schemas().find(METADATA).ok_or_else(|| format!("no definition {METADATA}"))?;
-    check::conform_field(definition, "metadata", metadata)
+    let notes = check::conform_field(definition, "metadata", metadata)?;
+    if let Some(metadata) = metadata.as_object_mut() {
+        canonical::object(model::schemas(), definition, metadata);
+    }
+    Ok(notes)
 }
 
 const METADATA: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
 
 /// Checks an object against the named definition (see [`crate::kind::schema_of`]) and makes it canonical: removes
-/// unknown fields, nulls and empty lists, and rewrites times and quantities. Returns the object and warnings such as
-/// `unknown field "spec.foo"`.
+/// unknown fields, rewrites times and quantities, and leaves the fields that Go writes. Returns the object and warnings
+/// such as `unknown field "spec.foo"`.
 pub fn decode(
+    schema: &str,
+    parsed: Parsed,
+    validation: FieldValidation,
+) -> Result<(Value, Vec<String>), SchemaError> {
+    let (mut value, notes) = decode_config(schema, parsed, validation)?;
+    canonical(schema, &mut value);
+    Ok((value, notes))
+}
+
+/// Makes an object of a definition canonical: removes fields that Go omits because they are zero or empty, and adds the
+/// fields that it always writes.
+pub fn canonical(schema: &str, value: &mut Value) {
+    if let (Some(definition), Some(map)) = (model::schemas().find(schema), value.as_object_mut()) {
+        canonical::object(model::schemas(), definition, map);
+    }
+}
+
+/// As [`decode`], for the configuration of a server-side apply: it has the fields that its manager wants, zeros included.
+pub fn decode_config(
     schema: &str,
     parsed: Parsed,
     validation: FieldValidation,

@@ -31,6 +31,7 @@ pub fn prepare_for_create(kind: &Resource, object: &mut Value) {
         metadata.remove("generation");
     }
     kind.strategy().prepare_create(object);
+    kind.strategy().canonical(object);
 }
 
 /// Prepares an update of the resource itself: keeps the old status, and increases the generation if the spec changed.

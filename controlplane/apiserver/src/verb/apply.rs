@@ -96,7 +96,7 @@ fn config(call: &Call) -> Result<(Value, Vec<String>)> {
             "Incorrect version specified in apply patch. Specified patch version: {given}, expected: {api_version}"
         )));
     }
-    let expected = Expected::of(&call.kind);
+    let expected = Expected::config(&call.kind);
     if call.kind.patch_definition().is_none() {
         declared(call, &parsed, &expected)?;
     }

@@ -39,7 +39,13 @@ fn require_revision(call: &Call, revision: &Value) -> Result<()> {
     let field = "metadata.resourceVersion".to_owned();
     let message = "Invalid value: 0: must be specified for an update".to_owned();
     let cause = Cause { reason: "FieldValueInvalid", field, message };
-    Err(ApiError::invalid(&call.kind, &call.resource.name, &[cause]))
+    let (kind, name) = (&call.kind, &call.resource.name);
+    let mut error = ApiError::invalid(kind, name, &[cause]);
+    // Upstream names the resource here, not the kind. Source: `Store.Update` of the generic registry.
+    let (qualified, resource) = (kind.qualified_kind(), kind.qualified_resource());
+    error.message = error.message.replacen(&qualified, &resource, 1);
+    error.details["kind"] = kind.plural.as_ref().into();
+    Err(error)
 }
 
 fn same_name(object: &Value, name: &str) -> Result<()> {

@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 use super::container::{container, requests_from_limits};
 use super::volume::volume;
 use super::{child, child_of, each, fill};
+use crate::pod_level;
 
 const LISTS: [&str; 3] = ["containers", "initContainers", "ephemeralContainers"];
 
@@ -14,17 +15,53 @@ pub(crate) fn pod(pod: &mut Value) {
     addresses(pod);
     let Some(spec) = child(pod, "spec") else { return };
     pod_spec(spec);
-    for list in LISTS {
+    for list in ["containers", "initContainers"] {
         for container in each(spec, list) {
             requests_from_limits(container);
         }
     }
+    whole_resources(spec);
     fill(spec, "enableServiceLinks", true);
     if spec.get("hostNetwork").and_then(Value::as_bool) == Some(true) {
         for list in ["containers", "initContainers"] {
             for container in each(spec, list) {
                 host_ports(container);
             }
+        }
+    }
+}
+
+/// The resources of the pod as a whole: limits of huge pages are those of the containers, requests are those of the
+/// containers or else the limits. Source: `defaultHugePagePodLimits` and `defaultPodRequests` of `core/v1`.
+fn whole_resources(spec: &mut Map<String, Value>) {
+    let Some(resources) = spec.get("resources").filter(|resources| resources.is_object()) else { return };
+    let list = |name: &str| resources[name].as_object().cloned().unwrap_or_default();
+    let (mut limits, mut requests) = (list("limits"), list("requests"));
+    if limits.is_empty() && requests.is_empty() {
+        return;
+    }
+    let containers = Value::Object(spec.clone());
+    for (name, amount) in pod_level::sum(&containers, "limits") {
+        if pod_level::is_huge_pages(&name) && !requests.contains_key(&name) {
+            limits.entry(name).or_insert_with(|| amount.to_string().into());
+        }
+    }
+    if !limits.is_empty() {
+        for (name, amount) in pod_level::sum(&containers, "requests") {
+            if pod_level::is_supported(&name) && !pod_level::is_huge_pages(&name) {
+                requests.entry(name).or_insert_with(|| amount.to_string().into());
+            }
+        }
+        for (name, amount) in &limits {
+            if pod_level::is_supported(name) {
+                requests.entry(name.clone()).or_insert_with(|| amount.clone());
+            }
+        }
+    }
+    let Some(resources) = spec.get_mut("resources").and_then(Value::as_object_mut) else { return };
+    for (name, list) in [("limits", limits), ("requests", requests)] {
+        if !list.is_empty() {
+            resources.insert(name.to_owned(), list.into());
         }
     }
 }

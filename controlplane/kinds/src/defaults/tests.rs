@@ -116,3 +116,17 @@ fn services_secrets_and_namespaces_are_filled() {
     assert_eq!(namespace["metadata"]["labels"], json!({"kubernetes.io/metadata.name": "n"}));
     assert_eq!(namespace["status"], json!({"phase": "Active"}));
 }
+
+#[test]
+fn resources_of_the_whole_pod_follow_its_containers() {
+    let container = json!({"name": "a", "image": "x", "resources": {"requests": {"cpu": "500m"}}});
+    let pod = |resources: Value| {
+        let spec = json!({"containers": [container, {"name": "b", "image": "x", "resources": {"requests": {"cpu": "1"}}}],
+            "resources": resources});
+        defaulted("v1", "Pod", json!({"spec": spec}))["spec"]["resources"].clone()
+    };
+    let limits = json!({"cpu": "2", "memory": "1Gi"});
+    let expect = json!({"limits": limits, "requests": {"cpu": "1500m", "memory": "1Gi"}});
+    assert_eq!(pod(json!({"limits": limits})), expect);
+    assert_eq!(pod(json!({"requests": {"cpu": "2"}})), json!({"requests": {"cpu": "2"}}));
+}

@@ -33,8 +33,6 @@ pub(super) struct Field {
     pub(super) r#type: Type,
     pub(super) repeated: bool,
     pub(super) map: bool,
-    /// Whether zero is a value; otherwise it means absent.
-    pub(super) keep_zero: bool,
 }
 
 /// A field's type.
@@ -109,12 +107,12 @@ impl Message {
 
 // === impl Field ===
 
-/// `[number, JSON name, type, keeps zero]`.
-type Row<'a> = (u32, Cow<'a, str>, Cow<'a, str>, u8);
+/// `[number, JSON name, type]`.
+type Row<'a> = (u32, Cow<'a, str>, Cow<'a, str>);
 
 impl Field {
     fn new(row: &Row<'_>, names: &HashMap<Box<str>, MessageId>) -> Option<Field> {
-        let (number, name, notation, keep_zero) = row;
+        let (number, name, notation) = row;
         let kind = notation.trim_start_matches(['*', '%']);
         let r#type = match kind {
             "s" => Type::Text,
@@ -130,7 +128,6 @@ impl Field {
             r#type,
             repeated: notation.starts_with('*'),
             map: notation.starts_with('%'),
-            keep_zero: *keep_zero == 1,
         })
     }
 }

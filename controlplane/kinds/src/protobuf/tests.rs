@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::schema::{FieldValidation, Parsed};
 
 /// A length-delimited field.
 fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
@@ -31,7 +32,12 @@ fn check(api_version: &str, kind: &str, raw: &[u8], expect: Value) {
 #[test]
 fn zero_counts_only_where_go_has_a_pointer() {
     let spec = [number(1, 0), field(3, &field(3, b"")), number(5, 0), number(7, 0)].concat();
-    check("apps/v1", "Deployment", &field(2, &spec), json!({"spec": {"replicas": 0, "template": {}}}));
+    let value = decode(&envelope("apps/v1", "Deployment", &field(2, &spec))).unwrap();
+    let parsed = Parsed { value, duplicates: Vec::new(), keys: Vec::new() };
+    let definition = "io.k8s.api.apps.v1.Deployment";
+    let (object, _) = crate::schema::decode(definition, parsed, FieldValidation::Strict).unwrap();
+    let spec = &object["spec"];
+    assert_eq!((&spec["replicas"], spec.get("minReadySeconds"), spec.get("paused")), (&json!(0), None, None));
 }
 
 #[test]

@@ -117,6 +117,18 @@ impl Strategy for BuiltIn {
         schema::decode(self.0.schema, parsed, validation)
     }
 
+    fn decode_config(
+        &self,
+        parsed: Parsed,
+        validation: FieldValidation,
+    ) -> Result<(Value, Vec<String>), SchemaError> {
+        schema::decode_config(self.0.schema, parsed, validation)
+    }
+
+    fn canonical(&self, object: &mut Value) {
+        schema::canonical(self.0.schema, object);
+    }
+
     fn default(&self, object: &mut Value) {
         (self.0.rules.defaults)(object);
     }

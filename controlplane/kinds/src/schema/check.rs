@@ -1,10 +1,11 @@
-//! Checks a tree against its definition: checks types, records and removes unknown fields, makes texts canonical.
+//! Checks a tree against its definition: checks types, records and removes unknown fields and nulls, makes texts
+//! canonical.
 
 use base64::Engine;
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 
-use super::model::{Definition, Property, Schemas, Shape, schemas};
+use super::model::{Definition, Schemas, Shape, schemas};
 use coracle_values::Quantity;
 
 /// Maximum number of recorded unknown fields: the path of each can be as long as the text.
@@ -91,9 +92,6 @@ impl Check {
                 continue;
             }
             self.value(&property.shape, value, &place.field(definition, name))?;
-            if is_dropped_when_empty(property, value) {
-                dropped.push(name.clone());
-            }
         }
         for name in dropped {
             map.remove(&name);
@@ -139,10 +137,11 @@ impl Check {
             return Ok(());
         }
         match (shape, &*value) {
-            (Shape::Bytes, Value::String(text)) => base64::engine::general_purpose::STANDARD
-                .decode(text)
-                .map(|_| ())
-                .map_err(|error| format!("illegal base64 data at input byte {}", base64_offset(&error))),
+            (Shape::Bytes, Value::String(text)) => {
+                base64::engine::general_purpose::STANDARD.decode(text).map(|_| ()).map_err(|error| {
+                    format!("illegal base64 data at input byte {}", base64_offset(text, &error))
+                })
+            }
             (Shape::Time | Shape::MicroTime, Value::String(text)) => {
                 *value = time(text, matches!(shape, Shape::MicroTime))?;
                 Ok(())
@@ -206,16 +205,6 @@ fn is_scalar_ok(shape: &Shape, value: &Value) -> bool {
     }
 }
 
-/// Go omits empty lists, maps and byte strings, except in required fields.
-fn is_dropped_when_empty(property: &Property, value: &Value) -> bool {
-    !property.required
-        && match (&property.shape, value) {
-            (Shape::List(_), Value::Array(list)) => list.is_empty(),
-            (Shape::Map(_), Value::Object(map)) => map.is_empty(),
-            _ => false,
-        }
-}
-
 /// A null in a list or map means the zero value of its type.
 fn fill_null(shape: &Shape, value: &mut Value) {
     if value.is_null() {
@@ -241,11 +230,11 @@ fn time(text: &str, micro: bool) -> Result<Value, String> {
     Ok(Value::String(at.strftime(format).to_string()))
 }
 
-fn base64_offset(error: &base64::DecodeError) -> usize {
+/// The position that Go reports. For an incomplete group of four letters it is the start of the group.
+fn base64_offset(text: &str, error: &base64::DecodeError) -> usize {
     match error {
         base64::DecodeError::InvalidByte(at, _) | base64::DecodeError::InvalidLastSymbol(at, _) => *at,
-        base64::DecodeError::InvalidLength(length) => *length,
-        base64::DecodeError::InvalidPadding => 0,
+        base64::DecodeError::InvalidLength(_) | base64::DecodeError::InvalidPadding => text.len() / 4 * 4,
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::LazyLock;
 use serde::Deserialize;
 
 static DEFINITIONS: &[u8] = include_bytes!("../../schema/definitions.json.deflate");
+static PRESENCE: &[u8] = include_bytes!("../../schema/presence.json.deflate");
 static SCHEMAS: LazyLock<Schemas> = LazyLock::new(Schemas::load);
 
 /// Index of a definition.
@@ -29,6 +30,8 @@ pub(crate) struct Definition {
     pub(crate) properties: Box<[Property]>,
     /// `x-kubernetes-map-type: atomic`: an object of this type has one owner.
     pub(crate) atomic: bool,
+    /// Indexes of the properties that have their zero value if they are absent.
+    pub(crate) always: Box<[u16]>,
 }
 
 /// One field of a type.
@@ -37,12 +40,26 @@ pub(crate) struct Property {
     pub(crate) name: Box<str>,
     /// Its type.
     pub(crate) shape: Shape,
-    /// Whether the definition lists it as required.
-    pub(crate) required: bool,
+    /// When it is written.
+    pub(crate) presence: Presence,
     /// How a strategic merge treats it.
     pub(crate) patch: PatchMarkers,
     /// How field ownership treats it.
     pub(crate) ownership: OwnershipMarkers,
+}
+
+/// When Go writes a field, by its type and its JSON tag. `integration/differential/fields` prints it for each field.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Presence {
+    /// Unless it is zero or empty.
+    NotZero,
+    /// If it is present: zero is a value.
+    #[default]
+    Present,
+    /// Always. If absent it has its zero value.
+    Zero,
+    /// Always. If absent Go writes null.
+    Null,
 }
 
 /// Markers of a field for field ownership.
@@ -126,12 +143,18 @@ impl Schemas {
     fn load() -> Schemas {
         let text = definitions_text();
         let Ok(file) = serde_json::from_str::<File<'_>>(&text) else { return Schemas::default() };
+        let presence = inflate(PRESENCE);
+        let presence: HashMap<&str, &str> = serde_json::from_str(&presence).unwrap_or_default();
         let mut names: Vec<&str> = file.definitions.keys().map(AsRef::as_ref).collect();
         names.sort_unstable();
         let ids = names.iter().zip(0..).map(|(name, id)| (Box::from(*name), DefinitionId(id))).collect();
         let definitions = names
             .iter()
-            .filter_map(|name| file.definitions.get(*name).map(|raw| Definition::new(name, raw, &ids)))
+            .filter_map(|name| {
+                let mut definition = Definition::new(name, file.definitions.get(*name)?, &ids);
+                definition.set_presence(presence.get(name).copied().unwrap_or_default());
+                Some(definition)
+            })
             .collect();
         Schemas { definitions, names: ids }
     }
@@ -176,7 +199,7 @@ impl Definition {
             .map(|(field, schema)| Property {
                 name: Box::from(field.as_ref()),
                 shape: Shape::new(schema, ids),
-                required: raw.required.iter().any(|required| required == field),
+                presence: Presence::default(),
                 patch: PatchMarkers {
                     merge: schema.strategy.split(',').any(|word| word == "merge"),
                     merge_key: schema.merge_key.as_deref().map(Box::from),
@@ -185,7 +208,24 @@ impl Definition {
             })
             .collect();
         properties.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        Definition { name: Box::from(name), properties: properties.into(), atomic: raw.map_type == "atomic" }
+        let atomic = raw.map_type == "atomic";
+        Definition { name: Box::from(name), properties: properties.into(), atomic, always: Box::default() }
+    }
+
+    /// Sets the presence of each property: `letters` has one for each, in the order of their names.
+    fn set_presence(&mut self, letters: &str) {
+        for (property, letter) in self.properties.iter_mut().zip(letters.chars()) {
+            property.presence = match letter {
+                'o' => Presence::NotZero,
+                'z' => Presence::Zero,
+                'n' => Presence::Null,
+                _ => Presence::Present,
+            };
+        }
+        let always = (0..)
+            .zip(&self.properties)
+            .filter_map(|(index, property)| (property.presence == Presence::Zero).then_some(index));
+        self.always = always.collect();
     }
 
     /// The field with this name.
@@ -287,8 +327,6 @@ struct RawSchema<'a> {
     all_of: Vec<RawSchema<'a>>,
     #[serde(borrow)]
     properties: HashMap<Cow<'a, str>, RawSchema<'a>>,
-    #[serde(borrow)]
-    required: Vec<Cow<'a, str>>,
     #[serde(borrow)]
     items: Option<Box<RawSchema<'a>>>,
     #[serde(rename = "additionalProperties", borrow)]

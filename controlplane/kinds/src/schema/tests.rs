@@ -1,5 +1,7 @@
 //! Cases for decoding.
 
+use serde_json::json;
+
 use super::*;
 
 const POD: &str = "io.k8s.api.core.v1.Pod";
@@ -50,7 +52,7 @@ fn wrong_types_name_the_field_as_go_does() {
 #[test]
 fn unknown_and_duplicate_fields_follow_field_validation() {
     let input = r#"{"apiVersion":"v1","kind":"Pod","spec":{"foo":1,"nodeName":"a","nodeName":"b","containers":[{"name":"c","bar":2}]}}"#;
-    let pruned = r#"{"apiVersion":"v1","kind":"Pod","spec":{"containers":[{"name":"c"}],"nodeName":"b"}}"#;
+    let pruned = r#"{"apiVersion":"v1","kind":"Pod","metadata":{},"spec":{"containers":[{"name":"c","resources":{}}],"nodeName":"b"},"status":{}}"#;
     check(POD, input, FieldValidation::Ignore, pruned);
     let notes = [
         r#"unknown field "spec.foo""#,
@@ -71,23 +73,25 @@ fn unknown_and_duplicate_fields_follow_field_validation() {
 
 #[test]
 fn values_become_canonical() {
+    let whole =
+        |metadata: &str, spec: &str| format!(r#"{{"metadata":{metadata},"spec":{spec},"status":{{}}}}"#);
     let cases = [
-        (r#"{"metadata":{"creationTimestamp":null,"labels":{},"annotations":null}}"#, r#"{"metadata":{}}"#),
+        (r#"{"metadata":{"creationTimestamp":null,"labels":{},"annotations":null}}"#, whole("{}", "{}")),
         (
             r#"{"metadata":{"creationTimestamp":"2024-01-02T05:04:05.7+02:00"}}"#,
-            r#"{"metadata":{"creationTimestamp":"2024-01-02T03:04:05Z"}}"#,
+            whole(r#"{"creationTimestamp":"2024-01-02T03:04:05Z"}"#, "{}"),
         ),
         (
-            r#"{"spec":{"overhead":{"cpu":0.5,"memory":"1024Mi"}}}"#,
-            r#"{"spec":{"overhead":{"cpu":"500m","memory":"1Gi"}}}"#,
+            r#"{"spec":{"containers":[],"overhead":{"cpu":0.5,"memory":"1024Mi"}}}"#,
+            whole("{}", r#"{"containers":[],"overhead":{"cpu":"500m","memory":"1Gi"}}"#),
         ),
         (
-            r#"{"spec":{"volumes":[{"name":"a","emptyDir":{}}],"containers":[]}}"#,
-            r#"{"spec":{"containers":[],"volumes":[{"emptyDir":{},"name":"a"}]}}"#,
+            r#"{"spec":{"volumes":[{"name":"a","emptyDir":{"medium":""}}],"containers":[]}}"#,
+            whole("{}", r#"{"containers":[],"volumes":[{"emptyDir":{},"name":"a"}]}"#),
         ),
     ];
     for (input, expect) in cases {
-        check(POD, input, FieldValidation::Strict, expect);
+        check(POD, input, FieldValidation::Strict, &expect);
     }
 }
 
@@ -107,5 +111,50 @@ fn bad_texts_are_refused() {
     for (fields, expect) in cases {
         let input = format!(r#"{{"apiVersion":"v1","kind":"Pod",{fields}}}"#);
         check(POD, &input, FieldValidation::Ignore, &format!("{head}{expect}"));
+    }
+}
+
+#[test]
+fn go_omits_zeros_that_are_not_pointers_and_writes_some_absent_fields() {
+    let cases = [
+        (
+            DEPLOYMENT,
+            json!({"spec": {"replicas": 0, "minReadySeconds": 0, "paused": false}}),
+            json!({
+            "metadata": {}, "status": {}, "spec": {"replicas": 0, "strategy": {}, "template": {
+                "metadata": {}, "spec": {}}}}),
+        ),
+        ("io.k8s.api.rbac.v1.ClusterRole", json!({}), json!({"metadata": {}})),
+        (
+            "io.k8s.api.core.v1.Service",
+            json!({"spec": {"ports": [{"name": "", "nodePort": 0}]}}),
+            json!({
+            "metadata": {}, "spec": {"ports": [{"port": 0, "targetPort": 0}]}, "status": {"loadBalancer": {}}}),
+        ),
+    ];
+    for (schema, object, expect) in cases {
+        let mut value = object;
+        canonical(schema, &mut value);
+        assert_eq!(value, expect);
+        canonical(schema, &mut value);
+        assert_eq!(value, expect, "making it canonical twice changes nothing");
+    }
+}
+
+#[test]
+fn a_configuration_keeps_its_zeros() {
+    let parsed = parse_json(br#"{"spec":{"minReadySeconds":0,"selector":null}}"#).unwrap();
+    let (config, _) = decode_config(DEPLOYMENT, parsed, FieldValidation::Strict).unwrap();
+    assert_eq!(config, json!({"spec": {"minReadySeconds": 0}}));
+}
+
+#[test]
+fn wrong_base64_is_reported_at_the_byte_that_go_names() {
+    for (text, at) in [("1", 0), ("a.b", 1), ("*", 0), ("YWJjYQ", 4)] {
+        let input = format!(r#"{{"apiVersion":"v1","kind":"Secret","data":{{"a":"{text}"}}}}"#);
+        let expect = format!(
+            "Secret in version \"v1\" cannot be handled as a Secret: illegal base64 data at input byte {at}"
+        );
+        check("io.k8s.api.core.v1.Secret", &input, FieldValidation::Ignore, &expect);
     }
 }

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{AGE, Column, NAME, created, integer, items, name, string};
+use super::{AGE, Column, NAME, created, items, name, string};
 
 /// Number of metrics that the column shows.
 const SHOWN: usize = 2;
@@ -13,8 +13,8 @@ pub(crate) const AUTOSCALER: &[Column] = &[
     string("Reference", "The object whose pods are scaled."),
     string("Targets", "Current and wanted amount of each metric."),
     string("MinPods", "Smallest number of pods."),
-    integer("MaxPods", "Largest number of pods."),
-    integer("Replicas", "Number of pods at the last look."),
+    string("MaxPods", "Largest number of pods."),
+    string("Replicas", "Number of pods at the last look."),
     AGE,
 ];
 

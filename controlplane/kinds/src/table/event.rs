@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::age::age;
-use super::{Column, NAME, integer, name, string, wide};
+use super::{Column, NAME, name, string, wide};
 
 pub(crate) const COLUMNS: &[Column] = &[
     string("Last Seen", "When it happened last."),
@@ -15,7 +15,7 @@ pub(crate) const COLUMNS: &[Column] = &[
     wide(string("Source", "Who reports it.")),
     string("Message", "What happened."),
     wide(string("First Seen", "When it happened first.")),
-    wide(integer("Count", "How often it happened.")),
+    wide(string("Count", "How often it happened.")),
     wide(NAME),
 ];
 

@@ -11,7 +11,7 @@ pub(crate) fn namespace(object: &Value, now: Timestamp) -> Vec<Value> {
     vec![name(object), object["status"]["phase"].clone(), created(object, now)]
 }
 
-pub(crate) const CONFIG_MAP: &[Column] = &[NAME, integer("Data", "Number of entries."), AGE];
+pub(crate) const CONFIG_MAP: &[Column] = &[NAME, string("Data", "Number of entries."), AGE];
 
 pub(crate) fn config_map(object: &Value, now: Timestamp) -> Vec<Value> {
     let count =
@@ -20,7 +20,7 @@ pub(crate) fn config_map(object: &Value, now: Timestamp) -> Vec<Value> {
 }
 
 pub(crate) const SECRET: &[Column] =
-    &[NAME, string("Type", "What the secret is for."), integer("Data", "Number of entries."), AGE];
+    &[NAME, string("Type", "What the secret is for."), string("Data", "Number of entries."), AGE];
 
 pub(crate) fn secret(object: &Value, now: Timestamp) -> Vec<Value> {
     vec![name(object), object["type"].clone(), length(&object["data"]), created(object, now)]

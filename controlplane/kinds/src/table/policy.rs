@@ -3,14 +3,14 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{AGE, Column, NAME, created, integer, name, string, wide};
+use super::{AGE, Column, NAME, created, integer, name, string};
 
 pub(crate) const PRIORITY_CLASS: &[Column] = &[
     NAME,
     integer("Value", "Priority of pods of this class."),
     Column { r#type: "boolean", ..string("Global-Default", "Whether pods without a class have this one.") },
     AGE,
-    wide(string("PreemptionPolicy", "Whether pods of this class preempt others.")),
+    string("PreemptionPolicy", "Whether pods of this class preempt others."),
 ];
 
 pub(crate) fn priority_class(object: &Value, now: Timestamp) -> Vec<Value> {

@@ -150,16 +150,6 @@ pub(crate) fn csi_driver(object: &Value, now: Timestamp) -> Vec<Value> {
     ]
 }
 
-pub(crate) const CSI_CAPACITY: &[Column] = &[
-    NAME,
-    string("StorageClassName", "The storage class whose capacity is reported."),
-    string("Capacity", "Free capacity."),
-];
-
-pub(crate) fn csi_capacity(object: &Value, _now: Timestamp) -> Vec<Value> {
-    vec![name(object), text(&object["storageClassName"]), unset(&object["capacity"])]
-}
-
 pub(crate) const ATTRIBUTES_CLASS: &[Column] =
     &[NAME, string("DriverName", "The driver that applies the attributes."), AGE];
 

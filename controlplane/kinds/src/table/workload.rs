@@ -13,8 +13,8 @@ pub(super) const SELECTOR: Column = wide(string("Selector", "Which pods are sele
 pub(crate) const DEPLOYMENT: &[Column] = &[
     NAME,
     string("Ready", "Pods that are ready, of all that are wanted."),
-    integer("Up-to-date", "Pods of the newest template."),
-    integer("Available", "Pods that have been ready for long enough."),
+    string("Up-to-date", "Pods of the newest template."),
+    string("Available", "Pods that have been ready for long enough."),
     AGE,
     CONTAINERS,
     IMAGES,
@@ -132,7 +132,7 @@ fn labels(labels: &Value) -> Value {
 pub(crate) const CONTROLLER_REVISION: &[Column] = &[
     NAME,
     string("Controller", "The object that the revision belongs to."),
-    integer("Revision", "Number of the revision."),
+    string("Revision", "Number of the revision."),
     AGE,
 ];
 

@@ -1,15 +1,17 @@
 //! Device classes, claims, claim templates, slices. Source: `pkg/apis/resource/validation/validation.go`.
 
+mod selector;
+mod slice;
+
 use serde_json::Value;
 
-use super::{Causes, Path, format, items, meta, text};
+use super::{Causes, Path, format, items, meta, scheduling, text};
 
 const MAX_REQUESTS: usize = 32;
 const MAX_CONSTRAINTS: usize = 32;
 const MAX_CONFIGS: usize = 32;
 const MAX_SELECTORS: usize = 32;
 const MAX_ALTERNATIVES: usize = 8;
-const MAX_DEVICES: usize = 128;
 const MAX_RESERVED: usize = 256;
 const LONGEST_EXPRESSION: usize = 10 << 10;
 const LONGEST_DRIVER: usize = 63;
@@ -166,10 +168,10 @@ fn selectors(causes: &mut Causes, path: &Path, list: &Value) {
         let expression = text(&selector["cel"]["expression"]);
         if !selector["cel"].is_object() {
             causes.required(&here, "");
-        } else if expression.trim().is_empty() {
-            causes.required(&here.field("expression"), "");
         } else if expression.len() > LONGEST_EXPRESSION {
             causes.too_long(&here.field("expression"), LONGEST_EXPRESSION);
+        } else if let Some(problem) = selector::problem(expression) {
+            causes.invalid(&here.field("expression"), &expression.into(), &problem);
         }
     }
 }
@@ -202,15 +204,10 @@ pub(crate) fn slice(causes: &mut Causes, object: &Value, old: Option<&Value>) {
         immutable(causes, &path.field("nodeName"), &spec["nodeName"], &old["nodeName"]);
     }
     place(causes, &path, spec);
-    let devices = path.field("devices");
-    limit(causes, &devices, &spec["devices"], MAX_DEVICES);
-    unique(causes, &devices, &spec["devices"], |device| &device["name"]);
-    for (index, device) in items(&spec["devices"]) {
-        label(causes, &devices.index(index).field("name"), &device["name"]);
-    }
     if !spec["sharedCounters"].is_null() && !spec["devices"].is_null() {
         causes.invalid(&path, &"".into(), "only one of `sharedCounters` or `devices` is allowed");
     }
+    slice::devices(causes, &path, spec);
 }
 
 fn pool(causes: &mut Causes, path: &Path, pool: &Value) {
@@ -224,7 +221,10 @@ fn pool(causes: &mut Causes, path: &Path, pool: &Value) {
             causes.format(&here, part, format::dns1123_subdomain(part));
         }
     }
-    causes.not_negative(&path.field("generation"), &pool["generation"]);
+    if pool["generation"].as_i64().is_some_and(|generation| generation < 0) {
+        let here = path.field("generation");
+        causes.invalid(&here, &pool["generation"], "must be greater than or equal to zero");
+    }
     if pool["resourceSliceCount"].as_i64().unwrap_or(0) <= 0 {
         let here = path.field("resourceSliceCount");
         causes.invalid(&here, &pool["resourceSliceCount"], "must be greater than zero");
@@ -247,6 +247,7 @@ fn place(causes: &mut Causes, path: &Path, spec: &Value) {
     }
     if spec["nodeSelector"].is_object() {
         set.push("`nodeSelector`");
+        scheduling::node_terms(causes, &path.field("nodeSelector"), &spec["nodeSelector"]);
         let terms = &spec["nodeSelector"]["nodeSelectorTerms"];
         if items(terms).count() != 1 {
             let here = path.field("nodeSelector").field("nodeSelectorTerms");
@@ -326,11 +327,13 @@ fn label(causes: &mut Causes, path: &Path, value: &Value) {
     }
 }
 
-fn limit(causes: &mut Causes, path: &Path, list: &Value, max: usize) {
+/// Checks the length of a list. The elements of a longer one are not checked.
+fn limit(causes: &mut Causes, path: &Path, list: &Value, max: usize) -> bool {
     let count = items(list).count();
     if count > max {
         causes.too_many(path, count, max);
     }
+    count <= max
 }
 
 fn unique(causes: &mut Causes, path: &Path, list: &Value, key: fn(&Value) -> &Value) {

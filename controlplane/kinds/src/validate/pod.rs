@@ -4,7 +4,9 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
-use super::{Causes, Path, container, format, immutable, items, resize, scheduling, security, text, volume};
+use super::{
+    Causes, Path, container, format, immutable, items, resize, resources, scheduling, security, text, volume,
+};
 
 const RESTART_POLICIES: &[&str] = &["Always", "OnFailure", "Never"];
 const DNS_POLICIES: &[&str] = &["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"];
@@ -45,6 +47,7 @@ pub(super) fn ephemeral_update(causes: &mut Causes, new: &Value, old: &Value) {
 pub(super) fn spec(causes: &mut Causes, path: &Path, spec: &Value) {
     let volumes = volume::volumes(causes, &path.field("volumes"), &spec["volumes"]);
     container::all(causes, path, spec, &volumes);
+    resources::pod(causes, path, spec);
     resize::policies(causes, path, spec);
     causes.one_of(&path.field("restartPolicy"), &spec["restartPolicy"], RESTART_POLICIES);
     dns(causes, path, spec);

@@ -1,40 +1,108 @@
-//! Requests and limits of containers.
+//! Requests and limits of containers and of pods as a whole.
 
 use serde_json::Value;
 
 use super::{Causes, Path, entries, format};
+use crate::pod_level;
 use coracle_values::Quantity;
 
 /// Checks `resources` of a container.
 pub(super) fn container(causes: &mut Causes, path: &Path, resources: &Value) {
+    requirements(causes, path, resources, resource_name);
+}
+
+/// Checks `resources` of a pod as a whole. Source: `validatePodResources`.
+pub(super) fn pod(causes: &mut Causes, path: &Path, spec: &Value) {
+    let (path, resources) = (path.field("resources"), &spec["resources"]);
+    if !resources.is_object() {
+        return;
+    }
+    if spec["os"]["name"] == "windows" {
+        return causes.forbidden(&path, "may not be set for a windows pod");
+    }
+    if resources["claims"].is_array() {
+        causes.forbidden(&path.field("claims"), "claims may not be set for Resources at pod-level");
+    }
+    requirements(causes, &path, resources, |causes, path, name| {
+        let before = causes.count();
+        standard_name(causes, path, name);
+        if causes.count() == before && !pod_level::is_supported(name) {
+            causes.unsupported(path, &name.into(), &["cpu", "memory"]);
+        }
+    });
+    for list in ["requests", "limits"] {
+        for (name, sum) in pod_level::sum(spec, list) {
+            let whole = &resources[list][&name];
+            let counts = list == "requests" || pod_level::is_huge_pages(&name);
+            if counts && parse(whole).is_some_and(|whole| sum > whole) {
+                let detail = format!("must be greater than or equal to aggregate container {list} of {sum}");
+                causes.invalid(&path.field(list).key(&name), whole, &detail);
+            }
+        }
+    }
+    for (index, container) in super::items(&spec["containers"]) {
+        for (name, limit) in entries(&container["resources"]["limits"]) {
+            let whole = &resources["limits"][name];
+            if let (Some(own), Some(most)) = (parse(limit), parse(whole))
+                && own > most
+            {
+                let here = path.field("containers").index(index).key(name).field("limits");
+                causes.invalid(&here, limit, &format!("must be less than or equal to pod limits of {most}"));
+            }
+        }
+    }
+}
+
+/// Checks limits and requests, whose names have this rule. Source: `validateResourceRequirements`.
+fn requirements(causes: &mut Causes, path: &Path, resources: &Value, rule: fn(&mut Causes, &Path, &str)) {
+    let (mut has_common, mut has_huge) = (false, false);
     for list in ["limits", "requests"] {
         for (name, amount) in entries(&resources[list]) {
             let here = path.field(list).key(name);
-            resource_name(causes, &here, name);
+            rule(causes, &here, name);
             quantity(causes, &here, name, amount);
+            if pod_level::is_huge_pages(name) {
+                huge_pages(causes, &here, name, amount);
+            }
+            has_common |= matches!(name.as_str(), "cpu" | "memory");
+            has_huge |= pod_level::is_huge_pages(name);
         }
     }
     for (name, amount) in entries(&resources["requests"]) {
         let (request, limit) = (parse(amount), parse(&resources["limits"][name]));
-        let (Some(request), Some(limit)) = (request, limit) else { continue };
-        let exact = is_extended(name) || name.starts_with("hugepages-");
-        if exact && request != limit {
-            causes.invalid(
-                &path.field("requests"),
-                amount,
-                &format!("must be equal to {name} limit of {limit}"),
-            );
-        } else if request > limit {
-            let detail = format!("must be less than or equal to {name} limit of {limit}");
-            causes.invalid(&path.field("requests"), amount, &detail);
+        match (request, limit) {
+            (Some(request), Some(limit)) if is_exact(name) && request != limit => {
+                let detail = format!("must be equal to {name} limit of {limit}");
+                causes.invalid(&path.field("requests"), amount, &detail);
+            }
+            (Some(request), Some(limit)) if request > limit => {
+                let detail = format!("must be less than or equal to {name} limit of {limit}");
+                causes.invalid(&path.field("requests"), amount, &detail);
+            }
+            (Some(_), None) if is_exact(name) => {
+                causes.required(&path.field("limits"), "Limit must be set for non overcommitable resources");
+            }
+            _ => {}
         }
     }
-    for (name, amount) in entries(&resources["requests"]) {
-        let unlimited = resources["limits"].get(name).is_none();
-        if unlimited && (is_extended(name) || name.starts_with("hugepages-")) && parse(amount).is_some() {
-            let what = if is_extended(name) { "non overcommitable resources" } else { "hugepages" };
-            causes.required(&path.field("limits").key(name), &format!("Limit must be set for {what}"));
-        }
+    if has_huge && !has_common {
+        causes.forbidden(path, "HugePages require cpu or memory");
+    }
+}
+
+/// Whether a request must equal its limit. Source: `IsOvercommitAllowed`.
+fn is_exact(name: &str) -> bool {
+    let is_native = !name.contains('/') || name.contains("kubernetes.io/");
+    !is_native || pod_level::is_huge_pages(name)
+}
+
+/// Checks that an amount of huge pages is a whole number of pages.
+fn huge_pages(causes: &mut Causes, path: &Path, name: &str, amount: &Value) {
+    let page = name.strip_prefix("hugepages-").and_then(|size| Quantity::parse(size).ok());
+    let (Some(page), Some(amount_of)) = (page, parse(amount)) else { return };
+    if page.value() > 0 && amount_of.value() % page.value() != 0 {
+        let detail = format!("{amount_of} is not positive integer multiple of {name}");
+        causes.invalid(path, amount, &detail);
     }
 }
 
@@ -48,14 +116,58 @@ pub(super) fn container_name(causes: &mut Causes, path: &Path, name: &str) {
 }
 
 fn resource_name(causes: &mut Causes, path: &Path, name: &str) {
+    standard_name(causes, path, name);
+    if !name.contains('/') {
+        if !is_container_name(name) {
+            causes.invalid(path, &name.into(), "must be a standard resource for containers");
+        }
+    } else if !name.contains("kubernetes.io/") && !is_extended_name(name) {
+        causes.invalid(path, &name.into(), "doesn't follow extended resource name standard");
+    }
+}
+
+/// Checks the name of a resource that anything can have. Source: `validateResourceName`.
+fn standard_name(causes: &mut Causes, path: &Path, name: &str) {
     let problems = format::qualified_name(name);
     let good = problems.is_empty();
     causes.format(path, name, problems);
-    let standard = matches!(name, "cpu" | "memory" | "ephemeral-storage") || name.starts_with("hugepages-");
-    if good && !standard && !name.contains('/') {
+    if good && !name.contains('/') && !is_standard(name) {
         causes.invalid(path, &name.into(), "must be a standard resource type or fully qualified");
-        causes.invalid(path, &name.into(), "must be a standard resource for containers");
     }
+}
+
+fn is_container_name(name: &str) -> bool {
+    matches!(name, "cpu" | "memory" | "ephemeral-storage") || pod_level::is_huge_pages(name)
+}
+
+/// Names of resources that have no domain. Source: `standardResources` of `core/helper`.
+fn is_standard(name: &str) -> bool {
+    const OTHERS: [&str; 15] = [
+        "requests.cpu",
+        "requests.memory",
+        "requests.ephemeral-storage",
+        "limits.cpu",
+        "limits.memory",
+        "limits.ephemeral-storage",
+        "pods",
+        "resourcequotas",
+        "services",
+        "replicationcontrollers",
+        "secrets",
+        "configmaps",
+        "persistentvolumeclaims",
+        "storage",
+        "requests.storage",
+    ];
+    is_container_name(name)
+        || matches!(name, "services.nodeports" | "services.loadbalancers")
+        || name.starts_with("requests.hugepages-")
+        || OTHERS.contains(&name)
+}
+
+/// Whether a name with a domain is one of an extended resource. Source: `IsExtendedResourceName`.
+fn is_extended_name(name: &str) -> bool {
+    !name.starts_with("requests.") && format::qualified_name(&format!("requests.{name}")).is_empty()
 }
 
 fn quantity(causes: &mut Causes, path: &Path, name: &str, amount: &Value) {

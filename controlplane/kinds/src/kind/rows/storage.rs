@@ -110,8 +110,8 @@ pub(super) const CSI_STORAGE_CAPACITIES: Kind = Kind {
     rules: Rules {
         validate: validate::attachment::csi_capacity,
         unconditional_update: false,
-        columns: table::storage::CSI_CAPACITY,
-        cells: table::storage::csi_capacity,
+        columns: table::CREATED_AT,
+        cells: table::created_at,
         ..RULES
     },
     ..KIND

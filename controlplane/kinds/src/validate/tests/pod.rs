@@ -291,3 +291,50 @@ fn probes_tolerations_and_security_are_checked() {
         ],
     );
 }
+
+#[test]
+fn resources_of_the_whole_pod_cover_the_containers() {
+    let at = "/spec/resources";
+    check("Pod", at, json!({"limits": {"cpu": "1"}, "requests": {"cpu": "1"}}), &[]);
+    check(
+        "Pod",
+        at,
+        json!({"limits": {"example.com/gpu": "1"}}),
+        &[
+            "spec.resources.limits[example.com/gpu]: Unsupported value: \"example.com/gpu\": supported values: \"cpu\", \"memory\"",
+        ],
+    );
+    check(
+        "Pod",
+        at,
+        json!({"claims": [{"name": "x"}], "requests": {"cpu": "2"}, "limits": {"cpu": "1"}}),
+        &[
+            "spec.resources.claims: Forbidden: claims may not be set for Resources at pod-level",
+            "spec.resources.requests: Invalid value: \"2\": must be less than or equal to cpu limit of 1",
+        ],
+    );
+    check(
+        "Pod",
+        "/spec",
+        json!({"containers": [{"name": "a", "image": "x", "resources": {"limits": {"cpu": "2"}, "requests": {"cpu": "2"}}}],
+            "resources": {"limits": {"cpu": "1"}}}),
+        &[
+            "spec.resources.requests: Invalid value: \"2\": must be less than or equal to cpu limit of 1",
+            "spec.resources.containers[0][cpu].limits: Invalid value: \"2\": must be less than or equal to pod limits of 1",
+        ],
+    );
+}
+
+#[test]
+fn huge_pages_are_whole_and_come_with_cpu_or_memory() {
+    check(
+        "Pod",
+        "/spec/containers/0/resources",
+        json!({"limits": {"hugepages-2Mi": "3Mi"}, "requests": {"hugepages-2Mi": "3Mi"}}),
+        &[
+            "spec.containers[0].resources.limits[hugepages-2Mi]: Invalid value: \"3Mi\": 3Mi is not positive integer multiple of hugepages-2Mi",
+            "spec.containers[0].resources.requests[hugepages-2Mi]: Invalid value: \"3Mi\": 3Mi is not positive integer multiple of hugepages-2Mi",
+            "spec.containers[0].resources: Forbidden: HugePages require cpu or memory",
+        ],
+    );
+}
