@@ -64,6 +64,8 @@ enum Role {
         /// Also write credentials for an agent with this name on this machine, and print its command.
         #[arg(long, value_name = "NAME")]
         issue_node: Option<String>,
+        #[command(flatten)]
+        external: role::controlplane::External,
     },
     /// Create, list and delete bootstrap tokens for machines that join.
     #[cfg(feature = "controlplane")]
@@ -149,8 +151,11 @@ fn run(role: Role, log: Flags<LogSettings>) -> anyhow::Result<ExitCode> {
             role::block_on(role::agent::run(settings, way))
         }
         #[cfg(feature = "controlplane")]
-        Role::Controlplane { places, plane, issue_node } => {
+        Role::Controlplane { places, plane, issue_node, external } => {
             let settings = Settings::load(AllFlags { log, places, plane, ..AllFlags::default() })?;
+            if external.kubeconfig.is_some() {
+                return role::block_on(role::controlplane::run_for(settings, external));
+            }
             role::block_on(role::controlplane::run(settings, issue_node))
         }
         #[cfg(feature = "controlplane")]

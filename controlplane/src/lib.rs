@@ -7,9 +7,12 @@
 //! Several control planes can share a store on etcd. Each serves the API; by leader election one of them runs the
 //! controllers, and one the scheduler (`leader`).
 //!
+//! Controllers and scheduler also run for an API server of another program (`clients`).
+//!
 //! Invariants: if `start` fails, nothing runs. After it returned, the API server accepts requests.
 
 mod backup;
+mod clients;
 mod kubeconfig;
 mod leader;
 pub mod pki;
@@ -18,7 +21,9 @@ mod store;
 mod tls;
 
 pub use backup::{BackupError, BackupFile, offline_backup, restore_backup};
+pub use clients::{ExternalServer, run_clients};
 pub use coracle_apiserver::{AuditConfig, AuditLogOptions, BACKUP_PATH, PluginSelection};
+pub use coracle_controllers::ControllerSelection;
 pub use coracle_scheduler::SchedulerConfig;
 pub use leader::LeaderElection;
 pub use pki::Pki;

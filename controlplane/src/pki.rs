@@ -98,6 +98,15 @@ impl Pki {
         Ok(Self { dir: dir.to_owned(), authority, authority_pem })
     }
 
+    /// Opens a directory that another program made. Nothing is created.
+    ///
+    /// # Errors
+    /// [`PkiError`] if `ca.crt` or `ca.key` is missing or unusable.
+    pub fn existing(dir: &Path) -> Result<Self, PkiError> {
+        file::read(&dir.join("ca.crt"))?;
+        Self::open(dir)
+    }
+
     /// The directory.
     #[must_use]
     pub fn directory(&self) -> &Path {

@@ -12,7 +12,7 @@ use coracle_apiserver::{
     Apiserver, ApiserverConfig, AuditConfig, FrontProxy, KubeletTls, OpenError, PluginSelection,
     ServiceRange, ServiceRanges, User,
 };
-use coracle_controllers::{AccountTokenSigner, ControllersConfig, SignError, Signer};
+use coracle_controllers::{AccountTokenSigner, ControllerSelection, ControllersConfig, SignError, Signer};
 use coracle_scheduler::SchedulerConfig;
 use ipnetwork::{IpNetwork, Ipv4Network};
 use nix::net::if_::InterfaceFlags;
@@ -20,8 +20,9 @@ use tokio::net::TcpListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
+    clients::Clients,
     kubeconfig,
-    leader::{Candidate, LeaderElection},
+    leader::LeaderElection,
     pki::{self, Leaf, Pki, PkiError, Usage},
     store::{self, EtcdConfig, OpenStoreError, Opened},
     tls::{self, TlsError},
@@ -67,6 +68,10 @@ pub struct ControlPlaneConfig {
     pub admission_plugins: PluginSelection,
     /// What is recorded of requests, and where; `None` records nothing.
     pub audit: Option<AuditConfig>,
+    /// Which controllers run.
+    pub controllers: ControllerSelection,
+    /// Whether the scheduler runs.
+    pub run_scheduler: bool,
     /// Configuration of the scheduler.
     pub scheduler: SchedulerConfig,
     /// Maximum validity of certificates that are signed on request.
@@ -164,6 +169,8 @@ impl ControlPlaneConfig {
             admission_file: None,
             admission_plugins: PluginSelection::default(),
             audit: None,
+            controllers: ControllerSelection::default(),
+            run_scheduler: true,
             scheduler: SchedulerConfig::default(),
             signing_duration: Duration::from_secs(365 * 24 * 3600),
             node_monitor_grace: Duration::from_secs(50),
@@ -201,8 +208,7 @@ pub async fn start(config: ControlPlaneConfig, shutdown: CancellationToken) -> R
     let tasks = TaskTracker::new();
     tasks.spawn(api.clone().serve(listener, tls));
     let plane = ControlPlane { api, pki, address: bound, kubeconfig, tasks, _lock: lock };
-    let parts = (controllers, config.scheduler.clone());
-    plane.start_clients(parts, config.etcd.is_some().then_some(config.election), &stopped);
+    plane.start_clients(controllers, config, &stopped);
     Ok(plane)
 }
 
@@ -283,6 +289,7 @@ fn controllers_config(
     let key = pki.authority_key().map_err(Error::Pki)?;
     let signer = Signer::new(pki.authority_pem(), &key, config.signing_duration).map_err(Error::Signer)?;
     Ok(ControllersConfig {
+        selection: config.controllers.clone(),
         cluster_cidrs: config.cluster_cidrs.clone(),
         node_mask_v4: config.node_masks[0],
         node_mask_v6: config.node_masks[1],
@@ -391,7 +398,7 @@ fn is_virtual(sys: &Path, interface: &str) -> bool {
     matches!(kind, Some("bridge" | "vxlan" | "wireguard")) || directory.join("tun_flags").exists()
 }
 
-fn host_name() -> Option<String> {
+pub(crate) fn host_name() -> Option<String> {
     let name = nix::unistd::gethostname().ok()?.into_string().ok()?;
     let valid =
         !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-.".contains(&byte));
@@ -401,31 +408,23 @@ fn host_name() -> Option<String> {
 // === impl ControlPlane ===
 
 impl ControlPlane {
-    /// Starts controllers and scheduler: at once, or when this process is elected if others share the store.
+    /// Starts controllers and scheduler.
     fn start_clients(
         &self,
-        (config, scheduling): (ControllersConfig, SchedulerConfig),
-        election: Option<LeaderElection>,
+        controllers: ControllersConfig,
+        config: ControlPlaneConfig,
         shutdown: &CancellationToken,
     ) {
-        let controllers = {
-            let client = self.client_as(User::controllers());
-            move |token| coracle_controllers::run(client.clone(), config.clone(), token)
+        let is_shared = config.etcd.is_some();
+        let clients = Clients {
+            controllers: (!controllers.selection.is_none())
+                .then(|| (self.client_as(User::controllers()), controllers)),
+            scheduler: config
+                .run_scheduler
+                .then(|| (self.client("system:kube-scheduler", &[]), config.scheduler)),
+            leases: self.client_as(User::controllers()),
         };
-        let scheduler = {
-            let client = self.client("system:kube-scheduler", &[]);
-            move |token| coracle_scheduler::run(client.clone(), scheduling.clone(), token)
-        };
-        let Some(times) = election else {
-            self.tasks.spawn(controllers(shutdown.clone()));
-            self.tasks.spawn(scheduler(shutdown.clone()));
-            return;
-        };
-        let identity = format!("{}_{}", host_name().unwrap_or_default(), uuid::Uuid::new_v4());
-        let candidate =
-            |name| Candidate::new(self.client_as(User::controllers()), name, identity.clone(), times);
-        self.tasks.spawn(candidate("kube-controller-manager").run(shutdown.clone(), controllers));
-        self.tasks.spawn(candidate("kube-scheduler").run(shutdown.clone(), scheduler));
+        clients.start(is_shared.then_some(config.election), &self.tasks, shutdown);
     }
 
     /// An in-process client with any user. Must be called within a tokio runtime.

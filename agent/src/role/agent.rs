@@ -135,7 +135,8 @@ fn token(given: Option<Token>, file: Option<&Path>) -> anyhow::Result<Token> {
     }
 }
 
-async fn client(kubeconfig: &Path) -> anyhow::Result<Client> {
+/// A client of the API server of a kubeconfig.
+pub(crate) async fn client(kubeconfig: &Path) -> anyhow::Result<Client> {
     let context = || format!("cannot read the kubeconfig {}", kubeconfig.display());
     let text = coracle_agent::read_text(kubeconfig, KUBECONFIG_MAX).with_context(context)?;
     let file = Kubeconfig::from_yaml(&text).with_context(context)?;

@@ -1,10 +1,28 @@
 //! `coracle controlplane`: the control plane alone.
 
-use coracle_controlplane::{ControlPlane, ControlPlaneConfig, EtcdConfig, LeaderElection, SchedulerConfig};
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use clap::Args;
+use coracle_controlplane::{
+    ControlPlane, ControlPlaneConfig, EtcdConfig, ExternalServer, LeaderElection, SchedulerConfig,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::places;
 use crate::settings::Settings;
+
+/// An API server of another program, such as kube-apiserver, for which only controllers and scheduler run.
+#[derive(Args)]
+pub(crate) struct External {
+    /// Run only controllers and scheduler, for the API server of this kubeconfig
+    #[arg(long, value_name = "FILE", conflicts_with = "issue_node")]
+    pub(crate) kubeconfig: Option<PathBuf>,
+    /// Directory with ca.crt and ca.key of that API server, and with sa.key, in PKCS#8: certificates are signed, and the
+    /// authority is published
+    #[arg(long, value_name = "DIR", requires = "kubeconfig")]
+    pki_dir: Option<PathBuf>,
+}
 
 /// Runs until SIGINT or SIGTERM.
 pub(crate) async fn run(settings: Settings, issue_node: Option<String>) -> anyhow::Result<()> {
@@ -28,8 +46,25 @@ pub(crate) async fn run(settings: Settings, issue_node: Option<String>) -> anyho
     Ok(())
 }
 
+/// Runs controllers and scheduler for another API server, until SIGINT or SIGTERM.
+pub(crate) async fn run_for(settings: Settings, external: External) -> anyhow::Result<()> {
+    super::raise_open_files();
+    let External { kubeconfig, pki_dir } = external;
+    let kubeconfig = kubeconfig.context("--kubeconfig is missing")?;
+    let server = ExternalServer { client: super::agent::client(&kubeconfig).await?, pki_dir };
+    let shutdown = super::until_signalled()?;
+    tracing::info!(kubeconfig = %kubeconfig.display(), "controllers and scheduler run for another API server");
+    Ok(coracle_controlplane::run_clients(config(&settings)?, server, shutdown).await?)
+}
+
 /// Starts the control plane. When this returns, the API server accepts requests.
 pub(crate) async fn start(settings: &Settings, shutdown: CancellationToken) -> anyhow::Result<ControlPlane> {
+    let plane = coracle_controlplane::start(config(settings)?, shutdown).await?;
+    tracing::info!(address = %plane.address(), kubeconfig = %plane.kubeconfig().display(), "the API server is ready");
+    Ok(plane)
+}
+
+fn config(settings: &Settings) -> anyhow::Result<ControlPlaneConfig> {
     let settings = settings.control_plane();
     let mut config = ControlPlaneConfig::new(&settings.dirs.state);
     config.listen = settings.listen;
@@ -51,6 +86,8 @@ pub(crate) async fn start(settings: &Settings, shutdown: CancellationToken) -> a
     config.election = LeaderElection { lease, deadline, retry };
     config.admission_file = settings.admission_control_config_file;
     config.admission_plugins = settings.admission_plugins;
+    config.controllers = settings.controllers;
+    config.run_scheduler = settings.scheduler;
     config.audit = settings.audit;
     if let Some(path) = &settings.scheduler_config {
         config.scheduler = SchedulerConfig::read(path)?;
@@ -62,7 +99,5 @@ pub(crate) async fn start(settings: &Settings, shutdown: CancellationToken) -> a
     config.node_balancers = settings.node_balancers;
     config.load_balancer_pool = settings.load_balancer_pool;
     config.request_timeout = settings.request_timeout;
-    let plane = coracle_controlplane::start(config, shutdown).await?;
-    tracing::info!(address = %plane.address(), kubeconfig = %plane.kubeconfig().display(), "the API server is ready");
-    Ok(plane)
+    Ok(config)
 }

@@ -5,7 +5,8 @@ use std::num::NonZero;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use coracle_controlplane::{AuditConfig, AuditLogOptions, PluginSelection};
+use anyhow::Context as _;
+use coracle_controlplane::{AuditConfig, AuditLogOptions, ControllerSelection, PluginSelection};
 use ipnetwork::IpNetwork;
 
 use super::ranges::{self, Ranges};
@@ -70,6 +71,10 @@ settings! {
     audit_log_maxbackup: u32 = default "10", "COUNT";
     /// Days for which old files of the audit log are kept; 0 keeps all.
     audit_log_maxage: u32 = default "0", "DAYS";
+    /// Controllers that run, by upstream's names: * is all, -* none, -NAME all but this one.
+    controllers: Vec<String> = default "*", "NAME";
+    /// The scheduler runs. Disable it if another program schedules the pods of the cluster.
+    scheduler: bool = default "true", "BOOL";
     /// Configuration of the scheduler: a file of kind KubeSchedulerConfiguration, as for kube-scheduler.
     scheduler_config: Option<PathBuf> = unset "", "FILE";
     /// Further names or addresses of the API server for its certificate.
@@ -106,6 +111,8 @@ pub(crate) struct ControlPlane {
     pub(crate) admission_control_config_file: Option<PathBuf>,
     pub(crate) admission_plugins: PluginSelection,
     pub(crate) audit: Option<AuditConfig>,
+    pub(crate) controllers: ControllerSelection,
+    pub(crate) scheduler: bool,
     pub(crate) scheduler_config: Option<PathBuf>,
     pub(crate) tls_sans: Vec<String>,
     pub(crate) own_node: Option<String>,
@@ -147,6 +154,8 @@ impl ControlPlaneSettings {
             self.leader_elect_retry_period,
         ];
         let election = sources.take(election_times(election.map(|Age(time)| time)))?;
+        let controllers = ControllerSelection::parse(self.controllers).context("controllers");
+        let controllers = sources.take(controllers)?;
         let request_timeout = sources.take(at_least_a_second(self.request_timeout))?;
         Some(ControlPlane {
             dirs: dirs.clone(),
@@ -164,6 +173,8 @@ impl ControlPlaneSettings {
                 disabled: self.disable_admission_plugins,
             },
             audit,
+            controllers,
+            scheduler: self.scheduler,
             scheduler_config: self.scheduler_config,
             tls_sans: self.tls_san,
             own_node: self.own_node,

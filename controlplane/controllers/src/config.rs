@@ -7,10 +7,13 @@ use ipnetwork::IpNetwork;
 
 use crate::account_token::signer::AccountTokenSigner;
 use crate::csr_signing::Signer;
+use crate::selection::ControllerSelection;
 
 /// Settings of the controllers.
 #[derive(Clone, Debug)]
 pub struct ControllersConfig {
+    /// Which controllers run.
+    pub selection: ControllerSelection,
     /// Ranges from which nodes get pod CIDRs, at most one of each address family. Empty: nodes get none.
     pub cluster_cidrs: Vec<IpNetwork>,
     /// Prefix length of a node's IPv4 pod CIDR.
@@ -54,6 +57,7 @@ pub struct ControllersConfig {
 impl Default for ControllersConfig {
     fn default() -> Self {
         Self {
+            selection: ControllerSelection::default(),
             cluster_cidrs: Vec::new(),
             node_mask_v4: 24,
             node_mask_v6: 64,

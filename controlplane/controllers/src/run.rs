@@ -61,12 +61,14 @@ pub async fn run(client: Client, config: ControllersConfig, shutdown: Cancellati
 /// Starts the controllers that have a queue of keys. A macro, because each controller's functions have own types.
 macro_rules! start {
     ($tasks:ident, $context:ident, $($controller:ident $name:literal $workers:literal,)*) => {$(
-        let queue = Arc::new(Queue::new());
-        $controller::run::listen($context, &queue);
-        let pool = Pool { queue: &queue, controller: $name, workers: $workers };
-        workers($tasks, $context, pool, |context, key| async move {
-            $controller::run::reconcile(&context, key).await
-        });
+        if $context.config.selection.has($name) {
+            let queue = Arc::new(Queue::new());
+            $controller::run::listen($context, &queue);
+            let pool = Pool { queue: &queue, controller: $name, workers: $workers };
+            workers($tasks, $context, pool, |context, key| async move {
+                $controller::run::reconcile(&context, key).await
+            });
+        }
     )*};
 }
 
@@ -110,13 +112,17 @@ fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
         volume_protection "volume-protection" 1,
         ephemeral_volume "ephemeral-volume" 1,
     }
-    node_lifecycle::run::listen(context);
-    let queue = context.lifecycle.queue.clone();
-    let pool = Pool { queue: &queue, controller: "node-lifecycle", workers: 1 };
-    workers(tasks, context, pool, |context, key| async move {
-        node_lifecycle::run::reconcile(&context, key).await
-    });
-    tasks.spawn(garbage::run::run(context.clone()));
+    if context.config.selection.has("node-lifecycle") {
+        node_lifecycle::run::listen(context);
+        let queue = context.lifecycle.queue.clone();
+        let pool = Pool { queue: &queue, controller: "node-lifecycle", workers: 1 };
+        workers(tasks, context, pool, |context, key| async move {
+            node_lifecycle::run::reconcile(&context, key).await
+        });
+    }
+    if context.config.selection.has("garbage") {
+        tasks.spawn(garbage::run::run(context.clone()));
+    }
 }
 
 /// The workers of one controller.

@@ -1,0 +1,148 @@
+//! Which controllers run, by upstream's names.
+
+/// Names of our queues, and the settings that select them. Names of upstream's controllers where upstream has one.
+const NAMES: &[(&str, &str)] = &[
+    ("deployment", "deployment-controller"),
+    ("replica-set", "replicaset-controller"),
+    ("replication-controller", "replicationcontroller-controller"),
+    ("stateful-set", "statefulset-controller"),
+    ("daemon-set", "daemonset-controller"),
+    ("job", "job-controller"),
+    ("job-orphan", "job-controller"),
+    ("cron-job", "cronjob-controller"),
+    ("horizontal-pod-autoscaler", "horizontal-pod-autoscaler-controller"),
+    ("ttl-after-finished", "ttl-after-finished-controller"),
+    ("service-account", "serviceaccount-controller"),
+    ("root-ca", "root-ca-certificate-publisher-controller"),
+    ("account-token", "serviceaccount-token-controller"),
+    ("pod-cidr", "node-ipam-controller"),
+    ("pod-gc", "pod-garbage-collector-controller"),
+    ("namespace", "namespace-controller"),
+    ("endpoints", "endpoints-controller"),
+    ("endpoint-slice", "endpointslice-controller"),
+    ("endpoint-slice-mirroring", "endpointslice-mirroring-controller"),
+    ("ip-address", "ip-address-controller"),
+    ("service-cidr", "service-cidr-controller"),
+    ("node-balancer", "service-lb-controller"),
+    ("csr-approving", "certificatesigningrequest-approving-controller"),
+    ("csr-signing", "certificatesigningrequest-signing-controller"),
+    ("csr-cleaner", "certificatesigningrequest-cleaner-controller"),
+    ("token-cleaner", "token-cleaner-controller"),
+    ("bootstrap-signer", "bootstrap-signer-controller"),
+    ("taint-eviction", "taint-eviction-controller"),
+    ("disruption", "disruption-controller"),
+    ("stale-disruption", "disruption-controller"),
+    ("cluster-role-aggregation", "clusterrole-aggregation-controller"),
+    ("volume-binding", "persistentvolume-binder-controller"),
+    ("local-volume", "local-volume-controller"),
+    ("volume-protection", "persistentvolume-protection-controller"),
+    ("ephemeral-volume", "ephemeral-volume-controller"),
+    ("node-lifecycle", "node-lifecycle-controller"),
+    ("garbage", "garbage-collector-controller"),
+];
+
+/// The controllers that run. The default is all.
+#[derive(Clone, Debug, Default)]
+pub struct ControllerSelection {
+    /// Names that upstream's flag `--controllers` accepts: `*` for all, `-*` for none, a name, or `-` and a name. Empty: all.
+    entries: Vec<String>,
+}
+
+/// A name that is not a controller's.
+#[derive(Debug, thiserror::Error)]
+#[error("{0:?} is not a controller; the controllers are {all}", all = known().join(", "))]
+pub struct UnknownController(String);
+
+fn known() -> Vec<&'static str> {
+    let mut names: Vec<_> = NAMES.iter().map(|(_, name)| *name).collect();
+    names.dedup();
+    names
+}
+
+// === impl ControllerSelection ===
+
+impl ControllerSelection {
+    /// Reads the values of `--controllers`.
+    ///
+    /// # Errors
+    /// [`UnknownController`] for a name that is not a controller's.
+    pub fn parse(entries: Vec<String>) -> Result<Self, UnknownController> {
+        let is_known = |entry: &&String| {
+            let name = entry.strip_prefix('-').unwrap_or(entry);
+            name == "*" || NAMES.iter().any(|(_, known)| *known == name)
+        };
+        match entries.iter().find(|entry| !is_known(entry)) {
+            Some(unknown) => Err(UnknownController(unknown.clone())),
+            None => Ok(Self { entries }),
+        }
+    }
+
+    /// Without a controller, unless it is selected by its name.
+    #[must_use]
+    pub fn without(mut self, name: &str) -> Self {
+        if self.entries.is_empty() {
+            self.entries.push("*".to_owned());
+        }
+        if !self.entries.iter().any(|entry| entry == name) {
+            self.entries.push(format!("-{name}"));
+        }
+        self
+    }
+
+    /// Whether no controller runs.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        !NAMES.iter().any(|(queue, _)| self.has(queue))
+    }
+
+    /// Whether the controller with this queue runs. A name decides before `*`, as upstream.
+    pub(crate) fn has(&self, queue: &str) -> bool {
+        let name = NAMES.iter().find(|(known, _)| *known == queue).map_or(queue, |(_, name)| name);
+        let listed = |wanted: &str| self.entries.iter().any(|entry| entry == wanted);
+        if listed(name) {
+            return true;
+        }
+        !listed(&format!("-{name}")) && (self.entries.is_empty() || listed("*"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(text: &str) -> ControllerSelection {
+        ControllerSelection::parse(text.split(',').map(str::to_owned).collect()).unwrap()
+    }
+
+    #[test]
+    fn names_decide_before_the_star() {
+        assert!(ControllerSelection::default().has("job") && of("*").has("job"));
+        assert!(of("-*").is_none() && !of("*").is_none());
+        let some = of("*,-deployment-controller");
+        assert!(some.has("job") && !some.has("deployment"));
+        let one = of("job-controller");
+        assert!(one.has("job") && one.has("job-orphan") && !one.has("deployment"));
+        assert!(of("-*,garbage-collector-controller").has("garbage"));
+        let without = ControllerSelection::default().without("ip-address-controller");
+        assert!(without.has("job") && !without.has("ip-address"));
+        assert!(of("ip-address-controller").without("ip-address-controller").has("ip-address"));
+    }
+
+    #[test]
+    fn unknown_names_are_refused() {
+        for name in ["deployments", "-", "", "--*"] {
+            assert!(ControllerSelection::parse(vec![name.to_owned()]).is_err(), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn every_controller_that_is_started_has_a_name() {
+        let source = include_str!("run.rs");
+        let rows = source.split("tasks, context,").nth(1).and_then(|rest| rest.split("}").next()).unwrap();
+        let names: Vec<_> = rows.lines().filter_map(|line| line.split('"').nth(1)).collect();
+        assert!(names.len() > 30, "{names:?}");
+        for name in names {
+            assert!(NAMES.iter().any(|(queue, _)| *queue == name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Controllers and scheduler, as clients of the API server in this process or of another one.
+
+use std::path::{Path, PathBuf};
+
+use coracle_controllers::{AccountTokenSigner, ControllersConfig, Signer};
+use coracle_scheduler::SchedulerConfig;
+use kube::Client;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    leader::{Candidate, LeaderElection},
+    pki::Pki,
+    start::{ControlPlaneConfig, Error, host_name},
+};
+
+/// An API server of another program, such as kube-apiserver.
+pub struct ExternalServer {
+    /// A client with the permissions of controllers and scheduler.
+    pub client: Client,
+    /// Directory with `ca.crt` and `ca.key`, and `sa.key` if Secrets shall get tokens. None: certificate signing requests
+    /// are not signed, and the certificate is not published.
+    pub pki_dir: Option<PathBuf>,
+}
+
+/// What runs beside an API server.
+pub(crate) struct Clients {
+    /// The controllers with their client, if any runs.
+    pub(crate) controllers: Option<(Client, ControllersConfig)>,
+    /// The scheduler with its client, if it runs.
+    pub(crate) scheduler: Option<(Client, SchedulerConfig)>,
+    /// The client that takes leases.
+    pub(crate) leases: Client,
+}
+
+/// Runs controllers and scheduler for an API server of another program until `shutdown` is cancelled. Of several such
+/// processes one works at a time.
+///
+/// # Errors
+/// [`Error`] if keys or certificates cannot be used; nothing runs then.
+pub async fn run_clients(
+    config: ControlPlaneConfig,
+    external: ExternalServer,
+    shutdown: CancellationToken,
+) -> Result<(), Error> {
+    let mut controllers = ControllersConfig {
+        cluster_cidrs: config.cluster_cidrs.clone(),
+        node_mask_v4: config.node_masks[0],
+        node_mask_v6: config.node_masks[1],
+        reserved_ranges: [&config.cluster_cidrs[..], &[config.service_cidr]].concat(),
+        own_node: config.own_node.clone(),
+        node_balancers: config.node_balancers,
+        node_monitor_grace: config.node_monitor_grace,
+        // kube-apiserver itself writes the IPAddress objects of services.
+        selection: config.controllers.clone().without("ip-address-controller"),
+        ..ControllersConfig::default()
+    };
+    if let Some(dir) = &external.pki_dir {
+        read_keys(dir, &config, &mut controllers)?;
+    }
+    let client = external.client;
+    let clients = Clients {
+        controllers: (!controllers.selection.is_none()).then(|| (client.clone(), controllers)),
+        scheduler: config.run_scheduler.then(|| (client.clone(), config.scheduler)),
+        leases: client,
+    };
+    let tasks = TaskTracker::new();
+    clients.start(Some(config.election), &tasks, &shutdown);
+    tasks.close();
+    tasks.wait().await;
+    Ok(())
+}
+
+fn read_keys(
+    dir: &Path,
+    config: &ControlPlaneConfig,
+    controllers: &mut ControllersConfig,
+) -> Result<(), Error> {
+    let pki = Pki::existing(dir).map_err(Error::Pki)?;
+    let key = pki.authority_key().map_err(Error::Pki)?;
+    let signer = Signer::new(pki.authority_pem(), &key, config.signing_duration).map_err(Error::Signer)?;
+    controllers.signer = Some(signer);
+    controllers.root_ca_pem = Some(pki.authority_pem().to_owned());
+    if dir.join("sa.key").exists() {
+        let key = pki.service_account_key().map_err(Error::Pki)?;
+        controllers.account_tokens = AccountTokenSigner::new(&key);
+        if controllers.account_tokens.is_none() {
+            tracing::warn!("sa.key is not a P-256 key: Secrets of service accounts get no tokens");
+        }
+    }
+    Ok(())
+}
+
+// === impl Clients ===
+
+impl Clients {
+    /// Starts them: at once, or, with an election, whenever this process is elected.
+    pub(crate) fn start(
+        self,
+        election: Option<LeaderElection>,
+        tasks: &TaskTracker,
+        shutdown: &CancellationToken,
+    ) {
+        let identity = format!("{}_{}", host_name().unwrap_or_default(), uuid::Uuid::new_v4());
+        let candidate = |name, times| Candidate::new(self.leases.clone(), name, identity.clone(), times);
+        if let Some((client, config)) = self.controllers {
+            let work = move |token| coracle_controllers::run(client.clone(), config.clone(), token);
+            match election {
+                Some(times) => {
+                    tasks.spawn(candidate("kube-controller-manager", times).run(shutdown.clone(), work));
+                }
+                None => {
+                    tasks.spawn(work(shutdown.clone()));
+                }
+            }
+        }
+        if let Some((client, config)) = self.scheduler {
+            let work = move |token| coracle_scheduler::run(client.clone(), config.clone(), token);
+            match election {
+                Some(times) => {
+                    tasks.spawn(candidate("kube-scheduler", times).run(shutdown.clone(), work));
+                }
+                None => {
+                    tasks.spawn(work(shutdown.clone()));
+                }
+            }
+        }
+    }
+}
