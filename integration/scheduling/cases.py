@@ -41,7 +41,7 @@ class Generator:
         self.others += [self.namespace(name) for name in NAMESPACES]
         self.workloads()
         self.storage()
-        pods, used = [], set()
+        pods, used, ports = [], set(), {}
         exclusive = {(one["metadata"]["namespace"], one["metadata"]["name"]) for one in self.others
                      if one["kind"] == "PersistentVolumeClaim" and "ReadWriteOncePod" in one["spec"]["accessModes"]}
         for number in range(self.pod_count):
@@ -52,10 +52,18 @@ class Generator:
             if claims & used:
                 del pod["spec"]["volumes"]
             used |= claims
-            pod["spec"]["nodeName"] = self.pick(self.names)
+            node = pod["spec"]["nodeName"] = self.pick(self.names)
+            # A host port has one user at most.
+            own = {port["hostPort"] for one in pod["spec"]["containers"] for port in one.get("ports", []) if "hostPort" in port}
+            if own & ports.setdefault(node, set()):
+                pod["spec"].pop("hostNetwork", None)
+                for one in pod["spec"]["containers"]:
+                    one.pop("ports", None)
+            ports[node] |= own
             start = self.random.randint(0, 59)
             pod["status"] = {"phase": "Running", "startTime": f"2026-01-01T00:{start:02}:00Z"}
-            if self.has("terminating", 0.2):
+            # When it preempts, upstream subtracts terminating pods that it never counted for a spread constraint.
+            if "spread" not in self.features and self.has("terminating", 0.2):
                 pod["metadata"]["deletionTimestamp"] = "2026-01-01T02:00:00Z"
                 pod["metadata"]["deletionGracePeriodSeconds"] = 30
             pods.append(pod)
@@ -183,7 +191,8 @@ class Generator:
                             "spec": spec, "status": {"phase": "Available"}})
 
     def claim(self, namespace, number):
-        name = f"claim{number}"
+        # Upstream mistakes equal names in other namespaces for users of a ReadWriteOncePod claim when it preempts.
+        name = f"{namespace}-claim{number}"
         modes = self.pick([["ReadWriteOnce"], ["ReadWriteMany"], ["ReadWriteOncePod"]])
         spec = {"accessModes": modes, "resources": {"requests": {"storage": self.pick(["1Gi", "2Gi", "4Gi"])}},
                 "storageClassName": self.pick(["wait", "static", "zonal", "now"]), "volumeMode": "Filesystem"}
@@ -304,7 +313,10 @@ class Generator:
                 if not self.has(feature, 0.4):
                     continue
                 one = {"maxSkew": self.random.randint(1, 3), "topologyKey": key, "whenUnsatisfiable": way,
-                       "labelSelector": self.pick([{"matchLabels": {"app": app}}] * 4 + [{"matchLabels": {"app": self.pick(APPS)}}, {}])}
+                       "labelSelector": self.pick([{"matchLabels": {"app": app}}] * 4 + [{"matchLabels": {"app": self.pick(APPS)}}])}
+                # An empty selector counts no pod, but upstream counts nominated and preempted ones.
+                if not {"nominated", "priority"} & self.features and self.random.random() < 0.15:
+                    one["labelSelector"] = {}
                 if self.random.random() < 0.1:
                     del one["labelSelector"]
                 elif self.random.random() < 0.2:
@@ -370,7 +382,7 @@ class Generator:
         if spread:
             spec["topologySpreadConstraints"] = spread
         if self.has("volumes", 0.5):
-            volumes = [{"name": f"v{number}", "persistentVolumeClaim": {"claimName": f"claim{number}"}}
-                       for number in self.random.sample([0, 0, 1, 1, 2, 3, 8], self.random.randint(1, 2))]
+            volumes = [{"name": f"v{number}", "persistentVolumeClaim": {"claimName": f"{namespace}-claim{number}"}}
+                       for number in sorted(set(self.random.sample([0, 0, 1, 1, 2, 3, 8], self.random.randint(1, 2))))]
             spec["volumes"] = volumes
         return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec, "status": {}}
