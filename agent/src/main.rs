@@ -28,7 +28,6 @@ struct CommandLine {
 }
 
 #[derive(Subcommand)]
-#[expect(clippy::large_enum_variant, reason = "one value in the whole process")]
 enum Role {
     /// Run a cluster on this machine: control plane and node in one process, without configuration.
     ///

@@ -65,8 +65,8 @@ pub(crate) fn fail(error: &anyhow::Error) -> ExitCode {
 /// What the user can do about an error of the kernel whose text says nothing of it. By the text, because errors of the running
 /// node arrive as text.
 fn hint(text: &str) -> Option<&'static str> {
-    let has = |part: &&str| text.contains(*part);
-    if ["No space left on device", "Disk quota exceeded"].iter().any(|part| has(part)) {
+    let has = |part: &str| text.contains(part);
+    if ["No space left on device", "Disk quota exceeded"].into_iter().any(has) {
         return Some("free disk space; `coracle image list` and `coracle image rm` remove images");
     }
     let missing = [
@@ -75,7 +75,7 @@ fn hint(text: &str) -> Option<&'static str> {
         "Address family not supported",
         "No such device",
     ];
-    let is_missing = missing.iter().any(|part| has(part)) && !text.contains("coracle check");
+    let is_missing = missing.into_iter().any(has) && !text.contains("coracle check");
     is_missing.then_some("`coracle check` lists missing features of the kernel")
 }
 

@@ -77,15 +77,13 @@ impl Nodes {
         let dir = machine.path("nodes");
         fs::create_dir_all(&dir).unwrap();
         let is_dual = !of_v6 && cidrs.contains(':');
-        let services = ["--service-cidr", "10.43.0.0/16,fd43::/112"];
-        let services = services.iter().filter(|_| is_dual);
-        let flags =
-            ["--cluster-cidr", cidrs].iter().chain(services).chain(flags).map(|flag| (*flag).to_owned());
+        let services: &[&str] = if is_dual { &["--service-cidr", "10.43.0.0/16,fd43::/112"] } else { &[] };
+        let flags = [&["--cluster-cidr", cidrs], services, flags].concat();
         let plane = Plane {
             host: Host::with(families, PLANE),
             process: None,
             dir: dir.join("plane"),
-            flags: flags.collect(),
+            flags: flags.into_iter().map(str::to_owned).collect(),
         };
         let mut nodes = Self {
             agents: Vec::new(),

@@ -4,9 +4,9 @@
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock, RwLock};
 
-use crate::{exchange, forward::Upstream, metrics::Metrics, servers};
 use crate::reply::{Reply, encode, reply, udp_size};
 use crate::zone::Zone;
+use crate::{exchange, forward::Upstream, metrics::Metrics, servers};
 
 /// Messages of clients, of other servers, and the resolver's configuration.
 pub fn dns(data: &[u8]) {

@@ -217,7 +217,7 @@ impl Single for StubServer {
             return Err(expected());
         }
         let server = server.parse().or_else(|_| server.parse().map(|ip| SocketAddr::new(ip, DNS)));
-        Ok(Self(labels.to_ascii_lowercase(), server.map_err(|_| expected())?))
+        Ok(Self(labels.to_ascii_lowercase(), server.map_err(|_invalid| expected())?))
     }
 }
 

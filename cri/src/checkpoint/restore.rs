@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{self, BufReader, Read as _};
+use std::io::{self, BufReader};
 use std::path::{Path, PathBuf};
 
 use super::error::{CheckpointError, file};

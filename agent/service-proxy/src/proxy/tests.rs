@@ -138,10 +138,16 @@ impl ServiceSpec {
         serde_json::from_value(slice).unwrap()
     }
 
+    fn place(&self) -> Place {
+        if self.is_local { Place::Here } else { Place::Anywhere }
+    }
+
     /// The endpoints that take traffic: the ready ones, or else those that serve while they end.
-    fn targets(&self, is_ipv4: bool, only_here: bool) -> BTreeSet<Target> {
+    fn targets(&self, is_ipv4: bool, place: Place) -> BTreeSet<Target> {
         let of = |wanted: u8| {
-            let fits = |(_, is_here, state): &&EndpointSpec| *state == wanted && (*is_here || !only_here);
+            let fits = |(_, is_here, state): &&EndpointSpec| {
+                *state == wanted && (*is_here || place == Place::Anywhere)
+            };
             let all = self.endpoints.iter().filter(fits);
             all.map(|(number, ..)| Target { address: address(is_ipv4, 42, *number), port: 8080 }).collect()
         };
@@ -150,23 +156,40 @@ impl ServiceSpec {
     }
 }
 
+/// Where the endpoints are that may take a packet.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Here,
+    Anywhere,
+}
+
+/// A packet to a cluster IP.
+struct Packet {
+    is_ipv4: bool,
+    ip: u8,
+    port: u8,
+    is_udp: bool,
+}
+
 fn jiff_time(age: i64) -> String {
     format!("2026-01-01T00:00:{age:02}Z")
 }
 
 /// What the API's documentation says about a packet to a cluster IP. If several services claim it, the oldest one with
 /// endpoints has it.
-fn expected(services: &Services, is_ipv4: bool, ip: u8, port: u8, is_udp: bool) -> Outcome {
+fn expected(services: &Services, packet: &Packet) -> Outcome {
+    let &Packet { is_ipv4, ip, port, is_udp } = packet;
     let claims = |(_, spec): &(&u8, &ServiceSpec)| {
         spec.kind < 2 && spec.has(is_ipv4) && spec.ip == ip && spec.port == port && spec.is_udp == is_udp
     };
     let mut all: Vec<_> = services.iter().filter(claims).collect();
     all.sort_by_key(|(number, spec)| (spec.age, **number));
-    let serving =
-        all.iter().map(|(_, spec)| spec.targets(is_ipv4, spec.is_local)).find(|all| !all.is_empty());
+    let serving = all.iter().map(|(_, spec)| spec.targets(is_ipv4, spec.place())).find(|all| !all.is_empty());
     match (serving, all.first()) {
         (Some(targets), _) => Outcome::To(targets),
-        (None, Some((_, spec))) if spec.is_local && !spec.targets(is_ipv4, false).is_empty() => Outcome::Drop,
+        (None, Some((_, spec))) if spec.is_local && !spec.targets(is_ipv4, Place::Anywhere).is_empty() => {
+            Outcome::Drop
+        }
         (None, Some(_)) => Outcome::Reject,
         (None, None) => Outcome::None,
     }
@@ -253,7 +276,7 @@ proptest! {
                 let packet = coracle_nft::Key::default().address(address(is_ipv4, 43, ip));
                 let packet = packet.protocol(if is_udp { 17 } else { 6 }).port(u16::from(port));
                 let (is, should_be) =
-                    (happens(&kernel, &targets, &packet, is_ipv4), expected(&services, is_ipv4, ip, port, is_udp));
+                    (happens(&kernel, &targets, &packet, is_ipv4), expected(&services, &Packet { is_ipv4, ip, port, is_udp }));
                 prop_assert_eq!(is, should_be);
             }
         }

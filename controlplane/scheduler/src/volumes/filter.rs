@@ -138,7 +138,7 @@ fn volumes(state: &State, claim: &Claim) -> (Vec<Volume>, Option<Volume>) {
     };
     let can = |volume: &&Volume| {
         for_claim(volume) != Some(false)
-            && !state.taken.get(volume.name()).is_some_and(|by| *by != claim.key())
+            && state.taken.get(volume.name()).is_none_or(|by| *by == claim.key())
             && volume.size().zip(claim.requested()).is_some_and(|(size, requested)| size >= requested)
             && mode(&volume.spec.volume_mode) == mode(&claim.spec.volume_mode)
             && attributes(&volume.spec.volume_attributes_class_name)

@@ -70,6 +70,7 @@ impl Api {
             volumes: Arc::default(),
             service_addresses: Arc::default(),
             balancers: Arc::default(),
+            address_pool: Arc::default(),
             last_ranges: Mutex::default(),
         }
     }

@@ -104,8 +104,8 @@ fn numbers(causes: &mut Causes, path: &Path, device: &Value) {
 
 fn attribute(causes: &mut Causes, path: &Path, attribute: &Value) {
     let set = |field: &&str| !attribute[*field].is_null();
-    let count = ["bool", "int", "string", "version"].iter().filter(|field| set(*field)).count()
-        + LISTS.iter().filter(|field| set(*field)).count();
+    let count = ["bool", "int", "string", "version"].iter().filter(|field| set(field)).count()
+        + LISTS.iter().filter(|field| set(field)).count();
     value(causes, &path.field("string"), &attribute["string"], false);
     value(causes, &path.field("version"), &attribute["version"], true);
     for (list, is_version) in [("strings", false), ("versions", true)] {
