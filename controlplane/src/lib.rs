@@ -18,7 +18,10 @@ mod store;
 mod tls;
 
 pub use backup::{BackupError, BackupFile, offline_backup, restore_backup};
-pub use coracle_apiserver::{AuditConfig, AuditLogOptions, BACKUP_PATH, PluginSelection};
+pub use coracle_apiserver::{
+    AuditConfig, AuditLogOptions, AuditWebhookConfig, AuthorizationConfig, BACKUP_PATH, PluginSelection,
+    RequestHeaderConfig, TokenWebhookConfig,
+};
 pub use coracle_scheduler::SchedulerConfig;
 pub use leader::LeaderElection;
 pub use pki::Pki;
