@@ -5,9 +5,10 @@ use std::{
     io::{self, BufReader, Seek as _, Write as _},
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
-use coracle_sealing::Keys;
+use coracle_sealing::{Encryption, Keys};
 use coracle_store::{Backup, BackupSummary, Embedded, EmbeddedOptions, Store as _, restore, verify_backup};
 
 use crate::store::sealing;
@@ -130,7 +131,7 @@ pub fn offline_backup(state_dir: &Path) -> Result<Option<Backup>, BackupError> {
 /// [`BackupError`]; the store is unchanged then.
 pub fn restore_backup(
     state_dir: &Path,
-    key_file: Option<&Path>,
+    (key_file, encryption_config): (Option<&Path>, Option<&Path>),
     backup: &Path,
 ) -> Result<BackupSummary, BackupError> {
     let failed = |source| BackupError::File { path: backup.to_owned(), source };
@@ -141,7 +142,9 @@ pub fn restore_backup(
         None => Keys::load_or_create(&state_dir.join(crate::store::KEY_FILE)),
     };
     let keys = keys.map_err(BackupError::Keys)?;
+    let encryption = encryption_config.map(Encryption::load).transpose().map_err(BackupError::Keys)?;
     let path = state_dir.join("store");
-    let restored = restore(&path, Some(sealing(keys)), BufReader::new(file));
+    let sealing = sealing(keys, encryption.map(Arc::new));
+    let restored = restore(&path, Some(sealing), BufReader::new(file));
     restored.map_err(|source| BackupError::Store { path, source })
 }

@@ -22,7 +22,10 @@ mod tls;
 
 pub use backup::{BackupError, BackupFile, offline_backup, restore_backup};
 pub use clients::{ExternalServer, run_clients};
-pub use coracle_apiserver::{AuditConfig, AuditLogOptions, BACKUP_PATH, PluginSelection};
+pub use coracle_apiserver::{
+    AuditConfig, AuditLogOptions, AuditWebhookConfig, AuthorizationConfig, BACKUP_PATH, PluginSelection,
+    RequestHeaderConfig, TokenWebhookConfig,
+};
 pub use coracle_controllers::ControllerSelection;
 pub use coracle_scheduler::SchedulerConfig;
 pub use leader::LeaderElection;

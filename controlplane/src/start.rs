@@ -9,11 +9,12 @@ use std::{
 };
 
 use coracle_apiserver::{
-    Apiserver, ApiserverConfig, AuditConfig, FrontProxy, KubeletTls, OpenError, PluginSelection,
-    ServiceRange, ServiceRanges, User,
+    Apiserver, ApiserverConfig, AuditConfig, AuthorizationConfig, FrontProxy, KubeletTls, OpenError,
+    PluginSelection, RequestHeaderConfig, ServiceRange, ServiceRanges, TokenWebhookConfig, User,
 };
 use coracle_controllers::{AccountTokenSigner, ControllerSelection, ControllersConfig, SignError, Signer};
 use coracle_scheduler::SchedulerConfig;
+use coracle_sealing::Encryption;
 use ipnetwork::{IpNetwork, Ipv4Network};
 use nix::net::if_::InterfaceFlags;
 use tokio::net::TcpListener;
@@ -56,6 +57,18 @@ pub struct ControlPlaneConfig {
     pub token_file: Option<PathBuf>,
     /// Issuers of tokens and the rule for anonymous requests: a file of upstream's `AuthenticationConfiguration`.
     pub authentication_file: Option<PathBuf>,
+    /// Webhook that knows bearer tokens.
+    pub token_webhook: Option<TokenWebhookConfig>,
+    /// Proxy that names users in request headers.
+    pub request_header: Option<RequestHeaderConfig>,
+    /// Whether requests without credentials are accepted, if the authentication file does not say it.
+    pub anonymous_auth: bool,
+    /// Which authorizers decide.
+    pub authorization: AuthorizationConfig,
+    /// Encryption of any resources: a file of upstream's `EncryptionConfiguration`.
+    pub encryption_config: Option<PathBuf>,
+    /// Whether that file is read again when it changes.
+    pub encryption_reload: bool,
     /// Key file for the encryption of Secrets; `None` is `sealing.key` in the state directory, created at the first start.
     pub encryption_key_file: Option<PathBuf>,
     /// The etcd that has the cluster's objects; `None` uses the embedded store.
@@ -84,6 +97,10 @@ pub struct ControlPlaneConfig {
     pub load_balancer_pool: Vec<IpNetwork>,
     /// Maximum duration of a request that is not long-running.
     pub request_timeout: Duration,
+    /// Maximum read-only and mutating requests in flight.
+    pub max_in_flight: [usize; 2],
+    /// Time for which the API server still accepts requests after the beginning of the shutdown, while it is not ready.
+    pub shutdown_delay: Duration,
 }
 
 /// The control plane did not start.
@@ -98,6 +115,15 @@ pub enum Error {
     /// Certificates cannot be used for TLS.
     #[error("the control plane cannot set up TLS")]
     Tls(#[source] TlsError),
+    /// The authority of the authenticating proxy cannot be read.
+    #[error("cannot read the authority of request headers {path}")]
+    ClientAuthority {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
     /// The CA cannot sign certificate requests.
     #[error("the cluster's authority cannot sign")]
     Signer(#[source] SignError),
@@ -163,6 +189,12 @@ impl ControlPlaneConfig {
             secondary_service_cidr: None,
             token_file: None,
             authentication_file: None,
+            token_webhook: None,
+            request_header: None,
+            anonymous_auth: true,
+            authorization: AuthorizationConfig::default(),
+            encryption_config: None,
+            encryption_reload: false,
             encryption_key_file: None,
             etcd: None,
             election: LeaderElection::default(),
@@ -177,6 +209,8 @@ impl ControlPlaneConfig {
             node_balancers: true,
             load_balancer_pool: Vec::new(),
             request_timeout: coracle_apiserver::REQUEST_TIMEOUT,
+            max_in_flight: coracle_apiserver::MAX_IN_FLIGHT,
+            shutdown_delay: Duration::ZERO,
         }
     }
 }
@@ -187,7 +221,7 @@ impl ControlPlaneConfig {
 /// [`Error`]; nothing runs then.
 pub async fn start(config: ControlPlaneConfig, shutdown: CancellationToken) -> Result<ControlPlane, Error> {
     // The store's lock comes first: only the process with the lock may write into the state directory.
-    let Opened { store, lock } = store::open(&config).await.map_err(Error::Store)?;
+    let Opened { store, lock, encryption } = store::open(&config).await.map_err(Error::Store)?;
     let pki = Pki::open(&config.state_dir.join("pki")).map_err(Error::Pki)?;
     store::check_authority(&*store, &pki).await.map_err(Error::Store)?;
     let failed = |source| Error::Listen { address: config.listen, source };
@@ -196,7 +230,7 @@ pub async fn start(config: ControlPlaneConfig, shutdown: CancellationToken) -> R
     let address =
         SocketAddr::new(config.advertise.unwrap_or_else(|| own_address(bound.ip(), &config)), bound.port());
     let leaf = serving_leaf(&config, address);
-    let tls = serving_tls(&pki, &leaf)?;
+    let tls = serving_tls(&pki, &leaf, &config)?;
     let stopped = shutdown.child_token();
     let settings = apiserver_config(&config, &pki, address)?;
     let controllers = controllers_config(&config, &pki, address, leaf)?;
@@ -207,14 +241,41 @@ pub async fn start(config: ControlPlaneConfig, shutdown: CancellationToken) -> R
     write_client_kubeconfigs(&pki, &kubeconfig, &local).map_err(Error::Pki)?;
     let tasks = TaskTracker::new();
     tasks.spawn(api.clone().serve(listener, tls));
+    if let Some(encryption) = encryption.filter(|_| config.encryption_reload) {
+        tasks.spawn(follow_encryption(encryption, stopped.clone()));
+    }
     let plane = ControlPlane { api, pki, address: bound, kubeconfig, tasks, _lock: lock };
     plane.start_clients(controllers, config, &stopped);
     Ok(plane)
 }
 
-fn serving_tls(pki: &Pki, leaf: &Leaf) -> Result<Arc<rustls::ServerConfig>, Error> {
+/// TLS that accepts client certificates of the cluster's authority, and of that of an authenticating proxy. The API
+/// server tells them apart.
+fn serving_tls(
+    pki: &Pki,
+    leaf: &Leaf,
+    config: &ControlPlaneConfig,
+) -> Result<Arc<rustls::ServerConfig>, Error> {
     let pair = pki.pair("apiserver", leaf).map_err(Error::Pki)?;
-    tls::server(&pair, pki.authority_pem()).map_err(Error::Tls)
+    let mut authorities = pki.authority_pem().to_owned();
+    if let Some(path) = config.request_header.as_ref().map(|proxy| &proxy.client_ca_file) {
+        let failed = |source| Error::ClientAuthority { path: path.clone(), source };
+        authorities.push('\n');
+        authorities += &std::fs::read_to_string(path).map_err(failed)?;
+    }
+    tls::server(&pair, &authorities).map_err(Error::Tls)
+}
+
+/// Reads the encryption configuration again when its file changes.
+async fn follow_encryption(encryption: Arc<Encryption>, shutdown: CancellationToken) {
+    let path = encryption.path().to_owned();
+    let reload = move || match encryption.reload() {
+        Ok(()) => tracing::info!("encryption configuration reloaded"),
+        Err(error) => {
+            tracing::error!(%error, "cannot use the encryption configuration; the former one stays");
+        }
+    };
+    coracle_apiserver::follow_file(path, shutdown, reload).await;
 }
 
 fn serving_leaf(config: &ControlPlaneConfig, address: SocketAddr) -> Leaf {
@@ -258,12 +319,18 @@ fn apiserver_config(
         issuer: format!("https://kubernetes.default.svc.{DOMAIN}"),
         token_file: config.token_file.clone(),
         authentication_file: config.authentication_file.clone(),
+        token_webhook: config.token_webhook.clone(),
+        request_header: config.request_header.clone(),
+        anonymous_auth: config.anonymous_auth,
+        authorization: config.authorization.clone(),
         kubelet: KubeletTls(tls::client(&pair, pki.authority_pem()).map_err(Error::Tls)?),
         admission_file: config.admission_file.clone(),
         admission_plugins: config.admission_plugins.clone(),
         audit: config.audit.clone(),
         front_proxy: front_proxy(pki).map_err(Error::Pki)?,
         request_timeout: config.request_timeout,
+        max_in_flight: config.max_in_flight,
+        shutdown_delay: config.shutdown_delay,
     })
 }
 

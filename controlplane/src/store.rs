@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use coracle_sealing::Keys;
+use coracle_sealing::{Encryption, Keys};
 use coracle_store::{
     Embedded, EmbeddedOptions, Error as StoreError, Etcd, EtcdOptions, EtcdTls, Expect, Sealing, Store, Tier,
     Write,
@@ -45,8 +45,11 @@ pub enum OpenStoreError {
     #[error("cannot open the store")]
     Store(#[source] StoreError),
     /// The key file for Secrets cannot be used.
-    #[error("cannot use the encryption key")]
+    #[error("cannot use the encryption keys")]
     Keys(#[source] coracle_sealing::Error),
+    /// The process ends before the encryption keys are read.
+    #[error("cannot read the encryption keys: {0}")]
+    Interrupted(String),
     /// The cluster's keys cannot be read.
     #[error("cannot read the cluster's keys")]
     Pki(#[source] PkiError),
@@ -72,6 +75,8 @@ pub(crate) struct Opened {
     pub(crate) store: Arc<dyn Store>,
     /// The lock of the state directory. The embedded store has its own.
     pub(crate) lock: Option<File>,
+    /// The providers of the encryption configuration.
+    pub(crate) encryption: Option<Arc<Encryption>>,
 }
 
 /// Opens the store, with encryption of Secrets.
@@ -85,7 +90,16 @@ pub(crate) async fn open(config: &ControlPlaneConfig) -> Result<Opened, OpenStor
         None => Keys::load_or_create(&config.state_dir.join(KEY_FILE)),
     };
     let keys = keys.map_err(OpenStoreError::Keys)?;
-    let sealing = Some(sealing(keys));
+    let encryption = match config.encryption_config.clone() {
+        // A key management service may take its time.
+        Some(path) => {
+            let loaded = tokio::task::spawn_blocking(move || Encryption::load(&path)).await;
+            let loaded = loaded.map_err(|error| OpenStoreError::Interrupted(error.to_string()))?;
+            Some(Arc::new(loaded.map_err(OpenStoreError::Keys)?))
+        }
+        None => None,
+    };
+    let sealing = Some(sealing(keys, encryption.clone()));
     let store: Arc<dyn Store> = match &config.etcd {
         Some(etcd) => Arc::new(connect(etcd, sealing).await?),
         None => {
@@ -94,12 +108,12 @@ pub(crate) async fn open(config: &ControlPlaneConfig) -> Result<Opened, OpenStor
             Arc::new(opened.map_err(OpenStoreError::Store)?)
         }
     };
-    Ok(Opened { store, lock })
+    Ok(Opened { store, lock, encryption })
 }
 
-/// The encryption of Secrets with these keys.
-pub(crate) fn sealing(keys: Keys) -> Sealing {
-    Sealing { keys, prefixes: vec![SECRETS.to_owned()] }
+/// The encryption of Secrets with these keys, and of the resources that the configuration names.
+pub(crate) fn sealing(keys: Keys, encryption: Option<Arc<Encryption>>) -> Sealing {
+    Sealing { keys, prefixes: vec![SECRETS.to_owned()], encryption }
 }
 
 /// Locks the state directory: two processes must not write certificates and key files into one.

@@ -94,7 +94,11 @@ pub(crate) fn restore(arguments: RestoreArguments, log: Flags<LogSettings>) -> a
         plane.etcd.is_none(),
         "the objects are in etcd: restore them with `etcdutl snapshot restore`"
     );
-    let restored = restore_backup(&plane.dirs.state, plane.encryption_key_file.as_deref(), &file)?;
+    let restored = restore_backup(
+        &plane.dirs.state,
+        (plane.encryption_key_file.as_deref(), plane.encryption.as_ref().map(|(path, _)| path.as_path())),
+        &file,
+    )?;
     super::print(&format!(
         "{} objects of revision {} are restored; the former store is {}\n",
         restored.entries,

@@ -75,6 +75,14 @@ fn config(settings: &Settings) -> anyhow::Result<ControlPlaneConfig> {
     config.node_masks = settings.ranges.node_masks;
     config.token_file = settings.token_auth_file;
     config.authentication_file = settings.authentication_config;
+    config.anonymous_auth = settings.anonymous_auth;
+    config.token_webhook = settings.token_webhook;
+    config.request_header = settings.request_header;
+    config.authorization = settings.authorization;
+    if let Some((path, reload)) = settings.encryption {
+        config.encryption_config = Some(path);
+        config.encryption_reload = reload;
+    }
     config.encryption_key_file = settings.encryption_key_file;
     config.etcd = settings.etcd.map(|etcd| EtcdConfig {
         servers: etcd.servers,
@@ -99,5 +107,7 @@ fn config(settings: &Settings) -> anyhow::Result<ControlPlaneConfig> {
     config.node_balancers = settings.node_balancers;
     config.load_balancer_pool = settings.load_balancer_pool;
     config.request_timeout = settings.request_timeout;
+    config.max_in_flight = settings.max_in_flight;
+    config.shutdown_delay = settings.shutdown_delay;
     Ok(config)
 }

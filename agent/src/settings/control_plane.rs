@@ -6,7 +6,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use coracle_controlplane::{AuditConfig, AuditLogOptions, ControllerSelection, PluginSelection};
+use coracle_controlplane::{
+    AuditConfig, AuditLogOptions, AuditWebhookConfig, AuthorizationConfig, ControllerSelection,
+    PluginSelection, RequestHeaderConfig, TokenWebhookConfig,
+};
 use ipnetwork::IpNetwork;
 
 use super::ranges::{self, Ranges};
@@ -34,11 +37,51 @@ settings! {
     /// File of static tokens: lines of token,user,uid,"group,group".
     token_auth_file: Option<PathBuf> = unset "", "FILE";
     /// Token issuers (OpenID Connect) and the rule for anonymous requests: an AuthenticationConfiguration, as for
-    /// kube-apiserver, without expressions.
+    /// kube-apiserver.
     authentication_config: Option<PathBuf> = unset "", "FILE";
+    /// Accept requests without credentials, as the user system:anonymous. Needs another mode than AlwaysAllow.
+    anonymous_auth: bool = default "true", "BOOL";
+    /// Kubeconfig file of a webhook that knows bearer tokens, by TokenReviews.
+    authentication_token_webhook_config_file: Option<PathBuf> = unset "", "FILE";
+    /// Time for which the webhook's answers about tokens are kept.
+    authentication_token_webhook_cache_ttl: Age = default "2m", "DURATION";
+    /// Version of the TokenReviews: v1 or v1beta1.
+    authentication_token_webhook_version: String = default "v1", "VERSION";
+    /// Authorities of an authenticating proxy, which names users in request headers.
+    requestheader_client_ca_file: Option<PathBuf> = unset "", "FILE";
+    /// Common names of the proxy's certificate. Without any, all certificates of its authority are accepted.
+    requestheader_allowed_names: Vec<String> = default "", "NAME";
+    /// Headers with the user's name.
+    requestheader_username_headers: Vec<String> = default "X-Remote-User", "HEADER";
+    /// Headers with the user's uid.
+    requestheader_uid_headers: Vec<String> = default "X-Remote-Uid", "HEADER";
+    /// Headers with the user's groups.
+    requestheader_group_headers: Vec<String> = default "X-Remote-Group", "HEADER";
+    /// Prefixes of the headers with further values of the user.
+    requestheader_extra_headers_prefix: Vec<String> = default "X-Remote-Extra-", "PREFIX";
+    /// Authorizers in their order: Node, RBAC, ABAC, Webhook, AlwaysAllow, AlwaysDeny. The first decision counts.
+    authorization_mode: Vec<String> = default "Node,RBAC", "MODE";
+    /// Policies of the mode ABAC: a file with one JSON object a line.
+    authorization_policy_file: Option<PathBuf> = unset "", "FILE";
+    /// Kubeconfig file of the mode Webhook.
+    authorization_webhook_config_file: Option<PathBuf> = unset "", "FILE";
+    /// Time for which permissions of the webhook are kept.
+    authorization_webhook_cache_authorized_ttl: Age = default "5m", "DURATION";
+    /// Time for which refusals of the webhook are kept.
+    authorization_webhook_cache_unauthorized_ttl: Age = default "30s", "DURATION";
+    /// Version of the SubjectAccessReviews: v1 or v1beta1.
+    authorization_webhook_version: String = default "v1", "VERSION";
+    /// Authorizers, several webhooks and their conditions: an AuthorizationConfiguration, as for kube-apiserver, instead of
+    /// authorization-mode. It is read again when it changes.
+    authorization_config: Option<PathBuf> = unset "", "FILE";
     /// File of keys that encrypt Secrets in the store: lines of an id and 32 bytes in base64. The first key encrypts, all
     /// of them decrypt.
     encryption_key_file: Option<PathBuf> = unset "sealing.key in the state directory, made at the first start", "FILE";
+    /// Encryption of any resources in the store: an EncryptionConfiguration, as for kube-apiserver. Secrets that it does not
+    /// name are encrypted with encryption-key-file.
+    encryption_provider_config: Option<PathBuf> = unset "", "FILE";
+    /// Read encryption-provider-config again when it changes.
+    encryption_provider_config_automatic_reload: bool = default "false", "BOOL";
     /// URLs of the etcd members that have the cluster's objects. Several control planes can share them.
     etcd_servers: Vec<String> = unset "the embedded store", "URL";
     /// Authorities of etcd's certificates, for https URLs.
@@ -61,7 +104,7 @@ settings! {
     enable_admission_plugins: Vec<String> = default "", "NAME";
     /// Default admission plugins that do not run.
     disable_admission_plugins: Vec<String> = default "", "NAME";
-    /// Audit policy: a Policy of audit.k8s.io/v1. Needs audit-log-path.
+    /// Audit policy: a Policy of audit.k8s.io/v1. Needs audit-log-path or audit-webhook-config-file.
     audit_policy_file: Option<PathBuf> = unset "", "FILE";
     /// File of the audit log; - is the standard output. Needs audit-policy-file.
     audit_log_path: Option<PathBuf> = unset "", "FILE";
@@ -75,6 +118,14 @@ settings! {
     controllers: Vec<String> = default "*", "NAME";
     /// The scheduler runs. Disable it if another program schedules the pods of the cluster.
     scheduler: bool = default "true", "BOOL";
+    /// Kubeconfig file of a server that gets the audit events. Needs audit-policy-file.
+    audit_webhook_config_file: Option<PathBuf> = unset "", "FILE";
+    /// Audit events that wait for the server at most; more are lost.
+    audit_webhook_batch_buffer_size: NonZero<u32> = default "10000", "COUNT";
+    /// Audit events of one request to the server.
+    audit_webhook_batch_max_size: NonZero<u32> = default "400", "COUNT";
+    /// Time that an audit event waits for others of its batch.
+    audit_webhook_batch_max_wait: Age = default "30s", "DURATION";
     /// Configuration of the scheduler: a file of kind KubeSchedulerConfiguration, as for kube-scheduler.
     scheduler_config: Option<PathBuf> = unset "", "FILE";
     /// Further names or addresses of the API server for its certificate.
@@ -93,6 +144,12 @@ settings! {
     load_balancer_pool: Vec<IpNetwork> = default "", "CIDR";
     /// Maximum duration of an API request that is not a watch, a log or a stream; at least 1s.
     request_timeout: Age = default "60s", "DURATION";
+    /// Maximum read-only API requests in flight. The priority levels share the sum of this and the next number.
+    max_requests_inflight: NonZero<u32> = default "400", "COUNT";
+    /// Maximum mutating API requests in flight. One user gets at most half of each number.
+    max_mutating_requests_inflight: NonZero<u32> = default "200", "COUNT";
+    /// Time for which the API server still accepts requests at its end, while /readyz fails.
+    shutdown_delay_duration: Age = default "0s", "DURATION";
 }
 
 /// Checked settings of the control plane.
@@ -104,6 +161,12 @@ pub(crate) struct ControlPlane {
     pub(crate) ranges: Ranges,
     pub(crate) token_auth_file: Option<PathBuf>,
     pub(crate) authentication_config: Option<PathBuf>,
+    pub(crate) anonymous_auth: bool,
+    pub(crate) token_webhook: Option<TokenWebhookConfig>,
+    pub(crate) request_header: Option<RequestHeaderConfig>,
+    pub(crate) authorization: AuthorizationConfig,
+    /// The configuration of encryption, and whether it is read again when it changes.
+    pub(crate) encryption: Option<(PathBuf, bool)>,
     pub(crate) encryption_key_file: Option<PathBuf>,
     pub(crate) etcd: Option<Etcd>,
     /// Duration, renewal deadline and retry period of leases.
@@ -121,6 +184,8 @@ pub(crate) struct ControlPlane {
     pub(crate) node_balancers: bool,
     pub(crate) load_balancer_pool: Vec<IpNetwork>,
     pub(crate) request_timeout: Duration,
+    pub(crate) max_in_flight: [usize; 2],
+    pub(crate) shutdown_delay: Duration,
 }
 
 /// Connection to etcd.
@@ -139,13 +204,20 @@ impl ControlPlaneSettings {
         let masks = [self.node_cidr_mask_size_ipv4, self.node_cidr_mask_size_ipv6];
         let ranges = sources.take(ranges::decide(self.cluster_cidr, self.service_cidr, masks))?;
         let load_balancer_pool = sources.take(ranges.check_pool(self.load_balancer_pool))?;
-        let log = AuditLogOptions {
-            path: self.audit_log_path.clone().unwrap_or_default(),
+        let log = self.audit_log_path.map(|path| AuditLogOptions {
+            path,
             max_bytes: u64::from(self.audit_log_maxsize.get()) << 20,
             max_backups: usize::try_from(self.audit_log_maxbackup).unwrap_or(usize::MAX),
             max_age: Duration::from_secs(u64::from(self.audit_log_maxage) * 24 * 3600),
-        };
-        let audit = sources.take(audit(self.audit_policy_file, self.audit_log_path.is_some(), log))?;
+        });
+        let count = |count: NonZero<u32>| usize::try_from(count.get()).unwrap_or(usize::MAX);
+        let webhook = self.audit_webhook_config_file.map(|file| AuditWebhookConfig {
+            file,
+            buffer: count(self.audit_webhook_batch_buffer_size),
+            batch: count(self.audit_webhook_batch_max_size),
+            wait: self.audit_webhook_batch_max_wait.0,
+        });
+        let audit = sources.take(audit(self.audit_policy_file, log, webhook))?;
         let files = (self.etcd_cafile, self.etcd_certfile, self.etcd_keyfile);
         let etcd = sources.take(etcd(self.etcd_servers, self.etcd_prefix, files))?;
         let election = [
@@ -157,6 +229,30 @@ impl ControlPlaneSettings {
         let controllers = ControllerSelection::parse(self.controllers).context("controllers");
         let controllers = sources.take(controllers)?;
         let request_timeout = sources.take(at_least_a_second(self.request_timeout))?;
+        let token_webhook = sources.take(token_webhook(
+            self.authentication_token_webhook_config_file,
+            self.authentication_token_webhook_cache_ttl,
+            self.authentication_token_webhook_version,
+        ))?;
+        let authorization = sources.take(authorization(AuthorizationConfig {
+            modes: self.authorization_mode,
+            policy_file: self.authorization_policy_file,
+            webhook_file: self.authorization_webhook_config_file,
+            webhook_authorized: self.authorization_webhook_cache_authorized_ttl.0,
+            webhook_unauthorized: self.authorization_webhook_cache_unauthorized_ttl.0,
+            webhook_version: self.authorization_webhook_version,
+            file: self.authorization_config,
+        }))?;
+        let request_header = self.requestheader_client_ca_file.map(|client_ca_file| RequestHeaderConfig {
+            client_ca_file,
+            allowed_names: self.requestheader_allowed_names,
+            username_headers: self.requestheader_username_headers,
+            uid_headers: self.requestheader_uid_headers,
+            group_headers: self.requestheader_group_headers,
+            extra_prefixes: self.requestheader_extra_headers_prefix,
+        });
+        let reload = self.encryption_provider_config_automatic_reload;
+        let max = [self.max_requests_inflight, self.max_mutating_requests_inflight];
         Some(ControlPlane {
             dirs: dirs.clone(),
             listen: address_or_port(self.listen, 6443),
@@ -164,6 +260,11 @@ impl ControlPlaneSettings {
             ranges,
             token_auth_file: self.token_auth_file,
             authentication_config: self.authentication_config,
+            anonymous_auth: self.anonymous_auth,
+            token_webhook,
+            request_header,
+            authorization,
+            encryption: self.encryption_provider_config.map(|path| (path, reload)),
             encryption_key_file: self.encryption_key_file,
             etcd,
             election,
@@ -183,6 +284,8 @@ impl ControlPlaneSettings {
             load_balancer_pool,
             node_monitor_grace: seconds(self.node_monitor_grace_seconds),
             request_timeout,
+            max_in_flight: max.map(|count| usize::try_from(count.get()).unwrap_or(usize::MAX)),
+            shutdown_delay: self.shutdown_delay_duration.0,
         })
     }
 }
@@ -191,17 +294,45 @@ fn seconds(count: NonZero<u32>) -> Duration {
     Duration::from_secs(count.get().into())
 }
 
-/// The audit, if both the policy and the log are set.
+/// The webhook for tokens, if there is one.
+fn token_webhook(
+    file: Option<PathBuf>,
+    Age(cache): Age,
+    version: String,
+) -> anyhow::Result<Option<TokenWebhookConfig>> {
+    let is_known = matches!(version.as_str(), "v1" | "v1beta1");
+    anyhow::ensure!(is_known, "authentication-token-webhook-version {version:?} must be v1 or v1beta1");
+    Ok(file.map(|file| TokenWebhookConfig { file, cache, version }))
+}
+
+/// Authorization by modes or by a file, not by both.
+fn authorization(config: AuthorizationConfig) -> anyhow::Result<AuthorizationConfig> {
+    let version = &config.webhook_version;
+    let is_known = matches!(version.as_str(), "v1" | "v1beta1");
+    anyhow::ensure!(is_known, "authorization-webhook-version {version:?} must be v1 or v1beta1");
+    let has_files = config.policy_file.is_some() || config.webhook_file.is_some();
+    let is_single = config.file.is_none() || !has_files;
+    anyhow::ensure!(
+        is_single,
+        "authorization-config cannot be used with authorization-policy-file or authorization-webhook-config-file"
+    );
+    Ok(config)
+}
+
+/// The audit, if there are a policy and a backend.
 fn audit(
     policy: Option<PathBuf>,
-    has_log: bool,
-    log: AuditLogOptions,
+    log: Option<AuditLogOptions>,
+    webhook: Option<AuditWebhookConfig>,
 ) -> anyhow::Result<Option<AuditConfig>> {
-    match (policy, has_log) {
-        (Some(policy_file), true) => Ok(Some(AuditConfig { policy_file, log })),
-        (None, false) => Ok(None),
-        (Some(_), false) => anyhow::bail!("audit-policy-file needs audit-log-path"),
-        (None, true) => anyhow::bail!("audit-log-path needs audit-policy-file"),
+    match (policy, log.is_some(), webhook.is_some()) {
+        (Some(_), false, false) => {
+            anyhow::bail!("audit-policy-file needs audit-log-path or audit-webhook-config-file")
+        }
+        (Some(policy_file), ..) => Ok(Some(AuditConfig { policy_file, log, webhook })),
+        (None, false, false) => Ok(None),
+        (None, true, _) => anyhow::bail!("audit-log-path needs audit-policy-file"),
+        (None, false, true) => anyhow::bail!("audit-webhook-config-file needs audit-policy-file"),
     }
 }
 

@@ -3,8 +3,10 @@
 //! The event of a response is in the log's queue before the client gets the response. Only a long-running response is
 //! recorded when it starts, and once more when it ends.
 
+mod webhook;
+
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
@@ -28,6 +30,9 @@ use crate::{
     write,
 };
 
+use webhook::AuditWebhook;
+pub use webhook::AuditWebhookConfig;
+
 /// Header with the id of a request.
 const AUDIT_ID: &str = "audit-id";
 /// Maximum bytes of an id that a client chooses, as upstream.
@@ -46,7 +51,12 @@ const TRUNCATED: &str = "audit.k8s.io/truncated";
 /// Records requests as a policy wants it.
 pub(crate) struct Auditor {
     policy: Policy,
-    log: Log,
+    log: Option<Log>,
+    webhook: Option<AuditWebhook>,
+    /// Events for the backends.
+    events: AtomicU64,
+    /// Events that the webhook did not get.
+    lost: Arc<AtomicU64>,
 }
 
 /// The record of one request.
@@ -74,16 +84,48 @@ struct End(Arc<Record>);
 // === impl Auditor ===
 
 impl Auditor {
-    pub(crate) fn new(policy: Policy, log: Log) -> Arc<Self> {
-        Arc::new(Self { policy, log })
+    /// # Errors
+    /// The kubeconfig file of the webhook cannot be used.
+    pub(crate) fn new(
+        policy: Policy,
+        log: Option<Log>,
+        webhook: Option<AuditWebhookConfig>,
+    ) -> Result<Arc<Self>, String> {
+        let lost = Arc::<AtomicU64>::default();
+        let webhook = webhook.map(|config| AuditWebhook::start(config, lost.clone())).transpose()?;
+        Ok(Arc::new(Self { policy, log, webhook, events: AtomicU64::new(0), lost }))
+    }
+
+    /// Number of events, and of those that the webhook did not get.
+    pub(crate) fn counts(&self) -> [u64; 2] {
+        [self.events.load(Ordering::Relaxed), self.lost.load(Ordering::Relaxed)]
+    }
+
+    /// Gives an event to the backends. Waits when the disk of the log is slower than the requests.
+    async fn write(&self, line: String) {
+        self.events.fetch_add(1, Ordering::Relaxed);
+        if let Some(webhook) = &self.webhook {
+            webhook.send(&line);
+        }
+        if let Some(log) = &self.log {
+            log.write(line).await;
+        }
     }
 
     /// Waits until all earlier events are in the file, but not longer than [`FLUSH`].
     pub(crate) async fn flush(&self) {
         // Tasks that record the end of a response on a connection that was just closed are ready: they run first.
         tokio::task::yield_now().await;
-        if tokio::time::timeout(FLUSH, self.log.flush()).await.is_err() {
-            tracing::error!("the disk of the audit log is too slow; the last events are lost");
+        let all = async {
+            if let Some(log) = &self.log {
+                log.flush().await;
+            }
+            if let Some(webhook) = &self.webhook {
+                webhook.flush().await;
+            }
+        };
+        if tokio::time::timeout(FLUSH, all).await.is_err() {
+            tracing::error!("the disk of the audit log or its webhook is too slow; the last events are lost");
         }
     }
 
@@ -300,7 +342,7 @@ impl Record {
             }
             event.line()
         };
-        self.auditor.log.write(line).await;
+        self.auditor.write(line).await;
     }
 }
 
@@ -395,7 +437,7 @@ impl Drop for Record {
         };
         let auditor = self.auditor.clone();
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(async move { auditor.log.write(line).await });
+            runtime.spawn(async move { auditor.write(line).await });
         }
     }
 }

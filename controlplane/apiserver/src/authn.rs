@@ -4,8 +4,10 @@
 mod bootstrap_token;
 pub(crate) mod legacy_use;
 mod oidc;
+mod request_header;
 pub(crate) mod service_account;
 mod token_file;
+mod token_webhook;
 mod x509;
 
 use std::{
@@ -23,10 +25,12 @@ use crate::{
     cache::Cache,
     error::{ApiError, Result},
 };
-use oidc::config::AnonymousConfig;
-pub(crate) use oidc::config::AuthenticationConfig;
+pub(crate) use oidc::config::{AnonymousConfig, AuthenticationConfig};
+use request_header::PeerVerifier;
+pub use request_header::RequestHeaderConfig;
 use service_account::Tokens;
 pub(crate) use token_file::TokenFile;
+pub use token_webhook::TokenWebhookConfig;
 
 /// Extra value that identifies the credential of a request.
 const CREDENTIAL: &str = "authentication.kubernetes.io/credential-id";
@@ -48,8 +52,12 @@ pub struct User {
 
 /// What a request brings to prove its identity.
 pub(crate) struct Credential<'a> {
-    /// The client certificate, which the TLS layer verified.
+    /// The client certificate, which an authority of the cluster has signed.
     pub(crate) certificate: Option<&'a CertificateDer<'a>>,
+    /// The client certificate of an authenticating proxy, which the proxy's authority has signed.
+    pub(crate) proxy: Option<&'a CertificateDer<'a>>,
+    /// The headers of the request; none for a review.
+    pub(crate) headers: Option<&'a HeaderMap>,
     /// The bearer token.
     pub(crate) token: Option<&'a str>,
     /// Audiences for which the token may be.
@@ -68,9 +76,30 @@ pub(crate) trait Authenticator: Send + Sync {
     fn authenticate<'a>(&'a self, credential: &'a Credential<'a>) -> Authenticating<'a>;
 }
 
+/// The configuration of the chain.
+pub(crate) struct Sources<'a> {
+    pub(crate) token_file: Option<&'a Path>,
+    /// The file of upstream's `AuthenticationConfiguration`.
+    pub(crate) config: AuthenticationConfig,
+    pub(crate) token_webhook: Option<TokenWebhookConfig>,
+    pub(crate) request_header: Option<RequestHeaderConfig>,
+    /// The cluster's authority, in PEM form.
+    pub(crate) authority: &'a str,
+}
+
+/// A client certificate that the TLS layer verified, and which authorities have signed it.
+#[derive(Clone)]
+pub(crate) struct PeerCertificate {
+    certificate: Arc<CertificateDer<'static>>,
+    is_client: bool,
+    is_proxy: bool,
+}
+
 /// The chain of authenticators.
 pub(crate) struct Authenticators {
     chain: Vec<Box<dyn Authenticator>>,
+    /// Set if there is an authenticating proxy.
+    peers: Option<PeerVerifier>,
     /// Issuer of service account tokens.
     pub(crate) tokens: Arc<Tokens>,
 }
@@ -118,36 +147,63 @@ impl User {
     }
 }
 
+// === impl Credential ===
+
+impl<'a> Credential<'a> {
+    /// No credential.
+    pub(crate) fn none(cache: &'a Cache) -> Self {
+        Self { certificate: None, proxy: None, headers: None, token: None, audiences: &[], path: "", cache }
+    }
+}
+
 // === impl Authenticators ===
 
 impl Authenticators {
     /// # Errors
-    /// The token file cannot be read, or an issuer of the configuration cannot be used.
-    pub(crate) fn new(
-        token_file: Option<&Path>,
-        tokens: Tokens,
-        config: AuthenticationConfig,
-    ) -> std::io::Result<Self> {
+    /// A file cannot be used.
+    pub(crate) fn new(tokens: Tokens, sources: Sources<'_>) -> std::result::Result<Self, String> {
         let tokens = Arc::new(tokens);
-        let mut chain: Vec<Box<dyn Authenticator>> = vec![Box::new(x509::ClientCertificates)];
-        if let Some(path) = token_file {
-            chain.push(Box::new(TokenFile::read(path)?));
+        let mut chain: Vec<Box<dyn Authenticator>> = Vec::new();
+        let mut peers = None;
+        if let Some(config) = sources.request_header {
+            let path = config.client_ca_file.display().to_string();
+            let authority = std::fs::read_to_string(&config.client_ca_file);
+            let authority = authority.map_err(|error| format!("{path}: {error}"))?;
+            let verifier = PeerVerifier::new(sources.authority, &authority);
+            peers = Some(verifier.map_err(|reason| format!("{path}: {reason}"))?);
+            chain.push(Box::new(request_header::RequestHeaders(config)));
+        }
+        chain.push(Box::new(x509::ClientCertificates));
+        if let Some(path) = sources.token_file {
+            let file = TokenFile::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
+            chain.push(Box::new(file));
         }
         chain.push(Box::new(service_account::ServiceAccounts(tokens.clone())));
         chain.push(Box::new(bootstrap_token::BootstrapTokens { audiences: tokens.audiences.clone() }));
+        let config = sources.config;
         if !config.issuers.is_empty() {
-            let issuers = oidc::Issuers::new(config.issuers).map_err(std::io::Error::other)?;
-            chain.push(Box::new(issuers));
+            chain.push(Box::new(oidc::Issuers::new(config.issuers)?));
+        }
+        if let Some(webhook) = sources.token_webhook {
+            let webhook = token_webhook::TokenWebhook::new(webhook, tokens.audiences.clone())?;
+            chain.push(Box::new(webhook));
         }
         chain.push(Box::new(Anonymous(config.anonymous)));
-        Ok(Self { chain, tokens })
+        Ok(Self { chain, peers, tokens })
+    }
+
+    /// The certificate of a connection.
+    pub(crate) fn peer(&self, chain: &[CertificateDer<'_>]) -> Option<PeerCertificate> {
+        let certificate = Arc::new(chain.first()?.clone().into_owned());
+        let (is_client, is_proxy) = self.peers.as_ref().map_or((true, false), |peers| peers.verify(chain));
+        Some(PeerCertificate { certificate, is_client, is_proxy })
     }
 
     /// Authenticates a request from the network.
     pub(crate) async fn identify(
         &self,
         cache: &Cache,
-        certificate: Option<&CertificateDer<'_>>,
+        peer: Option<&PeerCertificate>,
         (headers, path): (&HeaderMap, &str),
     ) -> Result<User> {
         let token = headers.get(http::header::AUTHORIZATION).map(|header| {
@@ -158,13 +214,21 @@ impl Authenticators {
             Some(Some("") | None) => return Err(ApiError::unauthorized()),
             token => token.flatten(),
         };
-        let credential = Credential { certificate, token, audiences: &self.tokens.audiences, path, cache };
+        let credential = Credential {
+            certificate: peer.filter(|peer| peer.is_client).map(|peer| &*peer.certificate),
+            proxy: peer.filter(|peer| peer.is_proxy).map(|peer| &*peer.certificate),
+            headers: Some(headers),
+            token,
+            audiences: &self.tokens.audiences,
+            path,
+            cache,
+        };
         self.user(&credential).await.ok_or_else(ApiError::unauthorized)
     }
 
     /// Authenticates a token for one of the audiences.
     pub(crate) async fn token_user(&self, cache: &Cache, token: &str, audiences: &[String]) -> Option<User> {
-        self.user(&Credential { certificate: None, token: Some(token), audiences, path: "", cache }).await
+        self.user(&Credential { token: Some(token), audiences, ..Credential::none(cache) }).await
     }
 
     async fn user(&self, credential: &Credential<'_>) -> Option<User> {

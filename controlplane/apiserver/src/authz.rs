@@ -1,14 +1,21 @@
 //! Authorization: a chain of authorizers, one a file. The first one that allows or denies decides; the default is deny.
 
+mod abac;
 mod component;
+mod condition;
+mod config;
+mod constant;
 pub(crate) mod impersonation;
 mod masters;
 pub(crate) mod node;
 pub(crate) mod rbac;
+mod webhook;
 
 use std::borrow::Cow;
 use std::future::{Ready, ready};
+use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use futures::future::{BoxFuture, Either};
 
 use crate::{
@@ -18,6 +25,7 @@ use crate::{
     request::{Query, RequestInfo, ResourceInfo},
     server::State,
 };
+pub use config::AuthorizationConfig;
 
 /// The attributes of a request for authorizers.
 pub(crate) struct Question<'a> {
@@ -32,7 +40,6 @@ pub(crate) struct Question<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Allow,
-    #[cfg_attr(not(test), expect(dead_code, reason = "the built-in authorizers allow or have no opinion"))]
     Deny,
     /// The next authorizer decides.
     NoOpinion,
@@ -55,7 +62,10 @@ pub(crate) trait Authorizer: Send + Sync {
 
 /// The chain of authorizers.
 pub(crate) struct Authorizers {
-    chain: Vec<Box<dyn Authorizer>>,
+    /// Replaced when the file of the configuration has changed.
+    chain: ArcSwap<Vec<Box<dyn Authorizer>>>,
+    config: AuthorizationConfig,
+    allows_all: bool,
 }
 
 // === impl Decision ===
@@ -67,6 +77,10 @@ impl Decision {
             true => Self { verdict: Verdict::Allow, reason: reason.into() },
             false => Self { verdict: Verdict::NoOpinion, reason: "".into() },
         }
+    }
+
+    fn no_opinion(reason: &'static str) -> Self {
+        Self { verdict: Verdict::NoOpinion, reason: reason.into() }
     }
 
     /// Fails with the error for the client, unless the decision allows the request.
@@ -87,21 +101,38 @@ impl Decision {
 // === impl Authorizers ===
 
 impl Authorizers {
-    pub(crate) fn new() -> Self {
-        Self {
-            chain: vec![
-                Box::new(masters::Masters),
-                Box::new(node::Nodes),
-                Box::new(component::Components),
-                Box::new(rbac::Rbac),
-            ],
+    /// # Errors
+    /// A mode is unknown, or a file cannot be used.
+    pub(crate) fn new(config: AuthorizationConfig) -> std::result::Result<Self, String> {
+        let members = config.members()?;
+        let chain = ArcSwap::from_pointee(members.chain);
+        Ok(Self { chain, config, allows_all: members.allows_all })
+    }
+
+    /// Whether every request is allowed. Anonymous requests must not be accepted then.
+    pub(crate) fn allows_all(&self) -> bool {
+        self.allows_all
+    }
+
+    /// Reads the files of the configuration again. The former chain stays if they are invalid.
+    ///
+    /// # Errors
+    /// A file cannot be used, or it allows every request now.
+    pub(crate) fn reload(&self) -> std::result::Result<(), String> {
+        let members = self.config.members()?;
+        if members.allows_all && !self.allows_all {
+            // Anonymous requests are accepted since the start.
+            return Err("the authorizer AlwaysAllow cannot be added without a restart".to_owned());
         }
+        self.chain.store(Arc::new(members.chain));
+        Ok(())
     }
 
     /// The first verdict that is not [`Verdict::NoOpinion`]; else no opinion with all reasons.
     pub(crate) async fn decide(&self, question: &Question<'_>) -> Decision {
         let mut reasons = Vec::new();
-        for member in &self.chain {
+        let chain = self.chain.load_full();
+        for member in chain.iter() {
             let decision = member.authorize(question).await;
             if decision.verdict != Verdict::NoOpinion {
                 return decision;
@@ -188,7 +219,9 @@ mod tests {
         let info = RequestInfo::parse(&Method::GET, &"/api/v1/nodes".parse().unwrap());
         let (user, cache) = (User::new("ann", &[]), Cache::new(0));
         let question = Question { user: &user, verb: "list", info: &info, cache: &cache };
-        Authorizers { chain }.authorize(&question).await.err().map(|error| error.message)
+        let chain = ArcSwap::from_pointee(chain);
+        let all = Authorizers { chain, config: AuthorizationConfig::default(), allows_all: false };
+        all.authorize(&question).await.err().map(|error| error.message)
     }
 
     #[tokio::test]

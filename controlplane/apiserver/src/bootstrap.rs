@@ -6,7 +6,7 @@ mod rbac;
 
 use std::sync::Arc;
 
-use coracle_kinds::{Resource, flow_control, kind::by_resource};
+use coracle_kinds::{Resource, kind::by_resource};
 use http::HeaderMap;
 use serde_json::{Value, json};
 
@@ -33,7 +33,6 @@ pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
     rbac::run(state).await?;
     priority_classes(state).await?;
     local_class(state).await?;
-    flow_control(state).await?;
     extension_authentication(state).await?;
     token_tracking(state).await?;
     default_range(state).await?;
@@ -193,32 +192,6 @@ async fn token_tracking(state: &Arc<State>) -> Result<()> {
     let map =
         json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"since": since}});
     ensure(state, "configmaps", map).await
-}
-
-/// Creates the flow schemas and priority levels that are missing. Suggested ones are created only in a cluster without
-/// the mandatory ones, which is a new one: its administrators may delete them later.
-async fn flow_control(state: &Arc<State>) -> Result<()> {
-    let kind = |name| {
-        coracle_kinds::kind::by_kind(flow_control::API_VERSION, name).ok_or_else(ApiError::no_resource)
-    };
-    let (levels, schemas) = (kind("PriorityLevelConfiguration")?, kind("FlowSchema")?);
-    let is_new = state.cache.get(levels, "", "exempt").is_none();
-    if is_new {
-        for level in flow_control::suggested_levels() {
-            ensure_kind(state, levels, level).await?;
-        }
-        for schema in flow_control::suggested_schemas() {
-            ensure_kind(state, schemas, schema).await?;
-        }
-    }
-    for schema in flow_control::mandatory_schemas() {
-        ensure_kind(state, schemas, schema).await?;
-    }
-    // The last object is `exempt`: a start that is interrupted creates the rest at the next start.
-    for level in flow_control::mandatory_levels() {
-        ensure_kind(state, levels, level).await?;
-    }
-    Ok(())
 }
 
 async fn ensure(state: &Arc<State>, resource: &str, object: Value) -> Result<()> {

@@ -246,6 +246,13 @@ impl Cache {
         found.cloned().ok_or_else(ApiError::no_resource)
     }
 
+    /// Number of objects of a resource; 0 if it is not served.
+    pub(crate) fn count(&self, group: &str, plural: &str) -> u64 {
+        let collections = self.collections.load();
+        let found = collections.get(group).and_then(|group| group.get(plural));
+        found.map_or(0, |objects| u64::try_from(objects.lock().len()).unwrap_or(u64::MAX))
+    }
+
     /// The objects of a namespace, or of all with an empty one, in their stored versions.
     pub(crate) fn list(&self, kind: &Resource, namespace: &str) -> Vec<Arc<Object>> {
         let prefix = prefix_of(kind, namespace);

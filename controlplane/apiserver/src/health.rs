@@ -13,11 +13,17 @@ type Check = (&'static str, fn(&State) -> Result<(), String>);
 
 const ALIVE: &[Check] = &[("ping", |_| Ok(())), ("log", |_| Ok(()))];
 /// A store that refuses writes recovers on its own, so it does not fail `/livez`.
-const READY: &[Check] =
-    &[("ping", |_| Ok(())), ("log", |_| Ok(())), ("store", store), ("shutdown", shutdown)];
+const READY: &[Check] = &[
+    ("ping", |_| Ok(())),
+    ("log", |_| Ok(())),
+    ("store", store),
+    // Upstream's name, which probes of individual checks use.
+    ("etcd", store),
+    ("shutdown", shutdown),
+];
 
 fn shutdown(state: &State) -> Result<(), String> {
-    if state.shutdown.is_cancelled() { Err("process is shutting down".to_owned()) } else { Ok(()) }
+    if state.stopping.is_cancelled() { Err("process is shutting down".to_owned()) } else { Ok(()) }
 }
 
 fn store(state: &State) -> Result<(), String> {
@@ -47,7 +53,11 @@ pub(crate) fn find(state: &State, info: &RequestInfo) -> Option<Reply> {
     let excluded = info.query.all("exclude");
     let mut lines = String::new();
     let mut healthy = true;
-    for (check_name, check) in checks.iter().filter(|(check, _)| !excluded.iter().any(|one| one == check)) {
+    for (check_name, check) in checks {
+        if excluded.iter().any(|one| one == check_name) {
+            lines += &format!("[+]{check_name} excluded: ok\n");
+            continue;
+        }
         match check(state) {
             Ok(()) => lines += &format!("[+]{check_name} ok\n"),
             // The reason has paths of the node; callers without credentials may read this.
@@ -57,6 +67,11 @@ pub(crate) fn find(state: &State, info: &RequestInfo) -> Option<Reply> {
                 lines += &format!("[-]{check_name} failed: reason withheld\n");
             }
         }
+    }
+    let is_unknown = |one: &&String| !checks.iter().any(|(check, _)| check == *one);
+    if excluded.iter().any(|one| is_unknown(&one)) {
+        // The names are the client's: they are not repeated.
+        lines += "warn: some health checks cannot be excluded: no matches\n";
     }
     let verdict = if healthy { "passed" } else { "failed" };
     if healthy && !info.query.has("verbose") {

@@ -24,7 +24,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_util::task::TaskTracker;
 
-use crate::server::{Apiserver, PeerAddress, PeerCertificate};
+use crate::server::{Apiserver, PeerAddress};
 use activity::Activity;
 use read_watch::ReadWatch;
 
@@ -111,8 +111,7 @@ async fn connection(server: Apiserver, acceptor: TlsAcceptor, stream: TcpStream,
 
 async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, slot: Arc<Slot>) {
     let certificates = stream.get_ref().1.peer_certificates();
-    let peer = certificates.and_then(|chain| chain.first());
-    let peer = peer.map(|certificate| PeerCertificate(Arc::new(certificate.clone().into_owned())));
+    let peer = certificates.and_then(|chain| server.state.authenticators.peer(chain));
     if peer.is_some() {
         // The handshake has verified it.
         slot.prove();

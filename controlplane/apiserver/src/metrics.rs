@@ -10,10 +10,11 @@ use coracle_kinds::{Resource, Resources};
 use http::HeaderMap;
 use prometheus::{
     Encoder as _, HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
-    core::Collector, process_collector::ProcessCollector,
+    core::Collector, process_collector::ProcessCollector, proto::MetricFamily,
 };
 
 use crate::{
+    authz::Verdict,
     media,
     reply::{self, Reply},
     request::RequestInfo,
@@ -28,6 +29,8 @@ const DURATIONS: [f64; 23] = [
     0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0,
     20.0, 30.0, 45.0, 60.0,
 ];
+/// Upper bounds of the durations of webhooks, in seconds.
+const WEBHOOK_DURATIONS: [f64; 7] = [0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 10.0];
 /// Labels of a request, in the order of [`Request::labels`].
 const LABELS: [&str; 8] =
     ["verb", "dry_run", "group", "version", "resource", "subresource", "scope", "component"];
@@ -37,7 +40,20 @@ pub(crate) struct Metrics {
     registry: Registry,
     requests: IntCounterVec,
     durations: HistogramVec,
+    authentications: IntCounterVec,
+    authorizations: IntCounterVec,
+    webhooks: HistogramVec,
 }
+
+/// Outcome of an authentication.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Attempt {
+    Success,
+    Failure,
+}
+
+/// Maximum number of webhooks with their own label; others are counted together.
+const MAX_WEBHOOKS: usize = 200;
 
 /// The labels of one request.
 pub(crate) struct Request {
@@ -75,8 +91,29 @@ impl Metrics {
                 .buckets(DURATIONS.to_vec()),
                 &LABELS,
             )),
+            authentications: counter(
+                "authentication_attempts",
+                "Counter of authenticated attempts.",
+                &["result"],
+            ),
+            authorizations: counter(
+                "authorization_attempts_total",
+                "Counter of authorization attempts broken down by result.",
+                &["result"],
+            ),
+            webhooks: valid(HistogramVec::new(
+                HistogramOpts::new(
+                    "apiserver_admission_webhook_admission_duration_seconds",
+                    "Admission webhook latency histogram in seconds, identified by name and broken out for each operation.",
+                )
+                .buckets(WEBHOOK_DURATIONS.to_vec()),
+                &["name", "operation", "rejected"],
+            )),
         };
-        let collectors: [Box<dyn Collector>; 3] = [
+        let collectors: [Box<dyn Collector>; 6] = [
+            Box::new(metrics.authentications.clone()),
+            Box::new(metrics.authorizations.clone()),
+            Box::new(metrics.webhooks.clone()),
             Box::new(metrics.requests.clone()),
             Box::new(metrics.durations.clone()),
             Box::new(ProcessCollector::for_self()),
@@ -96,6 +133,35 @@ impl Metrics {
         if !request.is_long {
             self.durations.with_label_values(&labels).observe(took.as_secs_f64());
         }
+    }
+
+    /// Counts an authentication of a request from the network.
+    pub(crate) fn authenticated(&self, attempt: Attempt) {
+        let result = match attempt {
+            Attempt::Success => "success",
+            Attempt::Failure => "failure",
+        };
+        self.authentications.with_label_values(&[result]).inc();
+    }
+
+    /// Counts a decision about a request.
+    pub(crate) fn authorized(&self, verdict: Verdict) {
+        let result = match verdict {
+            Verdict::Allow => "allowed",
+            Verdict::Deny => "denied",
+            Verdict::NoOpinion => "no-opinion",
+        };
+        self.authorizations.with_label_values(&[result]).inc();
+    }
+
+    /// Counts a call to an admission webhook.
+    pub(crate) fn called(&self, (name, operation): (&str, &str), rejected: bool, took: Duration) {
+        // Webhooks are objects of the cluster: their names are limited in number, not in time.
+        let is_known = self.webhooks.collect().iter().map(|family| family.get_metric().len()).sum::<usize>()
+            < MAX_WEBHOOKS;
+        let name = if is_known { name } else { "other" };
+        let labels = [name, operation, if rejected { "true" } else { "false" }];
+        self.webhooks.with_label_values(&labels).observe(took.as_secs_f64());
     }
 
     fn text(&self, state: &State) -> Vec<u8> {
@@ -120,11 +186,102 @@ impl Metrics {
         }
         let mut families = self.registry.gather();
         families.extend(in_flight.collect().into_iter().chain(objects.collect()));
+        families.extend(watchers(state).collect());
+        families.extend(flow_control(state));
+        families.extend(audit(state));
         let mut text = Vec::new();
         // Writing to memory fails only for a family without metrics, and the encoder gets none.
         let _ = TextEncoder::new().encode(&families, &mut text);
         text
     }
+}
+
+/// The running watches.
+fn watchers(state: &State) -> IntGaugeVec {
+    let all = gauge(
+        "apiserver_registered_watchers",
+        "Number of currently registered watchers for a given resources.",
+        &["group", "version", "kind"],
+    );
+    for collection in state.cache.all() {
+        let collection = collection.lock();
+        let (kind, number) = (collection.kind(), collection.watchers());
+        if number > 0 {
+            all.with_label_values(&[&*kind.group, &*kind.version, &*kind.kind]).set(signed(number));
+        }
+    }
+    all
+}
+
+/// Priority levels and flow schemas. The labels are the names of present objects.
+fn flow_control(state: &State) -> Vec<MetricFamily> {
+    let level =
+        |name: &str, help: &str| gauge(&format!("apiserver_flowcontrol_{name}"), help, &["priority_level"]);
+    let nominal =
+        level("nominal_limit_seats", "Nominal number of execution seats configured for each priority level.");
+    let seats = level(
+        "current_executing_seats",
+        "Concurrency (number of seats) occupied by the currently executing requests in the API Priority and Fairness subsystem.",
+    );
+    let running = level(
+        "current_executing_requests",
+        "Number of requests in initial (for a WATCH) or any (for a non-WATCH) execution stage in the API Priority and Fairness subsystem.",
+    );
+    let waiting = level(
+        "current_inqueue_requests",
+        "Number of requests currently pending in queues of the API Priority and Fairness subsystem.",
+    );
+    let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+    for figures in state.flow_control.levels() {
+        let labels = [figures.name.as_str()];
+        nominal.with_label_values(&labels).set(number(figures.nominal));
+        seats.with_label_values(&labels).set(number(figures.seats_in_use));
+        running.with_label_values(&labels).set(number(figures.running));
+        waiting.with_label_values(&labels).set(number(figures.waiting));
+    }
+    let labels = ["flow_schema", "priority_level"];
+    let dispatched = counter(
+        "apiserver_flowcontrol_dispatched_requests_total",
+        "Number of requests executed by API Priority and Fairness subsystem.",
+        &labels,
+    );
+    let rejected = counter(
+        "apiserver_flowcontrol_rejected_requests_total",
+        "Number of requests rejected by API Priority and Fairness subsystem.",
+        &["flow_schema", "priority_level", "reason"],
+    );
+    for figures in state.flow_control.schemas() {
+        let (schema, level) = (figures.schema.as_str(), figures.level.as_str());
+        dispatched.with_label_values(&[schema, level]).inc_by(figures.dispatched);
+        for (reason, number) in figures.rejected.into_iter().filter(|(_, number)| *number > 0) {
+            rejected.with_label_values(&[schema, level, reason]).inc_by(number);
+        }
+    }
+    let gauges = [nominal, seats, running, waiting].into_iter().flat_map(|one| one.collect());
+    gauges.chain([dispatched, rejected].into_iter().flat_map(|one| one.collect())).collect()
+}
+
+/// The audit events.
+fn audit(state: &State) -> Vec<MetricFamily> {
+    let Some(auditor) = &state.auditor else { return Vec::new() };
+    let [events, lost] = auditor.counts();
+    let all = counter(
+        "apiserver_audit_event_total",
+        "Counter of audit events generated and sent to the audit backend.",
+        &[],
+    );
+    all.with_label_values::<&str>(&[]).inc_by(events);
+    let errors = counter(
+        "apiserver_audit_error_total",
+        "Counter of audit events that failed to be audited properly.",
+        &["plugin"],
+    );
+    errors.with_label_values(&["webhook"]).inc_by(lost);
+    all.collect().into_iter().chain(errors.collect()).collect()
+}
+
+fn counter(name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
+    valid(IntCounterVec::new(Opts::new(name, help), labels))
 }
 
 fn gauge(name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {

@@ -13,21 +13,25 @@ use coracle_kinds::{Resource, Resources};
 use coracle_store::Store;
 use http::{HeaderMap, Method, Request};
 use hyper::upgrade::OnUpgrade;
-use rustls_pki_types::CertificateDer;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     admit::{Admission, PluginSelection, PodSecurityConfig},
     aggregation::{self, FrontProxy, Remotes, forward},
-    audit::{Auditor, Received, Record},
-    authn::{AuthenticationConfig, Authenticators, User, legacy_use, service_account::Tokens},
-    authz::{self, Authorizers, Question, impersonation},
+    audit::{AuditWebhookConfig, Auditor, Received, Record},
+    authn::{
+        AnonymousConfig, AuthenticationConfig, Authenticators, PeerCertificate, RequestHeaderConfig, Sources,
+        TokenWebhookConfig, User, legacy_use, service_account::Tokens,
+    },
+    authz::{self, AuthorizationConfig, Authorizers, Question, impersonation},
     backup, body, bootstrap,
     cache::Cache,
     call::{Call, Warnings},
-    custom_resources, documents,
+    compression, custom_resources, documents,
     error::{ApiError, Result},
+    file_watch,
+    flow_control::{self, FlowControl, Seats},
     freshness, health,
     in_flight::{self, BodyMemory, InFlight},
     metrics::{self, Metrics},
@@ -53,6 +57,14 @@ pub struct ApiserverConfig {
     pub token_file: Option<PathBuf>,
     /// Issuers of tokens and the rule for anonymous requests: a file of upstream's `AuthenticationConfiguration`.
     pub authentication_file: Option<PathBuf>,
+    /// Webhook that knows bearer tokens.
+    pub token_webhook: Option<TokenWebhookConfig>,
+    /// Proxy that names users in request headers.
+    pub request_header: Option<RequestHeaderConfig>,
+    /// Whether requests without credentials are accepted, if the authentication file does not say it.
+    pub anonymous_auth: bool,
+    /// Which authorizers decide.
+    pub authorization: AuthorizationConfig,
     /// TLS for requests to kubelets.
     pub kubelet: KubeletTls,
     /// Configuration of the admission plugins, in upstream's form.
@@ -65,6 +77,12 @@ pub struct ApiserverConfig {
     pub front_proxy: FrontProxy,
     /// Maximum duration of a request that is not long-running, and then of its response.
     pub request_timeout: Duration,
+    /// Maximum read-only and mutating requests in flight. Their sum is the number of seats of all priority levels; one
+    /// user gets half of each.
+    pub max_in_flight: [usize; 2],
+    /// Time between the beginning of the shutdown and its effect on requests. Load balancers use it to find another
+    /// server.
+    pub shutdown_delay: Duration,
 }
 
 /// The audit of requests.
@@ -73,7 +91,9 @@ pub struct AuditConfig {
     /// File of the policy: a `Policy` of `audit.k8s.io/v1`.
     pub policy_file: PathBuf,
     /// The log.
-    pub log: coracle_audit::LogOptions,
+    pub log: Option<coracle_audit::LogOptions>,
+    /// The server that gets the events.
+    pub webhook: Option<AuditWebhookConfig>,
 }
 
 /// TLS for requests to kubelets: the client certificate, and the CA of the kubelets' certificates.
@@ -89,15 +109,9 @@ pub enum OpenError {
     /// The signing key is not a P-256 key.
     #[error("the service-account signing key is not a P-256 key in PKCS#8 form")]
     SigningKey,
-    /// The token file cannot be read.
-    #[error("cannot read the token file {path}")]
-    TokenFile {
-        /// Its path.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
+    /// An authenticator cannot be made.
+    #[error("cannot set up authentication: {0}")]
+    Authentication(String),
     /// The configuration of authentication cannot be used.
     #[error("cannot use the authentication configuration {path}: {reason}")]
     AuthenticationFile {
@@ -106,6 +120,9 @@ pub enum OpenError {
         /// The invalid field, or the read error.
         reason: String,
     },
+    /// The configuration of authorization cannot be used.
+    #[error("cannot use the authorization configuration: {0}")]
+    Authorization(String),
     /// The configuration of the admission plugins cannot be used.
     #[error("cannot use the admission configuration {path}: {reason}")]
     AdmissionFile {
@@ -144,6 +161,9 @@ pub enum OpenError {
         #[source]
         source: std::io::Error,
     },
+    /// The audit webhook cannot be used.
+    #[error("cannot use the audit webhook: {0}")]
+    AuditWebhook(String),
     /// The default objects cannot be created.
     #[error("cannot make the first objects of the cluster")]
     Bootstrap(#[source] ApiError),
@@ -176,16 +196,16 @@ pub(crate) struct State {
     /// Held while a request is checked against quotas and committed.
     pub(crate) quota_locks: quota::Locks,
     pub(crate) in_flight: InFlight,
+    pub(crate) flow_control: FlowControl,
     pub(crate) metrics: Metrics,
     pub(crate) request_timeout: Duration,
     /// The last usage of each node.
     pub(crate) usage: usage::Samples,
+    /// Cancelled when the server begins to end: it is not ready any more, but accepts requests for the configured delay.
+    pub(crate) stopping: CancellationToken,
+    /// Cancelled when the server accepts no more connections. Watches end.
     pub(crate) shutdown: CancellationToken,
 }
-
-/// The verified client certificate. The listener attaches it to requests.
-#[derive(Clone)]
-pub(crate) struct PeerCertificate(pub(crate) Arc<CertificateDer<'static>>);
 
 /// The client's address. The listener attaches it to requests.
 #[derive(Clone, Copy)]
@@ -199,12 +219,15 @@ struct Incoming<B> {
     memory: BodyMemory,
     upgrade: OnUpgrade,
     record: Option<Arc<Record>>,
+    /// Whether it comes from a caller in this process.
+    is_local: bool,
 }
 
 /// Marks a response that must be delivered within the request timeout. Its request counts as in flight until then.
 #[derive(Clone, Default)]
 pub(crate) struct ShortLived {
     _permit: Option<Arc<in_flight::Permit>>,
+    _seats: Option<Arc<Seats>>,
 }
 
 impl State {
@@ -214,16 +237,29 @@ impl State {
     }
 }
 
+/// Starts the controllers that are parts of the server. `authorization`: the file that is read again when it changes.
+async fn start_controllers(state: &Arc<State>, authorization: Option<PathBuf>) {
+    flow_control::controller::start(state).await;
+    custom_resources::start(state).await;
+    aggregation::start(state);
+    if let Some(path) = authorization {
+        tokio::spawn(follow_authorization(Arc::downgrade(state), path));
+    }
+}
+
 impl Apiserver {
-    /// Loads the objects and creates the default ones. Must be called within a tokio runtime.
+    /// Loads the objects and creates the default ones. Must be called within a tokio runtime. Cancelling `stopping` ends
+    /// the server, after the configured delay.
     ///
     /// # Errors
     /// [`OpenError`] if the store, a key or a file cannot be used.
     pub async fn open(
         config: ApiserverConfig,
         store: Arc<dyn Store>,
-        shutdown: CancellationToken,
+        stopping: CancellationToken,
     ) -> std::result::Result<Self, OpenError> {
+        let shutdown = CancellationToken::new();
+        tokio::spawn(delay_shutdown(stopping.clone(), config.shutdown_delay, shutdown.clone()));
         let (cache, watch) = Cache::load(&*store).await.map_err(OpenError::Store)?;
         let cache = Arc::new(cache);
         tokio::spawn(Arc::clone(&cache).follow(watch));
@@ -231,10 +267,21 @@ impl Apiserver {
         let (legacy_uses, used) = legacy_use::queue();
         let tokens = Tokens::new(&config.service_account_key, config.issuer, audiences, legacy_uses);
         let tokens = tokens.ok_or(OpenError::SigningKey)?;
-        let path = config.token_file.clone().unwrap_or_default();
-        let authentication = read_authentication(config.authentication_file.as_deref())?;
-        let authenticators = Authenticators::new(config.token_file.as_deref(), tokens, authentication)
-            .map_err(|source| OpenError::TokenFile { path, source })?;
+        let reloaded = config.authorization.file.clone();
+        let authorizers = Authorizers::new(config.authorization).map_err(OpenError::Authorization)?;
+        let mut authentication = read_authentication(config.authentication_file.as_deref())?;
+        // With the mode AlwaysAllow anyone could do anything otherwise, as upstream.
+        if authorizers.allows_all() || !config.anonymous_auth {
+            authentication.anonymous = AnonymousConfig::Disabled;
+        }
+        let sources = Sources {
+            token_file: config.token_file.as_deref(),
+            config: authentication,
+            token_webhook: config.token_webhook,
+            request_header: config.request_header,
+            authority: &config.front_proxy.client_authority,
+        };
+        let authenticators = Authenticators::new(tokens, sources).map_err(OpenError::Authentication)?;
         let pod_security = PodSecurityConfig::read(config.admission_file.as_deref())?;
         let admission =
             Admission::new(pod_security, &config.admission_plugins).map_err(OpenError::AdmissionPlugins)?;
@@ -245,7 +292,7 @@ impl Apiserver {
             cache,
             registry: Registry::new(),
             authenticators,
-            authorizers: Authorizers::new(),
+            authorizers,
             admission,
             auditor,
             advertise: config.advertise,
@@ -255,15 +302,16 @@ impl Apiserver {
             remotes: Remotes::default(),
             allocating: Arc::default(),
             quota_locks: quota::Locks::default(),
-            in_flight: InFlight::new(),
+            in_flight: InFlight::new(config.max_in_flight),
+            flow_control: FlowControl::new(seats(config.max_in_flight), config.request_timeout),
             metrics: Metrics::new(),
             request_timeout: config.request_timeout,
             usage: usage::Samples::default(),
+            stopping,
             shutdown,
         });
         bootstrap::run(&state).await.map_err(OpenError::Bootstrap)?;
-        custom_resources::start(&state).await;
-        aggregation::start(&state);
+        start_controllers(&state, reloaded).await;
         tokio::spawn(legacy_use::record(Arc::downgrade(&state), used));
         tokio::spawn(quota::write_statuses(Arc::downgrade(&state)));
         Ok(Self { state })
@@ -307,11 +355,21 @@ impl Apiserver {
         let is_local = identity.is_some();
         let caller = match identity {
             Some(user) => Ok(user),
-            None => self.identify(&parts).await,
+            None => {
+                let identified = self.identify(&parts).await;
+                let is_known = identified.as_ref().is_ok_and(|user| !user.is_anonymous());
+                match &identified {
+                    Ok(_) if is_known => self.state.metrics.authenticated(metrics::Attempt::Success),
+                    Err(_) => self.state.metrics.authenticated(metrics::Attempt::Failure),
+                    Ok(_) => {}
+                }
+                identified
+            }
         };
         let record = self.record(&parts, &info, caller.as_ref().ok()).await;
         let is_long = in_flight::is_long_running(&info);
         let counted = metrics::Request::of(&info, &parts.headers, &self.state.registry.load(), is_long);
+        let is_compressed = compression::is_wanted(&info, &parts.headers);
         let incoming = Incoming {
             method: parts.method,
             headers: parts.headers,
@@ -319,6 +377,7 @@ impl Apiserver {
             memory: if is_local { BodyMemory::default() } else { self.state.in_flight.body() },
             upgrade,
             record: record.clone(),
+            is_local,
         };
         let outcome = match caller {
             Ok(user) if is_local => self.answer_as(user, info, incoming).await,
@@ -327,16 +386,18 @@ impl Apiserver {
         };
         let reply = outcome.unwrap_or_else(|error| reply::failure(&error));
         self.state.metrics.answered(&counted, reply.status().as_u16(), began.elapsed());
-        match record {
+        let reply = match record {
             Some(record) => record.respond(reply, is_long).await,
             None => reply,
-        }
+        };
+        // The record has the plain response.
+        if is_compressed { compression::compress(reply).await } else { reply }
     }
 
     /// Authenticates a request from the network.
     async fn identify(&self, parts: &http::request::Parts) -> Result<User> {
         let state = &self.state;
-        let certificate = parts.extensions.get::<PeerCertificate>().map(|peer| &*peer.0);
+        let certificate = parts.extensions.get::<PeerCertificate>();
         let caller = state
             .authenticators
             .identify(&state.cache, certificate, (&parts.headers, parts.uri.path()))
@@ -378,7 +439,8 @@ impl Apiserver {
                 Err(ApiError::timeout("request did not complete within the allotted timeout", 1))
             })
             .unwrap_or_else(|error| reply::failure(&error));
-        reply.extensions_mut().insert(ShortLived { _permit: permit.map(Arc::new) });
+        let limits = reply.extensions_mut().remove::<ShortLived>().unwrap_or_default();
+        reply.extensions_mut().insert(ShortLived { _permit: permit.map(Arc::new), ..limits });
         Ok(reply)
     }
 
@@ -393,7 +455,33 @@ impl Apiserver {
         {
             record.impersonates(&user);
         }
-        self.answer(user, info, incoming).await
+        if incoming.is_local {
+            return self.answer(user, info, incoming).await;
+        }
+        self.answer_in_turn(user, info, incoming).await
+    }
+
+    /// Answers a request when its priority level has room for it.
+    async fn answer_in_turn<B>(&self, user: User, info: RequestInfo, incoming: Incoming<B>) -> Result<Reply>
+    where
+        B: http_body::Body<Data = Bytes>,
+        B::Error: std::fmt::Display,
+    {
+        let is_long = in_flight::is_long_running(&info);
+        let (classified, seats) = self.state.flow_control.enter(&user, &info, &self.state.cache).await;
+        let answered = match seats {
+            Ok(seats) => self.answer(user, info, incoming).await.map(|reply| (reply, seats)),
+            Err(error) => Err(error),
+        };
+        let (mut reply, seats) = answered.unwrap_or_else(|error| (reply::failure(&error), None));
+        // The seats of a watch are free once its first events are collected.
+        if let Some(seats) = seats.filter(|_| !is_long) {
+            reply.extensions_mut().insert(ShortLived { _permit: None, _seats: Some(Arc::new(seats)) });
+        }
+        if let Some(classified) = classified {
+            classified.mark(&mut reply);
+        }
+        Ok(reply)
     }
 
     async fn answer<B>(&self, user: User, info: RequestInfo, incoming: Incoming<B>) -> Result<Reply>
@@ -401,7 +489,7 @@ impl Apiserver {
         B: http_body::Body<Data = Bytes>,
         B::Error: std::fmt::Display,
     {
-        let Incoming { method, headers, body, mut memory, upgrade, record } = incoming;
+        let Incoming { method, headers, body, mut memory, upgrade, record, is_local: _ } = incoming;
         let state = &self.state;
         let kind = info.resource.as_ref().and_then(|resource| {
             let kind = resource.find(&state.registry.load()).cloned();
@@ -412,6 +500,7 @@ impl Apiserver {
         }
         let question = Question { user: &user, verb: info.verb, info: &info, cache: &state.cache };
         let decision = state.authorizers.decide(&question).await;
+        state.metrics.authorized(decision.verdict);
         if let Some(record) = &record {
             record.decided(&decision);
         }
@@ -461,6 +550,38 @@ impl Apiserver {
     }
 }
 
+/// Cancels the second token some time after the first one.
+async fn delay_shutdown(stopping: CancellationToken, delay: Duration, shutdown: CancellationToken) {
+    stopping.cancelled().await;
+    tokio::time::sleep(delay).await;
+    shutdown.cancel();
+}
+
+/// Reads the authorization configuration again when its file changes.
+async fn follow_authorization(state: Weak<State>, path: PathBuf) {
+    let Some(shutdown) = state.upgrade().map(|state| state.shutdown.clone()) else { return };
+    let shown = path.display().to_string();
+    let reload = move || {
+        let Some(state) = state.upgrade() else { return };
+        match state.authorizers.reload() {
+            Ok(()) => tracing::info!(path = shown, "authorization configuration reloaded"),
+            Err(reason) => {
+                tracing::error!(
+                    path = shown,
+                    reason,
+                    "cannot use the authorization configuration; the former one stays"
+                );
+            }
+        }
+    };
+    file_watch::follow_file(path, shutdown, reload).await;
+}
+
+/// The seats of all priority levels.
+fn seats(max: [usize; 2]) -> u64 {
+    u64::try_from(max[0].saturating_add(max[1])).unwrap_or(u64::MAX)
+}
+
 /// Reads the configuration of authentication. Without a file there are no issuers.
 fn read_authentication(path: Option<&Path>) -> std::result::Result<AuthenticationConfig, OpenError> {
     let Some(path) = path else { return Ok(AuthenticationConfig::default()) };
@@ -475,9 +596,12 @@ fn open_audit(config: AuditConfig) -> std::result::Result<Arc<Auditor>, OpenErro
         .map_err(|source| OpenError::AuditPolicyFile { path: path.clone(), source })?;
     let policy = coracle_audit::Policy::parse(&text)
         .map_err(|source| OpenError::AuditPolicy { path: path.clone(), source })?;
-    let path = config.log.path.clone();
-    let log = coracle_audit::Log::open(config.log).map_err(|source| OpenError::AuditLog { path, source })?;
-    Ok(Auditor::new(policy, log))
+    let open = |options: coracle_audit::LogOptions| {
+        let path = options.path.clone();
+        coracle_audit::Log::open(options).map_err(|source| OpenError::AuditLog { path, source })
+    };
+    let log = config.log.map(open).transpose()?;
+    Auditor::new(policy, log, config.webhook).map_err(OpenError::AuditWebhook)
 }
 
 mod route;

@@ -1,9 +1,12 @@
 //! Authenticated encryption of data at rest with the keys of a file.
 //!
-//! Start reading at [`Keys`]. The cipher is AES-256-GCM with a random nonce. The caller's context (the object's name)
+//! Start reading at [`Keys`], which is for Secrets without further configuration, and at [`Encryption`], which is for
+//! any resource, with the providers of kube-apiserver's `EncryptionConfiguration`.
+//!
+//! The cipher is AES-256-GCM with a random nonce. The caller's context (the object's name)
 //! is the associated data, so that a sealed value cannot be moved to another object.
 //!
-//! A sealed value is `k8s:enc:aesgcm:v1:`, the key's id, `:`, the nonce (12 bytes), the ciphertext and its tag
+//! A value that [`Keys`] seals is `k8s:enc:aesgcm:v1:`, the key's id, `:`, the nonce (12 bytes), the ciphertext and its tag
 //! (16 bytes). The prefix and the order are those of the AES-GCM provider of kube-apiserver.
 //!
 //! Invariants:
@@ -11,11 +14,13 @@
 //! - A key file that other users can read is refused.
 //! - A key file that exists is never changed.
 
+mod encryption;
 mod file;
 mod keys;
 
 use std::path::PathBuf;
 
+pub use encryption::{Encryption, is_encrypted};
 pub use keys::{Keys, is_sealed};
 
 /// A failed operation on a key file or a sealed value.
@@ -86,6 +91,25 @@ pub enum Error {
     Damaged {
         /// The key's id.
         id: String,
+    },
+    /// The encryption configuration is invalid.
+    #[error("cannot use the encryption configuration {path}: {reason}")]
+    Configuration {
+        /// The file.
+        path: PathBuf,
+        /// The invalid field.
+        reason: String,
+    },
+    /// No provider of the encryption configuration knows the value.
+    #[error("cannot decrypt: no provider of the encryption configuration has its key")]
+    UnknownProvider,
+    /// A key management service failed.
+    #[error("the key management service {name:?} failed: {reason}")]
+    Kms {
+        /// Its name in the configuration.
+        name: String,
+        /// Why.
+        reason: String,
     },
     /// The cipher or the kernel's random numbers failed.
     #[error("cannot encrypt: the cipher failed")]

@@ -1,7 +1,9 @@
 //! Entries as bytes in the store. Values under some prefixes are encrypted there, and only there.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
-use coracle_sealing::{Keys, is_sealed};
+use coracle_sealing::{Encryption, Keys, is_encrypted, is_sealed};
 
 use crate::{Entry, Error};
 
@@ -12,6 +14,8 @@ pub struct Sealing {
     pub keys: Keys,
     /// Keys with one of these prefixes have encrypted values.
     pub prefixes: Vec<String>,
+    /// Providers of any resources. They go before the keys of the key file.
+    pub encryption: Option<Arc<Encryption>>,
 }
 
 /// Revisions of an entry: of its creation and of its last change.
@@ -49,14 +53,31 @@ impl Vault {
 
     /// The encrypted value; `None` if the values of this key are stored as they are.
     pub(crate) fn seal(&self, key: &str, value: &[u8]) -> Result<Option<Vec<u8>>, coracle_sealing::Error> {
-        self.sealing(key).map(|sealing| sealing.keys.seal(value, key.as_bytes())).transpose()
+        match self.encryption(key) {
+            Some(encryption) => encryption.seal(key, value),
+            None => self.sealing(key).map(|sealing| sealing.keys.seal(value, key.as_bytes())).transpose(),
+        }
     }
 
-    /// The decrypted value; `None` if the value is not encrypted: an earlier version has written it.
+    /// The decrypted value; `None` if the value is not encrypted.
     pub(crate) fn open(&self, key: &str, value: &[u8]) -> Result<Option<Bytes>, Error> {
-        let Some(sealing) = self.sealing(key).filter(|_| is_sealed(value)) else { return Ok(None) };
+        let Some(sealing) = self.0.as_ref().filter(|_| is_encrypted(value)) else { return Ok(None) };
+        let failed = |source| Error::Sealed { key: key.to_owned(), source };
+        let by_provider = match &sealing.encryption {
+            Some(encryption) => encryption.open(key, value),
+            None => Ok(None),
+        };
+        // A provider of AES-GCM has the prefix of the key file, too.
+        let failure = match by_provider {
+            Ok(Some(opened)) => return Ok(Some(opened.into())),
+            Ok(None) => None,
+            Err(error) => Some(error),
+        };
+        if !is_sealed(value) {
+            return Err(failed(failure.unwrap_or(coracle_sealing::Error::UnknownProvider)));
+        }
         let opened = sealing.keys.open(value, key.as_bytes()).map(Bytes::from);
-        opened.map(Some).map_err(|source| Error::Sealed { key: key.to_owned(), source })
+        opened.map(Some).map_err(|error| failed(failure.unwrap_or(error)))
     }
 
     /// The revisions of an encoded entry.
@@ -64,21 +85,38 @@ impl Vault {
         split(bytes).map(|(revisions, _)| revisions)
     }
 
-    /// The prefixes whose values are encrypted.
-    pub(crate) fn prefixes(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().flat_map(|sealing| sealing.prefixes.iter().map(String::as_str))
+    /// The prefixes whose values are or were encrypted. With a configuration they are all: it may have had more resources.
+    pub(crate) fn prefixes(&self) -> Vec<&str> {
+        match &self.0 {
+            Some(Sealing { encryption: Some(_), .. }) => vec![""],
+            Some(sealing) => sealing.prefixes.iter().map(String::as_str).collect(),
+            None => Vec::new(),
+        }
     }
 
-    /// The entry sealed with the first key; `None` if it is sealed with that key already.
+    /// The entry as it would be written now; `None` if it is in that form already.
     pub(crate) fn resealed(&self, key: &str, bytes: &[u8]) -> Result<Option<Vec<u8>>, Error> {
-        let Some(sealing) = self.sealing(key) else { return Ok(None) };
+        if self.0.is_none() {
+            return Ok(None);
+        }
         let Some((revisions, value)) = split(bytes) else { return Ok(None) };
-        if is_sealed(value) && sealing.keys.is_current(value) {
+        let is_current = match (self.encryption(key), self.sealing(key)) {
+            (Some(encryption), _) => encryption.is_current(key, value),
+            (None, Some(sealing)) => is_sealed(value) && sealing.keys.is_current(value),
+            (None, None) => !is_encrypted(value),
+        };
+        if is_current {
             return Ok(None);
         }
         let Some(entry) = self.decode(key, bytes)? else { return Ok(None) };
         let failed = |source| Error::Sealed { key: key.to_owned(), source };
         self.encode(key, revisions, &entry.value).map(Some).map_err(failed)
+    }
+
+    /// The configured providers, if they are for this key.
+    fn encryption(&self, key: &str) -> Option<&Encryption> {
+        let encryption = self.0.as_ref()?.encryption.as_deref()?;
+        encryption.covers(key).then_some(encryption)
     }
 
     fn sealing(&self, key: &str) -> Option<&Sealing> {

@@ -177,10 +177,13 @@ async fn ask(
     let objects = objects(attributes, kind, object).await?;
     let uid = uuid::Uuid::new_v4().to_string();
     let request = review::request(attributes, (hook.version, &uid), kind, &objects);
+    let began = std::time::Instant::now();
     let answer = match webhook_client::call(state, &hook.endpoint, &request).await {
         Ok(answer) => review::response(&answer, (hook.version, &uid)),
         Err(why) => Err(why),
     };
+    let rejected = answer.as_ref().map_or(hook.fails, |verdict| !verdict.allowed);
+    state.metrics.called((&hook.name, attributes.operation.name()), rejected, began.elapsed());
     match answer {
         Ok(verdict) => {
             verdict.warnings.iter().for_each(|warning| attributes.warnings.add(warning.clone()));

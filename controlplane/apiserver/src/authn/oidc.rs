@@ -4,6 +4,7 @@
 
 mod claims;
 pub(crate) mod config;
+mod expression;
 mod keys;
 
 use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};

@@ -13,22 +13,26 @@ pub(crate) struct TokenFile {
 
 impl TokenFile {
     pub(crate) fn read(path: &Path) -> std::io::Result<Self> {
-        Ok(Self::parse(&std::fs::read_to_string(path)?))
+        Self::parse(&std::fs::read_to_string(path)?).map_err(std::io::Error::other)
     }
 
-    fn parse(text: &str) -> Self {
-        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-        let users = lines.filter_map(|line| {
-            let mut parts = line.splitn(4, ',').map(str::trim);
-            let (token, name, uid) = (parts.next()?, parts.next()?, parts.next()?);
-            let groups = parts.next().unwrap_or_default().trim_matches('"');
+    fn parse(text: &str) -> Result<Self, String> {
+        let lines = text.lines().map(str::trim).enumerate();
+        let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
+        let users = lines.map(|(index, line)| {
+            let parts: Vec<&str> = line.splitn(4, ',').map(str::trim).collect();
+            let (token, name, uid) = match parts[..] {
+                [token, name, uid, ..] if !token.is_empty() && !name.is_empty() => (token, name, uid),
+                _ => return Err(format!("line {} must be a token, a user name and a uid", index + 1)),
+            };
+            let groups = parts.get(3).copied().unwrap_or_default().trim_matches('"');
             let groups: Vec<&str> =
                 groups.split(',').map(str::trim).filter(|group| !group.is_empty()).collect();
             let mut user = User::new(name, &groups);
             uid.clone_into(&mut user.uid);
-            Some((digest(token), user))
+            Ok((digest(token), user))
         });
-        Self { users: users.collect() }
+        Ok(Self { users: users.collect::<Result<_, String>>()? })
     }
 
     pub(crate) fn user(&self, token: &str) -> Option<User> {
@@ -52,11 +56,13 @@ mod tests {
 
     #[test]
     fn lines_name_users_and_groups() {
-        let file = TokenFile::parse("# comment\nsecret,ann,7,\"dev,ops\"\nother,bob,8\n\nbroken\n");
+        let file = TokenFile::parse("# comment\nsecret,ann,7,\"dev,ops\"\nother,bob,8\n\n").unwrap();
         let ann = file.user("secret").unwrap();
         assert_eq!((ann.name.as_str(), ann.uid.as_str()), ("ann", "7"));
         assert_eq!(ann.groups, ["dev", "ops", "system:authenticated"]);
         assert_eq!(file.user("other").unwrap().groups, ["system:authenticated"]);
         assert_eq!(file.user("wrong"), None);
+        assert!(TokenFile::parse("a,b,c\nbroken\n").err().unwrap().contains("line 2"));
+        assert!(TokenFile::parse(",b,c\n").is_err());
     }
 }

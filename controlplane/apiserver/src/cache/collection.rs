@@ -351,6 +351,11 @@ impl Collection {
     }
 
     /// The addresses, node ports and ranges of the objects.
+    /// Number of running watches.
+    pub(crate) fn watchers(&self) -> usize {
+        self.watchers.len()
+    }
+
     pub(crate) fn allocated(&self) -> &Allocated {
         &self.allocated
     }

@@ -17,6 +17,7 @@ mod answers;
 mod audit;
 mod custom_resources;
 mod disruption;
+mod flow_control;
 mod impersonation;
 mod joining;
 mod list;
@@ -29,6 +30,7 @@ mod rbac;
 mod registry;
 mod resize;
 mod services;
+mod serving;
 mod webhook;
 
 /// A server and its directory.
@@ -148,12 +150,18 @@ async fn open_with(directory: &std::path::Path, configure: impl FnOnce(&mut Apis
         issuer: "https://kubernetes.default.svc".to_owned(),
         token_file: Some(token_file),
         authentication_file: None,
+        token_webhook: None,
+        request_header: None,
+        anonymous_auth: true,
+        authorization: AuthorizationConfig::default(),
         kubelet: KubeletTls(Arc::new(kubelet)),
         admission_file: None,
         admission_plugins: PluginSelection::default(),
         audit: None,
         front_proxy: FrontProxy::default(),
         request_timeout: in_flight::REQUEST_TIMEOUT,
+        max_in_flight: in_flight::MAX_IN_FLIGHT,
+        shutdown_delay: std::time::Duration::ZERO,
     };
     configure(&mut config);
     Apiserver::open(config, Arc::new(store), CancellationToken::new()).await.unwrap()

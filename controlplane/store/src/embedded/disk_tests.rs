@@ -153,8 +153,11 @@ fn a_store_opens_on_a_full_disk() {
 }
 
 fn sealed(keys: &Path) -> EmbeddedOptions {
-    let sealing =
-        Sealing { keys: Keys::load_or_create(keys).unwrap(), prefixes: vec!["/secrets/".to_owned()] };
+    let sealing = Sealing {
+        keys: Keys::load_or_create(keys).unwrap(),
+        prefixes: vec!["/secrets/".to_owned()],
+        encryption: None,
+    };
     EmbeddedOptions { sealing: Some(sealing), ..EmbeddedOptions::default() }
 }
 

@@ -279,7 +279,7 @@ mod tests {
     async fn a_value_that_cannot_be_decrypted_does_not_stop_the_watch_of_others() {
         let directory = tempfile::tempdir().unwrap();
         let keys = |name: &str| SealingKeys::load_or_create(&directory.path().join(name)).unwrap();
-        let sealing = Sealing { keys: keys("own"), prefixes: vec!["/secrets/".to_owned()] };
+        let sealing = Sealing { keys: keys("own"), prefixes: vec!["/secrets/".to_owned()], encryption: None };
         let connection = Connection::new(&["http://127.0.0.1:1".to_owned()], None).unwrap();
         let (keys_in_etcd, vault) = (Names::new("p"), Vault(Some(sealing)));
         let shared = Shared { connection, keys: keys_in_etcd, vault, leases: Leases::default() };

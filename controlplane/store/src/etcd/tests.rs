@@ -196,7 +196,7 @@ async fn entries_with_a_time_to_live_expire() {
 async fn secrets_are_encrypted_in_etcd() {
     let Some(server) = Server::start() else { skip!("etcd is not built: run scripts/etcd") };
     let keys = || Keys::load_or_create(&server.dir.path().join("keys")).unwrap();
-    let sealing = || Some(Sealing { keys: keys(), prefixes: vec!["/secrets/".to_owned()] });
+    let sealing = || Some(Sealing { keys: keys(), prefixes: vec!["/secrets/".to_owned()], encryption: None });
     let store = Etcd::connect(EtcdOptions { sealing: sealing(), ..server.options("p") }).await.unwrap();
     let mut watch = store.watch("", store.revision().await.unwrap()).await.unwrap();
     store.write(put("/secrets/a", Expect::Absent, "hidden", Tier::Durable)).await.unwrap();

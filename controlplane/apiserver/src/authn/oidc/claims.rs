@@ -2,7 +2,11 @@
 
 use serde_json::Value;
 
-use super::{User, config::IssuerConfig};
+use super::{
+    User,
+    config::{IssuerConfig, Mapping},
+    expression::Expression,
+};
 
 /// Claims that make no user.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -17,6 +21,12 @@ pub(super) enum ClaimError {
     UnverifiedEmail,
     #[error("the claim {0:?} does not have the required value")]
     Required(String),
+    #[error("{0}")]
+    Expression(String),
+    #[error("a rule is not satisfied: {0}")]
+    Rule(String),
+    #[error("the expression {0:?} does not result in text")]
+    NoText(String),
 }
 
 /// The user of a token, named as the configuration says.
@@ -26,28 +36,77 @@ pub(super) fn user(config: &IssuerConfig, claims: &Value) -> Result<User, ClaimE
             return Err(ClaimError::Required(claim.clone()));
         }
     }
-    let name = text(claims, &config.username.claim)?;
-    // An address that the issuer did not verify may belong to another user.
-    if config.username.claim == "email"
-        && !matches!(claims.get("email_verified"), None | Some(Value::Bool(true)))
-    {
-        return Err(ClaimError::UnverifiedEmail);
+    for rule in &config.claim_rules {
+        let holds = rule.expression.over_claims(claims).map_err(ClaimError::Expression)?;
+        if holds != true {
+            return Err(ClaimError::Rule(rule.message.clone()));
+        }
     }
+    let name = match &config.username {
+        Mapping::Claim(username) => {
+            let name = text(claims, &username.claim)?;
+            // An address that the issuer did not verify may belong to another user.
+            if username.claim == "email"
+                && !matches!(claims.get("email_verified"), None | Some(Value::Bool(true)))
+            {
+                return Err(ClaimError::UnverifiedEmail);
+            }
+            format!("{}{name}", username.prefix)
+        }
+        Mapping::Expression(expression) => one(expression, claims)?,
+    };
     let groups = match &config.groups {
-        Some(groups) => {
+        Some(Mapping::Claim(groups)) => {
             list(claims, &groups.claim)?.iter().map(|one| format!("{}{one}", groups.prefix)).collect()
         }
+        Some(Mapping::Expression(expression)) => several(expression, claims)?,
         None => Vec::new(),
     };
     let groups: Vec<&str> = groups.iter().map(String::as_str).collect();
-    let mut user = User::new(&format!("{}{name}", config.username.prefix), &groups);
-    if let Some(claim) = &config.uid {
-        user.uid = text(claims, claim)?.to_owned();
+    let mut user = User::new(&name, &groups);
+    user.uid = match &config.uid {
+        Some(Mapping::Claim(uid)) => text(claims, &uid.claim)?.to_owned(),
+        Some(Mapping::Expression(expression)) => one(expression, claims)?,
+        None => String::new(),
+    };
+    for (key, expression) in &config.extra {
+        let values = several(expression, claims)?;
+        if !values.is_empty() {
+            user.extra.insert(key.clone(), values);
+        }
     }
     if let Some(id) = claims["jti"].as_str().filter(|id| !id.is_empty()) {
         user.extra.insert(super::super::CREDENTIAL.to_owned(), vec![format!("JTI={id}")]);
     }
+    for rule in &config.user_rules {
+        if !rule.expression.is_true_of(&user).map_err(ClaimError::Expression)? {
+            return Err(ClaimError::Rule(rule.message.clone()));
+        }
+    }
     Ok(user)
+}
+
+/// The text of an expression; it must not be empty.
+fn one(expression: &Expression, claims: &Value) -> Result<String, ClaimError> {
+    match expression.over_claims(claims).map_err(ClaimError::Expression)? {
+        Value::String(text) if !text.is_empty() => Ok(text),
+        _ => Err(ClaimError::NoText(expression.source.clone())),
+    }
+}
+
+/// The texts of an expression: one, a list, or null. Empty ones are left out, as upstream.
+fn several(expression: &Expression, claims: &Value) -> Result<Vec<String>, ClaimError> {
+    let wrong = || ClaimError::NoText(expression.source.clone());
+    let texts = match expression.over_claims(claims).map_err(ClaimError::Expression)? {
+        Value::Null => Vec::new(),
+        Value::String(text) => vec![text],
+        Value::Array(list) => {
+            let texts = list.iter().map(|one| one.as_str().map(str::to_owned).ok_or_else(wrong));
+            texts.collect::<Result<_, _>>()?
+        }
+        _ => return Err(wrong()),
+    };
+    Ok(texts.into_iter().filter(|text| !text.is_empty()).collect())
 }
 
 fn text<'a>(claims: &'a Value, claim: &str) -> Result<&'a str, ClaimError> {

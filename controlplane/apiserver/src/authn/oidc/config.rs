@@ -1,11 +1,14 @@
 //! The configuration of authentication: `AuthenticationConfiguration` of `apiserver.config.k8s.io`.
-//!
-//! Expressions in CEL are not supported; a configuration with one is refused.
 
 use std::collections::BTreeMap;
 
 use jsonwebtoken::Algorithm;
 use serde::Deserialize;
+
+use super::expression::{Expression, Wanted};
+
+/// Maximum number of rules, and of extra mappings, of one issuer.
+const MAX_RULES: usize = 64;
 
 /// Algorithms that the file's issuers may use, as upstream.
 const ALGORITHMS: [Algorithm; 8] = [
@@ -49,12 +52,31 @@ pub(crate) struct IssuerConfig {
     /// A token must be for one of them.
     pub(crate) audiences: Vec<String>,
     pub(crate) algorithms: Vec<Algorithm>,
-    pub(crate) username: PrefixedClaim,
-    pub(crate) groups: Option<PrefixedClaim>,
-    /// The claim with the uid.
-    pub(crate) uid: Option<String>,
+    pub(crate) username: Mapping,
+    pub(crate) groups: Option<Mapping>,
+    pub(crate) uid: Option<Mapping>,
+    /// Keys of extra values, with the expressions for them.
+    pub(crate) extra: Vec<(String, Expression)>,
     /// Claims with the value that they must have.
     pub(crate) required_claims: BTreeMap<String, String>,
+    /// Rules about the claims.
+    pub(crate) claim_rules: Vec<Rule>,
+    /// Rules about the user.
+    pub(crate) user_rules: Vec<Rule>,
+}
+
+/// Where a value comes from.
+#[derive(Clone, Debug)]
+pub(crate) enum Mapping {
+    Claim(PrefixedClaim),
+    Expression(Expression),
+}
+
+/// An expression that must be true, and the reason of the refusal if it is not.
+#[derive(Clone, Debug)]
+pub(crate) struct Rule {
+    pub(crate) expression: Expression,
+    pub(crate) message: String,
 }
 
 /// A claim, and what is put before its value.
@@ -81,6 +103,8 @@ struct Jwt {
     #[serde(default)]
     claim_validation_rules: Vec<ClaimRule>,
     claim_mappings: Mappings,
+    #[serde(default)]
+    user_validation_rules: Vec<UserRule>,
 }
 
 #[derive(Deserialize)]
@@ -96,33 +120,47 @@ struct Issuer {
 }
 
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[derive(Default)]
 struct ClaimRule {
     claim: String,
-    #[serde(default)]
     required_value: String,
+    expression: String,
+    message: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct UserRule {
+    expression: String,
+    #[serde(default)]
+    message: String,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Mappings {
-    username: ClaimWithPrefix,
-    groups: Option<ClaimWithPrefix>,
-    uid: Option<PlainClaim>,
+    username: Source,
+    groups: Option<Source>,
+    uid: Option<Source>,
+    #[serde(default)]
+    extra: Vec<ExtraMapping>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct Source {
+    claim: String,
+    /// Upstream requires it, so that nobody forgets it: names without a prefix can collide with those of the cluster.
+    prefix: Option<String>,
+    expression: String,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct ClaimWithPrefix {
-    claim: String,
-    /// Upstream requires it, so that it is not forgotten: names without a prefix can collide with those of the cluster.
-    prefix: String,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct PlainClaim {
-    claim: String,
+struct ExtraMapping {
+    key: String,
+    value_expression: String,
 }
 
 #[derive(Deserialize)]
@@ -203,34 +241,135 @@ fn issuer(jwt: Jwt) -> Result<IssuerConfig, String> {
         }
         (_, other) => return Err(format!("issuer.audienceMatchPolicy: {other:?} must be MatchAny")),
     }
-    let mut required_claims = BTreeMap::new();
-    for (index, rule) in jwt.claim_validation_rules.into_iter().enumerate() {
-        if rule.claim.is_empty() || required_claims.insert(rule.claim.clone(), rule.required_value).is_some()
-        {
-            return Err(format!(
-                "claimValidationRules[{index}].claim: {:?} is empty or a duplicate",
-                rule.claim
-            ));
-        }
-    }
+    let (required_claims, claim_rules) = claim_rules(jwt.claim_validation_rules)?;
     let mappings = jwt.claim_mappings;
-    Ok(IssuerConfig {
+    let config = IssuerConfig {
         url,
         discovery_url,
         authority: certificate_authority.filter(|pem| !pem.is_empty()),
         audiences,
         algorithms: ALGORITHMS.to_vec(),
-        username: prefixed("claimMappings.username", mappings.username)?,
-        groups: mappings.groups.map(|groups| prefixed("claimMappings.groups", groups)).transpose()?,
-        uid: mappings.uid.map(|uid| uid.claim),
+        username: mapping("claimMappings.username", mappings.username, (Wanted::Text, true))?,
+        groups: mappings
+            .groups
+            .map(|groups| mapping("claimMappings.groups", groups, (Wanted::Texts, true)))
+            .transpose()?,
+        uid: mappings.uid.map(|uid| mapping("claimMappings.uid", uid, (Wanted::Text, false))).transpose()?,
+        extra: extra(mappings.extra)?,
         required_claims,
-    })
+        claim_rules,
+        user_rules: user_rules(jwt.user_validation_rules)?,
+    };
+    check_email(&config)?;
+    Ok(config)
 }
 
-fn prefixed(field: &str, mapping: ClaimWithPrefix) -> Result<PrefixedClaim, String> {
-    match mapping.claim.is_empty() {
-        true => Err(format!("{field}.claim: is required")),
-        false => Ok(PrefixedClaim { claim: mapping.claim, prefix: mapping.prefix }),
+/// Claims with required values, and rules with expressions.
+fn claim_rules(rules: Vec<ClaimRule>) -> Result<(BTreeMap<String, String>, Vec<Rule>), String> {
+    at_most("claimValidationRules", rules.len())?;
+    let (mut required, mut expressions) = (BTreeMap::new(), Vec::new());
+    for (index, rule) in rules.into_iter().enumerate() {
+        let field = format!("claimValidationRules[{index}]");
+        match (rule.claim.is_empty(), rule.expression.is_empty()) {
+            (true, false) if rule.required_value.is_empty() => {
+                let expression = Expression::of_claims(&rule.expression, Wanted::Bool);
+                let expression = expression.map_err(|reason| format!("{field}.expression: {reason}"))?;
+                expressions.push(Rule { expression, message: rule.message });
+            }
+            (false, true) if rule.message.is_empty() => {
+                if required.insert(rule.claim.clone(), rule.required_value).is_some() {
+                    return Err(format!("{field}.claim: {:?} is a duplicate", rule.claim));
+                }
+            }
+            _ => {
+                return Err(format!(
+                    "{field}: needs either claim and requiredValue, or expression and message"
+                ));
+            }
+        }
+    }
+    Ok((required, expressions))
+}
+
+fn user_rules(rules: Vec<UserRule>) -> Result<Vec<Rule>, String> {
+    at_most("userValidationRules", rules.len())?;
+    let rule = |(index, rule): (usize, UserRule)| {
+        let expression = Expression::of_user(&rule.expression, Wanted::Bool);
+        let expression =
+            expression.map_err(|why| format!("userValidationRules[{index}].expression: {why}"))?;
+        Ok(Rule { expression, message: rule.message })
+    };
+    rules.into_iter().enumerate().map(rule).collect()
+}
+
+fn extra(mappings: Vec<ExtraMapping>) -> Result<Vec<(String, Expression)>, String> {
+    at_most("claimMappings.extra", mappings.len())?;
+    let mut all: Vec<(String, Expression)> = Vec::new();
+    for (index, mapping) in mappings.into_iter().enumerate() {
+        let field = format!("claimMappings.extra[{index}]");
+        let (domain, path) = mapping.key.split_once('/').unwrap_or_default();
+        let is_reserved = ["kubernetes.io", "k8s.io"]
+            .iter()
+            .any(|own| domain == *own || domain.strip_suffix(own).is_some_and(|rest| rest.ends_with('.')));
+        if domain.is_empty() || path.is_empty() || mapping.key != mapping.key.to_lowercase() || is_reserved {
+            return Err(format!(
+                "{field}.key: {:?} must be a domain and a path in lower case, not below kubernetes.io or k8s.io",
+                mapping.key
+            ));
+        }
+        if all.iter().any(|(key, _)| *key == mapping.key) {
+            return Err(format!("{field}.key: {:?} is a duplicate", mapping.key));
+        }
+        let expression = Expression::of_claims(&mapping.value_expression, Wanted::Texts);
+        all.push((mapping.key, expression.map_err(|reason| format!("{field}.valueExpression: {reason}"))?));
+    }
+    Ok(all)
+}
+
+/// An expression for the name that reads the email address must be accompanied by one that reads `email_verified`: an
+/// address that the issuer did not verify may belong to another user.
+fn check_email(config: &IssuerConfig) -> Result<(), String> {
+    let Mapping::Expression(name) = &config.username else { return Ok(()) };
+    let reads = |expression: &Expression, claim: &str| {
+        let text = &expression.source;
+        text.match_indices(claim).any(|(at, _)| {
+            let rest = &text[at + claim.len()..];
+            !rest.starts_with(|next: char| next.is_alphanumeric() || next == '_')
+        })
+    };
+    let rules = config.claim_rules.iter().map(|rule| &rule.expression);
+    let mut all = [name].into_iter().chain(rules).chain(config.extra.iter().map(|(_, value)| value));
+    if reads(name, "email") && !all.any(|expression| reads(expression, "email_verified")) {
+        return Err("claimMappings.username.expression: reads the claim email, so claims.email_verified must be used in \
+                    it, in extra or in claimValidationRules"
+            .to_owned());
+    }
+    Ok(())
+}
+
+fn at_most(field: &str, count: usize) -> Result<(), String> {
+    match count > MAX_RULES {
+        true => Err(format!("{field}: must have at most {MAX_RULES} items")),
+        false => Ok(()),
+    }
+}
+
+fn mapping(field: &str, source: Source, (wanted, has_prefix): (Wanted, bool)) -> Result<Mapping, String> {
+    match (source.claim.is_empty(), source.expression.is_empty(), source.prefix) {
+        (false, true, Some(prefix)) if has_prefix => {
+            Ok(Mapping::Claim(PrefixedClaim { claim: source.claim, prefix }))
+        }
+        (false, true, None) if !has_prefix => {
+            Ok(Mapping::Claim(PrefixedClaim { claim: source.claim, prefix: String::new() }))
+        }
+        (true, false, None) => {
+            let expression = Expression::of_claims(&source.expression, wanted);
+            expression.map(Mapping::Expression).map_err(|reason| format!("{field}.expression: {reason}"))
+        }
+        (true, true, _) => Err(format!("{field}.claim: a claim or an expression is required")),
+        (false, false, _) => Err(format!("{field}: claim and expression cannot both be set")),
+        (false, true, None) => Err(format!("{field}.prefix: is required with a claim; it may be empty")),
+        _ => Err(format!("{field}.prefix: is not allowed here")),
     }
 }
 
@@ -260,6 +399,24 @@ mod tests {
         ))
     }
 
+    fn mapped(mappings: &str) -> Result<AuthenticationConfig, String> {
+        parse(&format!(
+            "jwt:\n- issuer: {{url: 'https://a', audiences: [b]}}\n  claimMappings: {{{mappings}}}"
+        ))
+    }
+
+    #[test]
+    fn expressions_are_compiled() {
+        let config = mapped(
+            "username: {expression: 'claims.email_verified ? claims.email : claims.sub'}, \
+             groups: {expression: 'claims.roles.split(\",\")'}, uid: {claim: sub}, \
+             extra: [{key: example.com/tenant, valueExpression: claims.tenant}]",
+        );
+        let issuer = config.unwrap().issuers.remove(0);
+        assert!(matches!(issuer.username, Mapping::Expression(_)));
+        assert_eq!(issuer.extra[0].0, "example.com/tenant");
+    }
+
     #[test]
     fn issuers_and_anonymous_paths_are_read() {
         let config = issuer_with(
@@ -268,7 +425,8 @@ mod tests {
         );
         let issuer = config.unwrap().issuers.remove(0);
         assert_eq!((issuer.url.as_str(), issuer.required_claims["hd"].as_str()), ("https://a", "c"));
-        assert_eq!(issuer.username, PrefixedClaim { claim: "sub".to_owned(), prefix: "x:".to_owned() });
+        let Mapping::Claim(username) = issuer.username else { panic!("an expression") };
+        assert_eq!(username, PrefixedClaim { claim: "sub".to_owned(), prefix: "x:".to_owned() });
         let paths = parse("anonymous: {enabled: true, conditions: [{path: /livez}]}").unwrap();
         assert_eq!(paths.anonymous, AnonymousConfig::Paths(vec!["/livez".to_owned()]));
     }
@@ -283,13 +441,37 @@ mod tests {
             (
                 issuer_with(
                     "url: 'https://a', audiences: [b]",
-                    "claimValidationRules: [{expression: 'true'}]",
+                    "claimValidationRules: [{expression: 'claims.a', message: m}]",
                 ),
-                "expression",
+                "jwt[0].claimValidationRules[0].expression",
             ),
             (
-                issuer_with("url: 'https://a', audiences: [b]", "userValidationRules: []"),
-                "userValidationRules",
+                issuer_with(
+                    "url: 'https://a', audiences: [b]",
+                    "claimValidationRules: [{claim: a, expression: 'true'}]",
+                ),
+                "jwt[0].claimValidationRules[0]",
+            ),
+            (
+                issuer_with(
+                    "url: 'https://a', audiences: [b]",
+                    "userValidationRules: [{expression: 'user.name'}]",
+                ),
+                "jwt[0].userValidationRules[0].expression",
+            ),
+            (mapped("username: {claim: a}"), "username.prefix"),
+            (mapped("username: {claim: a, prefix: '', expression: 'claims.a'}"), "username"),
+            (mapped("username: {expression: 'claims.email'}"), "email_verified"),
+            (mapped("username: {expression: '1 == 1'}"), "username.expression"),
+            (
+                mapped(
+                    "username: {expression: 'claims.a'}, extra: [{key: a.k8s.io/b, valueExpression: '\"x\"'}]",
+                ),
+                "extra[0].key",
+            ),
+            (
+                mapped("username: {expression: 'claims.a'}, extra: [{key: a, valueExpression: '\"x\"'}]"),
+                "extra[0].key",
             ),
             (parse("anonymous: {enabled: false, conditions: [{path: /}]}"), "anonymous.conditions"),
             (parse("other: 1"), "other"),

@@ -1,16 +1,13 @@
-//! The public keys of an issuer: fetched when a token needs them, kept until a token names an unknown key.
+//! The public keys of an issuer: fetched when a token needs them, kept for an hour or until a token names an unknown key.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use jsonwebtoken::jwk::Jwk;
 use reqwest::{Client, redirect};
 use rustls_pki_types::{CertificateDer, pem::PemObject as _};
 use serde_json::Value;
-use tokio::sync::Mutex;
+use tokio::{sync::Mutex, time::Instant};
 
 use super::config::IssuerConfig;
 
@@ -20,6 +17,9 @@ const LIMIT: usize = 1 << 20;
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Minimum time between two fetches. Anyone can send tokens with unknown keys.
 const INTERVAL: Duration = Duration::from_secs(10);
+/// Age at which keys are fetched again with the next token, so that a key that the issuer removed is not trusted for
+/// ever. If the issuer does not answer, the known keys stay.
+const MAX_AGE: Duration = Duration::from_secs(3600);
 /// Maximum number of keys.
 const KEYS: usize = 100;
 
@@ -28,6 +28,8 @@ pub(super) struct Keys {
     issuer: String,
     discovery: String,
     current: ArcSwap<Vec<Jwk>>,
+    /// When the current keys were fetched.
+    renewed: ArcSwap<Option<Instant>>,
     /// When the last fetch began. Held during a fetch, so that there is one at a time.
     fetched: Mutex<Option<Instant>>,
 }
@@ -49,29 +51,39 @@ impl Keys {
             issuer: config.url.clone(),
             discovery: base,
             current: ArcSwap::default(),
+            renewed: ArcSwap::default(),
             fetched: Mutex::default(),
         })
     }
 
     /// The key with this id; the only key if the token names none.
     pub(super) async fn find(&self, id: Option<&str>) -> Result<Option<Jwk>, String> {
-        if let Some(key) = self.known(id) {
+        if let Some(key) = self.known(id).filter(|_| !self.is_old()) {
             return Ok(Some(key));
         }
         let mut fetched = self.fetched.lock().await;
         // Another request may have fetched it in the meantime.
-        if let Some(key) = self.known(id) {
-            return Ok(Some(key));
-        }
-        if fetched.is_some_and(|last| last.elapsed() < INTERVAL) {
-            return Ok(None);
+        let key = self.known(id);
+        if (key.is_some() && !self.is_old()) || fetched.is_some_and(|last| last.elapsed() < INTERVAL) {
+            return Ok(key);
         }
         *fetched = Some(Instant::now());
-        let keys = self.fetch().await.inspect_err(|reason| {
+        let renewed = self.fetch().await.inspect_err(|reason| {
             tracing::warn!(issuer = self.issuer, reason, "cannot fetch the keys of the token issuer");
-        })?;
-        self.current.store(Arc::new(keys));
-        Ok(self.known(id))
+        });
+        match (renewed, key) {
+            (Ok(keys), _) => {
+                self.current.store(Arc::new(keys));
+                self.renewed.store(Arc::new(Some(Instant::now())));
+                Ok(self.known(id))
+            }
+            (Err(_), Some(key)) => Ok(Some(key)),
+            (Err(reason), None) => Err(reason),
+        }
+    }
+
+    fn is_old(&self) -> bool {
+        self.renewed.load().is_none_or(|renewed| renewed.elapsed() > MAX_AGE)
     }
 
     fn known(&self, id: Option<&str>) -> Option<Jwk> {

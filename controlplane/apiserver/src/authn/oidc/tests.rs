@@ -77,6 +77,17 @@ impl Server {
         Self { url, authority: certificate.pem(), key, fetches }
     }
 
+    /// The issuer with other mappings and rules.
+    fn issuers_with(&self, mappings: Value, rules: Value, user_rules: Value) -> Issuers {
+        let issuer = json!({"url": self.url, "certificateAuthority": self.authority, "audiences": ["app"]});
+        let jwt = json!({"issuer": issuer, "claimMappings": mappings, "claimValidationRules": rules,
+            "userValidationRules": user_rules});
+        let file = json!({
+            "apiVersion": "apiserver.config.k8s.io/v1", "kind": "AuthenticationConfiguration", "jwt": [jwt],
+        });
+        Issuers::new(AuthenticationConfig::parse(&file.to_string()).unwrap().issuers).unwrap()
+    }
+
     fn issuers(&self) -> Issuers {
         let issuer = json!({"url": self.url, "certificateAuthority": self.authority, "audiences": ["app"]});
         let mappings = json!({
@@ -115,8 +126,7 @@ fn jwk(key: &KeyPair) -> Value {
 
 async fn user(issuers: &Issuers, token: &str) -> Option<User> {
     let cache = Cache::new(0);
-    let credential =
-        Credential { certificate: None, token: Some(token), audiences: &[], path: "", cache: &cache };
+    let credential = Credential { token: Some(token), ..Credential::none(&cache) };
     issuers.authenticate(&credential).await
 }
 
@@ -172,6 +182,36 @@ async fn other_tokens_name_no_one() {
         assert_eq!(user(&issuers, broken).await, None);
     }
     assert!(user(&issuers, &good).await.is_some());
+}
+
+#[tokio::test]
+async fn expressions_make_users_and_refuse_tokens() {
+    let server = Server::start().await;
+    let issuers = server.issuers_with(
+        json!({
+            "username": {"expression": "'oidc:' + claims.sub"}, "groups": {"expression": "claims.roles.split(',')"},
+            "uid": {"expression": "claims.sub"},
+            "extra": [{"key": "example.com/tenant", "valueExpression": "has(claims.tenant) ? claims.tenant : ''"}],
+        }),
+        json!([{"expression": "claims.hd == 'example.com'", "message": "another domain"}]),
+        json!([{"expression": "!user.username.startsWith('system:')", "message": "reserved"},
+            {"expression": "user.groups.all(group, group != 'system:masters')", "message": "reserved"}]),
+    );
+    let ann = user(&issuers, &server.token(json!({"roles": "dev,ops", "tenant": "t"}))).await.unwrap();
+    assert_eq!((ann.name.as_str(), ann.uid.as_str()), ("oidc:7", "7"));
+    assert_eq!(ann.groups, ["dev", "ops", "system:authenticated"]);
+    assert_eq!(ann.extra["example.com/tenant"], ["t"]);
+    let bob = user(&issuers, &server.token(json!({"roles": "dev"}))).await.unwrap();
+    assert!(bob.extra.is_empty());
+    for refused in [
+        json!({}),
+        json!({"roles": ["dev"]}),
+        json!({"roles": "dev", "hd": "other"}),
+        json!({"roles": "dev", "sub": 7}),
+        json!({"roles": "dev,system:masters"}),
+    ] {
+        assert_eq!(user(&issuers, &server.token(refused.clone())).await, None, "{refused}");
+    }
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ async fn with_rules(rules: &str) -> Fixture {
     fs::write(&policy_file, text).unwrap();
     let path = directory.path().join("audit.log");
     let log = coracle_audit::LogOptions { path, max_bytes: 1 << 20, max_backups: 0, max_age: Duration::ZERO };
-    let audit = AuditConfig { policy_file, log };
+    let audit = AuditConfig { policy_file, log: Some(log), webhook: None };
     let api = open_with(directory.path(), |config| config.audit = Some(audit)).await;
     Fixture { api, directory }
 }

@@ -1,0 +1,195 @@
+//! The webhook backend: events go to a server in batches.
+//!
+//! The queue is limited in events and in bytes. An event that does not fit, and a batch that the server does not take,
+//! are lost and counted: requests do not wait for the server. Source: `k8s.io/apiserver/plugin/pkg/audit/buffered`.
+
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::Instant,
+};
+
+use crate::remote::Remote;
+
+/// Maximum bytes of the events that wait.
+const MAX_BYTES: usize = 32 << 20;
+/// Maximum bytes of a batch; a larger event is a batch of its own.
+const BATCH_BYTES: usize = 4 << 20;
+/// Maximum duration of sending a batch, with all attempts.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The settings of the backend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AuditWebhookConfig {
+    /// Kubeconfig file with the server.
+    pub file: PathBuf,
+    /// Maximum number of events that wait.
+    pub buffer: usize,
+    /// Maximum number of events of a batch.
+    pub batch: usize,
+    /// Maximum time that an event waits for others of its batch.
+    pub wait: Duration,
+}
+
+/// The sending end of the queue.
+pub(super) struct AuditWebhook {
+    queue: mpsc::Sender<Message>,
+    waiting: Arc<AtomicUsize>,
+    lost: Arc<AtomicU64>,
+}
+
+enum Message {
+    Event(String),
+    /// The task drops the sender when all earlier events were sent or lost.
+    Flush(oneshot::Sender<()>),
+}
+
+/// Sends batches.
+struct Sender {
+    remote: Remote,
+    config: AuditWebhookConfig,
+    queue: mpsc::Receiver<Message>,
+    waiting: Arc<AtomicUsize>,
+    lost: Arc<AtomicU64>,
+}
+
+// === impl AuditWebhook ===
+
+impl AuditWebhook {
+    /// Starts the task. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// The kubeconfig file cannot be used.
+    pub(super) fn start(config: AuditWebhookConfig, lost: Arc<AtomicU64>) -> Result<Self, String> {
+        let remote = Remote::read(&config.file, TIMEOUT);
+        let remote = remote.map_err(|reason| format!("{}: {reason}", config.file.display()))?;
+        let (queue, receiver) = mpsc::channel(config.buffer.max(1));
+        let waiting = Arc::<AtomicUsize>::default();
+        let sender = Sender { remote, config, queue: receiver, waiting: waiting.clone(), lost: lost.clone() };
+        tokio::spawn(sender.run());
+        Ok(Self { queue, waiting, lost })
+    }
+
+    /// Queues an event, which is one line of JSON.
+    pub(super) fn send(&self, line: &str) {
+        let size = line.len();
+        let fits = self.waiting.fetch_add(size, Ordering::AcqRel) + size <= MAX_BYTES;
+        if !fits || self.queue.try_send(Message::Event(line.trim_end().to_owned())).is_err() {
+            self.waiting.fetch_sub(size, Ordering::AcqRel);
+            if self.lost.fetch_add(1, Ordering::Relaxed).is_power_of_two() {
+                tracing::error!("the queue of the audit webhook is full; events are lost");
+            }
+        }
+    }
+
+    /// Waits until all earlier events are sent or lost.
+    pub(super) async fn flush(&self) {
+        let (done, sent) = oneshot::channel();
+        if self.queue.send(Message::Flush(done)).await.is_ok() {
+            // The task drops the sender.
+            let _ = sent.await;
+        }
+    }
+}
+
+// === impl Sender ===
+
+impl Sender {
+    async fn run(mut self) {
+        while let Some(first) = self.queue.recv().await {
+            let (mut events, mut flushes) = (Vec::new(), Vec::new());
+            let mut bytes = 0;
+            let mut next = Some(first);
+            let deadline = Instant::now() + self.config.wait;
+            while let Some(message) = next {
+                match message {
+                    Message::Event(event) => {
+                        bytes += event.len();
+                        events.push(event);
+                    }
+                    Message::Flush(done) => flushes.push(done),
+                }
+                let is_full = events.len() >= self.config.batch || bytes >= BATCH_BYTES;
+                if is_full || !flushes.is_empty() {
+                    break;
+                }
+                next = tokio::time::timeout_at(deadline, self.queue.recv()).await.unwrap_or(None);
+            }
+            self.send(events).await;
+            drop(flushes);
+        }
+    }
+
+    async fn send(&self, events: Vec<String>) {
+        if events.is_empty() {
+            return;
+        }
+        // The line end of each event was counted, too.
+        let bytes: usize = events.iter().map(|event| event.len() + 1).sum();
+        let head = r#"{"kind":"EventList","apiVersion":"audit.k8s.io/v1","metadata":{},"items":["#;
+        let body = format!("{head}{}]}}", events.join(","));
+        if let Err(reason) = self.remote.post_text(body.into()).await {
+            let number = u64::try_from(events.len()).unwrap_or(u64::MAX);
+            self.lost.fetch_add(number, Ordering::Relaxed);
+            tracing::error!(
+                events = number,
+                reason,
+                "the audit webhook did not take a batch; its events are lost"
+            );
+        }
+        self.waiting.fetch_sub(bytes, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::remote::tests::Hook;
+
+    fn start(hook: &Hook, buffer: usize, batch: usize) -> (AuditWebhook, Arc<AtomicU64>) {
+        let config = AuditWebhookConfig { file: hook.file(), buffer, batch, wait: Duration::from_secs(3600) };
+        let lost = Arc::<AtomicU64>::default();
+        (AuditWebhook::start(config, lost.clone()).unwrap(), lost)
+    }
+
+    #[tokio::test]
+    async fn events_are_sent_in_batches_and_a_flush_sends_the_rest() {
+        let hook = Hook::start(|_| (200, String::new())).await;
+        let (webhook, lost) = start(&hook, 100, 4);
+        for number in 0..10 {
+            webhook.send(&format!("{{\"auditID\":\"{number}\"}}\n"));
+        }
+        webhook.flush().await;
+        let bodies = hook.bodies.lock().unwrap();
+        let sizes: Vec<usize> = bodies.iter().map(|body| body["items"].as_array().unwrap().len()).collect();
+        assert_eq!(sizes, [4, 4, 2]);
+        assert_eq!(
+            (&bodies[0]["kind"], &bodies[2]["items"][1]["auditID"]),
+            (&"EventList".into(), &"9".into())
+        );
+        assert_eq!((lost.load(Ordering::Relaxed), webhook.waiting.load(Ordering::Relaxed)), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn events_beyond_the_queue_and_refused_batches_are_counted() {
+        let hook = Hook::start(|_| (400, String::new())).await;
+        let (webhook, lost) = start(&hook, 5, 100);
+        for _ in 0..8 {
+            webhook.send("{}\n");
+        }
+        // The task has not run yet: five wait.
+        assert_eq!(lost.load(Ordering::Relaxed), 3);
+        webhook.send(&"x".repeat(MAX_BYTES + 1));
+        assert_eq!(lost.load(Ordering::Relaxed), 4);
+        webhook.flush().await;
+        assert_eq!((lost.load(Ordering::Relaxed), hook.count()), (9, 1));
+    }
+}

@@ -1,0 +1,121 @@
+//! Expressions of the configuration, over the claims of a token or over the user made from them.
+//!
+//! Source: `k8s.io/apiserver/pkg/authentication/cel`.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, LazyLock},
+};
+
+use coracle_cel::{Environment, Field, ObjectType, Program, Session, Shared, Type, Value as Cel};
+use serde_json::{Value, json};
+
+use super::User;
+
+/// Maximum cost of one expression.
+const BUDGET: u64 = 1_000_000;
+
+static CLAIMS: LazyLock<Type> = LazyLock::new(|| Type::Map(Arc::new(Type::Dyn)));
+static USER: LazyLock<Type> = LazyLock::new(user_type);
+static NONE: LazyLock<Shared> = LazyLock::new(Shared::default);
+
+/// A compiled expression.
+#[derive(Clone, Debug)]
+pub(crate) struct Expression {
+    pub(super) source: String,
+    program: Program,
+}
+
+/// What an expression may result in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wanted {
+    Bool,
+    Text,
+    Texts,
+}
+
+// === impl Expression ===
+
+impl Expression {
+    /// Compiles an expression over `claims`.
+    ///
+    /// # Errors
+    /// It does not compile, or has another type.
+    pub(super) fn of_claims(source: &str, wanted: Wanted) -> Result<Self, String> {
+        Self::compile(source, wanted, &Environment::default().variable("claims", CLAIMS.clone()))
+    }
+
+    /// Compiles an expression over `user`.
+    ///
+    /// # Errors
+    /// It does not compile, or has another type.
+    pub(super) fn of_user(source: &str, wanted: Wanted) -> Result<Self, String> {
+        Self::compile(source, wanted, &Environment::default().variable("user", USER.clone()))
+    }
+
+    fn compile(source: &str, wanted: Wanted, environment: &Environment) -> Result<Self, String> {
+        let program = Program::compile(source.trim(), environment).map_err(|error| error.to_string())?;
+        let kind = program.kind().to_string();
+        let fits = match wanted {
+            Wanted::Bool => kind == "bool",
+            Wanted::Text => matches!(kind.as_str(), "string" | "dyn"),
+            Wanted::Texts => {
+                matches!(kind.as_str(), "string" | "dyn" | "list(string)" | "list(dyn)" | "null")
+            }
+        };
+        match fits {
+            true => Ok(Self { source: source.to_owned(), program }),
+            false => Err(format!("must evaluate to {} but got {kind}", wanted.name())),
+        }
+    }
+
+    /// The result over these claims, as JSON.
+    ///
+    /// # Errors
+    /// The evaluation failed.
+    pub(super) fn over_claims(&self, claims: &Value) -> Result<Value, String> {
+        self.evaluate(("claims", Cel::from_json(claims, &CLAIMS)))
+    }
+
+    /// Whether the expression is true of the user.
+    ///
+    /// # Errors
+    /// The evaluation failed.
+    pub(super) fn is_true_of(&self, user: &User) -> Result<bool, String> {
+        let value =
+            json!({"username": user.name, "uid": user.uid, "groups": user.groups, "extra": user.extra});
+        Ok(self.evaluate(("user", Cel::from_json(&value, &USER)))? == true)
+    }
+
+    fn evaluate(&self, variable: (&str, Cel<'_>)) -> Result<Value, String> {
+        let session = Session::new(vec![variable], &NONE);
+        let (result, _cost) = session.evaluate(&self.program, BUDGET);
+        result.map(|value| value.to_json()).map_err(|error| format!("expression {:?}: {error}", self.source))
+    }
+}
+
+// === impl Wanted ===
+
+impl Wanted {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Bool => "bool",
+            Self::Text => "string",
+            Self::Texts => "string or list(string)",
+        }
+    }
+}
+
+fn user_type() -> Type {
+    let texts = || Type::list(Type::String);
+    let fields = [
+        ("username", Type::String),
+        ("uid", Type::String),
+        ("groups", texts()),
+        ("extra", Type::Map(Arc::new(texts()))),
+    ];
+    let fields =
+        fields.into_iter().map(|(name, kind)| (Box::<str>::from(name), Field { name: name.into(), kind }));
+    let fields = fields.collect::<BTreeMap<_, _>>();
+    Type::Object(Arc::new(ObjectType { name: "kubernetes.UserInfo".to_owned(), fields }))
+}

@@ -1,0 +1,193 @@
+//! Users that an authenticating proxy names in request headers. The proxy proves itself by a client certificate of an
+//! authority of its own.
+//!
+//! Source: `k8s.io/apiserver/pkg/authentication/request/headerrequest`.
+
+use std::{path::PathBuf, sync::Arc};
+
+use http::HeaderMap;
+use rustls::server::{WebPkiClientVerifier, danger::ClientCertVerifier};
+use rustls_pki_types::{CertificateDer, UnixTime, pem::PemObject as _};
+use x509_parser::prelude::{FromDer as _, X509Certificate};
+
+use super::{Authenticating, Authenticator, Credential, User, known};
+
+/// Maximum number of groups, and of extra values, of one user.
+const VALUES: usize = 1000;
+
+/// The settings of the proxy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestHeaderConfig {
+    /// File with the authorities of the proxy's certificate.
+    pub client_ca_file: PathBuf,
+    /// Common names of the certificate; empty allows all.
+    pub allowed_names: Vec<String>,
+    /// Headers with the user name; the first one that is set counts.
+    pub username_headers: Vec<String>,
+    /// Headers with the uid; the first one that is set counts.
+    pub uid_headers: Vec<String>,
+    /// Headers with groups.
+    pub group_headers: Vec<String>,
+    /// Prefixes of headers with extra values.
+    pub extra_prefixes: Vec<String>,
+}
+
+/// The users of the proxy.
+pub(super) struct RequestHeaders(pub(super) RequestHeaderConfig);
+
+/// Tells certificates of the cluster from those of the proxy.
+pub(crate) struct PeerVerifier {
+    cluster: Arc<dyn ClientCertVerifier>,
+    proxy: Arc<dyn ClientCertVerifier>,
+}
+
+// === impl PeerVerifier ===
+
+impl PeerVerifier {
+    /// # Errors
+    /// An authority is invalid.
+    pub(super) fn new(cluster: &str, proxy: &str) -> Result<Self, String> {
+        Ok(Self { cluster: verifier(cluster)?, proxy: verifier(proxy)? })
+    }
+
+    /// Whether the chain is one of the cluster's authority, and whether it is one of the proxy's.
+    pub(super) fn verify(&self, chain: &[CertificateDer<'_>]) -> (bool, bool) {
+        let Some((end, between)) = chain.split_first() else { return (false, false) };
+        let is_of = |verifier: &Arc<dyn ClientCertVerifier>| {
+            verifier.verify_client_cert(end, between, UnixTime::now()).is_ok()
+        };
+        (is_of(&self.cluster), is_of(&self.proxy))
+    }
+}
+
+fn verifier(authority: &str) -> Result<Arc<dyn ClientCertVerifier>, String> {
+    let mut roots = rustls::RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(authority.as_bytes()) {
+        let certificate = certificate.map_err(|error| error.to_string())?;
+        roots.add(certificate).map_err(|error| error.to_string())?;
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+    verifier.build().map_err(|error| error.to_string())
+}
+
+// === impl RequestHeaders ===
+
+impl Authenticator for RequestHeaders {
+    fn authenticate<'a>(&'a self, credential: &'a Credential<'a>) -> Authenticating<'a> {
+        let named = credential.proxy.filter(|certificate| self.allows(certificate)).zip(credential.headers);
+        known(named.and_then(|(_, headers)| self.user(headers)))
+    }
+}
+
+impl RequestHeaders {
+    fn allows(&self, certificate: &CertificateDer<'_>) -> bool {
+        let allowed = &self.0.allowed_names;
+        let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return false };
+        let mut names = certificate.subject().iter_common_name();
+        let name = names.next().and_then(|name| name.as_str().ok()).unwrap_or_default();
+        names.next().is_none() && (allowed.is_empty() || allowed.iter().any(|one| one == name))
+    }
+
+    /// The user of the headers; none without a name.
+    fn user(&self, headers: &HeaderMap) -> Option<User> {
+        let config = &self.0;
+        let values = |name: &String| {
+            let values = headers.get_all(name.as_str()).iter();
+            values.filter_map(|value| Some(value.to_str().ok()?.to_owned())).filter(|value| !value.is_empty())
+        };
+        let first = |names: &[String]| names.iter().flat_map(values).next();
+        let name = first(&config.username_headers)?;
+        let groups: Vec<String> = config.group_headers.iter().flat_map(values).collect();
+        let groups: Vec<&str> = groups.iter().map(String::as_str).collect();
+        let mut user = User::new(&name, &groups);
+        user.uid = first(&config.uid_headers).unwrap_or_default();
+        let prefixes: Vec<String> = config.extra_prefixes.iter().map(|one| one.to_lowercase()).collect();
+        let mut number = 0;
+        for header in headers.keys() {
+            let key = prefixes.iter().find_map(|prefix| header.as_str().strip_prefix(prefix.as_str()));
+            let Some(key) = key.filter(|key| !key.is_empty()) else { continue };
+            let decoded = percent_encoding::percent_decode_str(key).decode_utf8_lossy().to_lowercase();
+            let found: Vec<String> = values(&header.as_str().to_owned()).collect();
+            number += found.len();
+            user.extra.entry(decoded).or_default().extend(found);
+        }
+        (user.groups.len() <= VALUES && number <= VALUES).then_some(user)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+
+    use super::*;
+    use crate::cache::Cache;
+
+    struct Authority(CertificateParams, KeyPair);
+
+    impl Authority {
+        fn new() -> Self {
+            let mut params = CertificateParams::default();
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            Self(params, KeyPair::generate().unwrap())
+        }
+
+        fn pem(&self) -> String {
+            self.0.self_signed(&self.1).unwrap().pem()
+        }
+
+        fn certificate(&self, name: &str) -> CertificateDer<'static> {
+            let mut params = CertificateParams::default();
+            params.distinguished_name.push(DnType::CommonName, name);
+            params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
+            let key = KeyPair::generate().unwrap();
+            let issuer = Issuer::from_params(&self.0, &self.1);
+            params.signed_by(&key, &issuer).unwrap().der().clone()
+        }
+    }
+
+    fn headers() -> RequestHeaders {
+        let list = |text: &str| vec![text.to_owned()];
+        RequestHeaders(RequestHeaderConfig {
+            client_ca_file: PathBuf::new(),
+            allowed_names: list("proxy"),
+            username_headers: list("X-Remote-User"),
+            uid_headers: list("X-Remote-Uid"),
+            group_headers: list("X-Remote-Group"),
+            extra_prefixes: list("X-Remote-Extra-"),
+        })
+    }
+
+    async fn user(certificate: Option<&CertificateDer<'_>>, name: &str) -> Option<User> {
+        let mut all = HeaderMap::new();
+        all.insert("x-remote-user", name.parse().unwrap());
+        all.append("x-remote-group", "dev".parse().unwrap());
+        all.append("x-remote-group", "ops".parse().unwrap());
+        all.insert("x-remote-extra-a%2fb", "1".parse().unwrap());
+        let cache = Cache::new(0);
+        let credential = Credential { proxy: certificate, headers: Some(&all), ..Credential::none(&cache) };
+        headers().authenticate(&credential).await
+    }
+
+    #[tokio::test]
+    async fn the_proxy_names_the_user() {
+        let authority = Authority::new();
+        let proxy = authority.certificate("proxy");
+        let ann = user(Some(&proxy), "ann").await.unwrap();
+        assert_eq!(ann.groups, ["dev", "ops", "system:authenticated"]);
+        assert_eq!(ann.extra["a/b"], ["1"]);
+        assert_eq!(user(Some(&proxy), "").await, None);
+        assert_eq!(user(Some(&authority.certificate("other")), "ann").await, None);
+        assert_eq!(user(None, "ann").await, None);
+    }
+
+    #[test]
+    fn certificates_count_for_their_own_authority_only() {
+        let (cluster, proxy) = (Authority::new(), Authority::new());
+        let verifier = PeerVerifier::new(&cluster.pem(), &proxy.pem()).unwrap();
+        assert_eq!(verifier.verify(&[cluster.certificate("a")]), (true, false));
+        assert_eq!(verifier.verify(&[proxy.certificate("proxy")]), (false, true));
+        assert_eq!(verifier.verify(&[Authority::new().certificate("a")]), (false, false));
+        assert_eq!(verifier.verify(&[]), (false, false));
+    }
+}

@@ -1,0 +1,198 @@
+//! Bearer tokens that a webhook knows, by TokenReviews. Answers are kept for some time.
+//!
+//! Source: `k8s.io/apiserver/plugin/pkg/authenticator/token/webhook`.
+
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+
+use futures::future::{BoxFuture, Either};
+use serde_json::{Value, json};
+
+use super::{Authenticating, Authenticator, Credential, User, known};
+use crate::remote::{
+    Remote,
+    cache::{AnswerCache, key},
+};
+
+/// Maximum duration of a call.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum bytes of a token that is sent to the webhook.
+const TOKEN: usize = 16 << 10;
+/// Maximum number of groups, and of extra values, of one user.
+const VALUES: usize = 1000;
+
+/// The settings of the webhook.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenWebhookConfig {
+    /// Kubeconfig file with the webhook's URL.
+    pub file: PathBuf,
+    /// How long answers are kept, also those that refuse a token.
+    pub cache: Duration,
+    /// Version of the reviews: `v1` or `v1beta1`.
+    pub version: String,
+}
+
+/// The users of the webhook.
+pub(super) struct TokenWebhook {
+    remote: Remote,
+    config: TokenWebhookConfig,
+    /// Audiences of this API server.
+    audiences: Vec<String>,
+    answers: AnswerCache<Option<Arc<User>>>,
+}
+
+// === impl TokenWebhook ===
+
+impl TokenWebhook {
+    /// # Errors
+    /// The kubeconfig file cannot be used.
+    pub(super) fn new(config: TokenWebhookConfig, audiences: Vec<String>) -> Result<Self, String> {
+        let remote = Remote::read(&config.file, TIMEOUT);
+        let remote = remote.map_err(|reason| format!("{}: {reason}", config.file.display()))?;
+        Ok(Self { remote, config, audiences, answers: AnswerCache::new() })
+    }
+
+    fn ask<'a>(&'a self, token: &'a str, audiences: &'a [String]) -> BoxFuture<'a, Option<User>> {
+        Box::pin(async move {
+            let question = self.question(token, audiences);
+            let review = json!({
+                "apiVersion": format!("authentication.k8s.io/{}", self.config.version),
+                "kind": "TokenReview",
+                "metadata": {},
+                "spec": {"token": token, "audiences": audiences},
+            });
+            let answered = self.remote.post(&review).await;
+            let user = answered.and_then(|answer| user(&answer["status"], (audiences, &self.audiences)));
+            match user {
+                Ok(user) => {
+                    let user = user.map(Arc::new);
+                    self.answers.insert(question, user.clone(), self.config.cache);
+                    user.map(Arc::unwrap_or_clone)
+                }
+                // A failure is not kept: the next request asks again.
+                Err(reason) => {
+                    tracing::warn!(reason, "the token webhook failed");
+                    None
+                }
+            }
+        })
+    }
+
+    fn question(&self, token: &str, audiences: &[String]) -> crate::remote::cache::Key {
+        let parts = [token].into_iter().chain(audiences.iter().map(String::as_str));
+        key(&parts.map(str::as_bytes).collect::<Vec<_>>())
+    }
+}
+
+impl Authenticator for TokenWebhook {
+    fn authenticate<'a>(&'a self, credential: &'a Credential<'a>) -> Authenticating<'a> {
+        let Some(token) = credential.token.filter(|token| token.len() <= TOKEN) else { return known(None) };
+        match self.answers.get(&self.question(token, credential.audiences)) {
+            Some(user) => known(user.map(Arc::unwrap_or_clone)),
+            None => Either::Right(self.ask(token, credential.audiences)),
+        }
+    }
+}
+
+/// The user of an answer, or none if the token is unknown. Without audiences in the answer the token is for this API
+/// server alone.
+fn user(status: &Value, (asked, own): (&[String], &[String])) -> Result<Option<User>, String> {
+    match status["authenticated"].as_bool() {
+        Some(true) => {}
+        // Upstream's webhooks omit it in a refusal.
+        Some(false) | None if status.is_object() => return Ok(None),
+        _ => return Err("the answer has no status".to_owned()),
+    }
+    let audiences = texts(&status["audiences"])?;
+    let audiences = if audiences.is_empty() { own } else { &audiences };
+    if !asked.is_empty() && !asked.iter().any(|one| audiences.contains(one)) {
+        return Ok(None);
+    }
+    let described = &status["user"];
+    let name = described["username"].as_str().filter(|name| !name.is_empty());
+    let name = name.ok_or("the answer has no status.user.username")?;
+    let groups = texts(&described["groups"])?;
+    let mut extra = BTreeMap::new();
+    for (name, values) in described["extra"].as_object().into_iter().flatten() {
+        extra.insert(name.to_lowercase(), texts(values)?);
+    }
+    if groups.len() > VALUES || extra.values().map(Vec::len).sum::<usize>() > VALUES {
+        return Err(format!("the user has more than {VALUES} groups or extra values"));
+    }
+    let groups: Vec<&str> = groups.iter().map(String::as_str).collect();
+    let uid = described["uid"].as_str().unwrap_or_default().to_owned();
+    Ok(Some(User { uid, extra, ..User::new(name, &groups) }))
+}
+
+fn texts(list: &Value) -> Result<Vec<String>, String> {
+    let wrong = || "the answer has a value that is not text".to_owned();
+    match list {
+        Value::Null => Ok(Vec::new()),
+        Value::Array(list) => {
+            list.iter().map(|one| one.as_str().map(str::to_owned).ok_or_else(wrong)).collect()
+        }
+        _ => Err(wrong()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{cache::Cache, remote::tests::Hook};
+
+    async fn ask(webhook: &TokenWebhook, token: &str, audience: &str) -> Option<User> {
+        let (cache, audiences) = (Cache::new(0), [audience.to_owned()]);
+        let credential = Credential { token: Some(token), audiences: &audiences, ..Credential::none(&cache) };
+        webhook.authenticate(&credential).await
+    }
+
+    fn webhook(hook: &Hook) -> TokenWebhook {
+        let config = TokenWebhookConfig {
+            file: hook.file(),
+            cache: Duration::from_secs(120),
+            version: "v1".to_owned(),
+        };
+        TokenWebhook::new(config, vec!["api".to_owned()]).unwrap()
+    }
+
+    #[tokio::test]
+    async fn answers_name_users_and_are_kept() {
+        let hook = Hook::start(|body| {
+            let known = body["spec"]["token"] == "good";
+            let user = json!({"username": "ann", "uid": "7", "groups": ["dev"], "extra": {"A": ["b"]}});
+            (200, json!({"status": {"authenticated": known, "user": user}}).to_string())
+        })
+        .await;
+        let webhook = webhook(&hook);
+        for _ in 0..3 {
+            let ann = ask(&webhook, "good", "api").await.unwrap();
+            assert_eq!(
+                (ann.name.as_str(), ann.uid.as_str(), &ann.extra["a"]),
+                ("ann", "7", &vec!["b".to_owned()])
+            );
+            assert_eq!(ann.groups, ["dev", "system:authenticated"]);
+            assert_eq!(ask(&webhook, "bad", "api").await, None);
+        }
+        assert_eq!(hook.count(), 2);
+        assert_eq!(ask(&webhook, "good", "other").await, None);
+        assert_eq!(ask(&webhook, &"x".repeat(TOKEN + 1), "api").await, None);
+        assert_eq!(hook.count(), 3);
+    }
+
+    #[tokio::test]
+    async fn invalid_answers_name_no_one() {
+        for status in [
+            json!(null),
+            json!({}),
+            json!({"authenticated": "true", "user": {"username": "ann"}}),
+            json!({"authenticated": true}),
+            json!({"authenticated": true, "user": {"username": ""}}),
+            json!({"authenticated": true, "user": {"username": "ann", "groups": "dev"}}),
+            json!({"authenticated": true, "user": {"username": "ann", "groups": vec!["g"; VALUES + 1]}}),
+            json!({"authenticated": true, "user": {"username": "ann"}, "audiences": ["other"]}),
+        ] {
+            let text = json!({"status": status}).to_string();
+            let hook = Hook::start(move |_| (200, text.clone())).await;
+            assert_eq!(ask(&webhook(&hook), "good", "api").await, None, "{status}");
+        }
+    }
+}

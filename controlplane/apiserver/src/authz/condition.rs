@@ -1,0 +1,150 @@
+//! Match conditions of authorization webhooks: CEL expressions over the `spec` of a SubjectAccessReview.
+//!
+//! Source: `k8s.io/apiserver/pkg/authorization/cel`.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, LazyLock},
+};
+
+use coracle_cel::{Environment, Field, ObjectType, Program, Session, Shared, Type, Value as Cel};
+use serde_json::Value;
+
+/// Maximum number of conditions of a webhook.
+const MAX_CONDITIONS: usize = 64;
+/// Maximum cost of all conditions of a webhook for one request.
+const BUDGET: u64 = 2_500_000;
+
+static REQUEST: LazyLock<Type> = LazyLock::new(request);
+static NONE: LazyLock<Shared> = LazyLock::new(Shared::default);
+
+/// The conditions of one webhook. Without any, all requests match.
+#[derive(Debug, Default)]
+pub(super) struct MatchConditions(Vec<Program>);
+
+// === impl MatchConditions ===
+
+impl MatchConditions {
+    /// Compiles `matchConditions`.
+    ///
+    /// # Errors
+    /// An expression does not compile, or its type is not `bool`.
+    pub(super) fn compile(list: &Value) -> Result<Self, String> {
+        let list = list.as_array().map_or(&[][..], Vec::as_slice);
+        if list.len() > MAX_CONDITIONS {
+            return Err(format!("matchConditions: must have at most {MAX_CONDITIONS} items"));
+        }
+        let environment = Environment::default().variable("request", REQUEST.clone());
+        let mut programs = Vec::new();
+        for (index, condition) in list.iter().enumerate() {
+            let field = format!("matchConditions[{index}].expression");
+            let source = condition["expression"].as_str().unwrap_or_default().trim();
+            let program =
+                Program::compile(source, &environment).map_err(|error| format!("{field}: {error}"))?;
+            if *program.kind() != Type::Bool {
+                return Err(format!("{field}: must evaluate to bool but got {}", program.kind()));
+            }
+            programs.push(program);
+        }
+        Ok(Self(programs))
+    }
+
+    /// Whether all conditions are true. A false one decides, also if another one fails.
+    ///
+    /// # Errors
+    /// No condition is false, and one failed.
+    pub(super) fn matches(&self, spec: &Value) -> Result<bool, String> {
+        if self.0.is_empty() {
+            return Ok(true);
+        }
+        let spec = with_empty_fields(spec);
+        let session = Session::new(vec![("request", Cel::from_json(&spec, &REQUEST))], &NONE);
+        let (mut budget, mut failure) = (BUDGET, None);
+        for program in &self.0 {
+            let (result, cost) = session.evaluate(program, budget);
+            budget = budget.saturating_sub(cost);
+            match result {
+                Ok(Cel::Bool(true)) => {}
+                Ok(Cel::Bool(false)) => return Ok(false),
+                Ok(_) => failure = Some("a match condition did not evaluate to a bool".to_owned()),
+                Err(error) => failure = Some(format!("a match condition failed: {error}")),
+            }
+        }
+        failure.map_or(Ok(true), Err)
+    }
+}
+
+/// The spec with the empty texts that JSON omits: expressions read them without `has`, as upstream.
+fn with_empty_fields(spec: &Value) -> Value {
+    const ATTRIBUTES: [&str; 7] =
+        ["namespace", "verb", "group", "version", "resource", "subresource", "name"];
+    let mut spec = spec.clone();
+    if let Some(attributes) = spec["resourceAttributes"].as_object_mut() {
+        for field in ATTRIBUTES {
+            attributes.entry(field).or_insert_with(|| "".into());
+        }
+    }
+    if let Some(fields) = spec.as_object_mut() {
+        // The name of the field in v1beta1; expressions always see v1.
+        if let Some(groups) = fields.remove("group") {
+            fields.insert("groups".to_owned(), groups);
+        }
+        fields.entry("uid").or_insert_with(|| "".into());
+        // Indexing adds null for what is absent.
+        fields.retain(|_, value| !value.is_null());
+    }
+    spec
+}
+
+fn request() -> Type {
+    let texts = || Type::list(Type::String);
+    let attributes = ["namespace", "verb", "group", "version", "resource", "subresource", "name"];
+    let attributes = attributes.map(|field| (field, Type::String));
+    let paths = [("path", Type::String), ("verb", Type::String)];
+    object(
+        "kubernetes.SubjectAccessReviewSpec",
+        &[
+            ("resourceAttributes", object("kubernetes.ResourceAttributes", &attributes)),
+            ("nonResourceAttributes", object("kubernetes.NonResourceAttributes", &paths)),
+            ("user", Type::String),
+            ("groups", texts()),
+            ("extra", Type::Map(Arc::new(texts()))),
+            ("uid", Type::String),
+        ],
+    )
+}
+
+fn object(name: &str, fields: &[(&str, Type)]) -> Type {
+    let fields = fields.iter().map(|(name, kind)| {
+        let identifier = coracle_cel::escape::escape(name).unwrap_or_default();
+        (identifier.into_boxed_str(), Field { name: (*name).into(), kind: kind.clone() })
+    });
+    Type::Object(Arc::new(ObjectType { name: name.to_owned(), fields: fields.collect::<BTreeMap<_, _>>() }))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn conditions_see_the_spec_and_false_decides() {
+        let of = |sources: &[&str]| {
+            let list: Vec<Value> = sources.iter().map(|source| json!({"expression": source})).collect();
+            MatchConditions::compile(&list.into())
+        };
+        let spec = json!({"user": "ann", "groups": ["dev"], "resourceAttributes": {"verb": "get", "resource": "pods"}});
+        let failing = "request.nonResourceAttributes.path == '/a'";
+        assert_eq!(
+            of(&["'dev' in request.groups", "request.resourceAttributes.namespace == ''"])
+                .unwrap()
+                .matches(&spec),
+            Ok(true)
+        );
+        assert_eq!(of(&[failing, "request.user == 'bob'"]).unwrap().matches(&spec), Ok(false));
+        assert!(of(&[failing, "request.user == 'ann'"]).unwrap().matches(&spec).is_err());
+        assert!(of(&["request.user"]).unwrap_err().contains("bool"));
+        assert!(of(&["request.nothing == 'a'"]).is_err());
+    }
+}

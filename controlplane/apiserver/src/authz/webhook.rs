@@ -1,0 +1,246 @@
+//! The mode `Webhook`: a server decides by SubjectAccessReviews. Its decisions are kept for some time.
+//!
+//! Source: `k8s.io/apiserver/plugin/pkg/authorizer/webhook`.
+
+use std::{path::Path, time::Duration};
+
+use futures::future::Either;
+use serde_json::{Value, json};
+
+use super::{Authorizer, Deciding, Decision, Question, Verdict, condition::MatchConditions};
+use crate::remote::{
+    Remote,
+    cache::{AnswerCache, key},
+};
+
+/// Maximum bytes of a question whose answer is kept.
+const CACHED_QUESTION: usize = 10_000;
+/// Maximum bytes of a reason.
+const REASON: usize = 1024;
+
+/// The settings of one webhook.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct WebhookSettings {
+    /// Name in messages.
+    pub(crate) name: String,
+    pub(crate) timeout: Duration,
+    /// How long permissions and refusals are kept.
+    pub(crate) authorized: Duration,
+    pub(crate) unauthorized: Duration,
+    /// `v1` or `v1beta1`.
+    pub(crate) version: String,
+    /// Whether a failed call refuses the request, instead of leaving it to the next authorizer.
+    pub(crate) denies_on_failure: bool,
+}
+
+/// A webhook.
+pub(super) struct Webhook {
+    settings: WebhookSettings,
+    remote: Remote,
+    conditions: MatchConditions,
+    decisions: AnswerCache<Decision>,
+}
+
+// === impl Webhook ===
+
+impl Webhook {
+    /// # Errors
+    /// The kubeconfig file cannot be used.
+    pub(super) fn new(
+        settings: WebhookSettings,
+        file: &Path,
+        conditions: MatchConditions,
+    ) -> Result<Self, String> {
+        let remote = Remote::read(file, settings.timeout)?;
+        Ok(Self { settings, remote, conditions, decisions: AnswerCache::new() })
+    }
+
+    /// The decision if no answer is needed for it.
+    fn known(&self, spec: &Value) -> Option<Decision> {
+        match self.conditions.matches(spec) {
+            Ok(true) => self.decisions.get(&key(&[spec.to_string().as_bytes()])),
+            Ok(false) => Some(Decision::no_opinion("")),
+            Err(reason) => Some(self.failure(&reason)),
+        }
+    }
+
+    async fn ask(&self, spec: Value) -> Decision {
+        let text = spec.to_string();
+        let review = json!({
+            "apiVersion": format!("authorization.k8s.io/{}", self.settings.version),
+            "kind": "SubjectAccessReview",
+            "metadata": {},
+            "spec": spec,
+        });
+        let answered = self.remote.post(&review).await;
+        let answer = match answered.and_then(|answer| decision(&answer["status"])) {
+            Ok(answer) => answer,
+            Err(reason) => return self.failure(&reason),
+        };
+        if text.len() <= CACHED_QUESTION {
+            let lasts = match answer.verdict {
+                Verdict::Allow => self.settings.authorized,
+                _ => self.settings.unauthorized,
+            };
+            self.decisions.insert(key(&[text.as_bytes()]), answer.clone(), lasts);
+        }
+        answer
+    }
+
+    fn failure(&self, reason: &str) -> Decision {
+        tracing::warn!(webhook = self.settings.name, reason, "the authorization webhook failed");
+        // The client learns nothing about the webhook.
+        let verdict = if self.settings.denies_on_failure { Verdict::Deny } else { Verdict::NoOpinion };
+        Decision { verdict, reason: "the authorization webhook failed".into() }
+    }
+}
+
+impl Authorizer for Webhook {
+    fn authorize<'a>(&'a self, question: &'a Question<'a>) -> Deciding<'a> {
+        let spec = spec(question, &self.settings.version);
+        match self.known(&spec) {
+            Some(decision) => decision.ready(),
+            None => Either::Right(Box::pin(self.ask(spec))),
+        }
+    }
+}
+
+/// The decision of an answer. Only `true` allows.
+fn decision(status: &Value) -> Result<Decision, String> {
+    let allowed = status["allowed"].as_bool().ok_or("the answer has no status.allowed")?;
+    let denied = status["denied"].as_bool().unwrap_or(false);
+    let reason = status["reason"].as_str().unwrap_or_default();
+    let reason = reason[..reason.floor_char_boundary(REASON)].to_owned();
+    let verdict = match (allowed, denied) {
+        (true, true) => return Err("the answer allows and denies".to_owned()),
+        (true, false) => Verdict::Allow,
+        (false, true) => Verdict::Deny,
+        (false, false) => Verdict::NoOpinion,
+    };
+    Ok(Decision { verdict, reason: reason.into() })
+}
+
+/// The `spec` of the review.
+pub(super) fn spec(question: &Question<'_>, version: &str) -> Value {
+    let user = question.user;
+    let mut spec = json!({"user": user.name});
+    // The name of this field has changed with v1.
+    spec[if version == "v1beta1" { "group" } else { "groups" }] = json!(user.groups);
+    if !user.uid.is_empty() {
+        spec["uid"] = user.uid.clone().into();
+    }
+    if !user.extra.is_empty() {
+        let extra: serde_json::Map<String, Value> =
+            user.extra.iter().map(|(key, values)| (key.to_lowercase(), json!(values))).collect();
+        spec["extra"] = extra.into();
+    }
+    let Some(path) = &question.info.resource else {
+        spec["nonResourceAttributes"] = json!({"path": question.info.path, "verb": question.verb});
+        return spec;
+    };
+    let fields = [
+        ("namespace", path.namespace.as_str()),
+        ("verb", question.verb),
+        ("group", &path.group),
+        ("version", &path.version),
+        ("resource", &path.resource),
+        ("subresource", &path.subresource),
+        ("name", &path.name),
+    ];
+    let fields = fields.into_iter().filter(|(_, value)| !value.is_empty());
+    spec["resourceAttributes"] = fields
+        .map(|(field, value)| (field.to_owned(), value.into()))
+        .collect::<serde_json::Map<_, _>>()
+        .into();
+    spec
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Method;
+
+    use super::*;
+    use crate::{authn::User, cache::Cache, remote::tests::Hook, request::RequestInfo};
+
+    fn settings(denies_on_failure: bool) -> WebhookSettings {
+        WebhookSettings {
+            name: "w".to_owned(),
+            timeout: Duration::from_secs(60),
+            authorized: Duration::from_secs(300),
+            unauthorized: Duration::ZERO,
+            version: "v1".to_owned(),
+            denies_on_failure,
+        }
+    }
+
+    fn webhook(hook: &Hook, denies_on_failure: bool, conditions: &Value) -> Webhook {
+        let conditions = MatchConditions::compile(conditions).unwrap();
+        Webhook::new(settings(denies_on_failure), &hook.file(), conditions).unwrap()
+    }
+
+    async fn ask(webhook: &Webhook, uri: &str) -> Verdict {
+        let info = RequestInfo::parse(&Method::GET, &uri.parse().unwrap());
+        let (user, cache) = (User::new("ann", &["dev"]), Cache::new(0));
+        webhook
+            .authorize(&Question { user: &user, verb: info.verb, info: &info, cache: &cache })
+            .await
+            .verdict
+    }
+
+    #[tokio::test]
+    async fn permissions_are_kept_and_the_question_has_the_attributes() {
+        let hook = Hook::start(|body| {
+            let allowed = body["spec"]["resourceAttributes"]["resource"] == "pods";
+            (200, json!({"status": {"allowed": allowed, "denied": !allowed}}).to_string())
+        })
+        .await;
+        let webhook = webhook(&hook, false, &json!(null));
+        for _ in 0..3 {
+            assert_eq!(ask(&webhook, "/api/v1/namespaces/a/pods/p/log").await, Verdict::Allow);
+        }
+        assert_eq!(hook.count(), 1);
+        for _ in 0..2 {
+            assert_eq!(ask(&webhook, "/version").await, Verdict::Deny);
+        }
+        assert_eq!(hook.count(), 3);
+        let first = hook.bodies.lock().unwrap()[0]["spec"].clone();
+        let attributes = json!({"namespace": "a", "verb": "get", "version": "v1", "resource": "pods", "name": "p", "subresource": "log"});
+        assert_eq!(first["resourceAttributes"], attributes);
+        assert_eq!(
+            (&first["user"], &first["groups"]),
+            (&json!("ann"), &json!(["dev", "system:authenticated"]))
+        );
+    }
+
+    #[tokio::test]
+    async fn a_failing_webhook_allows_nothing() {
+        for text in [
+            "",
+            "{}",
+            r#"{"status": {"allowed": "true"}}"#,
+            r#"{"status": {"allowed": true, "denied": true}}"#,
+        ] {
+            let hook = Hook::start(move |_| (200, text.to_owned())).await;
+            assert_eq!(ask(&webhook(&hook, true, &json!(null)), "/version").await, Verdict::Deny, "{text}");
+            assert_eq!(
+                ask(&webhook(&hook, false, &json!(null)), "/version").await,
+                Verdict::NoOpinion,
+                "{text}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn requests_that_do_not_match_are_not_sent() {
+        let hook = Hook::start(|_| (200, json!({"status": {"allowed": true}}).to_string())).await;
+        let only = json!([{"expression": "has(request.resourceAttributes) && request.resourceAttributes.namespace == 'a'"}]);
+        let webhook_a = webhook(&hook, true, &only);
+        assert_eq!(ask(&webhook_a, "/api/v1/namespaces/b/pods").await, Verdict::NoOpinion);
+        assert_eq!(ask(&webhook_a, "/version").await, Verdict::NoOpinion);
+        assert_eq!(hook.count(), 0);
+        assert_eq!(ask(&webhook_a, "/api/v1/namespaces/a/pods").await, Verdict::Allow);
+        // A condition that fails is a failure of the webhook.
+        let broken = json!([{"expression": "request.resourceAttributes.namespace == 'a'"}]);
+        assert_eq!(ask(&webhook(&hook, true, &broken), "/version").await, Verdict::Deny);
+    }
+}

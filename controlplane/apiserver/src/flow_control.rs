@@ -1,0 +1,355 @@
+//! Priority and fairness: each request from the network gets seats of its priority level, waits for them, or is refused.
+//!
+//! A flow schema (`schema`) gives a request a priority level and a flow. The levels (`level`) share a fixed number of
+//! seats. The members of `exempt` need none. A watch holds its seats until its first events are collected; logs, streams
+//! and proxies need none, as upstream. `controller` follows the stored objects.
+
+pub(crate) mod controller;
+mod level;
+mod schema;
+
+use std::{
+    collections::BTreeMap,
+    hash::{BuildHasher as _, RandomState},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use arc_swap::ArcSwap;
+use coracle_kinds::flow_control as objects;
+use http::HeaderValue;
+use serde_json::Value;
+
+use crate::{
+    authn::User,
+    cache::Cache,
+    error::{ApiError, Result},
+    in_flight,
+    reply::Reply,
+    request::RequestInfo,
+};
+pub(crate) use level::Figures;
+use level::{Admitted, LevelConfig, Levels, Rejection, Ticket};
+use schema::Schema;
+
+/// Objects that one seat of a list request is for, and the maximum seats of one request, as upstream.
+const OBJECTS_PER_SEAT: u64 = 100;
+const MAX_SEATS: u64 = 10;
+/// A request waits for at most this part of the request timeout, as upstream.
+const WAIT_PART: u32 = 4;
+
+/// Seats and queues of the requests from the network.
+pub(crate) struct FlowControl {
+    table: ArcSwap<Table>,
+    levels: Arc<Mutex<Levels>>,
+    /// Seats of all limited levels.
+    seats: u64,
+    max_wait: Duration,
+    /// Keyed at random, so that no client can choose a user name that shares the queues of another one.
+    hasher: RandomState,
+}
+
+/// The schemas in the order of their precedence.
+#[derive(Default)]
+struct Table {
+    rows: Vec<Row>,
+}
+
+/// A schema whose level exists.
+struct Row {
+    schema: Schema,
+    level: u64,
+    level_uid: String,
+    counts: Arc<Counts>,
+}
+
+/// Counters of one schema and level.
+#[derive(Default)]
+pub(crate) struct Counts {
+    dispatched: AtomicU64,
+    rejected: [AtomicU64; 3],
+}
+
+/// The counters of one schema for metrics.
+pub(crate) struct SchemaFigures {
+    pub(crate) schema: String,
+    pub(crate) level: String,
+    pub(crate) dispatched: u64,
+    /// By the reason's name.
+    pub(crate) rejected: [(&'static str, u64); 3],
+}
+
+/// The seats of a request; it leaves them when this is dropped.
+pub(crate) struct Seats {
+    levels: Arc<Mutex<Levels>>,
+    ticket: Ticket,
+    since: Instant,
+}
+
+/// The schema and the level of a request, for its response.
+#[derive(Clone)]
+pub(crate) struct Classified {
+    schema: Option<HeaderValue>,
+    level: Option<HeaderValue>,
+}
+
+// === impl FlowControl ===
+
+impl FlowControl {
+    /// With the mandatory objects only, until [`FlowControl::configure`].
+    pub(crate) fn new(seats: u64, request_timeout: Duration) -> Self {
+        let made = Self {
+            table: ArcSwap::default(),
+            levels: Arc::default(),
+            seats,
+            max_wait: request_timeout / WAIT_PART,
+            hasher: RandomState::new(),
+        };
+        made.configure(&[], &[]);
+        made
+    }
+
+    /// Takes the stored schemas and levels. Mandatory ones that are missing are added.
+    pub(crate) fn configure(&self, schemas: &[Value], levels: &[Value]) {
+        let configs: Vec<LevelConfig> = with_mandatory(levels, objects::mandatory_levels())
+            .map(|object| LevelConfig::read(&object))
+            .collect();
+        let uids: BTreeMap<String, String> =
+            configs.iter().map(|config| (config.name.clone(), config.uid.clone())).collect();
+        let former = self.table.load();
+        let mut all = self.lock();
+        all.configure(configs, self.seats);
+        let mut rows: Vec<Row> = with_mandatory(schemas, objects::mandatory_schemas())
+            .filter_map(|object| {
+                let schema = Schema::read(&object);
+                let level_uid = uids.get(&schema.level)?.clone();
+                let level = all.id(&schema.level)?;
+                let same = |row: &&Row| row.schema.name == schema.name && row.schema.level == schema.level;
+                let counts = former.rows.iter().find(same).map(|row| row.counts.clone()).unwrap_or_default();
+                Some(Row { schema, level, level_uid, counts })
+            })
+            .collect();
+        rows.sort_by(|a, b| {
+            let key = |row: &Row| (row.schema.precedence, row.schema.name.clone());
+            key(a).cmp(&key(b))
+        });
+        drop(all);
+        self.table.store(Arc::new(Table { rows }));
+    }
+
+    /// Waits for the seats of a request. Long-running requests other than watches need none.
+    ///
+    /// # Errors
+    /// Too many requests, with the time after which the client may come again; the classification is known even then.
+    pub(crate) async fn enter(
+        &self,
+        user: &User,
+        info: &RequestInfo,
+        cache: &Cache,
+    ) -> (Option<Classified>, Result<Option<Seats>>) {
+        if in_flight::is_long_running(info) && info.verb != "watch" {
+            return (None, Ok(None));
+        }
+        let table = self.table.load_full();
+        let row = table.rows.iter().find(|row| row.schema.matches(user, info)).or_else(|| table.rows.last());
+        let Some(row) = row else { return (None, Ok(None)) };
+        let value = |uid: &str| HeaderValue::from_str(uid).ok().filter(|uid| !uid.is_empty());
+        let classified = Classified { schema: value(&row.schema.uid), level: value(&row.level_uid) };
+        let wanted = wanted_seats(info, cache);
+        let flow = self.hasher.hash_one((&row.schema.name, row.schema.flow(user, info)));
+        let entered = self.seats_of(row, wanted, flow).await;
+        (Some(classified), entered.map(Some))
+    }
+
+    async fn seats_of(&self, row: &Row, wanted: u64, flow: u64) -> Result<Seats> {
+        let (ticket, admitted) = {
+            let mut levels = self.lock();
+            let width = levels.width(row.level, wanted);
+            levels.admit(row.level, width, flow)
+        };
+        let refused = |why: Rejection| {
+            row.counts.reject(why);
+            ApiError::too_many_requests()
+        };
+        if let Admitted::Rejected(why) = admitted {
+            return Err(refused(why));
+        }
+        let mut seats = Seats { levels: self.levels.clone(), ticket, since: Instant::now() };
+        if let Admitted::Waiting(runs) = admitted {
+            match tokio::time::timeout(self.max_wait, runs).await {
+                Ok(Ok(())) => {}
+                _ => return Err(refused(Rejection::TimeOut)),
+            }
+            seats.since = Instant::now();
+        }
+        row.counts.dispatched.fetch_add(1, Ordering::Relaxed);
+        Ok(seats)
+    }
+
+    /// The levels, for metrics.
+    pub(crate) fn levels(&self) -> Vec<Figures> {
+        self.lock().figures()
+    }
+
+    /// The schemas, for metrics.
+    pub(crate) fn schemas(&self) -> Vec<SchemaFigures> {
+        self.table.load().rows.iter().map(Row::figures).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Levels> {
+        lock(&self.levels)
+    }
+}
+
+fn lock(levels: &Mutex<Levels>) -> MutexGuard<'_, Levels> {
+    levels.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The objects, and the mandatory ones that are not among them.
+fn with_mandatory(stored: &[Value], mandatory: Vec<Value>) -> impl Iterator<Item = Value> {
+    let name = |object: &Value| object["metadata"]["name"].clone();
+    let missing =
+        mandatory.into_iter().filter(move |one| !stored.iter().any(|other| name(other) == name(one)));
+    stored.iter().cloned().chain(missing.collect::<Vec<_>>())
+}
+
+/// Seats that a request needs: for a list they grow with the number of objects.
+fn wanted_seats(info: &RequestInfo, cache: &Cache) -> u64 {
+    let lists = info.verb == "list" || (info.verb == "watch" && info.query.flag("sendInitialEvents"));
+    let Some(path) = info.resource.as_ref().filter(|_| lists) else { return 1 };
+    let objects = cache.count(&path.group, &path.resource);
+    let limit = info.query.number("limit").filter(|limit| *limit > 0).unwrap_or(u64::MAX);
+    objects.min(limit).div_ceil(OBJECTS_PER_SEAT).clamp(1, MAX_SEATS)
+}
+
+// === impl Row ===
+
+impl Row {
+    fn figures(&self) -> SchemaFigures {
+        let counts = &self.counts;
+        let rejected = Rejection::ALL.map(|why| {
+            (why.name(), counts.rejected.get(why as usize).map_or(0, |count| count.load(Ordering::Relaxed)))
+        });
+        SchemaFigures {
+            schema: self.schema.name.clone(),
+            level: self.schema.level.clone(),
+            dispatched: counts.dispatched.load(Ordering::Relaxed),
+            rejected,
+        }
+    }
+}
+
+// === impl Counts ===
+
+impl Counts {
+    fn reject(&self, why: Rejection) {
+        if let Some(count) = self.rejected.get(why as usize) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+// === impl Seats ===
+
+impl Drop for Seats {
+    fn drop(&mut self) {
+        let used = u64::try_from(self.since.elapsed().as_micros()).unwrap_or(u64::MAX);
+        lock(&self.levels).end(&self.ticket, used);
+    }
+}
+
+// === impl Classified ===
+
+impl Classified {
+    /// Adds the uids of schema and level to the response.
+    pub(crate) fn mark(self, reply: &mut Reply) {
+        let headers = reply.headers_mut();
+        if let Some(uid) = self.schema {
+            headers.insert("x-kubernetes-pf-flowschema-uid", uid);
+        }
+        if let Some(uid) = self.level {
+            headers.insert("x-kubernetes-pf-prioritylevel-uid", uid);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Method;
+
+    use super::*;
+
+    fn control() -> FlowControl {
+        let control = FlowControl::new(20, Duration::from_secs(60));
+        let (levels, schemas) = (objects::suggested_levels(), objects::suggested_schemas());
+        control.configure(&schemas, &levels);
+        control
+    }
+
+    fn row_of(control: &FlowControl, user: &User, method: Method, uri: &str) -> String {
+        let info = RequestInfo::parse(&method, &uri.parse().unwrap());
+        let table = control.table.load();
+        table.rows.iter().find(|row| row.schema.matches(user, &info)).unwrap().schema.name.clone()
+    }
+
+    #[test]
+    fn the_objects_of_every_cluster_classify_as_upstream() {
+        let control = control();
+        let node = User::new("system:node:n", &["system:nodes"]);
+        for (user, method, uri, schema) in [
+            (&User::new("a", &["system:masters"]), Method::GET, "/api/v1/pods", "exempt"),
+            (&User::new("a", &[]), Method::GET, "/readyz", "probes"),
+            (&node, Method::PATCH, "/api/v1/nodes/n/status", "system-node-high"),
+            (&node, Method::GET, "/api/v1/pods", "system-nodes"),
+            (&User::new("a", &[]), Method::GET, "/api/v1/pods", "global-default"),
+            (
+                &User::new("system:serviceaccount:kube-system:x", &["system:serviceaccounts"]),
+                Method::GET,
+                "/api/v1/pods",
+                "kube-system-service-accounts",
+            ),
+            (
+                &User::new("system:serviceaccount:n:x", &["system:serviceaccounts"]),
+                Method::GET,
+                "/api/v1/pods",
+                "service-accounts",
+            ),
+        ] {
+            assert_eq!(row_of(&control, user, method, uri), schema, "{uri}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_without_a_seat_waits_then_is_refused_and_leaves_nothing() {
+        let control = control();
+        let cache = Cache::new(0);
+        let info = RequestInfo::parse(&Method::GET, &"/api/v1/namespaces/a/pods/b".parse().unwrap());
+        let (user, root) = (User::new("a", &[]), User::new("r", &["system:masters"]));
+        let mut held = Vec::new();
+        let refused = loop {
+            match control.enter(&user, &info, &cache).await.1 {
+                Ok(seats) => held.push(seats),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!((refused.code, refused.details["retryAfterSeconds"].as_u64()), (429, Some(1)));
+        assert!(held.len() < 20, "{}", held.len());
+        assert!(control.enter(&root, &info, &cache).await.1.is_ok());
+        let node = User::new("system:node:n", &["system:nodes"]);
+        assert!(control.enter(&node, &info, &cache).await.1.is_ok(), "the seats of nodes are reserved");
+        let waits = control.enter(&user, &info, &cache);
+        let leaves = async {
+            tokio::task::yield_now().await;
+            held.pop();
+        };
+        assert!(tokio::join!(waits, leaves).0.1.is_ok());
+        held.clear();
+        assert!(control.levels().iter().all(|level| (level.waiting, level.seats_in_use) == (0, 0)));
+        let figures = control.schemas();
+        let default = figures.iter().find(|one| one.schema == "global-default").unwrap();
+        assert_eq!(default.rejected[2], ("time-out", 1));
+    }
+}

@@ -1,0 +1,275 @@
+//! Follows flow schemas and priority levels: applies them, keeps the objects of every cluster, and writes the condition
+//! `Dangling`. It runs when an object changes.
+//!
+//! Source: `k8s.io/apiserver/pkg/util/flowcontrol/apf_controller.go`, `.../flowcontrol/ensurer`.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Weak},
+};
+
+use coracle_kinds::{Resource, flow_control as objects, kind::by_kind};
+use serde_json::{Value, json};
+
+use crate::{
+    bootstrap,
+    cache::{Events, Scope, Watcher, prefix_of},
+    error::{ApiError, Result},
+    field_manager::Writer,
+    server::State,
+    write::{self, Part},
+};
+
+/// Objects with this annotation keep the spec of this version.
+const AUTO_UPDATE: &str = "apf.kubernetes.io/autoupdate-spec";
+
+/// Creates what is missing, applies the present objects, and follows them.
+pub(crate) async fn start(state: &Arc<State>) {
+    let kind = |name| by_kind(objects::API_VERSION, name).cloned();
+    let Some(kinds) = kind("FlowSchema").zip(kind("PriorityLevelConfiguration")) else { return };
+    follow(state, (&kinds.0, &kinds.1)).await;
+    tokio::spawn(run(Arc::downgrade(state), kinds));
+}
+
+async fn run(state: Weak<State>, (schemas, levels): (Arc<Resource>, Arc<Resource>)) {
+    loop {
+        let Some(strong) = state.upgrade() else { return };
+        let watches = watch(&strong, &schemas).and_then(|first| Ok((first, watch(&strong, &levels)?)));
+        let Ok((mut of_schemas, mut of_levels)) = watches else { return };
+        let shutdown = strong.shutdown.clone();
+        drop(strong);
+        loop {
+            let Some(strong) = state.upgrade() else { return };
+            follow(&strong, (&schemas, &levels)).await;
+            drop(strong);
+            // A dropped receive loses no event.
+            let event = tokio::select! {
+                event = of_schemas.recv() => event,
+                event = of_levels.recv() => event,
+                () = shutdown.cancelled() => return,
+            };
+            if event.is_none() {
+                break;
+            }
+        }
+    }
+}
+
+fn watch(state: &Arc<State>, kind: &Arc<Resource>) -> Result<Events> {
+    let scope = Scope { prefix: prefix_of(kind, ""), ..Scope::default() };
+    let (watcher, events) = Watcher::new(scope, false);
+    let _initial = state.cache.of(kind)?.lock().watch_from_now(watcher, state.cache.revision());
+    Ok(events)
+}
+
+fn values(state: &State, kind: &Resource) -> Vec<Value> {
+    state.cache.list(kind, "").iter().map(|object| object.value()).collect()
+}
+
+async fn follow(state: &Arc<State>, (schemas, levels): (&Arc<Resource>, &Arc<Resource>)) {
+    let (of_schemas, of_levels) = (values(state, schemas), values(state, levels));
+    state.flow_control.configure(&of_schemas, &of_levels);
+    // The schemas of every cluster name levels, so levels come first.
+    let sets = [
+        (levels, &of_levels, objects::mandatory_levels(), objects::suggested_levels()),
+        (schemas, &of_schemas, objects::mandatory_schemas(), objects::suggested_schemas()),
+    ];
+    for (kind, stored, mandatory, suggested) in sets {
+        for step in plan(stored, &mandatory, &suggested) {
+            if let Err(error) = step.run(state, kind).await {
+                tracing::warn!(error = %error, "cannot keep a flow schema or priority level of every cluster");
+            }
+        }
+    }
+    let names: BTreeSet<&str> = of_levels.iter().map(|level| write::text(level, "name")).collect();
+    for schema in &of_schemas {
+        let condition = dangling(schema, &names);
+        if let Some(condition) = condition {
+            write_condition(state, schemas, write::text(schema, "name"), &condition).await;
+        }
+    }
+}
+
+/// A change of an object of every cluster.
+#[derive(Debug, PartialEq)]
+enum Step {
+    Create(Value),
+    /// Gives the stored object this spec.
+    Correct(Value),
+    /// Removes an object that an earlier version maintained.
+    Delete(String),
+}
+
+/// What the stored objects lack. Mandatory ones keep their spec; suggested ones do while they have the annotation.
+fn plan(stored: &[Value], mandatory: &[Value], suggested: &[Value]) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let find = |list: &[Value], name: &str| list.iter().find(|one| write::text(one, "name") == name).cloned();
+    let maintained = |object: &Value| object["metadata"]["annotations"][AUTO_UPDATE] == "true";
+    for wanted in mandatory.iter().chain(suggested) {
+        let name = write::text(wanted, "name");
+        match find(stored, name) {
+            None => steps.push(Step::Create(wanted.clone())),
+            Some(found) => {
+                let is_ours = find(mandatory, name).is_some() || maintained(&found);
+                if is_ours && fixed(&found) != fixed(wanted) {
+                    steps.push(Step::Correct(wanted.clone()));
+                }
+            }
+        }
+    }
+    for object in stored.iter().filter(|object| maintained(object)) {
+        let name = write::text(object, "name");
+        if find(mandatory, name).or_else(|| find(suggested, name)).is_none() {
+            steps.push(Step::Delete(name.to_owned()));
+        }
+    }
+    steps
+}
+
+/// The part of the spec that no administrator can change. The numbers of the exempt level are theirs.
+fn fixed(object: &Value) -> Value {
+    let mut spec = object["spec"].clone();
+    if spec["type"] == "Exempt"
+        && let Some(spec) = spec.as_object_mut()
+    {
+        spec.remove("exempt");
+    }
+    spec
+}
+
+// === impl Step ===
+
+impl Step {
+    async fn run(&self, state: &Arc<State>, kind: &Arc<Resource>) -> Result<()> {
+        let done = match self {
+            Self::Create(object) => {
+                let call = bootstrap::call(state, kind.clone(), object);
+                write::create(&call, object.clone(), Writer::Update).await.map(drop)
+            }
+            Self::Correct(wanted) => {
+                let call = bootstrap::call(state, kind.clone(), wanted);
+                let name = write::text(wanted, "name");
+                let written = write::update(&call, name, (Part::Main, Writer::Update), |old| {
+                    let mut new = old.clone();
+                    if let Some(new) = new.as_object_mut() {
+                        new.insert("spec".to_owned(), wanted["spec"].clone());
+                    }
+                    Ok(new)
+                });
+                written.await.map(drop)
+            }
+            Self::Delete(name) => {
+                let object = json!({"metadata": {"name": name}});
+                let mut call = bootstrap::call(state, kind.clone(), &object);
+                call.info.verb = "delete";
+                call.resource.name.clone_from(name);
+                crate::verb::delete::run(&call).await.map(drop)
+            }
+        };
+        match done {
+            // Another server was faster.
+            Err(ApiError { code: 404 | 409, .. }) => Ok(()),
+            done => done,
+        }
+    }
+}
+
+/// The condition of a schema, unless it is written already.
+fn dangling(schema: &Value, levels: &BTreeSet<&str>) -> Option<Value> {
+    let level = schema["spec"]["priorityLevelConfiguration"]["name"].as_str().unwrap_or_default();
+    let (status, reason, message) = match levels.contains(level) {
+        true => (
+            "False",
+            "Found",
+            format!(
+                "This FlowSchema references the PriorityLevelConfiguration object named {level:?} and it exists"
+            ),
+        ),
+        false => (
+            "True",
+            "NotFound",
+            format!(
+                "This FlowSchema references the PriorityLevelConfiguration object named {level:?} but there is no such object"
+            ),
+        ),
+    };
+    let known = condition(schema);
+    let fields = [("status", status), ("reason", reason), ("message", message.as_str())];
+    if known.is_some_and(|known| fields.iter().all(|(field, value)| known[*field] == *value)) {
+        return None;
+    }
+    Some(json!({"type": "Dangling", "status": status, "reason": reason, "message": message}))
+}
+
+fn condition(schema: &Value) -> Option<&Value> {
+    schema["status"]["conditions"].as_array()?.iter().find(|condition| condition["type"] == "Dangling")
+}
+
+async fn write_condition(state: &Arc<State>, kind: &Arc<Resource>, name: &str, wanted: &Value) {
+    let object = json!({"metadata": {"name": name}});
+    let call = bootstrap::call(state, kind.clone(), &object);
+    let written = write::update(&call, name, (Part::Status, Writer::Update), |old| Ok(with(old, wanted)));
+    match written.await {
+        Ok(_) | Err(ApiError { code: 404 | 409, .. }) => {}
+        Err(error) => tracing::warn!(name, error = %error, "cannot write the status of a flow schema"),
+    }
+}
+
+/// The schema with the condition. Its time changes with its status.
+fn with(schema: &Value, wanted: &Value) -> Value {
+    let kept = condition(schema).filter(|known| known["status"] == wanted["status"]);
+    let since = kept.map_or_else(|| write::now().into(), |known| known["lastTransitionTime"].clone());
+    let mut wanted = wanted.clone();
+    if let Some(wanted) = wanted.as_object_mut() {
+        wanted.insert("lastTransitionTime".to_owned(), since);
+    }
+    let others = schema["status"]["conditions"].as_array().into_iter().flatten();
+    let mut conditions: Vec<Value> = others.filter(|one| one["type"] != "Dangling").cloned().collect();
+    conditions.push(wanted);
+    let mut schema = schema.clone();
+    if let Some(schema) = schema.as_object_mut() {
+        schema.insert("status".to_owned(), json!({"conditions": conditions}));
+    }
+    schema
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_of_every_cluster_are_kept_and_others_are_the_administrators() {
+        let (mandatory, suggested) = (objects::mandatory_levels(), objects::suggested_levels());
+        let all = [mandatory.clone(), suggested.clone()].concat();
+        assert_eq!(plan(&all, &mandatory, &suggested), []);
+        assert_eq!(plan(&[], &mandatory, &suggested).len(), all.len());
+        let change = |name: &str, field: &str, value: Value| {
+            let mut all = all.clone();
+            let one = all.iter_mut().find(|one| one["metadata"]["name"] == name).unwrap();
+            *one.pointer_mut(field).unwrap() = value;
+            plan(&all, &mandatory, &suggested).len()
+        };
+        assert_eq!(change("catch-all", "/spec/limited/nominalConcurrencyShares", json!(7)), 1);
+        assert_eq!(change("exempt", "/spec/exempt/lendablePercent", json!(7)), 0);
+        assert_eq!(change("system", "/spec/limited/nominalConcurrencyShares", json!(7)), 1);
+        let mut own = all.clone();
+        let system = own.iter_mut().find(|one| one["metadata"]["name"] == "system").unwrap();
+        system["spec"]["limited"]["nominalConcurrencyShares"] = json!(7);
+        system["metadata"]["annotations"][AUTO_UPDATE] = json!("false");
+        assert_eq!(plan(&own, &mandatory, &suggested), []);
+        let mut old = all.clone();
+        old.push(json!({"metadata": {"name": "old", "annotations": {AUTO_UPDATE: "true"}}}));
+        assert_eq!(plan(&old, &mandatory, &suggested), [Step::Delete("old".to_owned())]);
+    }
+
+    #[test]
+    fn the_condition_is_written_when_it_changes() {
+        let mut schema = json!({"spec": {"priorityLevelConfiguration": {"name": "a"}}});
+        let levels = BTreeSet::from(["a"]);
+        let found = dangling(&schema, &levels).unwrap();
+        assert_eq!(found["status"], "False");
+        schema = with(&schema, &found);
+        assert_eq!(dangling(&schema, &levels), None);
+        assert_eq!(dangling(&schema, &BTreeSet::new()).unwrap()["status"], "True");
+    }
+}

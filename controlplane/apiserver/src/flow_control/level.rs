@@ -1,0 +1,568 @@
+//! Priority levels: their limits, their queues, and the decision which request runs next. Pure: no I/O, no clock.
+//!
+//! Each level has a nominal number of seats. The part that is not lendable is reserved for it. All other seats are a
+//! pool: a level takes from it up to its borrowing limit. When seats get free, waiting requests of levels below their
+//! nominal number run first. Upstream moves seats between levels every ten seconds instead.
+//!
+//! Within a level, flows are hashed to a hand of queues; a request waits in the hand's shortest one. Queues take turns by
+//! the seat time that their requests have used (start-time fair queuing).
+
+use std::collections::{HashMap, VecDeque};
+
+use serde_json::Value;
+use tokio::sync::oneshot;
+
+/// Maximum number of waiting requests of all levels. Each holds its headers in memory.
+const MAX_WAITING: usize = 2000;
+/// Seat time in microseconds that a request is assumed to use until it has ended.
+const ESTIMATE: u64 = 3000;
+
+/// The configuration of a level.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LevelConfig {
+    pub(crate) name: String,
+    pub(crate) uid: String,
+    pub(crate) is_exempt: bool,
+    shares: u64,
+    lendable_percent: u64,
+    /// `None` borrows without a limit.
+    borrowing_percent: Option<u64>,
+    /// Number of queues, hand size and queue length limit; `None` rejects requests that find no seat.
+    queuing: Option<[usize; 3]>,
+}
+
+/// Why a request is not queued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rejection {
+    QueueFull,
+    ConcurrencyLimit,
+    TimeOut,
+}
+
+/// What a request gets.
+#[derive(Debug)]
+pub(crate) enum Admitted {
+    Running,
+    /// The receiver resolves when the request may run.
+    Waiting(oneshot::Receiver<()>),
+    Rejected(Rejection),
+}
+
+/// A request within a level.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ticket {
+    pub(crate) level: u64,
+    id: u64,
+    width: u64,
+    queue: usize,
+}
+
+/// Figures of a level, for metrics.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Figures {
+    pub(crate) name: String,
+    pub(crate) nominal: u64,
+    pub(crate) seats_in_use: u64,
+    pub(crate) running: u64,
+    pub(crate) waiting: u64,
+}
+
+/// All levels.
+#[derive(Default)]
+pub(crate) struct Levels {
+    levels: HashMap<u64, Level>,
+    ids: HashMap<String, u64>,
+    next_id: u64,
+    /// Seats of all limited levels.
+    total: u64,
+    /// Sum over the levels of the seats that are in use or reserved.
+    committed: u64,
+    waiting: usize,
+}
+
+struct Level {
+    config: LevelConfig,
+    nominal: u64,
+    /// Seats that no other level may use.
+    reserved: u64,
+    /// Maximum seats.
+    limit: u64,
+    in_use: u64,
+    running: u64,
+    queues: Vec<Queue>,
+    waiting: usize,
+    /// Virtual start of the last request that ran: the time at which an idle queue joins.
+    clock: u64,
+    /// Whether its object is deleted. The level ends with its last request.
+    is_retired: bool,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Waiting>,
+    /// Seat time used by its requests.
+    virtual_start: u64,
+    running: u64,
+}
+
+struct Waiting {
+    id: u64,
+    width: u64,
+    flow: u64,
+    run: oneshot::Sender<()>,
+}
+
+// === impl LevelConfig ===
+
+impl LevelConfig {
+    /// Reads a stored PriorityLevelConfiguration.
+    pub(crate) fn read(object: &Value) -> Self {
+        let spec = &object["spec"];
+        let is_exempt = spec["type"] == "Exempt";
+        let limits = if is_exempt { &spec["exempt"] } else { &spec["limited"] };
+        let response = &limits["limitResponse"];
+        let queuing = &response["queuing"];
+        let of = |field: &str, default: u64| {
+            let number = queuing[field].as_u64().unwrap_or(default);
+            usize::try_from(number).unwrap_or(usize::MAX)
+        };
+        // Validation limits queues to 10,000,000, which no server could hold.
+        let queues = of("queues", 64).clamp(1, 1 << 14);
+        let shape = [queues, of("handSize", 8).clamp(1, queues), of("queueLengthLimit", 50)];
+        let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
+        Self {
+            name: text("name"),
+            uid: text("uid"),
+            is_exempt,
+            shares: limits["nominalConcurrencyShares"].as_u64().unwrap_or(if is_exempt { 0 } else { 30 }),
+            lendable_percent: limits["lendablePercent"].as_u64().unwrap_or(0).min(100),
+            borrowing_percent: limits["borrowingLimitPercent"].as_u64(),
+            queuing: (!is_exempt && response["type"] == "Queue").then_some(shape),
+        }
+    }
+}
+
+// === impl Rejection ===
+
+impl Rejection {
+    /// The reason in metrics, as upstream.
+    pub(crate) const ALL: [Self; 3] = [Self::QueueFull, Self::ConcurrencyLimit, Self::TimeOut];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::QueueFull => "queue-full",
+            Self::ConcurrencyLimit => "concurrency-limit",
+            Self::TimeOut => "time-out",
+        }
+    }
+}
+
+// === impl Levels ===
+
+impl Levels {
+    /// Takes a new configuration, with `seats` for all limited levels together. Requests that run or wait stay.
+    pub(crate) fn configure(&mut self, configs: Vec<LevelConfig>, seats: u64) {
+        for level in self.levels.values_mut() {
+            level.is_retired = true;
+        }
+        for config in configs {
+            let id = *self.ids.entry(config.name.clone()).or_insert_with(|| {
+                self.next_id += 1;
+                self.next_id
+            });
+            let level = self.levels.entry(id).or_insert_with(|| Level::new(config.clone()));
+            level.is_retired = false;
+            level.reshape(config);
+        }
+        self.remove_ended();
+        let shares: u64 = self.levels.values().map(|level| level.config.shares).sum();
+        self.total = 0;
+        for level in self.levels.values_mut() {
+            level.nominal = (seats * level.config.shares).div_ceil(shares.max(1));
+            self.total += level.nominal;
+        }
+        for level in self.levels.values_mut() {
+            let lendable = (level.nominal * level.config.lendable_percent + 50) / 100;
+            level.reserved = if level.config.is_exempt { 0 } else { level.nominal - lendable };
+            let borrowed = level.config.borrowing_percent.map(|percent| level.nominal * percent / 100);
+            level.limit = borrowed.map_or(self.total, |borrowed| level.nominal + borrowed).min(self.total);
+        }
+        self.committed = self.levels.values().map(Level::committed).sum();
+        self.dispatch();
+    }
+
+    /// The id of a level.
+    pub(crate) fn id(&self, name: &str) -> Option<u64> {
+        self.ids.get(name).copied()
+    }
+
+    /// Seats of a request that may need up to `wanted`. One request gets at most 15 % of a level, as upstream.
+    pub(crate) fn width(&self, level: u64, wanted: u64) -> u64 {
+        let nominal = self.levels.get(&level).map_or(0, |level| level.nominal);
+        wanted.clamp(1, (nominal * 15 / 100).max(1))
+    }
+
+    /// Begins a request, or lets it wait.
+    pub(crate) fn admit(&mut self, id: u64, width: u64, flow: u64) -> (Ticket, Admitted) {
+        self.next_id += 1;
+        let mut ticket = Ticket { level: id, id: self.next_id, width, queue: 0 };
+        let is_full = self.waiting >= MAX_WAITING;
+        let fits = self.fits(id, width);
+        let Some(level) = self.levels.get_mut(&id) else { return (ticket, Admitted::Running) };
+        let hand = level.hand(flow);
+        if let Some(queue) = hand {
+            ticket.queue = queue;
+        }
+        if level.config.is_exempt || (fits && level.waiting == 0) {
+            self.start(&ticket);
+            return (ticket, Admitted::Running);
+        }
+        let (Some(queue), Some([_, _, length])) = (hand, level.config.queuing) else {
+            return (ticket, Admitted::Rejected(Rejection::ConcurrencyLimit));
+        };
+        let Some(queue) =
+            level.queues.get_mut(queue).filter(|queue| !is_full && queue.waiting.len() < length)
+        else {
+            return (ticket, Admitted::Rejected(Rejection::QueueFull));
+        };
+        queue.rejoin(level.clock);
+        let (run, admitted) = oneshot::channel();
+        queue.waiting.push_back(Waiting { id: ticket.id, width, flow, run });
+        level.waiting += 1;
+        self.waiting += 1;
+        // Another level's requests may have kept it from running although it fits by now.
+        self.dispatch();
+        (ticket, Admitted::Waiting(admitted))
+    }
+
+    /// Ends a request that waits or runs; `used` is its duration in microseconds.
+    pub(crate) fn end(&mut self, ticket: &Ticket, used: u64) {
+        let Some(level) = self.levels.get_mut(&ticket.level) else { return };
+        let before = level.committed();
+        if level.remove_waiting(ticket.id) {
+            self.waiting -= 1;
+        } else {
+            level.in_use = level.in_use.saturating_sub(ticket.width);
+            level.running = level.running.saturating_sub(1);
+            if let Some(queue) = level.queues.get_mut(ticket.queue) {
+                queue.running = queue.running.saturating_sub(1);
+                let cost = ticket.width.saturating_mul(used);
+                queue.virtual_start =
+                    queue.virtual_start.saturating_add(cost).saturating_sub(ticket.width * ESTIMATE);
+            }
+        }
+        self.committed = self.committed - before + level.committed();
+        if level.is_retired {
+            self.remove_ended();
+        }
+        self.dispatch();
+    }
+
+    pub(crate) fn figures(&self) -> Vec<Figures> {
+        let of = |level: &Level| Figures {
+            name: level.config.name.clone(),
+            nominal: level.nominal,
+            seats_in_use: level.in_use,
+            running: level.running,
+            waiting: u64::try_from(level.waiting).unwrap_or(u64::MAX),
+        };
+        self.levels.values().map(of).collect()
+    }
+
+    /// Lets waiting requests run while there are seats.
+    fn dispatch(&mut self) {
+        while self.waiting > 0 {
+            // Levels below their nominal number first, then those that use the smallest part of it.
+            let best = self
+                .levels
+                .iter()
+                .filter_map(|(id, level)| Some((*id, level, level.next_queue()?)))
+                .filter(|(id, level, queue)| self.fits(*id, level.head_width(*queue)))
+                .min_by_key(|(id, level, _)| (level.in_use * 1000 / level.nominal.max(1), *id))
+                .map(|(id, _, queue)| (id, queue));
+            let Some((id, queue)) = best else { return };
+            let Some(level) = self.levels.get_mut(&id) else { return };
+            let Some(waiting) = level.queues.get_mut(queue).and_then(|queue| queue.waiting.pop_front())
+            else {
+                return;
+            };
+            level.waiting -= 1;
+            self.waiting -= 1;
+            self.start(&Ticket { level: id, id: waiting.id, width: waiting.width, queue });
+            // A request that was cancelled meanwhile ends by its ticket.
+            let _ = waiting.run.send(());
+        }
+    }
+
+    fn start(&mut self, ticket: &Ticket) {
+        let Some(level) = self.levels.get_mut(&ticket.level) else { return };
+        let before = level.committed();
+        level.in_use += ticket.width;
+        level.running += 1;
+        self.committed = self.committed - before + level.committed();
+        let clock = level.clock;
+        if let Some(queue) = level.queues.get_mut(ticket.queue) {
+            queue.rejoin(clock);
+            level.clock = clock.max(queue.virtual_start);
+            queue.virtual_start = queue.virtual_start.saturating_add(ticket.width * ESTIMATE);
+            queue.running += 1;
+        }
+    }
+
+    /// Whether a level may use more seats now.
+    fn fits(&self, id: u64, width: u64) -> bool {
+        self.levels.get(&id).is_some_and(|level| {
+            let in_use = level.in_use + width;
+            let committed = self.committed - level.committed() + in_use.max(level.reserved);
+            in_use <= level.limit && (in_use <= level.reserved || committed <= self.total)
+        })
+    }
+
+    fn remove_ended(&mut self) {
+        self.levels.retain(|_, level| !level.is_retired || level.running > 0 || level.waiting > 0);
+        self.ids.retain(|_, id| self.levels.contains_key(id));
+    }
+}
+
+// === impl Level ===
+
+impl Level {
+    fn new(config: LevelConfig) -> Self {
+        Self {
+            config,
+            nominal: 0,
+            reserved: 0,
+            limit: 0,
+            in_use: 0,
+            running: 0,
+            queues: Vec::new(),
+            waiting: 0,
+            clock: 0,
+            is_retired: false,
+        }
+    }
+
+    /// Takes a configuration. Waiting requests are dealt to the new queues.
+    fn reshape(&mut self, config: LevelConfig) {
+        let count = config.queuing.map_or(0, |[queues, ..]| queues);
+        self.config = config;
+        if count == self.queues.len() {
+            return;
+        }
+        let former = std::mem::take(&mut self.queues);
+        // Without queues, requests that wait already keep one.
+        let count = if count == 0 && self.waiting > 0 { 1 } else { count };
+        self.queues.resize_with(count, Queue::default);
+        self.clock = 0;
+        for waiting in former.into_iter().flat_map(|queue| queue.waiting) {
+            let queue = self.hand(waiting.flow).unwrap_or(0);
+            if let Some(queue) = self.queues.get_mut(queue) {
+                queue.waiting.push_back(waiting);
+            }
+        }
+    }
+
+    /// The seats that other levels cannot use.
+    fn committed(&self) -> u64 {
+        if self.config.is_exempt { 0 } else { self.in_use.max(self.reserved) }
+    }
+
+    /// The queue of a flow: the one with the fewest requests of the flow's hand. The hand is dealt without repetition.
+    fn hand(&self, flow: u64) -> Option<usize> {
+        let [_, size, _] = self.config.queuing?;
+        let count = self.queues.len();
+        let mut hand: Vec<usize> = Vec::with_capacity(size);
+        let (mut rest, mut left) = (flow, u64::try_from(count).unwrap_or(1).max(1));
+        while hand.len() < size.min(count) {
+            let mut card = usize::try_from(rest % left).unwrap_or(0);
+            rest /= left;
+            left -= 1;
+            // The card counts the queues that are not in the hand yet.
+            hand.sort_unstable();
+            for taken in &hand {
+                if *taken <= card {
+                    card += 1;
+                }
+            }
+            hand.push(card);
+        }
+        let load = |queue: &usize| {
+            let queue = self.queues.get(*queue);
+            queue.map_or(0, |queue| queue.waiting.len() as u64 + queue.running)
+        };
+        hand.into_iter().min_by_key(load)
+    }
+
+    /// The queue whose request runs next.
+    fn next_queue(&self) -> Option<usize> {
+        if self.waiting == 0 {
+            return None;
+        }
+        let waiting = self.queues.iter().enumerate().filter(|(_, queue)| !queue.waiting.is_empty());
+        waiting.min_by_key(|(_, queue)| queue.virtual_start).map(|(at, _)| at)
+    }
+
+    fn head_width(&self, queue: usize) -> u64 {
+        self.queues.get(queue).and_then(|queue| queue.waiting.front()).map_or(0, |head| head.width)
+    }
+
+    fn remove_waiting(&mut self, id: u64) -> bool {
+        if self.waiting == 0 {
+            return false;
+        }
+        for queue in &mut self.queues {
+            if let Some(at) = queue.waiting.iter().position(|waiting| waiting.id == id) {
+                queue.waiting.remove(at);
+                self.waiting -= 1;
+                return true;
+            }
+        }
+        false
+    }
+}
+
+// === impl Queue ===
+
+impl Queue {
+    /// A queue that was empty starts at the level's time: idleness earns nothing.
+    fn rejoin(&mut self, clock: u64) {
+        if self.waiting.is_empty() && self.running == 0 {
+            self.virtual_start = self.virtual_start.max(clock);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn limited(name: &str, shares: u64, lendable: u64, queuing: Value) -> LevelConfig {
+        let response = match queuing {
+            Value::Null => json!({"type": "Reject"}),
+            queuing => json!({"type": "Queue", "queuing": queuing}),
+        };
+        LevelConfig::read(&json!({"metadata": {"name": name}, "spec": {"type": "Limited", "limited": {
+            "nominalConcurrencyShares": shares, "lendablePercent": lendable, "limitResponse": response}}}))
+    }
+
+    fn levels(configs: Vec<LevelConfig>, seats: u64) -> Levels {
+        let mut levels = Levels::default();
+        levels.configure(configs, seats);
+        levels
+    }
+
+    /// Requests of one flow until one does not run.
+    fn fill(levels: &mut Levels, name: &str, flow: u64) -> Vec<Ticket> {
+        let id = levels.id(name).unwrap();
+        let mut running = Vec::new();
+        loop {
+            match levels.admit(id, 1, flow) {
+                (ticket, Admitted::Running) => running.push(ticket),
+                (ticket, Admitted::Waiting(_)) => {
+                    levels.end(&ticket, 0);
+                    return running;
+                }
+                (_, Admitted::Rejected(_)) => return running,
+            }
+        }
+    }
+
+    fn wait(levels: &mut Levels, name: &str, flow: u64) -> (Ticket, oneshot::Receiver<()>) {
+        let id = levels.id(name).unwrap();
+        match levels.admit(id, 1, flow) {
+            (ticket, Admitted::Waiting(receiver)) => (ticket, receiver),
+            (_, other) => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_level_lends_only_its_lendable_seats_and_gets_them_back_first() {
+        let queue = || json!({"queues": 4, "handSize": 1, "queueLengthLimit": 9});
+        let mut levels = levels(vec![limited("a", 1, 50, queue()), limited("b", 1, 0, queue())], 20);
+        // 10 of its own, 5 of a; b lends none.
+        let busy = fill(&mut levels, "b", 0);
+        assert_eq!(busy.len(), 15);
+        let own = fill(&mut levels, "a", 0);
+        assert_eq!(own.len(), 5);
+        let (_, mut of_b) = wait(&mut levels, "b", 0);
+        let (_, mut of_a) = wait(&mut levels, "a", 0);
+        levels.end(&busy[0], 1000);
+        assert!(of_a.try_recv().is_ok(), "a is below its nominal number");
+        assert!(of_b.try_recv().is_err());
+        levels.end(&busy[1], 1000);
+        assert!(of_b.try_recv().is_ok());
+    }
+
+    #[test]
+    fn a_flow_that_floods_does_not_starve_another() {
+        let queue = json!({"queues": 8, "handSize": 1, "queueLengthLimit": 50});
+        let mut levels = levels(vec![limited("a", 1, 0, queue)], 1);
+        let id = levels.id("a").unwrap();
+        let (first, running) = levels.admit(id, 1, 0);
+        assert!(matches!(running, Admitted::Running));
+        let flood: Vec<_> = (0..50).map(|_| wait(&mut levels, "a", 0)).collect();
+        let (_, full) = levels.admit(id, 1, 0);
+        assert!(matches!(full, Admitted::Rejected(Rejection::QueueFull)));
+        let (_, mut other) = wait(&mut levels, "a", 1);
+        // Two requests end: one of the flood may be before the other flow, not more.
+        levels.end(&first, 1000);
+        levels.end(&flood[0].0, 1000);
+        assert!(other.try_recv().is_ok());
+    }
+
+    #[test]
+    fn hands_have_distinct_queues_and_flows_differ() {
+        let queue = json!({"queues": 64, "handSize": 8, "queueLengthLimit": 50});
+        let levels = levels(vec![limited("a", 1, 0, queue)], 10);
+        let level = levels.levels.values().next().unwrap();
+        let all: std::collections::HashSet<_> =
+            (0..1000u64).filter_map(|flow| level.hand(flow.wrapping_mul(0x9e37_79b9_7f4a_7c15))).collect();
+        assert!(all.len() > 30, "{}", all.len());
+        assert!(all.iter().all(|queue| *queue < 64));
+    }
+
+    #[test]
+    fn a_level_without_queues_rejects_and_a_deleted_one_drains() {
+        let mut levels = levels(vec![limited("a", 1, 0, Value::Null)], 3);
+        let busy = fill(&mut levels, "a", 0);
+        assert_eq!(busy.len(), 3);
+        let id = levels.id("a").unwrap();
+        assert!(matches!(levels.admit(id, 1, 0).1, Admitted::Rejected(Rejection::ConcurrencyLimit)));
+        levels.configure(Vec::new(), 3);
+        assert_eq!(levels.figures()[0].running, 3);
+        busy.iter().for_each(|ticket| levels.end(ticket, 1));
+        assert!(levels.figures().is_empty());
+    }
+
+    #[test]
+    fn waiting_requests_survive_a_change_of_the_queues() {
+        let queue = |queues: u64| json!({"queues": queues, "handSize": 1, "queueLengthLimit": 50});
+        let mut levels = levels(vec![limited("a", 1, 0, queue(8))], 1);
+        let busy = fill(&mut levels, "a", 0);
+        let mut waiting: Vec<_> = (0..5).map(|flow| wait(&mut levels, "a", flow)).collect();
+        let (cancelled, _) = waiting.remove(0);
+        levels.end(&cancelled, 0);
+        levels.configure(vec![limited("a", 1, 0, queue(3))], 1);
+        levels.end(&busy[0], 1);
+        let mut done = 0;
+        while let Some(at) = waiting.iter_mut().position(|(_, run)| run.try_recv().is_ok()) {
+            levels.end(&waiting.remove(at).0, 1);
+            done += 1;
+        }
+        assert_eq!((done, levels.waiting, levels.figures()[0].running), (4, 0, 0));
+        assert_eq!(levels.committed, 1);
+    }
+
+    #[test]
+    fn all_waiting_requests_are_bounded() {
+        let queue = json!({"queues": 1000, "handSize": 1, "queueLengthLimit": 50});
+        let mut levels = levels(vec![limited("a", 1, 0, queue)], 1);
+        let _busy = fill(&mut levels, "a", 0);
+        let held: Vec<_> = (0..MAX_WAITING as u64).map(|flow| wait(&mut levels, "a", flow)).collect();
+        let id = levels.id("a").unwrap();
+        assert!(matches!(levels.admit(id, 1, 7777).1, Admitted::Rejected(Rejection::QueueFull)));
+        assert_eq!(held.len(), MAX_WAITING);
+    }
+}

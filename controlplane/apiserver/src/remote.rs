@@ -1,0 +1,170 @@
+//! Servers that a kubeconfig file names: webhooks of authentication, authorization and audit.
+//!
+//! Their answers are not trusted: each call has a limit on its duration, on the bytes of the response, and the calls at
+//! one time are limited.
+
+pub(crate) mod cache;
+mod kubeconfig;
+
+use std::{path::Path, path::PathBuf, time::Duration};
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use http::{StatusCode, header};
+use reqwest::{Client, redirect};
+use serde_json::Value;
+use tokio::{sync::Semaphore, time::Instant};
+
+/// Maximum bytes of a response.
+const MAX_RESPONSE: usize = 1 << 20;
+/// Maximum calls of one server at one time; more wait for their turn within their timeout.
+const CALLS: usize = 100;
+/// Pauses before another attempt, as upstream's webhook client.
+const PAUSES: [Duration; 3] =
+    [Duration::from_millis(500), Duration::from_millis(750), Duration::from_millis(1125)];
+
+/// A server with the credentials for it.
+pub(crate) struct Remote {
+    http: Client,
+    url: String,
+    credential: Credential,
+    calls: Semaphore,
+    timeout: Duration,
+}
+
+/// How this server authenticates besides a client certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Credential {
+    None,
+    Token(String),
+    /// A file that is read at each call: others replace its token.
+    TokenFile(PathBuf),
+    Basic(String),
+}
+
+/// A failed attempt.
+struct Failure {
+    reason: String,
+    /// Whether another attempt can succeed.
+    is_temporary: bool,
+}
+
+impl Remote {
+    /// Reads a kubeconfig file. A call with all of its attempts takes at most `timeout`.
+    ///
+    /// # Errors
+    /// The file cannot be read, or has a field that is not supported.
+    pub(crate) fn read(path: &Path, timeout: Duration) -> Result<Self, String> {
+        let parsed = kubeconfig::read(path)?;
+        let http = Client::builder()
+            .tls_backend_preconfigured(parsed.tls)
+            .redirect(redirect::Policy::none())
+            .no_proxy()
+            .timeout(timeout)
+            .build()
+            .map_err(|error| error.to_string())?;
+        let calls = Semaphore::new(CALLS);
+        Ok(Self { http, url: parsed.url, credential: parsed.credential, calls, timeout })
+    }
+
+    /// Posts JSON and returns the answer.
+    ///
+    /// # Errors
+    /// The server does not answer in time, or not with JSON and a code of success.
+    pub(crate) async fn post(&self, body: &Value) -> Result<Value, String> {
+        let text = body.to_string();
+        let answer = self.post_text(text.into()).await?;
+        serde_json::from_slice(&answer)
+            .map_err(|error| format!("the answer of {} is not JSON: {error}", self.url))
+    }
+
+    /// Posts JSON that is encoded already, and returns the bytes of the answer.
+    ///
+    /// # Errors
+    /// The server does not answer in time, or not with a code of success.
+    pub(crate) async fn post_text(&self, text: bytes::Bytes) -> Result<Vec<u8>, String> {
+        let deadline = Instant::now() + self.timeout;
+        let attempts = async {
+            let _turn = self.calls.acquire().await;
+            let mut pauses = PAUSES.iter();
+            loop {
+                match (self.attempt(text.clone()).await, pauses.next()) {
+                    (Ok(answer), _) => return Ok(answer),
+                    (Err(failure), Some(pause)) if failure.is_temporary => tokio::time::sleep(*pause).await,
+                    (Err(failure), _) => return Err(failure.reason),
+                }
+            }
+        };
+        let answer = tokio::time::timeout_at(deadline, attempts).await;
+        answer
+            .unwrap_or_else(|_elapsed| Err(format!("{} did not answer within {:?}", self.url, self.timeout)))
+    }
+
+    async fn attempt(&self, text: bytes::Bytes) -> Result<Vec<u8>, Failure> {
+        let failed = |error: reqwest::Error| Failure { reason: with_causes(&error), is_temporary: true };
+        let mut request = self
+            .http
+            .post(&self.url)
+            .header(header::CONTENT_TYPE, "application/json")
+            .header(header::ACCEPT, "application/json")
+            .body(text);
+        if let Some(value) = self.credential.header().await? {
+            request = request.header(header::AUTHORIZATION, value);
+        }
+        let mut response = request.send().await.map_err(failed)?;
+        let status = response.status();
+        if !status.is_success() {
+            let is_temporary = status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS;
+            return Err(Failure { reason: format!("{} answered with {status}", self.url), is_temporary });
+        }
+        let mut body = Vec::new();
+        while let Some(chunk) = response.chunk().await.map_err(failed)? {
+            if body.len() + chunk.len() > MAX_RESPONSE {
+                let reason = format!("the answer of {} is larger than {MAX_RESPONSE} bytes", self.url);
+                return Err(Failure { reason, is_temporary: false });
+            }
+            body.extend_from_slice(&chunk);
+        }
+        Ok(body)
+    }
+}
+
+/// An error with its causes in one line.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+// === impl Credential ===
+
+impl Credential {
+    /// The value of the header `Authorization`.
+    async fn header(&self) -> Result<Option<header::HeaderValue>, Failure> {
+        let text = match self {
+            Self::None => return Ok(None),
+            Self::Token(token) => format!("Bearer {token}"),
+            Self::TokenFile(path) => {
+                let text = tokio::fs::read_to_string(path).await;
+                let text = text.map_err(|error| Failure {
+                    reason: format!("cannot read the token file {}: {error}", path.display()),
+                    is_temporary: false,
+                })?;
+                format!("Bearer {}", text.trim())
+            }
+            Self::Basic(pair) => format!("Basic {}", BASE64_STANDARD.encode(pair)),
+        };
+        let mut value = header::HeaderValue::from_str(&text).map_err(|error| Failure {
+            reason: format!("the credential is no header value: {error}"),
+            is_temporary: false,
+        })?;
+        value.set_sensitive(true);
+        Ok(Some(value))
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,239 @@
+//! A kubeconfig file: the server of its current context, and the credentials. Fields that are not supported are refused.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
+use serde::Deserialize;
+
+use super::Credential;
+
+/// Maximum bytes of a kubeconfig file, and of a file that it names.
+const LIMIT: u64 = 1 << 20;
+
+/// The parts of a file that a client needs.
+pub(super) struct Parsed {
+    pub(super) url: String,
+    pub(super) credential: Credential,
+    pub(super) tls: rustls::ClientConfig,
+}
+
+#[derive(Deserialize)]
+struct File {
+    #[serde(default)]
+    clusters: Vec<NamedCluster>,
+    #[serde(default)]
+    users: Vec<NamedUser>,
+    #[serde(default)]
+    contexts: Vec<NamedContext>,
+    #[serde(default, rename = "current-context")]
+    current_context: String,
+}
+
+#[derive(Deserialize)]
+struct NamedCluster {
+    name: String,
+    cluster: Cluster,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct Cluster {
+    server: String,
+    certificate_authority: Option<PathBuf>,
+    certificate_authority_data: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct NamedUser {
+    name: String,
+    #[serde(default)]
+    user: UserFields,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct UserFields {
+    client_certificate: Option<PathBuf>,
+    client_certificate_data: Option<String>,
+    client_key: Option<PathBuf>,
+    client_key_data: Option<String>,
+    token: Option<String>,
+    #[serde(rename = "tokenFile")]
+    token_file: Option<PathBuf>,
+    username: Option<String>,
+    password: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct NamedContext {
+    name: String,
+    context: Context,
+}
+
+#[derive(Deserialize)]
+struct Context {
+    cluster: String,
+    #[serde(default)]
+    user: String,
+}
+
+/// Reads the file. Relative paths in it are relative to its directory.
+pub(super) fn read(path: &Path) -> Result<Parsed, String> {
+    let text = read_file(path)?;
+    let file: File = serde_yaml_ng::from_slice(&text).map_err(|error| error.to_string())?;
+    let base = path.parent().unwrap_or(Path::new("."));
+    let contexts = &file.contexts;
+    let current = contexts.iter().find(|one| one.name == file.current_context);
+    // As upstream, a file with a single context needs no current one.
+    let current = current.or(if contexts.len() == 1 { contexts.first() } else { None });
+    let current = current.ok_or_else(|| format!("current-context {:?}: not found", file.current_context))?;
+    let context = &current.context;
+    let cluster = file.clusters.iter().find(|one| one.name == context.cluster);
+    let cluster = &cluster.ok_or_else(|| format!("clusters: {:?} not found", context.cluster))?.cluster;
+    let none = UserFields::default();
+    let user = file.users.iter().find(|one| one.name == context.user).map(|one| &one.user);
+    let user = match (user, context.user.as_str()) {
+        (Some(user), _) => user,
+        (None, "") => &none,
+        (None, name) => return Err(format!("users: {name:?} not found")),
+    };
+    let url: http::Uri =
+        cluster.server.parse().map_err(|error| format!("server {:?}: {error}", cluster.server))?;
+    // Tokens and answers decide about permissions.
+    let is_local = matches!(url.host(), Some("127.0.0.1" | "[::1]" | "localhost"));
+    if url.scheme_str() != Some("https") && !(is_local && url.scheme_str() == Some("http")) {
+        return Err(format!(
+            "server {:?}: must be an https URL, or http on the loopback interface",
+            cluster.server
+        ));
+    }
+    Ok(Parsed {
+        url: cluster.server.clone(),
+        credential: credential(user, base)?,
+        tls: tls(cluster, user, base)?,
+    })
+}
+
+fn credential(user: &UserFields, base: &Path) -> Result<Credential, String> {
+    match (&user.token, &user.token_file, &user.username) {
+        (_, Some(path), None) => Ok(Credential::TokenFile(base.join(path))),
+        (Some(token), None, None) => Ok(Credential::Token(token.clone())),
+        (None, None, Some(name)) => {
+            let password = user.password.as_deref().unwrap_or_default();
+            Ok(Credential::Basic(format!("{name}:{password}")))
+        }
+        (None, None, None) => Ok(Credential::None),
+        _ => Err("users: a user has a token and a user name; only one of them can be used".to_owned()),
+    }
+}
+
+fn tls(cluster: &Cluster, user: &UserFields, base: &Path) -> Result<rustls::ClientConfig, String> {
+    let (data, path) = (&cluster.certificate_authority_data, &cluster.certificate_authority);
+    let mut roots = rustls::RootCertStore::empty();
+    match pem("certificate-authority", (data, path), base)? {
+        Some(pem) => {
+            for certificate in CertificateDer::pem_slice_iter(&pem) {
+                let certificate = certificate.map_err(|error| format!("certificate-authority: {error}"))?;
+                roots.add(certificate).map_err(|error| format!("certificate-authority: {error}"))?;
+            }
+            if roots.is_empty() {
+                return Err("certificate-authority: has no certificate".to_owned());
+            }
+        }
+        None => {
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        }
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?
+        .with_root_certificates(roots);
+    let certificate =
+        pem("client-certificate", (&user.client_certificate_data, &user.client_certificate), base)?;
+    let key = pem("client-key", (&user.client_key_data, &user.client_key), base)?;
+    match (certificate, key) {
+        (Some(certificate), Some(key)) => {
+            let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&certificate).collect();
+            let chain = chain.map_err(|error| format!("client-certificate: {error}"))?;
+            let key = PrivateKeyDer::from_pem_slice(&key).map_err(|error| format!("client-key: {error}"))?;
+            builder.with_client_auth_cert(chain, key).map_err(|error| format!("client-certificate: {error}"))
+        }
+        (None, None) => Ok(builder.with_no_client_auth()),
+        _ => Err("client-certificate and client-key must be given together".to_owned()),
+    }
+}
+
+/// PEM text in base64 or in a file; the text in the kubeconfig wins, as upstream.
+fn pem(
+    field: &str,
+    (data, path): (&Option<String>, &Option<PathBuf>),
+    base: &Path,
+) -> Result<Option<Vec<u8>>, String> {
+    match (data, path) {
+        (Some(data), _) => {
+            let decoded = BASE64_STANDARD.decode(data.trim());
+            decoded.map(Some).map_err(|error| format!("{field}-data: {error}"))
+        }
+        (None, Some(path)) => read_file(&base.join(path)).map(Some),
+        (None, None) => Ok(None),
+    }
+}
+
+fn read_file(path: &Path) -> Result<Vec<u8>, String> {
+    use std::io::Read as _;
+    let failed = |error: std::io::Error| format!("cannot read {}: {error}", path.display());
+    let mut bytes = Vec::new();
+    std::fs::File::open(path).map_err(failed)?.take(LIMIT + 1).read_to_end(&mut bytes).map_err(failed)?;
+    match bytes.len() as u64 > LIMIT {
+        true => Err(format!("cannot read {}: it is larger than {LIMIT} bytes", path.display())),
+        false => Ok(bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(cluster: &str, user: &str) -> Result<Parsed, String> {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("config");
+        let text = format!(
+            "clusters: [{{name: c, cluster: {{{cluster}}}}}]\nusers: [{{name: u, user: {{{user}}}}}]\n\
+             contexts: [{{name: x, context: {{cluster: c, user: u}}}}]\ncurrent-context: x\n"
+        );
+        std::fs::write(&path, text).unwrap();
+        read(&path)
+    }
+
+    #[test]
+    fn the_current_context_names_server_and_credentials() {
+        let parsed = parse("server: 'https://a:1/b'", "token: t").unwrap();
+        assert_eq!(
+            (parsed.url.as_str(), parsed.credential),
+            ("https://a:1/b", Credential::Token("t".into()))
+        );
+        let basic = parse("server: 'http://127.0.0.1:1'", "username: u, password: p").unwrap();
+        assert_eq!(basic.credential, Credential::Basic("u:p".into()));
+    }
+
+    #[test]
+    fn what_is_not_supported_is_refused_with_its_field() {
+        for (cluster, user, field) in [
+            ("server: 'http://a:1'", "", "https"),
+            ("server: 'https://a', insecure-skip-tls-verify: true", "", "insecure-skip-tls-verify"),
+            ("server: 'https://a'", "exec: {}", "exec"),
+            ("server: 'https://a'", "token: a, username: b", "only one"),
+            ("server: 'https://a'", "client-key-data: aaaa", "together"),
+            ("server: 'https://a', certificate-authority-data: aaaa", "", "certificate-authority"),
+            ("server: 'https://a', certificate-authority: missing", "", "missing"),
+        ] {
+            let reason = parse(cluster, user).map(|_| ()).unwrap_err();
+            assert!(reason.contains(field), "{field}: {reason}");
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Priority and fairness.
+
+use super::*;
+
+const SCHEMAS: &str = "/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas";
+const LEVELS: &str = "/apis/flowcontrol.apiserver.k8s.io/v1/prioritylevelconfigurations";
+
+/// A request from the network with the token of `system:masters`.
+async fn send(server: &Fixture, user: &str, path: &str) -> http::Response<reply::Body> {
+    let request = Request::get(path).header("authorization", "Bearer secret");
+    let request = match user {
+        "" => request,
+        user => request.header("impersonate-user", user),
+    };
+    server.api.handle(request.body(Full::<Bytes>::default()).unwrap(), None).await
+}
+
+fn classified(answer: &http::Response<reply::Body>) -> [String; 2] {
+    ["x-kubernetes-pf-flowschema-uid", "x-kubernetes-pf-prioritylevel-uid"].map(|name| {
+        answer.headers().get(name).map(|value| value.to_str().unwrap().to_owned()).unwrap_or_default()
+    })
+}
+
+async fn uid(server: &Fixture, path: &str) -> String {
+    server.get(path).await.body["metadata"]["uid"].as_str().unwrap().to_owned()
+}
+
+async fn until(holds: impl AsyncFn() -> bool) {
+    for _ in 0..10_000 {
+        if holds().await {
+            return;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+    }
+    panic!("the condition does not hold");
+}
+
+#[tokio::test]
+async fn requests_are_classified_by_the_impersonated_user() {
+    let server = Fixture::new().await;
+    let exempt =
+        [uid(&server, &format!("{SCHEMAS}/exempt")).await, uid(&server, &format!("{LEVELS}/exempt")).await];
+    assert_eq!(classified(&send(&server, "", "/api/v1/nodes").await), exempt);
+    let level = json!({"metadata": {"name": "own"}, "spec": {"type": "Limited", "limited": {
+        "nominalConcurrencyShares": 0, "borrowingLimitPercent": 0, "limitResponse": {"type": "Reject"}}}});
+    let rule = json!({"subjects": [{"kind": "User", "user": {"name": "eve"}}],
+        "resourceRules": [{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"], "namespaces": ["*"], "clusterScope": true}]});
+    let schema = json!({"metadata": {"name": "own"}, "spec": {"matchingPrecedence": 3, "rules": [rule],
+        "priorityLevelConfiguration": {"name": "own"}}});
+    let dangling = async || {
+        let body = server.get(&format!("{SCHEMAS}/own")).await.body;
+        body["status"]["conditions"][0]["status"].as_str().unwrap_or_default().to_owned()
+    };
+    assert_eq!(server.post(SCHEMAS, schema).await.code, 201);
+    until(async || dangling().await == "True").await;
+    // Without its level a schema matches nothing.
+    let default = uid(&server, &format!("{SCHEMAS}/global-default")).await;
+    assert_eq!(classified(&send(&server, "eve", "/api/v1/nodes").await)[0], default);
+    let made = server.post(LEVELS, level).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    until(async || dangling().await == "False").await;
+    let own = [uid(&server, &format!("{SCHEMAS}/own")).await, uid(&server, &format!("{LEVELS}/own")).await];
+    // The level has no seat.
+    let refused = send(&server, "eve", "/api/v1/nodes").await;
+    assert_eq!((refused.status().as_u16(), classified(&refused)), (429, own));
+    assert_eq!(refused.headers()["retry-after"], "1");
+    assert_eq!(send(&server, "eve", "/api/v1/nodes?watch=1").await.status(), 429);
+    assert_eq!(send(&server, "bob", "/api/v1/nodes").await.status(), 403);
+}
+
+#[tokio::test]
+async fn mandatory_objects_come_back() {
+    let server = Fixture::new().await;
+    let path = format!("{LEVELS}/catch-all");
+    let first = uid(&server, &path).await;
+    server.delete(&path, json!({})).await;
+    until(async || {
+        let found = server.get(&path).await;
+        found.code == 200 && found.body["metadata"]["uid"] != first.as_str()
+    })
+    .await;
+    server.merge(&path, json!({"spec": {"limited": {"nominalConcurrencyShares": 90}}})).await;
+    until(async || server.get(&path).await.body["spec"]["limited"]["nominalConcurrencyShares"] == 5).await;
+}

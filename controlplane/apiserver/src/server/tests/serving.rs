@@ -1,0 +1,84 @@
+//! Modes of authorization, compression and the end of the server.
+
+use std::time::Duration;
+
+use super::*;
+use crate::remote::tests::Hook;
+
+async fn with(configure: impl FnOnce(&mut ApiserverConfig)) -> Fixture {
+    let directory = tempfile::tempdir().unwrap();
+    let api = open_with(directory.path(), configure).await;
+    Fixture { api, directory }
+}
+
+async fn anonymous(server: &Fixture, path: &str) -> u16 {
+    let request = Request::get(path).body(Full::<Bytes>::default()).unwrap();
+    server.api.handle(request, None).await.status().as_u16()
+}
+
+#[tokio::test]
+async fn always_allow_is_not_for_anonymous_requests() {
+    let server = with(|config| config.authorization.modes = vec!["AlwaysAllow".to_owned()]).await;
+    assert_eq!(server.get_as(User::new("bob", &[]), PODS).await.code, 200);
+    assert_eq!(anonymous(&server, PODS).await, 401);
+    let server = with(|config| config.anonymous_auth = false).await;
+    assert_eq!(anonymous(&server, "/readyz").await, 401);
+}
+
+#[tokio::test]
+async fn a_changed_authorization_configuration_takes_effect() {
+    let hook = Hook::start(|_| (200, json!({"status": {"allowed": true}}).to_string())).await;
+    let files = tempfile::tempdir().unwrap();
+    let path = files.path().join("authorization.json");
+    let write = |authorizers: Value| {
+        let file = json!({"apiVersion": "apiserver.config.k8s.io/v1", "kind": "AuthorizationConfiguration",
+            "authorizers": authorizers});
+        std::fs::write(&path, file.to_string()).unwrap();
+    };
+    write(json!([{"type": "RBAC", "name": "rbac"}]));
+    let server = with(|config| config.authorization.file = Some(path.clone())).await;
+    let bob = || server.get_as(User::new("bob", &[]), PODS);
+    assert_eq!(bob().await.code, 403);
+    let webhook = json!({"timeout": "30s", "subjectAccessReviewVersion": "v1", "failurePolicy": "Deny",
+        "connectionInfo": {"type": "KubeConfigFile", "kubeConfigFile": hook.file()}});
+    // The watch of the file begins some time after the start.
+    while bob().await.code != 200 {
+        write(json!([{"type": "Webhook", "name": "hook", "webhook": webhook}]));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    // An invalid file changes nothing.
+    write(json!([]));
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(bob().await.code, 200);
+}
+
+#[tokio::test]
+async fn a_large_object_is_compressed() {
+    let server = Fixture::new().await;
+    let mut large = config_map("large", json!({}));
+    large["data"]["key"] = "x".repeat(300_000).into();
+    assert_eq!(server.post(CONFIG_MAPS, large).await.code, 201);
+    let get = async |accepted: &str| {
+        let request = Request::get(format!("{CONFIG_MAPS}/large")).header("accept-encoding", accepted);
+        let answer = server.api.handle(request.body(Full::<Bytes>::default()).unwrap(), Some(admin())).await;
+        let coding = answer.headers().contains_key("content-encoding");
+        (coding, answer.into_body().collect().await.unwrap().to_bytes().len())
+    };
+    let (plain, compressed) = (get("identity").await, get("gzip").await);
+    assert!(!plain.0 && compressed.0 && compressed.1 * 10 < plain.1, "{plain:?} {compressed:?}");
+}
+
+#[tokio::test]
+async fn a_server_that_stops_is_not_ready_but_answers() {
+    let server = with(|config| config.shutdown_delay = Duration::from_secs(3600)).await;
+    assert_eq!(anonymous(&server, "/readyz/shutdown").await, 200);
+    server.api.state.stopping.cancel();
+    assert_eq!((anonymous(&server, "/readyz").await, anonymous(&server, "/livez").await), (500, 200));
+    let excluded = server.get("/readyz?exclude=shutdown&verbose").await.body;
+    assert!(excluded.as_str().unwrap().contains("[+]shutdown excluded: ok"), "{excluded}");
+    assert_eq!(server.get(PODS).await.code, 200);
+    assert!(!server.api.state.shutdown.is_cancelled());
+    let server = with(|_| {}).await;
+    server.api.state.stopping.cancel();
+    server.api.state.shutdown.cancelled().await;
+}

@@ -1,0 +1,317 @@
+//! Key management services, version 2: a plugin on a unix socket protects the seed from which the keys of values are
+//! derived.
+//!
+//! One seed is made at the start and after each rotation of the plugin's key. So the plugin is asked once for it, and
+//! once for each unknown seed that a stored value names. Each value has its own key: HKDF-SHA256 of the seed and 32
+//! random bytes.
+//!
+//! A thread with a runtime of its own calls the plugin: values are encrypted and decrypted in synchronous code.
+
+mod client;
+
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError, mpsc},
+    time::{Duration, Instant},
+};
+
+use arc_swap::ArcSwap;
+use prost::Message as _;
+use ring::{aead::LessSafeKey, hkdf};
+
+use super::provider::{gcm, open_gcm, random, seal_gcm};
+use crate::Error;
+use client::Client;
+
+#[allow(
+    clippy::all,
+    clippy::pedantic,
+    missing_docs,
+    unreachable_pub,
+    reason = "generated; proto/kms.proto carries the meaning"
+)]
+mod v2 {
+    tonic::include_proto!("v2");
+}
+
+/// Bytes of a seed, and of the random bytes that a key is derived with.
+const SEED: usize = 32;
+const INFO: usize = 32;
+/// Maximum number of seeds that are kept.
+const SEEDS: usize = 1000;
+/// Age after which the next write asks the plugin for its current key, in the background.
+const CHECK: Duration = Duration::from_secs(60);
+/// Maximum bytes of the parts of an answer, as upstream.
+const MAX_KEY_ID: usize = 1 << 10;
+const MAX_SOURCE: usize = 1 << 10;
+const MAX_ANNOTATIONS: usize = 32 << 10;
+
+/// The settings of a plugin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct KmsSettings {
+    pub(super) name: String,
+    pub(super) socket: PathBuf,
+    pub(super) timeout: Duration,
+}
+
+/// A plugin.
+pub(super) struct Kms {
+    settings: KmsSettings,
+    prefix: Vec<u8>,
+    shared: Arc<Shared>,
+    calls: mpsc::Sender<Call>,
+}
+
+/// Decrypted seeds and keys, by whether it is a seed, and the encrypted form.
+type Sources = HashMap<(bool, Vec<u8>), Arc<Source>>;
+
+struct Shared {
+    current: ArcSwap<Option<Current>>,
+    /// When the plugin was last asked for its key.
+    checked: Mutex<Instant>,
+    seeds: Mutex<Sources>,
+}
+
+/// The seed that encrypts.
+struct Current {
+    key_id: String,
+    encrypted: Vec<u8>,
+    annotations: HashMap<String, Vec<u8>>,
+    source: Arc<Source>,
+}
+
+/// Where the key of a value comes from.
+enum Source {
+    Seed(hkdf::Prk),
+    Key(Box<LessSafeKey>),
+}
+
+/// A message to the thread.
+enum Call {
+    /// Makes a new seed if the plugin has another key.
+    Check(Option<mpsc::Sender<Result<(), String>>>),
+    Decrypt(v2::DecryptRequest, mpsc::Sender<Result<Vec<u8>, String>>),
+}
+
+// === impl Kms ===
+
+impl Kms {
+    /// Starts the thread, and makes the first seed.
+    ///
+    /// # Errors
+    /// The plugin does not answer, or is not healthy.
+    pub(super) fn start(settings: KmsSettings) -> Result<Self, Error> {
+        let shared = Arc::new(Shared {
+            current: ArcSwap::default(),
+            checked: Mutex::new(Instant::now()),
+            seeds: Mutex::default(),
+        });
+        let (calls, queue) = mpsc::channel();
+        let (of_thread, of_client) = (shared.clone(), settings.clone());
+        let started = std::thread::Builder::new()
+            .name("kms".to_owned())
+            .spawn(move || serve(&of_thread, of_client, &queue));
+        started.map_err(|error| failed(&settings, error.to_string()))?;
+        let prefix = format!("k8s:enc:kms:v2:{}:", settings.name).into_bytes();
+        let kms = Self { settings, prefix, shared, calls };
+        let (done, checked) = mpsc::channel();
+        kms.call(Call::Check(Some(done)))?;
+        // The thread limits the duration of the call.
+        let outcome = checked.recv().unwrap_or_else(|_ended| Err("its thread has ended".to_owned()));
+        outcome.map_err(|reason| failed(&kms.settings, reason))?;
+        Ok(kms)
+    }
+
+    pub(super) fn settings(&self) -> &KmsSettings {
+        &self.settings
+    }
+
+    pub(super) fn prefix(&self) -> &[u8] {
+        &self.prefix
+    }
+
+    pub(super) fn seal(&self, plain: &[u8], context: &[u8]) -> Result<Vec<u8>, Error> {
+        self.check_sometimes();
+        let current = self.shared.current.load();
+        let current = current.as_ref().as_ref().ok_or(Error::Cipher)?;
+        let info: [u8; INFO] = random()?;
+        let key = current.source.key(&info).ok_or(Error::Cipher)?;
+        let mut data = info.to_vec();
+        data.extend(seal_gcm(&key, plain, context)?);
+        let object = v2::EncryptedObject {
+            encrypted_data: data,
+            key_id: current.key_id.clone(),
+            encrypted_dek_source: current.encrypted.clone(),
+            annotations: current.annotations.clone(),
+            encrypted_dek_source_type: v2::EncryptedDekSourceType::HkdfSha256XnonceAesGcmSeed.into(),
+        };
+        let mut sealed = self.prefix.clone();
+        sealed.extend(object.encode_to_vec());
+        Ok(sealed)
+    }
+
+    /// Decrypts the bytes behind the prefix.
+    pub(super) fn open(&self, sealed: &[u8], context: &[u8]) -> Result<Vec<u8>, Error> {
+        let damaged = || Error::Damaged { id: self.settings.name.clone() };
+        let object = v2::EncryptedObject::decode(sealed).map_err(|_invalid| damaged())?;
+        let is_seed = object.encrypted_dek_source_type
+            == i32::from(v2::EncryptedDekSourceType::HkdfSha256XnonceAesGcmSeed);
+        let data = object.encrypted_data.clone();
+        let source = self.source(object, is_seed)?;
+        let opened = match &*source {
+            Source::Key(key) => open_gcm(key, &data, context),
+            Source::Seed(_) => data
+                .split_first_chunk::<INFO>()
+                .and_then(|(info, text)| open_gcm(&source.key(info)?, text, context)),
+        };
+        opened.ok_or_else(damaged)
+    }
+
+    /// Whether the value is protected by the current key of the plugin.
+    pub(super) fn is_current(&self, sealed: &[u8]) -> bool {
+        let current = self.shared.current.load();
+        let object = v2::EncryptedObject::decode(sealed);
+        current
+            .as_ref()
+            .as_ref()
+            .zip(object.ok())
+            .is_some_and(|(current, object)| current.key_id == object.key_id)
+    }
+
+    /// The seed or key of a value; the plugin decrypts unknown ones.
+    fn source(&self, object: v2::EncryptedObject, is_seed: bool) -> Result<Arc<Source>, Error> {
+        let encrypted = (is_seed, object.encrypted_dek_source.clone());
+        if let Some(known) = self.shared.seeds().get(&encrypted) {
+            return Ok(known.clone());
+        }
+        let request = v2::DecryptRequest {
+            ciphertext: object.encrypted_dek_source,
+            uid: String::new(),
+            key_id: object.key_id,
+            annotations: object.annotations,
+        };
+        let (done, decrypted) = mpsc::channel();
+        self.call(Call::Decrypt(request, done))?;
+        let plain = decrypted.recv().unwrap_or_else(|_ended| Err("its thread has ended".to_owned()));
+        let plain = plain.map_err(|reason| failed(&self.settings, reason))?;
+        let source = Source::of(&plain, is_seed);
+        let source =
+            source.ok_or_else(|| failed(&self.settings, "the decrypted key has a wrong size".to_owned()))?;
+        let source = Arc::new(source);
+        self.shared.keep(encrypted, source.clone());
+        Ok(source)
+    }
+
+    /// Has the key of the plugin checked if that was long ago. It does not wait.
+    fn check_sometimes(&self) {
+        let mut checked = self.shared.checked.lock().unwrap_or_else(PoisonError::into_inner);
+        if checked.elapsed() > CHECK {
+            *checked = Instant::now();
+            // A thread that has ended is reported by the next decryption.
+            let _ = self.calls.send(Call::Check(None));
+        }
+    }
+
+    fn call(&self, call: Call) -> Result<(), Error> {
+        let sent = self.calls.send(call);
+        sent.map_err(|_ended| failed(&self.settings, "its thread has ended".to_owned()))
+    }
+}
+
+fn failed(settings: &KmsSettings, reason: String) -> Error {
+    Error::Kms { name: settings.name.clone(), reason }
+}
+
+/// Answers the messages until the last sender is dropped.
+fn serve(shared: &Shared, settings: KmsSettings, queue: &mpsc::Receiver<Call>) {
+    let name = settings.name.clone();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            return tracing::error!(%error, name, "cannot start the runtime of a key management service");
+        }
+    };
+    let mut client = Client::new(settings);
+    while let Ok(call) = queue.recv() {
+        match call {
+            Call::Check(done) => {
+                let outcome = runtime.block_on(renew(shared, &mut client));
+                match done {
+                    Some(done) => drop(done.send(outcome)),
+                    None => {
+                        if let Err(reason) = outcome {
+                            tracing::warn!(
+                                name,
+                                reason,
+                                "a key management service failed; the former key stays"
+                            );
+                        }
+                    }
+                }
+            }
+            Call::Decrypt(request, done) => drop(done.send(runtime.block_on(client.decrypt(request)))),
+        }
+    }
+}
+
+/// Makes a new seed, unless the plugin still has the key of the current one.
+async fn renew(shared: &Shared, client: &mut Client) -> Result<(), String> {
+    let key_id = client.status().await?;
+    let current = shared.current.load();
+    if current.as_ref().as_ref().is_some_and(|current| current.key_id == key_id) {
+        return Ok(());
+    }
+    let seed: [u8; SEED] = random().map_err(|error| error.to_string())?;
+    let answer = client.encrypt(seed.to_vec()).await?;
+    let source = Arc::new(Source::of(&seed, true).ok_or("a seed has a wrong size")?);
+    shared.keep((true, answer.ciphertext.clone()), source.clone());
+    let next = Current {
+        key_id: answer.key_id,
+        encrypted: answer.ciphertext,
+        annotations: answer.annotations,
+        source,
+    };
+    shared.current.store(Arc::new(Some(next)));
+    Ok(())
+}
+
+// === impl Shared ===
+
+impl Shared {
+    fn seeds(&self) -> std::sync::MutexGuard<'_, Sources> {
+        self.seeds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn keep(&self, encrypted: (bool, Vec<u8>), source: Arc<Source>) {
+        let mut seeds = self.seeds();
+        if seeds.len() >= SEEDS {
+            seeds.clear();
+        }
+        seeds.insert(encrypted, source);
+    }
+}
+
+// === impl Source ===
+
+impl Source {
+    fn of(plain: &[u8], is_seed: bool) -> Option<Self> {
+        match (is_seed, plain.len()) {
+            (true, SEED) => Some(Self::Seed(hkdf::Prk::new_less_safe(hkdf::HKDF_SHA256, plain))),
+            (false, 16 | 32) => gcm(plain).map(|key| Self::Key(Box::new(key))),
+            _ => None,
+        }
+    }
+
+    /// The key of the value with these random bytes. None for a source that is a key itself.
+    fn key(&self, info: &[u8]) -> Option<LessSafeKey> {
+        let Self::Seed(seed) = self else { return None };
+        let mut key = [0; 32];
+        seed.expand(&[info], hkdf::HKDF_SHA256).ok()?.fill(&mut key).ok()?;
+        gcm(&key)
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests;

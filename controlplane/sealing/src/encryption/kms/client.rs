@@ -1,0 +1,102 @@
+//! Calls to the plugin. Its answers are not trusted: each has a limit on its duration and on its size.
+
+use std::{future::Future, path::PathBuf};
+
+use hyper_util::rt::TokioIo;
+use tonic::transport::{Channel, Endpoint};
+
+use super::{
+    KmsSettings, MAX_ANNOTATIONS, MAX_KEY_ID, MAX_SOURCE,
+    v2::{self, key_management_service_client::KeyManagementServiceClient as Generated},
+};
+
+/// Maximum bytes of an answer.
+const MAX_ANSWER: usize = 64 << 10;
+
+pub(super) struct Client {
+    settings: KmsSettings,
+    /// Made in the first call: the runtime must run.
+    plugin: Option<Generated<Channel>>,
+}
+
+impl Client {
+    pub(super) fn new(settings: KmsSettings) -> Self {
+        Self { settings, plugin: None }
+    }
+
+    /// The id of the plugin's current key.
+    pub(super) async fn status(&mut self) -> Result<String, String> {
+        let mut plugin = self.plugin();
+        let status = self.limited(plugin.status(v2::StatusRequest {})).await?;
+        if status.healthz != "ok" {
+            return Err(format!("it is not healthy: {:.200}", status.healthz));
+        }
+        if !matches!(status.version.as_str(), "v2" | "v2beta1") {
+            return Err(format!("its version {:.20?} is not v2", status.version));
+        }
+        check_key_id(&status.key_id)?;
+        Ok(status.key_id)
+    }
+
+    pub(super) async fn encrypt(&mut self, plaintext: Vec<u8>) -> Result<v2::EncryptResponse, String> {
+        let mut plugin = self.plugin();
+        let request = v2::EncryptRequest { plaintext, uid: uid()? };
+        let answer = self.limited(plugin.encrypt(request)).await?;
+        check_key_id(&answer.key_id)?;
+        if answer.ciphertext.is_empty() || answer.ciphertext.len() > MAX_SOURCE {
+            return Err(format!("the encrypted key must have 1 to {MAX_SOURCE} bytes"));
+        }
+        let size: usize = answer.annotations.iter().map(|(key, value)| key.len() + value.len()).sum();
+        if size > MAX_ANNOTATIONS {
+            return Err(format!("the annotations have more than {MAX_ANNOTATIONS} bytes"));
+        }
+        Ok(answer)
+    }
+
+    pub(super) async fn decrypt(&mut self, mut request: v2::DecryptRequest) -> Result<Vec<u8>, String> {
+        let mut plugin = self.plugin();
+        request.uid = uid()?;
+        Ok(self.limited(plugin.decrypt(request)).await?.plaintext)
+    }
+
+    async fn limited<T>(
+        &self,
+        call: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+    ) -> Result<T, String> {
+        let answered = tokio::time::timeout(self.settings.timeout, call).await;
+        let answered =
+            answered.map_err(|_elapsed| format!("no answer within {:?}", self.settings.timeout))?;
+        answered.map(tonic::Response::into_inner).map_err(|status| {
+            let message: String = status.message().chars().take(200).collect();
+            format!("{}: {message}", status.code())
+        })
+    }
+
+    fn plugin(&mut self) -> Generated<Channel> {
+        let socket = self.settings.socket.clone();
+        self.plugin.get_or_insert_with(|| connect(socket)).clone()
+    }
+}
+
+/// A connection that is made with the first call, and again after a failure.
+fn connect(socket: PathBuf) -> Generated<Channel> {
+    // The name is not resolved: the connector ignores it.
+    let endpoint = Endpoint::from_static("http://localhost");
+    let connector = tower::service_fn(move |_: http::Uri| {
+        let socket = socket.clone();
+        async move { tokio::net::UnixStream::connect(socket).await.map(TokioIo::new) }
+    });
+    Generated::new(endpoint.connect_with_connector_lazy(connector)).max_decoding_message_size(MAX_ANSWER)
+}
+
+fn check_key_id(id: &str) -> Result<(), String> {
+    match id.is_empty() || id.len() > MAX_KEY_ID {
+        true => Err(format!("the id of its key must have 1 to {MAX_KEY_ID} bytes")),
+        false => Ok(()),
+    }
+}
+
+fn uid() -> Result<String, String> {
+    let bytes: [u8; 16] = super::random().map_err(|error| error.to_string())?;
+    Ok(hex::encode(bytes))
+}

@@ -1,0 +1,137 @@
+//! A plugin in this process, on a unix socket.
+
+use std::{path::Path, sync::Arc, sync::Mutex};
+
+use tokio::net::UnixListener;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{Request, Response, Status};
+
+use super::{
+    v2::key_management_service_server::{KeyManagementService, KeyManagementServiceServer},
+    *,
+};
+
+/// What the plugin does; tests change it.
+#[derive(Default)]
+pub(crate) struct Behaviour {
+    pub(crate) key_id: String,
+    pub(crate) health: String,
+    pub(crate) decrypts: usize,
+}
+
+struct Plugin(Arc<Mutex<Behaviour>>);
+
+/// A cipher for tests alone.
+fn flip(bytes: &[u8]) -> Vec<u8> {
+    bytes.iter().map(|byte| byte ^ 0xff).collect()
+}
+
+#[tonic::async_trait]
+impl KeyManagementService for Plugin {
+    async fn status(&self, _: Request<v2::StatusRequest>) -> Result<Response<v2::StatusResponse>, Status> {
+        let behaviour = self.0.lock().unwrap();
+        let (key_id, healthz) = (behaviour.key_id.clone(), behaviour.health.clone());
+        Ok(Response::new(v2::StatusResponse { version: "v2".to_owned(), healthz, key_id }))
+    }
+
+    async fn encrypt(
+        &self,
+        request: Request<v2::EncryptRequest>,
+    ) -> Result<Response<v2::EncryptResponse>, Status> {
+        let key_id = self.0.lock().unwrap().key_id.clone();
+        let ciphertext = flip(&request.into_inner().plaintext);
+        let annotations = HashMap::from([("a.example".to_owned(), b"b".to_vec())]);
+        Ok(Response::new(v2::EncryptResponse { ciphertext, key_id, annotations }))
+    }
+
+    async fn decrypt(
+        &self,
+        request: Request<v2::DecryptRequest>,
+    ) -> Result<Response<v2::DecryptResponse>, Status> {
+        let request = request.into_inner();
+        if request.annotations.get("a.example").is_none_or(|value| value != b"b") {
+            return Err(Status::invalid_argument("the annotations are missing"));
+        }
+        self.0.lock().unwrap().decrypts += 1;
+        Ok(Response::new(v2::DecryptResponse { plaintext: flip(&request.ciphertext) }))
+    }
+}
+
+/// Starts a plugin, which ends with the process.
+pub(crate) fn plugin(socket: &Path) -> Arc<Mutex<Behaviour>> {
+    let behaviour =
+        Arc::new(Mutex::new(Behaviour { key_id: "1".to_owned(), health: "ok".to_owned(), decrypts: 0 }));
+    let (service, listener) =
+        (Plugin(behaviour.clone()), std::os::unix::net::UnixListener::bind(socket).unwrap());
+    listener.set_nonblocking(true).unwrap();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async move {
+            let incoming = UnixListenerStream::new(UnixListener::from_std(listener).unwrap());
+            let server =
+                tonic::transport::Server::builder().add_service(KeyManagementServiceServer::new(service));
+            server.serve_with_incoming(incoming).await.unwrap();
+        });
+    });
+    behaviour
+}
+
+fn start(socket: &Path) -> Result<Kms, Error> {
+    Kms::start(KmsSettings {
+        name: "plugin".to_owned(),
+        socket: socket.to_owned(),
+        timeout: Duration::from_secs(60),
+    })
+}
+
+#[test]
+fn seeds_are_decrypted_once_and_keys_rotate() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("kms.sock");
+    let behaviour = plugin(&socket);
+    let kms = start(&socket).unwrap();
+    let values: Vec<Vec<u8>> = (0..5).map(|_| kms.seal(b"value", b"name").unwrap()).collect();
+    assert_ne!(values[0], values[1]);
+    // Another start has another seed, and reads the values of the former one.
+    let kms = start(&socket).unwrap();
+    for value in &values {
+        let sealed = value.strip_prefix(kms.prefix()).unwrap();
+        assert_eq!(kms.open(sealed, b"name").unwrap(), b"value");
+        assert!(kms.open(sealed, b"other").is_err());
+        assert!(kms.is_current(sealed));
+    }
+    assert_eq!(behaviour.lock().unwrap().decrypts, 1);
+    behaviour.lock().unwrap().key_id = "2".to_owned();
+    let (done, checked) = mpsc::channel();
+    kms.call(Call::Check(Some(done))).unwrap();
+    checked.recv().unwrap().unwrap();
+    let old = values[0].strip_prefix(kms.prefix()).unwrap();
+    let new = kms.seal(b"value", b"name").unwrap();
+    assert!(!kms.is_current(old) && kms.is_current(new.strip_prefix(kms.prefix()).unwrap()));
+    assert_eq!(kms.open(old, b"name").unwrap(), b"value");
+}
+
+#[test]
+fn a_plugin_that_is_absent_or_unhealthy_is_an_error() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("kms.sock");
+    assert!(matches!(start(&socket), Err(Error::Kms { .. })));
+    let behaviour = plugin(&socket);
+    behaviour.lock().unwrap().health = "broken".to_owned();
+    assert!(start(&socket).err().unwrap().to_string().contains("not healthy"));
+    behaviour.lock().unwrap().health = "ok".to_owned();
+    behaviour.lock().unwrap().key_id = "x".repeat(MAX_KEY_ID + 1);
+    assert!(start(&socket).is_err());
+}
+
+#[test]
+fn garbage_is_an_error() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("kms.sock");
+    plugin(&socket);
+    let kms = start(&socket).unwrap();
+    let sealed = kms.seal(b"value", b"name").unwrap();
+    for cut in kms.prefix().len()..sealed.len() {
+        assert!(kms.open(&sealed[kms.prefix().len()..cut], b"name").is_err(), "{cut}");
+    }
+}
