@@ -10,7 +10,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-/// Calls `changed` after each change of the file's content, until the shutdown. `changed` may block: it runs on a thread
+/// Calls `changed` at the start and after each change of the file's content, until the shutdown. `changed` may block: it runs on a thread
 /// for blocking work. A file that cannot be followed is logged.
 ///
 /// The directory is watched, because others replace the file or the symbolic link to it. So the path of the file itself
@@ -26,21 +26,22 @@ pub async fn follow_file(
         return;
     }
     let changed = Arc::new(changed);
-    let mut known = digest(&path);
+    let mut known = None;
     loop {
+        // A missing file is about to be replaced: the next event follows. The first pass finds a change that came before
+        // the watch.
+        if let Some(now) = digest(&path)
+            && known.replace(now) != Some(now)
+        {
+            let changed = changed.clone();
+            if tokio::task::spawn_blocking(move || changed()).await.is_err() {
+                return;
+            }
+        }
         tokio::select! {
             // Both only wait.
             () = woken.notified() => {}
             () = shutdown.cancelled() => return,
-        }
-        // A missing file is about to be replaced: the next event follows.
-        let Some(now) = digest(&path) else { continue };
-        if known.replace(now) == Some(now) {
-            continue;
-        }
-        let changed = changed.clone();
-        if tokio::task::spawn_blocking(move || changed()).await.is_err() {
-            return;
         }
     }
 }
@@ -95,8 +96,10 @@ mod tests {
             number += 1;
             replace("new", &format!("b{number}"));
             let soon = std::time::Duration::from_millis(20);
-            if let Ok(first) = tokio::time::timeout(soon, seen.recv()).await {
-                break first.unwrap();
+            if let Ok(Some(first)) = tokio::time::timeout(soon, seen.recv()).await
+                && first != "a"
+            {
+                break first;
             }
         };
         assert!(first.starts_with('b'));

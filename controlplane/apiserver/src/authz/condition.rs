@@ -115,10 +115,10 @@ fn request() -> Type {
 }
 
 fn object(name: &str, fields: &[(&str, Type)]) -> Type {
-    let fields = fields.iter().map(|(name, kind)| {
-        let identifier = coracle_cel::escape::escape(name).unwrap_or_default();
-        (identifier.into_boxed_str(), Field { name: (*name).into(), kind: kind.clone() })
-    });
+    // The names are upstream's fields: they are not escaped, although `namespace` is a word of the language.
+    let fields = fields
+        .iter()
+        .map(|(name, kind)| (Box::from(*name), Field { name: (*name).into(), kind: kind.clone() }));
     Type::Object(Arc::new(ObjectType { name: name.to_owned(), fields: fields.collect::<BTreeMap<_, _>>() }))
 }
 
