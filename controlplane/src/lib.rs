@@ -30,5 +30,5 @@ pub use coracle_controllers::ControllerSelection;
 pub use coracle_scheduler::SchedulerConfig;
 pub use leader::LeaderElection;
 pub use pki::Pki;
-pub use start::{ControlPlane, ControlPlaneConfig, Error, NodeIdentity, start};
+pub use start::{ControlPlane, ControlPlaneConfig, EncryptionFile, Error, NodeIdentity, start};
 pub use store::{EtcdConfig, OpenStoreError};

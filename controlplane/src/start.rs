@@ -66,9 +66,7 @@ pub struct ControlPlaneConfig {
     /// Which authorizers decide.
     pub authorization: AuthorizationConfig,
     /// Encryption of any resources: a file of upstream's `EncryptionConfiguration`.
-    pub encryption_config: Option<PathBuf>,
-    /// Whether that file is read again when it changes.
-    pub encryption_reload: bool,
+    pub encryption_config: Option<EncryptionFile>,
     /// Key file for the encryption of Secrets; `None` is `sealing.key` in the state directory, created at the first start.
     pub encryption_key_file: Option<PathBuf>,
     /// The etcd that has the cluster's objects; `None` uses the embedded store.
@@ -101,6 +99,15 @@ pub struct ControlPlaneConfig {
     pub max_in_flight: [usize; 2],
     /// Time for which the API server still accepts requests after the beginning of the shutdown, while it is not ready.
     pub shutdown_delay: Duration,
+}
+
+/// An EncryptionConfiguration.
+#[derive(Clone, Debug)]
+pub struct EncryptionFile {
+    /// The file.
+    pub path: PathBuf,
+    /// Whether the file is read again when it changes.
+    pub reload: bool,
 }
 
 /// The control plane did not start.
@@ -194,7 +201,6 @@ impl ControlPlaneConfig {
             anonymous_auth: true,
             authorization: AuthorizationConfig::default(),
             encryption_config: None,
-            encryption_reload: false,
             encryption_key_file: None,
             etcd: None,
             election: LeaderElection::default(),
@@ -241,7 +247,9 @@ pub async fn start(config: ControlPlaneConfig, shutdown: CancellationToken) -> R
     write_client_kubeconfigs(&pki, &kubeconfig, &local).map_err(Error::Pki)?;
     let tasks = TaskTracker::new();
     tasks.spawn(api.clone().serve(listener, tls));
-    if let Some(encryption) = encryption.filter(|_| config.encryption_reload) {
+    if let Some(encryption) =
+        encryption.filter(|_| config.encryption_config.as_ref().is_some_and(|file| file.reload))
+    {
         tasks.spawn(follow_encryption(encryption, stopped.clone()));
     }
     let plane = ControlPlane { api, pki, address: bound, kubeconfig, tasks, _lock: lock };

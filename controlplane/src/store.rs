@@ -15,7 +15,7 @@ use coracle_store::{
 
 use crate::{
     pki::{Pki, PkiError},
-    start::ControlPlaneConfig,
+    start::{ControlPlaneConfig, EncryptionFile},
 };
 
 /// The key file, below the state directory.
@@ -92,7 +92,7 @@ pub(crate) async fn open(config: &ControlPlaneConfig) -> Result<Opened, OpenStor
     let keys = keys.map_err(OpenStoreError::Keys)?;
     let encryption = match config.encryption_config.clone() {
         // A key management service may take its time.
-        Some(path) => {
+        Some(EncryptionFile { path, .. }) => {
             let loaded = tokio::task::spawn_blocking(move || Encryption::load(&path)).await;
             let loaded = loaded.map_err(|error| OpenStoreError::Interrupted(error.to_string()))?;
             Some(Arc::new(loaded.map_err(OpenStoreError::Keys)?))

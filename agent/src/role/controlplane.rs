@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use clap::Args;
 use coracle_controlplane::{
-    ControlPlane, ControlPlaneConfig, EtcdConfig, ExternalServer, LeaderElection, SchedulerConfig,
+    ControlPlane, ControlPlaneConfig, EncryptionFile, EtcdConfig, ExternalServer, LeaderElection,
+    SchedulerConfig,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -80,8 +81,7 @@ fn config(settings: &Settings) -> anyhow::Result<ControlPlaneConfig> {
     config.request_header = settings.request_header;
     config.authorization = settings.authorization;
     if let Some((path, reload)) = settings.encryption {
-        config.encryption_config = Some(path);
-        config.encryption_reload = reload;
+        config.encryption_config = Some(EncryptionFile { path, reload });
     }
     config.encryption_key_file = settings.encryption_key_file;
     config.etcd = settings.etcd.map(|etcd| EtcdConfig {

@@ -201,23 +201,13 @@ pub(crate) struct Etcd {
 impl ControlPlaneSettings {
     /// Checks settings that depend on each other. All problems are collected in `sources`.
     pub(super) fn decide(self, dirs: &Dirs, sources: &mut Sources) -> Option<ControlPlane> {
+        let audit = sources.take(self.audit())?;
+        let token_webhook = sources.take(self.token_webhook())?;
+        let authorization = sources.take(self.authorization())?;
+        let request_header = self.request_header();
         let masks = [self.node_cidr_mask_size_ipv4, self.node_cidr_mask_size_ipv6];
         let ranges = sources.take(ranges::decide(self.cluster_cidr, self.service_cidr, masks))?;
         let load_balancer_pool = sources.take(ranges.check_pool(self.load_balancer_pool))?;
-        let log = self.audit_log_path.map(|path| AuditLogOptions {
-            path,
-            max_bytes: u64::from(self.audit_log_maxsize.get()) << 20,
-            max_backups: usize::try_from(self.audit_log_maxbackup).unwrap_or(usize::MAX),
-            max_age: Duration::from_secs(u64::from(self.audit_log_maxage) * 24 * 3600),
-        });
-        let count = |count: NonZero<u32>| usize::try_from(count.get()).unwrap_or(usize::MAX);
-        let webhook = self.audit_webhook_config_file.map(|file| AuditWebhookConfig {
-            file,
-            buffer: count(self.audit_webhook_batch_buffer_size),
-            batch: count(self.audit_webhook_batch_max_size),
-            wait: self.audit_webhook_batch_max_wait.0,
-        });
-        let audit = sources.take(audit(self.audit_policy_file, log, webhook))?;
         let files = (self.etcd_cafile, self.etcd_certfile, self.etcd_keyfile);
         let etcd = sources.take(etcd(self.etcd_servers, self.etcd_prefix, files))?;
         let election = [
@@ -229,28 +219,6 @@ impl ControlPlaneSettings {
         let controllers = ControllerSelection::parse(self.controllers).context("controllers");
         let controllers = sources.take(controllers)?;
         let request_timeout = sources.take(at_least_a_second(self.request_timeout))?;
-        let token_webhook = sources.take(token_webhook(
-            self.authentication_token_webhook_config_file,
-            self.authentication_token_webhook_cache_ttl,
-            self.authentication_token_webhook_version,
-        ))?;
-        let authorization = sources.take(authorization(AuthorizationConfig {
-            modes: self.authorization_mode,
-            policy_file: self.authorization_policy_file,
-            webhook_file: self.authorization_webhook_config_file,
-            webhook_authorized: self.authorization_webhook_cache_authorized_ttl.0,
-            webhook_unauthorized: self.authorization_webhook_cache_unauthorized_ttl.0,
-            webhook_version: self.authorization_webhook_version,
-            file: self.authorization_config,
-        }))?;
-        let request_header = self.requestheader_client_ca_file.map(|client_ca_file| RequestHeaderConfig {
-            client_ca_file,
-            allowed_names: self.requestheader_allowed_names,
-            username_headers: self.requestheader_username_headers,
-            uid_headers: self.requestheader_uid_headers,
-            group_headers: self.requestheader_group_headers,
-            extra_prefixes: self.requestheader_extra_headers_prefix,
-        });
         let reload = self.encryption_provider_config_automatic_reload;
         let max = [self.max_requests_inflight, self.max_mutating_requests_inflight];
         Some(ControlPlane {
@@ -288,35 +256,73 @@ impl ControlPlaneSettings {
             shutdown_delay: self.shutdown_delay_duration.0,
         })
     }
+
+    /// The audit, if there are a policy and a backend.
+    fn audit(&self) -> anyhow::Result<Option<AuditConfig>> {
+        let log = self.audit_log_path.clone().map(|path| AuditLogOptions {
+            path,
+            max_bytes: u64::from(self.audit_log_maxsize.get()) << 20,
+            max_backups: usize::try_from(self.audit_log_maxbackup).unwrap_or(usize::MAX),
+            max_age: Duration::from_secs(u64::from(self.audit_log_maxage) * 24 * 3600),
+        });
+        let count = |count: NonZero<u32>| usize::try_from(count.get()).unwrap_or(usize::MAX);
+        let webhook = self.audit_webhook_config_file.clone().map(|file| AuditWebhookConfig {
+            file,
+            buffer: count(self.audit_webhook_batch_buffer_size),
+            batch: count(self.audit_webhook_batch_max_size),
+            wait: self.audit_webhook_batch_max_wait.0,
+        });
+        audit(self.audit_policy_file.clone(), log, webhook)
+    }
+
+    /// The webhook for tokens, if there is one.
+    fn token_webhook(&self) -> anyhow::Result<Option<TokenWebhookConfig>> {
+        let version = self.authentication_token_webhook_version.clone();
+        let is_known = matches!(version.as_str(), "v1" | "v1beta1");
+        anyhow::ensure!(is_known, "authentication-token-webhook-version {version:?} must be v1 or v1beta1");
+        let file = self.authentication_token_webhook_config_file.clone();
+        let cache = self.authentication_token_webhook_cache_ttl.0;
+        Ok(file.map(|file| TokenWebhookConfig { file, cache, version }))
+    }
+
+    /// The proxies that name the user in headers, if there are any.
+    fn request_header(&self) -> Option<RequestHeaderConfig> {
+        self.requestheader_client_ca_file.clone().map(|client_ca_file| RequestHeaderConfig {
+            client_ca_file,
+            allowed_names: self.requestheader_allowed_names.clone(),
+            username_headers: self.requestheader_username_headers.clone(),
+            uid_headers: self.requestheader_uid_headers.clone(),
+            group_headers: self.requestheader_group_headers.clone(),
+            extra_prefixes: self.requestheader_extra_headers_prefix.clone(),
+        })
+    }
+
+    /// Authorization by modes or by a file, not by both.
+    fn authorization(&self) -> anyhow::Result<AuthorizationConfig> {
+        let config = AuthorizationConfig {
+            modes: self.authorization_mode.clone(),
+            policy_file: self.authorization_policy_file.clone(),
+            webhook_file: self.authorization_webhook_config_file.clone(),
+            webhook_authorized: self.authorization_webhook_cache_authorized_ttl.0,
+            webhook_unauthorized: self.authorization_webhook_cache_unauthorized_ttl.0,
+            webhook_version: self.authorization_webhook_version.clone(),
+            file: self.authorization_config.clone(),
+        };
+        let version = &config.webhook_version;
+        let is_known = matches!(version.as_str(), "v1" | "v1beta1");
+        anyhow::ensure!(is_known, "authorization-webhook-version {version:?} must be v1 or v1beta1");
+        let has_files = config.policy_file.is_some() || config.webhook_file.is_some();
+        let is_single = config.file.is_none() || !has_files;
+        anyhow::ensure!(
+            is_single,
+            "authorization-config cannot be used with authorization-policy-file or authorization-webhook-config-file"
+        );
+        Ok(config)
+    }
 }
 
 fn seconds(count: NonZero<u32>) -> Duration {
     Duration::from_secs(count.get().into())
-}
-
-/// The webhook for tokens, if there is one.
-fn token_webhook(
-    file: Option<PathBuf>,
-    Age(cache): Age,
-    version: String,
-) -> anyhow::Result<Option<TokenWebhookConfig>> {
-    let is_known = matches!(version.as_str(), "v1" | "v1beta1");
-    anyhow::ensure!(is_known, "authentication-token-webhook-version {version:?} must be v1 or v1beta1");
-    Ok(file.map(|file| TokenWebhookConfig { file, cache, version }))
-}
-
-/// Authorization by modes or by a file, not by both.
-fn authorization(config: AuthorizationConfig) -> anyhow::Result<AuthorizationConfig> {
-    let version = &config.webhook_version;
-    let is_known = matches!(version.as_str(), "v1" | "v1beta1");
-    anyhow::ensure!(is_known, "authorization-webhook-version {version:?} must be v1 or v1beta1");
-    let has_files = config.policy_file.is_some() || config.webhook_file.is_some();
-    let is_single = config.file.is_none() || !has_files;
-    anyhow::ensure!(
-        is_single,
-        "authorization-config cannot be used with authorization-policy-file or authorization-webhook-config-file"
-    );
-    Ok(config)
 }
 
 /// The audit, if there are a policy and a backend.
