@@ -99,7 +99,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
         ],
     ),
     ("coracle-events", &[]),
-    ("coracle-scheduler", &["coracle-events", "coracle-values"]),
+    ("coracle-scheduler", &["coracle-cel", "coracle-events", "coracle-values"]),
     ("coracle-controllers", &["coracle-events", "coracle-values"]),
     (
         "coracle-controlplane",

@@ -37,4 +37,4 @@ pub use program::{CompileError, Environment, Program};
 pub use session::{MAX_SHARED_DEPTH, Session, Shared};
 pub use structure::Structure;
 pub use types::{Field, ObjectType, Type};
-pub use value::Value;
+pub use value::{Key, Value};

@@ -10,8 +10,8 @@ use crate::cache::Cache;
 use crate::object::{
     CertificateSigningRequest, Claim, ClusterRole, ConfigMap, ControllerRevision, CronJob, DaemonSet,
     Deployment, EndpointSlice, Endpoints, HorizontalPodAutoscaler, IPAddress, Job, Lease, Namespace, Node,
-    Object, PersistentVolume, Pod, PodDisruptionBudget, ReplicaSet, ReplicationController, Secret, Service,
-    ServiceAccount, ServiceCIDR, StatefulSet, StorageClass,
+    Object, PersistentVolume, Pod, PodDisruptionBudget, ReplicaSet, ReplicationController, ResourceClaim,
+    Secret, Service, ServiceAccount, ServiceCIDR, StatefulSet, StorageClass,
 };
 use crate::watch;
 
@@ -56,6 +56,8 @@ pub(crate) struct Caches {
     pub(crate) cluster_roles: Arc<Cache<ClusterRole>>,
     pub(crate) service_cidrs: Arc<Cache<ServiceCIDR>>,
     pub(crate) ip_addresses: Arc<Cache<IPAddress>>,
+    /// [`Caches::synced`] does not wait for these: only their own controller reads them, and waits itself.
+    pub(crate) resource_claims: Arc<Cache<ResourceClaim>>,
     /// [`Caches::synced`] does not wait for these: only their own controller reads them, and only those that exist.
     pub(crate) autoscalers: Arc<Cache<HorizontalPodAutoscaler>>,
 }
@@ -95,6 +97,7 @@ impl Caches {
             service_cidrs: Arc::new(Cache::new()),
             ip_addresses: Arc::new(Cache::new()),
             autoscalers: Arc::new(Cache::new()),
+            resource_claims: Arc::new(Cache::new()),
         }
     }
 
@@ -136,6 +139,7 @@ impl Caches {
             feed(client, &self.service_cidrs, all()),
             feed(client, &self.ip_addresses, all()),
             feed(client, &self.autoscalers, all()),
+            feed(client, &self.resource_claims, all()),
         ]
     }
 

@@ -1,6 +1,6 @@
 //! The controllers of the control plane, as API clients: deployments, replica sets, stateful sets, daemon sets, jobs,
 //! cron jobs, pod autoscalers, garbage collection, namespaces, node lifecycle, certificates, tokens, endpoints, disruption
-//! budgets, volumes.
+//! budgets, volumes, resource claims.
 //!
 //! Each controller is a folder of two files. `plan` compares the desired with the observed state and returns actions;
 //! it is pure. `run` collects the observed state and applies the actions. All controllers share one set of caches
@@ -47,6 +47,7 @@ mod pod_gc;
 mod queue;
 mod replica_set;
 mod replication_controller;
+mod resource_claim;
 mod revision_history;
 mod root_ca;
 mod run;

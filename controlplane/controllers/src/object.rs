@@ -29,6 +29,7 @@ pub(crate) trait Object:
 mod autoscaling;
 mod batch;
 mod containers;
+mod devices;
 mod disruption;
 mod joining;
 mod networking;
@@ -41,6 +42,7 @@ pub(crate) use autoscaling::HorizontalPodAutoscaler;
 pub(crate) use batch::{CronJob, Job};
 use containers::{Containers, containers};
 pub(crate) use coracle_values::object::{Key, ObjectExt, controller_of};
+pub(crate) use devices::{PodClaimStatus, PodResourceClaim, ResourceClaim};
 pub(crate) use disruption::PodDisruptionBudget;
 pub(crate) use joining::{CertificateSigningRequest, Lease, Secret};
 pub(crate) use networking::{IPAddress, ServiceCIDR};
@@ -77,6 +79,8 @@ pub(crate) struct PodSpec {
     /// Only volumes that use claims.
     #[serde(deserialize_with = "claim_volumes")]
     pub(crate) volumes: Arc<[PodVolume]>,
+    /// The pod's claims of devices.
+    pub(crate) resource_claims: Box<[PodResourceClaim]>,
 }
 
 /// A container's ports.
@@ -109,6 +113,8 @@ pub(crate) struct PodStatus {
     pub(crate) init_container_statuses: Containers,
     #[serde(rename = "podIPs")]
     pub(crate) pod_ips: Option<Vec<k8s_openapi::api::core::v1::PodIP>>,
+    /// The generated claims.
+    pub(crate) resource_claim_statuses: Box<[PodClaimStatus]>,
 }
 
 impl Pod {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::config::{FEWEST_NODES, Profile};
+use crate::devices::PodDevices;
 use crate::filter::{self, Refused, node_affinity};
 use crate::hint::Changes;
 use crate::object::Pod;
@@ -31,6 +32,7 @@ pub(crate) struct Unschedulable {
 pub(crate) struct Prepared {
     pub(crate) topology: Topology,
     claims: PodClaims,
+    devices: PodDevices,
 }
 
 /// The outcome of the filters.
@@ -113,7 +115,8 @@ pub(crate) fn prepare(pod: &Pod, profile: &Profile, snapshot: &Snapshot) -> Resu
     } else {
         PodClaims::default()
     };
-    Ok(Prepared { topology: Topology::of(pod, profile, snapshot), claims })
+    let devices = snapshot.devices.of_pod(pod)?;
+    Ok(Prepared { topology: Topology::of(pod, profile, snapshot), claims, devices })
 }
 
 /// What the first filter says that refuses the pod, in upstream's order. None if the node can run it.
@@ -126,6 +129,7 @@ pub(crate) fn refuse(
     filter::refuse(pod, profile, node)
         .or_else(|| prepared.claims.refuse(profile, node, snapshot))
         .or_else(|| prepared.topology.refuse(profile, node))
+        .or_else(|| snapshot.devices.refuse(&prepared.devices, node.facts))
 }
 
 /// The nodes that refuse the pod when the pods count that are nominated for the node and as important as this one.

@@ -12,6 +12,7 @@ mod bind;
 mod budget;
 mod config;
 mod decide;
+mod devices;
 mod filter;
 #[cfg(test)]
 mod fixture;

@@ -39,6 +39,24 @@ pub(crate) struct PodSpec {
     pub(crate) host_network: Option<bool>,
     pub(crate) topology_spread_constraints: Option<Vec<TopologySpreadConstraint>>,
     pub(crate) volumes: Vec<PodVolume>,
+    pub(crate) resource_claims: Vec<PodResourceClaim>,
+}
+
+/// A claim of devices of a pod: an object, or one that a controller makes from a template.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct PodResourceClaim {
+    pub(crate) name: String,
+    pub(crate) resource_claim_name: Option<String>,
+    pub(crate) resource_claim_template_name: Option<String>,
+}
+
+/// The name of a claim that a controller made.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct PodClaimStatus {
+    pub(crate) name: String,
+    pub(crate) resource_claim_name: Option<String>,
 }
 
 /// The fields of a pod's volume that the scheduler reads.
@@ -76,6 +94,7 @@ pub(crate) struct PodStatus {
     pub(crate) conditions: Option<Vec<PodCondition>>,
     pub(crate) container_statuses: Vec<ContainerStatus>,
     pub(crate) init_container_statuses: Vec<ContainerStatus>,
+    pub(crate) resource_claim_statuses: Vec<PodClaimStatus>,
 }
 
 /// The resources that a container has on its node.
@@ -180,6 +199,8 @@ impl Pod {
 
     /// Whether two versions of the pod are equal in everything that scheduling depends on.
     pub(crate) fn asks_the_same(&self, other: &Self) -> bool {
-        self.spec == other.spec && self.metadata.labels == other.metadata.labels
+        self.spec == other.spec
+            && self.metadata.labels == other.metadata.labels
+            && self.status.resource_claim_statuses == other.status.resource_claim_statuses
     }
 }

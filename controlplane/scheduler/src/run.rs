@@ -16,6 +16,7 @@ use crate::bind;
 use crate::budget::Budgets;
 use crate::config::{Profile, SchedulerConfig};
 use crate::decide::{Unschedulable, decide};
+use crate::devices::{self, Reservations};
 use crate::hint::Changes;
 use crate::object::{Namespace, Node, Pod, PodDisruptionBudget};
 use crate::preempt::{Preemption, Victim, preempt, with_outcome};
@@ -38,6 +39,8 @@ struct Bound {
     node: String,
     /// The volumes that were reserved for the pod.
     volumes: Vec<(Key, Choice)>,
+    /// The devices that were reserved for the pod.
+    devices: Reservations,
     result: Result<(), BindError>,
 }
 
@@ -91,6 +94,8 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
         listed_budgets: Budgets::default(),
     };
     sending.spawn(volumes::feed::run(scheduler.client.clone(), scheduler.snapshot.volumes.clone()));
+    sending.spawn(devices::feed::run(scheduler.client.clone(), scheduler.snapshot.devices.clone()));
+    let mut device_changes = scheduler.snapshot.devices.changes();
     let mut selectors = selectors::feed::changes(&scheduler.client);
     let mut volume_changes = scheduler.snapshot.volumes.changes();
     loop {
@@ -103,6 +108,7 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
             Some(event) = namespaces.next() => scheduler.namespace_event(event),
             Some(event) = budgets.next() => scheduler.budget_event(event),
             Some(change) = selectors.next() => scheduler.snapshot.selectors.apply(change),
+            Ok(()) = device_changes.changed() => scheduler.queue.change(Changes::ALL, Instant::now()),
             Ok(()) = volume_changes.changed() => scheduler.queue.change(Changes::ALL, Instant::now()),
             Some(Ok(bound)) = scheduler.bindings.join_next() => scheduler.bound(bound),
             Some(_) = scheduler.marks.join_next() => {}
@@ -159,8 +165,10 @@ impl Scheduler {
     fn due(&self) -> Option<Instant> {
         let kinds = [&self.pods, &self.nodes, &self.namespaces, &self.budgets];
         let (volumes, selectors) = (&self.snapshot.volumes, &self.snapshot.selectors);
-        let listed =
-            kinds.iter().all(|kind| kind.complete) && volumes.is_complete() && selectors.is_complete();
+        let listed = kinds.iter().all(|kind| kind.complete)
+            && volumes.is_complete()
+            && selectors.is_complete()
+            && self.snapshot.devices.is_complete();
         if listed { self.queue.due() } else { None }
     }
 
@@ -294,12 +302,16 @@ impl Scheduler {
                 self.assumed.insert(pod.uid().to_owned());
                 let (client, volumes) = (self.client.clone(), self.snapshot.volumes.clone());
                 let chosen = self.snapshot.reserve_volumes(&pod, &node);
+                let (devices, reserved) =
+                    (self.snapshot.devices.clone(), self.snapshot.reserve_devices(&pod, &node));
                 self.bindings.spawn(async move {
-                    let result = match volumes::bind::bind(&client, &volumes, &chosen, &node).await {
-                        Ok(()) => bind::bind(client, &pod, &node).await.map_err(BindError::Request),
-                        Err(error) => Err(error),
+                    let result = async {
+                        volumes::bind::bind(&client, &volumes, &chosen, &node).await?;
+                        devices::bind::bind(&client, &devices, &pod, &reserved).await?;
+                        bind::bind(client, &pod, &node).await.map_err(BindError::Request)
                     };
-                    Bound { pod, node, volumes: chosen, result }
+                    let result = result.await;
+                    Bound { pod, node, volumes: chosen, devices: reserved, result }
                 });
             }
             Err(refused) => self.refused(&pod, &profile, refused),
@@ -358,12 +370,13 @@ impl Scheduler {
         });
     }
 
-    fn bound(&mut self, Bound { pod, node, volumes, result }: Bound) {
+    fn bound(&mut self, Bound { pod, node, volumes, devices, result }: Bound) {
         let Err(error) = result else {
             let message = format!("Successfully assigned {}/{} to {node}", pod.namespace(), pod.name());
             return self.record(&pod, Event::normal("Scheduled", message));
         };
         self.snapshot.volumes.release(&volumes);
+        self.snapshot.devices.release(&devices);
         // If the pod is not assumed any more, the watch has reported its state meanwhile.
         if !self.assumed.remove(pod.uid()) {
             return;

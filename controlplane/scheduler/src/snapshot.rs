@@ -10,6 +10,7 @@ use coracle_values::pod_resources::Resources;
 use k8s_openapi::api::core::v1::{PodCondition, Taint};
 
 use crate::budget::Budgets;
+use crate::devices::{Devices, Reservations};
 use crate::hint::Changes;
 use crate::object::{Node, Pod};
 use crate::request::{HostPort, assumed_of_placed, host_ports, of_pod};
@@ -103,6 +104,8 @@ pub(crate) struct Snapshot {
     pub(crate) namespaces: HashMap<String, Labels>,
     /// Claims, volumes and storage classes.
     pub(crate) volumes: Volumes,
+    /// Claims of devices, and the devices.
+    pub(crate) devices: Devices,
     /// Selectors of services and workloads.
     pub(crate) selectors: Selectors,
     /// Number of pods on nodes that use each claim.
@@ -354,6 +357,13 @@ impl Snapshot {
         let facts = self.nodes.get(node).and_then(|info| info.facts.as_ref());
         let claims = self.volumes.of_pod(pod).ok();
         claims.zip(facts).map(|(claims, node)| self.volumes.reserve(&claims, node)).unwrap_or_default()
+    }
+
+    /// Chooses and reserves devices on a node for the pod's claims.
+    pub(crate) fn reserve_devices(&self, pod: &Pod, node: &str) -> Reservations {
+        let facts = self.nodes.get(node).and_then(|info| info.facts.as_ref());
+        let claims = self.devices.of_pod(pod).ok();
+        claims.zip(facts).map(|(claims, node)| self.devices.reserve(&claims, node)).unwrap_or_default()
     }
 
     /// The uids of all pods on nodes.

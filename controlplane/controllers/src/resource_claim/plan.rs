@@ -1,0 +1,187 @@
+//! The claims that a pod needs, and what of a claim is still used.
+
+use serde_json::{Value, json};
+
+use crate::object::{ObjectExt, Pod, PodResourceClaim, ResourceClaim, controller_of};
+
+/// Set on a generated claim: the name of the claim in its pod.
+const POD_CLAIM_NAME: &str = "resource.kubernetes.io/pod-claim-name";
+/// Keeps a claim until its devices are free.
+pub(crate) const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
+
+/// A claim of a pod by template.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// The claim with this name exists.
+    Exists(String),
+    /// It has to be made from this template.
+    Create { template: String },
+}
+
+/// What is to be done for each claim that the pod has by template, by the name in the pod. `owned` are the claims of the
+/// pod.
+pub(crate) fn steps(pod: &Pod, owned: &[&ResourceClaim]) -> Vec<(String, Step)> {
+    if pod.is_being_deleted() || pod.finished() {
+        return Vec::new();
+    }
+    let step = |claim: &PodResourceClaim| {
+        let template = claim.resource_claim_template_name.clone()?;
+        let made = owned.iter().find(|owned| {
+            controller_of(&owned.metadata).is_some_and(|owner| owner.uid == pod.uid())
+                && owned.annotation(POD_CLAIM_NAME) == Some(claim.name.as_str())
+        });
+        let step = match made {
+            Some(made) => Step::Exists(made.name().to_owned()),
+            None => Step::Create { template },
+        };
+        Some((claim.name.clone(), step))
+    };
+    pod.spec.resource_claims.iter().filter_map(step).collect()
+}
+
+/// A claim of a pod from a template.
+pub(crate) fn claim(pod: &Pod, name: &str, template: &Value) -> Value {
+    let meta = &template["spec"]["metadata"];
+    let mut annotations = meta["annotations"].as_object().cloned().unwrap_or_default();
+    annotations.insert(POD_CLAIM_NAME.to_owned(), name.into());
+    json!({
+        "metadata": {
+            "generateName": format!("{}-{name}-", pod.name()),
+            "labels": meta["labels"],
+            "annotations": annotations,
+            "ownerReferences": [pod.controller_reference()],
+        },
+        "spec": template["spec"]["spec"],
+    })
+}
+
+/// The status patch with the names of the generated claims. None if the pod has it.
+pub(crate) fn names_patch(pod: &Pod, names: &[(String, String)]) -> Option<Value> {
+    let own = &pod.status.resource_claim_statuses;
+    let has = |(name, claim): &(String, String)| {
+        own.iter().any(|one| one.name == *name && one.resource_claim_name.as_deref() == Some(claim))
+    };
+    if names.iter().all(has) {
+        return None;
+    }
+    let mut all: Vec<(String, Option<String>)> =
+        names.iter().map(|(name, claim)| (name.clone(), Some(claim.clone()))).collect();
+    let others = own.iter().filter(|one| !names.iter().any(|(name, _)| *name == one.name));
+    all.extend(others.map(|one| (one.name.clone(), one.resource_claim_name.clone())));
+    let all: Vec<Value> =
+        all.into_iter().map(|(name, claim)| json!({"name": name, "resourceClaimName": claim})).collect();
+    Some(json!({"metadata": {"uid": pod.uid()}, "status": {"resourceClaimStatuses": all}}))
+}
+
+/// Whether a pod has no use for its claims any more.
+pub(crate) fn is_done(pod: &Pod) -> bool {
+    pod.finished() || (pod.is_being_deleted() && pod.spec.node_name.as_deref().is_none_or(str::is_empty))
+}
+
+/// What is to be done with a claim.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Release {
+    /// The status without the users that are gone. Without users the devices are free.
+    Status(Value),
+    /// The list of finalizers without ours.
+    Finalizers(Vec<String>),
+    /// The pod of this generated claim is done.
+    Delete,
+    Nothing,
+}
+
+/// The next step for a claim. `uses` tells whether the pod with this name and uid still uses it.
+pub(crate) fn release(claim: &ResourceClaim, uses: impl Fn(&str, &str) -> bool) -> Release {
+    let status = &claim.status;
+    let used = |user: &&Value| {
+        let is_pod = user["resource"] == "pods" && user["apiGroup"].as_str().unwrap_or_default().is_empty();
+        let text = |field: &str| user[field].as_str().unwrap_or_default();
+        // Users of other kinds are not ours.
+        !is_pod || uses(text("name"), text("uid"))
+    };
+    let left: Vec<&Value> = status.reserved_for.iter().filter(used).collect();
+    let frees = left.is_empty() && status.allocation.is_some();
+    let shrinks = left.len() < status.reserved_for.len();
+    if shrinks || (frees && claim.is_being_deleted()) {
+        let mut patch = json!({"reservedFor": left});
+        if frees {
+            patch["allocation"] = Value::Null;
+            patch["devices"] = Value::Null;
+        }
+        return Release::Status(patch);
+    }
+    let finalizers = claim.metadata.finalizers.as_deref().unwrap_or_default();
+    if status.allocation.is_none() && left.is_empty() && finalizers.iter().any(|one| one == FINALIZER) {
+        let others = finalizers.iter().filter(|one| *one != FINALIZER).cloned();
+        return Release::Finalizers(others.collect());
+    }
+    let owner = controller_of(&claim.metadata).filter(|owner| owner.kind == "Pod");
+    if owner.is_some_and(|owner| !uses(&owner.name, &owner.uid))
+        && left.is_empty()
+        && !claim.is_being_deleted()
+    {
+        return Release::Delete;
+    }
+    Release::Nothing
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(status: &Value) -> Pod {
+        serde_json::from_value(
+            json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "status": status,
+            "spec": {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "t"},
+                {"name": "net", "resourceClaimName": "shared"}]}}),
+        )
+        .unwrap()
+    }
+
+    fn stored(fields: &Value) -> ResourceClaim {
+        let mut claim = claim(
+            &pod(&json!({})),
+            "gpu",
+            &json!({"spec": {"metadata": {"labels": {"a": "b"}}, "spec": {"devices": {}}}}),
+        );
+        claim["metadata"]["name"] = "p-gpu-x".into();
+        for (pointer, value) in fields.as_object().unwrap() {
+            claim[pointer] = value.clone();
+        }
+        serde_json::from_value(claim).unwrap()
+    }
+
+    #[test]
+    fn a_claim_by_template_is_made_once_and_named_in_the_status() {
+        let pod_ = pod(&json!({}));
+        let create = Step::Create { template: "t".to_owned() };
+        assert_eq!(steps(&pod_, &[]), [("gpu".to_owned(), create)]);
+        let made = stored(&json!({}));
+        assert_eq!(made.metadata.labels.as_ref().unwrap()["a"], "b");
+        let exists = Step::Exists("p-gpu-x".to_owned());
+        assert_eq!(steps(&pod_, &[&made]), [("gpu".to_owned(), exists)]);
+        let names = [("gpu".to_owned(), "p-gpu-x".to_owned())];
+        let patch = names_patch(&pod_, &names).unwrap();
+        assert_eq!(patch["status"]["resourceClaimStatuses"][0]["resourceClaimName"], "p-gpu-x");
+        assert_eq!(names_patch(&pod(&patch["status"]), &names), None);
+        assert_eq!(steps(&pod(&json!({"phase": "Failed"})), &[]), []);
+    }
+
+    #[test]
+    fn a_claim_is_released_in_steps_when_its_pods_are_gone() {
+        let user = |uid: &str| json!({"resource": "pods", "name": "p", "uid": uid});
+        let status = json!({"allocation": {"devices": {}}, "reservedFor": [user("u"), user("v")]});
+        let only = |uid: &'static str| move |_: &str, other: &str| other == uid;
+        let allocated = stored(&json!({"status": status}));
+        assert_eq!(release(&allocated, |_, _| true), Release::Nothing);
+        assert_eq!(release(&allocated, only("u")), Release::Status(json!({"reservedFor": [user("u")]})));
+        let freed = json!({"reservedFor": [], "allocation": null, "devices": null});
+        assert_eq!(release(&allocated, |_, _| false), Release::Status(freed));
+        let mut free = stored(&json!({}));
+        free.metadata.finalizers = Some(vec![FINALIZER.to_owned(), "other".to_owned()]);
+        assert_eq!(release(&free, only("u")), Release::Finalizers(vec!["other".to_owned()]));
+        free.metadata.finalizers = None;
+        assert_eq!(release(&free, only("u")), Release::Nothing);
+        assert_eq!(release(&free, |_, _| false), Release::Delete);
+    }
+}

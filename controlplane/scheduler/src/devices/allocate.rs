@@ -1,0 +1,350 @@
+//! The search for devices of a node. The first complete solution is taken; the order of pools and devices is fixed.
+//!
+//! Source: `dynamic-resource-allocation/structured`. Devices that share counters, or are shared by claims, are left out.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use coracle_cel::Program;
+use coracle_values::toleration::{forbids_scheduling, is_tolerated};
+use serde_json::{Value, json};
+
+use super::object::{Claim, Class, Config, Constraint, Device, Exact, Slice};
+use super::{DeviceId, expression, is_reachable};
+use crate::snapshot::Facts;
+
+/// Maximum number of devices of a claim, as in the API.
+const MOST_DEVICES: usize = 32;
+/// Maximum number of devices that a search tries, so that contradictory constraints cannot stop the scheduler.
+const MOST_STEPS: usize = 20_000;
+
+/// A device that can be allocated.
+#[derive(Clone, Copy)]
+struct Candidate<'a> {
+    slice: &'a Slice,
+    device: &'a Device,
+}
+
+/// The devices of a node, and which of them are free.
+pub(super) struct Allocator<'a> {
+    classes: &'a HashMap<String, Class>,
+    candidates: Vec<Candidate<'a>>,
+    /// A pool whose slices are not complete.
+    incomplete: Option<String>,
+    in_use: HashSet<DeviceId>,
+    node: &'a Facts,
+    programs: HashMap<String, Result<Program, String>>,
+    steps: usize,
+}
+
+/// A request of a claim with its alternatives.
+struct Wanted<'a> {
+    claim: usize,
+    /// The request or its alternatives, with their names.
+    choices: Vec<(String, &'a Exact)>,
+}
+
+/// A chosen device.
+struct Chosen<'a> {
+    claim: usize,
+    request: String,
+    exact: &'a Exact,
+    candidate: Candidate<'a>,
+}
+
+// === impl Candidate ===
+
+impl Candidate<'_> {
+    fn id(&self) -> DeviceId {
+        let spec = &self.slice.spec;
+        (spec.driver.clone(), spec.pool.name.clone(), self.device.name.clone())
+    }
+}
+
+// === impl Allocator ===
+
+impl<'a> Allocator<'a> {
+    pub(super) fn new(
+        classes: &'a HashMap<String, Class>,
+        slices: &'a BTreeMap<String, Slice>,
+        in_use: HashSet<DeviceId>,
+        node: &'a Facts,
+    ) -> Self {
+        let mut pools: BTreeMap<(&str, &str), Vec<&Slice>> = BTreeMap::new();
+        for slice in slices.values() {
+            pools.entry((&slice.spec.driver, &slice.spec.pool.name)).or_default().push(slice);
+        }
+        let (mut candidates, mut incomplete) = (Vec::new(), None);
+        for ((driver, pool), slices) in pools {
+            let newest = slices.iter().map(|slice| slice.spec.pool.generation).max().unwrap_or_default();
+            let newest: Vec<&Slice> =
+                slices.into_iter().filter(|slice| slice.spec.pool.generation == newest).collect();
+            let here: Vec<&Slice> = newest.iter().copied().filter(|slice| is_of_node(slice, node)).collect();
+            if here.iter().any(|slice| slice.spec.pool.resource_slice_count != newest.len()) {
+                incomplete = Some(format!("{driver}/{pool}"));
+                continue;
+            }
+            let plain = here.into_iter().flat_map(|slice| {
+                let devices = slice.spec.devices.iter().filter(|device| device.is_plain());
+                devices.map(move |device| Candidate { slice, device })
+            });
+            candidates.extend(plain);
+        }
+        Self { classes, candidates, incomplete, in_use, node, programs: HashMap::new(), steps: 0 }
+    }
+
+    /// The allocation of each claim. None if there are not enough devices.
+    pub(super) fn allocate(mut self, claims: &'a [Claim]) -> Result<Option<Vec<Value>>, String> {
+        let mut wanted = Vec::new();
+        for (place, claim) in claims.iter().enumerate() {
+            for request in &claim.spec.devices.requests {
+                let choices = request.exact();
+                if choices.iter().any(|(_, exact)| exact.capacity.is_some()) {
+                    return Err(format!(
+                        "request {}: capacity is not supported by this scheduler",
+                        request.name
+                    ));
+                }
+                wanted.push(Wanted { claim: place, choices });
+            }
+        }
+        let mut chosen = Vec::new();
+        if !self.choose(claims, &wanted, &mut chosen)? {
+            return Ok(None);
+        }
+        let results = claims.iter().enumerate().map(|(place, claim)| {
+            let own: Vec<&Chosen<'_>> = chosen.iter().filter(|one| one.claim == place).collect();
+            self.allocation(claim, &own)
+        });
+        Ok(Some(results.collect()))
+    }
+
+    /// Chooses devices for the first of the requests, then for the others. On failure `chosen` is as before.
+    fn choose(
+        &mut self,
+        claims: &[Claim],
+        wanted: &[Wanted<'a>],
+        chosen: &mut Vec<Chosen<'a>>,
+    ) -> Result<bool, String> {
+        let Some((first, rest)) = wanted.split_first() else { return Ok(true) };
+        for (name, exact) in &first.choices {
+            let selected = self.selected(exact).map_err(|why| format!("request {name}: {why}"))?;
+            let count = match exact.allocation_mode.as_deref() {
+                None | Some("" | "ExactCount") => {
+                    usize::try_from(exact.count.unwrap_or(1)).unwrap_or_default()
+                }
+                Some("All") if self.incomplete.is_some() => {
+                    let pool = self.incomplete.as_deref().unwrap_or_default();
+                    return Err(format!(
+                        "request {name}: asks for all devices, but resource pool {pool} is currently being updated"
+                    ));
+                }
+                Some("All") => selected.len(),
+                Some(other) => return Err(format!("request {name}: unsupported count mode {other}")),
+            };
+            if count == 0 || count > selected.len() {
+                continue;
+            }
+            let step = Step { claims, first, rest, name, exact, selected: &selected };
+            if self.fill(&step, 0, count, chosen)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Chooses `count` of the selected devices, from this place on.
+    fn fill(
+        &mut self,
+        step: &Step<'_, 'a>,
+        from: usize,
+        count: usize,
+        chosen: &mut Vec<Chosen<'a>>,
+    ) -> Result<bool, String> {
+        if count == 0 {
+            return self.choose(step.claims, step.rest, chosen);
+        }
+        for place in from..step.selected.len() {
+            self.steps += 1;
+            if self.steps > MOST_STEPS {
+                return Err("the search for devices takes too long".to_owned());
+            }
+            let candidate = step.selected[place];
+            let claim = step.first.claim;
+            let is_admin = step.exact.admin_access == Some(true);
+            let is_chosen = chosen
+                .iter()
+                .any(|one| one.candidate.id() == candidate.id() && (!is_admin || one.claim == claim));
+            let is_taken = is_chosen || (!is_admin && self.in_use.contains(&candidate.id()));
+            if is_taken || chosen.iter().filter(|one| one.claim == claim).count() >= MOST_DEVICES {
+                continue;
+            }
+            chosen.push(Chosen { claim, request: step.name.to_owned(), exact: step.exact, candidate });
+            let constraints = &step.claims[claim].spec.devices.constraints;
+            let fits = constraints.iter().all(|constraint| meets(constraint, claim, chosen));
+            if fits && self.fill(step, place + 1, count - 1, chosen)? {
+                return Ok(true);
+            }
+            chosen.pop();
+        }
+        Ok(false)
+    }
+
+    /// The devices that the class and the request select, and whose taints the request tolerates.
+    fn selected(&mut self, exact: &Exact) -> Result<Vec<Candidate<'a>>, String> {
+        let class = self.classes.get(&exact.device_class_name);
+        let class =
+            class.ok_or_else(|| format!("device class {} does not exist", exact.device_class_name))?;
+        let mut found = Vec::new();
+        'devices: for candidate in self.candidates.clone() {
+            for selector in class.spec.selectors.iter().chain(&exact.selectors) {
+                let source = &selector.cel.as_ref().ok_or("a selector has no CEL expression")?.expression;
+                let program = self.programs.entry(source.clone());
+                let program = program.or_insert_with(|| expression::compile(source)).as_ref()?;
+                if !expression::selects(program, &candidate.slice.spec.driver, candidate.device)? {
+                    continue 'devices;
+                }
+            }
+            let mut taints = candidate.device.taints.iter().filter(|taint| forbids_scheduling(taint));
+            if taints.all(|taint| is_tolerated(taint, &exact.tolerations)) {
+                found.push(candidate);
+            }
+        }
+        Ok(found)
+    }
+
+    /// The allocation of a claim as its status has it.
+    fn allocation(&self, claim: &Claim, chosen: &[&Chosen<'_>]) -> Value {
+        let result = |one: &&Chosen<'_>| {
+            let (driver, pool, device) = one.candidate.id();
+            let mut result =
+                json!({"request": one.request, "driver": driver, "pool": pool, "device": device});
+            if let Some(admin) = one.exact.admin_access {
+                result["adminAccess"] = admin.into();
+            }
+            if !one.exact.tolerations.is_empty() {
+                result["tolerations"] = json!(one.exact.tolerations);
+            }
+            result
+        };
+        let mut allocation = json!({"devices": {"results": chosen.iter().map(result).collect::<Vec<_>>()}});
+        let config = self.config(claim, chosen);
+        if !config.is_empty() {
+            allocation["devices"]["config"] = config.into();
+        }
+        if let Some(selector) = self.selector(chosen) {
+            allocation["nodeSelector"] = selector;
+        }
+        allocation
+    }
+
+    /// The configuration of the classes, then that of the claim.
+    fn config(&self, claim: &Claim, chosen: &[&Chosen<'_>]) -> Vec<Value> {
+        let entry = |source: &str, requests: &[&str], config: &Config| json!({"source": source, "requests": requests, "opaque": config.opaque});
+        let mut classes: Vec<(&str, Vec<&str>)> = Vec::new();
+        for one in chosen {
+            let class = one.exact.device_class_name.as_str();
+            match classes.iter_mut().find(|(known, _)| *known == class) {
+                Some((_, requests)) if requests.contains(&one.request.as_str()) => {}
+                Some((_, requests)) => requests.push(&one.request),
+                None => classes.push((class, vec![&one.request])),
+            }
+        }
+        let mut found = Vec::new();
+        for (class, requests) in classes {
+            let config = self.classes.get(class).into_iter().flat_map(|class| &class.spec.config);
+            found.extend(config.map(|config| entry("FromClass", &requests, config)));
+        }
+        for config in &claim.spec.devices.config {
+            let is_for =
+                |one: &&Chosen<'_>| config.requests.iter().any(|name| is_of_request(name, &one.request));
+            if config.requests.is_empty() || chosen.iter().any(is_for) {
+                let requests: Vec<&str> = config.requests.iter().map(String::as_str).collect();
+                found.push(entry("FromClaim", &requests, config));
+            }
+        }
+        found
+    }
+
+    /// The nodes that can use the devices. None: all.
+    fn selector(&self, chosen: &[&Chosen<'_>]) -> Option<Value> {
+        let slices = || chosen.iter().map(|one| &one.candidate.slice.spec);
+        if slices().any(|slice| slice.node_name.as_deref().is_some_and(|name| !name.is_empty())) {
+            let field = json!({"key": "metadata.name", "operator": "In", "values": [self.node.name]});
+            return Some(json!({"nodeSelectorTerms": [{"matchFields": [field]}]}));
+        }
+        let (mut expressions, mut fields) = (Vec::new(), Vec::new());
+        for selector in slices().filter_map(|slice| slice.node_selector.as_ref()) {
+            // Validation allows one term only.
+            for term in selector.node_selector_terms.iter().take(1) {
+                for expression in term.match_expressions.iter().flatten() {
+                    if !expressions.contains(expression) {
+                        expressions.push(expression.clone());
+                    }
+                }
+                for field in term.match_fields.iter().flatten() {
+                    if !fields.contains(field) {
+                        fields.push(field.clone());
+                    }
+                }
+            }
+        }
+        if expressions.is_empty() && fields.is_empty() {
+            return None;
+        }
+        Some(json!({"nodeSelectorTerms": [{"matchExpressions": expressions, "matchFields": fields}]}))
+    }
+}
+
+/// One request while its devices are chosen.
+struct Step<'s, 'a> {
+    claims: &'s [Claim],
+    first: &'s Wanted<'a>,
+    rest: &'s [Wanted<'a>],
+    name: &'s str,
+    exact: &'a Exact,
+    selected: &'s [Candidate<'a>],
+}
+
+fn is_of_node(slice: &Slice, node: &Facts) -> bool {
+    let spec = &slice.spec;
+    match (spec.node_name.as_deref().filter(|name| !name.is_empty()), &spec.node_selector) {
+        // Devices with nodes of their own are not supported.
+        _ if spec.per_device_node_selection == Some(true) => false,
+        (Some(name), _) => name == node.name,
+        (None, Some(selector)) => is_reachable(Some(selector), node),
+        (None, None) => spec.all_nodes == Some(true),
+    }
+}
+
+/// Whether a name in a claim means this request: the request itself, or the request of which it is an alternative.
+fn is_of_request(name: &str, request: &str) -> bool {
+    name == request || request.strip_prefix(name).is_some_and(|rest| rest.starts_with('/'))
+}
+
+/// Whether the last of the chosen devices meets a constraint beside those before it.
+fn meets(constraint: &Constraint, claim: usize, chosen: &[Chosen<'_>]) -> bool {
+    let concerns = |one: &&Chosen<'_>| {
+        let names = &constraint.requests;
+        one.claim == claim && (names.is_empty() || names.iter().any(|name| is_of_request(name, &one.request)))
+    };
+    let Some((last, before)) = chosen.split_last() else { return true };
+    if !concerns(&last) {
+        return true;
+    }
+    let value = |one: &Chosen<'_>, name: &str| {
+        one.candidate.device.attribute(&one.candidate.slice.spec.driver, name).cloned()
+    };
+    let mut others = before.iter().filter(concerns);
+    match (&constraint.match_attribute, &constraint.distinct_attribute) {
+        (Some(name), _) => {
+            let own = value(last, name);
+            own.is_some() && others.all(|other| value(other, name) == own)
+        }
+        (None, Some(name)) => {
+            let own = value(last, name);
+            own.is_some() && others.all(|other| value(other, name) != own)
+        }
+        // An unknown constraint cannot be met.
+        (None, None) => false,
+    }
+}

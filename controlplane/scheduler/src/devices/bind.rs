@@ -1,0 +1,74 @@
+//! Writes the chosen devices into the claims of a pod, before the pod is bound to its node.
+
+use coracle_values::object::ObjectExt;
+use kube::api::{Api, Patch, PatchParams};
+use kube::{Client, Error};
+use serde_json::{Value, json};
+
+use super::object::Claim;
+use super::{Devices, Reservations};
+use crate::object::Pod;
+
+/// Keeps a claim until its devices are free.
+const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
+
+/// Writes the allocations, and that the pod uses the claims.
+pub(crate) async fn bind(
+    client: &Client,
+    devices: &Devices,
+    pod: &Pod,
+    reserved: &Reservations,
+) -> Result<(), Error> {
+    let api: Api<Claim> = Api::namespaced(client.clone(), pod.namespace());
+    for (key, allocation) in reserved {
+        let known = devices.lock().claims.get(key).cloned();
+        let mut claim = match known {
+            Some(claim) => claim,
+            None => api.get(&key.name).await?,
+        };
+        if let (Some(_), Some(finalizers)) = (allocation, missing_finalizer(&claim)) {
+            // Before the allocation: without it a deleted claim would lose its devices while the pod uses them.
+            let patch = json!({"metadata": version(&claim, &[("finalizers", finalizers)])});
+            claim = api.patch(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        }
+        if let Some(status) = status(&claim, pod, allocation.as_ref()) {
+            let patch = json!({"metadata": version(&claim, &[]), "status": status});
+            let patched = api.patch_status(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+            // A pod that uses the same claim may come before the watch shows it.
+            devices.lock().claims.insert(key.clone(), patched);
+        }
+    }
+    Ok(())
+}
+
+fn version(claim: &Claim, more: &[(&str, Value)]) -> Value {
+    let mut metadata = json!({"uid": claim.uid(), "resourceVersion": claim.metadata.resource_version});
+    for (field, value) in more {
+        metadata[*field] = value.clone();
+    }
+    metadata
+}
+
+/// The finalizers with ours. None if the claim has it.
+fn missing_finalizer(claim: &Claim) -> Option<Value> {
+    let own = claim.metadata.finalizers.as_deref().unwrap_or_default();
+    let has = own.iter().any(|one| one == FINALIZER);
+    (!has).then(|| own.iter().map(String::as_str).chain([FINALIZER]).collect())
+}
+
+/// The status with the allocation and the pod as a user. None if the claim has both.
+pub(super) fn status(claim: &Claim, pod: &Pod, allocation: Option<&Value>) -> Option<Value> {
+    let mut users = claim.status.reserved_for.clone();
+    let is_user = users.iter().any(|user| user["uid"] == pod.uid());
+    if is_user && (allocation.is_none() || claim.status.allocation.is_some()) {
+        return None;
+    }
+    if !is_user {
+        users.push(json!({"resource": "pods", "name": pod.name(), "uid": pod.uid()}));
+    }
+    let mut status = json!({"reservedFor": users});
+    if let Some(allocation) = allocation {
+        status["allocation"] = allocation.clone();
+    }
+    Some(status)
+}

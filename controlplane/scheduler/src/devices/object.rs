@@ -1,0 +1,191 @@
+//! Reduced types: the fields of claims, classes and slices that scheduling reads.
+
+use std::collections::BTreeMap;
+
+use coracle_values::resource;
+use k8s_openapi::api::core::v1::{NodeSelector, Taint, Toleration};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::Deserialize;
+use serde_json::Value;
+
+/// A claim of devices.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+pub(super) struct ResourceClaim {
+    pub(super) metadata: ObjectMeta,
+    pub(super) spec: ClaimSpec,
+    pub(super) status: ClaimStatus,
+}
+
+pub(super) type Claim = ResourceClaim;
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+pub(super) struct ClaimSpec {
+    pub(super) devices: ClaimDevices,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+pub(super) struct ClaimDevices {
+    pub(super) requests: Vec<Request>,
+    pub(super) constraints: Vec<Constraint>,
+    pub(super) config: Vec<Config>,
+}
+
+/// A request: exactly these devices, or the first of several alternatives that is available.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct Request {
+    pub(super) name: String,
+    pub(super) exactly: Option<Exact>,
+    pub(super) first_available: Vec<Alternative>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+pub(super) struct Alternative {
+    pub(super) name: String,
+    #[serde(flatten)]
+    pub(super) exact: Exact,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct Exact {
+    pub(super) device_class_name: String,
+    pub(super) selectors: Vec<Selector>,
+    pub(super) allocation_mode: Option<String>,
+    pub(super) count: Option<i64>,
+    pub(super) admin_access: Option<bool>,
+    pub(super) tolerations: Vec<Toleration>,
+    /// Capacity of devices that several claims share. Such devices are not allocated.
+    pub(super) capacity: Option<Value>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+pub(super) struct Selector {
+    pub(super) cel: Option<Cel>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+pub(super) struct Cel {
+    pub(super) expression: String,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct Constraint {
+    pub(super) requests: Vec<String>,
+    pub(super) match_attribute: Option<String>,
+    pub(super) distinct_attribute: Option<String>,
+}
+
+/// Configuration for a driver. The scheduler passes it on.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+pub(super) struct Config {
+    pub(super) requests: Vec<String>,
+    pub(super) opaque: Option<Value>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct ClaimStatus {
+    pub(super) allocation: Option<Value>,
+    pub(super) reserved_for: Vec<Value>,
+}
+
+/// A class of devices.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+pub(super) struct DeviceClass {
+    pub(super) metadata: ObjectMeta,
+    pub(super) spec: ClassSpec,
+}
+
+pub(super) type Class = DeviceClass;
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+pub(super) struct ClassSpec {
+    pub(super) selectors: Vec<Selector>,
+    pub(super) config: Vec<Config>,
+}
+
+/// Devices that a driver publishes.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+pub(super) struct ResourceSlice {
+    pub(super) metadata: ObjectMeta,
+    pub(super) spec: SliceSpec,
+}
+
+pub(super) type Slice = ResourceSlice;
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct SliceSpec {
+    pub(super) driver: String,
+    pub(super) pool: Pool,
+    pub(super) node_name: Option<String>,
+    pub(super) node_selector: Option<NodeSelector>,
+    pub(super) all_nodes: Option<bool>,
+    pub(super) per_device_node_selection: Option<bool>,
+    pub(super) devices: Vec<Device>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct Pool {
+    pub(super) name: String,
+    pub(super) generation: i64,
+    pub(super) resource_slice_count: usize,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct Device {
+    pub(super) name: String,
+    pub(super) attributes: BTreeMap<String, Value>,
+    pub(super) capacity: BTreeMap<String, Value>,
+    pub(super) taints: Vec<Taint>,
+    pub(super) consumes_counters: Vec<Value>,
+    pub(super) allow_multiple_allocations: Option<bool>,
+    pub(super) binds_to_node: Option<bool>,
+    pub(super) binding_conditions: Vec<String>,
+}
+
+resource!(ResourceClaim, "resource.k8s.io", "resourceclaims", NamespaceResourceScope);
+resource!(DeviceClass, "resource.k8s.io", "deviceclasses", ClusterResourceScope);
+resource!(ResourceSlice, "resource.k8s.io", "resourceslices", ClusterResourceScope);
+
+impl Request {
+    /// The request, or each of its alternatives, with the full name.
+    pub(super) fn exact(&self) -> Vec<(String, &Exact)> {
+        let one = self.exactly.iter().map(|exact| (self.name.clone(), exact));
+        let others = self.first_available.iter();
+        one.chain(others.map(|other| (format!("{}/{}", self.name, other.name), &other.exact))).collect()
+    }
+}
+
+impl Device {
+    /// Whether the scheduler can allocate the device: it does not share counters, is for one claim at a time, and needs no
+    /// confirmation of its driver.
+    pub(super) fn is_plain(&self) -> bool {
+        self.consumes_counters.is_empty()
+            && self.allow_multiple_allocations != Some(true)
+            && self.binds_to_node != Some(true)
+            && self.binding_conditions.is_empty()
+    }
+
+    /// The attribute with this full name. Names without a domain belong to the driver.
+    pub(super) fn attribute(&self, driver: &str, name: &str) -> Option<&Value> {
+        self.attributes.get(name).or_else(|| {
+            let (domain, short) = name.split_once('/')?;
+            if domain == driver { self.attributes.get(short) } else { None }
+        })
+    }
+}
