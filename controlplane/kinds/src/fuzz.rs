@@ -82,6 +82,9 @@ fn created(text: &[u8]) -> Option<(&'static Resource, Value)> {
     if object["metadata"].is_null() {
         object["metadata"] = json!({});
     }
+    if let Some(metadata) = object["metadata"].as_object_mut() {
+        metadata.insert("uid".to_owned(), json!("00000000-0000-4000-8000-000000000000"));
+    }
     defaults::apply(kind, &mut object);
     strategy::prepare_for_create(kind, &mut object);
     defaults::apply(kind, &mut object);

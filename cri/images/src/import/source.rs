@@ -271,6 +271,10 @@ mod tests {
         for number in 0..10 {
             let mut header = tar::Header::new_gnu();
             header.set_size(0);
+            header.set_mode(0o644);
+            header.set_uid(0);
+            header.set_gid(0);
+            header.set_mtime(0);
             header.set_cksum();
             let name = format!("{number}/{}", "x".repeat(200));
             archive.append_data(&mut header, name, io::empty()).expect("entry");
