@@ -82,7 +82,10 @@ impl<'a> Allocator<'a> {
             let newest: Vec<&Slice> =
                 slices.into_iter().filter(|slice| slice.spec.pool.generation == newest).collect();
             let here: Vec<&Slice> = newest.iter().copied().filter(|slice| is_of_node(slice, node)).collect();
-            if here.iter().any(|slice| slice.spec.pool.resource_slice_count != newest.len()) {
+            let is_complete = |slice: &&Slice| {
+                usize::try_from(slice.spec.pool.resource_slice_count).is_ok_and(|count| count == newest.len())
+            };
+            if !here.iter().all(is_complete) {
                 incomplete = Some(format!("{driver}/{pool}"));
                 continue;
             }
