@@ -8,6 +8,7 @@ use std::{
     io::Write as _,
     pin::Pin,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -17,7 +18,8 @@ use http_body::{Body as _, Frame};
 use http_body_util::BodyExt as _;
 
 use crate::{
-    reply::{Body, Reply},
+    error::ApiError,
+    reply::{self, Body, Reply},
     request::RequestInfo,
 };
 
@@ -55,8 +57,16 @@ pub(crate) fn is_wanted(info: &RequestInfo, headers: &HeaderMap) -> bool {
         })
 }
 
-/// Compresses a response, if it is large enough.
-pub(crate) async fn compress(reply: Reply) -> Reply {
+/// Compresses a response, if it is large enough. Its start comes within `limit`: another server may never send it, and
+/// the request holds its seats until then.
+pub(crate) async fn compress_within(limit: Duration, reply: Reply) -> Reply {
+    tokio::time::timeout(limit, compress(reply)).await.unwrap_or_else(|_elapsed| {
+        let error = ApiError::timeout("request did not complete within the allotted timeout", 1);
+        reply::failure(&error)
+    })
+}
+
+async fn compress(reply: Reply) -> Reply {
     if reply.status() != 200 || reply.headers().contains_key(header::CONTENT_ENCODING) {
         return reply;
     }
@@ -75,7 +85,11 @@ pub(crate) async fn compress(reply: Reply) -> Reply {
                 let body = http_body_util::StreamBody::new(failed).boxed_unsync();
                 return Reply::from_parts(parts, body);
             }
-            None => break,
+            None => {
+                // A body need not bear another poll after its end.
+                body = http_body_util::Empty::<Bytes>::new().map_err(|never| match never {}).boxed_unsync();
+                break;
+            }
         }
     }
     let body = Started { start, rest: body };
@@ -159,7 +173,6 @@ mod tests {
     use http::Method;
 
     use super::*;
-    use crate::reply;
 
     fn wanted(method: Method, uri: &str, accepted: &'static str) -> bool {
         let mut headers = HeaderMap::new();
@@ -199,5 +212,24 @@ mod tests {
             }
             assert!(read == text, "{size}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_body_that_never_begins_ends_the_request() {
+        let never = futures::stream::pending::<Result<Frame<Bytes>, std::io::Error>>();
+        let body = http_body_util::StreamBody::new(never).boxed_unsync();
+        let reply = compress_within(Duration::ZERO, Reply::new(body)).await;
+        assert_eq!(reply.status(), 504);
+    }
+
+    #[tokio::test]
+    async fn a_small_body_is_not_read_after_its_end() {
+        // Such a stream panics when it is polled after its end.
+        let chunks = futures::stream::unfold(0, async |number| {
+            (number < 2).then(|| (Ok::<_, std::io::Error>(Frame::data(Bytes::from_static(b"a"))), number + 1))
+        });
+        let body = http_body_util::StreamBody::new(chunks).boxed_unsync();
+        let reply = compress(Reply::new(body)).await;
+        assert_eq!(reply.into_body().collect().await.unwrap().to_bytes(), "aa");
     }
 }

@@ -34,6 +34,11 @@ fn store(state: &State) -> Result<(), String> {
     }
 }
 
+/// Whether a path is below one of the health checks.
+pub(crate) fn is_probe(path: &str) -> bool {
+    matches!(path.trim_matches('/').split('/').next(), Some("healthz" | "livez" | "readyz"))
+}
+
 /// The response, if the path is a health check.
 pub(crate) fn find(state: &State, info: &RequestInfo) -> Option<Reply> {
     let mut parts = info.path.trim_matches('/').split('/');

@@ -1,7 +1,8 @@
 //! Limits on the requests of one user, separate for reads and writes, and on the bytes of all bodies.
 //!
-//! Long-running requests (watches, logs and streams) and members of `system:masters` are exempt. One user gets at most
-//! half of the server's requests, whichever priority level they have. `flow_control` limits all requests together.
+//! Long-running requests (watches, logs and streams), health checks and members of `system:masters` are exempt. One user
+//! gets at most half of the server's requests, whichever priority level they have. `flow_control` limits all requests
+//! together.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,6 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::{
     authn::User,
     error::{ApiError, Result},
+    health,
     request::RequestInfo,
 };
 
@@ -74,7 +76,9 @@ impl InFlight {
 
     /// Counts a request, or refuses it when its user has too many.
     pub(crate) fn enter(&self, user: &User, info: &RequestInfo) -> Result<Option<Permit>> {
-        if user.is_in("system:masters") || is_long_running(info) {
+        // Probes have no credentials: any client without credentials could use up their number.
+        let is_probe = info.resource.is_none() && health::is_probe(&info.path);
+        if user.is_in("system:masters") || is_long_running(info) || is_probe {
             return Ok(None);
         }
         let kind = if matches!(info.verb, "get" | "list" | "head" | "options") { READ } else { WRITE };
@@ -169,6 +173,8 @@ mod tests {
         for exempt in [
             limits.enter(&User::new("root", &["system:masters"]), &read),
             limits.enter(&eve, &info(Method::GET, "/api/v1/pods?watch=1")),
+            limits.enter(&eve, &info(Method::GET, "/healthz")),
+            limits.enter(&eve, &info(Method::GET, "/readyz/ping")),
         ] {
             assert!(exempt.unwrap().is_none());
         }

@@ -391,7 +391,10 @@ impl Apiserver {
             None => reply,
         };
         // The record has the plain response.
-        if is_compressed { compression::compress(reply).await } else { reply }
+        match is_compressed {
+            true => compression::compress_within(self.state.request_timeout, reply).await,
+            false => reply,
+        }
     }
 
     /// Authenticates a request from the network.

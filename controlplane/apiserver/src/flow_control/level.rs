@@ -73,7 +73,9 @@ pub(crate) struct Levels {
     levels: HashMap<u64, Level>,
     ids: HashMap<String, u64>,
     next_id: u64,
-    /// Seats of all limited levels.
+    /// Seats that are shared.
+    seats: u64,
+    /// Seats of all limited levels: those that are shared, rounded up for each level.
     total: u64,
     /// Sum over the levels of the seats that are in use or reserved.
     committed: u64,
@@ -175,10 +177,17 @@ impl Levels {
             level.reshape(config);
         }
         self.remove_ended();
+        self.seats = seats;
+        self.share();
+        self.dispatch();
+    }
+
+    /// Gives each level its part of the seats.
+    fn share(&mut self) {
         let shares: u64 = self.levels.values().map(|level| level.config.shares).sum();
         self.total = 0;
         for level in self.levels.values_mut() {
-            level.nominal = (seats * level.config.shares).div_ceil(shares.max(1));
+            level.nominal = (self.seats * level.config.shares).div_ceil(shares.max(1));
             self.total += level.nominal;
         }
         for level in self.levels.values_mut() {
@@ -188,7 +197,6 @@ impl Levels {
             level.limit = borrowed.map_or(self.total, |borrowed| level.nominal + borrowed).min(self.total);
         }
         self.committed = self.levels.values().map(Level::committed).sum();
-        self.dispatch();
     }
 
     /// The id of a level.
@@ -254,6 +262,8 @@ impl Levels {
         self.committed = self.committed - before + level.committed();
         if level.is_retired {
             self.remove_ended();
+            // The seats of a level that has ended belong to the others.
+            self.share();
         }
         self.dispatch();
     }
@@ -534,6 +544,18 @@ mod tests {
         assert_eq!(levels.figures()[0].running, 3);
         busy.iter().for_each(|ticket| levels.end(ticket, 1));
         assert!(levels.figures().is_empty());
+    }
+
+    #[test]
+    fn the_seats_of_an_ended_level_belong_to_the_others() {
+        let level = |name: &str| limited(name, 1, 0, Value::Null);
+        let mut levels = levels(vec![level("a"), level("b")], 10);
+        let busy = fill(&mut levels, "a", 0);
+        assert_eq!(busy.len(), 5);
+        levels.configure(vec![level("b")], 10);
+        assert_eq!(fill(&mut levels, "b", 0).len(), 5);
+        busy.iter().for_each(|ticket| levels.end(ticket, 1));
+        assert_eq!((levels.figures()[0].nominal, fill(&mut levels, "b", 0).len()), (10, 5));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Source: `dynamic-resource-allocation/structured`. Devices that share counters, or are shared by claims, are left out.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 
 use coracle_cel::Program;
 use coracle_values::toleration::{forbids_scheduling, is_tolerated};
@@ -33,6 +34,8 @@ pub(super) struct Allocator<'a> {
     in_use: HashSet<DeviceId>,
     node: &'a Facts,
     programs: HashMap<String, Result<Program, String>>,
+    /// The selected devices of each request, by its address: the search comes to a request many times.
+    selections: HashMap<*const Exact, Arc<[Candidate<'a>]>>,
     steps: usize,
 }
 
@@ -79,7 +82,10 @@ impl<'a> Allocator<'a> {
             let newest: Vec<&Slice> =
                 slices.into_iter().filter(|slice| slice.spec.pool.generation == newest).collect();
             let here: Vec<&Slice> = newest.iter().copied().filter(|slice| is_of_node(slice, node)).collect();
-            if here.iter().any(|slice| slice.spec.pool.resource_slice_count != newest.len()) {
+            let is_complete = |slice: &&Slice| {
+                usize::try_from(slice.spec.pool.resource_slice_count).is_ok_and(|count| count == newest.len())
+            };
+            if !here.iter().all(is_complete) {
                 incomplete = Some(format!("{driver}/{pool}"));
                 continue;
             }
@@ -89,7 +95,8 @@ impl<'a> Allocator<'a> {
             });
             candidates.extend(plain);
         }
-        Self { classes, candidates, incomplete, in_use, node, programs: HashMap::new(), steps: 0 }
+        let (programs, selections) = (HashMap::new(), HashMap::new());
+        Self { classes, candidates, incomplete, in_use, node, programs, selections, steps: 0 }
     }
 
     /// The allocation of each claim. None if there are not enough devices.
@@ -190,7 +197,10 @@ impl<'a> Allocator<'a> {
     }
 
     /// The devices that the class and the request select, and whose taints the request tolerates.
-    fn selected(&mut self, exact: &Exact) -> Result<Vec<Candidate<'a>>, String> {
+    fn selected(&mut self, exact: &'a Exact) -> Result<Arc<[Candidate<'a>]>, String> {
+        if let Some(known) = self.selections.get(&std::ptr::from_ref(exact)) {
+            return Ok(known.clone());
+        }
         let class = self.classes.get(&exact.device_class_name);
         let class =
             class.ok_or_else(|| format!("device class {} does not exist", exact.device_class_name))?;
@@ -209,6 +219,8 @@ impl<'a> Allocator<'a> {
                 found.push(candidate);
             }
         }
+        let found: Arc<[Candidate<'a>]> = found.into();
+        self.selections.insert(std::ptr::from_ref(exact), found.clone());
         Ok(found)
     }
 
@@ -346,5 +358,23 @@ fn meets(constraint: &Constraint, claim: usize, chosen: &[Chosen<'_>]) -> bool {
         }
         // An unknown constraint cannot be met.
         (None, None) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_devices_of_a_request_are_selected_once() {
+        let class = json!({"metadata": {"name": "gpu"}, "spec": {"selectors": []}});
+        let class: Class = serde_json::from_value(class).unwrap();
+        let classes = HashMap::from([("gpu".to_owned(), class)]);
+        let (slices, node) = (BTreeMap::new(), Facts::default());
+        let exact = Exact { device_class_name: "gpu".to_owned(), ..Exact::default() };
+        let mut allocator = Allocator::new(&classes, &slices, HashSet::new(), &node);
+        let first = allocator.selected(&exact).unwrap();
+        let second = allocator.selected(&exact).unwrap();
+        assert!(Arc::ptr_eq(&first, &second));
     }
 }

@@ -142,7 +142,8 @@ pub(super) struct SliceSpec {
 pub(super) struct Pool {
     pub(super) name: String,
     pub(super) generation: i64,
-    pub(super) resource_slice_count: usize,
+    /// Signed: an object that cannot be read would stop the watch, and so all scheduling.
+    pub(super) resource_slice_count: i64,
 }
 
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]

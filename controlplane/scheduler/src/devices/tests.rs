@@ -143,3 +143,13 @@ fn claims_that_cannot_be_used_are_named() {
         fixture::pod("p", json!({"resourceClaims": [{"name": "c", "resourceClaimTemplateName": "t"}]}));
     assert_eq!(reason(&devices, &by_template, "a"), "pod \"d/p\": ResourceClaim not created yet");
 }
+
+#[test]
+fn a_slice_with_a_negative_number_is_read_and_has_no_devices() {
+    let devices = devices();
+    put(&devices, claim("c", exactly(json!({}))));
+    let slice = json!({"metadata": {"name": "a"}, "spec": {"driver": "gpu.example.com", "nodeName": "a",
+        "pool": {"name": "a", "generation": 1, "resourceSliceCount": -1}, "devices": [{"name": "d"}]}});
+    devices.lock().slices.insert("a".to_owned(), serde_json::from_value::<Slice>(slice).unwrap());
+    assert_eq!(reason(&devices, &pod("p", "c"), "a"), "cannot allocate all claims");
+}

@@ -30,7 +30,7 @@ pub(super) struct Keys {
     current: ArcSwap<Vec<Jwk>>,
     /// When the current keys were fetched.
     renewed: ArcSwap<Option<Instant>>,
-    /// When the last fetch began. Held during a fetch, so that there is one at a time.
+    /// When the last fetch began, then when it ended. Held during a fetch, so that there is one at a time.
     fetched: Mutex<Option<Instant>>,
 }
 
@@ -58,10 +58,16 @@ impl Keys {
 
     /// The key with this id; the only key if the token names none.
     pub(super) async fn find(&self, id: Option<&str>) -> Result<Option<Jwk>, String> {
-        if let Some(key) = self.known(id).filter(|_| !self.is_old()) {
-            return Ok(Some(key));
+        let key = self.known(id);
+        if key.is_some() && !self.is_old() {
+            return Ok(key);
         }
-        let mut fetched = self.fetched.lock().await;
+        let mut fetched = match self.fetched.try_lock() {
+            Ok(fetched) => fetched,
+            // Another request fetches new keys; the old one is good until then.
+            Err(_) if key.is_some() => return Ok(key),
+            Err(_) => self.fetched.lock().await,
+        };
         // Another request may have fetched it in the meantime.
         let key = self.known(id);
         if (key.is_some() && !self.is_old()) || fetched.is_some_and(|last| last.elapsed() < INTERVAL) {
@@ -71,6 +77,8 @@ impl Keys {
         let renewed = self.fetch().await.inspect_err(|reason| {
             tracing::warn!(issuer = self.issuer, reason, "cannot fetch the keys of the token issuer");
         });
+        // The fetch may have lasted longer than the interval. Requests that waited for it do not fetch again.
+        *fetched = Some(Instant::now());
         match (renewed, key) {
             (Ok(keys), _) => {
                 self.current.store(Arc::new(keys));

@@ -224,3 +224,18 @@ async fn unknown_keys_cause_one_fetch_within_the_interval() {
     }
     assert_eq!(server.fetches.load(Ordering::Relaxed), 1);
 }
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_waited_for_a_silent_issuer_do_not_ask_it_again() {
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let config = format!(
+        "{{apiVersion: apiserver.config.k8s.io/v1, kind: AuthenticationConfiguration, jwt: [{{issuer: {{url: \
+         'https://{}', audiences: [b]}}, claimMappings: {{username: {{claim: sub, prefix: ''}}}}}}]}}",
+        silent.local_addr().unwrap()
+    );
+    let config = AuthenticationConfig::parse(&config).unwrap().issuers.pop().unwrap();
+    let keys = Keys::new(&config).unwrap();
+    let (first, second) = tokio::join!(keys.find(Some("a")), keys.find(Some("b")));
+    assert!(first.is_err());
+    assert!(second.unwrap().is_none());
+}
