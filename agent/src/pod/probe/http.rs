@@ -302,6 +302,8 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.unwrap();
+            // A response before the request is an error of the protocol.
+            stream.readable().await.unwrap();
             stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await.unwrap();
             while stream.write_all(&[b'x'; 4096]).await.is_ok() {}
         });
