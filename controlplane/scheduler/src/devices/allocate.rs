@@ -33,6 +33,8 @@ pub(super) struct Allocator<'a> {
     in_use: HashSet<DeviceId>,
     node: &'a Facts,
     programs: HashMap<String, Result<Program, String>>,
+    /// What each request selects: a search comes to a request once for each choice of the requests before it.
+    selections: HashMap<*const Exact, Vec<Candidate<'a>>>,
     steps: usize,
 }
 
@@ -89,7 +91,8 @@ impl<'a> Allocator<'a> {
             });
             candidates.extend(plain);
         }
-        Self { classes, candidates, incomplete, in_use, node, programs: HashMap::new(), steps: 0 }
+        let (programs, selections) = (HashMap::new(), HashMap::new());
+        Self { classes, candidates, incomplete, in_use, node, programs, selections, steps: 0 }
     }
 
     /// The allocation of each claim. None if there are not enough devices.
@@ -190,7 +193,17 @@ impl<'a> Allocator<'a> {
     }
 
     /// The devices that the class and the request select, and whose taints the request tolerates.
-    fn selected(&mut self, exact: &Exact) -> Result<Vec<Candidate<'a>>, String> {
+    fn selected(&mut self, exact: &'a Exact) -> Result<Vec<Candidate<'a>>, String> {
+        let request = std::ptr::from_ref(exact);
+        if let Some(known) = self.selections.get(&request) {
+            return Ok(known.clone());
+        }
+        let found = self.select(exact)?;
+        self.selections.insert(request, found.clone());
+        Ok(found)
+    }
+
+    fn select(&mut self, exact: &Exact) -> Result<Vec<Candidate<'a>>, String> {
         let class = self.classes.get(&exact.device_class_name);
         let class =
             class.ok_or_else(|| format!("device class {} does not exist", exact.device_class_name))?;
@@ -346,5 +359,34 @@ fn meets(constraint: &Constraint, claim: usize, chosen: &[Chosen<'_>]) -> bool {
         }
         // An unknown constraint cannot be met.
         (None, None) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_search_evaluates_the_selectors_of_a_request_once() {
+        let class: Class =
+            serde_json::from_value(json!({"metadata": {"name": "gpu"}, "spec": {"selectors": [
+            {"cel": {"expression": "device.driver == 'gpu.example.com'"}}]}}))
+            .unwrap();
+        let slice: Slice = serde_json::from_value(json!({"metadata": {"name": "s"}, "spec": {
+            "driver": "gpu.example.com", "nodeName": "a", "devices": [{"name": "one"}],
+            "pool": {"name": "a", "generation": 1, "resourceSliceCount": 1}}}))
+        .unwrap();
+        let claim: Claim = serde_json::from_value(json!({"metadata": {"name": "c", "namespace": "d"},
+            "spec": {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu"}}]}}}))
+        .unwrap();
+        let node = Facts { name: "a".to_owned(), ..Facts::default() };
+        let classes = HashMap::from([("gpu".to_owned(), class)]);
+        let slices = BTreeMap::from([("s".to_owned(), slice)]);
+        let exact = claim.spec.devices.requests[0].exactly.as_ref().unwrap();
+        let mut allocator = Allocator::new(&classes, &slices, HashSet::new(), &node);
+        assert_eq!(allocator.selected(exact).unwrap().len(), 1);
+        allocator.programs.clear();
+        assert_eq!(allocator.selected(exact).unwrap().len(), 1);
+        assert!(allocator.programs.is_empty());
     }
 }
