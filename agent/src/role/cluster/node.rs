@@ -1,5 +1,6 @@
 //! The processes of a cluster's nodes: their configuration, start and end.
 
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io;
@@ -121,14 +122,7 @@ impl Node<'_> {
     }
 
     fn command(&self, role: &Role<'_>) -> Command {
-        let mut command = Command::new(PROGRAM);
-        command.arg0("coracle");
-        for (name, _) in std::env::vars_os() {
-            // They would override the configuration.
-            if name.as_encoded_bytes().starts_with(b"CORACLE_") {
-                command.env_remove(name);
-            }
-        }
+        let mut command = program(std::env::vars_os().map(|(name, _)| name));
         match role {
             Role::ControlPlane => command.arg("up").arg("--config").arg(self.config_file()),
             Role::Worker(join) => command.arg("agent").arg("--config").arg(self.config_file()).args(*join),
@@ -191,8 +185,8 @@ impl Node<'_> {
 
     fn down(&self) -> anyhow::Result<()> {
         let context = || format!("cannot remove the node {}", self.name());
-        let mut command = Command::new(PROGRAM);
-        command.arg0("coracle").arg("down").arg("--config").arg(self.config_file()).arg("--purge");
+        let mut command = program(std::env::vars_os().map(|(name, _)| name));
+        command.arg("down").arg("--config").arg(self.config_file()).arg("--purge");
         command.stdin(Stdio::null());
         let host = self.cluster.host(self.number);
         let output = match host.namespace_id() {
@@ -233,6 +227,17 @@ impl Node<'_> {
     }
 }
 
+/// This program without those of the variables that are settings of coracle. They would override the configuration, and
+/// `down` would remove another node.
+fn program(variables: impl Iterator<Item = OsString>) -> Command {
+    let mut command = Command::new(PROGRAM);
+    command.arg0("coracle");
+    for name in variables.filter(|name| name.as_encoded_bytes().starts_with(b"CORACLE_")) {
+        command.env_remove(name);
+    }
+    command
+}
+
 /// Whether the process with this directory in /proc is in the namespace and has the configuration file as an argument.
 fn runs(process: &Path, namespace: u64, config: &Path) -> bool {
     let link = fs::read_link(process.join("ns/net")).unwrap_or_default();
@@ -257,7 +262,15 @@ fn resolver<'a>(files: &[(&'a str, String)]) -> &'a str {
 
 #[cfg(test)]
 mod tests {
-    use super::resolver;
+    use super::{program, resolver};
+
+    #[test]
+    fn settings_of_the_environment_are_not_those_of_a_node() {
+        let command = program(["CORACLE_STATE_DIR", "PATH"].into_iter().map(std::ffi::OsString::from));
+        assert_eq!(command.get_envs().count(), 1);
+        let (name, value) = command.get_envs().next().expect("one");
+        assert!(name == "CORACLE_STATE_DIR" && value.is_none());
+    }
 
     #[test]
     fn a_resolver_on_loopback_is_not_for_nodes() {
