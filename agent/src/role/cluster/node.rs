@@ -102,8 +102,7 @@ impl Node<'_> {
     /// Starts its process inside its host.
     pub(super) fn start(&self, role: &Role<'_>) -> anyhow::Result<Started> {
         let context = || format!("cannot start the node {}", self.name());
-        fs::create_dir_all(self.dir()).with_context(context)?;
-        fs::write(self.config_file(), self.config()).with_context(context)?;
+        self.write_config().with_context(context)?;
         let log = File::options().create(true).append(true).open(self.log()).with_context(context)?;
         let mut command = self.command(role);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
@@ -119,6 +118,11 @@ impl Node<'_> {
         // Without a task of the async runtime, whose end would wait for the node.
         std::thread::spawn(move || drop(send.send(child.wait())));
         Ok(Started { ended })
+    }
+
+    /// Writes the configuration file. After a crash there is none, or a complete one.
+    fn write_config(&self) -> io::Result<()> {
+        coracle_agent::replace_private(&self.config_file(), self.config().as_bytes())
     }
 
     fn command(&self, role: &Role<'_>) -> Command {
@@ -178,6 +182,8 @@ impl Node<'_> {
         if !self.config_file().exists() {
             return Ok(());
         }
+        // With an incomplete one `down` would remove the node of this machine, whose directories are the defaults.
+        self.write_config().with_context(|| format!("cannot remove the node {}", self.name()))?;
         self.down()?;
         // A process that has not taken its lock yet, because `create` was killed when it had started it.
         if self.kill_others()? { self.down() } else { Ok(()) }
@@ -262,7 +268,26 @@ fn resolver<'a>(files: &[(&'a str, String)]) -> &'a str {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
+    use super::super::place::{Name, Roots, Settings};
     use super::{program, resolver};
+
+    #[test]
+    fn a_configuration_that_a_crash_left_empty_becomes_complete() {
+        let directory = tempfile::tempdir().expect("directory");
+        let roots = Roots { state: directory.path().join("state"), run: directory.path().join("run") };
+        let name: Name = "a".parse().expect("name");
+        let _lock = roots.lock_cluster(&name).expect("lock");
+        let settings = Settings { nodes: 1, ipv6: false, registry_config_dir: None };
+        let cluster = roots.record(&name, &settings).expect("record");
+        let node = cluster.node(1);
+        fs::create_dir_all(node.dir()).expect("directory");
+        fs::write(node.config_file(), "").expect("empty");
+        node.write_config().expect("written");
+        let text = fs::read_to_string(node.config_file()).expect("text");
+        assert!(text.starts_with("state-dir = "), "{text}");
+    }
 
     #[test]
     fn settings_of_the_environment_are_not_those_of_a_node() {
