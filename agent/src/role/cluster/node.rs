@@ -182,8 +182,11 @@ impl Node<'_> {
         if !self.config_file().exists() {
             return Ok(());
         }
-        // With an incomplete one `down` would remove the node of this machine, whose directories are the defaults.
-        self.write_config().with_context(|| format!("cannot remove the node {}", self.name()))?;
+        let written = coracle_agent::read_text(&self.config_file(), TEXT_MAX).unwrap_or_default();
+        if !is_complete(&written) {
+            // With it `down` would remove the node of this machine, whose directories are the defaults.
+            self.write_config().with_context(|| format!("cannot remove the node {}", self.name()))?;
+        }
         self.down()?;
         // A process that has not taken its lock yet, because `create` was killed when it had started it.
         if self.kill_others()? { self.down() } else { Ok(()) }
@@ -233,6 +236,11 @@ impl Node<'_> {
     }
 }
 
+/// Whether a configuration file has its last setting: a power failure cuts a file at its end.
+fn is_complete(config: &str) -> bool {
+    config.contains("\nadvertise-address = ")
+}
+
 /// This program without those of the variables that are settings of coracle. They would override the configuration, and
 /// `down` would remove another node.
 fn program(variables: impl Iterator<Item = OsString>) -> Command {
@@ -271,7 +279,7 @@ mod tests {
     use std::fs;
 
     use super::super::place::{Name, Roots, Settings};
-    use super::{program, resolver};
+    use super::{is_complete, program, resolver};
 
     #[test]
     fn a_configuration_that_a_crash_left_empty_becomes_complete() {
@@ -286,7 +294,8 @@ mod tests {
         fs::write(node.config_file(), "").expect("empty");
         node.write_config().expect("written");
         let text = fs::read_to_string(node.config_file()).expect("text");
-        assert!(text.starts_with("state-dir = "), "{text}");
+        assert!(text.starts_with("state-dir = ") && is_complete(&text), "{text}");
+        assert!(!is_complete(&text[..text.len() / 2]) && !is_complete(""));
     }
 
     #[test]
