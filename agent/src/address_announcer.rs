@@ -12,6 +12,7 @@ use coracle_error_chain::chain;
 use coracle_values::object::Key;
 use k8s_openapi::api::core::v1::{Node, Service};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::service_cache::ServiceCache;
 
@@ -54,29 +55,36 @@ impl AddressAnnouncer {
         loop {
             let own = node.borrow().as_deref().and_then(node_address);
             self.hold(own).await;
-            let renewal = async {
-                match self.held.is_empty() {
-                    true => std::future::pending().await,
-                    false => tokio::time::sleep(RENEWAL).await,
+            let renewal = (!self.held.is_empty()).then(|| Instant::now() + RENEWAL);
+            // Changes of other services neither cost a look at each address nor delay the renewal.
+            loop {
+                let renewal = async {
+                    match renewal {
+                        None => std::future::pending().await,
+                        Some(at) => tokio::time::sleep_until(at).await,
+                    }
+                };
+                // Cancel-safe: changed keys stay in the subscription until they are returned.
+                let is_other = tokio::select! {
+                    changed = changes.next() => self.learn(changed),
+                    () = renewal => true,
+                };
+                if is_other {
+                    break;
                 }
-            };
-            // Cancel-safe: changed keys stay in the subscription until they are returned.
-            tokio::select! {
-                changed = changes.next() => self.learn(changed),
-                () = renewal => {}
             }
         }
     }
 
-    fn learn(&mut self, changed: impl IntoIterator<Item = Key>) {
+    /// Reads services again. Returns whether addresses of this node changed.
+    fn learn(&mut self, changed: impl IntoIterator<Item = Key>) -> bool {
+        let mut is_other = false;
         for key in changed {
             let state = self.services.state(&key);
             let addresses = state.map(|(service, _)| assigned(&service, &self.node_name)).unwrap_or_default();
-            match addresses.is_empty() {
-                true => drop(self.assigned.remove(&key)),
-                false => drop(self.assigned.insert(key, addresses)),
-            }
+            is_other |= assign(&mut self.assigned, key, addresses);
         }
+        is_other
     }
 
     /// Holds the assigned addresses, and gives up the others.
@@ -95,6 +103,17 @@ impl AddressAnnouncer {
         }
         self.held = wanted;
     }
+}
+
+/// Sets the addresses of a service. Returns whether it had others.
+fn assign(all: &mut BTreeMap<Key, BTreeSet<IpAddr>>, key: Key, addresses: BTreeSet<IpAddr>) -> bool {
+    let has_some = !addresses.is_empty();
+    let is_other = all.get(&key).map_or(has_some, |before| *before != addresses);
+    match has_some {
+        true => drop(all.insert(key, addresses)),
+        false => drop(all.remove(&key)),
+    }
+    is_other
 }
 
 /// The addresses of a service that this node announces.
@@ -148,5 +167,15 @@ mod tests {
         assert_eq!(of(CLASS, "there", "192.0.2.1"), 0);
         assert_eq!(of("example.com/other", "here", "192.0.2.1"), 0);
         assert_eq!(of(CLASS, "here", "127.0.0.1"), 0);
+    }
+
+    #[test]
+    fn only_a_change_of_its_own_addresses_concerns_the_node() {
+        let (mut all, key) = (BTreeMap::new(), Key::new("n", "s"));
+        let some = BTreeSet::from(["192.0.2.1".parse().unwrap()]);
+        assert!(!assign(&mut all, key.clone(), BTreeSet::new()), "another service");
+        assert!(assign(&mut all, key.clone(), some.clone()));
+        assert!(!assign(&mut all, key.clone(), some));
+        assert!(assign(&mut all, key, BTreeSet::new()) && all.is_empty());
     }
 }

@@ -7,12 +7,15 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use ipnetwork::IpNetwork;
+use netlink_packet_route::address::AddressFlags;
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 
 use crate::announce::announce;
 use crate::error::Error;
 use crate::link::Links;
+use crate::link::address::Present;
 use crate::netns::Netns;
 
 /// Adds the address to the interface of its network, and announces it to neighbours if it is new. Otherwise extends its
@@ -29,7 +32,15 @@ pub async fn lend_address(address: IpAddr, node: Option<IpAddr>, lifetime: Durat
     let links = Links::here()?;
     let link = links.get(&name).await?;
     let present = links.addresses(&link).await?;
-    let is_new = !present.iter().any(|present| present.network.ip() == address);
+    let mut same = present.iter().filter(|present| present.network.ip() == address).peekable();
+    let is_new = same.peek().is_none();
+    // Otherwise the lifetime would end an address of the node.
+    if same.any(is_own) {
+        return Err(Error::Changed {
+            what: format!("the address {address}"),
+            reason: "it belongs to this node".to_owned(),
+        });
+    }
     let seconds = u32::try_from(lifetime.as_secs()).unwrap_or(u32::MAX);
     links.lend_address(&link, address, seconds).await?;
     if is_new {
@@ -39,7 +50,7 @@ pub async fn lend_address(address: IpAddr, node: Option<IpAddr>, lifetime: Durat
     Ok(())
 }
 
-/// Removes the address from all interfaces. An absent address is no error.
+/// Removes the address from all interfaces. An absent address is no error, and an own one of the node stays.
 ///
 /// # Errors
 /// When netlink fails.
@@ -48,12 +59,18 @@ pub async fn take_back_address(address: IpAddr) -> Result<(), Error> {
     while let Some(name) = interface_with(address) {
         let link = links.get(&name).await?;
         let present = links.addresses(&link).await?;
-        match present.into_iter().find(|present| present.network.ip() == address) {
+        match present.into_iter().find(|present| present.network.ip() == address && !is_own(present)) {
             Some(present) => links.remove_address(present).await?,
             None => break,
         }
     }
     Ok(())
+}
+
+/// Whether it is an address of the node itself: lent ones have a lifetime and no network.
+fn is_own(present: &Present) -> bool {
+    let alone = IpNetwork::from(present.network.ip()).prefix();
+    present.flags.contains(AddressFlags::Permanent) || present.network.prefix() != alone
 }
 
 /// The interface whose network contains the address.
@@ -141,6 +158,11 @@ mod tests {
                 let line =
                     shown.lines().skip_while(|line| !line.contains(&format!("{address}/"))).nth(1).unwrap();
                 assert!(line.contains("valid_lft 60sec") || line.contains("valid_lft 59sec"), "{line}");
+            }
+            for own in ["192.0.2.1", "fd99::1"] {
+                assert!(lend(own).is_err(), "an address of the node");
+                runtime.block_on(take_back_address(own.parse().unwrap())).unwrap();
+                assert!(ip("addr show dev uplink0").contains(&format!("{own}/")), "it stays");
             }
             assert!(ip("route get 192.0.2.50").contains("src 192.0.2.1"), "it is not a source");
             for address in ["192.0.2.77", "fd99::77"] {

@@ -6,6 +6,11 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
+#[cfg(target_pointer_width = "32")]
+use libc::Elf32_Phdr as Header;
+#[cfg(target_pointer_width = "64")]
+use libc::Elf64_Phdr as Header;
+
 /// Time after which a start is complete, and after which a node without events is idle.
 const REST: Duration = Duration::from_secs(3);
 
@@ -39,14 +44,14 @@ fn let_go() {
 }
 
 /// The program's headers with the address at which the program is loaded.
-fn program_headers() -> Vec<(usize, libc::Elf64_Phdr)> {
+fn program_headers() -> Vec<(usize, Header)> {
     unsafe extern "C" fn take(
         info: *mut libc::dl_phdr_info,
         _: usize,
         into: *mut libc::c_void,
     ) -> libc::c_int {
         // SAFETY: dl_iterate_phdr passes a valid object, and our vector.
-        let (info, into) = unsafe { (&*info, &mut *into.cast::<Vec<(usize, libc::Elf64_Phdr)>>()) };
+        let (info, into) = unsafe { (&*info, &mut *into.cast::<Vec<(usize, Header)>>()) };
         for at in 0..usize::from(info.dlpi_phnum) {
             // SAFETY: the table has this number of headers.
             let header = unsafe { *info.dlpi_phdr.add(at) };
@@ -63,7 +68,7 @@ fn program_headers() -> Vec<(usize, libc::Elf64_Phdr)> {
 
 /// Address and length of the whole pages of a segment that is loaded and cannot be written. The relocated constants of a
 /// position-independent program belong to the writable segment.
-fn unwritten(base: usize, header: libc::Elf64_Phdr) -> Option<(usize, usize)> {
+fn unwritten(base: usize, header: Header) -> Option<(usize, usize)> {
     /// A multiple of every page size.
     const PAGE: usize = 64 << 10;
     if header.p_type != libc::PT_LOAD || header.p_flags & libc::PF_W != 0 {
@@ -79,8 +84,9 @@ fn unwritten(base: usize, header: libc::Elf64_Phdr) -> Option<(usize, usize)> {
 mod tests {
     use super::*;
 
-    fn header(kind: u32, flags: u32, address: u64, size: u64) -> libc::Elf64_Phdr {
-        libc::Elf64_Phdr {
+    #[cfg(target_pointer_width = "64")]
+    fn header(kind: u32, flags: u32, address: u64, size: u64) -> Header {
+        Header {
             p_type: kind,
             p_flags: flags,
             p_offset: 0,
@@ -93,6 +99,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg(target_pointer_width = "64")]
     fn only_whole_pages_of_segments_that_cannot_be_written_are_released() {
         let (read, execute, write) = (libc::PF_R, libc::PF_R | libc::PF_X, libc::PF_R | libc::PF_W);
         let of = |kind, flags| unwritten(0x10_0000, header(kind, flags, 0x1_1000, 0x3_2000));

@@ -175,6 +175,19 @@ impl State {
         Ok(stored)
     }
 
+    /// Takes in what was written of a claim. One that was deleted meanwhile stays absent: it would keep its devices.
+    fn update(&mut self, key: &Key, written: Claim) {
+        if let Some(known) = self.claims.get_mut(key) {
+            *known = written;
+        }
+    }
+
+    /// Removes claims that a complete list does not have.
+    fn retain_claims(&mut self, listed: &HashSet<Key>) {
+        self.claims.retain(|key, _| listed.contains(key));
+        self.assumed.retain(|key, _| listed.contains(key));
+    }
+
     fn check_classes(&self, claim: &Claim) -> Result<(), String> {
         for (name, request) in claim.spec.devices.requests.iter().flat_map(object::Request::exact) {
             let class = &request.device_class_name;

@@ -1,6 +1,6 @@
 //! Creating a cluster, or completing and starting one that exists.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -111,9 +111,7 @@ fn check(cluster: &Cluster, arguments: &Arguments) -> anyhow::Result<()> {
 /// Makes what is missing of the cluster, and waits until it is ready.
 async fn make(cluster: &Cluster, images: &[PathBuf]) -> anyhow::Result<()> {
     progress::show("making the network");
-    std::fs::create_dir_all(&cluster.run)
-        .with_context(|| format!("cannot create {}", cluster.run.display()))?;
-    restrict(&cluster.run)?;
+    make_private(&cluster.run).with_context(|| format!("cannot create {}", cluster.run.display()))?;
     let network = cluster.network();
     network.ensure().await?;
     for number in cluster.numbers() {
@@ -135,15 +133,12 @@ async fn make(cluster: &Cluster, images: &[PathBuf]) -> anyhow::Result<()> {
     image::load(cluster, images).await
 }
 
-/// Only root may enter the directories of all clusters and of this one.
-fn restrict(run: &std::path::Path) -> anyhow::Result<()> {
-    use std::os::unix::fs::PermissionsExt as _;
-    for dir in run.parent().into_iter().chain([run]) {
-        let private = std::fs::Permissions::from_mode(0o700);
-        std::fs::set_permissions(dir, private)
-            .with_context(|| format!("cannot restrict {}", dir.display()))?;
-    }
-    Ok(())
+/// Makes a directory that only root may enter, and absent ones above it. Those that exist are not changed: the directory of
+/// all clusters may be one that others use.
+fn make_private(run: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+    std::fs::DirBuilder::new().mode(0o700).recursive(true).create(run)?;
+    std::fs::set_permissions(run, std::fs::Permissions::from_mode(0o700))
 }
 
 /// Starts the other nodes, and waits until all are Ready.
@@ -210,5 +205,26 @@ impl Processes {
                 anyhow::bail!("the node {} stopped; the last line of its log: {}", node.name(), node.last_line())
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::make_private;
+
+    #[test]
+    fn the_directory_above_that_of_a_cluster_keeps_its_mode() {
+        let dir = tempfile::tempdir().expect("directory");
+        let mode =
+            |path: &std::path::Path| fs::metadata(path).expect("directory").permissions().mode() & 0o777;
+        fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).expect("chmod");
+        let run = dir.path().join("all/local");
+        make_private(&run).expect("made");
+        fs::set_permissions(&run, Permissions::from_mode(0o755)).expect("chmod");
+        make_private(&run).expect("made again");
+        assert_eq!((mode(dir.path()), mode(&dir.path().join("all")), mode(&run)), (0o755, 0o700, 0o700));
     }
 }

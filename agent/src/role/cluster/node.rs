@@ -1,5 +1,6 @@
 //! The processes of a cluster's nodes: their configuration, start and end.
 
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io;
@@ -101,8 +102,7 @@ impl Node<'_> {
     /// Starts its process inside its host.
     pub(super) fn start(&self, role: &Role<'_>) -> anyhow::Result<Started> {
         let context = || format!("cannot start the node {}", self.name());
-        fs::create_dir_all(self.dir()).with_context(context)?;
-        fs::write(self.config_file(), self.config()).with_context(context)?;
+        self.write_config().with_context(context)?;
         let log = File::options().create(true).append(true).open(self.log()).with_context(context)?;
         let mut command = self.command(role);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
@@ -120,15 +120,13 @@ impl Node<'_> {
         Ok(Started { ended })
     }
 
+    /// Writes the configuration file. After a crash there is none, or a complete one.
+    fn write_config(&self) -> io::Result<()> {
+        coracle_agent::replace_private(&self.config_file(), self.config().as_bytes())
+    }
+
     fn command(&self, role: &Role<'_>) -> Command {
-        let mut command = Command::new(PROGRAM);
-        command.arg0("coracle");
-        for (name, _) in std::env::vars_os() {
-            // They would override the configuration.
-            if name.as_encoded_bytes().starts_with(b"CORACLE_") {
-                command.env_remove(name);
-            }
-        }
+        let mut command = program(std::env::vars_os().map(|(name, _)| name));
         match role {
             Role::ControlPlane => command.arg("up").arg("--config").arg(self.config_file()),
             Role::Worker(join) => command.arg("agent").arg("--config").arg(self.config_file()).args(*join),
@@ -184,6 +182,11 @@ impl Node<'_> {
         if !self.config_file().exists() {
             return Ok(());
         }
+        let written = coracle_agent::read_text(&self.config_file(), TEXT_MAX).unwrap_or_default();
+        if !is_complete(&written) {
+            // With it `down` would remove the node of this machine, whose directories are the defaults.
+            self.write_config().with_context(|| format!("cannot remove the node {}", self.name()))?;
+        }
         self.down()?;
         // A process that has not taken its lock yet, because `create` was killed when it had started it.
         if self.kill_others()? { self.down() } else { Ok(()) }
@@ -191,8 +194,8 @@ impl Node<'_> {
 
     fn down(&self) -> anyhow::Result<()> {
         let context = || format!("cannot remove the node {}", self.name());
-        let mut command = Command::new(PROGRAM);
-        command.arg0("coracle").arg("down").arg("--config").arg(self.config_file()).arg("--purge");
+        let mut command = program(std::env::vars_os().map(|(name, _)| name));
+        command.arg("down").arg("--config").arg(self.config_file()).arg("--purge");
         command.stdin(Stdio::null());
         let host = self.cluster.host(self.number);
         let output = match host.namespace_id() {
@@ -233,6 +236,22 @@ impl Node<'_> {
     }
 }
 
+/// Whether a configuration file has its last setting: a power failure cuts a file at its end.
+fn is_complete(config: &str) -> bool {
+    config.contains("\nadvertise-address = ")
+}
+
+/// This program without those of the variables that are settings of coracle. They would override the configuration, and
+/// `down` would remove another node.
+fn program(variables: impl Iterator<Item = OsString>) -> Command {
+    let mut command = Command::new(PROGRAM);
+    command.arg0("coracle");
+    for name in variables.filter(|name| name.as_encoded_bytes().starts_with(b"CORACLE_")) {
+        command.env_remove(name);
+    }
+    command
+}
+
 /// Whether the process with this directory in /proc is in the namespace and has the configuration file as an argument.
 fn runs(process: &Path, namespace: u64, config: &Path) -> bool {
     let link = fs::read_link(process.join("ns/net")).unwrap_or_default();
@@ -257,7 +276,35 @@ fn resolver<'a>(files: &[(&'a str, String)]) -> &'a str {
 
 #[cfg(test)]
 mod tests {
-    use super::resolver;
+    use std::fs;
+
+    use super::super::place::{Name, Roots, Settings};
+    use super::{is_complete, program, resolver};
+
+    #[test]
+    fn a_configuration_that_a_crash_left_empty_becomes_complete() {
+        let directory = tempfile::tempdir().expect("directory");
+        let roots = Roots { state: directory.path().join("state"), run: directory.path().join("run") };
+        let name: Name = "a".parse().expect("name");
+        let _lock = roots.lock_cluster(&name).expect("lock");
+        let settings = Settings { nodes: 1, ipv6: false, registry_config_dir: None };
+        let cluster = roots.record(&name, &settings).expect("record");
+        let node = cluster.node(1);
+        fs::create_dir_all(node.dir()).expect("directory");
+        fs::write(node.config_file(), "").expect("empty");
+        node.write_config().expect("written");
+        let text = fs::read_to_string(node.config_file()).expect("text");
+        assert!(text.starts_with("state-dir = ") && is_complete(&text), "{text}");
+        assert!(!is_complete(&text[..text.len() / 2]) && !is_complete(""));
+    }
+
+    #[test]
+    fn settings_of_the_environment_are_not_those_of_a_node() {
+        let command = program(["CORACLE_STATE_DIR", "PATH"].into_iter().map(std::ffi::OsString::from));
+        assert_eq!(command.get_envs().count(), 1);
+        let (name, value) = command.get_envs().next().expect("one");
+        assert!(name == "CORACLE_STATE_DIR" && value.is_none());
+    }
 
     #[test]
     fn a_resolver_on_loopback_is_not_for_nodes() {

@@ -196,10 +196,21 @@ impl Roots {
         Ok(cluster)
     }
 
-    /// Removes the directory of a cluster without a record.
+    /// Removes the directory of a cluster without a record. A directory with other files is none of a cluster.
     pub(super) fn remove_unrecorded(&self, name: &Name) -> anyhow::Result<()> {
         let path = self.state_of(name);
-        coracle_tree::remove(&path).with_context(|| format!("cannot remove {}", path.display()))
+        let context = || {
+            format!(
+                "cannot remove {}, which has no record of a cluster; stop what uses it and remove it",
+                path.display()
+            )
+        };
+        // An interrupted command may have left the temporary file of the record.
+        match fs::remove_file(path.join(RECORD).with_extension("tmp")) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error).with_context(context),
+            _ => {}
+        }
+        fs::remove_dir(&path).with_context(context)
     }
 
     fn state_of(&self, name: &Name) -> PathBuf {
@@ -353,6 +364,20 @@ mod tests {
 
     fn settings(nodes: u8, ipv6: bool) -> Settings {
         Settings { nodes, ipv6, registry_config_dir: None }
+    }
+
+    #[test]
+    fn a_directory_that_is_none_of_a_cluster_is_not_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let roots = Roots { state: directory.path().to_owned(), run: directory.path().join("run") };
+        let (other, left): (Name, Name) = ("pods".parse().unwrap(), "left".parse().unwrap());
+        fs::create_dir_all(directory.path().join("pods/data")).unwrap();
+        assert!(roots.remove_unrecorded(&other).is_err());
+        assert!(directory.path().join("pods/data").exists());
+        drop(roots.lock_cluster(&left).unwrap());
+        fs::write(directory.path().join("left/cluster.tmp"), "").unwrap();
+        roots.remove_unrecorded(&left).unwrap();
+        assert!(!roots.has_directory(&left));
     }
 
     #[test]

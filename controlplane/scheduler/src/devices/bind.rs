@@ -35,7 +35,7 @@ pub(crate) async fn bind(
             let patch = json!({"metadata": version(&claim, &[]), "status": status});
             let patched = api.patch_status(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await?;
             // A pod that uses the same claim may come before the watch shows it.
-            devices.lock().claims.insert(key.clone(), patched);
+            devices.lock().update(key, patched);
         }
     }
     Ok(())

@@ -41,7 +41,7 @@ async fn claims(client: &Client, devices: &Devices) {
                 state.claims.remove(&claim.key());
             }
             Event::InitDone => {
-                state.claims.retain(|key, _| listed.contains(key));
+                state.retain_claims(&listed);
                 state.listed[0] = true;
             }
         }

@@ -89,6 +89,20 @@ fn devices_are_allocated_once_and_released_with_their_pod() {
 }
 
 #[test]
+fn a_claim_that_was_deleted_unseen_keeps_no_devices() {
+    let devices = devices();
+    put(&devices, claim("two", exactly(json!({"count": 2}))));
+    put(&devices, claim("one", exactly(json!({}))));
+    assert_eq!(chosen(&devices, &pod("p", "two"), "a").len(), 2);
+    assert_eq!(reason(&devices, &pod("q", "one"), "a"), "cannot allocate all claims");
+    let gone = claim("two", json!([]));
+    devices.lock().retain_claims(&HashSet::from([claim("one", json!([])).key()]));
+    devices.lock().update(&gone.key(), gone);
+    assert_eq!(devices.lock().claims.len(), 1);
+    assert_eq!(reason(&devices, &pod("q", "one"), "a"), "");
+}
+
+#[test]
 fn expressions_read_attributes_and_capacity() {
     let cases = [
         ("device.attributes['gpu.example.com'].bus == 2", vec!["large"]),
