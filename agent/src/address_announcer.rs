@@ -58,16 +58,10 @@ impl AddressAnnouncer {
             let renewal = (!self.held.is_empty()).then(|| Instant::now() + RENEWAL);
             // Changes of other services neither cost a look at each address nor delay the renewal.
             loop {
-                let renewal = async {
-                    match renewal {
-                        None => std::future::pending().await,
-                        Some(at) => tokio::time::sleep_until(at).await,
-                    }
-                };
                 // Cancel-safe: changed keys stay in the subscription until they are returned.
                 let is_other = tokio::select! {
                     changed = changes.next() => self.learn(changed),
-                    () = renewal => true,
+                    () = reached(renewal) => true,
                 };
                 if is_other {
                     break;
@@ -102,6 +96,14 @@ impl AddressAnnouncer {
             }
         }
         self.held = wanted;
+    }
+}
+
+/// Waits for the time, or forever.
+async fn reached(time: Option<Instant>) {
+    match time {
+        None => std::future::pending().await,
+        Some(at) => tokio::time::sleep_until(at).await,
     }
 }
 

@@ -32,10 +32,10 @@ pub async fn lend_address(address: IpAddr, node: Option<IpAddr>, lifetime: Durat
     let links = Links::here()?;
     let link = links.get(&name).await?;
     let present = links.addresses(&link).await?;
-    let mut same = present.iter().filter(|present| present.network.ip() == address).peekable();
-    let is_new = same.peek().is_none();
+    let same = |present: &&Present| present.network.ip() == address;
+    let is_new = !present.iter().any(|present| same(&present));
     // Otherwise the lifetime would end an address of the node.
-    if same.any(is_own) {
+    if present.iter().filter(same).any(is_own) {
         return Err(Error::Changed {
             what: format!("the address {address}"),
             reason: "it belongs to this node".to_owned(),
