@@ -1,7 +1,7 @@
 //! Limits on the requests of one user, separate for reads and writes, and on the bytes of all bodies.
 //!
 //! Long-running requests (watches, logs and streams) and members of `system:masters` are exempt. One user gets at most
-//! half of the server's requests, whichever priority level they have. `flow_control` limits all requests together.
+//! half of the server's requests, in any priority level. `flow_control` limits all requests together.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -66,7 +66,7 @@ pub(crate) fn is_long_running(info: &RequestInfo) -> bool {
 // === impl InFlight ===
 
 impl InFlight {
-    /// With the server's maximum read-only and mutating requests.
+    /// `max`: the server's maximum read-only and mutating requests.
     pub(crate) fn new(max: [usize; 2]) -> Self {
         let of_user = max.map(|max| (max / 2).max(1));
         Self { of_user, counts: Arc::default(), bodies: Arc::new(Semaphore::new(BODIES)) }

@@ -65,7 +65,7 @@ pub(crate) struct IssuerConfig {
     pub(crate) user_rules: Vec<Rule>,
 }
 
-/// Where a value comes from.
+/// Source of a value.
 #[derive(Clone, Debug)]
 pub(crate) enum Mapping {
     Claim(PrefixedClaim),
