@@ -104,7 +104,7 @@ pub(super) fn read(path: &Path) -> Result<Parsed, String> {
     };
     let url: http::Uri =
         cluster.server.parse().map_err(|error| format!("server {:?}: {error}", cluster.server))?;
-    // TLS is required: tokens and responses decide on permissions.
+    // TLS is required except on loopback: tokens and responses decide on permissions.
     let is_local = matches!(url.host(), Some("127.0.0.1" | "[::1]" | "localhost"));
     if url.scheme_str() != Some("https") && !(is_local && url.scheme_str() == Some("http")) {
         return Err(format!(
