@@ -23,7 +23,7 @@ pub(super) async fn let_go_at_rest(mut changes: watch::Receiver<()>) {
     }
 }
 
-/// Releases the code and the constants of the program: the kernel maps sixteen pages for each page that is used. Pages
+/// Releases the mapped pages of the program's code and constants. The kernel maps 16 pages with each page fault. Pages
 /// that are needed later are mapped again, usually from the page cache.
 fn let_go() {
     crate::allocator::collect();
@@ -61,8 +61,8 @@ fn program_headers() -> Vec<(usize, libc::Elf64_Phdr)> {
     headers
 }
 
-/// Address and length of the whole pages of a segment that is loaded and cannot be written. The relocated constants of a
-/// position-independent program belong to the writable segment.
+/// Address and length of the whole pages of a segment that is loaded and cannot be written. The relocated constants of
+/// a position-independent program belong to the writable segment.
 fn unwritten(base: usize, header: libc::Elf64_Phdr) -> Option<(usize, usize)> {
     /// A multiple of every page size.
     const PAGE: usize = 64 << 10;
