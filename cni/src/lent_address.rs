@@ -83,7 +83,7 @@ fn interfaces(fits: impl Fn(IpAddr, IpAddr) -> bool) -> Option<String> {
     found.map(|one| one.interface_name)
 }
 
-/// Whether both addresses are in the network with the mask. A network of one address is none.
+/// Whether both addresses are in the network with the mask. False for a network of one address.
 fn is_within(address: IpAddr, own: IpAddr, mask: IpAddr) -> bool {
     match (address, own, mask) {
         (IpAddr::V4(one), IpAddr::V4(own), IpAddr::V4(mask)) => {
