@@ -1,6 +1,6 @@
-//! Audit of requests: makes the events of a request, as the policy wants them, and gives them to the log.
+//! Audit of requests: creates the events of a request by the policy, and sends them to the log and the webhook.
 //!
-//! The event of a response is in the log's queue before the client gets the response. Only a long-running response is
+//! The event of a response is queued before the client gets the response. Only a long-running response is
 //! recorded when it starts, and once more when it ends.
 
 mod webhook;
@@ -48,7 +48,7 @@ const FLUSH: std::time::Duration = std::time::Duration::from_secs(5);
 /// Annotation of an event whose object was left out, as upstream's truncating backend.
 const TRUNCATED: &str = "audit.k8s.io/truncated";
 
-/// Records requests as a policy wants it.
+/// Records requests by a policy.
 pub(crate) struct Auditor {
     policy: Policy,
     log: Option<Log>,

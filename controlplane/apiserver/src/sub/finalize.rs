@@ -1,4 +1,4 @@
-//! PUT namespaces/finalize: takes finalizers off a namespace's spec; the last one lets it go.
+//! PUT namespaces/finalize: removes finalizers of a namespace's spec. Without finalizers the namespace is deleted.
 
 use super::body_of;
 use crate::{
