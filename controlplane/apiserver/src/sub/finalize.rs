@@ -1,4 +1,4 @@
-//! PUT namespaces/finalize: removes finalizers of a namespace's spec. Without finalizers the namespace is deleted.
+//! PUT namespaces/finalize: removes finalizers of a namespace's spec. A terminating namespace without finalizers is deleted.
 
 use super::body_of;
 use crate::{
