@@ -1,7 +1,7 @@
-//! Answers for the addresses of load balancers that the control plane assigned to this node.
+//! Announces the load balancer addresses that the control plane assigned to this node.
 //!
-//! The kernel gives up an address if the agent does not extend its lifetime: another node takes over the services of a
-//! node that is not ready. While the API server is away the agent keeps its addresses.
+//! Addresses have a lifetime. The kernel removes an address that the agent does not renew, because another node takes
+//! over the services of a node that is not ready. While the API server is unreachable, the agent renews its addresses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,12 +16,12 @@ use tokio::time::Instant;
 
 use crate::service_cache::ServiceCache;
 
-/// Class of the services, and the condition of their status whose message is the name of the node. The controller of the
-/// address pool writes it.
+/// Class of the services, and the condition of their status whose message is the name of the node. The controller of
+/// the address pool writes it.
 const CLASS: &str = "coracle.dev/address-pool";
 const ANNOUNCED: &str = "coracle.dev/Announced";
 const CHOSEN: &str = "NodeChosen";
-/// Lifetime of an address, and the time after which it is extended.
+/// Lifetime of an address, and interval of its renewal.
 const LIFETIME: Duration = Duration::from_secs(60);
 const RENEWAL: Duration = Duration::from_secs(20);
 /// Maximum addresses of one node.
@@ -81,7 +81,7 @@ impl AddressAnnouncer {
         is_other
     }
 
-    /// Holds the assigned addresses, and gives up the others.
+    /// Adds or renews the assigned addresses, and removes the others.
     async fn hold(&mut self, node: Option<IpAddr>) {
         let wanted: BTreeSet<IpAddr> =
             self.assigned.values().flatten().copied().take(ADDRESSES_MAX).collect();
@@ -133,7 +133,7 @@ fn assigned(service: &Service, node_name: &str) -> BTreeSet<IpAddr> {
     entries.filter_map(|entry| entry.ip.as_deref()?.parse().ok()).filter(may_be_announced).collect()
 }
 
-/// Whether the address can be one of a network of machines.
+/// Whether the address can be used in the nodes' network.
 fn may_be_announced(address: &IpAddr) -> bool {
     let is_special = match address {
         IpAddr::V4(ip) => ip.is_link_local() || ip.is_broadcast(),

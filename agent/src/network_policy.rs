@@ -1,8 +1,8 @@
 //! Runs the enforcement of NetworkPolicies: watches policies, and pods and namespaces while there are policies.
 //!
 //! The table is replaced when everything was listed, after a foreign change and after a failed transaction. Any other
-//! change commits only its difference. Until then the table of the previous run stays as it is. Containers of a pod start
-//! after its policies are in the kernel, see [`PolicyGate`].
+//! change commits only its difference. Until then the table of the previous run stays as it is. Containers of a pod
+//! start after its policies are in the kernel, see [`PolicyGate`].
 
 mod admission;
 mod gate;
@@ -43,7 +43,7 @@ pub(crate) struct NetworkPolicies {
     admitted: Admitted,
     policies: Listing<Key>,
     peers: Option<Peers>,
-    /// Whether connections are marked as forbidden: a later change may allow them.
+    /// Whether connections are marked as forbidden. A later change may allow them.
     has_forbidden: bool,
 }
 
@@ -130,8 +130,8 @@ impl NetworkPolicies {
                 Some(peers) => (Some(&mut peers.pods), Some(&mut peers.namespaces)),
                 None => (None, None),
             };
-            // Cancel-safe: streams and channels keep what is not returned, and a lost notification only follows a change
-            // that the next replacement repairs.
+            // Cancel-safe: streams and channels keep what is not returned, and a lost notification only follows a
+            // change that the next replacement repairs.
             tokio::select! {
                 Some(events) = policies.next() => self.learn_policies(events),
                 Some(events) = next(pods) => self.learn_pods(events),
@@ -200,7 +200,7 @@ impl NetworkPolicies {
         Ok(())
     }
 
-    /// Forbids open connections that the policies do not allow any more. After a failure the next change tries again.
+    /// Marks open connections that the policies no longer allow. After a failure the next change retries.
     async fn judge_connections(&mut self) {
         match on_thread(&mut self.model, |model| judge_connections(model)).await {
             Ok(count) => self.has_forbidden = count > 0,
@@ -340,7 +340,7 @@ async fn replace(mut enforcer: Enforcer, model: &mut Model) -> Result<Enforcer, 
     on_thread(model, move |model| enforcer.replace(model).map(|()| enforcer)).await
 }
 
-/// Uses the model on a thread that may block.
+/// Calls a function with the model on a blocking thread.
 async fn on_thread<T: Send + 'static>(
     model: &mut Model,
     act: impl FnOnce(&mut Model) -> T + Send + 'static,

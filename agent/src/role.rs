@@ -62,8 +62,8 @@ pub(crate) fn fail(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// What the user can do about an error of the kernel whose text says nothing of it. By the text, because errors of the running
-/// node arrive as text.
+/// Advice for errors of the kernel. The function matches the text of the error, because errors of the running node
+/// arrive as text.
 fn hint(text: &str) -> Option<&'static str> {
     let has = |part: &str| text.contains(part);
     if ["No space left on device", "Disk quota exceeded"].into_iter().any(has) {

@@ -1,7 +1,8 @@
 //! Addresses of load balancers that this node answers for in its network: the kernel answers ARP requests and neighbour
 //! solicitations for an address of the interface.
 //!
-//! The kernel removes such an address after a lifetime that the caller extends. So a node whose agent has died gives it up.
+//! The kernel removes such an address after its lifetime, unless the caller renews it. So a node without a running
+//! agent loses the address.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -18,8 +19,9 @@ use crate::link::Links;
 use crate::link::address::Present;
 use crate::netns::Netns;
 
-/// Adds the address to the interface of its network, and announces it to neighbours if it is new. Otherwise extends its
-/// lifetime. `node`: an address of the node, whose interface serves an address outside of all networks.
+/// Adds the address to the interface of its network and announces it to neighbours, or extends the lifetime of an
+/// existing address. `node`: an address of the node. Its interface gets addresses that are in no network of the
+/// machine.
 ///
 /// # Errors
 /// When no interface fits, or netlink fails.
@@ -44,7 +46,7 @@ pub async fn lend_address(address: IpAddr, node: Option<IpAddr>, lifetime: Durat
     let seconds = u32::try_from(lifetime.as_secs()).unwrap_or(u32::MAX);
     links.lend_address(&link, address, seconds).await?;
     if is_new {
-        // It ends by itself after some milliseconds.
+        // The task ends by itself after some milliseconds.
         let _announcing = announce(Netns::open(Path::new("/proc/thread-self/ns/net"))?, &link, &[address]);
     }
     Ok(())
@@ -98,7 +100,7 @@ fn interfaces(fits: impl Fn(IpAddr, IpAddr) -> bool) -> Option<String> {
     found.map(|one| one.interface_name)
 }
 
-/// Whether both addresses are in the network with the mask. A network of one address is none.
+/// Whether both addresses are in the network with the mask. False for a network of one address.
 fn is_within(address: IpAddr, own: IpAddr, mask: IpAddr) -> bool {
     match (address, own, mask) {
         (IpAddr::V4(one), IpAddr::V4(own), IpAddr::V4(mask)) => {

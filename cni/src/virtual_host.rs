@@ -1,6 +1,6 @@
 //! Virtual hosts: network namespaces that a bridge of this machine connects. A local cluster runs one node in each.
 //!
-//! Every operation can be repeated: it completes or removes what an interrupted one left.
+//! Operations are idempotent: after an interruption they can be repeated.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -170,7 +170,7 @@ fn remove_namespace(path: &Path) -> Result<(), Error> {
     loop {
         match umount2(path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
             Ok(()) => {}
-            // It is not mounted, or absent.
+            // The path is not a mount, or does not exist.
             Err(Errno::EINVAL | Errno::ENOENT) => break,
             Err(errno) => return Err(failed(errno.into())),
         }
@@ -181,7 +181,7 @@ fn remove_namespace(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// Replaces the table by one that gives packets from the networks to other ones this machine's address.
+/// Replaces the table. It masquerades packets from the networks to other networks.
 fn masquerade(table: &str, networks: &[IpNetwork]) -> Batch {
     let mut transaction = Transaction::new(table);
     transaction.delete_table();

@@ -17,12 +17,12 @@ use crate::{
 pub struct ExternalServer {
     /// A client with the permissions of controllers and scheduler.
     pub client: Client,
-    /// Directory with `ca.crt` and `ca.key`, and `sa.key` if Secrets shall get tokens. None: certificate signing requests
-    /// are not signed, and the certificate is not published.
+    /// Directory with `ca.crt` and `ca.key`, and with `sa.key` for tokens in Secrets. `None`: certificate signing
+    /// requests are not signed, and the certificate of the authority is not published.
     pub pki_dir: Option<PathBuf>,
 }
 
-/// What runs beside an API server.
+/// Controllers and scheduler of an API server.
 pub(crate) struct Clients {
     /// The controllers with their client, if any runs.
     pub(crate) controllers: Option<(Client, ControllersConfig)>,
@@ -32,8 +32,8 @@ pub(crate) struct Clients {
     pub(crate) leases: Client,
 }
 
-/// Runs controllers and scheduler for an API server of another program until `shutdown` is cancelled. Of several such
-/// processes one works at a time.
+/// Runs controllers and scheduler for the API server of another program, until `shutdown` is cancelled. Leader election
+/// makes one of several such processes active.
 ///
 /// # Errors
 /// [`Error`] if keys or certificates cannot be used; nothing runs then.
@@ -93,7 +93,7 @@ fn read_keys(
 // === impl Clients ===
 
 impl Clients {
-    /// Starts them: at once, or, with an election, whenever this process is elected.
+    /// Starts controllers and scheduler: at once or, with leader election, whenever this process is elected.
     pub(crate) fn start(
         self,
         election: Option<LeaderElection>,

@@ -61,13 +61,14 @@ pub struct ControlPlaneConfig {
     pub token_webhook: Option<TokenWebhookConfig>,
     /// Proxy that names users in request headers.
     pub request_header: Option<RequestHeaderConfig>,
-    /// Whether requests without credentials are accepted, if the authentication file does not say it.
+    /// Whether requests without credentials are accepted. The authentication file takes precedence.
     pub anonymous_auth: bool,
     /// Which authorizers decide.
     pub authorization: AuthorizationConfig,
     /// Encryption of any resources: a file of upstream's `EncryptionConfiguration`.
     pub encryption_config: Option<EncryptionFile>,
-    /// Key file for the encryption of Secrets; `None` is `sealing.key` in the state directory, created at the first start.
+    /// Key file for the encryption of Secrets; `None` is `sealing.key` in the state directory, created at the first
+    /// start.
     pub encryption_key_file: Option<PathBuf>,
     /// The etcd that has the cluster's objects; `None` uses the embedded store.
     pub etcd: Option<EtcdConfig>,
@@ -97,7 +98,7 @@ pub struct ControlPlaneConfig {
     pub request_timeout: Duration,
     /// Maximum read-only and mutating requests in flight.
     pub max_in_flight: [usize; 2],
-    /// Time for which the API server still accepts requests after the beginning of the shutdown, while it is not ready.
+    /// Delay between the start of the shutdown and the end of accepting requests. The server is not ready in this time.
     pub shutdown_delay: Duration,
 }
 
@@ -257,8 +258,8 @@ pub async fn start(config: ControlPlaneConfig, shutdown: CancellationToken) -> R
     Ok(plane)
 }
 
-/// TLS that accepts client certificates of the cluster's authority, and of that of an authenticating proxy. The API
-/// server tells them apart.
+/// TLS settings that accept client certificates of the cluster's authority and of the authenticating proxy's authority.
+/// The API server determines which authority signed a certificate.
 fn serving_tls(
     pki: &Pki,
     leaf: &Leaf,
@@ -342,8 +343,8 @@ fn apiserver_config(
     })
 }
 
-/// The client certificate towards aggregated servers. Its authority signs nothing else: a server that trusts it believes
-/// the names in the request headers.
+/// The client certificate towards aggregated servers. Its authority signs nothing else: a server that trusts it
+/// believes the names in the request headers.
 fn front_proxy(pki: &Pki) -> Result<FrontProxy, PkiError> {
     let own = Pki::open(&pki.directory().join("front-proxy"))?;
     let pair = own.pair("front-proxy-client", &Leaf::client("front-proxy-client", None))?;
@@ -405,8 +406,8 @@ fn local_server(bound: SocketAddr) -> String {
 }
 
 /// The source address that this machine would use to reach others; no packet is sent. If possible it has the address
-/// family of services, because the API server is a service. Without a default route it is the first usable address of an
-/// interface; loopback without any.
+/// family of services, because the API server is a service. Without a default route it is the first usable address of
+/// an interface; loopback without any.
 fn own_address(listen: IpAddr, config: &ControlPlaneConfig) -> IpAddr {
     if !listen.is_unspecified() {
         return listen;

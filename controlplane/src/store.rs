@@ -91,7 +91,7 @@ pub(crate) async fn open(config: &ControlPlaneConfig) -> Result<Opened, OpenStor
     };
     let keys = keys.map_err(OpenStoreError::Keys)?;
     let encryption = match config.encryption_config.clone() {
-        // A key management service may take its time.
+        // A key management service may be slow.
         Some(EncryptionFile { path, .. }) => {
             let loaded = tokio::task::spawn_blocking(move || Encryption::load(&path)).await;
             let loaded = loaded.map_err(|error| OpenStoreError::Interrupted(error.to_string()))?;

@@ -126,7 +126,7 @@ impl Sandbox {
         matches!(*locked(&self.state), SandboxState::Silent(_))
     }
 
-    /// The shim, or the reason why there is none.
+    /// The connection to the shim, or the reason why it does not exist.
     pub(crate) fn shim(&self) -> Result<Shim, Error> {
         let state = match &*locked(&self.state) {
             SandboxState::Ready(live) => return Ok(live.shim.clone()),

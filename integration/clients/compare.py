@@ -2,7 +2,7 @@
 import difflib, json, os, re, subprocess, tempfile, time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-# What depends on the time, on the object or on the server.
+# Parts of the output that depend on the time, on the object or on the server.
 VARYING = [
     (r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "UID"),
     (r'("?resourceVersion"?: )"?\d+"?', r"\1N"),

@@ -1,5 +1,5 @@
-// An operator on controller-runtime, unmodified as published: it is elected by a lease, adds a finalizer to each Bucket,
-// creates a ConfigMap that the Bucket owns, and patches the status of the Bucket.
+// An operator on the published controller-runtime. It uses leader election, adds a finalizer to each Bucket, creates a
+// ConfigMap that the Bucket owns, and patches the status of the Bucket.
 package main
 
 import (

@@ -22,7 +22,7 @@ class Generator:
         self.node_count = self.random.randint(100, 200) if large else self.random.randint(1, 24)
         self.pod_count = self.random.randint(400, 1000) if large else self.random.randint(0, 6 * self.node_count)
         self.pending_count = 40 if large else self.random.randint(4, 16)
-        # Each case has some kinds of constraints only, so that pods stay schedulable.
+        # Each case uses only some kinds of constraints, so that pods stay schedulable.
         features = ["affinity", "anti", "preferred", "spread", "soft", "taints", "ports", "selector", "node-affinity",
                     "volumes", "priority", "init", "overhead", "pod-level", "extended", "services", "full", "terminating",
                     "cordoned", "names", "nominated", "sparse"]
@@ -46,14 +46,14 @@ class Generator:
                      if one["kind"] == "PersistentVolumeClaim" and "ReadWriteOncePod" in one["spec"]["accessModes"]}
         for number in range(self.pod_count):
             pod = self.pod(f"old{number}")
-            # A claim of this mode has one user at most.
+            # A claim of this mode has at most one user.
             claims = {(pod["metadata"]["namespace"], one["persistentVolumeClaim"]["claimName"])
                       for one in pod["spec"].get("volumes", [])} & exclusive
             if claims & used:
                 del pod["spec"]["volumes"]
             used |= claims
             node = pod["spec"]["nodeName"] = self.pick(self.names)
-            # A host port has one user at most.
+            # A host port has at most one user.
             own = {port["hostPort"] for one in pod["spec"]["containers"] for port in one.get("ports", []) if "hostPort" in port}
             if own & ports.setdefault(node, set()):
                 pod["spec"].pop("hostNetwork", None)
@@ -191,7 +191,7 @@ class Generator:
                             "spec": spec, "status": {"phase": "Available"}})
 
     def claim(self, namespace, number):
-        # Upstream mistakes equal names in other namespaces for users of a ReadWriteOncePod claim when it preempts.
+        # When it preempts, upstream ignores the namespace of the users of a ReadWriteOncePod claim.
         name = f"{namespace}-claim{number}"
         modes = self.pick([["ReadWriteOnce"], ["ReadWriteMany"], ["ReadWriteOncePod"]])
         spec = {"accessModes": modes, "resources": {"requests": {"storage": self.pick(["1Gi", "2Gi", "4Gi"])}},

@@ -13,7 +13,7 @@ import sys
 
 from cases import Generator
 
-# Parts that the cases must have exercised.
+# Code paths that the cases must exercise.
 PARTS = ["bound", "refused", "made room", "pre-filter"]
 
 

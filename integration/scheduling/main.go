@@ -1,4 +1,4 @@
-// Command scheduler decides on pods with the unmodified plugins of kube-scheduler, in its default profile.
+// Command scheduler schedules pods with the unmodified plugins of kube-scheduler, in its default profile.
 //
 // Each line of the standard input is a case: the objects of a cluster, and pods without a node. Each line of the output
 // has the decisions on these pods, in order. A pod is put on the best node, the first one by name, before the next pod.
@@ -79,7 +79,7 @@ func fail(err error) {
 	os.Exit(1)
 }
 
-// decide handles the pods of a case one after the other.
+// decide schedules the pods of a case one after the other.
 func decide(one *clusterCase) ([]decision, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -210,7 +210,7 @@ func schedule(ctx context.Context, frame framework.Framework, preemption *defaul
 	return made
 }
 
-// makeRoom finds the nodes on which pods of lower priority can make room.
+// makeRoom finds the nodes on which preemption helps.
 func makeRoom(ctx context.Context, preemption *defaultpreemption.DefaultPreemption, snapshot *cache.Snapshot, state fwk.CycleState,
 	pod *v1.Pod, statuses *framework.NodeToStatus, made *decision) bool {
 	if can, _ := preemption.PodEligibleToPreemptOthers(ctx, pod, statuses.Get(pod.Status.NominatedNodeName)); !can {

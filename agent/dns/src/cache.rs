@@ -20,9 +20,9 @@ const LONGEST_NEGATIVE: Duration = Duration::from_secs(30);
 /// Time after its expiry in which an answer is used while no server responds (RFC 8767).
 const STALE: Duration = Duration::from_secs(3600);
 
-/// Part of its lifetime, in percent, in which an answer that clients use is asked again.
+/// Last part of an answer's lifetime, in percent, in which the server renews a frequently used answer.
 const PREFETCH_PERCENT: u32 = 10;
-/// Uses of an answer after which it counts as used often.
+/// Minimum uses of a frequently used answer.
 const PREFETCH_USES: u32 = 2;
 
 /// Name, type.
@@ -40,9 +40,9 @@ struct Entry {
 
 /// An answer with its remaining times.
 pub(crate) enum Cached {
-    /// It has not expired. `is_due`: clients use it often, and it expires soon.
+    /// The answer has not expired. `is_due`: it is used frequently and expires soon.
     Fresh { message: Message, is_due: bool },
-    /// It expired, for an hour at most.
+    /// The answer expired, at most an hour ago.
     Stale(Message),
 }
 
@@ -85,7 +85,7 @@ impl Cache {
         Some(Cached::Fresh { message, is_due })
     }
 
-    /// Numbers of answers with records, and of negative ones.
+    /// Number of answers with records, and number of negative answers.
     pub(crate) fn counts(&self) -> [usize; 2] {
         let all = || self.new.values().chain(self.old.values());
         let positive = all().filter(|entry| entry.is_positive).count();

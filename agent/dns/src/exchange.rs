@@ -1,4 +1,4 @@
-//! One query to one server: by UDP, and by TCP if the answer does not fit.
+//! Sends one query to one server: by UDP, and by TCP if the answer is truncated.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -12,14 +12,14 @@ use crate::cache::Question;
 
 /// Size of UDP messages that never need fragments (DNS flag day 2020).
 pub(crate) const UDP_PAYLOAD: u16 = 1232;
-/// Datagrams that do not answer the query are skipped, at most this many.
+/// Maximum datagrams to skip that do not answer the query.
 const STRANGERS_MAX: usize = 16;
 
-/// Asks the server. Returns the answer and its bytes.
+/// Sends the query to the server. Returns the answer and its bytes.
 pub(crate) async fn exchange(server: SocketAddr, question: &Question) -> io::Result<(Message, Vec<u8>)> {
     let query = query(question);
     let bytes = query.to_vec().map_err(io::Error::other)?;
-    // A random port and a random id for each query: an answer cannot be forged without seeing the query.
+    // A random port and id for each query: an attacker who does not see the query cannot forge an answer.
     let local: IpAddr =
         if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((local, 0)).await?;

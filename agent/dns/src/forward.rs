@@ -1,8 +1,8 @@
-//! Names outside the cluster: asks other servers, and caches their answers.
+//! Names outside the cluster: forwards queries to other servers, and caches their answers.
 //!
-//! Equal questions at the same time are one query: a flood of them neither multiplies queries nor the chances of a forged
-//! answer. An expired answer is used when the servers are slow or down (RFC 8767), and an answer that clients use often is
-//! asked again before it expires.
+//! Concurrent equal questions share one query. So a flood of questions multiplies neither the queries nor the chance of
+//! a forged answer. An expired answer is used while the servers are slow or down (RFC 8767). A frequently used answer
+//! is renewed before it expires.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -21,12 +21,12 @@ use crate::servers::{Server, Servers, StubDomain};
 
 /// Time in which a server must answer.
 const ANSWER: Duration = Duration::from_secs(2);
-/// Time after which an expired answer is used instead of a missing one.
+/// Maximum wait for a new answer before an expired one is used.
 const STALE_AFTER: Duration = Duration::from_millis(500);
-/// Maximum questions that are asked at the same time.
+/// Maximum concurrent queries.
 const ASKED_MAX: usize = 2048;
 
-/// The answer to a question that is being asked. `None` before it arrives.
+/// The answer to a pending query. `None` before it arrives.
 type Outcome = watch::Receiver<Option<Message>>;
 
 /// The servers to which other names are forwarded, and their answers.
@@ -37,7 +37,7 @@ pub struct Upstream {
     pub(crate) metrics: Arc<Metrics>,
 }
 
-/// Removes a question from those that are being asked.
+/// Removes a question from the pending queries when dropped.
 struct Asked {
     upstream: Arc<Upstream>,
     question: Question,
@@ -52,8 +52,8 @@ impl Drop for Asked {
 // === impl Upstream ===
 
 impl Upstream {
-    /// The servers of the file, which is read again when it changes, and those of stub domains. `own`: addresses of the
-    /// caller, which are never asked.
+    /// Forwards to the servers of the file, which is read again when it changes, and to those of stub domains. `own`:
+    /// addresses of this server; queries are never sent to them.
     #[must_use]
     pub fn new(resolv_conf: PathBuf, own: Vec<IpAddr>, stubs: &[StubDomain], metrics: Arc<Metrics>) -> Self {
         let servers = Servers::new(resolv_conf, own, stubs);
@@ -68,12 +68,12 @@ impl Upstream {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Numbers of cached answers: with records, and negative ones.
+    /// Number of cached answers with records, and number of negative answers.
     pub(crate) fn cached_answers(&self) -> [usize; 2] {
         self.cache().counts()
     }
 
-    /// Whether the question is one of this server's own, which another server forwarded back.
+    /// Whether the question is a probe of this server that another server forwarded back.
     pub(crate) fn is_returned(&self, question: &Question) -> bool {
         self.servers.has_returned(&question.0, question.1)
     }
@@ -96,10 +96,10 @@ impl Upstream {
         }
     }
 
-    /// Asks the servers. An expired answer is used if they are slow or down.
+    /// Queries the servers. An expired answer is used if they are slow or down.
     pub(crate) async fn resolve(self: &Arc<Self>, question: Question) -> Message {
         let stale = match self.cache().get(&question) {
-            // The query that another one waited for has just ended.
+            // The pending query has ended since the caller looked up the cache.
             Some(Cached::Fresh { message, .. }) => return message,
             Some(Cached::Stale(message)) => Some(message),
             None => None,
@@ -117,7 +117,7 @@ impl Upstream {
         }
     }
 
-    /// Begins to ask the question, or joins those who wait for its answer. `None` above the limit.
+    /// Starts a query, or joins the pending one. `None` above the limit.
     fn ask(self: &Arc<Self>, question: &Question) -> Option<Outcome> {
         let mut asked = self.asked();
         if let Some(outcome) = asked.get(question) {
@@ -131,14 +131,14 @@ impl Upstream {
         let own = Asked { upstream: Arc::clone(self), question: question.clone() };
         tokio::spawn(async move {
             let message = own.upstream.ask_all(&own.question).await;
-            // Before waiting clients continue: a later question finds the answer in the cache.
+            // Remove the query before the waiting clients continue. A later question finds the answer in the cache.
             drop(own);
             result.send_replace(Some(message));
         });
         Some(outcome)
     }
 
-    /// Asks the servers in order, until one has a useful answer.
+    /// Queries the servers in order until one returns a usable answer.
     async fn ask_all(self: &Arc<Self>, question: &Question) -> Message {
         for server in self.servers.of(&question.0) {
             self.probe(&server);
@@ -169,18 +169,18 @@ impl Upstream {
         self.metrics.upstream_failed();
     }
 
-    /// Finds out, once, whether a server forwards queries to this one.
+    /// Probes once whether a server forwards queries to this server.
     fn probe(&self, server: &Arc<Server>) {
         let Some(question) = server.probe() else { return };
         let address = server.address;
         tokio::spawn(async move {
-            // The answer does not matter: a loop shows by the query that arrives here.
+            // The answer is ignored. A loop is detected when the probe arrives at this server.
             let _answer = timeout(ANSWER, exchange(address, &question)).await;
         });
     }
 }
 
-/// Waits for the answer. `None` if the task that asks has ended without one.
+/// Waits for the answer. `None` if the query's task ended without an answer.
 async fn wait(outcome: Option<Outcome>) -> Option<Message> {
     let mut outcome = outcome?;
     let answered = outcome.wait_for(Option::is_some).await.ok()?;

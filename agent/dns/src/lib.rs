@@ -1,8 +1,8 @@
 //! The cluster's DNS server: names of Services, endpoints and pods, and a caching forwarder for all other names.
 //!
 //! Start at [`Server::run`]. `zone` answers from the shared tables and does no I/O; it follows the specification of
-//! DNS-based service discovery 1.1.0. `forward` asks the servers of the host's `resolv.conf` and of stub domains. Messages
-//! are hickory's.
+//! DNS-based service discovery 1.1.0. `forward` queries the servers of the host's `resolv.conf` and of stub domains.
+//! The crate hickory parses and writes messages.
 //!
 //! Invariants:
 //! - names of the cluster are never forwarded;

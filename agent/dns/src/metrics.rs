@@ -52,7 +52,7 @@ pub(crate) struct Received {
 // === impl Metrics ===
 
 impl Metrics {
-    /// The upstream whose cache is shown.
+    /// Sets the forwarder whose cache size the metrics report.
     pub(crate) fn show_cache_of(&self, upstream: &Arc<Upstream>) {
         let shown = self.upstream.get_or_init(std::sync::Mutex::default);
         *shown.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Arc::downgrade(upstream);

@@ -84,7 +84,7 @@ fn complete(
 ) -> Reply {
     match zone.answer(&alias, question.query_type) {
         Some(answer) => {
-            // The name of the alias does not exist, or has no such records.
+            // The target of the alias does not exist, or has no records of this type.
             reply.metadata.response_code = answer.code;
             if answer.records.is_empty() && answer.code != ResponseCode::ServFail {
                 reply.add_authority(zone.soa());

@@ -183,11 +183,11 @@ impl Server {
     }
 }
 
-/// A query by UDP.
+/// A query that arrived by UDP.
 struct Asked {
     socket: Arc<UdpSocket>,
     client: SocketAddr,
-    /// The most bytes of a reply.
+    /// Maximum bytes of the reply.
     most: u16,
     began: Instant,
 }
@@ -205,7 +205,7 @@ impl Asked {
     }
 }
 
-/// The query of a reply, for the counters.
+/// The query that a reply answers, for the metrics.
 fn received(reply: &Message, client: IpAddr, is_tcp: bool) -> Received {
     let kind = reply.queries.first().map(|query| query.query_type);
     Received { is_tcp, is_ipv4: client.is_ipv4(), kind }

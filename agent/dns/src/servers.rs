@@ -1,4 +1,4 @@
-//! The servers of other names: those of the host's `resolv.conf`, and those of stub domains. Their health, and loops.
+//! Upstream servers: those of the host's `resolv.conf` and of stub domains, their health, and the detection of loops.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -15,17 +15,17 @@ use crate::cache::Question;
 const SERVERS_MAX: usize = 3;
 /// Maximum size of a `resolv.conf` that is read.
 const RESOLV_CONF_MAX: u64 = 64 << 10;
-/// Failures after which a server is asked last.
+/// Number of failures after which a server is tried last.
 const FAILURES: u32 = 2;
-/// Time for which a failing server is asked last; doubled with each failure up to [`LONGEST_PAUSE`].
+/// Time for which a failing server is tried last. It doubles with each failure, up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// Time for which a server that forwards to this one is not asked.
+/// Time without queries to a server that forwards to this server.
 const LOOP_PAUSE: Duration = Duration::from_secs(300);
 /// Port of DNS.
 const PORT: u16 = 53;
 
-/// Names below a domain, which other servers than the host's resolve.
+/// A domain whose names are resolved by its own servers instead of the host's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StubDomain {
     /// The domain.
@@ -34,7 +34,7 @@ pub struct StubDomain {
     pub servers: Vec<SocketAddr>,
 }
 
-/// A server, with what is known of its health.
+/// A server and its health.
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
@@ -45,11 +45,11 @@ pub(crate) struct Server {
 struct Health {
     /// Failures since the last answer.
     failures: u32,
-    /// The server is asked last until then.
+    /// The server is tried last until this time.
     down_until: Option<Instant>,
-    /// The server is not asked until then: it forwards queries to this server.
+    /// The server gets no queries until this time, because it forwards to this server.
     loops_until: Option<Instant>,
-    /// The name of the query that finds out whether it does.
+    /// Name in the probe for a loop.
     probe: Option<Name>,
 }
 
@@ -57,7 +57,7 @@ struct Health {
 #[derive(Debug)]
 pub(crate) struct Servers {
     resolv_conf: PathBuf,
-    /// Addresses of this server: it never asks itself.
+    /// Addresses of this server. Queries are never sent to them.
     own: Vec<IpAddr>,
     /// The longest domain first.
     stubs: Vec<(Name, Vec<Arc<Server>>)>,
@@ -106,7 +106,7 @@ impl Server {
         self.with(|health| health.loops_until.is_some_and(|until| until > Instant::now()))
     }
 
-    /// The question that finds out whether the server forwards to this one. `None` if it was asked already.
+    /// The probe for a loop. `None` if it was sent already.
     pub(crate) fn probe(&self) -> Option<Question> {
         let name =
             Name::from_ascii(format!("{:x}.{:x}.", rand::random::<u64>(), rand::random::<u64>())).ok()?;
@@ -116,7 +116,7 @@ impl Server {
         })
     }
 
-    /// Notes that a query arrived here. Returns whether it was the one of [`probe`](Self::probe).
+    /// Handles a query that arrived at this server. Returns whether it is the [`probe`](Self::probe) of a loop.
     fn received(&self, name: &Name) -> bool {
         self.with(|health| {
             let is_own = health.probe.as_ref() == Some(name);
@@ -147,7 +147,7 @@ impl Servers {
         Self { resolv_conf, own, stubs: all, host: Mutex::default() }
     }
 
-    /// The servers of a lower-case name in the order in which they are asked: those that fail come last.
+    /// The servers of a lower-case name in the order of queries. Failing servers come last.
     pub(crate) fn of(&self, name: &Name) -> Vec<Arc<Server>> {
         let stub = self.stubs.iter().find(|(domain, _)| domain.zone_of(name));
         let mut all = stub.map_or_else(|| self.of_host(), |(_, servers)| servers.clone());
@@ -156,7 +156,7 @@ impl Servers {
         all
     }
 
-    /// Notes a query that may be one of ours which a server forwarded back.
+    /// Checks whether a query is a probe that a server forwarded back.
     pub(crate) fn has_returned(&self, name: &Name, kind: RecordType) -> bool {
         if kind != RecordType::HINFO {
             return false;

@@ -1,8 +1,8 @@
-//! Open connections, judged again after policies changed.
+//! Checks open connections again after a change of policies.
 //!
-//! The table accepts packets of established connections. A connection that the policies do not allow any more gets a mark
-//! in conntrack, and the table drops its packets. Its entry is not deleted: the next packet of the answering side would
-//! make a new one in the other direction. When policies allow the connection again, it loses the mark.
+//! The table accepts packets of established connections. A connection that the policies no longer allow gets a mark in
+//! conntrack, and the table drops its packets. The conntrack entry is not deleted: the next packet of the server would
+//! create an entry in the other direction. The mark is removed when the policies allow the connection again.
 
 use std::io;
 

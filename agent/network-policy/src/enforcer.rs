@@ -32,12 +32,12 @@ pub enum Error {
     },
 }
 
-/// What a change means for open connections.
+/// Effect of a change on open connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Nothing changed.
     None,
-    /// At most more connections are allowed.
+    /// The change can only allow more connections.
     Allows,
     /// Open connections may be forbidden now.
     MayForbid,
@@ -126,8 +126,8 @@ impl Enforcer {
     }
 }
 
-/// Writes changes in the order that the kernel requires: an object exists before what refers to it, and is removed after
-/// it.
+/// Writes changes in the order that the kernel requires: an object exists before what refers to it, and is removed
+/// after it.
 fn write(transaction: &mut Transaction<'_>, model: &Model, changes: Changes) {
     let program = &model.program;
     changes.new_sets.iter().for_each(|set| layout::add_set(transaction, *set, program));

@@ -1,4 +1,4 @@
-//! The verdict of the table about one packet. Pure.
+//! The verdict of the table on one packet. Pure.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use crate::blocks::number;
 use crate::program::{Chain, Line, Ports, Program, Set, Then};
 use crate::rules::Direction;
 
-/// The first packet of a connection, where policies see it: with the translated destination and the client's own address.
+/// The first packet of a connection as policies match it: with the translated destination and the client's own address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Packet {
     pub(crate) from: IpAddr,
@@ -47,7 +47,8 @@ impl Program {
         )
     }
 
-    /// The verdict of a chain. `None`: it returns. Chains form no loop: groups lead to policies, and policies to ports.
+    /// The verdict of a chain. `None`: the chain returns. Chains have no loop: groups jump to policies, policies to
+    /// ports.
     fn verdict(&self, chain: Chain, packet: &Packet) -> Option<bool> {
         let lines = self.chains.get(&chain)?;
         let mut matching = lines.lines.iter().filter(|line| self.matches(line, lines.direction, packet));

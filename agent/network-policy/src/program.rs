@@ -226,8 +226,8 @@ impl Program {
 // === impl Changes ===
 
 impl Changes {
-    /// Whether a connection may be forbidden that was allowed before: a pod has other policies, or a policy's peers lost a
-    /// member. Other elements only allow more.
+    /// Whether the change may forbid a connection that was allowed: a pod has other policies, or a policy's peers lost
+    /// a member. Other changes only allow more.
     pub(crate) fn may_forbid(&self) -> bool {
         let isolates = self.new_elements.keys().any(|set| matches!(set, Set::Isolated(..)));
         let excludes =

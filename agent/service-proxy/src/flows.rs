@@ -24,7 +24,7 @@ pub(crate) fn compare(changed: &mut Changed, before: &Changed, now: &Changed) {
     changed.extend(added.map(|(port, targets)| (*port, targets.clone())));
 }
 
-/// Removes entries to changed ports whose target is none of the targets now.
+/// Removes entries of changed ports whose target is no longer a target of the port.
 pub(crate) fn forget(channel: &mut Channel, changed: &Changed) -> io::Result<()> {
     let mut groups: BTreeMap<(bool, u8), Vec<&Connectionless>> = BTreeMap::new();
     for port in changed.keys() {

@@ -35,7 +35,8 @@ pub(crate) struct Way {
     /// Hash of the public key of the cluster's CA, sha256:…
     #[arg(long, value_name = "HASH", requires = "join")]
     ca_hash: Option<CaHash>,
-    /// Socket of another container runtime that runs the pods, by the CRI: containerd or CRI-O [default: the built-in one]
+    /// Socket of another container runtime that runs the pods, by the CRI: containerd or CRI-O [default: the built-in
+    /// one]
     #[arg(long, value_name = "unix:///PATH")]
     container_runtime_endpoint: Option<String>,
 }
@@ -135,7 +136,7 @@ fn token(given: Option<Token>, file: Option<&Path>) -> anyhow::Result<Token> {
     }
 }
 
-/// A client of the API server of a kubeconfig.
+/// A client for the API server that a kubeconfig names.
 pub(crate) async fn client(kubeconfig: &Path) -> anyhow::Result<Client> {
     let context = || format!("cannot read the kubeconfig {}", kubeconfig.display());
     let text = coracle_agent::read_text(kubeconfig, KUBECONFIG_MAX).with_context(context)?;

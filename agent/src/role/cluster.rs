@@ -6,8 +6,8 @@
 //!                                           └─ …
 //! ```
 //!
-//! A cluster is recorded before anything of it is made, and its record is removed last. So `create` completes, and
-//! `delete` removes, what an interrupted command left.
+//! `create` writes the record of a cluster first, and `delete` removes it last. So after an interrupted command,
+//! `create` completes the cluster and `delete` removes all of it.
 
 mod create;
 mod delete;

@@ -75,7 +75,7 @@ pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow
     let cgroups = remove_left_cgroups(&node.cgroup_root, node.cgroup_driver).await;
     if let Err(error) = cgroups {
         note("cgroups", Err(error));
-        // Processes still run in them: without records, they could not be found any more.
+        // Processes still run in them. Keep the records, because the next run needs them to find the processes.
         anyhow::bail!("cannot remove everything, and the records of pods are kept: {}", failures.join("; "));
     }
     for dir in [&node.dirs.state, &node.dirs.run] {

@@ -28,7 +28,7 @@ pub(super) async fn let_go_at_rest(mut changes: watch::Receiver<()>) {
     }
 }
 
-/// Releases the code and the constants of the program: the kernel maps sixteen pages for each page that is used. Pages
+/// Releases the mapped pages of the program's code and constants. The kernel maps 16 pages with each page fault. Pages
 /// that are needed later are mapped again, usually from the page cache.
 fn let_go() {
     crate::allocator::collect();

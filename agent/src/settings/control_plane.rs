@@ -43,7 +43,7 @@ settings! {
     anonymous_auth: bool = default "true", "BOOL";
     /// Kubeconfig file of a webhook that knows bearer tokens, by TokenReviews.
     authentication_token_webhook_config_file: Option<PathBuf> = unset "", "FILE";
-    /// Time for which the webhook's answers about tokens are kept.
+    /// Time to live of the webhook's cached answers about tokens.
     authentication_token_webhook_cache_ttl: Age = default "2m", "DURATION";
     /// Version of the TokenReviews: v1 or v1beta1.
     authentication_token_webhook_version: String = default "v1", "VERSION";
@@ -59,15 +59,15 @@ settings! {
     requestheader_group_headers: Vec<String> = default "X-Remote-Group", "HEADER";
     /// Prefixes of the headers with further values of the user.
     requestheader_extra_headers_prefix: Vec<String> = default "X-Remote-Extra-", "PREFIX";
-    /// Authorizers in their order: Node, RBAC, ABAC, Webhook, AlwaysAllow, AlwaysDeny. The first decision counts.
+    /// Authorizers in their order: Node, RBAC, ABAC, Webhook, AlwaysAllow, AlwaysDeny. The first decision applies.
     authorization_mode: Vec<String> = default "Node,RBAC", "MODE";
     /// Policies of the mode ABAC: a file with one JSON object a line.
     authorization_policy_file: Option<PathBuf> = unset "", "FILE";
     /// Kubeconfig file of the mode Webhook.
     authorization_webhook_config_file: Option<PathBuf> = unset "", "FILE";
-    /// Time for which permissions of the webhook are kept.
+    /// Time to live of cached permissions of the webhook.
     authorization_webhook_cache_authorized_ttl: Age = default "5m", "DURATION";
-    /// Time for which refusals of the webhook are kept.
+    /// Time to live of cached refusals of the webhook.
     authorization_webhook_cache_unauthorized_ttl: Age = default "30s", "DURATION";
     /// Version of the SubjectAccessReviews: v1 or v1beta1.
     authorization_webhook_version: String = default "v1", "VERSION";
@@ -118,13 +118,13 @@ settings! {
     controllers: Vec<String> = default "*", "NAME";
     /// The scheduler runs. Disable it if another program schedules the pods of the cluster.
     scheduler: bool = default "true", "BOOL";
-    /// Kubeconfig file of a server that gets the audit events. Needs audit-policy-file.
+    /// Kubeconfig file of a server that receives the audit events. Needs audit-policy-file.
     audit_webhook_config_file: Option<PathBuf> = unset "", "FILE";
-    /// Audit events that wait for the server at most; more are lost.
+    /// Maximum number of queued audit events; further events are lost.
     audit_webhook_batch_buffer_size: NonZero<u32> = default "10000", "COUNT";
-    /// Audit events of one request to the server.
+    /// Maximum number of audit events in one request to the server.
     audit_webhook_batch_max_size: NonZero<u32> = default "400", "COUNT";
-    /// Time that an audit event waits for others of its batch.
+    /// Maximum time that an audit event waits for others of its batch.
     audit_webhook_batch_max_wait: Age = default "30s", "DURATION";
     /// Configuration of the scheduler: a file of kind KubeSchedulerConfiguration, as for kube-scheduler.
     scheduler_config: Option<PathBuf> = unset "", "FILE";
@@ -148,7 +148,7 @@ settings! {
     max_requests_inflight: NonZero<u32> = default "400", "COUNT";
     /// Maximum mutating API requests in flight. One user gets at most half of each number.
     max_mutating_requests_inflight: NonZero<u32> = default "200", "COUNT";
-    /// Time for which the API server still accepts requests at its end, while /readyz fails.
+    /// Time for which the API server still accepts requests during its shutdown, while /readyz fails.
     shutdown_delay_duration: Age = default "0s", "DURATION";
 }
 

@@ -12,7 +12,7 @@ pub(super) fn of<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option
     best.filter(|(similarity, _)| *similarity >= SIMILAR).map(|(_, known)| known)
 }
 
-/// The end of an error about an unknown key of a table: where the key belongs, or the nearest key of the table.
+/// Last part of an error about an unknown key: the table the key belongs to, or the nearest key of this table.
 pub(super) fn hint(table: &str, name: &str, tables: &Tables) -> String {
     let has = |fields: &[super::field::Field]| {
         fields.iter().any(|field| field.name != "config" && field.names().any(|known| known == name))

@@ -117,7 +117,7 @@ mod tests {
                 "containerStatuses": [{"name": "c", "image": "i", "imageID": "i", "ready": true, "restartCount": 0}]},
         })
         .to_string();
-        // A decoder of text does not know the lengths of lists.
+        // A JSON decoder does not know the length of a list in advance.
         let decoded: Pod = serde_json::from_str(&text).unwrap();
         let pod: Pod = serde_json::from_str(&text).unwrap();
         let pod = lighten(pod);

@@ -54,13 +54,13 @@ async fn mount_claim(target: &Target<'_>, volume: &str, claim: &Claim) -> Result
         }
         (None, None) => return Err(VolumeError::NoIdentity),
     };
-    // Recorded first: the record keeps the directory of a local volume while the pod uses it.
+    // Write the record first: it protects the directory of a local volume while the pod uses it.
     let failed = |reason| VolumeError::SetUp { volume: volume.to_owned(), reason };
     write(&record, &persistent).map_err(SetUpError::io("write", &record)).map_err(failed)?;
     mount_source(target, volume, &persistent, claim.read_only).await
 }
 
-/// Whether a pod on this node has the volume: it has a record of it until its own volumes are removed.
+/// Whether a pod on this node uses the volume. The record of a pod exists until its volumes are removed.
 pub(super) fn is_in_use(pods_dir: &Path, volume: &str) -> bool {
     let files = |dir: &Path| std::fs::read_dir(dir).into_iter().flatten().flatten();
     let mut records = files(pods_dir).flat_map(|pod| files(&pod.path().join("claims")));

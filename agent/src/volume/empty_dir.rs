@@ -50,7 +50,7 @@ impl Access {
         Self { mode, group: ownership::fs_group(pod) }
     }
 
-    /// Mount options. With them a file system has mode and group from its first moment, also after a boot.
+    /// Mount options. A file system mounted with them has its mode and group at once, also after a reboot.
     fn tmpfs_options(self, size: Option<u64>) -> String {
         let group = self.group.map(|group| format!(",gid={group}")).unwrap_or_default();
         let mode = if self.group.is_some() { self.mode | ownership::GROUP_DIRECTORY } else { self.mode };
@@ -59,7 +59,7 @@ impl Access {
     }
 }
 
-/// Makes the directory beside its place and renames it: after a crash there is none, or a complete one.
+/// Creates the directory under another name and renames it. So after a crash it is absent or complete.
 fn make(dir: &Path, access: Access) -> Result<(), SetUpError> {
     // No volume has this name: names of volumes begin with a letter or a digit.
     let new = dir.with_file_name(".new");

@@ -50,7 +50,7 @@ pub(crate) fn is_provisioned(volume: &PersistentVolume) -> bool {
     annotations.and_then(|all| all.get(PROVISIONED_BY)).is_some_and(|by| by == PROVISIONER)
 }
 
-/// The directory's name of a provisioned volume. The author of the object cannot lead this node to another directory.
+/// The directory's name of a provisioned volume. The author of the object cannot choose another directory of the node.
 pub(crate) fn own_name<'a>(base: &Path, node: &str, volume: &'a PersistentVolume) -> Result<&'a str, String> {
     let name = volume.metadata.name.as_deref().unwrap_or_default();
     let path = volume.spec.as_ref().and_then(|spec| spec.local.as_ref()).map(|source| source.path.as_str());
@@ -69,7 +69,7 @@ pub(crate) fn own_name<'a>(base: &Path, node: &str, volume: &'a PersistentVolume
 
 /// Creates the directory of a volume, unless it exists. Its files stay as they are.
 ///
-/// The directory is made beside its place and renamed: after a crash there is none, or a complete one.
+/// The directory is created under another name and renamed. So after a crash it is absent or complete.
 fn make(base: &Path, name: &str) -> io::Result<()> {
     /// No volume has this name: names of volumes begin with a letter or a digit.
     const NEW: &str = ".new";

@@ -24,9 +24,9 @@ const PAUSE: Duration = Duration::from_secs(10);
 
 /// Directories of the node.
 pub(crate) struct Directories {
-    /// That of local volumes.
+    /// Directory of local volumes.
     pub(crate) volumes: PathBuf,
-    /// That of the pods.
+    /// Directory of pods.
     pub(crate) pods: PathBuf,
 }
 
@@ -92,8 +92,8 @@ enum Released {
     InUse,
 }
 
-/// Removes the directory, unless a pod uses it. A pod whose object was deleted by force runs until its grace period
-/// ends, and the API server no longer knows that it uses the claim.
+/// Removes the directory, unless a pod uses it. A pod that was deleted by force runs until its grace period ends, but
+/// the API server no longer has the pod.
 fn remove(pods: &Path, base: &Path, name: &str) -> std::io::Result<Released> {
     if claim::is_in_use(pods, name) {
         return Ok(Released::InUse);

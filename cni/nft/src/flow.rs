@@ -32,7 +32,7 @@ const FILTER: u16 = 25;
 pub struct Flow {
     /// Number of the transport protocol.
     pub protocol: u8,
-    /// The client's own address.
+    /// The client's address before translation.
     pub from: IpAddr,
     /// The destination to which the client sends.
     pub to: IpAddr,
@@ -83,8 +83,8 @@ pub fn delete_flows(
     first.map(|()| found.len())
 }
 
-/// Sets or clears a bit of the marks of all connections of an address family. `wanted` decides about each connection; with
-/// `None` its mark stays. Returns the number of connections that have the bit then, as far as `wanted` decided.
+/// Sets or clears a bit of the marks of all connections of an address family. `wanted` decides about each connection;
+/// with `None` its mark stays. Returns the number of connections that have the bit then, as far as `wanted` decided.
 ///
 /// # Errors
 /// When the kernel refuses the list or a change. All connections are tried.

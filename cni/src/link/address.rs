@@ -69,8 +69,8 @@ impl Links {
         add.execute().await.map_err(failed("add address", &address.to_string()))
     }
 
-    /// Adds an address that the kernel removes after a lifetime in seconds, or extends its lifetime. It is not chosen as the
-    /// source of packets.
+    /// Adds an address that the kernel removes after a lifetime in seconds, or extends its lifetime. It is not chosen
+    /// as the source of packets.
     pub(crate) async fn lend_address(&self, link: &Link, address: IpAddr, seconds: u32) -> Result<(), Error> {
         let network = IpNetwork::from(address);
         let mut add = self.handle.address().add(link.index, network.ip(), network.prefix()).replace();
@@ -79,7 +79,7 @@ impl Links {
             message.header.scope = AddressScope::Host;
         }
         let mut lifetime = CacheInfo::default();
-        // A deprecated IPv6 address is no source; IPv4 knows the scope only.
+        // IPv6 does not choose a deprecated address as source. IPv4 has no such flag, so its scope prevents the choice.
         lifetime.ifa_preferred = if address.is_ipv4() { seconds } else { 0 };
         lifetime.ifa_valid = seconds;
         message.attributes.push(AddressAttribute::CacheInfo(lifetime));

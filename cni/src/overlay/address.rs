@@ -91,7 +91,7 @@ pub fn local_addresses() -> Result<Vec<LocalAddress>, OverlayError> {
     found().map_err(|source| OverlayError::Socket { action: "list addresses", source })
 }
 
-/// Whether the address serves this machine's pods and is none of the node: its scope is the host.
+/// Whether the address is only for this machine's pods, and not an address of the node: its scope is `host`.
 fn is_served_here(ip: IpAddr, message: &RouteNetlinkMessage) -> bool {
     let RouteNetlinkMessage::NewAddress(address) = message else { return false };
     address.header.scope == AddressScope::Host && !ip.is_loopback()

@@ -45,7 +45,7 @@ pub(crate) struct Remote {
     version_priority: i64,
     /// The TLS configuration, or why there is none.
     tls: Result<Arc<rustls::ClientConfig>, String>,
-    /// How the server is reached: the text of the service and of the TLS settings.
+    /// Target of the server: its service and TLS settings as text.
     connection: String,
     /// The APIResourceList of the last check. None: the server does not respond.
     resources: Mutex<Option<Arc<Value>>>,
@@ -82,7 +82,7 @@ impl Remote {
         self.resources.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The same server with other priorities: what is known of it stays.
+    /// The same server with other priorities. Its health and documents are kept.
     fn after(self, former: &Self) -> Self {
         let resources = Mutex::new(former.resources());
         Self { resources, documents: former.documents.clone(), ..self }

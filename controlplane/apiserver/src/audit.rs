@@ -1,6 +1,6 @@
-//! Audit of requests: makes the events of a request, as the policy wants them, and gives them to the log.
+//! Audit of requests: creates the events of a request by the policy, and sends them to the log and the webhook.
 //!
-//! The event of a response is in the log's queue before the client gets the response. Only a long-running response is
+//! The event of a response is queued before the client gets the response. Only a long-running response is
 //! recorded when it starts, and once more when it ends.
 
 mod webhook;
@@ -48,14 +48,14 @@ const FLUSH: std::time::Duration = std::time::Duration::from_secs(5);
 /// Annotation of an event whose object was left out, as upstream's truncating backend.
 const TRUNCATED: &str = "audit.k8s.io/truncated";
 
-/// Records requests as a policy wants it.
+/// Records requests by a policy.
 pub(crate) struct Auditor {
     policy: Policy,
     log: Option<Log>,
     webhook: Option<AuditWebhook>,
-    /// Events for the backends.
+    /// Number of events that were sent to the backends.
     events: AtomicU64,
-    /// Events that the webhook did not get.
+    /// Number of events that the webhook did not receive.
     lost: Arc<AtomicU64>,
 }
 
@@ -96,12 +96,12 @@ impl Auditor {
         Ok(Arc::new(Self { policy, log, webhook, events: AtomicU64::new(0), lost }))
     }
 
-    /// Number of events, and of those that the webhook did not get.
+    /// Number of events, and number of events that the webhook did not receive.
     pub(crate) fn counts(&self) -> [u64; 2] {
         [self.events.load(Ordering::Relaxed), self.lost.load(Ordering::Relaxed)]
     }
 
-    /// Gives an event to the backends. Waits when the disk of the log is slower than the requests.
+    /// Sends an event to the backends. Waits while the queue of the log is full (slow disk).
     async fn write(&self, line: String) {
         self.events.fetch_add(1, Ordering::Relaxed);
         if let Some(webhook) = &self.webhook {
@@ -423,7 +423,8 @@ impl Drop for End {
     }
 }
 
-/// A client that disconnects ends the request, but perhaps not its effect: the event of the response is written then too.
+/// A client that disconnects ends the request, but perhaps not its effect: the event of the response is written then
+/// too.
 impl Drop for Record {
     fn drop(&mut self) {
         let stage = Stage::ResponseComplete;

@@ -1,5 +1,5 @@
-//! Authentication: a chain of authenticators, one a file. The first one that recognizes the credential decides. A request without
-//! credentials is anonymous.
+//! Authentication: a chain of authenticators, one a file. The first one that recognizes the credential decides. A
+//! request without credentials is anonymous.
 
 mod bootstrap_token;
 pub(crate) mod legacy_use;
@@ -52,11 +52,11 @@ pub struct User {
 
 /// What a request brings to prove its identity.
 pub(crate) struct Credential<'a> {
-    /// The client certificate, which an authority of the cluster has signed.
+    /// A client certificate signed by the cluster's certificate authority.
     pub(crate) certificate: Option<&'a CertificateDer<'a>>,
-    /// The client certificate of an authenticating proxy, which the proxy's authority has signed.
+    /// A client certificate signed by the certificate authority of the authenticating proxy.
     pub(crate) proxy: Option<&'a CertificateDer<'a>>,
-    /// The headers of the request; none for a review.
+    /// The headers of the request; empty for a TokenReview.
     pub(crate) headers: Option<&'a HeaderMap>,
     /// The bearer token.
     pub(crate) token: Option<&'a str>,
@@ -254,7 +254,7 @@ impl Authenticator for Anonymous {
     }
 }
 
-/// A token from the network, as the authenticators of tokens read it.
+/// A bearer token of a request, in the form that token authenticators read.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz(token: &str) {
     oidc::fuzz(token);

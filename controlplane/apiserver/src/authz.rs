@@ -109,19 +109,19 @@ impl Authorizers {
         Ok(Self { chain, config, allows_all: members.allows_all })
     }
 
-    /// Whether every request is allowed. Anonymous requests must not be accepted then.
+    /// Whether the chain allows every request. The server then refuses anonymous requests.
     pub(crate) fn allows_all(&self) -> bool {
         self.allows_all
     }
 
-    /// Reads the files of the configuration again. The former chain stays if they are invalid.
+    /// Reads the configuration files again. If they are invalid, the current chain is kept.
     ///
     /// # Errors
-    /// A file cannot be used, or it allows every request now.
+    /// A file is invalid, or the new chain allows every request.
     pub(crate) fn reload(&self) -> std::result::Result<(), String> {
         let members = self.config.members()?;
         if members.allows_all && !self.allows_all {
-            // Anonymous requests are accepted since the start.
+            // The server accepts anonymous requests, and this is fixed at the start.
             return Err("the authorizer AlwaysAllow cannot be added without a restart".to_owned());
         }
         self.chain.store(Arc::new(members.chain));

@@ -183,8 +183,8 @@ async fn extension_authentication(state: &Arc<State>) -> Result<()> {
     written.await.map(|_| ())
 }
 
-/// Creates the config map with the day since which the uses of legacy tokens are recorded. A stock controller manager reads it
-/// before it removes unused tokens.
+/// Creates the config map with the day since which the uses of legacy tokens are recorded. A stock controller manager
+/// reads it before it removes unused tokens.
 async fn token_tracking(state: &Arc<State>) -> Result<()> {
     let metadata =
         json!({"name": "kube-apiserver-legacy-service-account-token-tracking", "namespace": "kube-system"});

@@ -23,10 +23,10 @@ use crate::{
     request::RequestInfo,
 };
 
-/// Bytes from which on a response is compressed.
+/// Minimum bytes of a response that is compressed.
 const MINIMUM: usize = 128 << 10;
 
-/// The start of a body that was read to learn its size, then the rest.
+/// A body whose start was read to learn its size: the start, then the rest.
 struct Started {
     start: VecDeque<Bytes>,
     rest: Body,
@@ -39,7 +39,7 @@ struct Compressed {
     encoder: Option<GzEncoder<Vec<u8>>>,
 }
 
-/// Whether the client wants the response of this request compressed.
+/// Whether the response to this request may be compressed.
 pub(crate) fn is_wanted(info: &RequestInfo, headers: &HeaderMap) -> bool {
     let is_read = matches!(info.verb, "get" | "list");
     let is_object = info

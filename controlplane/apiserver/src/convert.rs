@@ -1,7 +1,7 @@
 //! Conversion of objects between the stored version and the version of a request.
 //!
-//! An object of the requested version passes without a copy. Every other object is parsed and converted. The copies of a
-//! list stay in memory until its response is sent, so all lists share a limit on the bytes of their copies.
+//! An object in the requested version is not copied. Every other object is parsed and converted. The copies of a list
+//! stay in memory until its response is sent. So all lists together share a limit on the bytes of their copies.
 
 use std::sync::{Arc, LazyLock};
 
@@ -18,17 +18,17 @@ use crate::{
     offload,
 };
 
-/// Maximum KiB of all converted copies. A larger list is served when it is the only one.
+/// Maximum KiB of all converted copies. A list that needs more is served only if no other list has copies.
 const COPIES: usize = 64 << 10;
-/// Bytes of copies that a list may always have.
+/// Maximum bytes of the copies of a list that does not count.
 const SMALL: usize = 256 << 10;
-/// Bytes of objects that are trees at the same time. A tree takes about ten times the memory of its text.
+/// Bytes of JSON text that are parsed at the same time. The parsed tree takes about ten times the memory of its text.
 const PART: usize = 4 << 20;
 
-/// The memory of a list's copies, until it is dropped.
+/// Reservation of memory for the copies of a list. Dropping it releases the memory.
 pub(crate) type Copies = Option<OwnedSemaphorePermit>;
 
-/// Takes memory for the copies of objects that a list needs in a version.
+/// Reserves memory for the copies of a list's objects in another version.
 pub(crate) fn copies(to: &Resource, objects: &[Arc<Object>]) -> Result<Copies> {
     static MEMORY: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(COPIES)));
     let copied = objects.iter().filter(|object| object.api_version() != to.api_version());
@@ -53,7 +53,7 @@ pub(crate) async fn object(to: &Resource, object: Arc<Object>) -> Result<Arc<Obj
     Ok(Arc::new(Object::of(to, object.key.clone(), object.revision, &value)))
 }
 
-/// The objects in a version, in the same order. Those that need it are converted in parts of [`PART`] bytes.
+/// Converts the objects to a version. The order stays. At most [`PART`] bytes of text are converted at the same time.
 pub(crate) async fn objects(to: &Resource, mut objects: Vec<Arc<Object>>) -> Result<Vec<Arc<Object>>> {
     let mut next = 0;
     while next < objects.len() {
@@ -69,7 +69,7 @@ pub(crate) async fn objects(to: &Resource, mut objects: Vec<Arc<Object>>) -> Res
     Ok(objects)
 }
 
-/// The places of the next objects that are not in a version, and where the part after them begins.
+/// Indexes of the next objects that are not in a version, and the index at which the following part starts.
 fn part(api_version: &str, objects: &[Arc<Object>], begin: usize) -> (Vec<usize>, usize) {
     let (mut places, mut bytes) = (Vec::new(), 0);
     for (place, object) in objects.iter().enumerate().skip(begin) {

@@ -10,11 +10,10 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-/// Calls `changed` at the start and after each change of the file's content, until the shutdown. `changed` may block: it runs on a thread
-/// for blocking work. A file that cannot be followed is logged.
+/// Calls `changed` at the start and after each change of the file's content, until `shutdown` is cancelled. `changed`
+/// may block: it runs on a blocking thread. If the directory cannot be watched, the function logs it and returns.
 ///
-/// The directory is watched, because others replace the file or the symbolic link to it. So the path of the file itself
-/// must be in the directory whose entries change.
+/// The function watches the directory of `path`, because programs replace the file, or a symbolic link, by a rename.
 pub async fn follow_file(
     path: PathBuf,
     shutdown: CancellationToken,
@@ -28,8 +27,8 @@ pub async fn follow_file(
     let changed = Arc::new(changed);
     let mut known = None;
     loop {
-        // A missing file is about to be replaced: the next event follows. The first pass finds a change that came before
-        // the watch.
+        // A missing file is skipped: its creation is an event. The first pass also finds a change between the read of
+        // the caller and the start of the watch.
         if let Some(now) = digest(&path)
             && known.replace(now) != Some(now)
         {
@@ -39,15 +38,14 @@ pub async fn follow_file(
             }
         }
         tokio::select! {
-            // Both only wait.
             () = woken.notified() => {}
             () = shutdown.cancelled() => return,
         }
     }
 }
 
-/// Starts a thread that waits for changes in the directory of the file. It sleeps in the kernel, and ends with the
-/// process or after the first change without a listener.
+/// Starts a thread that waits for changes in the directory of the file. The thread ends with the process, or at the
+/// first change after `woken` was dropped.
 fn watch(path: &Path, woken: Arc<Notify>) -> std::io::Result<()> {
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let inotify = Inotify::init(InitFlags::IN_CLOEXEC)?;
@@ -90,7 +88,7 @@ mod tests {
             std::fs::write(&other, text).unwrap();
             std::fs::rename(&other, &path).unwrap();
         };
-        // The watch begins some time after the start of the task.
+        // The watch starts some time after the task.
         let mut number = 0;
         let first = loop {
             number += 1;

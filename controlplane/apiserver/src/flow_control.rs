@@ -1,8 +1,9 @@
-//! Priority and fairness: each request from the network gets seats of its priority level, waits for them, or is refused.
+//! Priority and fairness: each request from the network gets seats of its priority level, waits for them, or is
+//! refused.
 //!
 //! A flow schema (`schema`) gives a request a priority level and a flow. The levels (`level`) share a fixed number of
-//! seats. The members of `exempt` need none. A watch holds its seats until its first events are collected; logs, streams
-//! and proxies need none, as upstream. `controller` follows the stored objects.
+//! seats. Requests of an exempt level need no seats. A watch holds its seats until its first events are collected.
+//! Logs, streams and proxies need no seats, as upstream. `controller` follows the stored objects.
 
 pub(crate) mod controller;
 mod level;
@@ -35,10 +36,11 @@ pub(crate) use level::Figures;
 use level::{Admitted, LevelConfig, Levels, Rejection, Ticket};
 use schema::Schema;
 
-/// Objects that one seat of a list request is for, and the maximum seats of one request, as upstream.
+/// Number of objects of a list request for each seat, as upstream.
 const OBJECTS_PER_SEAT: u64 = 100;
+/// Maximum seats of one request, as upstream.
 const MAX_SEATS: u64 = 10;
-/// A request waits for at most this part of the request timeout, as upstream.
+/// Divisor of the request timeout: a request waits for a quarter of it at most, as upstream.
 const WAIT_PART: u32 = 4;
 
 /// Seats and queues of the requests from the network.
@@ -48,7 +50,7 @@ pub(crate) struct FlowControl {
     /// Seats of all limited levels.
     seats: u64,
     max_wait: Duration,
-    /// Keyed at random, so that no client can choose a user name that shares the queues of another one.
+    /// The random key prevents that a client chooses a user name with the queues of another user.
     hasher: RandomState,
 }
 
@@ -58,7 +60,7 @@ struct Table {
     rows: Vec<Row>,
 }
 
-/// A schema whose level exists.
+/// A schema with an existing level.
 struct Row {
     schema: Schema,
     level: u64,
@@ -78,11 +80,11 @@ pub(crate) struct SchemaFigures {
     pub(crate) schema: String,
     pub(crate) level: String,
     pub(crate) dispatched: u64,
-    /// By the reason's name.
+    /// Number of rejections by reason.
     pub(crate) rejected: [(&'static str, u64); 3],
 }
 
-/// The seats of a request; it leaves them when this is dropped.
+/// The seats of a request. Dropping it releases them.
 pub(crate) struct Seats {
     levels: Arc<Mutex<Levels>>,
     ticket: Ticket,
@@ -112,7 +114,7 @@ impl FlowControl {
         made
     }
 
-    /// Takes the stored schemas and levels. Mandatory ones that are missing are added.
+    /// Applies the stored schemas and levels. Missing mandatory objects are added.
     pub(crate) fn configure(&self, schemas: &[Value], levels: &[Value]) {
         let configs: Vec<LevelConfig> = with_mandatory(levels, objects::mandatory_levels())
             .map(|object| LevelConfig::read(&object))
@@ -143,7 +145,7 @@ impl FlowControl {
     /// Waits for the seats of a request. Long-running requests other than watches need none.
     ///
     /// # Errors
-    /// Too many requests, with the time after which the client may come again; the classification is known even then.
+    /// The request is rejected. The error has the time to wait before a retry; the classification is returned too.
     pub(crate) async fn enter(
         &self,
         user: &User,
@@ -208,7 +210,7 @@ fn lock(levels: &Mutex<Levels>) -> MutexGuard<'_, Levels> {
     levels.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The objects, and the mandatory ones that are not among them.
+/// The stored objects, and the mandatory objects that are missing.
 fn with_mandatory(stored: &[Value], mandatory: Vec<Value>) -> impl Iterator<Item = Value> {
     let name = |object: &Value| object["metadata"]["name"].clone();
     let missing =

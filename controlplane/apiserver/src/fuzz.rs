@@ -28,14 +28,14 @@ pub fn request(data: &[u8]) {
     let _refused = crate::media::body_type(&headers);
 }
 
-/// Bearer tokens: those of service accounts and of OpenID Connect issuers, before and after their signature.
+/// Bearer tokens of service accounts and of OpenID Connect issuers, with and without the check of their signature.
 pub fn token(data: &[u8]) {
     let Ok(token) = std::str::from_utf8(data) else { return };
     crate::authn::fuzz(token);
 }
 
-/// Expressions of definitions and policies. The input is an expression and a JSON document, with a line end between them.
-/// The document is the variable `self`.
+/// Expressions of definitions and policies. The input is an expression and a JSON document, with a line end between
+/// them. The document is the variable `self`.
 pub fn cel(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let (source, object) = text.split_once('\n').unwrap_or((&text, "null"));

@@ -17,7 +17,7 @@ const READY: &[Check] = &[
     ("ping", |_| Ok(())),
     ("log", |_| Ok(())),
     ("store", store),
-    // Upstream's name, which probes of individual checks use.
+    // Upstream's name: probes of individual checks use it in paths.
     ("etcd", store),
     ("shutdown", shutdown),
 ];
@@ -75,7 +75,7 @@ pub(crate) fn find(state: &State, info: &RequestInfo) -> Option<Reply> {
     }
     let is_unknown = |one: &&String| !checks.iter().any(|(check, _)| check == *one);
     if excluded.iter().any(|one| is_unknown(&one)) {
-        // The names are the client's: they are not repeated.
+        // The response does not repeat names from the client.
         lines += "warn: some health checks cannot be excluded: no matches\n";
     }
     let verdict = if healthy { "passed" } else { "failed" };

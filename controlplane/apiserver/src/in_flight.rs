@@ -68,7 +68,7 @@ pub(crate) fn is_long_running(info: &RequestInfo) -> bool {
 // === impl InFlight ===
 
 impl InFlight {
-    /// With the server's maximum read-only and mutating requests.
+    /// `max`: the server's maximum read-only and mutating requests.
     pub(crate) fn new(max: [usize; 2]) -> Self {
         let of_user = max.map(|max| (max / 2).max(1));
         Self { of_user, counts: Arc::default(), bodies: Arc::new(Semaphore::new(BODIES)) }

@@ -34,7 +34,7 @@ pub(crate) struct ListBody {
     is_ended: bool,
     /// Remaining bytes, if known.
     left: Option<u64>,
-    /// The memory of converted objects.
+    /// Reserved memory of the converted objects.
     _copies: Copies,
 }
 
@@ -67,7 +67,7 @@ impl ListBody {
         }
     }
 
-    /// Holds memory until the list is sent.
+    /// Keeps a reservation of memory until the list is sent.
     pub(crate) fn holding(self, copies: Copies) -> Self {
         Self { _copies: copies, ..self }
     }

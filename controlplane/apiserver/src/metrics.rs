@@ -45,7 +45,7 @@ pub(crate) struct Metrics {
     webhooks: HistogramVec,
 }
 
-/// Outcome of an authentication.
+/// Result of an authentication.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Attempt {
     Success,
@@ -156,7 +156,7 @@ impl Metrics {
 
     /// Counts a call to an admission webhook.
     pub(crate) fn called(&self, (name, operation): (&str, &str), rejected: bool, took: Duration) {
-        // Webhooks are objects of the cluster: their names are limited in number, not in time.
+        // Webhooks come and go, so the number of their names has no limit over time.
         let is_known = self.webhooks.collect().iter().map(|family| family.get_metric().len()).sum::<usize>()
             < MAX_WEBHOOKS;
         let name = if is_known { name } else { "other" };

@@ -1,7 +1,7 @@
 //! Servers that a kubeconfig file names: webhooks of authentication, authorization and audit.
 //!
-//! Their answers are not trusted: each call has a limit on its duration, on the bytes of the response, and the calls at
-//! one time are limited.
+//! Responses are not trusted. The duration of a call, the bytes of a response, and the number of concurrent calls are
+//! limited.
 
 pub(crate) mod cache;
 mod kubeconfig;
@@ -16,13 +16,13 @@ use tokio::{sync::Semaphore, time::Instant};
 
 /// Maximum bytes of a response.
 const MAX_RESPONSE: usize = 1 << 20;
-/// Maximum calls of one server at one time; more wait for their turn within their timeout.
+/// Maximum concurrent calls to one server. Further calls wait within their timeout.
 const CALLS: usize = 100;
-/// Pauses before another attempt, as upstream's webhook client.
+/// Pauses before each retry, as upstream's webhook client.
 const PAUSES: [Duration; 3] =
     [Duration::from_millis(500), Duration::from_millis(750), Duration::from_millis(1125)];
 
-/// A server with the credentials for it.
+/// A server and the credentials for it.
 pub(crate) struct Remote {
     http: Client,
     url: String,
@@ -31,12 +31,12 @@ pub(crate) struct Remote {
     timeout: Duration,
 }
 
-/// How this server authenticates besides a client certificate.
+/// Credential of this API server besides a client certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Credential {
     None,
     Token(String),
-    /// A file that is read at each call: others replace its token.
+    /// Token file. It is read at each call, because other programs replace the token.
     TokenFile(PathBuf),
     Basic(String),
 }
@@ -69,7 +69,7 @@ impl Remote {
     /// Posts JSON and returns the answer.
     ///
     /// # Errors
-    /// The server does not answer in time, or not with JSON and a code of success.
+    /// The server does not respond in time, or the response is not a success with JSON.
     pub(crate) async fn post(&self, body: &Value) -> Result<Value, String> {
         let text = body.to_string();
         let answer = self.post_text(text.into()).await?;
@@ -80,7 +80,7 @@ impl Remote {
     /// Posts JSON that is encoded already, and returns the bytes of the answer.
     ///
     /// # Errors
-    /// The server does not answer in time, or not with a code of success.
+    /// The server does not respond in time, or the response is not a success.
     pub(crate) async fn post_text(&self, text: bytes::Bytes) -> Result<Vec<u8>, String> {
         let deadline = Instant::now() + self.timeout;
         let attempts = async {

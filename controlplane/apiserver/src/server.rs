@@ -61,7 +61,7 @@ pub struct ApiserverConfig {
     pub token_webhook: Option<TokenWebhookConfig>,
     /// Proxy that names users in request headers.
     pub request_header: Option<RequestHeaderConfig>,
-    /// Whether requests without credentials are accepted, if the authentication file does not say it.
+    /// Whether requests without credentials are accepted. The authentication file takes precedence.
     pub anonymous_auth: bool,
     /// Which authorizers decide.
     pub authorization: AuthorizationConfig,
@@ -80,8 +80,8 @@ pub struct ApiserverConfig {
     /// Maximum read-only and mutating requests in flight. Their sum is the number of seats of all priority levels; one
     /// user gets half of each.
     pub max_in_flight: [usize; 2],
-    /// Time between the beginning of the shutdown and its effect on requests. Load balancers use it to find another
-    /// server.
+    /// Delay between the start of the shutdown and the end of accepting requests. Load balancers switch to another
+    /// server in this time.
     pub shutdown_delay: Duration,
 }
 
@@ -92,7 +92,7 @@ pub struct AuditConfig {
     pub policy_file: PathBuf,
     /// The log.
     pub log: Option<coracle_audit::LogOptions>,
-    /// The server that gets the events.
+    /// The webhook that receives the events.
     pub webhook: Option<AuditWebhookConfig>,
 }
 
@@ -201,7 +201,7 @@ pub(crate) struct State {
     pub(crate) request_timeout: Duration,
     /// The last usage of each node.
     pub(crate) usage: usage::Samples,
-    /// Cancelled when the server begins to end: it is not ready any more, but accepts requests for the configured delay.
+    /// Cancelled at the start of the shutdown: `/readyz` fails, but requests are accepted for the configured delay.
     pub(crate) stopping: CancellationToken,
     /// Cancelled when the server accepts no more connections. Watches end.
     pub(crate) shutdown: CancellationToken,
@@ -248,8 +248,8 @@ async fn start_controllers(state: &Arc<State>, authorization: Option<PathBuf>) {
 }
 
 impl Apiserver {
-    /// Loads the objects and creates the default ones. Must be called within a tokio runtime. Cancelling `stopping` ends
-    /// the server, after the configured delay.
+    /// Loads the objects and creates the default ones. Must be called within a tokio runtime. Cancelling `stopping`
+    /// ends the server, after the configured delay.
     ///
     /// # Errors
     /// [`OpenError`] if the store, a key or a file cannot be used.
@@ -270,7 +270,7 @@ impl Apiserver {
         let reloaded = config.authorization.file.clone();
         let authorizers = Authorizers::new(config.authorization).map_err(OpenError::Authorization)?;
         let mut authentication = read_authentication(config.authentication_file.as_deref())?;
-        // With the mode AlwaysAllow anyone could do anything otherwise, as upstream.
+        // As upstream: with the mode AlwaysAllow anonymous clients would have all permissions.
         if authorizers.allows_all() || !config.anonymous_auth {
             authentication.anonymous = AnonymousConfig::Disabled;
         }
@@ -337,8 +337,8 @@ impl Apiserver {
         self.state.registry.subscribe()
     }
 
-    /// Handles one request. Callers in this process pass their identity. Other requests are authenticated by certificate
-    /// and headers.
+    /// Handles one request. Callers in this process pass their identity. Other requests are authenticated by
+    /// certificate and headers.
     pub async fn handle<B>(
         &self,
         mut request: Request<B>,
@@ -464,7 +464,7 @@ impl Apiserver {
         self.answer_in_turn(user, info, incoming).await
     }
 
-    /// Answers a request when its priority level has room for it.
+    /// Handles a request as soon as its priority level has seats for it.
     async fn answer_in_turn<B>(&self, user: User, info: RequestInfo, incoming: Incoming<B>) -> Result<Reply>
     where
         B: http_body::Body<Data = Bytes>,
@@ -477,7 +477,7 @@ impl Apiserver {
             Err(error) => Err(error),
         };
         let (mut reply, seats) = answered.unwrap_or_else(|error| (reply::failure(&error), None));
-        // The seats of a watch are free once its first events are collected.
+        // Release the seats of a watch after its first events are collected.
         if let Some(seats) = seats.filter(|_| !is_long) {
             reply.extensions_mut().insert(ShortLived { _permit: None, _seats: Some(Arc::new(seats)) });
         }

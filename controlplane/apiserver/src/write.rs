@@ -79,7 +79,7 @@ impl Stored {
         }
     }
 
-    /// The same, of a large object off the async workers.
+    /// The same. Large objects are processed off the async workers.
     pub(crate) fn offloaded_value(&self) -> Value {
         let is_large = matches!(self, Self::Committed(object) if object.is_large());
         offload::run(is_large, || self.value())
@@ -242,8 +242,8 @@ pub(crate) async fn update(
     Err(ApiError::modified(kind, name))
 }
 
-/// Strategy, admission and validation of an update; of large objects off the async workers. What was allocated for it
-/// is held until the commit.
+/// Strategy, admission and validation of an update. Large objects are processed off the async workers. Allocated
+/// addresses and ports are held until the commit.
 async fn prepared(
     call: &Call,
     (part, writer): (Part, Writer),

@@ -11,7 +11,7 @@ pub const MAX_BYTES: usize = 1 << 20;
 /// Maximum nesting of an expression.
 const MAX_NESTING: u32 = 100;
 
-/// Compiles an expression of Go that may take so many bytes.
+/// Compiles a regular expression in Go's syntax, with a limit on its size in bytes.
 pub fn compile(text: &str, max_bytes: usize) -> Result<Regex, String> {
     RegexBuilder::new(&translate(text))
         .size_limit(max_bytes)

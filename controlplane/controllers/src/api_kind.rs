@@ -24,7 +24,7 @@ pub(crate) struct ApiKind {
     pub(crate) verbs: Vec<String>,
 }
 
-/// The result of a discovery.
+/// Result of API discovery.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Discovered {
     /// The served kinds, each in the first version of its group that has it.
@@ -34,8 +34,8 @@ pub(crate) struct Discovered {
 }
 
 impl Context {
-    /// All kinds that are served now. Kinds come and go with custom resource definitions and API services, so the result
-    /// is not kept.
+    /// All kinds that are served now. Kinds come and go with custom resource definitions and API services, so the
+    /// result is not kept.
     pub(crate) async fn kinds(&self) -> Result<Discovered, Error> {
         let groups = self.client.list_api_groups_aggregated().await.map_err(Error::Discovery)?;
         let core = self.client.list_core_api_versions_aggregated().await.map_err(Error::Discovery)?;

@@ -56,7 +56,7 @@ pub(crate) struct Caches {
     pub(crate) cluster_roles: Arc<Cache<ClusterRole>>,
     pub(crate) service_cidrs: Arc<Cache<ServiceCIDR>>,
     pub(crate) ip_addresses: Arc<Cache<IPAddress>>,
-    /// [`Caches::synced`] does not wait for these: only their own controller reads them, and waits itself.
+    /// [`Caches::synced`] does not wait for these caches. Only their own controller reads them, and it waits itself.
     pub(crate) resource_claims: Arc<Cache<ResourceClaim>>,
     /// [`Caches::synced`] does not wait for these: only their own controller reads them, and only those that exist.
     pub(crate) autoscalers: Arc<Cache<HorizontalPodAutoscaler>>,

@@ -44,14 +44,14 @@ pub(crate) enum Next {
     Wait,
     /// After this time, or after the next change if that is earlier.
     After(Duration),
-    /// After the next change, but not before this time: changes until then cost one reconcile.
+    /// Reconcile after the next change, but not before this time. Changes until then share one reconcile.
     Rest(Duration),
 }
 
-/// The result of a reconcile whose cost grows with a number of items, for example endpoints. While many of them change
-/// one after another, the reconciles take a limited part of the processor.
+/// The result of a reconcile whose cost grows with the number of items, for example endpoints. The delay limits the CPU
+/// time of the reconciles while many items change one after another.
 pub(crate) fn rest_after(items: usize) -> Next {
-    /// Up to this number a change is handled at once.
+    /// Maximum number of items without a delay.
     const SMALL: usize = 100;
     const PER_ITEM: Duration = Duration::from_millis(1);
     const LONGEST: Duration = Duration::from_secs(1);
@@ -138,7 +138,7 @@ impl<T: Clone + Eq + Hash> Queue<T> {
         }
     }
 
-    /// As [`Queue::done`], after a delay.
+    /// As [`Queue::done`], but the key is not ready again before the delay has passed.
     fn done_after(&self, key: T, delay: Duration) {
         let mut state = self.lock();
         state.serial += 1;

@@ -1,6 +1,6 @@
-//! Creates the resource claims that pods have by template, and releases claims that no pod uses any more.
+//! Creates resource claims from the templates that pods name, and releases claims that no pod uses.
 //!
-//! Source: upstream's controller `resourceclaim`. `run` handles pods, `release` claims.
+//! Source: upstream's controller `resourceclaim`. `run` reconciles pods, `release` reconciles claims.
 
 pub(crate) mod plan;
 pub(crate) mod release;

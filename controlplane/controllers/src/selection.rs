@@ -1,6 +1,7 @@
-//! Which controllers run, by upstream's names.
+//! Selection of the controllers that run, by upstream's names.
 
-/// Names of our queues, and the settings that select them. Names of upstream's controllers where upstream has one.
+/// Names of queues, and of their controllers: upstream's name if upstream has the controller. A queue that is not
+/// listed is its own name, and `--controllers` does not accept that name.
 const NAMES: &[(&str, &str)] = &[
     ("deployment", "deployment-controller"),
     ("replica-set", "replicaset-controller"),
@@ -47,7 +48,7 @@ const NAMES: &[(&str, &str)] = &[
 /// The controllers that run. The default is all.
 #[derive(Clone, Debug, Default)]
 pub struct ControllerSelection {
-    /// Names that upstream's flag `--controllers` accepts: `*` for all, `-*` for none, a name, or `-` and a name. Empty: all.
+    /// Values as in upstream's flag `--controllers`: `*` for all, `-*` for none, a name, or `-` and a name. Empty: all.
     entries: Vec<String>,
 }
 
@@ -80,7 +81,7 @@ impl ControllerSelection {
         }
     }
 
-    /// Without a controller, unless it is selected by its name.
+    /// The selection without a controller, unless an entry is exactly its name.
     #[must_use]
     pub fn without(mut self, name: &str) -> Self {
         if self.entries.is_empty() {
@@ -98,7 +99,7 @@ impl ControllerSelection {
         !NAMES.iter().any(|(queue, _)| self.has(queue))
     }
 
-    /// Whether the controller with this queue runs. A name decides before `*`, as upstream.
+    /// Whether the controller with this queue runs. A name takes precedence over `*`, as upstream.
     pub(crate) fn has(&self, queue: &str) -> bool {
         let name = NAMES.iter().find(|(known, _)| *known == queue).map_or(queue, |(_, name)| name);
         let listed = |wanted: &str| self.entries.iter().any(|entry| entry == wanted);

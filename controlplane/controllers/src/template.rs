@@ -38,7 +38,7 @@ const FALSE: [&str; 10] = [
 ];
 /// Fields for which zero means absent.
 const ZERO: [&str; 2] = ["hostPort", "initialDelaySeconds"];
-/// Fields for which an empty text is a value.
+/// Fields in which an empty string differs from an absent one.
 const TEXT: [&str; 3] = ["storageClassName", "volumeAttributesClassName", "apiGroup"];
 
 /// A pod template as compact JSON.

@@ -54,8 +54,8 @@ pub fn selector(data: &[u8]) {
     }
 }
 
-/// Objects of the built-in kinds through all stages of a create, and of an update. The input is one object or two of the
-/// same kind in JSON, with a line end between them.
+/// Objects of the built-in kinds through all stages of a create, and of an update. The input is one object or two of
+/// the same kind in JSON, with a line end between them.
 pub fn object(data: &[u8]) {
     let line = data.iter().position(|byte| *byte == b'\n').unwrap_or(data.len());
     let (first, second) = data.split_at(line);
@@ -73,7 +73,7 @@ pub fn object(data: &[u8]) {
     }
 }
 
-/// The object that a create would store, shown as the API shows it. None if it is refused.
+/// The object that a create would store, in the form of a response. `None` if the create is refused.
 fn created(text: &[u8]) -> Option<(&'static Resource, Value)> {
     let parsed = schema::parse_json(text).ok()?;
     let field = |name: &str| parsed.value[name].as_str().unwrap_or_default().to_owned();
@@ -98,7 +98,7 @@ fn created(text: &[u8]) -> Option<(&'static Resource, Value)> {
     causes.is_empty().then_some((kind, object))
 }
 
-/// Quantities. A parsed one is equal after it was written and read again.
+/// Quantities. Formatting and parsing a quantity does not change it.
 pub fn quantity(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let Ok(quantity) = Quantity::parse(text) else { return };
@@ -131,8 +131,8 @@ pub fn json_path(data: &[u8]) {
     let _found = path.find(&document);
 }
 
-/// Field sets, `managedFields` and server-side apply. The input is three JSON documents on lines: `managedFields`, a live
-/// object, and a configuration.
+/// Field sets, `managedFields` and server-side apply. The input is three JSON documents on lines: `managedFields`, a
+/// live object, and a configuration.
 pub fn fields(data: &[u8]) {
     let mut lines = data.splitn(3, |byte| *byte == b'\n').map(serde_json::from_slice::<Value>);
     let (Some(Ok(entries)), Some(Ok(live)), Some(Ok(config))) = (lines.next(), lines.next(), lines.next())
@@ -192,7 +192,7 @@ mod tests {
         }
     }
 
-    /// Every place of a tree, as the keys and indexes that lead to it.
+    /// The path of each value of a tree: keys and indexes.
     fn places(value: &Value, path: &str, found: &mut Vec<String>) {
         found.push(path.to_owned());
         match value {

@@ -1,4 +1,4 @@
-//! Sums over the containers of a pod, for the resources of the pod as a whole. Source: `AggregateContainerRequests` of
+//! Sums over the containers of a pod, for pod-level resources. Source: `AggregateContainerRequests` of
 //! `component-helpers/resource`.
 
 use std::collections::BTreeMap;
@@ -8,18 +8,18 @@ use serde_json::Value;
 
 type Amounts = BTreeMap<String, Quantity>;
 
-/// Whether a pod as a whole can have this resource.
+/// Whether `spec.resources` of a pod can have this resource.
 pub(crate) fn is_supported(name: &str) -> bool {
     matches!(name, "cpu" | "memory") || is_huge_pages(name)
 }
 
-/// Whether the resource is huge pages of one size.
+/// Whether the resource is `hugepages-SIZE`.
 pub(crate) fn is_huge_pages(name: &str) -> bool {
     name.starts_with("hugepages-")
 }
 
 /// The amount of each resource in `requests` or `limits` that the containers need together. An init container runs
-/// before the others, beside the sidecars that precede it.
+/// before the containers, and beside the sidecars that precede it.
 pub(crate) fn sum(spec: &Value, list: &str) -> Amounts {
     let mut all = Amounts::default();
     for container in containers(spec, "containers") {
@@ -46,7 +46,7 @@ fn containers<'a>(spec: &'a Value, list: &str) -> impl Iterator<Item = &'a Value
     spec[list].as_array().into_iter().flatten()
 }
 
-/// The amounts of one container. Texts that are not quantities are left out.
+/// The amounts of one container. Strings that are not quantities are omitted.
 fn amounts(container: &Value, list: &str) -> Amounts {
     let entries = container["resources"][list].as_object().into_iter().flatten();
     entries

@@ -1,7 +1,7 @@
 //! Decodes Kubernetes' protobuf bodies into JSON trees, by a generated table of fields.
 //!
 //! The envelope is four magic bytes and an `Unknown` message with apiVersion, kind and the object's bytes. Go writes
-//! scalars that are not pointers even if they are zero; [`crate::schema::decode`] removes those that mean absent.
+//! scalars that are not pointers even if they are zero; [`crate::schema::decode`] removes zeros that mean absent.
 
 mod table;
 pub(crate) mod wire;

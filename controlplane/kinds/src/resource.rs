@@ -3,8 +3,8 @@
 //! Built-in rows ([`crate::Kind`]) and custom resources are both made into a [`Resource`]; everything above knows only
 //! that type. One `Resource` is one version of one resource. [`Resources`] is an immutable set of them with indexes.
 //!
-//! A custom resource: implement [`Strategy`], call [`Resource::new`] for each served version, set its public fields, and
-//! set [`Resource::storage`] of all versions but the stored one. Several versions need a [`Convert`].
+//! A custom resource: implement [`Strategy`], call [`Resource::new`] for each served version, set its public fields,
+//! and set [`Resource::storage`] of all versions but the stored one. Several versions need a [`Convert`].
 
 mod built_in;
 mod convert;
@@ -145,7 +145,7 @@ pub trait Strategy: Send + Sync {
         self.decode(parsed, validation)
     }
 
-    /// Makes an object canonical: the fields that a Go server writes, no more and no fewer. Idempotent.
+    /// Makes an object canonical: it then has exactly the fields that a Go server writes. Idempotent.
     fn canonical(&self, _object: &mut Value) {}
 
     /// Sets absent fields to their defaults. Idempotent.
@@ -163,7 +163,8 @@ pub trait Strategy: Send + Sync {
     /// Validates an update of `/status`. Metadata is validated already.
     fn validate_status(&self, causes: &mut Causes, new: &Value, old: &Value);
 
-    /// Whether stored objects may lack defaults, because the schema can change. They are completed when they are loaded.
+    /// Whether stored objects may lack defaults, because the schema can change. They are completed when they are
+    /// loaded.
     fn completes_stored(&self) -> bool {
         false
     }

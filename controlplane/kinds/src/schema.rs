@@ -74,7 +74,7 @@ pub fn decode_metadata(object: &mut Value) -> Result<Vec<String>, String> {
 const METADATA: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
 
 /// Checks an object against the named definition (see [`crate::kind::schema_of`]) and makes it canonical: removes
-/// unknown fields, rewrites times and quantities, and leaves the fields that Go writes. Returns the object and warnings
+/// unknown fields, rewrites times and quantities, and makes the object canonical. Returns the object and warnings
 /// such as `unknown field "spec.foo"`.
 pub fn decode(
     schema: &str,
@@ -94,7 +94,7 @@ pub fn canonical(schema: &str, value: &mut Value) {
     }
 }
 
-/// As [`decode`], for the configuration of a server-side apply: it has the fields that its manager wants, zeros included.
+/// As [`decode`], for the configuration of a server-side apply. Fields that the manager sets to zero are kept.
 pub fn decode_config(
     schema: &str,
     parsed: Parsed,

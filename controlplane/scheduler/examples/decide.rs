@@ -1,5 +1,5 @@
-//! Decides on the pods of clusters that are described on the standard input, one in JSON a line. `scripts/differential-scheduler`
-//! compares the decisions with those of kube-scheduler.
+//! Schedules the pods of clusters from the standard input: one cluster in JSON per line.
+//! `scripts/differential-scheduler` compares the decisions with those of kube-scheduler.
 
 use std::io::{BufRead, Write};
 

@@ -41,20 +41,20 @@ pub(crate) struct Profile {
     pub(crate) added_affinity: Option<NodeAffinity>,
     /// Plugins whose filter does not run.
     pub(crate) without_filters: BTreeSet<&'static str>,
-    /// Whether pods of lower priority make room.
+    /// Whether preemption is enabled.
     pub(crate) preempts: bool,
     pub(crate) spread: SpreadDefaults,
     pub(crate) affinity: AffinityArgs,
-    /// The resources whose use is to be balanced.
+    /// The resources of NodeResourcesBalancedAllocation.
     pub(crate) balanced: Vec<String>,
-    /// Percentage of the nodes that are found before the search ends, but at least [`FEWEST_NODES`]; 0 searches all.
+    /// The search ends after this percentage of nodes that fit, but not before [`FEWEST_NODES`]; 0 searches all nodes.
     pub(crate) percentage: u8,
 }
 
-/// The search for nodes that can run a pod never ends before it found so many, as upstream.
+/// Minimum number of nodes that fit before the search ends, as upstream.
 pub(crate) const FEWEST_NODES: usize = 100;
 
-/// The spread constraints of pods without own ones.
+/// Default spread constraints, for pods without constraints.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum SpreadDefaults {
     /// Upstream's, by node and zone.
@@ -68,7 +68,7 @@ pub(crate) enum SpreadDefaults {
 pub(crate) struct AffinityArgs {
     /// Weight of a required term of another pod that selects the pod.
     pub(crate) required_weight: i64,
-    /// Whether the preferences of other pods do not count for a pod without own ones.
+    /// Whether preferred terms of other pods are ignored for a pod without preferred terms.
     pub(crate) ignores_others: bool,
 }
 

@@ -12,7 +12,7 @@ use crate::snapshot::{Candidate, Snapshot};
 use crate::topology::Topology;
 use crate::volumes::PodClaims;
 
-/// Why a node that the pod's affinity does not name is left out.
+/// Reason for nodes that the pod's node affinity does not name.
 const NOT_NAMED: &str = "node(s) didn't satisfy plugin(s) [NodeAffinity]";
 
 /// Why no node can run a pod.
@@ -21,13 +21,13 @@ pub(crate) struct Unschedulable {
     pub(crate) message: String,
     /// The changes that may help.
     pub(crate) helped_by: Changes,
-    /// The nodes on which the removal of other pods may help.
+    /// Nodes on which preemption may help.
     pub(crate) resolvable: BTreeSet<String>,
-    /// Whether the pod was refused before any node was looked at.
+    /// Whether a pre-filter refused the pod before any node was checked.
     pub(crate) is_early: bool,
 }
 
-/// What the filters of a pod need, computed once for all nodes.
+/// Input of the filters for a pod, computed once for all nodes.
 #[derive(Debug, Default)]
 pub(crate) struct Prepared {
     pub(crate) topology: Topology,
@@ -53,7 +53,7 @@ pub(crate) fn decide(pod: &Pod, profile: &Profile, snapshot: &mut Snapshot) -> R
     best.map(|place| found.fitting[place].facts.name.clone()).ok_or_else(|| found.unschedulable())
 }
 
-/// Filters the nodes, of which some are refused already. An error: no node has to be looked at.
+/// Filters the nodes that are not refused yet. The error is the reason why no node can run the pod.
 pub(crate) fn filter<'a>(
     pod: &Pod,
     profile: &Profile,
@@ -100,7 +100,7 @@ pub(crate) fn filter<'a>(
     Ok(Filtered { prepared, fitting, refused })
 }
 
-/// How many nodes that fit end the search.
+/// Number of nodes that fit at which the search ends.
 fn wanted_nodes(percentage: u8, total: usize) -> usize {
     match percentage {
         0 => total,
@@ -108,7 +108,7 @@ fn wanted_nodes(percentage: u8, total: usize) -> usize {
     }
 }
 
-/// What the filters need of other pods and volumes. An error: why no node can run the pod.
+/// Computes the input of the filters. The error is the reason why no node can run the pod.
 pub(crate) fn prepare(pod: &Pod, profile: &Profile, snapshot: &Snapshot) -> Result<Prepared, String> {
     let claims = if profile.filters_by("VolumeBinding") {
         snapshot.volumes.of_pod(pod)?
@@ -119,7 +119,7 @@ pub(crate) fn prepare(pod: &Pod, profile: &Profile, snapshot: &Snapshot) -> Resu
     Ok(Prepared { topology: Topology::of(pod, profile, snapshot), claims, devices })
 }
 
-/// What the first filter says that refuses the pod, in upstream's order. None if the node can run it.
+/// The refusal of the first filter that refuses the pod, in upstream's order. `None` if the node can run it.
 pub(crate) fn refuse(
     pod: &Pod,
     profile: &Profile,
@@ -132,7 +132,7 @@ pub(crate) fn refuse(
         .or_else(|| snapshot.devices.refuse(&prepared.devices, node.facts))
 }
 
-/// The nodes that refuse the pod when the pods count that are nominated for the node and as important as this one.
+/// Refusals of nodes if the pods that are nominated for the node, with the same or a higher priority, run there.
 pub(crate) fn refused_beside_nominated(
     pod: &Pod,
     profile: &Profile,
@@ -147,7 +147,7 @@ pub(crate) fn refused_beside_nominated(
     found
 }
 
-/// What the filters say about a node when the pods count that are nominated for it.
+/// The refusal of a node if the pods that are nominated for it run there.
 pub(crate) fn refuse_beside_nominated(
     pod: &Pod,
     profile: &Profile,
@@ -165,7 +165,7 @@ pub(crate) fn refuse_beside_nominated(
     refused
 }
 
-/// Upstream's sentence, which counts the nodes by reason.
+/// Upstream's message: the number of nodes by reason.
 pub(crate) fn sentence<'a>(total: usize, reasons: impl Iterator<Item = &'a str>) -> String {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for reason in reasons {
@@ -180,7 +180,7 @@ pub(crate) fn sentence<'a>(total: usize, reasons: impl Iterator<Item = &'a str>)
 // === impl Filtered ===
 
 impl Filtered<'_> {
-    /// Why no node can run the pod.
+    /// A refusal by a pre-filter: no node can run the pod.
     pub(crate) fn unschedulable(&self) -> Unschedulable {
         let reasons = self.refused.values().flat_map(|refused| refused.reasons.iter().map(String::as_str));
         let resolvable = self.refused.iter().filter(|(_, refused)| refused.resolvable);

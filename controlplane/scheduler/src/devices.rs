@@ -1,8 +1,7 @@
-//! Devices in scheduling: claims of devices (`resource.k8s.io`) restrict the nodes of a pod, and devices are allocated to
-//! claims before the pod is bound.
+//! Devices in scheduling (upstream's plugin DynamicResources). Resource claims restrict the nodes of a pod. The
+//! scheduler allocates devices to the claims before it binds the pod.
 //!
-//! Upstream's plugin DynamicResources. Claims, classes and slices come from watches of their own ([`feed`]). The search for
-//! devices is in [`allocate`]; it reads only what drivers publish in slices.
+//! [`feed`] watches claims, classes and slices. [`allocate`] searches devices; it reads only the slices of drivers.
 
 mod allocate;
 pub(crate) mod bind;
@@ -51,7 +50,7 @@ struct State {
     claims: HashMap<Key, Claim>,
     classes: HashMap<String, Class>,
     slices: BTreeMap<String, Slice>,
-    /// Allocations that were chosen, until the watch shows them.
+    /// Chosen allocations that the watch has not delivered yet.
     assumed: HashMap<Key, Value>,
     listed: [bool; 3],
 }
@@ -59,15 +58,15 @@ struct State {
 /// The claims of a pod.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PodDevices {
-    /// Claims with devices: where these can be used.
+    /// Node selectors of the claims with an allocation.
     allocated: Vec<Option<NodeSelector>>,
-    /// Claims that need devices.
+    /// Claims without an allocation.
     waiting: Vec<Claim>,
     /// All claims.
     claims: Vec<Key>,
 }
 
-/// The claims to write before a pod is bound, each with its new allocation, if it has none yet.
+/// The claims to write before a pod is bound, each with its new allocation. `None` if the claim has one already.
 pub(crate) type Reservations = Vec<(Key, Option<Value>)>;
 
 // === impl Devices ===
@@ -77,7 +76,7 @@ impl Devices {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notifies about each change that may let a pod be scheduled.
+    /// Notifies about each change that may make a pod schedulable.
     pub(crate) fn changes(&self) -> tokio::sync::watch::Receiver<u64> {
         self.shared.changes.subscribe()
     }
@@ -87,7 +86,7 @@ impl Devices {
         self.lock().listed.iter().all(|listed| *listed)
     }
 
-    /// The claims of a pod. Otherwise why no node can run the pod, in upstream's words.
+    /// The claims of a pod. The error is the reason why no node can run the pod, with upstream's text.
     pub(crate) fn of_pod(&self, pod: &Pod) -> Result<PodDevices, String> {
         let mut found = PodDevices::default();
         if pod.spec.resource_claims.is_empty() {
@@ -111,7 +110,7 @@ impl Devices {
         Ok(found)
     }
 
-    /// Why the node cannot have the devices of a pod.
+    /// The reason why a node cannot provide the devices of a pod. `None` if it can.
     pub(crate) fn refuse(&self, claims: &PodDevices, node: &Facts) -> Option<Refused> {
         let refused = |reason: String| {
             Some(Refused { reasons: vec![reason], resolvable: false, helped_by: Changes::ALL })
@@ -198,12 +197,12 @@ impl State {
         Ok(())
     }
 
-    /// Devices of a node for claims: the allocation of each. None if there are not enough.
+    /// Allocations of devices of a node for the claims. `None` if there are not enough devices.
     fn allocate(&self, claims: &[Claim], node: &Facts) -> Result<Option<Vec<Value>>, String> {
         Allocator::new(&self.classes, &self.slices, self.in_use(), node).allocate(claims)
     }
 
-    /// The devices of all allocations. Those with administrative access do not count.
+    /// The devices of all allocations, except allocations with admin access.
     fn in_use(&self) -> HashSet<DeviceId> {
         let stored = self.claims.iter().filter(|(key, _)| !self.assumed.contains_key(*key));
         let stored = stored.filter_map(|(_, claim)| claim.status.allocation.as_ref());
@@ -216,7 +215,7 @@ impl State {
     }
 }
 
-/// The name of a pod's claim. None: the claim needs no object. An error: it is not made yet.
+/// The name of a pod's claim. `None`: the pod needs no claim object. The error: the claim is not created yet.
 fn claim_name<'a>(pod: &'a Pod, claim: &'a PodResourceClaim) -> Result<Option<&'a str>, String> {
     if let Some(name) = &claim.resource_claim_name {
         return Ok(Some(name));

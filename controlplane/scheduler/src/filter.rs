@@ -15,11 +15,11 @@ use crate::snapshot::Candidate;
 /// Why a node cannot run a pod, with upstream's text.
 pub(crate) type Refusal = String;
 
-/// What the first filter says that refuses a pod.
+/// A refusal of a pod by a filter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refused {
     pub(crate) reasons: Vec<Refusal>,
-    /// Whether the removal of other pods can change it. Upstream calls all others unresolvable.
+    /// Whether the removal of other pods can change the refusal. Upstream calls other refusals unresolvable.
     pub(crate) resolvable: bool,
     /// The changes that may help.
     pub(crate) helped_by: Changes,
@@ -27,14 +27,14 @@ pub(crate) struct Refused {
 
 type Filter = fn(&Pod, Candidate<'_>) -> Vec<Refusal>;
 
-/// The filters whose refusals other pods have no part in, in upstream's order.
+/// The filters that do not depend on other pods, in upstream's order.
 const FIXED: [(&str, Filter); 3] = [
     ("NodeUnschedulable", unschedulable::refuse),
     ("NodeName", node_name::refuse),
     ("TaintToleration", taints::refuse),
 ];
 
-/// What the first of the filters by node says that refuses the pod. None if the node can run it.
+/// The refusal of the first of these filters that refuses the pod. `None` if none refuses it.
 pub(crate) fn refuse(pod: &Pod, profile: &Profile, node: Candidate<'_>) -> Option<Refused> {
     let fixed = FIXED.iter().filter(|(plugin, _)| profile.filters_by(plugin));
     let mut fixed = fixed.map(|(_, filter)| filter(pod, node)).find(|reasons| !reasons.is_empty());

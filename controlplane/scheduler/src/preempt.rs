@@ -34,8 +34,8 @@ pub(crate) struct Preemption {
     pub(crate) victims: Vec<Victim>,
 }
 
-/// What follows the reasons against a pod: upstream's plugin for resource claims speaks of every pod. It has no state of a
-/// pod that was refused before any node was looked at, which it calls "not found".
+/// Text that upstream's plugin DynamicResources adds to the message of every pod that cannot be scheduled. If a
+/// pre-filter refused the pod, the plugin has no state of it and reports "not found".
 pub(crate) fn with_outcome(refused: &Unschedulable, preemption: &str) -> String {
     let message = &refused.message;
     match (refused.is_early, preemption) {
@@ -45,8 +45,7 @@ pub(crate) fn with_outcome(refused: &Unschedulable, preemption: &str) -> String 
     }
 }
 
-/// Chooses the node on which the least important pods make room, of those on which the removal of pods may help.
-/// Otherwise upstream's message.
+/// Chooses a node for preemption: the one with the least important victims. The error is upstream's message.
 pub(crate) fn preempt(
     pod: &Pod,
     profile: &Profile,
@@ -70,7 +69,7 @@ pub(crate) fn preempt(
     })
 }
 
-/// The nodes on which pods can make room, and the reasons against the others.
+/// The nodes on which preemption helps, and the reasons of the other nodes.
 pub(crate) fn candidates(
     pod: &Pod,
     profile: &Profile,
@@ -87,8 +86,8 @@ pub(crate) fn candidates(
     (found, hopeless)
 }
 
-/// The harm of removing pods, in upstream's order: violated budgets, the highest priority, the sum of the priorities, the
-/// number of pods, and the age of the most important ones.
+/// The harm of removing pods, in upstream's order: violated budgets, the highest priority, the sum of the priorities,
+/// the number of pods, and the age of the most important ones.
 pub(crate) fn harm(victims: &[Victim]) -> impl Ord + use<> {
     let violations = victims.iter().filter(|victim| victim.violates).count();
     let highest = victims.iter().map(|victim| victim.priority).max();
@@ -104,8 +103,8 @@ fn age(started: Option<Timestamp>) -> Timestamp {
     started.unwrap_or(Timestamp::MAX)
 }
 
-/// Whether victims of an earlier preemption are still terminating on the pod's nominated node, and the pod can still use
-/// that node.
+/// Whether victims of an earlier preemption are still terminating on the pod's nominated node, and the pod can still
+/// use that node.
 fn waits_for_victims(pod: &Pod, snapshot: &Snapshot, resolvable: &BTreeSet<String>) -> bool {
     let nominated = pod.status.nominated_node_name.as_deref().filter(|node| resolvable.contains(*node));
     let priority = pod.spec.priority.unwrap_or_default();
@@ -113,8 +112,7 @@ fn waits_for_victims(pod: &Pod, snapshot: &Snapshot, resolvable: &BTreeSet<Strin
     node.is_some_and(|node| node.info.neighbours().any(|other| other.preempted && other.priority < priority))
 }
 
-/// The pods to remove from a node. Otherwise the reasons why the pod would not fit even without all pods of lower
-/// priority.
+/// The victims on a node. The error has the reasons why the pod does not fit even without all pods of lower priority.
 fn victims(
     (pod, profile): (&Pod, &Profile),
     snapshot: &mut Snapshot,

@@ -30,7 +30,7 @@ pub(crate) fn of_pod(pod: &Pod) -> Resources {
     )
 }
 
-/// The amount of one resource: CPU in thousandths, everything else in units.
+/// The amount of one resource: CPU in millicores, other resources in units.
 pub(crate) fn amount(resources: &Resources, name: &str) -> i128 {
     match name {
         "cpu" => resources.cpu_millis,
@@ -47,8 +47,8 @@ pub(crate) fn assumed_of_pod(pod: &Pod) -> Resources {
     assumed_sum(pod, &ASSUMED, None)
 }
 
-/// The requests in scores of a pod on a node. With pod-level requests only what neither the pod nor a container requests
-/// counts with an assumed amount, as upstream's `getNonMissingContainerRequests`.
+/// The requests of a pod on a node in scores. With pod-level requests, an assumed amount applies only to resources that
+/// neither the pod nor a container requests, as in upstream's `getNonMissingContainerRequests`.
 pub(crate) fn assumed_of_placed(pod: &Pod) -> Resources {
     let spec = &pod.spec;
     let has = |resources: Option<&ResourceRequirements>, name: &str| {

@@ -1,4 +1,4 @@
-//! Selectors of services and workloads: which pods belong together, for upstream's default spread constraints.
+//! Selectors of services and workloads, for upstream's default spread constraints.
 //!
 //! Source: `DefaultSelector` of upstream's plugin helpers.
 
@@ -65,8 +65,7 @@ impl Selectors {
         self.workloads.remove(kind);
     }
 
-    /// Selects the pods that belong together with this one: all services that select the pod, and its workload. None if
-    /// there is no requirement.
+    /// The combined selector of all services that select the pod and of its workload. `None` if it has no requirement.
     pub(crate) fn of_pod(&self, pod: &Pod) -> Option<LabelSelector> {
         let services = self.services.get(pod.namespace()).into_iter().flat_map(BTreeMap::values);
         let labels = pod.metadata.labels.as_ref();

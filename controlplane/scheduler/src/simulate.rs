@@ -1,4 +1,4 @@
-//! Decisions on the pods of a described cluster, without an API server. The differential test compares them with those of
+//! Scheduling of the pods of a given cluster, without an API server. The differential test compares them with those of
 //! the real kube-scheduler's plugins.
 
 use std::collections::BTreeMap;
@@ -35,16 +35,16 @@ struct Decision {
     /// Message of the event FailedScheduling.
     #[serde(skip_serializing_if = "String::is_empty")]
     message: String,
-    /// The nodes on which pods can make room, with the names of these pods.
+    /// The nodes on which preemption helps, with the names of the victims.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     victims: BTreeMap<String, Vec<String>>,
-    /// The nodes on which they do the least harm.
+    /// The best nodes for preemption.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     nominated: Vec<String>,
 }
 
-/// Decides on the pods of a case in JSON, in order, with the default profile. A pod is put on the best node, the first one
-/// by name, before the next pod.
+/// Schedules the pods of a JSON case in order, with the default profile. Each pod is placed on the best node (the first
+/// by name) before the next pod is scheduled.
 ///
 /// # Errors
 /// The case is not in the form of the differential test.

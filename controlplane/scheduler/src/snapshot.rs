@@ -43,7 +43,7 @@ pub(crate) struct Placed {
     pub(crate) started: Option<jiff::Timestamp>,
     /// Whether the pod is being deleted.
     pub(crate) terminating: bool,
-    /// Whether it is being deleted because it makes room for another pod.
+    /// Whether it is being deleted as a victim of preemption.
     pub(crate) preempted: bool,
     /// The pod's affinity to other pods.
     terms: Option<Arc<PodTerms>>,
@@ -96,7 +96,7 @@ pub(crate) struct Snapshot {
     nominated: HashMap<String, Nominated>,
     /// The images of all nodes.
     pub(crate) images: Images,
-    /// Where the next search for nodes begins, if it does not look at all of them.
+    /// Index of the node at which the next search starts, if a search does not check all nodes.
     pub(crate) search_start: Cell<usize>,
     /// Disruption budgets.
     pub(crate) budgets: Budgets,
@@ -131,7 +131,7 @@ impl Placed {
     }
 }
 
-/// Whether the pod is being deleted because it makes room for another one.
+/// Whether the pod is being deleted as a victim of preemption.
 fn is_preempted(pod: &Pod) -> bool {
     let conditions = pod.status.conditions.iter().flatten();
     let target = conditions.into_iter().find(|condition| condition.type_ == "DisruptionTarget");
@@ -307,7 +307,7 @@ impl Snapshot {
         self.nominated.contains_key(uid)
     }
 
-    /// The nodes for which other pods are nominated that are as important as this one.
+    /// The nodes for which other pods with the same or a higher priority are nominated.
     pub(crate) fn nodes_nominated_beside(&self, pod: &Pod) -> BTreeSet<String> {
         self.nominated_beside(pod).map(|(_, other)| other.node.clone()).collect()
     }
@@ -318,8 +318,8 @@ impl Snapshot {
         others.filter(|(uid, _)| *uid != pod.uid())
     }
 
-    /// Puts the pods on a node that are nominated for it and as important as this one. Returns their uids, to be removed
-    /// again.
+    /// Adds the pods that are nominated for a node, with the same or a higher priority, to the node. Returns their
+    /// uids, so that the caller can remove them again.
     pub(crate) fn assume_nominated(&mut self, pod: &Pod, node: &str) -> Vec<String> {
         let others = self.nominated_beside(pod);
         let others = others.filter(|(uid, other)| other.node == node && !self.places.contains_key(*uid));

@@ -1,7 +1,7 @@
 //! Encryption of any resource, by a file of upstream's `EncryptionConfiguration`.
 //!
-//! The first provider of a resource encrypts, all of them decrypt. A value that is not encrypted is read as it is, so
-//! that encryption can be switched on.
+//! The first provider of a resource encrypts; all providers decrypt. A value without encryption is readable, so that
+//! encryption can be enabled for existing objects.
 
 mod config;
 mod kms;
@@ -18,7 +18,7 @@ use arc_swap::ArcSwap;
 use crate::Error;
 use provider::Provider;
 
-/// Start of every encrypted value. Objects begin with a brace.
+/// Prefix of every encrypted value. A plain object starts with a brace.
 const ENCRYPTED: &[u8] = b"k8s:enc:";
 
 /// The providers of the configuration file.
@@ -33,7 +33,7 @@ struct Rule {
     providers: Vec<Arc<Provider>>,
 }
 
-/// The resources that a pattern names.
+/// A pattern that matches resources.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Pattern {
     /// `*.*`.
@@ -52,7 +52,7 @@ impl fmt::Debug for Encryption {
 }
 
 impl Encryption {
-    /// Reads the file, and asks the key management services for a key to encrypt with.
+    /// Reads the file, and makes a seed with each key management service.
     ///
     /// # Errors
     /// The file cannot be read, is invalid, or a service does not answer.
@@ -67,10 +67,10 @@ impl Encryption {
         &self.path
     }
 
-    /// Reads the file again. Values are then encrypted by its first providers when they are written.
+    /// Reads the file again. Later writes use the new first providers.
     ///
     /// # Errors
-    /// As [`Encryption::load`]; the former providers stay.
+    /// As [`Encryption::load`]. The current providers are kept then.
     pub fn reload(&self) -> Result<(), Error> {
         let rules = config::load(&self.path, &self.rules.load())?;
         self.rules.store(Arc::new(rules));
@@ -83,7 +83,7 @@ impl Encryption {
         self.rules.load().iter().any(|rule| rule.covers(key))
     }
 
-    /// The value as it is to be stored; `None` if it is stored as it is.
+    /// Encrypts a value. `None`: the resource is stored without encryption.
     ///
     /// # Errors
     /// The cipher failed.
@@ -93,11 +93,11 @@ impl Encryption {
         first.map_or(Ok(None), |provider| provider.seal(plain, key.as_bytes()))
     }
 
-    /// The decrypted value; `None` if no provider knows it. Providers of other resources are tried last: the resource
-    /// may have moved between them.
+    /// Decrypts a value. `None` if it has the prefix of no provider. Providers of other resources are tried last,
+    /// because a former configuration may have used them for this resource.
     ///
     /// # Errors
-    /// A provider knows the value but cannot decrypt it.
+    /// A provider has the prefix of the value, but cannot decrypt it.
     pub fn open(&self, key: &str, stored: &[u8]) -> Result<Option<Vec<u8>>, Error> {
         let rules = self.rules.load();
         let (own, others): (Vec<&Rule>, Vec<&Rule>) = rules.iter().partition(|rule| rule.covers(key));
@@ -112,7 +112,7 @@ impl Encryption {
         failure.map_or(Ok(None), Err)
     }
 
-    /// Whether the first provider of the resource has encrypted the value, with its current key.
+    /// Whether the value is in the form in which it would be written now. True for a resource without providers.
     #[must_use]
     pub fn is_current(&self, key: &str, stored: &[u8]) -> bool {
         let rules = self.rules.load();
@@ -121,7 +121,7 @@ impl Encryption {
     }
 }
 
-/// Whether the bytes have the prefix of an encrypted value, of any provider.
+/// Whether the bytes have the prefix of an encrypted value of any provider.
 #[must_use]
 pub fn is_encrypted(bytes: &[u8]) -> bool {
     bytes.starts_with(ENCRYPTED)

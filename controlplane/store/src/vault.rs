@@ -14,7 +14,7 @@ pub struct Sealing {
     pub keys: Keys,
     /// Keys with one of these prefixes have encrypted values.
     pub prefixes: Vec<String>,
-    /// Providers of any resources. They go before the keys of the key file.
+    /// Providers of the encryption configuration. They take precedence over the key file.
     pub encryption: Option<Arc<Encryption>>,
 }
 
@@ -67,7 +67,7 @@ impl Vault {
             Some(encryption) => encryption.open(key, value),
             None => Ok(None),
         };
-        // A provider of AES-GCM has the prefix of the key file, too.
+        // A value of an AES-GCM provider has the same prefix as a value of the key file.
         let failure = match by_provider {
             Ok(Some(opened)) => return Ok(Some(opened.into())),
             Ok(None) => None,
@@ -85,7 +85,8 @@ impl Vault {
         split(bytes).map(|(revisions, _)| revisions)
     }
 
-    /// The prefixes whose values are or were encrypted. With a configuration they are all: it may have had more resources.
+    /// Key prefixes whose values may be encrypted. With a configuration these are all keys: an earlier configuration
+    /// may have named more resources.
     pub(crate) fn prefixes(&self) -> Vec<&str> {
         match &self.0 {
             Some(Sealing { encryption: Some(_), .. }) => vec![""],
@@ -94,7 +95,7 @@ impl Vault {
         }
     }
 
-    /// The entry as it would be written now; `None` if it is in that form already.
+    /// The entry in the form in which it would be written now. `None` if it has that form.
     pub(crate) fn resealed(&self, key: &str, bytes: &[u8]) -> Result<Option<Vec<u8>>, Error> {
         if self.0.is_none() {
             return Ok(None);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 const INTERVAL: Duration = Duration::from_secs(60);
 /// Maximum sources that are counted separately; all others share one count.
 const SOURCES: usize = 64;
-/// Time after its last line in which a silent source keeps its place, so that its suppressed lines are reported.
+/// Time for which a source without new lines is kept, so that its suppressed lines are reported.
 const KEPT: Duration = Duration::from_secs(600);
 
 /// Limits the lines about one kind of event.

@@ -81,7 +81,7 @@ pub(crate) struct Pod {
 pub(crate) struct OwnCgroups {
     v1: Vec<PathBuf>,
     unified: Vec<PathBuf>,
-    /// Whether no v2 cgroup is left to enter: the shim was forked in it, or there is none.
+    /// Whether the shim need not enter a v2 cgroup: it was forked in it, or the sandbox has no v2 cgroup.
     entered_unified: bool,
 }
 

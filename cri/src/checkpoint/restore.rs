@@ -70,7 +70,7 @@ pub(crate) fn unpack_checkpoint(archive: &Path, layer: &Path) -> Result<(), Chec
     coracle_images::apply_deletions(deleted.iter().map(PathBuf::as_path), &upper).map_err(failed())
 }
 
-/// The list of deleted files, of at most so many bytes.
+/// The list of deleted files. The argument is the maximum number of bytes.
 fn deleted_paths(list: impl io::Read, most: u64) -> serde_json::Result<BTreeSet<PathBuf>> {
     serde_json::from_reader(BufReader::new(list.take(most)))
 }

@@ -60,8 +60,8 @@ impl Accounts {
         })
     }
 
-    /// Resolves the user. The request's user has precedence over the image's. The user's own group is used unless another
-    /// group is requested.
+    /// Resolves the user. The request's user has precedence over the image's. The user's own group is used unless
+    /// another group is requested.
     pub(crate) fn resolve(
         &self,
         security: Option<&LinuxContainerSecurityContext>,
@@ -155,7 +155,7 @@ pub(crate) fn id(number: i64) -> Result<u32, String> {
     id.ok_or_else(|| format!("id {number} is out of range"))
 }
 
-/// The id that a text of digits names. A number that is too large is no name: the image's accounts would determine its id.
+/// Parses a numeric id. A number that is too large is an error, not a user name that the image's accounts could map.
 fn numeric(text: &str) -> Option<Result<u32, String>> {
     let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
     let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());

@@ -28,7 +28,7 @@ struct Shared {
     waiting: Mutex<Waiting>,
 }
 
-/// The calls that wait for a reply. `calls` is none after the connection ended, so that no new call waits.
+/// The calls that wait for a reply. `calls` is `None` after the connection has ended, so that no new call waits.
 #[derive(Debug)]
 struct Waiting {
     next: u64,
@@ -53,8 +53,8 @@ impl Link {
         let _ = open.wait_for(|open| !open).await;
     }
 
-    /// Sends a request and waits for the reply. After a cancelled call only the late reply remains; its descriptors are closed
-    /// on arrival.
+    /// Sends a request and waits for the reply. After a cancelled call only the late reply remains; its descriptors are
+    /// closed on arrival.
     pub(super) async fn call(&self, call: request::Call, fds: Vec<OwnedFd>) -> Result<Answer, Error> {
         let (sender, receiver) = oneshot::channel();
         let id = self.shared.register(sender)?;

@@ -94,8 +94,8 @@ fn layout() -> String {
     repository.join("target/images/busybox").to_str().unwrap().to_owned()
 }
 
-/// Two clusters run side by side, each with a pod whose node port this machine reaches. A repeated `create` changes
-/// nothing and starts what has ended. `delete` removes everything of one cluster and nothing of the other.
+/// Two clusters run side by side, each with a pod whose node port this machine reaches. A repeated `create` restarts
+/// ended nodes and changes nothing else. `delete` removes everything of one cluster and nothing of the other.
 #[test]
 fn local_clusters_run_side_by_side_and_leave_nothing() {
     on_a_machine(|machine| {
@@ -147,7 +147,7 @@ fn contexts(clusters: &Clusters) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A `create` that is killed at any moment leaves nothing that `delete` does not remove.
+/// `delete` removes everything of a `create` that was killed at any moment.
 #[test]
 fn a_killed_create_is_removed_completely() {
     on_a_machine(|machine| {

@@ -30,7 +30,7 @@ pub(super) enum Scope {
 pub(super) struct Selected {
     number: u64,
     selection: Selection,
-    /// Text that equal selections share.
+    /// Key of the selection: equal selections have equal text.
     text: String,
     users: usize,
 }
@@ -41,7 +41,7 @@ pub(super) struct Selections {
     all: HashMap<u64, Selected>,
     numbers: HashMap<String, u64>,
     in_namespace: HashMap<String, BTreeSet<u64>>,
-    /// Those with a selector of namespaces.
+    /// Selections with a selector of namespaces.
     in_namespaces: BTreeSet<u64>,
 }
 

@@ -201,7 +201,7 @@ impl Provider {
     }
 }
 
-/// Adds credentials to the cache. A full cache is emptied: tenants choose the names of images.
+/// Adds credentials to the cache. A full cache is emptied, because tenants can fill it with names of images.
 fn keep(all: &mut HashMap<Key, Kept>, key: Key, kept: Kept) {
     if all.len() >= KEPT_MAX && !all.contains_key(&key) {
         all.clear();

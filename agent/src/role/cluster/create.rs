@@ -60,7 +60,7 @@ pub(super) async fn run(roots: &Roots, arguments: Arguments) -> anyhow::Result<(
         None => roots.record(name, &settings(&arguments)?)?,
     };
     check(&cluster, &arguments)?;
-    // Recorded first: `delete` removes the cluster from the file.
+    // Record the file before the change, so that `delete` removes the cluster from it.
     if cluster.record.kubeconfigs.insert(target.clone()) {
         cluster.save()?;
     }
@@ -108,7 +108,7 @@ fn check(cluster: &Cluster, arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes what is missing of the cluster, and waits until it is ready.
+/// Creates the missing parts of the cluster, and waits until it is ready.
 async fn make(cluster: &Cluster, images: &[PathBuf]) -> anyhow::Result<()> {
     progress::show("making the network");
     make_private(&cluster.run).with_context(|| format!("cannot create {}", cluster.run.display()))?;
@@ -163,7 +163,7 @@ async fn join(cluster: &Cluster, client: &Client, processes: &mut Processes) -> 
     progress::show("waiting until the nodes are Ready");
     processes.unless_ended(cluster, ready::nodes(cluster, client)).await??;
     if let Some(token) = made {
-        // It expires soon.
+        // A failed deletion is harmless: the token expires soon.
         let _ = token::remove(client, &token.id).await;
         let _ = std::fs::remove_file(&file);
     }
@@ -184,7 +184,7 @@ impl Processes {
         Ok(())
     }
 
-    /// The result of `work`, or an error with the end of the log if a process ends before.
+    /// Waits for `work`. If a process ends first, the error has the end of its log.
     async fn unless_ended<T>(
         &mut self,
         cluster: &Cluster,

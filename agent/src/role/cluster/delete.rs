@@ -15,11 +15,11 @@ pub(super) async fn run(roots: &Roots, name: &Name) -> anyhow::Result<()> {
     roots.remove_if_empty()
 }
 
-/// As [`run`], for a caller that holds the lock of the cluster.
+/// As [`run`]. The caller holds the lock of the cluster.
 pub(super) async fn locked(roots: &Roots, name: &Name) -> anyhow::Result<()> {
     match roots.find(name)? {
         Some(cluster) => remove(&cluster).await,
-        // The directory is made before the record, and nothing else is.
+        // `create` made the directory but no record, and so nothing else.
         None => roots.remove_unrecorded(name),
     }
 }
@@ -55,12 +55,12 @@ async fn remove(cluster: &Cluster) -> anyhow::Result<()> {
         nodes = nodes.and(removed?);
     }
     progress::clear();
-    // Without the records of its pods, a node that is left could not be removed any more.
+    // Keep the cluster's records if a node remains: its removal needs the records of its pods.
     nodes?;
     let hosts: Vec<_> = cluster.numbers().map(|number| cluster.host(number)).collect();
     cluster.network().remove(&hosts).await?;
     cluster.remove()?;
-    // A damaged kubeconfig does not keep the cluster.
+    // A damaged kubeconfig does not prevent the removal of the cluster.
     anyhow::ensure!(failures.is_empty(), "the cluster is removed, but {}", failures.join("; "));
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Kubeconfig files of users: a cluster is added and removed as kind does it. Other entries, the file's mode and its owner
-//! are kept.
+//! Adds clusters to the kubeconfig files of users, and removes them, as kind does. Other entries, the file's mode and
+//! its owner are kept.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write as _};
@@ -39,8 +39,8 @@ pub(super) fn of(cluster: &Cluster) -> anyhow::Result<String> {
     Ok(serde_yaml_ng::to_string(&own)?)
 }
 
-/// The file to which clusters are added: `file`, else of `KUBECONFIG` the first that exists, or the last one, else
-/// `~/.kube/config`.
+/// The file to which clusters are added: `file`; otherwise the first existing file of `KUBECONFIG`, or its last file;
+/// otherwise `~/.kube/config`.
 pub(super) fn target(file: Option<&Path>) -> anyhow::Result<PathBuf> {
     if let Some(file) = file {
         return Ok(std::path::absolute(file)?);
@@ -84,7 +84,7 @@ fn parse(text: &str) -> anyhow::Result<Value> {
     Ok(if value.is_null() { empty() } else { value })
 }
 
-/// The first cluster and user of a kubeconfig under this name, with this server.
+/// A kubeconfig with the first cluster and user of another one, under this name and with this server.
 fn renamed(written: &Value, name: &str, server: &str) -> anyhow::Result<Value> {
     let first = |list: &str, field: &str| written[list][0][field].as_object().cloned();
     let mut cluster = first("clusters", "cluster").context("it has no cluster")?;
@@ -135,13 +135,13 @@ fn entries<'a>(config: &'a mut Value, list: &str) -> anyhow::Result<&'a mut Vec<
     entries.as_array_mut().with_context(|| format!("{list} is no list"))
 }
 
-/// Changes a file under the lock that kubectl uses. None leaves it as it is.
+/// Changes a file under the lock that kubectl uses. `change` returns `None` to leave the file unchanged.
 fn edit(
     path: &Path,
     change: impl FnOnce(Option<Value>) -> anyhow::Result<Option<Value>>,
 ) -> anyhow::Result<()> {
     let context = || format!("cannot change the kubeconfig {}", path.display());
-    // A symbolic link stays one: its target is replaced.
+    // Replace the target of a symbolic link, not the link.
     let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let dir = path.parent().unwrap_or(Path::new("/"));
     make_dir(dir).with_context(context)?;
@@ -154,7 +154,7 @@ fn edit(
     replace(path, serde_yaml_ng::to_string(&changed)?.as_bytes()).with_context(context)
 }
 
-/// Makes the directory of a new kubeconfig for the owner of the directory above it.
+/// Creates the directory of a new kubeconfig. Its owner is that of the parent directory.
 fn make_dir(dir: &Path) -> anyhow::Result<()> {
     if dir.is_dir() {
         return Ok(());
@@ -166,8 +166,8 @@ fn make_dir(dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Replaces the file, so that a crash leaves the old or the new one. It keeps its mode and owner. A new one is private, and
-/// belongs to the owner of its directory.
+/// Replaces the file atomically, and keeps its mode and owner. A new file is private, and belongs to the owner of its
+/// directory.
 fn replace(path: &Path, content: &[u8]) -> anyhow::Result<()> {
     let dir = path.parent().unwrap_or(Path::new("/"));
     let (mode, owner) = match fs::symlink_metadata(path) {
@@ -194,8 +194,8 @@ fn replace(path: &Path, content: &[u8]) -> anyhow::Result<()> {
     Ok(File::open(dir)?.sync_all()?)
 }
 
-/// The lock file beside a kubeconfig, as kubectl makes it. It has the process id, so that the next command can remove one
-/// that a killed command of ours left.
+/// The lock file beside a kubeconfig, as kubectl creates it. It contains the process id, so that the next command can
+/// remove the lock of a killed `coracle`.
 struct Lock {
     path: PathBuf,
 }
@@ -230,7 +230,7 @@ impl Drop for Lock {
     }
 }
 
-/// Whether the lock file is of a command of ours that has ended.
+/// Whether the lock file belongs to a `coracle` process that has ended.
 fn is_left(path: &Path) -> bool {
     let text = coracle_agent::read_text(path, 64).unwrap_or_default();
     let pid = text.strip_prefix("coracle ").and_then(|pid| pid.parse::<u32>().ok());

@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 use super::place::Cluster;
 use crate::lock::Lock;
 
-/// This program, also after its file was replaced or removed.
+/// Path of this program. It is valid even after the file was replaced or removed.
 const PROGRAM: &str = "/proc/self/exe";
 /// Resolver configurations, the preferred one first.
 const RESOLVERS: [&str; 2] = ["/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"];
@@ -40,7 +40,7 @@ pub(super) struct Started {
     pub(super) ended: oneshot::Receiver<io::Result<ExitStatus>>,
 }
 
-/// How a node gets its cluster.
+/// Role of a node in its cluster.
 pub(super) enum Role<'a> {
     /// The node has the control plane.
     ControlPlane,
@@ -106,7 +106,7 @@ impl Node<'_> {
         let log = File::options().create(true).append(true).open(self.log()).with_context(context)?;
         let mut command = self.command(role);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        // Ctrl-C on the terminal of `create` is not for the node.
+        // The node must not receive Ctrl-C from the terminal of `create`.
         command.process_group(0);
         let mut child = self
             .cluster
@@ -115,7 +115,7 @@ impl Node<'_> {
             .with_context(context)?
             .with_context(context)?;
         let (send, ended) = oneshot::channel();
-        // Without a task of the async runtime, whose end would wait for the node.
+        // A thread, not a blocking task: the shutdown of the async runtime would wait for the task.
         std::thread::spawn(move || drop(send.send(child.wait())));
         Ok(Started { ended })
     }
@@ -134,7 +134,7 @@ impl Node<'_> {
         command
     }
 
-    /// The configuration file. Strings and arrays of JSON are also those of TOML.
+    /// The configuration file. JSON strings and arrays are valid TOML.
     fn config(&self) -> String {
         let Self { cluster, number } = self;
         let of_cluster = &cluster.record;
@@ -152,14 +152,14 @@ impl Node<'_> {
         put("node-name", json!(self.name()));
         put("node-ip", json!([cluster.address(*number)]));
         put("pod-log-dir", json!(self.dir().join("logs")));
-        // Without a common parent, which the removal of one node could remove under the start of another.
+        // No common parent: the removal of one node could remove it while another node starts.
         put("cgroup-root", json!(format!("/coracle-cluster-{}-{number}", cluster.name)));
         // Plugins and networks of this machine are not those of the node.
         put("cni-conf-dir", json!(""));
         put("nri-socket", json!(""));
         put("nri-plugin-dir", json!(""));
         put("resolv-conf", json!(resolver(&RESOLVERS.map(|path| (path, read(path))))));
-        // The disk belongs to this machine: how full it is does not concern a test.
+        // No eviction by disk: the disk belongs to this machine.
         put("disk-free-percent", json!(0));
         put("image-gc-high-threshold", json!(100));
         if let Some(dir) = &of_cluster.registry_config_dir {
@@ -176,8 +176,8 @@ impl Node<'_> {
         text
     }
 
-    /// Stops its process, and removes its pods and directories with `coracle down` inside its host. Without a host, in an
-    /// empty one: `down` must not remove interfaces of this machine.
+    /// Stops the node's process, and removes its pods and directories with `coracle down` inside its host. If the host
+    /// does not exist, `down` runs in an empty one, so that it does not remove interfaces of this machine.
     pub(super) fn remove(&self) -> anyhow::Result<()> {
         if !self.config_file().exists() {
             return Ok(());
@@ -188,7 +188,7 @@ impl Node<'_> {
             self.write_config().with_context(|| format!("cannot remove the node {}", self.name()))?;
         }
         self.down()?;
-        // A process that has not taken its lock yet, because `create` was killed when it had started it.
+        // If `create` was killed after it started the process, the process may not have its lock yet.
         if self.kill_others()? { self.down() } else { Ok(()) }
     }
 
@@ -221,7 +221,7 @@ impl Node<'_> {
                 continue;
             };
             let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { continue };
-            // Looked up after the descriptor was opened: it is the process that is killed.
+            // Check after opening the descriptor, so that the checked process is the one to kill.
             if !runs(&entry.path(), namespace, &config) {
                 continue;
             }
@@ -264,7 +264,8 @@ fn read(path: &str) -> String {
     coracle_agent::read_text(Path::new(path), TEXT_MAX).unwrap_or_default()
 }
 
-/// The first resolver configuration with a server that other hosts can reach. A server on loopback is none of the node.
+/// The first resolver configuration with a server that is not on loopback: the node cannot reach loopback of this
+/// machine.
 fn resolver<'a>(files: &[(&'a str, String)]) -> &'a str {
     let has_servers = |text: &str| {
         let servers = text.lines().filter_map(|line| line.trim().strip_prefix("nameserver"));

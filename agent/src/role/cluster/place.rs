@@ -37,12 +37,12 @@ pub(super) struct Roots {
     pub(super) run: PathBuf,
 }
 
-/// What is recorded of a cluster before it is made.
+/// The record of a cluster. It is written before the cluster is created.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Record {
     version: u32,
-    /// Unique among the clusters of this machine. The names of interfaces and the addresses contain it.
+    /// Number, unique among the clusters of this machine. Interface names and addresses contain it.
     pub(super) number: u8,
     pub(super) nodes: u8,
     pub(super) ipv6: bool,
@@ -63,7 +63,7 @@ pub(super) struct Cluster {
     pub(super) run: PathBuf,
 }
 
-/// The lock of a directory. It ends with the process.
+/// The lock of a directory. The kernel releases it when the process ends.
 pub(super) struct Lock {
     _directory: Flock<File>,
 }
@@ -237,7 +237,7 @@ impl Cluster {
             .with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Removes the record and the directories, with everything that is left in them. The record is removed last.
+    /// Removes the directories with their content. The record is removed last.
     pub(super) fn remove(&self) -> anyhow::Result<()> {
         let entries =
             fs::read_dir(&self.state).with_context(|| format!("cannot read {}", self.state.display()))?;
@@ -253,7 +253,7 @@ impl Cluster {
         1..=self.record.nodes
     }
 
-    /// Its part of this machine's network.
+    /// The cluster's bridge, networks and table on this machine.
     pub(super) fn network(&self) -> HostNetwork {
         let number = self.record.number;
         HostNetwork { bridge: bridge(number), table: bridge(number), gateways: self.addresses(1) }
@@ -288,7 +288,7 @@ impl Lock {
     fn take(path: &Path) -> anyhow::Result<Self> {
         let context = || format!("cannot lock {}", path.display());
         loop {
-            // Also the directory above it, which the removal of the last cluster removes.
+            // Create the parent directory too: the removal of the last cluster removes it.
             DirBuilder::new().mode(0o700).recursive(true).create(path).with_context(context)?;
             let directory = match File::open(path) {
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,

@@ -51,7 +51,7 @@ pub(super) async fn nodes(cluster: &Cluster, client: &Client) -> anyhow::Result<
     Ok(())
 }
 
-/// Whether the node is Ready and has no taint of one that is not.
+/// Whether the node is Ready and has no not-ready taint.
 fn is_ready(node: &Node) -> bool {
     let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
     let is_ready =

@@ -152,7 +152,7 @@ fn with(object: &Value, condition: &Value) -> Value {
     let mut condition = condition.clone();
     condition["lastTransitionTime"] = since;
     let mut object = object.clone();
-    // Conditions of other programs stay.
+    // Keep conditions that other programs set.
     let others = object["status"]["conditions"].as_array().into_iter().flatten();
     let mut conditions: Vec<Value> = others.filter(|other| other["type"] != "Available").cloned().collect();
     conditions.insert(0, condition);

@@ -64,7 +64,7 @@ pub(crate) async fn run(
     Ok(pass(answer))
 }
 
-/// Whether a response sends the client to another place. The client would go there with its credentials (CVE-2022-3172).
+/// Whether a response is a redirect. The client would follow it with its credentials (CVE-2022-3172).
 fn is_redirect<T>(answer: &http::Response<T>) -> bool {
     answer.status().is_redirection() && answer.headers().contains_key(header::LOCATION)
 }
@@ -86,13 +86,13 @@ pub(super) struct Wanted<'a> {
     pub(super) max: usize,
 }
 
-/// A document that was read.
+/// A document from the response.
 pub(super) struct Fetched {
     pub(super) headers: HeaderMap,
     pub(super) body: bytes::Bytes,
 }
 
-/// Reads a JSON document as the aggregator. `None`: it is the known one.
+/// Reads a JSON document with the aggregator's credentials. `None` if it is not modified.
 pub(super) async fn fetch(
     state: &State,
     remote: &Remote,
@@ -136,8 +136,8 @@ async fn send(
     endpoint.send_tls(stream, (tls, server), request, state.request_timeout).await
 }
 
-/// Adds the headers with the caller's identity. An identity that does not fit into headers is refused: without a part of
-/// it, the server could take the caller for another user.
+/// Adds the headers with the caller's identity. An identity that does not fit into headers is refused: without a part
+/// of it, the server could take the caller for another user.
 fn identify(headers: &mut HeaderMap, user: &User) -> Result<()> {
     let mut add = |name: &str, value: &str| {
         let name = HeaderName::from_bytes(name.to_ascii_lowercase().as_bytes());

@@ -1,8 +1,10 @@
 //! OpenAPI documents of aggregated servers.
 //!
-//! Of version 2, the paths of the group version and what they refer to are merged into this server's document. Of version
-//! 3, the root document names the server's document of the group version; requests for it are sent on. Both are read
-//! again every minute. A server whose documents are too large or cannot be read has none here.
+//! - Version 2: the paths of the group version, and the definitions they refer to, are merged into this server's
+//!   document.
+//! - Version 3: this server's root document links to the aggregated server's document. Requests for it are forwarded.
+//!
+//! Both documents are read again every minute. A document that is too large or unreadable is left out.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,11 +31,11 @@ const MAX_V2: usize = 8 << 20;
 const MAX_V3_ROOT: usize = 1 << 20;
 /// Maximum characters of the hash in a URL.
 const MAX_HASH: usize = 256;
-/// What paths and definitions refer to.
+/// Sections of a document that `$ref` can name.
 const SECTIONS: [&str; 2] = ["definitions", "parameters"];
 const KINDS: &str = "x-kubernetes-group-version-kind";
 
-/// The documents that were read last from a server.
+/// The last documents that a server returned.
 #[derive(Default)]
 pub(super) struct Documents(Mutex<Inner>);
 
@@ -67,7 +69,7 @@ impl Documents {
     }
 }
 
-/// Reads the documents of a server in a task of their own, if that is due.
+/// Starts a task that reads the documents of a server, if a read is due.
 pub(super) fn refresh(state: &Arc<State>, remote: &Arc<Remote>) {
     if !remote.documents.take_turn(Instant::now()) {
         return;
@@ -104,7 +106,7 @@ async fn read_v2(state: &State, remote: &Remote) -> Result<(), String> {
         let tag = found.headers.get(header::ETAG).and_then(|tag| tag.to_str().ok()).map(str::to_owned);
         Ok(Some((tag, Arc::from(part))))
     });
-    // Not modified: the known part stays. A document that cannot be read any more is withdrawn.
+    // Not modified: keep the part. If the read fails, remove the part.
     remote.documents.with(|inner| match found {
         Ok(None) => Ok(()),
         Ok(Some((tag, part))) => {
@@ -163,7 +165,7 @@ pub(crate) fn add_v2(remotes: &Remotes, document: &mut Value) {
     }
 }
 
-/// The paths of a group version, and everything that they refer to.
+/// The paths of a group version, and all definitions they refer to.
 fn part_of(document: &Value, group: &str, version: &str) -> Value {
     let (root, below) = (format!("/apis/{group}/{version}"), format!("/apis/{group}/{version}/"));
     let all = document["paths"].as_object().into_iter().flatten();
@@ -175,7 +177,7 @@ fn part_of(document: &Value, group: &str, version: &str) -> Value {
     let mut waiting: Vec<&Value> = document["paths"].as_object().map_or_else(Vec::new, |all| {
         all.iter().filter(|(path, _)| paths.contains_key(*path)).map(|(_, item)| item).collect()
     });
-    // Definitions by which clients find a kind need no path that refers to them.
+    // Clients find a kind by its definition, even if no path refers to the definition.
     let definitions = document["definitions"].as_object().into_iter().flatten();
     let is_own = |schema: &Value| {
         let kinds = schema[KINDS].as_array();
@@ -204,7 +206,7 @@ fn part_of(document: &Value, group: &str, version: &str) -> Value {
     part
 }
 
-/// Section and name of everything that a value refers to.
+/// Section and name of each `$ref` in a value.
 fn references(value: &Value) -> Vec<(&str, &str)> {
     let (mut found, mut waiting) = (Vec::new(), vec![value]);
     while let Some(value) = waiting.pop() {
@@ -225,7 +227,7 @@ fn target(reference: &str) -> Option<(&str, &str)> {
     SECTIONS.contains(&section).then_some((section, name))
 }
 
-/// Merges a part into a document. A definition of the same name with another content gets another name in the part.
+/// Merges a part into a document. If a definition exists with other content, the part's definition is renamed.
 fn merge(document: &mut Value, mut part: Value) {
     let mut renamed: BTreeMap<(String, String), String> = BTreeMap::new();
     for section in SECTIONS {
@@ -270,7 +272,7 @@ fn is_same(one: &Value, other: &Value) -> bool {
         && left.iter().filter(|(key, _)| *key != KINDS).all(|(key, value)| right.get(key) == Some(value))
 }
 
-/// Adds the kinds of a definition to those of the same definition.
+/// Adds the group version kinds of a definition to an equal definition.
 fn add_kinds(known: &mut Value, content: &Value) {
     let (Some(kinds), Some(own)) =
         (known.get_mut(KINDS).and_then(Value::as_array_mut), content[KINDS].as_array())

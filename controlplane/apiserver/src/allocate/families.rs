@@ -29,8 +29,8 @@ pub(super) fn synchronize(new: &mut Value, old: Option<&Value>) {
     }
 }
 
-/// Completes policy and families. `cluster`: the families of this cluster, the default one first. Families that the
-/// service has already stay valid if the cluster loses them.
+/// Completes policy and families. `cluster`: the families of this cluster, the default one first. A service keeps its
+/// families when the cluster no longer has them.
 pub(super) fn complete(new: &mut Value, old: Option<&Value>, cluster: &[&str]) -> Result<(), Vec<Cause>> {
     if old.is_some_and(|old| is_same_preference(new, old)) {
         return Ok(());
@@ -50,7 +50,7 @@ pub(super) fn complete(new: &mut Value, old: Option<&Value>, cluster: &[&str]) -
     infer_families(new, cluster, &mut causes);
     refuse_any(causes)?;
     if has_no_selector(new) && is_headless(new) {
-        // Its endpoints have any family that their author chooses.
+        // The author of the endpoints chooses their family.
         add_families(new, cluster, true);
         return Ok(());
     }
@@ -68,7 +68,8 @@ fn inferred_policy(new: &Value, old: Option<&Value>) -> String {
     }
 }
 
-/// With the policy SingleStack, unchanged lists lose their second element. With another policy, a shorter list is an error.
+/// With the policy SingleStack, unchanged lists lose their second element. With another policy, a shorter list is an
+/// error.
 fn release_secondary(new: &mut Value, old: &Value, causes: &mut Vec<Cause>) {
     let is_single = policy(new) == Some(SINGLE);
     for (field, what) in [("clusterIPs", "cluster IP"), ("ipFamilies", "IP family")] {
@@ -143,8 +144,8 @@ fn add_families(new: &mut Value, cluster: &[&str], may_have_both: bool) {
     new["spec"]["ipFamilies"] = json!(families);
 }
 
-/// Whether both prefer dual-stack and nothing else about addresses changes. Such a service neither gets nor loses an address
-/// when the cluster gets or loses a family.
+/// Whether both objects have PreferDualStack and the address fields are unchanged. Such a service keeps its addresses
+/// when the cluster gains or loses a family.
 fn is_same_preference(new: &Value, old: &Value) -> bool {
     policy(new) == Some(PREFER)
         && policy(old).is_none_or(|policy| policy == PREFER)
@@ -165,7 +166,7 @@ fn policy(service: &Value) -> Option<&str> {
     service["spec"]["ipFamilyPolicy"].as_str()
 }
 
-/// A list of texts in the spec.
+/// A list of strings in the spec.
 pub(super) fn list(service: &Value, field: &str) -> Vec<String> {
     let all = service["spec"][field].as_array().into_iter().flatten();
     all.map(|one| one.as_str().unwrap_or_default().to_owned()).collect()

@@ -1,7 +1,8 @@
 //! The webhook backend: events go to a server in batches.
 //!
-//! The queue is limited in events and in bytes. An event that does not fit, and a batch that the server does not take,
-//! are lost and counted: requests do not wait for the server. Source: `k8s.io/apiserver/plugin/pkg/audit/buffered`.
+//! The queue has a limit on events and on bytes. Requests do not wait for the server. If the queue is full, or the
+//! server does not accept a batch, the events are lost and counted. Source:
+//! `k8s.io/apiserver/plugin/pkg/audit/buffered`.
 
 use std::{
     path::PathBuf,
@@ -19,11 +20,11 @@ use tokio::{
 
 use crate::remote::Remote;
 
-/// Maximum bytes of the events that wait.
+/// Maximum bytes of the queued events.
 const MAX_BYTES: usize = 32 << 20;
 /// Maximum bytes of a batch; a larger event is a batch of its own.
 const BATCH_BYTES: usize = 4 << 20;
-/// Maximum duration of sending a batch, with all attempts.
+/// Maximum duration of sending a batch, all attempts included.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The settings of the backend.
@@ -31,7 +32,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 pub struct AuditWebhookConfig {
     /// Kubeconfig file with the server.
     pub file: PathBuf,
-    /// Maximum number of events that wait.
+    /// Maximum number of queued events.
     pub buffer: usize,
     /// Maximum number of events of a batch.
     pub batch: usize,

@@ -1,5 +1,5 @@
-//! Users that an authenticating proxy names in request headers. The proxy proves itself by a client certificate of an
-//! authority of its own.
+//! Users that an authenticating proxy names in request headers. The proxy authenticates with a client certificate of
+//! its own certificate authority.
 //!
 //! Source: `k8s.io/apiserver/pkg/authentication/request/headerrequest`.
 
@@ -22,9 +22,9 @@ pub struct RequestHeaderConfig {
     pub client_ca_file: PathBuf,
     /// Common names of the certificate; empty allows all.
     pub allowed_names: Vec<String>,
-    /// Headers with the user name; the first one that is set counts.
+    /// Headers with the user name. The first header that is set is used.
     pub username_headers: Vec<String>,
-    /// Headers with the uid; the first one that is set counts.
+    /// Headers with the uid. The first header that is set is used.
     pub uid_headers: Vec<String>,
     /// Headers with groups.
     pub group_headers: Vec<String>,
@@ -35,7 +35,7 @@ pub struct RequestHeaderConfig {
 /// The users of the proxy.
 pub(super) struct RequestHeaders(pub(super) RequestHeaderConfig);
 
-/// Tells certificates of the cluster from those of the proxy.
+/// Determines whether the cluster or the proxy issued a certificate.
 pub(crate) struct PeerVerifier {
     cluster: Arc<dyn ClientCertVerifier>,
     proxy: Arc<dyn ClientCertVerifier>,
@@ -50,7 +50,7 @@ impl PeerVerifier {
         Ok(Self { cluster: verifier(cluster)?, proxy: verifier(proxy)? })
     }
 
-    /// Whether the chain is one of the cluster's authority, and whether it is one of the proxy's.
+    /// Whether the cluster's authority signed the chain, and whether the proxy's authority did.
     pub(super) fn verify(&self, chain: &[CertificateDer<'_>]) -> (bool, bool) {
         let Some((end, between)) = chain.split_first() else { return (false, false) };
         let is_of = |verifier: &Arc<dyn ClientCertVerifier>| {
@@ -89,7 +89,7 @@ impl RequestHeaders {
         names.next().is_none() && (allowed.is_empty() || allowed.iter().any(|one| one == name))
     }
 
-    /// The user of the headers; none without a name.
+    /// The user that the headers name. `None` without a user name.
     fn user(&self, headers: &HeaderMap) -> Option<User> {
         let config = &self.0;
         let values = |name: &String| {

@@ -193,7 +193,7 @@ impl Tokens {
     }
 }
 
-/// A token that nobody signed.
+/// Fuzz target: parses a service account token without a valid signature.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(super) fn fuzz(token: &str) {
     static TOKENS: std::sync::LazyLock<Option<Tokens>> = std::sync::LazyLock::new(|| {

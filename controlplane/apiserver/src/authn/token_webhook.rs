@@ -1,4 +1,4 @@
-//! Bearer tokens that a webhook knows, by TokenReviews. Answers are kept for some time.
+//! Authentication of bearer tokens by a webhook (TokenReview). Responses are cached.
 //!
 //! Source: `k8s.io/apiserver/plugin/pkg/authenticator/token/webhook`.
 
@@ -25,13 +25,13 @@ const VALUES: usize = 1000;
 pub struct TokenWebhookConfig {
     /// Kubeconfig file with the webhook's URL.
     pub file: PathBuf,
-    /// How long answers are kept, also those that refuse a token.
+    /// Time to live of cached responses, refusals included.
     pub cache: Duration,
     /// Version of the reviews: `v1` or `v1beta1`.
     pub version: String,
 }
 
-/// The users of the webhook.
+/// The authenticator.
 pub(super) struct TokenWebhook {
     remote: Remote,
     config: TokenWebhookConfig,
@@ -68,7 +68,7 @@ impl TokenWebhook {
                     self.answers.insert(question, user.clone(), self.config.cache);
                     user.map(Arc::unwrap_or_clone)
                 }
-                // A failure is not kept: the next request asks again.
+                // Failures are not cached.
                 Err(reason) => {
                     tracing::warn!(reason, "the token webhook failed");
                     None
@@ -93,12 +93,12 @@ impl Authenticator for TokenWebhook {
     }
 }
 
-/// The user of an answer, or none if the token is unknown. Without audiences in the answer the token is for this API
-/// server alone.
+/// The user in a response, or `None` if the token is invalid. If the response has no audiences, the token is valid for
+/// this API server only.
 fn user(status: &Value, (asked, own): (&[String], &[String])) -> Result<Option<User>, String> {
     match status["authenticated"].as_bool() {
         Some(true) => {}
-        // Upstream's webhooks omit it in a refusal.
+        // Upstream's webhooks omit the field in a refusal.
         Some(false) | None if status.is_object() => return Ok(None),
         _ => return Err("the answer has no status".to_owned()),
     }

@@ -40,7 +40,7 @@ struct Policy {
 
 impl Abac {
     /// # Errors
-    /// The file cannot be read, or a line is no policy.
+    /// The file cannot be read, or a line is not a policy.
     pub(super) fn read(path: &Path) -> Result<Self, String> {
         let mut text = String::new();
         let read = std::fs::File::open(path).and_then(|file| file.take(LIMIT + 1).read_to_string(&mut text));
@@ -86,7 +86,7 @@ impl Policy {
             ));
         }
         let mut policy = line.spec;
-        // A wildcard means authenticated users, never anonymous ones.
+        // A wildcard matches authenticated users only.
         if policy.user == "*" || policy.group == "*" {
             policy.user.clear();
             AUTHENTICATED.clone_into(&mut policy.group);

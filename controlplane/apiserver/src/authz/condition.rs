@@ -49,10 +49,10 @@ impl MatchConditions {
         Ok(Self(programs))
     }
 
-    /// Whether all conditions are true. A false one decides, also if another one fails.
+    /// Whether all conditions are true. A false condition takes precedence over a failed one.
     ///
     /// # Errors
-    /// No condition is false, and one failed.
+    /// A condition failed, and none is false.
     pub(super) fn matches(&self, spec: &Value) -> Result<bool, String> {
         if self.0.is_empty() {
             return Ok(true);
@@ -74,7 +74,7 @@ impl MatchConditions {
     }
 }
 
-/// The spec with the empty texts that JSON omits: expressions read them without `has`, as upstream.
+/// The spec with empty strings for omitted fields, so that expressions need no `has`, as upstream.
 fn with_empty_fields(spec: &Value) -> Value {
     const ATTRIBUTES: [&str; 7] =
         ["namespace", "verb", "group", "version", "resource", "subresource", "name"];
@@ -85,12 +85,12 @@ fn with_empty_fields(spec: &Value) -> Value {
         }
     }
     if let Some(fields) = spec.as_object_mut() {
-        // The name of the field in v1beta1; expressions always see v1.
+        // v1beta1 names the field differently; expressions see v1.
         if let Some(groups) = fields.remove("group") {
             fields.insert("groups".to_owned(), groups);
         }
         fields.entry("uid").or_insert_with(|| "".into());
-        // Indexing adds null for what is absent.
+        // Indexing adds null for absent fields.
         fields.retain(|_, value| !value.is_null());
     }
     spec
@@ -115,7 +115,7 @@ fn request() -> Type {
 }
 
 fn object(name: &str, fields: &[(&str, Type)]) -> Type {
-    // The names are upstream's fields: they are not escaped, although `namespace` is a word of the language.
+    // Upstream does not escape `namespace`, although it is a reserved word of CEL.
     let fields = fields
         .iter()
         .map(|(name, kind)| (Box::from(*name), Field { name: (*name).into(), kind: kind.clone() }));

@@ -1,4 +1,4 @@
-//! Which authorizers decide, in which order: the modes of `--authorization-mode`, or a file of upstream's
+//! Configuration of the authorizers: the modes of `--authorization-mode`, or a file with an
 //! `AuthorizationConfiguration`.
 
 use std::{
@@ -34,9 +34,9 @@ pub struct AuthorizationConfig {
     pub policy_file: Option<PathBuf>,
     /// Kubeconfig of the mode `Webhook`.
     pub webhook_file: Option<PathBuf>,
-    /// How long permissions of the webhook are kept.
+    /// Time to live of cached permissions of the webhook.
     pub webhook_authorized: Duration,
-    /// How long refusals of the webhook are kept.
+    /// Time to live of cached refusals of the webhook.
     pub webhook_unauthorized: Duration,
     /// Version of the reviews: `v1` or `v1beta1`.
     pub webhook_version: String,
@@ -186,7 +186,7 @@ impl AuthorizationConfig {
 // === impl Members ===
 
 impl Members {
-    /// The members that every chain has: they keep the cluster repairable.
+    /// Authorizers of every chain. With them `system:masters` can always repair the cluster.
     fn new() -> Self {
         Self { chain: vec![Box::new(masters::Masters), Box::new(component::Components)], allows_all: false }
     }
@@ -332,7 +332,7 @@ mod tests {
     #[test]
     fn a_file_names_authorizers_in_order() {
         assert_eq!(file("[{type: Node, name: node}, {type: RBAC, name: rbac}]"), Ok(2));
-        // Everything but the kubeconfig file is valid.
+        // Only the kubeconfig file is invalid.
         assert!(hook(("", "")).unwrap_err().contains("kubeConfigFile: cannot read /missing"));
     }
 

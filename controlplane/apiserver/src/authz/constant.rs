@@ -2,10 +2,10 @@
 
 use super::{Authorizer, Deciding, Decision, Question};
 
-/// Allows every request. Anonymous requests are not accepted with it.
+/// Allows every request. With it the server refuses anonymous requests.
 pub(super) struct AlwaysAllow;
 
-/// Allows no request: the members of the chain after it still may.
+/// Has no opinion on any request. Later authorizers of the chain may still allow it.
 pub(super) struct AlwaysDeny;
 
 impl Authorizer for AlwaysAllow {

@@ -1,4 +1,4 @@
-//! The mode `Webhook`: a server decides by SubjectAccessReviews. Its decisions are kept for some time.
+//! The mode `Webhook`: a server decides on SubjectAccessReviews. Its decisions are cached.
 //!
 //! Source: `k8s.io/apiserver/plugin/pkg/authorizer/webhook`.
 
@@ -13,7 +13,7 @@ use crate::remote::{
     cache::{AnswerCache, key},
 };
 
-/// Maximum bytes of a question whose answer is kept.
+/// Maximum bytes of a review whose response is cached.
 const CACHED_QUESTION: usize = 10_000;
 /// Maximum bytes of a reason.
 const REASON: usize = 1024;
@@ -24,7 +24,7 @@ pub(crate) struct WebhookSettings {
     /// Name in messages.
     pub(crate) name: String,
     pub(crate) timeout: Duration,
-    /// How long permissions and refusals are kept.
+    /// Time to live of cached permissions and refusals.
     pub(crate) authorized: Duration,
     pub(crate) unauthorized: Duration,
     /// `v1` or `v1beta1`.
@@ -55,7 +55,7 @@ impl Webhook {
         Ok(Self { settings, remote, conditions, decisions: AnswerCache::new() })
     }
 
-    /// The decision if no answer is needed for it.
+    /// The decision, if it needs no call.
     fn known(&self, spec: &Value) -> Option<Decision> {
         match self.conditions.matches(spec) {
             Ok(true) => self.decisions.get(&key(&[spec.to_string().as_bytes()])),
@@ -89,7 +89,7 @@ impl Webhook {
 
     fn failure(&self, reason: &str) -> Decision {
         tracing::warn!(webhook = self.settings.name, reason, "the authorization webhook failed");
-        // The client learns nothing about the webhook.
+        // The response to the client has no details of the webhook.
         let verdict = if self.settings.denies_on_failure { Verdict::Deny } else { Verdict::NoOpinion };
         Decision { verdict, reason: "the authorization webhook failed".into() }
     }
@@ -105,7 +105,7 @@ impl Authorizer for Webhook {
     }
 }
 
-/// The decision of an answer. Only `true` allows.
+/// The decision in a response. Only `true` allows.
 fn decision(status: &Value) -> Result<Decision, String> {
     let allowed = status["allowed"].as_bool().ok_or("the answer has no status.allowed")?;
     let denied = status["denied"].as_bool().unwrap_or(false);
@@ -124,7 +124,7 @@ fn decision(status: &Value) -> Result<Decision, String> {
 pub(super) fn spec(question: &Question<'_>, version: &str) -> Value {
     let user = question.user;
     let mut spec = json!({"user": user.name});
-    // The name of this field has changed with v1.
+    // v1beta1 and v1 name this field differently.
     spec[if version == "v1beta1" { "group" } else { "groups" }] = json!(user.groups);
     if !user.uid.is_empty() {
         spec["uid"] = user.uid.clone().into();

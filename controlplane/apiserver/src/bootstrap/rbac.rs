@@ -1,5 +1,5 @@
 //! Default roles and bindings: missing ones are created, and missing rules and subjects are added to existing ones.
-//! Additions by users stay. Objects whose annotation `autoupdate` is no longer `true` are not changed.
+//! Users' additions are kept. Objects without the annotation `autoupdate: true` are not changed.
 
 use std::sync::Arc;
 

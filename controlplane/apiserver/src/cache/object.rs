@@ -2,8 +2,8 @@
 //!
 //! Stored objects have no resourceVersion, because it is the revision of their commit. The encoding starts with
 //! apiVersion, kind and metadata, in this order. So the revision is inserted at a fixed place when an object is sent.
-//! The object shares its bytes with the store: events are in the store's memory too, and they are most of the objects of
-//! a node with many pods.
+//! The object shares its bytes with the store: events are in the store's memory too, and they are most of the objects
+//! of a node with many pods.
 
 use std::sync::{Arc, OnceLock};
 
@@ -76,7 +76,7 @@ impl Object {
         serde_json::from_slice(&self.json()).unwrap_or_default()
     }
 
-    /// Whether work on the object belongs off the async workers.
+    /// Whether the object is so large that work on it must run off the async workers.
     pub(crate) fn is_large(&self) -> bool {
         self.stored.len() > LARGE
     }

@@ -1,5 +1,5 @@
-//! Follows flow schemas and priority levels: applies them, keeps the objects of every cluster, and writes the condition
-//! `Dangling`. It runs when an object changes.
+//! Controller of flow schemas and priority levels. It applies them, maintains the default objects, and writes the
+//! condition `Dangling`. It runs when an object changes.
 //!
 //! Source: `k8s.io/apiserver/pkg/util/flowcontrol/apf_controller.go`, `.../flowcontrol/ensurer`.
 
@@ -20,10 +20,10 @@ use crate::{
     write::{self, Part},
 };
 
-/// Objects with this annotation keep the spec of this version.
+/// Annotation of default objects whose spec this server maintains.
 const AUTO_UPDATE: &str = "apf.kubernetes.io/autoupdate-spec";
 
-/// Creates what is missing, applies the present objects, and follows them.
+/// Creates missing default objects, applies all objects, and follows their changes.
 pub(crate) async fn start(state: &Arc<State>) {
     let kind = |name| by_kind(objects::API_VERSION, name).cloned();
     let Some(kinds) = kind("FlowSchema").zip(kind("PriorityLevelConfiguration")) else { return };
@@ -42,7 +42,7 @@ async fn run(state: Weak<State>, (schemas, levels): (Arc<Resource>, Arc<Resource
             let Some(strong) = state.upgrade() else { return };
             follow(&strong, (&schemas, &levels)).await;
             drop(strong);
-            // A dropped receive loses no event.
+            // Cancel-safe: dropping the receive loses no event.
             let event = tokio::select! {
                 event = of_schemas.recv() => event,
                 event = of_levels.recv() => event,
@@ -69,7 +69,7 @@ fn values(state: &State, kind: &Resource) -> Vec<Value> {
 async fn follow(state: &Arc<State>, (schemas, levels): (&Arc<Resource>, &Arc<Resource>)) {
     let (of_schemas, of_levels) = (values(state, schemas), values(state, levels));
     state.flow_control.configure(&of_schemas, &of_levels);
-    // The schemas of every cluster name levels, so levels come first.
+    // Default schemas refer to levels, so levels are created first.
     let sets = [
         (levels, &of_levels, objects::mandatory_levels(), objects::suggested_levels()),
         (schemas, &of_schemas, objects::mandatory_schemas(), objects::suggested_schemas()),
@@ -90,17 +90,18 @@ async fn follow(state: &Arc<State>, (schemas, levels): (&Arc<Resource>, &Arc<Res
     }
 }
 
-/// A change of an object of every cluster.
+/// A change of a default object.
 #[derive(Debug, PartialEq)]
 enum Step {
     Create(Value),
     /// Gives the stored object this spec.
     Correct(Value),
-    /// Removes an object that an earlier version maintained.
+    /// Deletes an object that an earlier version created.
     Delete(String),
 }
 
-/// What the stored objects lack. Mandatory ones keep their spec; suggested ones do while they have the annotation.
+/// The changes that the stored objects need. Mandatory objects always have the default spec, suggested ones while they
+/// have the annotation.
 fn plan(stored: &[Value], mandatory: &[Value], suggested: &[Value]) -> Vec<Step> {
     let mut steps = Vec::new();
     let find = |list: &[Value], name: &str| list.iter().find(|one| write::text(one, "name") == name).cloned();
@@ -126,7 +127,7 @@ fn plan(stored: &[Value], mandatory: &[Value], suggested: &[Value]) -> Vec<Step>
     steps
 }
 
-/// The part of the spec that no administrator can change. The numbers of the exempt level are theirs.
+/// The part of the spec that administrators cannot change. They may change the numbers of the exempt level.
 fn fixed(object: &Value) -> Value {
     let mut spec = object["spec"].clone();
     if spec["type"] == "Exempt"
@@ -167,14 +168,14 @@ impl Step {
             }
         };
         match done {
-            // Another server was faster.
+            // Another API server wrote the object first.
             Err(ApiError { code: 404 | 409, .. }) => Ok(()),
             done => done,
         }
     }
 }
 
-/// The condition of a schema, unless it is written already.
+/// The condition to write for a schema. `None` if the schema has it.
 fn dangling(schema: &Value, levels: &BTreeSet<&str>) -> Option<Value> {
     let level = schema["spec"]["priorityLevelConfiguration"]["name"].as_str().unwrap_or_default();
     let (status, reason, message) = match levels.contains(level) {
@@ -215,7 +216,7 @@ async fn write_condition(state: &Arc<State>, kind: &Arc<Resource>, name: &str, w
     }
 }
 
-/// The schema with the condition. Its time changes with its status.
+/// The schema with the condition. The transition time changes only with the status.
 fn with(schema: &Value, wanted: &Value) -> Value {
     let kept = condition(schema).filter(|known| known["status"] == wanted["status"]);
     let since = kept.map_or_else(|| write::now().into(), |known| known["lastTransitionTime"].clone());

@@ -1,20 +1,21 @@
 //! Priority levels: their limits, their queues, and the decision which request runs next. Pure: no I/O, no clock.
 //!
-//! Each level has a nominal number of seats. The part that is not lendable is reserved for it. All other seats are a
-//! pool: a level takes from it up to its borrowing limit. When seats get free, waiting requests of levels below their
+//! Each level has a nominal number of seats. Its seats that are not lendable are reserved for it. All other seats form
+//! a pool, from which a level borrows up to its limit. When seats become free, waiting requests of levels below their
 //! nominal number run first. Upstream moves seats between levels every ten seconds instead.
 //!
-//! Within a level, flows are hashed to a hand of queues; a request waits in the hand's shortest one. Queues take turns by
-//! the seat time that their requests have used (start-time fair queuing).
+//! Within a level, the hash of a flow selects a hand of queues (shuffle sharding). A request waits in the queue of the
+//! hand with the fewest requests. The queue whose requests have used the least seat time runs next (start-time fair
+//! queuing).
 
 use std::collections::{HashMap, VecDeque};
 
 use serde_json::Value;
 use tokio::sync::oneshot;
 
-/// Maximum number of waiting requests of all levels. Each holds its headers in memory.
+/// Maximum number of waiting requests of all levels. Each one keeps its headers in memory.
 const MAX_WAITING: usize = 2000;
-/// Seat time in microseconds that a request is assumed to use until it has ended.
+/// Assumed seat time of a running request, in microseconds.
 const ESTIMATE: u64 = 3000;
 
 /// The configuration of a level.
@@ -25,7 +26,7 @@ pub(crate) struct LevelConfig {
     pub(crate) is_exempt: bool,
     shares: u64,
     lendable_percent: u64,
-    /// `None` borrows without a limit.
+    /// Maximum borrowed seats in percent of the nominal number. `None`: no limit.
     borrowing_percent: Option<u64>,
     /// Number of queues, hand size and queue length limit; `None` rejects requests that find no seat.
     queuing: Option<[usize; 3]>,
@@ -39,7 +40,7 @@ pub(crate) enum Rejection {
     TimeOut,
 }
 
-/// What a request gets.
+/// Result of an admission.
 #[derive(Debug)]
 pub(crate) enum Admitted {
     Running,
@@ -93,9 +94,9 @@ struct Level {
     running: u64,
     queues: Vec<Queue>,
     waiting: usize,
-    /// Virtual start of the last request that ran: the time at which an idle queue joins.
+    /// Virtual start time of the last request that started. An idle queue starts at this time.
     clock: u64,
-    /// Whether its object is deleted. The level ends with its last request.
+    /// Whether the object is deleted. The level is removed with its last request.
     is_retired: bool,
 }
 
@@ -162,7 +163,7 @@ impl Rejection {
 // === impl Levels ===
 
 impl Levels {
-    /// Takes a new configuration, with `seats` for all limited levels together. Requests that run or wait stay.
+    /// Applies a new configuration. `seats` is the total of all limited levels. Running and waiting requests are kept.
     pub(crate) fn configure(&mut self, configs: Vec<LevelConfig>, seats: u64) {
         for level in self.levels.values_mut() {
             level.is_retired = true;
@@ -210,7 +211,7 @@ impl Levels {
         wanted.clamp(1, (nominal * 15 / 100).max(1))
     }
 
-    /// Begins a request, or lets it wait.
+    /// Starts, queues or rejects a request.
     pub(crate) fn admit(&mut self, id: u64, width: u64, flow: u64) -> (Ticket, Admitted) {
         self.next_id += 1;
         let mut ticket = Ticket { level: id, id: self.next_id, width, queue: 0 };
@@ -238,12 +239,12 @@ impl Levels {
         queue.waiting.push_back(Waiting { id: ticket.id, width, flow, run });
         level.waiting += 1;
         self.waiting += 1;
-        // Another level's requests may have kept it from running although it fits by now.
+        // The request may already fit: dispatch the waiting requests.
         self.dispatch();
         (ticket, Admitted::Waiting(admitted))
     }
 
-    /// Ends a request that waits or runs; `used` is its duration in microseconds.
+    /// Ends a waiting or running request. `used` is its duration in microseconds.
     pub(crate) fn end(&mut self, ticket: &Ticket, used: u64) {
         let Some(level) = self.levels.get_mut(&ticket.level) else { return };
         let before = level.committed();
@@ -279,10 +280,10 @@ impl Levels {
         self.levels.values().map(of).collect()
     }
 
-    /// Lets waiting requests run while there are seats.
+    /// Starts waiting requests while seats are free.
     fn dispatch(&mut self) {
         while self.waiting > 0 {
-            // Levels below their nominal number first, then those that use the smallest part of it.
+            // Levels below their nominal number come first, then levels by the used fraction of it.
             let best = self
                 .levels
                 .iter()
@@ -299,7 +300,7 @@ impl Levels {
             level.waiting -= 1;
             self.waiting -= 1;
             self.start(&Ticket { level: id, id: waiting.id, width: waiting.width, queue });
-            // A request that was cancelled meanwhile ends by its ticket.
+            // A cancelled request ends when its ticket is dropped.
             let _ = waiting.run.send(());
         }
     }
@@ -352,7 +353,7 @@ impl Level {
         }
     }
 
-    /// Takes a configuration. Waiting requests are dealt to the new queues.
+    /// Applies a configuration. Waiting requests are distributed to the new queues.
     fn reshape(&mut self, config: LevelConfig) {
         let count = config.queuing.map_or(0, |[queues, ..]| queues);
         self.config = config;
@@ -387,7 +388,7 @@ impl Level {
             let mut card = usize::try_from(rest % left).unwrap_or(0);
             rest /= left;
             left -= 1;
-            // The card counts the queues that are not in the hand yet.
+            // `card` is an index into the queues that are not in the hand.
             hand.sort_unstable();
             for taken in &hand {
                 if *taken <= card {
@@ -434,7 +435,7 @@ impl Level {
 // === impl Queue ===
 
 impl Queue {
-    /// A queue that was empty starts at the level's time: idleness earns nothing.
+    /// A queue that was empty starts at the level's virtual time, so that idle queues gather no credit.
     fn rejoin(&mut self, clock: u64) {
         if self.waiting.is_empty() && self.running == 0 {
             self.virtual_start = self.virtual_start.max(clock);

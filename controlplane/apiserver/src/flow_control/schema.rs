@@ -6,14 +6,14 @@ use serde_json::Value;
 
 use crate::{authn::User, request::RequestInfo};
 
-/// A flow schema in the form that requests are matched with.
+/// A flow schema, compiled for matching.
 #[derive(Clone, Debug)]
 pub(crate) struct Schema {
     pub(crate) name: String,
     pub(crate) uid: String,
     /// Name of the priority level.
     pub(crate) level: String,
-    /// The schema with the lowest value decides; then the name.
+    /// The matching schema with the lowest value is used; on a tie, the first by name.
     pub(crate) precedence: i64,
     distinguisher: Distinguisher,
     rules: Vec<Rule>,
@@ -83,7 +83,7 @@ impl Schema {
         self.rules.iter().any(|rule| rule.matches(user, info))
     }
 
-    /// What separates this request's flow from others of the schema.
+    /// The flow distinguisher of a request: its user, its namespace, or empty.
     pub(crate) fn flow<'a>(&self, user: &'a User, info: &'a RequestInfo) -> &'a str {
         match self.distinguisher {
             Distinguisher::None => "",

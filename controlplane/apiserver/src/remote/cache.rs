@@ -1,4 +1,4 @@
-//! Answers of a webhook that are valid for some time. The number of entries is limited; the oldest one goes first.
+//! Cache of webhook responses with a time to live. A full cache evicts the oldest entry.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -12,7 +12,7 @@ use tokio::time::Instant;
 /// Maximum number of entries.
 const ENTRIES: usize = 4096;
 
-/// Answers by the digest of their question.
+/// Responses by the digest of the request.
 pub(crate) struct AnswerCache<V> {
     entries: Mutex<Entries<V>>,
 }
@@ -23,10 +23,10 @@ struct Entries<V> {
     order: VecDeque<Key>,
 }
 
-/// The digest of a question.
+/// The digest of a request.
 pub(crate) type Key = [u8; 32];
 
-/// The digest of the parts of a question.
+/// The digest of the parts of a request.
 pub(crate) fn key(parts: &[&[u8]]) -> Key {
     let mut digest = Sha256::new();
     for part in parts {
@@ -41,14 +41,14 @@ impl<V: Clone> AnswerCache<V> {
         Self { entries: Mutex::new(Entries { by_key: HashMap::new(), order: VecDeque::new() }) }
     }
 
-    /// The answer, if it is still valid.
+    /// The response, unless it has expired.
     pub(crate) fn get(&self, key: &Key) -> Option<V> {
         let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         let (value, ends) = entries.by_key.get(key)?;
         (Instant::now() < *ends).then(|| value.clone())
     }
 
-    /// Keeps an answer for some time; zero keeps nothing.
+    /// Adds a response with a time to live. Zero adds nothing.
     pub(crate) fn insert(&self, key: Key, value: V, lasts: Duration) {
         if lasts.is_zero() {
             return;

@@ -1,4 +1,5 @@
-//! A kubeconfig file: the server of its current context, and the credentials. Fields that are not supported are refused.
+//! A kubeconfig file: the server of its current context, and the credentials. Fields that are not supported are
+//! refused.
 
 use std::{
     path::{Path, PathBuf},
@@ -88,7 +89,7 @@ pub(super) fn read(path: &Path) -> Result<Parsed, String> {
     let base = path.parent().unwrap_or(Path::new("."));
     let contexts = &file.contexts;
     let current = contexts.iter().find(|one| one.name == file.current_context);
-    // As upstream, a file with a single context needs no current one.
+    // As upstream, a file with one context needs no current-context.
     let current = current.or(if contexts.len() == 1 { contexts.first() } else { None });
     let current = current.ok_or_else(|| format!("current-context {:?}: not found", file.current_context))?;
     let context = &current.context;
@@ -103,7 +104,7 @@ pub(super) fn read(path: &Path) -> Result<Parsed, String> {
     };
     let url: http::Uri =
         cluster.server.parse().map_err(|error| format!("server {:?}: {error}", cluster.server))?;
-    // Tokens and answers decide about permissions.
+    // TLS is required except on loopback: tokens and responses decide on permissions.
     let is_local = matches!(url.host(), Some("127.0.0.1" | "[::1]" | "localhost"));
     if url.scheme_str() != Some("https") && !(is_local && url.scheme_str() == Some("http")) {
         return Err(format!(
@@ -168,7 +169,7 @@ fn tls(cluster: &Cluster, user: &UserFields, base: &Path) -> Result<rustls::Clie
     }
 }
 
-/// PEM text in base64 or in a file; the text in the kubeconfig wins, as upstream.
+/// PEM text from a base64 field or from a file. The field takes precedence, as upstream.
 fn pem(
     field: &str,
     (data, path): (&Option<String>, &Option<PathBuf>),

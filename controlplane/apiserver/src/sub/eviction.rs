@@ -1,7 +1,8 @@
 //! POST pods/eviction: a deletion that disruption budgets may refuse.
 //!
 //! The disruption controller counts the disruptions that a budget allows. An eviction takes one of them and records the
-//! pod in the budget, in one commit, so that no other eviction takes the same one before the controller sees the deletion.
+//! pod in the budget, in one commit, so that no other eviction takes the same one before the controller sees the
+//! deletion.
 
 use coracle_kinds::{Resource, kind::by_resource, selector::LabelSelector};
 use coracle_store::Expect;
@@ -112,7 +113,7 @@ fn verdict(kind: &Resource, pod: &Value, budgets: &[Value], now: &str) -> Result
         _ => return Err(ApiError::several_budgets()),
     };
     let count = |field: &str| budget["status"][field].as_i64().unwrap_or(0);
-    // A pod that is not healthy is none of those that the budget keeps.
+    // The budget protects healthy pods only.
     if !is_ready(pod) {
         let met = count("currentHealthy") >= count("desiredHealthy") && count("desiredHealthy") > 0;
         if met || budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow" {

@@ -1,4 +1,5 @@
-//! PUT namespaces/finalize: takes finalizers off a namespace's spec; the last one lets it go.
+//! PUT namespaces/finalize: removes finalizers of a namespace's spec. A terminating namespace without finalizers is
+//! deleted.
 
 use super::body_of;
 use crate::{

@@ -15,7 +15,7 @@ pub(super) struct Sample {
     /// When the API server asked.
     pub(super) taken: tokio::time::Instant,
     node: Usage,
-    /// Containers by name, by the pod's uid. Maps, because a hostile node can report very many of both.
+    /// Containers by pod uid and container name. Maps keep look-ups fast if a hostile node reports very many.
     pods: HashMap<String, BTreeMap<String, Usage>>,
 }
 

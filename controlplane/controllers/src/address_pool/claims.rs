@@ -1,4 +1,4 @@
-//! Which service has which address of the pool.
+//! The assignment of pool addresses to services.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -7,26 +7,27 @@ use super::plan;
 use crate::cache::Change;
 use crate::object::{Key, ObjectExt, Service};
 
-/// The addresses of all services of the pool. A service keeps its address from the decision until it is gone, so that no
-/// other service gets it in between.
+/// Addresses by service. A service holds its address from the decision until the service is deleted or leaves the pool,
+/// so that no other service gets it before the status is written.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     holders: BTreeMap<IpAddr, Key>,
     services: BTreeMap<Key, BTreeSet<IpAddr>>,
-    /// Services that got no address.
+    /// Services without an address, because none was free.
     waiting: BTreeSet<Key>,
 }
 
 // === impl Claims ===
 
 impl Claims {
-    /// Follows a change of a service. Returns the services to reconcile.
+    /// Applies a change of a service. Returns the services to reconcile.
     pub(crate) fn follow(&mut self, change: &Change<'_, Service>) -> BTreeSet<Key> {
         let Some(key) = change.latest().map(|service| service.key()) else { return BTreeSet::new() };
         match change.new.filter(|service| plan::is_ours(service)) {
             Some(service) => {
                 let held = self.services.entry(key.clone()).or_default();
-                // The status of an earlier control plane. An address that another service has is given up later.
+                // The status was written before this process started. The reconcile resolves an address of two
+                // services.
                 for address in plan::addresses(service) {
                     if self.holders.entry(address).or_insert_with(|| key.clone()) == &key {
                         held.insert(address);
@@ -64,7 +65,7 @@ impl Claims {
         self.holders.extend(addresses.iter().map(|address| (*address, key.clone())));
     }
 
-    /// Notes that a service got no address.
+    /// Records that a service got no address.
     pub(crate) fn wait(&mut self, key: &Key) {
         self.waiting.insert(key.clone());
     }

@@ -37,7 +37,7 @@ fn announcer(service: &Service) -> Option<&str> {
     Some(&chosen.message)
 }
 
-/// Chooses an address for each family that the pool has. A service keeps its addresses. The error says why it gets none.
+/// Chooses an address for each family of the pool. A service keeps its addresses. The error is the reason of a refusal.
 /// `is_free`: neither another service nor a node has the address.
 pub(crate) fn choose_addresses(
     service: &Service,
@@ -100,8 +100,8 @@ fn members(range: &IpNetwork) -> impl Iterator<Item = IpAddr> + use<> {
     })
 }
 
-/// Chooses the node that announces the addresses. The present one stays while it can. Services are spread by a hash of the
-/// address and the node (rendezvous hashing), so that a lost node moves only its own services.
+/// Chooses the node that announces the addresses. The current node is kept while it is eligible. Otherwise rendezvous
+/// hashing of address and node decides, so that the loss of a node moves only its own services.
 pub(crate) fn choose_node<'a>(
     service: &Service,
     addresses: &BTreeSet<IpAddr>,
@@ -116,7 +116,7 @@ pub(crate) fn choose_node<'a>(
     present.or_else(|| candidates.iter().max_by_key(weight)).map(String::as_str)
 }
 
-/// The patch of the status: addresses and the condition. `None` if it has them.
+/// The status patch with the addresses and the condition. `None` if the status has them.
 pub(crate) fn status(
     service: &Service,
     addresses: &BTreeSet<IpAddr>,
@@ -145,8 +145,8 @@ pub(crate) fn status(
     Some(json!({"loadBalancer": {"ingress": ingress}, "conditions": conditions}))
 }
 
-/// The patch that removes addresses and condition from a service that does not use the pool any more. `None` if it has
-/// none: the addresses of other controllers stay.
+/// The status patch for a service that has left the pool: it removes addresses and condition. `None` if the service has
+/// no condition of the pool: its addresses belong to another controller.
 pub(crate) fn cleared(service: &Service) -> Option<Value> {
     announcer(service)?;
     let others = service.status.conditions.iter().flatten().filter(|one| one.type_ != ANNOUNCED);

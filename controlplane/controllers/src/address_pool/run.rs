@@ -1,7 +1,7 @@
-//! Gives addresses of the pool to LoadBalancer services, and chooses the node that announces each of them. There is one
-//! worker, so that no two services get one address.
+//! Assigns pool addresses to LoadBalancer services, and chooses the node that announces each address. A single worker
+//! prevents that two services get the same address.
 //!
-//! A node that loses its lease is not ready any more, and its services move to other nodes.
+//! A node that does not renew its lease becomes not ready. Its services then move to other nodes.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -22,7 +22,7 @@ use crate::write::Part;
 
 const COMPONENT: &str = "address-pool-controller";
 
-/// What the controller keeps between two reconciles.
+/// State of the controller between reconciles.
 #[derive(Debug, Default)]
 pub(crate) struct State {
     claims: Mutex<Claims>,
@@ -34,8 +34,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Queues changed services, all of them when a node changes, and those with the traffic policy Local when their endpoints
-/// change.
+/// Queues changed services. A change of a node queues all services. A change of endpoints queues services with the
+/// traffic policy Local.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let (own, state) = (queue.clone(), context.address_pool.clone());
     context.caches.services.on_change(move |change| {
@@ -87,7 +87,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     write(context, &service, status).await
 }
 
-/// Chooses the addresses and claims them. Without an address an event has the reason.
+/// Chooses and claims the addresses. If none is free, an event reports the reason.
 fn choose_addresses(context: &Context, service: &Service, nodes: &[NodeFacts]) -> BTreeSet<IpAddr> {
     let (state, key) = (&context.address_pool, service.key());
     let mut claims = lock(&state.claims);
@@ -96,7 +96,7 @@ fn choose_addresses(context: &Context, service: &Service, nodes: &[NodeFacts]) -
     };
     let chosen = plan::choose_addresses(service, &context.config.load_balancer_pool, is_free);
     let addresses = chosen.as_ref().cloned().unwrap_or_default();
-    // Services that wait for a released address are queued by the change of this one's status.
+    // The status change of this service queues the services that wait for a released address.
     claims.set(&key, &addresses);
     let Err(why) = chosen else {
         lock(&state.refusals).remove(&key);

@@ -3,7 +3,7 @@
 use coracle_values::schedule::{Schedule, TimeZone};
 use jiff::{SignedDuration, Timestamp};
 
-/// Above so many missed times a cron job without deadline gets a warning.
+/// Number of missed times above which a cron job without deadline gets a warning.
 pub(super) const MANY_MISSED: i64 = 100;
 
 /// The most recent time of a schedule, and the next one.

@@ -111,8 +111,8 @@ impl Graph {
         work
     }
 
-    /// Removes an object whose kind is not served any more. Unlike after [`Self::remove`], its dependents do not count as
-    /// abandoned.
+    /// Removes an object whose kind is no longer served. Unlike [`Self::remove`], its dependents are not queued for
+    /// collection.
     pub(crate) fn forget(&mut self, uid: &str) {
         let Some(item) = self.items.remove(uid) else { return };
         for owner in &item.owners {

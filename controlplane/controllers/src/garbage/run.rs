@@ -53,7 +53,7 @@ pub(crate) async fn run(context: Arc<Context>) {
     let mut watches = Watches::default();
     let listed = watches.update(&context, &collector, &heard);
     context.caches.synced().await;
-    // A server of other kinds that answers no list must not stop the collection of all kinds.
+    // One aggregated server that does not respond must not stop the garbage collection of all kinds.
     let _late = tokio::time::timeout(FIRST_LISTS, listed.join_all()).await;
     let mut tasks = JoinSet::new();
     for _ in 0..4 {
@@ -77,12 +77,13 @@ pub(crate) async fn run(context: Arc<Context>) {
     }
 }
 
-/// Maximum wait for the first lists, as upstream. A kind that is listed later joins then.
+/// Maximum wait for the first lists, as upstream. Kinds that are listed later are added later.
 const FIRST_LISTS: Duration = Duration::from_secs(30);
 /// Delay between a change of a definition and the discovery.
 const SETTLE: Duration = Duration::from_millis(200);
 
-/// The kinds that are served, except events. Known kinds whose server does not respond are kept: their objects still exist.
+/// The kinds that are served, except events. Known kinds whose server does not respond are kept: their objects still
+/// exist.
 async fn discover(context: &Context, known: &[Arc<ApiKind>]) -> Vec<Arc<ApiKind>> {
     let mut retry = Retry::new();
     loop {
@@ -193,7 +194,7 @@ impl Collector {
         *kinds = found;
     }
 
-    /// Removes the objects of a kind from the graph. They may exist still, so their dependents stay.
+    /// Removes the objects of a kind from the graph. The objects may still exist, so their dependents are kept.
     fn forget(&self, kind: &Arc<ApiKind>) {
         let objects = self.lock().of_kind(kind);
         for uid in objects {

@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 /// The remaining contents after one pass.
 #[derive(Debug, Default)]
 pub(crate) struct Left {
-    /// Group versions whose server does not respond: they may have objects in the namespace.
+    /// Group versions whose server does not respond. They may have objects in the namespace.
     pub(crate) undiscovered: Vec<String>,
     /// Objects by kind.
     pub(crate) objects: BTreeMap<String, usize>,

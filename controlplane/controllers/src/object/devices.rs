@@ -15,7 +15,7 @@ pub(crate) struct ResourceClaim {
     pub(crate) status: ResourceClaimStatus,
 }
 
-/// The allocated devices of a claim, and who uses them.
+/// The allocated devices of a claim, and the pods that use them.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct ResourceClaimStatus {
@@ -52,7 +52,7 @@ impl ResourceClaim {
 }
 
 impl Pod {
-    /// Names of the pod's claims, as far as they exist.
+    /// Names of the pod's claims that have a name already.
     pub(crate) fn claims(&self) -> impl Iterator<Item = &str> {
         let named = self.spec.resource_claims.iter().filter_map(|claim| claim.resource_claim_name.as_deref());
         let made = self.status.resource_claim_statuses.iter();

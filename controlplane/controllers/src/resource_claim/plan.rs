@@ -1,25 +1,25 @@
-//! The claims that a pod needs, and what of a claim is still used.
+//! Decides which claims a pod needs, and the next step to release a claim. Pure.
 
 use serde_json::{Value, json};
 
 use crate::object::{ObjectExt, Pod, PodResourceClaim, ResourceClaim, controller_of};
 
-/// Set on a generated claim: the name of the claim in its pod.
+/// Annotation of a generated claim: the name of the claim in its pod's spec.
 const POD_CLAIM_NAME: &str = "resource.kubernetes.io/pod-claim-name";
-/// Keeps a claim until its devices are free.
+/// Finalizer that keeps a claim until its devices are free.
 pub(crate) const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 
-/// A claim of a pod by template.
+/// The next step for a claim that a pod has by template.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// The claim with this name exists.
+    /// The claim exists and has this name.
     Exists(String),
-    /// It has to be made from this template.
+    /// The claim must be created from this template.
     Create { template: String },
 }
 
-/// What is to be done for each claim that the pod has by template, by the name in the pod. `owned` are the claims of the
-/// pod.
+/// The step for each claim that the pod has by template, with the name in the pod's spec. `owned`: candidates for the
+/// pod's generated claims.
 pub(crate) fn steps(pod: &Pod, owned: &[&ResourceClaim]) -> Vec<(String, Step)> {
     if pod.is_being_deleted() || pod.finished() {
         return Vec::new();
@@ -39,7 +39,7 @@ pub(crate) fn steps(pod: &Pod, owned: &[&ResourceClaim]) -> Vec<(String, Step)> 
     pod.spec.resource_claims.iter().filter_map(step).collect()
 }
 
-/// A claim of a pod from a template.
+/// The claim to create for a pod from a template.
 pub(crate) fn claim(pod: &Pod, name: &str, template: &Value) -> Value {
     let meta = &template["spec"]["metadata"];
     let mut annotations = meta["annotations"].as_object().cloned().unwrap_or_default();
@@ -55,7 +55,7 @@ pub(crate) fn claim(pod: &Pod, name: &str, template: &Value) -> Value {
     })
 }
 
-/// The status patch with the names of the generated claims. None if the pod has it.
+/// The status patch with the names of the generated claims. `None` if the status has them.
 pub(crate) fn names_patch(pod: &Pod, names: &[(String, String)]) -> Option<Value> {
     let own = &pod.status.resource_claim_statuses;
     let has = |(name, claim): &(String, String)| {
@@ -73,30 +73,30 @@ pub(crate) fn names_patch(pod: &Pod, names: &[(String, String)]) -> Option<Value
     Some(json!({"metadata": {"uid": pod.uid()}, "status": {"resourceClaimStatuses": all}}))
 }
 
-/// Whether a pod has no use for its claims any more.
+/// Whether a pod no longer uses its claims.
 pub(crate) fn is_done(pod: &Pod) -> bool {
     pod.finished() || (pod.is_being_deleted() && pod.spec.node_name.as_deref().is_none_or(str::is_empty))
 }
 
-/// What is to be done with a claim.
+/// The next step for a claim.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Release {
-    /// The status without the users that are gone. Without users the devices are free.
+    /// Write this status: it has no deleted pods in `reservedFor`. Without users it has no allocation.
     Status(Value),
-    /// The list of finalizers without ours.
+    /// Write this list of finalizers, without ours.
     Finalizers(Vec<String>),
-    /// The pod of this generated claim is done.
+    /// Delete this generated claim: its pod is done.
     Delete,
     Nothing,
 }
 
-/// The next step for a claim. `uses` tells whether the pod with this name and uid still uses it.
+/// Decides the next step for a claim. `uses`: whether the pod with this name and uid still uses the claim.
 pub(crate) fn release(claim: &ResourceClaim, uses: impl Fn(&str, &str) -> bool) -> Release {
     let status = &claim.status;
     let used = |user: &&Value| {
         let is_pod = user["resource"] == "pods" && user["apiGroup"].as_str().unwrap_or_default().is_empty();
         let text = |field: &str| user[field].as_str().unwrap_or_default();
-        // Users of other kinds are not ours.
+        // Keep users of other kinds: other controllers remove them.
         !is_pod || uses(text("name"), text("uid"))
     };
     let left: Vec<&Value> = status.reserved_for.iter().filter(used).collect();

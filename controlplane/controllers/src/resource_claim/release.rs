@@ -1,4 +1,4 @@
-//! Releases claims whose pods are gone.
+//! Releases claims of pods that are deleted or finished.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         pod.map_or_else(|| !gone.contains(uid), |pod| !plan::is_done(&pod))
     };
     let writer = context.writer(&caches.resource_claims);
-    // A claim that changes meanwhile, such as by the scheduler, is looked at again.
+    // On a revision conflict, for example with the scheduler, the claim is reconciled again.
     let version = json!({"uid": claim.uid(), "resourceVersion": claim.metadata.resource_version});
     match plan::release(&claim, uses) {
         Release::Status(status) => {
@@ -69,7 +69,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     Ok(Next::Wait)
 }
 
-/// The uids of those pods of a claim that the API server does not have. The cache may not have a new pod yet.
+/// The uids of the claim's pods that the API server does not have. The cache is not enough: it may lack a new pod.
 async fn gone(context: &Context, claim: &ResourceClaim) -> Result<HashSet<String>, Error> {
     let users = claim
         .status

@@ -63,7 +63,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     Ok(Next::Wait)
 }
 
-/// Makes a claim from its template, and returns its name. None: the namespace is being deleted.
+/// Creates a claim from its template, and returns its name. `None` if the namespace is being deleted.
 async fn create(context: &Context, pod: &Pod, name: &str, template: &str) -> Result<Option<String>, Error> {
     let found = read_template(&context.client, pod.namespace(), template).await;
     let created = match found {

@@ -31,8 +31,8 @@ pub(crate) fn pod(pod: &mut Value) {
     }
 }
 
-/// The resources of the pod as a whole: limits of huge pages are those of the containers, requests are those of the
-/// containers or else the limits. Source: `defaultHugePagePodLimits` and `defaultPodRequests` of `core/v1`.
+/// Defaults of pod-level resources. Limits of huge pages come from the containers. Requests come from the containers,
+/// otherwise from the limits. Source: `defaultHugePagePodLimits` and `defaultPodRequests` of `core/v1`.
 fn whole_resources(spec: &mut Map<String, Value>) {
     let Some(resources) = spec.get("resources").filter(|resources| resources.is_object()) else { return };
     let list = |name: &str| resources[name].as_object().cloned().unwrap_or_default();

@@ -207,7 +207,8 @@ fn encoded(schema: &Value) -> Message {
     message
 }
 
-/// Maximum bytes of a parameter's name. Longer ones are left out: many operations may refer to one parameter.
+/// Maximum bytes of a parameter's name. Parameters with longer names are omitted, because many operations may refer to
+/// one.
 const MAX_PARAMETER: usize = 256;
 
 /// `PathItem` with its PATCH, if it has one. `shared` has the parameters to which operations refer.

@@ -1,13 +1,13 @@
-//! The canonical form of an object: the fields that Go writes, no more and no fewer.
+//! The canonical form of an object: exactly the fields that Go writes.
 //!
-//! Go decodes into structs. It omits most fields that are zero or empty, and writes some fields that the client omitted.
-//! Fields that Go writes as null are left out here: clients read both as absent.
+//! Go decodes into structs. When it encodes, it omits most fields that are zero or empty, and writes some fields that
+//! the client omitted. The canonical form omits fields that Go writes as null: clients read both as absent.
 
 use serde_json::{Map, Value};
 
 use super::model::{Definition, Presence, Property, Schemas, Shape};
 
-/// Makes an object canonical. Values that do not fit their type stay as they are.
+/// Makes an object canonical. Values that do not have the type of their field are unchanged.
 pub(super) fn object(schemas: &Schemas, definition: &Definition, map: &mut Map<String, Value>) {
     map.retain(|name, value| {
         let Some(property) = definition.property(name) else { return true };

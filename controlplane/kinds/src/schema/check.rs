@@ -1,5 +1,5 @@
-//! Checks a tree against its definition: checks types, records and removes unknown fields and nulls, makes texts
-//! canonical.
+//! Checks a tree against its definition. It checks types, records and removes unknown fields and nulls, and makes
+//! strings canonical.
 
 use base64::Engine;
 use jiff::Timestamp;

@@ -40,7 +40,7 @@ pub(crate) struct Property {
     pub(crate) name: Box<str>,
     /// Its type.
     pub(crate) shape: Shape,
-    /// When it is written.
+    /// When Go writes the field.
     pub(crate) presence: Presence,
     /// How a strategic merge treats it.
     pub(crate) patch: PatchMarkers,
@@ -51,14 +51,14 @@ pub(crate) struct Property {
 /// When Go writes a field, by its type and its JSON tag. `integration/differential/fields` prints it for each field.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Presence {
-    /// Unless it is zero or empty.
+    /// Go omits the field if it is zero or empty.
     NotZero,
-    /// If it is present: zero is a value.
+    /// Go writes the field if it is present, zero included.
     #[default]
     Present,
-    /// Always. If absent it has its zero value.
+    /// Go always writes the field. An absent field has its zero value.
     Zero,
-    /// Always. If absent Go writes null.
+    /// Go always writes the field. An absent field is null.
     Null,
 }
 

@@ -1,4 +1,4 @@
-//! Requests and limits of containers and of pods as a whole.
+//! Requests and limits of containers, and pod-level requests and limits.
 
 use serde_json::Value;
 
@@ -11,7 +11,7 @@ pub(super) fn container(causes: &mut Causes, path: &Path, resources: &Value) {
     requirements(causes, path, resources, resource_name);
 }
 
-/// Checks `resources` of a pod as a whole. Source: `validatePodResources`.
+/// Checks pod-level resources. Source: `validatePodResources`.
 pub(super) fn pod(causes: &mut Causes, path: &Path, spec: &Value) {
     let (path, resources) = (path.field("resources"), &spec["resources"]);
     if !resources.is_object() {
@@ -53,7 +53,7 @@ pub(super) fn pod(causes: &mut Causes, path: &Path, spec: &Value) {
     }
 }
 
-/// Checks limits and requests, whose names have this rule. Source: `validateResourceRequirements`.
+/// Checks limits and requests. The argument checks the resource names. Source: `validateResourceRequirements`.
 fn requirements(causes: &mut Causes, path: &Path, resources: &Value, rule: fn(&mut Causes, &Path, &str)) {
     let (mut has_common, mut has_huge) = (false, false);
     for list in ["limits", "requests"] {
@@ -126,7 +126,7 @@ fn resource_name(causes: &mut Causes, path: &Path, name: &str) {
     }
 }
 
-/// Checks the name of a resource that anything can have. Source: `validateResourceName`.
+/// Checks a resource name by the general rule. Source: `validateResourceName`.
 fn standard_name(causes: &mut Causes, path: &Path, name: &str) {
     let problems = format::qualified_name(name);
     let good = problems.is_empty();
@@ -165,7 +165,7 @@ fn is_standard(name: &str) -> bool {
         || OTHERS.contains(&name)
 }
 
-/// Whether a name with a domain is one of an extended resource. Source: `IsExtendedResourceName`.
+/// Whether a name with a domain is the name of an extended resource. Source: `IsExtendedResourceName`.
 fn is_extended_name(name: &str) -> bool {
     !name.starts_with("requests.") && format::qualified_name(&format!("requests.{name}")).is_empty()
 }

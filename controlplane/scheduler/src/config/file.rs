@@ -14,7 +14,7 @@ use super::{AffinityArgs, Fit, Profile, SchedulerConfig, SpreadDefaults, Strateg
 
 const API: &str = "kubescheduler.config.k8s.io/v1";
 const KIND: &str = "KubeSchedulerConfiguration";
-/// Fields of processes of their own. The control plane has settings for them.
+/// Fields that only a separate scheduler process needs. The control plane has settings for them.
 const WITHOUT_EFFECT: [&str; 5] =
     ["clientConnection", "enableContentionProfiling", "enableProfiling", "leaderElection", "parallelism"];
 
@@ -76,7 +76,7 @@ pub(super) struct ResourceWeight {
     weight: Option<i64>,
 }
 
-/// A shape with the resources that it is for.
+/// A shape, and the resources it applies to.
 pub(super) struct FitShape {
     pub(super) shape: Vec<Point>,
     pub(super) resources: Vec<ResourceWeight>,

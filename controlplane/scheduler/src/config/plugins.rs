@@ -1,4 +1,4 @@
-//! Which plugins run in a profile.
+//! The plugins of a profile.
 
 use serde::Deserialize;
 
@@ -36,7 +36,7 @@ const SCORES: [&str; 7] = [
 const FIXED: [&str; 3] = ["SchedulingGates", "PrioritySort", "DefaultBinder"];
 const PREEMPTION: &str = "DefaultPreemption";
 
-/// The section `plugins` of a profile.
+/// The field `plugins` of a profile.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Plugins {
@@ -66,7 +66,7 @@ struct Plugin {
 }
 
 impl Plugins {
-    /// Applies the section: at each extension point disabled plugins first, then enabled ones.
+    /// Applies the field. At each extension point the disabled plugins come first, then the enabled ones.
     pub(super) fn apply(&self, profile: &mut Profile) -> Result<(), String> {
         for Plugin { name, .. } in &self.multi_point.disabled {
             if !is_known(name) {
@@ -133,7 +133,7 @@ impl Plugins {
         Ok(())
     }
 
-    /// Refuses what has no effect: preparations belong to their filter or score.
+    /// Refuses changes without effect: a PreFilter or PreScore runs with its filter or score only.
     fn check_others(&self) -> Result<(), String> {
         let default = ["queueSort", "bind", "preEnqueue", "preFilter", "preScore"];
         let sets = [&self.queue_sort, &self.bind, &self.pre_enqueue, &self.pre_filter, &self.pre_score];
@@ -181,7 +181,7 @@ pub(super) fn set_weight(profile: &mut Profile, name: &str, weight: Option<i64>)
 }
 
 impl Weights {
-    /// No score counts.
+    /// Weights of 0 for all scores.
     pub(super) const NONE: Self =
         Self { taints: 0, node_affinity: 0, spread: 0, pod_affinity: 0, fit: 0, balanced: 0, images: 0 };
 

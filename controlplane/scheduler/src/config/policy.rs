@@ -16,7 +16,7 @@ struct Policy {
     predicates: Option<Vec<Predicate>>,
     priorities: Option<Vec<Priority>>,
     hard_pod_affinity_symmetric_weight: Option<i64>,
-    /// All reasons of a filter are always reported.
+    /// Accepted without effect: all reasons of a filter are always reported.
     #[serde(rename = "alwaysCheckAllPredicates")]
     _check_all: Option<bool>,
 }
@@ -54,7 +54,7 @@ pub(super) fn parse(text: &str) -> Result<SchedulerConfig, String> {
     let policy: Policy = serde_yaml_ng::from_str(text).map_err(|error| error.to_string())?;
     let mut profile = Profile::default();
     if let Some(predicates) = policy.predicates {
-        // As upstream, taints and cordons always count.
+        // As upstream, TaintToleration and NodeUnschedulable always run.
         let mut wanted = vec!["TaintToleration", "NodeUnschedulable"];
         for Predicate { name } in &predicates {
             wanted.extend(
@@ -108,7 +108,7 @@ fn prioritize(profile: &mut Profile, priority: Priority) -> Result<(), String> {
         return Err(format!("priorities {name}: the weight must be above 0"));
     }
     let plugin = match name.as_str() {
-        // Each node gets the same score.
+        // EqualPriority has no effect: each node gets the same score.
         "EqualPriority" => return Ok(()),
         "LeastRequestedPriority" | "MostRequestedPriority" | "RequestedToCapacityRatioPriority" => {
             "NodeResourcesFit"

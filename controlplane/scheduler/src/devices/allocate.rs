@@ -1,6 +1,7 @@
-//! The search for devices of a node. The first complete solution is taken; the order of pools and devices is fixed.
+//! The search for devices of a node. The order of pools and devices is fixed, and the first complete solution is used.
 //!
-//! Source: `dynamic-resource-allocation/structured`. Devices that share counters, or are shared by claims, are left out.
+//! Source: `dynamic-resource-allocation/structured`. Devices that share counters, or are shared by claims, are left
+//! out.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use crate::snapshot::Facts;
 
 /// Maximum number of devices of a claim, as in the API.
 const MOST_DEVICES: usize = 32;
-/// Maximum number of devices that a search tries, so that contradictory constraints cannot stop the scheduler.
+/// Maximum number of devices that a search tries. Contradictory constraints would stop the scheduler without a limit.
 const MOST_STEPS: usize = 20_000;
 
 /// A device that can be allocated.
@@ -25,7 +26,7 @@ struct Candidate<'a> {
     device: &'a Device,
 }
 
-/// The devices of a node, and which of them are free.
+/// The devices of a node, and the devices in use.
 pub(super) struct Allocator<'a> {
     classes: &'a HashMap<String, Class>,
     candidates: Vec<Candidate<'a>>,
@@ -125,7 +126,7 @@ impl<'a> Allocator<'a> {
         Ok(Some(results.collect()))
     }
 
-    /// Chooses devices for the first of the requests, then for the others. On failure `chosen` is as before.
+    /// Chooses devices for the first request, then for the others. On failure `chosen` is unchanged.
     fn choose(
         &mut self,
         claims: &[Claim],
@@ -159,7 +160,7 @@ impl<'a> Allocator<'a> {
         Ok(false)
     }
 
-    /// Chooses `count` of the selected devices, from this place on.
+    /// Chooses `count` of the selected devices, starting at an index.
     fn fill(
         &mut self,
         step: &Step<'_, 'a>,
@@ -224,7 +225,7 @@ impl<'a> Allocator<'a> {
         Ok(found)
     }
 
-    /// The allocation of a claim as its status has it.
+    /// The allocation of a claim, in the form of its status.
     fn allocation(&self, claim: &Claim, chosen: &[&Chosen<'_>]) -> Value {
         let result = |one: &&Chosen<'_>| {
             let (driver, pool, device) = one.candidate.id();
@@ -277,7 +278,7 @@ impl<'a> Allocator<'a> {
         found
     }
 
-    /// The nodes that can use the devices. None: all.
+    /// Selector of the nodes that can use the devices. `None`: all nodes.
     fn selector(&self, chosen: &[&Chosen<'_>]) -> Option<Value> {
         let slices = || chosen.iter().map(|one| &one.candidate.slice.spec);
         if slices().any(|slice| slice.node_name.as_deref().is_some_and(|name| !name.is_empty())) {
@@ -328,12 +329,13 @@ fn is_of_node(slice: &Slice, node: &Facts) -> bool {
     }
 }
 
-/// Whether a name in a claim means this request: the request itself, or the request of which it is an alternative.
+/// Whether a name in a claim matches this request: the name of the request, or of the request that it is an alternative
+/// of.
 fn is_of_request(name: &str, request: &str) -> bool {
     name == request || request.strip_prefix(name).is_some_and(|rest| rest.starts_with('/'))
 }
 
-/// Whether the last of the chosen devices meets a constraint beside those before it.
+/// Whether the last chosen device meets a constraint together with the devices before it.
 fn meets(constraint: &Constraint, claim: usize, chosen: &[Chosen<'_>]) -> bool {
     let concerns = |one: &&Chosen<'_>| {
         let names = &constraint.requests;

@@ -9,10 +9,10 @@ use super::object::Claim;
 use super::{Devices, Reservations};
 use crate::object::Pod;
 
-/// Keeps a claim until its devices are free.
+/// Finalizer that keeps a claim until its devices are free.
 const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 
-/// Writes the allocations, and that the pod uses the claims.
+/// Writes the allocations, and the pod into `reservedFor` of the claims.
 pub(crate) async fn bind(
     client: &Client,
     devices: &Devices,
@@ -27,7 +27,8 @@ pub(crate) async fn bind(
             None => api.get(&key.name).await?,
         };
         if let (Some(_), Some(finalizers)) = (allocation, missing_finalizer(&claim)) {
-            // Before the allocation: without it a deleted claim would lose its devices while the pod uses them.
+            // The finalizer is written before the allocation. Otherwise a deleted claim would release devices that the
+            // pod uses.
             let patch = json!({"metadata": version(&claim, &[("finalizers", finalizers)])});
             claim = api.patch(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await?;
         }
@@ -49,14 +50,14 @@ fn version(claim: &Claim, more: &[(&str, Value)]) -> Value {
     metadata
 }
 
-/// The finalizers with ours. None if the claim has it.
+/// The finalizers with ours added. `None` if the claim has ours.
 fn missing_finalizer(claim: &Claim) -> Option<Value> {
     let own = claim.metadata.finalizers.as_deref().unwrap_or_default();
     let has = own.iter().any(|one| one == FINALIZER);
     (!has).then(|| own.iter().map(String::as_str).chain([FINALIZER]).collect())
 }
 
-/// The status with the allocation and the pod as a user. None if the claim has both.
+/// The status with the allocation and the pod in `reservedFor`. `None` if the claim has both.
 pub(super) fn status(claim: &Claim, pod: &Pod, allocation: Option<&Value>) -> Option<Value> {
     let mut users = claim.status.reserved_for.clone();
     let is_user = users.iter().any(|user| user["uid"] == pod.uid());

@@ -23,7 +23,7 @@ async fn claims(client: &Client, devices: &Devices) {
         let put = |state: &mut State, claim: Claim| {
             let key = claim.key();
             if claim.status.allocation.is_some() {
-                // The object itself shows the allocation now.
+                // The claim itself has the allocation now.
                 state.assumed.remove(&key);
             }
             state.claims.insert(key, claim);

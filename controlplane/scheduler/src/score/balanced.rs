@@ -1,4 +1,5 @@
-//! Score NodeResourcesBalancedAllocation: nodes whose use of CPU and memory becomes more similar are better.
+//! Score NodeResourcesBalancedAllocation: it prefers nodes on which the pod makes the use of CPU and memory more
+//! similar.
 //!
 //! Source: upstream's plugin of that name, which compares the node with the pod and without it.
 

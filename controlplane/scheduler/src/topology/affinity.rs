@@ -53,7 +53,7 @@ impl Affinity {
             if args.ignores_others && own.preferred.is_empty() {
                 continue;
             }
-            // What other pods prefer counts, and so does what they require: near it they are more useful.
+            // Preferred terms of other pods count. Their required affinity terms count too, with HardPodAffinityWeight.
             let required = terms.near.iter().map(|term| (term, args.required_weight));
             let preferred = terms.preferred.iter().map(|(term, weight)| (term, *weight));
             for (term, weight) in

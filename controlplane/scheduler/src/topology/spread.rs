@@ -16,7 +16,7 @@ use crate::snapshot::{Candidate, Snapshot};
 const UNEVEN: &str = "node(s) didn't match pod topology spread constraints";
 const NO_LABEL: &str = "node(s) didn't match pod topology spread constraints (missing required label)";
 
-/// The label by whose domains each node is one of its own.
+/// The label whose domains have one node each.
 const HOSTNAME: &str = "kubernetes.io/hostname";
 /// Upstream's default constraints: node label and maximum skew. They only score.
 const DEFAULTS: [(&str, i32); 2] = [(HOSTNAME, 3), ("topology.kubernetes.io/zone", 5)];
@@ -26,7 +26,8 @@ const DEFAULTS: [(&str, i32); 2] = [(HOSTNAME, 3), ("topology.kubernetes.io/zone
 pub(super) struct Spread {
     required: Vec<Required>,
     preferred: Vec<Constraint>,
-    /// Whether nodes without the label of a preferred constraint are left out. They are not by upstream's constraints.
+    /// Whether nodes without the label of a preferred constraint are ignored. Upstream's default constraints do not
+    /// need the labels.
     all_labels: bool,
 }
 
@@ -122,8 +123,8 @@ impl Spread {
         !self.all_labels || self.preferred.iter().all(|one| node.facts.labels.contains_key(&one.key))
     }
 
-    /// Pods in the domains of the fitting nodes, for each preferred constraint. A node without the label is in the domain
-    /// of the empty value, as in upstream. Domains of one node are counted later.
+    /// Pods in the domains of the fitting nodes, for each preferred constraint. A node without the label is in the
+    /// domain of the empty value, as in upstream. Domains of one node are counted later.
     fn counts<'a>(
         &self,
         pod: &Pod,

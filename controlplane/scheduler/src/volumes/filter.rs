@@ -40,7 +40,7 @@ pub(crate) struct PodClaims {
     waiting: Vec<Waiting>,
     /// Claims that only one pod may use.
     exclusive: Vec<Key>,
-    /// Drivers that attach volumes of the pod, with their names of the volumes.
+    /// Drivers that attach volumes of the pod, with the driver's names of the volumes.
     attached: HashSet<(String, String)>,
 }
 
@@ -208,7 +208,8 @@ impl PodClaims {
         })
     }
 
-    /// How each waiting claim gets a volume on the node. An error: why one of them cannot.
+    /// The volume, or the provisioning, of each waiting claim on the node. The error is the reason of the first claim
+    /// that fails.
     pub(super) fn choices(&self, node: &Facts) -> Result<Vec<(Key, Choice)>, &'static str> {
         let (selected, mut free): (Vec<&Waiting>, Vec<&Waiting>) =
             self.waiting.iter().partition(|waiting| waiting.claim.annotation(SELECTED_NODE).is_some());

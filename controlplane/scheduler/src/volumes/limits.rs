@@ -1,4 +1,4 @@
-//! How many volumes of a driver a node can have. Source: upstream's plugin NodeVolumeLimits.
+//! Limits on the number of a driver's volumes on a node. Source: upstream's plugin NodeVolumeLimits.
 
 use std::collections::{HashMap, HashSet};
 
@@ -17,7 +17,7 @@ impl State {
             let source = volume.spec.csi.as_ref()?;
             return Some((source.driver.clone(), source.volume_handle.clone()));
         }
-        // The volume that will be made counts, too.
+        // A volume that will be provisioned counts, too.
         let class = self.classes.get(claim.class())?;
         Some((class.provisioner.clone(), format!("{}/{}", claim.namespace(), claim.name())))
     }

@@ -116,14 +116,14 @@ pub(super) struct NodeDriver {
     pub(super) allocatable: Option<VolumeCount>,
 }
 
-/// How many volumes of a driver a node can have.
+/// Maximum number of a driver's volumes on a node.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default)]
 pub(super) struct VolumeCount {
     pub(super) count: Option<i32>,
 }
 
-/// How much of a class can be provisioned for some nodes.
+/// Capacity that can be provisioned of a class for some nodes.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct Capacity {
@@ -203,9 +203,9 @@ impl Claim {
 // === impl Capacity ===
 
 impl Capacity {
-    /// The largest volume that can be made.
+    /// Maximum size of a volume.
     pub(super) fn limit(&self) -> Option<Quantity> {
-        // The maximum size is more precise.
+        // `maximumVolumeSize` is more precise than `capacity`.
         Quantity::parse(&self.maximum_volume_size.as_ref().or(self.capacity.as_ref())?.0).ok()
     }
 }

@@ -79,7 +79,7 @@ struct KmsEntry {
     timeout: Option<String>,
 }
 
-/// Reads the file. Plugins of `former` with the same settings are kept.
+/// Parses the file. Plugins of `former` with the same settings are reused.
 pub(super) fn load(path: &Path, former: &[Rule]) -> Result<Vec<Rule>, Error> {
     let text = read(path)?;
     let invalid = |reason: String| Error::Configuration { path: path.to_owned(), reason };
@@ -118,7 +118,7 @@ pub(super) fn load(path: &Path, former: &[Rule]) -> Result<Vec<Rule>, Error> {
     Ok(rules)
 }
 
-/// The plugin with these settings. Several resources share one, and it survives a reload.
+/// The plugin with these settings. Resources share it, and a reload reuses it.
 fn kms(
     settings: KmsSettings,
     (known, names): (&mut Vec<Arc<Provider>>, &mut BTreeSet<String>),
@@ -181,7 +181,7 @@ impl Keys {
                     entry.name
                 ));
             }
-            // The error has no part of the secret.
+            // The error must not contain the secret.
             let bytes = BASE64_STANDARD.decode(entry.secret.trim());
             let bytes = bytes.map_err(|_error| format!("{field}.secret: is not base64"))?;
             let key = scheme.key(entry.name, &bytes);
@@ -249,7 +249,7 @@ impl Pattern {
     }
 }
 
-/// Reads the file. As a key file, it must belong to this user, and other users must have no access to it.
+/// Reads the file. It must belong to this user, and other users must have no access to it, as for a key file.
 fn read(path: &Path) -> Result<String, Error> {
     let failed = |source| Error::Read { path: path.to_owned(), source };
     let file =

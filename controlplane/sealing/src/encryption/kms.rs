@@ -1,9 +1,9 @@
-//! Key management services, version 2: a plugin on a unix socket protects the seed from which the keys of values are
+//! Key management services, version 2: a plugin on a unix socket encrypts the seed from which the keys of values are
 //! derived.
 //!
-//! One seed is made at the start and after each rotation of the plugin's key. So the plugin is asked once for it, and
-//! once for each unknown seed that a stored value names. Each value has its own key: HKDF-SHA256 of the seed and 32
-//! random bytes.
+//! A new seed is made at the start and after each rotation of the plugin's key. The plugin is called once to encrypt a
+//! seed, and once to decrypt each unknown seed of a stored value. Each value has its own key: HKDF-SHA256 of the seed
+//! and 32 random bytes.
 //!
 //! A thread with a runtime of its own calls the plugin: values are encrypted and decrypted in synchronous code.
 
@@ -38,9 +38,9 @@ mod v2 {
 /// Bytes of a seed, and of the random bytes that a key is derived with.
 const SEED: usize = 32;
 const INFO: usize = 32;
-/// Maximum number of seeds that are kept.
+/// Maximum number of cached seeds.
 const SEEDS: usize = 1000;
-/// Age after which the next write asks the plugin for its current key, in the background.
+/// Interval of key checks. The first write after it asks the plugin for its key id, in the background.
 const CHECK: Duration = Duration::from_secs(60);
 /// Maximum bytes of the parts of an answer, as upstream.
 const MAX_KEY_ID: usize = 1 << 10;
@@ -63,7 +63,7 @@ pub(super) struct Kms {
     calls: mpsc::Sender<Call>,
 }
 
-/// Decrypted seeds and keys, by whether it is a seed, and the encrypted form.
+/// Cache of decrypted seeds and keys. The key of the map: whether it is a seed, and the encrypted bytes.
 type Sources = HashMap<(bool, Vec<u8>), Arc<Source>>;
 
 struct Shared {
@@ -73,7 +73,7 @@ struct Shared {
     seeds: Mutex<Sources>,
 }
 
-/// The seed that encrypts.
+/// The seed for new values.
 struct Current {
     key_id: String,
     encrypted: Vec<u8>,
@@ -81,7 +81,7 @@ struct Current {
     source: Arc<Source>,
 }
 
-/// Where the key of a value comes from.
+/// Source of the key of a value.
 enum Source {
     Seed(hkdf::Prk),
     Key(Box<LessSafeKey>),
@@ -117,7 +117,7 @@ impl Kms {
         let kms = Self { settings, prefix, shared, calls };
         let (done, checked) = mpsc::channel();
         kms.call(Call::Check(Some(done)))?;
-        // The thread limits the duration of the call.
+        // The wait needs no timeout: the thread limits the duration of the call.
         let outcome = checked.recv().unwrap_or_else(|_ended| Err("its thread has ended".to_owned()));
         outcome.map_err(|reason| failed(&kms.settings, reason))?;
         Ok(kms)
@@ -151,7 +151,7 @@ impl Kms {
         Ok(sealed)
     }
 
-    /// Decrypts the bytes behind the prefix.
+    /// Decrypts the bytes after the prefix.
     pub(super) fn open(&self, sealed: &[u8], context: &[u8]) -> Result<Vec<u8>, Error> {
         let damaged = || Error::Damaged { id: self.settings.name.clone() };
         let object = v2::EncryptedObject::decode(sealed).map_err(|_invalid| damaged())?;
@@ -203,12 +203,12 @@ impl Kms {
         Ok(source)
     }
 
-    /// Has the key of the plugin checked if that was long ago. It does not wait.
+    /// Starts a check of the plugin's key, if one is due. Does not wait.
     fn check_sometimes(&self) {
         let mut checked = self.shared.checked.lock().unwrap_or_else(PoisonError::into_inner);
         if checked.elapsed() > CHECK {
             *checked = Instant::now();
-            // A thread that has ended is reported by the next decryption.
+            // If the thread has ended, the next decryption reports it.
             let _ = self.calls.send(Call::Check(None));
         }
     }
@@ -223,7 +223,7 @@ fn failed(settings: &KmsSettings, reason: String) -> Error {
     Error::Kms { name: settings.name.clone(), reason }
 }
 
-/// Answers the messages until the last sender is dropped.
+/// Handles messages until the last sender is dropped.
 fn serve(shared: &Shared, settings: KmsSettings, queue: &mpsc::Receiver<Call>) {
     let name = settings.name.clone();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -304,7 +304,7 @@ impl Source {
         }
     }
 
-    /// The key of the value with these random bytes. None for a source that is a key itself.
+    /// Derives the key of the value with these random bytes. `None` if the source is a key itself.
     fn key(&self, info: &[u8]) -> Option<LessSafeKey> {
         let Self::Seed(seed) = self else { return None };
         let mut key = [0; 32];

@@ -1,6 +1,6 @@
 //! The providers: each has a prefix for its values, and keys.
 //!
-//! Source of the forms: `k8s.io/apiserver/pkg/storage/value/encrypt`.
+//! Source of the formats: `k8s.io/apiserver/pkg/storage/value/encrypt`.
 
 use aes::cipher::{BlockDecryptMut as _, BlockEncryptMut as _, KeyIvInit as _, block_padding::Pkcs7};
 use crypto_secretbox::{
@@ -51,7 +51,7 @@ enum Key {
 // === impl Provider ===
 
 impl Provider {
-    /// The value with its prefix; `None` to store it as it is.
+    /// Encrypts the value and adds the prefix. `None`: the value is stored without encryption.
     pub(super) fn seal(&self, plain: &[u8], context: &[u8]) -> Result<Option<Vec<u8>>, Error> {
         match self {
             Self::Identity => Ok(None),
@@ -65,7 +65,7 @@ impl Provider {
         }
     }
 
-    /// The decrypted value; `None` if it is not one of this provider.
+    /// Decrypts the value. `None` if it does not have the prefix of this provider.
     pub(super) fn open(&self, stored: &[u8], context: &[u8]) -> Option<Result<Vec<u8>, Error>> {
         match self {
             Self::Identity => None,
@@ -78,7 +78,7 @@ impl Provider {
         }
     }
 
-    /// Whether the value is as this provider writes it now.
+    /// Whether the value has the form and key with which this provider writes now.
     pub(super) fn is_current(&self, stored: &[u8]) -> bool {
         match self {
             Self::Identity => !super::is_encrypted(stored),
@@ -192,7 +192,7 @@ pub(super) fn open_gcm(key: &LessSafeKey, sealed: &[u8], context: &[u8]) -> Opti
     Some(text)
 }
 
-/// Bytes of the kernel's random numbers.
+/// Random bytes from the kernel.
 pub(super) fn random<const LENGTH: usize>() -> Result<[u8; LENGTH], Error> {
     let mut bytes = [0; LENGTH];
     SystemRandom::new().fill(&mut bytes).map_err(|_unspecified| Error::Cipher)?;
@@ -254,7 +254,7 @@ mod tests {
         let cipher = XSalsa20Poly1305::new_from_slice(&key).unwrap();
         let text = cipher.encrypt(GenericArray::from_slice(&nonce), plain.as_slice()).unwrap();
         assert_eq!(text[..16], hex("f3ffc7703f9400e52a7dfb4b3d3305d9"));
-        // NIST GCM test case 14 has no associated data; here the round trip and the context.
+        // The NIST vectors have no associated data, so this tests the round trip and the context.
         let key = gcm(&[7; 16]).unwrap();
         let sealed = seal_gcm(&key, b"a", b"here").unwrap();
         assert_eq!(open_gcm(&key, &sealed, b"here").unwrap(), b"a");

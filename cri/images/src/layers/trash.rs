@@ -130,7 +130,7 @@ impl Trash {
             state.workers += 1;
             if let Err(error) = thread.spawn(move || trash.work()) {
                 tracing::debug!(%error, "cannot start a thread to delete layers");
-                // The running threads do all the work, or, if there is none, the caller.
+                // The running threads do all the work. Without a thread the caller does it.
                 let alone = state.workers == 1;
                 state.workers -= usize::from(!alone);
                 return !alone;

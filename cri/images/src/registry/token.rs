@@ -46,7 +46,7 @@ pub(super) async fn fetch(
         .realm
         .parse()
         .map_err(|_bad| RegistryError::Realm { realm: detail::without_secrets(grant.realm) })?;
-    // CVE-2019-10214: the registry must not lead credentials past TLS.
+    // CVE-2019-10214: the registry must not redirect credentials to a service without TLS.
     let is_private = url.scheme() == "https" || url.host_str().is_some_and(is_loopback);
     if auth.is_some() && grant.secure && !is_private {
         return Err(RegistryError::PlainRealm { realm: detail::without_secrets(grant.realm) });

@@ -233,7 +233,7 @@ pub(super) fn file() -> Vec<u8> {
     file
 }
 
-/// The ELF header and the program headers of 64 bits.
+/// The ELF header and the program headers in the 64-bit layout.
 fn headers64(code: usize) -> Vec<u8> {
     let headers = u64::from(HEADER + SEGMENT * SEGMENTS);
     let len = headers + code as u64;
@@ -256,7 +256,7 @@ fn headers64(code: usize) -> Vec<u8> {
     file
 }
 
-/// The same in the layout of 32 bits.
+/// The ELF header and the program headers in the 32-bit layout.
 fn headers32(code: usize) -> Vec<u8> {
     const HEADER: u16 = 52;
     const SEGMENT: u16 = 32;

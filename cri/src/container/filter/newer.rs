@@ -1,9 +1,9 @@
 //! System calls that are newer than libseccomp, or than the profile.
 //!
-//! A C library tries the newest call first and falls back to an older one on `ENOSYS`. On a profile's `EPERM` it assumes that
-//! the call is forbidden, and fails. So calls newer than all calls of the profile get `ENOSYS`, as in runc. Calls that the
-//! profile has but libseccomp does not know are decided here. The result is a prefix of libseccomp's program, which decides
-//! all other calls.
+//! A C library tries the newest call first and falls back to an older one on `ENOSYS`. On a profile's `EPERM` it
+//! assumes that the call is forbidden, and fails. So calls newer than all calls of the profile get `ENOSYS`, as in
+//! runc. Calls that the profile has but libseccomp does not know are decided here. The result is a prefix of
+//! libseccomp's program, which decides all other calls.
 
 use libseccomp::{ScmpAction, ScmpSyscall};
 use oci_spec::runtime::{Arch, LinuxSeccomp, LinuxSeccompAction};
@@ -13,7 +13,8 @@ use super::architecture::architecture;
 /// Bytes of an instruction (`struct sock_filter`).
 pub(super) const INSTRUCTION: usize = 8;
 
-/// System calls of Linux 5.15 to 6.17. Their numbers are the same on all architectures (`scripts/syscall.tbl` of the kernel).
+/// System calls of Linux 5.15 to 6.17. Their numbers are the same on all architectures (`scripts/syscall.tbl` of the
+/// kernel).
 const NEWER: [(&str, u32); 22] = [
     ("process_mrelease", 448),
     ("futex_waitv", 449),
@@ -41,7 +42,7 @@ const NEWER: [(&str, u32); 22] = [
 
 /// First number of x32 calls. That architecture has its own numbers.
 const X32: u32 = 0x4000_0000;
-/// First number of the calls that 32-bit ARM alone has (`__ARM_NR_BASE`). New calls have lower numbers.
+/// First number of the system calls that only 32-bit ARM has (`__ARM_NR_BASE`). New system calls have lower numbers.
 const ARM: u32 = 0x000f_0000;
 
 // Offsets in `struct seccomp_data`, and return values of a filter (linux/seccomp.h).
@@ -150,7 +151,7 @@ fn newest(profile: &LinuxSeccomp, of: Arch) -> Option<u32> {
     numbers.filter(|number| *number < own(of)).max()
 }
 
-/// First number that the prefix leaves to libseccomp's program.
+/// First system call number that the prefix passes on to libseccomp's program.
 fn own(of: Arch) -> u32 {
     if of == Arch::ScmpArchArm { ARM } else { X32 }
 }
@@ -172,8 +173,8 @@ fn with_native(architectures: &[Arch]) -> Vec<Arch> {
     native.into_iter().chain(others).collect()
 }
 
-/// The kernel's number of an architecture (`AUDIT_ARCH_*` of linux/audit.h). For other architectures libseccomp's program
-/// decides everything.
+/// The kernel's number of an architecture (`AUDIT_ARCH_*` of linux/audit.h). For other architectures libseccomp's
+/// program decides everything.
 fn token(of: Arch) -> Option<u32> {
     match of {
         Arch::ScmpArchX86_64 => Some(0xc000_003e),

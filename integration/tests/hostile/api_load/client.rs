@@ -282,7 +282,7 @@ impl Http2 {
         self.try_get(path).unwrap();
     }
 
-    /// Starts and resets requests and reads no response, until the connection ends or its buffers are full.
+    /// Starts and resets requests without reading responses, until the connection ends or its buffers are full.
     pub(super) fn flood_by_resets(&mut self, count: usize) {
         self.limit_writes();
         let _ended = (0..count).try_for_each(|_| {
@@ -292,7 +292,7 @@ impl Http2 {
         });
     }
 
-    /// Sends settings and pings and reads no answer, until the connection ends or its buffers are full.
+    /// Sends settings and pings without reading answers, until the connection ends or its buffers are full.
     pub(super) fn flood_by_settings(&mut self, count: usize) {
         self.limit_writes();
         let _ended = (0..count).try_for_each(|_| {

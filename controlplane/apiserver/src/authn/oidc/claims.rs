@@ -86,7 +86,7 @@ pub(super) fn user(config: &IssuerConfig, claims: &Value) -> Result<User, ClaimE
     Ok(user)
 }
 
-/// The text of an expression; it must not be empty.
+/// Result of an expression that must be a non-empty string.
 fn one(expression: &Expression, claims: &Value) -> Result<String, ClaimError> {
     match expression.over_claims(claims).map_err(ClaimError::Expression)? {
         Value::String(text) if !text.is_empty() => Ok(text),
@@ -94,7 +94,7 @@ fn one(expression: &Expression, claims: &Value) -> Result<String, ClaimError> {
     }
 }
 
-/// The texts of an expression: one, a list, or null. Empty ones are left out, as upstream.
+/// Result of an expression: a string, a list of strings, or null. Empty strings are omitted, as upstream.
 fn several(expression: &Expression, claims: &Value) -> Result<Vec<String>, ClaimError> {
     let wrong = || ClaimError::NoText(expression.source.clone());
     let texts = match expression.over_claims(claims).map_err(ClaimError::Expression)? {

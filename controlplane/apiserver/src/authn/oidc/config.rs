@@ -65,7 +65,7 @@ pub(crate) struct IssuerConfig {
     pub(crate) user_rules: Vec<Rule>,
 }
 
-/// Where a value comes from.
+/// Source of a value.
 #[derive(Clone, Debug)]
 pub(crate) enum Mapping {
     Claim(PrefixedClaim),
@@ -151,7 +151,7 @@ struct Mappings {
 #[serde(deny_unknown_fields, default)]
 struct Source {
     claim: String,
-    /// Upstream requires it, so that nobody forgets it: names without a prefix can collide with those of the cluster.
+    /// Required, as upstream: names without a prefix can collide with names of the cluster.
     prefix: Option<String>,
     expression: String,
 }

@@ -26,7 +26,7 @@ pub(crate) struct Expression {
     program: Program,
 }
 
-/// What an expression may result in.
+/// Result types that a field allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
     Bool,
@@ -69,7 +69,7 @@ impl Expression {
         }
     }
 
-    /// The result over these claims, as JSON.
+    /// Evaluates the expression over the claims. Returns JSON.
     ///
     /// # Errors
     /// The evaluation failed.

@@ -1,4 +1,5 @@
-//! The public keys of an issuer: fetched when a token needs them, kept for an hour or until a token names an unknown key.
+//! The public keys of an issuer: fetched when a token needs them, kept for an hour or until a token names an unknown
+//! key.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,8 +18,8 @@ const LIMIT: usize = 1 << 20;
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Minimum time between two fetches. Anyone can send tokens with unknown keys.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// Age at which keys are fetched again with the next token, so that a key that the issuer removed is not trusted for
-/// ever. If the issuer does not answer, the known keys stay.
+/// Maximum age of keys. The next token after it fetches them again, so that removed keys lose their trust. If the
+/// issuer does not answer, the old keys are kept.
 const MAX_AGE: Duration = Duration::from_secs(3600);
 /// Maximum number of keys.
 const KEYS: usize = 100;

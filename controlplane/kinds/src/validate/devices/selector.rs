@@ -8,11 +8,11 @@ use coracle_cel::{Environment, Field, ObjectType, Program, Type};
 static ENVIRONMENT: LazyLock<Environment> =
     LazyLock::new(|| Environment::default().variable("device", device()));
 
-/// Why an expression selects no devices; `None` if it is valid.
+/// The error of a selector expression. `None` if it is valid.
 pub(super) fn problem(expression: &str) -> Option<String> {
     match Program::compile(expression, &ENVIRONMENT) {
         Err(error) => Some(format!("compilation failed: {error}")),
-        // An attribute has a type that is known only when the expression is evaluated.
+        // The type of an attribute is known only at evaluation.
         Ok(program) if matches!(program.kind(), Type::Bool | Type::Dyn) => None,
         Ok(program) => Some(format!("must evaluate to bool or the unknown type, not {}", program.kind())),
     }

@@ -84,7 +84,7 @@ fn device(causes: &mut Causes, path: &Path, device: &Value, has_own_nodes: bool)
     mappings(causes, &path.field("nodeAllocatableResourceMappings"), device);
 }
 
-/// Checks how many attributes, capacities and values there are.
+/// Checks the number of attributes, capacities and values.
 fn numbers(causes: &mut Causes, path: &Path, device: &Value) {
     let entries_of = |field: &str| entries(&device[field]).count();
     let both = entries_of("attributes") + entries_of("capacity");
@@ -165,7 +165,7 @@ pub(super) fn qualified(causes: &mut Causes, path: &Path, name: &str) {
                 one => identifier(causes, path, one),
             }
         }
-        // As upstream, which does not check names with more slashes.
+        // As upstream: names with more than one slash are not checked.
         _ => {}
     }
 }
@@ -204,7 +204,8 @@ fn counters(causes: &mut Causes, path: &Path, (set, name): (&Value, &str)) {
     }
 }
 
-/// Checks where a device is: in a slice whose devices have nodes of their own, in exactly one way.
+/// Checks the nodes of a device. With `perDeviceNodeSelection` each device has exactly one of nodeName, nodeSelector
+/// and allNodes.
 fn nodes(causes: &mut Causes, path: &Path, device: &Value, has_own_nodes: bool) {
     const ONE: &str = "exactly one of `nodeName`, `nodeSelector`, or `allNodes` is required when \
         `perDeviceNodeSelection` is set to true in the ResourceSlice spec";
@@ -268,7 +269,7 @@ fn binding(causes: &mut Causes, path: &Path, device: &Value) {
     }
 }
 
-/// Checks which resources of the node a device counts for.
+/// Checks the node resources that a device maps to.
 fn mappings(causes: &mut Causes, path: &Path, device: &Value) {
     for (name, mapping) in entries(&device["nodeAllocatableResourceMappings"]) {
         let here = path.key(name);

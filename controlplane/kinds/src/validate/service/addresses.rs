@@ -13,8 +13,8 @@ const POLICIES: &[&str] = &["PreferDualStack", "RequireDualStack", "SingleStack"
 /// One address of each family.
 const MOST: usize = 2;
 
-/// Violations of the cluster IPs, the families and the policy of a Service. The API server needs them before it
-/// allocates addresses.
+/// Violations in the cluster IPs, families and policy of a Service. The API server calls this before it allocates
+/// addresses.
 #[must_use]
 pub fn service_addresses(service: &Value) -> Vec<Cause> {
     let mut causes = Causes::default();
@@ -92,7 +92,7 @@ fn family_of(ip: IpAddr) -> &'static str {
     if ip.is_ipv4() { "IPv4" } else { "IPv6" }
 }
 
-/// Checks that an update keeps the primary address and family, and releases the secondary ones by policy only.
+/// Checks that an update keeps the primary address and family. It may release the secondary ones only by the policy.
 pub(super) fn check_update(causes: &mut Causes, new: &Value, old: &Value) {
     if [new, old].iter().any(|spec| spec["type"] == "ExternalName") {
         return;
@@ -107,7 +107,7 @@ pub(super) fn check_update(causes: &mut Causes, new: &Value, old: &Value) {
     }
 }
 
-/// A list whose first element never changes and whose second one may come and go.
+/// Checks a list whose first element is immutable. The second element may be added or removed.
 struct Released {
     field: &'static str,
     name: &'static str,

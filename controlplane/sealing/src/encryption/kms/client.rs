@@ -15,7 +15,7 @@ const MAX_ANSWER: usize = 64 << 10;
 
 pub(super) struct Client {
     settings: KmsSettings,
-    /// Made in the first call: the runtime must run.
+    /// Created by the first call, because it must be within the runtime.
     plugin: Option<Generated<Channel>>,
 }
 
@@ -78,7 +78,7 @@ impl Client {
     }
 }
 
-/// A connection that is made with the first call, and again after a failure.
+/// A lazy connection: it connects with the first call, and again after a failure.
 fn connect(socket: PathBuf) -> Generated<Channel> {
     // The name is not resolved: the connector ignores it.
     let endpoint = Endpoint::from_static("http://localhost");

@@ -11,7 +11,7 @@ use super::{
     *,
 };
 
-/// What the plugin does; tests change it.
+/// Behaviour of the plugin. Tests change it.
 #[derive(Default)]
 pub(crate) struct Behaviour {
     pub(crate) key_id: String,
@@ -92,7 +92,7 @@ fn seeds_are_decrypted_once_and_keys_rotate() {
     let kms = start(&socket).unwrap();
     let values: Vec<Vec<u8>> = (0..5).map(|_| kms.seal(b"value", b"name").unwrap()).collect();
     assert_ne!(values[0], values[1]);
-    // Another start has another seed, and reads the values of the former one.
+    // After a restart there is another seed. It reads the values of the previous seed.
     let kms = start(&socket).unwrap();
     for value in &values {
         let sealed = value.strip_prefix(kms.prefix()).unwrap();
