@@ -140,22 +140,29 @@ where
         + 'static,
 {
     let api: Api<K> = Api::all(client.clone());
-    let state = (Box::pin(watcher(api, config)), FIRST_DELAY);
-    futures::stream::unfold(state, async |(mut events, mut delay)| {
+    let state = (Box::pin(watcher(api, config)), FIRST_DELAY, Duration::ZERO);
+    futures::stream::unfold(state, async |(mut events, mut delay, mut pause)| {
         loop {
-            match events.next().await? {
-                Ok(event) => return Some((event, (events, FIRST_DELAY))),
-                Err(error) => {
-                    let cause =
-                        std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-                    tracing::debug!(kind = %K::kind(&()), cause, "watch: {error}");
-                    tokio::time::sleep(delay).await;
-                    delay = (delay * 2).min(LONGEST_DELAY);
-                }
+            tokio::time::sleep(pause).await;
+            let error = match events.next().await? {
+                Ok(event) => return Some((event, (events, FIRST_DELAY, Duration::ZERO))),
+                Err(error) => error,
+            };
+            let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+            tracing::debug!(kind = %K::kind(&()), cause, "watch: {error}");
+            pause = delay;
+            delay = (delay * 2).min(LONGEST_DELAY);
+            if is_unserved(&error) {
+                return Some((watcher::Event::InitDone, (events, delay, pause)));
             }
         }
     })
     .boxed()
+}
+
+/// Whether the server does not serve the kind, as an older server. The list counts as empty then.
+fn is_unserved(error: &watcher::Error) -> bool {
+    matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
 }
 
 // === impl Scheduler ===
@@ -407,5 +414,20 @@ impl Scheduler {
 
     fn record(&self, pod: &Pod, event: Event) {
         self.recorder.record(pod.object_reference(), pod.scheduler().to_owned(), event);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_kind_that_is_not_served_counts_as_listed() {
+        let failed = |code| {
+            let status = kube::core::Status { code, ..Default::default() };
+            watcher::Error::InitialListFailed(kube::Error::Api(Box::new(status)))
+        };
+        assert!(is_unserved(&failed(404)));
+        assert!(!is_unserved(&failed(403)) && !is_unserved(&failed(500)));
     }
 }
