@@ -8,9 +8,10 @@ use kube::Client;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
+    config::ControlPlaneConfig,
     leader::{Candidate, LeaderElection},
     pki::Pki,
-    start::{ControlPlaneConfig, Error, host_name},
+    start::{Error, host_name},
 };
 
 /// An API server of another program, such as kube-apiserver.

@@ -13,6 +13,7 @@
 
 mod backup;
 mod clients;
+mod config;
 mod kubeconfig;
 mod leader;
 pub mod pki;
@@ -22,6 +23,7 @@ mod tls;
 
 pub use backup::{BackupError, BackupFile, offline_backup, restore_backup};
 pub use clients::{ExternalServer, run_clients};
+pub use config::{ControlPlaneConfig, EncryptionFile};
 pub use coracle_apiserver::{
     AuditConfig, AuditLogOptions, AuditWebhookConfig, AuthorizationConfig, BACKUP_PATH, PluginSelection,
     RequestHeaderConfig, TokenWebhookConfig,
@@ -30,5 +32,5 @@ pub use coracle_controllers::ControllerSelection;
 pub use coracle_scheduler::SchedulerConfig;
 pub use leader::LeaderElection;
 pub use pki::Pki;
-pub use start::{ControlPlane, ControlPlaneConfig, EncryptionFile, Error, NodeIdentity, start};
+pub use start::{ControlPlane, Error, NodeIdentity, start};
 pub use store::{EtcdConfig, OpenStoreError};

@@ -5,111 +5,29 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
 };
 
 use coracle_apiserver::{
-    Apiserver, ApiserverConfig, AuditConfig, AuthorizationConfig, FrontProxy, KubeletTls, OpenError,
-    PluginSelection, RequestHeaderConfig, ServiceRange, ServiceRanges, TokenWebhookConfig, User,
+    Apiserver, ApiserverConfig, FrontProxy, KubeletTls, OpenError, ServiceRange, ServiceRanges, User,
 };
-use coracle_controllers::{AccountTokenSigner, ControllerSelection, ControllersConfig, SignError, Signer};
-use coracle_scheduler::SchedulerConfig;
+use coracle_controllers::{AccountTokenSigner, ControllersConfig, SignError, Signer};
 use coracle_sealing::Encryption;
-use ipnetwork::{IpNetwork, Ipv4Network};
+use ipnetwork::IpNetwork;
 use nix::net::if_::InterfaceFlags;
 use tokio::net::TcpListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     clients::Clients,
+    config::ControlPlaneConfig,
     kubeconfig,
-    leader::LeaderElection,
     pki::{self, Leaf, Pki, PkiError, Usage},
-    store::{self, EtcdConfig, OpenStoreError, Opened},
+    store::{self, OpenStoreError, Opened},
     tls::{self, TlsError},
 };
 
 const DOMAIN: &str = "cluster.local";
 const LOOPBACK: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
-
-/// Configuration of the control plane.
-#[derive(Clone, Debug)]
-pub struct ControlPlaneConfig {
-    /// State directory, which survives reboots: `store/`, `pki/`, `admin.kubeconfig`.
-    pub state_dir: PathBuf,
-    /// The address on which the API server listens.
-    pub listen: SocketAddr,
-    /// The address by which nodes and pods reach the API server; `None` uses the machine's own.
-    pub advertise: Option<IpAddr>,
-    /// Additional names and addresses by which clients reach the API server.
-    pub serving_names: Vec<String>,
-    /// The node that joins from this machine, if any. It may have the API server's names and addresses.
-    pub own_node: Option<String>,
-    /// Address ranges of pods, at most one of each family. Nodes get parts of them.
-    pub cluster_cidrs: Vec<IpNetwork>,
-    /// Prefix lengths of a node's parts, for IPv4 and IPv6.
-    pub node_masks: [u8; 2],
-    /// Address range of services. Its family is the default one.
-    pub service_cidr: IpNetwork,
-    /// Address range of services in the other family.
-    pub secondary_service_cidr: Option<IpNetwork>,
-    /// File of static tokens: lines of `token,user,uid[,"group,…"]`.
-    pub token_file: Option<PathBuf>,
-    /// Issuers of tokens and the rule for anonymous requests: a file of upstream's `AuthenticationConfiguration`.
-    pub authentication_file: Option<PathBuf>,
-    /// Webhook that knows bearer tokens.
-    pub token_webhook: Option<TokenWebhookConfig>,
-    /// Proxy that names users in request headers.
-    pub request_header: Option<RequestHeaderConfig>,
-    /// Whether requests without credentials are accepted. The authentication file takes precedence.
-    pub anonymous_auth: bool,
-    /// Which authorizers decide.
-    pub authorization: AuthorizationConfig,
-    /// Encryption of any resources: a file of upstream's `EncryptionConfiguration`.
-    pub encryption_config: Option<EncryptionFile>,
-    /// Key file for the encryption of Secrets; `None` is `sealing.key` in the state directory, created at the first
-    /// start.
-    pub encryption_key_file: Option<PathBuf>,
-    /// The etcd that has the cluster's objects; `None` uses the embedded store.
-    pub etcd: Option<EtcdConfig>,
-    /// Leader election of controllers and scheduler, which takes place if the store is on etcd.
-    pub election: LeaderElection,
-    /// Configuration of the admission plugins: a file of upstream's `AdmissionConfiguration`.
-    pub admission_file: Option<PathBuf>,
-    /// Which admission plugins run.
-    pub admission_plugins: PluginSelection,
-    /// What is recorded of requests, and where; `None` records nothing.
-    pub audit: Option<AuditConfig>,
-    /// Which controllers run.
-    pub controllers: ControllerSelection,
-    /// Whether the scheduler runs.
-    pub run_scheduler: bool,
-    /// Configuration of the scheduler.
-    pub scheduler: SchedulerConfig,
-    /// Maximum validity of certificates that are signed on request.
-    pub signing_duration: Duration,
-    /// Time without a heartbeat after which a node's conditions become Unknown and its pods are evicted.
-    pub node_monitor_grace: Duration,
-    /// Whether nodes serve LoadBalancer services at the nodes' addresses.
-    pub node_balancers: bool,
-    /// Ranges from which LoadBalancer services of the class `coracle.dev/address-pool` get addresses.
-    pub load_balancer_pool: Vec<IpNetwork>,
-    /// Maximum duration of a request that is not long-running.
-    pub request_timeout: Duration,
-    /// Maximum read-only and mutating requests in flight.
-    pub max_in_flight: [usize; 2],
-    /// Delay between the start of the shutdown and the end of accepting requests. The server is not ready in this time.
-    pub shutdown_delay: Duration,
-}
-
-/// An EncryptionConfiguration.
-#[derive(Clone, Debug)]
-pub struct EncryptionFile {
-    /// The file.
-    pub path: PathBuf,
-    /// Whether the file is read again when it changes.
-    pub reload: bool,
-}
 
 /// The control plane did not start.
 #[derive(Debug, thiserror::Error)]
@@ -173,53 +91,6 @@ pub struct NodeIdentity {
     pub client_ca: PathBuf,
     /// Kubeconfig for a node in a separate process.
     pub kubeconfig: PathBuf,
-}
-
-// === impl ControlPlaneConfig ===
-
-impl ControlPlaneConfig {
-    /// The configuration of `coracle up`, with this state directory.
-    #[must_use]
-    pub fn new(state_dir: &Path) -> Self {
-        // A prefix of 16 bits is always valid; the error cannot happen.
-        let network = |a, b| {
-            Ipv4Network::new(Ipv4Addr::new(a, b, 0, 0), 16).unwrap_or_else(|_| Ipv4Addr::UNSPECIFIED.into())
-        };
-        Self {
-            state_dir: state_dir.to_owned(),
-            listen: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 6443)),
-            advertise: None,
-            serving_names: Vec::new(),
-            own_node: None,
-            cluster_cidrs: vec![IpNetwork::V4(network(10, 42))],
-            node_masks: [24, 64],
-            service_cidr: IpNetwork::V4(network(10, 43)),
-            secondary_service_cidr: None,
-            token_file: None,
-            authentication_file: None,
-            token_webhook: None,
-            request_header: None,
-            anonymous_auth: true,
-            authorization: AuthorizationConfig::default(),
-            encryption_config: None,
-            encryption_key_file: None,
-            etcd: None,
-            election: LeaderElection::default(),
-            admission_file: None,
-            admission_plugins: PluginSelection::default(),
-            audit: None,
-            controllers: ControllerSelection::default(),
-            run_scheduler: true,
-            scheduler: SchedulerConfig::default(),
-            signing_duration: Duration::from_secs(365 * 24 * 3600),
-            node_monitor_grace: Duration::from_secs(50),
-            node_balancers: true,
-            load_balancer_pool: Vec::new(),
-            request_timeout: coracle_apiserver::REQUEST_TIMEOUT,
-            max_in_flight: coracle_apiserver::MAX_IN_FLIGHT,
-            shutdown_delay: Duration::ZERO,
-        }
-    }
 }
 
 /// Starts the control plane. When this returns, the API server accepts requests. Cancelling `shutdown` stops it.

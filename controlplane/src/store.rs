@@ -14,8 +14,8 @@ use coracle_store::{
 };
 
 use crate::{
+    config::{ControlPlaneConfig, EncryptionFile},
     pki::{Pki, PkiError},
-    start::{ControlPlaneConfig, EncryptionFile},
 };
 
 /// The key file, below the state directory.

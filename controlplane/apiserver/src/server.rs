@@ -2,7 +2,7 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Arc, Weak},
     time::{Duration, Instant},
 };
@@ -17,18 +17,19 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    admit::{Admission, PluginSelection, PodSecurityConfig},
+    admit::{Admission, PodSecurityConfig},
     aggregation::{self, FrontProxy, Remotes, forward},
-    audit::{AuditWebhookConfig, Auditor, Received, Record},
+    audit::{Auditor, Received, Record},
     authn::{
-        AnonymousConfig, AuthenticationConfig, Authenticators, PeerCertificate, RequestHeaderConfig, Sources,
-        TokenWebhookConfig, User, legacy_use, service_account::Tokens,
+        AnonymousConfig, Authenticators, PeerCertificate, Sources, User, legacy_use, service_account::Tokens,
     },
-    authz::{self, AuthorizationConfig, Authorizers, Question, impersonation},
+    authz::{self, Authorizers, Question, impersonation},
     backup, body, bootstrap,
     cache::Cache,
     call::{Call, Warnings},
-    compression, custom_resources, documents,
+    compression,
+    config::{ApiserverConfig, KubeletTls, OpenError, open_audit, read_authentication},
+    custom_resources, documents,
     error::{ApiError, Result},
     file_watch,
     flow_control::{self, FlowControl, Seats},
@@ -42,132 +43,6 @@ use crate::{
     service_range::ServiceRanges,
     usage,
 };
-
-/// Configuration of the API server.
-pub struct ApiserverConfig {
-    /// The address by which pods and nodes reach this server.
-    pub advertise: SocketAddr,
-    /// Address range of services. The first address is this server's own.
-    pub service_ranges: ServiceRanges,
-    /// Key that signs service-account tokens: PKCS#8, P-256.
-    pub service_account_key: Vec<u8>,
-    /// Issuer of tokens: a URL.
-    pub issuer: String,
-    /// File of static tokens.
-    pub token_file: Option<PathBuf>,
-    /// Issuers of tokens and the rule for anonymous requests: a file of upstream's `AuthenticationConfiguration`.
-    pub authentication_file: Option<PathBuf>,
-    /// Webhook that knows bearer tokens.
-    pub token_webhook: Option<TokenWebhookConfig>,
-    /// Proxy that names users in request headers.
-    pub request_header: Option<RequestHeaderConfig>,
-    /// Whether requests without credentials are accepted. The authentication file takes precedence.
-    pub anonymous_auth: bool,
-    /// Which authorizers decide.
-    pub authorization: AuthorizationConfig,
-    /// TLS for requests to kubelets.
-    pub kubelet: KubeletTls,
-    /// Configuration of the admission plugins, in upstream's form.
-    pub admission_file: Option<PathBuf>,
-    /// Which admission plugins run.
-    pub admission_plugins: PluginSelection,
-    /// What is recorded of requests, and where. `None` records nothing.
-    pub audit: Option<AuditConfig>,
-    /// The identity of this server towards aggregated servers.
-    pub front_proxy: FrontProxy,
-    /// Maximum duration of a request that is not long-running, and then of its response.
-    pub request_timeout: Duration,
-    /// Maximum read-only and mutating requests in flight. Their sum is the number of seats of all priority levels; one
-    /// user gets half of each.
-    pub max_in_flight: [usize; 2],
-    /// Delay between the start of the shutdown and the end of accepting requests. Load balancers switch to another
-    /// server in this time.
-    pub shutdown_delay: Duration,
-}
-
-/// The audit of requests.
-#[derive(Clone, Debug)]
-pub struct AuditConfig {
-    /// File of the policy: a `Policy` of `audit.k8s.io/v1`.
-    pub policy_file: PathBuf,
-    /// The log.
-    pub log: Option<coracle_audit::LogOptions>,
-    /// The webhook that receives the events.
-    pub webhook: Option<AuditWebhookConfig>,
-}
-
-/// TLS for requests to kubelets: the client certificate, and the CA of the kubelets' certificates.
-#[derive(Clone)]
-pub struct KubeletTls(pub Arc<rustls::ClientConfig>);
-
-/// The API server cannot start.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// The store failed.
-    #[error("cannot load the cluster's objects")]
-    Store(#[source] coracle_store::Error),
-    /// The signing key is not a P-256 key.
-    #[error("the service-account signing key is not a P-256 key in PKCS#8 form")]
-    SigningKey,
-    /// An authenticator cannot be made.
-    #[error("cannot set up authentication: {0}")]
-    Authentication(String),
-    /// The configuration of authentication cannot be used.
-    #[error("cannot use the authentication configuration {path}: {reason}")]
-    AuthenticationFile {
-        /// Its path.
-        path: PathBuf,
-        /// The invalid field, or the read error.
-        reason: String,
-    },
-    /// The configuration of authorization cannot be used.
-    #[error("cannot use the authorization configuration: {0}")]
-    Authorization(String),
-    /// The configuration of the admission plugins cannot be used.
-    #[error("cannot use the admission configuration {path}: {reason}")]
-    AdmissionFile {
-        /// Its path.
-        path: PathBuf,
-        /// The invalid field, or the read error.
-        reason: String,
-    },
-    /// The selection of admission plugins is invalid.
-    #[error("cannot select the admission plugins: {0}")]
-    AdmissionPlugins(String),
-    /// The audit policy cannot be read.
-    #[error("cannot read the audit policy {path}")]
-    AuditPolicyFile {
-        /// Its path.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The audit policy is invalid.
-    #[error("cannot use the audit policy {path}")]
-    AuditPolicy {
-        /// Its path.
-        path: PathBuf,
-        /// The invalid field.
-        #[source]
-        source: coracle_audit::PolicyError,
-    },
-    /// The audit log cannot be opened.
-    #[error("cannot open the audit log {path}")]
-    AuditLog {
-        /// Its path.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The audit webhook cannot be used.
-    #[error("cannot use the audit webhook: {0}")]
-    AuditWebhook(String),
-    /// The default objects cannot be created.
-    #[error("cannot make the first objects of the cluster")]
-    Bootstrap(#[source] ApiError),
-}
 
 /// The API server.
 #[derive(Clone)]
@@ -583,28 +458,6 @@ async fn follow_authorization(state: Weak<State>, path: PathBuf) {
 /// The seats of all priority levels.
 fn seats(max: [usize; 2]) -> u64 {
     u64::try_from(max[0].saturating_add(max[1])).unwrap_or(u64::MAX)
-}
-
-/// Reads the configuration of authentication. Without a file there are no issuers.
-fn read_authentication(path: Option<&Path>) -> std::result::Result<AuthenticationConfig, OpenError> {
-    let Some(path) = path else { return Ok(AuthenticationConfig::default()) };
-    let failed = |reason: String| OpenError::AuthenticationFile { path: path.to_owned(), reason };
-    let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
-    AuthenticationConfig::parse(&text).map_err(failed)
-}
-
-fn open_audit(config: AuditConfig) -> std::result::Result<Arc<Auditor>, OpenError> {
-    let path = config.policy_file;
-    let text = std::fs::read_to_string(&path)
-        .map_err(|source| OpenError::AuditPolicyFile { path: path.clone(), source })?;
-    let policy = coracle_audit::Policy::parse(&text)
-        .map_err(|source| OpenError::AuditPolicy { path: path.clone(), source })?;
-    let open = |options: coracle_audit::LogOptions| {
-        let path = options.path.clone();
-        coracle_audit::Log::open(options).map_err(|source| OpenError::AuditLog { path, source })
-    };
-    let log = config.log.map(open).transpose()?;
-    Auditor::new(policy, log, config.webhook).map_err(OpenError::AuditWebhook)
 }
 
 mod route;

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::*;
+use crate::{AuditConfig, AuthorizationConfig, PluginSelection};
 
 mod access;
 mod admission_plugins;

@@ -5,7 +5,7 @@ use std::path::Path;
 use coracle_kinds::pod_security::{Level, LevelVersion, Policy, Version};
 use serde::Deserialize;
 
-use crate::server::OpenError;
+use crate::config::OpenError;
 
 /// Maximum bytes of a configuration file.
 const LIMIT: u64 = 1 << 20;
