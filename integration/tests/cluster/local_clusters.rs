@@ -77,6 +77,13 @@ impl Clusters {
     }
 }
 
+impl Drop for Clusters {
+    /// Removes what a failed test leaves.
+    fn drop(&mut self) {
+        drop(self.command(&["delete", "--all"]).output());
+    }
+}
+
 /// Cgroups of nodes of the cluster with this name.
 fn cgroups(name: &str) -> Vec<PathBuf> {
     let top = PathBuf::from("/sys/fs/cgroup");
@@ -89,9 +96,18 @@ fn cgroups(name: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-fn layout() -> String {
+/// A copy of the image's layout with the name of the image.
+fn layout(machine: &Machine) -> String {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    repository.join("target/images/busybox").to_str().unwrap().to_owned()
+    let layout = machine.path("layout");
+    let copy =
+        Command::new("cp").arg("-r").arg(repository.join("target/images/busybox")).arg(&layout).status();
+    assert!(copy.unwrap().success());
+    let index = layout.join("index.json");
+    let text = fs::read_to_string(&index).unwrap();
+    assert!(text.contains("\"latest\""), "{text}");
+    fs::write(&index, text.replace("\"latest\"", &format!("{IMAGE:?}"))).unwrap();
+    layout.to_str().unwrap().to_owned()
 }
 
 /// Two clusters run side by side, each with a pod whose node port this machine reaches. A repeated `create` restarts
@@ -102,7 +118,7 @@ fn local_clusters_run_side_by_side_and_leave_nothing() {
         let before = Trace::of(machine);
         let clusters = Clusters::of(machine);
         let [first, second] = ["a", "b"].map(|letter| format!("t{}{letter}", std::process::id()));
-        let layout = layout();
+        let layout = layout(machine);
         fs::write(&clusters.kubeconfig, "contexts: [{name: other, context: {cluster: other}}]\n").unwrap();
         clusters.run(&["create", &first, "--image", &layout]);
         clusters.run(&["create", &second, "--nodes", "2", "--ipv6"]);

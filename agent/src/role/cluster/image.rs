@@ -42,5 +42,10 @@ async fn import(run_dir: &Path, path: &Path) -> anyhow::Result<Vec<String>> {
     let mut client = control::images(run_dir).await?;
     let reply = client.import(ImportRequest { path, name: String::new() }).await;
     let images = reply.map_err(|status| anyhow::anyhow!("{}", status.message()))?.into_inner().images;
+    // A pod could not name it.
+    anyhow::ensure!(
+        images.iter().all(|image| !image.names.is_empty()),
+        "an image of the archive has no name; archives of `docker save` and `coracle image export` have names"
+    );
     Ok(images.into_iter().flat_map(|image| image.names).collect())
 }
