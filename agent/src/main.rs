@@ -10,9 +10,9 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 
-use crate::settings::{
-    AllFlags, ControlPlaneSettings, Flags, LogSettings, NodeSettings, Places, RuntimeSettings, Settings,
-};
+#[cfg(feature = "controlplane")]
+use crate::settings::ControlPlaneSettings;
+use crate::settings::{AllFlags, Flags, LogSettings, NodeSettings, Places, RuntimeSettings, Settings};
 
 #[global_allocator]
 static ALLOCATOR: allocator::ByRole = allocator::ByRole;
@@ -28,6 +28,10 @@ struct CommandLine {
 }
 
 #[derive(Subcommand)]
+#[cfg_attr(
+    not(feature = "controlplane"),
+    expect(clippy::large_enum_variant, reason = "one value in the whole process")
+)]
 enum Role {
     /// Run a cluster on this machine: control plane and node in one process, without configuration.
     ///
@@ -137,7 +141,13 @@ fn shim_dir() -> Option<std::path::PathBuf> {
 }
 
 fn run(role: Role, log: Flags<LogSettings>) -> anyhow::Result<ExitCode> {
-    if !matches!(role, Role::Token(_) | Role::Image(_)) {
+    let writes_for_its_user = match role {
+        #[cfg(feature = "controlplane")]
+        Role::Token(_) => true,
+        Role::Image(_) => true,
+        _ => false,
+    };
+    if !writes_for_its_user {
         places::fix_umask();
     }
     match role {

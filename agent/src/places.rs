@@ -18,6 +18,7 @@ const PRIVATE: u32 = 0o700;
 /// As the kubelet's root directory.
 const GROUP: u32 = 0o750;
 
+#[cfg(feature = "controlplane")]
 /// Directories directly below the state directory, with their modes.
 pub(crate) const PLANE_STATE: &[(&str, u32)] = &[("store", PRIVATE), ("pki", PRIVATE)];
 /// Directories of a node below the state directory.

@@ -39,7 +39,9 @@ use file::{File, Tables};
 use sources::Sources;
 use table::{Table, settings};
 
-pub(crate) use control_plane::{ControlPlane, ControlPlaneSettings};
+#[cfg(feature = "controlplane")]
+pub(crate) use control_plane::ControlPlane;
+pub(crate) use control_plane::ControlPlaneSettings;
 pub(crate) use log::LogSettings;
 pub(crate) use node::{Node, NodeSettings, policy_table, service_table};
 pub(crate) use runtime::{Runtime, RuntimeSettings};
@@ -100,6 +102,7 @@ pub(crate) struct Settings {
     config: Option<PathBuf>,
     dirs: Dirs,
     node: Node,
+    #[cfg(feature = "controlplane")]
     plane: ControlPlane,
     /// Settings that are set and that another container runtime does not honour.
     ignored_by_remote_runtime: Vec<&'static str>,
@@ -137,10 +140,21 @@ impl Settings {
         let run = sources.take(absolute(&places.run_dir));
         let dirs = Dirs { state: state?, run: run? };
         let node = node.and_then(|node: NodeSettings| node.decide(&dirs, sources));
-        let plane = plane.and_then(|plane: ControlPlaneSettings| plane.decide(&dirs, sources));
-        let (config, mut node, plane) = (places.config, node?, plane?);
-        node.serve_dns_in(plane.ranges.service);
-        Some((log?, Self { config, node, plane, dirs, ignored_by_remote_runtime }))
+        let ranges = plane.as_ref().and_then(|plane: &ControlPlaneSettings| plane.ranges(sources));
+        let service_range = ranges.as_ref().map(|ranges| ranges.service);
+        #[cfg(feature = "controlplane")]
+        let plane = plane.zip(ranges).and_then(|(plane, ranges)| plane.decide(&dirs, ranges, sources));
+        let (config, mut node) = (places.config, node?);
+        node.serve_dns_in(service_range?);
+        let settings = Self {
+            config,
+            node,
+            #[cfg(feature = "controlplane")]
+            plane: plane?,
+            dirs,
+            ignored_by_remote_runtime,
+        };
+        Some((log?, settings))
     }
 
     pub(crate) fn dirs(&self) -> Dirs {
@@ -162,6 +176,7 @@ impl Settings {
         Ok(())
     }
 
+    #[cfg(feature = "controlplane")]
     pub(crate) fn control_plane(&self) -> ControlPlane {
         self.plane.clone()
     }

@@ -11,6 +11,7 @@ pub(super) fn show(line: &str) {
     }
 }
 
+#[cfg(feature = "controlplane")]
 /// Removes the line.
 pub(super) fn clear() {
     show("");

@@ -1,22 +1,25 @@
-//! Settings of the control plane.
+//! Settings of the control plane, as they are declared. `control_plane/checked.rs` checks them.
+#![cfg_attr(
+    not(feature = "controlplane"),
+    allow(dead_code, reason = "a node alone accepts the settings of the control plane in its file")
+)]
 
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZero;
 use std::path::PathBuf;
-use std::time::Duration;
 
-use anyhow::Context as _;
-use coracle_controlplane::{
-    AuditConfig, AuditLogOptions, AuditWebhookConfig, AuthorizationConfig, ControllerSelection,
-    PluginSelection, RequestHeaderConfig, TokenWebhookConfig,
-};
 use ipnetwork::IpNetwork;
 
 use super::ranges::{self, Ranges};
 use super::sources::Sources;
 use super::table::settings;
 use super::value::Age;
-use super::{Dirs, address_or_port};
+
+#[cfg(feature = "controlplane")]
+mod checked;
+
+#[cfg(feature = "controlplane")]
+pub(crate) use checked::ControlPlane;
 
 settings! {
     /// Settings of the control plane.
@@ -152,268 +155,12 @@ settings! {
     shutdown_delay_duration: Age = default "0s", "DURATION";
 }
 
-/// Checked settings of the control plane.
-#[derive(Clone, Debug)]
-pub(crate) struct ControlPlane {
-    pub(crate) dirs: Dirs,
-    pub(crate) listen: SocketAddr,
-    pub(crate) advertise_address: Option<IpAddr>,
-    pub(crate) ranges: Ranges,
-    pub(crate) token_auth_file: Option<PathBuf>,
-    pub(crate) authentication_config: Option<PathBuf>,
-    pub(crate) anonymous_auth: bool,
-    pub(crate) token_webhook: Option<TokenWebhookConfig>,
-    pub(crate) request_header: Option<RequestHeaderConfig>,
-    pub(crate) authorization: AuthorizationConfig,
-    /// The configuration of encryption, and whether it is read again when it changes.
-    pub(crate) encryption: Option<(PathBuf, bool)>,
-    pub(crate) encryption_key_file: Option<PathBuf>,
-    pub(crate) etcd: Option<Etcd>,
-    /// Duration, renewal deadline and retry period of leases.
-    pub(crate) election: [Duration; 3],
-    pub(crate) admission_control_config_file: Option<PathBuf>,
-    pub(crate) admission_plugins: PluginSelection,
-    pub(crate) audit: Option<AuditConfig>,
-    pub(crate) controllers: ControllerSelection,
-    pub(crate) scheduler: bool,
-    pub(crate) scheduler_config: Option<PathBuf>,
-    pub(crate) tls_sans: Vec<String>,
-    pub(crate) own_node: Option<String>,
-    pub(crate) signing_duration: Duration,
-    pub(crate) node_monitor_grace: Duration,
-    pub(crate) node_balancers: bool,
-    pub(crate) load_balancer_pool: Vec<IpNetwork>,
-    pub(crate) request_timeout: Duration,
-    pub(crate) max_in_flight: [usize; 2],
-    pub(crate) shutdown_delay: Duration,
-}
-
-/// Connection to etcd.
-#[derive(Clone, Debug)]
-pub(crate) struct Etcd {
-    pub(crate) servers: Vec<String>,
-    pub(crate) prefix: String,
-    pub(crate) ca_file: Option<PathBuf>,
-    /// Certificate and key.
-    pub(crate) identity: Option<(PathBuf, PathBuf)>,
-}
+// === impl ControlPlaneSettings ===
 
 impl ControlPlaneSettings {
-    /// Checks settings that depend on each other. All problems are collected in `sources`.
-    pub(super) fn decide(self, dirs: &Dirs, sources: &mut Sources) -> Option<ControlPlane> {
-        let audit = sources.take(self.audit())?;
-        let token_webhook = sources.take(self.token_webhook())?;
-        let authorization = sources.take(self.authorization())?;
-        let request_header = self.request_header();
+    /// The address ranges of pods and Services. A node needs them for its DNS server.
+    pub(super) fn ranges(&self, sources: &mut Sources) -> Option<Ranges> {
         let masks = [self.node_cidr_mask_size_ipv4, self.node_cidr_mask_size_ipv6];
-        let ranges = sources.take(ranges::decide(self.cluster_cidr, self.service_cidr, masks))?;
-        let load_balancer_pool = sources.take(ranges.check_pool(self.load_balancer_pool))?;
-        let files = (self.etcd_cafile, self.etcd_certfile, self.etcd_keyfile);
-        let etcd = sources.take(etcd(self.etcd_servers, self.etcd_prefix, files))?;
-        let election = [
-            self.leader_elect_lease_duration,
-            self.leader_elect_renew_deadline,
-            self.leader_elect_retry_period,
-        ];
-        let election = sources.take(election_times(election.map(|Age(time)| time)))?;
-        let controllers = ControllerSelection::parse(self.controllers).context("controllers");
-        let controllers = sources.take(controllers)?;
-        let request_timeout = sources.take(at_least_a_second(self.request_timeout))?;
-        let reload = self.encryption_provider_config_automatic_reload;
-        let max = [self.max_requests_inflight, self.max_mutating_requests_inflight];
-        Some(ControlPlane {
-            dirs: dirs.clone(),
-            listen: address_or_port(self.listen, 6443),
-            advertise_address: self.advertise_address,
-            ranges,
-            token_auth_file: self.token_auth_file,
-            authentication_config: self.authentication_config,
-            anonymous_auth: self.anonymous_auth,
-            token_webhook,
-            request_header,
-            authorization,
-            encryption: self.encryption_provider_config.map(|path| (path, reload)),
-            encryption_key_file: self.encryption_key_file,
-            etcd,
-            election,
-            admission_control_config_file: self.admission_control_config_file,
-            admission_plugins: PluginSelection {
-                enabled: self.enable_admission_plugins,
-                disabled: self.disable_admission_plugins,
-            },
-            audit,
-            controllers,
-            scheduler: self.scheduler,
-            scheduler_config: self.scheduler_config,
-            tls_sans: self.tls_san,
-            own_node: self.own_node,
-            signing_duration: seconds(self.cluster_signing_seconds),
-            node_balancers: self.node_balancers,
-            load_balancer_pool,
-            node_monitor_grace: seconds(self.node_monitor_grace_seconds),
-            request_timeout,
-            max_in_flight: max.map(|count| usize::try_from(count.get()).unwrap_or(usize::MAX)),
-            shutdown_delay: self.shutdown_delay_duration.0,
-        })
-    }
-
-    /// The audit, if there are a policy and a backend.
-    fn audit(&self) -> anyhow::Result<Option<AuditConfig>> {
-        let log = self.audit_log_path.clone().map(|path| AuditLogOptions {
-            path,
-            max_bytes: u64::from(self.audit_log_maxsize.get()) << 20,
-            max_backups: usize::try_from(self.audit_log_maxbackup).unwrap_or(usize::MAX),
-            max_age: Duration::from_secs(u64::from(self.audit_log_maxage) * 24 * 3600),
-        });
-        let count = |count: NonZero<u32>| usize::try_from(count.get()).unwrap_or(usize::MAX);
-        let webhook = self.audit_webhook_config_file.clone().map(|file| AuditWebhookConfig {
-            file,
-            buffer: count(self.audit_webhook_batch_buffer_size),
-            batch: count(self.audit_webhook_batch_max_size),
-            wait: self.audit_webhook_batch_max_wait.0,
-        });
-        audit(self.audit_policy_file.clone(), log, webhook)
-    }
-
-    /// The webhook for tokens, if there is one.
-    fn token_webhook(&self) -> anyhow::Result<Option<TokenWebhookConfig>> {
-        let version = self.authentication_token_webhook_version.clone();
-        let is_known = matches!(version.as_str(), "v1" | "v1beta1");
-        anyhow::ensure!(is_known, "authentication-token-webhook-version {version:?} must be v1 or v1beta1");
-        let file = self.authentication_token_webhook_config_file.clone();
-        let cache = self.authentication_token_webhook_cache_ttl.0;
-        Ok(file.map(|file| TokenWebhookConfig { file, cache, version }))
-    }
-
-    /// The proxies that name the user in headers, if there are any.
-    fn request_header(&self) -> Option<RequestHeaderConfig> {
-        self.requestheader_client_ca_file.clone().map(|client_ca_file| RequestHeaderConfig {
-            client_ca_file,
-            allowed_names: self.requestheader_allowed_names.clone(),
-            username_headers: self.requestheader_username_headers.clone(),
-            uid_headers: self.requestheader_uid_headers.clone(),
-            group_headers: self.requestheader_group_headers.clone(),
-            extra_prefixes: self.requestheader_extra_headers_prefix.clone(),
-        })
-    }
-
-    /// Authorization by modes or by a file, not by both.
-    fn authorization(&self) -> anyhow::Result<AuthorizationConfig> {
-        let config = AuthorizationConfig {
-            modes: self.authorization_mode.clone(),
-            policy_file: self.authorization_policy_file.clone(),
-            webhook_file: self.authorization_webhook_config_file.clone(),
-            webhook_authorized: self.authorization_webhook_cache_authorized_ttl.0,
-            webhook_unauthorized: self.authorization_webhook_cache_unauthorized_ttl.0,
-            webhook_version: self.authorization_webhook_version.clone(),
-            file: self.authorization_config.clone(),
-        };
-        let version = &config.webhook_version;
-        let is_known = matches!(version.as_str(), "v1" | "v1beta1");
-        anyhow::ensure!(is_known, "authorization-webhook-version {version:?} must be v1 or v1beta1");
-        let has_files = config.policy_file.is_some() || config.webhook_file.is_some();
-        let is_single = config.file.is_none() || !has_files;
-        anyhow::ensure!(
-            is_single,
-            "authorization-config cannot be used with authorization-policy-file or authorization-webhook-config-file"
-        );
-        Ok(config)
-    }
-}
-
-fn seconds(count: NonZero<u32>) -> Duration {
-    Duration::from_secs(count.get().into())
-}
-
-/// The audit, if there are a policy and a backend.
-fn audit(
-    policy: Option<PathBuf>,
-    log: Option<AuditLogOptions>,
-    webhook: Option<AuditWebhookConfig>,
-) -> anyhow::Result<Option<AuditConfig>> {
-    match (policy, log.is_some(), webhook.is_some()) {
-        (Some(_), false, false) => {
-            anyhow::bail!("audit-policy-file needs audit-log-path or audit-webhook-config-file")
-        }
-        (Some(policy_file), ..) => Ok(Some(AuditConfig { policy_file, log, webhook })),
-        (None, false, false) => Ok(None),
-        (None, true, _) => anyhow::bail!("audit-log-path needs audit-policy-file"),
-        (None, false, true) => anyhow::bail!("audit-webhook-config-file needs audit-policy-file"),
-    }
-}
-
-/// The connection to etcd, if there are servers.
-fn etcd(
-    servers: Vec<String>,
-    prefix: String,
-    (ca_file, certificate, key): (Option<PathBuf>, Option<PathBuf>, Option<PathBuf>),
-) -> anyhow::Result<Option<Etcd>> {
-    let has_files = ca_file.is_some() || certificate.is_some() || key.is_some();
-    if servers.is_empty() {
-        anyhow::ensure!(!has_files, "etcd-cafile, etcd-certfile and etcd-keyfile need etcd-servers");
-        return Ok(None);
-    }
-    for server in &servers {
-        let is_url = ["http://", "https://"].iter().any(|scheme| server.starts_with(scheme));
-        anyhow::ensure!(is_url, "etcd-servers {server:?} must begin with http:// or https://");
-        let is_secured = !server.starts_with("https://") || ca_file.is_some();
-        anyhow::ensure!(is_secured, "etcd-servers {server:?} needs etcd-cafile");
-    }
-    let is_prefix = !prefix.trim_matches('/').is_empty();
-    anyhow::ensure!(is_prefix, "etcd-prefix {prefix:?} must have a name, as in /coracle");
-    let identity = match (certificate, key) {
-        (Some(certificate), Some(key)) => Some((certificate, key)),
-        (None, None) => None,
-        _ => anyhow::bail!("etcd-certfile and etcd-keyfile must be given together"),
-    };
-    Ok(Some(Etcd { servers, prefix, ca_file, identity }))
-}
-
-fn election_times(times: [Duration; 3]) -> anyhow::Result<[Duration; 3]> {
-    let [lease, deadline, retry] = times;
-    let is_whole = lease.subsec_nanos() == 0 && lease.as_secs() <= 3600;
-    anyhow::ensure!(is_whole, "leader-elect-lease-duration {lease:?} must be whole seconds, at most 1h");
-    let descends = lease > deadline && deadline > retry && retry >= Duration::from_millis(100);
-    anyhow::ensure!(
-        descends,
-        "leader-elect-lease-duration {lease:?} must exceed leader-elect-renew-deadline {deadline:?}, which must exceed \
-         leader-elect-retry-period {retry:?} of at least 100ms"
-    );
-    Ok(times)
-}
-
-fn at_least_a_second(Age(timeout): Age) -> anyhow::Result<Duration> {
-    anyhow::ensure!(timeout >= Duration::from_secs(1), "request-timeout {timeout:?} must be at least 1s");
-    Ok(timeout)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn etcd_files_fit_the_servers() {
-        let file = || Some(PathBuf::from("/f"));
-        let of = |server: &str, files| {
-            let servers = server.split(',').filter(|one| !one.is_empty()).map(str::to_owned).collect();
-            etcd(servers, "/p".to_owned(), files)
-        };
-        assert_eq!(of("", (None, None, None)).unwrap().map(|etcd| etcd.prefix), None);
-        assert!(of("http://a:1,https://b:2", (file(), file(), file())).unwrap().is_some());
-        assert!(of("http://a:1", (None, None, None)).unwrap().is_some());
-        for (server, files) in [
-            ("", (file(), None, None)),
-            ("a:1", (None, None, None)),
-            ("https://a:1", (None, None, None)),
-            ("https://a:1", (file(), file(), None)),
-        ] {
-            assert!(of(server, files).is_err(), "{server}");
-        }
-    }
-
-    #[test]
-    fn a_request_has_at_least_a_second() {
-        assert!(at_least_a_second(Age(Duration::ZERO)).is_err());
-        assert_eq!(at_least_a_second(Age(Duration::from_secs(90))).unwrap(), Duration::from_secs(90));
+        sources.take(ranges::decide(self.cluster_cidr.clone(), self.service_cidr.clone(), masks))
     }
 }

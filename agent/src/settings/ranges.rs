@@ -71,6 +71,7 @@ impl Ranges {
         Ok(())
     }
 
+    #[cfg(feature = "controlplane")]
     /// Checks the ranges of load balancers: an address of a pod or a service would be announced in the nodes' network.
     pub(super) fn check_pool(&self, pool: Vec<IpNetwork>) -> anyhow::Result<Vec<IpNetwork>> {
         for range in &pool {
