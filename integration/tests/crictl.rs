@@ -245,6 +245,9 @@ fn ports_are_forwarded_and_rmp_force_removes_everything() {
     on_a_runtime(|machine, cri| {
         let path = configs(machine);
         let (pod, _) = start(cri, &path, NGINX, "nginx");
+        // A refused connection ends crictl's port-forward.
+        let ip = cri.json(&["inspectp", &pod])["status"]["network"]["ip"].as_str().unwrap().to_owned();
+        eventually("nginx listens", 10, || TcpStream::connect((ip.as_str(), 80)).ok());
         for (transport, port) in [("spdy", 18080), ("websocket", 18081)] {
             let ports = format!("{port}:80");
             let words = ["port-forward", "--transport", transport, &pod, &ports];
