@@ -94,21 +94,27 @@ fn pods_of_three_nodes_reach_each_other_through_vxlan() {
         for (ip, own) in to.ips.iter().zip(&from.ips) {
             assert_eq!(&nodes::pods::seen_from(from, to, ip), own);
         }
-        a_dual_stack_service_is_reached_by_both_addresses(&nodes, from);
+        a_dual_stack_service_is_reached_by_both_addresses(&nodes, &pods);
     });
 }
 
-fn a_dual_stack_service_is_reached_by_both_addresses(nodes: &Nodes, from: &nodes::pods::Pod) {
+fn a_dual_stack_service_is_reached_by_both_addresses(nodes: &Nodes, pods: &[nodes::pods::Pod]) {
+    for pod in pods {
+        // The image's server listens on IPv4 only.
+        let listener = coracle_integration::inside(pod.process, || std::net::TcpListener::bind("[::]:8088"));
+        let listener = listener.unwrap();
+        std::thread::spawn(move || listener.incoming().for_each(drop));
+    }
     nodes.apply(
         r#"{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "dual"}, "spec": {
-        "ipFamilyPolicy": "RequireDualStack", "selector": {"app": "nginx"}, "ports": [{"port": 80}]}}"#,
+        "ipFamilyPolicy": "RequireDualStack", "selector": {"app": "nginx"}, "ports": [{"port": 80, "targetPort": 8088}]}}"#,
     );
     let spec = nodes.get(&["service", "dual"])["spec"].clone();
     assert_eq!(spec["ipFamilies"], serde_json::json!(["IPv4", "IPv6"]), "{spec}");
     for ip in spec["clusterIPs"].as_array().unwrap() {
         let ip: std::net::IpAddr = ip.as_str().unwrap().parse().unwrap();
         eventually(&format!("an answer from {ip}"), 30, || {
-            let connected = coracle_integration::inside(from.process, || {
+            let connected = coracle_integration::inside(pods[0].process, || {
                 std::net::TcpStream::connect_timeout(&(ip, 80).into(), std::time::Duration::from_secs(2))
                     .is_ok()
             });
