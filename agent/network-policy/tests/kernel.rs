@@ -154,7 +154,7 @@ struct Connection {
 
 impl Connection {
     fn open(client: &Pod, server: &Pod, family: usize) -> Self {
-        let (from, to) = (SocketAddr::new(client.ips[family], 0), SocketAddr::new(server.ips[family], 7000));
+        let [from, to] = [client, server].map(|pod| SocketAddr::new(pod.ips[family], 0));
         let bound = move |address: SocketAddr| {
             let socket = UdpSocket::bind(address).unwrap();
             socket.set_read_timeout(Some(Duration::from_millis(400))).unwrap();
@@ -162,7 +162,7 @@ impl Connection {
         };
         let server = server.within(move || bound(to));
         let client = client.within(move || bound(from));
-        client.connect(to).unwrap();
+        client.connect(server.local_addr().unwrap()).unwrap();
         server.connect(client.local_addr().unwrap()).unwrap();
         let connection = Self { client, server };
         assert_eq!(connection.works(), [true, true], "it is new");

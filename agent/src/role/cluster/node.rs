@@ -194,6 +194,8 @@ impl Node<'_> {
 
     fn down(&self) -> anyhow::Result<()> {
         let context = || format!("cannot remove the node {}", self.name());
+        // `down` refuses to stop a process without a state directory. A process that has just started may have none.
+        fs::create_dir_all(self.dir().join("state")).with_context(context)?;
         let mut command = program(std::env::vars_os().map(|(name, _)| name));
         command.arg("down").arg("--config").arg(self.config_file()).arg("--purge");
         command.stdin(Stdio::null());
