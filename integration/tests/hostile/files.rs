@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use coracle_integration::{Cluster, Machine, on_a_machine};
+use coracle_integration::{Cluster, Machine, eventually, on_a_machine};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::{Mode, umask};
 
@@ -134,6 +134,8 @@ fn assert_private(machine: &Machine) {
         }
     }
     for file in ["state/admin.kubeconfig", "state/sealing.key", "run/cri.sock", "run/node.sock"] {
+        // A node that has just started has no sockets yet.
+        eventually(file, 20, || machine.path(file).exists());
         assert_eq!(mode(&machine.path(file)), 0o600, "{file}");
     }
 }

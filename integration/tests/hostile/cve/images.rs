@@ -21,7 +21,12 @@ fn cve_2019_11245_the_user_of_an_image_applies_at_every_start() {
             cluster.get(&["pod", "p"])["status"]["containerStatuses"][0]["restartCount"].as_u64() > Some(0)
         });
         for which in ["--previous=true", "--previous=false"] {
-            assert_eq!(cluster.kubectl(&["logs", "p", which]).trim(), "1234");
+            // Between two starts there is no log for a moment.
+            let log = eventually("a log", 60, || {
+                let output = cluster.try_kubectl(&["logs", "p", which]);
+                output.status.success().then_some(output.stdout)
+            });
+            assert_eq!(String::from_utf8_lossy(&log).trim(), "1234");
         }
     });
 }
