@@ -1,7 +1,6 @@
 //! Selection of the controllers that run, by upstream's names.
 
-/// Names of queues, and of their controllers: upstream's name if upstream has the controller. A queue that is not
-/// listed is its own name, and `--controllers` does not accept that name.
+/// Names of all queues, and of their controllers: upstream's name if upstream has the controller.
 const NAMES: &[(&str, &str)] = &[
     ("deployment", "deployment-controller"),
     ("replica-set", "replicaset-controller"),
