@@ -15,9 +15,15 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 WORK = ROOT / "target/conformance"
-RECORD = HERE / "specs.txt"
+RECORD = {False: HERE / "specs.txt", True: HERE / "other-specs.txt"}
 EXCEPTIONS = HERE / "exceptions.txt"
 CI = HERE / "ci.txt"
+
+# Marks of specs outside the conformance suite that do not run in parallel with others, or need a cloud, a driver or a
+# feature gate that is off by default.
+OTHER_LEFT_OUT = re.compile(r"\[(Conformance|Slow|Serial|Disruptive|Flaky|Deprecated|Alpha|BetaOffByDefault|LinuxOnly:Windows|"
+                            r"sig-(windows|cloud-provider|cloud-provider-gcp|autoscaling)|Driver:|"
+                            r"Feature:(?!(IPv6DualStack|NetworkPolicy|SCTPConnectivity|Networking-IPv4|Networking-DNS|HPA|Ingress)\]))")
 
 # Retries of a failed spec that should pass.
 ATTEMPTS = 3
@@ -40,13 +46,16 @@ def reports(path):
                 yield " ".join((spec["ContainerHierarchyTexts"] or []) + [spec["LeafNodeText"]]), spec
 
 
-def all_specs(binaries):
-    """The names of all conformance specs, from a dry run of the suite."""
-    path = binaries / "dry.json"
+def all_specs(binaries, other):
+    """The names of all conformance specs, or of the suite's other specs, from a dry run of the suite."""
+    path = binaries / "dry-all.json"
     if not path.exists():
-        dry = ["--provider=skeleton", "--ginkgo.dry-run", r"--ginkgo.focus=\[Conformance\]", f"--ginkgo.json-report={path}"]
+        dry = ["--provider=skeleton", "--ginkgo.dry-run", f"--ginkgo.json-report={path}"]
         subprocess.run([binaries / "e2e.test", *dry], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return sorted(name for name, spec in reports(path) if spec["State"] != "skipped")
+    names = (name for name, _ in reports(path))
+    if other:
+        return sorted({name for name in names if name.startswith("[sig-") and not OTHER_LEFT_OUT.search(name)})
+    return sorted(name for name in names if "[Conformance]" in name)
 
 
 def group(name):
@@ -54,9 +63,9 @@ def group(name):
     return re.match(r"\[sig-([a-z-]+)\]", name).group(1)
 
 
-def recorded():
+def recorded(other):
     """The recorded state of each spec: `passed` or `failed`."""
-    return {name: state for state, name in (line.split("\t", 1) for line in lines(RECORD))}
+    return {name: state for state, name in (line.split("\t", 1) for line in lines(RECORD[other]))}
 
 
 def exceptions():
@@ -158,11 +167,12 @@ def table(names, results, specs, skipped):
         print(f"| {title} | " + " | ".join(str(count) for count in row) + " |")
 
 
-def write_record(specs, record):
-    """Writes specs.txt; a spec that never ran is recorded as failed."""
-    head = ("# Outcome of each conformance spec of Kubernetes v1.36.0. `scripts/conformance --record` writes this file;\n"
+def write_record(specs, record, other):
+    """Writes specs.txt or other-specs.txt; a spec that never ran is recorded as failed."""
+    kind, flag = ("other spec", " --other") if other else ("conformance spec", "")
+    head = (f"# Outcome of each {kind} of Kubernetes v1.36.0. `scripts/conformance{flag} --record` writes this file;\n"
             "# a spec that is `passed` here and does not pass fails the run.\n")
-    RECORD.write_text(head + "".join(f"{record.get(name, 'failed')}\t{name}\n" for name in specs))
+    RECORD[other].write_text(head + "".join(f"{record.get(name, 'failed')}\t{name}\n" for name in specs))
 
 
 def selected(specs, options, record):
@@ -187,6 +197,7 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("binaries", type=pathlib.Path, help="the folder that `build` prints")
     parser.add_argument("groups", nargs="*", metavar="GROUP", help="ci, or groups of the suite; default: all")
+    parser.add_argument("--other", action="store_true", help="the suite's specs outside conformance that run in parallel here")
     parser.add_argument("--recorded", action="store_true", help="only specs that passed when the record was written")
     parser.add_argument("--spec", action="append", metavar="TEXT", help="only specs with this text in their name; repeatable")
     parser.add_argument("--record", action="store_true", help="write the outcome to specs.txt")
@@ -199,7 +210,7 @@ def arguments():
 def main():
     options = arguments()
     coracle = os.environ.get("CORACLE", ROOT / "target/coracle")
-    specs, record, skipped = all_specs(options.binaries), recorded(), exceptions()
+    specs, record, skipped = all_specs(options.binaries, options.other), recorded(options.other), exceptions()
     names, results = selected(specs, options, record), Results(coracle)
     run(options.binaries, names, results, options)
     retry(options.binaries, names, results, record)
@@ -215,7 +226,8 @@ def main():
     for name in regressions:
         print(f"REGRESSION {name}")
     if options.record:
-        write_record(specs, {**record, **{name: "passed" if results.of[name]["state"] == "passed" else "failed" for name in names}})
+        write_record(specs, {**record, **{name: "passed" if results.of[name]["state"] == "passed" else "failed" for name in names}},
+                     options.other)
     passed = sum(results.of[name]["state"] == "passed" for name in names)
     print(f"{passed} passed, {len(regressions)} failed, {len(names) - passed - len(regressions)} skipped")
     sys.exit(1 if regressions and not options.record else 0)
