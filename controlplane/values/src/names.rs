@@ -17,7 +17,12 @@ fn problems<const N: usize>(checks: [(bool, String); N]) -> Vec<String> {
     checks.into_iter().filter(|(failed, _)| *failed).map(|(_, text)| text).collect()
 }
 
+/// For names. Labels and keys have [`too_many_bytes`]. Source: the two functions `MaxLenError` of apimachinery.
 fn too_long(max: usize) -> String {
+    format!("must be no more than {max} characters")
+}
+
+fn too_many_bytes(max: usize) -> String {
     format!("must be no more than {max} bytes")
 }
 
@@ -69,7 +74,7 @@ pub fn path_segment(text: &str) -> Vec<String> {
 /// Checks the value of a label.
 pub fn label_value(text: &str) -> Vec<String> {
     let good = text.is_empty() || is_word(text);
-    problems([(text.len() > 63, too_long(63)), (!good, LABEL_VALUE.to_owned())])
+    problems([(text.len() > 63, too_many_bytes(63)), (!good, LABEL_VALUE.to_owned())])
 }
 
 /// Checks a qualified name: the key of a label, annotation or taint, or a finalizer.
