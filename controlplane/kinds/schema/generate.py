@@ -321,10 +321,12 @@ def write(path, value):
     print(f"{path.name}: {len(text)} bytes, {len(packed)} deflated", file=sys.stderr)
 
 
-def is_reference(schema):
-    """Whether the innermost elements of a field are of a named definition."""
-    inner = schema.get("items") or schema.get("additionalProperties")
-    return is_reference(inner) if inner else "$ref" in schema or "allOf" in schema
+def follows(schema, of):
+    """Whether a Go type follows from a schema: lists and maps have no names, and neither have scalars."""
+    for key, prefix in ("items", "[]"), ("additionalProperties", "map[string]"):
+        if key in schema:
+            return of.startswith(prefix) and follows(schema[key], of.removeprefix(prefix))
+    return "$ref" in schema or "allOf" in schema or "." not in of
 
 
 def write_fields(here, fields):
@@ -338,7 +340,7 @@ def write_fields(here, fields):
         if row.strip("p"):
             letters[name] = row
         found = {field: f"{of} {within}" for field, (_, of, within) in known.items()
-                 if field in properties and (within or "." in of and not is_reference(properties[field]))}
+                 if field in properties and (within or not follows(properties[field], of))}
         if found:
             types[name] = found
     write(here / "presence.json.deflate", letters)

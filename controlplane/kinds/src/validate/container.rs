@@ -149,7 +149,7 @@ fn mounts(causes: &mut Causes, path: &Path, container: &Value, volumes: &Volumes
         let propagation = &mount["mountPropagation"];
         if !propagation.is_null() {
             // Upstream reports the list without an index.
-            let path = path.field("mountPropagation");
+            let path = path.field("volumeMounts").field("mountPropagation");
             causes.optional_word(&path, propagation, &["Bidirectional", "HostToContainer", "None"]);
             if propagation == "Bidirectional" && container["securityContext"]["privileged"] != true {
                 causes.forbidden(
