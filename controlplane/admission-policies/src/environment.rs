@@ -95,8 +95,11 @@ impl Expressions {
             Want::Message => (kind == "string", "string"),
             Want::Annotation => (kind == "string" || kind == "null", "string or null"),
             Want::ApplyConfiguration => (kind == "Object", "Object"),
-            // An empty list has elements of any type.
-            Want::JsonPatch => (kind == "list(JSONPatch)" || kind == "list(dyn)", "list(JSONPatch)"),
+            // An empty list in a condition has elements of any type. Upstream refuses one that stands alone.
+            Want::JsonPatch => {
+                let is_list = kind == "list(dyn)" && source.trim() != "[]";
+                (is_list || kind == "list(JSONPatch)", "list(JSONPatch)")
+            }
         };
         if fits || kind == "dyn" {
             Ok(program)

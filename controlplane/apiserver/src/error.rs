@@ -154,12 +154,21 @@ impl ApiError {
     }
 
     pub(crate) fn invalid(kind: &Resource, name: &str, causes: &[Cause]) -> Self {
+        // The stored version: upstream reports events of both groups as objects of the core group.
+        let kind = kind.stored_as();
         let message = coracle_kinds::validate::message(kind, name, causes);
         let mut error = Self::new(422, "Invalid", message).of_object(kind, name);
         // Here, alone, `kind` is the kind and not the resource.
         error.details["kind"] = kind.kind.as_ref().into();
         error.details["causes"] = listed(causes);
         error
+    }
+
+    /// An object without a name, in a request for the object of this name.
+    pub(crate) fn no_name(name: &str) -> Self {
+        Self::bad_request(format!(
+            "the name of the object ({name} based on URL) was undeterminable: name must be provided"
+        ))
     }
 
     /// Invalid parameters of a request, which are the fields of an object of `meta.k8s.io`; or an invalid TokenRequest.

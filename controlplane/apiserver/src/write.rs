@@ -91,7 +91,7 @@ impl Stored {
 pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Result<Stored> {
     let kind = &*call.kind;
     let applied = (writer == Writer::Apply).then(|| object["metadata"]["managedFields"].take());
-    stamp_new(&mut object);
+    stamp_new(&mut object, writer);
     defaults::apply(kind, &mut object);
     match applied {
         Some(managed_fields) => object["metadata"]["managedFields"] = managed_fields,
@@ -159,6 +159,9 @@ async fn commit_new(
     if !causes.is_empty() {
         return other(ApiError::invalid(kind, name, &causes));
     }
+    if !text(object, "resourceVersion").is_empty() {
+        return other(ApiError::bad_request("resourceVersion should not be set on objects to be created"));
+    }
     let charged = quota::charge(call, named, object, None).await.map_err(Failed::Other)?;
     let namespace = if kind.namespaced { text(object, "namespace") } else { "" };
     if call.dry_run().map_err(Failed::Other)? {
@@ -167,9 +170,8 @@ async fn commit_new(
         }
         return Ok(Stored::DryRun(object.clone()));
     }
-    let key = key_of(kind, namespace, name);
     let held = Held { allocating: allocating.clone(), charged };
-    match commit_held(call, held, &key, Expect::Absent, Some(object)).await {
+    match commit_held(call, held, &key_of(kind, namespace, name), Expect::Absent, Some(object)).await {
         Ok(Some(object)) => Ok(Stored::Committed(object)),
         Ok(None) => other(ApiError::internal("a new object vanished")),
         Err(Failed::Conflict) => other(ApiError::already_exists(kind, name)),
@@ -177,18 +179,16 @@ async fn commit_new(
     }
 }
 
-/// Fields that are the server's alone.
-fn stamp_new(object: &mut Value) {
+/// Sets and removes fields that are the server's alone. A resourceVersion is refused later, after validation.
+fn stamp_new(object: &mut Value, writer: Writer) {
     let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else { return };
-    for field in [
-        "selfLink",
-        "deletionTimestamp",
-        "deletionGracePeriodSeconds",
-        "managedFields",
-        "resourceVersion",
-        "generation",
-    ] {
+    for field in
+        ["selfLink", "deletionTimestamp", "deletionGracePeriodSeconds", "managedFields", "generation"]
+    {
         metadata.remove(field);
+    }
+    if writer == Writer::Apply || metadata.get("resourceVersion").is_some_and(|revision| revision == "") {
+        metadata.remove("resourceVersion");
     }
     metadata.insert("uid".to_owned(), uuid::Uuid::new_v4().to_string().into());
     metadata.insert("creationTimestamp".to_owned(), now().into());

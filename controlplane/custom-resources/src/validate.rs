@@ -175,7 +175,7 @@ fn validate_stored_versions(definition: &Definition, violations: &mut Violations
     let path = Path::root("status").field("storedVersions");
     let stored = &definition.status.stored_versions;
     if stored.is_empty() {
-        violations.invalid(&path, &Value::Array(Vec::new()), "must have at least one stored version");
+        violations.invalid(&path, &Value::Null, "must have at least one stored version");
         return;
     }
     if let Some(storage) = definition.storage_version()

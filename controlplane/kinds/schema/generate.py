@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Writes definitions.json.deflate, messages.json.deflate and presence.json.deflate, the data behind the crate's schemas.
+"""Writes definitions.json.deflate, messages.json.deflate, presence.json.deflate and types.json.deflate, the data behind
+the crate's schemas.
 
 Run by hand when Kubernetes has a new minor version or the crate a new kind (add it to ROOTS):
 
     generate.py PATH/kubernetes_validate-*.whl VERSION PATH/k8s-pb-*/src PATH/k8s.io/kubernetes@VERSION/api/openapi-spec/v3
-    (cd integration/differential && go run ./fields) | generate.py presence
+    (cd integration/differential && go run ./fields) | generate.py fields
 
 The first is the Python wheel "kubernetes-validate", whose JSON schemas keep every marker of upstream's OpenAPI
 definitions; its rewrites for JSON Schema are undone here. The third is the source of the Rust crate "k8s-pb", whose
@@ -12,8 +13,10 @@ attributes carry upstream's protobuf field numbers; they are joined with the pro
 carry the JSON names. Names and numbers that are in neither are listed below. The last argument is the folder of
 upstream's OpenAPI v3 documents, a part of its Go module. They mark the fields that are always there (`default: {}`).
 
-The second form writes presence.json.deflate alone, for the definitions of the first form: for each definition one letter
-for each field, in the order of their names. integration/differential/fields describes the letters.
+The second form writes presence.json.deflate and types.json.deflate, for the definitions of the first form. The former has
+for each definition one letter for each field, in the order of their names; integration/differential/fields describes the
+letters. The latter has the fields whose Go type does not follow from their schema, or that are in an embedded struct: the
+type, a space, and the path of the embedded structs.
 """
 
 import json
@@ -318,21 +321,35 @@ def write(path, value):
     print(f"{path.name}: {len(text)} bytes, {len(packed)} deflated", file=sys.stderr)
 
 
-def write_presence(here, fields):
-    """One letter for each field of each definition. Fields that the Go module does not have yet count as pointers."""
+def follows(schema, of):
+    """Whether a Go type follows from a schema: lists and maps have no names, and neither have scalars."""
+    for key, prefix in ("items", "[]"), ("additionalProperties", "map[string]"):
+        if key in schema:
+            return of.startswith(prefix) and follows(schema[key], of.removeprefix(prefix))
+    return "$ref" in schema or "allOf" in schema or "." not in of
+
+
+def write_fields(here, fields):
+    """Presence and Go types of fields. Fields that the Go module does not have yet count as pointers."""
     text = zlib.decompress((here / "definitions.json.deflate").read_bytes(), -15)
-    letters = {}
+    letters, types = {}, {}
     for name, definition in json.loads(text)["definitions"].items():
-        known = fields.get(name, {})
-        row = "".join(known.get(field, "p") for field in sorted(definition.get("properties", {})))
+        known = {field: words.split(" ") for field, words in fields.get(name, {}).items()}
+        properties = definition.get("properties", {})
+        row = "".join(known.get(field, "p")[0] for field in sorted(properties))
         if row.strip("p"):
             letters[name] = row
+        found = {field: f"{of} {within}" for field, (_, of, within) in known.items()
+                 if field in properties and (within or not follows(properties[field], of))}
+        if found:
+            types[name] = found
     write(here / "presence.json.deflate", letters)
+    write(here / "types.json.deflate", types)
 
 
 def main():
-    if sys.argv[1:] == ["presence"]:
-        return write_presence(pathlib.Path(__file__).parent, json.load(sys.stdin))
+    if sys.argv[1:] == ["fields"]:
+        return write_fields(pathlib.Path(__file__).parent, json.load(sys.stdin))
     wheel, version, source, openapi = sys.argv[1:]
     here = pathlib.Path(__file__).parent
     definitions = reachable(load(wheel, version), ROOTS)

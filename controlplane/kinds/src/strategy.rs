@@ -2,6 +2,7 @@
 
 mod resize;
 mod service;
+pub(crate) mod storage;
 pub(crate) mod workload;
 
 use serde_json::{Map, Value, json};
@@ -83,6 +84,9 @@ pub fn prepare_for_status_update(kind: &Resource, new: &mut Value, old: &Value) 
     if kind.is("", "Pod") {
         defaults::pod::addresses(new);
         keep_class(new, old);
+    }
+    if kind.is("", "PersistentVolume") {
+        storage::set_transition_time(new, old);
     }
 }
 

@@ -17,7 +17,12 @@ fn problems<const N: usize>(checks: [(bool, String); N]) -> Vec<String> {
     checks.into_iter().filter(|(failed, _)| *failed).map(|(_, text)| text).collect()
 }
 
+/// For names. Labels and keys have [`too_many_bytes`]. Source: the two functions `MaxLenError` of apimachinery.
 fn too_long(max: usize) -> String {
+    format!("must be no more than {max} characters")
+}
+
+fn too_many_bytes(max: usize) -> String {
     format!("must be no more than {max} bytes")
 }
 
@@ -47,6 +52,10 @@ pub fn dns1123_label(text: &str) -> Vec<String> {
 
 /// Checks a DNS subdomain (RFC 1123): labels joined by dots, at most 253 bytes in total.
 pub fn dns1123_subdomain(text: &str) -> Vec<String> {
+    subdomain(text, too_long)
+}
+
+fn subdomain(text: &str, too_long: fn(usize) -> String) -> Vec<String> {
     let good = text.split('.').all(is_label);
     problems([(text.len() > 253, too_long(253)), (!good, SUBDOMAIN.to_owned())])
 }
@@ -69,7 +78,7 @@ pub fn path_segment(text: &str) -> Vec<String> {
 /// Checks the value of a label.
 pub fn label_value(text: &str) -> Vec<String> {
     let good = text.is_empty() || is_word(text);
-    problems([(text.len() > 63, too_long(63)), (!good, LABEL_VALUE.to_owned())])
+    problems([(text.len() > 63, too_many_bytes(63)), (!good, LABEL_VALUE.to_owned())])
 }
 
 /// Checks a qualified name: the key of a label, annotation or taint, or a finalizer.
@@ -82,7 +91,8 @@ pub fn qualified_name(text: &str) -> Vec<String> {
             if prefix.is_empty() {
                 wrong.push("prefix part must be non-empty".to_owned());
             } else {
-                wrong.extend(dns1123_subdomain(prefix).into_iter().map(|text| format!("prefix part {text}")));
+                let problems = subdomain(prefix, too_many_bytes);
+                wrong.extend(problems.into_iter().map(|text| format!("prefix part {text}")));
             }
             name
         }
@@ -90,7 +100,7 @@ pub fn qualified_name(text: &str) -> Vec<String> {
     };
     wrong.extend(problems([
         (name.is_empty(), "name part must be non-empty".to_owned()),
-        (name.len() > 63, format!("name part {}", too_long(63))),
+        (name.len() > 63, format!("name part {}", too_many_bytes(63))),
         (!is_word(name), NAME_PART.to_owned()),
     ]));
     wrong
@@ -158,5 +168,21 @@ mod tests {
         );
         check(env_name, &["A", "a.b-c", "1x", "a b"], &["", "a=b", "ä"]);
         check(port_name, &["http", "a1", "1a"], &["", "1", "a--b", "-a", "a-", "A", "abcdefghijklmnop"]);
+    }
+
+    #[test]
+    fn lengths_are_in_the_unit_that_upstream_names() {
+        let (label, subdomain) = ("a".repeat(64), "a".repeat(254));
+        for (problems, expect) in [
+            (dns1123_label(&label), "must be no more than 63 characters"),
+            (dns1035_label(&label), "must be no more than 63 characters"),
+            (dns1123_subdomain(&subdomain), "must be no more than 253 characters"),
+            (config_key(&subdomain), "must be no more than 253 characters"),
+            (label_value(&label), "must be no more than 63 bytes"),
+            (qualified_name(&label), "name part must be no more than 63 bytes"),
+            (qualified_name(&format!("{subdomain}/a")), "prefix part must be no more than 253 bytes"),
+        ] {
+            assert_eq!(problems, [expect]);
+        }
     }
 }

@@ -1,10 +1,13 @@
-// Command fields prints how Go writes each field of the API's types: a JSON object of definition, field and one letter.
-// controlplane/kinds/schema/generate.py reads it.
+// Command fields prints how Go reads and writes each field of the API's types: a JSON object of definition, field and a
+// text. controlplane/kinds/schema/generate.py reads it. The text has three words. The first is a letter:
 //
 //	o  omitted if zero or empty
 //	p  a pointer: omitted if absent, written even if zero
 //	z  always written; an absent one as its zero value
 //	n  always written; an absent one as null
+//
+// The second is the Go type of the field, as decoding errors name it. The third is the path of the embedded structs that
+// the field is in, such as "VolumeSource.", or empty.
 package main
 
 import (
@@ -40,11 +43,11 @@ func visit(of reflect.Type) {
 			return
 		}
 		found[full] = map[string]string{}
-		fields(of, found[full])
+		fields(of, found[full], "")
 	}
 }
 
-func fields(of reflect.Type, into map[string]string) {
+func fields(of reflect.Type, into map[string]string, within string) {
 	for index := range of.NumField() {
 		field := of.Field(index)
 		tag, isTagged := field.Tag.Lookup("json")
@@ -53,13 +56,22 @@ func fields(of reflect.Type, into map[string]string) {
 		case words[0] == "-" || !field.IsExported():
 		case field.Anonymous && words[0] == "":
 			if field.Type.Kind() == reflect.Struct {
-				fields(field.Type, into)
+				fields(field.Type, into, within+field.Name+".")
 			}
 		case isTagged:
-			into[words[0]] = letter(field.Type, words[1:])
+			written := letter(field.Type, words[1:])
+			into[words[0]] = strings.Join([]string{written, goType(field.Type), within}, " ")
 			visit(field.Type)
 		}
 	}
+}
+
+// goType is the name of the type that a value decodes into, without pointers.
+func goType(of reflect.Type) string {
+	for of.Kind() == reflect.Pointer {
+		of = of.Elem()
+	}
+	return of.String()
 }
 
 func letter(of reflect.Type, options []string) string {

@@ -20,7 +20,7 @@ const ATTEMPTS: usize = 5;
 
 pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     field_manager::check_parameters(call, true)?;
-    let (config, warnings) = offload::run(call.body.len() > LARGE, || config(call))?;
+    let (config, is_named, warnings) = offload::run(call.body.len() > LARGE, || config(call))?;
     for _ in 0..ATTEMPTS {
         let updated = write::update(call, &call.resource.name, (part, Writer::Apply), |old| {
             let new = merged(call, old, &config)?;
@@ -30,6 +30,9 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
         .await;
         let stored = match updated {
             Err(error) if error.reason == "NotFound" && call.resource.subresource.is_empty() => {
+                if !is_named {
+                    return Err(ApiError::no_name(&call.resource.name));
+                }
                 match created(call, &config).await {
                     Err(error) if error.reason == "AlreadyExists" => continue,
                     other => (201, other?),
@@ -82,8 +85,8 @@ fn declared(call: &Call, parsed: &Parsed, expected: &Expected<'_>) -> Result<()>
     Err(ApiError::of_apply(message))
 }
 
-/// The configuration of the body, with warnings about unknown fields.
-fn config(call: &Call) -> Result<(Value, Vec<String>)> {
+/// The configuration of the body, whether it has a name, and warnings about unknown fields.
+fn config(call: &Call) -> Result<(Value, bool, Vec<String>)> {
     let mut parsed: Parsed = body::parse_yaml(&call.body)
         .map_err(|error| ApiError::bad_request(format!("error decoding YAML: {}", error.message)))?;
     if !parsed.value["metadata"]["managedFields"].is_null() {
@@ -124,5 +127,5 @@ fn config(call: &Call) -> Result<(Value, Vec<String>)> {
     if let Some(metadata) = metadata_mut(&mut config) {
         metadata.insert("name".to_owned(), call.resource.name.clone().into());
     }
-    Ok((config, warnings))
+    Ok((config, !name.is_empty(), warnings))
 }

@@ -19,9 +19,6 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     field_manager::check_parameters(call, false)?;
     let (mut object, warnings) = body::object(call)?;
     place(call, &mut object)?;
-    if !write::text(&object, "resourceVersion").is_empty() {
-        return Err(ApiError::bad_request("resourceVersion should not be set on objects to be created"));
-    }
     let stored = write::create(call, object, Writer::Update).await?;
     let reply = reply::object(201, call.form()?, &call.kind, &stored);
     Ok(reply::warned(reply, &warnings))

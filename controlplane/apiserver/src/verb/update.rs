@@ -39,7 +39,7 @@ fn require_revision(call: &Call, revision: &Value) -> Result<()> {
     let field = "metadata.resourceVersion".to_owned();
     let message = "Invalid value: 0: must be specified for an update".to_owned();
     let cause = Cause { reason: "FieldValueInvalid", field, message };
-    let (kind, name) = (&call.kind, &call.resource.name);
+    let (kind, name) = (call.kind.stored_as(), &call.resource.name);
     let mut error = ApiError::invalid(kind, name, &[cause]);
     // Upstream names the resource here, not the kind. Source: `Store.Update` of the generic registry.
     let (qualified, resource) = (kind.qualified_kind(), kind.qualified_resource());
@@ -50,7 +50,7 @@ fn require_revision(call: &Call, revision: &Value) -> Result<()> {
 
 fn same_name(object: &Value, name: &str) -> Result<()> {
     match write::text(object, "name") {
-        "" => Err(ApiError::bad_request("name must be provided")),
+        "" => Err(ApiError::no_name(name)),
         found if found == name => Ok(()),
         found => Err(ApiError::bad_request(format!(
             "the name of the object ({found}) does not match the name on the URL ({name})"

@@ -4,6 +4,9 @@ use serde_json::{Map, Value};
 
 use super::{child_of, each, fill, present};
 
+/// Maximum length of an image's name in bytes.
+const MAX_IMAGE_NAME: usize = 255;
+
 /// Sets the defaults of a container of any list.
 pub(super) fn container(container: &mut Map<String, Value>) {
     let policy = pull_policy(container.get("image").and_then(Value::as_str).unwrap_or_default());
@@ -43,16 +46,47 @@ pub(super) fn requests_from_limits(container: &mut Map<String, Value>) {
     }
 }
 
-/// `Always` for the tag `latest`, which changes; `IfNotPresent` for other tags and for digests.
+/// `Always` for the tag `latest`, which changes; `IfNotPresent` for other tags, for digests, and for texts that are no
+/// references of images.
 pub(super) fn pull_policy(image: &str) -> &'static str {
-    if image.contains('@') {
-        return "IfNotPresent";
-    }
-    let last = image.rsplit('/').next().unwrap_or(image);
-    match last.split_once(':') {
-        None | Some((_, "latest")) => "Always",
-        Some(_) => "IfNotPresent",
-    }
+    let (tagged, digest) =
+        image.split_once('@').map_or((image, None), |(tagged, digest)| (tagged, Some(digest)));
+    let name_end = tagged.rfind('/').map_or(0, |slash| slash + 1);
+    let colon = tagged[name_end..].find(':').map(|at| name_end + at);
+    let (name, tag) = colon.map_or((tagged, None), |at| (&tagged[..at], Some(&tagged[at + 1..])));
+    let is_latest = tag.map_or(digest.is_none(), |tag| tag == "latest");
+    if is_latest && is_image_name(name) { "Always" } else { "IfNotPresent" }
+}
+
+/// Whether a text is an image's name: an optional registry, and components in lower case.
+/// Source: `ParseNormalizedNamed` of github.com/distribution/reference.
+fn is_image_name(name: &str) -> bool {
+    let (registry, path) = match name.split_once('/') {
+        Some((first, rest))
+            if first.contains(['.', ':']) || first == "localhost" || first.to_lowercase() != first =>
+        {
+            (Some(first), rest)
+        }
+        _ => (None, name),
+    };
+    name.len() <= MAX_IMAGE_NAME
+        && registry.is_none_or(|registry| {
+            registry.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-:[]".contains(&byte))
+        })
+        && path.split('/').all(is_image_component)
+}
+
+/// Whether a text is lower-case letters and digits, with separators between them: a dot, one or two underscores, or
+/// dashes.
+fn is_image_component(text: &str) -> bool {
+    let is_word = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let bytes = text.as_bytes();
+    let separators = bytes.split(is_word).filter(|separator| !separator.is_empty());
+    bytes.first().is_some_and(is_word)
+        && bytes.last().is_some_and(is_word)
+        && separators.into_iter().all(|separator| {
+            matches!(separator, b"." | b"_" | b"__") || separator.iter().all(|byte| *byte == b'-')
+        })
 }
 
 fn fill_probe(probe: &mut Map<String, Value>) {

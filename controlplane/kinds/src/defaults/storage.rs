@@ -37,7 +37,7 @@ pub(super) fn claim_of(object: &mut serde_json::Map<String, Value>) {
 /// Sets the defaults of a StorageClass.
 pub(crate) fn class(object: &mut Value) {
     if let Some(object) = object.as_object_mut() {
-        fill(object, "reclaimPolicy", "Delete");
+        fill_absent(object, "reclaimPolicy", "Delete");
         fill_absent(object, "volumeBindingMode", "Immediate");
     }
 }

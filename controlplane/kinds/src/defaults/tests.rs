@@ -34,11 +34,18 @@ fn pull_policy_follows_the_tag() {
         ("localhost:5000/nginx", "Always"),
         ("localhost:5000/nginx:1", "IfNotPresent"),
         ("nginx@sha256:00", "IfNotPresent"),
-        ("nginx:latest@sha256:00", "IfNotPresent"),
+        ("nginx:latest@sha256:00", "Always"),
+        ("Registry.example:5000/a/b-c__d.e", "Always"),
+        ("A b/c", "IfNotPresent"),
+        ("Nginx", "IfNotPresent"),
+        ("-a", "IfNotPresent"),
+        ("a._b", "IfNotPresent"),
+        ("", "IfNotPresent"),
     ];
     for (image, expect) in cases {
         assert_eq!(container::pull_policy(image), expect, "for {image}");
     }
+    assert_eq!(container::pull_policy(&"x".repeat(256)), "IfNotPresent");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{child, child_of, each, fill, pod, present, storage};
+use super::{child, child_of, each, fill, fill_absent, pod, present, storage};
 
 /// Sets the defaults of a Deployment.
 pub(crate) fn deployment(object: &mut Value) {
@@ -14,8 +14,8 @@ pub(crate) fn deployment(object: &mut Value) {
         fill(strategy, "type", "RollingUpdate");
         let rolls = strategy.get("type").is_some_and(|kind| kind == "RollingUpdate");
         if let Some(rolling) = rolls.then(|| child_of(strategy, "rollingUpdate")).flatten() {
-            fill(rolling, "maxUnavailable", "25%");
-            fill(rolling, "maxSurge", "25%");
+            fill_absent(rolling, "maxUnavailable", "25%");
+            fill_absent(rolling, "maxSurge", "25%");
         }
     }
     template(spec);
@@ -43,7 +43,7 @@ pub(crate) fn stateful_set(object: &mut Value) {
         }
         if let Some(rolling) = present(strategy, "rollingUpdate") {
             fill(rolling, "partition", 0);
-            fill(rolling, "maxUnavailable", 1);
+            fill_absent(rolling, "maxUnavailable", 1);
         }
     }
     if let Some(policy) = child_of(spec, "persistentVolumeClaimRetentionPolicy") {
@@ -71,8 +71,8 @@ pub(crate) fn daemon_set(object: &mut Value) {
         fill(strategy, "type", "RollingUpdate");
         let rolls = strategy.get("type").is_some_and(|kind| kind == "RollingUpdate");
         if let Some(rolling) = rolls.then(|| child_of(strategy, "rollingUpdate")).flatten() {
-            fill(rolling, "maxUnavailable", 1);
-            fill(rolling, "maxSurge", 0);
+            fill_absent(rolling, "maxUnavailable", 1);
+            fill_absent(rolling, "maxSurge", 0);
         }
     }
     fill(spec, "revisionHistoryLimit", 10);

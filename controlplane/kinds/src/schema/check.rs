@@ -5,7 +5,7 @@ use base64::Engine;
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 
-use super::model::{Definition, Schemas, Shape, schemas};
+use super::model::{Definition, Property, Schemas, Shape, schemas};
 use coracle_values::Quantity;
 
 /// Maximum number of recorded unknown fields: the path of each can be as long as the text.
@@ -16,25 +16,50 @@ const MAX_NOTES: usize = 100;
 struct Place {
     /// `spec.containers[0].name`.
     indexed: String,
-    /// `spec.containers.name`.
+    /// `spec.containers.name`, with the names of embedded structs.
     plain: String,
     /// Name of the innermost struct.
     owner: String,
+    /// Go type of the value, if it does not follow from the shape.
+    go: Option<&'static str>,
 }
 
 impl Place {
-    fn field(&self, owner: &Definition, name: &str) -> Place {
-        let join = |path: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
-        Place { indexed: join(&self.indexed), plain: join(&self.plain), owner: owner.short_name().to_owned() }
+    fn field(&self, owner: &Definition, property: &'static Property) -> Place {
+        let (within, go) = match &property.go {
+            Some(go) => (&*go.within, Some(&*go.of)),
+            None => ("", None),
+        };
+        Place {
+            indexed: self.named(&property.name),
+            plain: if self.plain.is_empty() {
+                format!("{within}{}", property.name)
+            } else {
+                format!("{}.{within}{}", self.plain, property.name)
+            },
+            owner: owner.short_name().to_owned(),
+            go,
+        }
+    }
+
+    /// The indexed path of a field.
+    fn named(&self, name: &str) -> String {
+        if self.indexed.is_empty() { name.to_owned() } else { format!("{}.{name}", self.indexed) }
     }
 
     fn item(&self, index: usize) -> Place {
-        Place { indexed: format!("{}[{index}]", self.indexed), ..self.clone() }
+        let go = self.go.and_then(|go| go.strip_prefix("[]"));
+        Place { indexed: format!("{}[{index}]", self.indexed), go, ..self.clone() }
+    }
+
+    fn entry(&self, name: &str) -> Place {
+        let go = self.go.and_then(|go| go.strip_prefix("map[string]"));
+        Place { indexed: format!("{}.{name}", self.indexed), go, ..self.clone() }
     }
 }
 
 /// Checks and normalizes an object in place. Returns the messages for unknown fields, or the first type error.
-pub(super) fn conform(definition: &Definition, value: &mut Value) -> Result<Vec<String>, String> {
+pub(super) fn conform(definition: &'static Definition, value: &mut Value) -> Result<Vec<String>, String> {
     let mut check = Check { schemas: schemas(), unknown: Vec::new() };
     let Value::Object(map) = value else {
         return Err(format!(
@@ -49,12 +74,12 @@ pub(super) fn conform(definition: &Definition, value: &mut Value) -> Result<Vec<
 
 /// As [`conform`], for an object in a field of another one.
 pub(super) fn conform_field(
-    definition: &Definition,
+    definition: &'static Definition,
     field: &str,
     value: &mut Value,
 ) -> Result<Vec<String>, String> {
     let mut check = Check { schemas: schemas(), unknown: Vec::new() };
-    let place = Place { indexed: field.to_owned(), plain: field.to_owned(), owner: String::new() };
+    let place = Place { indexed: field.to_owned(), plain: field.to_owned(), ..Place::default() };
     let Value::Object(map) = value else {
         let (found, wanted) = (go_value(value), definition.go_type());
         return Err(format!("json: cannot unmarshal {found} into Go struct field .{field} of type {wanted}"));
@@ -71,7 +96,7 @@ struct Check {
 impl Check {
     fn object(
         &mut self,
-        definition: &Definition,
+        definition: &'static Definition,
         map: &mut Map<String, Value>,
         place: &Place,
     ) -> Result<(), String> {
@@ -79,7 +104,7 @@ impl Check {
         for (name, value) in map.iter_mut() {
             let Some(property) = definition.property(name) else {
                 if self.unknown.len() < MAX_NOTES {
-                    self.unknown.push(format!("unknown field \"{}\"", place.field(definition, name).indexed));
+                    self.unknown.push(format!("unknown field \"{}\"", place.named(name)));
                 }
                 dropped.push(name.clone());
                 continue;
@@ -91,7 +116,7 @@ impl Check {
             if is_scalar_ok(&property.shape, value) {
                 continue;
             }
-            self.value(&property.shape, value, &place.field(definition, name))?;
+            self.value(&property.shape, value, &place.field(definition, property))?;
         }
         for name in dropped {
             map.remove(&name);
@@ -116,12 +141,7 @@ impl Check {
             (Shape::Map(item), Value::Object(map)) => {
                 for (name, element) in map.iter_mut() {
                     fill_null(item, element);
-                    let inner = Place {
-                        indexed: format!("{}.{name}", place.indexed),
-                        plain: place.plain.clone(),
-                        owner: place.owner.clone(),
-                    };
-                    self.value(item, element, &inner)?;
+                    self.value(item, element, &place.entry(name))?;
                 }
                 Ok(())
             }
@@ -152,6 +172,10 @@ impl Check {
                 *value = Value::String(quantity.to_string());
                 Ok(())
             }
+            (Shape::IntOrString, Value::Number(number)) => Err(format!(
+                "json: cannot unmarshal number {number} into Go struct field {}.{} of type int32",
+                place.owner, place.plain
+            )),
             (Shape::IntOrString, _) => {
                 Err(format!("json: cannot unmarshal {} into Go value of type int32", go_value(value)))
             }
@@ -168,7 +192,7 @@ impl Check {
             },
             place.owner,
             place.plain,
-            self.go_type(shape)
+            place.go.map_or_else(|| self.go_type(shape), str::to_owned)
         )
     }
 
@@ -222,9 +246,8 @@ fn fill_null(shape: &Shape, value: &mut Value) {
 
 fn time(text: &str, micro: bool) -> Result<Value, String> {
     let Ok(at) = text.parse::<Timestamp>() else {
-        return Err(format!(
-            "parsing time {text:?} as \"2006-01-02T15:04:05Z07:00\": cannot parse {text:?} as \"2006\""
-        ));
+        let layout = if micro { "2006-01-02T15:04:05.000000Z07:00" } else { "2006-01-02T15:04:05Z07:00" };
+        return Err(format!("parsing time {text:?} as {layout:?}: cannot parse {text:?} as \"2006\""));
     };
     let format = if micro { "%Y-%m-%dT%H:%M:%S.%6fZ" } else { "%Y-%m-%dT%H:%M:%SZ" };
     Ok(Value::String(at.strftime(format).to_string()))

@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 static DEFINITIONS: &[u8] = include_bytes!("../../schema/definitions.json.deflate");
 static PRESENCE: &[u8] = include_bytes!("../../schema/presence.json.deflate");
+static TYPES: &[u8] = include_bytes!("../../schema/types.json.deflate");
 static SCHEMAS: LazyLock<Schemas> = LazyLock::new(Schemas::load);
 
 /// Index of a definition.
@@ -42,10 +43,20 @@ pub(crate) struct Property {
     pub(crate) shape: Shape,
     /// When Go writes the field.
     pub(crate) presence: Presence,
+    /// How decoding errors name it, if that does not follow from the shape.
+    pub(crate) go: Option<Box<GoField>>,
     /// How a strategic merge treats it.
     pub(crate) patch: PatchMarkers,
     /// How field ownership treats it.
     pub(crate) ownership: OwnershipMarkers,
+}
+
+/// A field as Go's decoding errors name it.
+pub(crate) struct GoField {
+    /// `[]v1.PersistentVolumeAccessMode`.
+    pub(crate) of: Box<str>,
+    /// Path of the embedded structs that the field is in, such as `VolumeSource.`; empty for none.
+    pub(crate) within: Box<str>,
 }
 
 /// When Go writes a field, by its type and its JSON tag. `integration/differential/fields` prints it for each field.
@@ -145,6 +156,8 @@ impl Schemas {
         let Ok(file) = serde_json::from_str::<File<'_>>(&text) else { return Schemas::default() };
         let presence = inflate(PRESENCE);
         let presence: HashMap<&str, &str> = serde_json::from_str(&presence).unwrap_or_default();
+        let types = inflate(TYPES);
+        let types: HashMap<&str, HashMap<&str, &str>> = serde_json::from_str(&types).unwrap_or_default();
         let mut names: Vec<&str> = file.definitions.keys().map(AsRef::as_ref).collect();
         names.sort_unstable();
         let ids = names.iter().zip(0..).map(|(name, id)| (Box::from(*name), DefinitionId(id))).collect();
@@ -153,6 +166,9 @@ impl Schemas {
             .filter_map(|name| {
                 let mut definition = Definition::new(name, file.definitions.get(*name)?, &ids);
                 definition.set_presence(presence.get(name).copied().unwrap_or_default());
+                if let Some(types) = types.get(name) {
+                    definition.set_types(types);
+                }
                 Some(definition)
             })
             .collect();
@@ -200,6 +216,7 @@ impl Definition {
                 name: Box::from(field.as_ref()),
                 shape: Shape::new(schema, ids),
                 presence: Presence::default(),
+                go: None,
                 patch: PatchMarkers {
                     merge: schema.strategy.split(',').any(|word| word == "merge"),
                     merge_key: schema.merge_key.as_deref().map(Box::from),
@@ -226,6 +243,15 @@ impl Definition {
             .zip(&self.properties)
             .filter_map(|(index, property)| (property.presence == Presence::Zero).then_some(index));
         self.always = always.collect();
+    }
+
+    /// Sets the Go types of fields: each is a type, a space, and the path of the embedded structs.
+    fn set_types(&mut self, types: &HashMap<&str, &str>) {
+        for property in &mut self.properties {
+            let words = types.get(property.name.as_ref()).and_then(|words| words.split_once(' '));
+            property.go =
+                words.map(|(of, within)| Box::new(GoField { of: of.into(), within: within.into() }));
+        }
     }
 
     /// The field with this name.

@@ -42,6 +42,26 @@ fn wrong_types_name_the_field_as_go_does() {
             "number into Go struct field ObjectMeta.metadata.labels of type string",
         ),
         (r#""spec":"x""#, "string into Go struct field Deployment.spec of type v1.DeploymentSpec"),
+        (
+            r#""spec":{"strategy":{"type":7}}"#,
+            "number into Go struct field DeploymentStrategy.spec.strategy.type of type v1.DeploymentStrategyType",
+        ),
+        (
+            r#""spec":{"strategy":{"rollingUpdate":{"maxSurge":2147483648}}}"#,
+            "number 2147483648 into Go struct field RollingUpdateDeployment.spec.strategy.rollingUpdate.maxSurge of type int32",
+        ),
+        (
+            r#""spec":{"template":{"spec":{"volumes":[{"configMap":{"items":[{"key":7}]}}]}}}"#,
+            "number into Go struct field KeyToPath.spec.template.spec.volumes.VolumeSource.configMap.items.key of type string",
+        ),
+        (
+            r#""spec":{"template":{"spec":{"containers":[{"resources":{"limits":"x"}}]}}}"#,
+            "string into Go struct field ResourceRequirements.spec.template.spec.containers.resources.limits of type v1.ResourceList",
+        ),
+        (
+            r#""spec":{"template":{"spec":{"containers":[{"securityContext":{"capabilities":{"add":[7]}}}]}}}"#,
+            "number into Go struct field Capabilities.spec.template.spec.containers.securityContext.capabilities.add of type v1.Capability",
+        ),
     ];
     for (fields, expect) in cases {
         let input = format!(r#"{{"apiVersion":"apps/v1","kind":"Deployment",{fields}}}"#);

@@ -68,11 +68,12 @@ fn name(causes: &mut Causes, path: &Path, name: &str) {
         causes.required(path, "");
         return;
     }
-    causes.format(path, name, format::dns1123_subdomain(name));
-    if name.split('.').count() < 3 {
+    let problems = format::dns1123_subdomain(name);
+    if problems.is_empty() && name.split('.').count() < 3 {
         let detail = "should be a domain with at least three segments separated by dots";
         causes.invalid(path, &name.into(), detail);
     }
+    causes.format(path, name, problems);
 }
 
 /// Checks names and expressions of match conditions.
@@ -200,11 +201,9 @@ fn url(causes: &mut Causes, path: &Path, address: &str) {
 }
 
 fn service(causes: &mut Causes, path: &Path, service: &Value) {
-    for (field, detail) in
-        [("name", "service name is required"), ("namespace", "service namespace is required")]
-    {
+    for field in ["name", "namespace"] {
         if text(&service[field]).is_empty() {
-            causes.required(&path.field(field), detail);
+            causes.required(&path.field(field), "");
         }
     }
     for problem in format::port_number(service["port"].as_i64().unwrap_or(443)) {

@@ -11,7 +11,7 @@ use super::{Causes, Path, format, items, text, workload};
 const MAX_ANNOTATIONS: usize = 20;
 /// Maximum length of the expression of an audit annotation in bytes.
 const MAX_ANNOTATION_EXPRESSION: usize = 5 * 1024;
-const REASONS: &[&str] = &["Forbidden", "Invalid", "RequestEntityTooLarge", "Unauthorized"];
+const REASONS: &[&str] = &["Forbidden", "Invalid", "RequestEntityTooLarge"];
 const ACTIONS: &[&str] = &["Audit", "Deny", "Warn"];
 /// Operations that a mutating policy may name.
 const MUTABLE: &[&str] = &["CREATE", "UPDATE"];

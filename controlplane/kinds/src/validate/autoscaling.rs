@@ -38,7 +38,12 @@ pub(crate) fn autoscaler(causes: &mut Causes, object: &Value, _old: Option<&Valu
     if fewest.is_some_and(|fewest| most < fewest) {
         causes.invalid(&here, &spec["maxReplicas"], "must be greater than or equal to `minReplicas`");
     }
-    reference(causes, &path.field("scaleTargetRef"), &spec["scaleTargetRef"]);
+    let target = &spec["scaleTargetRef"];
+    reference(causes, &path.field("scaleTargetRef"), target);
+    if !text(&target["apiVersion"]).contains('/') && target["kind"] != CORE_SCALE {
+        let here = path.field("scaleTargetRef").field("apiVersion");
+        causes.invalid(&here, &text(&target["apiVersion"]).into(), "apiVersion must specify API group");
+    }
     for (index, metric) in items(&spec["metrics"]) {
         self::metric(causes, &path.field("metrics").index(index), metric);
     }
@@ -56,6 +61,7 @@ pub(super) fn status(causes: &mut Causes, status: &Value) {
     }
 }
 
+/// Checks a reference. Its kind may be of the core group, such as the service that a metric describes.
 fn reference(causes: &mut Causes, path: &Path, reference: &Value) {
     for field in ["kind", "name"] {
         let value = text(&reference[field]);
@@ -66,12 +72,9 @@ fn reference(causes: &mut Causes, path: &Path, reference: &Value) {
         }
     }
     let version = text(&reference["apiVersion"]);
-    let shown = Value::from(version);
     if version.matches('/').count() > 1 {
         let detail = format!("unexpected GroupVersion string: {version}");
-        causes.invalid(&path.field("apiVersion"), &shown, &detail);
-    } else if !version.contains('/') && reference["kind"] != CORE_SCALE {
-        causes.invalid(&path.field("apiVersion"), &shown, "apiVersion must specify API group");
+        causes.invalid(&path.field("apiVersion"), &version.into(), &detail);
     }
 }
 
@@ -95,7 +98,7 @@ fn metric(causes: &mut Causes, path: &Path, metric: &Value) {
     if let Some(first) = present.first() {
         source(causes, &path.field(first), first, &metric[*first]);
     }
-    if present.len() > 1 {
+    if present.len() != 1 {
         for other in present.iter().filter(|other| Some(**other) != field) {
             causes.forbidden(&path.field(other), "must populate the given metric source only");
         }
@@ -257,5 +260,10 @@ mod tests {
         );
         assert_eq!(problems(json!({"type": "Pods"})), ["m.pods"]);
         assert_eq!(problems(json!({"type": "Nope"})), ["m.type"]);
+        // The described object may be of the core group.
+        let target = json!({"type": "Value", "value": "1"});
+        let about = json!({"apiVersion": "v1", "kind": "Service", "name": "s"});
+        let object = json!({"target": target, "describedObject": about, "metric": {"name": "x"}});
+        assert_eq!(problems(json!({"type": "Object", "object": object})), Vec::<String>::new());
     }
 }

@@ -25,8 +25,8 @@ pub(crate) fn job(causes: &mut Causes, object: &Value, old: Option<&Value>) {
         causes.required(&path.field("selector"), "");
     } else {
         label_selector(causes, &path.field("selector"), &spec["selector"]);
-        selected_template(causes, &path, spec);
     }
+    selected_template(causes, &path, spec);
     let completions = spec["completions"].as_i64().unwrap_or(0);
     if spec["completionMode"] == "Indexed" && completions > 0 {
         let host = format!("{}-{}", text(&object["metadata"]["name"]), completions - 1);
@@ -36,7 +36,7 @@ pub(crate) fn job(causes: &mut Causes, object: &Value, old: Option<&Value>) {
         }
     }
     if let Some(old) = old {
-        job_update(causes, &path, spec, &old["spec"]);
+        job_update(causes, &path, spec, old);
     }
 }
 
@@ -223,7 +223,7 @@ fn replacement(causes: &mut Causes, path: &Path, spec: &Value) {
 fn template(causes: &mut Causes, path: &Path, spec: &Value) {
     let template = &spec["template"];
     let here = path.field("spec");
-    meta::labels(causes, &path.field("metadata").field("labels"), &template["metadata"]["labels"]);
+    meta::labels(causes, &path.field("labels"), &template["metadata"]["labels"]);
     pod::spec(causes, &here, &template["spec"]);
     if items(&template["spec"]["ephemeralContainers"]).next().is_some() {
         let detail = "ephemeral containers not allowed in pod template";
@@ -241,7 +241,8 @@ fn template(causes: &mut Causes, path: &Path, spec: &Value) {
     }
 }
 
-fn job_update(causes: &mut Causes, path: &Path, spec: &Value, old: &Value) {
+fn job_update(causes: &mut Causes, path: &Path, spec: &Value, job: &Value) {
+    let old = &job["spec"];
     let indexed = spec["completionMode"] == "Indexed";
     if spec["completions"] != old["completions"] {
         let here = path.field("completions");
@@ -265,12 +266,20 @@ fn job_update(causes: &mut Causes, path: &Path, spec: &Value, old: &Value) {
         }
     }
     let mut before = old["template"].clone();
-    if old["suspend"] == true {
+    if is_stopped(job) {
         unfreeze(&mut before, &spec["template"]);
     }
     if before != spec["template"] {
         causes.invalid(&path.field("template"), &spec["template"], "field is immutable");
     }
+}
+
+/// Whether a job is suspended, and the controller has ended its pods.
+fn is_stopped(job: &Value) -> bool {
+    let mut conditions = items(&job["status"]["conditions"]);
+    job["spec"]["suspend"] == true
+        && conditions.any(|(_, condition)| condition["type"] == "Suspended" && condition["status"] == "True")
+        && job["status"]["active"].as_i64().unwrap_or(0) == 0
 }
 
 /// Takes over the fields of a suspended job's template that may change: where its pods run and what they request.

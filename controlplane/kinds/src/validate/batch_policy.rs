@@ -34,10 +34,11 @@ pub(super) fn failure(causes: &mut Causes, path: &Path, spec: &Value) {
         pod_conditions(causes, &here.field("onPodConditions"), conditions);
         if !codes.is_null() && has_conditions {
             let detail = "specifying both OnExitCodes and OnPodConditions is not supported";
-            causes.invalid(&here, rule, detail);
+            causes.invalid_without_value(&here, detail);
         }
         if codes.is_null() && !has_conditions {
-            causes.invalid(&here, rule, "specifying one of OnExitCodes and OnPodConditions is required");
+            let detail = "specifying one of OnExitCodes and OnPodConditions is required";
+            causes.invalid_without_value(&here, detail);
         }
     }
 }

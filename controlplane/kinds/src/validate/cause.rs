@@ -94,6 +94,11 @@ impl Causes {
         self.add("FieldValueInvalid", path, with(format!("Invalid value: {value}"), detail));
     }
 
+    /// Adds: a value is invalid; the message does not show it.
+    pub fn invalid_without_value(&mut self, path: &Path, detail: &str) {
+        self.add("FieldValueInvalid", path, format!("Invalid value: {detail}"));
+    }
+
     /// Adds: a value is forbidden here.
     pub fn forbidden(&mut self, path: &Path, detail: &str) {
         self.add("FieldValueForbidden", path, with("Forbidden".to_owned(), detail));
@@ -105,6 +110,17 @@ impl Causes {
         let value = if value.is_null() { &EMPTY } else { value };
         let message = format!("Unsupported value: {value}: supported values: {}", known.join(", "));
         self.add("FieldValueNotSupported", path, message);
+    }
+
+    /// Adds: a map is not supported. An absent one is shown as null.
+    pub fn unsupported_map(&mut self, path: &Path, value: &Value, supported: &str) {
+        let message = format!("Unsupported value: {value}: supported values: {supported:?}");
+        self.add("FieldValueNotSupported", path, message);
+    }
+
+    /// Adds: a value is duplicate, with the rule that it breaks.
+    pub fn duplicate_because(&mut self, path: &Path, value: &Value, detail: &str) {
+        self.add("FieldValueDuplicate", path, format!("Duplicate value: {value}: {detail}"));
     }
 
     /// Adds: a value is duplicate.

@@ -8,31 +8,31 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::{Causes, Path, format, items, text};
 
-/// Key usages that a request may have, in upstream's order.
+/// Key usages that a request may have.
 const USAGES: &[&str] = &[
-    "signing",
-    "digital signature",
-    "content commitment",
-    "key encipherment",
-    "key agreement",
-    "data encipherment",
-    "cert sign",
-    "crl sign",
-    "encipher only",
-    "decipher only",
     "any",
-    "server auth",
+    "cert sign",
     "client auth",
     "code signing",
+    "content commitment",
+    "crl sign",
+    "data encipherment",
+    "decipher only",
+    "digital signature",
     "email protection",
-    "s/mime",
+    "encipher only",
     "ipsec end system",
     "ipsec tunnel",
     "ipsec user",
-    "timestamping",
-    "ocsp signing",
+    "key agreement",
+    "key encipherment",
     "microsoft sgc",
     "netscape sgc",
+    "ocsp signing",
+    "s/mime",
+    "server auth",
+    "signing",
+    "timestamping",
 ];
 const LEAST_SECONDS: i64 = 600;
 
@@ -119,7 +119,7 @@ fn usages(causes: &mut Causes, path: &Path, usages: &Value) {
         seen.push(usage);
     }
     if seen.is_empty() {
-        causes.required(path, "usages is required");
+        causes.required(path, "");
     }
 }
 
@@ -127,7 +127,7 @@ fn usages(causes: &mut Causes, path: &Path, usages: &Value) {
 fn signer(causes: &mut Causes, path: &Path, value: &Value) {
     let name = text(value);
     if name.is_empty() {
-        return causes.required(path, "must be specified");
+        return causes.required(path, "");
     }
     if name == "kubernetes.io/legacy-unknown" {
         return causes.invalid(path, value, "the legacy signerName is not allowed via this API version");

@@ -148,7 +148,8 @@ fn mounts(causes: &mut Causes, path: &Path, container: &Value, volumes: &Volumes
         }
         let propagation = &mount["mountPropagation"];
         if !propagation.is_null() {
-            let path = here.field("mountPropagation");
+            // Upstream reports the list without an index.
+            let path = path.field("volumeMounts").field("mountPropagation");
             causes.optional_word(&path, propagation, &["Bidirectional", "HostToContainer", "None"]);
             if propagation == "Bidirectional" && container["securityContext"]["privileged"] != true {
                 causes.forbidden(

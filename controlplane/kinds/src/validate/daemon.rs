@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::stateful::collisions;
 use super::workload::{
-    int_or_percent, is_zero, label_selector, percent, same_selector, selected_template, template_of,
+    int_or_percent, is_label_selector, is_zero, percent, same_selector, selected_template, template_of,
 };
 use super::{Causes, Path, text};
 
@@ -13,10 +13,11 @@ pub(crate) fn daemon_set(causes: &mut Causes, object: &Value, old: Option<&Value
     same_selector(causes, spec, old);
     let (here, selector) = (path.field("selector"), &spec["selector"]);
     if selector.is_null() {
-        causes.required(&here, "");
-    } else {
-        label_selector(causes, &here, selector);
         selected_template(causes, &path, spec);
+    } else {
+        if is_label_selector(causes, &here, selector) {
+            selected_template(causes, &path, spec);
+        }
         let empty = |name: &str| {
             selector[name].is_null() || selector[name] == json!({}) || selector[name] == json!([])
         };
@@ -72,6 +73,6 @@ fn strategy(causes: &mut Causes, path: &Path, strategy: &Value) {
                 (true, false) | (false, true) => {}
             }
         }
-        _ => causes.unsupported(&path.field("type"), &strategy["type"], &["RollingUpdate", "OnDelete"]),
+        _ => causes.unsupported(path, strategy, &["RollingUpdate", "OnDelete"]),
     }
 }

@@ -60,7 +60,7 @@ pub(super) fn all(causes: &mut Causes, path: &Path, container: &Value) {
         }
     }
     for (index, from) in items(&container["envFrom"]) {
-        bulk(causes, &path.field("envFrom").index(index), from);
+        bulk(causes, (&path.field("envFrom"), index), from);
     }
 }
 
@@ -171,7 +171,9 @@ fn divisor(causes: &mut Causes, path: &Path, resource: &str, divisor: &Value) {
     causes.invalid(path, &resource.into(), &detail);
 }
 
-fn bulk(causes: &mut Causes, path: &Path, from: &Value) {
+/// Checks one element of `envFrom`. Upstream reports some errors at the list.
+fn bulk(causes: &mut Causes, (list, index): (&Path, usize), from: &Value) {
+    let path = &list.index(index);
     let prefix = text(&from["prefix"]);
     if !prefix.is_empty() {
         causes.format(&path.field("prefix"), prefix, format::env_name(prefix));
@@ -179,7 +181,7 @@ fn bulk(causes: &mut Causes, path: &Path, from: &Value) {
     let given: Vec<&str> =
         ["configMapRef", "secretRef"].into_iter().filter(|name| !from[*name].is_null()).collect();
     match given.as_slice() {
-        [] => causes.invalid(path, &"".into(), "must specify one of: `configMapRef` or `secretRef`"),
+        [] => causes.invalid(list, &"".into(), "must specify one of: `configMapRef` or `secretRef`"),
         [name] => {
             let here = path.field(name).field("name");
             match text(&from[*name]["name"]) {

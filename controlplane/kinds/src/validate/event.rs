@@ -4,66 +4,76 @@ use serde_json::Value;
 
 use super::{Causes, Path, format, text};
 
-/// Fields that never change.
-const IMMUTABLE: [&str; 14] = [
-    "regarding",
-    "reason",
-    "note",
-    "deprecatedSource",
-    "deprecatedFirstTimestamp",
-    "deprecatedLastTimestamp",
-    "deprecatedCount",
-    "type",
-    "eventTime",
-    "action",
-    "related",
-    "reportingController",
-    "reportingInstance",
-    "kind",
+/// Fields that never change, and their names in errors: as in the core group.
+const IMMUTABLE: [(&str, &str); 13] = [
+    ("regarding", "involvedObject"),
+    ("reason", "reason"),
+    ("note", "message"),
+    ("deprecatedSource", "source"),
+    ("deprecatedFirstTimestamp", "firstTimestamp"),
+    ("deprecatedLastTimestamp", "lastTimestamp"),
+    ("deprecatedCount", "count"),
+    ("type", "type"),
+    ("eventTime", "eventTime"),
+    ("action", "action"),
+    ("related", "related"),
+    ("reportingController", "reportingController"),
+    ("reportingInstance", "reportingInstance"),
 ];
+/// Fields that are for events of the core group.
+const DEPRECATED: std::ops::Range<usize> = 3..7;
 
 pub(crate) fn event(causes: &mut Causes, event: &Value, old: Option<&Value>) {
     content(causes, event);
     match old {
         None => {
-            for field in
-                ["deprecatedFirstTimestamp", "deprecatedLastTimestamp", "deprecatedCount", "deprecatedSource"]
-            {
-                let value = &event[field];
+            for (field, name) in &IMMUTABLE[DEPRECATED] {
+                let value = &event[*field];
                 let is_unset =
                     value.is_null() || *value == 0 || value.as_object().is_some_and(|map| map.is_empty());
                 if !is_unset {
-                    causes.invalid(&Path::root(field), &"".into(), "needs to be unset");
+                    causes.invalid(&Path::root(name), &"".into(), "needs to be unset");
                 }
             }
             series(causes, event);
+            let kind = text(&event["type"]);
+            if !matches!(kind, "Normal" | "Warning") {
+                causes.invalid(&Path::root("type"), &"".into(), &format!("has invalid value: {kind}"));
+            }
         }
         Some(old) => {
             if old["series"] != event["series"] {
                 series(causes, event);
             }
-            for field in IMMUTABLE.into_iter().filter(|field| event[*field] != old[*field]) {
-                causes.invalid(&Path::root(field), &event[field], "field is immutable");
+            for (field, name) in IMMUTABLE.into_iter().filter(|(field, _)| event[field] != old[field]) {
+                let (empty, value) = (Value::from(""), &event[field]);
+                let value = if value.is_null() && old[field].is_string() { &empty } else { value };
+                causes.invalid(&Path::root(name), value, "field is immutable");
             }
         }
     }
 }
 
 fn content(causes: &mut Causes, event: &Value) {
-    if event["eventTime"].is_null() {
-        causes.required(&Path::root("eventTime"), "");
-    }
     let (about, own) = (text(&event["regarding"]["namespace"]), text(&event["metadata"]["namespace"]));
+    let path = Path::root("involvedObject").field("namespace");
+    let mismatch = "does not match event.namespace";
+    if event["eventTime"].is_null() {
+        // An event of an old client, which has none of the fields below.
+        causes.required(&Path::root("eventTime"), "");
+        if about != own && !(about.is_empty() && own == "default") {
+            causes.invalid(&path, &about.into(), mismatch);
+        }
+        return;
+    }
     if about.is_empty() && !matches!(own, "default" | "kube-system") {
-        let path = Path::root("regarding").field("namespace");
-        causes.invalid(&path, &about.into(), "does not match event.namespace");
+        causes.invalid(&path, &about.into(), mismatch);
     }
     let (path, controller) = (Path::root("reportingController"), text(&event["reportingController"]));
     if controller.is_empty() {
         causes.required(&path, "");
-    } else {
-        causes.format(&path, controller, format::qualified_name(controller));
     }
+    causes.format(&path, controller, format::qualified_name(controller));
     for field in ["reportingInstance", "action", "reason"] {
         let path = Path::root(field);
         match text(&event[field]).len() {
@@ -73,10 +83,7 @@ fn content(causes: &mut Causes, event: &Value) {
         }
     }
     if text(&event["note"]).len() > 1024 {
-        causes.invalid(&Path::root("note"), &"".into(), "can have at most 1024 characters");
-    }
-    if !matches!(text(&event["type"]), "Normal" | "Warning") {
-        causes.invalid(&Path::root("type"), &"".into(), "has invalid value: ");
+        causes.invalid(&Path::root("message"), &"".into(), "can have at most 1024 characters");
     }
 }
 
@@ -90,5 +97,40 @@ fn series(causes: &mut Causes, event: &Value) {
     }
     if series["lastObservedTime"].is_null() {
         causes.required(&Path::root("series").field("lastObservedTime"), "");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn errors_have_the_names_of_the_core_group() {
+        let good = json!({"metadata": {"namespace": "n"}, "eventTime": "2026-01-01T00:00:00.000000Z", "action": "a",
+            "reason": "r", "reportingController": "c", "reportingInstance": "i", "type": "Normal", "note": "n",
+            "regarding": {"namespace": "n"}});
+        let problems = |field: &str, value: Value, old: Option<&Value>| {
+            let (mut causes, mut changed) = (Causes::default(), good.clone());
+            changed[field] = value;
+            event(&mut causes, &changed, old);
+            let list = causes.into_list().into_iter();
+            list.map(|cause| format!("{} {}", cause.field, cause.message)).collect::<Vec<_>>()
+        };
+        assert_eq!(problems("type", "Normal".into(), None), Vec::<String>::new());
+        assert_eq!(problems("type", "x".into(), None), ["type Invalid value: \"\": has invalid value: x"]);
+        assert_eq!(
+            problems("deprecatedCount", 1.into(), None),
+            ["count Invalid value: \"\": needs to be unset"]
+        );
+        assert_eq!(
+            problems("regarding", json!({}), None),
+            ["involvedObject.namespace Invalid value: \"\": does not match event.namespace"]
+        );
+        assert_eq!(
+            problems("note", Value::Null, Some(&good)),
+            ["message Invalid value: \"\": field is immutable"]
+        );
     }
 }

@@ -23,7 +23,7 @@ pub(crate) fn flow_schema(causes: &mut Causes, object: &Value, _old: Option<&Val
     let method = &spec["distinguisherMethod"];
     if method.is_object() && !["ByNamespace", "ByUser"].contains(&text(&method["type"])) {
         let here = path.field("distinguisherMethod").field("type");
-        causes.unsupported(&here, &method["type"], &["ByNamespace", "ByUser"]);
+        causes.unsupported(&here, method, &["ByNamespace", "ByUser"]);
     }
     let (here, level) = (
         path.field("priorityLevelConfiguration").field("name"),

@@ -10,6 +10,8 @@ use serde_json::Value;
 use super::{Causes, Path, format, items, text, workload};
 
 const PROTOCOLS: &[&str] = &["SCTP", "TCP", "UDP"];
+/// Maximum length of the name of an ingress class' controller in bytes.
+const MAX_CONTROLLER: usize = 250;
 const PATH_TYPES: &[&str] = &["Exact", "ImplementationSpecific", "Prefix"];
 
 pub(crate) fn network_policy(causes: &mut Causes, object: &Value, _old: Option<&Value>) {
@@ -32,7 +34,7 @@ pub(crate) fn network_policy(causes: &mut Causes, object: &Value, _old: Option<&
         return;
     }
     for (index, kind) in items(&spec["policyTypes"]) {
-        causes.one_of(&types.index(index), kind, &["Egress", "Ingress"]);
+        causes.one_of(&types.index(index), kind, &["Ingress", "Egress"]);
     }
 }
 
@@ -171,7 +173,7 @@ fn http_path(causes: &mut Causes, path: &Path, one: &Value) {
     let is_specific = kind == "ImplementationSpecific";
     let may_be_absent = is_specific && here.is_empty();
     if !may_be_absent && !here.starts_with('/') {
-        causes.invalid(&path.field("path"), &one["path"], "must be an absolute path");
+        causes.invalid(&path.field("path"), &here.into(), "must be an absolute path");
     }
     if !is_specific {
         for bad in ["//", "/./", "/../", "%2f", "%2F"].iter().filter(|bad| here.contains(**bad)) {
@@ -191,8 +193,8 @@ fn http_path(causes: &mut Causes, path: &Path, one: &Value) {
 fn backend(causes: &mut Causes, path: &Path, backend: &Value) {
     let (service, resource) = (&backend["service"], &backend["resource"]);
     match (service.is_null(), resource.is_null()) {
-        (false, false) => causes.invalid(path, backend, "cannot set both resource and service backends"),
-        (true, true) => causes.required(path, "resource or service backend is required"),
+        (false, false) => causes.invalid(path, &"".into(), "cannot set both resource and service backends"),
+        (true, true) => causes.invalid(path, &"".into(), "resource or service backend is required"),
         (true, false) => {
             let path = path.field("resource");
             if let Some(group) = resource["apiGroup"].as_str() {
@@ -200,7 +202,7 @@ fn backend(causes: &mut Causes, path: &Path, backend: &Value) {
             }
             segments(causes, &path, resource);
         }
-        (false, true) => service_backend(causes, &path.field("service"), service),
+        (false, true) => service_backend(causes, path, service),
     }
 }
 
@@ -214,7 +216,9 @@ fn segments(causes: &mut Causes, path: &Path, reference: &Value) {
     }
 }
 
-fn service_backend(causes: &mut Causes, path: &Path, service: &Value) {
+/// Checks the service of a backend. `backend` is the path of the backend.
+fn service_backend(causes: &mut Causes, backend: &Path, service: &Value) {
+    let path = &backend.field("service");
     let name = text(&service["name"]);
     match name {
         "" => causes.required(&path.field("name"), ""),
@@ -223,14 +227,14 @@ fn service_backend(causes: &mut Causes, path: &Path, service: &Value) {
     let port = &service["port"];
     let (port_name, number) = (text(&port["name"]), port["number"].as_i64().unwrap_or(0));
     match (port_name, number) {
-        ("", 0) => causes.required(path, "port name or number is required"),
+        ("", 0) => causes.required(backend, "port name or number is required"),
         ("", number) => {
             for problem in format::port_number(number) {
                 causes.invalid(&path.field("port").field("number"), &port["number"], &problem);
             }
         }
         (name, 0) => causes.format(&path.field("port").field("name"), name, format::port_name(name)),
-        _ => causes.invalid(path, service, "cannot set both port name & port number"),
+        _ => causes.invalid(backend, &"".into(), "cannot set both port name & port number"),
     }
 }
 
@@ -240,12 +244,15 @@ pub(crate) fn ingress_class(causes: &mut Causes, object: &Value, old: Option<&Va
     if old.is_some_and(|old| old["spec"]["controller"] != spec["controller"]) {
         causes.invalid(&path.field("controller"), &spec["controller"], "field is immutable");
     }
+    if controller.len() > MAX_CONTROLLER {
+        causes.too_long(&path.field("controller"), MAX_CONTROLLER);
+    }
     match controller {
         "" => causes.required(&path.field("controller"), ""),
         // A domain with a path.
         name => match name.split_once('/') {
-            Some((domain, rest)) if name.len() <= 250 && !rest.is_empty() => {
-                causes.format(&path.field("controller"), name, format::dns1123_subdomain(domain));
+            Some((domain, rest)) if !rest.is_empty() => {
+                causes.format(&path.field("controller"), domain, format::dns1123_subdomain(domain));
             }
             _ => causes.invalid(
                 &path.field("controller"),
@@ -271,7 +278,10 @@ pub(crate) fn ingress_class(causes: &mut Causes, object: &Value, old: Option<&Va
         }
         ("Namespace", name) => causes.format(&here.field("namespace"), name, format::dns1123_label(name)),
         (_, "") => {}
-        _ => causes.forbidden(&here.field("namespace"), "`parameters.scope` is set to 'Cluster'"),
+        ("Cluster", _) => {
+            causes.forbidden(&here.field("namespace"), "`parameters.scope` is set to 'Cluster'");
+        }
+        _ => {}
     }
 }
 

@@ -60,8 +60,11 @@ pub(crate) fn csi_node(causes: &mut Causes, object: &Value, old: Option<&Value>)
         }
         causes.not_negative(&here.field("allocatable").field("count"), &driver["allocatable"]["count"]);
         let mut keys = HashSet::new();
-        for (index, key) in items(&driver["topologyKeys"]) {
-            let here = here.field("topologyKeys").index(index);
+        // Upstream reports these keys at the driver.
+        for (_, key) in items(&driver["topologyKeys"]) {
+            if text(key).is_empty() {
+                causes.required(&here, "");
+            }
             causes.format(&here, text(key), format::qualified_name(text(key)));
             if !keys.insert(text(key)) {
                 causes.duplicate(&here, key);
@@ -95,7 +98,7 @@ fn taints(causes: &mut Causes, path: &Path, taints: &Value) {
             &["NoSchedule", "PreferNoSchedule", "NoExecute"],
         );
         if !seen.insert((key, text(&taint["effect"]))) {
-            causes.duplicate(&here, taint);
+            causes.duplicate_because(&here, taint, "taints must be unique by key and effect pair");
         }
     }
 }

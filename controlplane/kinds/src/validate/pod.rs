@@ -9,7 +9,7 @@ use super::{
 };
 
 const RESTART_POLICIES: &[&str] = &["Always", "OnFailure", "Never"];
-const DNS_POLICIES: &[&str] = &["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"];
+const DNS_POLICIES: &[&str] = &["ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"];
 
 pub(crate) fn pod(causes: &mut Causes, pod: &Value, old: Option<&Value>) {
     spec(causes, &Path::root("spec"), &pod["spec"]);
@@ -130,7 +130,7 @@ fn dns(causes: &mut Causes, path: &Path, spec: &Value) {
     }
     for (index, option) in items(&config["options"]) {
         if text(&option["name"]).is_empty() {
-            causes.required(&here.field("options").index(index).field("name"), "");
+            causes.required(&here.field("options").index(index), "");
         }
     }
 }

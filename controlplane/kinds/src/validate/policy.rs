@@ -34,7 +34,7 @@ pub(crate) fn priority_class(causes: &mut Causes, class: &Value, old: Option<&Va
         let detail = format!("maximum allowed value of a user defined priority is {HIGHEST_USER_PRIORITY}");
         causes.forbidden(&Path::root("value"), &detail);
     }
-    let policies = &["Never", "PreemptLowerPriority"];
+    let policies = &["PreemptLowerPriority", "Never"];
     causes.one_of(&Path::root("preemptionPolicy"), &class["preemptionPolicy"], policies);
 }
 
@@ -84,10 +84,11 @@ fn limit_type(causes: &mut Causes, path: &Path, value: &Value) {
     if LIMIT_TYPES.contains(&kind) {
         return;
     }
-    causes.format(path, kind, format::qualified_name(kind));
-    if !kind.contains('/') {
+    let problems = format::qualified_name(kind);
+    if problems.is_empty() && !kind.contains('/') {
         causes.invalid(path, value, "must be a standard limit type or fully qualified");
     }
+    causes.format(path, kind, problems);
 }
 
 fn limit_item(causes: &mut Causes, path: &Path, limit: &Value) {

@@ -53,7 +53,7 @@ pub(crate) fn resource_quota(causes: &mut Causes, object: &Value, old: Option<&V
     let scopes: Vec<&str> = items(&spec["scopes"]).map(|(_, scope)| text(scope)).collect();
     let here = path.field("scopes");
     for scope in &scopes {
-        self::scope(causes, (&here, &here), scope, spec);
+        self::scope(causes, [(&here, &spec["scopes"]); 2], scope, &spec["hard"]);
     }
     conflicts(causes, &here, &scopes, &spec["scopes"]);
     selector(causes, &path.field("scopeSelector").field("matchExpressions"), spec);
@@ -115,15 +115,15 @@ fn is_extended(name: &str) -> bool {
     name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.")
 }
 
-/// Checks that a scope is known and can limit the amounts. `at` has the path of the name and that of the list.
-fn scope(causes: &mut Causes, at: (&Path, &Path), scope: &str, spec: &Value) {
+/// Checks that a scope is known and can limit the amounts. `at` has the path and the value for each of the two errors.
+fn scope(causes: &mut Causes, at: [(&Path, &Value); 2], scope: &str, hard: &Value) {
     let Some((_, limited)) = SCOPES.iter().find(|(known, _)| *known == scope) else {
-        causes.invalid(at.0, &scope.into(), "unsupported scope");
+        causes.invalid(at[0].0, at[0].1, "unsupported scope");
         return;
     };
-    for (name, _) in entries(&spec["hard"]) {
+    for (name, _) in entries(hard) {
         if is_standard(name) && !limited.contains(&name.as_str()) {
-            causes.invalid(at.1, &scope.into(), "unsupported scope applied to resource");
+            causes.invalid(at[1].0, at[1].1, "unsupported scope applied to resource");
         }
     }
 }
@@ -140,7 +140,9 @@ fn selector(causes: &mut Causes, path: &Path, spec: &Value) {
     let list = &spec["scopeSelector"]["matchExpressions"];
     for (_, requirement) in items(list) {
         let (name, operator) = (text(&requirement["scopeName"]), &requirement["operator"]);
-        scope(causes, (&path.field("scopeName"), path), name, spec);
+        let here = path.field("scopeName");
+        let at = [(&here, &requirement["scopeName"]), (path, &spec["scopeSelector"])];
+        scope(causes, at, name, &spec["hard"]);
         let has_values = matches!(name, "PriorityClass" | "VolumeAttributesClass");
         if !has_values && SCOPES.iter().any(|(known, _)| *known == name) && operator != "Exists" {
             causes.invalid(&path.field("operator"), operator, MUST_EXIST);
@@ -188,6 +190,9 @@ mod tests {
         );
         assert_eq!(fields(json!({"hard": {"services": "1"}, "scopes": ["BestEffort"]})), ["spec.scopes"]);
         assert_eq!(fields(json!({"scopes": ["BestEffort", "NotBestEffort"]})), ["spec.scopes"]);
+        let mut causes = Causes::default();
+        resource_quota(&mut causes, &json!({"spec": {"scopes": ["x"]}}), None);
+        assert_eq!(causes.into_list()[0].message, "Invalid value: [\"x\"]: unsupported scope");
         let expression =
             |expression: Value| fields(json!({"scopeSelector": {"matchExpressions": [expression]}}));
         assert_eq!(

@@ -22,7 +22,10 @@ pub(crate) fn cluster_role(causes: &mut Causes, object: &Value, _old: Option<&Va
         causes.required(&path, "at least one clusterRoleSelector required if aggregationRule is non-nil");
     }
     for (index, selector) in items(selectors) {
-        workload::label_selector(causes, &path.index(index), selector);
+        let here = path.index(index);
+        if !workload::is_label_selector(causes, &here, selector) {
+            causes.invalid(&here, selector, "invalid label selector.");
+        }
     }
 }
 
@@ -62,7 +65,7 @@ fn rules(causes: &mut Causes, list: &Value, namespaced: bool) {
 }
 
 fn bound(causes: &mut Causes, object: &Value, old: Option<&Value>, namespaced: bool) {
-    let kinds: &[&str] = if namespaced { &["ClusterRole", "Role"] } else { &["ClusterRole"] };
+    let kinds: &[&str] = if namespaced { &["Role", "ClusterRole"] } else { &["ClusterRole"] };
     let (path, role) = (Path::root("roleRef"), &object["roleRef"]);
     if role["apiGroup"] != GROUP {
         causes.unsupported(&path.field("apiGroup"), &role["apiGroup"], &[GROUP]);

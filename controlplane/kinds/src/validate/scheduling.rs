@@ -42,11 +42,12 @@ pub(super) fn tolerations(causes: &mut Causes, path: &Path, tolerations: &Value)
         }
         let value = text(&toleration["value"]);
         match operator {
-            "" | "Equal" => causes.format(&here.field("value"), value, format::label_value(value)),
+            // Upstream reports the value at the operator.
+            "" | "Equal" => causes.format(&here.field("operator"), value, format::label_value(value)),
             "Exists" if !value.is_empty() => {
                 causes.invalid(
-                    &here.field("value"),
-                    &value.into(),
+                    &here.field("operator"),
+                    toleration,
                     "value must be empty when `operator` is 'Exists'",
                 );
             }

@@ -17,12 +17,10 @@ pub(super) fn pod(causes: &mut Causes, path: &Path, context: &Value) {
     for (index, group) in items(&context["supplementalGroups"]) {
         causes.in_range(&path.field("supplementalGroups").index(index), group, 0..=MAX_ID);
     }
-    profile(causes, &path.field("seccompProfile"), &context["seccompProfile"]);
-    profile(causes, &path.field("appArmorProfile"), &context["appArmorProfile"]);
-    let policy = &context["fsGroupChangePolicy"];
-    if !policy.is_null() {
-        causes.one_of(&path.field("fsGroupChangePolicy"), policy, &["Always", "OnRootMismatch"]);
-    }
+    profile(causes, path, context, "seccompProfile");
+    profile(causes, path, context, "appArmorProfile");
+    let policies = &["Always", "OnRootMismatch"];
+    causes.optional_word(&path.field("fsGroupChangePolicy"), &context["fsGroupChangePolicy"], policies);
     let mut names = HashSet::new();
     for (index, sysctl) in items(&context["sysctls"]) {
         let here = path.field("sysctls").index(index).field("name");
@@ -43,8 +41,8 @@ pub(super) fn container(causes: &mut Causes, path: &Path, context: &Value) {
     for name in ["runAsUser", "runAsGroup"] {
         causes.in_range(&path.field(name), &context[name], 0..=MAX_ID);
     }
-    profile(causes, &path.field("seccompProfile"), &context["seccompProfile"]);
-    profile(causes, &path.field("appArmorProfile"), &context["appArmorProfile"]);
+    profile(causes, path, context, "seccompProfile");
+    profile(causes, path, context, "appArmorProfile");
     let mount = &context["procMount"];
     if !mount.is_null() && !matches!(text(mount), "Default" | "Unmasked") {
         causes.unsupported(&path.field("procMount"), mount, &["Default", "Unmasked"]);
@@ -62,11 +60,16 @@ pub(super) fn container(causes: &mut Causes, path: &Path, context: &Value) {
     }
 }
 
-fn profile(causes: &mut Causes, path: &Path, profile: &Value) {
+fn profile(causes: &mut Causes, path: &Path, context: &Value, name: &str) {
+    let (path, profile) = (path.field(name), &context[name]);
     if profile.is_null() {
         return;
     }
-    causes.one_of(&path.field("type"), &profile["type"], &["Localhost", "RuntimeDefault", "Unconfined"]);
+    if text(&profile["type"]).is_empty() {
+        causes.required(&path.field("type"), &format!("type is required when {name} is set"));
+    } else {
+        causes.one_of(&path.field("type"), &profile["type"], &["Localhost", "RuntimeDefault", "Unconfined"]);
+    }
     let (here, local) = (path.field("localhostProfile"), &profile["localhostProfile"]);
     match (profile["type"] == "Localhost", local.is_null()) {
         (true, true) => causes.required(&here, "must be set when type is Localhost"),

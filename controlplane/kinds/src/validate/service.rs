@@ -10,6 +10,8 @@ pub use self::addresses::service_addresses;
 use super::{Causes, Path, format, items, meta, text};
 
 const PROTOCOLS: &[&str] = &["SCTP", "TCP", "UDP"];
+/// Maximum time of session affinity in seconds.
+const MAX_AFFINITY_SECONDS: i64 = 86_400;
 /// Maximum zones or nodes in the hints of one endpoint.
 const MOST_HINTS: usize = 8;
 const POLICIES: &[&str] = &["Cluster", "Local"];
@@ -44,7 +46,10 @@ pub(crate) fn service(causes: &mut Causes, object: &Value, old: Option<&Value>) 
     source_ranges(causes, &path.field("LoadBalancerSourceRanges"), object, old);
     let seconds = &spec["sessionAffinityConfig"]["clientIP"]["timeoutSeconds"];
     let seconds_path = path.field("sessionAffinityConfig").field("clientIP").field("timeoutSeconds");
-    causes.in_range(&seconds_path, seconds, 1..=86_400);
+    if seconds.as_i64().is_some_and(|seconds| !(1..=MAX_AFFINITY_SECONDS).contains(&seconds)) {
+        let detail = format!("must be greater than 0 and less than {MAX_AFFINITY_SECONDS}");
+        causes.invalid(&seconds_path, seconds, &detail);
+    }
     ports(causes, &path.field("ports"), spec);
     traffic(causes, &path, spec);
     balancer_class(causes, &path.field("loadBalancerClass"), spec, old.map(|old| &old["spec"]));
@@ -292,7 +297,7 @@ fn endpoint(causes: &mut Causes, path: &Path, endpoint: &Value) {
 }
 
 pub(crate) fn endpoint_slice(causes: &mut Causes, object: &Value, old: Option<&Value>) {
-    causes.one_of(&Path::root("addressType"), &object["addressType"], &["IPv4", "IPv6", "FQDN"]);
+    causes.one_of(&Path::root("addressType"), &object["addressType"], &["FQDN", "IPv4", "IPv6"]);
     if old.is_some_and(|old| old["addressType"] != object["addressType"]) {
         causes.invalid(&Path::root("addressType"), &object["addressType"], "field is immutable");
     }

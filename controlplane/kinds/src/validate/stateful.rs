@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::workload::{int_or_percent, is_zero, label_selector, percent, selected_template, template_of};
+use super::workload::{int_or_percent, is_label_selector, is_zero, percent, selected_template, template_of};
 use super::{Causes, Path, format, items, storage, text};
 
 const MUTABLE: &[&str] = &[
@@ -85,13 +85,17 @@ fn selector(causes: &mut Causes, path: &Path, spec: &Value) {
     if selector.is_null() {
         return causes.required(&here, "");
     }
-    label_selector(causes, &here, selector);
+    let is_valid = is_label_selector(causes, &here, selector);
     let empty =
         |name: &str| selector[name].is_null() || selector[name] == json!({}) || selector[name] == json!([]);
     if empty("matchLabels") && empty("matchExpressions") {
         causes.invalid(&here, selector, "empty selector is invalid for statefulset");
     }
-    selected_template(causes, path, spec);
+    if is_valid {
+        selected_template(causes, path, spec);
+    } else {
+        causes.invalid(&here, selector, "");
+    }
 }
 
 fn strategy(causes: &mut Causes, path: &Path, strategy: &Value) {

@@ -37,7 +37,7 @@ pub(crate) fn volume(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     }
     let size = &spec["capacity"]["storage"];
     if size.is_null() || entries(&spec["capacity"]).count() > 1 {
-        causes.unsupported(&path.field("capacity"), &spec["capacity"], &["storage"]);
+        causes.unsupported_map(&path.field("capacity"), &spec["capacity"], "storage");
     } else {
         positive(causes, &path.field("capacity").key("storage"), size);
     }
@@ -69,6 +69,7 @@ pub(crate) fn volume(causes: &mut Causes, object: &Value, old: Option<&Value>) {
                     "mountOptions",
                     "nodeAffinity",
                     "volumeAttributesClassName",
+                    "volumeMode",
                 ],
             )
         };
@@ -76,10 +77,19 @@ pub(crate) fn volume(causes: &mut Causes, object: &Value, old: Option<&Value>) {
             let detail = "spec.persistentvolumesource is immutable after creation";
             causes.forbidden(&path.field("persistentvolumesource"), detail);
         }
+        same_mode(causes, spec, &old["spec"]);
         let affinity = &old["spec"]["nodeAffinity"];
         if !affinity.is_null() && *affinity != spec["nodeAffinity"] {
-            causes.invalid(&path.field("nodeAffinity"), &spec["nodeAffinity"], "field is immutable");
+            let detail = "field is immutable, except for updating from beta label to GA";
+            causes.invalid(&Path::root("nodeAffinity"), &spec["nodeAffinity"], detail);
         }
+    }
+}
+
+/// Checks that the volume mode does not change. Upstream reports it without `spec`.
+fn same_mode(causes: &mut Causes, spec: &Value, old: &Value) {
+    if spec["volumeMode"] != old["volumeMode"] {
+        causes.invalid(&Path::root("volumeMode"), &spec["volumeMode"], "field is immutable");
     }
 }
 
@@ -118,6 +128,7 @@ pub(crate) fn claim(causes: &mut Causes, object: &Value, old: Option<&Value>) {
             format!("update to {state} is forbidden when status.currentVolumeAttributesClassName is not nil");
         causes.forbidden(&path.field("volumeAttributesClassName"), &detail);
     }
+    same_mode(causes, spec, before);
     if spec_without(spec, &free) != spec_without(before, &free) {
         causes.forbidden(&path, CLAIM_IMMUTABLE);
     }
@@ -163,7 +174,7 @@ fn data_source(causes: &mut Causes, path: &Path, source: &Value) {
 
 pub(crate) fn class(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     provisioner(causes, &Path::root("provisioner"), &object["provisioner"]);
-    if !object["reclaimPolicy"].is_null() {
+    if !text(&object["reclaimPolicy"]).is_empty() {
         causes.one_of(&Path::root("reclaimPolicy"), &object["reclaimPolicy"], &["Delete", "Retain"]);
     }
     let modes = &["Immediate", "WaitForFirstConsumer"];

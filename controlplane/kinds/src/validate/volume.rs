@@ -169,23 +169,21 @@ fn file(causes: &mut Causes, path: &Path, item: &Value) {
 
 fn downward(causes: &mut Causes, path: &Path, source: &Value) {
     mode(causes, &path.field("defaultMode"), &source["defaultMode"]);
-    for (index, item) in items(&source["items"]) {
-        let here = path.field("items").index(index);
-        file(causes, &here, item);
+    for (_, item) in items(&source["items"]) {
+        // Upstream reports items at the volume.
+        file(causes, path, item);
         let (field, resource) = (&item["fieldRef"], &item["resourceFieldRef"]);
         match (field.is_null(), resource.is_null()) {
-            (true, true) => {
-                causes.required(&here.field("fieldRef"), "one of fieldRef and resourceFieldRef is required")
-            }
+            (true, true) => causes.required(path, "one of fieldRef and resourceFieldRef is required"),
             (false, false) => {
                 causes.invalid(
-                    &here,
+                    path,
                     &"resource".into(),
                     "fieldRef and resourceFieldRef can not be specified simultaneously",
                 );
             }
-            (false, true) => field_reference(causes, &here.field("fieldRef"), field, VOLUME_FIELDS),
-            (true, false) => resource_reference(causes, &here.field("resourceFieldRef"), resource, true),
+            (false, true) => field_reference(causes, &path.field("fieldRef"), field, VOLUME_FIELDS),
+            (true, false) => resource_reference(causes, &path.field("resourceFieldRef"), resource, true),
         }
     }
 }

@@ -10,7 +10,7 @@ const PERCENT: &str = "a valid percent string must be a numeric string followed 
 pub(crate) fn deployment(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     let (path, spec) = (Path::root("spec"), &object["spec"]);
     causes.not_negative(&path.field("replicas"), &spec["replicas"]);
-    selector(causes, &path, spec, "deployment");
+    selector(causes, &path, spec);
     template(causes, &path.field("template"), &spec["template"]);
     strategy(causes, &path.field("strategy"), &spec["strategy"]);
     for name in ["minReadySeconds", "revisionHistoryLimit", "progressDeadlineSeconds"] {
@@ -31,7 +31,7 @@ pub(crate) fn replica_set(causes: &mut Causes, object: &Value, old: Option<&Valu
     let (path, spec) = (Path::root("spec"), &object["spec"]);
     causes.not_negative(&path.field("replicas"), &spec["replicas"]);
     causes.not_negative(&path.field("minReadySeconds"), &spec["minReadySeconds"]);
-    selector(causes, &path, spec, "replicaset");
+    selector(causes, &path, spec);
     template(causes, &path.field("template"), &spec["template"]);
     same_selector(causes, spec, old);
 }
@@ -72,7 +72,7 @@ pub(crate) fn replication_controller(causes: &mut Causes, object: &Value, _old: 
 
 pub(crate) fn pod_template(causes: &mut Causes, object: &Value, _old: Option<&Value>) {
     let (path, template) = (Path::root("template"), &object["template"]);
-    meta::labels(causes, &path.field("metadata").field("labels"), &template["metadata"]["labels"]);
+    meta::labels(causes, &path.field("labels"), &template["metadata"]["labels"]);
     pod::spec(causes, &path.field("spec"), &template["spec"]);
     no_ephemeral_containers(causes, &path.field("spec"), &template["spec"]);
 }
@@ -95,29 +95,34 @@ pub(super) fn status(causes: &mut Causes, status: &Value) {
     }
 }
 
-fn selector(causes: &mut Causes, path: &Path, spec: &Value, what: &str) {
+fn selector(causes: &mut Causes, path: &Path, spec: &Value) {
     let (here, selector) = (path.field("selector"), &spec["selector"]);
     if selector.is_null() {
-        return causes.required(&here, "");
+        causes.required(&here, "");
+    } else if !is_label_selector(causes, &here, selector) {
+        return causes.invalid(&here, selector, "invalid label selector");
+    } else if LabelSelector::from_object(selector).is_ok_and(|parsed| parsed.is_empty()) {
+        // Upstream names deployments in the error of replica sets, too.
+        return causes.invalid(&here, selector, "empty selector is invalid for deployment");
     }
-    label_selector(causes, &here, selector);
-    match LabelSelector::from_object(selector) {
-        Ok(parsed) if parsed.is_empty() => {
-            causes.invalid(&here, selector, &format!("empty selector is invalid for {what}"));
-        }
-        Ok(_) => selected_template(causes, path, spec),
-        Err(_) => {}
-    }
+    selected_template(causes, path, spec);
 }
 
-/// Checks that the selector of a spec matches the labels of its template.
+/// Checks that the selector of a spec matches the labels of its template. An absent selector matches nothing.
 pub(super) fn selected_template(causes: &mut Causes, path: &Path, spec: &Value) {
-    let labels = &spec["template"]["metadata"]["labels"];
-    let Ok(selector) = LabelSelector::from_object(&spec["selector"]) else { return };
-    if !selector.matches_by(|key| labels.get(key).and_then(Value::as_str)) {
+    let (labels, selector) = (&spec["template"]["metadata"]["labels"], &spec["selector"]);
+    let Ok(parsed) = LabelSelector::from_object(selector) else { return };
+    if selector.is_null() || !parsed.matches_by(|key| labels.get(key).and_then(Value::as_str)) {
         let at = path.field("template").field("metadata").field("labels");
         causes.invalid(&at, labels, "`selector` does not match template `labels`");
     }
+}
+
+/// Checks a LabelSelector. Returns whether it is valid.
+pub(super) fn is_label_selector(causes: &mut Causes, path: &Path, selector: &Value) -> bool {
+    let before = causes.count();
+    label_selector(causes, path, selector);
+    causes.count() == before && LabelSelector::from_object(selector).is_ok()
 }
 
 /// Checks a LabelSelector.
@@ -163,7 +168,7 @@ fn template(causes: &mut Causes, path: &Path, template: &Value) {
 /// Checks the pod template of a workload whose pods restart always. `owner` is the workload's kind.
 pub(super) fn template_of(causes: &mut Causes, path: &Path, template: &Value, owner: &str) {
     let (here, spec) = (path.field("spec"), &template["spec"]);
-    meta::labels(causes, &path.field("metadata").field("labels"), &template["metadata"]["labels"]);
+    meta::labels(causes, &path.field("labels"), &template["metadata"]["labels"]);
     pod::spec(causes, &here, spec);
     if !text(&spec["restartPolicy"]).is_empty() && spec["restartPolicy"] != "Always" {
         causes.unsupported(&here.field("restartPolicy"), &spec["restartPolicy"], &["Always"]);
@@ -185,7 +190,6 @@ fn no_ephemeral_containers(causes: &mut Causes, here: &Path, spec: &Value) {
 }
 
 fn strategy(causes: &mut Causes, path: &Path, strategy: &Value) {
-    causes.one_of(&path.field("type"), &strategy["type"], &["Recreate", "RollingUpdate"]);
     let (here, rolling) = (path.field("rollingUpdate"), &strategy["rollingUpdate"]);
     match text(&strategy["type"]) {
         "Recreate" if !rolling.is_null() => {
@@ -209,7 +213,7 @@ fn strategy(causes: &mut Causes, path: &Path, strategy: &Value) {
                 causes.invalid(&here.field("maxUnavailable"), unavailable, "must not be greater than 100%");
             }
         }
-        _ => {}
+        _ => causes.unsupported(path, strategy, &["Recreate", "RollingUpdate"]),
     }
 }
 
@@ -225,6 +229,10 @@ pub(super) fn percent(value: &Value) -> Option<u64> {
     digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok()).flatten()
 }
 
+/// Whether a number or percentage is 0. A text that is neither counts as 0. Source: `getIntOrPercentValue`.
 pub(super) fn is_zero(value: &Value) -> bool {
-    value.is_null() || *value == 0 || percent(value) == Some(0)
+    match value {
+        Value::String(text) => percent(value).unwrap_or_else(|| text.parse().unwrap_or(0)) == 0,
+        _ => value.is_null() || *value == 0,
+    }
 }

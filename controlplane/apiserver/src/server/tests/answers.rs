@@ -285,3 +285,43 @@ async fn a_pod_can_be_replaced_by_what_it_was_made_of() {
     let replaced = server.put(&format!("{PODS}/p"), whole()).await;
     assert_eq!((replaced.code, &replaced.body["spec"]["priority"]), (200, &json!(0)), "{}", replaced.body);
 }
+
+#[tokio::test]
+async fn an_apply_that_creates_needs_a_name() {
+    let server = Fixture::new().await;
+    let config = |name: Value| json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}});
+    let path = format!("{MAPS}/m?fieldManager=x");
+    let apply = async |name: Value| {
+        let body = Some(config(name));
+        server.call("PATCH", &path, "application/apply-patch+yaml", body).await
+    };
+    let refused = apply(Value::Null).await;
+    let text = "the name of the object (m based on URL) was undeterminable: name must be provided";
+    assert_eq!((refused.code, &refused.body["message"]), (400, &json!(text)));
+    assert_eq!(apply("m".into()).await.code, 201);
+    assert_eq!(apply(Value::Null).await.code, 200);
+}
+
+#[tokio::test]
+async fn a_new_object_is_validated_before_its_revision() {
+    let server = Fixture::new().await;
+    let map = |name: &str| json!({"metadata": {"name": name, "resourceVersion": "1"}});
+    assert_eq!(server.post(MAPS, map("A b")).await.code, 422);
+    let refused = server.post(MAPS, map("m")).await;
+    let text = "resourceVersion should not be set on objects to be created";
+    assert_eq!((refused.code, &refused.body["message"]), (400, &json!(text)));
+    assert_eq!(server.post(MAPS, json!({"metadata": {"name": "m", "resourceVersion": ""}})).await.code, 201);
+}
+
+#[tokio::test]
+async fn errors_of_events_are_those_of_the_core_group() {
+    let server = Fixture::new().await;
+    let path = "/apis/events.k8s.io/v1/namespaces/default/events";
+    let refused = server.post(path, json!({"metadata": {"name": "e"}})).await;
+    assert_eq!((refused.code, &refused.body["details"]["group"]), (422, &Value::Null), "{}", refused.body);
+    assert!(
+        refused.body["message"].as_str().unwrap().starts_with("Event \"e\" is invalid"),
+        "{}",
+        refused.body
+    );
+}

@@ -2,9 +2,9 @@
 
 use serde_json::json;
 
-use super::{KIND, PLAIN, RULES, WITH_STATUS, status};
+use super::{KIND, RULES, WITH_STATUS, status};
 use crate::kind::{Kind, Rules, Writes};
-use crate::{defaults, table, validate};
+use crate::{defaults, strategy, table, validate};
 
 const GROUP: &str = "storage.k8s.io";
 
@@ -19,7 +19,7 @@ pub(super) const PERSISTENT_VOLUMES: Kind = Kind {
     rules: Rules {
         defaults: defaults::storage::volume,
         validate: validate::storage::volume,
-        writes: Writes { create: |object| object["status"] = json!({"phase": "Pending"}), ..WITH_STATUS },
+        writes: Writes { create: strategy::storage::new_volume, ..WITH_STATUS },
         columns: table::storage::VOLUME,
         cells: table::storage::volume,
         ..RULES
@@ -37,7 +37,11 @@ pub(super) const PERSISTENT_VOLUME_CLAIMS: Kind = Kind {
     rules: Rules {
         defaults: defaults::storage::claim,
         validate: validate::storage::claim,
-        writes: Writes { create: |object| object["status"] = json!({"phase": "Pending"}), ..WITH_STATUS },
+        writes: Writes {
+            create: strategy::storage::new_claim,
+            update: strategy::storage::same_sources,
+            ..WITH_STATUS
+        },
         columns: table::storage::CLAIM,
         cells: table::storage::claim,
         ..RULES
@@ -93,7 +97,6 @@ pub(super) const CSI_DRIVERS: Kind = Kind {
         defaults: defaults::storage::csi_driver,
         validate: validate::attachment::csi_driver,
         unconditional_update: false,
-        writes: Writes { generation: true, ..PLAIN },
         columns: table::storage::CSI_DRIVER,
         cells: table::storage::csi_driver,
         ..RULES

@@ -28,7 +28,7 @@ fn jobs_are_checked() {
         (
             "/spec/podFailurePolicy",
             json!({"rules": [{"action": "FailJob"}]}),
-            "spec.podFailurePolicy.rules[0]: Invalid value: {\"action\":\"FailJob\"}: specifying one of",
+            "spec.podFailurePolicy.rules[0]: Invalid value: specifying one of",
         ),
         (
             "/spec/podFailurePolicy",

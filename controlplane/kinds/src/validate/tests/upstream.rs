@@ -170,3 +170,80 @@ fn ranges_of_a_node_are_one_of_each_family() {
     refuse("Node", "/spec/podCIDRs", two, "spec.podCIDRs: Invalid value");
     check("Node", "/spec/podCIDRs", json!(["10.1.0.0/24", "fd00::/64"]), &[]);
 }
+
+#[test]
+fn selectors_and_labels_of_templates_are_reported_as_upstream_does() {
+    let wrong = json!({"matchLabels": {"a": "b c"}});
+    let value = "spec.selector.matchLabels: Invalid value: \"b c\"";
+    check("Deployment", "/spec/selector", wrong.clone(), &[value, "spec.selector: Invalid value: {"]);
+    check("StatefulSet", "/spec/selector", wrong.clone(), &[value, "spec.selector: Invalid value: {"]);
+    check("DaemonSet", "/spec/selector", wrong, &[value]);
+    let mismatch = "spec.template.metadata.labels: Invalid value: {\"a\":\"b\"}: `selector` does not match";
+    check("DaemonSet", "/spec/selector", Value::Null, &[mismatch]);
+    let long = "x".repeat(64);
+    let template = "/spec/template/metadata/labels/z";
+    refuse("Deployment", template, json!(long), "spec.template.labels: Invalid value: \"xxx");
+    let text =
+        format!("spec.containers[0].name: Invalid value: \"{long}\": must be no more than 63 characters");
+    refuse("Pod", "/spec/containers/0/name", json!(long), &text);
+}
+
+#[test]
+fn strategies_are_checked_as_upstream_does() {
+    let strategy = json!({"type": "Nope"});
+    let refused = |field: &str| format!("spec.{field}: Unsupported value: {{\"type\":\"Nope\"}}");
+    refuse("Deployment", "/spec/strategy", strategy.clone(), &refused("strategy"));
+    refuse("DaemonSet", "/spec/updateStrategy", strategy, &refused("updateStrategy"));
+    let rolling = json!({"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "", "maxUnavailable": 1}});
+    refuse(
+        "Deployment",
+        "/spec/strategy",
+        rolling,
+        "spec.strategy.rollingUpdate.maxSurge: Invalid value: \"\"",
+    );
+    let rolling = json!({"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "x", "maxUnavailable": 0}});
+    let place = "spec.updateStrategy.rollingUpdate";
+    let problems =
+        [format!("{place}.maxSurge: Invalid value: \"x\""), format!("{place}.maxUnavailable: Required")];
+    check("DaemonSet", "/spec/updateStrategy", rolling, &problems.each_ref().map(String::as_str));
+}
+
+#[test]
+fn places_in_pods_are_those_of_upstream() {
+    let at = |name: &str| format!("spec.containers[0].{name}");
+    let required = "type is required when seccompProfile is set";
+    let profile = json!({"seccompProfile": {}});
+    let text = format!("spec.securityContext.seccompProfile.type: Required value: {required}");
+    refuse("Pod", "/spec/securityContext", profile, &text);
+    refuse("Pod", "/spec/containers/0/envFrom", json!([{}]), &at("envFrom: Invalid value: \"\""));
+    let mounts = json!([{"name": "v", "mountPath": "/v", "mountPropagation": "x"}]);
+    let mut pod = good("Pod");
+    pod["spec"]["volumes"] = json!([{"name": "v", "emptyDir": {}}]);
+    pod["spec"]["containers"][0]["volumeMounts"] = mounts;
+    let problems = texts(create(kind("Pod"), &pod));
+    let expected = at("volumeMounts.mountPropagation: Unsupported");
+    assert!(problems.iter().any(|problem| problem.starts_with(&expected)), "{problems:?}");
+    let volumes = json!([{"name": "v", "downwardAPI": {"items": [{"path": "a"}]}}]);
+    refuse("Pod", "/spec/volumes", volumes, "spec.volumes[0].downwardAPI: Required value: one of fieldRef");
+    refuse("Pod", "/spec/dnsConfig", json!({"options": [{}]}), "spec.dnsConfig.options[0]: Required value");
+}
+
+#[test]
+fn the_template_of_a_job_is_frozen_until_its_pods_are_gone() {
+    let mut old = good("Job");
+    strategy::prepare_for_create(kind("Job"), &mut old);
+    defaults::apply(kind("Job"), &mut old);
+    old["metadata"]["uid"] = "u".into();
+    strategy::prepare_named(kind("Job"), &mut old);
+    old["spec"]["suspend"] = true.into();
+    let mut new = old.clone();
+    new["spec"]["template"]["spec"]["nodeSelector"] = json!({"a": "b"});
+    let problems = |old: &Value| texts(update(kind("Job"), &new, old));
+    assert!(
+        problems(&old).iter().any(|text| text.starts_with("spec.template: Invalid value")),
+        "{:?}",
+        problems(&old)
+    );
+    old["status"] = json!({"conditions": [{"type": "Suspended", "status": "True"}]});
+    assert_eq!(problems(&old), Vec::<String>::new());
+}

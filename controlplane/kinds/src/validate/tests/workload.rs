@@ -5,12 +5,14 @@ use super::*;
 #[test]
 fn workloads_need_a_selector_that_fits() {
     for name in ["Deployment", "ReplicaSet"] {
-        check(name, "/spec/selector", Value::Null, &["spec.selector: Required value"]);
+        let mismatch =
+            "spec.template.metadata.labels: Invalid value: {\"a\":\"b\"}: `selector` does not match";
+        check(name, "/spec/selector", Value::Null, &["spec.selector: Required value", mismatch]);
         check(
             name,
             "/spec/selector",
             json!({}),
-            &["spec.selector: Invalid value: {}: empty selector is invalid for "],
+            &["spec.selector: Invalid value: {}: empty selector is invalid for deployment"],
         );
         check(
             name,
@@ -139,7 +141,7 @@ fn config_maps_secrets_and_others_are_checked() {
         "/spec/drivers",
         json!([{"name": "d", "nodeID": "1", "topologyKeys": ["a", "a"]}, {"name": "d", "allocatable": {"count": -1}}]),
         &[
-            "spec.drivers[0].topologyKeys[1]: Duplicate value",
+            "spec.drivers[0]: Duplicate value",
             "spec.drivers[1].nodeID: Required value",
             "spec.drivers[1].allocatable.count: Invalid value: -1",
             "spec.drivers[1].name: Duplicate value",
