@@ -340,7 +340,11 @@ mod tests {
                 assert_eq!(unused.unwrap(), 0, "the connections of other ports are not listed");
                 assert_eq!(delete_flows(&mut channel, v4, 17, &only(53), |_| false).unwrap(), others + 2);
                 let fresh = mark_flows(&mut channel, Ends::Of(ip("6.6".into())), 1, |_| Some(true)).unwrap();
-                assert_eq!(fresh, Marked { listed: listed(0), with_bit: 0 }, "an address without connections");
+                assert_eq!(
+                    fresh,
+                    Marked { listed: listed(0), with_bit: 0 },
+                    "an address without connections"
+                );
                 let all = Ends::Any { is_ipv4: v4 };
                 let marked = mark_flows(&mut channel, all, 1, |flow| Some(flow.mark & 1 != 0)).unwrap();
                 assert_eq!(marked, Marked { listed: others + 2, with_bit: 2 });
