@@ -90,7 +90,7 @@ pub fn delete_flows(
     let (mut found, mut error, mut listed) = (Vec::new(), None, 0);
     let questions: Vec<_> = match ports.len() {
         0 => return Ok(0),
-        ..=PORTS_MAX => ports.iter().map(|port| (question(protocol, Some(*port)), Some(*port))).collect(),
+        1..=PORTS_MAX => ports.iter().map(|port| (question(protocol, Some(*port)), Some(*port))).collect(),
         _ => vec![(question(protocol, None), None)],
     };
     for (question, only) in questions {
