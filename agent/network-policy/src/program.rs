@@ -237,14 +237,13 @@ impl Changes {
     }
 
     /// The addresses whose connections the change may judge differently. The verdict on a connection depends on the
-    /// elements of its two addresses, and on chains and ranges that are never changed.
+    /// elements of its two addresses, and on chains and ranges that are never changed. Only new chains refer to a new
+    /// set, and pods get new chains by their own elements.
     pub(crate) fn addresses(&self) -> BTreeSet<IpAddr> {
-        let new = self.new_elements.iter().map(|(set, all)| (set, all.iter().map(|(key, _)| key).collect()));
-        let ended = self.ended_elements.iter().map(|(set, all)| (set, all.iter().collect()));
-        let keys = new.chain(ended).flat_map(|(set, keys): (&Set, Vec<&Key>)| {
-            keys.into_iter().filter_map(|key| address(key, set.is_ipv4()))
-        });
-        keys.collect()
+        let new = self.new_elements.iter().filter(|(set, _)| self.new_sets.binary_search(set).is_err());
+        let new = new.flat_map(|(set, all)| all.iter().map(|(key, _)| (*set, key)));
+        let ended = self.ended_elements.iter().flat_map(|(set, all)| all.iter().map(|key| (*set, key)));
+        new.chain(ended).filter_map(|(set, key)| address(key, set.is_ipv4())).collect()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
