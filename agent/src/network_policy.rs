@@ -7,7 +7,8 @@
 mod admission;
 mod gate;
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use coracle_error_chain::chain;
@@ -45,6 +46,10 @@ pub(crate) struct NetworkPolicies {
     peers: Option<Peers>,
     /// Whether connections are marked as forbidden. A later change may allow them.
     has_forbidden: bool,
+    /// Whether the last judgement failed.
+    is_unjudged: bool,
+    /// Whether policies were received since the namespaces with policies were recorded.
+    are_policies_new: bool,
 }
 
 /// Objects of a list that is being received.
@@ -111,6 +116,8 @@ impl NetworkPolicies {
             policies: Listing::default(),
             peers: None,
             has_forbidden: false,
+            is_unjudged: false,
+            are_policies_new: true,
         }
     }
 
@@ -157,7 +164,9 @@ impl NetworkPolicies {
             return Ok(());
         }
         // Before the kernel has the policies: pods of these namespaces wait for them.
-        self.restricted.set(self.model.restricted_namespaces()).await;
+        if std::mem::take(&mut self.are_policies_new) {
+            self.restricted.set(self.model.restricted_namespaces()).await;
+        }
         if self.model.is_empty() {
             if table.take().is_some() || self.peers.is_some() || !self.admitted.is_settled {
                 Enforcer::open(&self.table)?.remove()?;
@@ -179,7 +188,7 @@ impl NetworkPolicies {
             return Ok(());
         }
         let effect = match table {
-            Some(table) => table.enforcer.change(&mut self.model)?,
+            Some(table) => Some(table.enforcer.change(&mut self.model)?),
             none => {
                 let enforcer = Enforcer::open(&self.table)?;
                 let mut enforcer = replace(enforcer, &mut self.model).await?;
@@ -190,22 +199,37 @@ impl NetworkPolicies {
                 } else {
                     return Err(Error::Changed { table: self.table.clone() });
                 }
-                Effect::MayForbid
+                None
             }
         };
         self.admitted.answer();
-        if effect == Effect::MayForbid || effect == Effect::Allows && self.has_forbidden {
-            self.judge_connections().await;
+        match effect {
+            Some(Effect::None) => {}
+            Some(Effect::Allows(_)) if !self.has_forbidden => {}
+            Some(Effect::Allows(addresses) | Effect::MayForbid(addresses)) if !self.is_unjudged => {
+                self.judge_connections(Some(addresses)).await;
+            }
+            _ => self.judge_connections(None).await,
         }
         Ok(())
     }
 
-    /// Marks open connections that the policies no longer allow. After a failure the next change retries.
-    async fn judge_connections(&mut self) {
-        match on_thread(&mut self.model, |model| judge_connections(model)).await {
-            Ok(count) => self.has_forbidden = count > 0,
+    /// Marks open connections of the addresses, or all, that the policies no longer allow. After a failure the next
+    /// change judges all.
+    async fn judge_connections(&mut self, of: Option<BTreeSet<IpAddr>>) {
+        let is_complete = of.is_none();
+        match on_thread(&mut self.model, move |model| judge_connections(model, of.as_ref())).await {
+            Ok(judged) => {
+                self.is_unjudged = false;
+                self.has_forbidden = judged.forbidden > 0 || self.has_forbidden && !is_complete;
+                tracing::debug!(
+                    listed = judged.listed,
+                    forbidden = judged.forbidden,
+                    "judged open connections"
+                );
+            }
             Err(error) => {
-                self.has_forbidden = true;
+                (self.has_forbidden, self.is_unjudged) = (true, true);
                 tracing::warn!(
                     error = chain(&error),
                     "cannot judge open connections by the network policies"
@@ -234,6 +258,7 @@ impl NetworkPolicies {
 
     fn learn_policies(&mut self, events: Vec<Result<Event<NetworkPolicy>, watcher::Error>>) {
         for event in events.into_iter().filter_map(|event| received(event, "networkpolicies")) {
+            self.are_policies_new = true;
             match event {
                 Event::Init => self.policies.listed.clear(),
                 Event::InitApply(policy) => {

@@ -19,10 +19,10 @@ pub(crate) fn forget(channel: &mut Channel, ports: &[Mapping]) -> io::Result<()>
     }
     let mut first = Ok(());
     for ((is_ipv4, protocol), ports) in groups {
-        let only = if let [one] = ports[..] { Some(one.host_port) } else { None };
+        let numbers = ports.iter().map(|port| port.host_port).collect();
         let mut here = HashMap::new();
         let stale = |flow: &Flow| ports.iter().any(|port| came_by(flow, port, &mut here));
-        first = first.and(delete_flows(channel, is_ipv4, protocol, only, stale).map(drop));
+        first = first.and(delete_flows(channel, is_ipv4, protocol, &numbers, stale).map(drop));
     }
     first
 }

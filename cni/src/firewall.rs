@@ -6,6 +6,8 @@
 //! claims in memory.
 
 mod claim;
+mod index;
+mod ledger;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,10 +22,11 @@ use nix::fcntl::{Flock, FlockArg};
 use tracing::warn;
 
 pub(crate) use self::claim::Claim;
-use self::claim::{check_ports, plan};
+use self::index::{Index, content};
 use crate::conntrack;
 use crate::error::Error;
-use crate::nft::{self, Mapping, Plan};
+use crate::nft::{self, Mapping};
+use crate::ports::Protocol;
 use crate::spec::request::Request;
 use crate::sysctl;
 
@@ -41,9 +44,9 @@ pub(crate) struct Firewall {
 }
 
 struct State {
-    claims: BTreeMap<String, Claim>,
-    /// Content of the table. `None` if it is unknown.
-    applied: Option<Plan>,
+    claims: Index,
+    /// Whether the table has the content that the ledger of the claims settled last. Otherwise its content is unknown.
+    is_known: bool,
     /// Host ports whose datagrams conntrack may forward.
     led: BTreeSet<Mapping>,
     /// Removed claims whose files still exist: the next process would read them.
@@ -56,6 +59,23 @@ struct State {
 // === impl State ===
 
 impl State {
+    /// Whether the table is known to have the content of the claims.
+    fn is_current(&self) -> bool {
+        self.is_known && !self.claims.ledger.is_changed()
+    }
+
+    /// Host ports without connections that differ from `led`.
+    fn led_changes(&self) -> Vec<Mapping> {
+        if !self.is_known {
+            let wanted = self.claims.ledger.whole().connectionless();
+            return self.led.symmetric_difference(&wanted).cloned().collect();
+        }
+        let changed = self.claims.ledger.changed_ports().into_iter();
+        let connectionless = changed.filter(|(mapping, _)| mapping.protocol != Protocol::Tcp);
+        let led = connectionless.filter(|(mapping, is_now)| self.led.contains(mapping) != *is_now);
+        led.map(|(mapping, _)| mapping).collect()
+    }
+
     fn channel(&mut self) -> Result<&mut Channel, Error> {
         match &mut self.channel {
             Some(channel) => Ok(channel),
@@ -75,8 +95,10 @@ impl Firewall {
         let dir = dir.join("firewall");
         fs::create_dir_all(&dir).map_err(failed("create", &dir))?;
         let claims = if shared { BTreeMap::new() } else { read_all(&dir)? };
-        let led = plan(claims.values()).connectionless();
-        let state = Mutex::new(State { claims, applied: None, led, gone: BTreeSet::new(), channel: None });
+        let claims = Index::settled(claims);
+        let led = claims.ledger.whole().connectionless();
+        let (gone, channel) = (BTreeSet::new(), None);
+        let state = Mutex::new(State { claims, is_known: false, led, gone, channel });
         Ok(Self { table: table.to_owned(), dir, shared, served: Vec::new(), state })
     }
 
@@ -90,20 +112,20 @@ impl Firewall {
     pub(crate) fn put(&self, claim: &Claim) -> Result<(), Error> {
         let key = claim.key();
         let (mut state, _lock) = self.lock()?;
-        check_ports(claim, state.claims.iter().filter(|(other, _)| **other != key).map(|(_, claim)| claim))?;
-        let before = state.claims.get(&key).cloned();
-        let is_new = before.as_ref() != Some(claim);
+        state.claims.check_ports(&key, claim)?;
+        let is_new = state.claims.get(&key) != Some(claim);
+        let mut before = None;
         if is_new {
             self.mark()?;
             self.write(&key, claim)?;
-            state.claims.insert(key.clone(), claim.clone());
+            before = state.claims.put(key.clone(), claim.clone());
         }
         let applied = self.check_table(&mut state).and_then(|()| self.apply(&mut state));
         if applied.is_err() && is_new {
             match before {
                 Some(before) => {
                     self.write(&key, &before)?;
-                    state.claims.insert(key, before);
+                    state.claims.put(key, before);
                 }
                 None => {
                     state.claims.remove(&key);
@@ -125,10 +147,9 @@ impl Firewall {
             if state.claims.get(&key) == Some(&claim) {
                 continue;
             }
-            let others = state.claims.iter().filter(|(other, _)| **other != key).map(|(_, claim)| claim);
-            let can_be = check_ports(&claim, others).and_then(|()| self.write(&key, &claim));
+            let can_be = state.claims.check_ports(&key, &claim).and_then(|()| self.write(&key, &claim));
             if can_be.is_ok() {
-                state.claims.insert(key, claim);
+                state.claims.put(key, claim);
             }
             first = first.and(can_be);
         }
@@ -143,48 +164,69 @@ impl Firewall {
 
     /// Removes a claim. A claim that does not exist is no error.
     pub(crate) fn remove(&self, claim: &Claim) -> Result<(), Error> {
-        let key = claim.key();
-        self.retain(|other| other.key() != key)
+        let (state, lock) = self.lock()?;
+        self.remove_keys(state, lock, vec![claim.key()])
+    }
+
+    /// Removes all claims of a sandbox.
+    pub(crate) fn remove_sandbox(&self, id: &str) -> Result<(), Error> {
+        let (state, lock) = self.lock()?;
+        let keys = state.claims.of_sandbox(id);
+        self.remove_keys(state, lock, keys)
     }
 
     /// Removes all claims for which `stays` is false.
     pub(crate) fn retain(&self, stays: impl Fn(&Claim) -> bool) -> Result<(), Error> {
-        let (mut state, _lock) = self.lock()?;
-        let gone: BTreeMap<String, Claim> = state.claims.extract_if(.., |_, claim| !stays(claim)).collect();
+        let (state, lock) = self.lock()?;
+        let keys =
+            state.claims.all().filter(|(_, claim)| !stays(claim)).map(|(key, _)| key.clone()).collect();
+        self.remove_keys(state, lock, keys)
+    }
+
+    fn remove_keys(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        _lock: Option<Flock<fs::File>>,
+        keys: Vec<String>,
+    ) -> Result<(), Error> {
+        let taken = keys.into_iter().filter_map(|key| state.claims.remove(&key).map(|claim| (key, claim)));
+        let gone: Vec<(String, Claim)> = taken.collect();
+        if let Err(error) = self.update_without(&mut state, &gone) {
+            gone.into_iter().for_each(|(key, claim)| drop(state.claims.put(key, claim)));
+            return Err(error);
+        }
+        // The files are removed last: after a crash, the next process finds what is left.
+        state.gone.extend(gone.into_iter().map(|(key, _)| key));
+        self.remove_files(&mut state)?;
+        self.unmark()
+    }
+
+    /// Updates the table after the removal of these claims.
+    fn update_without(&self, state: &mut State, gone: &[(String, Claim)]) -> Result<(), Error> {
         if !gone.is_empty() {
             self.mark()?;
         }
         // The process that made them may have been killed before it recorded the ports in `led`.
-        state.led.extend(plan(gone.values()).connectionless());
+        for (_, claim) in gone {
+            state.led.extend(content(claim).connectionless());
+        }
         // Before the rules that protect these interfaces are removed, whatever the recorded state of the table is.
-        let opened = plan(state.claims.values()).opened;
-        for interface in gone.values().filter_map(|claim| claim.opened.as_ref()) {
-            if !opened.contains(interface)
-                && let Err(error) = sysctl::route_localnet(interface, false)
-            {
-                state.claims.extend(gone);
-                return Err(error);
+        for interface in gone.iter().filter_map(|(_, claim)| claim.opened.as_ref()) {
+            if !state.claims.ledger.opens(interface) {
+                sysctl::route_localnet(interface, false)?;
             }
         }
         // Also if no claim is removed: the last update of the table may have failed.
-        let seen = match state.applied.as_ref() == Some(&plan(state.claims.values())) {
-            true => Ok(()),
-            false => self.check_table(&mut state),
-        };
-        if let Err(error) = seen.and_then(|()| self.update_table(&mut state)) {
-            state.claims.extend(gone);
-            return Err(error);
+        if !state.is_current() {
+            self.check_table(state)?;
         }
-        // The files are removed last: after a crash, the next process finds what is left.
-        state.gone.extend(gone.into_keys());
-        self.remove_files(&mut state)?;
-        self.unmark()
+        self.update_table(state)
     }
 
     /// Removes the files of removed claims, including those of earlier failures.
     fn remove_files(&self, state: &mut State) -> Result<(), Error> {
         let claims = &state.claims;
-        state.gone.retain(|key| !claims.contains_key(key));
+        state.gone.retain(|key| claims.get(key).is_none());
         while let Some(key) = state.gone.first() {
             remove(&self.path(key))?;
             state.gone.pop_first();
@@ -206,38 +248,39 @@ impl Firewall {
     /// Whether the claim is recorded, and the kernel has the table with rules.
     pub(crate) fn holds(&self, claim: &Claim) -> Result<bool, Error> {
         let (mut state, _lock) = self.lock()?;
-        if state.claims.get(&claim.key()) != Some(claim) || (self.shared && state.applied.is_none()) {
+        if state.claims.get(&claim.key()) != Some(claim) || (self.shared && !state.is_known) {
             return Ok(false);
         }
-        let empty = plan(std::iter::once(claim)) == Plan::default();
+        let empty = content(claim) == nft::Plan::default();
         Ok(empty || self.has_rules(&mut state)?)
     }
 
     /// Replaces the table, independent of its state in the kernel.
     pub(crate) fn repair(&self) -> Result<(), Error> {
         let (mut state, _lock) = self.lock()?;
-        state.applied = None;
+        state.is_known = false;
         self.apply(&mut state)
     }
 
     /// Whether a claim opens the interface for packets of 127.0.0.0/8.
     pub(crate) fn opens(&self, interface: &str) -> bool {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.claims.values().any(|claim| claim.opened.as_deref() == Some(interface))
+        state.claims.ledger.opens(interface)
     }
 
     /// Removes the table and all claims.
     pub(crate) fn clear(&self) -> Result<(), Error> {
         let (mut state, _lock) = self.lock()?;
-        for claim in state.claims.values() {
-            claim.opened.iter().try_for_each(|interface| sysctl::route_localnet(interface, false))?;
+        for interface in state.claims.ledger.opened() {
+            sysctl::route_localnet(interface, false)?;
         }
-        state.applied = None;
+        state.is_known = false;
         self.commit(&mut state, nft::remove(&self.table), "remove")?;
-        state.applied = Some(Plan::default());
-        self.redirect(&mut state);
-        let gone = std::mem::take(&mut state.claims);
-        state.gone.extend(gone.into_keys());
+        let claims = std::mem::take(&mut state.claims);
+        state.is_known = true;
+        let ended: Vec<Mapping> = state.led.iter().cloned().collect();
+        self.redirect(&mut state, &ended);
+        state.gone.extend(claims.all().map(|(key, _)| key.clone()));
         self.remove_files(&mut state)
     }
 
@@ -257,10 +300,13 @@ impl Firewall {
         let file = fs::File::options().read(true).write(true).create(true).truncate(false).open(&path);
         let lock = Flock::lock(file.map_err(failed("open", &path))?, FlockArg::LockExclusive);
         let lock = lock.map_err(|(_, errno)| failed("lock", &path)(errno.into()))?;
-        state.claims = read_all(&self.dir)?;
+        state.claims = Index::settled(read_all(&self.dir)?);
         // Applied by the last process, unless it was killed before it updated the table.
-        state.applied = (!self.dir.join(MARK).exists()).then(|| plan(state.claims.values()));
-        state.led = state.applied.as_ref().map(Plan::connectionless).unwrap_or_default();
+        state.is_known = !self.dir.join(MARK).exists();
+        state.led = match state.is_known {
+            true => state.claims.ledger.whole().connectionless(),
+            false => BTreeSet::new(),
+        };
         Ok((state, Some(lock)))
     }
 
@@ -280,7 +326,10 @@ impl Firewall {
     fn check_table(&self, state: &mut State) -> Result<(), Error> {
         if self.shared && !self.has_rules(state)? {
             let exists = nft::exists(state.channel()?, &self.table).map_err(self.wrong("look up"))?;
-            state.applied = (!exists).then(Plan::default);
+            state.is_known = !exists && state.claims.ledger.is_empty();
+            if state.is_known {
+                state.claims.ledger.settle();
+            }
         }
         Ok(())
     }
@@ -297,21 +346,22 @@ impl Firewall {
 
     /// Updates the table from the claims, unless it already matches.
     fn update_table(&self, state: &mut State) -> Result<(), Error> {
-        let wanted = plan(state.claims.values());
-        let opened = wanted.opened.clone();
-        if state.applied.as_ref() != Some(&wanted) {
+        let mut ports = Vec::new();
+        if !state.is_current() {
             // An interface is closed before the rules that protect it are removed.
-            let before = state.applied.iter().flat_map(|applied| &applied.opened);
-            for interface in before.filter(|interface| !opened.contains(*interface)) {
-                sysctl::route_localnet(interface, false)?;
+            if state.is_known {
+                for interface in state.claims.ledger.closed() {
+                    sysctl::route_localnet(&interface, false)?;
+                }
             }
-            self.change_table(state, wanted)?;
+            ports = state.led_changes();
+            self.change_table(state)?;
             coracle_fault::point("firewall.turned");
         }
-        for interface in &opened {
+        for interface in state.claims.ledger.opened() {
             sysctl::route_localnet(interface, true)?;
         }
-        self.redirect(state);
+        self.redirect(state, &ports);
         Ok(())
     }
 
@@ -320,33 +370,41 @@ impl Firewall {
         if self.shared { remove(&self.dir.join(MARK)) } else { Ok(()) }
     }
 
-    /// Changes the table with as few removals as possible: the kernel frees removed objects slowly.
-    fn change_table(&self, state: &mut State, wanted: Plan) -> Result<(), Error> {
-        let changed = state.applied.take().and_then(|applied| nft::change(&self.table, &applied, &wanted));
-        let changed = changed.map(|batch| self.commit(state, batch, "change"));
-        if !matches!(changed, Some(Ok(()))) {
-            // The table in the kernel was incomplete, or a rule has to be removed: replace the whole table.
-            let batch = match wanted == Plan::default() {
+    /// Changes the table by the difference. If that fails, or the table is unknown, replaces it.
+    fn change_table(&self, state: &mut State) -> Result<(), Error> {
+        let ledger = &state.claims.ledger;
+        let (is_empty, had_content) = (ledger.is_empty(), ledger.had_content());
+        let mut is_changed = false;
+        if std::mem::take(&mut state.is_known) && had_content && !is_empty {
+            let [before, now] = ledger.change();
+            is_changed = self.commit(state, nft::change(&self.table, &before, &now), "change").is_ok();
+        }
+        if !is_changed {
+            // The table in the kernel was incomplete.
+            let batch = match is_empty {
                 true => nft::remove(&self.table),
-                false => nft::replace(&self.table, &wanted, &self.served),
+                false => nft::replace(&self.table, &state.claims.ledger.whole(), &self.served),
             };
             self.commit(state, batch, "change")?;
         }
-        state.applied = Some(wanted);
+        state.claims.ledger.settle();
+        state.is_known = true;
         Ok(())
     }
 
     /// Removes conntrack entries of datagrams to changed ports. If that fails, the entries expire by themselves.
-    fn redirect(&self, state: &mut State) {
-        let Some(wanted) = state.applied.as_ref().map(Plan::connectionless) else { return };
-        let before = std::mem::replace(&mut state.led, wanted);
-        let changed: Vec<Mapping> = before.symmetric_difference(&state.led).cloned().collect();
+    fn redirect(&self, state: &mut State, changed: &[Mapping]) {
+        for mapping in changed {
+            if !state.led.remove(mapping) {
+                state.led.insert(mapping.clone());
+            }
+        }
         if changed.is_empty() {
             return;
         }
         let forgotten = state.channel().and_then(|channel| {
             let wrong = |source| Error::Socket { action: "remove conntrack entries of host ports", source };
-            conntrack::forget(channel, &changed).map_err(wrong)
+            conntrack::forget(channel, changed).map_err(wrong)
         });
         if let Err(error) = forgotten {
             warn!(

@@ -364,7 +364,7 @@ impl Network {
         }
         // From here on GC does not restore its host ports.
         inner.cache.leave(id);
-        inner.host.firewall.retain(|claim| claim.id != id)?;
+        inner.host.firewall.remove_sandbox(id)?;
         coracle_fault::point("network.released");
         self.sweep_later(id);
         Ok(())

@@ -1,11 +1,13 @@
 //! The nftables table: masquerading, host ports, and isolated bridges.
 //!
-//! Each change is one transaction: a packet sees the old table or the new one. Ports and ranges are elements of maps
-//! and sets, rules are added; to remove a rule, the whole table is replaced. Connections keep their translation: it is
-//! stored in conntrack, not in the rules.
+//! Each change is one transaction: a packet sees the old table or the new one. Ports, pods' addresses and ranges are
+//! elements of maps and sets, so a change of a pod costs its own elements. Rules follow from networks, bridges and ports
+//! with conditions: if one of them changes, the rules of its chain are written again. Connections keep their
+//! translation: it is stored in conntrack, not in the rules.
 //!
 //! ```text
 //! prerouting, output ─ to an address of this machine ─► hostports ─ map ─► DNAT to a pod
+//!                                                                 ─► conditional ─► DNAT to a pod
 //! postrouting ─ from a network to beyond it and its set ─► masquerade
 //!             ─ from a pod to its network by a host port ─► masquerade (else the answer takes a short cut)
 //!             ─ from 127.0.0.0/8 by a host port          ─► masquerade
@@ -20,8 +22,8 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 
 use coracle_nft::{
-    Attributes, BaseChain, Batch, Channel, Header, Hook, INET, INET_PROTO, INET_SERVICE, Meta, R0, Rule,
-    SetSpec, Transaction, Verb, concatenated, intervals, number_of,
+    Attributes, BaseChain, Batch, Channel, Element, Header, Hook, INET, INET_PROTO, INET_SERVICE, Key, Meta,
+    R0, Rule, SetSpec, Transaction, Verb, concatenated, intervals, number_of,
 };
 use ipnetwork::{IpNetwork, Ipv4Network};
 
@@ -70,11 +72,30 @@ struct Family {
     kind: u32,
     any: &'static str,
     one: &'static str,
+    untouched: &'static str,
+    masquerade_all: &'static str,
 }
 
-const V4: Family = Family { number: 2, length: 4, kind: 7, any: "hostports4", one: "hostports4_by_address" };
-const V6: Family =
-    Family { number: 10, length: 16, kind: 8, any: "hostports6", one: "hostports6_by_address" };
+const V4: Family = Family {
+    number: 2,
+    length: 4,
+    kind: 7,
+    any: "hostports4",
+    one: "hostports4_by_address",
+    untouched: "untouched4",
+    masquerade_all: "masqueraded4",
+};
+const V6: Family = Family {
+    number: 10,
+    length: 16,
+    kind: 8,
+    any: "hostports6",
+    one: "hostports6_by_address",
+    untouched: "untouched6",
+    masquerade_all: "masqueraded6",
+};
+/// The chain of host ports with conditions.
+const CONDITIONAL: &str = "conditional";
 /// The loopback range of each family.
 const LOOPBACK: Ipv4Network = match Ipv4Network::new_checked(Ipv4Addr::new(127, 0, 0, 0), 8) {
     Some(network) => network,
@@ -93,6 +114,7 @@ pub(crate) fn replace(table: &str, plan: &Plan, served: &[IpAddr]) -> Batch {
         table.maps(&family);
         table.host_port_rules(&family);
     }
+    table.rule("hostports", &Rule::default().jump(CONDITIONAL));
     for chain in ["prerouting", "output"] {
         for family in [V4, V6] {
             let local = Rule::default().family(family.number).destination_is_local();
@@ -101,19 +123,20 @@ pub(crate) fn replace(table: &str, plan: &Plan, served: &[IpAddr]) -> Batch {
             table.0.rule(chain, &local.jump("hostports"));
         }
     }
+    if !plan.has_masquerading_rules() {
+        // Otherwise they are written with those of networks.
+        table.postrouting_rules(plan);
+    }
     table.turn(&Plan::default(), plan);
     table.0.finish()
 }
 
-/// The transaction that changes the table from `present` to `wanted`. `None` if a rule has to be removed, or if one of
-/// the two is empty.
-pub(crate) fn change(table: &str, present: &Plan, wanted: &Plan) -> Option<Batch> {
-    if [present, wanted].contains(&&Plan::default()) || !present.has_rules_within(wanted) {
-        return None;
-    }
+/// The transaction that changes the table from `present` to `wanted`. Both may be without the same elements, and without
+/// all rules if none of them changes.
+pub(crate) fn change(table: &str, present: &Plan, wanted: &Plan) -> Batch {
     let mut table = Table(Transaction::new(table));
     table.turn(present, wanted);
-    Some(table.0.finish())
+    table.0.finish()
 }
 
 /// The transaction that removes the table.
@@ -158,22 +181,17 @@ impl Plan {
         all.filter(|mapping| mapping.protocol != Protocol::Tcp).cloned().collect()
     }
 
-    /// Whether `other` has all rules of this plan, and possibly more, independent of the elements of maps and sets.
-    /// The order does not matter, except for untouched addresses.
-    fn has_rules_within(&self, other: &Self) -> bool {
-        let masquerades = |(network, except): (&IpNetwork, &Vec<_>)| {
+    fn has_masquerading_rules(&self) -> bool {
+        !self.masquerade.is_empty() || !self.hairpin.is_empty() || self.loopback
+    }
+
+    /// Whether the other plan has the same rules in the chain `postrouting`, independent of the elements of sets.
+    fn masquerades_as(&self, other: &Self) -> bool {
+        let rules = |plan: &Self| -> Vec<(IpNetwork, bool)> {
             // Without exceptions there is no set.
-            other.masquerade.get(network).is_some_and(|other| other.is_empty() == except.is_empty())
+            plan.masquerade.iter().map(|(network, except)| (*network, except.is_empty())).collect()
         };
-        self.conditional.is_subset(&other.conditional)
-            && self.masquerade.iter().all(masquerades)
-            && self.hairpin.is_subset(&other.hairpin)
-            && self.loopback <= other.loopback
-            && self.masquerade_all.is_subset(&other.masquerade_all)
-            && self.isolated.is_subset(&other.isolated)
-            && self.opened.is_subset(&other.opened)
-            && self.untouched.is_empty()
-            && other.untouched.is_empty()
+        rules(self) == rules(other) && self.hairpin == other.hairpin && self.loopback == other.loopback
     }
 }
 
@@ -187,15 +205,20 @@ impl Table<'_> {
     fn turn(&mut self, present: &Plan, wanted: &Plan) {
         for family in [V4, V6] {
             self.mappings(&family, &present.mappings, &wanted.mappings);
+            self.addresses(&family, family.untouched, &present.untouched, &wanted.untouched);
+            self.addresses(&family, family.masquerade_all, &present.masquerade_all, &wanted.masquerade_all);
         }
-        self.conditional_rules(present, wanted);
-        self.masquerade_rules(present, wanted);
+        if present.conditional != wanted.conditional {
+            self.conditional_rules(&wanted.conditional);
+        }
+        self.masquerade(present, wanted);
         self.loopback_rules(&present.opened, &wanted.opened);
         self.isolation_rules(&present.isolated, &wanted.isolated);
     }
 
     fn chains(&mut self) {
         self.0.make_chain("hostports");
+        self.0.make_chain(CONDITIONAL);
         for (name, hook, priority) in [
             ("prerouting", Hook::Prerouting, -100),
             ("output", Hook::Output, -100),
@@ -217,6 +240,25 @@ impl Table<'_> {
                 ..SetSpec::default()
             });
         }
+        for name in [family.untouched, family.masquerade_all] {
+            self.0.make_set(&SetSpec { name, key: (family.kind, family.length), ..SetSpec::default() });
+        }
+    }
+
+    /// Changes the elements of a set of addresses.
+    fn addresses(
+        &mut self,
+        family: &Family,
+        set: &str,
+        present: &BTreeSet<IpAddr>,
+        wanted: &BTreeSet<IpAddr>,
+    ) {
+        let of_family = |address: &&IpAddr| address.is_ipv4() == (family.length == 4);
+        let element = |address: &IpAddr| Element::member(Key::default().address(*address));
+        let gone: Vec<_> = present.difference(wanted).filter(of_family).map(element).collect();
+        self.0.remove(set, &gone);
+        let new: Vec<_> = wanted.difference(present).filter(of_family).map(element).collect();
+        self.0.add(set, &new);
     }
 
     /// Changes the elements of the maps. Removals come first, because new elements may have the same keys.
@@ -243,9 +285,10 @@ impl Table<'_> {
         self.rule("hostports", &any.destination_nat(family.number, registers));
     }
 
-    /// Adds a rule for each port with conditions: elements of maps cannot have conditions.
-    fn conditional_rules(&mut self, present: &Plan, wanted: &Plan) {
-        for (mapping, conditions) in wanted.conditional.difference(&present.conditional) {
+    /// Writes a rule for each port with conditions: elements of maps cannot have conditions.
+    fn conditional_rules(&mut self, wanted: &BTreeSet<(Mapping, Vec<Condition>)>) {
+        self.0.flush_chain(CONDITIONAL);
+        for (mapping, conditions) in wanted {
             let network = IpNetwork::from(mapping.to);
             let family = family(network);
             let mut rule = of_family(network);
@@ -261,46 +304,65 @@ impl Table<'_> {
             let rule = rule.equal(R0, &mapping.host_port.to_be_bytes());
             let rule = rule.immediate(R0, &octets(mapping.to));
             let rule = rule.immediate(R0 + registers, &mapping.to_port.to_be_bytes());
-            self.rule("hostports", &rule.destination_nat(family.number, registers));
+            self.rule(CONDITIONAL, &rule.destination_nat(family.number, registers));
         }
     }
 
-    fn masquerade_rules(&mut self, present: &Plan, wanted: &Plan) {
-        for (network, except) in &wanted.masquerade {
-            let before = present.masquerade.get(network);
-            if before.is_none() {
-                self.masquerade_rule(*network, !except.is_empty());
+    /// Changes the rules of the chain `postrouting` and the sets of exceptions. A set exists before the rule that uses
+    /// it, and is removed after it.
+    fn masquerade(&mut self, present: &Plan, wanted: &Plan) {
+        let exceptions = |plan: &Plan, network: &IpNetwork| -> Vec<IpNetwork> {
+            plan.masquerade.get(network).cloned().unwrap_or_default()
+        };
+        for (network, except) in wanted.masquerade.iter().filter(|(_, except)| !except.is_empty()) {
+            let before = exceptions(present, network);
+            if before.is_empty() {
+                let family = family(*network);
+                let (set, key) = (exceptions_of(*network), (family.kind, family.length));
+                self.0.make_set(&SetSpec { name: &set, key, intervals: true, ..SetSpec::default() });
             }
-            self.exceptions(*network, before.map_or(&[], Vec::as_slice), except);
+            self.exceptions(*network, &before, except);
         }
-        for address in &wanted.untouched {
-            let network = IpNetwork::from(*address);
-            self.rule("postrouting", &of_family(network).to(network, false).translated().accept());
+        if !present.masquerades_as(wanted) {
+            self.0.flush_chain("postrouting");
+            self.postrouting_rules(wanted);
         }
-        for network in wanted.hairpin.difference(&present.hairpin) {
+        for (network, _) in present.masquerade.iter().filter(|(_, except)| !except.is_empty()) {
+            if exceptions(wanted, network).is_empty() {
+                self.0.delete_set(&exceptions_of(*network));
+            }
+        }
+    }
+
+    fn postrouting_rules(&mut self, wanted: &Plan) {
+        let translated_to = |family: &Family, set: &str| {
+            let rule = Rule::default().family(family.number).destination(family.length == 4, R0);
+            rule.inside(set).translated()
+        };
+        for (network, except) in &wanted.masquerade {
+            self.masquerade_rule(*network, !except.is_empty());
+        }
+        for family in [V4, V6] {
+            self.rule("postrouting", &translated_to(&family, family.untouched).accept());
+        }
+        for network in &wanted.hairpin {
             self.rule("postrouting", &from(*network).to(*network, false).translated().masquerade());
         }
-        for address in wanted.masquerade_all.difference(&present.masquerade_all) {
-            let network = IpNetwork::from(*address);
-            self.rule("postrouting", &of_family(network).to(network, false).translated().masquerade());
+        for family in [V4, V6] {
+            self.rule("postrouting", &translated_to(&family, family.masquerade_all).masquerade());
         }
-        if wanted.loopback && !present.loopback {
+        if wanted.loopback {
             self.rule("postrouting", &from(IpNetwork::V4(LOOPBACK)).translated().masquerade());
         }
     }
 
-    /// The set must exist before the rule that uses it.
     fn masquerade_rule(&mut self, network: IpNetwork, has_exceptions: bool) {
-        let family = family(network);
         let is_ipv4 = network.is_ipv4();
         let (net, mask) = if is_ipv4 { MULTICAST_V4() } else { MULTICAST_V6() };
         let rule = from(network).to(network, true).destination(is_ipv4, R0);
         let mut rule = rule.mask(R0, &mask).unequal(R0, &net);
         if has_exceptions {
-            let set = exceptions_of(network);
-            let key = (family.kind, family.length);
-            self.0.make_set(&SetSpec { name: &set, key, intervals: true, ..SetSpec::default() });
-            rule = rule.destination(is_ipv4, R0).outside(&set);
+            rule = rule.destination(is_ipv4, R0).outside(&exceptions_of(network));
         }
         self.rule("postrouting", &rule.masquerade());
     }
@@ -317,12 +379,11 @@ impl Table<'_> {
     }
 
     fn isolation_rules(&mut self, present: &BTreeSet<String>, wanted: &BTreeSet<String>) {
-        if present.is_empty() && !wanted.is_empty() {
-            self.0.make_base_chain(filter("forward", Hook::Forward));
+        if !self.rewrite(filter("forward", Hook::Forward), present, wanted) {
+            return;
         }
-        let is_new = |pair: [&String; 2]| !pair.into_iter().all(|bridge| present.contains(bridge));
         for inward in wanted {
-            for outward in wanted.iter().filter(|other| *other != inward && is_new([inward, other])) {
+            for outward in wanted.iter().filter(|other| *other != inward) {
                 let rule = Rule::default().meta(Meta::InInterface, R0).equal(R0, &interface(inward));
                 let rule = rule.meta(Meta::OutInterface, R0).equal(R0, &interface(outward));
                 self.rule("forward", &rule.drop());
@@ -333,16 +394,37 @@ impl Table<'_> {
     /// Protects an open interface: the kernel delivers its packets to 127.0.0.0/8 locally, so any neighbour could
     /// reach services on 127.0.0.1. Only replies, and packets that were sent to another address, pass.
     fn loopback_rules(&mut self, present: &BTreeSet<String>, wanted: &BTreeSet<String>) {
-        if present.is_empty() && !wanted.is_empty() {
-            self.0.make_base_chain(filter("input", Hook::Input));
+        if !self.rewrite(filter("input", Hook::Input), present, wanted) {
+            return;
         }
-        for name in wanted.difference(present) {
+        for name in wanted {
             let loopback = IpNetwork::V4(LOOPBACK);
             let by = || of_family(loopback).meta(Meta::InInterface, R0).equal(R0, &interface(name));
             // Two rules, because packets unknown to conntrack have no status to compare.
             self.rule("input", &by().to(loopback, false).translated().accept());
             self.rule("input", &by().to(loopback, false).unasked().drop());
         }
+    }
+
+    /// Prepares a chain for rules of these interfaces: makes it, removes its rules or removes it. Returns whether the
+    /// rules have to be written.
+    fn rewrite(
+        &mut self,
+        chain: BaseChain<'_>,
+        present: &BTreeSet<String>,
+        wanted: &BTreeSet<String>,
+    ) -> bool {
+        if present == wanted {
+            return false;
+        }
+        match present.is_empty() {
+            true => self.0.make_base_chain(chain),
+            false => self.0.flush_chain(chain.name),
+        }
+        if wanted.is_empty() {
+            self.0.delete_chain(chain.name);
+        }
+        true
     }
 
     fn rule(&mut self, chain: &str, rule: &Rule) {
@@ -409,22 +491,31 @@ mod tests {
     }
 
     #[test]
-    fn only_a_rule_that_goes_replaces_the_table() {
-        assert!(change("t", &plan(&[1]), &plan(&[1, 2])).is_some());
-        assert!(change("t", &plan(&[1, 2]), &plan(&[1])).is_some(), "a port goes");
-        assert!(change("t", &plan(&[1]), &plan(&[2])).is_some(), "a port is another");
-        assert!(change("t", &Plan::default(), &plan(&[1])).is_none(), "there is no table");
-        assert!(change("t", &plan(&[1]), &Plan::default()).is_none(), "there should be none");
+    fn a_change_has_the_messages_of_its_difference() {
+        let length = |present: &Plan, wanted: &Plan| {
+            let batch = change("t", present, wanted);
+            (coracle_nft::messages(batch.as_bytes()).count(), batch.as_bytes().len())
+        };
+        let all: Vec<u16> = (1..=1000).collect();
+        assert_eq!(length(&plan(&all), &plan(&all)).0, 1, "the beginning alone");
+        assert_eq!(length(&plan(&all), &plan(&all[1..])), length(&plan(&[1]), &plan(&[])), "a port ends");
+        assert_eq!(length(&plan(&all[1..]), &plan(&all)), length(&plan(&[]), &plan(&[1])), "a port begins");
+        assert_eq!(length(&plan(&[1]), &plan(&[2])).0, 3);
+        let pods = |count: u8| Plan {
+            untouched: (0..count).map(|number| [10, 0, 0, number].into()).collect(),
+            masquerade_all: (0..count).map(|number| [10, 0, 1, number].into()).collect(),
+            ..plan(&all)
+        };
+        assert_eq!(length(&pods(200), &pods(199)).0, 3);
         let net = |text: &str| text.parse::<IpNetwork>().unwrap();
-        let more = Plan { hairpin: [net("10.0.0.0/8")].into(), ..plan(&[1]) };
-        assert!(change("t", &plan(&[1]), &more).is_some() && change("t", &more, &plan(&[1])).is_none());
         let except = |except: &[&str]| Plan {
             masquerade: [(net("10.0.0.0/24"), except.iter().map(|text| net(text)).collect())].into(),
-            ..Plan::default()
+            ..plan(&all)
         };
         let (none, one, other) = (except(&[]), except(&["10.1.0.0/24"]), except(&["10.2.0.0/24"]));
-        assert!(change("t", &one, &other).is_some());
-        assert!(change("t", &none, &one).is_none() && change("t", &one, &none).is_none(), "another rule");
+        assert_eq!(length(&one, &other).0, 3);
+        // The rules of the chain, its removal, and the set with its element or its removal.
+        assert_eq!((length(&none, &one).0, length(&one, &none).0), (9, 8));
     }
 
     #[test]

@@ -4,9 +4,11 @@
 //! conntrack, and the table drops its packets. The conntrack entry is not deleted: the next packet of the server would
 //! create an entry in the other direction. The mark is removed when the policies allow the connection again.
 
+use std::collections::BTreeSet;
 use std::io;
+use std::net::IpAddr;
 
-use coracle_nft::{Channel, Flow, mark_flows};
+use coracle_nft::{Channel, Ends, Flow, mark_flows};
 
 use crate::model::Model;
 use crate::packet::Packet;
@@ -14,15 +16,40 @@ use crate::packet::Packet;
 /// Bit of a connection's mark: the policies do not allow it.
 pub(crate) const FORBIDDEN: u32 = 0x2000_0000;
 
-/// Marks the connections that the policies do not allow, and removes the mark from the others. Returns the number of
-/// marked connections.
+/// Maximum addresses whose connections are listed one address after the other. Each takes two lists of the kernel, so
+/// for more addresses the list of all connections is shorter.
+const ADDRESSES_MAX: usize = 16;
+
+/// Numbers of connections that were judged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Judged {
+    /// Connections that the kernel listed.
+    pub listed: usize,
+    /// Connections with the mark.
+    pub forbidden: usize,
+}
+
+/// Marks the connections that the policies do not allow, and removes the mark from the others. `of`: the addresses
+/// whose connections are judged; `None` judges all.
 ///
 /// # Errors
 /// When the kernel refuses it. All connections are tried.
-pub fn judge_connections(model: &Model) -> io::Result<usize> {
+pub fn judge_connections(model: &Model, of: Option<&BTreeSet<IpAddr>>) -> io::Result<Judged> {
     let mut channel = Channel::open()?;
     let wanted = |flow: &Flow| Some(!model.program.allows(&Packet::of(flow)));
-    let v4 = mark_flows(&mut channel, true, FORBIDDEN, wanted);
-    let v6 = mark_flows(&mut channel, false, FORBIDDEN, wanted);
-    Ok(v4? + v6?)
+    let ends = match of.filter(|addresses| addresses.len() <= ADDRESSES_MAX) {
+        Some(addresses) => addresses.iter().map(|address| Ends::Of(*address)).collect(),
+        None => vec![Ends::Any { is_ipv4: true }, Ends::Any { is_ipv4: false }],
+    };
+    let (mut judged, mut first) = (Judged::default(), Ok(()));
+    for ends in ends {
+        match mark_flows(&mut channel, ends, FORBIDDEN, wanted) {
+            Ok(marked) => {
+                judged.listed += marked.listed;
+                judged.forbidden += marked.with_bit;
+            }
+            Err(error) => first = first.and(Err(error)),
+        }
+    }
+    first.map(|()| judged)
 }

@@ -1,6 +1,8 @@
 //! The table in the kernel.
 
+use std::collections::BTreeSet;
 use std::io;
+use std::net::IpAddr;
 
 use coracle_nft::{Attributes, Channel, Element, INET, Transaction, Verb};
 
@@ -32,15 +34,15 @@ pub enum Error {
     },
 }
 
-/// Effect of a change on open connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Effect of a change on open connections: those with one of the addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Nothing changed.
     None,
     /// The change can only allow more connections.
-    Allows,
+    Allows(BTreeSet<IpAddr>),
     /// Open connections may be forbidden now.
-    MayForbid,
+    MayForbid(BTreeSet<IpAddr>),
 }
 
 /// Writes a model to its table.
@@ -101,7 +103,9 @@ impl Enforcer {
         if changes.is_empty() {
             return Ok(Effect::None);
         }
-        let effect = if changes.may_forbid() { Effect::MayForbid } else { Effect::Allows };
+        let addresses = changes.addresses();
+        let effect =
+            if changes.may_forbid() { Effect::MayForbid(addresses) } else { Effect::Allows(addresses) };
         let table = self.table.clone();
         let mut transaction = Transaction::new(&table);
         write(&mut transaction, model, changes);

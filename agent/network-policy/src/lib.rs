@@ -20,7 +20,7 @@ mod packet;
 mod program;
 mod rules;
 
-pub use connections::judge_connections;
+pub use connections::{Judged, judge_connections};
 pub use enforcer::{Effect, Enforcer, Error};
 pub use facts::PodFacts;
 pub use model::Model;

@@ -1,6 +1,7 @@
 //! The content of the table, and what changed in it since the last transaction.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
 
 use coracle_nft::Key;
 
@@ -235,6 +236,16 @@ impl Changes {
         isolates || excludes
     }
 
+    /// The addresses whose connections the change may judge differently. The verdict on a connection depends on the
+    /// elements of its two addresses, and on chains and ranges that are never changed. Only new chains refer to a new
+    /// set, and pods get new chains by their own elements.
+    pub(crate) fn addresses(&self) -> BTreeSet<IpAddr> {
+        let new = self.new_elements.iter().filter(|(set, _)| self.new_sets.binary_search(set).is_err());
+        let new = new.flat_map(|(set, all)| all.iter().map(|(key, _)| (*set, key)));
+        let ended = self.ended_elements.iter().flat_map(|(set, all)| all.iter().map(|key| (*set, key)));
+        new.chain(ended).filter_map(|(set, key)| address(key, set.is_ipv4())).collect()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.new_sets.is_empty()
             && self.ended_sets.is_empty()
@@ -242,5 +253,14 @@ impl Changes {
             && self.ended_chains.is_empty()
             && self.new_elements.is_empty()
             && self.ended_elements.is_empty()
+    }
+}
+
+/// The address at the start of a key.
+fn address(key: &Key, is_ipv4: bool) -> Option<IpAddr> {
+    let bytes = key.as_bytes();
+    match is_ipv4 {
+        true => bytes.first_chunk::<4>().map(|octets| IpAddr::from(*octets)),
+        false => bytes.first_chunk::<16>().map(|octets| IpAddr::from(*octets)),
     }
 }

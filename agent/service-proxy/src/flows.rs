@@ -32,7 +32,7 @@ pub(crate) fn forget(channel: &mut Channel, changed: &Changed) -> io::Result<()>
     }
     let mut first = Ok(());
     for ((is_ipv4, protocol), ports) in groups {
-        let only = if let [one] = ports[..] { Some(one.port) } else { None };
+        let numbers = ports.iter().map(|port| port.port).collect();
         let here = OnceCell::new();
         let stale = |flow: &Flow| {
             let by = |address| Connectionless { protocol, is_ipv4, address, port: flow.port };
@@ -43,7 +43,7 @@ pub(crate) fn forget(channel: &mut Channel, changed: &Changed) -> io::Result<()>
             });
             targets.is_some_and(|targets| !targets.contains(&flow.answered_by))
         };
-        first = first.and(delete_flows(channel, is_ipv4, protocol, only, stale).map(drop));
+        first = first.and(delete_flows(channel, is_ipv4, protocol, &numbers, stale).map(drop));
     }
     first
 }

@@ -3,6 +3,7 @@
 //! An entry is made by the first packet between two addresses and ports, and decides the target of all further packets
 //! until it expires. A client that keeps sending by UDP would reach a removed target, or the next one with its address.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -26,6 +27,9 @@ const ID: u16 = 12;
 const ZONE: u16 = 18;
 const MARK_MASK: u16 = 21;
 const FILTER: u16 = 25;
+/// Attributes of a filter: the fields to compare of the packets in each direction.
+const ORIGINAL_FLAGS: u16 = 1;
+const REPLY_FLAGS: u16 = 2;
 
 /// The parts of a conntrack entry that identify its ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,8 +50,32 @@ pub struct Flow {
     pub mark: u32,
 }
 
-/// Deletes the entries of the protocol and address family for which `stale` is true. With a port, the kernel lists only
-/// entries to that port, if it can. Returns the number of deleted entries.
+/// Connections to list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ends {
+    /// All connections of an address family.
+    Any {
+        /// Whether the family is IPv4.
+        is_ipv4: bool,
+    },
+    /// Connections whose client, or whose answering end, has the address. The kernel filters the list.
+    Of(IpAddr),
+}
+
+/// Numbers of connections that [`mark_flows`] handled.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Marked {
+    /// Entries that the kernel listed.
+    pub listed: usize,
+    /// Entries that have the bit, as far as the caller decided.
+    pub with_bit: usize,
+}
+
+/// Maximum ports with a list of their own. For more ports the list of all connections is shorter.
+const PORTS_MAX: usize = 16;
+
+/// Deletes the entries of the protocol and address family to the ports for which `stale` is true. The kernel lists only
+/// entries to few ports, if it can. Returns the number of listed entries.
 ///
 /// # Errors
 /// When the kernel refuses the list or a deletion. All stale entries are tried.
@@ -55,24 +83,27 @@ pub fn delete_flows(
     channel: &mut Channel,
     is_ipv4: bool,
     protocol: u8,
-    port: Option<u16>,
+    ports: &BTreeSet<u16>,
     mut stale: impl FnMut(&Flow) -> bool,
 ) -> io::Result<usize> {
     let family = if is_ipv4 { libc::AF_INET } else { libc::AF_INET6 } as u8;
-    let (mut found, mut error) = (Vec::new(), None);
-    channel.request_each(
-        Request { kind: GET, flags: DUMP, family },
-        &question(protocol, port),
-        |message| {
+    let (mut found, mut error, mut listed) = (Vec::new(), None, 0);
+    let questions: Vec<_> = match ports.len() {
+        0 => return Ok(0),
+        1..=PORTS_MAX => ports.iter().map(|port| (question(protocol, Some(*port)), Some(*port))).collect(),
+        _ => vec![(question(protocol, None), None)],
+    };
+    for (question, only) in questions {
+        channel.request_each(Request { kind: GET, flags: DUMP, family }, &question, |message| {
             error = error.take().or_else(|| error_of(message));
-            if let Some((flow, named)) = flow_of(message)
-                && flow.protocol == protocol
-                && stale(&flow)
-            {
+            let Some((flow, named)) = flow_of(message) else { return };
+            listed += 1;
+            let is_asked = only.map_or_else(|| ports.contains(&flow.port), |port| port == flow.port);
+            if is_asked && flow.protocol == protocol && stale(&flow) {
                 found.push(named);
             }
-        },
-    )?;
+        })?;
+    }
     if let Some(error) = error {
         return Err(error);
     }
@@ -80,41 +111,100 @@ pub fn delete_flows(
     for named in &found {
         first = first.and(act(channel, DELETE, family, named));
     }
-    first.map(|()| found.len())
+    first.map(|()| listed)
 }
 
-/// Sets or clears a bit of the marks of all connections of an address family. `wanted` decides about each connection;
-/// with `None` its mark stays. Returns the number of connections that have the bit then, as far as `wanted` decided.
+/// Sets or clears a bit of the marks of connections. `wanted` decides about each connection; with `None` its mark stays.
 ///
 /// # Errors
 /// When the kernel refuses the list or a change. All connections are tried.
 pub fn mark_flows(
     channel: &mut Channel,
-    is_ipv4: bool,
+    ends: Ends,
     bit: u32,
     mut wanted: impl FnMut(&Flow) -> Option<bool>,
-) -> io::Result<usize> {
-    let family = if is_ipv4 { libc::AF_INET } else { libc::AF_INET6 } as u8;
-    let (mut changes, mut error, mut count) = (Vec::new(), None, 0);
-    let request = Request { kind: GET, flags: DUMP, family };
-    channel.request_each(request, &Attributes::default(), |message| {
-        error = error.take().or_else(|| error_of(message));
-        let Some((flow, named)) = flow_of(message) else { return };
-        let Some(is_set) = wanted(&flow) else { return };
-        count += usize::from(is_set);
-        if is_set != (flow.mark & bit != 0) {
-            changes.push((named, if is_set { bit } else { 0 }));
+) -> io::Result<Marked> {
+    let family = ends.family();
+    let (mut changes, mut error, mut marked) = (Vec::new(), None, Marked::default());
+    for question in ends.questions() {
+        let request = Request { kind: GET, flags: DUMP, family };
+        channel.request_each(request, &question.filter, |message| {
+            error = error.take().or_else(|| error_of(message));
+            let Some((flow, named)) = flow_of(message) else { return };
+            marked.listed += 1;
+            // A kernel before 5.9 ignores the filter.
+            let Some(is_set) = ends.include(&flow).then(|| wanted(&flow)).flatten() else { return };
+            marked.with_bit += usize::from(is_set);
+            if is_set != (flow.mark & bit != 0) {
+                changes.push((named, if is_set { bit } else { 0 }));
+            }
+        })?;
+        if question.is_probe && marked.listed > 0 {
+            break;
         }
-    })?;
+    }
     if let Some(error) = error {
         return Err(error);
     }
     let mut first = Ok(());
     for (named, value) in changes {
-        let marked = named.bytes(MARK, &value.to_be_bytes()).bytes(MARK_MASK, &bit.to_be_bytes());
-        first = first.and(act(channel, NEW, family, &marked));
+        let change = named.bytes(MARK, &value.to_be_bytes()).bytes(MARK_MASK, &bit.to_be_bytes());
+        first = first.and(act(channel, NEW, family, &change));
     }
-    first.map(|()| count)
+    first.map(|()| marked)
+}
+
+/// A list of connections.
+struct Question {
+    filter: Attributes,
+    /// Whether the list is complete if it is not empty.
+    is_probe: bool,
+}
+
+/// A filter by the source of the packets in a direction, which is a tuple and its flags.
+fn by_source(address: IpAddr, (tuple, flags): (u16, u16)) -> Attributes {
+    const BY_SOURCE: u32 = 1;
+    let (kind, octets) = match address {
+        IpAddr::V4(v4) => (1, v4.octets().to_vec()),
+        IpAddr::V6(v6) => (3, v6.octets().to_vec()),
+    };
+    let ends = Attributes::default().nest(1, Attributes::default().bytes(kind, &octets));
+    let filter = Attributes::default().bytes(flags, &BY_SOURCE.to_ne_bytes());
+    Attributes::default().nest(tuple, ends).nest(FILTER, filter)
+}
+
+// === impl Ends ===
+
+impl Ends {
+    fn family(self) -> u8 {
+        let is_ipv4 = match self {
+            Self::Any { is_ipv4 } => is_ipv4,
+            Self::Of(address) => address.is_ipv4(),
+        };
+        (if is_ipv4 { libc::AF_INET } else { libc::AF_INET6 }) as u8
+    }
+
+    fn include(self, flow: &Flow) -> bool {
+        match self {
+            Self::Any { .. } => true,
+            Self::Of(address) => flow.from == address || flow.answered_by == address,
+        }
+    }
+
+    /// The lists that contain all these connections, up to the first complete one. The conditions of one filter are all
+    /// required, so each end has a list of its own.
+    fn questions(self) -> Vec<Question> {
+        let Self::Of(address) = self else {
+            return vec![Question { filter: Attributes::default(), is_probe: false }];
+        };
+        let by = |address, direction| Question { filter: by_source(address, direction), is_probe: false };
+        let both = [by(address, (ORIGINAL, ORIGINAL_FLAGS)), by(address, (REPLY, REPLY_FLAGS))];
+        // Linux 6.18 compares IPv6 addresses the wrong way round (`ctnetlink_filter_match_tuple`), and lists
+        // all other connections. Then this list, of an address that no connection has, is that of all connections.
+        let unused = by_source(Ipv6Addr::UNSPECIFIED.into(), (ORIGINAL, ORIGINAL_FLAGS));
+        let probe = address.is_ipv6().then_some(Question { filter: unused, is_probe: true });
+        probe.into_iter().chain(both).collect()
+    }
 }
 
 /// Lists the connections of the protocol, filtered by port if one is given. The kernel may ignore the filter, as for
@@ -126,7 +216,7 @@ fn question(protocol: u8, port: Option<u16>) -> Attributes {
     let port = port.unwrap_or_default();
     let transport = Attributes::default().bytes(1, &[protocol]).bytes(3, &port.to_be_bytes());
     let question = Attributes::default().nest(ORIGINAL, Attributes::default().nest(2, transport));
-    question.nest(FILTER, Attributes::default().bytes(1, &filter.to_ne_bytes()))
+    question.nest(FILTER, Attributes::default().bytes(ORIGINAL_FLAGS, &filter.to_ne_bytes()))
 }
 
 /// Deletes or changes one entry.
@@ -185,4 +275,81 @@ fn address(tuple: &[u8], end: u16) -> Option<IpAddr> {
 
 fn member(of: &[u8], kind: u16) -> Option<&[u8]> {
     attributes(of).find(|(other, _)| *other == kind).map(|(_, value)| value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tuple(from: IpAddr, to: IpAddr, ports: [u16; 2]) -> Attributes {
+        let of = |address: IpAddr, [v4, v6]: [u16; 2], all: Attributes| match address {
+            IpAddr::V4(address) => all.bytes(v4, &address.octets()),
+            IpAddr::V6(address) => all.bytes(v6, &address.octets()),
+        };
+        let ends = of(to, [2, 4], of(from, [1, 3], Attributes::default()));
+        let transport = Attributes::default().bytes(1, &[17]);
+        let transport = transport.bytes(2, &ports[0].to_be_bytes()).bytes(3, &ports[1].to_be_bytes());
+        Attributes::default().nest(1, ends).nest(2, transport)
+    }
+
+    /// Makes an entry of UDP from `from` to `to`, which `answered_by` answers.
+    fn connect(channel: &mut Channel, from: IpAddr, to: IpAddr, answered_by: IpAddr) {
+        const TIMEOUT: u16 = 7;
+        let family = Ends::Of(from).family();
+        let entry = Attributes::default().nest(ORIGINAL, tuple(from, to, [4000, 53]));
+        let entry = entry.nest(REPLY, tuple(answered_by, from, [53, 4000])).number(TIMEOUT, 600);
+        let answer = channel.request(NEW, ACK | 0x600, family, &entry).unwrap();
+        assert!(messages(&answer).find_map(error_of).is_none(), "{from} {to}");
+    }
+
+    #[test]
+    fn the_connections_of_one_address_are_listed_without_the_others() {
+        let thread = std::thread::spawn(|| {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+            let mut channel = Channel::open().unwrap();
+            let others = 500;
+            for prefix in ["10.0", "fd00:"] {
+                let ip = |rest: String| -> IpAddr {
+                    let text = if prefix == "10.0" {
+                        format!("10.0.{rest}")
+                    } else {
+                        format!("fd00::{}", rest.replace('.', ":"))
+                    };
+                    text.parse().unwrap()
+                };
+                let (pod, peer, service) = (ip("9.9".into()), ip("8.8".into()), ip("7.7".into()));
+                for number in 0..others {
+                    let client = ip(format!("{}.{}", 20 + number / 100, 1 + number % 100));
+                    connect(&mut channel, client, peer, peer);
+                }
+                connect(&mut channel, pod, peer, peer);
+                connect(&mut channel, ip("30.1".into()), service, pod);
+                let mut asked = 0;
+                let decide = |_: &Flow| {
+                    asked += 1;
+                    Some(true)
+                };
+                let done = mark_flows(&mut channel, Ends::Of(pod), 1, decide).unwrap();
+                let v4 = prefix == "10.0";
+                let is_filtered = v4 || done.listed == 2;
+                let listed = |count| if is_filtered { count } else { others + 2 };
+                assert_eq!((done, asked), (Marked { listed: listed(2), with_bit: 2 }, 2), "{prefix}");
+                let only = |port| BTreeSet::from([port]);
+                let unused =
+                    delete_flows(&mut channel, v4, 17, &only(54), |_| panic!("no connection to the port"));
+                assert_eq!(unused.unwrap(), 0, "the connections of other ports are not listed");
+                assert_eq!(delete_flows(&mut channel, v4, 17, &only(53), |_| false).unwrap(), others + 2);
+                let fresh = mark_flows(&mut channel, Ends::Of(ip("6.6".into())), 1, |_| Some(true)).unwrap();
+                assert_eq!(
+                    fresh,
+                    Marked { listed: listed(0), with_bit: 0 },
+                    "an address without connections"
+                );
+                let all = Ends::Any { is_ipv4: v4 };
+                let marked = mark_flows(&mut channel, all, 1, |flow| Some(flow.mark & 1 != 0)).unwrap();
+                assert_eq!(marked, Marked { listed: others + 2, with_bit: 2 });
+            }
+        });
+        thread.join().unwrap();
+    }
 }

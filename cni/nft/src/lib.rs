@@ -22,7 +22,7 @@ pub use dump::dynamic_elements;
 pub use element::{Element, Key, Value};
 pub use event::{Change, changes};
 pub use expression::{AnonymousMap, Header, Hook, Meta, R0, Rule, Verdict};
-pub use flow::{Flow, delete_flows, mark_flows};
+pub use flow::{Ends, Flow, Marked, delete_flows, mark_flows};
 pub use interval::{Interval, intervals};
 pub use message::{
     Attributes, BODY, BRIDGE, Batch, Channel, INET, NLMSG_ERROR, Verb, attributes, errno_of, kind_of,

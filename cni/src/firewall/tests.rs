@@ -1,6 +1,8 @@
 //! Tests of claims and of the table that follows from them.
 
+use super::claim::{check_ports, plan};
 use super::*;
+use crate::nft::Plan;
 use crate::portmap::condition::Condition;
 use crate::ports::PortMapping;
 use crate::ports::Protocol;
@@ -174,6 +176,145 @@ fn a_claim_that_cannot_be_had_leaves_the_one_before() {
         assert_eq!(firewall.get(&first), Some(first.clone()));
         let again = Firewall::open("t", dir.path(), false).unwrap();
         assert_eq!(again.get(&first), Some(first));
+    });
+    thread.join().unwrap();
+}
+
+/// Claims of ten sandboxes in three networks, of all kinds.
+fn any_claim(random: &mut u32) -> Claim {
+    let mut below = |count: u32| {
+        *random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (*random >> 16) % count
+    };
+    let (number, network, plugin) = (below(10), below(3), below(2));
+    let to = [format!("10.{network}.0.{number}/24"), format!("fd0{network}::{number}/64")];
+    let first = u16::try_from(1 + number * 100 + network * 10).unwrap();
+    let count = if plugin == 0 { below(4) } else { 0 };
+    let except: Vec<_> = (0..below(3)).map(|other| format!("10.9{other}.0.0/16").parse().unwrap()).collect();
+    let condition =
+        Condition { subject: crate::portmap::condition::Subject::By("eth0".into()), negated: false };
+    let conditions = if below(4) == 0 { vec![condition] } else { Vec::new() };
+    Claim {
+        plugin: ["portmap", "bridge"][plugin as usize].into(),
+        network: format!("net{network}"),
+        id: format!("pod{number}"),
+        ports: (first..first + u16::try_from(count).unwrap()).map(|number| port(None, number)).collect(),
+        to: to.iter().map(|to| to.parse().unwrap()).collect(),
+        conditions: [conditions, Vec::new()],
+        hairpin: below(2) == 0,
+        masquerade_all: below(3) == 0,
+        masquerade: (0..below(2)).map(|_| format!("10.{network}.0.0/24").parse().unwrap()).collect(),
+        except,
+        isolated: (below(4) == 0).then(|| format!("br{network}")),
+        ..Claim::default()
+    }
+}
+
+#[test]
+fn the_content_after_changes_is_that_of_all_claims() {
+    let (mut index, mut random, mut known) = (Index::default(), 1, Plan::default());
+    for round in 0..3000 {
+        let claim = any_claim(&mut random);
+        match random % 2 {
+            0 => drop(index.put(claim.key(), claim)),
+            _ => drop(index.remove(&claim.key())),
+        }
+        let wanted = plan(index.all().map(|(_, claim)| claim));
+        assert_eq!(index.ledger.whole(), wanted, "round {round}");
+        assert!(index.ledger.is_changed() || wanted == known, "round {round}");
+        assert_eq!(index.ledger.is_empty(), wanted == Plan::default());
+        if random % 3 == 0 {
+            let [before, now] = index.ledger.change();
+            let elements = &(&known.mappings - &before.mappings) | &now.mappings;
+            assert_eq!(elements, wanted.mappings, "round {round}");
+            assert_eq!(&(&known.untouched - &before.untouched) | &now.untouched, wanted.untouched);
+            let is_rules = before.masquerade != now.masquerade || before.isolated != now.isolated;
+            assert!(
+                !is_rules || (&before.masquerade, &now.masquerade) == (&known.masquerade, &wanted.masquerade)
+            );
+            assert!(!is_rules || (&before.isolated, &now.isolated) == (&known.isolated, &wanted.isolated));
+            index.ledger.settle();
+            known = wanted;
+        }
+    }
+}
+
+#[test]
+fn a_change_of_one_sandbox_visits_its_own_content() {
+    let of = |number: u16| Claim {
+        masquerade_all: true,
+        opened: Some("br0".into()),
+        to: vec![format!("10.1.{}.{}/16", number / 250, 1 + number % 250).parse().unwrap()],
+        ..claim(&format!("pod{number}"), vec![port(None, number)])
+    };
+    let mut index = Index::default();
+    (1..=2000).for_each(|number| drop(index.put(of(number).key(), of(number))));
+    index.ledger.settle();
+    let visited = |index: &mut Index| {
+        let [before, now] = index.ledger.change();
+        index.ledger.settle();
+        let elements = |plan: &Plan| plan.mappings.len() + plan.masquerade_all.len();
+        (elements(&before), elements(&now), before.hairpin.len() + now.hairpin.len() + now.opened.len())
+    };
+    index.remove(&of(1000).key());
+    assert_eq!(visited(&mut index), (2, 0, 0));
+    index.put(of(1000).key(), of(1000));
+    assert_eq!(visited(&mut index), (0, 2, 0));
+    assert_eq!(index.of_sandbox("pod7").len(), 1);
+    index.check_ports("other", &claim("other", vec![port(None, 5000)])).unwrap();
+    assert!(index.check_ports("other", &claim("other", vec![port(None, 7)])).is_err());
+    index.check_ports(&of(7).key(), &of(7)).unwrap();
+}
+
+/// The table's handle, which another table of the same name does not have, and its content in a fixed order.
+fn content_of(table: &str) -> (String, Vec<String>, Vec<String>) {
+    let output =
+        std::process::Command::new("nft").args(["-a", "list", "table", "inet", table]).output().unwrap();
+    let first = String::from_utf8(output.stdout).unwrap().lines().next().unwrap_or_default().to_owned();
+    let text = listed(table);
+    let (sets, chains) = text.split_once("\tchain ").unwrap();
+    let mut words: Vec<_> = sets.split([',', '{', '}', '\n']).map(|word| word.trim().to_owned()).collect();
+    let mut chains: Vec<_> =
+        chains.split("\tchain ").map(|chain| chain.trim_end_matches(['}', '\n']).to_owned()).collect();
+    words.retain(|word| !word.is_empty());
+    words.sort();
+    chains.sort();
+    (first, words, chains)
+}
+
+#[test]
+fn the_table_is_changed_by_differences_and_equals_a_new_one() {
+    let thread = std::thread::spawn(|| {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+        let dir = tempfile::tempdir().unwrap();
+        let firewall = Firewall::open("t", dir.path(), false).unwrap();
+        firewall.put(&claim("stays", vec![port(None, 5000)])).unwrap();
+        let (handle, ..) = content_of("t");
+        let mut random = 7;
+        for round in 0..150 {
+            let claim = any_claim(&mut random);
+            match random % 3 {
+                0 => firewall.remove(&claim).unwrap(),
+                1 => firewall.remove_sandbox(&claim.id).unwrap(),
+                _ => firewall.put(&claim).unwrap(),
+            }
+            if round % 10 != 9 {
+                continue;
+            }
+            let changed = content_of("t");
+            assert_eq!(changed.0, handle, "the table was not replaced");
+            let again = tempfile::tempdir().unwrap();
+            let other = Firewall::open("other", again.path(), false).unwrap();
+            let claims: Vec<Claim> =
+                firewall.state.lock().unwrap().claims.all().map(|(_, claim)| claim.clone()).collect();
+            other.ensure(claims).unwrap();
+            let new = content_of("other");
+            let name = |words: &[String]| {
+                words.iter().filter(|word| !word.starts_with("table ")).cloned().collect::<Vec<_>>()
+            };
+            assert_eq!((name(&changed.1), changed.2), (name(&new.1), new.2), "round {round}");
+            other.clear().unwrap();
+        }
     });
     thread.join().unwrap();
 }

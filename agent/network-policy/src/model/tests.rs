@@ -408,8 +408,14 @@ proptest! {
     fn every_packet_is_judged_as_the_policies_say(changes in prop::collection::vec(any_change(), 1..25)) {
         let (mut model, mut cluster, mut kernel) = (Model::default(), Cluster::default(), Kernel::default());
         for change in changes {
+            let before: Vec<bool> = packets().map(|packet| model.program.allows(&packet)).collect();
             apply(&mut model, &mut cluster, change);
             let changes = model.program.changes();
+            let judged = changes.addresses();
+            for (packet, before) in packets().zip(before) {
+                let is_same = model.program.allows(&packet) == before;
+                prop_assert!(is_same || judged.contains(&packet.from) || judged.contains(&packet.to), "{:?}", packet);
+            }
             kernel.apply(&model.program, changes);
         }
         for packet in packets() {
@@ -447,6 +453,8 @@ fn a_change_of_one_pod_changes_its_elements_only() {
     let changes = model.program.changes();
     let count = changes.new_elements.values().map(Vec::len).sum::<usize>();
     assert_eq!((count, changes.new_chains.len(), changes.new_sets.len()), (6, 0, 0));
+    let own = PodFacts::of(&pod(101, "red", "a", "here", 80), "here").unwrap().ips;
+    assert_eq!(changes.addresses(), own.into_iter().collect(), "only its own connections are judged");
     model.put_pod(PodFacts::of(&pod(101, "red", "a", "here", 80), "here").unwrap());
     assert!(model.program.changes().is_empty());
 }

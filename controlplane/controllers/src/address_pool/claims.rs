@@ -3,7 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use ipnetwork::IpNetwork;
+
 use super::plan;
+use super::runs::Runs;
 use crate::cache::Change;
 use crate::object::{Key, ObjectExt, Service};
 
@@ -13,6 +16,10 @@ use crate::object::{Key, ObjectExt, Service};
 pub(crate) struct Claims {
     holders: BTreeMap<IpAddr, Key>,
     services: BTreeMap<Key, BTreeSet<IpAddr>>,
+    /// Number of nodes that have each address.
+    nodes: BTreeMap<IpAddr, usize>,
+    /// The addresses of services and nodes.
+    taken: Runs,
     /// Services without an address, because none was free.
     waiting: BTreeSet<Key>,
 }
@@ -29,6 +36,7 @@ impl Claims {
                 // The status was written before this process started. The reconcile resolves an address of two
                 // services.
                 for address in plan::addresses(service) {
+                    self.taken.add(address);
                     if self.holders.entry(address).or_insert_with(|| key.clone()) == &key {
                         held.insert(address);
                     }
@@ -59,10 +67,37 @@ impl Claims {
         let held = self.services.entry(key.clone()).or_default();
         let released: Vec<IpAddr> = held.difference(addresses).copied().collect();
         held.clone_from(addresses);
-        for address in &released {
-            self.holders.remove(address);
+        for address in released {
+            self.holders.remove(&address);
+            self.release(address);
         }
-        self.holders.extend(addresses.iter().map(|address| (*address, key.clone())));
+        for address in addresses {
+            self.holders.insert(*address, key.clone());
+            self.taken.add(*address);
+        }
+    }
+
+    /// Replaces the addresses of one node.
+    pub(crate) fn set_node(&mut self, old: &[IpAddr], new: &[IpAddr]) {
+        for address in new {
+            *self.nodes.entry(*address).or_default() += 1;
+            self.taken.add(*address);
+        }
+        for address in old {
+            if let Some(count) = self.nodes.get_mut(address) {
+                *count -= 1;
+                if *count == 0 {
+                    self.nodes.remove(address);
+                    self.release(*address);
+                }
+            }
+        }
+    }
+
+    fn release(&mut self, address: IpAddr) {
+        if !self.holders.contains_key(&address) && !self.nodes.contains_key(&address) {
+            self.taken.remove(address);
+        }
     }
 
     /// Records that a service got no address.
@@ -70,9 +105,19 @@ impl Claims {
         self.waiting.insert(key.clone());
     }
 
-    /// Whether no other service has the address.
+    /// Whether neither another service nor a node has the address.
     pub(crate) fn is_free(&self, address: IpAddr, key: &Key) -> bool {
-        self.holders.get(&address).is_none_or(|holder| holder == key)
+        self.holders.get(&address).is_none_or(|holder| holder == key) && !self.nodes.contains_key(&address)
+    }
+
+    /// The lowest address of the range that no service and no node has.
+    pub(crate) fn first_free(&self, range: &IpNetwork) -> Option<IpAddr> {
+        self.taken.first_free(range)
+    }
+
+    /// The addresses that the service holds.
+    pub(crate) fn held(&self, key: &Key) -> impl Iterator<Item = IpAddr> {
+        self.services.get(key).into_iter().flatten().copied()
     }
 
     /// All services of the pool.
@@ -117,5 +162,21 @@ mod tests {
         assert!(!claims.is_free(ip, &a));
         claims.follow(&Change { old: Some(&two), new: None });
         assert!(claims.is_free(ip, &a) && claims.all().is_empty());
+    }
+
+    #[test]
+    fn an_address_is_free_when_its_last_holder_leaves_it() {
+        let (mut claims, range) = (Claims::default(), "192.0.2.1/32".parse().unwrap());
+        let (ip, key) = (IpAddr::from([192, 0, 2, 1]), Key::new("n", "a"));
+        claims.set(&key, &[ip].into());
+        claims.set_node(&[], &[ip]);
+        claims.set_node(&[], &[ip]);
+        claims.set_node(&[ip], &[ip]);
+        claims.set(&key, &BTreeSet::new());
+        assert!(!claims.is_free(ip, &key) && claims.first_free(&range).is_none());
+        claims.set_node(&[ip], &[]);
+        assert_eq!(claims.first_free(&range), None, "the other node has it");
+        claims.set_node(&[ip], &[]);
+        assert!(claims.is_free(ip, &key) && claims.first_free(&range) == Some(ip));
     }
 }

@@ -7,15 +7,14 @@ use std::net::IpAddr;
 use ipnetwork::IpNetwork;
 use serde_json::{Value, json};
 
-use crate::object::Service;
+use super::claims::Claims;
+use crate::object::{ObjectExt, Service};
 
 /// The class of services that get addresses of the pool.
 pub(crate) const CLASS: &str = "coracle.dev/address-pool";
 /// Condition of a service. Its message is the name of the node that announces the addresses.
 const ANNOUNCED: &str = "coracle.dev/Announced";
 const CHOSEN: &str = "NodeChosen";
-/// Maximum addresses of a range that are tried.
-const TRIED_MAX: u128 = 1 << 16;
 
 /// Whether the service gets addresses of the pool.
 pub(crate) fn is_ours(service: &Service) -> bool {
@@ -38,12 +37,13 @@ fn announcer(service: &Service) -> Option<&str> {
 }
 
 /// Chooses an address for each family of the pool. A service keeps its addresses. The error is the reason of a refusal.
-/// `is_free`: neither another service nor a node has the address.
 pub(crate) fn choose_addresses(
     service: &Service,
     pool: &[IpNetwork],
-    is_free: impl Fn(IpAddr) -> bool,
+    claims: &Claims,
 ) -> Result<BTreeSet<IpAddr>, String> {
+    let key = service.key();
+    let is_free = |address| claims.is_free(address, &key);
     if pool.is_empty() {
         return Err("this cluster has no address pool; set --load-balancer-pool".to_owned());
     }
@@ -71,9 +71,10 @@ pub(crate) fn choose_addresses(
             all.insert(address);
             continue;
         }
-        let kept =
-            addresses(service).filter(of_family).find(|address| is_in_pool(*address) && is_free(*address));
-        let found = kept.or_else(|| ranges.flat_map(members).find(|address| is_free(*address)));
+        // The status of an address that was just chosen may not be written yet.
+        let mut kept = addresses(service).chain(claims.held(&key)).filter(of_family);
+        let kept = kept.find(|address| is_in_pool(*address) && is_free(*address));
+        let found = kept.or_else(|| ranges.find_map(|range| claims.first_free(range)));
         all.insert(found.ok_or_else(|| format!("the {family} ranges of the address pool are exhausted"))?);
     }
     if all.is_empty() {
@@ -83,21 +84,6 @@ pub(crate) fn choose_addresses(
         return Err("loadBalancerIP has a family that the service does not have".to_owned());
     }
     Ok(all)
-}
-
-/// The addresses of a range.
-fn members(range: &IpNetwork) -> impl Iterator<Item = IpAddr> + use<> {
-    let range = *range;
-    let size = match range {
-        IpNetwork::V4(range) => u128::from(range.size()),
-        IpNetwork::V6(range) => range.size(),
-    };
-    (0..size.min(TRIED_MAX)).filter_map(move |number| match range {
-        IpNetwork::V4(range) => {
-            Some(IpAddr::V4((range.network().to_bits() + u32::try_from(number).ok()?).into()))
-        }
-        IpNetwork::V6(range) => Some(IpAddr::V6((range.network().to_bits() + number).into())),
-    })
 }
 
 /// Chooses the node that announces the addresses. The current node is kept while it is eligible. Otherwise rendezvous
@@ -157,6 +143,7 @@ pub(crate) fn cleared(service: &Service) -> Option<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::object::Key;
 
     fn service(spec: Value, status: Value) -> Service {
         let mut value = json!({"metadata": {"namespace": "n", "name": "s"}, "spec": spec, "status": status});
@@ -170,8 +157,9 @@ mod tests {
 
     fn chosen(spec: Value, status: Value, taken: &[&str]) -> Result<Vec<String>, String> {
         let pool: Vec<IpNetwork> = ["192.0.2.8/30", "fd99::/126"].map(|range| range.parse().unwrap()).into();
-        let taken: Vec<IpAddr> = taken.iter().map(|ip| ip.parse().unwrap()).collect();
-        let all = choose_addresses(&service(spec, status), &pool, |address| !taken.contains(&address))?;
+        let mut claims = Claims::default();
+        claims.set(&Key::new("n", "other"), &taken.iter().map(|ip| ip.parse().unwrap()).collect());
+        let all = choose_addresses(&service(spec, status), &pool, &claims)?;
         Ok(all.iter().map(ToString::to_string).collect())
     }
 
@@ -201,7 +189,20 @@ mod tests {
             let said = chosen(ask(ip), json!({}), taken).unwrap_err();
             assert!(said.contains(why), "{ip}: {said}");
         }
-        assert!(choose_addresses(&service(json!({}), json!({})), &[], |_| true).is_err());
+        assert!(choose_addresses(&service(json!({}), json!({})), &[], &Claims::default()).is_err());
+    }
+
+    #[test]
+    fn a_service_keeps_the_address_that_it_holds_before_its_status_has_it() {
+        let (mut claims, service) = (Claims::default(), service(json!({}), json!({})));
+        let pool: Vec<IpNetwork> = vec!["192.0.2.8/31".parse().unwrap()];
+        let held = BTreeSet::from(["192.0.2.9".parse().unwrap()]);
+        claims.set(&service.key(), &held);
+        assert_eq!(choose_addresses(&service, &pool, &claims).unwrap(), held);
+        claims.set_node(&[], &["192.0.2.8".parse().unwrap()]);
+        assert_eq!(choose_addresses(&service, &pool, &claims).unwrap(), held);
+        claims.set_node(&[], &["192.0.2.9".parse().unwrap()]);
+        assert!(choose_addresses(&service, &pool, &claims).unwrap_err().contains("exhausted"));
     }
 
     #[test]

@@ -44,8 +44,12 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let (own, state) = (queue.clone(), context.address_pool.clone());
     context.caches.nodes.on_change(move |change| {
         let facts = |node: Option<&Arc<Node>>| node.map(NodeFacts::of);
-        if facts(change.old) != facts(change.new) {
-            lock(&state.claims).all().into_iter().for_each(|key| own.add(key));
+        let (old, new) = (facts(change.old), facts(change.new));
+        if old != new {
+            let addresses = |facts: Option<NodeFacts>| facts.map(|facts| facts.addresses().to_vec());
+            let mut claims = lock(&state.claims);
+            claims.set_node(&addresses(old).unwrap_or_default(), &addresses(new).unwrap_or_default());
+            claims.all().into_iter().for_each(|key| own.add(key));
         }
     });
     let (own, services) = (queue.clone(), context.caches.services.clone());
@@ -75,7 +79,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         return write(context, &service, plan::cleared(&service)).await;
     }
     let nodes: Vec<NodeFacts> = context.caches.nodes.all().iter().map(NodeFacts::of).collect();
-    let addresses = choose_addresses(context, &service, &nodes);
+    let addresses = choose_addresses(context, &service);
     let mut candidates: BTreeSet<String> =
         nodes.iter().filter(|node| node.is_usable()).map(|node| node.name().to_owned()).collect();
     if is_local(&service) {
@@ -88,13 +92,10 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
 }
 
 /// Chooses and claims the addresses. If none is free, an event reports the reason.
-fn choose_addresses(context: &Context, service: &Service, nodes: &[NodeFacts]) -> BTreeSet<IpAddr> {
+fn choose_addresses(context: &Context, service: &Service) -> BTreeSet<IpAddr> {
     let (state, key) = (&context.address_pool, service.key());
     let mut claims = lock(&state.claims);
-    let is_free = |address| {
-        claims.is_free(address, &key) && !nodes.iter().any(|node| node.addresses().contains(&address))
-    };
-    let chosen = plan::choose_addresses(service, &context.config.load_balancer_pool, is_free);
+    let chosen = plan::choose_addresses(service, &context.config.load_balancer_pool, &claims);
     let addresses = chosen.as_ref().cloned().unwrap_or_default();
     // The status change of this service queues the services that wait for a released address.
     claims.set(&key, &addresses);
