@@ -143,3 +143,21 @@ fn ports_with_equal_names_and_numbers_have_one_record() {
     let answer = zone.answer(&name, RecordType::SRV).unwrap();
     assert_eq!((answer.records.len(), answer.additionals.len()), (700, 1));
 }
+
+/// With each port of each endpoint, the answer would take gigabytes.
+#[test]
+fn many_ports_of_many_endpoints_are_a_bounded_answer() {
+    let mut all = tables();
+    let ports: Vec<_> = (0..20_000).map(|at| json!({"name": format!("p{at}"), "port": 1 + at})).collect();
+    let endpoints: Vec<_> = (0..1000)
+        .map(|at| json!({"addresses": [format!("10.42.{}.{}", at / 250, at % 250)], "hostname": format!("h{at}")}))
+        .collect();
+    let slice = json!({"metadata": {"namespace": "ns", "name": "db-1", "labels": {"kubernetes.io/service-name": "db"}},
+        "addressType": "IPv4", "ports": ports, "endpoints": endpoints});
+    all.replace_slices([serde_json::from_value::<EndpointSlice>(slice).unwrap().slim()]);
+    let zone = Zone::new("cluster.local", Arc::new(RwLock::new(all)), Vec::new()).unwrap();
+    let ask = |name: &str| zone.answer(&Name::from_ascii(name).unwrap(), RecordType::SRV).unwrap();
+    assert_eq!(ask("db.ns.svc.cluster.local.").records.len(), RECORDS_MAX);
+    let one = ask("_p19999._tcp.db.ns.svc.cluster.local.");
+    assert_eq!((one.records.len(), one.additionals.len()), (RECORDS_MAX, RECORDS_MAX));
+}
