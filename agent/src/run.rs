@@ -158,7 +158,8 @@ fn spawn_service_tasks(
         let balancer = Arc::new(NodeBalancer::new(Arc::clone(node)));
         tasks.spawn(Arc::clone(&balancer).publish(agent.node()));
         tasks.spawn(ServiceHealth::new(&config.node_name, node.services.clone()).run());
-        let proxy = ServiceProxy::new(settings.clone(), &config.node_name, served_here, balancer);
+        let overlay = pod::admit::in_use::overlay_port(config);
+        let proxy = ServiceProxy::new(settings.clone(), &config.node_name, served_here, overlay, balancer);
         tasks.spawn(proxy.run(node.services.clone(), agent.node()));
         let announcer = AddressAnnouncer::new(&config.node_name, node.services.clone());
         tasks.spawn(announcer.run(agent.node()));

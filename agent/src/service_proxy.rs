@@ -43,17 +43,20 @@ enum Replace {
 // === impl ServiceProxy ===
 
 impl ServiceProxy {
-    /// A proxy for this node, which serves the addresses `served_here` itself.
+    /// A proxy for this node, which serves the addresses `served_here` itself. `overlay_port`: UDP port of the network
+    /// between nodes.
     pub(crate) fn new(
         config: ServiceProxyConfig,
         node_name: &str,
         served_here: &[IpAddr],
+        overlay_port: Option<u16>,
         balancer: Arc<NodeBalancer>,
     ) -> Self {
         let view = NodeView {
             name: node_name.to_owned(),
             served_here: served_here.to_vec(),
             external_ips: config.external_ips.clone(),
+            overlay_port,
             ..NodeView::default()
         };
         Self { config, view, balancer }

@@ -182,9 +182,10 @@ pub async fn mount_all(ctx: &VolumeContext, pod: &Pod) -> Result<Volumes, Volume
         };
         volumes.mounted.insert(volume.name.clone(), mounted);
     }
+    let mut budget = payload::Budget::new();
     for source in &sources {
         let failed = |reason| VolumeError::SetUp { volume: source.volume().to_owned(), reason };
-        source.write(ctx, pod).await.map_err(failed)?;
+        source.write(ctx, pod, &mut budget).await.map_err(failed)?;
     }
     refresh::watch(ctx, pod, sources);
     Ok(volumes)

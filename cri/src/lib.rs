@@ -12,6 +12,7 @@
 //! - Errors become gRPC codes in `server/grpc_status.rs` and nowhere else.
 //! - An idle runtime has no timers, no polling and no writes.
 
+pub mod blocking;
 mod cdi;
 mod cgroup;
 mod checkpoint;

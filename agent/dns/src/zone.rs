@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use coracle_services::{Endpoint, EndpointSlice, SlicePort, Tables, cluster_ips, is_headless};
+use coracle_services::{Endpoint, EndpointSlice, Tables, cluster_ips, is_headless};
 use coracle_values::object::Key;
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::rdata::{A, AAAA, CNAME, NS, PTR, SOA, SRV, TXT};
@@ -124,11 +124,10 @@ struct Lookup<'a> {
     kind: RecordType,
 }
 
-/// An endpoint with a port of it, if the question is about one.
+/// An endpoint with its address.
 struct Host<'a> {
     endpoint: &'a Endpoint,
     address: IpAddr,
-    ports: &'a [SlicePort],
 }
 
 impl Lookup<'_> {
@@ -221,12 +220,18 @@ impl Lookup<'_> {
         let Some(base) = self.zone.service_name(&key_of(service)) else { return absent() };
         let mut targets: Vec<(u16, Name, IpAddr)> = Vec::new();
         if is_headless(service) {
-            for host in hosts(slices) {
-                let Ok(target) = base.prepend_label(endpoint_name(host.endpoint).as_bytes()) else {
-                    continue;
-                };
-                let ports = host.ports.iter().filter(|port| fits(port.name(), port.protocol()));
-                targets.extend(ports.filter_map(|port| Some((port.port?, target.clone(), host.address))));
+            // A tenant chooses the numbers of ports and endpoints: their product is never made.
+            for slice in slices {
+                let ports = slice.ports.iter().filter(|port| fits(port.name(), port.protocol()));
+                let ports: Vec<u16> = ports.filter_map(|port| port.port).take(RECORDS_MAX).collect();
+                for host in hosts(std::slice::from_ref(slice)).filter(|_| !ports.is_empty()) {
+                    if targets.len() >= RECORDS_MAX {
+                        break;
+                    }
+                    if let Ok(target) = base.prepend_label(endpoint_name(host.endpoint).as_bytes()) {
+                        targets.extend(ports.iter().map(|port| (*port, target.clone(), host.address)));
+                    }
+                }
             }
         } else {
             let ports = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
@@ -234,6 +239,9 @@ impl Lookup<'_> {
                 fits(port.name.as_deref().unwrap_or_default(), port.protocol.as_deref().unwrap_or("TCP"))
             }) {
                 let Ok(number) = u16::try_from(port.port) else { continue };
+                if targets.len() >= RECORDS_MAX {
+                    break;
+                }
                 targets.extend(cluster_ips(service).map(|address| (number, base.clone(), address)));
             }
         }
@@ -325,7 +333,7 @@ fn key_of(service: &Service) -> Key {
 fn hosts(slices: &[Arc<EndpointSlice>]) -> impl Iterator<Item = Host<'_>> {
     slices.iter().flat_map(|slice| {
         let ready = slice.endpoints.iter().filter(|endpoint| endpoint.conditions.is_ready());
-        ready.filter_map(|endpoint| Some(Host { endpoint, address: endpoint.address?, ports: &slice.ports }))
+        ready.filter_map(|endpoint| Some(Host { endpoint, address: endpoint.address? }))
     })
 }
 

@@ -10,8 +10,8 @@
 //! ```
 
 use coracle_nft::{
-    BaseChain, Hook, INET_PROTO, INET_SERVICE, IPV4_ADDR, IPV6_ADDR, R0, Rule, SetSpec, Transaction,
-    concatenated,
+    BaseChain, Header, Hook, INET_PROTO, INET_SERVICE, IPV4_ADDR, IPV6_ADDR, Meta, R0, Rule, SetSpec,
+    Transaction, concatenated,
 };
 use ipnetwork::{IpNetwork, Ipv4Network};
 
@@ -50,7 +50,7 @@ pub(crate) fn make(transaction: &mut Transaction<'_>, node: &NodeView) {
     services(transaction, node);
     checks(transaction, node);
     nat(transaction, node);
-    filters(transaction);
+    filters(transaction, node);
 }
 
 /// Name of a map.
@@ -182,7 +182,22 @@ fn nat(transaction: &mut Transaction<'_>, node: &NodeView) {
     }
 }
 
-fn filters(transaction: &mut Transaction<'_>) {
+/// Drops packets of pods to the network between nodes, at the addresses of any node.
+fn no_encapsulation(node: &NodeView) -> Vec<Rule> {
+    const UDP: u8 = 17;
+    let of = |port: u16| {
+        let pods = node.pod_networks.iter();
+        pods.map(move |pods| {
+            let rule =
+                Rule::default().unasked().family(if pods.is_ipv4() { 2 } else { 10 }).from(*pods, false);
+            let rule = rule.meta(Meta::Transport, R0).equal(R0, &[UDP]);
+            rule.payload(Header::Transport, 2, 2, R0).equal(R0, &port.to_be_bytes()).drop()
+        })
+    };
+    node.overlay_port.into_iter().flat_map(of).collect()
+}
+
+fn filters(transaction: &mut Transaction<'_>, node: &NodeView) {
     transaction.make_base_chain(BaseChain {
         name: "guard",
         hook: Hook::Prerouting,
@@ -197,6 +212,9 @@ fn filters(transaction: &mut Transaction<'_>) {
         [("filter-input", Hook::Input), ("filter-forward", Hook::Forward), ("filter-output", Hook::Output)]
     {
         transaction.make_base_chain(BaseChain { name, hook, priority: -50, kind: "filter" });
+        if matches!(hook, Hook::Input | Hook::Forward) {
+            no_encapsulation(node).iter().for_each(|rule| transaction.rule(name, rule));
+        }
         if matches!(hook, Hook::Input | Hook::Output) {
             transaction.rule(name, &Rule::default().unasked().jump("check-ports"));
         }
@@ -207,6 +225,29 @@ fn filters(transaction: &mut Transaction<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pods_send_nothing_to_the_network_between_nodes() {
+        let mut node = NodeView {
+            pod_networks: vec!["10.42.0.0/24".parse().unwrap(), "fd42::/64".parse().unwrap()],
+            overlay_port: Some(8472),
+            ..NodeView::default()
+        };
+        let rules = no_encapsulation(&node);
+        let of_ipv4 = Rule::default().unasked().family(2).from(node.pod_networks[0], false);
+        let of_ipv4 = of_ipv4.meta(Meta::Transport, R0).equal(R0, &[17]);
+        let of_ipv4 = of_ipv4.payload(Header::Transport, 2, 2, R0).equal(R0, &[0x21, 0x18]).drop();
+        assert_eq!((rules.len(), &rules[0]), (2, &of_ipv4));
+        let table = |node: &NodeView| {
+            let mut transaction = Transaction::new("t");
+            filters(&mut transaction, node);
+            transaction.finish().as_bytes().to_vec()
+        };
+        let with = table(&node);
+        node.overlay_port = None;
+        assert_eq!(no_encapsulation(&node), []);
+        assert_ne!(with, table(&node), "the rules are in the table");
+    }
 
     #[test]
     fn addresses_served_by_the_node_have_no_node_ports() {

@@ -37,6 +37,9 @@ pub struct NodeView {
     pub served_here: Vec<IpAddr>,
     /// Ranges of addresses that services may take by `externalIPs`.
     pub external_ips: Vec<IpNetwork>,
+    /// UDP port of the network between nodes. Pods may send nothing to it: the kernel cannot tell their packets from
+    /// those of other nodes, and would deliver what is inside with any source address.
+    pub overlay_port: Option<u16>,
     /// Addresses of this node. It serves a load balancer at all of them if the load balancer's status has one of them.
     pub addresses: Vec<IpAddr>,
 }

@@ -12,6 +12,10 @@ use k8s_openapi::api::core::v1::{ConfigMap, Container, EnvVar, EnvVarSource, Pod
 use crate::cgroup::resources::Amount;
 pub(crate) use field::{Addresses, field};
 
+/// Maximum bytes of an environment, and of a command with its arguments. The kernel starts no program with more than
+/// 6 MiB of both. References can multiply a value, so a small pod could fill the node's memory.
+pub(crate) const BYTES_MAX: usize = 6 << 20;
+
 /// Objects that containers refer to. None: the API server reports that the object does not exist.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sources {
@@ -40,6 +44,8 @@ pub(crate) enum EnvError {
     Resource(String),
     #[error("env {0} uses a source that this node does not support")]
     Source(String),
+    #[error("environment or command is larger than {} MiB, the kernel's limit", BYTES_MAX >> 20)]
+    TooLarge,
 }
 
 /// Names of the config maps and secrets that a container's environment refers to.
@@ -70,20 +76,24 @@ pub(crate) fn environment(
     context.take_objects(&mut env)?;
     for var in container.env.iter().flatten() {
         if let Some(value) = context.value(var, &env, &services)? {
-            env.set(&var.name, value);
+            env.set(&var.name, value)?;
         }
     }
     for (name, value) in services {
         if !env.values.contains_key(&name) {
-            env.set(&name, value);
+            env.set(&name, value)?;
         }
     }
     Ok(env.order.into_iter().filter_map(|name| env.values.remove_entry(&name)).collect())
 }
 
-/// Replaces `$(NAME)` by its value. `$$` becomes `$`; unknown names stay unchanged.
-pub(crate) fn expand(text: &str, value: impl Fn(&str) -> Option<String>) -> String {
-    let mut out = String::with_capacity(text.len());
+/// Replaces `$(NAME)` by its value. `$$` becomes `$`; unknown names stay unchanged. The result has at most `most` bytes.
+pub(crate) fn expand<'a>(
+    text: &str,
+    most: usize,
+    value: impl Fn(&str) -> Option<&'a str>,
+) -> Result<String, EnvError> {
+    let mut out = String::new();
     let mut rest = text;
     while let Some(at) = rest.find('$') {
         out.push_str(&rest[..at]);
@@ -93,7 +103,10 @@ pub(crate) fn expand(text: &str, value: impl Fn(&str) -> Option<String>) -> Stri
             rest = tail;
         } else if let Some((name, tail)) = after.strip_prefix('(').and_then(|s| s.split_once(')')) {
             match value(name) {
-                Some(value) => out.push_str(&value),
+                Some(value) if value.len() > most.saturating_sub(out.len()) => {
+                    return Err(EnvError::TooLarge);
+                }
+                Some(value) => out.push_str(value),
                 None => out.extend(["$(", name, ")"]),
             }
             rest = tail;
@@ -103,20 +116,27 @@ pub(crate) fn expand(text: &str, value: impl Fn(&str) -> Option<String>) -> Stri
         }
     }
     out.push_str(rest);
-    out
+    if out.len() > most { Err(EnvError::TooLarge) } else { Ok(out) }
 }
 
 #[derive(Default)]
 struct Environment {
     order: Vec<String>,
     values: BTreeMap<String, String>,
+    /// Bytes of all names and values that were set, also of those that were replaced: they took time.
+    bytes: usize,
 }
 
 impl Environment {
-    fn set(&mut self, name: &str, value: String) {
+    fn set(&mut self, name: &str, value: String) -> Result<(), EnvError> {
+        self.bytes = self.bytes.saturating_add(name.len() + value.len());
+        if self.bytes > BYTES_MAX {
+            return Err(EnvError::TooLarge);
+        }
         if self.values.insert(name.to_owned(), value).is_none() {
             self.order.push(name.to_owned());
         }
+        Ok(())
     }
 }
 
@@ -135,7 +155,7 @@ impl Context<'_> {
                 match self.config_map(&reference.name) {
                     Some(map) => {
                         for (key, value) in map.data.iter().flatten() {
-                            env.set(&format!("{prefix}{key}"), value.clone());
+                            env.set(&format!("{prefix}{key}"), value.clone())?;
                         }
                     }
                     None if reference.optional == Some(true) => {}
@@ -147,7 +167,7 @@ impl Context<'_> {
                     Some(secret) => {
                         for (key, value) in secret.data.iter().flatten() {
                             let text = String::from_utf8_lossy(&value.0).into_owned();
-                            env.set(&format!("{prefix}{key}"), text);
+                            env.set(&format!("{prefix}{key}"), text)?;
                         }
                     }
                     None if reference.optional == Some(true) => {}
@@ -168,7 +188,8 @@ impl Context<'_> {
             return self.source_value(&var.name, source);
         }
         let literal = var.value.as_deref().unwrap_or_default();
-        Ok(Some(expand(literal, |name| env.values.get(name).or_else(|| services.get(name)).cloned())))
+        let set = |name: &str| env.values.get(name).or_else(|| services.get(name)).map(String::as_str);
+        expand(literal, BYTES_MAX - env.bytes, set).map(Some)
     }
 
     fn source_value(&self, name: &str, source: &EnvVarSource) -> Result<Option<String>, EnvError> {

@@ -93,6 +93,14 @@ pub enum SetUpError {
         /// The client's error with all causes.
         reason: String,
     },
+    /// The files of the pod's volumes take too much memory.
+    #[error(
+        "files of config maps, secrets, tokens and the downward API take more than {mebibytes} MiB in this pod"
+    )]
+    TooLarge {
+        /// The limit.
+        mebibytes: usize,
+    },
     /// The API server did not issue a token.
     #[error("failed to fetch token: {0}")]
     Token(String),

@@ -13,6 +13,14 @@ use super::downward;
 use super::error::SetUpError;
 
 const DEFAULT_MODE: u32 = 0o644;
+/// Maximum bytes of the files that the node writes for one pod. A key can be projected to many files, which are in
+/// memory and do not count for the pod's memory limit.
+const POD_MAX: usize = 64 << 20;
+/// Bytes that a file takes at least: a page.
+const PAGE: usize = 4096;
+
+/// The bytes that remain for files of a pod.
+pub(super) struct Budget(usize);
 
 /// A volume that is projected into files. `configMap`, `secret` and `downwardAPI` volumes are projections with one
 /// source and have directories of their own type.
@@ -58,6 +66,25 @@ pub(super) struct File {
 
 /// Files by path in the volume.
 pub(super) type Payload = BTreeMap<String, File>;
+
+// === impl Budget ===
+
+impl Budget {
+    /// The budget of one pod.
+    pub(super) fn new() -> Self {
+        Self(POD_MAX)
+    }
+
+    /// Takes the bytes of one file.
+    ///
+    /// # Errors
+    /// When the pod's files are too large.
+    pub(super) fn take(&mut self, bytes: usize) -> Result<(), SetUpError> {
+        let left = self.0.checked_sub(bytes.max(1).next_multiple_of(PAGE));
+        self.0 = left.ok_or(SetUpError::TooLarge { mebibytes: POD_MAX >> 20 })?;
+        Ok(())
+    }
+}
 
 // === impl Kind ===
 
@@ -144,11 +171,16 @@ impl Projection {
 
 impl ObjectPart {
     /// The files of this source. No data means that the object does not exist.
-    pub(super) fn files(&self, data: Option<&Data>, default: u32) -> Result<Payload, SetUpError> {
-        let file = |value: &Vec<u8>, mode: Option<i32>| File {
-            data: value.clone(),
-            mode: mode.and_then(|m| u32::try_from(m).ok()).unwrap_or(default),
-            owner: None,
+    pub(super) fn files(
+        &self,
+        data: Option<&Data>,
+        default: u32,
+        budget: &mut Budget,
+    ) -> Result<Payload, SetUpError> {
+        let mut file = |value: &Vec<u8>, mode: Option<i32>| {
+            budget.take(value.len())?;
+            let mode = mode.and_then(|m| u32::try_from(m).ok()).unwrap_or(default);
+            Ok::<_, SetUpError>(File { data: value.clone(), mode, owner: None })
         };
         let Some(data) = data else {
             return if self.optional {
@@ -158,13 +190,13 @@ impl ObjectPart {
             };
         };
         if self.items.is_empty() {
-            return Ok(data.iter().map(|(key, value)| (key.clone(), file(value, None))).collect());
+            return data.iter().map(|(key, value)| Ok((key.clone(), file(value, None)?))).collect();
         }
         let mut files = Payload::new();
         for item in &self.items {
             match data.get(&item.key) {
                 Some(value) => {
-                    files.insert(item.path.clone(), file(value, item.mode));
+                    files.insert(item.path.clone(), file(value, item.mode)?);
                 }
                 None if self.optional => {}
                 None => return Err(SetUpError::NoKey { kind: self.kind.name(), key: item.key.clone() }),
@@ -180,10 +212,12 @@ pub(super) fn downward_files(
     node: &BTreeMap<String, Quantity>,
     items: &[DownwardAPIVolumeFile],
     default: u32,
+    budget: &mut Budget,
 ) -> Result<Payload, SetUpError> {
     let mut files = Payload::new();
     for item in items {
         let data = downward::content(pod, node, item)?.into_bytes();
+        budget.take(data.len())?;
         let mode = item.mode.and_then(|m| u32::try_from(m).ok()).unwrap_or(default);
         files.insert(item.path.clone(), File { data, mode, owner: None });
     }
@@ -215,16 +249,37 @@ mod tests {
         BTreeMap::from([("a".to_owned(), b"1".to_vec()), ("b".to_owned(), b"2".to_vec())])
     }
 
+    fn files_of(part: &ObjectPart, data: Option<&Data>, mode: u32) -> Result<Payload, SetUpError> {
+        part.files(data, mode, &mut Budget::new())
+    }
+
+    #[test]
+    fn files_of_a_pod_cannot_multiply_a_value_without_end() {
+        let many = |count: usize| -> Vec<_> {
+            (0..count).map(|at| json!({"key": "k", "path": format!("f{at}")})).collect()
+        };
+        let large = Data::from([("k".to_owned(), vec![0; 1 << 20])]);
+        let (part, mode) = part(json!({"name": "v", "secret": {"secretName": "s", "items": many(40)}}));
+        let mut budget = Budget::new();
+        assert_eq!(part.files(Some(&large), mode, &mut budget).expect("below the limit").len(), 40);
+        let second = part.files(Some(&large), mode, &mut budget).expect_err("a second volume of the pod");
+        assert!(matches!(second, SetUpError::TooLarge { .. }), "{second}");
+        let (part, mode) =
+            self::part(json!({"name": "v", "configMap": {"name": "c", "items": many(20_000)}}));
+        let empty = Data::from([("k".to_owned(), Vec::new())]);
+        files_of(&part, Some(&empty), mode).expect_err("each file takes memory");
+    }
+
     #[test]
     fn all_keys_become_files_unless_items_choose() {
         let (all, mode) = part(json!({"name": "v", "configMap": {"name": "c", "defaultMode": 0o400}}));
-        let files = all.files(Some(&data()), mode).expect("files");
+        let files = files_of(&all, Some(&data()), mode).expect("files");
         assert_eq!(files.keys().collect::<Vec<_>>(), ["a", "b"]);
         assert_eq!(files["a"].mode, 0o400);
         let (some, mode) = part(
             json!({"name": "v", "secret": {"secretName": "s", "items": [{"key": "b", "path": "deep/c", "mode": 0o600}]}}),
         );
-        let files = some.files(Some(&data()), mode).expect("files");
+        let files = files_of(&some, Some(&data()), mode).expect("files");
         assert_eq!(
             files,
             Payload::from([("deep/c".to_owned(), File { data: b"2".to_vec(), mode: 0o600, owner: None })])
@@ -235,22 +290,22 @@ mod tests {
     fn a_missing_object_or_key_is_upstreams_error_unless_optional() {
         let (map, mode) =
             part(json!({"name": "v", "configMap": {"name": "y", "items": [{"key": "k", "path": "k"}]}}));
-        assert_eq!(map.files(None, mode).expect_err("absent").to_string(), "configmap \"y\" not found");
+        assert_eq!(files_of(&map, None, mode).expect_err("absent").to_string(), "configmap \"y\" not found");
         assert_eq!(
-            map.files(Some(&data()), mode).expect_err("no key").to_string(),
+            files_of(&map, Some(&data()), mode).expect_err("no key").to_string(),
             "configmap references non-existent config key: k"
         );
         let (secret, mode) =
             part(json!({"name": "v", "secret": {"secretName": "s", "items": [{"key": "k", "path": "k"}]}}));
         assert_eq!(
-            secret.files(Some(&data()), mode).expect_err("no key").to_string(),
+            files_of(&secret, Some(&data()), mode).expect_err("no key").to_string(),
             "references non-existent secret key: k"
         );
         let (optional, mode) = part(
             json!({"name": "v", "secret": {"secretName": "s", "optional": true, "items": [{"key": "k", "path": "k"}]}}),
         );
-        assert_eq!(optional.files(None, mode).expect("optional"), Payload::new());
-        assert_eq!(optional.files(Some(&data()), mode).expect("optional"), Payload::new());
+        assert_eq!(files_of(&optional, None, mode).expect("optional"), Payload::new());
+        assert_eq!(files_of(&optional, Some(&data()), mode).expect("optional"), Payload::new());
     }
 
     #[test]

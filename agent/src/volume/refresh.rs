@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 
 use super::error::SetUpError;
 use super::objects::Object;
-use super::payload::{self, Part, Payload, Projection};
+use super::payload::{self, Budget, Part, Payload, Projection};
 use super::{Target, VolumeContext, atomic, lock, ownership};
 
 /// Pause before a failed write is retried.
@@ -110,8 +110,9 @@ fn is_same(a: &Pod, b: &Pod) -> bool {
 /// Writes all volumes; time until the next token is due.
 async fn refresh(ctx: &VolumeContext, pod: &Pod, sources: &[Source]) -> Option<Duration> {
     let mut next: Option<Duration> = None;
+    let mut budget = Budget::new();
     for source in sources {
-        let due = match source.write(ctx, pod).await {
+        let due = match source.write(ctx, pod, &mut budget).await {
             Ok(renew_in) => renew_in,
             // A deleted object keeps its last content, as upstream.
             Err(error) => {
@@ -183,8 +184,13 @@ impl Source {
     }
 
     /// Updates the files; time until their next token is due.
-    pub(super) async fn write(&self, ctx: &VolumeContext, pod: &Pod) -> Result<Option<Duration>, SetUpError> {
-        let (payload, renew_in) = self.payload(ctx, pod).await?;
+    pub(super) async fn write(
+        &self,
+        ctx: &VolumeContext,
+        pod: &Pod,
+        budget: &mut Budget,
+    ) -> Result<Option<Duration>, SetUpError> {
+        let (payload, renew_in) = self.payload(ctx, pod, budget).await?;
         self.prepare()?;
         atomic::write(&self.dir, &payload, ownership::fs_group(pod))?;
         Ok(renew_in)
@@ -194,20 +200,23 @@ impl Source {
         &self,
         ctx: &VolumeContext,
         pod: &Pod,
+        budget: &mut Budget,
     ) -> Result<(Payload, Option<Duration>), SetUpError> {
         let (mut all, mut renew_in) = (Payload::new(), None::<Duration>);
         let mode = self.projection.mode;
         for (part, object) in self.projection.parts.iter().zip(&self.objects) {
             match (part, object) {
                 (Part::Object(part), Some(object)) => {
-                    all.extend(part.files(object.data().await?.as_deref(), mode)?)
+                    all.extend(part.files(object.data().await?.as_deref(), mode, budget)?)
                 }
                 (Part::Downward(items), _) => {
-                    all.extend(payload::downward_files(pod, &ctx.shared.node.allocatable, items, mode)?)
+                    let allocatable = &ctx.shared.node.allocatable;
+                    all.extend(payload::downward_files(pod, allocatable, items, mode, budget)?)
                 }
                 (Part::Token(wanted), _) => {
                     let written = self.dir.join("..data").join(&wanted.path);
                     let token = ctx.shared.tokens.get(ctx, pod, wanted, &written).await?;
+                    budget.take(token.token.len())?;
                     let (owner, group) = (ownership::fs_user(pod), ownership::fs_group(pod));
                     all.insert(wanted.path.clone(), payload::token_file(token.token, mode, owner, group));
                     renew_in = renew_in.into_iter().chain([token.renew_in]).min();

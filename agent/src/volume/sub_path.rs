@@ -14,6 +14,8 @@ use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat, openat2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::{Mode, SFlag, fstat, mkdirat, umask};
 
+use coracle_cri::blocking::{self, Abandoned, Blocked};
+
 use super::{VolumeContext, mounts};
 
 /// Why a part of a volume is not available.
@@ -25,6 +27,15 @@ pub enum SubPathError {
     /// The path leads out of the volume.
     #[error("subPath {0:?} leads out of its volume")]
     Escape(String),
+    /// The volume's file system does not respond.
+    #[error("failed to prepare subPath {path:?}")]
+    Blocked {
+        /// Path in the volume.
+        path: String,
+        /// Cause.
+        #[source]
+        source: Blocked,
+    },
     /// A system call failed.
     #[error("failed to prepare subPath {path:?}")]
     Io {
@@ -58,25 +69,38 @@ pub struct SubPath<'a> {
 /// It stays mounted until [`super::unmount_all`]. For a restarted container it is mounted again, because the path may
 /// name another file then.
 ///
+/// The volume's server may never respond, so this runs off the async workers.
+///
 /// # Errors
-/// When the path leads out of the volume, or a component is not a directory.
-pub fn mount(ctx: &VolumeContext, part: &SubPath<'_>) -> Result<PathBuf, SubPathError> {
-    let failed = |source: io::Error| SubPathError::Io { path: part.path.to_owned(), source };
-    let found = open_beneath(part.host_path, part.path)?;
+/// When the path leads out of the volume, a component is not a directory, or the volume's file system does not respond.
+pub async fn mount(ctx: &VolumeContext, part: &SubPath<'_>) -> Result<PathBuf, SubPathError> {
     let dir = ctx.pod_dir(part.uid).join("volume-subpaths").join(part.volume).join(part.container);
     let at = dir.join(part.index.to_string());
-    mounts::unmount_below(&at).map_err(failed)?;
-    super::make_private(&dir).map_err(failed)?;
+    let (root, path, place) = (part.host_path.to_owned(), part.path.to_owned(), at.clone());
+    let mounted = blocking::run(&at, move |abandoned| mount_at(&root, &path, &place, abandoned));
+    mounted.await.map_err(|source| SubPathError::Blocked { path: part.path.to_owned(), source })??;
+    Ok(at)
+}
+
+/// Mounts a part of the volume `root`.
+fn mount_at(root: &Path, path: &str, at: &Path, abandoned: &Abandoned) -> Result<(), SubPathError> {
+    let failed = |source: io::Error| SubPathError::Io { path: path.to_owned(), source };
+    let found = open_beneath(root, path)?;
+    mounts::unmount_below(at).map_err(failed)?;
+    // The pod may be gone, and with it its directory.
+    if abandoned.is_set() {
+        return Err(failed(io::ErrorKind::TimedOut.into()));
+    }
+    at.parent().map_or(Ok(()), super::make_private).map_err(failed)?;
     let is_dir = SFlag::from_bits_truncate(fstat(&found).map_err(|e| failed(e.into()))?.st_mode)
         & SFlag::S_IFMT
         == SFlag::S_IFDIR;
     let made = match (is_dir, at.symlink_metadata().is_ok_and(|m| m.is_dir())) {
-        (true, _) => fs::create_dir_all(&at),
-        (false, true) => fs::remove_dir(&at).and_then(|()| fs::write(&at, "")),
-        (false, false) => fs::write(&at, ""),
+        (true, _) => fs::create_dir_all(at),
+        (false, true) => fs::remove_dir(at).and_then(|()| fs::write(at, "")),
+        (false, false) => fs::write(at, ""),
     };
-    made.and_then(|()| mounts::bind_fd(&found, &at)).map_err(failed)?;
-    Ok(at)
+    made.and_then(|()| mounts::bind_fd(&found, at)).map_err(failed)
 }
 
 /// Opens a path below a directory, and creates missing directories.

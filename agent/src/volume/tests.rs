@@ -283,9 +283,9 @@ fn a_sub_path_is_mounted_for_its_container_and_removed_with_the_pod() {
             index: 0,
             path: "part",
         };
-        let mounted = sub_path::mount(&ctx, &part).expect("sub path");
+        let mounted = sub_path::mount(&ctx, &part).await.expect("sub path");
         assert_eq!(fs::read_to_string(mounted.join("file")).ok().as_deref(), Some("x"));
-        assert_eq!(sub_path::mount(&ctx, &part).expect("again"), mounted);
+        assert_eq!(sub_path::mount(&ctx, &part).await.expect("again"), mounted);
         assert_eq!(machine.mounts().len(), before.len() + 1);
         unmount_all(&ctx, "u1").await.expect("removed");
         assert_eq!(machine.mounts(), before);

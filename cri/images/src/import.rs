@@ -120,9 +120,9 @@ impl Images {
 
     async fn import_all(&self, path: &Path, name: Option<Reference>) -> Result<Vec<Image>, ImportError> {
         let (path, scratch) = (path.to_owned(), self.inner.layers.clone());
-        let platform = self.inner.config.platform.clone();
+        let (platform, limits) = (self.inner.config.platform.clone(), self.inner.config.limits);
         let read = tokio::task::spawn_blocking(move || {
-            let source = Source::open(&path, &scratch)?;
+            let source = Source::open(&path, &scratch, &limits)?;
             let found = read_documents(&source, &platform, name.as_ref())?;
             Ok::<_, ImportError>((Arc::new(source), found))
         });

@@ -143,3 +143,26 @@ fn ports_with_equal_names_and_numbers_have_one_record() {
     let answer = zone.answer(&name, RecordType::SRV).unwrap();
     assert_eq!((answer.records.len(), answer.additionals.len()), (700, 1));
 }
+
+/// With each port of each endpoint, an answer would take gigabytes.
+#[test]
+fn many_ports_of_many_endpoints_are_a_bounded_answer() {
+    let mut all = tables();
+    let ports: Vec<_> = (0..1000).map(|at| json!({"name": format!("p{at}"), "port": 1 + at})).collect();
+    let slices = (0..40).map(|slice| {
+        let address = |at: i32| format!("10.{slice}.{}.{}", at / 250, at % 250);
+        let endpoints: Vec<_> = (0..1000)
+            .map(|at| json!({"addresses": [address(at)], "hostname": format!("h{slice}-{at}")}))
+            .collect();
+        let labels = json!({"kubernetes.io/service-name": "db"});
+        let slice = json!({"metadata": {"namespace": "ns", "name": format!("db-{slice}"), "labels": labels},
+            "addressType": "IPv4", "ports": ports, "endpoints": endpoints});
+        serde_json::from_value::<EndpointSlice>(slice).unwrap().slim()
+    });
+    all.replace_slices(slices);
+    let zone = Zone::new("cluster.local", Arc::new(RwLock::new(all)), Vec::new()).unwrap();
+    let ask = |name: &str| zone.answer(&Name::from_ascii(name).unwrap(), RecordType::SRV).unwrap();
+    assert_eq!(ask("db.ns.svc.cluster.local.").records.len(), RECORDS_MAX);
+    let one = ask("_p999._tcp.db.ns.svc.cluster.local.");
+    assert_eq!((one.records.len(), one.additionals.len()), (RECORDS_MAX, RECORDS_MAX));
+}

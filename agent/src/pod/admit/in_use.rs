@@ -97,14 +97,19 @@ pub(crate) fn is_host_port(taken: &[HostPort], (protocol, port): (&str, u16), ad
         .any(|taken| taken.port == i32::from(port) && taken.protocol == protocol && is_ours(&taken.ip))
 }
 
-/// Ports of this agent, also while it does not listen.
-pub(crate) fn own(config: &AgentConfig) -> Vec<OwnPort> {
-    let overlay = config.overlay.iter().filter_map(|overlay| match overlay.backend {
+/// UDP port of the network between nodes, if it encapsulates packets.
+pub(crate) fn overlay_port(config: &AgentConfig) -> Option<u16> {
+    let overlay = config.overlay.as_ref()?;
+    match overlay.backend {
         Backend::Vxlan { port, .. } => Some(port),
         Backend::Udp => Some(overlay.udp_port),
         Backend::HostGw => None,
-    });
-    let overlay = overlay.map(|port| (Protocol::Udp, port, "the network between nodes"));
+    }
+}
+
+/// Ports of this agent, also while it does not listen.
+pub(crate) fn own(config: &AgentConfig) -> Vec<OwnPort> {
+    let overlay = overlay_port(config).map(|port| (Protocol::Udp, port, "the network between nodes"));
     std::iter::once((Protocol::Tcp, config.kubelet_listen.port(), "the kubelet API")).chain(overlay).collect()
 }
 

@@ -7,7 +7,7 @@ use coracle_proto::cri;
 use k8s_openapi::api::core::v1::{Container, Volume, VolumeMount};
 
 use super::Job;
-use crate::pod::env::expand;
+use crate::pod::env::{EnvError, expand};
 use crate::volume::sub_path::{self, SubPath};
 
 /// Why a container cannot mount a volume.
@@ -19,9 +19,14 @@ pub(super) enum MountError {
     SubPath { volume: String, container: String, reason: String },
     #[error("missing value for {0:?} in subPathExpr")]
     Expression(String),
+    #[error("subPathExpr is longer than {PATH_MAX} bytes")]
+    TooLong,
     #[error("volume {volume:?} requested recursive read-only mode, but {why}")]
     Recursive { volume: String, why: &'static str },
 }
+
+/// Maximum bytes of a path, also of one with references.
+const PATH_MAX: usize = 4096;
 
 /// A volume mount and its index in `volumeMounts`.
 struct IndexedMount<'a> {
@@ -39,24 +44,23 @@ pub(super) struct OfRuntime {
 }
 
 impl Job {
-    pub(super) fn volume_mounts(
+    pub(super) async fn volume_mounts(
         &self,
         container: &Container,
         env: &[(String, String)],
         runtime: &OfRuntime,
     ) -> Result<Vec<cri::Mount>, MountError> {
-        let mounts = container.volume_mounts.iter().flatten().enumerate();
-        mounts
-            .map(|(index, mount)| match runtime.images.get(&mount.name) {
-                Some(id) => self.image_mount(mount, id, env),
-                None => self.volume_mount(
-                    container,
-                    IndexedMount { index, mount },
-                    env,
-                    runtime.recursive_read_only,
-                ),
-            })
-            .collect()
+        let mut mounts = Vec::new();
+        for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
+            mounts.push(match runtime.images.get(&mount.name) {
+                Some(id) => self.image_mount(mount, id, env)?,
+                None => {
+                    let indexed = IndexedMount { index, mount };
+                    self.volume_mount(container, indexed, env, runtime.recursive_read_only).await?
+                }
+            });
+        }
+        Ok(mounts)
     }
 
     /// An image volume: mounted by the runtime, always read-only.
@@ -86,7 +90,7 @@ impl Job {
         volumes.find(|volume| volume.name == mount.name)
     }
 
-    fn volume_mount(
+    async fn volume_mount(
         &self,
         container: &Container,
         IndexedMount { index, mount }: IndexedMount<'_>,
@@ -107,7 +111,7 @@ impl Job {
                     index,
                     path: &sub,
                 };
-                sub_path::mount(&self.node.volumes, &part).map_err(|source| MountError::SubPath {
+                sub_path::mount(&self.node.volumes, &part).await.map_err(|source| MountError::SubPath {
                     volume: mount.name.clone(),
                     container: container.name.clone(),
                     reason: coracle_error_chain::chain(&source),
@@ -158,8 +162,11 @@ fn absolute(path: &str) -> String {
 
 fn sub_path_of(mount: &VolumeMount, env: &[(String, String)]) -> Result<Option<String>, MountError> {
     if let Some(expression) = mount.sub_path_expr.as_deref().filter(|e| !e.is_empty()) {
-        let value = |name: &str| env.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
-        let expanded = expand(expression, value);
+        if expression.len() > PATH_MAX {
+            return Err(MountError::TooLong);
+        }
+        let value = |name: &str| env.iter().find(|(n, _)| n == name).map(|(_, v)| v.as_str());
+        let expanded = expand(expression, PATH_MAX, value).map_err(|_long: EnvError| MountError::TooLong)?;
         if expanded.contains("$(") {
             return Err(MountError::Expression(expression.to_owned()));
         }

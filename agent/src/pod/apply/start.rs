@@ -177,7 +177,7 @@ impl Job {
             images: self.image_volumes(container).await?,
             recursive_read_only: self.recursive_read_only(container).await?,
         };
-        let mut mounts = self.volume_mounts(container, &env, &runtime).map_err(NotStarted::config)?;
+        let mut mounts = self.volume_mounts(container, &env, &runtime).await.map_err(NotStarted::config)?;
         self.own_files(shape, container, attempt, &mut mounts).map_err(NotStarted::config)?;
         if let Some(users) = users {
             // Files on the node keep the ids that they have without a user namespace.
@@ -193,7 +193,7 @@ impl Job {
             resources: container_resources(&self.pod, container, self.node.machine),
             security,
         };
-        Ok(container_config::config(&self.pod, container, parts))
+        container_config::config(&self.pod, container, parts).map_err(NotStarted::config)
     }
 
     /// Checks an ephemeral container: admission did not see it.

@@ -1,6 +1,6 @@
 //! CRI configuration of a container.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 
 use coracle_proto::cri;
@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Container, Lifecycle, Pod};
 use sha2::{Digest, Sha256};
 
 use super::{CONTAINER_NAME, GRACE, MESSAGE_PATH, MESSAGE_POLICY, RESOURCES, identity};
-use crate::pod::env::expand;
+use crate::pod::env::{BYTES_MAX, EnvError, expand};
 
 /// Parts of a container's configuration that are computed before.
 pub(crate) struct Parts {
@@ -21,21 +21,26 @@ pub(crate) struct Parts {
 }
 
 /// The configuration of a container.
-pub(crate) fn config(pod: &Pod, container: &Container, parts: Parts) -> cri::ContainerConfig {
-    let value = |name: &str| parts.env.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
-    let expanded =
-        |list: &Option<Vec<String>>| list.iter().flatten().map(|text| expand(text, value)).collect();
+///
+/// # Errors
+/// When the command and its arguments are larger than the kernel accepts.
+pub(crate) fn config(
+    pod: &Pod,
+    container: &Container,
+    parts: Parts,
+) -> Result<cri::ContainerConfig, EnvError> {
+    let (command, args) = expanded(container, &parts.env)?;
     let mut labels = identity(pod);
     labels.insert(CONTAINER_NAME.to_owned(), container.name.clone());
-    cri::ContainerConfig {
+    Ok(cri::ContainerConfig {
         metadata: Some(cri::ContainerMetadata { name: container.name.clone(), attempt: parts.attempt }),
         image: Some(cri::ImageSpec {
             image: parts.image_id,
             user_specified_image: container.image.clone().unwrap_or_default(),
             ..cri::ImageSpec::default()
         }),
-        command: expanded(&container.command),
-        args: expanded(&container.args),
+        command,
+        args,
         working_dir: container.working_dir.clone().unwrap_or_default(),
         envs: parts
             .env
@@ -55,7 +60,21 @@ pub(crate) fn config(pod: &Pod, container: &Container, parts: Parts) -> cri::Con
         }),
         stop_signal: stop_signal(container.lifecycle.as_ref()).into(),
         ..cri::ContainerConfig::default()
-    }
+    })
+}
+
+/// The command and its arguments with the values of variables.
+fn expanded(container: &Container, env: &[(String, String)]) -> Result<(Vec<String>, Vec<String>), EnvError> {
+    let values: BTreeMap<&str, &str> = env.iter().map(|(name, value)| (&**name, &**value)).collect();
+    let mut left = BYTES_MAX;
+    let mut each = |text: &String| {
+        let text = expand(text, left, |name| values.get(name).copied())?;
+        left -= text.len();
+        Ok(text)
+    };
+    let command = container.command.iter().flatten().map(&mut each).collect::<Result<_, EnvError>>()?;
+    let args = container.args.iter().flatten().map(&mut each).collect::<Result<_, EnvError>>()?;
+    Ok((command, args))
 }
 
 /// Path of the container's termination message.

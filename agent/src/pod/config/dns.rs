@@ -1,5 +1,6 @@
 //! Resolver configuration of a pod, from its policy, the cluster and the node.
 
+use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
 
 use coracle_proto::cri::DnsConfig;
@@ -50,13 +51,16 @@ pub(crate) fn resolve(spec: &PodSpec, host: &DnsConfig, cluster: &Cluster<'_>) -
     if let Some(own) = &spec.dns_config {
         add(&mut config.servers, own.nameservers.iter().flatten());
         add(&mut config.searches, own.searches.iter().flatten());
-        for option in own.options.iter().flatten() {
-            let Some(name) = &option.name else { continue };
-            config.options.retain(|o| o.split(':').next() != Some(name));
-            config.options.push(match &option.value {
-                Some(value) => format!("{name}:{value}"),
-                None => name.clone(),
-            });
+        // In linear time: the number of options is not limited. The last one of a name counts.
+        let named =
+            own.options.iter().flatten().filter_map(|o| Some((o.name.as_deref()?, o.value.as_deref())));
+        let last: BTreeMap<&str, usize> =
+            named.clone().enumerate().map(|(at, (name, _))| (name, at)).collect();
+        config.options.retain(|o| !last.contains_key(o.split(':').next().unwrap_or_default()));
+        for (at, (name, value)) in named.enumerate() {
+            if last.get(name) == Some(&at) {
+                config.options.push(value.map_or_else(|| name.to_owned(), |value| format!("{name}:{value}")));
+            }
         }
     }
     Resolved { config, cluster_missing }
@@ -74,11 +78,9 @@ fn cluster_first(host: &DnsConfig, cluster: &Cluster<'_>) -> DnsConfig {
 }
 
 fn add<'a>(list: &mut Vec<String>, more: impl Iterator<Item = &'a String>) {
-    for item in more {
-        if !list.contains(item) {
-            list.push(item.clone());
-        }
-    }
+    let known: HashSet<String> = list.iter().cloned().collect();
+    let mut new = HashSet::new();
+    list.extend(more.filter(|item| !known.contains(*item) && new.insert(*item)).cloned());
 }
 
 #[cfg(test)]
@@ -117,5 +119,26 @@ mod tests {
         assert_eq!((none.servers, none.options), (vec!["1.1.1.1".to_owned()], vec!["ndots:3".to_owned()]));
         let added = resolved(json!({"containers": [], "dnsPolicy": "Default", "dnsConfig": own}), &[]).config;
         assert_eq!(added.options, ["rotate", "ndots:3"]);
+        let twice = json!({"searches": ["b", "c", "c"], "options": [{"name": "x", "value": "1"}, {"name": "rotate"},
+            {"name": "x", "value": "2"}]});
+        let config =
+            resolved(json!({"containers": [], "dnsPolicy": "Default", "dnsConfig": twice}), &[]).config;
+        assert_eq!(
+            (config.searches, config.options),
+            (
+                ["a", "b", "c"].map(str::to_owned).to_vec(),
+                ["ndots:1", "rotate", "x:2"].map(str::to_owned).to_vec(),
+            )
+        );
+    }
+
+    /// With a time that grows with the square of the number, this test takes minutes.
+    #[test]
+    fn many_options_and_domains_take_linear_time() {
+        let options: Vec<_> = (0..150_000).map(|at| json!({"name": format!("o{at}")})).collect();
+        let searches: Vec<_> = (0..150_000).map(|at| format!("s{at}")).collect();
+        let own = json!({"options": options, "searches": searches});
+        let got = resolved(json!({"containers": [], "dnsPolicy": "None", "dnsConfig": own}), &[]).config;
+        assert_eq!((got.options.len(), got.searches.len()), (150_000, 150_000));
     }
 }

@@ -21,11 +21,11 @@ fn value<'a>(env: &'a [(String, String)], name: &str) -> Option<&'a str> {
 
 #[test]
 fn references_expand_to_variables_set_before() {
-    let look = |name: &str| (name == "A").then(|| "1".to_owned());
+    let look = |name: &str| (name == "A").then_some("1");
     for (text, expected) in
         [("$(A)", "1"), ("$$(A)", "$(A)"), ("$(B)", "$(B)"), ("x$", "x$"), ("$(A", "$(A"), ("$A", "$A")]
     {
-        assert_eq!(expand(text, look), expected, "{text}");
+        assert_eq!(expand(text, 10, look).as_deref(), Ok(expected), "{text}");
     }
     let env = env_of(
         json!({"name": "c", "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "$(A)-$(C)"}, {"name": "C", "value": "2"}]}),
@@ -91,4 +91,26 @@ fn the_api_server_is_always_linked_and_others_if_enabled() {
     assert_eq!(value(&env, "KUBERNETES_PORT_443_TCP"), Some("tcp://10.43.0.1:443"));
     assert_eq!(value(&env, "MY_WEB_SERVICE_PORT_HTTPS"), Some("443"));
     assert_eq!(value(&env, "FAR_SERVICE_HOST"), None);
+}
+
+#[test]
+fn references_cannot_multiply_a_value_without_end() {
+    let doubled =
+        (1..30).map(|i| json!({"name": format!("V{i}"), "value": format!("$(V{0})$(V{0})", i - 1)}));
+    let first = json!({"name": "V0", "value": "x".repeat(1024)});
+    let env: Vec<_> = std::iter::once(first).chain(doubled).collect();
+    let found = env_of(json!({"name": "c", "env": env}), &Sources::default());
+    assert_eq!(found.expect_err("exponential growth"), EnvError::TooLarge);
+
+    let large = "x".repeat(1 << 20);
+    let map: ConfigMap = serde_json::from_value(json!({"data": {"k": large}})).unwrap();
+    let sources = Sources { config_maps: [("m".to_owned(), Some(map))].into(), ..Sources::default() };
+    let from: Vec<_> =
+        (0..20).map(|i| json!({"prefix": format!("P{i}_"), "configMapRef": {"name": "m"}})).collect();
+    let found = env_of(json!({"name": "c", "envFrom": from}), &sources);
+    assert_eq!(found.expect_err("many copies of a config map"), EnvError::TooLarge);
+    let key = json!({"configMapKeyRef": {"name": "m", "key": "k"}});
+    let same: Vec<_> = (0..20).map(|_| json!({"name": "A", "valueFrom": key})).collect();
+    let found = env_of(json!({"name": "c", "env": same}), &sources);
+    assert_eq!(found.expect_err("one name again and again"), EnvError::TooLarge);
 }

@@ -1,6 +1,6 @@
 //! Registry credentials from pull secrets.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use base64::Engine;
 use coracle_images::Reference;
@@ -10,6 +10,10 @@ use serde::Deserialize;
 
 use super::super::NodeContext;
 use super::super::events::Level;
+
+/// Maximum pull secrets of a pod that are read, and credentials of them that are tried. Each is a request to the registry.
+const SECRETS_MAX: usize = 64;
+const CREDENTIALS_MAX: usize = 64;
 
 #[derive(Deserialize)]
 struct DockerConfig {
@@ -31,9 +35,13 @@ pub(super) struct Entry {
 /// Credentials that match the image, best first. A pull without credentials is tried only if there are none.
 pub(super) async fn credentials(node: &NodeContext, pod: &Pod, reference: &Reference) -> Vec<AuthConfig> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-    let names = pod.spec.iter().flat_map(|s| s.image_pull_secrets.iter().flatten()).map(|r| &r.name);
     let mut found = Vec::new();
-    for name in names.filter(|name| !name.is_empty()) {
+    let names = names(pod);
+    if names.len() > SECRETS_MAX {
+        let message = format!("Only the first {SECRETS_MAX} image pull secrets are used.");
+        node.recorder.pod(pod, Level::Warning, "FailedToRetrieveImagePullSecret", message);
+    }
+    for name in names.into_iter().take(SECRETS_MAX) {
         match node.configs.get(namespace, name).await {
             Ok(Some(secret)) => found.extend(matching(&secret, reference)),
             Ok(None) | Err(_) => node.recorder.pod(
@@ -47,11 +55,21 @@ pub(super) async fn credentials(node: &NodeContext, pod: &Pod, reference: &Refer
         }
     }
     found.sort_by_key(|(length, _)| std::cmp::Reverse(*length));
+    found.truncate(CREDENTIALS_MAX);
     // The pod's secrets precede the credentials of provider plugins, as in the kubelet.
     let mut provided = node.providers.credentials(reference).await;
     provided.sort_by_key(|(length, _)| std::cmp::Reverse(*length));
     found.extend(provided);
     found.into_iter().map(|(_, auth)| auth).collect()
+}
+
+/// The names of the pod's pull secrets, each once.
+fn names(pod: &Pod) -> Vec<&str> {
+    let all = pod.spec.iter().flat_map(|spec| spec.image_pull_secrets.iter().flatten());
+    let mut seen = HashSet::new();
+    all.map(|reference| reference.name.as_str())
+        .filter(|name| !name.is_empty() && seen.insert(*name))
+        .collect()
 }
 
 /// Entries of a secret that match the image, with the length of the match.
@@ -129,20 +147,28 @@ pub(super) fn applies(key: &str, domain: &str, path: &str) -> bool {
     same_host && path.starts_with(prefix)
 }
 
-/// `*` matches any characters within one label of a host name, `?` one character.
+/// `*` matches any characters within one label of a host name, `?` one character. Only the last `*` is tried again: a
+/// tenant writes the pattern, and recursion would take exponential time.
 fn glob(pattern: &str, text: &str) -> bool {
-    let mut rest = pattern.chars();
-    match rest.next() {
-        None => text.is_empty(),
-        Some('*') => {
-            let ends = text.char_indices().map(|(at, _)| at).chain([text.len()]);
-            ends.into_iter().any(|at| glob(rest.as_str(), &text[at..]))
-        }
-        Some(first) => {
-            let mut text = text.chars();
-            text.next().is_some_and(|c| first == '?' || first == c) && glob(rest.as_str(), text.as_str())
+    let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
+    let (mut at, mut here) = (0, 0);
+    // Position after the last `*`, and end of what it matches.
+    let mut star: Option<(usize, usize)> = None;
+    while here < text.len() {
+        match (pattern.get(at), star) {
+            (Some('*'), _) => {
+                at += 1;
+                star = Some((at, here));
+            }
+            (Some(c), _) if *c == '?' || Some(c) == text.get(here) => (at, here) = (at + 1, here + 1),
+            (_, Some((after, end))) => {
+                (at, here) = (after, end + 1);
+                star = Some((after, end + 1));
+            }
+            (_, None) => return false,
         }
     }
+    pattern.iter().skip(at).all(|c| *c == '*')
 }
 
 #[cfg(test)]
@@ -162,9 +188,28 @@ mod tests {
             ("*.example.com", "r.example.com", "a", true),
             ("*.example.com", "x.r.example.com", "a", false),
             ("127.0.0.1:5000", "127.0.0.1:5000", "nginx", true),
+            ("a*b*c.x", "aXbXbXc.x", "a", true),
+            ("*b?.x", "abcbd.x", "a", true),
+            ("*b?.x", "abcb.x", "a", false),
+            ("**.x", "a.x", "a", true),
         ] {
             assert_eq!(applies(&location(key), domain, path), expected, "{key}");
         }
+    }
+
+    /// With exponential time, this test does not end.
+    #[test]
+    fn a_pattern_of_many_stars_takes_little_time() {
+        let key = format!("{}b.x", "*a".repeat(30));
+        assert!(!applies(&key, &format!("{}.x", "a".repeat(60)), "image"));
+    }
+
+    #[test]
+    fn a_secret_that_is_named_again_and_again_is_read_once() {
+        let references: Vec<_> =
+            ["b", "a", "b", "", "a"].map(|name| serde_json::json!({"name": name})).into();
+        let pod = serde_json::json!({"spec": {"containers": [], "imagePullSecrets": references}});
+        assert_eq!(names(&serde_json::from_value(pod).unwrap()), ["b", "a"]);
     }
 
     #[test]

@@ -52,7 +52,9 @@ pub(super) async fn read(
     } else {
         Some(Watch::on(&directory).map_err(|source| ReadError::Watch { path: directory, source })?)
     };
-    let mut reader = Reader::begin(log, &options)?;
+    // The start of a tail is searched in all files, which takes long.
+    let begun = tokio::task::spawn_blocking(move || Reader::begin(log, &options)).await;
+    let mut reader = begun.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
     loop {
         let is_last = ended.is_over();
         if reader.drain(&sender).await? == Drained::Done || is_last {
@@ -114,6 +116,10 @@ impl Reader {
                 return Ok(Drained::UpToDate);
             }
             self.print(&chunk[..read], &mut out);
+            if out.is_empty() {
+                // Lines that the client did not ask for: other tasks of this thread get their turn.
+                tokio::task::yield_now().await;
+            }
             if !out.is_empty() && sender.send(std::mem::take(&mut out).into()).await.is_err()
                 || self.printer.is_full()
             {

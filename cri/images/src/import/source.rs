@@ -11,6 +11,7 @@ use flate2::bufread::MultiGzDecoder;
 
 use super::ImportError;
 use crate::archive::{Archive, ArchiveError, Kind};
+use crate::config::Limits;
 use crate::layers::{Layers, UnpackDir};
 
 /// Maximum number of files in an archive.
@@ -51,20 +52,22 @@ struct Positioned<R> {
 impl Source {
     /// Opens a layout directory or an archive. A compressed archive is uncompressed into a scratch file
     /// first, because its files are read in any order.
-    pub(super) fn open(path: &Path, layers: &Layers) -> Result<Source, ImportError> {
+    pub(super) fn open(path: &Path, layers: &Layers, limits: &Limits) -> Result<Source, ImportError> {
         let error = |source| ImportError::Read { path: path.to_owned(), source };
         if std::fs::metadata(path).map_err(error)?.is_dir() {
             return Ok(Source::Directory(path.to_owned()));
         }
         let mut file = File::open(path).map_err(error)?;
         let mut magic = [0; 4];
+        let packed = file.metadata().map_err(error)?.len();
+        let most = packed.saturating_mul(limits.ratio).max(limits.ratio_from);
         let n = file.read(&mut magic).map_err(error)?;
         file.rewind().map_err(error)?;
         let input = BufReader::with_capacity(128 << 10, file);
         let (file, scratch) = match magic[..n] {
-            [0x1f, 0x8b, ..] => uncompressed(MultiGzDecoder::new(input), layers, path)?,
+            [0x1f, 0x8b, ..] => uncompressed(MultiGzDecoder::new(input), layers, path, most)?,
             [0x28, 0xb5, 0x2f, 0xfd] => {
-                uncompressed(zstd::Decoder::with_buffer(input).map_err(error)?, layers, path)?
+                uncompressed(zstd::Decoder::with_buffer(input).map_err(error)?, layers, path, most)?
             }
             _ => (input.into_inner(), None),
         };
@@ -131,22 +134,29 @@ impl Source {
     }
 }
 
+/// Writes the archive uncompressed to a scratch file. `most`: maximum bytes, against decompression bombs.
 fn uncompressed(
-    mut input: impl Read,
+    input: impl Read,
     layers: &Layers,
     path: &Path,
+    most: u64,
 ) -> Result<(File, Option<UnpackDir>), ImportError> {
     let scratch = layers.unpack_dir()?;
+    let mut input = input.take(most.saturating_add(1));
     let mut copy = || {
         let name = scratch.files().join("archive");
         let mut file = File::options().create_new(true).read(true).write(true).open(name)?;
-        io::copy(&mut input, &mut file)?;
+        let bytes = io::copy(&mut input, &mut file)?;
         file.flush()?;
         file.rewind()?;
-        Ok(file)
+        Ok((file, bytes))
     };
     match copy() {
-        Ok(file) => Ok((file, Some(scratch))),
+        Ok((_, bytes)) if bytes > most => {
+            scratch.discard();
+            Err(ImportError::TooLarge { path: path.display().to_string(), max: most })
+        }
+        Ok((file, _)) => Ok((file, Some(scratch))),
         Err(source) => {
             scratch.discard();
             Err(ImportError::Read { path: path.to_owned(), source })

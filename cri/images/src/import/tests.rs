@@ -252,3 +252,17 @@ async fn invalid_archives_are_refused_and_leave_nothing() {
     let error = store(root.path()).await.import(&place.path().join("none.tar"), None).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_compressed_archive_is_unpacked_within_bounds() {
+    let place = tempfile::tempdir().unwrap();
+    let bomb = place.path().join("bomb.tar.gz");
+    std::fs::write(&bomb, gzip(&vec![0; 1 << 20])).unwrap();
+    let root = tempfile::tempdir().unwrap();
+    let mut config = ImagesConfig::new(root.path());
+    (config.limits.ratio, config.limits.ratio_from) = (10, 64 << 10);
+    let images = Images::open(config).await.unwrap();
+    let error = images.import(&bomb, None).await.unwrap_err().report();
+    assert!(error.contains("is larger than"), "{error}");
+    assert_eq!(std::fs::read_dir(root.path().join("images/partial")).unwrap().count(), 0);
+}

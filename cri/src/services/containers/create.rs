@@ -129,7 +129,8 @@ impl ContainerService {
         self.record_new(sandbox, &mut record, undo)?;
         steps.done("record");
         self.machine.profiles.load_default_apparmor(&security(&record.config)).await?;
-        let mut spec = self.make_spec(pod, &record, &image)?;
+        let config = self.find_volumes(&record).await?;
+        let mut spec = self.make_spec(pod, &record, &config, &image)?;
         self.relabel_volumes(sandbox, &record).await?;
         let _guard = self.transitions.hooks.nri.block_joins().await;
         self.transitions.hooks.create_container(pod, &mut record, &mut spec, undo).await?;

@@ -7,7 +7,6 @@ use oci_spec::runtime::{LinuxSeccomp, Spec};
 
 use super::ContainerService;
 use super::check::security;
-use super::volumes::find_volumes;
 use crate::cdi;
 use crate::cgroup::driver::cgroups_path;
 use crate::container::confinement::{self, Modules};
@@ -22,19 +21,19 @@ use crate::records::ContainerRecord;
 use crate::sandbox::namespaces;
 
 impl ContainerService {
-    /// Builds the spec, with the requested CDI devices.
+    /// Builds the spec, with the requested CDI devices. `config`: with the sources of volumes
+    /// ([`ContainerService::find_volumes`]).
     pub(super) fn make_spec(
         &self,
         pod: PodOf<'_>,
         record: &ContainerRecord,
+        config: &cri::ContainerConfig,
         image: &Image,
     ) -> Result<Spec, Error> {
         let bundle = self.objects.records.container_dir(&record.id);
-        let mut config = record.config.clone();
-        find_volumes(&mut config, &bundle)?;
-        let nodes = device_nodes(&config)?;
+        let nodes = device_nodes(config)?;
         let facts = Facts {
-            config: &config,
+            config,
             image,
             host: &self.machine.host,
             user: &User {
@@ -42,16 +41,16 @@ impl ContainerService {
                 gid: u32::try_from(record.gid).unwrap_or_default(),
                 groups: record.groups.iter().filter_map(|gid| u32::try_from(*gid).ok()).collect(),
             },
-            sandbox: self.sandbox_facts(pod, &config)?,
+            sandbox: self.sandbox_facts(pod, config)?,
             rootfs: &bundle.join("rootfs"),
             cgroup: &cgroups_path(&record.cgroup),
             devices: &nodes,
-            seccomp_file: seccomp_file(&config)?,
-            apparmor: apparmor(&config)?,
+            seccomp_file: seccomp_file(config)?,
+            apparmor: apparmor(config)?,
             selinux: record.selinux.as_ref(),
         };
         let mut spec = oci_spec(&facts)?;
-        cdi::requested(&config)
+        cdi::requested(config)
             .and_then(|devices| cdi::inject(&mut spec, &devices, &self.config.cdi_dirs))
             .map_err(|why| Error::invalid("CDI_devices", error::chain(&why)))?;
         Ok(spec)

@@ -1,5 +1,6 @@
 //! Sources of a container's volumes: directories of the node, and images.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use coracle_images::Held;
@@ -7,6 +8,7 @@ use coracle_proto::{cri, shim};
 
 use super::ContainerService;
 use super::bundle::make_dir;
+use crate::blocking::{self, Abandoned};
 use crate::error::Error;
 use crate::records::ContainerRecord;
 use crate::sandbox::Sandbox;
@@ -26,7 +28,7 @@ impl ContainerService {
         Ok(held)
     }
 
-    /// The image volumes that the shim mounts at the source paths of [`find_volumes`].
+    /// The image volumes that the shim mounts at the source paths of [`ContainerService::find_volumes`].
     pub(super) fn image_volumes(
         &self,
         config: &cri::ContainerConfig,
@@ -44,6 +46,26 @@ impl ContainerService {
                 })
             })
             .collect()
+    }
+
+    /// The container's configuration with the sources of its volumes on this node. A volume's server may never respond, so
+    /// this runs off the async workers.
+    pub(super) async fn find_volumes(&self, record: &ContainerRecord) -> Result<cri::ContainerConfig, Error> {
+        let mut config = record.config.clone();
+        if config.mounts.is_empty() {
+            return Ok(config);
+        }
+        let bundle = self.objects.records.container_dir(&record.id);
+        // The id is another one for each attempt. The name is not.
+        let metadata = config.metadata.clone().unwrap_or_default();
+        let name = format!("{}-{}", metadata.name, metadata.attempt);
+        let place = self.objects.records.sandbox_dir(&record.sandbox_id).join(name);
+        let found = blocking::run(&place, move |abandoned| {
+            resolve_sources(&mut config, &bundle, abandoned).map(|()| config)
+        });
+        let blocked =
+            |why| Error::Kernel { doing: "find the volumes of the container", source: io::Error::other(why) };
+        found.await.map_err(blocked)?
     }
 
     /// Sets the container's SELinux label on the pod's files and on volumes with `selinux_relabel`. Large volumes take long,
@@ -74,14 +96,18 @@ impl ContainerService {
 }
 
 /// Resolves links in source paths and creates absent directories, as Docker does.
-pub(super) fn find_volumes(config: &mut cri::ContainerConfig, bundle: &Path) -> Result<(), Error> {
+fn resolve_sources(
+    config: &mut cri::ContainerConfig,
+    bundle: &Path,
+    abandoned: &Abandoned,
+) -> Result<(), Error> {
     for (at, mount) in config.mounts.iter_mut().enumerate() {
         if mount.image.is_some() {
             mount.host_path = image_source(bundle, at).to_string_lossy().into_owned();
             continue;
         }
         let path = Path::new(&mount.host_path);
-        if !path.exists() {
+        if !path.exists() && !abandoned.is_set() {
             make_dir(path)?;
         }
         let real = path.canonicalize().map_err(Error::file("find volume", path))?;

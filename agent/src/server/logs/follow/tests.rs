@@ -194,3 +194,22 @@ async fn a_line_without_an_end_takes_no_memory_and_hides_no_other() {
     assert_eq!(at, (0, (head.len() * 2 + huge.len() + 5) as u64), "behind the line that is too long");
     std::fs::remove_dir_all(dir).expect("clean up");
 }
+
+#[tokio::test]
+async fn lines_that_no_one_asked_for_do_not_hold_up_other_tasks() {
+    let dir = std::env::temp_dir().join(format!("coracle-logs-{}-turns", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("temp dir");
+    let log = dir.join("0.log");
+    std::fs::write(&log, "2026-01-01T00:00:00Z stdout F x\n".repeat(20 * CHUNK / 32)).expect("file");
+    let options = Options { only: Some(super::super::output::Output::Stderr), ..Options::default() };
+    let mut reader = Reader::begin(log, &options).expect("reader");
+    let (sender, _receiver) = mpsc::channel(1);
+    let turns = tokio::spawn(async {
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+    });
+    reader.drain(&sender).await.expect("read");
+    assert!(turns.is_finished(), "the other task had its turns meanwhile");
+    std::fs::remove_dir_all(dir).expect("clean up");
+}

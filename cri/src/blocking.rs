@@ -1,0 +1,133 @@
+//! Work on files whose server may never respond, as those of an NFS volume: the kernel then blocks the thread until the
+//! server responds, and nothing else ends that.
+//!
+//! An async worker must not block, and the blocking threads of the async runtime are limited. So such work has a thread
+//! of its own and a timeout.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+/// Maximum wait for the work.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Places with work in progress.
+static IN_PROGRESS: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+
+/// Why there is no result.
+#[derive(Debug, thiserror::Error)]
+pub enum Blocked {
+    /// The file system did not respond in time.
+    #[error("a file system did not respond in {} seconds", .0.as_secs())]
+    Timeout(Duration),
+    /// The file system still blocks an earlier attempt.
+    #[error("a file system has not responded to an earlier attempt yet")]
+    Earlier,
+    /// No thread can be started.
+    #[error("cannot start a thread")]
+    Thread(#[source] io::Error),
+}
+
+/// Whether no one waits for the result any more. The work then leaves nothing behind.
+#[derive(Clone, Debug, Default)]
+pub struct Abandoned(Arc<AtomicBool>);
+
+impl Abandoned {
+    /// Whether no one waits any more.
+    #[must_use]
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+/// Sets the flag when the caller stops waiting.
+struct Waiting(Abandoned);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Ends the work of a place when dropped.
+struct InProgress(PathBuf);
+
+impl InProgress {
+    fn begin(place: &Path) -> Option<Self> {
+        let is_first = IN_PROGRESS.lock().unwrap_or_else(PoisonError::into_inner).insert(place.to_owned());
+        is_first.then(|| Self(place.to_owned()))
+    }
+}
+
+impl Drop for InProgress {
+    fn drop(&mut self) {
+        IN_PROGRESS.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+    }
+}
+
+/// Runs work that may block, on a thread of its own. One attempt for each place at a time, so that repeated attempts
+/// leave one blocked thread.
+///
+/// # Errors
+/// When the work takes longer than 30 seconds, or an earlier attempt still runs.
+pub async fn run<T: Send + 'static>(
+    place: &Path,
+    work: impl FnOnce(&Abandoned) -> T + Send + 'static,
+) -> Result<T, Blocked> {
+    run_within(PATIENCE, place, work).await
+}
+
+async fn run_within<T: Send + 'static>(
+    limit: Duration,
+    place: &Path,
+    work: impl FnOnce(&Abandoned) -> T + Send + 'static,
+) -> Result<T, Blocked> {
+    let in_progress = InProgress::begin(place).ok_or(Blocked::Earlier)?;
+    let abandoned = Abandoned::default();
+    let _waiting = Waiting(abandoned.clone());
+    let (done, result) = oneshot::channel();
+    let apart = move || {
+        let result = work(&abandoned);
+        drop(in_progress);
+        let _receiver_gone = done.send(result);
+    };
+    std::thread::Builder::new().name("files".to_owned()).spawn(apart).map_err(Blocked::Thread)?;
+    match tokio::time::timeout(limit, result).await {
+        Ok(Ok(result)) => Ok(result),
+        Ok(Err(_panicked)) => Err(Blocked::Thread(io::Error::other("the thread panicked"))),
+        Err(_elapsed) => Err(Blocked::Timeout(limit)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn blocked_work_ends_the_wait_and_leaves_one_thread() {
+        let place = Path::new("/blocked/place");
+        let short = Duration::from_millis(20);
+        let (release, released) = mpsc::channel::<()>();
+        let (ended, end) = mpsc::channel();
+        let blocked = run_within(short, place, move |abandoned| {
+            let _dropped = released.recv();
+            let _test_gone = ended.send(abandoned.is_set());
+        });
+        assert!(matches!(blocked.await, Err(Blocked::Timeout(_))));
+        assert!(matches!(run(place, |_| ()).await, Err(Blocked::Earlier)));
+        assert_eq!(run(Path::new("/another/place"), |_| 7).await.expect("not blocked"), 7);
+        drop(release);
+        assert_eq!(end.recv(), Ok(true), "the work knows that no one waits");
+        while matches!(run(place, |_| ()).await, Err(Blocked::Earlier)) {
+            tokio::task::yield_now().await;
+        }
+        assert!(!run(place, Abandoned::is_set).await.expect("free again"));
+    }
+}
