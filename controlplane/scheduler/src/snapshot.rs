@@ -359,11 +359,12 @@ impl Snapshot {
         claims.zip(facts).map(|(claims, node)| self.volumes.reserve(&claims, node)).unwrap_or_default()
     }
 
-    /// Chooses and reserves devices on a node for the pod's claims.
-    pub(crate) fn reserve_devices(&self, pod: &Pod, node: &str) -> Reservations {
+    /// Chooses and reserves devices on a node for the pod's claims. The error is the reason why the node cannot provide
+    /// them any more.
+    pub(crate) fn reserve_devices(&self, pod: &Pod, node: &str) -> Result<Reservations, String> {
+        let claims = self.devices.of_pod(pod)?;
         let facts = self.nodes.get(node).and_then(|info| info.facts.as_ref());
-        let claims = self.devices.of_pod(pod).ok();
-        claims.zip(facts).map(|(claims, node)| self.devices.reserve(&claims, node)).unwrap_or_default()
+        self.devices.reserve(&claims, facts.ok_or_else(|| format!("node {node:?} not found"))?)
     }
 
     /// The uids of all pods on nodes.
