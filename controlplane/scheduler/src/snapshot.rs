@@ -131,6 +131,13 @@ impl Placed {
     }
 }
 
+impl Placed {
+    /// The pod's affinity to other pods.
+    pub(crate) fn terms(&self) -> Option<&PodTerms> {
+        self.terms.as_deref()
+    }
+}
+
 /// Whether the pod is being deleted as a victim of preemption.
 fn is_preempted(pod: &Pod) -> bool {
     let conditions = pod.status.conditions.iter().flatten();
@@ -282,6 +289,11 @@ impl Snapshot {
         }
         self.nodes.entry(node.to_owned()).or_default().put(uid, placed);
         self.places.insert(uid.to_owned(), node.to_owned());
+    }
+
+    /// A pod on a node.
+    pub(crate) fn placed_pod(&self, node: &str, uid: &str) -> Option<&Placed> {
+        self.nodes.get(node)?.pods.get(uid)
     }
 
     /// The pods of a node with a lower priority, by uid.
