@@ -3,6 +3,7 @@
 //! The volume of each claim is recorded in the pod's directory, so that a pod that has started keeps its volumes while
 //! the API server does not answer.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use coracle_values::node_selector::term_matches;
@@ -61,12 +62,43 @@ async fn mount_claim(target: &Target<'_>, volume: &str, claim: &Claim) -> Result
 }
 
 /// Whether a pod on this node uses the volume. The record of a pod exists until its volumes are removed.
-pub(super) fn is_in_use(pods_dir: &Path, volume: &str) -> bool {
-    let files = |dir: &Path| std::fs::read_dir(dir).into_iter().flatten().flatten();
-    let mut records = files(pods_dir).flat_map(|pod| files(&pod.path().join("claims")));
-    records.any(|record| {
-        read(&record.path()).is_some_and(|found| found.metadata.name.as_deref() == Some(volume))
-    })
+///
+/// # Errors
+/// A record cannot be read: its pod may use the volume.
+pub(super) fn is_in_use(pods_dir: &Path, volume: &str) -> io::Result<bool> {
+    let mut unreadable = None;
+    for pod in entries(pods_dir)? {
+        for record in entries(&pod.join("claims"))? {
+            // Temporary files are of interrupted writes, before the pod started.
+            if record.extension().is_none_or(|extension| extension != "json") {
+                continue;
+            }
+            match read_strictly(&record) {
+                Ok(found) if found.metadata.name.as_deref() == Some(volume) => return Ok(true),
+                Ok(_) => {}
+                // The pod was removed in between.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => unreadable = Some(unreadable_record(&record, &error)),
+            }
+        }
+    }
+    unreadable.map_or(Ok(false), Err)
+}
+
+fn unreadable_record(record: &Path, error: &io::Error) -> io::Error {
+    let record = record.display();
+    io::Error::new(error.kind(), format!("cannot read {record}, so that its pod may use the volume: {error}"))
+}
+
+/// The paths in a directory. An absent directory, or a file in its place, has none.
+fn entries(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    match std::fs::read_dir(dir) {
+        Ok(entries) => entries.map(|entry| entry.map(|entry| entry.path())).collect(),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Ok(Vec::new())
+        }
+        Err(error) => Err(unreadable_record(dir, &error)),
+    }
 }
 
 /// Why the volume of a claim is not known.
@@ -171,7 +203,11 @@ async fn mount_source(
 }
 
 fn read(record: &Path) -> Option<PersistentVolume> {
-    serde_json::from_slice(&std::fs::read(record).ok()?).ok()
+    read_strictly(record).ok()
+}
+
+fn read_strictly(record: &Path) -> io::Result<PersistentVolume> {
+    Ok(serde_json::from_slice(&std::fs::read(record)?)?)
 }
 
 /// Records a volume, unless the record has it already.
@@ -235,8 +271,18 @@ mod tests {
         let volume: PersistentVolume =
             serde_json::from_value(json!({"metadata": {"name": "v"}})).expect("volume");
         write(&dir.path().join("uid/claims/data.json"), &volume).expect("write");
-        assert!(is_in_use(dir.path(), "v") && !is_in_use(dir.path(), "w"));
+        let in_use = |volume: &str| is_in_use(dir.path(), volume);
+        assert!(in_use("v").expect("read") && !in_use("w").expect("read"));
+        std::fs::write(dir.path().join("uid/claims/data.tmp"), "{").expect("write");
+        std::fs::create_dir(dir.path().join("other")).expect("create");
+        assert!(!in_use("w").expect("a pod without claims, and a temporary file"));
+        std::fs::create_dir(dir.path().join("other/claims")).expect("create");
+        std::fs::write(dir.path().join("other/claims/data.json"), "{").expect("write");
+        let error = in_use("w").expect_err("the record may be of this volume").to_string();
+        assert!(error.contains("other/claims/data.json"), "{error}");
+        assert!(in_use("v").expect("read"));
+        std::fs::remove_dir_all(dir.path().join("other")).expect("remove the other pod");
         std::fs::remove_dir_all(dir.path().join("uid")).expect("remove the pod");
-        assert!(!is_in_use(dir.path(), "v"));
+        assert!(!in_use("v").expect("read"));
     }
 }

@@ -95,7 +95,7 @@ enum Released {
 /// Removes the directory, unless a pod uses it. A pod that was deleted by force runs until its grace period ends, but
 /// the API server no longer has the pod.
 fn remove(pods: &Path, base: &Path, name: &str) -> std::io::Result<Released> {
-    if claim::is_in_use(pods, name) {
+    if claim::is_in_use(pods, name)? {
         return Ok(Released::InUse);
     }
     local::remove(base, name).map(|()| Released::Done)

@@ -45,6 +45,7 @@ mod pod_cidr;
 mod pod_control;
 mod pod_gc;
 mod queue;
+mod queueing;
 mod replica_set;
 mod replication_controller;
 mod resource_claim;

@@ -4,6 +4,7 @@
 //! [`feed`] watches claims, classes and slices. [`allocate`] searches devices; it reads only the slices of drivers.
 
 mod allocate;
+mod allocated;
 pub(crate) mod bind;
 mod expression;
 pub(crate) mod feed;
@@ -20,6 +21,7 @@ use k8s_openapi::api::core::v1::NodeSelector;
 use serde_json::Value;
 
 use self::allocate::Allocator;
+use self::allocated::Allocated;
 use self::object::{Claim, Class, Slice};
 use crate::filter::Refused;
 use crate::hint::Changes;
@@ -52,6 +54,10 @@ struct State {
     slices: BTreeMap<String, Slice>,
     /// Chosen allocations that the watch has not delivered yet.
     assumed: HashMap<Key, Value>,
+    /// The devices of all allocations, chosen ones included.
+    allocated: Allocated,
+    /// Changes that the scheduler has not taken yet.
+    pending: DeviceChanges,
     listed: [bool; 3],
 }
 
@@ -66,6 +72,15 @@ pub(crate) struct PodDevices {
     claims: Vec<Key>,
 }
 
+/// Changes of devices and claims that may help pods with claims.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct DeviceChanges {
+    /// Whether devices were released, or slices or classes changed: any pod with claims may be helped.
+    pub(crate) supply: bool,
+    /// Claims that changed. They help the pods that use them.
+    pub(crate) claims: HashSet<Key>,
+}
+
 /// The claims to write before a pod is bound, each with its new allocation. `None` if the claim has one already.
 pub(crate) type Reservations = Vec<(Key, Option<Value>)>;
 
@@ -76,9 +91,25 @@ impl Devices {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notifies about each change that may make a pod schedulable.
+    /// Notifies if [`Self::take_changes`] has changes.
     pub(crate) fn changes(&self) -> tokio::sync::watch::Receiver<u64> {
         self.shared.changes.subscribe()
+    }
+
+    /// The changes since the last call.
+    pub(crate) fn take_changes(&self) -> DeviceChanges {
+        std::mem::take(&mut self.lock().pending)
+    }
+
+    /// Applies a change of the state, and notifies the scheduler if it may help a pod.
+    fn apply(&self, change: impl FnOnce(&mut State)) {
+        let mut state = self.lock();
+        change(&mut state);
+        let helps = state.pending != DeviceChanges::default();
+        drop(state);
+        if helps {
+            self.shared.changes.send_modify(|count| *count += 1);
+        }
     }
 
     /// Whether all kinds are listed.
@@ -97,9 +128,12 @@ impl Devices {
             let Some(name) = claim_name(pod, claim)? else { continue };
             let key = Key::new(pod.namespace(), name);
             let stored = state.claim(pod, claim, &key)?;
-            let allocation = state.assumed.get(&key).or(stored.status.allocation.as_ref());
-            match allocation {
+            match &stored.status.allocation {
                 Some(allocation) => found.allocated.push(selector_of(allocation)),
+                // Another pod allocates the claim now. If that fails, this pod would have no devices.
+                None if state.assumed.contains_key(&key) => {
+                    return Err(format!("resource claim {key} is in the process of being allocated"));
+                }
                 None => {
                     state.check_classes(stored)?;
                     found.waiting.push(stored.clone());
@@ -113,7 +147,8 @@ impl Devices {
     /// The reason why a node cannot provide the devices of a pod. `None` if it can.
     pub(crate) fn refuse(&self, claims: &PodDevices, node: &Facts) -> Option<Refused> {
         let refused = |reason: String| {
-            Some(Refused { reasons: vec![reason], resolvable: false, helped_by: Changes::ALL })
+            let helped_by = Changes::NODE | Changes::DEVICES;
+            Some(Refused { reasons: vec![reason], resolvable: false, helped_by })
         };
         if claims.claims.is_empty() {
             return None;
@@ -131,23 +166,38 @@ impl Devices {
         }
     }
 
-    /// Chooses devices on a node for the claims of a pod, and reserves them.
-    pub(crate) fn reserve(&self, claims: &PodDevices, node: &Facts) -> Reservations {
+    /// Chooses devices on a node for the claims of a pod, and reserves them. The error: claims, slices or classes changed
+    /// after the filter, so that the node cannot provide the devices any more.
+    pub(crate) fn reserve(&self, claims: &PodDevices, node: &Facts) -> Result<Reservations, String> {
+        if !claims.allocated.iter().all(|selector| is_reachable(selector.as_ref(), node)) {
+            return Err("resourceclaim not available on the node".to_owned());
+        }
         let mut state = self.lock();
-        let chosen = state.allocate(&claims.waiting, node).ok().flatten().unwrap_or_default();
+        if let Some(changed) = claims.waiting.iter().find(|claim| !state.awaits_allocation(claim)) {
+            return Err(format!("resourceclaim {} changed", changed.key()));
+        }
+        let chosen = if claims.waiting.is_empty() {
+            Vec::new()
+        } else {
+            state.allocate(&claims.waiting, node)?.ok_or("cannot allocate all claims")?
+        };
         let chosen: HashMap<Key, Value> = claims.waiting.iter().map(ObjectExt::key).zip(chosen).collect();
-        state.assumed.extend(chosen.iter().map(|(key, allocation)| (key.clone(), allocation.clone())));
-        claims.claims.iter().map(|key| (key.clone(), chosen.get(key).cloned())).collect()
+        for (key, allocation) in &chosen {
+            state.change(key, |state| drop(state.assumed.insert(key.clone(), allocation.clone())));
+        }
+        Ok(claims.claims.iter().map(|key| (key.clone(), chosen.get(key).cloned())).collect())
     }
 
     /// Releases the devices that were reserved for a pod whose binding failed.
     pub(crate) fn release(&self, reserved: &Reservations) {
-        let mut state = self.lock();
-        for (key, allocation) in reserved {
-            if allocation.is_some() && state.assumed.get(key) == allocation.as_ref() {
-                state.assumed.remove(key);
+        self.apply(|state| {
+            for (key, allocation) in reserved {
+                if allocation.is_some() && state.assumed.get(key) == allocation.as_ref() {
+                    state.change(key, |state| drop(state.assumed.remove(key)));
+                    state.pending.claims.insert(key.clone());
+                }
             }
-        }
+        });
     }
 }
 
@@ -174,17 +224,86 @@ impl State {
         Ok(stored)
     }
 
-    /// Takes in what was written of a claim. One that was deleted meanwhile stays absent: it would keep its devices.
+    /// Whether a claim that a filter read still exists and has no allocation.
+    fn awaits_allocation(&self, claim: &Claim) -> bool {
+        let key = claim.key();
+        let known = self.claims.get(&key).filter(|known| known.metadata.uid == claim.metadata.uid);
+        known.is_some() && self.allocation(&key).is_none()
+    }
+
+    /// The claim of a reservation. The error: the claim changed after the reservation, so that the pod would be bound
+    /// without its devices.
+    fn reserved_claim(&self, key: &Key, allocation: Option<&Value>) -> Result<Claim, String> {
+        let claim = self.claims.get(key).ok_or_else(|| format!("resourceclaim {key} not found"))?;
+        let holds = match allocation {
+            Some(_) => claim.status.allocation.is_none() && self.assumed.get(key) == allocation,
+            None => claim.status.allocation.is_some(),
+        };
+        if holds { Ok(claim.clone()) } else { Err(format!("resourceclaim {key} changed")) }
+    }
+
+    /// Stores a claim that was written. A claim that was deleted in between stays absent: it would keep its devices.
     fn update(&mut self, key: &Key, written: Claim) {
-        if let Some(known) = self.claims.get_mut(key) {
-            *known = written;
+        let Some(known) = self.claims.get(key) else { return };
+        if known.metadata.uid != written.metadata.uid {
+            return;
         }
+        self.pending.claims.insert(key.clone());
+        self.change(key, |state| drop(state.claims.insert(key.clone(), written)));
+    }
+
+    /// Stores a claim that the watch delivers.
+    fn put_claim(&mut self, claim: Claim) {
+        let key = claim.key();
+        let known = self.claims.get(&key);
+        if known == Some(&claim) && !self.assumed.contains_key(&key) {
+            return;
+        }
+        let is_other = known.is_some_and(|known| known.metadata.uid != claim.metadata.uid);
+        if known != Some(&claim) {
+            self.pending.claims.insert(key.clone());
+        }
+        self.change(&key, |state| {
+            if is_other || claim.status.allocation.is_some() {
+                // The claim itself has the allocation now, or the allocation was for a deleted claim.
+                state.assumed.remove(&key);
+            }
+            state.claims.insert(key.clone(), claim);
+        });
+    }
+
+    fn remove_claim(&mut self, key: &Key) {
+        self.pending.claims.insert(key.clone());
+        self.change(key, |state| {
+            state.assumed.remove(key);
+            state.claims.remove(key);
+        });
     }
 
     /// Removes claims that a complete list does not have.
     fn retain_claims(&mut self, listed: &HashSet<Key>) {
-        self.claims.retain(|key, _| listed.contains(key));
-        self.assumed.retain(|key, _| listed.contains(key));
+        let gone: Vec<Key> = self.claims.keys().filter(|key| !listed.contains(*key)).cloned().collect();
+        for key in gone {
+            self.remove_claim(&key);
+        }
+    }
+
+    /// Applies a change of one claim, and updates the devices in use.
+    fn change(&mut self, key: &Key, change: impl FnOnce(&mut Self)) {
+        let before = self.allocation(key).cloned();
+        if let Some(before) = &before {
+            self.allocated.remove(before);
+        }
+        change(self);
+        if let Some(after) = self.allocation(key).cloned() {
+            self.allocated.add(&after);
+        }
+        self.pending.supply |= before.is_some_and(|before| self.allocated.lacks_any_of(&before));
+    }
+
+    /// The allocation of a claim: the chosen one until the watch delivers it.
+    fn allocation(&self, key: &Key) -> Option<&Value> {
+        self.assumed.get(key).or_else(|| self.claims.get(key)?.status.allocation.as_ref())
     }
 
     fn check_classes(&self, claim: &Claim) -> Result<(), String> {
@@ -199,20 +318,14 @@ impl State {
 
     /// Allocations of devices of a node for the claims. `None` if there are not enough devices.
     fn allocate(&self, claims: &[Claim], node: &Facts) -> Result<Option<Vec<Value>>, String> {
-        Allocator::new(&self.classes, &self.slices, self.in_use(), node).allocate(claims)
+        Allocator::new(&self.classes, &self.slices, &self.allocated, node).allocate(claims)
     }
+}
 
-    /// The devices of all allocations, except allocations with admin access.
-    fn in_use(&self) -> HashSet<DeviceId> {
-        let stored = self.claims.iter().filter(|(key, _)| !self.assumed.contains_key(*key));
-        let stored = stored.filter_map(|(_, claim)| claim.status.allocation.as_ref());
-        let results = stored.chain(self.assumed.values()).flat_map(|allocation| {
-            allocation.pointer("/devices/results").and_then(Value::as_array).into_iter().flatten()
-        });
-        let counted = results.filter(|result| result["adminAccess"] != true);
-        let text = |result: &Value, field: &str| result[field].as_str().unwrap_or_default().to_owned();
-        counted.map(|one| (text(one, "driver"), text(one, "pool"), text(one, "device"))).collect()
-    }
+/// Whether a pod uses one of these claims.
+pub(crate) fn uses_any(pod: &Pod, claims: &HashSet<Key>) -> bool {
+    let mut names = pod.spec.resource_claims.iter().filter_map(|claim| claim_name(pod, claim).ok().flatten());
+    !claims.is_empty() && names.any(|name| claims.contains(&Key::new(pod.namespace(), name)))
 }
 
 /// The name of a pod's claim. `None`: the pod needs no claim object. The error: the claim is not created yet.

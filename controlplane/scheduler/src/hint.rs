@@ -15,8 +15,10 @@ impl Changes {
     pub(crate) const POD_PLACED: Self = Self(4);
     /// The labels of a namespace changed.
     pub(crate) const NAMESPACE: Self = Self(8);
+    /// Devices were released, or the devices of nodes or their classes changed.
+    pub(crate) const DEVICES: Self = Self(16);
     /// Every change.
-    pub(crate) const ALL: Self = Self(15);
+    pub(crate) const ALL: Self = Self(31);
 
     /// Whether the sets have a change in common.
     pub(crate) fn overlaps(self, other: Self) -> bool {

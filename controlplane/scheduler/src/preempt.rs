@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use jiff::Timestamp;
 
 use crate::config::Profile;
-use crate::decide::{self, Unschedulable, refuse_beside_nominated, sentence};
+use crate::decide::{self, Prepared, Unschedulable, sentence};
 use crate::object::Pod;
 use crate::snapshot::{Placed, Snapshot};
 
@@ -77,8 +77,11 @@ pub(crate) fn candidates(
     nodes: &BTreeSet<String>,
 ) -> (Vec<Preemption>, Vec<String>) {
     let (mut found, mut hopeless) = (Vec::new(), Vec::new());
+    let prepared = decide::prepare(pod, profile, snapshot);
+    let beside = snapshot.nodes_nominated_beside(pod);
+    let mut trial = Trial { pod, profile, prepared, snapshot };
     for node in nodes {
-        match victims((pod, profile), snapshot, node) {
+        match victims(&mut trial, node, beside.contains(node)) {
             Ok(victims) => found.push(Preemption { node: node.clone(), victims }),
             Err(reasons) => hopeless.extend(reasons),
         }
@@ -112,31 +115,85 @@ fn waits_for_victims(pod: &Pod, snapshot: &Snapshot, resolvable: &BTreeSet<Strin
     node.is_some_and(|node| node.info.neighbours().any(|other| other.preempted && other.priority < priority))
 }
 
+/// The cluster while pods are removed and restored. The filters' input is kept up to date with them, so that a step reads
+/// only the pods of its node.
+struct Trial<'a> {
+    pod: &'a Pod,
+    profile: &'a Profile,
+    prepared: Result<Prepared, String>,
+    snapshot: &'a mut Snapshot,
+}
+
+impl Trial<'_> {
+    fn remove(&mut self, node: &str, uid: &str) {
+        self.count(node, uid, false);
+        self.snapshot.remove(uid);
+    }
+
+    fn restore(&mut self, node: &str, uid: &str, placed: Placed) {
+        self.snapshot.restore(uid, node, placed);
+        self.count(node, uid, true);
+    }
+
+    fn count(&mut self, node: &str, uid: &str, is_added: bool) {
+        let (Some(candidate), Ok(prepared)) = (self.snapshot.candidate(node), &mut self.prepared) else {
+            return;
+        };
+        if let Some(placed) = self.snapshot.placed_pod(node, uid) {
+            prepared.topology.update((self.pod, is_added), candidate, placed, self.snapshot);
+        }
+    }
+
+    /// Why the node cannot run the pod. With `beside` also if the pods that are nominated for the node run there.
+    fn refuse(&mut self, node: &str, beside: bool) -> Option<Vec<String>> {
+        if beside {
+            let added = self.snapshot.assume_nominated(self.pod, node);
+            for uid in &added {
+                self.count(node, uid, true);
+            }
+            let refused = self.refuse_now(node);
+            for uid in &added {
+                self.remove(node, uid);
+            }
+            if refused.is_some() {
+                return refused;
+            }
+        }
+        self.refuse_now(node)
+    }
+
+    fn refuse_now(&self, node: &str) -> Option<Vec<String>> {
+        let prepared = match &self.prepared {
+            Ok(prepared) => prepared,
+            Err(why) => return Some(vec![why.clone()]),
+        };
+        let candidate = self.snapshot.candidate(node)?;
+        let refused = decide::refuse(self.pod, self.profile, prepared, (candidate, self.snapshot));
+        refused.map(|refused| refused.reasons)
+    }
+}
+
 /// The victims on a node. The error has the reasons why the pod does not fit even without all pods of lower priority.
-fn victims(
-    (pod, profile): (&Pod, &Profile),
-    snapshot: &mut Snapshot,
-    node: &str,
-) -> Result<Vec<Victim>, Vec<String>> {
-    let mut lower = snapshot.lower_on(node, pod.spec.priority.unwrap_or_default());
+fn victims(trial: &mut Trial<'_>, node: &str, beside: bool) -> Result<Vec<Victim>, Vec<String>> {
+    let mut lower = trial.snapshot.lower_on(node, trial.pod.spec.priority.unwrap_or_default());
     if lower.is_empty() {
         return Err(vec![NO_VICTIMS.to_owned()]);
     }
     // The most important pods are tried first to stay, but those whose removal violates a budget before all others.
     lower.sort_by_key(|(uid, placed)| (Reverse(placed.priority), age(placed.started), uid.clone()));
-    let violations = snapshot.budgets.violations(lower.iter().map(|(_, placed)| placed));
+    let violations = trial.snapshot.budgets.violations(lower.iter().map(|(_, placed)| placed));
     let mut lower: Vec<_> = lower.into_iter().zip(violations).collect();
     lower.sort_by_key(|(_, violates)| !violates);
     for ((uid, _), _) in &lower {
-        snapshot.remove(uid);
+        trial.remove(node, uid);
     }
-    let refused = refuse((pod, profile), snapshot, node);
+    let refused = trial.refuse(node, beside);
     let mut victims: Vec<Victim> = Vec::new();
     let mut removed: Vec<(String, Placed)> = Vec::new();
     for ((uid, placed), violates) in lower {
-        snapshot.restore(&uid, node, placed.clone());
-        if refused.is_none() && refuse((pod, profile), snapshot, node).is_some() {
-            snapshot.remove(&uid);
+        trial.restore(node, &uid, placed.clone());
+        if refused.is_none() && trial.refuse(node, beside).is_some() {
+            trial.remove(node, &uid);
             victims.push(Victim {
                 uid: uid.clone(),
                 namespace: placed.namespace.clone(),
@@ -149,25 +206,12 @@ fn victims(
         }
     }
     for (uid, placed) in removed {
-        snapshot.restore(&uid, node, placed);
+        trial.restore(node, &uid, placed);
     }
     match refused {
         Some(reasons) => Err(reasons),
         None => Ok(victims),
     }
-}
-
-fn refuse((pod, profile): (&Pod, &Profile), snapshot: &mut Snapshot, node: &str) -> Option<Vec<String>> {
-    let beside = snapshot.nodes_nominated_beside(pod).contains(node);
-    if beside && let Some(refused) = refuse_beside_nominated(pod, profile, snapshot, node) {
-        return Some(refused.reasons);
-    }
-    let prepared = match decide::prepare(pod, profile, snapshot) {
-        Ok(prepared) => prepared,
-        Err(why) => return Some(vec![why]),
-    };
-    let candidate = snapshot.candidate(node)?;
-    decide::refuse(pod, profile, &prepared, (candidate, snapshot)).map(|refused| refused.reasons)
 }
 
 #[cfg(test)]
@@ -285,5 +329,48 @@ mod tests {
         }
         snapshot.place(&started("b2", "2024-01-01T00:00:09Z"), "b");
         assert_eq!(decide(&pod("p", 10, "2", json!({})), &mut snapshot), "b: b2");
+    }
+
+    #[test]
+    fn the_input_of_the_filters_follows_each_removed_and_restored_pod() {
+        let select = json!({"matchLabels": {"app": "db"}});
+        let term = |key: &str| json!([{"topologyKey": key, "labelSelector": select}]);
+        let way = |key: &str| json!({"requiredDuringSchedulingIgnoredDuringExecution": term(key)});
+        let spread = json!([{"maxSkew": 1, "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "DoNotSchedule", "labelSelector": select}]);
+        let labelled = |name: &str, more: Value| {
+            let mut pod = pod(name, 1, "1", more);
+            pod.metadata.labels = Some([("app".to_owned(), "db".to_owned())].into());
+            pod
+        };
+        let host = "kubernetes.io/hostname";
+        let kinds = [
+            json!({}),
+            json!({"affinity": {"podAffinity": way(host)}}),
+            json!({"affinity": {"podAntiAffinity": way(host)}}),
+            json!({"topologySpreadConstraints": spread}),
+        ];
+        for incoming in &kinds {
+            let mut snapshot = snapshot(&[("plain", 1, "1", "a"), ("other", 1, "1", "b")]);
+            for (index, kind) in kinds.iter().enumerate() {
+                snapshot.place(&labelled(&format!("p{index}"), kind.clone()), ["a", "b"][index % 2]);
+            }
+            let (pod, profile) = (labelled("new", incoming.clone()), Profile::default());
+            let fresh = |snapshot: &Snapshot| decide::prepare(&pod, &profile, snapshot).unwrap().topology;
+            let before = fresh(&snapshot);
+            let prepared = decide::prepare(&pod, &profile, &snapshot);
+            let mut trial = Trial { pod: &pod, profile: &profile, prepared, snapshot: &mut snapshot };
+            let lower = trial.snapshot.lower_on("a", 10);
+            assert_eq!(lower.len(), 3);
+            for (uid, _) in &lower {
+                trial.remove("a", uid);
+                let counted = &trial.prepared.as_ref().unwrap().topology;
+                assert!(counted.filters_as(&fresh(trial.snapshot)), "{incoming} without {uid}");
+            }
+            for (uid, placed) in lower {
+                trial.restore("a", &uid, placed);
+            }
+            assert!(trial.prepared.as_ref().unwrap().topology.filters_as(&before), "{incoming}");
+        }
     }
 }

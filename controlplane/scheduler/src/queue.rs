@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::devices::{DeviceChanges, uses_any};
 use crate::hint::Changes;
 use crate::object::Pod;
 use coracle_values::object::ObjectExt;
@@ -55,6 +56,8 @@ pub(crate) struct Queue {
     unschedulable: HashSet<String>,
     /// Pods in flight.
     tried: HashSet<String>,
+    /// Pods that use claims of devices.
+    with_devices: HashSet<String>,
     serial: u64,
 }
 
@@ -68,6 +71,7 @@ impl Queue {
             held_back: BTreeMap::new(),
             unschedulable: HashSet::new(),
             tried: HashSet::new(),
+            with_devices: HashSet::new(),
             serial: 0,
         }
     }
@@ -75,6 +79,10 @@ impl Queue {
     /// Adds a pod or its newer version. If its requirements changed, the pod is ready at once.
     pub(crate) fn add(&mut self, pod: Pod) {
         let uid = pod.uid().to_owned();
+        // The claims of a pod never change.
+        if !pod.spec.resource_claims.is_empty() {
+            self.with_devices.insert(uid.clone());
+        }
         let Some(entry) = self.entries.get_mut(&uid) else {
             self.serial += 1;
             let entry = Entry {
@@ -101,6 +109,7 @@ impl Queue {
     /// Removes a pod. Returns whether it was in the queue.
     pub(crate) fn remove(&mut self, uid: &str) -> bool {
         self.leave(uid);
+        self.with_devices.remove(uid);
         self.entries.remove(uid).is_some()
     }
 
@@ -149,6 +158,19 @@ impl Queue {
     pub(crate) fn change(&mut self, changes: Changes, now: Instant) {
         let waiting: Vec<String> = self.unschedulable.iter().chain(&self.tried).cloned().collect();
         for uid in waiting {
+            self.help(&uid, changes, now);
+        }
+    }
+
+    /// Records changes of devices. They help only pods with claims: released devices help pods that were refused for
+    /// devices, and a changed claim helps the pods that use it.
+    pub(crate) fn devices_changed(&mut self, changes: &DeviceChanges, now: Instant) {
+        let helped = self.with_devices.iter().filter_map(|uid| {
+            let uses = uses_any(&self.entries.get(uid)?.pod, &changes.claims);
+            let changes = if uses { Some(Changes::ALL) } else { changes.supply.then_some(Changes::DEVICES) };
+            Some((uid.clone(), changes?))
+        });
+        for (uid, changes) in helped.collect::<Vec<_>>() {
             self.help(&uid, changes, now);
         }
     }
@@ -218,6 +240,27 @@ mod tests {
         queue.add(pod("important", json!({"priority": 10})));
         let order = [pop(&mut queue, now), pop(&mut queue, now), pop(&mut queue, now), pop(&mut queue, now)];
         assert_eq!(order, ["important", "old", "young", ""]);
+    }
+
+    #[tokio::test]
+    async fn changed_devices_help_only_pods_with_claims() {
+        let (mut queue, now) = (empty(), Instant::now());
+        let claim = |name: &str| json!({"resourceClaims": [{"name": "c", "resourceClaimName": name}]});
+        for pod in [pod("plain", json!({})), pod("one", claim("one")), pod("two", claim("two"))] {
+            queue.add(pod);
+            let pod = queue.pop(now).unwrap();
+            queue.refused(pod.uid(), Changes::NODE | Changes::DEVICES, now);
+        }
+        let later = now + Duration::from_secs(5);
+        let claims = [coracle_values::object::Key::new("d", "two")].into();
+        queue.devices_changed(&DeviceChanges { supply: false, claims }, later);
+        assert_eq!([pop(&mut queue, later), pop(&mut queue, later)], ["two", ""]);
+        queue.refused("two", Changes::NODE, later);
+        queue.devices_changed(&DeviceChanges { supply: true, ..DeviceChanges::default() }, later);
+        assert_eq!([pop(&mut queue, later), pop(&mut queue, later)], ["one", ""]);
+        queue.remove("one");
+        queue.remove("two");
+        assert!(queue.with_devices.is_empty());
     }
 
     #[tokio::test]

@@ -108,7 +108,10 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
             Some(event) = namespaces.next() => scheduler.namespace_event(event),
             Some(event) = budgets.next() => scheduler.budget_event(event),
             Some(change) = selectors.next() => scheduler.snapshot.selectors.apply(change),
-            Ok(()) = device_changes.changed() => scheduler.queue.change(Changes::ALL, Instant::now()),
+            Ok(()) = device_changes.changed() => {
+                let changes = scheduler.snapshot.devices.take_changes();
+                scheduler.queue.devices_changed(&changes, Instant::now());
+            }
             Ok(()) = volume_changes.changed() => scheduler.queue.change(Changes::ALL, Instant::now()),
             Some(Ok(bound)) = scheduler.bindings.join_next() => scheduler.bound(bound),
             Some(_) = scheduler.marks.join_next() => {}
@@ -303,26 +306,35 @@ impl Scheduler {
         let Some(pod) = self.queue.pop(Instant::now()) else { return };
         let Some(profile) = self.config.profile(pod.scheduler()).cloned() else { return };
         match decide(&pod, &profile, &mut self.snapshot) {
-            Ok(node) => {
-                let changes = self.snapshot.place(&pod, &node);
-                self.changed(changes);
-                self.assumed.insert(pod.uid().to_owned());
-                let (client, volumes) = (self.client.clone(), self.snapshot.volumes.clone());
-                let chosen = self.snapshot.reserve_volumes(&pod, &node);
-                let (devices, reserved) =
-                    (self.snapshot.devices.clone(), self.snapshot.reserve_devices(&pod, &node));
-                self.bindings.spawn(async move {
-                    let result = async {
-                        volumes::bind::bind(&client, &volumes, &chosen, &node).await?;
-                        devices::bind::bind(&client, &devices, &pod, &reserved).await?;
-                        bind::bind(client, &pod, &node).await.map_err(BindError::Request)
-                    };
-                    let result = result.await;
-                    Bound { pod, node, volumes: chosen, devices: reserved, result }
-                });
-            }
+            Ok(node) => match self.snapshot.reserve_devices(&pod, &node) {
+                Ok(devices) => self.assume(pod, node, devices),
+                Err(why) => {
+                    self.queue.failed(pod.uid(), Instant::now());
+                    let message = format!("running Reserve plugin \"DynamicResources\": {why}");
+                    self.record(&pod, Event::warning("FailedScheduling", message));
+                }
+            },
             Err(refused) => self.refused(&pod, &profile, refused),
         }
+    }
+
+    /// Places a pod on its node and starts the binding.
+    fn assume(&mut self, pod: Pod, node: String, reserved: Reservations) {
+        let changes = self.snapshot.place(&pod, &node);
+        self.changed(changes);
+        self.assumed.insert(pod.uid().to_owned());
+        let (client, volumes) = (self.client.clone(), self.snapshot.volumes.clone());
+        let chosen = self.snapshot.reserve_volumes(&pod, &node);
+        let devices = self.snapshot.devices.clone();
+        self.bindings.spawn(async move {
+            let result = async {
+                volumes::bind::bind(&client, &volumes, &chosen, &node).await?;
+                devices::bind::bind(&client, &devices, &pod, &reserved).await?;
+                bind::bind(client, &pod, &node).await.map_err(BindError::Request)
+            };
+            let result = result.await;
+            Bound { pod, node, volumes: chosen, devices: reserved, result }
+        });
     }
 
     /// Handles a pod that no node can run: pods of lower priority may make room for it.
@@ -390,7 +402,7 @@ impl Scheduler {
         }
         self.snapshot.remove(pod.uid());
         let BindError::Request(error) = error else {
-            return self.volumes_failed(&pod, &node, &error);
+            return self.pre_bind_failed(&pod, &node, &error);
         };
         if matches!(&error, kube::Error::Api(status) if status.is_not_found()) {
             self.queue.remove(pod.uid());
@@ -403,11 +415,13 @@ impl Scheduler {
         self.queue.change(Changes::POD_GONE, Instant::now());
     }
 
-    /// Queues a pod again whose volumes could not be bound.
-    fn volumes_failed(&mut self, pod: &Pod, node: &str, error: &BindError) {
+    /// Queues a pod again whose volumes or devices could not be bound.
+    fn pre_bind_failed(&mut self, pod: &Pod, node: &str, error: &BindError) {
         tracing::warn!(pod = pod.name(), namespace = pod.namespace(), node, "binding failed: {error}");
         self.queue.failed(pod.uid(), Instant::now());
-        let message = format!("running PreBind plugin \"VolumeBinding\": {error}");
+        let plugin =
+            if matches!(error, BindError::Devices(_)) { "DynamicResources" } else { "VolumeBinding" };
+        let message = format!("running PreBind plugin \"{plugin}\": {error}");
         self.record(pod, Event::warning("FailedScheduling", message));
         self.queue.change(Changes::POD_GONE, Instant::now());
     }

@@ -160,3 +160,32 @@ fn make_room(
         decision.victims.insert(one.node, names);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::fixture;
+
+    /// Prints the rate of decisions; run it with `--ignored --nocapture`. Requests to the API server are not included.
+    #[test]
+    #[ignore = "measurement"]
+    fn a_thousand_pods_on_a_thousand_nodes() {
+        let nodes: Vec<Node> = (0..1000).map(|n| fixture::node(&format!("n{n:04}"), json!({}))).collect();
+        let mut snapshot = fixture::snapshot(&nodes);
+        let spec = json!({"containers": [{"resources": {"requests": {"cpu": "500m", "memory": "256Mi"}}}]});
+        let pods: Vec<Pod> = (0..1000).map(|p| fixture::pod(&format!("p{p}"), spec.clone())).collect();
+        let (profile, start) = (Profile::default(), Instant::now());
+        for pod in &pods {
+            let node = crate::decide::decide(pod, &profile, &mut snapshot).unwrap();
+            snapshot.place(pod, &node);
+        }
+        let elapsed = start.elapsed();
+        let rate = 1000.0 / elapsed.as_secs_f64();
+        println!("1000 pods on 1000 nodes: {elapsed:?}, {rate:.0} pods a second");
+        assert_eq!(snapshot.placed().len(), 1000);
+    }
+}

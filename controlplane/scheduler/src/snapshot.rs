@@ -131,6 +131,13 @@ impl Placed {
     }
 }
 
+impl Placed {
+    /// The pod's affinity to other pods.
+    pub(crate) fn terms(&self) -> Option<&PodTerms> {
+        self.terms.as_deref()
+    }
+}
+
 /// Whether the pod is being deleted as a victim of preemption.
 fn is_preempted(pod: &Pod) -> bool {
     let conditions = pod.status.conditions.iter().flatten();
@@ -284,6 +291,11 @@ impl Snapshot {
         self.places.insert(uid.to_owned(), node.to_owned());
     }
 
+    /// A pod on a node.
+    pub(crate) fn placed_pod(&self, node: &str, uid: &str) -> Option<&Placed> {
+        self.nodes.get(node)?.pods.get(uid)
+    }
+
     /// The pods of a node with a lower priority, by uid.
     pub(crate) fn lower_on(&self, node: &str, priority: i32) -> Vec<(String, Placed)> {
         let pods = self.nodes.get(node).into_iter().flat_map(|info| &info.pods);
@@ -359,11 +371,12 @@ impl Snapshot {
         claims.zip(facts).map(|(claims, node)| self.volumes.reserve(&claims, node)).unwrap_or_default()
     }
 
-    /// Chooses and reserves devices on a node for the pod's claims.
-    pub(crate) fn reserve_devices(&self, pod: &Pod, node: &str) -> Reservations {
+    /// Chooses and reserves devices on a node for the pod's claims. The error is the reason why the node cannot provide
+    /// them any more.
+    pub(crate) fn reserve_devices(&self, pod: &Pod, node: &str) -> Result<Reservations, String> {
+        let claims = self.devices.of_pod(pod)?;
         let facts = self.nodes.get(node).and_then(|info| info.facts.as_ref());
-        let claims = self.devices.of_pod(pod).ok();
-        claims.zip(facts).map(|(claims, node)| self.devices.reserve(&claims, node)).unwrap_or_default()
+        self.devices.reserve(&claims, facts.ok_or_else(|| format!("node {node:?} not found"))?)
     }
 
     /// The uids of all pods on nodes.

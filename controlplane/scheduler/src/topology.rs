@@ -11,7 +11,7 @@ use crate::config::Profile;
 use crate::filter::Refused;
 use crate::hint::Changes;
 use crate::object::Pod;
-use crate::snapshot::{Candidate, Snapshot};
+use crate::snapshot::{Candidate, Placed, Snapshot};
 
 pub(crate) use term::{Labels, PodTerms};
 
@@ -29,6 +29,24 @@ impl Topology {
             affinity: affinity::Affinity::of(pod, &profile.affinity, snapshot),
             spread: spread::Spread::of(pod, &profile.spread, snapshot),
         }
+    }
+
+    /// Counts a pod that is added to a node or removed from it, for the filter. The pods of other nodes are not read.
+    pub(crate) fn update(
+        &mut self,
+        (pod, is_added): (&Pod, bool),
+        node: Candidate<'_>,
+        other: &Placed,
+        snapshot: &Snapshot,
+    ) {
+        self.affinity.update(node, other, snapshot, if is_added { 1 } else { -1 });
+        self.spread.update(pod, node, other, if is_added { 1 } else { -1 });
+    }
+
+    /// Whether the filters have the same input.
+    #[cfg(test)]
+    pub(crate) fn filters_as(&self, other: &Self) -> bool {
+        self.affinity.filters_as(&other.affinity) && self.spread.filters_as(&other.spread)
     }
 
     /// Why the node cannot run the pod. None if it can.

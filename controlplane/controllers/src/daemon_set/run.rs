@@ -14,6 +14,7 @@ use crate::error::Error;
 use crate::object::{DaemonSet, Key, Node, ObjectExt, Pod, controller_of};
 use crate::pod_control::{self, Claim, PodControl};
 use crate::queue::{Next, Queue};
+use crate::queueing::{own_pods, queue_changed};
 use crate::revision_history::{self, POD_REVISION, Workload, to_clean};
 use crate::write::{Part, status_patch};
 
@@ -21,12 +22,7 @@ const COMPONENT: &str = "daemonset-controller";
 
 /// Queues changed daemon sets, those of changed pods, and all when a node changes.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
-    let own = queue.clone();
-    context.caches.daemon_sets.on_change(move |change| {
-        if let Some(set) = change.latest() {
-            own.add(set.key());
-        }
-    });
+    queue_changed(&context.caches.daemon_sets, queue);
     let (own, sets) = (queue.clone(), context.caches.daemon_sets.clone());
     context.caches.nodes.on_change(move |change| {
         if is_relevant(change) {
@@ -86,9 +82,9 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let labels = current.revision.metadata.labels.as_ref();
     let hash = labels.and_then(|labels| labels.get(POD_REVISION)).cloned().unwrap_or_default();
     let nodes = context.caches.nodes.all();
-    let pods = own_pods(context, &set, &selector);
+    let pods = own_pods(context, &*set, &selector);
     let again = change(&control, (&nodes, &pods, &hash)).await;
-    let pods = own_pods(context, &set, &selector);
+    let pods = own_pods(context, &*set, &selector);
     let (status, next) = {
         let now = Timestamp::now();
         let snapshot =
@@ -145,9 +141,4 @@ fn workload(set: &DaemonSet) -> Workload<'_> {
         hash_label: POD_REVISION,
         collisions: set.status.collision_count.unwrap_or_default(),
     }
-}
-
-fn own_pods(context: &Context, set: &DaemonSet, selector: &LabelSelector) -> Vec<Arc<Pod>> {
-    let pods = context.caches.pods.owned_by(set.namespace(), set.uid());
-    pods.into_iter().filter(|pod| selector.matches(pod.metadata.labels.as_ref())).collect()
 }

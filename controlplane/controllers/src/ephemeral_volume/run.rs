@@ -10,6 +10,7 @@ use crate::error::{Error, is_already_exists, is_namespace_terminating};
 use crate::object::{ClaimSource, Key, ObjectExt};
 use crate::pod_control::reason;
 use crate::queue::{Next, Queue};
+use crate::queueing::queue_pod_of_deleted;
 
 const COMPONENT: &str = "ephemeral_volume";
 
@@ -23,15 +24,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
             own.add(pod.key());
         }
     });
-    let own = queue.clone();
-    context.caches.claims.on_change(move |change| {
-        if let (Some(old), None) = (change.old, change.new)
-            && let Some(owner) =
-                crate::object::controller_of(&old.metadata).filter(|owner| owner.kind == "Pod")
-        {
-            own.add(Key::new(old.namespace(), &owner.name));
-        }
-    });
+    queue_pod_of_deleted(&context.caches.claims, queue);
 }
 
 /// Reconciles one pod.

@@ -17,6 +17,7 @@ use crate::error::{Error, is_not_found};
 use crate::object::{Job, Key, ObjectExt, Pod, controller_of};
 use crate::pod_control::{self, Claim, PodControl};
 use crate::queue::{Next, Queue};
+use crate::queueing::{own_pods, queue_changed};
 use crate::write::{Part, status_patch};
 
 const COMPONENT: &str = "job-controller";
@@ -27,12 +28,7 @@ const CONCURRENT: usize = 50;
 
 /// Queues changed jobs, and the jobs of changed pods.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
-    let own = queue.clone();
-    context.caches.jobs.on_change(move |change| {
-        if let Some(job) = change.latest() {
-            own.add(job.key());
-        }
-    });
+    queue_changed(&context.caches.jobs, queue);
     let (own, jobs) = (queue.clone(), context.caches.jobs.clone());
     context.caches.pods.on_change(move |change| {
         if change.old.zip(change.new).is_some_and(|(old, new)| !pods::is_relevant(old, new)) {
@@ -102,8 +98,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         }
     }
     // The cache has the pods of the writes above.
-    let own = context.caches.pods.owned_by(job.namespace(), job.uid());
-    let own: Vec<_> = own.into_iter().filter(|pod| selector.matches(pod.metadata.labels.as_ref())).collect();
+    let own = own_pods(context, &*job, &selector);
     let update = status::update(&View::of(&job, &own, Timestamp::now()));
     let again = apply(&control, update).await?;
     outcome?;

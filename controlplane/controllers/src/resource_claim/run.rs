@@ -14,6 +14,7 @@ use crate::error::{Error, is_namespace_terminating};
 use crate::object::{Key, ObjectExt, Pod};
 use crate::pod_control::reason;
 use crate::queue::{Next, Queue};
+use crate::queueing::queue_pod_of_deleted;
 use crate::write::Part;
 
 const COMPONENT: &str = "resource_claim";
@@ -29,15 +30,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
             own.add(pod.key());
         }
     });
-    let own = queue.clone();
-    context.caches.resource_claims.on_change(move |change| {
-        if let (Some(old), None) = (change.old, change.new)
-            && let Some(owner) =
-                crate::object::controller_of(&old.metadata).filter(|owner| owner.kind == "Pod")
-        {
-            own.add(Key::new(old.namespace(), &owner.name));
-        }
-    });
+    queue_pod_of_deleted(&context.caches.resource_claims, queue);
 }
 
 /// Reconciles one pod.

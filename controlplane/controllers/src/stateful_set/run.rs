@@ -17,6 +17,7 @@ use crate::error::{Error, is_already_exists, is_namespace_terminating};
 use crate::object::{Key, ObjectExt, Pod, StatefulSet, controller_of};
 use crate::pod_control::{self, Claim, PodControl, reason};
 use crate::queue::{Next, Queue};
+use crate::queueing::{own_pods, queue_changed};
 use crate::revision_history::{self, Current, Workload, template_of, to_clean};
 use crate::write::{Part, owners_patch, status_patch};
 
@@ -26,12 +27,7 @@ const HASH: &str = "controller.kubernetes.io/hash";
 
 /// Queues changed stateful sets, and those of changed pods and claims.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
-    let own = queue.clone();
-    context.caches.stateful_sets.on_change(move |change| {
-        if let Some(set) = change.latest() {
-            own.add(set.key());
-        }
-    });
+    queue_changed(&context.caches.stateful_sets, queue);
     let (own, sets) = (queue.clone(), context.caches.stateful_sets.clone());
     context.caches.pods.on_change(move |change| {
         for pod in [change.old, change.new].into_iter().flatten() {
@@ -79,7 +75,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let named = candidates.into_iter().filter(|pod| ordinal(&set, pod).is_some()).collect();
     let claim = Claim::of(set.is_being_deleted(), &selector, named);
     control.apply(&claim).await?;
-    let own = own_pods(context, &set, &selector);
+    let own = own_pods(context, &*set, &selector);
     let current = revision_history::current(context, &workload(&set), &selector).await?;
     let old = current.all.iter().find(|found| Some(found.name()) == set.status.current_revision.as_deref());
     let old = old.unwrap_or(&current.revision).clone();
@@ -106,7 +102,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         // With parallel management one failure does not hold back the other pods.
         outcome = outcome.and(done);
     }
-    let own = own_pods(context, &set, &selector);
+    let own = own_pods(context, &*set, &selector);
     let (status, again) = status(&set, &own, names, Timestamp::now());
     if let Some(patch) = status_patch(&*set, &json!(set.status), &json!(status)) {
         context.writer(&context.caches.stateful_sets).merge(&key, Part::Status, patch).await?;
@@ -126,11 +122,6 @@ fn workload(set: &StatefulSet) -> Workload<'_> {
         hash_label: HASH,
         collisions: set.status.collision_count.unwrap_or_default(),
     }
-}
-
-fn own_pods(context: &Context, set: &StatefulSet, selector: &LabelSelector) -> Vec<Arc<Pod>> {
-    let pods = context.caches.pods.owned_by(set.namespace(), set.uid());
-    pods.into_iter().filter(|pod| selector.matches(pod.metadata.labels.as_ref())).collect()
 }
 
 /// Whether a claim of this ordinal is being deleted. A new pod must not use it.

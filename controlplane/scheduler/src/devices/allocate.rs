@@ -3,13 +3,14 @@
 //! Source: `dynamic-resource-allocation/structured`. Devices that share counters, or are shared by claims, are left
 //! out.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use coracle_cel::Program;
 use coracle_values::toleration::{forbids_scheduling, is_tolerated};
 use serde_json::{Value, json};
 
+use super::allocated::Allocated;
 use super::object::{Claim, Class, Config, Constraint, Device, Exact, Slice};
 use super::{DeviceId, expression, is_reachable};
 use crate::snapshot::Facts;
@@ -32,7 +33,7 @@ pub(super) struct Allocator<'a> {
     candidates: Vec<Candidate<'a>>,
     /// A pool whose slices are not complete.
     incomplete: Option<String>,
-    in_use: HashSet<DeviceId>,
+    in_use: &'a Allocated,
     node: &'a Facts,
     programs: HashMap<String, Result<Program, String>>,
     /// The selected devices of each request, by its address: the search comes to a request many times.
@@ -70,15 +71,11 @@ impl<'a> Allocator<'a> {
     pub(super) fn new(
         classes: &'a HashMap<String, Class>,
         slices: &'a BTreeMap<String, Slice>,
-        in_use: HashSet<DeviceId>,
+        in_use: &'a Allocated,
         node: &'a Facts,
     ) -> Self {
-        let mut pools: BTreeMap<(&str, &str), Vec<&Slice>> = BTreeMap::new();
-        for slice in slices.values() {
-            pools.entry((&slice.spec.driver, &slice.spec.pool.name)).or_default().push(slice);
-        }
         let (mut candidates, mut incomplete) = (Vec::new(), None);
-        for ((driver, pool), slices) in pools {
+        for ((driver, pool), slices) in pools_of_node(slices, node) {
             let newest = slices.iter().map(|slice| slice.spec.pool.generation).max().unwrap_or_default();
             let newest: Vec<&Slice> =
                 slices.into_iter().filter(|slice| slice.spec.pool.generation == newest).collect();
@@ -182,7 +179,8 @@ impl<'a> Allocator<'a> {
             let is_chosen = chosen
                 .iter()
                 .any(|one| one.candidate.id() == candidate.id() && (!is_admin || one.claim == claim));
-            let is_taken = is_chosen || (!is_admin && self.in_use.contains(&candidate.id()));
+            let is_taken =
+                is_chosen || (!is_admin && self.in_use.has(&candidate.id(), node_of(candidate.slice)));
             if is_taken || chosen.iter().filter(|one| one.claim == claim).count() >= MOST_DEVICES {
                 continue;
             }
@@ -281,7 +279,7 @@ impl<'a> Allocator<'a> {
     /// Selector of the nodes that can use the devices. `None`: all nodes.
     fn selector(&self, chosen: &[&Chosen<'_>]) -> Option<Value> {
         let slices = || chosen.iter().map(|one| &one.candidate.slice.spec);
-        if slices().any(|slice| slice.node_name.as_deref().is_some_and(|name| !name.is_empty())) {
+        if chosen.iter().any(|one| node_of(one.candidate.slice).is_some()) {
             let field = json!({"key": "metadata.name", "operator": "In", "values": [self.node.name]});
             return Some(json!({"nodeSelectorTerms": [{"matchFields": [field]}]}));
         }
@@ -318,9 +316,38 @@ struct Step<'s, 'a> {
     selected: &'s [Candidate<'a>],
 }
 
+/// The slices that count for a node, by driver and pool.
+///
+/// The slices of a node are a pool of their own, whatever names they have: a generation or a number of slices that
+/// another node publishes does not count. A pool of several nodes hides a node's pool with the same name, because no
+/// node can publish it: otherwise a node could use up its devices.
+fn pools_of_node<'a>(
+    slices: &'a BTreeMap<String, Slice>,
+    node: &Facts,
+) -> BTreeMap<(&'a str, &'a str), Vec<&'a Slice>> {
+    let id = |slice: &'a Slice| (slice.spec.driver.as_str(), slice.spec.pool.name.as_str());
+    let shared: BTreeSet<_> = slices.values().filter(|slice| node_of(slice).is_none()).map(id).collect();
+    let mut pools: BTreeMap<_, Vec<&Slice>> = BTreeMap::new();
+    for slice in slices.values() {
+        let counts = match node_of(slice) {
+            None => true,
+            Some(name) => name == node.name && !shared.contains(&id(slice)),
+        };
+        if counts {
+            pools.entry(id(slice)).or_default().push(slice);
+        }
+    }
+    pools
+}
+
+/// The node of a slice. `None` for slices of several nodes.
+fn node_of(slice: &Slice) -> Option<&str> {
+    slice.spec.node_name.as_deref().filter(|name| !name.is_empty())
+}
+
 fn is_of_node(slice: &Slice, node: &Facts) -> bool {
     let spec = &slice.spec;
-    match (spec.node_name.as_deref().filter(|name| !name.is_empty()), &spec.node_selector) {
+    match (node_of(slice), &spec.node_selector) {
         // Devices with nodes of their own are not supported.
         _ if spec.per_device_node_selection == Some(true) => false,
         (Some(name), _) => name == node.name,
@@ -374,7 +401,8 @@ mod tests {
         let classes = HashMap::from([("gpu".to_owned(), class)]);
         let (slices, node) = (BTreeMap::new(), Facts::default());
         let exact = Exact { device_class_name: "gpu".to_owned(), ..Exact::default() };
-        let mut allocator = Allocator::new(&classes, &slices, HashSet::new(), &node);
+        let in_use = Allocated::default();
+        let mut allocator = Allocator::new(&classes, &slices, &in_use, &node);
         let first = allocator.selected(&exact).unwrap();
         let second = allocator.selected(&exact).unwrap();
         assert!(Arc::ptr_eq(&first, &second));

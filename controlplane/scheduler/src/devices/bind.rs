@@ -1,13 +1,14 @@
 //! Writes the chosen devices into the claims of a pod, before the pod is bound to its node.
 
 use coracle_values::object::ObjectExt;
+use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
-use kube::{Client, Error};
 use serde_json::{Value, json};
 
 use super::object::Claim;
 use super::{Devices, Reservations};
 use crate::object::Pod;
+use crate::volumes::bind::BindError;
 
 /// Finalizer that keeps a claim until its devices are free.
 const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
@@ -18,14 +19,11 @@ pub(crate) async fn bind(
     devices: &Devices,
     pod: &Pod,
     reserved: &Reservations,
-) -> Result<(), Error> {
+) -> Result<(), BindError> {
     let api: Api<Claim> = Api::namespaced(client.clone(), pod.namespace());
     for (key, allocation) in reserved {
-        let known = devices.lock().claims.get(key).cloned();
-        let mut claim = match known {
-            Some(claim) => claim,
-            None => api.get(&key.name).await?,
-        };
+        let known = devices.lock().reserved_claim(key, allocation.as_ref());
+        let mut claim = known.map_err(BindError::Devices)?;
         if let (Some(_), Some(finalizers)) = (allocation, missing_finalizer(&claim)) {
             // The finalizer is written before the allocation. Otherwise a deleted claim would release devices that the
             // pod uses.
@@ -36,7 +34,7 @@ pub(crate) async fn bind(
             let patch = json!({"metadata": version(&claim, &[]), "status": status});
             let patched = api.patch_status(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await?;
             // A pod that uses the same claim may come before the watch shows it.
-            devices.lock().update(key, patched);
+            devices.apply(|state| state.update(key, patched));
         }
     }
     Ok(())

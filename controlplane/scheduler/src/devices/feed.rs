@@ -20,33 +20,20 @@ async fn claims(client: &Client, devices: &Devices) {
     let mut events = stream::<Claim>(client, watch_config());
     let mut listed = HashSet::new();
     while let Some(event) = events.next().await {
-        let put = |state: &mut State, claim: Claim| {
-            let key = claim.key();
-            if claim.status.allocation.is_some() {
-                // The claim itself has the allocation now.
-                state.assumed.remove(&key);
-            }
-            state.claims.insert(key, claim);
-        };
-        let mut state = devices.lock();
-        match event {
+        devices.apply(|state| match event {
             Event::Init => listed.clear(),
             Event::InitApply(claim) => {
                 listed.insert(claim.key());
-                put(&mut state, claim);
+                state.put_claim(claim);
             }
-            Event::Apply(claim) => put(&mut state, claim),
-            Event::Delete(claim) => {
-                state.assumed.remove(&claim.key());
-                state.claims.remove(&claim.key());
-            }
+            Event::Apply(claim) => state.put_claim(claim),
+            Event::Delete(claim) => state.remove_claim(&claim.key()),
             Event::InitDone => {
                 state.retain_claims(&listed);
                 state.listed[0] = true;
+                state.pending.supply = true;
             }
-        }
-        drop(state);
-        devices.changed();
+        });
     }
 }
 
@@ -54,22 +41,21 @@ async fn classes(client: &Client, devices: &Devices) {
     let mut events = stream::<Class>(client, watch_config());
     let mut listed = HashSet::new();
     while let Some(event) = events.next().await {
-        let mut state = devices.lock();
-        match event {
+        devices.apply(|state| match event {
             Event::Init => listed.clear(),
             Event::InitApply(class) => {
                 listed.insert(class.name().to_owned());
-                state.classes.insert(class.name().to_owned(), class);
+                state.put_class(class);
             }
-            Event::Apply(class) => drop(state.classes.insert(class.name().to_owned(), class)),
+            Event::Apply(class) => state.put_class(class),
+            // Without the class a pod has no more devices than before.
             Event::Delete(class) => drop(state.classes.remove(class.name())),
             Event::InitDone => {
                 state.classes.retain(|name, _| listed.contains(name));
                 state.listed[1] = true;
+                state.pending.supply = true;
             }
-        }
-        drop(state);
-        devices.changed();
+        });
     }
 }
 
@@ -77,27 +63,36 @@ async fn slices(client: &Client, devices: &Devices) {
     let mut events = stream::<Slice>(client, watch_config());
     let mut listed = HashSet::new();
     while let Some(event) = events.next().await {
-        let mut state = devices.lock();
-        match event {
+        devices.apply(|state| match event {
             Event::Init => listed.clear(),
             Event::InitApply(slice) => {
                 listed.insert(slice.name().to_owned());
-                state.slices.insert(slice.name().to_owned(), slice);
+                state.put_slice(slice);
             }
-            Event::Apply(slice) => drop(state.slices.insert(slice.name().to_owned(), slice)),
-            Event::Delete(slice) => drop(state.slices.remove(slice.name())),
+            Event::Apply(slice) => state.put_slice(slice),
+            Event::Delete(slice) => {
+                // A pool without an outdated slice may be complete.
+                state.pending.supply |= state.slices.remove(slice.name()).is_some();
+            }
             Event::InitDone => {
                 state.slices.retain(|name, _| listed.contains(name));
                 state.listed[2] = true;
+                state.pending.supply = true;
             }
-        }
-        drop(state);
-        devices.changed();
+        });
     }
 }
 
-impl Devices {
-    fn changed(&self) {
-        self.shared.changes.send_modify(|count| *count += 1);
+impl State {
+    pub(super) fn put_class(&mut self, class: Class) {
+        let known = self.classes.get(class.name());
+        self.pending.supply |= known.is_none_or(|known| known.spec != class.spec);
+        self.classes.insert(class.name().to_owned(), class);
+    }
+
+    pub(super) fn put_slice(&mut self, slice: Slice) {
+        let known = self.slices.get(slice.name());
+        self.pending.supply |= known.is_none_or(|known| known.spec != slice.spec);
+        self.slices.insert(slice.name().to_owned(), slice);
     }
 }

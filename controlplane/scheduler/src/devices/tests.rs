@@ -48,7 +48,7 @@ fn facts(name: &str) -> Facts {
 }
 
 fn put(devices: &Devices, claim: Claim) {
-    devices.lock().claims.insert(claim.key(), claim);
+    devices.lock().put_claim(claim);
 }
 
 fn reason(devices: &Devices, pod: &Pod, node: &str) -> String {
@@ -61,7 +61,7 @@ fn reason(devices: &Devices, pod: &Pod, node: &str) -> String {
 }
 
 fn chosen(devices: &Devices, pod: &Pod, node: &str) -> Vec<String> {
-    let reserved = devices.reserve(&devices.of_pod(pod).unwrap(), &facts(node));
+    let reserved = devices.reserve(&devices.of_pod(pod).unwrap(), &facts(node)).unwrap();
     let results = reserved[0].1.as_ref().unwrap()["devices"]["results"].as_array().unwrap().clone();
     results.iter().map(|result| result["device"].as_str().unwrap().to_owned()).collect()
 }
@@ -74,18 +74,28 @@ fn devices_are_allocated_once_and_released_with_their_pod() {
     let (first, second) = (pod("p", "two"), pod("q", "one"));
     assert_eq!(reason(&devices, &first, "a"), "");
     assert_eq!(reason(&devices, &first, "c"), "cannot allocate all claims");
-    let reserved = devices.reserve(&devices.of_pod(&first).unwrap(), &facts("a"));
+    let reserved = devices.reserve(&devices.of_pod(&first).unwrap(), &facts("a")).unwrap();
     assert_eq!(reason(&devices, &second, "a"), "cannot allocate all claims");
     assert_eq!(reason(&devices, &second, "b"), "");
-    // The claim has devices now: they are on one node.
+    // Until the allocation is written, no other pod can use the claim.
+    assert_eq!(reason(&devices, &first, "a"), "resource claim d/two is in the process of being allocated");
+    let allocation = reserved[0].1.clone().unwrap();
+    let mut written = claim("two", json!([]));
+    written.status.allocation = Some(allocation.clone());
+    put(&devices, written);
     assert_eq!(reason(&devices, &first, "b"), "resourceclaim not available on the node");
     assert_eq!(reason(&devices, &first, "a"), "");
-    let allocation = reserved[0].1.clone().unwrap();
+    assert_eq!(reason(&devices, &second, "a"), "cannot allocate all claims");
     assert_eq!(allocation["devices"]["config"][0]["source"], "FromClass");
     let written = bind::status(&claim("two", json!([])), &first, Some(&allocation)).unwrap();
     assert_eq!(written["reservedFor"][0], json!({"resource": "pods", "name": "p", "uid": "p"}));
+    put(&devices, claim("two", exactly(json!({"count": 2}))));
+    assert_eq!(reason(&devices, &second, "a"), "");
+    let reserved = devices.reserve(&devices.of_pod(&first).unwrap(), &facts("a")).unwrap();
+    assert_eq!(reason(&devices, &second, "a"), "cannot allocate all claims");
     devices.release(&reserved);
     assert_eq!(reason(&devices, &second, "a"), "");
+    assert_eq!(devices.lock().allocated, Allocated::default());
 }
 
 #[test]
@@ -166,4 +176,100 @@ fn a_slice_with_a_negative_number_is_read_and_has_no_devices() {
         "pool": {"name": "a", "generation": 1, "resourceSliceCount": -1}, "devices": [{"name": "d"}]}});
     devices.lock().slices.insert("a".to_owned(), serde_json::from_value::<Slice>(slice).unwrap());
     assert_eq!(reason(&devices, &pod("p", "c"), "a"), "cannot allocate all claims");
+}
+
+/// A slice of node `a` (no node: of all nodes) with the pool `b` and these fields of the pool.
+fn slice(name: &str, node: Option<&str>, pool: Value) -> Slice {
+    let mut slice = json!({"metadata": {"name": name}, "spec": {"driver": "gpu.example.com", "nodeName": node,
+        "allNodes": node.is_none(), "pool": {"name": "b", "generation": 1, "resourceSliceCount": 1},
+        "devices": [{"name": "small"}, {"name": "large"}]}});
+    slice["spec"]["pool"].as_object_mut().unwrap().extend(pool.as_object().unwrap().clone());
+    serde_json::from_value(slice).unwrap()
+}
+
+#[test]
+fn a_slice_of_a_node_never_changes_the_devices_of_other_nodes() {
+    let hostile = [
+        json!({"generation": 9}),
+        json!({"resourceSliceCount": 5}),
+        json!({}),
+        json!({"generation": 9, "resourceSliceCount": 9}),
+    ];
+    for pool in hostile {
+        let devices = devices();
+        put(&devices, claim("two", exactly(json!({"count": 2}))));
+        put(&devices, claim("all", exactly(json!({"allocationMode": "All"}))));
+        devices.apply(|state| state.put_slice(slice("x", Some("a"), pool.clone())));
+        assert_eq!(reason(&devices, &pod("p", "two"), "b"), "", "{pool}");
+        let reserved = devices.reserve(&devices.of_pod(&pod("p", "all")).unwrap(), &facts("b")).unwrap();
+        let results = reserved[0].1.as_ref().unwrap()["devices"]["results"].as_array().unwrap().len();
+        assert_eq!(results, 2, "{pool}");
+    }
+}
+
+#[test]
+fn devices_in_use_on_a_node_are_not_in_use_on_other_nodes() {
+    let devices = devices();
+    // Node a has the pools a and b, with two devices each.
+    devices.apply(|state| state.put_slice(slice("x", Some("a"), json!({}))));
+    put(&devices, claim("four", exactly(json!({"count": 4}))));
+    put(&devices, claim("two", exactly(json!({"count": 2}))));
+    assert_eq!(chosen(&devices, &pod("p", "four"), "a").len(), 4);
+    assert_eq!(reason(&devices, &pod("q", "two"), "a"), "cannot allocate all claims");
+    assert_eq!(chosen(&devices, &pod("q", "two"), "b"), ["small", "large"]);
+}
+
+#[test]
+fn a_node_cannot_add_devices_to_a_pool_of_all_nodes_or_use_them_up() {
+    let devices = devices();
+    devices.apply(|state| state.slices.clear());
+    devices.apply(|state| state.put_slice(slice("all", None, json!({}))));
+    devices.apply(|state| state.put_slice(slice("x", Some("a"), json!({"generation": 9}))));
+    put(&devices, claim("three", exactly(json!({"count": 3}))));
+    put(&devices, claim("two", exactly(json!({"count": 2}))));
+    put(&devices, claim("one", exactly(json!({}))));
+    assert_eq!(reason(&devices, &pod("p", "three"), "a"), "cannot allocate all claims");
+    assert_eq!(chosen(&devices, &pod("p", "two"), "c").len(), 2);
+    assert_eq!(reason(&devices, &pod("q", "one"), "a"), "cannot allocate all claims");
+}
+
+#[test]
+fn a_reservation_fails_if_slices_or_claims_changed_after_the_filter() {
+    let devices = devices();
+    put(&devices, claim("one", exactly(json!({}))));
+    let claims = devices.of_pod(&pod("p", "one")).unwrap();
+    assert!(devices.refuse(&claims, &facts("a")).is_none());
+    devices.apply(|state| drop(state.slices.remove("a")));
+    assert_eq!(devices.reserve(&claims, &facts("a")).unwrap_err(), "cannot allocate all claims");
+    let reserved = devices.reserve(&claims, &facts("b")).unwrap();
+    let (key, allocation) = reserved[0].clone();
+    assert!(devices.lock().reserved_claim(&key, allocation.as_ref()).is_ok());
+    // The pod may not be bound if the claim has no allocation any more, or is another claim.
+    assert!(devices.lock().reserved_claim(&key, None).is_err());
+    devices.apply(|state| state.remove_claim(&key));
+    assert!(devices.lock().reserved_claim(&key, allocation.as_ref()).is_err());
+    assert_eq!(devices.reserve(&claims, &facts("b")).unwrap_err(), "resourceclaim d/one changed");
+    assert_eq!(devices.lock().allocated, Allocated::default());
+}
+
+#[test]
+fn only_changes_that_can_help_are_reported() {
+    let devices = devices();
+    let changes = || devices.take_changes();
+    put(&devices, claim("one", exactly(json!({}))));
+    let own = HashSet::from([claim("one", json!([])).key()]);
+    assert_eq!(changes(), DeviceChanges { supply: false, claims: own.clone() });
+    put(&devices, claim("one", exactly(json!({}))));
+    assert_eq!(changes(), DeviceChanges::default(), "nothing changed");
+    let reserved = devices.reserve(&devices.of_pod(&pod("p", "one")).unwrap(), &facts("a")).unwrap();
+    let mut written = claim("one", exactly(json!({})));
+    written.status.allocation.clone_from(&reserved[0].1);
+    put(&devices, written.clone());
+    assert_eq!(changes(), DeviceChanges { supply: false, claims: own.clone() }, "no device was released");
+    written.status.allocation = None;
+    put(&devices, written);
+    assert_eq!(changes(), DeviceChanges { supply: true, claims: own });
+    let slice = devices.lock().slices["a"].clone();
+    devices.apply(|state| state.put_slice(slice));
+    assert_eq!(changes(), DeviceChanges::default(), "the slice is the same");
 }

@@ -1,6 +1,6 @@
 //! InterPodAffinity: required and preferred affinity and anti-affinity. Source: upstream's plugin of that name.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use coracle_values::object::ObjectExt;
 
@@ -8,7 +8,7 @@ use super::term::{Labels, PodTerms, Term};
 use crate::config::AffinityArgs;
 use crate::object::Pod;
 use crate::score::BEST;
-use crate::snapshot::{Candidate, Snapshot};
+use crate::snapshot::{Candidate, Placed, Snapshot};
 
 const AFFINITY: &str = "node(s) didn't match pod affinity rules";
 const ANTI_AFFINITY: &str = "node(s) didn't match pod anti-affinity rules";
@@ -22,14 +22,18 @@ type Domain = (String, String);
 pub(super) struct Affinity {
     /// The node label of each required affinity term.
     keys: Vec<String>,
-    /// Domains with a pod that all affinity terms select.
-    near: HashSet<Domain>,
+    /// The terms, the namespace and the labels of the pod.
+    own: PodTerms,
+    namespace: String,
+    labels: Labels,
+    /// Pods that all affinity terms select, by domain: one for each term.
+    near: HashMap<Domain, usize>,
     /// Whether the pod selects itself, so that the first pod of a group can be placed.
     selects_itself: bool,
-    /// Domains with a pod that an anti-affinity term selects.
-    far: HashSet<Domain>,
-    /// Domains in which the anti-affinity of another pod excludes this one.
-    excluded: HashSet<Domain>,
+    /// Pods that anti-affinity terms select, by domain.
+    far: HashMap<Domain, usize>,
+    /// Anti-affinity terms of other pods that exclude this one, by domain.
+    excluded: HashMap<Domain, usize>,
     /// Sums of the weights of preferred terms by domain.
     weights: HashMap<Domain, i64>,
 }
@@ -49,7 +53,7 @@ impl Affinity {
         };
         for (_, terms, node) in snapshot.with_affinity().filter(|(other, ..)| *other != pod.uid()) {
             let excluding = terms.far.iter().filter(|term| selects_pod(term));
-            found.excluded.extend(excluding.filter_map(|term| domain(node, &term.key)));
+            count(&mut found.excluded, node, excluding, 1);
             if args.ignores_others && own.preferred.is_empty() {
                 continue;
             }
@@ -62,23 +66,38 @@ impl Affinity {
                 found.weigh(node, &term.key, weight);
             }
         }
+        found.namespace = pod.namespace().to_owned();
         if own.near.is_empty() && own.far.is_empty() && own.preferred.is_empty() {
+            found.labels = labels;
             return found;
         }
         for node in snapshot.candidates() {
             for other in node.info.neighbours() {
                 let is = |term: &Term| selects(term, &other.namespace, &other.labels);
                 if !own.near.is_empty() && own.near.iter().all(is) {
-                    found.near.extend(own.near.iter().filter_map(|term| domain(node, &term.key)));
+                    count(&mut found.near, node, own.near.iter(), 1);
                 }
-                let far = own.far.iter().filter(|term| is(term));
-                found.far.extend(far.filter_map(|term| domain(node, &term.key)));
+                count(&mut found.far, node, own.far.iter().filter(|term| is(term)), 1);
                 for (term, weight) in own.preferred.iter().filter(|(term, _)| is(term)) {
                     found.weigh(node, &term.key, *weight);
                 }
             }
         }
+        (found.own, found.labels) = (own, labels);
         found
+    }
+
+    /// Counts a pod that is added to a node (`change` 1) or removed from it (-1), for the filter. Scores do not change.
+    pub(super) fn update(&mut self, node: Candidate<'_>, other: &Placed, snapshot: &Snapshot, change: isize) {
+        let Self { own, namespace, labels, near, far, excluded, .. } = self;
+        let is = |term: &Term| term.selects(&other.namespace, &other.labels, &snapshot.namespaces);
+        if !own.near.is_empty() && own.near.iter().all(is) {
+            count(near, node, own.near.iter(), change);
+        }
+        count(far, node, own.far.iter().filter(|term| is(term)), change);
+        let others = other.terms().into_iter().flat_map(|terms| &terms.far);
+        let excluding = others.filter(|term| term.selects(namespace, labels, &snapshot.namespaces));
+        count(excluded, node, excluding, change);
     }
 
     fn weigh(&mut self, node: Candidate<'_>, key: &str, weight: i64) {
@@ -87,14 +106,20 @@ impl Affinity {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn filters_as(&self, other: &Self) -> bool {
+        self.near == other.near && self.far == other.far && self.excluded == other.excluded
+    }
+
     /// The reason against the node, and whether the removal of pods can change it.
     pub(super) fn refuse(&self, node: Candidate<'_>) -> Option<(&'static str, bool)> {
-        let has =
-            |set: &HashSet<Domain>| set.iter().any(|(key, value)| node.facts.labels.get(key) == Some(value));
+        let has = |set: &HashMap<Domain, usize>| {
+            set.keys().any(|(key, value)| node.facts.labels.get(key) == Some(value))
+        };
         let near = |key: &String| match domain(node, key) {
             // No pod of the group exists: the first one may be anywhere if it belongs to the group.
             Some(_) if self.near.is_empty() => self.selects_itself,
-            Some(domain) => self.near.contains(&domain),
+            Some(domain) => self.near.contains_key(&domain),
             None => false,
         };
         if !self.keys.iter().all(near) {
@@ -132,6 +157,22 @@ impl Affinity {
 )]
 fn scaled(part: i64, whole: i64) -> i64 {
     (BEST as f64 * (part as f64 / whole as f64)) as i64
+}
+
+/// Adds or removes one pod in the node's domain of each term.
+fn count<'a>(
+    counts: &mut HashMap<Domain, usize>,
+    node: Candidate<'_>,
+    terms: impl Iterator<Item = &'a Term>,
+    change: isize,
+) {
+    for domain in terms.filter_map(|term| domain(node, &term.key)) {
+        let count = counts.entry(domain.clone()).or_default();
+        *count = count.saturating_add_signed(change);
+        if *count == 0 {
+            counts.remove(&domain);
+        }
+    }
 }
 
 fn domain(node: Candidate<'_>, key: &str) -> Option<Domain> {

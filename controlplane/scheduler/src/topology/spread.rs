@@ -1,6 +1,6 @@
 //! PodTopologySpread: pods are spread evenly over domains of nodes. Source: upstream's plugin of that name.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use coracle_values::label_selector::{LabelSelector, Requirement};
 use coracle_values::object::ObjectExt;
@@ -11,7 +11,7 @@ use crate::config::SpreadDefaults;
 use crate::filter::node_affinity;
 use crate::object::Pod;
 use crate::score::BEST;
-use crate::snapshot::{Candidate, Snapshot};
+use crate::snapshot::{Candidate, Placed, Snapshot};
 
 const UNEVEN: &str = "node(s) didn't match pod topology spread constraints";
 const NO_LABEL: &str = "node(s) didn't match pod topology spread constraints (missing required label)";
@@ -37,8 +37,8 @@ struct Required {
     constraint: Constraint,
     /// Pods by value of the node label, for every domain that an eligible node is in.
     counts: HashMap<String, i64>,
-    /// The lowest count; 0 if there are fewer domains than `minDomains`.
-    least: i64,
+    /// Number of domains by count.
+    domains: BTreeMap<i64, usize>,
     /// 1 if the constraint selects its own pod.
     own: i64,
 }
@@ -86,11 +86,37 @@ impl Spread {
                 return Some((NO_LABEL, false));
             };
             let count = required.counts.get(value).copied().unwrap_or_default();
-            if count + required.own - required.least > required.constraint.max_skew {
+            if count + required.own - required.least() > required.constraint.max_skew {
                 return Some((UNEVEN, true));
             }
         }
         None
+    }
+
+    #[cfg(test)]
+    pub(super) fn filters_as(&self, other: &Self) -> bool {
+        let pairs = self.required.iter().zip(&other.required);
+        self.required.len() == other.required.len()
+            && pairs
+                .into_iter()
+                .all(|(one, other)| one.counts == other.counts && one.domains == other.domains)
+    }
+
+    /// Counts a pod that is added to a node (`change` 1) or removed from it (-1), for the filter. Scores do not change.
+    pub(super) fn update(&mut self, pod: &Pod, node: Candidate<'_>, other: &Placed, change: i64) {
+        let labels = &node.facts.labels;
+        if !self.required.iter().all(|required| labels.contains_key(&required.constraint.key)) {
+            return;
+        }
+        for required in &mut self.required {
+            let constraint = &required.constraint;
+            if let Some(value) = labels.get(&constraint.key)
+                && constraint.selects(other)
+                && constraint.includes(pod, node)
+            {
+                required.add(value, change);
+            }
+        }
     }
 
     /// Scores: nodes in domains with fewer pods are better. A node without a needed label gets 0.
@@ -187,14 +213,33 @@ impl Required {
         }
         let labels = pod.metadata.labels.as_ref();
         let required = |(constraint, counts): (Constraint, HashMap<String, i64>)| {
-            let domains = i64::try_from(counts.len()).unwrap_or(i64::MAX);
-            let few = domains < constraint.min_domains;
-            let least = if few { 0 } else { counts.values().copied().min().unwrap_or_default() };
+            let mut domains: BTreeMap<i64, usize> = BTreeMap::new();
+            for count in counts.values() {
+                *domains.entry(*count).or_default() += 1;
+            }
             let own =
                 i64::from(constraint.selector.as_ref().is_some_and(|selector| selector.matches(labels)));
-            Self { constraint, counts, least, own }
+            Self { constraint, counts, domains, own }
         };
         constraints.into_iter().zip(counts).map(required).collect()
+    }
+
+    /// The lowest count; 0 if there are fewer domains than `minDomains`.
+    fn least(&self) -> i64 {
+        let few = i64::try_from(self.counts.len()).is_ok_and(|domains| domains < self.constraint.min_domains);
+        if few { 0 } else { self.domains.keys().next().copied().unwrap_or_default() }
+    }
+
+    fn add(&mut self, domain: &str, change: i64) {
+        let Some(count) = self.counts.get_mut(domain) else { return };
+        if let Some(domains) = self.domains.get_mut(count) {
+            *domains -= 1;
+            if *domains == 0 {
+                self.domains.remove(count);
+            }
+        }
+        *count += change;
+        *self.domains.entry(*count).or_default() += 1;
     }
 }
 
@@ -234,11 +279,18 @@ impl Constraint {
 
     /// Number of selected pods on a node. As in upstream a selector without requirements counts none.
     fn pods_on(&self, node: Candidate<'_>) -> i64 {
-        let Some(selector) = self.selector.as_ref().filter(|selector| !selector.is_empty()) else { return 0 };
-        let selected = node.info.neighbours().filter(|other| {
-            other.namespace == self.namespace && !other.terminating && selector.matches(Some(&other.labels))
-        });
+        if self.selector.as_ref().is_none_or(LabelSelector::is_empty) {
+            return 0;
+        }
+        let selected = node.info.neighbours().filter(|other| self.selects(other));
         i64::try_from(selected.count()).unwrap_or(i64::MAX)
+    }
+
+    fn selects(&self, other: &Placed) -> bool {
+        let selector = self.selector.as_ref().filter(|selector| !selector.is_empty());
+        other.namespace == self.namespace
+            && !other.terminating
+            && selector.is_some_and(|selector| selector.matches(Some(&other.labels)))
     }
 
     /// The weighted number of pods in the node's domain. More domains weigh more.

@@ -22,6 +22,9 @@ pub(crate) enum BindError {
     /// A claim or a volume changed, so that the choice is void.
     #[error("binding volumes: {0}")]
     Volumes(String),
+    /// A claim of devices changed, so that the choice of devices is void.
+    #[error("allocating devices: {0}")]
+    Devices(String),
 }
 
 /// Writes the choices, and waits until every claim is bound.
