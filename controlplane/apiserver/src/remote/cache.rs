@@ -25,7 +25,7 @@ struct Spaces<V> {
 
 struct Entries<V> {
     by_key: HashMap<Key, (V, Instant)>,
-    /// Keys in the order in which they were added. A removed key stays until it is the oldest.
+    /// Keys in the order in which they were added.
     order: VecDeque<Key>,
 }
 
@@ -71,7 +71,9 @@ impl<V: Clone> AnswerCache<V> {
             Outcome::Accepted => (accepted, refused),
             Outcome::Refused => (refused, accepted),
         };
-        other.by_key.remove(&key);
+        if other.by_key.remove(&key).is_some() {
+            other.order.retain(|one| *one != key);
+        }
         own.insert(key, (value, Instant::now() + lasts));
     }
 }
