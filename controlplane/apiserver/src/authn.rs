@@ -17,6 +17,7 @@ use std::{
     sync::Arc,
 };
 
+use arc_swap::ArcSwap;
 use futures::future::{BoxFuture, Either};
 use http::HeaderMap;
 use rustls_pki_types::CertificateDer;
@@ -98,6 +99,9 @@ pub(crate) struct PeerCertificate {
 /// The chain of authenticators.
 pub(crate) struct Authenticators {
     chain: Vec<Box<dyn Authenticator>>,
+    /// Members of the chain that the configuration file determines.
+    issuers: Arc<ArcSwap<oidc::Issuers>>,
+    anonymous: Arc<Anonymous>,
     /// Set if there is an authenticating proxy.
     peers: Option<PeerVerifier>,
     /// Issuer of service account tokens.
@@ -105,7 +109,13 @@ pub(crate) struct Authenticators {
 }
 
 /// A request without credentials is anonymous, as far as the configuration allows it.
-struct Anonymous(AnonymousConfig);
+struct Anonymous(ArcSwap<AnonymousConfig>);
+
+impl<T: Authenticator> Authenticator for Arc<T> {
+    fn authenticate<'a>(&'a self, credential: &'a Credential<'a>) -> Authenticating<'a> {
+        (**self).authenticate(credential)
+    }
+}
 
 // === impl User ===
 
@@ -181,15 +191,26 @@ impl Authenticators {
         chain.push(Box::new(service_account::ServiceAccounts(tokens.clone())));
         chain.push(Box::new(bootstrap_token::BootstrapTokens { audiences: tokens.audiences.clone() }));
         let config = sources.config;
-        if !config.issuers.is_empty() {
-            chain.push(Box::new(oidc::Issuers::new(config.issuers)?));
-        }
+        let issuers = Arc::new(ArcSwap::from_pointee(oidc::Issuers::new(config.issuers)?));
+        chain.push(Box::new(issuers.clone()));
         if let Some(webhook) = sources.token_webhook {
             let webhook = token_webhook::TokenWebhook::new(webhook, tokens.audiences.clone())?;
             chain.push(Box::new(webhook));
         }
-        chain.push(Box::new(Anonymous(config.anonymous)));
-        Ok(Self { chain, peers, tokens })
+        let anonymous = Arc::new(Anonymous(ArcSwap::from_pointee(config.anonymous)));
+        chain.push(Box::new(anonymous.clone()));
+        Ok(Self { chain, issuers, anonymous, peers, tokens })
+    }
+
+    /// Replaces what the configuration file determines. Running authentications use the former configuration.
+    ///
+    /// # Errors
+    /// An issuer's authority is invalid. The former configuration stays.
+    pub(crate) fn replace(&self, config: AuthenticationConfig) -> std::result::Result<(), String> {
+        let issuers = oidc::Issuers::new(config.issuers)?;
+        self.issuers.store(Arc::new(issuers));
+        self.anonymous.0.store(Arc::new(config.anonymous));
+        Ok(())
     }
 
     /// The certificate of a connection.
@@ -245,7 +266,7 @@ impl Authenticators {
 
 impl Authenticator for Anonymous {
     fn authenticate<'a>(&'a self, credential: &'a Credential<'a>) -> Authenticating<'a> {
-        let is_allowed = match &self.0 {
+        let is_allowed = match &**self.0.load() {
             AnonymousConfig::Enabled => true,
             AnonymousConfig::Disabled => false,
             AnonymousConfig::Paths(paths) => paths.iter().any(|path| path == credential.path),

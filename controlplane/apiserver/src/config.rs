@@ -1,5 +1,7 @@
 //! Configuration of the API server, and the errors of its start.
 
+use std::fs::File;
+use std::io::Read as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,6 +14,9 @@ use crate::authn::{AuthenticationConfig, RequestHeaderConfig, TokenWebhookConfig
 use crate::authz::AuthorizationConfig;
 use crate::error::ApiError;
 use crate::service_range::ServiceRanges;
+
+/// Maximum bytes of the configuration of authentication.
+const MAX_AUTHENTICATION: u64 = 1 << 20;
 
 /// Configuration of the API server.
 pub struct ApiserverConfig {
@@ -139,12 +144,18 @@ pub enum OpenError {
     Bootstrap(#[source] ApiError),
 }
 
-/// Reads the configuration of authentication. Without a file there are no issuers.
-pub(crate) fn read_authentication(path: Option<&Path>) -> Result<AuthenticationConfig, OpenError> {
-    let Some(path) = path else { return Ok(AuthenticationConfig::default()) };
+/// Reads the configuration of authentication, and returns its text too. Without a file there are no issuers.
+pub(crate) fn read_authentication(path: Option<&Path>) -> Result<(AuthenticationConfig, String), OpenError> {
+    let Some(path) = path else { return Ok((AuthenticationConfig::default(), String::new())) };
     let failed = |reason: String| OpenError::AuthenticationFile { path: path.to_owned(), reason };
-    let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
-    AuthenticationConfig::parse(&text).map_err(failed)
+    let mut text = String::new();
+    let read = File::open(path).and_then(|file| file.take(MAX_AUTHENTICATION + 1).read_to_string(&mut text));
+    read.map_err(|error| failed(error.to_string()))?;
+    if text.len() as u64 > MAX_AUTHENTICATION {
+        return Err(failed(format!("it is larger than {MAX_AUTHENTICATION} bytes")));
+    }
+    let config = AuthenticationConfig::parse(&text).map_err(failed)?;
+    Ok((config, text))
 }
 
 /// Reads the policy and opens the backends.

@@ -1,5 +1,7 @@
 //! Documents about the API server: discovery, OpenAPI, version, token issuer.
 
+mod merged;
+
 use coracle_kinds::{Resources, discovery, openapi};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use serde_json::{Value, json};
@@ -12,6 +14,8 @@ use crate::{
     request::RequestInfo,
     server::State,
 };
+
+pub(crate) use merged::Merged;
 
 const DISCOVERY: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 /// The Kubernetes version of the API.
@@ -88,16 +92,13 @@ fn openapi_v2(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Result<
     if !is_protobuf {
         media::negotiate(headers, &info.query, &[])?;
     }
-    let mut document = openapi::v2::json(&state.registry.load());
-    remote_openapi::add_v2(&state.remotes, &mut document);
-    let (media, bytes) = if is_protobuf {
-        (OPENAPI_V2_PROTOBUF[0], openapi::v2::protobuf(&document))
-    } else {
-        ("application/json", document.to_string().into_bytes())
+    let (form, media) = match is_protobuf {
+        true => (merged::Form::Protobuf, OPENAPI_V2_PROTOBUF[0]),
+        false => (merged::Form::Json, "application/json"),
     };
-    let tag = tag(&bytes);
-    let mut reply = if matches(headers, &tag) { not_modified() } else { reply::bytes(200, media, bytes) };
-    set(&mut reply, header::ETAG, &tag);
+    let document = merged::find(state, form, |tag| matches(headers, tag));
+    let mut reply = document.body.map_or_else(not_modified, |body| reply::bytes(200, media, body));
+    set(&mut reply, header::ETAG, &document.tag);
     set(&mut reply, header::VARY, "Accept-Encoding, Accept");
     Ok(reply)
 }

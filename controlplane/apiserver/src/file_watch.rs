@@ -1,17 +1,26 @@
 //! Follows the content of a configuration file.
 
 use std::{
+    fs::File,
+    io::{self, Read as _},
+    os::{fd::AsFd as _, unix::fs::OpenOptionsExt as _},
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use sha2::{Digest as _, Sha256};
-use tokio::sync::Notify;
+use tokio::net::unix::pipe;
 use tokio_util::sync::CancellationToken;
 
+/// Maximum bytes of a file. Larger files are reported, and not followed.
+const MAX_SIZE: u64 = 16 << 20;
+/// First and longest delay after a failed watch.
+const RETRY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
+
 /// Calls `changed` at the start and after each change of the file's content, until `shutdown` is cancelled. `changed`
-/// may block: it runs on a blocking thread. If the directory cannot be watched, the function logs it and returns.
+/// may block: it runs on a blocking thread. A watch that fails is reported and started again after a delay.
 ///
 /// The function watches the directory of `path`, because programs replace the file, or a symbolic link, by a rename.
 pub async fn follow_file(
@@ -19,53 +28,162 @@ pub async fn follow_file(
     shutdown: CancellationToken,
     changed: impl Fn() + Send + Sync + 'static,
 ) {
-    let woken = Arc::new(Notify::new());
-    if let Err(error) = watch(&path, woken.clone()) {
-        tracing::warn!(path = %path.display(), %error, "cannot follow a configuration file: changes need a restart");
-        return;
-    }
-    let changed = Arc::new(changed);
-    let mut known = None;
+    let mut followed = Followed { path, changed: Arc::new(changed), known: None, delay: RETRY[0] };
     loop {
-        // A missing file is skipped: its creation is an event. The first pass also finds a change between the read of
-        // the caller and the start of the watch.
-        if let Some(now) = digest(&path)
-            && known.replace(now) != Some(now)
-        {
-            let changed = changed.clone();
-            if tokio::task::spawn_blocking(move || changed()).await.is_err() {
-                return;
-            }
-        }
+        let error = tokio::select! {
+            error = followed.follow() => error,
+            () = shutdown.cancelled() => return,
+        };
+        let path = followed.path.display();
+        tracing::warn!(%path, %error, retry = ?followed.delay, "cannot follow a configuration file");
         tokio::select! {
-            () = woken.notified() => {}
+            () = tokio::time::sleep(followed.delay) => {}
             () = shutdown.cancelled() => return,
         }
+        followed.delay = RETRY[1].min(followed.delay * 2);
     }
 }
 
-/// Starts a thread that waits for changes in the directory of the file. The thread ends with the process, or at the
-/// first change after `woken` was dropped.
-fn watch(path: &Path, woken: Arc<Notify>) -> std::io::Result<()> {
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let inotify = Inotify::init(InitFlags::IN_CLOEXEC)?;
-    inotify.add_watch(
-        directory,
-        AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_CREATE,
-    )?;
-    let listener = Arc::downgrade(&woken);
-    drop(woken);
-    std::thread::Builder::new().name("file-watch".to_owned()).spawn(move || {
-        while inotify.read_events().is_ok() {
-            let Some(woken) = listener.upgrade() else { return };
-            woken.notify_one();
-        }
-    })?;
-    Ok(())
+/// A file that is followed.
+struct Followed<C> {
+    path: PathBuf,
+    changed: Arc<C>,
+    /// Digest of the content of which `changed` was called last.
+    known: Option<[u8; 32]>,
+    /// Delay after the next failure.
+    delay: Duration,
 }
 
-fn digest(path: &Path) -> Option<[u8; 32]> {
-    std::fs::read(path).ok().map(|bytes| Sha256::digest(bytes).into())
+/// A watch of a directory.
+struct DirectoryWatch {
+    events: Inotify,
+    /// Another descriptor of the same events, by which tokio waits for them. Nothing is read from it.
+    ready: pipe::Receiver,
+}
+
+// === impl Followed ===
+
+impl<C: Fn() + Send + Sync + 'static> Followed<C> {
+    /// Follows the file until the watch fails. Cancel-safe: a change that is found but not reported yet is found again.
+    async fn follow(&mut self) -> io::Error {
+        let watch = DirectoryWatch::start(&self.path);
+        // Without a watch the file is compared at each attempt.
+        self.compare().await;
+        let watch = match watch {
+            Ok(watch) => watch,
+            Err(error) => return error,
+        };
+        loop {
+            if let Err(error) = watch.wait().await {
+                return error;
+            }
+            self.delay = RETRY[0];
+            self.compare().await;
+        }
+    }
+
+    /// Calls `changed` if the content has changed. A missing file is skipped: its creation is an event.
+    async fn compare(&mut self) {
+        let (path, changed, known) = (self.path.clone(), self.changed.clone(), self.known);
+        let compared = tokio::task::spawn_blocking(move || match digest(&path) {
+            Ok(now) => {
+                if known != Some(now) {
+                    changed();
+                }
+                Some(now)
+            }
+            Err(error) => {
+                if error.kind() != io::ErrorKind::NotFound {
+                    tracing::warn!(path = %path.display(), %error, "cannot read a configuration file");
+                }
+                known
+            }
+        });
+        match compared.await {
+            Ok(now) => self.known = now,
+            Err(error) => {
+                tracing::error!(path = %self.path.display(), %error, "cannot apply a configuration file");
+            }
+        }
+    }
+}
+
+// === impl DirectoryWatch ===
+
+impl DirectoryWatch {
+    /// Watches the directory of a file.
+    fn start(path: &Path) -> io::Result<Self> {
+        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let events = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
+        events.add_watch(
+            directory.unwrap_or(Path::new(".")),
+            AddWatchFlags::IN_CLOSE_WRITE
+                | AddWatchFlags::IN_MOVED_TO
+                | AddWatchFlags::IN_CREATE
+                | AddWatchFlags::IN_MOVE_SELF
+                | AddWatchFlags::IN_DELETE_SELF
+                | AddWatchFlags::IN_ONLYDIR,
+        )?;
+        let ready = pipe::Receiver::from_owned_fd_unchecked(events.as_fd().try_clone_to_owned()?)?;
+        Ok(Self { events, ready })
+    }
+
+    /// Waits for events in the directory.
+    ///
+    /// # Errors
+    /// The kernel failed, or the directory is not at its path any more.
+    async fn wait(&self) -> io::Result<()> {
+        const GONE: [AddWatchFlags; 4] = [
+            AddWatchFlags::IN_MOVE_SELF,
+            AddWatchFlags::IN_DELETE_SELF,
+            AddWatchFlags::IN_IGNORED,
+            AddWatchFlags::IN_UNMOUNT,
+        ];
+        let is_gone = |mask: AddWatchFlags| GONE.iter().any(|gone| mask.contains(*gone));
+        loop {
+            self.ready.readable().await?;
+            match self.ready.try_io(|| Ok(self.events.read_events()?)) {
+                Ok(events) if events.iter().any(|event| is_gone(event.mask)) => {
+                    return Err(io::Error::new(
+                        io::ErrorKind::NotFound,
+                        "its directory was moved or removed",
+                    ));
+                }
+                Ok(_) => return Ok(()),
+                Err(error) if is_transient(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+fn is_transient(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+/// Digest of the content of a regular file.
+fn digest(path: &Path) -> io::Result<[u8; 32]> {
+    // Without O_NONBLOCK the open of a named pipe would wait for a writer.
+    let file = File::options().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
+    }
+    let (mut hash, mut buffer, mut read) = (Sha256::new(), [0; 8192], 0);
+    let mut file = file.take(MAX_SIZE + 1);
+    loop {
+        let count = match file.read(&mut buffer) {
+            Ok(0) => return Ok(hash.finalize().into()),
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
+        };
+        read += count as u64;
+        if read > MAX_SIZE {
+            let reason = format!("it is larger than {MAX_SIZE} bytes");
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, reason));
+        }
+        hash.update(&buffer[..count]);
+    }
 }
 
 #[cfg(test)]
@@ -107,5 +225,46 @@ mod tests {
         while seen.recv().await.unwrap() != "last" {}
         shutdown.cancel();
         following.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_that_cannot_go_on_is_started_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let inner = directory.path().join("inner");
+        let path = inner.join("config");
+        let (sender, mut seen) = tokio::sync::mpsc::unbounded_channel();
+        let shutdown = CancellationToken::new();
+        let of_file = path.clone();
+        let read = move || {
+            let text = std::fs::read_to_string(&of_file).unwrap();
+            sender.send(text.clone()).unwrap();
+            assert_ne!(text, "panics");
+        };
+        // The directory does not exist yet. It is removed and made again.
+        let following = tokio::spawn(follow_file(path.clone(), shutdown.clone(), read));
+        for text in ["a", "panics", "b"] {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            std::fs::create_dir(&inner).unwrap();
+            std::fs::write(&path, text).unwrap();
+            while seen.recv().await.unwrap() != text {}
+            std::fs::remove_dir_all(&inner).unwrap();
+        }
+        shutdown.cancel();
+        following.await.unwrap();
+    }
+
+    #[test]
+    fn only_regular_files_of_a_limited_size_are_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        let file = File::create(&path).unwrap();
+        file.set_len(MAX_SIZE).unwrap();
+        assert!(digest(&path).is_ok());
+        file.set_len(MAX_SIZE + 1).unwrap();
+        assert_eq!(digest(&path).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+        let pipe = directory.path().join("pipe");
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert_eq!(digest(&pipe).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(digest(&directory.path().join("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 }

@@ -42,7 +42,14 @@ pub(crate) struct Metrics {
     durations: HistogramVec,
     authentications: IntCounterVec,
     authorizations: IntCounterVec,
+    authentication_reloads: Reloads,
     webhooks: HistogramVec,
+}
+
+/// Reads of a changed configuration file: their number and the time of the last one, by status.
+struct Reloads {
+    count: IntCounterVec,
+    last: IntGaugeVec,
 }
 
 /// Result of an authentication.
@@ -65,6 +72,23 @@ pub(crate) struct Request {
     subresource: String,
     scope: &'static str,
     is_long: bool,
+}
+
+// === impl Reloads ===
+
+impl Reloads {
+    fn new(subject: &str) -> Self {
+        let name = |suffix: &str| format!("apiserver_{subject}_config_controller_automatic_{suffix}");
+        let reloads = format!("automatic reloads of {subject} configuration split by status.");
+        Self {
+            count: counter(&name("reloads_total"), &format!("Total number of {reloads}"), &["status"]),
+            last: gauge(
+                &name("reload_last_timestamp_seconds"),
+                &format!("Timestamp of the last of the {reloads}"),
+                &["status"],
+            ),
+        }
+    }
 }
 
 // === impl Metrics ===
@@ -101,6 +125,7 @@ impl Metrics {
                 "Counter of authorization attempts broken down by result.",
                 &["result"],
             ),
+            authentication_reloads: Reloads::new("authentication"),
             webhooks: valid(HistogramVec::new(
                 HistogramOpts::new(
                     "apiserver_admission_webhook_admission_duration_seconds",
@@ -110,7 +135,9 @@ impl Metrics {
                 &["name", "operation", "rejected"],
             )),
         };
-        let collectors: [Box<dyn Collector>; 6] = [
+        let collectors: [Box<dyn Collector>; 8] = [
+            Box::new(metrics.authentication_reloads.count.clone()),
+            Box::new(metrics.authentication_reloads.last.clone()),
             Box::new(metrics.authentications.clone()),
             Box::new(metrics.authorizations.clone()),
             Box::new(metrics.webhooks.clone()),
@@ -144,6 +171,13 @@ impl Metrics {
         self.authentications.with_label_values(&[result]).inc();
     }
 
+    /// Counts a read of the changed configuration of authentication.
+    pub(crate) fn reloaded_authentication(&self, is_valid: bool) {
+        let status = [if is_valid { "success" } else { "failure" }];
+        self.authentication_reloads.count.with_label_values(&status).inc();
+        self.authentication_reloads.last.with_label_values(&status).set(jiff::Timestamp::now().as_second());
+    }
+
     /// Counts a decision about a request.
     pub(crate) fn authorized(&self, verdict: Verdict) {
         let result = match verdict {
@@ -164,7 +198,7 @@ impl Metrics {
         self.webhooks.with_label_values(&labels).observe(took.as_secs_f64());
     }
 
-    fn text(&self, state: &State) -> Vec<u8> {
+    pub(crate) fn text(&self, state: &State) -> Vec<u8> {
         let in_flight = gauge(
             "apiserver_current_inflight_requests",
             "Number of currently used inflight requests of this apiserver per request kind.",

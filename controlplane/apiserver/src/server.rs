@@ -2,7 +2,6 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    path::PathBuf,
     sync::{Arc, Weak},
     time::{Duration, Instant},
 };
@@ -20,18 +19,15 @@ use crate::{
     admit::{Admission, PodSecurityConfig},
     aggregation::{self, FrontProxy, Remotes, forward},
     audit::{Auditor, Received, Record},
-    authn::{
-        AnonymousConfig, Authenticators, PeerCertificate, Sources, User, legacy_use, service_account::Tokens,
-    },
+    authn::{Authenticators, PeerCertificate, Sources, User, legacy_use, service_account::Tokens},
     authz::{self, Authorizers, Question, impersonation},
     backup, body, bootstrap,
     cache::Cache,
     call::{Call, Warnings},
     compression,
-    config::{ApiserverConfig, KubeletTls, OpenError, open_audit, read_authentication},
+    config::{ApiserverConfig, KubeletTls, OpenError, open_audit},
     custom_resources, documents,
     error::{ApiError, Result},
-    file_watch,
     flow_control::{self, FlowControl, Seats},
     freshness, health,
     in_flight::{self, BodyMemory, InFlight},
@@ -66,6 +62,7 @@ pub(crate) struct State {
     pub(crate) kubelet: KubeletTls,
     pub(crate) front_proxy: FrontProxy,
     pub(crate) remotes: Remotes,
+    pub(crate) merged: documents::Merged,
     /// Held while a service's addresses are allocated and stored.
     pub(crate) allocating: Arc<tokio::sync::Mutex<()>>,
     /// Held while a request is checked against quotas and committed.
@@ -112,14 +109,12 @@ impl State {
     }
 }
 
-/// Starts the controllers that are parts of the server. `authorization`: the file that is read again when it changes.
-async fn start_controllers(state: &Arc<State>, authorization: Option<PathBuf>) {
+/// Starts the controllers that are parts of the server.
+async fn start_controllers(state: &Arc<State>, files: reload::Files) {
     flow_control::controller::start(state).await;
     custom_resources::start(state).await;
     aggregation::start(state);
-    if let Some(path) = authorization {
-        tokio::spawn(follow_authorization(Arc::downgrade(state), path));
-    }
+    reload::start(state, files);
 }
 
 impl Apiserver {
@@ -142,13 +137,13 @@ impl Apiserver {
         let (legacy_uses, used) = legacy_use::queue();
         let tokens = Tokens::new(&config.service_account_key, config.issuer, audiences, legacy_uses);
         let tokens = tokens.ok_or(OpenError::SigningKey)?;
-        let reloaded = config.authorization.file.clone();
+        let authorization = config.authorization.file.clone();
         let authorizers = Authorizers::new(config.authorization).map_err(OpenError::Authorization)?;
-        let mut authentication = read_authentication(config.authentication_file.as_deref())?;
         // As upstream: with the mode AlwaysAllow anonymous clients would have all permissions.
-        if authorizers.allows_all() || !config.anonymous_auth {
-            authentication.anonymous = AnonymousConfig::Disabled;
-        }
+        let refuses_anonymous = authorizers.allows_all() || !config.anonymous_auth;
+        let file = config.authentication_file.as_deref();
+        let (authentication, file) = reload::AuthenticationFile::open(file, refuses_anonymous)?;
+        let files = reload::Files { authorization, authentication: file };
         let sources = Sources {
             token_file: config.token_file.as_deref(),
             config: authentication,
@@ -175,6 +170,7 @@ impl Apiserver {
             kubelet: config.kubelet,
             front_proxy: config.front_proxy,
             remotes: Remotes::default(),
+            merged: documents::Merged::default(),
             allocating: Arc::default(),
             quota_locks: quota::Locks::default(),
             in_flight: InFlight::new(config.max_in_flight),
@@ -186,7 +182,7 @@ impl Apiserver {
             shutdown,
         });
         bootstrap::run(&state).await.map_err(OpenError::Bootstrap)?;
-        start_controllers(&state, reloaded).await;
+        start_controllers(&state, files).await;
         tokio::spawn(legacy_use::record(Arc::downgrade(&state), used));
         tokio::spawn(quota::write_statuses(Arc::downgrade(&state)));
         Ok(Self { state })
@@ -435,31 +431,12 @@ async fn delay_shutdown(stopping: CancellationToken, delay: Duration, shutdown: 
     shutdown.cancel();
 }
 
-/// Reads the authorization configuration again when its file changes.
-async fn follow_authorization(state: Weak<State>, path: PathBuf) {
-    let Some(shutdown) = state.upgrade().map(|state| state.shutdown.clone()) else { return };
-    let shown = path.display().to_string();
-    let reload = move || {
-        let Some(state) = state.upgrade() else { return };
-        match state.authorizers.reload() {
-            Ok(()) => tracing::info!(path = shown, "authorization configuration reloaded"),
-            Err(reason) => {
-                tracing::error!(
-                    path = shown,
-                    reason,
-                    "cannot use the authorization configuration; the former one stays"
-                );
-            }
-        }
-    };
-    file_watch::follow_file(path, shutdown, reload).await;
-}
-
 /// The seats of all priority levels.
 fn seats(max: [usize; 2]) -> u64 {
     u64::try_from(max[0].saturating_add(max[1])).unwrap_or(u64::MAX)
 }
 
+mod reload;
 mod route;
 
 #[cfg(test)]

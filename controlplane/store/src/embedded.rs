@@ -248,14 +248,22 @@ impl Shared {
         // same moment.
         let state = self.lock();
         let mut entries = state.volatile_from(start, &range.prefix);
+        let mut sealed = Vec::new();
         self.read(|engine| {
             engine.scan(start, &range.prefix, |key, bytes| {
-                entries.extend(self.vault.decode(key, bytes)?);
+                match self.vault.may_wait(bytes) {
+                    true => sealed.push((key.to_owned(), bytes.to_vec())),
+                    false => entries.extend(self.vault.decode(key, bytes)?),
+                }
                 Ok(())
             })
         })?;
         let revision = state.revision();
         drop(state);
+        // Without the lock: a key management service that does not answer must not delay writes.
+        for (key, bytes) in sealed {
+            entries.extend(self.vault.decode(&key, &bytes)?);
+        }
         entries.sort_by(|left, right| left.key.cmp(&right.key));
         let more = entries.len() > limit;
         entries.truncate(limit);

@@ -51,6 +51,12 @@ impl Vault {
         Ok(Some(Entry { key: key.into(), value, created, modified }))
     }
 
+    /// Whether the decoding of an entry may wait for a key management service.
+    pub(crate) fn may_wait(&self, bytes: &[u8]) -> bool {
+        let has_providers = self.0.as_ref().is_some_and(|sealing| sealing.encryption.is_some());
+        has_providers && split(bytes).is_some_and(|(_, value)| is_encrypted(value))
+    }
+
     /// The encrypted value; `None` if the values of this key are stored as they are.
     pub(crate) fn seal(&self, key: &str, value: &[u8]) -> Result<Option<Vec<u8>>, coracle_sealing::Error> {
         match self.encryption(key) {
@@ -133,4 +139,30 @@ fn split(bytes: &[u8]) -> Option<(Revisions, &[u8])> {
     let revisions =
         Revisions { created: u64::from_be_bytes(*created), modified: u64::from_be_bytes(*modified) };
     Some((revisions, value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_encrypted_values_may_wait_and_only_with_providers() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("encryption.yaml");
+        let text = "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources:\n\
+            - resources: [secrets]\n  providers: [{secretbox: {keys: [{name: k, secret: \
+            AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=}]}}]\n";
+        std::fs::write(&file, text).unwrap();
+        std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        let vault = |encryption: Option<Arc<Encryption>>| {
+            let keys = Keys::load_or_create(&directory.path().join("keys")).unwrap();
+            Vault(Some(Sealing { keys, prefixes: vec!["/secrets/".to_owned()], encryption }))
+        };
+        let providers = vault(Some(Arc::new(Encryption::load(&file).unwrap())));
+        let revisions = Revisions { created: 1, modified: 1 };
+        let sealed = providers.encode("/secrets/n/a", revisions, b"{}").unwrap();
+        let plain = providers.encode("/pods/n/a", revisions, b"{}").unwrap();
+        assert!(providers.may_wait(&sealed) && !providers.may_wait(&plain));
+        assert!(!vault(None).may_wait(&sealed));
+    }
 }

@@ -8,7 +8,10 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -45,10 +48,21 @@ struct Inner {
     /// ETag of the version 2 document.
     tag: Option<String>,
     /// The part of the version 2 document, as JSON text.
-    v2: Option<Arc<str>>,
+    v2: Option<Part>,
     /// URL of the version 3 document.
     v3: Option<String>,
 }
+
+/// The part of a version 2 document.
+#[derive(Clone)]
+struct Part {
+    text: Arc<str>,
+    /// Another number for each content.
+    version: u64,
+}
+
+/// Version of the next part of any server.
+static VERSION: AtomicU64 = AtomicU64::new(0);
 
 // === impl Documents ===
 
@@ -104,13 +118,14 @@ async fn read_v2(state: &State, remote: &Remote) -> Result<(), String> {
         });
         let part = part.map_err(|error| format!("/openapi/v2 is not JSON: {error}"))?;
         let tag = found.headers.get(header::ETAG).and_then(|tag| tag.to_str().ok()).map(str::to_owned);
-        Ok(Some((tag, Arc::from(part))))
+        Ok(Some((tag, part)))
     });
     // Not modified: keep the part. If the read fails, remove the part.
     remote.documents.with(|inner| match found {
         Ok(None) => Ok(()),
         Ok(Some((tag, part))) => {
-            (inner.tag, inner.v2) = (tag, Some(part));
+            inner.tag = tag;
+            inner.v2 = Some(Part::after(inner.v2.take(), &part));
             Ok(())
         }
         Err(error) => {
@@ -118,6 +133,15 @@ async fn read_v2(state: &State, remote: &Remote) -> Result<(), String> {
             Err(error)
         }
     })
+}
+
+impl Part {
+    /// The part with this text: the former one if it is equal.
+    fn after(former: Option<Self>, text: &str) -> Self {
+        former
+            .filter(|former| *former.text == *text)
+            .unwrap_or_else(|| Self { text: text.into(), version: VERSION.fetch_add(1, Ordering::Relaxed) })
+    }
 }
 
 async fn read_v3_root(state: &State, remote: &Remote) -> Result<(), String> {
@@ -157,12 +181,23 @@ pub(crate) fn add_v3(remotes: &Remotes, root: &mut Value) {
 
 /// Adds the parts of other servers to the document of version 2.
 pub(crate) fn add_v2(remotes: &Remotes, document: &mut Value) {
-    for remote in remotes.all().iter().filter(|remote| remote.resources().is_some()) {
-        let Some(text) = remote.documents.with(|inner| inner.v2.clone()) else { continue };
-        if let Ok(part) = serde_json::from_str(&text) {
+    for part in parts(remotes) {
+        if let Ok(part) = serde_json::from_str(&part.text) {
             merge(document, part);
         }
     }
+}
+
+/// Versions of the parts that [`add_v2`] adds, in its order. Equal versions mean equal parts.
+pub(crate) fn v2_versions(remotes: &Remotes) -> Vec<u64> {
+    parts(remotes).iter().map(|part| part.version).collect()
+}
+
+/// The parts of the servers that respond.
+fn parts(remotes: &Remotes) -> Vec<Part> {
+    let all = remotes.all();
+    let responding = all.iter().filter(|remote| remote.resources().is_some());
+    responding.filter_map(|remote| remote.documents.with(|inner| inner.v2.clone())).collect()
 }
 
 /// The paths of a group version, and all definitions they refer to.
@@ -377,6 +412,15 @@ mod tests {
         assert_eq!(url("http://elsewhere/?hash=a/../b").unwrap(), "/openapi/v3/apis/far.io/v1");
         assert_eq!(v3_url(&root(""), "far.io", "v2"), None);
         assert_eq!(v3_url(&json!([]), "far.io", "v1"), None);
+    }
+
+    #[test]
+    fn a_part_has_another_version_if_its_content_changes() {
+        let first = Part::after(None, "{}");
+        let same = Part::after(Some(first.clone()), "{}");
+        let next = Part::after(Some(first.clone()), "[]");
+        assert_eq!((same.version, &*next.text), (first.version, "[]"));
+        assert!(![first.version, Part::after(None, "[]").version].contains(&next.version));
     }
 
     #[test]

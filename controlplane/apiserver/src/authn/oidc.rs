@@ -7,6 +7,9 @@ pub(crate) mod config;
 mod expression;
 mod keys;
 
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
 use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
 use serde_json::Value;
 
@@ -20,7 +23,8 @@ use keys::Keys;
 const NOT_BEFORE_LEEWAY: i64 = 300;
 
 /// The issuers of the configuration.
-pub(super) struct Issuers(Vec<Issuer>);
+#[derive(Default)]
+pub(super) struct Issuers(Vec<Arc<Issuer>>);
 
 /// One issuer with its keys, which are fetched when the first token comes.
 struct Issuer {
@@ -45,15 +49,9 @@ enum Refusal {
     Claims(#[from] claims::ClaimError),
 }
 
-impl Authenticator for Issuers {
+impl Authenticator for ArcSwap<Issuers> {
     fn authenticate<'a>(&'a self, credential: &'a Credential<'a>) -> Authenticating<'a> {
-        let Some(token) = credential.token else { return known(None) };
-        // The issuer is not verified yet: it only chooses the keys.
-        let Some(issuer) = unverified_issuer(token) else { return known(None) };
-        match self.0.iter().find(|one| one.config.url == issuer) {
-            Some(issuer) => Either::Right(Box::pin(issuer.user(token))),
-            None => known(None),
-        }
+        self.load().authenticate(credential)
     }
 }
 
@@ -63,8 +61,27 @@ impl Issuers {
     /// # Errors
     /// An issuer's authority is invalid.
     pub(super) fn new(configs: Vec<IssuerConfig>) -> Result<Self, String> {
-        let issuer = |config: IssuerConfig| Ok(Issuer { keys: Keys::new(&config)?, config });
+        let issuer = |config: IssuerConfig| Ok(Arc::new(Issuer { keys: Keys::new(&config)?, config }));
         configs.into_iter().map(issuer).collect::<Result<Vec<_>, String>>().map(Self)
+    }
+
+    /// Authenticates a token. The result may outlive these issuers.
+    fn authenticate<'a>(&self, credential: &'a Credential<'a>) -> Authenticating<'a> {
+        let Some(token) = credential.token else { return known(None) };
+        match self.find(token).cloned() {
+            Some(issuer) => Either::Right(Box::pin(async move { issuer.user(token).await })),
+            None => known(None),
+        }
+    }
+
+    /// The issuer that a token names.
+    fn find(&self, token: &str) -> Option<&Arc<Issuer>> {
+        if self.0.is_empty() {
+            return None;
+        }
+        // The issuer is not verified yet: it only chooses the keys.
+        let issuer = unverified_issuer(token)?;
+        self.0.iter().find(|one| one.config.url == issuer)
     }
 }
 

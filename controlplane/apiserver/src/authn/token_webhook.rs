@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::{Authenticating, Authenticator, Credential, User, known};
 use crate::remote::{
     Remote,
-    cache::{AnswerCache, key},
+    cache::{AnswerCache, Outcome, key},
 };
 
 /// Maximum duration of a call.
@@ -65,7 +65,8 @@ impl TokenWebhook {
             match user {
                 Ok(user) => {
                     let user = user.map(Arc::new);
-                    self.answers.insert(question, user.clone(), self.config.cache);
+                    let outcome = if user.is_some() { Outcome::Accepted } else { Outcome::Refused };
+                    self.answers.insert(question, user.clone(), (outcome, self.config.cache));
                     user.map(Arc::unwrap_or_clone)
                 }
                 // Failures are not cached.

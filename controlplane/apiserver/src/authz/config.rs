@@ -228,6 +228,9 @@ impl Members {
             if entry.name.is_empty() || !names.insert(entry.name.clone()) {
                 return Err(at(format!("name: {:?} is empty or a duplicate", entry.name)));
             }
+            if !coracle_values::names::dns1123_subdomain(&entry.name).is_empty() {
+                return Err(at(format!("name: {:?} must be a DNS name in lower case", entry.name)));
+            }
             if entry.mode != "Webhook" && !modes.insert(entry.mode.clone()) {
                 return Err(at(format!("type: {:?} is a duplicate", entry.mode)));
             }
@@ -254,6 +257,11 @@ fn webhook(name: String, hook: Hook) -> Result<Webhook, String> {
     }
     let ttl = |field, text: Option<String>, default, is_kept: bool| {
         let lasts = text.map_or(Ok(default), |text| duration(field, &text))?;
+        if lasts.is_zero() {
+            return Err(format!(
+                "webhook.{field}: must be more than 0s; the fields cache*Requests disable the cache"
+            ));
+        }
         Ok::<_, String>(if is_kept { lasts } else { Duration::ZERO })
     };
     let authorized =
@@ -345,6 +353,9 @@ mod tests {
             (file("[{type: Other, name: a}]"), "authorizers[0].type"),
             (file("[{type: RBAC, name: a, other: b}]"), "other"),
             (file("[{type: Webhook, name: a}]"), "authorizers[0].webhook"),
+            (file("[{type: RBAC, name: A_b}]"), "authorizers[0].name"),
+            (hook(("timeout: 3s", "timeout: 3s, authorizedTTL: 0s")), "webhook.authorizedTTL"),
+            (hook(("timeout: 3s", "timeout: 3s, unauthorizedTTL: -1s")), "webhook.unauthorizedTTL"),
             (hook(("timeout: 3s", "timeout: 31s")), "webhook.timeout"),
             (hook(("timeout: 3s", "timeout: soon")), "webhook.timeout"),
             (hook(("failurePolicy: Deny", "failurePolicy: Allow")), "webhook.failurePolicy"),

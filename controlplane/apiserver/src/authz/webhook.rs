@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::{Authorizer, Deciding, Decision, Question, Verdict, condition::MatchConditions};
 use crate::remote::{
     Remote,
-    cache::{AnswerCache, key},
+    cache::{AnswerCache, Outcome, key},
 };
 
 /// Maximum bytes of a review whose response is cached.
@@ -79,8 +79,8 @@ impl Webhook {
         };
         if text.len() <= CACHED_QUESTION {
             let lasts = match answer.verdict {
-                Verdict::Allow => self.settings.authorized,
-                _ => self.settings.unauthorized,
+                Verdict::Allow => (Outcome::Accepted, self.settings.authorized),
+                _ => (Outcome::Refused, self.settings.unauthorized),
             };
             self.decisions.insert(key(&[text.as_bytes()]), answer.clone(), lasts);
         }

@@ -1,15 +1,20 @@
 //! Controller of flow schemas and priority levels. It applies them, maintains the default objects, and writes the
 //! condition `Dangling`. It runs when an object changes.
 //!
+//! Servers of different versions on one store have different default objects. As upstream, each server writes its own
+//! ones at the start, and later at most once a minute: otherwise each write would cause one of the other server.
+//!
 //! Source: `k8s.io/apiserver/pkg/util/flowcontrol/apf_controller.go`, `.../flowcontrol/ensurer`.
 
 use std::{
     collections::BTreeSet,
     sync::{Arc, Weak},
+    time::Duration,
 };
 
 use coracle_kinds::{Resource, flow_control as objects, kind::by_kind};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use crate::{
     bootstrap,
@@ -23,15 +28,28 @@ use crate::{
 /// Annotation of default objects whose spec this server maintains.
 const AUTO_UPDATE: &str = "apf.kubernetes.io/autoupdate-spec";
 
+/// Minimum time between two corrections of the default objects, as upstream.
+const PERIOD: Duration = Duration::from_secs(60);
+
+/// When the default objects are corrected.
+#[derive(Default)]
+struct Turns {
+    last: Option<Instant>,
+    /// Set while objects wait for a correction.
+    due: Option<Instant>,
+}
+
 /// Creates missing default objects, applies all objects, and follows their changes.
 pub(crate) async fn start(state: &Arc<State>) {
     let kind = |name| by_kind(objects::API_VERSION, name).cloned();
     let Some(kinds) = kind("FlowSchema").zip(kind("PriorityLevelConfiguration")) else { return };
-    follow(state, (&kinds.0, &kinds.1)).await;
+    // The first correction after the start is not delayed.
+    follow(state, (&kinds.0, &kinds.1), &mut Turns::default()).await;
     tokio::spawn(run(Arc::downgrade(state), kinds));
 }
 
 async fn run(state: Weak<State>, (schemas, levels): (Arc<Resource>, Arc<Resource>)) {
+    let mut turns = Turns::default();
     loop {
         let Some(strong) = state.upgrade() else { return };
         let watches = watch(&strong, &schemas).and_then(|first| Ok((first, watch(&strong, &levels)?)));
@@ -40,15 +58,16 @@ async fn run(state: Weak<State>, (schemas, levels): (Arc<Resource>, Arc<Resource
         drop(strong);
         loop {
             let Some(strong) = state.upgrade() else { return };
-            follow(&strong, (&schemas, &levels)).await;
+            follow(&strong, (&schemas, &levels), &mut turns).await;
             drop(strong);
             // Cancel-safe: dropping the receive loses no event.
-            let event = tokio::select! {
-                event = of_schemas.recv() => event,
-                event = of_levels.recv() => event,
+            let has_ended = tokio::select! {
+                event = of_schemas.recv() => event.is_none(),
+                event = of_levels.recv() => event.is_none(),
+                () = turns.wait() => false,
                 () = shutdown.cancelled() => return,
             };
-            if event.is_none() {
+            if has_ended {
                 break;
             }
         }
@@ -66,7 +85,7 @@ fn values(state: &State, kind: &Resource) -> Vec<Value> {
     state.cache.list(kind, "").iter().map(|object| object.value()).collect()
 }
 
-async fn follow(state: &Arc<State>, (schemas, levels): (&Arc<Resource>, &Arc<Resource>)) {
+async fn follow(state: &Arc<State>, (schemas, levels): (&Arc<Resource>, &Arc<Resource>), turns: &mut Turns) {
     let (of_schemas, of_levels) = (values(state, schemas), values(state, levels));
     state.flow_control.configure(&of_schemas, &of_levels);
     // Default schemas refer to levels, so levels are created first.
@@ -74,8 +93,11 @@ async fn follow(state: &Arc<State>, (schemas, levels): (&Arc<Resource>, &Arc<Res
         (levels, &of_levels, objects::mandatory_levels(), objects::suggested_levels()),
         (schemas, &of_schemas, objects::mandatory_schemas(), objects::suggested_schemas()),
     ];
-    for (kind, stored, mandatory, suggested) in sets {
-        for step in plan(stored, &mandatory, &suggested) {
+    let steps = sets.map(|(kind, stored, mandatory, suggested)| (kind, plan(stored, &mandatory, &suggested)));
+    let is_wanted = steps.iter().any(|(_, steps)| !steps.is_empty());
+    let may_run = turns.take(is_wanted, Instant::now());
+    for (kind, steps) in steps.into_iter().filter(|_| may_run) {
+        for step in steps {
             if let Err(error) = step.run(state, kind).await {
                 tracing::warn!(error = %error, "cannot keep a flow schema or priority level of every cluster");
             }
@@ -94,37 +116,69 @@ async fn follow(state: &Arc<State>, (schemas, levels): (&Arc<Resource>, &Arc<Res
 #[derive(Debug, PartialEq)]
 enum Step {
     Create(Value),
-    /// Gives the stored object this spec.
+    /// Gives the stored object this spec, and the annotation.
     Correct(Value),
+    /// Gives the stored object the annotation that leaves its spec to the administrators.
+    Leave(String),
     /// Deletes an object that an earlier version created.
     Delete(String),
 }
 
-/// The changes that the stored objects need. Mandatory objects always have the default spec, suggested ones while they
-/// have the annotation.
+// === impl Turns ===
+
+impl Turns {
+    /// Whether a wanted correction may run now. Otherwise it is due later.
+    fn take(&mut self, is_wanted: bool, now: Instant) -> bool {
+        let earliest = self.last.map(|last| last + PERIOD).filter(|earliest| now < *earliest);
+        self.due = earliest.filter(|_| is_wanted);
+        let is_now = is_wanted && earliest.is_none();
+        if is_now {
+            self.last = Some(now);
+        }
+        is_now
+    }
+
+    /// Waits until a correction is due.
+    async fn wait(&self) {
+        match self.due {
+            Some(due) => tokio::time::sleep_until(due).await,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// The changes that the stored objects need. Mandatory objects always have the default spec, suggested ones while their
+/// annotation says so. Without the annotation, as upstream, a spec that was never changed is the server's.
 fn plan(stored: &[Value], mandatory: &[Value], suggested: &[Value]) -> Vec<Step> {
     let mut steps = Vec::new();
     let find = |list: &[Value], name: &str| list.iter().find(|one| write::text(one, "name") == name).cloned();
-    let maintained = |object: &Value| object["metadata"]["annotations"][AUTO_UPDATE] == "true";
     for wanted in mandatory.iter().chain(suggested) {
         let name = write::text(wanted, "name");
-        match find(stored, name) {
-            None => steps.push(Step::Create(wanted.clone())),
-            Some(found) => {
-                let is_ours = find(mandatory, name).is_some() || maintained(&found);
-                if is_ours && fixed(&found) != fixed(wanted) {
-                    steps.push(Step::Correct(wanted.clone()));
-                }
-            }
+        let Some(found) = find(stored, name) else {
+            steps.push(Step::Create(wanted.clone()));
+            continue;
+        };
+        let annotated = annotation(&found);
+        let is_ours = find(mandatory, name).is_some()
+            || annotated.unwrap_or_else(|| found["metadata"]["generation"].as_i64().unwrap_or(1) == 1);
+        if is_ours && (annotated != Some(true) || fixed(&found) != fixed(wanted)) {
+            steps.push(Step::Correct(wanted.clone()));
+        } else if annotated.is_none() && !is_ours {
+            steps.push(Step::Leave(name.to_owned()));
         }
     }
-    for object in stored.iter().filter(|object| maintained(object)) {
+    for object in stored.iter().filter(|object| annotation(object) == Some(true)) {
         let name = write::text(object, "name");
         if find(mandatory, name).or_else(|| find(suggested, name)).is_none() {
             steps.push(Step::Delete(name.to_owned()));
         }
     }
     steps
+}
+
+/// Whether the annotation gives the spec to the server. `None` without a valid annotation.
+fn annotation(object: &Value) -> Option<bool> {
+    object["metadata"]["annotations"][AUTO_UPDATE].as_str()?.parse().ok()
 }
 
 /// The part of the spec that administrators cannot change. They may change the numbers of the exempt level.
@@ -151,11 +205,21 @@ impl Step {
                 let call = bootstrap::call(state, kind.clone(), wanted);
                 let name = write::text(wanted, "name");
                 let written = write::update(&call, name, (Part::Main, Writer::Update), |old| {
-                    let mut new = old.clone();
-                    if let Some(new) = new.as_object_mut() {
-                        new.insert("spec".to_owned(), wanted["spec"].clone());
+                    let mut new = annotated(old, true);
+                    // The numbers of the exempt level are the administrators'.
+                    if let Some(object) = new.as_object_mut().filter(|_| fixed(old) != fixed(wanted)) {
+                        object.insert("spec".to_owned(), wanted["spec"].clone());
                     }
                     Ok(new)
+                });
+                written.await.map(drop)
+            }
+            Self::Leave(name) => {
+                let object = json!({"metadata": {"name": name}});
+                let call = bootstrap::call(state, kind.clone(), &object);
+                let written = write::update(&call, name, (Part::Main, Writer::Update), |old| {
+                    // Another server or an administrator may have decided meanwhile.
+                    Ok(if annotation(old).is_none() { annotated(old, false) } else { old.clone() })
                 });
                 written.await.map(drop)
             }
@@ -173,6 +237,17 @@ impl Step {
             done => done,
         }
     }
+}
+
+/// The object with the annotation.
+fn annotated(object: &Value, is_ours: bool) -> Value {
+    let mut object = object.clone();
+    let metadata = object.get_mut("metadata").and_then(Value::as_object_mut);
+    let annotations = metadata.map(|metadata| metadata.entry("annotations").or_insert_with(|| json!({})));
+    if let Some(annotations) = annotations.and_then(Value::as_object_mut) {
+        annotations.insert(AUTO_UPDATE.to_owned(), is_ours.to_string().into());
+    }
+    object
 }
 
 /// The condition to write for a schema. `None` if the schema has it.
@@ -261,6 +336,54 @@ mod tests {
         let mut old = all.clone();
         old.push(json!({"metadata": {"name": "old", "annotations": {AUTO_UPDATE: "true"}}}));
         assert_eq!(plan(&old, &mandatory, &suggested), [Step::Delete("old".to_owned())]);
+    }
+
+    #[test]
+    fn the_annotation_decides_whose_a_spec_is() {
+        let wanted = objects::suggested_levels();
+        let with = |annotation: Value, generation: i64, shares: i64| {
+            let mut one = wanted[0].clone();
+            one["metadata"]["annotations"] = annotation;
+            one["metadata"]["generation"] = generation.into();
+            one["spec"]["limited"]["nominalConcurrencyShares"] = shares.into();
+            one
+        };
+        let (correct, leave) =
+            (Step::Correct(wanted[0].clone()), Step::Leave(write::text(&wanted[0], "name").to_owned()));
+        let own = wanted[0]["spec"]["limited"]["nominalConcurrencyShares"].as_i64().unwrap();
+        for (stored, is_mandatory, step) in [
+            (with(json!({AUTO_UPDATE: "true"}), 3, 7), false, Some(&correct)),
+            (with(json!({AUTO_UPDATE: "false"}), 1, 7), false, None),
+            (with(json!({AUTO_UPDATE: "maybe"}), 1, 7), false, Some(&correct)),
+            (with(json!({}), 1, own), false, Some(&correct)),
+            (with(Value::Null, 2, own), false, Some(&leave)),
+            (with(json!({}), 2, 7), true, Some(&correct)),
+            (with(json!({AUTO_UPDATE: "false"}), 2, own), true, Some(&correct)),
+        ] {
+            let one = &wanted[..1];
+            let (mandatory, suggested) = if is_mandatory { (one, &[][..]) } else { (&[][..], one) };
+            let steps = plan(std::slice::from_ref(&stored), mandatory, suggested);
+            assert_eq!(steps.first(), step, "{stored}");
+        }
+        for is_ours in [true, false] {
+            assert_eq!(annotation(&annotated(&json!({"metadata": {}}), is_ours)), Some(is_ours));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn servers_with_other_defaults_are_answered_once_a_minute() {
+        let (mut turns, start) = (Turns::default(), Instant::now());
+        assert!(!turns.take(false, start));
+        assert!(turns.take(true, start));
+        for seconds in 1..60 {
+            assert!(!turns.take(true, start + Duration::from_secs(seconds)));
+        }
+        turns.wait().await;
+        assert!(Instant::now() >= start + PERIOD);
+        assert!(turns.take(true, Instant::now()));
+        // If the objects were corrected by others, nothing is due.
+        assert!(!turns.take(true, Instant::now()) && turns.due.is_some());
+        assert!(!turns.take(false, Instant::now()) && turns.due.is_none());
     }
 
     #[test]

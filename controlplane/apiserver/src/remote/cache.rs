@@ -1,4 +1,4 @@
-//! Cache of webhook responses with a time to live. A full cache evicts the oldest entry.
+//! Cache of webhook responses with a time to live. A full space evicts its oldest entry.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -9,18 +9,31 @@ use std::{
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
-/// Maximum number of entries.
+/// Maximum number of acceptances, and of refusals.
 const ENTRIES: usize = 4096;
 
-/// Responses by the digest of the request.
+/// Responses by the digest of the request. Acceptances and refusals have their own space: clients without permissions
+/// cause refusals only, and must not evict the acceptances of others.
 pub(crate) struct AnswerCache<V> {
-    entries: Mutex<Entries<V>>,
+    spaces: Mutex<Spaces<V>>,
+}
+
+struct Spaces<V> {
+    accepted: Entries<V>,
+    refused: Entries<V>,
 }
 
 struct Entries<V> {
     by_key: HashMap<Key, (V, Instant)>,
     /// Keys in the order in which they were added.
     order: VecDeque<Key>,
+}
+
+/// The kind of a response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Accepted,
+    Refused,
 }
 
 /// The digest of a request.
@@ -38,28 +51,50 @@ pub(crate) fn key(parts: &[&[u8]]) -> Key {
 
 impl<V: Clone> AnswerCache<V> {
     pub(crate) fn new() -> Self {
-        Self { entries: Mutex::new(Entries { by_key: HashMap::new(), order: VecDeque::new() }) }
+        Self { spaces: Mutex::new(Spaces { accepted: Entries::new(), refused: Entries::new() }) }
     }
 
     /// The response, unless it has expired.
     pub(crate) fn get(&self, key: &Key) -> Option<V> {
-        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        let (value, ends) = entries.by_key.get(key)?;
-        (Instant::now() < *ends).then(|| value.clone())
+        let spaces = self.spaces.lock().unwrap_or_else(PoisonError::into_inner);
+        spaces.accepted.get(key).or_else(|| spaces.refused.get(key))
     }
 
-    /// Adds a response with a time to live. Zero adds nothing.
-    pub(crate) fn insert(&self, key: Key, value: V, lasts: Duration) {
+    /// Adds a response with a time to live. Zero adds nothing. The last response to a request counts.
+    pub(crate) fn insert(&self, key: Key, value: V, (outcome, lasts): (Outcome, Duration)) {
         if lasts.is_zero() {
             return;
         }
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        if entries.by_key.insert(key, (value, Instant::now() + lasts)).is_none() {
-            entries.order.push_back(key);
+        let mut spaces = self.spaces.lock().unwrap_or_else(PoisonError::into_inner);
+        let Spaces { accepted, refused } = &mut *spaces;
+        let (own, other) = match outcome {
+            Outcome::Accepted => (accepted, refused),
+            Outcome::Refused => (refused, accepted),
+        };
+        if other.by_key.remove(&key).is_some() {
+            other.order.retain(|one| *one != key);
         }
-        while entries.by_key.len() > ENTRIES {
-            let Some(oldest) = entries.order.pop_front() else { return };
-            entries.by_key.remove(&oldest);
+        own.insert(key, (value, Instant::now() + lasts));
+    }
+}
+
+impl<V: Clone> Entries<V> {
+    fn new() -> Self {
+        Self { by_key: HashMap::new(), order: VecDeque::new() }
+    }
+
+    fn get(&self, key: &Key) -> Option<V> {
+        let (value, ends) = self.by_key.get(key)?;
+        (Instant::now() < *ends).then(|| value.clone())
+    }
+
+    fn insert(&mut self, key: Key, entry: (V, Instant)) {
+        if self.by_key.insert(key, entry).is_none() {
+            self.order.push_back(key);
+        }
+        while self.order.len() > ENTRIES {
+            let Some(oldest) = self.order.pop_front() else { return };
+            self.by_key.remove(&oldest);
         }
     }
 }
@@ -68,20 +103,42 @@ impl<V: Clone> AnswerCache<V> {
 mod tests {
     use super::*;
 
+    fn numbered(number: usize) -> Key {
+        key(&[&number.to_be_bytes()])
+    }
+
     #[tokio::test(start_paused = true)]
     async fn answers_expire_and_their_number_is_limited() {
         let cache = AnswerCache::new();
-        let numbered = |number: usize| key(&[&number.to_be_bytes()]);
-        cache.insert(numbered(0), 7, Duration::from_secs(10));
-        cache.insert(numbered(1), 8, Duration::ZERO);
+        let lasts = (Outcome::Accepted, Duration::from_secs(10));
+        cache.insert(numbered(0), 7, lasts);
+        cache.insert(numbered(1), 8, (Outcome::Accepted, Duration::ZERO));
         assert_eq!((cache.get(&numbered(0)), cache.get(&numbered(1))), (Some(7), None));
         tokio::time::advance(Duration::from_secs(10)).await;
         assert_eq!(cache.get(&numbered(0)), None);
         for number in 0..2 * ENTRIES {
-            cache.insert(numbered(number), 1, Duration::from_secs(10));
+            cache.insert(numbered(number), 1, lasts);
         }
-        let entries = cache.entries.lock().unwrap();
-        assert_eq!((entries.by_key.len(), entries.order.len()), (ENTRIES, ENTRIES));
+        let spaces = cache.spaces.lock().unwrap();
+        assert_eq!((spaces.accepted.by_key.len(), spaces.accepted.order.len()), (ENTRIES, ENTRIES));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn refusals_evict_no_acceptance_and_the_last_answer_counts() {
+        let cache = AnswerCache::new();
+        let lasts = Duration::from_secs(10);
+        cache.insert(numbered(0), 7, (Outcome::Accepted, lasts));
+        for number in 1..=2 * ENTRIES {
+            cache.insert(numbered(number), 1, (Outcome::Refused, lasts));
+        }
+        assert_eq!(cache.get(&numbered(0)), Some(7));
+        for turn in 0..2 * ENTRIES {
+            let outcome = if turn % 2 == 0 { Outcome::Refused } else { Outcome::Accepted };
+            cache.insert(numbered(0), turn, (outcome, lasts));
+            assert_eq!(cache.get(&numbered(0)), Some(turn));
+        }
+        let spaces = cache.spaces.lock().unwrap();
+        assert!(spaces.accepted.order.len() <= ENTRIES && spaces.refused.order.len() <= ENTRIES);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! Kinds that other controllers watch come from their caches. For all other kinds the collector watches the metadata.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -36,9 +36,22 @@ pub(crate) struct Collector {
     orphans: Queue<String>,
     /// The kinds that are served, for look-ups of owners that are not in the graph.
     kinds: Mutex<Vec<Arc<ApiKind>>>,
+    removed: Mutex<Removed>,
     /// Notified when the served kinds may have changed.
     kinds_changed: Notify,
 }
+
+/// Kinds of custom resources that do not exist any more. A definition is deleted after all of its objects.
+#[derive(Default)]
+struct Removed {
+    /// Names of deleted definitions: resource and group.
+    definitions: HashSet<String>,
+    /// Group and kind, with the name of the definition.
+    kinds: HashMap<(String, String), String>,
+}
+
+/// Maximum number of removed kinds. If there are more, the dependents of their last objects may stay.
+const MAX_REMOVED: usize = 1000;
 
 /// Runs the collector, forever.
 pub(crate) async fn run(context: Arc<Context>) {
@@ -47,6 +60,7 @@ pub(crate) async fn run(context: Arc<Context>) {
         attempts: Queue::new(),
         orphans: Queue::new(),
         kinds: Mutex::new(discover(&context, &[]).await),
+        removed: Mutex::default(),
         kinds_changed: Notify::new(),
     });
     let heard = collector.hear(&context);
@@ -194,11 +208,45 @@ impl Collector {
         *kinds = found;
     }
 
-    /// Removes the objects of a kind from the graph. The objects may still exist, so their dependents are kept.
+    fn removed(&self) -> MutexGuard<'_, Removed> {
+        self.removed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Removes the objects of a kind that is not served any more from the graph. If its definition was deleted, the
+    /// objects were deleted too, and their dependents are queued: the watch may have ended before the last deletions.
+    /// Otherwise the objects may still exist, so their dependents are kept.
     fn forget(&self, kind: &Arc<ApiKind>) {
+        let is_removed = {
+            let mut removed = self.removed();
+            let is_removed = removed.definitions.contains(&kind.name());
+            if is_removed && removed.kinds.len() < MAX_REMOVED {
+                let pair = (kind.resource.group.clone(), kind.resource.kind.clone());
+                removed.kinds.insert(pair, kind.name());
+            }
+            is_removed
+        };
         let objects = self.lock().of_kind(kind);
         for uid in objects {
-            self.lock().forget(&uid);
+            if is_removed {
+                let work = self.lock().remove(&uid);
+                self.enqueue(work);
+            } else {
+                self.lock().forget(&uid);
+            }
+        }
+    }
+
+    /// Notes whether a definition of a custom resource exists.
+    fn note_definition(&self, kind: &ApiKind, name: Option<&str>, exists: bool) {
+        let Some(name) = name.filter(|_| kind.resource.plural == "customresourcedefinitions") else { return };
+        if !kind.defines_kinds() {
+            return;
+        }
+        let mut removed = self.removed();
+        if exists {
+            removed.definitions.remove(name);
+        } else if removed.definitions.len() < MAX_REMOVED {
+            removed.definitions.insert(name.to_owned());
         }
     }
 
@@ -249,21 +297,26 @@ impl Collector {
         match event {
             Event::Init => seen.clear(),
             Event::InitApply(object) => {
+                self.note_definition(kind, object.metadata.name.as_deref(), true);
                 seen.extend(object.metadata.uid.clone());
                 let work = self.lock().set(kind, &object.metadata);
                 self.enqueue(work);
             }
             Event::Apply(object) => {
+                self.note_definition(kind, object.metadata.name.as_deref(), true);
                 let work = self.lock().set(kind, &object.metadata);
                 self.enqueue(work);
             }
             Event::Delete(object) => {
+                self.note_definition(kind, object.metadata.name.as_deref(), false);
                 let work = self.lock().remove(object.metadata.uid.as_deref().unwrap_or_default());
                 self.enqueue(work);
             }
             Event::InitDone => {
                 let gone = self.lock().of_kind(kind).into_iter().filter(|uid| !seen.contains(uid));
                 for uid in gone.collect::<Vec<_>>() {
+                    let name = self.lock().get(&uid).map(|item| item.key.name.clone());
+                    self.note_definition(kind, name.as_deref(), false);
                     let work = self.lock().remove(&uid);
                     self.enqueue(work);
                 }
@@ -332,8 +385,9 @@ impl Collector {
             }
         }
         let group = owner.api_version.rsplit_once('/').map(|(group, _)| group).unwrap_or_default();
-        // An owner of an unknown kind cannot be looked up, so it counts as existing.
-        let Some(kind) = self.kind(group, &owner.kind) else { return Ok(Owner::Solid) };
+        let Some(kind) = self.kind(group, &owner.kind) else {
+            return self.owner_of_unknown_kind(context, group, &owner.kind).await;
+        };
         if kind.namespaced && item.key.namespace.is_empty() {
             return Ok(Owner::Solid);
         }
@@ -341,6 +395,22 @@ impl Collector {
         let live = kind.live(&context.client, &Key::new(namespace, &owner.name)).await?;
         let same = live.is_some_and(|live| live.metadata.uid.as_ref() == Some(&owner.uid));
         Ok(if same { Owner::Solid } else { Owner::Absent })
+    }
+
+    /// The state of an owner whose kind is not served. It cannot be looked up, so it counts as existing, unless the
+    /// definition of its kind was deleted and still does not exist.
+    async fn owner_of_unknown_kind(
+        &self,
+        context: &Context,
+        group: &str,
+        kind: &str,
+    ) -> Result<Owner, Error> {
+        let definition = self.removed().kinds.get(&(group.to_owned(), kind.to_owned())).cloned();
+        let definitions = self.kind("apiextensions.k8s.io", "CustomResourceDefinition");
+        let Some((definition, definitions)) = definition.zip(definitions) else { return Ok(Owner::Solid) };
+        // Not from the watch: a new definition may have objects before its event arrives.
+        let live = definitions.live(&context.client, &Key::new("", &definition)).await?;
+        Ok(if live.is_some() { Owner::Solid } else { Owner::Absent })
     }
 
     /// Orphans all dependents of one object, then removes the object's finalizer.
@@ -418,4 +488,59 @@ async fn drop_finalizer(
     let left: Vec<_> = live.finalizers.iter().flatten().filter(|own| *own != finalizer).collect();
     let metadata = json!({"uid": live.uid, "resourceVersion": live.resource_version, "finalizers": left});
     kind.merge(&context.client, key, json!({"metadata": metadata})).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::garbage::plan::tests::kind;
+
+    fn object(value: serde_json::Value) -> Meta {
+        serde_json::from_value(json!({"apiVersion": "v1", "kind": "K", "metadata": value})).unwrap()
+    }
+
+    #[tokio::test]
+    async fn dependents_of_a_removed_custom_resource_are_collected_and_those_of_another_kind_stay() {
+        let collector = Collector {
+            graph: Mutex::default(),
+            attempts: Queue::new(),
+            orphans: Queue::new(),
+            kinds: Mutex::default(),
+            removed: Mutex::default(),
+            kinds_changed: Notify::new(),
+        };
+        let definitions = ApiKind {
+            resource: kube::core::ApiResource {
+                group: "apiextensions.k8s.io".to_owned(),
+                version: "v1".to_owned(),
+                api_version: "apiextensions.k8s.io/v1".to_owned(),
+                kind: "CustomResourceDefinition".to_owned(),
+                plural: "customresourcedefinitions".to_owned(),
+            },
+            namespaced: false,
+            verbs: Vec::new(),
+        };
+        let (definitions, children) = (Arc::new(definitions), kind("Child", true));
+        let mut seen = HashSet::new();
+        for (name, was_deleted) in [("Gone", true), ("Kept", false)] {
+            let owners = kind(name, true);
+            let child = format!("child of {name}");
+            let reference = json!({"apiVersion": "v1", "kind": name, "name": name, "uid": name});
+            let owner = object(json!({"name": name, "namespace": "n", "uid": name}));
+            let of_owner = object(
+                json!({"name": child, "namespace": "n", "uid": child, "ownerReferences": [reference]}),
+            );
+            collector.take_in(&owners, Event::Apply(owner), &mut seen);
+            collector.take_in(&children, Event::Apply(of_owner), &mut seen);
+            if was_deleted {
+                let definition = object(json!({"name": owners.name(), "uid": "definition"}));
+                collector.take_in(&definitions, Event::Apply(definition.clone()), &mut seen);
+                collector.take_in(&definitions, Event::Delete(definition), &mut seen);
+            }
+            collector.forget(&owners);
+            assert_eq!(collector.lock().was_deleted_lately(name), was_deleted, "{name}");
+            let pair = (owners.resource.group.clone(), owners.resource.kind.clone());
+            assert_eq!(collector.removed().kinds.contains_key(&pair), was_deleted, "{name}");
+        }
+    }
 }

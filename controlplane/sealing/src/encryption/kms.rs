@@ -5,7 +5,8 @@
 //! seed, and once to decrypt each unknown seed of a stored value. Each value has its own key: HKDF-SHA256 of the seed
 //! and 32 random bytes.
 //!
-//! A thread with a runtime of its own calls the plugin: values are encrypted and decrypted in synchronous code.
+//! A thread with a runtime of its own calls the plugin: values are encrypted and decrypted in synchronous code. Calls do
+//! not wait for each other, and an async worker that waits for a call leaves its other tasks to another worker.
 
 mod client;
 
@@ -19,6 +20,10 @@ use std::{
 use arc_swap::ArcSwap;
 use prost::Message as _;
 use ring::{aead::LessSafeKey, hkdf};
+use tokio::{
+    runtime::{Handle, RuntimeFlavor},
+    sync::{Semaphore, mpsc::UnboundedReceiver, mpsc::UnboundedSender, mpsc::unbounded_channel},
+};
 
 use super::provider::{gcm, open_gcm, random, seal_gcm};
 use crate::Error;
@@ -40,6 +45,8 @@ const SEED: usize = 32;
 const INFO: usize = 32;
 /// Maximum number of cached seeds.
 const SEEDS: usize = 1000;
+/// Maximum number of callers that wait for the plugin. Each keeps a thread; more of them get an error at once.
+const WAITING: usize = 32;
 /// Interval of key checks. The first write after it asks the plugin for its key id, in the background.
 const CHECK: Duration = Duration::from_secs(60);
 /// Maximum bytes of the parts of an answer, as upstream.
@@ -60,14 +67,23 @@ pub(super) struct Kms {
     settings: KmsSettings,
     prefix: Vec<u8>,
     shared: Arc<Shared>,
-    calls: mpsc::Sender<Call>,
+    calls: UnboundedSender<Call>,
+    waiting: Semaphore,
 }
 
-/// Cache of decrypted seeds and keys. The key of the map: whether it is a seed, and the encrypted bytes.
-type Sources = HashMap<(bool, Vec<u8>), Arc<Source>>;
+/// Name of a seed or key in the cache: whether it is a seed, and the encrypted bytes.
+type Encrypted = (bool, Vec<u8>);
+/// Cache of decrypted seeds and keys.
+type Sources = HashMap<Encrypted, Arc<Source>>;
+/// The caller of a decryption, which waits for the result.
+type Caller = mpsc::Sender<Result<Arc<Source>, String>>;
 
 struct Shared {
     current: ArcSwap<Option<Current>>,
+    /// Decryptions that the plugin has not answered yet, with their callers.
+    running: Mutex<HashMap<Encrypted, Vec<Caller>>>,
+    /// Held during a check of the plugin's key.
+    renewing: tokio::sync::Mutex<()>,
     /// When the plugin was last asked for its key.
     checked: Mutex<Instant>,
     seeds: Mutex<Sources>,
@@ -91,7 +107,7 @@ enum Source {
 enum Call {
     /// Makes a new seed if the plugin has another key.
     Check(Option<mpsc::Sender<Result<(), String>>>),
-    Decrypt(v2::DecryptRequest, mpsc::Sender<Result<Vec<u8>, String>>),
+    Decrypt(Encrypted, v2::DecryptRequest, Caller),
 }
 
 // === impl Kms ===
@@ -104,21 +120,24 @@ impl Kms {
     pub(super) fn start(settings: KmsSettings) -> Result<Self, Error> {
         let shared = Arc::new(Shared {
             current: ArcSwap::default(),
+            running: Mutex::default(),
+            renewing: tokio::sync::Mutex::default(),
             checked: Mutex::new(Instant::now()),
             seeds: Mutex::default(),
         });
-        let (calls, queue) = mpsc::channel();
+        let (calls, queue) = unbounded_channel();
         let (of_thread, of_client) = (shared.clone(), settings.clone());
         let started = std::thread::Builder::new()
             .name("kms".to_owned())
-            .spawn(move || serve(&of_thread, of_client, &queue));
+            .spawn(move || serve(&of_thread, of_client, queue));
         started.map_err(|error| failed(&settings, error.to_string()))?;
         let prefix = format!("k8s:enc:kms:v2:{}:", settings.name).into_bytes();
-        let kms = Self { settings, prefix, shared, calls };
+        let kms = Self { settings, prefix, shared, calls, waiting: Semaphore::new(WAITING) };
         let (done, checked) = mpsc::channel();
         kms.call(Call::Check(Some(done)))?;
         // The wait needs no timeout: the thread limits the duration of the call.
-        let outcome = checked.recv().unwrap_or_else(|_ended| Err("its thread has ended".to_owned()));
+        let outcome = off_worker(|| checked.recv());
+        let outcome = outcome.unwrap_or_else(|_ended| Err("its thread has ended".to_owned()));
         outcome.map_err(|reason| failed(&kms.settings, reason))?;
         Ok(kms)
     }
@@ -191,16 +210,14 @@ impl Kms {
             key_id: object.key_id,
             annotations: object.annotations,
         };
+        let many = |_full| failed(&self.settings, format!("{WAITING} requests wait for its answer"));
+        let _permit = self.waiting.try_acquire().map_err(many)?;
         let (done, decrypted) = mpsc::channel();
-        self.call(Call::Decrypt(request, done))?;
-        let plain = decrypted.recv().unwrap_or_else(|_ended| Err("its thread has ended".to_owned()));
-        let plain = plain.map_err(|reason| failed(&self.settings, reason))?;
-        let source = Source::of(&plain, is_seed);
-        let source =
-            source.ok_or_else(|| failed(&self.settings, "the decrypted key has a wrong size".to_owned()))?;
-        let source = Arc::new(source);
-        self.shared.keep(encrypted, source.clone());
-        Ok(source)
+        self.call(Call::Decrypt(encrypted, request, done))?;
+        // The wait needs no timeout: the thread limits the duration of the call.
+        let source = off_worker(|| decrypted.recv());
+        let source = source.unwrap_or_else(|_ended| Err("its thread has ended".to_owned()));
+        source.map_err(|reason| failed(&self.settings, reason))
     }
 
     /// Starts a check of the plugin's key, if one is due. Does not wait.
@@ -223,8 +240,14 @@ fn failed(settings: &KmsSettings, reason: String) -> Error {
     Error::Kms { name: settings.name.clone(), reason }
 }
 
+/// Runs a function that waits. The other tasks of an async worker go on in another thread meanwhile.
+fn off_worker<T>(work: impl FnOnce() -> T) -> T {
+    let is_worker = Handle::try_current().is_ok_and(|own| own.runtime_flavor() == RuntimeFlavor::MultiThread);
+    if is_worker { tokio::task::block_in_place(work) } else { work() }
+}
+
 /// Handles messages until the last sender is dropped.
-fn serve(shared: &Shared, settings: KmsSettings, queue: &mpsc::Receiver<Call>) {
+fn serve(shared: &Arc<Shared>, settings: KmsSettings, mut queue: UnboundedReceiver<Call>) {
     let name = settings.name.clone();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = match runtime {
@@ -233,34 +256,76 @@ fn serve(shared: &Shared, settings: KmsSettings, queue: &mpsc::Receiver<Call>) {
             return tracing::error!(%error, name, "cannot start the runtime of a key management service");
         }
     };
-    let mut client = Client::new(settings);
-    while let Ok(call) = queue.recv() {
-        match call {
-            Call::Check(done) => {
-                let outcome = runtime.block_on(renew(shared, &mut client));
-                match done {
-                    Some(done) => drop(done.send(outcome)),
-                    None => {
-                        if let Err(reason) = outcome {
-                            tracing::warn!(
-                                name,
-                                reason,
-                                "a key management service failed; the former key stays"
-                            );
-                        }
-                    }
+    runtime.block_on(async {
+        let client = Client::new(settings);
+        while let Some(call) = queue.recv().await {
+            match call {
+                Call::Check(done) => {
+                    let (shared, client) = (shared.clone(), client.clone());
+                    tokio::spawn(async move { check(&shared, &client, done).await });
+                }
+                Call::Decrypt(encrypted, request, caller) => {
+                    decrypt(shared, &client, (encrypted, request), caller);
                 }
             }
-            Call::Decrypt(request, done) => drop(done.send(runtime.block_on(client.decrypt(request)))),
         }
+    });
+}
+
+async fn check(shared: &Shared, client: &Client, done: Option<mpsc::Sender<Result<(), String>>>) {
+    let outcome = renew(shared, client).await;
+    match (done, outcome) {
+        (Some(done), outcome) => drop(done.send(outcome)),
+        (None, Err(reason)) => {
+            tracing::warn!(
+                name = client.name(),
+                reason,
+                "a key management service failed; the former key stays"
+            );
+        }
+        (None, Ok(())) => {}
     }
 }
 
+/// Starts a decryption, or adds the caller to a running one of the same bytes.
+fn decrypt(
+    shared: &Arc<Shared>,
+    client: &Client,
+    (encrypted, request): (Encrypted, v2::DecryptRequest),
+    caller: Caller,
+) {
+    if let Some(callers) = shared.running().get_mut(&encrypted) {
+        callers.push(caller);
+        return;
+    }
+    shared.running().insert(encrypted.clone(), vec![caller]);
+    let (shared, client) = (shared.clone(), client.clone());
+    tokio::spawn(async move {
+        let known = shared.seeds().get(&encrypted).cloned();
+        let source = match known {
+            Some(known) => Ok(known),
+            None => client.decrypt(request).await.and_then(|plain| {
+                let source = Source::of(&plain, encrypted.0).map(Arc::new);
+                source.ok_or_else(|| "the decrypted key has a wrong size".to_owned())
+            }),
+        };
+        if let Ok(source) = &source {
+            shared.keep(encrypted.clone(), source.clone());
+        }
+        for caller in shared.running().remove(&encrypted).into_iter().flatten() {
+            // A caller that does not wait any more is no failure.
+            let _ = caller.send(source.clone());
+        }
+    });
+}
+
 /// Makes a new seed, unless the plugin still has the key of the current one.
-async fn renew(shared: &Shared, client: &mut Client) -> Result<(), String> {
+async fn renew(shared: &Shared, client: &Client) -> Result<(), String> {
+    let _alone = shared.renewing.lock().await;
     let key_id = client.status().await?;
-    let current = shared.current.load();
-    if current.as_ref().as_ref().is_some_and(|current| current.key_id == key_id) {
+    let is_current =
+        |current: &Option<Current>| current.as_ref().is_some_and(|current| current.key_id == key_id);
+    if is_current(&shared.current.load_full()) {
         return Ok(());
     }
     let seed: [u8; SEED] = random().map_err(|error| error.to_string())?;
@@ -284,7 +349,11 @@ impl Shared {
         self.seeds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn keep(&self, encrypted: (bool, Vec<u8>), source: Arc<Source>) {
+    fn running(&self) -> std::sync::MutexGuard<'_, HashMap<Encrypted, Vec<Caller>>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn keep(&self, encrypted: Encrypted, source: Arc<Source>) {
         let mut seeds = self.seeds();
         if seeds.len() >= SEEDS {
             seeds.clear();

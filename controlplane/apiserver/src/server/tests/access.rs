@@ -154,6 +154,51 @@ async fn anonymous_requests_are_limited_to_paths() {
 }
 
 #[tokio::test]
+async fn a_changed_configuration_of_authentication_is_used_and_an_invalid_one_is_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("authentication.yaml");
+    let write = |rest: &str| {
+        let text = "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\n";
+        let new = directory.path().join("new");
+        std::fs::write(&new, format!("{text}{rest}\n")).unwrap();
+        std::fs::rename(&new, &file).unwrap();
+    };
+    write("anonymous: {enabled: false}");
+    let path = file.clone();
+    let api = open_with(directory.path(), |config| config.authentication_file = Some(path)).await;
+    let code = async || {
+        let request = Request::get("/livez").body(Full::<Bytes>::default()).unwrap();
+        api.handle(request, None).await.status()
+    };
+    let reloads = async |status: &str| {
+        let name = "apiserver_authentication_config_controller_automatic_reloads_total";
+        let line = format!("{name}{{status=\"{status}\"}} 1");
+        let state = &api.state;
+        while !String::from_utf8(state.metrics.text(state)).unwrap().lines().any(|own| own == line) {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    };
+    assert_eq!(code().await, 401);
+    write("anonymous: {enabled: true, conditions: [{path: /livez}]}");
+    reloads("success").await;
+    assert_eq!(code().await, 200);
+    write("anonymous: {enabled: maybe}");
+    reloads("failure").await;
+    assert_eq!(code().await, 200);
+}
+
+#[test]
+fn a_large_configuration_of_authentication_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("authentication.yaml");
+    let text = "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\n#";
+    for (size, is_allowed) in [(1 << 20, true), ((1 << 20) + 1, false)] {
+        std::fs::write(&file, text.to_owned() + &"x".repeat(size - text.len())).unwrap();
+        assert_eq!(crate::config::read_authentication(Some(&file)).is_ok(), is_allowed, "{size}");
+    }
+}
+
+#[tokio::test]
 async fn the_day_since_which_legacy_tokens_are_tracked_is_kept() {
     let server = Fixture::new().await;
     let path =

@@ -13,20 +13,27 @@ use super::{
 /// Maximum bytes of an answer.
 const MAX_ANSWER: usize = 64 << 10;
 
+#[derive(Clone)]
 pub(super) struct Client {
     settings: KmsSettings,
-    /// Created by the first call, because it must be within the runtime.
-    plugin: Option<Generated<Channel>>,
+    plugin: Generated<Channel>,
 }
 
 impl Client {
+    /// Must be called within a runtime.
     pub(super) fn new(settings: KmsSettings) -> Self {
-        Self { settings, plugin: None }
+        let plugin = connect(settings.socket.clone());
+        Self { settings, plugin }
+    }
+
+    /// The plugin's name in the configuration.
+    pub(super) fn name(&self) -> &str {
+        &self.settings.name
     }
 
     /// The id of the plugin's current key.
-    pub(super) async fn status(&mut self) -> Result<String, String> {
-        let mut plugin = self.plugin();
+    pub(super) async fn status(&self) -> Result<String, String> {
+        let mut plugin = self.plugin.clone();
         let status = self.limited(plugin.status(v2::StatusRequest {})).await?;
         if status.healthz != "ok" {
             return Err(format!("it is not healthy: {:.200}", status.healthz));
@@ -38,8 +45,8 @@ impl Client {
         Ok(status.key_id)
     }
 
-    pub(super) async fn encrypt(&mut self, plaintext: Vec<u8>) -> Result<v2::EncryptResponse, String> {
-        let mut plugin = self.plugin();
+    pub(super) async fn encrypt(&self, plaintext: Vec<u8>) -> Result<v2::EncryptResponse, String> {
+        let mut plugin = self.plugin.clone();
         let request = v2::EncryptRequest { plaintext, uid: uid()? };
         let answer = self.limited(plugin.encrypt(request)).await?;
         check_key_id(&answer.key_id)?;
@@ -53,8 +60,8 @@ impl Client {
         Ok(answer)
     }
 
-    pub(super) async fn decrypt(&mut self, mut request: v2::DecryptRequest) -> Result<Vec<u8>, String> {
-        let mut plugin = self.plugin();
+    pub(super) async fn decrypt(&self, mut request: v2::DecryptRequest) -> Result<Vec<u8>, String> {
+        let mut plugin = self.plugin.clone();
         request.uid = uid()?;
         Ok(self.limited(plugin.decrypt(request)).await?.plaintext)
     }
@@ -70,11 +77,6 @@ impl Client {
             let message: String = status.message().chars().take(200).collect();
             format!("{}: {message}", status.code())
         })
-    }
-
-    fn plugin(&mut self) -> Generated<Channel> {
-        let socket = self.settings.socket.clone();
-        self.plugin.get_or_insert_with(|| connect(socket)).clone()
     }
 }
 

@@ -17,6 +17,9 @@ pub(crate) struct Behaviour {
     pub(crate) key_id: String,
     pub(crate) health: String,
     pub(crate) decrypts: usize,
+    /// Whether decryptions get no answer.
+    pub(crate) hangs: bool,
+    pub(crate) waiting: usize,
 }
 
 struct Plugin(Arc<Mutex<Behaviour>>);
@@ -52,6 +55,10 @@ impl KeyManagementService for Plugin {
         if request.annotations.get("a.example").is_none_or(|value| value != b"b") {
             return Err(Status::invalid_argument("the annotations are missing"));
         }
+        self.0.lock().unwrap().waiting += 1;
+        while self.0.lock().unwrap().hangs {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
         self.0.lock().unwrap().decrypts += 1;
         Ok(Response::new(v2::DecryptResponse { plaintext: flip(&request.ciphertext) }))
     }
@@ -59,8 +66,11 @@ impl KeyManagementService for Plugin {
 
 /// Starts a plugin, which ends with the process.
 pub(crate) fn plugin(socket: &Path) -> Arc<Mutex<Behaviour>> {
-    let behaviour =
-        Arc::new(Mutex::new(Behaviour { key_id: "1".to_owned(), health: "ok".to_owned(), decrypts: 0 }));
+    let behaviour = Arc::new(Mutex::new(Behaviour {
+        key_id: "1".to_owned(),
+        health: "ok".to_owned(),
+        ..Behaviour::default()
+    }));
     let (service, listener) =
         (Plugin(behaviour.clone()), std::os::unix::net::UnixListener::bind(socket).unwrap());
     listener.set_nonblocking(true).unwrap();
@@ -134,4 +144,51 @@ fn garbage_is_an_error() {
     for cut in kms.prefix().len()..sealed.len() {
         assert!(kms.open(&sealed[kms.prefix().len()..cut], b"name").is_err(), "{cut}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_plugin_that_does_not_answer_blocks_no_worker_and_is_asked_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("kms.sock");
+    let behaviour = plugin(&socket);
+    let sealed = start(&socket).unwrap().seal(b"value", b"name").unwrap();
+    // The seed of this one is another, so the plugin must decrypt the value's.
+    let kms = Arc::new(start(&socket).unwrap());
+    behaviour.lock().unwrap().hangs = true;
+    let opening: Vec<_> = (0..4)
+        .map(|_| {
+            let (kms, sealed) = (kms.clone(), sealed.clone());
+            tokio::spawn(async move { kms.open(&sealed[kms.prefix().len()..], b"name").unwrap() })
+        })
+        .collect();
+    while behaviour.lock().unwrap().waiting == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    // The runtime has one worker, and all of these tasks need it.
+    tokio::spawn(async {}).await.unwrap();
+    let own = kms.seal(b"own", b"name").unwrap();
+    assert_eq!(kms.open(&own[kms.prefix().len()..], b"name").unwrap(), b"own");
+    let (done, checked) = mpsc::channel();
+    kms.call(Call::Check(Some(done))).unwrap();
+    checked.recv().unwrap().unwrap();
+    assert!(opening.iter().all(|one| !one.is_finished()));
+    behaviour.lock().unwrap().hangs = false;
+    for one in opening {
+        assert_eq!(one.await.unwrap(), b"value");
+    }
+    assert_eq!(behaviour.lock().unwrap().decrypts, 1);
+}
+
+#[test]
+fn the_number_of_callers_that_wait_is_limited() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("kms.sock");
+    plugin(&socket);
+    let sealed = start(&socket).unwrap().seal(b"value", b"name").unwrap();
+    let kms = start(&socket).unwrap();
+    let sealed = &sealed[kms.prefix().len()..];
+    let all = kms.waiting.try_acquire_many(u32::try_from(WAITING).unwrap()).unwrap();
+    assert!(kms.open(sealed, b"name").unwrap_err().to_string().contains("requests wait"));
+    drop(all);
+    assert_eq!(kms.open(sealed, b"name").unwrap(), b"value");
 }

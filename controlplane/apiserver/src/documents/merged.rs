@@ -1,0 +1,193 @@
+//! The OpenAPI v2 document of all served resources, with the parts of aggregated servers.
+//!
+//! A document is built when a client asks for it, and again after a change of the resources or of a part. Its ETag is
+//! kept until then. Its bytes are kept for a short time only: they are large, and clients cache them.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use coracle_kinds::{Resources, openapi};
+
+use crate::{aggregation::openapi as remote, offload, server::State};
+
+/// Time for which the bytes are kept.
+const KEPT: Duration = Duration::from_secs(60);
+
+/// Encoding of a document.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    Json,
+    Protobuf,
+}
+
+/// The documents of a server.
+#[derive(Default)]
+pub(crate) struct Merged {
+    json: Slot,
+    protobuf: Slot,
+}
+
+/// A document in one form.
+#[derive(Default)]
+struct Slot {
+    built: Mutex<Option<Built>>,
+    /// Held while the document is built: concurrent requests use the first one's document.
+    building: Mutex<()>,
+}
+
+struct Built {
+    parts: Parts,
+    tag: String,
+    /// None after [`KEPT`].
+    body: Option<Bytes>,
+}
+
+/// What a document was built of.
+#[derive(Clone)]
+struct Parts {
+    resources: Weak<Resources>,
+    /// Versions of the parts of other servers, in their order.
+    remotes: Vec<u64>,
+}
+
+/// A document for a client. No body: the client has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Document {
+    pub(super) tag: String,
+    pub(super) body: Option<Bytes>,
+}
+
+/// The document, without its bytes if the client has the one with this tag.
+pub(super) fn find(state: &State, form: Form, is_known: impl Fn(&str) -> bool) -> Document {
+    let resources = state.registry.load();
+    // The versions are read before the parts, so that a later part has a later version.
+    let parts = Parts { resources: Arc::downgrade(&resources), remotes: remote::v2_versions(&state.remotes) };
+    let slot = state.merged.slot(form);
+    if let Some(found) = slot.get(&parts, &is_known) {
+        return found;
+    }
+    let build = || {
+        let mut document = openapi::v2::json(&resources);
+        remote::add_v2(&state.remotes, &mut document);
+        match form {
+            Form::Json => document.to_string().into_bytes(),
+            Form::Protobuf => openapi::v2::protobuf(&document),
+        }
+    };
+    let (document, is_new) = offload::run(true, || slot.build(parts, &is_known, build));
+    if let Some(shared) = state.shared().filter(|_| is_new) {
+        let state = Arc::downgrade(&shared);
+        tokio::spawn(async move {
+            tokio::time::sleep(KEPT).await;
+            if let Some(state) = state.upgrade() {
+                state.merged.slot(form).release();
+            }
+        });
+    }
+    document
+}
+
+// === impl Merged ===
+
+impl Merged {
+    fn slot(&self, form: Form) -> &Slot {
+        match form {
+            Form::Json => &self.json,
+            Form::Protobuf => &self.protobuf,
+        }
+    }
+}
+
+// === impl Slot ===
+
+impl Slot {
+    fn built(&self) -> MutexGuard<'_, Option<Built>> {
+        self.built.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The document of these parts, if it needs no build.
+    fn get(&self, parts: &Parts, is_known: impl Fn(&str) -> bool) -> Option<Document> {
+        let built = self.built();
+        let built = built.as_ref().filter(|built| built.parts == *parts)?;
+        let tag = built.tag.clone();
+        if is_known(&tag) {
+            return Some(Document { tag, body: None });
+        }
+        built.body.clone().map(|body| Document { tag, body: Some(body) })
+    }
+
+    /// Builds the document, unless another request did so meanwhile. Returns whether this call built it.
+    fn build(
+        &self,
+        parts: Parts,
+        is_known: impl Fn(&str) -> bool,
+        bytes: impl FnOnce() -> Vec<u8>,
+    ) -> (Document, bool) {
+        let _alone = self.building.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = self.get(&parts, &is_known) {
+            return (found, false);
+        }
+        let body = Bytes::from(bytes());
+        let tag = super::tag(&body);
+        *self.built() = Some(Built { parts, tag: tag.clone(), body: Some(body.clone()) });
+        let body = Some(body).filter(|_| !is_known(&tag));
+        (Document { tag, body }, true)
+    }
+
+    fn release(&self) {
+        if let Some(built) = &mut *self.built() {
+            built.body = None;
+        }
+    }
+}
+
+// === impl Parts ===
+
+impl PartialEq for Parts {
+    fn eq(&self, other: &Self) -> bool {
+        self.resources.ptr_eq(&other.resources) && self.remotes == other.remotes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_document_is_built_once_until_a_part_changes() {
+        let slot = Slot::default();
+        let parts = |remotes: &[u64]| Parts { resources: Weak::new(), remotes: remotes.to_vec() };
+        let ask = |parts: &Parts, known: &str, text: &'static str| {
+            let found = slot.get(parts, |tag| tag == known);
+            found.map_or_else(
+                || slot.build(parts.clone(), |tag| tag == known, || text.into()),
+                |found| (found, false),
+            )
+        };
+        let (first, is_new) = ask(&parts(&[1]), "", "one");
+        assert!(is_new && first.body.as_deref() == Some(&b"one"[..]));
+        assert_eq!(ask(&parts(&[1]), "", "never built"), (first.clone(), false));
+        assert_eq!(
+            ask(&parts(&[1]), &first.tag, "never built"),
+            (Document { body: None, ..first.clone() }, false)
+        );
+        // Without the bytes the tag is still known.
+        slot.release();
+        assert_eq!(ask(&parts(&[1]), &first.tag, "never built").0.body, None);
+        assert_eq!(ask(&parts(&[1]), "", "one"), (first.clone(), true));
+        for changed in [parts(&[2]), parts(&[2, 1]), Parts { resources: other(), remotes: vec![2, 1] }] {
+            let (second, is_new) = ask(&changed, &first.tag, "two");
+            assert!(is_new && second.tag != first.tag && second.body.as_deref() == Some(&b"two"[..]));
+        }
+        // A part changed, but not the document.
+        let (second, _) = ask(&parts(&[3]), "", "two");
+        assert_eq!(ask(&parts(&[4]), &second.tag, "two"), (Document { body: None, ..second }, true));
+    }
+
+    fn other() -> Weak<Resources> {
+        Arc::downgrade(&crate::registry::Registry::new().load())
+    }
+}

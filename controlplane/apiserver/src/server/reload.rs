@@ -1,0 +1,116 @@
+//! Configuration files that are read again when they change. An invalid file is reported, and the former configuration
+//! stays.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
+
+use super::State;
+use crate::{
+    authn::{AnonymousConfig, AuthenticationConfig},
+    config::{OpenError, read_authentication},
+    file_watch,
+};
+
+/// The files.
+pub(super) struct Files {
+    pub(super) authorization: Option<PathBuf>,
+    pub(super) authentication: Option<AuthenticationFile>,
+}
+
+/// The file of the configuration of authentication.
+pub(super) struct AuthenticationFile {
+    path: PathBuf,
+    /// Text of the last read.
+    text: Mutex<String>,
+    /// Whether anonymous requests are refused, whatever the file says.
+    refuses_anonymous: bool,
+}
+
+/// Starts tasks that follow the files.
+pub(super) fn start(state: &Arc<State>, files: Files) {
+    if let Some(path) = files.authorization {
+        tokio::spawn(follow_authorization(Arc::downgrade(state), path));
+    }
+    if let Some(file) = files.authentication {
+        tokio::spawn(follow_authentication(Arc::downgrade(state), file));
+    }
+}
+
+async fn follow_authorization(state: Weak<State>, path: PathBuf) {
+    let Some(shutdown) = state.upgrade().map(|state| state.shutdown.clone()) else { return };
+    let shown = path.display().to_string();
+    let reload = move || {
+        let Some(state) = state.upgrade() else { return };
+        match state.authorizers.reload() {
+            Ok(()) => tracing::info!(path = shown, "authorization configuration reloaded"),
+            Err(reason) => {
+                tracing::error!(
+                    path = shown,
+                    reason,
+                    "cannot use the authorization configuration; the former one stays"
+                );
+            }
+        }
+    };
+    file_watch::follow_file(path, shutdown, reload).await;
+}
+
+async fn follow_authentication(state: Weak<State>, file: AuthenticationFile) {
+    let Some(shutdown) = state.upgrade().map(|state| state.shutdown.clone()) else { return };
+    let path = file.path.clone();
+    let reload = move || {
+        if let Some(state) = state.upgrade() {
+            file.reload(&state);
+        }
+    };
+    file_watch::follow_file(path, shutdown, reload).await;
+}
+
+// === impl AuthenticationFile ===
+
+impl AuthenticationFile {
+    /// Reads the file for the first time. Without a path there is no file, and the configuration is the default one.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is invalid.
+    pub(super) fn open(
+        path: Option<&Path>,
+        refuses_anonymous: bool,
+    ) -> Result<(AuthenticationConfig, Option<Self>), OpenError> {
+        let (mut config, text) = read_authentication(path)?;
+        if refuses_anonymous {
+            config.anonymous = AnonymousConfig::Disabled;
+        }
+        let file = path.map(|path| Self { path: path.to_owned(), text: Mutex::new(text), refuses_anonymous });
+        Ok((config, file))
+    }
+
+    /// Uses the file's content, if it is not the one in use.
+    fn reload(&self, state: &State) {
+        let path = self.path.display();
+        let (mut config, text) = match read_authentication(Some(&self.path)) {
+            Ok(read) => read,
+            Err(error) => return Self::failed(state, &error.to_string()),
+        };
+        let mut known = self.text.lock().unwrap_or_else(PoisonError::into_inner);
+        if *known == text {
+            return;
+        }
+        if self.refuses_anonymous {
+            config.anonymous = AnonymousConfig::Disabled;
+        }
+        if let Err(reason) = state.authenticators.replace(config) {
+            return Self::failed(state, &format!("{path}: {reason}"));
+        }
+        *known = text;
+        state.metrics.reloaded_authentication(true);
+        tracing::info!(%path, "authentication configuration reloaded");
+    }
+
+    fn failed(state: &State, reason: &str) {
+        state.metrics.reloaded_authentication(false);
+        tracing::error!(reason, "cannot use the authentication configuration; the former one stays");
+    }
+}
