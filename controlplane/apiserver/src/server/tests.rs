@@ -298,7 +298,9 @@ async fn server_side_apply_creates_merges_and_reports_conflicts() {
     const APPLY: &str = "application/apply-patch+yaml";
     let server = Fixture::new().await;
     let path = format!("{CONFIG_MAPS}/a");
-    let config = |data: Value| Some(json!({"apiVersion": "v1", "kind": "ConfigMap", "data": data}));
+    let config = |data: Value| {
+        Some(json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, "data": data}))
+    };
     let nameless = server.call("PATCH", &path, APPLY, config(json!({}))).await;
     assert_eq!((nameless.code, &nameless.body["reason"]), (422, &json!("Invalid")));
     let by = |manager: &str| format!("{path}?fieldManager={manager}");
