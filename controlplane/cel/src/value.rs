@@ -180,6 +180,30 @@ impl<'a> Value<'a> {
         u64::try_from(size).unwrap_or(u64::MAX)
     }
 
+    /// The cost of a copy: texts and bytes by their length, as a copy of them takes memory. JSON texts are not copied.
+    pub(crate) fn copy_cost(&self) -> u64 {
+        match self {
+            Value::String(Cow::Owned(_)) | Value::Bytes(_) => self.cost_size() / 10,
+            Value::Optional(Some(inner)) => inner.copy_cost(),
+            _ => 0,
+        }
+    }
+
+    /// The cost of collecting the keys of a map.
+    pub(crate) fn keys_cost(&self) -> u64 {
+        let texts: usize = match self {
+            Value::Map(map) => map
+                .keys()
+                .map(|key| match key {
+                    Key::String(text) => text.len(),
+                    _ => 0,
+                })
+                .sum(),
+            _ => 0,
+        };
+        (self.cost_size() + u64::try_from(texts).unwrap_or(u64::MAX)) / 10
+    }
+
     /// The element of a list.
     pub(crate) fn at(&self, index: usize) -> Option<Value<'a>> {
         match self {
@@ -245,6 +269,18 @@ impl<'a> Value<'a> {
         }
     }
 
+    /// Whether a map or an object has a field. Its value is not converted.
+    pub(crate) fn has_field(&self, name: &str) -> bool {
+        match self {
+            Value::JsonMap(map, _) => map.contains_key(name),
+            Value::JsonObject(map, object) => {
+                object.fields.get(name).is_some_and(|field| map.contains_key(&*field.name))
+            }
+            Value::Map(map) => map.contains_key(&Key::String(name.to_owned())),
+            other => other.field(name).is_some(),
+        }
+    }
+
     /// Whether the value is a map or an object.
     pub(crate) fn is_map(&self) -> bool {
         matches!(self, Value::Map(_) | Value::JsonMap(..) | Value::JsonObject(..))
@@ -301,6 +337,7 @@ impl<'a> Value<'a> {
         if let (Value::List(_) | Value::JsonList(..), Value::List(_) | Value::JsonList(..)) = (self, other) {
             let mut index = 0;
             while let (Some(left), Some(right)) = (self.at(index), other.at(index)) {
+                *work = work.checked_sub(left.copy_cost() + right.copy_cost())?;
                 if !left.equals_at(&right, work, depth + 1)? {
                     return Some(false);
                 }
@@ -312,9 +349,10 @@ impl<'a> Value<'a> {
             return Some(false);
         }
         // The keys are collected.
-        *work = work.checked_sub(self.cost_size() / 10)?;
+        *work = work.checked_sub(self.keys_cost())?;
         for key in self.keys()? {
             let (Some(left), Some(right)) = (self.get(&key), other.get(&key)) else { return Some(false) };
+            *work = work.checked_sub(left.copy_cost() + right.copy_cost() + key.cost_size() / 10)?;
             if !left.equals_at(&right, work, depth + 1)? {
                 return Some(false);
             }

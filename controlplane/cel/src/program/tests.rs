@@ -292,3 +292,38 @@ fn copies_cost_their_size() {
         assert!(cost >= 50_000, "{source}: {cost}");
     }
 }
+
+/// Work that has no part in the result: errors that a loop ignores, variables that nothing uses, long arguments.
+#[test]
+fn hidden_work_costs() {
+    let text = json!("x".repeat(200_000));
+    let environment = Environment::default().variable("s", Type::String);
+    for source in [
+        "'%s'.format([lists.range(1000).map(x, lists.range(1000))]) == ''",
+        "cidr('10.0.0.0/8').containsIP(s)",
+        "'a'.indexOf(s) == 0",
+        "s in {'a': 1}",
+        "{'a': 1}[?s].hasValue()",
+        "[s + 'a'].all(x, true) && [s + 'a'].all(x, true)",
+        "{s + 'a': 1}.all(x, true)",
+        "[s, s].isSorted()",
+        "[s + 'a', 'b'].first().hasValue()",
+        "'a'.matches('((a{50}){50}){50}')",
+        "'a'.matches('a{1000}') && s.matches('(a|aa){300}')",
+    ] {
+        let program = Program::compile(source, &environment).unwrap();
+        let variables = [("s", Value::from_json(&text, &Type::String))];
+        let (_, cost) = program.evaluate(&variables);
+        assert!(cost >= 20_000, "{source}: {cost}");
+    }
+}
+
+#[test]
+fn small_expressions_stay_cheap() {
+    for source in
+        ["'host-1'.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')", "'a' in ['a', 'b'] && 'a' in {'a': 1}"]
+    {
+        let (_, cost) = Program::compile(source, &Environment::default()).unwrap().evaluate(&[]);
+        assert!(cost < 150, "{source}: {cost}");
+    }
+}
