@@ -327,3 +327,18 @@ fn small_expressions_stay_cheap() {
         assert!(cost < 150, "{source}: {cost}");
     }
 }
+
+#[test]
+fn a_result_that_is_too_deep_or_large_is_no_json() {
+    let value = |source: &str| {
+        let program = Program::compile(source, &Environment::default()).unwrap();
+        program.evaluate(&[]).0.unwrap().to_limited_json()
+    };
+    assert_eq!(value("{'a': [1, dyn('b')]}"), Some(json!({"a": [1, "b"]})));
+    assert_eq!(value("lists.range(1000).map(x, lists.range(1000)).map(x, [x, x, x])"), None);
+    let mut deep = Value::Int(1);
+    for _ in 0..110 {
+        deep = Value::list(vec![deep]);
+    }
+    assert_eq!(deep.to_limited_json(), None);
+}
