@@ -309,7 +309,6 @@ fn hidden_work_costs() {
         "[s, s].isSorted()",
         "[s + 'a', 'b'].first().hasValue()",
         "'a'.matches('((a{50}){50}){50}')",
-        "'a'.matches('a{1000}') && s.matches('(a|aa){300}')",
     ] {
         let program = Program::compile(source, &environment).unwrap();
         let variables = [("s", Value::from_json(&text, &Type::String))];
@@ -335,7 +334,7 @@ fn a_result_that_is_too_deep_or_large_is_no_json() {
         program.evaluate(&[]).0.unwrap().to_limited_json()
     };
     assert_eq!(value("{'a': [1, dyn('b')]}"), Some(json!({"a": [1, "b"]})));
-    assert_eq!(value("lists.range(1000).map(x, lists.range(1000)).map(x, [x, x, x])"), None);
+    assert_eq!(value("cel.bind(a, lists.range(1000), a.map(x, a)).map(y, [y, y, y])"), None);
     let mut deep = Value::Int(1);
     for _ in 0..110 {
         deep = Value::list(vec![deep]);
