@@ -89,6 +89,10 @@ impl MutatingPolicy {
         };
         let session = input.session(&self.shared);
         let result = evaluate(&session, (source, program), &mut BUDGET.clone())?;
+        // The size is checked before anything else goes through the value.
+        let json = result
+            .to_limited_json()
+            .ok_or_else(|| format!("expression '{source}' resulted in a too large or too deep patch"))?;
         match (want, &result) {
             (Want::JsonPatch, Cel::List(operations)) => {
                 let made =
@@ -96,11 +100,11 @@ impl MutatingPolicy {
                 if !operations.iter().all(made) {
                     return Err(format!("expression '{source}' did not evaluate to a list of JSONPatch"));
                 }
-                Ok(Patch::Json(result.to_json()))
+                Ok(Patch::Json(json))
             }
             (Want::ApplyConfiguration, Cel::Structure(made)) if made.name() == "Object" => {
                 made.check_names()?;
-                Ok(Patch::Apply(result.to_json()))
+                Ok(Patch::Apply(json))
             }
             _ => Err(format!("expression '{source}' did not evaluate to a patch")),
         }

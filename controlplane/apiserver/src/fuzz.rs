@@ -47,7 +47,7 @@ pub fn cel(data: &[u8]) {
     // One step may exceed the limit.
     assert!(cost <= 2 * PER_CALL_LIMIT, "the cost is {cost}");
     if let Ok(value) = result {
-        let _json = value.to_json();
+        let _json = value.to_limited_json();
     }
 }
 

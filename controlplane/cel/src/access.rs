@@ -46,6 +46,28 @@ pub struct AccessQuestion {
     pub verb: String,
 }
 
+impl AccessQuestion {
+    /// Bytes of all texts.
+    pub(crate) fn size(&self) -> u64 {
+        let account =
+            self.service_account.as_ref().map_or(0, |(namespace, name)| namespace.len() + name.len());
+        let path = self.path.as_ref().map_or(0, String::len);
+        let texts = [
+            &self.group,
+            &self.version,
+            &self.resource,
+            &self.subresource,
+            &self.namespace,
+            &self.name,
+            &self.field_selector,
+            &self.label_selector,
+            &self.verb,
+        ];
+        let size = texts.into_iter().map(String::len).sum::<usize>() + account + path;
+        u64::try_from(size).unwrap_or(u64::MAX)
+    }
+}
+
 /// The answer to a question.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessDecision {

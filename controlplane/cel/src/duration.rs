@@ -1,7 +1,13 @@
 //! Durations of Go: `1h2m3.5s`.
 
-/// The duration in nanoseconds. None if the text is no duration or is out of range.
+/// Maximum length of a text in bytes. A field is read again at each use, so a long text would cost much time.
+const MAX_LENGTH: usize = 1024;
+
+/// The duration in nanoseconds. None if the text is no duration, is too long or is out of range.
 pub fn parse(text: &str) -> Option<i64> {
+    if text.len() > MAX_LENGTH {
+        return None;
+    }
     let (negative, mut rest) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
         None => (false, text.strip_prefix('+').unwrap_or(text)),

@@ -79,10 +79,16 @@ impl<'a, 'v> Evaluator<'a, 'v> {
 
     /// Charges a copied value: texts and bytes by their length, as a copy of them takes memory.
     pub(crate) fn copied(&mut self, value: Value<'a>) -> Evaluated<'a> {
-        if let Value::String(Cow::Owned(_)) | Value::Bytes(_) = &value {
-            self.charge(value.cost_size() / 10)?;
-        }
+        self.charge(value.copy_cost())?;
         Ok(value)
+    }
+
+    /// The elements of a list, whose number and whose copied texts are charged.
+    pub(crate) fn items(&mut self, list: &Value<'a>) -> Result<Vec<Value<'a>>, EvalError> {
+        self.charge(list.cost_size())?;
+        let items = list.items().ok_or(EvalError::NoOverload)?;
+        self.charge(items.iter().map(Value::copy_cost).fold(0, u64::saturating_add))?;
+        Ok(items)
     }
 
     pub(crate) fn eval(&mut self, expr: &'a Expr) -> Evaluated<'a> {
@@ -209,13 +215,13 @@ impl<'a, 'v> Evaluator<'a, 'v> {
             }
             ("_?._", [operand, field]) => {
                 let (operand, field) = (self.eval(operand)?, self.eval(field)?);
-                self.charge(1)?;
-                return Ok(optional_index(&operand, &field));
+                self.charge(1 + field.cost_size() / 10)?;
+                return self.copied(optional_index(&operand, &field));
             }
             ("_[?_]", [operand, index]) => {
                 let (operand, index) = (self.eval(operand)?, self.eval(index)?);
-                self.charge(1)?;
-                return Ok(optional_index(&operand, &index));
+                self.charge(1 + index.cost_size() / 10)?;
+                return self.copied(optional_index(&operand, &index));
             }
             _ => {}
         }
@@ -230,19 +236,24 @@ impl<'a, 'v> Evaluator<'a, 'v> {
             values.push(self.eval(target)?);
             // `or` and `orValue` evaluate their argument only if it is needed.
             if let (Some(Value::Optional(Some(inner))), "or" | "orValue") = (values.first(), name) {
-                return Ok(if name == "or" { values[0].clone() } else { (**inner).clone() });
+                return if name == "or" { Ok(values[0].clone()) } else { self.copied((**inner).clone()) };
             }
         }
         for arg in args {
             values.push(self.eval(arg)?);
         }
-        match namespaced {
+        let result = match namespaced {
             Some(name) => functions::call(self, &name, values, false),
             None => match operators::apply(self, name, &values) {
                 Some(result) => result,
                 None => functions::call(self, name, values, target.is_some()),
             },
+        };
+        // An error may quote an argument, and a loop may ignore it.
+        if let Err(EvalError::Failed(text)) = &result {
+            self.charge(u64::try_from(text.len() / 10).unwrap_or(u64::MAX))?;
         }
+        result
     }
 
     /// `&&` and `||`: an error of one side is ignored if the other side decides.
@@ -272,7 +283,7 @@ impl<'a, 'v> Evaluator<'a, 'v> {
         let mut bound = self.eval(value)?;
         if optional.is_some() {
             bound = match bound {
-                Value::Optional(Some(inner)) => (*inner).clone(),
+                Value::Optional(Some(inner)) => self.copied((*inner).clone())?,
                 Value::Optional(None) => return Ok(Value::Optional(None)),
                 _ => return Err(EvalError::NoOverload),
             };
@@ -289,7 +300,7 @@ impl<'a, 'v> Evaluator<'a, 'v> {
     fn comprehension(&mut self, inner: &'a Comprehension) -> Evaluated<'a> {
         let range = self.eval(&inner.range)?;
         // The keys of a map are collected.
-        self.charge(if range.is_map() { range.cost_size() / 10 } else { 0 })?;
+        self.charge(if range.is_map() { range.keys_cost() } else { 0 })?;
         let range = Range::new(range)?;
         let init = self.eval(&inner.init)?;
         let base = self.scopes.len();
@@ -306,7 +317,7 @@ impl<'a, 'v> Evaluator<'a, 'v> {
         let mut failure = None;
         for index in 0..range.length {
             self.charge(1)?;
-            self.enter(inner, range, index);
+            self.enter(inner, range, index)?;
             if failure.is_none() && matches!(self.eval(&inner.condition)?, Value::Bool(false)) {
                 return Ok(());
             }
@@ -328,15 +339,21 @@ impl<'a, 'v> Evaluator<'a, 'v> {
     }
 
     /// Declares the variables of an iteration.
-    fn enter(&mut self, inner: &'a Comprehension, range: &Range<'a>, index: usize) {
-        match &inner.second {
-            None => self.scopes.push((&inner.variable, range.element(index))),
-            Some(second) => {
+    fn enter(&mut self, inner: &'a Comprehension, range: &Range<'a>, index: usize) -> Result<(), EvalError> {
+        let (first, second) = match &inner.second {
+            None => (range.element(index), None),
+            Some(name) => {
                 let (key, value) = range.entry(index);
-                self.scopes.push((&inner.variable, key));
-                self.scopes.push((second, value));
+                (key, Some((name, value)))
             }
+        };
+        let first = self.copied(first)?;
+        self.scopes.push((&inner.variable, first));
+        if let Some((name, value)) = second {
+            let value = self.copied(value)?;
+            self.scopes.push((name, value));
         }
+        Ok(())
     }
 
     /// One step. A list or a map that only grows is not copied.
@@ -381,9 +398,12 @@ impl<'a, 'v> Evaluator<'a, 'v> {
             Growth::Entry(key, value) => vec![(self.eval(key)?, self.eval(value)?)],
             Growth::Entries(entries) => {
                 let entries = self.eval(entries)?;
-                self.charge(entries.cost_size())?;
+                self.charge(entries.cost_size().saturating_add(entries.keys_cost()))?;
                 let keys = entries.keys().ok_or(EvalError::NoOverload)?;
-                keys.into_iter().filter_map(|key| entries.get(&key).map(|value| (key, value))).collect()
+                let found = |key: Value<'a>| entries.get(&key).map(|value| (key, value));
+                let new: Vec<_> = keys.into_iter().filter_map(found).collect();
+                self.charge(new.iter().map(|(_, value)| value.copy_cost()).fold(0, u64::saturating_add))?;
+                new
             }
         };
         let mut accumulator = std::mem::replace(&mut self.scopes[base].1, Value::Null);
@@ -456,8 +476,8 @@ fn select<'a>(value: &Value<'a>, field: &str) -> Evaluated<'a> {
 
 fn has(value: &Value<'_>, field: &str) -> bool {
     match value {
-        Value::Optional(Some(inner)) => inner.field(field).is_some(),
-        value => value.field(field).is_some(),
+        Value::Optional(Some(inner)) => inner.has_field(field),
+        value => value.has_field(field),
     }
 }
 

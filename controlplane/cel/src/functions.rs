@@ -23,6 +23,10 @@ pub(crate) fn call<'a>(
     args: Vec<Value<'a>>,
     member: bool,
 ) -> Evaluated<'a> {
+    // Long arguments take time whatever the function does with them. It charges the first one itself.
+    for arg in args.iter().skip(1) {
+        evaluator.charge(if matches!(arg, Value::String(_)) { arg.cost_size() / 10 } else { 0 })?;
+    }
     optional::call(evaluator, name, &args, member)
         .or_else(|| text::call(evaluator, name, &args, member))
         .or_else(|| list::call(evaluator, name, &args, member))

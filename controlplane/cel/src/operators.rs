@@ -20,7 +20,7 @@ pub(crate) fn apply<'a>(
         ("_>=_", [left, right]) => compare(evaluator, left, right, std::cmp::Ordering::is_ge),
         ("@in", [left, right]) => contains(evaluator, left, right),
         ("_[_]", [operand, index]) => {
-            evaluator.charge(1).and_then(|()| evaluator.copied(at(operand, index)?))
+            evaluator.charge(1 + index.cost_size() / 10).and_then(|()| evaluator.copied(at(operand, index)?))
         }
         ("!_", [Value::Bool(value)]) => evaluator.charge(1).map(|()| Value::Bool(!value)),
         ("-_", [value]) => evaluator.charge(1).and_then(|()| negate(value)),
@@ -67,15 +67,18 @@ fn contains<'a>(
     item: &Value<'a>,
     collection: &Value<'a>,
 ) -> Evaluated<'a> {
-    evaluator.charge(1)?;
+    evaluator.charge(1 + item.cost_size() / 10)?;
     if collection.is_map() {
-        return Ok(Value::Bool(collection.get(item).is_some()));
+        let found = collection.get(item);
+        evaluator.charge(found.as_ref().map_or(0, Value::copy_cost))?;
+        return Ok(Value::Bool(found.is_some()));
     }
     if !matches!(collection, Value::List(_) | Value::JsonList(..)) {
         return Err(EvalError::NoOverload);
     }
     let mut index = 0;
     while let Some(element) = collection.at(index) {
+        evaluator.charge(element.copy_cost())?;
         if equals(evaluator, &element, item)? {
             return Ok(Value::Bool(true));
         }
@@ -129,11 +132,9 @@ fn add<'a>(evaluator: &mut Evaluator<'a, '_>, left: &Value<'a>, right: &Value<'a
         }
         (Value::List(_) | Value::JsonList(..), Value::List(_) | Value::JsonList(..)) => {
             // The elements are copied, so their number counts. cel-go links the lists and counts one.
-            evaluator.charge((left.cost_size() + right.cost_size()).max(1))?;
-            let (Some(mut items), Some(more)) = (left.items(), right.items()) else {
-                return Err(EvalError::NoOverload);
-            };
-            items.extend(more);
+            evaluator.charge(u64::from(left.is_zero() && right.is_zero()))?;
+            let mut items = evaluator.items(left)?;
+            items.extend(evaluator.items(right)?);
             Ok(Value::List(Arc::new(items)))
         }
         _ => {

@@ -8,6 +8,9 @@ use regex::{Regex, RegexBuilder};
 /// Maximum memory of a compiled expression, in bytes.
 pub const MAX_BYTES: usize = 1 << 20;
 
+/// The error of an expression that needs more memory than allowed.
+pub const TOO_LARGE: &str = "expression too large";
+
 /// Maximum nesting of an expression.
 const MAX_NESTING: u32 = 100;
 
@@ -19,7 +22,7 @@ pub fn compile(text: &str, max_bytes: usize) -> Result<Regex, String> {
         .nest_limit(MAX_NESTING)
         .build()
         .map_err(|error| match error {
-            regex::Error::CompiledTooBig(_) => "expression too large".to_owned(),
+            regex::Error::CompiledTooBig(_) => TOO_LARGE.to_owned(),
             error => {
                 error.to_string().lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()
             }

@@ -71,6 +71,14 @@ impl<'a> Structure<'a> {
         Some(true)
     }
 
+    /// Subtracts the size as JSON. None if that is too large or too deep.
+    pub(crate) fn weigh(&self, left: &mut usize, depth: usize) -> Option<()> {
+        self.fields.iter().try_for_each(|(name, value)| {
+            *left = left.checked_sub(name.len())?;
+            value.weigh(left, depth)
+        })
+    }
+
     /// The fields as JSON. The names are unescaped.
     pub(crate) fn to_json(&self) -> Json {
         let fields = self.fields.iter().map(|(name, value)| (crate::escape::unescape(name), value.to_json()));

@@ -85,6 +85,15 @@ pub enum Key {
     String(String),
 }
 
+/// Maximum size of a result as JSON, in bytes of memory: objects have at most three megabytes of text.
+const MAX_JSON: usize = 64 << 20;
+
+/// Memory of a JSON value without its text, in bytes.
+const NODE_SIZE: usize = 32;
+
+/// Maximum depth of a result as JSON: below the limit of the decoder of stored objects.
+const MAX_JSON_DEPTH: usize = 100;
+
 /// Maximum depth of comparisons.
 const MAX_DEPTH: usize = 200;
 
@@ -180,6 +189,30 @@ impl<'a> Value<'a> {
         u64::try_from(size).unwrap_or(u64::MAX)
     }
 
+    /// The cost of a copy: texts and bytes by their length, as a copy of them takes memory. JSON texts are not copied.
+    pub(crate) fn copy_cost(&self) -> u64 {
+        match self {
+            Value::String(Cow::Owned(_)) | Value::Bytes(_) => self.cost_size() / 10,
+            Value::Optional(Some(inner)) => inner.copy_cost(),
+            _ => 0,
+        }
+    }
+
+    /// The cost of collecting the keys of a map.
+    pub(crate) fn keys_cost(&self) -> u64 {
+        let texts: usize = match self {
+            Value::Map(map) => map
+                .keys()
+                .map(|key| match key {
+                    Key::String(text) => text.len(),
+                    _ => 0,
+                })
+                .sum(),
+            _ => 0,
+        };
+        (self.cost_size() + u64::try_from(texts).unwrap_or(u64::MAX)) / 10
+    }
+
     /// The element of a list.
     pub(crate) fn at(&self, index: usize) -> Option<Value<'a>> {
         match self {
@@ -245,6 +278,18 @@ impl<'a> Value<'a> {
         }
     }
 
+    /// Whether a map or an object has a field. Its value is not converted.
+    pub(crate) fn has_field(&self, name: &str) -> bool {
+        match self {
+            Value::JsonMap(map, _) => map.contains_key(name),
+            Value::JsonObject(map, object) => {
+                object.fields.get(name).is_some_and(|field| map.contains_key(&*field.name))
+            }
+            Value::Map(map) => map.contains_key(&Key::String(name.to_owned())),
+            other => other.field(name).is_some(),
+        }
+    }
+
     /// Whether the value is a map or an object.
     pub(crate) fn is_map(&self) -> bool {
         matches!(self, Value::Map(_) | Value::JsonMap(..) | Value::JsonObject(..))
@@ -301,6 +346,7 @@ impl<'a> Value<'a> {
         if let (Value::List(_) | Value::JsonList(..), Value::List(_) | Value::JsonList(..)) = (self, other) {
             let mut index = 0;
             while let (Some(left), Some(right)) = (self.at(index), other.at(index)) {
+                *work = work.checked_sub(left.copy_cost() + right.copy_cost())?;
                 if !left.equals_at(&right, work, depth + 1)? {
                     return Some(false);
                 }
@@ -312,9 +358,10 @@ impl<'a> Value<'a> {
             return Some(false);
         }
         // The keys are collected.
-        *work = work.checked_sub(self.cost_size() / 10)?;
+        *work = work.checked_sub(self.keys_cost())?;
         for key in self.keys()? {
             let (Some(left), Some(right)) = (self.get(&key), other.get(&key)) else { return Some(false) };
+            *work = work.checked_sub(left.copy_cost() + right.copy_cost() + key.cost_size() / 10)?;
             if !left.equals_at(&right, work, depth + 1)? {
                 return Some(false);
             }
@@ -365,8 +412,45 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The value as JSON, for patches and messages.
-    pub fn to_json(&self) -> Json {
+    /// The value as JSON. None if that is larger or deeper than allowed: a value can contain the same part many times,
+    /// for the cost of one, and JSON cannot.
+    pub fn to_limited_json(&self) -> Option<Json> {
+        self.weigh(&mut MAX_JSON.clone(), 0)?;
+        Some(self.to_json())
+    }
+
+    /// Subtracts the size as JSON. None if that is too large or too deep.
+    pub(crate) fn weigh(&self, left: &mut usize, depth: usize) -> Option<()> {
+        *left = left.checked_sub(NODE_SIZE)?;
+        if depth > MAX_JSON_DEPTH {
+            return None;
+        }
+        let below = depth + 1;
+        let size = match self {
+            Value::String(text) => text.len(),
+            Value::Bytes(bytes) => bytes.len().saturating_mul(2),
+            Value::Optional(Some(inner)) => return inner.weigh(left, below),
+            Value::List(list) => return list.iter().try_for_each(|item| item.weigh(left, below)),
+            Value::Map(map) => {
+                return map.iter().try_for_each(|(key, value)| {
+                    let name = if let Key::String(text) = key { text.len() } else { 0 };
+                    *left = left.checked_sub(name)?;
+                    value.weigh(left, below)
+                });
+            }
+            Value::Structure(structure) => return structure.weigh(left, below),
+            Value::JsonList(list, _) => {
+                return list.iter().try_for_each(|item| weigh_json(item, left, below));
+            }
+            Value::JsonMap(map, _) | Value::JsonObject(map, _) => return weigh_map(map, left, below),
+            _ => 0,
+        };
+        *left = left.checked_sub(size)?;
+        Some(())
+    }
+
+    /// The value as JSON, for messages and tests.
+    pub(crate) fn to_json(&self) -> Json {
         match self {
             Value::Bool(flag) => (*flag).into(),
             Value::Int(number) => (*number).into(),
@@ -388,6 +472,24 @@ impl<'a> Value<'a> {
             _ => Json::Null,
         }
     }
+}
+
+fn weigh_json(json: &Json, left: &mut usize, depth: usize) -> Option<()> {
+    let size = if let Json::String(text) = json { text.len() } else { 0 };
+    *left = left.checked_sub(NODE_SIZE + size)?;
+    match json {
+        _ if depth > MAX_JSON_DEPTH => None,
+        Json::Array(list) => list.iter().try_for_each(|item| weigh_json(item, left, depth + 1)),
+        Json::Object(map) => weigh_map(map, left, depth + 1),
+        _ => Some(()),
+    }
+}
+
+fn weigh_map(map: &Map<String, Json>, left: &mut usize, depth: usize) -> Option<()> {
+    map.iter().try_for_each(|(name, value)| {
+        *left = left.checked_sub(name.len())?;
+        weigh_json(value, left, depth)
+    })
 }
 
 fn from_text<'a>(text: &'a str, kind: &Type) -> Value<'a> {

@@ -9,7 +9,14 @@ use serde_json::Value;
 
 use crate::format;
 use crate::schema::{Additional, Checks, Schema};
-use crate::violation::{Path, Violation, Violations};
+use crate::violation::{Path, Violation, Violations, extended};
+
+/// Maximum work of the checks of one object, in about nanoseconds. A schema can check the same value again and again,
+/// with patterns of any size.
+const MAX_WORK: u64 = 2_000_000_000;
+
+/// The work of a node of the schema at a value, without its texts.
+const NODE: usize = 50;
 
 /// Validates an object, or a part of it that the path names.
 pub(crate) fn check(
@@ -19,16 +26,22 @@ pub(crate) fn check(
     prefix: &str,
     violations: &mut Violations,
 ) {
-    let mut checker = Checker { prefix };
+    let mut checker = Checker { prefix, left: MAX_WORK };
     let outcome = checker.node(value, old, schema, "");
     for violation in outcome.errors {
         violations.push(violation);
+    }
+    if checker.left == 0 {
+        let place = if prefix.is_empty() { Path::default() } else { Path::root(prefix) };
+        violations.forbidden(&place, "the schema needs too many checks of this object");
     }
 }
 
 struct Checker<'a> {
     /// Path of the checked value, in front of the paths of violations.
     prefix: &'a str,
+    /// The rest of [`MAX_WORK`]. At zero nothing more is checked, and the object is refused.
+    left: u64,
 }
 
 /// Violations and the number of checks that were done. Of alternatives that fail, the one with most checks is reported.
@@ -52,6 +65,13 @@ impl Outcome {
 }
 
 impl Checker<'_> {
+    /// Counts work: a number of things, and the work of each. Returns false if there is too much.
+    fn spend(&mut self, count: usize, each: usize) -> bool {
+        let work = u64::try_from(count.saturating_mul(each)).unwrap_or(u64::MAX);
+        self.left = self.left.saturating_sub(work);
+        self.left > 0
+    }
+
     fn node(&mut self, value: &Value, old: Option<&Value>, schema: &Schema, path: &str) -> Outcome {
         let outcome = self.plain(value, old, schema, path);
         if outcome.failed() && old == Some(value) {
@@ -62,6 +82,9 @@ impl Checker<'_> {
 
     fn plain(&mut self, value: &Value, old: Option<&Value>, schema: &Schema, path: &str) -> Outcome {
         let mut outcome = Outcome { errors: Vec::new(), matches: 1 };
+        if !self.spend(1, NODE) {
+            return outcome;
+        }
         self.check_type(value, schema, path, &mut outcome);
         if value.is_null() {
             self.check_enum(value, schema, path, &mut outcome);
@@ -111,6 +134,9 @@ impl Checker<'_> {
 
     fn check_text(&mut self, text: &str, schema: &Schema, path: &str, outcome: &mut Outcome) {
         if let Some(checks) = &schema.checks {
+            if !self.spend(text.len(), 1) {
+                return;
+            }
             let value = Value::String(text.to_owned());
             let length = || i64::try_from(text.chars().count()).unwrap_or(i64::MAX);
             if let Some(max) = checks.max_length
@@ -124,7 +150,9 @@ impl Checker<'_> {
                 let detail = format!("{path} in body should be at least {min} chars long");
                 self.report(outcome, path, |violations, place| violations.invalid(place, &value, &detail));
             }
-            if let Some(pattern) = &checks.pattern {
+            if let Some(pattern) = &checks.pattern
+                && self.spend(text.len(), pattern.work)
+            {
                 let problem = match &pattern.regex {
                     Ok(regex) if regex.is_match(text) => None,
                     Ok(_) => Some(pattern.text.to_string()),
@@ -138,7 +166,8 @@ impl Checker<'_> {
                 }
             }
         }
-        if matches!(&*schema.kind, "" | "string") && !format::fits(&schema.format, text) {
+        let has_format = !schema.format.is_empty() && matches!(&*schema.kind, "" | "string");
+        if has_format && self.spend(text.len(), 20) && !format::fits(&schema.format, text) {
             let value = Value::String(text.to_owned());
             self.wrong_type(path, &schema.format, &value, outcome);
         }
@@ -154,7 +183,7 @@ impl Checker<'_> {
         if let Some(item) = schema.item() {
             let index = OldItems::new(old, schema);
             for (position, inner) in list.iter().enumerate() {
-                let place = format!("{path}[{position}]");
+                let place = extended(path, &["[", &position.to_string(), "]"]);
                 outcome.merge(self.node(inner, index.find(inner), item, &place));
             }
         }
@@ -173,7 +202,12 @@ impl Checker<'_> {
         }
         if checks.unique_items {
             let mut seen = std::collections::HashSet::new();
-            if !list.iter().all(|item| seen.insert(item.to_string())) {
+            let mut is_new = |item: &Value| {
+                let text = item.to_string();
+                self.spend(text.len(), 10);
+                seen.insert(text)
+            };
+            if !list.iter().all(&mut is_new) {
                 let detail = format!("{path} in body shouldn't contain duplicates");
                 self.report(outcome, path, |violations, place| {
                     violations.invalid(place, &"".into(), &detail)
@@ -190,6 +224,7 @@ impl Checker<'_> {
         outcome: &mut Outcome,
     ) {
         let Value::Object(map) = value else { return };
+        self.spend(map.len(), 20);
         if let Some(checks) = &schema.checks {
             self.check_counts(map.len(), checks, path, outcome);
         }
@@ -239,11 +274,23 @@ impl Checker<'_> {
         let Some(known) = schema.checks.as_ref().and_then(|checks| checks.one_of_values.as_ref()) else {
             return;
         };
+        self.spend(known.len(), 5);
         if known.iter().any(|allowed| number::equal(allowed, value)) {
             return;
         }
-        let words: Vec<String> =
-            known.iter().map(|word| word.as_str().map_or_else(|| word.to_string(), str::to_owned)).collect();
+        // The message quotes the value.
+        if !self.spend(value.to_string().len(), 20) {
+            return;
+        }
+        // The message lists the first ones only.
+        let mut left = 8192_usize;
+        let words = known.iter().map(|word| word.as_str().map_or_else(|| word.to_string(), str::to_owned));
+        let fits = |word: &String| {
+            let fits = left > 0;
+            left = left.saturating_sub(word.len());
+            fits
+        };
+        let words: Vec<String> = words.take_while(fits).collect();
         self.report(outcome, path, |violations, place| violations.unsupported(place, value, &words));
     }
 
@@ -368,7 +415,7 @@ fn is_type(name: &str) -> bool {
 }
 
 fn join(path: &str, name: &str) -> String {
-    if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
+    extended(path, &[if path.is_empty() { "" } else { "." }, name])
 }
 
 fn json_type(value: &Value) -> &'static str {

@@ -43,6 +43,11 @@ impl CustomResource {
         &self.schema
     }
 
+    /// Whether it has rules in CEL.
+    pub fn has_rules(&self) -> bool {
+        self.rules.is_some()
+    }
+
     /// Whether `/status` is served.
     pub fn has_status(&self) -> bool {
         self.has_status

@@ -109,6 +109,8 @@ pub struct Pattern {
     pub text: Box<str>,
     /// Compiled, or the reason why not.
     pub regex: Result<Regex, Box<str>>,
+    /// The work of a search for each byte of a text, at worst: it grows with the size of the compiled expression.
+    pub work: usize,
 }
 
 /// One entry of `x-kubernetes-validations`.

@@ -21,7 +21,7 @@ pub struct Violations {
     list: Vec<Violation>,
 }
 
-/// Path of a value. The empty path is the object as a whole.
+/// Path of a value. The empty path is the object as a whole. It is cut at [`MAX_PATH`] bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Path(String);
 
@@ -31,30 +31,34 @@ const MAX_VIOLATIONS: usize = 200;
 /// Maximum length of a value that is quoted in a message, in bytes.
 const MAX_QUOTED: usize = 4096;
 
+/// Maximum length of a path in bytes. Each element below a key has its own path, and a key can be a megabyte long.
+const MAX_PATH: usize = 2048;
+
 // === impl Path ===
 
 impl Path {
     /// The path of a top-level field.
     pub fn root(name: &str) -> Path {
-        Path(name.to_owned())
+        Path(extended("", &[name]))
     }
 
     /// The path of a field of this object.
     #[must_use]
     pub fn field(&self, name: &str) -> Path {
-        if self.0.is_empty() { Path(name.to_owned()) } else { Path(format!("{}.{name}", self.0)) }
+        let dot = if self.0.is_empty() { "" } else { "." };
+        Path(extended(&self.0, &[dot, name]))
     }
 
     /// The path of an element of this list.
     #[must_use]
     pub fn index(&self, index: usize) -> Path {
-        Path(format!("{}[{index}]", self.0))
+        Path(extended(&self.0, &["[", &index.to_string(), "]"]))
     }
 
     /// The path of an entry of this map.
     #[must_use]
     pub fn key(&self, key: &str) -> Path {
-        Path(format!("{}[{key}]", self.0))
+        Path(extended(&self.0, &["[", key, "]"]))
     }
 
     /// The path as plain text; empty for the object as a whole.
@@ -138,7 +142,17 @@ impl Violations {
 
     /// Adds: a value is not one of the supported values.
     pub fn unsupported(&mut self, path: &Path, value: &Value, supported: &[String]) {
-        let known: Vec<String> = supported.iter().map(|word| format!("{word:?}")).collect();
+        let mut left = MAX_QUOTED;
+        let mut known: Vec<String> = Vec::new();
+        for word in supported {
+            let word = format!("{word:?}");
+            let Some(rest) = left.checked_sub(word.len()) else {
+                known.push("...".to_owned());
+                break;
+            };
+            left = rest;
+            known.push(word);
+        }
         let message = format!("Unsupported value: {}: supported values: {}", quoted(value), known.join(", "));
         self.add("FieldValueNotSupported", path, message);
     }
@@ -173,6 +187,21 @@ impl Violations {
 
 fn with(head: String, detail: &str) -> String {
     if detail.is_empty() { head } else { format!("{head}: {detail}") }
+}
+
+/// A path with more parts, cut at [`MAX_PATH`] bytes.
+pub(crate) fn extended(path: &str, parts: &[&str]) -> String {
+    let mut text = path.to_owned();
+    for part in parts {
+        let left = MAX_PATH.saturating_sub(text.len());
+        text.push_str(&part[..part.floor_char_boundary(left)]);
+        if part.len() > left {
+            text.truncate(text.floor_char_boundary(MAX_PATH - 3));
+            text.push_str("...");
+            break;
+        }
+    }
+    text
 }
 
 /// The value as JSON, cut at [`MAX_QUOTED`] bytes.

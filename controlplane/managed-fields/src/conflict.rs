@@ -16,6 +16,9 @@ pub struct Conflict {
     pub path: Path,
 }
 
+/// Maximum number of conflicts in a message and in the causes of a Status.
+pub const MAX_LISTED: usize = 500;
+
 // === impl Conflict ===
 
 impl Conflict {
@@ -25,19 +28,22 @@ impl Conflict {
     }
 }
 
-/// The message of the Status, in upstream's words.
+/// The message of the Status, in upstream's words. It lists the first [`MAX_LISTED`] conflicts.
 pub fn conflict_message(conflicts: &[Conflict]) -> String {
     if let [only] = conflicts {
         return format!("Apply failed with 1 conflict: {}: {}", only.cause(), only.path);
     }
     let mut of: BTreeMap<&ManagerId, Vec<&Path>> = BTreeMap::new();
-    for conflict in conflicts {
+    for conflict in conflicts.iter().take(MAX_LISTED) {
         of.entry(&conflict.manager).or_default().push(&conflict.path);
     }
     let mut lines = Vec::new();
     for (manager, paths) in of {
         lines.push(format!("conflicts with {}:", describe(manager)));
         lines.extend(paths.into_iter().map(|path| format!("- {path}")));
+    }
+    if conflicts.len() > MAX_LISTED {
+        lines.push(format!("and {} more", conflicts.len() - MAX_LISTED));
     }
     format!("Apply failed with {} conflicts: {}", conflicts.len(), lines.join("\n"))
 }

@@ -60,6 +60,14 @@ impl FieldSet {
         self.0.entry(element).or_default().member = true;
     }
 
+    /// Adds the paths of an element that is a member or has paths below it. Nothing else is added.
+    pub(crate) fn insert_part(&mut self, element: &PathElement, member: bool, children: FieldSet) {
+        self.insert_below(element, children);
+        if member {
+            self.insert_element(element.clone());
+        }
+    }
+
     /// Adds a set below an element.
     pub(crate) fn insert_below(&mut self, element: &PathElement, children: FieldSet) {
         if children.is_empty() {
@@ -156,7 +164,7 @@ impl FieldSet {
     pub(crate) fn with_declared_fields(&self, schema: &Schema, of: TypeId) -> FieldSet {
         let nodes = self.0.iter().map(|(element, node)| {
             let declared = match (schema.get(of), element) {
-                (Type::Map { fields, .. }, PathElement::Field(name)) => fields.contains_key(name),
+                (Type::Map { fields, .. }, PathElement::Field(name)) => fields.contains_key(&**name),
                 _ => false,
             };
             let below = schema.below(of, element);

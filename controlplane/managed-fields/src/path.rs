@@ -1,16 +1,17 @@
 //! Elements of field paths, their order, and their two text forms: `fieldsV1` keys and conflict messages.
 
-use std::{cmp::Ordering, fmt};
+use std::{cmp::Ordering, fmt, sync::Arc};
 
 use serde_json::{Map, Number, Value};
 
 /// One step from a value to a part of it.
 ///
-/// The order of the variants is the order in `fieldsV1`.
+/// The order of the variants is the order in `fieldsV1`. Texts are shared: a key of a megabyte can be above many
+/// fields, and each of their paths has it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PathElement {
     /// A field of an object or a key of a map.
-    Field(Box<str>),
+    Field(Arc<str>),
     /// An element of a keyed list: its key fields, sorted by name.
     Key(Box<[(Box<str>, Scalar)]>),
     /// An element of a set.
@@ -25,7 +26,7 @@ pub enum Scalar {
     /// Any JSON number. `1` and `1.0` are equal.
     Number(Number),
     /// A string.
-    Text(Box<str>),
+    Text(Arc<str>),
     /// A boolean.
     Bool(bool),
 }
@@ -33,6 +34,9 @@ pub enum Scalar {
 /// The steps from an object to a field.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Path(pub Vec<PathElement>);
+
+/// Maximum length of a path in messages, in bytes.
+const MAX_TEXT: usize = 1024;
 
 // === impl PathElement ===
 
@@ -96,8 +100,19 @@ impl fmt::Display for PathElement {
 }
 
 impl fmt::Display for Path {
+    /// Prints the path, cut at [`MAX_TEXT`] bytes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|element| element.fmt(f))
+        let mut left = MAX_TEXT;
+        for element in &self.0 {
+            let text = element.to_string();
+            let end = text.floor_char_boundary(left);
+            f.write_str(&text[..end])?;
+            if end < text.len() {
+                return f.write_str("...");
+            }
+            left -= end;
+        }
+        Ok(())
     }
 }
 

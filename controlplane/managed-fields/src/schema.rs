@@ -93,7 +93,7 @@ impl Schema {
     pub(crate) fn below(&self, of: TypeId, element: &PathElement) -> TypeId {
         match (self.get(of), element) {
             (Type::Map { fields, other }, PathElement::Field(name)) => {
-                fields.get(name).map(|field| field.of).or(*other).unwrap_or(DEDUCED)
+                fields.get(&**name).map(|field| field.of).or(*other).unwrap_or(DEDUCED)
             }
             (Type::Keyed { element, .. }, PathElement::Key(_)) => *element,
             _ => DEDUCED,

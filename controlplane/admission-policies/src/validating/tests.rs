@@ -119,3 +119,28 @@ fn mutations_make_patches() {
         assert_eq!(policy.len(), 3);
     });
 }
+
+#[test]
+fn a_patch_that_contains_one_list_many_times_is_refused_before_it_is_built() {
+    let patch = |shared: &str| {
+        let spec = json!({
+            "variables": [
+                {"name": "a", "expression": shared},
+                {"name": "b", "expression": "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9].map(x, variables.a)"},
+                {"name": "c", "expression": "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9].map(x, variables.b)"},
+            ],
+            "mutations": [
+                {"patchType": "JSONPatch", "jsonPatch": {
+                    "expression": "[JSONPatch{op: 'add', path: '/spec', value: variables.c}]"}},
+                {"patchType": "ApplyConfiguration", "applyConfiguration": {
+                    "expression": "Object{spec: Object.spec{list: variables.c}}"}},
+            ],
+        });
+        let policy = MutatingPolicy::read(&spec);
+        [0, 1].map(|at| with_input(&json!({}), &json!({}), |input| policy.patch(at, input)))
+    };
+    assert!(patch("[1]").iter().all(Result::is_ok));
+    for found in patch("lists.range(50000)") {
+        assert!(found.unwrap_err().ends_with("resulted in a too large or too deep patch"));
+    }
+}

@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::ownership;
+use crate::offload;
 
 /// The rules of one version.
 pub(super) struct CustomStrategy {
@@ -92,13 +93,14 @@ impl Strategy for CustomStrategy {
             return;
         }
         let mut violations = Violations::default();
-        self.rules.validate(new, old, &mut violations);
+        // Rules may take seconds for a small object.
+        offload::run(self.rules.has_rules(), || self.rules.validate(new, old, &mut violations));
         causes.extend(violations);
     }
 
     fn validate_status(&self, causes: &mut Causes, new: &Value, old: &Value) {
         let mut violations = Violations::default();
-        self.rules.validate_status(new, old, &mut violations);
+        offload::run(self.rules.has_rules(), || self.rules.validate_status(new, old, &mut violations));
         causes.extend(violations);
     }
 

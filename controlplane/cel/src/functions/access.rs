@@ -24,7 +24,13 @@ pub(super) fn call<'a>(
             let asked = access.with(access.stage, |question| question.verb = verb.to_string());
             Value::Decision(asked.host.authorize(&asked.question).into())
         }
-        (Value::Access(access), name, rest) => Value::Access(build(access, name, rest)?),
+        (Value::Access(access), name, rest) => {
+            // Each step copies the question.
+            if let Err(error) = evaluator.charge(access.question.size() / 10) {
+                return Some(Err(error));
+            }
+            Value::Access(build(access, name, rest)?)
+        }
         (Value::Decision(decision), "allowed", []) => Value::Bool(decision.allowed),
         (Value::Decision(decision), "reason", []) => Value::text(decision.reason.clone()),
         (Value::Decision(decision), "errored", []) => Value::Bool(decision.error.is_some()),

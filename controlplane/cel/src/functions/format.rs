@@ -84,8 +84,7 @@ pub(super) fn format_text<'a>(
     text: &str,
     list: &Value<'a>,
 ) -> Evaluated<'a> {
-    evaluator.charge(list.cost_size())?;
-    let items = list.items().ok_or(EvalError::NoOverload)?;
+    let items = evaluator.items(list)?;
     evaluator.charge(traversal(u64::try_from(text.len()).unwrap_or(u64::MAX)).max(1))?;
     let mut next = items.iter();
     let mut out = String::new();
@@ -113,8 +112,10 @@ pub(super) fn format_text<'a>(
         }
         let Some(item) = next.next() else { return failed("index out of range") };
         let before = out.len();
-        write_clause(&mut out, clause, precision.unwrap_or(6), item)?;
+        let written = write_clause(&mut out, clause, precision.unwrap_or(6), item);
+        // What was written until an error counts, too: a loop may ignore the error.
         evaluator.charge(traversal(u64::try_from(out.len() - before).unwrap_or(u64::MAX)))?;
+        written?;
     }
     Ok(Value::text(out))
 }

@@ -29,15 +29,16 @@ pub(super) fn call<'a>(
     if !is_known(name) {
         return None;
     }
-    if let Err(error) = evaluator.charge(args[0].cost_size().max(1)) {
-        return Some(Err(error));
-    }
-    let list = args[0].items()?;
+    let charged = evaluator.charge(u64::from(args[0].is_zero()));
+    let list = match charged.and_then(|()| evaluator.items(&args[0])) {
+        Ok(list) => list,
+        Err(error) => return Some(Err(error)),
+    };
     Some(match (name, &args[1..]) {
-        ("isSorted", []) => sorted(&list).map(Value::Bool),
+        ("isSorted", []) => order_cost(evaluator, &list, 1).and_then(|()| sorted(&list)).map(Value::Bool),
         ("sum", []) => sum(evaluator, &list),
-        ("min", []) => extreme(&list, Ordering::Less),
-        ("max", []) => extreme(&list, Ordering::Greater),
+        ("min", []) => order_cost(evaluator, &list, 1).and_then(|()| extreme(&list, Ordering::Less)),
+        ("max", []) => order_cost(evaluator, &list, 1).and_then(|()| extreme(&list, Ordering::Greater)),
         ("indexOf", [item]) => position(evaluator, list.iter().enumerate(), item),
         ("lastIndexOf", [item]) => position(evaluator, list.iter().enumerate().rev(), item),
         ("first", []) => Ok(Value::optional(list.first().cloned())),
@@ -76,6 +77,13 @@ fn is_known(name: &str) -> bool {
         "sets.intersects",
     ];
     NAMES.contains(&name)
+}
+
+/// Charges the comparison of each element with another one: long texts can have a long part in common.
+fn order_cost(evaluator: &mut Evaluator<'_, '_>, list: &[Value<'_>], rounds: u64) -> Result<(), EvalError> {
+    let sizes = list.iter().filter(|item| matches!(item, Value::String(_) | Value::Bytes(_)));
+    let cost = sizes.map(|item| item.cost_size() / 10).fold(0, u64::saturating_add);
+    evaluator.charge(cost.saturating_mul(rounds))
 }
 
 fn sorted(list: &[Value<'_>]) -> Result<bool, EvalError> {
@@ -145,11 +153,13 @@ fn distinct<'a>(evaluator: &mut Evaluator<'a, '_>, list: &[Value<'a>]) -> Evalua
 }
 
 fn sort<'a>(evaluator: &mut Evaluator<'a, '_>, mut list: Vec<Value<'a>>) -> Evaluated<'a> {
+    order_cost(evaluator, &list, 1)?;
     if !list.windows(2).all(|pair| pair[0].order(&pair[1]).is_some()) {
         return Err(EvalError::NoOverload);
     }
     let steps = list.len().saturating_mul(usize::try_from(list.len().max(1).ilog2()).unwrap_or(64));
     evaluator.charge(u64::try_from(steps).unwrap_or(u64::MAX))?;
+    order_cost(evaluator, &list, u64::from(list.len().max(2).ilog2()))?;
     list.sort_by(|left, right| left.order(right).unwrap_or(Ordering::Equal));
     Ok(Value::list(list))
 }
@@ -167,11 +177,9 @@ fn flatten<'a>(
         let mut next = Vec::new();
         for item in &current {
             evaluator.charge(1)?;
-            let is_list = matches!(item, Value::List(_) | Value::JsonList(..));
-            evaluator.charge(if is_list { item.cost_size() } else { 0 })?;
-            match item.items() {
-                Some(inner) => next.extend(inner),
-                None => next.push(item.clone()),
+            match item {
+                Value::List(_) | Value::JsonList(..) => next.extend(evaluator.items(item)?),
+                other => next.push(evaluator.copied(other.clone())?),
             }
         }
         current = next;
@@ -197,8 +205,7 @@ fn all_in<'a>(
     items: &Value<'a>,
     list: &[Value<'a>],
 ) -> Result<bool, EvalError> {
-    evaluator.charge(items.cost_size())?;
-    for item in items.items().ok_or(EvalError::NoOverload)? {
+    for item in evaluator.items(items)? {
         if !is_in(evaluator, &item, list)? {
             return Ok(false);
         }
@@ -211,10 +218,7 @@ fn equivalent<'a>(
     left: &Value<'a>,
     right: &Value<'a>,
 ) -> Result<bool, EvalError> {
-    evaluator.charge(left.cost_size().saturating_add(right.cost_size()))?;
-    let (Some(first), Some(second)) = (left.items(), right.items()) else {
-        return Err(EvalError::NoOverload);
-    };
+    let (first, second) = (evaluator.items(left)?, evaluator.items(right)?);
     Ok(all_in(evaluator, left, &second)? && all_in(evaluator, right, &first)?)
 }
 
@@ -223,8 +227,7 @@ fn intersects<'a>(
     list: &[Value<'a>],
     other: &Value<'a>,
 ) -> Result<bool, EvalError> {
-    evaluator.charge(other.cost_size())?;
-    for item in other.items().ok_or(EvalError::NoOverload)? {
+    for item in evaluator.items(other)? {
         if is_in(evaluator, &item, list)? {
             return Ok(true);
         }

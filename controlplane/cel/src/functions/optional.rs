@@ -27,5 +27,5 @@ pub(super) fn call<'a>(
         ("orValue", [Value::Optional(None), other]) => Ok(other.clone()),
         _ => return None,
     };
-    Some(evaluator.charge(1).and(result))
+    Some(evaluator.charge(1).and(result).and_then(|value| evaluator.copied(value)))
 }

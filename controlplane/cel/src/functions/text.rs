@@ -113,14 +113,35 @@ fn limit(rest: &[Value<'_>]) -> usize {
     }
 }
 
+/// Memory of a compiled expression that its length pays for, in bytes.
+const FREE_BYTES: usize = 16 << 10;
+
+/// The cost of compiling a larger expression, for each KiB of it.
+const KIBIBYTE: u64 = 32;
+
+/// The cost of a class of Unicode such as `\pL`, of which a few letters make hundreds of ranges.
+const CLASS: u64 = 100;
+
 /// Compiles the second argument. The cost of a search is that of its text times that of the expression.
 fn expression<'a>(evaluator: &mut Evaluator<'a, '_>, args: &[Value<'a>]) -> Result<regex::Regex, EvalError> {
     let Some(Value::String(pattern)) = args.get(1) else { return Err(EvalError::NoOverload) };
     let text = traversal(args[0].cost_size() + 1);
     evaluator.charge(text.saturating_mul(args[1].cost_size().div_ceil(4)).max(1))?;
     // Compiling takes much longer than matching a short text.
-    evaluator.charge(args[1].cost_size())?;
-    pattern::compile(pattern, pattern::MAX_BYTES).or_else(failed)
+    let classes =
+        u64::try_from(pattern.matches("\\p").count() + pattern.matches("\\P").count()).unwrap_or(u64::MAX);
+    evaluator.charge(args[1].cost_size().saturating_add(classes.saturating_mul(CLASS)))?;
+    let mut compiled = pattern::compile(pattern, FREE_BYTES);
+    let mut bytes = FREE_BYTES;
+    while compiled.as_ref().is_err_and(|error| error == pattern::TOO_LARGE) && bytes < pattern::MAX_BYTES {
+        // The crate does not tell the size of an expression, so larger and larger limits are tried. Both the time to
+        // compile and, at worst, that of each step of a search grow with the size.
+        bytes *= 4;
+        let units = u64::try_from(bytes / 1024).unwrap_or(u64::MAX);
+        evaluator.charge(units.saturating_mul(text.saturating_add(KIBIBYTE)))?;
+        compiled = pattern::compile(pattern, bytes);
+    }
+    compiled.or_else(failed)
 }
 
 fn join<'a>(evaluator: &mut Evaluator<'a, '_>, list: &Value<'a>, rest: &[Value<'a>]) -> Evaluated<'a> {
@@ -129,8 +150,7 @@ fn join<'a>(evaluator: &mut Evaluator<'a, '_>, list: &Value<'a>, rest: &[Value<'
         [Value::String(separator)] => separator,
         _ => return Err(EvalError::NoOverload),
     };
-    evaluator.charge(list.cost_size())?;
-    let items = list.items().ok_or(EvalError::NoOverload)?;
+    let items = evaluator.items(list)?;
     let mut text = String::new();
     for (index, item) in items.iter().enumerate() {
         let Value::String(part) = item else { return Err(EvalError::NoOverload) };

@@ -292,3 +292,52 @@ fn copies_cost_their_size() {
         assert!(cost >= 50_000, "{source}: {cost}");
     }
 }
+
+/// Work that has no part in the result: errors that a loop ignores, variables that nothing uses, long arguments.
+#[test]
+fn hidden_work_costs() {
+    let text = json!("x".repeat(200_000));
+    let environment = Environment::default().variable("s", Type::String);
+    for source in [
+        "'%s'.format([lists.range(1000).map(x, lists.range(1000))]) == ''",
+        "cidr('10.0.0.0/8').containsIP(s)",
+        "'a'.indexOf(s) == 0",
+        "s in {'a': 1}",
+        "{'a': 1}[?s].hasValue()",
+        "[s + 'a'].all(x, true) && [s + 'a'].all(x, true)",
+        "{s + 'a': 1}.all(x, true)",
+        "[s, s].isSorted()",
+        "[s + 'a', 'b'].first().hasValue()",
+        "'a'.matches('((a{50}){50}){50}')",
+    ] {
+        let program = Program::compile(source, &environment).unwrap();
+        let variables = [("s", Value::from_json(&text, &Type::String))];
+        let (_, cost) = program.evaluate(&variables);
+        assert!(cost >= 20_000, "{source}: {cost}");
+    }
+}
+
+#[test]
+fn small_expressions_stay_cheap() {
+    for source in
+        ["'host-1'.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')", "'a' in ['a', 'b'] && 'a' in {'a': 1}"]
+    {
+        let (_, cost) = Program::compile(source, &Environment::default()).unwrap().evaluate(&[]);
+        assert!(cost < 150, "{source}: {cost}");
+    }
+}
+
+#[test]
+fn a_result_that_is_too_deep_or_large_is_no_json() {
+    let value = |source: &str| {
+        let program = Program::compile(source, &Environment::default()).unwrap();
+        program.evaluate(&[]).0.unwrap().to_limited_json()
+    };
+    assert_eq!(value("{'a': [1, dyn('b')]}"), Some(json!({"a": [1, "b"]})));
+    assert_eq!(value("cel.bind(a, lists.range(1000), a.map(x, a)).map(y, [y, y, y])"), None);
+    let mut deep = Value::Int(1);
+    for _ in 0..110 {
+        deep = Value::list(vec![deep]);
+    }
+    assert_eq!(deep.to_limited_json(), None);
+}

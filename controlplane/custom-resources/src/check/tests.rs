@@ -102,3 +102,34 @@ fn elements_of_a_keyed_list_are_compared_by_key() {
     );
     assert_eq!(found(&schema, &json!({"list": [{"k": "b", "v": 5}]}), Some(&old)).len(), 1);
 }
+
+#[test]
+fn the_key_of_a_megabyte_above_many_elements_is_not_copied_for_each() {
+    let schema =
+        json!({"type": "object", "additionalProperties": {"type": "array", "items": {"type": "string"}}});
+    let long = "k".repeat(1 << 20);
+    let list: Vec<Value> = (0..100_000).map(Value::from).collect();
+    let found = found(&schema, &json!({ long: list }), None);
+    assert_eq!(found.len(), 200);
+    assert!(found.iter().all(|text| text.len() < 8192 && text.contains("...")));
+}
+
+#[test]
+fn many_allowed_values_are_cut_in_messages() {
+    let many: Vec<String> = (0..100_000).map(|index| format!("value-{index}")).collect();
+    let schema = json!({"type": "string", "enum": many});
+    let found = found(&schema, &json!("x"), None);
+    assert!(found[0].contains(r#"supported values: "value-0", "value-1""#) && found[0].ends_with(", ..."));
+    assert!(found[0].len() < 16384);
+}
+
+#[test]
+fn a_schema_that_searches_a_long_text_again_and_again_is_stopped() {
+    let checks = |count: usize| vec![json!({"pattern": "[ab]"}); count];
+    let text = json!("b".repeat(1 << 20));
+    assert!(found(&json!({"type": "string", "allOf": checks(10)}), &text, None).is_empty());
+    let many = found(&json!({"type": "string", "allOf": checks(1000)}), &text, None);
+    assert_eq!(many, ["<nil>: Forbidden: the schema needs too many checks of this object"]);
+    let large = json!({"type": "string", "pattern": "^([ab]{100}){100}c"});
+    assert_eq!(found(&large, &text, None), many);
+}

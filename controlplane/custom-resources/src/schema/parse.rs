@@ -174,10 +174,12 @@ impl Reader {
             return None;
         }
         let left = MAX_PATTERN_BYTES.saturating_sub(self.pattern_bytes);
-        let mut regex = Err("expression too large".to_owned());
+        let mut regex = Err(pattern::TOO_LARGE.to_owned());
         // The crate does not tell the size of an expression, so the smallest limit that is enough counts.
-        for limit in [4 << 10, 64 << 10, pattern::MAX_BYTES] {
+        let mut work = 0;
+        for (limit, steps) in [(4 << 10, 30), (64 << 10, 500), (pattern::MAX_BYTES, 8000)] {
             let limit = limit.min(left);
+            work = steps;
             regex = pattern::compile(text, limit);
             if regex.is_ok() {
                 self.pattern_bytes += limit;
@@ -185,7 +187,7 @@ impl Reader {
             }
         }
         let regex = regex.map_err(String::into_boxed_str);
-        Some(Pattern { text: text.into(), regex })
+        Some(Pattern { text: text.into(), regex, work })
     }
 }
 

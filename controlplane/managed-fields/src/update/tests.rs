@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use serde_json::json;
 
 use super::*;
@@ -286,4 +288,34 @@ fn managers_of_a_version_that_is_not_served_are_dropped() {
         .unwrap();
     stored.apply("b", &json!({"image": "i"})).unwrap();
     assert_eq!(stored.owned_by("a"), Value::Null);
+}
+
+#[test]
+fn the_key_of_a_megabyte_above_many_conflicts_is_kept_once_and_cut_in_messages() {
+    let schema = Schema::default();
+    let versions = SingleVersion { api_version: VERSION, schema: &schema, of: Schema::deduced() };
+    let ignored = FieldSet::default();
+    let updater =
+        Updater { versions: &versions, api_version: VERSION, subresource: "", ignored: &ignored, now: LATE };
+    let long = "k".repeat(1_000_000);
+    let object = |value: i64| {
+        let parts: serde_json::Map<_, _> = (0..20_000).map(|at| (format!("a{at}"), value.into())).collect();
+        json!({"apiVersion": VERSION, "kind": "A", "metadata": {"uid": "1"}, "spec": {long.as_str(): parts}})
+    };
+    let (first, second) = (object(1), object(2));
+    let live = json!({"apiVersion": VERSION, "kind": "A", "metadata": {"uid": "1"}});
+    let request = ApplyRequest { live: &live, config: &first, manager: "a", force: false };
+    let stored = updater.apply(request, Managers::default()).unwrap();
+    let request = ApplyRequest { live: &stored.object, config: &second, manager: "b", force: false };
+    let error = updater.apply(request, stored.managers).unwrap_err();
+    let ApplyError::Conflicts(conflicts) = &error else { panic!("{error}") };
+    assert_eq!(conflicts.len(), 20_000);
+    let (PathElement::Field(one), PathElement::Field(other)) =
+        (&conflicts[0].path.0[1], &conflicts[19_999].path.0[1])
+    else {
+        panic!("the paths have other elements")
+    };
+    assert!(Arc::ptr_eq(one, other));
+    assert!(error.to_string().len() < 1 << 20);
+    assert!(error.to_string().ends_with("and 19500 more"));
 }

@@ -22,12 +22,26 @@ pub(crate) struct Comparison {
     pub(crate) removed: FieldSet,
 }
 
+/// How a value differs from its old state as a whole.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Change {
+    None,
+    Added,
+    Modified,
+    Removed,
+}
+
 impl Comparison {
     /// Compares two states of an object.
     pub(crate) fn new(schema: &Schema, of: TypeId, old: &Value, new: &Value) -> Comparison {
-        let mut walk = Walk { schema, path: Vec::new(), found: Comparison::default() };
-        walk.values(of, Some(old), Some(new));
-        walk.found
+        values(schema, of, Some(old), Some(new)).1
+    }
+
+    /// Adds the differences of a part, and those below it.
+    fn add(&mut self, element: &PathElement, (change, below): (Change, Comparison)) {
+        self.added.insert_part(element, change == Change::Added, below.added);
+        self.modified.insert_part(element, change == Change::Modified, below.modified);
+        self.removed.insert_part(element, change == Change::Removed, below.removed);
     }
 
     /// The comparison without some fields and everything below them.
@@ -43,78 +57,68 @@ impl Comparison {
     }
 }
 
-struct Walk<'a> {
-    schema: &'a Schema,
-    path: Vec<PathElement>,
-    found: Comparison,
+/// The difference of two states of a value, and the differences of its parts. Sets are built from the parts to the whole:
+/// the path to each part from the root can be long.
+fn values(schema: &Schema, of: TypeId, old: Option<&Value>, new: Option<&Value>) -> (Change, Comparison) {
+    let pair = Pair::new(schema, of, old, new);
+    let change = match (old, new, &pair) {
+        (None, ..) => Change::Added,
+        (_, None, _) => Change::Removed,
+        (Some(old), Some(new), Pair::Leaf) if !equal(old, new) => Change::Modified,
+        _ => Change::None,
+    };
+    let below = match pair {
+        Pair::Leaf => Comparison::default(),
+        Pair::Maps(old, new) => maps(schema, of, old, new),
+        Pair::Lists(old, new) => lists(schema, of, old, new),
+    };
+    (change, below)
 }
 
-impl Walk<'_> {
-    fn values(&mut self, of: TypeId, old: Option<&Value>, new: Option<&Value>) {
-        match Pair::new(self.schema, of, old, new) {
-            Pair::Leaf => {
-                if let (Some(old), Some(new)) = (old, new) {
-                    if !equal(old, new) {
-                        self.found.modified.insert(&self.path);
-                    }
-                    return;
-                }
-            }
-            Pair::Maps(old, new) => self.maps(of, old, new),
-            Pair::Lists(old, new) => self.lists(of, old, new),
-        }
-        if old.is_none() {
-            self.found.added.insert(&self.path);
-        } else if new.is_none() {
-            self.found.removed.insert(&self.path);
-        }
+fn maps(
+    schema: &Schema,
+    of: TypeId,
+    old: Option<&Map<String, Value>>,
+    new: Option<&Map<String, Value>>,
+) -> Comparison {
+    let mut found = Comparison::default();
+    let names: BTreeSet<&String> = old.into_iter().chain(new).flat_map(Map::keys).collect();
+    let empty = Value::Object(Map::new());
+    for name in names {
+        let always = schema.is_always(of, name).then_some(&empty);
+        let old = old.and_then(|map| map.get(name)).or(always);
+        let new = new.and_then(|map| map.get(name)).or(always);
+        let element = PathElement::field(name);
+        let part = values(schema, schema.below(of, &element), old, new);
+        found.add(&element, part);
     }
+    found
+}
 
-    fn maps(&mut self, of: TypeId, old: Option<&Map<String, Value>>, new: Option<&Map<String, Value>>) {
-        let names: BTreeSet<&String> = old.into_iter().chain(new).flat_map(Map::keys).collect();
-        let empty = Value::Object(Map::new());
-        for name in names {
-            let always = self.schema.is_always(of, name).then_some(&empty);
-            let old = old.and_then(|map| map.get(name)).or(always);
-            let new = new.and_then(|map| map.get(name)).or(always);
-            self.below(of, PathElement::field(name), old, new);
-        }
-    }
-
-    fn lists(&mut self, of: TypeId, old: &[Value], new: &[Value]) {
-        let (old, new) = (Elements::new(self.schema, of, old), Elements::new(self.schema, of, new));
-        let identities: BTreeSet<&PathElement> =
-            old.by_identity.keys().chain(new.by_identity.keys()).collect();
-        for element in identities {
-            let (before, after) = (old.all(element), new.all(element));
-            if before.len() <= 1 && after.len() <= 1 {
-                self.below(of, element.clone(), before.first().copied(), after.first().copied());
-            } else {
-                self.duplicates(element, before, after);
-            }
-        }
-    }
-
-    /// Elements with the same identity are compared together, as one value.
-    fn duplicates(&mut self, element: &PathElement, before: &[&Value], after: &[&Value]) {
-        let same = before.len() == after.len() && before.iter().zip(after).all(|(old, new)| equal(old, new));
-        if same {
-            return;
-        }
-        let set = match (before.is_empty(), after.is_empty()) {
-            (true, _) => &mut self.found.added,
-            (_, true) => &mut self.found.removed,
-            _ => &mut self.found.modified,
+fn lists(schema: &Schema, of: TypeId, old: &[Value], new: &[Value]) -> Comparison {
+    let mut found = Comparison::default();
+    let (old, new) = (Elements::new(schema, of, old), Elements::new(schema, of, new));
+    let identities: BTreeSet<&PathElement> = old.by_identity.keys().chain(new.by_identity.keys()).collect();
+    for element in identities {
+        let (before, after) = (old.all(element), new.all(element));
+        let part = if before.len() <= 1 && after.len() <= 1 {
+            let below = schema.below(of, element);
+            values(schema, below, before.first().copied(), after.first().copied())
+        } else {
+            (duplicates(before, after), Comparison::default())
         };
-        self.path.push(element.clone());
-        set.insert(&self.path);
-        self.path.pop();
+        found.add(element, part);
     }
+    found
+}
 
-    fn below(&mut self, of: TypeId, element: PathElement, old: Option<&Value>, new: Option<&Value>) {
-        let below = self.schema.below(of, &element);
-        self.path.push(element);
-        self.values(below, old, new);
-        self.path.pop();
+/// Elements with the same identity are compared together, as one value.
+fn duplicates(before: &[&Value], after: &[&Value]) -> Change {
+    let same = before.len() == after.len() && before.iter().zip(after).all(|(old, new)| equal(old, new));
+    match (before.is_empty(), after.is_empty()) {
+        _ if same => Change::None,
+        (true, _) => Change::Added,
+        (_, true) => Change::Removed,
+        _ => Change::Modified,
     }
 }

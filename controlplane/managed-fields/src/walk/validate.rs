@@ -20,10 +20,13 @@ pub struct InvalidElement {
     pub reason: String,
 }
 
+/// Maximum number of elements that are reported.
+const MAX_INVALID: usize = 100;
+
 /// Checks an applied configuration.
 ///
 /// # Errors
-/// All elements without identity, and all duplicates.
+/// The first [`MAX_INVALID`] elements without identity, and duplicates.
 pub fn validate(schema: &Schema, of: TypeId, config: &Value) -> Result<(), Vec<InvalidElement>> {
     let mut invalid = Vec::new();
     walk(schema, of, config, &mut Vec::new(), &mut invalid);
@@ -51,6 +54,9 @@ fn walk(
         View::List(items) => {
             let mut known = BTreeSet::new();
             for item in items {
+                if invalid.len() >= MAX_INVALID {
+                    return;
+                }
                 match identity(schema, of, item) {
                     Err(reason) => {
                         invalid.push(InvalidElement { path: Path(path.clone()), reason: text(&reason) });

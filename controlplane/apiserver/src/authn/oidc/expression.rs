@@ -90,7 +90,9 @@ impl Expression {
     fn evaluate(&self, variable: (&str, Cel<'_>)) -> Result<Value, String> {
         let session = Session::new(vec![variable], &NONE);
         let (result, _cost) = session.evaluate(&self.program, BUDGET);
-        result.map(|value| value.to_json()).map_err(|error| format!("expression {:?}: {error}", self.source))
+        let failed = |why: &str| format!("expression {:?}: {why}", self.source);
+        let value = result.map_err(|error| failed(&error.to_string()))?;
+        value.to_limited_json().ok_or_else(|| failed("the result is too large"))
     }
 }
 

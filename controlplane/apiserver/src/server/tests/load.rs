@@ -35,6 +35,21 @@ async fn an_object_cannot_grow_by_patches() {
     assert_eq!(code, 413);
 }
 
+/// The fields of an object are below four levels in its managedFields, so an object that the decoder accepts could become
+/// one that it does not.
+#[tokio::test]
+async fn an_object_that_cannot_be_read_again_is_refused() {
+    let fixture = Fixture::new().await;
+    let post = async |depth: usize| {
+        let data = (0..depth).fold(json!({}), |inner, _| json!({"a{[\"": inner}));
+        let name = format!("deep-{depth}");
+        let object = json!({"apiVersion": "apps/v1", "kind": "ControllerRevision", "metadata": {"name": name},
+            "revision": 1, "data": data});
+        fixture.post("/apis/apps/v1/namespaces/default/controllerrevisions", object).await.code
+    };
+    assert_eq!((post(100).await, post(122).await), (201, 413));
+}
+
 #[tokio::test]
 async fn a_body_is_limited() {
     let fixture = Fixture::new().await;
