@@ -43,6 +43,9 @@ impl Admit for NodeRestriction {
             ("", "PersistentVolume") => local_volume(node, attributes, object),
             ("storage.k8s.io", "CSINode") => csi_node(node, object),
             ("certificates.k8s.io", "CertificateSigningRequest") => request(attributes, object),
+            ("resource.k8s.io", "ResourceSlice") => {
+                slice(node, (attributes.operation, attributes.old), object)
+            }
             _ => Ok(()),
         };
         checked.map_err(|why| ApiError::forbidden_object(attributes.kind, attributes.name, why))
@@ -193,6 +196,15 @@ fn csi_node(node: &str, object: &Value) -> Checked {
     })
 }
 
+/// Checks that a node writes only slices of its own devices, and does not hand them to another node.
+fn slice(node: &str, (operation, old): (Operation, Option<&Value>), object: &Value) -> Checked {
+    let written = matches!(operation, Operation::Create | Operation::Update).then_some(object);
+    let own = |slice: &Value| slice["spec"]["nodeName"] == node;
+    ensure(old.into_iter().chain(written).all(own), || {
+        "can only write ResourceSlice with the same NodeName as the requesting node".to_owned()
+    })
+}
+
 /// Checks that a node requests certificates only for its own name.
 fn request(attributes: &Attributes<'_>, object: &Value) -> Checked {
     let signer = object["spec"]["signerName"].as_str().unwrap_or_default();
@@ -210,6 +222,24 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_node_writes_only_slices_of_its_own_devices() {
+        let (own, foreign) = (json!({"spec": {"nodeName": "n"}}), json!({"spec": {"nodeName": "m"}}));
+        let shared = json!({"spec": {"allNodes": true}});
+        for (operation, old, new, expect) in [
+            (Operation::Create, None, &own, true),
+            (Operation::Create, None, &foreign, false),
+            (Operation::Create, None, &shared, false),
+            (Operation::Update, Some(&own), &own, true),
+            (Operation::Update, Some(&foreign), &own, false),
+            (Operation::Update, Some(&own), &shared, false),
+            (Operation::Delete, Some(&own), &Value::Null, true),
+            (Operation::Delete, Some(&foreign), &Value::Null, false),
+        ] {
+            assert_eq!(slice("n", (operation, old), new).is_ok(), expect, "{operation:?} {old:?} {new}");
+        }
+    }
 
     #[test]
     fn labels_by_which_others_tell_nodes_apart_are_not_the_nodes_own() {

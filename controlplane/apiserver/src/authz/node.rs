@@ -68,6 +68,26 @@ fn allows(question: &Question<'_>) -> bool {
         ("", "configmaps", "") => {
             READ.contains(&verb) && needed(question, resource, node, Referred::ConfigMap)
         }
+        ("resource.k8s.io", "resourceslices", "") => own_slices(question, resource, node),
+        _ => false,
+    }
+}
+
+/// Whether a request creates a slice, is for a slice of the node, or is restricted to the slices of the node. Admission
+/// checks the node name of new slices.
+fn own_slices(question: &Question<'_>, resource: &ResourceInfo, node: &str) -> bool {
+    match question.verb {
+        "create" => true,
+        "list" | "watch" | "deletecollection" => {
+            let selected = question.info.query.get("fieldSelector");
+            let value = selected.strip_prefix("spec.nodeName=");
+            value.map(|value| value.trim_start_matches('=')) == Some(node)
+        }
+        "get" | "update" | "patch" | "delete" => {
+            let kind = by_resource("resource.k8s.io", "v1", "resourceslices");
+            let slice = kind.and_then(|kind| question.cache.get(kind, "", &resource.name));
+            slice.is_some_and(|slice| slice.value()["spec"]["nodeName"] == node)
+        }
         _ => false,
     }
 }
@@ -214,6 +234,32 @@ mod tests {
             cache.apply(&Commit { key, revision, value, created: revision, guard_follows: false });
         }
         cache
+    }
+
+    #[test]
+    fn a_node_has_only_its_own_slices() {
+        let (cache, kind) = (Cache::new(0), by_resource("resource.k8s.io", "v1", "resourceslices").unwrap());
+        for (revision, node) in [(1, "n"), (2, "m")] {
+            let slice = json!({"metadata": {"name": node}, "spec": {"nodeName": node}});
+            let (key, value) = (key_of(kind, "", node).into(), Some(encode(kind, &slice)));
+            cache.apply(&Commit { key, revision, value, created: revision, guard_follows: false });
+        }
+        let user = User::new("system:node:n", &["system:nodes"]);
+        for (verb, method, path, expect) in [
+            ("create", http::Method::POST, "", true),
+            ("delete", http::Method::DELETE, "/n", true),
+            ("delete", http::Method::DELETE, "/m", false),
+            ("update", http::Method::PUT, "/m", false),
+            ("get", http::Method::GET, "/absent", false),
+            ("list", http::Method::GET, "", false),
+            ("list", http::Method::GET, "?fieldSelector=spec.nodeName%3Dn", true),
+            ("deletecollection", http::Method::DELETE, "?fieldSelector=spec.nodeName%3Dm", false),
+        ] {
+            let uri = format!("/apis/resource.k8s.io/v1/resourceslices{path}").parse().unwrap();
+            let info = RequestInfo::parse(&method, &uri);
+            let question = Question { user: &user, verb, info: &info, cache: &cache };
+            assert_eq!(allows(&question), expect, "{verb} {path}");
+        }
     }
 
     #[test]
