@@ -56,7 +56,7 @@ impl AddressAnnouncer {
             let own = node.borrow().as_deref().and_then(node_address);
             self.hold(own).await;
             let renewal = (!self.held.is_empty()).then(|| Instant::now() + RENEWAL);
-            // Changes of other services neither cost a look at each address nor delay the renewal.
+            // A change of another service must neither visit all addresses nor delay the renewal.
             loop {
                 // Cancel-safe: changed keys stay in the subscription until they are returned.
                 let is_other = tokio::select! {
@@ -86,20 +86,20 @@ impl AddressAnnouncer {
         let wanted: BTreeSet<IpAddr> =
             self.assigned.values().flatten().copied().take(ADDRESSES_MAX).collect();
         for address in self.held.difference(&wanted) {
-            if let Err(error) = coracle_cni::take_back_address(*address).await {
-                tracing::warn!(%address, error = chain(&error), "cannot give up the address of a load balancer");
+            if let Err(error) = coracle_cni::withdraw_address(*address).await {
+                tracing::warn!(%address, error = chain(&error), "cannot remove a load balancer address");
             }
         }
         for address in &wanted {
-            if let Err(error) = coracle_cni::lend_address(*address, node, LIFETIME).await {
-                tracing::warn!(%address, error = chain(&error), "cannot announce the address of a load balancer");
+            if let Err(error) = coracle_cni::announce_address(*address, node, LIFETIME).await {
+                tracing::warn!(%address, error = chain(&error), "cannot announce a load balancer address");
             }
         }
         self.held = wanted;
     }
 }
 
-/// Waits for the time, or forever.
+/// Waits until the time. Without a time it never returns.
 async fn reached(time: Option<Instant>) {
     match time {
         None => std::future::pending().await,

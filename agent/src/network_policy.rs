@@ -44,7 +44,7 @@ pub(crate) struct NetworkPolicies {
     admitted: Admitted,
     policies: Listing<Key>,
     peers: Option<Peers>,
-    /// Whether connections are marked as forbidden. A later change may allow them.
+    /// Whether conntrack entries have the mark. A later change may allow their connections.
     has_forbidden: bool,
     /// Whether the last judgement failed.
     is_unjudged: bool,
@@ -232,7 +232,7 @@ impl NetworkPolicies {
                 (self.has_forbidden, self.is_unjudged) = (true, true);
                 tracing::warn!(
                     error = chain(&error),
-                    "cannot judge open connections by the network policies"
+                    "cannot check open connections against the network policies"
                 );
             }
         }

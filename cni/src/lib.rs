@@ -13,6 +13,7 @@
 //! - the firewall is one nftables table of ours, changed by one atomic transaction at a time.
 
 mod announce;
+mod announced_address;
 mod bandwidth;
 mod bridge;
 mod conntrack;
@@ -26,7 +27,6 @@ mod host_local;
 mod invoke;
 mod ipam;
 mod kernel_module;
-mod lent_address;
 mod link;
 mod listeners;
 mod loopback;
@@ -47,10 +47,10 @@ mod tuning;
 mod virtual_host;
 mod watch;
 
+pub use announced_address::{announce_address, withdraw_address};
 pub use error::Error;
 pub use executable::main as plugin_main;
 pub use host_address::{add_host_address, remove_host_address};
-pub use lent_address::{lend_address, take_back_address};
 pub use listeners::{Listener, listeners};
 pub use network::{Attached, Attachment, Network, NetworkConfig};
 pub use overlay::{

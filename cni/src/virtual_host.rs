@@ -50,7 +50,7 @@ pub struct VirtualHost {
 // === impl HostNetwork ===
 
 impl HostNetwork {
-    /// Makes the bridge with its addresses, the translation of addresses, and enables forwarding.
+    /// Makes the bridge with its addresses, sets up address translation, and enables forwarding.
     ///
     /// # Errors
     /// When the bridge belongs to another program, or netlink or nftables fail.
@@ -61,7 +61,7 @@ impl HostNetwork {
         let (bridge, _) = links.ensure_bridge(&self.bridge, wanted).await?;
         links.ensure_addresses(&bridge, &self.gateways).await?;
         sysctl::forwarding(&self.gateways)?;
-        commit(masquerade(&self.table, &self.gateways), "make the translation of addresses")
+        commit(masquerade(&self.table, &self.gateways), "set up address translation")
     }
 
     /// Makes the host's namespace, and connects it with the bridge.
@@ -114,7 +114,7 @@ impl HostNetwork {
         if links.find_ours(&self.bridge).await?.is_some() {
             links.delete_bridge(&self.bridge).await?;
         }
-        commit(nft::remove(&self.table), "remove the translation of addresses")
+        commit(nft::remove(&self.table), "remove address translation")
     }
 }
 

@@ -39,13 +39,13 @@ pub struct ControlPlaneConfig {
     pub token_file: Option<PathBuf>,
     /// Issuers of tokens and the rule for anonymous requests: a file of upstream's `AuthenticationConfiguration`.
     pub authentication_file: Option<PathBuf>,
-    /// Webhook that knows bearer tokens.
+    /// Webhook that authenticates bearer tokens.
     pub token_webhook: Option<TokenWebhookConfig>,
-    /// Proxy that names users in request headers.
+    /// Proxy that sends the user's name in request headers.
     pub request_header: Option<RequestHeaderConfig>,
     /// Whether requests without credentials are accepted. The authentication file takes precedence.
     pub anonymous_auth: bool,
-    /// Which authorizers decide.
+    /// The authorizers and their order.
     pub authorization: AuthorizationConfig,
     /// Encryption of any resources: a file of upstream's `EncryptionConfiguration`.
     pub encryption_config: Option<EncryptionFile>,
@@ -60,7 +60,7 @@ pub struct ControlPlaneConfig {
     pub admission_file: Option<PathBuf>,
     /// Which admission plugins run.
     pub admission_plugins: PluginSelection,
-    /// What is recorded of requests, and where; `None` records nothing.
+    /// Audit policy and backends; `None` disables auditing.
     pub audit: Option<AuditConfig>,
     /// Which controllers run.
     pub controllers: ControllerSelection,

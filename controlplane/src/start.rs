@@ -42,7 +42,7 @@ pub enum Error {
     #[error("the control plane cannot set up TLS")]
     Tls(#[source] TlsError),
     /// The authority of the authenticating proxy cannot be read.
-    #[error("cannot read the authority of request headers {path}")]
+    #[error("cannot read requestheader-client-ca-file {path}")]
     ClientAuthority {
         /// The file.
         path: PathBuf,
@@ -152,7 +152,7 @@ async fn follow_encryption(encryption: Arc<Encryption>, shutdown: CancellationTo
     let reload = move || match encryption.reload() {
         Ok(()) => tracing::info!("encryption configuration reloaded"),
         Err(error) => {
-            tracing::error!(%error, "cannot use the encryption configuration; the former one stays");
+            tracing::error!(%error, "cannot use the changed encryption configuration; keeping the current one");
         }
     };
     coracle_apiserver::follow_file(path, shutdown, reload).await;
@@ -214,8 +214,8 @@ fn apiserver_config(
     })
 }
 
-/// The client certificate towards aggregated servers. Its authority signs nothing else: a server that trusts it
-/// believes the names in the request headers.
+/// The client certificate towards aggregated servers. Its authority signs nothing else, because a server that
+/// trusts the authority accepts any user name in the request headers.
 fn front_proxy(pki: &Pki) -> Result<FrontProxy, PkiError> {
     let own = Pki::open(&pki.directory().join("front-proxy"))?;
     let pair = own.pair("front-proxy-client", &Leaf::client("front-proxy-client", None))?;

@@ -38,12 +38,12 @@ pub struct Upstream {
 }
 
 /// Removes a question from the pending queries when dropped.
-struct Asked {
+struct PendingQuery {
     upstream: Arc<Upstream>,
     question: Question,
 }
 
-impl Drop for Asked {
+impl Drop for PendingQuery {
     fn drop(&mut self) {
         self.upstream.asked().remove(&self.question);
     }
@@ -128,7 +128,7 @@ impl Upstream {
         }
         let (result, outcome) = watch::channel(None);
         asked.insert(question.clone(), outcome.clone());
-        let own = Asked { upstream: Arc::clone(self), question: question.clone() };
+        let own = PendingQuery { upstream: Arc::clone(self), question: question.clone() };
         tokio::spawn(async move {
             let message = own.upstream.ask_all(&own.question).await;
             // Remove the query before the waiting clients continue. A later question finds the answer in the cache.
@@ -152,11 +152,11 @@ impl Upstream {
                     }
                 }
                 Ok(Err(error)) => {
-                    tracing::debug!(server = %server.address, %error, "a DNS server cannot be asked");
+                    tracing::debug!(server = %server.address, %error, "cannot query a DNS server");
                     self.failed(&server);
                 }
                 Err(_elapsed) => {
-                    tracing::debug!(server = %server.address, "a DNS server does not answer");
+                    tracing::debug!(server = %server.address, "no response of a DNS server");
                     self.failed(&server);
                 }
             }

@@ -29,7 +29,7 @@ pub struct Metrics {
     responses: [AtomicU64; CODES.len()],
     durations: [AtomicU64; BUCKETS + 1],
     duration_micros: AtomicU64,
-    /// With records, and negative ones.
+    /// Number of answers with records, and number of negative answers.
     hits: [AtomicU64; 2],
     misses: AtomicU64,
     prefetches: AtomicU64,

@@ -109,7 +109,7 @@ impl Server {
                 continue;
             };
             let began = Instant::now();
-            let asked = Asked { socket: Arc::clone(&socket), client, most: udp_size(query), began };
+            let asked = UdpQuery { socket: Arc::clone(&socket), client, most: udp_size(query), began };
             match reply(query, &self.zone, &self.upstream) {
                 Reply::Nothing => {}
                 Reply::Now(message) => asked.answer(&self.upstream, &message).await,
@@ -184,7 +184,7 @@ impl Server {
 }
 
 /// A query that arrived by UDP.
-struct Asked {
+struct UdpQuery {
     socket: Arc<UdpSocket>,
     client: SocketAddr,
     /// Maximum bytes of the reply.
@@ -192,9 +192,9 @@ struct Asked {
     began: Instant,
 }
 
-// === impl Asked ===
+// === impl UdpQuery ===
 
-impl Asked {
+impl UdpQuery {
     async fn answer(&self, upstream: &Upstream, message: &Message) {
         let received = received(message, self.client.ip(), false);
         upstream.metrics.answered(received, message.metadata.response_code, self.began.elapsed());
@@ -205,7 +205,7 @@ impl Asked {
     }
 }
 
-/// The query that a reply answers, for the metrics.
+/// The query of a reply, for the metrics.
 fn received(reply: &Message, client: IpAddr, is_tcp: bool) -> Received {
     let kind = reply.queries.first().map(|query| query.query_type);
     Received { is_tcp, is_ipv4: client.is_ipv4(), kind }

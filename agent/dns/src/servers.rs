@@ -53,7 +53,7 @@ struct Health {
     probe: Option<Name>,
 }
 
-/// The servers of all names.
+/// The upstream servers of all domains.
 #[derive(Debug)]
 pub(crate) struct Servers {
     resolv_conf: PathBuf,
@@ -166,7 +166,7 @@ impl Servers {
         let Some(server) = all.find(|server| server.received(name)) else { return false };
         tracing::error!(
             server = %server.address,
-            "a DNS server forwards queries back to this node: it is not asked; change the node's resolv-conf"
+            "a DNS server forwards queries back to this node and is not used; remove it from the node's resolv-conf"
         );
         true
     }

@@ -31,7 +31,7 @@ pub(crate) struct Arguments {
     /// Directory of the local clusters: their records and their nodes' state
     #[arg(long, value_name = "DIR", global = true, default_value = "/var/lib/coracle-clusters")]
     state_dir: PathBuf,
-    /// Directory of what ends with a boot: namespaces, sockets and records of the nodes
+    /// Directory of files that a reboot invalidates: namespaces, sockets and records of the nodes
     #[arg(long, value_name = "DIR", global = true, default_value = "/run/coracle-clusters")]
     run_dir: PathBuf,
     #[command(subcommand)]
@@ -64,12 +64,12 @@ enum Verb {
         #[arg(default_value = place::DEFAULT)]
         name: Name,
     },
-    /// Stop a cluster, and remove everything of it. An absent cluster is no error
+    /// Stop a cluster and remove all its files and interfaces. An absent cluster is no error
     Delete {
         /// Name of the cluster
         #[arg(default_value = place::DEFAULT)]
         name: Name,
-        /// All clusters
+        /// Delete all clusters
         #[arg(long, conflicts_with = "name")]
         all: bool,
     },
@@ -80,7 +80,7 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
     super::require_root()?;
     let Arguments { state_dir, run_dir, verb } = arguments;
     let is_text = state_dir.to_str().is_some() && run_dir.to_str().is_some();
-    anyhow::ensure!(is_text, "the directories of local clusters have names in UTF-8 only");
+    anyhow::ensure!(is_text, "--state-dir and --run-dir must be valid UTF-8");
     let roots = Roots { state: std::path::absolute(state_dir)?, run: std::path::absolute(run_dir)? };
     match verb {
         Verb::Create(arguments) => create::run(&roots, arguments).await,

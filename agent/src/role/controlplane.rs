@@ -13,14 +13,14 @@ use tokio_util::sync::CancellationToken;
 use crate::places;
 use crate::settings::Settings;
 
-/// An API server of another program, such as kube-apiserver, for which only controllers and scheduler run.
+/// Flags to run only controllers and scheduler, for the API server of another program such as kube-apiserver.
 #[derive(Args)]
 pub(crate) struct External {
     /// Run only controllers and scheduler, for the API server of this kubeconfig
     #[arg(long, value_name = "FILE", conflicts_with = "issue_node")]
     pub(crate) kubeconfig: Option<PathBuf>,
-    /// Directory with ca.crt and ca.key of that API server, and with sa.key, in PKCS#8: certificates are signed, and the
-    /// authority is published
+    /// Directory with ca.crt, ca.key and sa.key (PKCS#8) of that API server, to sign certificates and publish the
+    /// authority
     #[arg(long, value_name = "DIR", requires = "kubeconfig")]
     pki_dir: Option<PathBuf>,
 }

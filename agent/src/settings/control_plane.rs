@@ -44,13 +44,13 @@ settings! {
     authentication_config: Option<PathBuf> = unset "", "FILE";
     /// Accept requests without credentials, as the user system:anonymous. Needs another mode than AlwaysAllow.
     anonymous_auth: bool = default "true", "BOOL";
-    /// Kubeconfig file of a webhook that knows bearer tokens, by TokenReviews.
+    /// Kubeconfig file of the webhook that authenticates bearer tokens by TokenReviews.
     authentication_token_webhook_config_file: Option<PathBuf> = unset "", "FILE";
     /// Time to live of the webhook's cached answers about tokens.
     authentication_token_webhook_cache_ttl: Age = default "2m", "DURATION";
     /// Version of the TokenReviews: v1 or v1beta1.
     authentication_token_webhook_version: String = default "v1", "VERSION";
-    /// Authorities of an authenticating proxy, which names users in request headers.
+    /// Certificate authorities of an authenticating proxy, which sends the user's name in request headers.
     requestheader_client_ca_file: Option<PathBuf> = unset "", "FILE";
     /// Common names of the proxy's certificate. Without any, all certificates of its authority are accepted.
     requestheader_allowed_names: Vec<String> = default "", "NAME";
@@ -64,13 +64,13 @@ settings! {
     requestheader_extra_headers_prefix: Vec<String> = default "X-Remote-Extra-", "PREFIX";
     /// Authorizers in their order: Node, RBAC, ABAC, Webhook, AlwaysAllow, AlwaysDeny. The first decision applies.
     authorization_mode: Vec<String> = default "Node,RBAC", "MODE";
-    /// Policies of the mode ABAC: a file with one JSON object a line.
+    /// File with the policies of the mode ABAC: one JSON object per line.
     authorization_policy_file: Option<PathBuf> = unset "", "FILE";
     /// Kubeconfig file of the mode Webhook.
     authorization_webhook_config_file: Option<PathBuf> = unset "", "FILE";
-    /// Time to live of cached permissions of the webhook.
+    /// Time to live of cached decisions of the webhook that allow a request.
     authorization_webhook_cache_authorized_ttl: Age = default "5m", "DURATION";
-    /// Time to live of cached refusals of the webhook.
+    /// Time to live of cached decisions of the webhook that do not allow a request.
     authorization_webhook_cache_unauthorized_ttl: Age = default "30s", "DURATION";
     /// Version of the SubjectAccessReviews: v1 or v1beta1.
     authorization_webhook_version: String = default "v1", "VERSION";
@@ -117,17 +117,17 @@ settings! {
     audit_log_maxbackup: u32 = default "10", "COUNT";
     /// Days for which old files of the audit log are kept; 0 keeps all.
     audit_log_maxage: u32 = default "0", "DAYS";
-    /// Controllers that run, by upstream's names: * is all, -* none, -NAME all but this one.
+    /// Controllers to run, by upstream's names: * enables all, -* none, -NAME disables one.
     controllers: Vec<String> = default "*", "NAME";
-    /// The scheduler runs. Disable it if another program schedules the pods of the cluster.
+    /// Run the scheduler. Disable it if another program schedules the pods of the cluster.
     scheduler: bool = default "true", "BOOL";
     /// Kubeconfig file of a server that receives the audit events. Needs audit-policy-file.
     audit_webhook_config_file: Option<PathBuf> = unset "", "FILE";
-    /// Maximum number of queued audit events; further events are lost.
+    /// Maximum number of queued audit events for the server; further events are dropped.
     audit_webhook_batch_buffer_size: NonZero<u32> = default "10000", "COUNT";
     /// Maximum number of audit events in one request to the server.
     audit_webhook_batch_max_size: NonZero<u32> = default "400", "COUNT";
-    /// Maximum time that an audit event waits for others of its batch.
+    /// Maximum time that an audit event waits until its batch is full.
     audit_webhook_batch_max_wait: Age = default "30s", "DURATION";
     /// Configuration of the scheduler: a file of kind KubeSchedulerConfiguration, as for kube-scheduler.
     scheduler_config: Option<PathBuf> = unset "", "FILE";

@@ -58,14 +58,14 @@ pub(crate) async fn watch(client: Client, health: ApiHealth, node: &str, changes
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// Removes fields that the agent does not read and that are often large, and the free capacity of lists.
+/// Removes large fields that the agent does not read, and the unused capacity of lists.
 fn lighten(mut pod: Pod) -> Pod {
     pod.metadata.managed_fields = None;
     shrink(&mut pod);
     pod
 }
 
-/// Removes the free capacity of lists. A decoded list of one item has room for four, and a container's status or a
+/// Removes the unused capacity of lists. A decoded list of one item has room for four, and a container's status or a
 /// projected volume takes 500 to 800 bytes, so this is a quarter of a typical pod.
 fn shrink(pod: &mut Pod) {
     shrink_list(&mut pod.metadata.owner_references);

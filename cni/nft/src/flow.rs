@@ -114,7 +114,8 @@ pub fn delete_flows(
     first.map(|()| listed)
 }
 
-/// Sets or clears a bit of the marks of connections. `wanted` decides about each connection; with `None` its mark stays.
+/// Sets or clears a bit in the marks of connections. `wanted` returns the bit's value for a connection, or `None` to keep
+/// its mark.
 ///
 /// # Errors
 /// When the kernel refuses the list or a change. All connections are tried.

@@ -71,7 +71,7 @@ impl Links {
 
     /// Adds an address that the kernel removes after a lifetime in seconds, or extends its lifetime. It is not chosen
     /// as the source of packets.
-    pub(crate) async fn lend_address(&self, link: &Link, address: IpAddr, seconds: u32) -> Result<(), Error> {
+    pub(crate) async fn add_expiring(&self, link: &Link, address: IpAddr, seconds: u32) -> Result<(), Error> {
         let network = IpNetwork::from(address);
         let mut add = self.handle.address().add(link.index, network.ip(), network.prefix()).replace();
         let mut message = address_message(link, network, false);

@@ -125,7 +125,7 @@ impl Auditor {
             }
         };
         if tokio::time::timeout(FLUSH, all).await.is_err() {
-            tracing::error!("the disk of the audit log or its webhook is too slow; the last events are lost");
+            tracing::error!("cannot write the last audit events: the disk or the webhook is too slow");
         }
     }
 
@@ -423,8 +423,8 @@ impl Drop for End {
     }
 }
 
-/// A client that disconnects ends the request, but perhaps not its effect: the event of the response is written then
-/// too.
+/// A client that disconnects ends the request, but its write may already be committed. So the event of the response is
+/// written in that case, too.
 impl Drop for Record {
     fn drop(&mut self) {
         let stage = Stage::ResponseComplete;

@@ -57,8 +57,8 @@ pub(crate) fn is_wanted(info: &RequestInfo, headers: &HeaderMap) -> bool {
         })
 }
 
-/// Compresses a response, if it is large enough. Its start comes within `limit`: another server may never send it, and
-/// the request holds its seats until then.
+/// Compresses a response if it is large enough. `limit`: maximum wait for the start of the body. The body may come from
+/// another server that sends nothing, and the request holds its seats while it waits.
 pub(crate) async fn compress_within(limit: Duration, reply: Reply) -> Reply {
     tokio::time::timeout(limit, compress(reply)).await.unwrap_or_else(|_elapsed| {
         let error = ApiError::timeout("request did not complete within the allotted timeout", 1);
@@ -79,14 +79,14 @@ async fn compress(reply: Reply) -> Reply {
                 size += data.len();
                 start.push_back(data);
             }
-            // The error comes again, or the connection is cut as without compression.
+            // Pass the error on: the connection ends as it would without compression.
             Some(Err(error)) => {
                 let failed = futures::stream::iter([Err::<Frame<Bytes>, _>(error)]);
                 let body = http_body_util::StreamBody::new(failed).boxed_unsync();
                 return Reply::from_parts(parts, body);
             }
             None => {
-                // A body need not bear another poll after its end.
+                // A body may panic when it is polled after its end.
                 body = http_body_util::Empty::<Bytes>::new().map_err(|never| match never {}).boxed_unsync();
                 break;
             }

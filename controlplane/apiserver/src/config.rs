@@ -32,13 +32,13 @@ pub struct ApiserverConfig {
     pub token_file: Option<PathBuf>,
     /// Issuers of tokens and the rule for anonymous requests: a file of upstream's `AuthenticationConfiguration`.
     pub authentication_file: Option<PathBuf>,
-    /// Webhook that knows bearer tokens.
+    /// Webhook that authenticates bearer tokens.
     pub token_webhook: Option<TokenWebhookConfig>,
-    /// Proxy that names users in request headers.
+    /// Proxy that sends the user's name in request headers.
     pub request_header: Option<RequestHeaderConfig>,
     /// Whether requests without credentials are accepted. The authentication file takes precedence.
     pub anonymous_auth: bool,
-    /// Which authorizers decide.
+    /// The authorizers and their order.
     pub authorization: AuthorizationConfig,
     /// TLS for requests to kubelets.
     pub kubelet: KubeletTls,
@@ -46,7 +46,7 @@ pub struct ApiserverConfig {
     pub admission_file: Option<PathBuf>,
     /// Which admission plugins run.
     pub admission_plugins: PluginSelection,
-    /// What is recorded of requests, and where. `None` records nothing.
+    /// Audit policy and backends. `None` disables auditing.
     pub audit: Option<AuditConfig>,
     /// The identity of this server towards aggregated servers.
     pub front_proxy: FrontProxy,
@@ -140,7 +140,7 @@ pub enum OpenError {
     #[error("cannot use the audit webhook: {0}")]
     AuditWebhook(String),
     /// The default objects cannot be created.
-    #[error("cannot make the first objects of the cluster")]
+    #[error("cannot create the default objects of the cluster")]
     Bootstrap(#[source] ApiError),
 }
 

@@ -20,7 +20,7 @@ use crate::{
 
 /// Maximum KiB of all converted copies. A list that needs more is served only if no other list has copies.
 const COPIES: usize = 64 << 10;
-/// Maximum bytes of the copies of a list that does not count.
+/// Maximum bytes of the copies of a list that needs no reservation.
 const SMALL: usize = 256 << 10;
 /// Bytes of JSON text that are parsed at the same time. The parsed tree takes about ten times the memory of its text.
 const PART: usize = 4 << 20;
@@ -53,7 +53,7 @@ pub(crate) async fn object(to: &Resource, object: Arc<Object>) -> Result<Arc<Obj
     Ok(Arc::new(Object::of(to, object.key.clone(), object.revision, &value)))
 }
 
-/// Converts the objects to a version. The order stays. At most [`PART`] bytes of text are converted at the same time.
+/// Converts the objects to a version, and keeps their order. At most [`PART`] bytes of text are converted at a time.
 pub(crate) async fn objects(to: &Resource, mut objects: Vec<Arc<Object>>) -> Result<Vec<Arc<Object>>> {
     let mut next = 0;
     while next < objects.len() {

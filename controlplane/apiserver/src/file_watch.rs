@@ -1,4 +1,4 @@
-//! Follows the content of a configuration file.
+//! Watches the content of a configuration file.
 
 use std::{
     fs::File,
@@ -35,7 +35,7 @@ pub async fn follow_file(
             () = shutdown.cancelled() => return,
         };
         let path = followed.path.display();
-        tracing::warn!(%path, %error, retry = ?followed.delay, "cannot follow a configuration file");
+        tracing::warn!(%path, %error, retry = ?followed.delay, "cannot watch a configuration file");
         tokio::select! {
             () = tokio::time::sleep(followed.delay) => {}
             () = shutdown.cancelled() => return,

@@ -50,7 +50,7 @@ pub(crate) struct FlowControl {
     /// Seats of all limited levels.
     seats: u64,
     max_wait: Duration,
-    /// The random key prevents that a client chooses a user name with the queues of another user.
+    /// Random key of the hash. Without it a client could choose a user name that shares the queues of another user.
     hasher: RandomState,
 }
 
@@ -101,7 +101,7 @@ pub(crate) struct Classified {
 // === impl FlowControl ===
 
 impl FlowControl {
-    /// With the mandatory objects only, until [`FlowControl::configure`].
+    /// Has the mandatory objects only, until [`FlowControl::configure`] is called.
     pub(crate) fn new(seats: u64, request_timeout: Duration) -> Self {
         let made = Self {
             table: ArcSwap::default(),

@@ -76,7 +76,7 @@ impl InFlight {
 
     /// Counts a request, or refuses it when its user has too many.
     pub(crate) fn enter(&self, user: &User, info: &RequestInfo) -> Result<Option<Permit>> {
-        // Probes have no credentials: any client without credentials could use up their number.
+        // Probes have no credentials. If they counted, any anonymous client could use up their limit.
         let is_probe = info.resource.is_none() && health::is_probe(&info.path);
         if user.is_in("system:masters") || is_long_running(info) || is_probe {
             return Ok(None);

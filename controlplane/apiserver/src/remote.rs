@@ -66,7 +66,7 @@ impl Remote {
         Ok(Self { http, url: parsed.url, credential: parsed.credential, calls, timeout })
     }
 
-    /// Posts JSON and returns the answer.
+    /// Posts JSON and returns the response.
     ///
     /// # Errors
     /// The server does not respond in time, or the response is not a success with JSON.
@@ -74,10 +74,10 @@ impl Remote {
         let text = body.to_string();
         let answer = self.post_text(text.into()).await?;
         serde_json::from_slice(&answer)
-            .map_err(|error| format!("the answer of {} is not JSON: {error}", self.url))
+            .map_err(|error| format!("the response of {} is not JSON: {error}", self.url))
     }
 
-    /// Posts JSON that is encoded already, and returns the bytes of the answer.
+    /// Posts JSON that is encoded already, and returns the bytes of the response.
     ///
     /// # Errors
     /// The server does not respond in time, or the response is not a success.
@@ -96,7 +96,7 @@ impl Remote {
         };
         let answer = tokio::time::timeout_at(deadline, attempts).await;
         answer
-            .unwrap_or_else(|_elapsed| Err(format!("{} did not answer within {:?}", self.url, self.timeout)))
+            .unwrap_or_else(|_elapsed| Err(format!("{} did not respond within {:?}", self.url, self.timeout)))
     }
 
     async fn attempt(&self, text: bytes::Bytes) -> Result<Vec<u8>, Failure> {
@@ -114,12 +114,12 @@ impl Remote {
         let status = response.status();
         if !status.is_success() {
             let is_temporary = status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS;
-            return Err(Failure { reason: format!("{} answered with {status}", self.url), is_temporary });
+            return Err(Failure { reason: format!("{} responded with {status}", self.url), is_temporary });
         }
         let mut body = Vec::new();
         while let Some(chunk) = response.chunk().await.map_err(failed)? {
             if body.len() + chunk.len() > MAX_RESPONSE {
-                let reason = format!("the answer of {} is larger than {MAX_RESPONSE} bytes", self.url);
+                let reason = format!("the response of {} is larger than {MAX_RESPONSE} bytes", self.url);
                 return Err(Failure { reason, is_temporary: false });
             }
             body.extend_from_slice(&chunk);
@@ -158,7 +158,7 @@ impl Credential {
             Self::Basic(pair) => format!("Basic {}", BASE64_STANDARD.encode(pair)),
         };
         let mut value = header::HeaderValue::from_str(&text).map_err(|error| Failure {
-            reason: format!("the credential is no header value: {error}"),
+            reason: format!("the credential is not a valid header value: {error}"),
             is_temporary: false,
         })?;
         value.set_sensitive(true);

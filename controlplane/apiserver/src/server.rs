@@ -261,7 +261,7 @@ impl Apiserver {
             Some(record) => record.respond(reply, is_long).await,
             None => reply,
         };
-        // The record has the plain response.
+        // The audit event has the response before compression.
         match is_compressed {
             true => compression::compress_within(self.state.request_timeout, reply).await,
             false => reply,

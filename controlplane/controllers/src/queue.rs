@@ -205,7 +205,7 @@ impl<T: Clone + Eq + Hash> State<T> {
         new
     }
 
-    /// Ends the work on a key. True if the key is ready because it was added meanwhile.
+    /// Ends the work on a key. Returns whether the key was added again meanwhile and is ready.
     fn release(&mut self, key: &T) -> bool {
         self.working.remove(key);
         self.again.remove(key) && self.add(key.clone())

@@ -1,7 +1,7 @@
 //! Devices in scheduling (upstream's plugin DynamicResources). Resource claims restrict the nodes of a pod. The
 //! scheduler allocates devices to the claims before it binds the pod.
 //!
-//! [`feed`] watches claims, classes and slices. [`allocate`] searches devices; it reads only the slices of drivers.
+//! [`feed`] watches claims, classes and slices. [`allocate`] selects devices from the slices.
 
 mod allocate;
 mod allocated;

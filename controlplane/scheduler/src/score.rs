@@ -14,7 +14,7 @@ use crate::topology::Topology;
 /// The best score.
 pub(crate) const BEST: i64 = 100;
 
-/// The scores of one plugin, multiplied by its weight, for each node.
+/// The weighted scores of one plugin, one for each node.
 pub(crate) type Scores = (&'static str, Vec<i64>);
 
 /// The weighted scores of the nodes by each plugin of the profile.

@@ -52,7 +52,7 @@ impl fmt::Debug for Encryption {
 }
 
 impl Encryption {
-    /// Reads the file, and makes a seed with each key management service.
+    /// Reads the file, and gets a seed encrypted by each key management service.
     ///
     /// # Errors
     /// The file cannot be read, is invalid, or a service does not answer.

@@ -100,8 +100,10 @@ pub enum Error {
         /// The invalid field.
         reason: String,
     },
-    /// No provider of the encryption configuration knows the value.
-    #[error("cannot decrypt: no provider of the encryption configuration has its key")]
+    /// The value has the prefix of no provider of the encryption configuration, or needs another key.
+    #[error(
+        "cannot decrypt: no provider of the encryption configuration has the key; add the former key to it"
+    )]
     UnknownProvider,
     /// A key management service failed.
     #[error("the key management service {name:?} failed: {reason}")]

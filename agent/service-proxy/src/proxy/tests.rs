@@ -1,5 +1,5 @@
-//! Random changes of services: the recorded differences lead to the table of a fresh start, and each packet to the endpoints
-//! that the API's documentation says.
+//! Random changes of services. The applied differences must result in the table of a fresh start, and each packet must
+//! reach an endpoint that the API's documentation allows.
 
 use std::net::IpAddr;
 
@@ -11,7 +11,7 @@ use super::*;
 use crate::endpoints::Target;
 use crate::program::Map;
 
-/// The table as a kernel has it: changed by the recorded differences alone.
+/// A model of the kernel's table. Only the recorded differences change it.
 #[derive(Debug, Default, PartialEq)]
 struct Kernel {
     chains: BTreeMap<String, Vec<Rule>>,
@@ -156,7 +156,7 @@ impl ServiceSpec {
     }
 }
 
-/// Where the endpoints are that may take a packet.
+/// The endpoints that may receive a packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     Here,

@@ -40,7 +40,7 @@ pub(super) struct Arguments {
     /// Kubeconfig to which the cluster is added [default: that of kubectl]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// Keep the cluster if it does not become ready, to examine it
+    /// Keep a cluster that does not become ready, so that you can examine it
     #[arg(long)]
     retain: bool,
 }
@@ -50,7 +50,7 @@ pub(super) async fn run(roots: &Roots, arguments: Arguments) -> anyhow::Result<(
     let name = &arguments.name;
     let target = kubeconfig::target(arguments.kubeconfig.as_deref())?;
     for image in &arguments.images {
-        anyhow::ensure!(image.exists(), "there is no {}", image.display());
+        anyhow::ensure!(image.exists(), "cannot load {}: no such file or directory", image.display());
     }
     let lock = roots.lock_cluster(name)?;
     let found = roots.find(name)?;
@@ -69,7 +69,9 @@ pub(super) async fn run(roots: &Roots, arguments: Arguments) -> anyhow::Result<(
         made = make(&cluster, &arguments.images) => made,
         _ = interrupt.recv() => Err(anyhow::anyhow!("interrupted")),
         _ = terminate.recv() => Err(anyhow::anyhow!("terminated")),
-        () = tokio::time::sleep(LIMIT) => Err(anyhow::anyhow!("it is not ready after {} s", LIMIT.as_secs())),
+        () = tokio::time::sleep(LIMIT) => {
+            Err(anyhow::anyhow!("not ready after {} s; use --retain to examine it", LIMIT.as_secs()))
+        }
     };
     progress::clear();
     let made = made.with_context(|| format!("cannot create the cluster {name}"));
@@ -133,8 +135,8 @@ async fn make(cluster: &Cluster, images: &[PathBuf]) -> anyhow::Result<()> {
     image::load(cluster, images).await
 }
 
-/// Makes a directory that only root may enter, and absent ones above it. Those that exist are not changed: the directory of
-/// all clusters may be one that others use.
+/// Creates a directory that only root may enter, and its missing parents. Existing directories are not changed, because
+/// other programs may use the directory of all clusters.
 fn make_private(run: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
     std::fs::DirBuilder::new().mode(0o700).recursive(true).create(run)?;

@@ -15,7 +15,7 @@ pub(super) async fn run(roots: &Roots, name: &Name) -> anyhow::Result<()> {
     roots.remove_if_empty()
 }
 
-/// As [`run`]. The caller holds the lock of the cluster.
+/// Removes the cluster. The caller holds its lock.
 pub(super) async fn locked(roots: &Roots, name: &Name) -> anyhow::Result<()> {
     match roots.find(name)? {
         Some(cluster) => remove(&cluster).await,

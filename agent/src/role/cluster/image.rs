@@ -12,7 +12,7 @@ use super::place::Cluster;
 pub(super) async fn load(cluster: &Cluster, files: &[PathBuf]) -> anyhow::Result<()> {
     for file in files {
         let path = std::path::absolute(file)?;
-        anyhow::ensure!(path.exists(), "there is no {}", path.display());
+        anyhow::ensure!(path.exists(), "cannot load {}: no such file or directory", path.display());
         let mut imports = tokio::task::JoinSet::new();
         for node in cluster.nodes() {
             anyhow::ensure!(
@@ -42,10 +42,10 @@ async fn import(run_dir: &Path, path: &Path) -> anyhow::Result<Vec<String>> {
     let mut client = control::images(run_dir).await?;
     let reply = client.import(ImportRequest { path, name: String::new() }).await;
     let images = reply.map_err(|status| anyhow::anyhow!("{}", status.message()))?.into_inner().images;
-    // A pod could not name it.
+    // Without a name no pod could use the image.
     anyhow::ensure!(
         images.iter().all(|image| !image.names.is_empty()),
-        "an image of the archive has no name; archives of `docker save` and `coracle image export` have names"
+        "an image of the archive has no name; create it with `docker save NAME` or `coracle image export NAME`"
     );
     Ok(images.into_iter().flat_map(|image| image.names).collect())
 }

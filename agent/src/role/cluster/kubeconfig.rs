@@ -53,7 +53,7 @@ pub(super) fn target(file: Option<&Path>) -> anyhow::Result<PathBuf> {
         Some(path) => path,
         None => {
             let home = std::env::var_os("HOME").filter(|home| !home.is_empty());
-            Path::new(&home.context("HOME is not set; name a file with --kubeconfig")?).join(".kube/config")
+            Path::new(&home.context("HOME is not set; use --kubeconfig FILE")?).join(".kube/config")
         }
     };
     Ok(std::path::absolute(path)?)
@@ -220,7 +220,10 @@ impl Lock {
                 poll(&mut [], PollTimeout::from(PAUSE))?;
             }
         }
-        anyhow::bail!("{} exists; remove it if no kubectl changes the file", path.display())
+        anyhow::bail!(
+            "lock file {} exists; remove it if no other program is changing the kubeconfig",
+            path.display()
+        )
     }
 }
 

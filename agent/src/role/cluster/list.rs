@@ -19,7 +19,7 @@ struct Row {
 pub(super) fn run(roots: &Roots, format: Format) -> anyhow::Result<()> {
     let (clusters, unreadable) = roots.all()?;
     for name in unreadable {
-        tracing::warn!(%name, "the cluster has no readable record; an interrupted create leaves such one");
+        tracing::warn!(%name, "a cluster has no readable record; `coracle cluster delete` removes an incomplete one");
     }
     let rows: Vec<Row> = clusters.iter().map(row).collect();
     output::print(format, &rows, ["NAME", "NODES", "RUNNING", "SERVER", "CONTEXT"], |row| {

@@ -152,7 +152,7 @@ impl Node<'_> {
         put("node-name", json!(self.name()));
         put("node-ip", json!([cluster.address(*number)]));
         put("pod-log-dir", json!(self.dir().join("logs")));
-        // No common parent: the removal of one node could remove it while another node starts.
+        // The nodes share no parent directory: the removal of one node could remove it while another node starts.
         put("cgroup-root", json!(format!("/coracle-cluster-{}-{number}", cluster.name)));
         // Plugins and networks of this machine are not those of the node.
         put("cni-conf-dir", json!(""));
@@ -184,7 +184,7 @@ impl Node<'_> {
         }
         let written = coracle_agent::read_text(&self.config_file(), TEXT_MAX).unwrap_or_default();
         if !is_complete(&written) {
-            // With it `down` would remove the node of this machine, whose directories are the defaults.
+            // With an incomplete file `down` would use the default directories, and remove the node of this machine.
             self.write_config().with_context(|| format!("cannot remove the node {}", self.name()))?;
         }
         self.down()?;
@@ -238,13 +238,13 @@ impl Node<'_> {
     }
 }
 
-/// Whether a configuration file has its last setting: a power failure cuts a file at its end.
+/// Whether a configuration file is complete: it has its last setting. A power failure may truncate a file.
 fn is_complete(config: &str) -> bool {
     config.contains("\nadvertise-address = ")
 }
 
-/// This program without those of the variables that are settings of coracle. They would override the configuration, and
-/// `down` would remove another node.
+/// A command that runs this program without the environment variables of coracle's settings. They would override the
+/// configuration file, and `down` would remove another node.
 fn program(variables: impl Iterator<Item = OsString>) -> Command {
     let mut command = Command::new(PROGRAM);
     command.arg0("coracle");

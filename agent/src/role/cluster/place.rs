@@ -79,7 +79,7 @@ impl FromStr for Name {
         let is_label = text.starts_with(ends_well) && text.ends_with(ends_well) && text.chars().all(is_inner);
         if !is_label || text.len() > LONGEST {
             return Err(format!(
-                "a name has lower case letters, digits and inner hyphens, and at most {LONGEST} characters"
+                "a cluster name has lower case letters, digits and inner hyphens, and at most {LONGEST} characters"
             ));
         }
         Ok(Self(text.to_owned()))
@@ -176,7 +176,7 @@ impl Roots {
         Ok(())
     }
 
-    /// Records a new cluster with a number that no other has.
+    /// Records a new cluster with a free number.
     pub(super) fn record(&self, name: &Name, settings: &Settings) -> anyhow::Result<Cluster> {
         let _lock = Lock::take(&self.state)?;
         let (clusters, _) = self.all()?;
@@ -187,7 +187,7 @@ impl Roots {
                 |address: &IpAddr| networks(*number).iter().any(|network| network.contains(*address));
             !taken.contains(number) && !own.iter().any(is_ours) && !exists(&bridge(*number))
         };
-        let number = (1..=LAST).find(is_free).context("there are too many local clusters; delete some")?;
+        let number = (1..=LAST).find(is_free).context("too many local clusters; delete one")?;
         let Settings { nodes, ipv6, registry_config_dir } = settings.clone();
         let kubeconfigs = BTreeSet::new();
         let record = Record { version: VERSION, number, nodes, ipv6, registry_config_dir, kubeconfigs };
@@ -196,7 +196,7 @@ impl Roots {
         Ok(cluster)
     }
 
-    /// Removes the directory of a cluster without a record. A directory with other files is none of a cluster.
+    /// Removes the directory of a cluster without a record. If it has other files, it does not belong to a cluster.
     pub(super) fn remove_unrecorded(&self, name: &Name) -> anyhow::Result<()> {
         let path = self.state_of(name);
         let context = || {

@@ -136,8 +136,8 @@ async fn send(
     endpoint.send_tls(stream, (tls, server), request, state.request_timeout).await
 }
 
-/// Adds the headers with the caller's identity. An identity that does not fit into headers is refused: without a part
-/// of it, the server could take the caller for another user.
+/// Adds the headers with the caller's identity. An identity that does not fit into headers is an error: with a part of
+/// it omitted, the server could mistake the caller for another user.
 fn identify(headers: &mut HeaderMap, user: &User) -> Result<()> {
     let mut add = |name: &str, value: &str| {
         let name = HeaderName::from_bytes(name.to_ascii_lowercase().as_bytes());

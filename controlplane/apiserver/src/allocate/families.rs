@@ -10,7 +10,7 @@ const SINGLE: &str = "SingleStack";
 const PREFER: &str = "PreferDualStack";
 const REQUIRE: &str = "RequireDualStack";
 
-/// Keeps cluster IPs that an update omits, and makes `clusterIPs` follow `clusterIP` where a client changes that alone.
+/// Keeps cluster IPs that an update omits. If a client changes only `clusterIP`, `clusterIPs` gets the same value.
 pub(super) fn synchronize(new: &mut Value, old: Option<&Value>) {
     let is_headful = |service: &Value| service["spec"]["type"] != "ExternalName";
     let (ip, ips) =
@@ -50,7 +50,7 @@ pub(super) fn complete(new: &mut Value, old: Option<&Value>, cluster: &[&str]) -
     infer_families(new, cluster, &mut causes);
     refuse_any(causes)?;
     if has_no_selector(new) && is_headless(new) {
-        // The author of the endpoints chooses their family.
+        // Without a selector the author of the endpoints chooses their families.
         add_families(new, cluster, true);
         return Ok(());
     }

@@ -143,7 +143,7 @@ impl Sender {
             tracing::error!(
                 events = number,
                 reason,
-                "the audit webhook did not take a batch; its events are lost"
+                "cannot send a batch of audit events to the webhook; the events are lost"
             );
         }
         self.waiting.fetch_sub(bytes, Ordering::AcqRel);

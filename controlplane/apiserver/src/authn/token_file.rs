@@ -23,7 +23,12 @@ impl TokenFile {
             let parts: Vec<&str> = line.splitn(4, ',').map(str::trim).collect();
             let (token, name, uid) = match parts[..] {
                 [token, name, uid, ..] if !token.is_empty() && !name.is_empty() => (token, name, uid),
-                _ => return Err(format!("line {} must be a token, a user name and a uid", index + 1)),
+                _ => {
+                    return Err(format!(
+                        "line {} must have the form token,user,uid[,\"group1,group2\"]",
+                        index + 1
+                    ));
+                }
             };
             let groups = parts.get(3).copied().unwrap_or_default().trim_matches('"');
             let groups: Vec<&str> =

@@ -25,7 +25,7 @@ const VALUES: usize = 1000;
 pub struct TokenWebhookConfig {
     /// Kubeconfig file with the webhook's URL.
     pub file: PathBuf,
-    /// Time to live of cached responses, refusals included.
+    /// Time to live of cached responses, rejected tokens included.
     pub cache: Duration,
     /// Version of the reviews: `v1` or `v1beta1`.
     pub version: String,
@@ -99,9 +99,9 @@ impl Authenticator for TokenWebhook {
 fn user(status: &Value, (asked, own): (&[String], &[String])) -> Result<Option<User>, String> {
     match status["authenticated"].as_bool() {
         Some(true) => {}
-        // Upstream's webhooks omit the field in a refusal.
+        // Webhooks may omit the field if the token is invalid.
         Some(false) | None if status.is_object() => return Ok(None),
-        _ => return Err("the answer has no status".to_owned()),
+        _ => return Err("the response has no status".to_owned()),
     }
     let audiences = texts(&status["audiences"])?;
     let audiences = if audiences.is_empty() { own } else { &audiences };
@@ -110,7 +110,7 @@ fn user(status: &Value, (asked, own): (&[String], &[String])) -> Result<Option<U
     }
     let described = &status["user"];
     let name = described["username"].as_str().filter(|name| !name.is_empty());
-    let name = name.ok_or("the answer has no status.user.username")?;
+    let name = name.ok_or("the response has no status.user.username")?;
     let groups = texts(&described["groups"])?;
     let mut extra = BTreeMap::new();
     for (name, values) in described["extra"].as_object().into_iter().flatten() {
@@ -125,7 +125,7 @@ fn user(status: &Value, (asked, own): (&[String], &[String])) -> Result<Option<U
 }
 
 fn texts(list: &Value) -> Result<Vec<String>, String> {
-    let wrong = || "the answer has a value that is not text".to_owned();
+    let wrong = || "a user field of the response is not a string".to_owned();
     match list {
         Value::Null => Ok(Vec::new()),
         Value::Array(list) => {

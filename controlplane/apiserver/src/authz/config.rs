@@ -34,9 +34,9 @@ pub struct AuthorizationConfig {
     pub policy_file: Option<PathBuf>,
     /// Kubeconfig of the mode `Webhook`.
     pub webhook_file: Option<PathBuf>,
-    /// Time to live of cached permissions of the webhook.
+    /// Time to live of cached decisions that allow a request.
     pub webhook_authorized: Duration,
-    /// Time to live of cached refusals of the webhook.
+    /// Time to live of cached decisions that do not allow a request.
     pub webhook_unauthorized: Duration,
     /// Version of the reviews: `v1` or `v1beta1`.
     pub webhook_version: String,

@@ -2,7 +2,7 @@
 
 use super::{Authorizer, Deciding, Decision, Question};
 
-/// Allows every request. With it the server refuses anonymous requests.
+/// Allows every request. The server then refuses anonymous requests.
 pub(super) struct AlwaysAllow;
 
 /// Has no opinion on any request. Later authorizers of the chain may still allow it.

@@ -24,12 +24,12 @@ pub(crate) struct WebhookSettings {
     /// Name in messages.
     pub(crate) name: String,
     pub(crate) timeout: Duration,
-    /// Time to live of cached permissions and refusals.
+    /// Time to live of cached decisions: those that allow a request, and all others.
     pub(crate) authorized: Duration,
     pub(crate) unauthorized: Duration,
     /// `v1` or `v1beta1`.
     pub(crate) version: String,
-    /// Whether a failed call refuses the request, instead of leaving it to the next authorizer.
+    /// Whether a failed call denies the request. Otherwise the next authorizer decides.
     pub(crate) denies_on_failure: bool,
 }
 
@@ -55,7 +55,7 @@ impl Webhook {
         Ok(Self { settings, remote, conditions, decisions: AnswerCache::new() })
     }
 
-    /// The decision, if it needs no call.
+    /// The decision if no call is needed: a cached one, or the result of the match conditions.
     fn known(&self, spec: &Value) -> Option<Decision> {
         match self.conditions.matches(spec) {
             Ok(true) => self.decisions.get(&key(&[spec.to_string().as_bytes()])),
@@ -89,7 +89,7 @@ impl Webhook {
 
     fn failure(&self, reason: &str) -> Decision {
         tracing::warn!(webhook = self.settings.name, reason, "the authorization webhook failed");
-        // The response to the client has no details of the webhook.
+        // The client must not learn details of the webhook.
         let verdict = if self.settings.denies_on_failure { Verdict::Deny } else { Verdict::NoOpinion };
         Decision { verdict, reason: "the authorization webhook failed".into() }
     }
@@ -107,12 +107,12 @@ impl Authorizer for Webhook {
 
 /// The decision in a response. Only `true` allows.
 fn decision(status: &Value) -> Result<Decision, String> {
-    let allowed = status["allowed"].as_bool().ok_or("the answer has no status.allowed")?;
+    let allowed = status["allowed"].as_bool().ok_or("the response has no status.allowed")?;
     let denied = status["denied"].as_bool().unwrap_or(false);
     let reason = status["reason"].as_str().unwrap_or_default();
     let reason = reason[..reason.floor_char_boundary(REASON)].to_owned();
     let verdict = match (allowed, denied) {
-        (true, true) => return Err("the answer allows and denies".to_owned()),
+        (true, true) => return Err("the response sets both allowed and denied".to_owned()),
         (true, false) => Verdict::Allow,
         (false, true) => Verdict::Deny,
         (false, false) => Verdict::NoOpinion,

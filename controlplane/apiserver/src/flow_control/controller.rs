@@ -99,7 +99,7 @@ async fn follow(state: &Arc<State>, (schemas, levels): (&Arc<Resource>, &Arc<Res
     for (kind, steps) in steps.into_iter().filter(|_| may_run) {
         for step in steps {
             if let Err(error) = step.run(state, kind).await {
-                tracing::warn!(error = %error, "cannot keep a flow schema or priority level of every cluster");
+                tracing::warn!(error = %error, "cannot maintain a default flow schema or priority level");
             }
         }
     }

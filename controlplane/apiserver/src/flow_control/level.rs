@@ -263,7 +263,7 @@ impl Levels {
         self.committed = self.committed - before + level.committed();
         if level.is_retired {
             self.remove_ended();
-            // The seats of a level that has ended belong to the others.
+            // The level was removed: its seats go to the other levels.
             self.share();
         }
         self.dispatch();
@@ -435,7 +435,7 @@ impl Level {
 // === impl Queue ===
 
 impl Queue {
-    /// A queue that was empty starts at the level's virtual time, so that idle queues gather no credit.
+    /// Sets an empty queue to the level's virtual time: an idle queue must not gain an advantage over busy ones.
     fn rejoin(&mut self, clock: u64) {
         if self.waiting.is_empty() && self.running == 0 {
             self.virtual_start = self.virtual_start.max(clock);
@@ -464,7 +464,7 @@ mod tests {
         levels
     }
 
-    /// Requests of one flow until one does not run.
+    /// Adds requests of one flow until one is queued or rejected.
     fn fill(levels: &mut Levels, name: &str, flow: u64) -> Vec<Ticket> {
         let id = levels.id(name).unwrap();
         let mut running = Vec::new();

@@ -128,7 +128,7 @@ fn credential(user: &UserFields, base: &Path) -> Result<Credential, String> {
             Ok(Credential::Basic(format!("{name}:{password}")))
         }
         (None, None, None) => Ok(Credential::None),
-        _ => Err("users: a user has a token and a user name; only one of them can be used".to_owned()),
+        _ => Err("users: a user has both a token and a user name; remove one of them".to_owned()),
     }
 }
 
@@ -142,7 +142,7 @@ fn tls(cluster: &Cluster, user: &UserFields, base: &Path) -> Result<rustls::Clie
                 roots.add(certificate).map_err(|error| format!("certificate-authority: {error}"))?;
             }
             if roots.is_empty() {
-                return Err("certificate-authority: has no certificate".to_owned());
+                return Err("certificate-authority: contains no PEM certificate".to_owned());
             }
         }
         None => {
@@ -228,7 +228,7 @@ mod tests {
             ("server: 'http://a:1'", "", "https"),
             ("server: 'https://a', insecure-skip-tls-verify: true", "", "insecure-skip-tls-verify"),
             ("server: 'https://a'", "exec: {}", "exec"),
-            ("server: 'https://a'", "token: a, username: b", "only one"),
+            ("server: 'https://a'", "token: a, username: b", "remove one"),
             ("server: 'https://a'", "client-key-data: aaaa", "together"),
             ("server: 'https://a', certificate-authority-data: aaaa", "", "certificate-authority"),
             ("server: 'https://a', certificate-authority: missing", "", "missing"),

@@ -49,7 +49,7 @@ async fn follow_authorization(state: Weak<State>, path: PathBuf) {
                 tracing::error!(
                     path = shown,
                     reason,
-                    "cannot use the authorization configuration; the former one stays"
+                    "cannot use the changed authorization configuration; keeping the current one"
                 );
             }
         }
@@ -111,6 +111,9 @@ impl AuthenticationFile {
 
     fn failed(state: &State, reason: &str) {
         state.metrics.reloaded_authentication(false);
-        tracing::error!(reason, "cannot use the authentication configuration; the former one stays");
+        tracing::error!(
+            reason,
+            "cannot use the changed authentication configuration; keeping the current one"
+        );
     }
 }

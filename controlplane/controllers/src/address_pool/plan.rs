@@ -49,7 +49,7 @@ pub(crate) fn choose_addresses(
     }
     let asked = service.spec.load_balancer_ip.as_deref().filter(|ip| !ip.is_empty());
     let asked: Option<IpAddr> = match asked.map(str::parse) {
-        Some(Err(_)) => return Err("loadBalancerIP is not an address".to_owned()),
+        Some(Err(_)) => return Err("loadBalancerIP is not an IP address".to_owned()),
         Some(Ok(address)) => Some(address),
         None => None,
     };
@@ -183,7 +183,7 @@ mod tests {
         for (ip, taken, why) in [
             ("192.0.2.11", &["192.0.2.11"][..], "belongs to another service or a node"),
             ("10.0.0.1", &[], "not in the address pool"),
-            ("x", &[], "not an address"),
+            ("x", &[], "not an IP address"),
             ("fd99::1", &[], "a family that the service does not have"),
         ] {
             let said = chosen(ask(ip), json!({}), taken).unwrap_err();

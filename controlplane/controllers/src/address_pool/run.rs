@@ -1,5 +1,5 @@
-//! Assigns pool addresses to LoadBalancer services, and chooses the node that announces each address. A single worker
-//! prevents that two services get the same address.
+//! Assigns pool addresses to LoadBalancer services, and chooses the node that announces each address. The controller
+//! has one worker, so that two services cannot get the same address.
 //!
 //! A node that does not renew its lease becomes not ready. Its services then move to other nodes.
 

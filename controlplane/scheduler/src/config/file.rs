@@ -137,7 +137,10 @@ pub(super) fn parse(text: &str) -> Result<SchedulerConfig, String> {
     }
     for field in WITHOUT_EFFECT {
         if value.as_object_mut().and_then(|file| file.remove(field)).is_some() {
-            tracing::warn!(field, "this field of the scheduler configuration has no effect");
+            tracing::warn!(
+                field,
+                "ignoring a field of the scheduler configuration; use the control plane's settings"
+            );
         }
     }
     let file: File = serde_json::from_value(value).map_err(|error| error.to_string())?;

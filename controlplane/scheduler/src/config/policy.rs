@@ -16,7 +16,7 @@ struct Policy {
     predicates: Option<Vec<Predicate>>,
     priorities: Option<Vec<Priority>>,
     hard_pod_affinity_symmetric_weight: Option<i64>,
-    /// Accepted without effect: all reasons of a filter are always reported.
+    /// Accepted without effect: the scheduler always reports all reasons of a filter.
     #[serde(rename = "alwaysCheckAllPredicates")]
     _check_all: Option<bool>,
 }

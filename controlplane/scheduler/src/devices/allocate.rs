@@ -17,7 +17,7 @@ use crate::snapshot::Facts;
 
 /// Maximum number of devices of a claim, as in the API.
 const MOST_DEVICES: usize = 32;
-/// Maximum number of devices that a search tries. Contradictory constraints would stop the scheduler without a limit.
+/// Maximum number of devices that a search tries. Without a limit, contradictory constraints would block the scheduler.
 const MOST_STEPS: usize = 20_000;
 
 /// A device that can be allocated.
@@ -36,7 +36,7 @@ pub(super) struct Allocator<'a> {
     in_use: &'a Allocated,
     node: &'a Facts,
     programs: HashMap<String, Result<Program, String>>,
-    /// The selected devices of each request, by its address: the search comes to a request many times.
+    /// Cache of the selected devices of each request, by the request's address. The search visits a request many times.
     selections: HashMap<*const Exact, Arc<[Candidate<'a>]>>,
     steps: usize,
 }
@@ -171,7 +171,7 @@ impl<'a> Allocator<'a> {
         for place in from..step.selected.len() {
             self.steps += 1;
             if self.steps > MOST_STEPS {
-                return Err("the search for devices takes too long".to_owned());
+                return Err("search for devices exceeded its limit; simplify the claims".to_owned());
             }
             let candidate = step.selected[place];
             let claim = step.first.claim;

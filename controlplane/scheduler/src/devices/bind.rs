@@ -33,7 +33,7 @@ pub(crate) async fn bind(
         if let Some(status) = status(&claim, pod, allocation.as_ref()) {
             let patch = json!({"metadata": version(&claim, &[]), "status": status});
             let patched = api.patch_status(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await?;
-            // A pod that uses the same claim may come before the watch shows it.
+            // Another pod with this claim may be scheduled before the watch delivers the claim.
             devices.apply(|state| state.update(key, patched));
         }
     }

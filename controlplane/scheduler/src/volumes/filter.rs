@@ -213,7 +213,7 @@ impl PodClaims {
     pub(super) fn choices(&self, node: &Facts) -> Result<Vec<(Key, Choice)>, &'static str> {
         let (selected, mut free): (Vec<&Waiting>, Vec<&Waiting>) =
             self.waiting.iter().partition(|waiting| waiting.claim.annotation(SELECTED_NODE).is_some());
-        // A provisioner is at work there.
+        // A provisioner already makes the volume for the selected node.
         if selected.iter().any(|waiting| waiting.claim.annotation(SELECTED_NODE) != Some(node.name.as_str()))
         {
             return Err(BIND_CONFLICT);

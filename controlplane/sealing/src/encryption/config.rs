@@ -130,7 +130,10 @@ fn kms(
         return Ok(same.clone());
     }
     if !names.insert(settings.name.clone()) {
-        return Err(at(format!("kms.name: {:?} has other settings elsewhere in the file", settings.name)));
+        return Err(at(format!(
+            "kms.name: {:?} occurs twice with different settings; entries of one name must be equal",
+            settings.name
+        )));
     }
     let started = Arc::new(Provider::Kms(Kms::start(settings)?));
     known.push(started.clone());
@@ -237,7 +240,9 @@ impl Pattern {
         match (plural, group) {
             ("*", "*") => Ok(Self::All),
             ("*", group) if text.contains('.') && !group.contains('*') => Ok(Self::Group(group.to_owned())),
-            ("", _) | ("*", _) => Err(format!("resources: {text:?} is no resource; all resources are *.*")),
+            ("", _) | ("*", _) => {
+                Err(format!("resources: {text:?} is not a resource; use *.* for all resources"))
+            }
             (plural, group) if plural.contains(['*', '/']) || group.contains('*') => {
                 Err(format!("resources: {text:?} has a wildcard that is not supported"))
             }

@@ -49,7 +49,7 @@ const SEEDS: usize = 1000;
 const WAITING: usize = 32;
 /// Interval of key checks. The first write after it asks the plugin for its key id, in the background.
 const CHECK: Duration = Duration::from_secs(60);
-/// Maximum bytes of the parts of an answer, as upstream.
+/// Maximum bytes of the parts of a response, as upstream.
 const MAX_KEY_ID: usize = 1 << 10;
 const MAX_SOURCE: usize = 1 << 10;
 const MAX_ANNOTATIONS: usize = 32 << 10;
@@ -280,7 +280,7 @@ async fn check(shared: &Shared, client: &Client, done: Option<mpsc::Sender<Resul
             tracing::warn!(
                 name = client.name(),
                 reason,
-                "a key management service failed; the former key stays"
+                "a key management service failed; keeping the current key"
             );
         }
         (None, Ok(())) => {}

@@ -25,7 +25,7 @@ pub(super) enum ClaimError {
     Expression(String),
     #[error("a rule is not satisfied: {0}")]
     Rule(String),
-    #[error("the expression {0:?} does not result in text")]
+    #[error("the expression {0:?} must evaluate to a non-empty string")]
     NoText(String),
 }
 

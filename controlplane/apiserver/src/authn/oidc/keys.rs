@@ -18,8 +18,8 @@ const LIMIT: usize = 1 << 20;
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Minimum time between two fetches. Anyone can send tokens with unknown keys.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// Maximum age of keys. The next token after it fetches them again, so that removed keys lose their trust. If the
-/// issuer does not answer, the old keys are kept.
+/// Maximum age of keys. The next token after it fetches the keys again, so that keys the issuer removed are rejected.
+/// If the issuer does not respond, the old keys are kept.
 const MAX_AGE: Duration = Duration::from_secs(3600);
 /// Maximum number of keys.
 const KEYS: usize = 100;
@@ -65,7 +65,7 @@ impl Keys {
         }
         let mut fetched = match self.fetched.try_lock() {
             Ok(fetched) => fetched,
-            // Another request fetches new keys; the old one is good until then.
+            // Another request is fetching the keys. Use the old ones until it has finished.
             Err(_) if key.is_some() => return Ok(key),
             Err(_) => self.fetched.lock().await,
         };

@@ -1,4 +1,4 @@
-//! Calls to the plugin. Its answers are not trusted: each has a limit on its duration and on its size.
+//! Calls to the plugin. The plugin is not trusted: the duration of each call and the size of each response are limited.
 
 use std::{future::Future, path::PathBuf};
 
@@ -10,7 +10,7 @@ use super::{
     v2::{self, key_management_service_client::KeyManagementServiceClient as Generated},
 };
 
-/// Maximum bytes of an answer.
+/// Maximum bytes of a response.
 const MAX_ANSWER: usize = 64 << 10;
 
 #[derive(Clone)]
@@ -72,7 +72,7 @@ impl Client {
     ) -> Result<T, String> {
         let answered = tokio::time::timeout(self.settings.timeout, call).await;
         let answered =
-            answered.map_err(|_elapsed| format!("no answer within {:?}", self.settings.timeout))?;
+            answered.map_err(|_elapsed| format!("no response within {:?}", self.settings.timeout))?;
         answered.map(tonic::Response::into_inner).map_err(|status| {
             let message: String = status.message().chars().take(200).collect();
             format!("{}: {message}", status.code())

@@ -1,5 +1,5 @@
-//! Addresses of load balancers that this node answers for in its network: the kernel answers ARP requests and neighbour
-//! solicitations for an address of the interface.
+//! Announced addresses of load balancers. The address is added to an interface of the node, so that the kernel answers
+//! its ARP requests and neighbour solicitations.
 //!
 //! The kernel removes such an address after its lifetime, unless the caller renews it. So a node without a running
 //! agent loses the address.
@@ -25,7 +25,11 @@ use crate::netns::Netns;
 ///
 /// # Errors
 /// When no interface fits, or netlink fails.
-pub async fn lend_address(address: IpAddr, node: Option<IpAddr>, lifetime: Duration) -> Result<(), Error> {
+pub async fn announce_address(
+    address: IpAddr,
+    node: Option<IpAddr>,
+    lifetime: Duration,
+) -> Result<(), Error> {
     let none = || Error::Changed {
         what: format!("the address {address}"),
         reason: "no interface of this node is in its network".to_owned(),
@@ -36,7 +40,7 @@ pub async fn lend_address(address: IpAddr, node: Option<IpAddr>, lifetime: Durat
     let present = links.addresses(&link).await?;
     let same = |present: &&Present| present.network.ip() == address;
     let is_new = !present.iter().any(|present| same(&present));
-    // Otherwise the lifetime would end an address of the node.
+    // The lifetime would remove the node's own address.
     if present.iter().filter(same).any(is_own) {
         return Err(Error::Changed {
             what: format!("the address {address}"),
@@ -44,7 +48,7 @@ pub async fn lend_address(address: IpAddr, node: Option<IpAddr>, lifetime: Durat
         });
     }
     let seconds = u32::try_from(lifetime.as_secs()).unwrap_or(u32::MAX);
-    links.lend_address(&link, address, seconds).await?;
+    links.add_expiring(&link, address, seconds).await?;
     if is_new {
         // The task ends by itself after some milliseconds.
         let _announcing = announce(Netns::open(Path::new("/proc/thread-self/ns/net"))?, &link, &[address]);
@@ -52,11 +56,11 @@ pub async fn lend_address(address: IpAddr, node: Option<IpAddr>, lifetime: Durat
     Ok(())
 }
 
-/// Removes the address from all interfaces. An absent address is no error, and an own one of the node stays.
+/// Removes the address from all interfaces. An absent address is no error. The node's own addresses are kept.
 ///
 /// # Errors
 /// When netlink fails.
-pub async fn take_back_address(address: IpAddr) -> Result<(), Error> {
+pub async fn withdraw_address(address: IpAddr) -> Result<(), Error> {
     let links = Links::here()?;
     while let Some(name) = interface_with(address) {
         let link = links.get(&name).await?;
@@ -69,7 +73,7 @@ pub async fn take_back_address(address: IpAddr) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether it is an address of the node itself: lent ones have a lifetime and no network.
+/// Whether it is the node's own address. Announced addresses have a lifetime and no network.
 fn is_own(present: &Present) -> bool {
     let alone = IpNetwork::from(present.network.ip()).prefix();
     present.flags.contains(AddressFlags::Permanent) || present.network.prefix() != alone
@@ -134,12 +138,12 @@ mod tests {
         };
         assert!(within("192.0.2.9", "192.0.2.1", "255.255.255.0"));
         assert!(!within("192.0.3.9", "192.0.2.1", "255.255.255.0"));
-        assert!(!within("192.0.2.1", "192.0.2.1", "255.255.255.255"), "a lent address is no network");
+        assert!(!within("192.0.2.1", "192.0.2.1", "255.255.255.255"), "an announced address is no network");
         assert!(within("fd99::9", "fd99::1", "ffff:ffff:ffff:ffff::"));
     }
 
     #[test]
-    fn a_lent_address_is_answered_for_and_ends_by_itself() {
+    fn an_announced_address_is_reachable_and_expires() {
         let test = std::thread::spawn(|| {
             unshare(CloneFlags::CLONE_NEWNET).expect("tests of the network need root");
             ip("link add name uplink0 type veth peer name uplink1");
@@ -148,27 +152,27 @@ mod tests {
             ip("addr add 192.0.2.1/24 dev uplink0");
             ip("addr add fd99::1/64 dev uplink0 nodad");
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            let lend = |address: &str| {
+            let announced = |address: &str| {
                 let address = address.parse().unwrap();
-                runtime.block_on(lend_address(address, None, Duration::from_secs(60)))
+                runtime.block_on(announce_address(address, None, Duration::from_secs(60)))
             };
-            assert!(lend("203.0.113.7").is_err(), "no interface is in its network");
+            assert!(announced("203.0.113.7").is_err(), "no interface is in its network");
             for address in ["192.0.2.77", "fd99::77"] {
-                lend(address).unwrap();
-                lend(address).unwrap();
+                announced(address).unwrap();
+                announced(address).unwrap();
                 let shown = ip("addr show dev uplink0");
                 let line =
                     shown.lines().skip_while(|line| !line.contains(&format!("{address}/"))).nth(1).unwrap();
                 assert!(line.contains("valid_lft 60sec") || line.contains("valid_lft 59sec"), "{line}");
             }
             for own in ["192.0.2.1", "fd99::1"] {
-                assert!(lend(own).is_err(), "an address of the node");
-                runtime.block_on(take_back_address(own.parse().unwrap())).unwrap();
+                assert!(announced(own).is_err(), "an address of the node");
+                runtime.block_on(withdraw_address(own.parse().unwrap())).unwrap();
                 assert!(ip("addr show dev uplink0").contains(&format!("{own}/")), "it stays");
             }
             assert!(ip("route get 192.0.2.50").contains("src 192.0.2.1"), "it is not a source");
             for address in ["192.0.2.77", "fd99::77"] {
-                runtime.block_on(take_back_address(address.parse().unwrap())).unwrap();
+                runtime.block_on(withdraw_address(address.parse().unwrap())).unwrap();
                 assert!(!ip("addr show dev uplink0").contains(address));
             }
         });
