@@ -15,6 +15,7 @@
 //! | commit | [`commit`]: the stored version; the cache has it when the write is answered |
 
 mod identity;
+mod limits;
 
 use std::sync::Arc;
 
@@ -62,11 +63,6 @@ pub(crate) enum Part {
     Internal,
 }
 
-/// Maximum bytes of an encoded object: a series of patches cannot grow it beyond what one request may send.
-const MAX_OBJECT: usize = 3 << 20;
-/// Maximum depth of an encoded object. The decoder reads 127 levels, and `managedFields` have the object's levels below
-/// four of their own. An object that cannot be read again would have no finalizers, no owners and no old values.
-const MAX_DEPTH: usize = 120;
 /// Maximum retries on a revision conflict.
 const RETRIES: usize = 16;
 /// Attempts to find a free name for generateName.
@@ -452,12 +448,8 @@ pub(crate) async fn commit(
         Some(object) => Some(encoded(kind, object).await.map_err(Failed::Other)?),
         None => None,
     };
-    if value.as_ref().is_some_and(|bytes| bytes.len() > MAX_OBJECT) {
-        return Err(Failed::Other(ApiError::too_large()));
-    }
-    if value.as_ref().is_some_and(|bytes| depth(bytes) > MAX_DEPTH) {
-        let why = format!("the object with its managedFields is nested more than {MAX_DEPTH} levels deep");
-        return Err(Failed::Other(ApiError::entity_too_large(why)));
+    if let Some(bytes) = &value {
+        limits::check(bytes).map_err(Failed::Other)?;
     }
     let stored = value.clone();
     match state.store.write(Write { key: key.clone(), expect, value, tier, guard }).await {
@@ -484,25 +476,6 @@ pub(crate) async fn commit(
         }
         Err(error) => Err(Failed::Other(error.into())),
     }
-}
-
-/// The depth of an encoded object.
-fn depth(json: &[u8]) -> usize {
-    let (mut depth, mut deepest, mut in_text, mut escaped) = (0_usize, 0, false, false);
-    for byte in json {
-        match byte {
-            _ if escaped => escaped = false,
-            b'\\' => escaped = in_text,
-            b'"' => in_text = !in_text,
-            b'{' | b'[' if !in_text => {
-                depth += 1;
-                deepest = deepest.max(depth);
-            }
-            b'}' | b']' if !in_text => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-    }
-    deepest
 }
 
 /// A field of the metadata as text.

@@ -1,5 +1,7 @@
 //! Values. Objects and lists of a request stay JSON; an element is converted when an expression reads it.
 
+mod json;
+
 use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -84,15 +86,6 @@ pub enum Key {
     /// `string`.
     String(String),
 }
-
-/// Maximum size of a result as JSON, in bytes of memory: objects have at most three megabytes of text.
-const MAX_JSON: usize = 64 << 20;
-
-/// Memory of a JSON value without its text, in bytes.
-const NODE_SIZE: usize = 32;
-
-/// Maximum depth of a result as JSON: below the limit of the decoder of stored objects.
-const MAX_JSON_DEPTH: usize = 100;
 
 /// Maximum depth of comparisons.
 const MAX_DEPTH: usize = 200;
@@ -411,85 +404,6 @@ impl<'a> Value<'a> {
             other => other.size() == Some(0),
         }
     }
-
-    /// The value as JSON. None if that is larger or deeper than allowed: a value can contain the same part many times,
-    /// for the cost of one, and JSON cannot.
-    pub fn to_limited_json(&self) -> Option<Json> {
-        self.weigh(&mut MAX_JSON.clone(), 0)?;
-        Some(self.to_json())
-    }
-
-    /// Subtracts the size as JSON. None if that is too large or too deep.
-    pub(crate) fn weigh(&self, left: &mut usize, depth: usize) -> Option<()> {
-        *left = left.checked_sub(NODE_SIZE)?;
-        if depth > MAX_JSON_DEPTH {
-            return None;
-        }
-        let below = depth + 1;
-        let size = match self {
-            Value::String(text) => text.len(),
-            Value::Bytes(bytes) => bytes.len().saturating_mul(2),
-            Value::Optional(Some(inner)) => return inner.weigh(left, below),
-            Value::List(list) => return list.iter().try_for_each(|item| item.weigh(left, below)),
-            Value::Map(map) => {
-                return map.iter().try_for_each(|(key, value)| {
-                    let name = if let Key::String(text) = key { text.len() } else { 0 };
-                    *left = left.checked_sub(name)?;
-                    value.weigh(left, below)
-                });
-            }
-            Value::Structure(structure) => return structure.weigh(left, below),
-            Value::JsonList(list, _) => {
-                return list.iter().try_for_each(|item| weigh_json(item, left, below));
-            }
-            Value::JsonMap(map, _) | Value::JsonObject(map, _) => return weigh_map(map, left, below),
-            _ => 0,
-        };
-        *left = left.checked_sub(size)?;
-        Some(())
-    }
-
-    /// The value as JSON, for messages and tests.
-    pub(crate) fn to_json(&self) -> Json {
-        match self {
-            Value::Bool(flag) => (*flag).into(),
-            Value::Int(number) => (*number).into(),
-            Value::Uint(number) => (*number).into(),
-            Value::Double(number) => (*number).into(),
-            Value::String(text) => text.as_ref().into(),
-            Value::Bytes(bytes) => base64::engine::general_purpose::STANDARD.encode(bytes).into(),
-            Value::Duration(nanoseconds) => duration::print(*nanoseconds).into(),
-            Value::Timestamp(at) => at.to_string().into(),
-            Value::Quantity(quantity) => quantity.to_string().into(),
-            Value::Optional(Some(inner)) => inner.to_json(),
-            Value::JsonList(list, _) => Json::Array(list.to_vec()),
-            Value::JsonMap(map, _) | Value::JsonObject(map, _) => Json::Object((*map).clone()),
-            Value::Structure(structure) => structure.to_json(),
-            Value::List(list) => list.iter().map(Value::to_json).collect(),
-            Value::Map(map) => {
-                Json::Object(map.iter().map(|(key, value)| (key.to_string(), value.to_json())).collect())
-            }
-            _ => Json::Null,
-        }
-    }
-}
-
-fn weigh_json(json: &Json, left: &mut usize, depth: usize) -> Option<()> {
-    let size = if let Json::String(text) = json { text.len() } else { 0 };
-    *left = left.checked_sub(NODE_SIZE + size)?;
-    match json {
-        _ if depth > MAX_JSON_DEPTH => None,
-        Json::Array(list) => list.iter().try_for_each(|item| weigh_json(item, left, depth + 1)),
-        Json::Object(map) => weigh_map(map, left, depth + 1),
-        _ => Some(()),
-    }
-}
-
-fn weigh_map(map: &Map<String, Json>, left: &mut usize, depth: usize) -> Option<()> {
-    map.iter().try_for_each(|(name, value)| {
-        *left = left.checked_sub(name.len())?;
-        weigh_json(value, left, depth)
-    })
 }
 
 fn from_text<'a>(text: &'a str, kind: &Type) -> Value<'a> {

@@ -7,6 +7,8 @@ use crate::role::progress;
 /// Removes the cluster, and everything that was made for it.
 pub(super) async fn run(roots: &Roots, name: &Name) -> anyhow::Result<()> {
     if !roots.has_directory(name) {
+        // A `create` that was killed early left the directory of all clusters, which is empty.
+        roots.remove_if_empty()?;
         return super::super::print(&format!("there is no cluster {name}\n"));
     }
     let lock = roots.lock_cluster(name)?;

@@ -1,0 +1,40 @@
+//! Limits on the size and depth of an encoded object.
+
+use crate::error::{ApiError, Result};
+
+/// Maximum bytes of an encoded object: a series of patches cannot grow it beyond what one request may send.
+const MAX_OBJECT: usize = 3 << 20;
+/// Maximum depth of an encoded object. The decoder reads 127 levels, and `managedFields` have the object's levels below
+/// four of their own. An object that cannot be read again would have no finalizers, no owners and no old values.
+const MAX_DEPTH: usize = 120;
+
+/// Refuses an object that is too large or too deep.
+pub(super) fn check(encoded: &[u8]) -> Result<()> {
+    if encoded.len() > MAX_OBJECT {
+        return Err(ApiError::too_large());
+    }
+    if depth(encoded) > MAX_DEPTH {
+        let why = format!("the object with its managedFields is nested more than {MAX_DEPTH} levels deep");
+        return Err(ApiError::entity_too_large(why));
+    }
+    Ok(())
+}
+
+/// The depth of an encoded object.
+fn depth(json: &[u8]) -> usize {
+    let (mut depth, mut deepest, mut in_text, mut escaped) = (0_usize, 0, false, false);
+    for byte in json {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = in_text,
+            b'"' => in_text = !in_text,
+            b'{' | b'[' if !in_text => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b'}' | b']' if !in_text => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    deepest
+}
