@@ -21,7 +21,7 @@ CI = HERE / "ci.txt"
 
 # Marks of specs outside the conformance suite that do not run in parallel with others, or need a cloud, a driver or a
 # feature gate that is off by default.
-OTHER_LEFT_OUT = re.compile(r"\[(Conformance|Slow|Serial|Disruptive|Flaky|Deprecated|Alpha|BetaOffByDefault|LinuxOnly:Windows|"
+OTHER_LEFT_OUT = re.compile(r"\[(Conformance|Slow|Serial|Disruptive|Flaky|Deprecated|Alpha|BetaOffByDefault|"
                             r"sig-(windows|cloud-provider|cloud-provider-gcp|autoscaling)|Driver:|"
                             r"Feature:(?!(IPv6DualStack|NetworkPolicy|SCTPConnectivity|Networking-IPv4|Networking-DNS|HPA|Ingress)\]))")
 
