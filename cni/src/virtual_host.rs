@@ -59,7 +59,9 @@ impl HostNetwork {
         links.claim_bridge(&self.bridge, &self.gateways).await?;
         let wanted = link::Bridge { ours: true, ..link::Bridge::default() };
         let (bridge, _) = links.ensure_bridge(&self.bridge, wanted).await?;
+        coracle_fault::point("host-network.bridge-marked");
         links.ensure_addresses(&bridge, &self.gateways).await?;
+        coracle_fault::point("host-network.bridge-addressed");
         sysctl::forwarding(&self.gateways)?;
         commit(masquerade(&self.table, &self.gateways), "set up address translation")
     }
@@ -70,6 +72,7 @@ impl HostNetwork {
     /// When the bridge does not exist, or the namespace or its interface cannot be made.
     pub async fn connect(&self, host: &VirtualHost) -> Result<(), Error> {
         make_namespace(&host.namespace)?;
+        coracle_fault::point("host.namespace-made");
         let netns = Netns::open(&host.namespace)?;
         loopback_up(&netns).await?;
         let setup = Setup {
@@ -87,6 +90,7 @@ impl HostNetwork {
         let pair =
             Pair { host: &host.port, inside: INSIDE, bridge: bridge.index, mtu: None, mac: random_mac() };
         links.add_pair(&pair, &netns).await?;
+        coracle_fault::point("host.interface-made");
         setup.apply(&netns, INSIDE).await?;
         Ok(())
     }
@@ -111,6 +115,8 @@ impl HostNetwork {
             links.delete(&host.port).await?;
             remove_namespace(&host.namespace)?;
         }
+        // `ensure` marks the bridge after it made it, and may have been killed in between.
+        links.claim_bridge(&self.bridge, &self.gateways).await?;
         if links.find_ours(&self.bridge).await?.is_some() {
             links.delete_bridge(&self.bridge).await?;
         }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -170,16 +171,34 @@ fn a_killed_create_is_removed_completely() {
         let before = Trace::of(machine);
         let clusters = Clusters::of(machine);
         let name = format!("t{}k", std::process::id());
-        for millis in [5, 20, 60, 150, 400, 900] {
+        let remove = |killed: &str| {
+            clusters.run(&["delete", &name]);
+            assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new(), "killed {killed}");
+            assert_eq!(cgroups(&name), Vec::<PathBuf>::new(), "killed {killed}");
+            assert!(!clusters.state.exists() && !clusters.run.exists(), "killed {killed}");
+        };
+        let create = || {
             let mut create = clusters.command(&["create", &name, "--nodes", "2"]);
-            let mut create = create.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+            create.stdout(Stdio::null()).stderr(Stdio::null());
+            create
+        };
+        for point in [
+            "bridge.made",
+            "host-network.bridge-marked",
+            "host-network.bridge-addressed",
+            "host.namespace-made:2",
+            "host.interface-made",
+        ] {
+            let status = create().env("CORACLE_FAULT", point).status().unwrap();
+            assert_eq!(status.signal(), Some(nix::libc::SIGABRT), "{point} is passed");
+            remove(&format!("at {point}"));
+        }
+        for millis in [5, 20, 60, 150, 400, 900] {
+            let mut create = create().spawn().unwrap();
             std::thread::sleep(Duration::from_millis(millis));
             create.kill().unwrap();
             create.wait().unwrap();
-            clusters.run(&["delete", &name]);
-            assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new(), "killed after {millis} ms");
-            assert_eq!(cgroups(&name), Vec::<PathBuf>::new(), "killed after {millis} ms");
-            assert!(!clusters.state.exists() && !clusters.run.exists(), "killed after {millis} ms");
+            remove(&format!("after {millis} ms"));
         }
     });
 }
