@@ -211,8 +211,8 @@ fn received(reply: &Message, client: IpAddr, is_tcp: bool) -> Received {
     Received { is_tcp, is_ipv4: client.is_ipv4(), kind }
 }
 
-/// Whether an interface of this machine has the address. A failed bind refutes that at less cost; with
-/// `ip_nonlocal_bind`, a successful one does not prove it.
+/// Whether an interface of this machine has the address. If a bind to the address fails, no interface has it, and the
+/// interfaces need not be listed. A bind that succeeds is no proof: it also succeeds with the sysctl `ip_nonlocal_bind`.
 fn is_here(address: IpAddr) -> bool {
     StdUdpSocket::bind((address, 0)).is_ok() && is_of_interface(address)
 }
@@ -229,7 +229,7 @@ fn is_of_interface(address: IpAddr) -> bool {
 fn bound(address: SocketAddr, kind: SockType) -> nix::Result<std::os::fd::OwnedFd> {
     let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let descriptor = socket(family, kind, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?;
-    // For TCP: connections of an earlier process may still end. For UDP it would permit a second socket.
+    // TCP needs it while connections of an earlier process are closing. With UDP it would permit a second server.
     if kind == SockType::Stream {
         setsockopt(&descriptor, sockopt::ReuseAddr, &true)?;
     }

@@ -16,8 +16,8 @@ use crate::packet::Packet;
 /// Bit of a connection's mark: the policies do not allow it.
 pub(crate) const FORBIDDEN: u32 = 0x2000_0000;
 
-/// Maximum addresses whose connections are listed one address after the other. Each takes two lists of the kernel, so
-/// for more addresses the list of all connections is shorter.
+/// Up to this number of addresses, the connections of each address are listed separately, with two requests to the
+/// kernel. For more addresses one list of all connections is faster.
 const ADDRESSES_MAX: usize = 16;
 
 /// Numbers of connections that were judged.

@@ -42,7 +42,7 @@ pub(crate) struct PortId<'a> {
     pub(crate) is_ipv4: bool,
 }
 
-/// The endpoints of a service port. `by_topology`: hints count.
+/// The endpoints of a service port. With `by_topology`, only those whose topology hints fit.
 pub(crate) fn choose(
     slices: &[Arc<EndpointSlice>],
     port: PortId<'_>,

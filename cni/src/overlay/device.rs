@@ -58,7 +58,8 @@ pub(crate) fn set(index: u32, device: &Device) -> RouteNetlinkMessage {
     RouteNetlinkMessage::NewLink(message)
 }
 
-/// A VXLAN device without a VNI, which the kernel always refuses.
+/// A request for a VXLAN device without a VNI. The kernel refuses it always, and the error tells whether it knows the
+/// type.
 pub(crate) fn impossible() -> RouteNetlinkMessage {
     let mut message = LinkMessage::default();
     message.attributes.push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Vxlan)]));

@@ -21,7 +21,7 @@ use crate::{
 /// Maximum bytes of a manager's name. Source: `validation.FieldManagerMaxLength`.
 const MAX_NAME: usize = 128;
 
-/// How a write came to its object.
+/// The kind of a write request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Writer {
     /// The writer owns what it changes.
@@ -68,8 +68,8 @@ pub(crate) fn record_create(call: &Call, object: &mut Value) {
     set(object, &managers);
 }
 
-/// Records the owner of the fields that an update changed. `requested` is `managedFields` of the request: a client may
-/// change them, except through a subresource, and clears them with one empty entry.
+/// Records the owner of the fields that an update changed. `requested` is `managedFields` of the request. A client may
+/// change it, but not through a subresource. A list with one empty entry clears it.
 pub(crate) fn record_update(call: &Call, old: &Value, new: &mut Value, requested: Option<&Value>) {
     let stored = || Managers::from_json(&old["metadata"]["managedFields"]).unwrap_or_default();
     let managers = match requested {
@@ -121,7 +121,7 @@ pub(crate) fn merge(kind: &Resource, live: &Value, mut config: Value) -> std::re
     let request = ApplyRequest { live, config: &config, manager: "admission-policy", force: true };
     let applied = updater.apply(request, Managers::default()).map_err(|error| error.to_string())?;
     let mut object = applied.object;
-    // The owners are those of before: admission is no owner.
+    // Keep the owners as they were before admission, which owns no fields.
     if let Some(metadata) = metadata_mut(&mut object) {
         match &live["metadata"]["managedFields"] {
             Value::Null => metadata.remove("managedFields"),

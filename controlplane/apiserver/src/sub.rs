@@ -21,7 +21,7 @@ use crate::{
     error::{ApiError, Result},
 };
 
-/// The body as the kind that the called subresource speaks.
+/// Decodes the body as the kind of the called subresource. Also returns warnings.
 pub(crate) fn body_of(call: &Call) -> Result<(Value, Vec<String>)> {
     let name = call.resource.subresource.as_str();
     let sub = call.kind.subresource(name).ok_or_else(ApiError::no_resource)?;

@@ -64,7 +64,7 @@ pub(crate) fn plan(snapshot: Snapshot<'_>) -> Plan {
     let mut plan = Plan::default();
     let own = sort_out(deployment, selector, sets, &mut plan);
     if !plan.adopt.is_empty() || !plan.release.is_empty() {
-        // Adopted sets count from the next reconcile on, which the adoption causes.
+        // The adoption causes another reconcile, which counts the adopted sets.
         return plan;
     }
     let history = History::of(deployment, own);

@@ -123,7 +123,7 @@ pub(super) struct VolumeCount {
     pub(super) count: Option<i32>,
 }
 
-/// Capacity that can be provisioned of a class for some nodes.
+/// How much storage of a class can be provisioned for some nodes (CSIStorageCapacity).
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct Capacity {
@@ -156,7 +156,7 @@ pub(super) struct AttachmentSource {
     pub(super) persistent_volume_name: Option<String>,
 }
 
-/// A kind that is kept without the parts of its metadata that scheduling does not read.
+/// A kind that the cache stores without the metadata that scheduling does not read.
 pub(super) trait Slim: PartialEq {
     /// Removes fields whose change does not matter.
     fn slim(&mut self);

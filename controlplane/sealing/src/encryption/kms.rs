@@ -313,7 +313,7 @@ fn decrypt(
             shared.keep(encrypted.clone(), source.clone());
         }
         for caller in shared.running().remove(&encrypted).into_iter().flatten() {
-            // A caller that does not wait any more is no failure.
+            // Sending fails if the caller no longer waits. This is not an error.
             let _ = caller.send(source.clone());
         }
     });

@@ -35,7 +35,7 @@ impl Admit for MutatingPolicies {
             return Ok(());
         }
         let before = object.clone();
-        // Policies that may run again, with the object that they left.
+        // Policies that may be evaluated again, each with the object as it was after their evaluation.
         let mut called: Vec<(&Bound<MutatingPolicy>, Value)> = Vec::new();
         for bound in policies.iter() {
             if apply(state, bound, attributes, object).await? && bound.policy.rules.again {
@@ -162,7 +162,7 @@ fn patched(
     let new = match patch {
         Patch::Json(operations) => match patch::json(object, &operations) {
             Ok(new) => new,
-            // A patch whose test fails is not applied. That is no error.
+            // If a `test` operation of the patch fails, the patch is not applied. This is not an error.
             Err(error) if error.to_string().contains("value did not match") => return Ok(object.clone()),
             Err(error) => return Err(format!("JSON Patch: {error}")),
         },
