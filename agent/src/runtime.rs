@@ -3,6 +3,7 @@
 //! Two types implement them: [`InProcess`], the cri crate in this process (no gRPC, no serialization), and [`Remote`],
 //! a CRI client for another runtime (`--container-runtime-endpoint`: containerd, CRI-O).
 
+mod deadline;
 mod error;
 mod relist;
 mod remote;
@@ -21,7 +22,7 @@ use hyper::body::Incoming;
 use tokio::sync::watch;
 use tonic::{Request, Response as Answer, Status};
 
-use remote::Limited;
+use deadline::Limited;
 
 pub use error::RuntimeError;
 pub use remote::{ConnectError, Remote};
@@ -67,7 +68,7 @@ macro_rules! calls {
             $(async fn $call(&self, request: cri::$request) -> Result<cri::$response, RuntimeError> {
                 let limit = request.limit();
                 let mut client = self.$client.clone();
-                remote::within(limit, stringify!($call), client.$call(request)).await
+                deadline::within(limit, stringify!($call), client.$call(request)).await
             })*
         }
     };

@@ -35,7 +35,8 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use coracle_agent::Identity;
 
-use file::{File, Tables};
+use file::File;
+use nearest::Tables;
 use sources::Sources;
 use table::{Table, settings};
 

@@ -3,8 +3,7 @@
 
 pub(crate) mod cache;
 pub(crate) mod exec;
-
-use std::path::PathBuf;
+mod parameters;
 
 use serde_json::{Map, Value};
 use tracing::debug;
@@ -19,19 +18,10 @@ use crate::spec::result::Answer;
 use crate::spec::{Command, Version};
 use exec::Executables;
 
+pub(crate) use parameters::Parameters;
+
 /// "Try again later" (section 5, "Error"). Our own executables return it for a full range, too.
 const TRY_AGAIN: u32 = 11;
-
-/// Parameters of one attachment. ADD, DEL and CHECK get the same.
-#[derive(Debug, Clone)]
-pub(crate) struct Parameters {
-    pub(crate) container_id: String,
-    pub(crate) netns: Option<PathBuf>,
-    pub(crate) ifname: String,
-    /// `CNI_ARGS`.
-    pub(crate) args: String,
-    pub(crate) capabilities: Capabilities,
-}
 
 /// Where a plugin and its IPAM plugin run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -169,11 +159,6 @@ impl Invoker<'_> {
         debug!(plugin = request.kind(), command = request.command.name(), id = request.container_id, "CNI");
         run(self.host, self.executables, request.kind(), request).await
     }
-}
-
-/// Whether all plugins of the list are our own: they run in process, and their DEL works in any order.
-pub(crate) fn is_own(list: &List) -> bool {
-    list.kinds().all(|kind| Kind::parse(kind).is_some())
 }
 
 /// Whether the plugin and its IPAM plugin are our own.

@@ -23,7 +23,7 @@ use crate::firewall::Firewall;
 use crate::host::Host;
 use crate::invoke::cache::{Cache, Entry};
 use crate::invoke::exec::Executables;
-use crate::invoke::{self, Invoker, Parameters};
+use crate::invoke::{Invoker, Parameters};
 use crate::link::inside;
 use crate::name_lock::{NameLocks, SharedName};
 use crate::netns::{self, Netns};
@@ -230,7 +230,7 @@ impl Network {
     /// Whether a plugin of the network is an executable: changes of its state are only visible by
     /// [`status`](Self::status).
     pub async fn has_others(&self) -> bool {
-        self.inner.state.read().await.list.as_deref().is_some_and(|list| !invoke::is_own(list))
+        self.inner.state.read().await.list.as_deref().is_some_and(|list| !list.is_own())
     }
 
     /// Notifies when the result of [`status`](Self::status) may have changed: after a change of the configuration, or
@@ -274,7 +274,7 @@ impl Network {
         coracle_fault::point("network.recorded");
         drop(claiming);
         drop(recording);
-        let _shared = invoke::is_own(&entry.list).then_some(state);
+        let _shared = entry.list.is_own().then_some(state);
         let invoker = self.invoker();
         let (loopback, added) = tokio::join!(self.loopback(&entry.at), invoker.add(&entry.list, &entry.at));
         let given = loopback.and(added).and_then(|answer| {
@@ -309,7 +309,7 @@ impl Network {
             self.ready().map_err(|reason| Error::NotReady { reason })?;
             let no_range = || Error::NotReady { reason: default::NO_RANGE.to_owned() };
             let list = state.list.clone().ok_or_else(no_range)?;
-            if invoke::is_own(&list) || recording.is_some() {
+            if list.is_own() || recording.is_some() {
                 return Ok(CurrentList { list, state, recording });
             }
             // GC may take long, and needs the state to end. The list may change in the meantime.
@@ -331,7 +331,7 @@ impl Network {
         let shared = self.inner.state.read().await;
         match self.inner.cache.get(id) {
             Some(Entry { list, at, result: Some(result), .. }) => {
-                let _shared = invoke::is_own(&list).then_some(shared);
+                let _shared = list.is_own().then_some(shared);
                 self.invoker().check(&list, &at, &result).await
             }
             _ => Ok(()),
@@ -359,7 +359,7 @@ impl Network {
     pub async fn release(&self, id: &str) -> Result<(), Error> {
         let inner = &self.inner;
         let Some(entry) = inner.cache.get(id) else { return Ok(()) };
-        if !invoke::is_own(&entry.list) {
+        if !entry.list.is_own() {
             return self.del(id).await;
         }
         // From here on GC does not restore its host ports.
@@ -385,7 +385,7 @@ impl Network {
         let shared = self.inner.state.read().await;
         // From here on GC restores nothing of it.
         self.inner.cache.leave(&entry.at.container_id);
-        let _shared = invoke::is_own(&entry.list).then_some(shared);
+        let _shared = entry.list.is_own().then_some(shared);
         self.give_back(entry).await
     }
 

@@ -59,9 +59,9 @@ impl HostNetwork {
         links.claim_bridge(&self.bridge, &self.gateways).await?;
         let wanted = link::Bridge { ours: true, ..link::Bridge::default() };
         let (bridge, _) = links.ensure_bridge(&self.bridge, wanted).await?;
-        coracle_fault::point("host-network.bridge-marked");
+        coracle_fault::point("virtual-host.bridge-marked");
         links.ensure_addresses(&bridge, &self.gateways).await?;
-        coracle_fault::point("host-network.bridge-addressed");
+        coracle_fault::point("virtual-host.bridge-addressed");
         sysctl::forwarding(&self.gateways)?;
         commit(masquerade(&self.table, &self.gateways), "set up address translation")
     }
@@ -72,7 +72,7 @@ impl HostNetwork {
     /// When the bridge does not exist, or the namespace or its interface cannot be made.
     pub async fn connect(&self, host: &VirtualHost) -> Result<(), Error> {
         make_namespace(&host.namespace)?;
-        coracle_fault::point("host.namespace-made");
+        coracle_fault::point("virtual-host.namespace-made");
         let netns = Netns::open(&host.namespace)?;
         loopback_up(&netns).await?;
         let setup = Setup {
@@ -90,7 +90,7 @@ impl HostNetwork {
         let pair =
             Pair { host: &host.port, inside: INSIDE, bridge: bridge.index, mtu: None, mac: random_mac() };
         links.add_pair(&pair, &netns).await?;
-        coracle_fault::point("host.interface-made");
+        coracle_fault::point("virtual-host.interface-made");
         setup.apply(&netns, INSIDE).await?;
         Ok(())
     }

@@ -9,9 +9,10 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     config::ControlPlaneConfig,
+    error::Error,
+    host_name::host_name,
     leader::{Candidate, LeaderElection},
     pki::Pki,
-    start::{Error, host_name},
 };
 
 /// An API server of another program, such as kube-apiserver.

@@ -12,7 +12,19 @@ use coracle_scheduler::SchedulerConfig;
 use ipnetwork::{IpNetwork, Ipv4Network};
 
 use crate::leader::LeaderElection;
-use crate::store::EtcdConfig;
+
+/// Connection to etcd.
+#[derive(Clone, Debug)]
+pub struct EtcdConfig {
+    /// URLs of etcd's members.
+    pub servers: Vec<String>,
+    /// Prefix of all keys. Clusters that share one etcd have different prefixes.
+    pub prefix: String,
+    /// Authorities of etcd's certificates.
+    pub ca_file: Option<PathBuf>,
+    /// The client certificate and its key.
+    pub identity: Option<(PathBuf, PathBuf)>,
+}
 
 /// Configuration of the control plane.
 #[derive(Clone, Debug)]

@@ -14,6 +14,8 @@
 mod backup;
 mod clients;
 mod config;
+mod error;
+mod host_name;
 mod kubeconfig;
 mod leader;
 pub mod pki;
@@ -23,14 +25,15 @@ mod tls;
 
 pub use backup::{BackupError, BackupFile, offline_backup, restore_backup};
 pub use clients::{ExternalServer, run_clients};
-pub use config::{ControlPlaneConfig, EncryptionFile};
+pub use config::{ControlPlaneConfig, EncryptionFile, EtcdConfig};
 pub use coracle_apiserver::{
     AuditConfig, AuditLogOptions, AuditWebhookConfig, AuthorizationConfig, BACKUP_PATH, PluginSelection,
     RequestHeaderConfig, TokenWebhookConfig,
 };
 pub use coracle_controllers::ControllerSelection;
 pub use coracle_scheduler::SchedulerConfig;
+pub use error::Error;
 pub use leader::LeaderElection;
 pub use pki::Pki;
-pub use start::{ControlPlane, Error, NodeIdentity, start};
-pub use store::{EtcdConfig, OpenStoreError};
+pub use start::{ControlPlane, NodeIdentity, start};
+pub use store::OpenStoreError;

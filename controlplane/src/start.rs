@@ -8,9 +8,9 @@ use std::{
 };
 
 use coracle_apiserver::{
-    Apiserver, ApiserverConfig, FrontProxy, KubeletTls, OpenError, ServiceRange, ServiceRanges, User,
+    Apiserver, ApiserverConfig, FrontProxy, KubeletTls, ServiceRange, ServiceRanges, User,
 };
-use coracle_controllers::{AccountTokenSigner, ControllersConfig, SignError, Signer};
+use coracle_controllers::{AccountTokenSigner, ControllersConfig, Signer};
 use coracle_sealing::Encryption;
 use ipnetwork::IpNetwork;
 use nix::net::if_::InterfaceFlags;
@@ -20,52 +20,16 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     clients::Clients,
     config::ControlPlaneConfig,
+    error::Error,
+    host_name::host_name,
     kubeconfig,
     pki::{self, Leaf, Pki, PkiError, Usage},
-    store::{self, OpenStoreError, Opened},
-    tls::{self, TlsError},
+    store::{self, Opened},
+    tls,
 };
 
 const DOMAIN: &str = "cluster.local";
 const LOOPBACK: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
-
-/// The control plane did not start.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The store cannot be used.
-    #[error("the control plane cannot use its store")]
-    Store(#[source] OpenStoreError),
-    /// The cluster's keys and certificates cannot be used.
-    #[error("the control plane cannot use its keys and certificates")]
-    Pki(#[source] PkiError),
-    /// Certificates cannot be used for TLS.
-    #[error("the control plane cannot set up TLS")]
-    Tls(#[source] TlsError),
-    /// The authority of the authenticating proxy cannot be read.
-    #[error("cannot read requestheader-client-ca-file {path}")]
-    ClientAuthority {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The CA cannot sign certificate requests.
-    #[error("the cluster's authority cannot sign")]
-    Signer(#[source] SignError),
-    /// The API server cannot listen on its address.
-    #[error("the API server cannot listen on {address}")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The API server cannot start.
-    #[error("the API server cannot start")]
-    Apiserver(#[source] OpenError),
-}
 
 /// A running control plane.
 pub struct ControlPlane {
@@ -343,13 +307,6 @@ fn is_virtual(sys: &Path, interface: &str) -> bool {
     let uevent = std::fs::read_to_string(directory.join("uevent")).unwrap_or_default();
     let kind = uevent.lines().find_map(|line| line.strip_prefix("DEVTYPE="));
     matches!(kind, Some("bridge" | "vxlan" | "wireguard")) || directory.join("tun_flags").exists()
-}
-
-pub(crate) fn host_name() -> Option<String> {
-    let name = nix::unistd::gethostname().ok()?.into_string().ok()?;
-    let valid =
-        !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-.".contains(&byte));
-    valid.then(|| name.to_ascii_lowercase())
 }
 
 // === impl ControlPlane ===

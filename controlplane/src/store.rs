@@ -14,7 +14,7 @@ use coracle_store::{
 };
 
 use crate::{
-    config::{ControlPlaneConfig, EncryptionFile},
+    config::{ControlPlaneConfig, EncryptionFile, EtcdConfig},
     pki::{Pki, PkiError},
 };
 
@@ -24,19 +24,6 @@ pub(crate) const KEY_FILE: &str = "sealing.key";
 const SECRETS: &str = "/secrets/";
 /// The key of the authority's fingerprint in etcd. It has no `/`, so no object has this key.
 const AUTHORITY: &str = "authority";
-
-/// Connection to etcd.
-#[derive(Clone, Debug)]
-pub struct EtcdConfig {
-    /// URLs of etcd's members.
-    pub servers: Vec<String>,
-    /// Prefix of all keys. Clusters that share one etcd have different prefixes.
-    pub prefix: String,
-    /// Authorities of etcd's certificates.
-    pub ca_file: Option<PathBuf>,
-    /// The client certificate and its key.
-    pub identity: Option<(PathBuf, PathBuf)>,
-}
 
 /// The store cannot be used.
 #[derive(Debug, thiserror::Error)]

@@ -16,7 +16,7 @@ use tokio::time::timeout;
 
 use crate::cache::{Cache, Cached, Question};
 use crate::exchange::exchange;
-use crate::metrics::Metrics;
+use crate::metrics::{CacheSize, Metrics};
 use crate::servers::{Server, Servers, StubDomain};
 
 /// Time in which a server must answer.
@@ -51,6 +51,12 @@ impl Drop for PendingQuery {
 
 // === impl Upstream ===
 
+impl CacheSize for Upstream {
+    fn cached_answers(&self) -> [usize; 2] {
+        self.cache().counts()
+    }
+}
+
 impl Upstream {
     /// Forwards to the servers of the file, which is read again when it changes, and to those of stub domains. `own`:
     /// addresses of this server; queries are never sent to them.
@@ -66,11 +72,6 @@ impl Upstream {
 
     fn asked(&self) -> MutexGuard<'_, HashMap<Question, Outcome>> {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Number of cached answers with records, and number of negative answers.
-    pub(crate) fn cached_answers(&self) -> [usize; 2] {
-        self.cache().counts()
     }
 
     /// Whether the question is a probe of this server that another server forwarded back.

@@ -2,13 +2,11 @@
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{OnceLock, Weak};
 use std::time::Duration;
 
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::RecordType;
-
-use crate::forward::Upstream;
 
 /// Transport protocols of queries.
 const PROTOCOLS: [&str; 2] = ["udp", "tcp"];
@@ -37,7 +35,13 @@ pub struct Metrics {
     forwarded: AtomicU64,
     upstream_failures: AtomicU64,
     rejects: AtomicU64,
-    upstream: OnceLock<std::sync::Mutex<Weak<Upstream>>>,
+    cache: OnceLock<std::sync::Mutex<Option<Weak<dyn CacheSize>>>>,
+}
+
+/// A cache of answers.
+pub(crate) trait CacheSize: Send + Sync {
+    /// Number of cached answers with records, and number of cached negative answers.
+    fn cached_answers(&self) -> [usize; 2];
 }
 
 /// A query that was received.
@@ -52,10 +56,10 @@ pub(crate) struct Received {
 // === impl Metrics ===
 
 impl Metrics {
-    /// Sets the forwarder whose cache size the metrics report.
-    pub(crate) fn show_cache_of(&self, upstream: &Arc<Upstream>) {
-        let shown = self.upstream.get_or_init(std::sync::Mutex::default);
-        *shown.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Arc::downgrade(upstream);
+    /// Sets the cache whose size the metrics report.
+    pub(crate) fn show_size_of(&self, cache: Weak<dyn CacheSize>) {
+        let shown = self.cache.get_or_init(std::sync::Mutex::default);
+        *shown.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(cache);
     }
 
     pub(crate) fn answered(&self, received: Received, code: ResponseCode, took: Duration) {
@@ -156,10 +160,11 @@ impl Metrics {
 
     fn render_cache(&self, out: &mut String) {
         let labels = |kind| format!("server=\"dns://:53\",type=\"{kind}\",view=\"\",zones=\".\"");
-        let shown = self.upstream.get();
-        let upstream =
-            shown.and_then(|shown| shown.lock().unwrap_or_else(std::sync::PoisonError::into_inner).upgrade());
-        let entries = upstream.map_or([0, 0], |upstream| upstream.cached_answers());
+        let shown = self.cache.get();
+        let shown = shown.and_then(|shown| {
+            shown.lock().unwrap_or_else(std::sync::PoisonError::into_inner).as_ref()?.upgrade()
+        });
+        let entries = shown.map_or([0, 0], |cache| cache.cached_answers());
         let name = "coredns_cache_entries";
         head(out, name, "gauge", "Cached answers");
         for (kind, count) in ["success", "denial"].iter().zip(entries) {

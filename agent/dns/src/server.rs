@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket as StdUdpSocket};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use hickory_proto::op::Message;
@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 
 use crate::forward::Upstream;
 use crate::limit::Limit;
-use crate::metrics::Received;
+use crate::metrics::{CacheSize, Received};
 use crate::reply::{Reply, encode, reply, udp_size};
 use crate::tcp;
 use crate::zone::Zone;
@@ -57,7 +57,7 @@ impl Server {
     #[must_use]
     pub fn new(zone: Zone, upstream: Upstream, clients: watch::Receiver<Vec<IpNetwork>>) -> Self {
         let upstream = Arc::new(upstream);
-        upstream.metrics.show_cache_of(&upstream);
+        upstream.metrics.show_size_of(Arc::downgrade(&upstream) as Weak<dyn CacheSize>);
         Self {
             zone,
             upstream,
@@ -150,14 +150,18 @@ impl Server {
             };
             let server = Arc::clone(&self);
             tokio::spawn(async move {
-                tcp::serve(&server, stream, client.ip()).await;
+                let answer = |query: Vec<u8>| {
+                    let server = Arc::clone(&server);
+                    async move { server.answer(&query, client.ip()).await }
+                };
+                tcp::serve(stream, answer).await;
                 drop(permit);
             });
         }
     }
 
     /// The reply to a query by TCP.
-    pub(crate) async fn answer(&self, query: &[u8], client: IpAddr) -> Option<Vec<u8>> {
+    async fn answer(&self, query: &[u8], client: IpAddr) -> Option<Vec<u8>> {
         let began = Instant::now();
         let message = match reply(query, &self.zone, &self.upstream) {
             Reply::Nothing => return None,

@@ -1,13 +1,10 @@
 //! A connection of a client: messages with their length before them (RFC 7766).
 
-use std::net::IpAddr;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
-
-use crate::server::Server;
 
 /// Time without a query after which the connection is closed.
 const IDLE: Duration = Duration::from_secs(10);
@@ -16,10 +13,14 @@ const SEND: Duration = Duration::from_secs(5);
 /// Largest query that is read.
 const QUERY_MAX: u16 = 4096;
 
-/// Answers the queries of a connection, one after the other, until it ends.
-pub(crate) async fn serve(server: &Server, mut stream: TcpStream, client: IpAddr) {
+/// Answers the queries of a connection, one after the other, until it ends. `answer` returns the reply to a query; without one
+/// the connection ends.
+pub(crate) async fn serve<F>(mut stream: TcpStream, answer: impl Fn(Vec<u8>) -> F)
+where
+    F: Future<Output = Option<Vec<u8>>>,
+{
     while let Ok(Some(query)) = timeout(IDLE, read(&mut stream)).await {
-        let Some(reply) = server.answer(&query, client).await else { return };
+        let Some(reply) = answer(query).await else { return };
         let Ok(length) = u16::try_from(reply.len()) else { return };
         let message = [&length.to_be_bytes()[..], &reply].concat();
         if !matches!(timeout(SEND, stream.write_all(&message)).await, Ok(Ok(()))) {

@@ -15,7 +15,7 @@ use tokio::sync::broadcast;
 use tokio_stream::wrappers::BroadcastStream;
 use tonic::transport::Channel;
 
-use super::remote::within;
+use super::deadline::within;
 use super::{Events, RuntimeError};
 
 /// Pause between two lists: the kubelet's `genericPlegRelistPeriod`.

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::field::Field;
-use super::nearest;
+use super::nearest::{self, Tables};
 
 /// The settings of a file, by table and name, and the problems found in it.
 #[derive(Debug, Default)]
@@ -29,9 +28,6 @@ struct TomlKey<'a> {
     table: &'a str,
     name: &'a str,
 }
-
-/// Tables that a file may have: name and settings.
-pub(crate) type Tables = [(&'static str, &'static [Field])];
 
 // === impl File ===
 

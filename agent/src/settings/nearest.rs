@@ -1,9 +1,12 @@
 //! Hints for misspelt keys: the nearest known one.
 
-use super::file::Tables;
+use super::field::Field;
 
 /// Minimum similarity of a hint, from 0 to 1.
 const SIMILAR: f64 = 0.75;
+
+/// Tables that a file may have: name and settings.
+pub(crate) type Tables = [(&'static str, &'static [Field])];
 
 /// The known name that is most similar to `name`, if any is similar at all.
 pub(super) fn of<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
@@ -14,7 +17,7 @@ pub(super) fn of<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option
 
 /// Last part of an error about an unknown key: the table the key belongs to, or the nearest key of this table.
 pub(super) fn hint(table: &str, name: &str, tables: &Tables) -> String {
-    let has = |fields: &[super::field::Field]| {
+    let has = |fields: &[Field]| {
         fields.iter().any(|field| field.name != "config" && field.names().any(|known| known == name))
     };
     if let Some((other, _)) = tables.iter().find(|(_, fields)| has(fields)) {

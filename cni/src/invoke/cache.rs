@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tracing::warn;
 
-use super::Parameters;
+use super::parameters::Parameters;
 use crate::error::Error;
 use crate::host_local::store::{DirVersion, Owner};
 use crate::link::parse_mac;
@@ -231,7 +231,7 @@ impl Entry {
 
 /// Whether plugins may keep data of the attachment across boots, which only a DEL removes.
 fn outlasts_the_boot(list: &List) -> bool {
-    !super::is_own(list) || list.disable_gc
+    !list.is_own() || list.disable_gc
 }
 
 fn file(dir: &Path, id: &str) -> PathBuf {

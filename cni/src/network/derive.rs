@@ -13,8 +13,8 @@ use crate::bridge;
 use crate::error::Error;
 use crate::firewall::Claim;
 use crate::host_local;
+use crate::invoke::Where;
 use crate::invoke::cache::Entry;
-use crate::invoke::{Where, is_own};
 use crate::link::derived::host_interface;
 use crate::link::{Link, Links, format_mac};
 use crate::netns::{self, Netns};
@@ -44,7 +44,7 @@ impl Network {
         for entry in inner.cache.all().into_iter().filter(|e| !ids.contains(e.at.container_id.as_str())) {
             let id = entry.at.container_id.as_str();
             debug!(sandbox = id, "freeing the network of a sandbox that is gone");
-            if is_own(&entry.list) {
+            if entry.list.is_own() {
                 let given_back = self.give_back(&entry).await;
                 if given_back.is_err() {
                     self.retry_later(id);
@@ -172,7 +172,7 @@ impl Network {
 
     async fn with_executables(&self) -> Vec<List> {
         let (entries, state) = (self.inner.cache.all(), self.inner.state.read().await);
-        lists(&entries, &state).into_iter().filter(|list| !is_own(list)).cloned().collect()
+        lists(&entries, &state).into_iter().filter(|list| !list.is_own()).cloned().collect()
     }
 
     /// Removes ports of the default network's bridge without an attachment. The bridge has no other users.
@@ -292,7 +292,7 @@ fn request(entry: &Entry, plugin: &Map<String, Value>, previous: Option<&Answer>
 /// The attachments that keep their resources. An attachment that an executable has yet to delete is not valid; one of
 /// our own plugins is valid until it is deleted.
 fn valid(entries: &[Entry], state: &State) -> Vec<Valid> {
-    let present = entries.iter().filter(|entry| is_own(&entry.list) || !entry.is_releasing());
+    let present = entries.iter().filter(|entry| entry.list.is_own() || !entry.is_releasing());
     let known = present.map(|entry| (&entry.at.container_id, &entry.at.ifname));
     let unrecorded = state.unrecorded.iter().flatten().map(|at| (&at.id, &at.ifname));
     let valid = |(id, ifname): (&String, &String)| Valid { container_id: id.clone(), ifname: ifname.clone() };

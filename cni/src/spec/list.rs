@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Version, is_identifier};
 use crate::error::Error;
+use crate::plugin_kind::Kind;
 
 /// A network: its plugins in order.
 #[derive(Debug, Clone, PartialEq)]
@@ -77,6 +78,11 @@ impl List {
             disable_gc: flag(&value, "disableGC")?,
             plugins,
         })
+    }
+
+    /// Whether all plugins are our own: they run in process, and their DEL works in any order.
+    pub(crate) fn is_own(&self) -> bool {
+        self.kinds().all(|kind| Kind::parse(kind).is_some())
     }
 
     /// Types of all plugins in order, each followed by its IPAM plugin.

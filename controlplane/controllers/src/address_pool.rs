@@ -4,3 +4,4 @@ pub(crate) mod claims;
 pub(crate) mod plan;
 pub(crate) mod run;
 mod runs;
+mod service;

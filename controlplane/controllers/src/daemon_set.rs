@@ -5,3 +5,4 @@ mod fit;
 pub(crate) mod plan;
 mod rolling;
 pub(crate) mod run;
+mod view;

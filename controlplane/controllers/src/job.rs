@@ -13,11 +13,5 @@ pub(crate) mod run;
 mod status;
 mod verdict;
 
-/// The annotation and label with the completion index of a pod.
-pub(crate) const INDEX: &str = "batch.kubernetes.io/job-completion-index";
-/// The annotation with the number of earlier failures of the pod's index.
-pub(crate) const INDEX_FAILURES: &str = "batch.kubernetes.io/job-index-failure-count";
-/// The annotation with the number of ignored failures of the pod's index.
-pub(crate) const INDEX_IGNORED_FAILURES: &str = "batch.kubernetes.io/job-index-ignored-failure-count";
 /// The finalizer of pods that are not counted yet.
 pub(crate) const FINALIZER: &str = "batch.kubernetes.io/job-tracking";

@@ -12,6 +12,7 @@
 
 mod account_token;
 mod address_pool;
+mod annotation;
 mod api_kind;
 mod bootstrap_signer;
 mod cache;

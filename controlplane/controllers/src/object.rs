@@ -148,6 +148,11 @@ impl Pod {
     pub(crate) fn finished(&self) -> bool {
         matches!(self.status.phase.as_deref(), Some("Succeeded" | "Failed"))
     }
+
+    /// Whether the pod is neither finished nor being deleted.
+    pub(crate) fn is_active(&self) -> bool {
+        !self.finished() && !self.is_being_deleted()
+    }
 }
 
 /// A replica set.
@@ -345,10 +350,10 @@ resource!(EndpointSlice, "discovery.k8s.io", "endpointslices", NamespaceResource
 
 /// The annotations of pods that controllers read.
 const ANNOTATIONS: [&str; 4] = [
-    crate::replica_set::DELETION_COST,
-    crate::job::INDEX,
-    crate::job::INDEX_FAILURES,
-    crate::job::INDEX_IGNORED_FAILURES,
+    crate::annotation::DELETION_COST,
+    crate::annotation::JOB_INDEX,
+    crate::annotation::JOB_INDEX_FAILURES,
+    crate::annotation::JOB_INDEX_IGNORED_FAILURES,
 ];
 
 impl Object for Pod {

@@ -4,6 +4,7 @@
 //! encryption can be enabled for existing objects.
 
 mod config;
+mod gcm;
 mod kms;
 mod provider;
 

@@ -15,10 +15,10 @@ use coracle_proto::shim::container_state::Phase as WirePhase;
 use coracle_proto::shim::{ContainerState, Exit};
 
 use crate::call_error::CallError;
+use crate::call_id::CallId;
 use crate::console::Console;
 use crate::oom::OomEvents;
 use crate::report::Report;
-use crate::shim::CallId;
 use crate::stdio::Stdio;
 
 /// State of the container.

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 
 use coracle_proto::shim::{ExecState, Exit};
 
+use crate::call_id::CallId;
 use crate::report::{Report, Reporter};
-use crate::shim::CallId;
 
 pub(crate) use child::run;
 

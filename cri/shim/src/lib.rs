@@ -13,6 +13,7 @@
 //! - It knows neither CRI nor Kubernetes, only OCI specs and its own protocol.
 
 mod call_error;
+mod call_id;
 mod cgroup;
 mod console;
 mod container;

@@ -22,6 +22,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 
 use crate::call_error::CallError;
+use crate::call_id::CallId;
 use crate::container::{Container, Phase};
 use crate::events::Events;
 use crate::exec::Exec;
@@ -36,13 +37,6 @@ const PROTOCOL: u32 = 1;
 const BUFFER: usize = 16 * 1024;
 
 type CallResult = Result<(reply::Result, Vec<OwnedFd>), CallError>;
-
-/// Identifies a call: connection and request id. Calls of a closed connection get no reply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct CallId {
-    connection: u64,
-    id: u64,
-}
 
 /// A pod with its containers and execs.
 pub(crate) struct Shim {

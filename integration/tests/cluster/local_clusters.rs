@@ -184,10 +184,10 @@ fn a_killed_create_is_removed_completely() {
         };
         for point in [
             "bridge.made",
-            "host-network.bridge-marked",
-            "host-network.bridge-addressed",
-            "host.namespace-made:2",
-            "host.interface-made",
+            "virtual-host.bridge-marked",
+            "virtual-host.bridge-addressed",
+            "virtual-host.namespace-made:2",
+            "virtual-host.interface-made",
         ] {
             let status = create().env("CORACLE_FAULT", point).status().unwrap();
             assert_eq!(status.signal(), Some(nix::libc::SIGABRT), "{point} is passed");

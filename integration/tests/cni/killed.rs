@@ -29,8 +29,9 @@ fn points(dir: &Path, found: &mut BTreeSet<String>) {
         }
         let text = fs::read_to_string(&path).unwrap();
         let named = text.split("coracle_fault::point(\"").skip(1).filter_map(|rest| rest.split('"').next());
-        let of_plugins =
-            named.filter(|point| !["network.", "recover."].iter().any(|of| point.starts_with(of)));
+        let of_plugins = named.filter(|point| {
+            !["network.", "recover.", "virtual-host."].iter().any(|of| point.starts_with(of))
+        });
         found.extend(of_plugins.map(str::to_owned));
     }
 }

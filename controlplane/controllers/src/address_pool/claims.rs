@@ -5,8 +5,8 @@ use std::net::IpAddr;
 
 use ipnetwork::IpNetwork;
 
-use super::plan;
 use super::runs::Runs;
+use super::service::{addresses, is_ours};
 use crate::cache::Change;
 use crate::object::{Key, ObjectExt, Service};
 
@@ -30,19 +30,19 @@ impl Claims {
     /// Applies a change of a service. Returns the services to reconcile.
     pub(crate) fn follow(&mut self, change: &Change<'_, Service>) -> BTreeSet<Key> {
         let Some(key) = change.latest().map(|service| service.key()) else { return BTreeSet::new() };
-        match change.new.filter(|service| plan::is_ours(service)) {
+        match change.new.filter(|service| is_ours(service)) {
             Some(service) => {
                 let held = self.services.entry(key.clone()).or_default();
                 // The status was written before this process started. The reconcile resolves an address of two
                 // services.
-                for address in plan::addresses(service) {
+                for address in addresses(service) {
                     self.taken.add(address);
                     if self.holders.entry(address).or_insert_with(|| key.clone()) == &key {
                         held.insert(address);
                     }
                 }
                 let before: BTreeSet<IpAddr> =
-                    change.old.into_iter().flat_map(|old| plan::addresses(old)).collect();
+                    change.old.into_iter().flat_map(|old| addresses(old)).collect();
                 let has_released = before.iter().any(|address| !held.contains(address));
                 let mut changed =
                     if has_released { std::mem::take(&mut self.waiting) } else { BTreeSet::new() };
@@ -132,6 +132,7 @@ mod tests {
 
     use serde_json::json;
 
+    use super::super::service::CLASS;
     use super::*;
 
     fn service(name: &str, class: &str, ip: &str) -> Arc<Service> {
@@ -145,7 +146,7 @@ mod tests {
     fn an_address_has_one_service_until_it_is_gone() {
         let (mut claims, ip) = (Claims::default(), "192.0.2.1".parse().unwrap());
         let (a, b) = (Key::new("n", "a"), Key::new("n", "b"));
-        let (one, two) = (service("a", plan::CLASS, "192.0.2.1"), service("b", plan::CLASS, "192.0.2.1"));
+        let (one, two) = (service("a", CLASS, "192.0.2.1"), service("b", CLASS, "192.0.2.1"));
         assert_eq!(claims.follow(&Change { old: None, new: Some(&one) }), [a.clone()].into());
         claims.follow(&Change { old: None, new: Some(&two) });
         assert!(claims.is_free(ip, &a) && !claims.is_free(ip, &b));

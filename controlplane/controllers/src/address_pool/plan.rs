@@ -8,26 +8,12 @@ use ipnetwork::IpNetwork;
 use serde_json::{Value, json};
 
 use super::claims::Claims;
+use super::service;
 use crate::object::{ObjectExt, Service};
 
-/// The class of services that get addresses of the pool.
-pub(crate) const CLASS: &str = "coracle.dev/address-pool";
 /// Condition of a service. Its message is the name of the node that announces the addresses.
 const ANNOUNCED: &str = "coracle.dev/Announced";
 const CHOSEN: &str = "NodeChosen";
-
-/// Whether the service gets addresses of the pool.
-pub(crate) fn is_ours(service: &Service) -> bool {
-    let spec = &service.spec;
-    spec.type_.as_deref() == Some("LoadBalancer") && spec.load_balancer_class.as_deref() == Some(CLASS)
-}
-
-/// The addresses in the service's status.
-pub(crate) fn addresses(service: &Service) -> impl Iterator<Item = IpAddr> {
-    let balancer = service.status.load_balancer.as_ref();
-    let all = balancer.and_then(|balancer| balancer.ingress.as_ref()).into_iter().flatten();
-    all.filter_map(|entry| entry.ip.as_deref()?.parse().ok())
-}
 
 /// The node that announces the addresses according to the service's status.
 fn announcer(service: &Service) -> Option<&str> {
@@ -72,7 +58,7 @@ pub(crate) fn choose_addresses(
             continue;
         }
         // The status of an address that was just chosen may not be written yet.
-        let mut kept = addresses(service).chain(claims.held(&key)).filter(of_family);
+        let mut kept = service::addresses(service).chain(claims.held(&key)).filter(of_family);
         let kept = kept.find(|address| is_in_pool(*address) && is_free(*address));
         let found = kept.or_else(|| ranges.find_map(|range| claims.first_free(range)));
         all.insert(found.ok_or_else(|| format!("the {family} ranges of the address pool are exhausted"))?);
@@ -117,7 +103,7 @@ pub(crate) fn status(
     let old = service.status.conditions.iter().flatten().find(|one| one.type_ == ANNOUNCED);
     let is_same =
         old.is_some_and(|old| old.status == status && old.reason == reason && old.message == message);
-    if is_same && self::addresses(service).collect::<BTreeSet<_>>() == *addresses {
+    if is_same && service::addresses(service).collect::<BTreeSet<_>>() == *addresses {
         return None;
     }
     let since = old.filter(|old| old.status == status).map_or(now, |old| old.last_transition_time.0);
@@ -142,6 +128,7 @@ pub(crate) fn cleared(service: &Service) -> Option<Value> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::service::CLASS;
     use super::*;
     use crate::object::Key;
 

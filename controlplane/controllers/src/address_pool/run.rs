@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::claims::Claims;
 use super::plan;
+use super::service::is_ours;
 use crate::context::Context;
 use crate::error::Error;
 use crate::node_balancer::plan::NodeFacts;
@@ -56,7 +57,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     context.caches.endpoint_slices.on_change(move |change| {
         for slice in [change.old, change.new].into_iter().flatten() {
             let Some(key) = service_of(slice) else { continue };
-            if services.get(&key).is_some_and(|service| plan::is_ours(&service) && is_local(&service)) {
+            if services.get(&key).is_some_and(|service| is_ours(&service) && is_local(&service)) {
                 own.add(key);
             }
         }
@@ -74,7 +75,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         lock(&state.refusals).remove(&key);
         return Ok(Next::Wait);
     };
-    if !plan::is_ours(&service) {
+    if !is_ours(&service) {
         lock(&state.refusals).remove(&key);
         return write(context, &service, plan::cleared(&service)).await;
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use super::plan::{Plan, View};
+use super::view::{Plan, View};
 use crate::object::{DaemonSet, ObjectExt, Pod};
 
 /// Whether a node may have a second pod during an update.

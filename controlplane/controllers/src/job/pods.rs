@@ -5,7 +5,8 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{FINALIZER, INDEX, INDEX_FAILURES, INDEX_IGNORED_FAILURES};
+use super::FINALIZER;
+use crate::annotation::{JOB_INDEX, JOB_INDEX_FAILURES, JOB_INDEX_IGNORED_FAILURES};
 use crate::object::{Job, ObjectExt, Pod};
 
 /// Whether the job is indexed.
@@ -16,11 +17,6 @@ pub(super) fn is_indexed(job: &Job) -> bool {
 /// Whether a terminating pod is replaced only when it has ended.
 pub(super) fn replaces_only_failed(job: &Job) -> bool {
     job.spec.pod_replacement_policy.as_deref() == Some("Failed") || job.spec.pod_failure_policy.is_some()
-}
-
-/// Whether the pod is neither finished nor being deleted.
-pub(super) fn is_active(pod: &Pod) -> bool {
-    !pod.finished() && !pod.is_being_deleted()
 }
 
 /// Whether the pod is being deleted and has not ended.
@@ -45,18 +41,18 @@ pub(super) fn is_tracked(pod: &Pod) -> bool {
 
 /// The completion index of a pod of an indexed job. None if it has none or one above the completions.
 pub(super) fn index_of(job: &Job, pod: &Pod) -> Option<i32> {
-    let index = number(pod, INDEX)?;
+    let index = number(pod, JOB_INDEX)?;
     (0..job.spec.completions.unwrap_or_default()).contains(&index).then_some(index)
 }
 
 /// The failures of the pod's index before this pod.
 pub(super) fn earlier_failures(pod: &Pod) -> i32 {
-    number(pod, INDEX_FAILURES).unwrap_or_default()
+    number(pod, JOB_INDEX_FAILURES).unwrap_or_default()
 }
 
 /// The ignored failures of the pod's index before this pod.
 pub(super) fn earlier_ignored(pod: &Pod) -> i32 {
-    number(pod, INDEX_IGNORED_FAILURES).unwrap_or_default()
+    number(pod, JOB_INDEX_IGNORED_FAILURES).unwrap_or_default()
 }
 
 fn number(pod: &Pod, annotation: &str) -> Option<i32> {

@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use super::plan::{self, Change, NewPod};
 use super::status::{self, Update};
 use super::verdict::View;
-use super::{FINALIZER, INDEX, INDEX_FAILURES, INDEX_IGNORED_FAILURES, pods};
+use super::{FINALIZER, pods};
+use crate::annotation::{JOB_INDEX, JOB_INDEX_FAILURES, JOB_INDEX_IGNORED_FAILURES};
 use crate::context::Context;
 use crate::error::{Error, is_not_found};
 use crate::object::{Job, Key, ObjectExt, Pod, controller_of};
@@ -152,18 +153,18 @@ fn new_pod(job: &Job, template: &Value, new: NewPod) -> Value {
         return pod;
     };
     pod["metadata"]["generateName"] = format!("{}-{index}-", job.name()).into();
-    pod["metadata"]["annotations"][INDEX] = index.to_string().into();
-    pod["metadata"]["labels"][INDEX] = index.to_string().into();
+    pod["metadata"]["annotations"][JOB_INDEX] = index.to_string().into();
+    pod["metadata"]["labels"][JOB_INDEX] = index.to_string().into();
     if let Some((failures, ignored)) = new.failures {
-        pod["metadata"]["annotations"][INDEX_FAILURES] = failures.to_string().into();
+        pod["metadata"]["annotations"][JOB_INDEX_FAILURES] = failures.to_string().into();
         if ignored > 0 {
-            pod["metadata"]["annotations"][INDEX_IGNORED_FAILURES] = ignored.to_string().into();
+            pod["metadata"]["annotations"][JOB_INDEX_IGNORED_FAILURES] = ignored.to_string().into();
         }
     }
     if pod["spec"]["hostname"].as_str().unwrap_or_default().is_empty() {
         pod["spec"]["hostname"] = format!("{}-{index}", job.name()).into();
     }
-    let source = json!({"fieldRef": {"fieldPath": format!("metadata.labels['{INDEX}']")}});
+    let source = json!({"fieldRef": {"fieldPath": format!("metadata.labels['{JOB_INDEX}']")}});
     for list in ["containers", "initContainers"] {
         for container in pod["spec"][list].as_array_mut().into_iter().flatten() {
             if !container.is_object() {

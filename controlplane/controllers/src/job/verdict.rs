@@ -7,7 +7,7 @@ use jiff::Timestamp;
 
 use super::indexes::Indexes;
 use super::pods::{
-    earlier_failures, has_failed, has_succeeded, index_of, is_active, is_indexed, is_terminating, is_tracked,
+    earlier_failures, has_failed, has_succeeded, index_of, is_indexed, is_terminating, is_tracked,
 };
 use super::policy::{self, Failure};
 use crate::object::{Job, ObjectExt, Pod};
@@ -61,7 +61,7 @@ impl<'a> View<'a> {
 
     /// Pods that are neither finished nor being deleted.
     pub(super) fn active(&self) -> impl Iterator<Item = &'a Arc<Pod>> + use<'a> {
-        self.pods.iter().filter(|pod| is_active(pod))
+        self.pods.iter().filter(|pod| pod.is_active())
     }
 
     /// Number of pods that are being deleted and have not ended.

@@ -14,7 +14,7 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::replicas::{PodValue, PodValues};
+use super::pod::{PodValue, PodValues};
 use super::target;
 
 const RESOURCE: &str = "/apis/metrics.k8s.io/v1beta1";

@@ -337,7 +337,7 @@ fn binary(mut value: i64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pod_autoscaler::replicas::{PodValue, PodValues};
+    use crate::pod_autoscaler::pod::{PodValue, PodValues};
 
     fn now() -> Timestamp {
         "2024-01-01T01:00:00Z".parse().unwrap()

@@ -1,6 +1,7 @@
 //! The pods of a target with their requests. They are listed for a reconcile and not cached.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
+use std::time::Duration;
 
 use coracle_values::quantity::millis_of;
 use coracle_values::resource;
@@ -9,12 +10,22 @@ use k8s_openapi::api::core::v1::{PodCondition, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde::Deserialize;
 
-use super::replicas::PodValues;
-
 /// Time after a pod's start in which its CPU usage counts only once it is ready.
 const CPU_INITIALIZATION_SECONDS: i64 = 300;
 /// Time after a pod's start in which readiness that never came counts as the initial state.
 const INITIAL_READINESS_SECONDS: i64 = 30;
+
+/// The value of a metric for one pod.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PodValue {
+    pub(crate) time: Timestamp,
+    /// The time over which the value is a mean.
+    pub(crate) window: Duration,
+    pub(crate) millis: i64,
+}
+
+/// Values by pod name.
+pub(crate) type PodValues = BTreeMap<String, PodValue>;
 
 /// A pod.
 #[derive(Clone, Debug, Default, Deserialize)]

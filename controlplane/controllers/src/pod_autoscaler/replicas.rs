@@ -1,23 +1,11 @@
 //! The number of replicas that one metric proposes. Source: upstream's `replica_calculator.go`.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::pod::{Groups, Pod};
-
-/// The value of a metric for one pod.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PodValue {
-    pub(crate) time: Timestamp,
-    /// The time over which the value is a mean.
-    pub(crate) window: Duration,
-    pub(crate) millis: i64,
-}
-
-/// Values by pod name.
-pub(crate) type PodValues = BTreeMap<String, PodValue>;
+use super::pod::{Groups, Pod, PodValue, PodValues};
 
 /// How far usage may be from its target without a change: parts of the target.
 #[derive(Clone, Copy, Debug)]

@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coracle_values::label_selector::Labels;
 
-use super::plan::is_active;
 use crate::cache::Cache;
 use crate::object::{ObjectExt, Pod, controller_of};
 
@@ -62,7 +61,7 @@ fn count(all: &mut HashMap<String, HashMap<String, Groups>>, pod: &Pod, change: 
     let owner = controller_of(&pod.metadata);
     let is_counted =
         owner.is_none_or(|owner| matches!(owner.kind.as_str(), "ReplicaSet" | "ReplicationController"));
-    if !is_counted || !is_active(pod) {
+    if !is_counted || !pod.is_active() {
         return;
     }
     let uid = owner.map(|owner| owner.uid.as_str()).unwrap_or_default();

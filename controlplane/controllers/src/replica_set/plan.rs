@@ -55,9 +55,9 @@ pub(crate) fn plan<K: Replicas>(snapshot: Snapshot<'_, K>) -> Plan {
     for pod in pods {
         let fits = selector.matches(pod.metadata.labels.as_ref());
         match (controller_of(&pod.metadata).is_some(), fits) {
-            (true, true) if is_active(&pod) => active.push(pod),
+            (true, true) if pod.is_active() => active.push(pod),
             (true, false) if !set.is_being_deleted() && !pod.is_being_deleted() => plan.release.push(pod),
-            (false, true) if !set.is_being_deleted() && is_active(&pod) => plan.adopt.push(pod),
+            (false, true) if !set.is_being_deleted() && pod.is_active() => plan.adopt.push(pod),
             (true | false, _) => {}
         }
     }
@@ -82,15 +82,10 @@ pub(crate) fn desired<K: Replicas>(set: &K) -> i32 {
     set.spec().replicas.unwrap_or(1)
 }
 
-/// Whether the pod is active: neither finished nor being deleted.
-pub(crate) fn is_active(pod: &Pod) -> bool {
-    !pod.finished() && !pod.is_being_deleted()
-}
-
 /// Whether a change of a pod can change the plan or the status of a replica set. Most changes of a starting pod cannot,
 /// and the cost of a reconcile grows with the number of the set's pods.
 pub(crate) fn is_relevant(old: &Pod, new: &Pod) -> bool {
-    is_active(old) != is_active(new)
+    old.is_active() != new.is_active()
         || old.ready_since() != new.ready_since()
         || labels(old) != labels(new)
         || old.metadata.owner_references != new.metadata.owner_references

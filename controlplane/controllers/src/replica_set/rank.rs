@@ -6,10 +6,8 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
+use crate::annotation::DELETION_COST;
 use crate::object::{ObjectExt, Pod};
-
-/// The annotation with the deletion cost of a pod.
-pub(crate) const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
 /// Orders `pods`: those to delete first come first. `neighbours` counts the pods of the same owner by node.
 pub(crate) fn by_dispensability(pods: &mut [Arc<Pod>], neighbours: &HashMap<String, usize>, now: Timestamp) {

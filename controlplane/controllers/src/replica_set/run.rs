@@ -122,7 +122,7 @@ fn neighbours<K: Replicas>(context: &Context, set: &K) -> HashMap<String, usize>
     let own = sets.is_empty().then(|| set.uid().to_owned());
     for uid in sets.iter().map(|set| set.uid().to_owned()).chain(own) {
         for pod in context.caches.pods.owned_by(set.namespace(), &uid) {
-            if let (true, Some(node)) = (plan::is_active(&pod), &pod.spec.node_name) {
+            if let (true, Some(node)) = (pod.is_active(), &pod.spec.node_name) {
                 *counts.entry(node.clone()).or_default() += 1;
             }
         }
@@ -145,7 +145,7 @@ async fn show<K: Replicas>(context: &Context, set: &K, failure: Option<&Failure>
         context.pod_counts.read(set.namespace(), set.uid(), |groups| Tally::of_groups(set, groups))
     } else {
         let pods = context.caches.pods.owned_by(set.namespace(), set.uid());
-        let active: Vec<_> = pods.into_iter().filter(|pod| plan::is_active(pod)).collect();
+        let active: Vec<_> = pods.into_iter().filter(|pod| pod.is_active()).collect();
         Tally::of_pods(set, &active, now)
     };
     let status = plan::status(set, &tally, failure, now);

@@ -25,7 +25,7 @@ use tokio::{
     sync::{Semaphore, mpsc::UnboundedReceiver, mpsc::UnboundedSender, mpsc::unbounded_channel},
 };
 
-use super::provider::{gcm, open_gcm, random, seal_gcm};
+use super::gcm::{self, random};
 use crate::Error;
 use client::Client;
 
@@ -157,7 +157,7 @@ impl Kms {
         let info: [u8; INFO] = random()?;
         let key = current.source.key(&info).ok_or(Error::Cipher)?;
         let mut data = info.to_vec();
-        data.extend(seal_gcm(&key, plain, context)?);
+        data.extend(gcm::seal(&key, plain, context)?);
         let object = v2::EncryptedObject {
             encrypted_data: data,
             key_id: current.key_id.clone(),
@@ -179,10 +179,10 @@ impl Kms {
         let data = object.encrypted_data.clone();
         let source = self.source(object, is_seed)?;
         let opened = match &*source {
-            Source::Key(key) => open_gcm(key, &data, context),
+            Source::Key(key) => gcm::open(key, &data, context),
             Source::Seed(_) => data
                 .split_first_chunk::<INFO>()
-                .and_then(|(info, text)| open_gcm(&source.key(info)?, text, context)),
+                .and_then(|(info, text)| gcm::open(&source.key(info)?, text, context)),
         };
         opened.ok_or_else(damaged)
     }
@@ -368,7 +368,7 @@ impl Source {
     fn of(plain: &[u8], is_seed: bool) -> Option<Self> {
         match (is_seed, plain.len()) {
             (true, SEED) => Some(Self::Seed(hkdf::Prk::new_less_safe(hkdf::HKDF_SHA256, plain))),
-            (false, 16 | 32) => gcm(plain).map(|key| Self::Key(Box::new(key))),
+            (false, 16 | 32) => gcm::key(plain).map(|key| Self::Key(Box::new(key))),
             _ => None,
         }
     }
@@ -378,7 +378,7 @@ impl Source {
         let Self::Seed(seed) = self else { return None };
         let mut key = [0; 32];
         seed.expand(&[info], hkdf::HKDF_SHA256).ok()?.fill(&mut key).ok()?;
-        gcm(&key)
+        gcm::key(&key)
     }
 }
 

@@ -7,11 +7,9 @@ use crypto_secretbox::{
     KeyInit as _, XSalsa20Poly1305,
     aead::{Aead as _, generic_array::GenericArray},
 };
-use ring::{
-    aead::{AES_128_GCM, AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey},
-    rand::{SecureRandom as _, SystemRandom},
-};
+use ring::aead::LessSafeKey;
 
+use super::gcm::{self, random};
 use super::kms::Kms;
 use crate::Error;
 
@@ -112,7 +110,7 @@ impl Scheme {
     pub(super) fn key(self, name: String, bytes: &[u8]) -> Result<NamedKey, String> {
         let key = match (self, bytes.len()) {
             (Self::AesGcm, 16 | 32) => {
-                gcm(bytes).map(|key| Key::Gcm(Box::new(key))).ok_or("the key cannot be used")?
+                gcm::key(bytes).map(|key| Key::Gcm(Box::new(key))).ok_or("the key cannot be used")?
             }
             (Self::AesGcm, _) => return Err("an aesgcm key must have 16 or 32 bytes".to_owned()),
             (Self::AesCbc, 16 | 24 | 32) => Key::Cbc(bytes.to_vec()),
@@ -132,7 +130,7 @@ impl Scheme {
 impl Key {
     fn seal(&self, plain: &[u8], context: &[u8]) -> Result<Vec<u8>, Error> {
         match self {
-            Self::Gcm(key) => seal_gcm(key, plain, context),
+            Self::Gcm(key) => gcm::seal(key, plain, context),
             Self::Cbc(key) => {
                 let iv: [u8; CBC_BLOCK] = random()?;
                 let mut sealed = iv.to_vec();
@@ -151,7 +149,7 @@ impl Key {
 
     fn open(&self, sealed: &[u8], context: &[u8]) -> Option<Vec<u8>> {
         match self {
-            Self::Gcm(key) => open_gcm(key, sealed, context),
+            Self::Gcm(key) => gcm::open(key, sealed, context),
             Self::Cbc(key) => {
                 let (iv, text) = sealed.split_first_chunk::<CBC_BLOCK>()?;
                 decrypt_cbc(key, iv, text)
@@ -162,41 +160,6 @@ impl Key {
             }
         }
     }
-}
-
-/// A key of AES-GCM.
-pub(super) fn gcm(bytes: &[u8]) -> Option<LessSafeKey> {
-    let algorithm = if bytes.len() == 16 { &AES_128_GCM } else { &AES_256_GCM };
-    UnboundKey::new(algorithm, bytes).ok().map(LessSafeKey::new)
-}
-
-/// A random nonce, then the ciphertext and its tag.
-pub(super) fn seal_gcm(key: &LessSafeKey, plain: &[u8], context: &[u8]) -> Result<Vec<u8>, Error> {
-    let nonce: [u8; NONCE_LEN] = random()?;
-    let mut text = plain.to_vec();
-    let sealed =
-        key.seal_in_place_append_tag(Nonce::assume_unique_for_key(nonce), Aad::from(context), &mut text);
-    sealed.map_err(|_unspecified| Error::Cipher)?;
-    let mut sealed = nonce.to_vec();
-    sealed.append(&mut text);
-    Ok(sealed)
-}
-
-pub(super) fn open_gcm(key: &LessSafeKey, sealed: &[u8], context: &[u8]) -> Option<Vec<u8>> {
-    let (nonce, text) = sealed.split_first_chunk::<NONCE_LEN>()?;
-    let mut text = text.to_vec();
-    let plain =
-        key.open_in_place(Nonce::assume_unique_for_key(*nonce), Aad::from(context), &mut text).ok()?;
-    let length = plain.len();
-    text.truncate(length);
-    Some(text)
-}
-
-/// Random bytes from the kernel.
-pub(super) fn random<const LENGTH: usize>() -> Result<[u8; LENGTH], Error> {
-    let mut bytes = [0; LENGTH];
-    SystemRandom::new().fill(&mut bytes).map_err(|_unspecified| Error::Cipher)?;
-    Ok(bytes)
 }
 
 fn encrypt_cbc(key: &[u8], iv: &[u8], plain: &[u8]) -> Option<Vec<u8>> {
@@ -255,10 +218,10 @@ mod tests {
         let text = cipher.encrypt(GenericArray::from_slice(&nonce), plain.as_slice()).unwrap();
         assert_eq!(text[..16], hex("f3ffc7703f9400e52a7dfb4b3d3305d9"));
         // The NIST vectors have no associated data, so this tests the round trip and the context.
-        let key = gcm(&[7; 16]).unwrap();
-        let sealed = seal_gcm(&key, b"a", b"here").unwrap();
-        assert_eq!(open_gcm(&key, &sealed, b"here").unwrap(), b"a");
-        assert_eq!(open_gcm(&key, &sealed, b"there"), None);
+        let key = gcm::key(&[7; 16]).unwrap();
+        let sealed = gcm::seal(&key, b"a", b"here").unwrap();
+        assert_eq!(gcm::open(&key, &sealed, b"here").unwrap(), b"a");
+        assert_eq!(gcm::open(&key, &sealed, b"there"), None);
     }
 
     #[test]

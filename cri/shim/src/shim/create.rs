@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use coracle_proto::shim::error::Kind;
-use coracle_proto::shim::{CreateContainer, Created, reply};
+use coracle_proto::shim::{CreateContainer, Created, Exit, reply};
 use nix::fcntl::OFlag;
 use nix::unistd::pipe2;
 
@@ -202,7 +202,7 @@ impl Shim {
     fn creation_failed(&mut self, serial: u32, call_id: CallId, error: CallError) {
         if let Some(container) = self.containers.get_mut(&serial) {
             container.report = None;
-            let exit = super::exit::never_ran();
+            let exit = never_ran();
             container.phase = Phase::Exited { exit };
             container.deletion.get_or_insert_default().failed = Some((call_id, error));
         }
@@ -238,6 +238,11 @@ fn fork_creator(request: &creator::CreateRequest<'_>, reporter: Reporter) -> io:
 fn is_name(id: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     !id.is_empty() && id.len() <= 128 && !id.starts_with('.') && id.bytes().all(allowed)
+}
+
+/// The exit of a container whose creation failed. It is not reported.
+fn never_ran() -> Exit {
+    Exit { code: 128, signal: 0, oom_killed: false, at: 0 }
 }
 
 pub(super) fn nanos() -> i64 {

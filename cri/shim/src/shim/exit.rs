@@ -200,11 +200,6 @@ pub(super) fn exit_of(status: i32) -> Exit {
     Exit { code, signal, oom_killed: false, at: create::nanos() }
 }
 
-/// The exit of a container whose creation failed. It is not reported.
-pub(super) fn never_ran() -> Exit {
-    Exit { code: 128, signal: 0, oom_killed: false, at: 0 }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,6 +1,8 @@
+use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::object::{DaemonSet, Node};
 
 fn now() -> Timestamp {
     "2026-01-01T12:00:00Z".parse().unwrap()

@@ -26,7 +26,8 @@ fn pod(text: &str) -> Arc<Pod> {
     let (uid, index) = text.trim_end_matches(['+', '!', 'x', '.']).split_once(':').unwrap_or((text, ""));
     let uid = uid.trim_end_matches(['+', '!', 'x', '.']);
     let finalizers = if has('.') { json!([]) } else { json!([super::super::FINALIZER]) };
-    let annotations = if index.is_empty() { json!({}) } else { json!({(super::super::INDEX): index}) };
+    let annotations =
+        if index.is_empty() { json!({}) } else { json!({(crate::annotation::JOB_INDEX): index}) };
     let code = i32::from(has('!')) * 3;
     Arc::new(
         serde_json::from_value(json!({

@@ -1,0 +1,10 @@
+//! Annotations of pods that controllers read.
+
+/// How willingly a replica set deletes the pod: the lowest cost first.
+pub(crate) const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
+/// The completion index of a job's pod. A label has the same name.
+pub(crate) const JOB_INDEX: &str = "batch.kubernetes.io/job-completion-index";
+/// The number of earlier failures of the pod's index.
+pub(crate) const JOB_INDEX_FAILURES: &str = "batch.kubernetes.io/job-index-failure-count";
+/// The number of ignored failures of the pod's index.
+pub(crate) const JOB_INDEX_IGNORED_FAILURES: &str = "batch.kubernetes.io/job-index-ignored-failure-count";

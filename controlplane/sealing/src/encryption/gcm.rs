@@ -1,0 +1,44 @@
+//! AES-GCM with a random nonce in front of the ciphertext.
+
+use ring::{
+    aead::{AES_128_GCM, AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey},
+    rand::{SecureRandom as _, SystemRandom},
+};
+
+use crate::Error;
+
+/// A key of AES-GCM.
+pub(super) fn key(bytes: &[u8]) -> Option<LessSafeKey> {
+    let algorithm = if bytes.len() == 16 { &AES_128_GCM } else { &AES_256_GCM };
+    UnboundKey::new(algorithm, bytes).ok().map(LessSafeKey::new)
+}
+
+/// A random nonce, then the ciphertext and its tag.
+pub(super) fn seal(key: &LessSafeKey, plain: &[u8], context: &[u8]) -> Result<Vec<u8>, Error> {
+    let nonce: [u8; NONCE_LEN] = random()?;
+    let mut text = plain.to_vec();
+    let sealed =
+        key.seal_in_place_append_tag(Nonce::assume_unique_for_key(nonce), Aad::from(context), &mut text);
+    sealed.map_err(|_unspecified| Error::Cipher)?;
+    let mut sealed = nonce.to_vec();
+    sealed.append(&mut text);
+    Ok(sealed)
+}
+
+/// The plaintext, if key and context are those of the sealing.
+pub(super) fn open(key: &LessSafeKey, sealed: &[u8], context: &[u8]) -> Option<Vec<u8>> {
+    let (nonce, text) = sealed.split_first_chunk::<NONCE_LEN>()?;
+    let mut text = text.to_vec();
+    let plain =
+        key.open_in_place(Nonce::assume_unique_for_key(*nonce), Aad::from(context), &mut text).ok()?;
+    let length = plain.len();
+    text.truncate(length);
+    Some(text)
+}
+
+/// Random bytes from the kernel.
+pub(super) fn random<const LENGTH: usize>() -> Result<[u8; LENGTH], Error> {
+    let mut bytes = [0; LENGTH];
+    SystemRandom::new().fill(&mut bytes).map_err(|_unspecified| Error::Cipher)?;
+    Ok(bytes)
+}
