@@ -4,11 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use bytes::Bytes;
-use coracle_kinds::kind::by_resource;
 use http::{Request, header};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper_util::rt::TokioIo;
-use rand::seq::IndexedRandom as _;
 use rustls_pki_types::{CertificateDer, ServerName, pem::PemObject as _};
 use serde_json::Value;
 use tokio::net::TcpStream;
@@ -16,9 +14,13 @@ use tokio_rustls::TlsConnector;
 
 use crate::offload::{self, LARGE};
 use crate::server::State;
+use crate::sub;
 
-/// Maximum bytes of a response.
+/// Maximum bytes of a response to a small request.
 const MAX_RESPONSE: usize = 3 << 20;
+
+/// How much longer than its request a response may be, in addition to [`MAX_RESPONSE`].
+const MAX_GROWTH: usize = 8;
 
 /// Default port of a service.
 const PORT: u16 = 443;
@@ -30,7 +32,7 @@ pub(crate) struct Endpoint {
     /// The TLS configuration, or why there is none.
     tls: Result<Arc<rustls::ClientConfig>, String>,
     timeout: Duration,
-    /// Maximum bytes of a response.
+    /// Maximum bytes of a response to a large request.
     max_response: usize,
 }
 
@@ -70,74 +72,66 @@ pub(crate) async fn call(state: &State, hook: &Endpoint, review: &Value) -> Resu
 
 async fn exchange(state: &State, hook: &Endpoint, review: &Value) -> Result<Value, String> {
     let tls = hook.tls.clone()?;
-    let (address, host) = address(state, &hook.target)?;
+    let (stream, host) = connect(state, &hook.target).await?;
     let name = ServerName::try_from(host.clone()).map_err(|error| error.to_string())?;
-    let stream = TcpStream::connect((address.0.as_str(), address.1)).await;
-    let stream = stream.map_err(|error| format!("dial tcp {}:{}: {error}", address.0, address.1))?;
-    let _ = stream.set_nodelay(true);
     let stream =
         TlsConnector::from(tls).connect(name, stream).await.map_err(|error| format!("tls: {error}"))?;
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = handshake.map_err(|error| error.to_string())?;
     // The sender gets the failure of the connection.
     tokio::spawn(connection);
+    let text = offload::run(is_large(review), || review.to_string());
+    let max_response = hook.max_response(text.len());
     let path = format!("{}?timeout={}s", hook.target.path(), hook.timeout.as_secs());
     let request = Request::post(path)
         .header(header::HOST, host)
         .header(header::CONTENT_TYPE, "application/json")
         .header(header::ACCEPT, "application/json")
-        .body(Full::<Bytes>::from(review.to_string()))
+        .body(Full::<Bytes>::from(text))
         .map_err(|error| error.to_string())?;
     let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
     let status = response.status();
     if !status.is_success() {
         return Err(format!("the webhook responded with the status {status}"));
     }
-    let body = Limited::new(response.into_body(), hook.max_response).collect().await;
+    let body = Limited::new(response.into_body(), max_response).collect().await;
     let body = body.map_err(|error| format!("cannot read the response: {error}"))?.to_bytes();
     let parsed = offload::run(body.len() > LARGE, || serde_json::from_slice(&body));
     parsed.map_err(|error| format!("the response is not JSON: {error}"))
 }
 
-/// The address and the name of the server's certificate. A service is reached through one of its ready endpoints.
-fn address(state: &State, target: &Target) -> Result<((String, u16), String), String> {
+/// Connects to the webhook. Returns the connection and the name of the server's certificate. A service is reached through
+/// one of its ready endpoints, under the same restrictions as the proxy of services.
+async fn connect(state: &State, target: &Target) -> Result<(TcpStream, String), String> {
     match target {
-        Target::Url { host, port, .. } => Ok(((host.clone(), *port), host.clone())),
+        Target::Url { host, port, .. } => {
+            let stream = TcpStream::connect((host.as_str(), *port)).await;
+            let stream = stream.map_err(|error| format!("dial tcp {host}:{port}: {error}"))?;
+            let _ = stream.set_nodelay(true);
+            Ok((stream, host.clone()))
+        }
         Target::Service { namespace, name, port, .. } => {
-            let endpoint = endpoint(state, (namespace, name), *port)?;
-            Ok((endpoint, format!("{name}.{namespace}.svc")))
+            let endpoint = sub::target::service(state, (namespace, name), &port.to_string());
+            let stream = endpoint.map_err(|error| error.message)?.connect().await;
+            Ok((stream.map_err(|error| error.message)?, format!("{name}.{namespace}.svc")))
         }
     }
 }
 
-fn endpoint(state: &State, (namespace, name): (&str, &str), port: u16) -> Result<(String, u16), String> {
-    let kind = |group, plural| by_resource(group, "v1", plural).ok_or("the kind is not served");
-    let service = state.cache.get(kind("", "services")?, namespace, name);
-    let service = service.ok_or_else(|| format!("service {name:?} not found"))?.value();
-    let ports = service["spec"]["ports"].as_array().into_iter().flatten();
-    let wanted = ports.into_iter().find(|one| one["port"].as_u64() == Some(port.into()));
-    let wanted = wanted.ok_or_else(|| format!("no service port {port} found for service {name:?}"))?;
-    let port_name = wanted["name"].as_str().unwrap_or_default();
-    let mut found = Vec::new();
-    for slice in state.cache.list(kind("discovery.k8s.io", "endpointslices")?, namespace) {
-        let slice = slice.value();
-        if slice["metadata"]["labels"]["kubernetes.io/service-name"] != name {
-            continue;
-        }
-        let mut ports = slice["ports"].as_array().into_iter().flatten();
-        let port = ports.find(|one| one["name"].as_str().unwrap_or_default() == port_name);
-        let Some(port) = port.and_then(|one| one["port"].as_u64()).and_then(|port| u16::try_from(port).ok())
-        else {
-            continue;
-        };
-        let endpoints = slice["endpoints"].as_array().into_iter().flatten();
-        for endpoint in endpoints.filter(|one| one["conditions"]["ready"] != false) {
-            let addresses = endpoint["addresses"].as_array().into_iter().flatten();
-            found.extend(addresses.filter_map(Value::as_str).map(|address| (address.to_owned(), port)));
+/// Whether the text of the value is longer than [`LARGE`]. Reads no more than that of it.
+fn is_large(value: &Value) -> bool {
+    fn rest(value: &Value, left: usize) -> Option<usize> {
+        let left = left.checked_sub(2)?;
+        match value {
+            Value::String(text) => left.checked_sub(text.len()),
+            Value::Array(items) => items.iter().try_fold(left, |left, item| rest(item, left)),
+            Value::Object(fields) => {
+                fields.iter().try_fold(left, |left, (name, value)| rest(value, left.checked_sub(name.len())?))
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) => Some(left),
         }
     }
-    let chosen = found.choose(&mut rand::rng()).cloned();
-    chosen.ok_or_else(|| format!("no endpoints available for service {name:?}"))
+    rest(value, LARGE).is_none()
 }
 
 // === impl Endpoint ===
@@ -149,10 +143,15 @@ impl Endpoint {
         Self { target: Target::read(config), tls, timeout, max_response: MAX_RESPONSE }
     }
 
-    /// The same with another limit of the response.
+    /// The same with a higher limit for responses to large requests.
     pub(crate) fn with_max_response(mut self, bytes: usize) -> Self {
         self.max_response = bytes;
         self
+    }
+
+    /// Maximum bytes of the response to a request of this length.
+    fn max_response(&self, request: usize) -> usize {
+        MAX_RESPONSE.saturating_add(request.saturating_mul(MAX_GROWTH)).min(self.max_response)
     }
 }
 
@@ -209,5 +208,20 @@ mod tests {
         assert_eq!(url, Target::Url { host: "2001:db8::1".into(), port: 8443, path: "/hook".into() });
         let service = Target::read(&json!({"service": {"namespace": "n", "name": "s", "port": 443}}));
         assert_eq!(service.url(5), "https://s.n.svc:443/?timeout=5s");
+    }
+
+    #[test]
+    fn a_response_may_be_as_much_longer_as_its_request_is_long() {
+        let endpoint = Endpoint::read(&json!({"url": "https://a"}), Duration::from_secs(1));
+        assert_eq!([endpoint.max_response(100), endpoint.max_response(1 << 30)], [MAX_RESPONSE; 2]);
+        let conversion = endpoint.with_max_response(64 << 20);
+        assert_eq!(conversion.max_response(1000), MAX_RESPONSE + 8000);
+        assert_eq!(conversion.max_response(1 << 30), 64 << 20);
+    }
+
+    #[test]
+    fn large_reviews_are_recognized() {
+        assert!(!is_large(&json!({"a": ["b", 1, null]})));
+        assert!(is_large(&json!({"a": {"b": "x".repeat(LARGE)}})) && is_large(&json!(vec![0; LARGE])));
     }
 }

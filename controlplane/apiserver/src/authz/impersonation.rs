@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use coracle_values::names::{dns1123_label, dns1123_subdomain};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::authorize_also;
@@ -29,7 +30,7 @@ pub(crate) async fn user(state: &State, user: User, headers: &HeaderMap) -> Resu
         let why = "groups, uid or extra values are impersonated without a user";
         return if alone { Err(ApiError::bad_request(why)) } else { Ok(user) };
     }
-    let account = wanted.name.strip_prefix(ACCOUNTS).and_then(|rest| rest.split_once(':'));
+    let account = service_account(&wanted.name);
     match account {
         Some((namespace, account)) => {
             may(state, &user, ("", "serviceaccounts", ""), (namespace, account)).await?
@@ -53,6 +54,13 @@ pub(crate) async fn user(state: &State, user: User, headers: &HeaderMap) -> Resu
     }
     complete_groups(&mut wanted);
     Ok(wanted)
+}
+
+/// Namespace and name of a service account, if this is the user name of one. Another name with the prefix is that of a
+/// user (`serviceaccount.SplitUsername`).
+fn service_account(user: &str) -> Option<(&str, &str)> {
+    let (namespace, name) = user.strip_prefix(ACCOUNTS)?.split_once(':')?;
+    (dns1123_label(namespace).is_empty() && dns1123_subdomain(name).is_empty()).then_some((namespace, name))
 }
 
 /// Whether the headers name a user to impersonate, be it the caller.
@@ -123,4 +131,18 @@ async fn may(
         ..ResourceInfo::default()
     };
     authorize_also(state, user, "impersonate", resource).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::service_account;
+
+    #[test]
+    fn only_valid_names_are_names_of_service_accounts() {
+        assert_eq!(service_account("system:serviceaccount:n:a.b"), Some(("n", "a.b")));
+        for user in ["n:a", "", ":a", "n:", "n:a:b", "N:a", "n.m:a"] {
+            assert_eq!(service_account(&format!("system:serviceaccount:{user}")), None, "{user}");
+        }
+        assert_eq!(service_account("alice"), None);
+    }
 }

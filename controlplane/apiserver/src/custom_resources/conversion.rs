@@ -16,7 +16,7 @@ use crate::webhook_client::{self, Endpoint};
 /// Maximum time of one call.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Maximum bytes of a response. A list of large objects is converted by one call.
+/// Maximum bytes of a response to a large request: a list of large objects is converted by one call.
 const MAX_RESPONSE: usize = 64 << 20;
 
 /// Maximum number of objects of one call. A longer list is converted by several calls.

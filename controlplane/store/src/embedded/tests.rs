@@ -1,6 +1,10 @@
 //! The suite on the embedded store, and tests of its own guarantees.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use super::{Embedded, EmbeddedOptions, RESERVED};
 use crate::{
@@ -8,7 +12,24 @@ use crate::{
     suite::{self, put},
 };
 
-fn open(path: &std::path::Path) -> Embedded {
+/// The path of a store in a new directory. The store has files beside its path.
+pub(super) struct Place {
+    _parent: tempfile::TempDir,
+    path: PathBuf,
+}
+
+impl Place {
+    pub(super) fn new() -> Self {
+        let parent = tempfile::tempdir().unwrap();
+        Self { path: parent.path().join("store"), _parent: parent }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+fn open(path: &Path) -> Embedded {
     Embedded::open(path, EmbeddedOptions::default()).unwrap()
 }
 
@@ -25,7 +46,7 @@ async fn passes_the_suite() {
 
 #[tokio::test]
 async fn durable_entries_survive_a_restart_volatile_ones_do_not_and_revisions_continue() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = Place::new();
     let store = open(dir.path());
     let durable = store.write(put("/d", Expect::Absent, "kept", Tier::Durable)).await.unwrap();
     let tier = Tier::Volatile { ttl: None };
@@ -44,7 +65,7 @@ async fn durable_entries_survive_a_restart_volatile_ones_do_not_and_revisions_co
 
 #[tokio::test]
 async fn revisions_stay_reserved_when_volatile_writes_use_up_a_block() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = Place::new();
     let store = open(dir.path());
     let start = store.revision().await.unwrap();
     let tier = Tier::Volatile { ttl: None };
@@ -58,7 +79,7 @@ async fn revisions_stay_reserved_when_volatile_writes_use_up_a_block() {
 
 #[tokio::test]
 async fn a_copy_taken_under_load_opens_with_every_acknowledged_write() {
-    let (dir, copy) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (dir, copy) = (Place::new(), tempfile::tempdir().unwrap());
     let store = open(dir.path());
     let mut acknowledged = Vec::new();
     for n in 0..200 {
@@ -76,7 +97,7 @@ async fn a_copy_taken_under_load_opens_with_every_acknowledged_write() {
 
 #[tokio::test]
 async fn opening_a_store_in_use_is_an_error() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = Place::new();
     let _held = open(dir.path());
     let Err(error) = Embedded::open(dir.path(), EmbeddedOptions::default()) else { panic!("opened twice") };
     assert!(matches!(error, Error::Locked { .. }));
@@ -85,7 +106,7 @@ async fn opening_a_store_in_use_is_an_error() {
 
 #[tokio::test]
 async fn a_damaged_file_is_one_clear_error() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = Place::new();
     drop(open(dir.path()));
     std::fs::write(dir.path().join("version"), b"not a store").unwrap();
     let Err(error) = Embedded::open(dir.path(), EmbeddedOptions::default()) else { panic!("opened") };
@@ -122,8 +143,8 @@ fn entries_expire_unless_they_changed_since() {
 }
 
 /// Creates a store with one entry, damages it, and returns the result of opening it.
-async fn damaged(damage: impl FnOnce(&std::path::Path)) -> Result<usize, Error> {
-    let dir = tempfile::tempdir().unwrap();
+async fn damaged(damage: impl FnOnce(&Path)) -> Result<usize, Error> {
+    let dir = Place::new();
     let store = open(dir.path());
     for n in 0..20 {
         store.write(put(&format!("/{n}"), Expect::Absent, "kept", Tier::Durable)).await.unwrap();
@@ -134,7 +155,7 @@ async fn damaged(damage: impl FnOnce(&std::path::Path)) -> Result<usize, Error> 
     Ok(store.list(Range::default()).await?.entries.len())
 }
 
-fn overwrite(path: &std::path::Path, at: u64, bytes: &[u8]) {
+fn overwrite(path: &Path, at: u64, bytes: &[u8]) {
     use std::os::unix::fs::FileExt as _;
     std::fs::File::options().write(true).open(path).unwrap().write_all_at(bytes, at).unwrap();
 }
@@ -142,7 +163,7 @@ fn overwrite(path: &std::path::Path, at: u64, bytes: &[u8]) {
 #[tokio::test]
 async fn a_damaged_store_does_not_open_as_an_empty_one() {
     use std::fs;
-    let journal = |path: &std::path::Path| path.join("0.jnl");
+    let journal = |path: &Path| path.join("0.jnl");
     assert_eq!(damaged(|_| {}).await.unwrap(), 20);
     for (what, outcome) in [
         ("head", damaged(|p| overwrite(&journal(p), 0, &[0xa5; 64])).await),
@@ -158,8 +179,8 @@ async fn a_damaged_store_does_not_open_as_an_empty_one() {
 
 #[tokio::test]
 async fn a_torn_end_loses_only_unacknowledged_writes() {
-    let file = |path: &std::path::Path| path.join("0.jnl");
-    let whole = |path: &std::path::Path| {
+    let file = |path: &Path| path.join("0.jnl");
+    let whole = |path: &Path| {
         let bytes = std::fs::read(file(path)).unwrap();
         bytes.iter().rposition(|byte| *byte != 0).unwrap() as u64 + 1
     };
@@ -179,8 +200,8 @@ async fn a_torn_end_loses_only_unacknowledged_writes() {
 #[test]
 fn an_interrupted_first_start_is_repeated() {
     for version in [None, Some("")] {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::create_dir(dir.path().join("keyspaces")).unwrap();
+        let dir = Place::new();
+        std::fs::create_dir_all(dir.path().join("keyspaces")).unwrap();
         for name in ["lock", "0.jnl"] {
             std::fs::write(dir.path().join(name), "").unwrap();
         }
@@ -189,7 +210,7 @@ fn an_interrupted_first_start_is_repeated() {
     }
 }
 
-fn restored(path: &std::path::Path, backup: &[u8]) -> Result<crate::BackupSummary, Error> {
+fn restored(path: &Path, backup: &[u8]) -> Result<crate::BackupSummary, Error> {
     super::restore(path, None, backup)
 }
 
