@@ -25,14 +25,15 @@ pub(crate) fn check(pod: &Pod, config: &AgentConfig) -> Result<(), Verdict> {
         return Ok(());
     }
     let own = own(config);
+    let mut sockets = Sockets::default();
     for wanted in host_ports(pod) {
         let Some((protocol, port)) = parse(&wanted) else { continue };
         let used = own.iter().find(|(p, number, _)| (*p, *number) == (protocol, port));
         if let Some((.., by)) = used {
             return Err(taken(&wanted, by));
         }
-        let found = listeners(protocol).map_err(|error| unknown(&error))?;
-        if let Some(socket) = shadowed(&wanted, port, &found) {
+        let found = sockets.of(protocol).map_err(|error| unknown(&error))?;
+        if let Some(socket) = shadowed(&wanted, port, found) {
             return Err(taken(&wanted, &owner(socket.inode)));
         }
     }
