@@ -319,15 +319,15 @@ mod tests {
         };
         cache.apply(&commit("gone", 2));
         cache.apply(&commit("kept", 3));
+        cache.apply(&commit("unreadable", 4));
         let (watcher, mut events) = Watcher::new(Scope::default(), false);
-        cache.of(kind).unwrap().lock().watch_from_now(watcher, 3);
+        cache.of(kind).unwrap().lock().watch_from_now(watcher, 4);
         let entry = |key, value, modified| Entry { key, value, created: 0, modified };
         let entries = vec![
             entry(key("kept"), value("kept"), 3),
             entry(key("new"), value("new"), 8),
             entry(ALLOCATIONS.into(), bytes::Bytes::new(), 9),
         ];
-        cache.apply(&commit("unreadable", 4));
         cache.resync(Page { entries, revision: 10, more: false }, &[key("unreadable"), key("unknown")]);
         let unreadable = cache.get(kind, "ns", "unreadable").map(|object| object.revision);
         assert_eq!(unreadable, Some(4), "it is not deleted");
