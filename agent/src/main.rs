@@ -118,6 +118,10 @@ fn main() -> ExitCode {
     if let Some(dir) = shim_dir() {
         return coracle_shim::main(coracle_shim::ShimArgs { dir });
     }
+    let mut words = std::env::args_os().skip(1);
+    if words.next().is_some_and(|word| word == coracle_agent::volume::nfs::MOUNT_COMMAND) {
+        return coracle_agent::volume::nfs::mount_main(words);
+    }
     if let Err(error) = coracle_open_files::keep_inherited() {
         return role::fail(
             &anyhow::Error::new(error).context("cannot mark inherited descriptors as close-on-exec"),

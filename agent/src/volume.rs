@@ -20,7 +20,7 @@ mod host_path;
 mod local;
 pub(crate) mod local_cleanup;
 mod mounts;
-mod nfs;
+pub mod nfs;
 mod objects;
 mod ownership;
 mod payload;

@@ -1,7 +1,7 @@
 //! Backup files of the embedded store.
 
 use std::{
-    fs::{self, File},
+    fs::{self, File, TryLockError},
     io::{self, BufReader, Seek as _, Write as _},
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
@@ -49,21 +49,20 @@ pub struct BackupFile {
 // === impl BackupFile ===
 
 impl BackupFile {
-    /// Creates the temporary file, with mode 0600.
+    /// Creates the temporary file, with mode 0600. It is locked while it exists: another backup of the same name, for
+    /// example by a timer, would replace it before it is complete.
     ///
     /// # Errors
-    /// [`BackupError::File`].
+    /// [`BackupError::File`], also if another process writes a backup of this name.
     pub fn create(path: &Path) -> Result<Self, BackupError> {
         let mut partial = path.as_os_str().to_owned();
         partial.push(".partial");
         let partial = PathBuf::from(partial);
         let failed = |source| BackupError::File { path: partial.clone(), source };
-        match fs::remove_file(&partial) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
-            _ => {}
-        }
+        remove_left(&partial).map_err(failed)?;
         let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&partial);
         let file = file.map_err(failed)?;
+        file.try_lock().map_err(|error| failed(error.into()))?;
         Ok(Self { path: path.to_owned(), partial, file })
     }
 
@@ -101,6 +100,24 @@ impl Drop for BackupFile {
         // After the rename there is no such file.
         let _ = fs::remove_file(&self.partial);
     }
+}
+
+/// Removes the temporary file of a backup that was interrupted.
+fn remove_left(partial: &Path) -> io::Result<()> {
+    // The directory may belong to a user, who could put a link or a pipe there.
+    let flags = nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK;
+    match File::options().read(true).custom_flags(flags).open(partial) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(_link_or_other) => {}
+        Ok(left) => match left.try_lock() {
+            Err(TryLockError::WouldBlock) => {
+                let why = "another process writes this backup; wait for its end";
+                return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
+            }
+            Err(TryLockError::Error(_)) | Ok(()) => {}
+        },
+    }
+    fs::remove_file(partial)
 }
 
 /// Starts a backup of a store that no process uses; `None` if a process uses it.
@@ -147,4 +164,27 @@ pub fn restore_backup(
     let sealing = sealing(keys, encryption.map(Arc::new));
     let restored = restore(&path, Some(sealing), BufReader::new(file));
     restored.map_err(|source| BackupError::Store { path, source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_backups_of_one_name_do_not_mix_and_an_interrupted_one_is_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, partial) = (directory.path().join("b"), directory.path().join("b.partial"));
+        fs::write(&partial, "interrupted").unwrap();
+        let mut first = BackupFile::create(&path).unwrap();
+        assert!(matches!(BackupFile::create(&path), Err(BackupError::File { .. })));
+        first.write(b"first").unwrap();
+        assert_eq!(fs::read(&partial).unwrap(), b"first", "the second backup did not replace it");
+        drop(first);
+        let other = directory.path().join("other");
+        fs::write(&other, "kept").unwrap();
+        std::os::unix::fs::symlink(&other, &partial).unwrap();
+        drop(BackupFile::create(&path).unwrap());
+        assert_eq!(fs::read(&other).unwrap(), b"kept");
+        assert!(!partial.exists());
+    }
 }

@@ -1,6 +1,7 @@
 //! Admission of pods: one check per file; the first rejection decides. Pure, except [`in_use`], which reads the
 //! kernel's sockets.
 
+pub(crate) mod containers;
 mod facts;
 mod fit;
 pub(crate) mod in_use;
@@ -17,6 +18,7 @@ pub(crate) use ports::host_ports;
 /// Admits the pod, or returns the rejection.
 pub(crate) fn admit(facts: &Facts<'_>) -> Result<(), Verdict> {
     system::check(facts.pod)?;
+    containers::check(facts.pod)?;
     unsupported::check(facts.pod)?;
     sysctls::check(facts)?;
     fit::check(facts)?;

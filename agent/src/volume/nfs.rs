@@ -1,21 +1,23 @@
 //! NFS exports, mounted by the kernel's own client: no `mount.nfs` is needed for version 4.
 //!
-//! A server that does not answer blocks a mount in the kernel. Each mount has a thread of its own and a timeout, so that
-//! such a server delays only the pods that use it.
+//! A server that does not answer blocks a mount in the kernel. Each mount has a process of its own, which is killed after
+//! a timeout, so that such a server delays only the pods that use it.
+
+mod process;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use nix::errno::Errno;
-use nix::mount::{MntFlags, MsFlags, mount as mount_call, umount2};
+use nix::mount::{MntFlags, MsFlags, umount2};
 use tokio::sync::oneshot;
 
 use super::error::SetUpError;
 use super::mounts;
+
+pub use process::{COMMAND as MOUNT_COMMAND, main as mount_main};
 
 pub(super) const PLUGIN: &str = "kubernetes.io~nfs";
 /// Maximum time of one attempt.
@@ -57,18 +59,8 @@ pub(super) async fn mount(export: &Export, at: &Path) -> Result<(), SetUpError> 
         address.map_err(|_elapsed| failed("the server's name was not resolved in time".to_owned()))?;
     let arguments = arguments(export, address.map_err(failed)?).map_err(failed)?;
     let (done, result) = oneshot::channel();
-    let abandoned = Arc::new(AtomicBool::new(false));
-    let started = start(arguments, at.to_owned(), Arc::clone(&abandoned), done);
-    started.map_err(failed)?;
-    match tokio::time::timeout(TIMEOUT, result).await {
-        Ok(Ok(Ok(()))) => Ok(()),
-        Ok(Ok(Err(errno))) => Err(failed(errno.desc().to_owned())),
-        Ok(Err(_)) => Err(failed("the mount was interrupted".to_owned())),
-        Err(_) => {
-            abandoned.store(true, Ordering::SeqCst);
-            Err(failed(format!("the server did not answer in {} seconds", TIMEOUT.as_secs())))
-        }
-    }
+    start(&arguments, at, done).map_err(failed)?;
+    result.await.unwrap_or_else(|_dropped| Err("the mount was interrupted".to_owned())).map_err(failed)
 }
 
 fn source_of(export: &Export) -> String {
@@ -86,44 +78,59 @@ async fn resolve(server: &str) -> Result<IpAddr, String> {
     first.ok_or_else(|| "the server's name has no address".to_owned())
 }
 
-/// Starts the thread that mounts. One attempt for each mount point at a time.
+/// Starts the process that mounts. One attempt for each mount point at a time.
 fn start(
-    arguments: Arguments,
-    at: PathBuf,
-    abandoned: Arc<AtomicBool>,
-    done: oneshot::Sender<Result<(), Errno>>,
+    arguments: &Arguments,
+    at: &Path,
+    mut done: oneshot::Sender<Result<(), String>>,
 ) -> Result<(), String> {
-    let lock = || IN_PROGRESS.lock().unwrap_or_else(PoisonError::into_inner);
-    if !lock().insert(at.clone()) {
-        return Err("the server has not answered an earlier attempt yet".to_owned());
-    }
-    let place = at.clone();
-    let thread = std::thread::Builder::new().name("nfs-mount".to_owned()).spawn(move || {
-        let result = attempt(&arguments, &place);
-        if result.is_ok() && abandoned.load(Ordering::SeqCst) {
+    let attempt = Attempt::begin(at)?;
+    let mut child = process::command(arguments, at).spawn().map_err(|error| error.to_string())?;
+    tokio::spawn(async move {
+        let is_useless = match process::wait(&mut child, TIMEOUT, &mut done).await {
+            Some(ended) => {
+                let result = process::outcome(ended);
+                let is_mounted = result.is_ok();
+                done.send(result).is_err() && is_mounted
+            }
+            None => {
+                let why = format!("the server did not answer in {} seconds", TIMEOUT.as_secs());
+                let _receiver_gone = done.send(Err(why));
+                // Waits until the kernel has ended the mount, which may have succeeded.
+                let _ended = child.kill().await;
+                true
+            }
+        };
+        if is_useless {
             // The pod may be gone: its next attempt mounts again.
-            let _gone = umount2(&place, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
+            let unmount = move || umount2(&attempt.at, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
+            let _not_mounted = tokio::task::spawn_blocking(unmount).await;
         }
-        IN_PROGRESS.lock().unwrap_or_else(PoisonError::into_inner).remove(&place);
-        let _receiver_gone = done.send(result);
     });
-    if let Err(error) = thread {
-        lock().remove(&at);
-        return Err(error.to_string());
-    }
     Ok(())
 }
 
-fn attempt(arguments: &Arguments, at: &Path) -> Result<(), Errno> {
-    let mut last = Err(Errno::EPROTONOSUPPORT);
-    for options in &arguments.options {
-        let source = Some(arguments.source.as_str());
-        last = mount_call(source, at, Some("nfs4"), arguments.flags, Some(options.as_str()));
-        if !matches!(last, Err(Errno::EPROTONOSUPPORT | Errno::EINVAL)) {
-            break;
-        }
+/// An attempt in progress: no other one begins at its mount point before it is dropped.
+struct Attempt {
+    at: PathBuf,
+}
+
+impl Attempt {
+    fn begin(at: &Path) -> Result<Self, String> {
+        let is_first = in_progress().insert(at.to_owned());
+        let refused = || "the server has not answered an earlier attempt yet".to_owned();
+        if is_first { Ok(Self { at: at.to_owned() }) } else { Err(refused()) }
     }
-    last
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        in_progress().remove(&self.at);
+    }
+}
+
+fn in_progress() -> MutexGuard<'static, BTreeSet<PathBuf>> {
+    IN_PROGRESS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The arguments of the mount call. Options that a mount program would handle are refused.
@@ -206,5 +213,14 @@ mod tests {
     fn an_ipv6_server_is_in_brackets() {
         let server = Export { server: "fd00::1".to_owned(), ..export(&[]) };
         assert_eq!(source_of(&server), "[fd00::1]:/data");
+    }
+
+    #[test]
+    fn one_attempt_at_a_mount_point_is_in_progress() {
+        let at = Path::new("/one/attempt");
+        let first = Attempt::begin(at).expect("the first attempt");
+        assert!(Attempt::begin(at).is_err());
+        drop(first);
+        assert!(Attempt::begin(at).is_ok());
     }
 }

@@ -150,7 +150,7 @@ impl Cache {
             match event {
                 Stored::Commit(commit) => self.apply(&commit),
                 Stored::Progress(revision) => drop(self.revision.send_replace(revision)),
-                Stored::Resync(page) => self.resync(page),
+                Stored::Resync { page, unreadable } => self.resync(page, &unreadable),
             }
         }
     }
@@ -174,8 +174,9 @@ impl Cache {
         }
     }
 
-    /// Replaces all objects: commits were missed. The watches of clients end, and clients list again.
-    fn resync(&self, page: Page) {
+    /// Replaces all objects except those with unreadable keys: commits were missed. The watches of clients end, and
+    /// clients list again.
+    fn resync(&self, page: Page, unreadable: &[Arc<str>]) {
         self.resyncs.fetch_add(1, Ordering::AcqRel);
         let mut found: HashMap<(Box<str>, Box<str>), Vec<Entry>> = HashMap::new();
         for entry in page.entries {
@@ -190,7 +191,7 @@ impl Cache {
         for (group, plurals) in &**self.collections.load() {
             for (plural, collection) in plurals {
                 let entries = found.remove(&(group.clone(), plural.clone())).unwrap_or_default();
-                collection.lock().reload(entries, page.revision);
+                collection.lock().reload(entries, page.revision, unreadable);
             }
         }
         quotas.load(self);
@@ -318,18 +319,22 @@ mod tests {
         };
         cache.apply(&commit("gone", 2));
         cache.apply(&commit("kept", 3));
+        cache.apply(&commit("unreadable", 4));
         let (watcher, mut events) = Watcher::new(Scope::default(), false);
-        cache.of(kind).unwrap().lock().watch_from_now(watcher, 3);
+        cache.of(kind).unwrap().lock().watch_from_now(watcher, 4);
         let entry = |key, value, modified| Entry { key, value, created: 0, modified };
         let entries = vec![
             entry(key("kept"), value("kept"), 3),
             entry(key("new"), value("new"), 8),
             entry(ALLOCATIONS.into(), bytes::Bytes::new(), 9),
         ];
-        cache.resync(Page { entries, revision: 10, more: false });
+        cache.resync(Page { entries, revision: 10, more: false }, &[key("unreadable"), key("unknown")]);
+        let unreadable = cache.get(kind, "ns", "unreadable").map(|object| object.revision);
+        assert_eq!(unreadable, Some(4), "it is not deleted");
+        cache.apply(&Commit { value: None, ..commit("unreadable", 11) });
         let names: Vec<_> = cache.list(kind, "ns").iter().map(|object| object.name().to_owned()).collect();
         assert_eq!(names, ["kept", "new"]);
-        assert_eq!((cache.revision(), cache.allocations()), (10, 9));
+        assert_eq!((cache.revision(), cache.allocations()), (11, 9));
         assert!(events.recv().await.is_none());
         let (watcher, _events) = Watcher::new(Scope::default(), false);
         let late = cache.of(kind).unwrap().lock().watch_after(watcher, 3);

@@ -9,12 +9,20 @@ use std::time::Duration;
 
 use coracle_store::Health;
 
-use crate::{error::Result, server::State, verb::list};
+use crate::{
+    authn::User,
+    error::{ApiError, Result},
+    server::State,
+    verb::list,
+};
 
 /// Maximum time that the store has to tell its newest revision.
 const REVISION: Duration = Duration::from_secs(2);
 /// Maximum time until the cache has a revision. Source: `blockTimeout` in `apiserver/pkg/storage/cacher/watch_cache.go`.
 const REACH: Duration = Duration::from_secs(3);
+
+/// Maximum time that tokens of service accounts and bootstrap tokens are accepted without the store.
+const TOKENS: Duration = Duration::from_secs(15 * 60);
 
 /// Waits until the cache is current enough for a request with this `resourceVersion`.
 pub(crate) async fn wait(state: &State, verb: &str, resource_version: &str) -> Result<()> {
@@ -40,6 +48,21 @@ pub(crate) async fn wait(state: &State, verb: &str, resource_version: &str) -> R
     Ok(())
 }
 
+/// Refuses a user whose credential is an object, if the store has not answered for long: the credential may have been
+/// deleted through another server.
+pub(crate) fn check_credential(state: &State, user: &User) -> Result<()> {
+    if is_outdated(user, state.store.unreachable_for()) {
+        return Err(ApiError::unavailable("cannot verify the token: the store does not answer"));
+    }
+    Ok(())
+}
+
+fn is_outdated(user: &User, unreachable_for: Option<Duration>) -> bool {
+    let is_object =
+        ["system:serviceaccount:", "system:bootstrap:"].iter().any(|kind| user.name.starts_with(kind));
+    is_object && unreachable_for.is_some_and(|time| time > TOKENS)
+}
+
 fn is_read(verb: &str) -> bool {
     matches!(verb, "get" | "list" | "watch")
 }
@@ -58,6 +81,22 @@ mod tests {
             [("list", "0", true), ("list", "", false), ("get", "7", false), ("update", "0", false)]
         {
             assert_eq!(is_any_age(verb, revision).unwrap(), any, "{verb} {revision}");
+        }
+    }
+
+    #[test]
+    fn only_tokens_are_refused_and_only_without_the_store_for_long() {
+        let user = |name: &str| User { name: name.to_owned(), ..User::default() };
+        let (short, long) = (TOKENS / 2, TOKENS * 2);
+        for (name, time, expected) in [
+            ("system:serviceaccount:n:a", Some(long), true),
+            ("system:serviceaccount:n:a", Some(short), false),
+            ("system:serviceaccount:n:a", None, false),
+            ("system:bootstrap:abcdef", Some(long), true),
+            ("system:node:a", Some(long), false),
+            ("kubernetes-admin", Some(long), false),
+        ] {
+            assert_eq!(is_outdated(&user(name), time), expected, "{name} {time:?}");
         }
     }
 }

@@ -276,6 +276,7 @@ impl Apiserver {
             .authenticators
             .identify(&state.cache, certificate, (&parts.headers, parts.uri.path()))
             .await?;
+        freshness::check_credential(state, &caller)?;
         if let Some(slot) = parts.extensions.get::<Arc<Slot>>().filter(|_| !caller.is_anonymous()) {
             slot.prove();
         }

@@ -132,6 +132,11 @@ pub(crate) fn refuse(
         .or_else(|| snapshot.devices.refuse(&prepared.devices, node.facts))
 }
 
+/// The message about a pod whose node could not be reserved. Source: `RunReservePluginsReserve`.
+pub(crate) fn reserve_failed(plugin: &str, why: &str) -> String {
+    format!("running Reserve plugin \"{plugin}\": {why}")
+}
+
 /// Refusals of nodes if the pods that are nominated for the node, with the same or a higher priority, run there.
 pub(crate) fn refused_beside_nominated(
     pod: &Pod,

@@ -9,10 +9,11 @@ pub(crate) mod bind;
 mod expression;
 pub(crate) mod feed;
 mod object;
+mod slices;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coracle_values::node_selector::term_matches;
@@ -22,7 +23,8 @@ use serde_json::Value;
 
 use self::allocate::Allocator;
 use self::allocated::Allocated;
-use self::object::{Claim, Class, Slice};
+use self::object::{Claim, Class};
+use self::slices::Slices;
 use crate::filter::Refused;
 use crate::hint::Changes;
 use crate::object::{Pod, PodResourceClaim};
@@ -51,7 +53,7 @@ struct Shared {
 struct State {
     claims: HashMap<Key, Claim>,
     classes: HashMap<String, Class>,
-    slices: BTreeMap<String, Slice>,
+    slices: Slices,
     /// Chosen allocations that the watch has not delivered yet.
     assumed: HashMap<Key, Value>,
     /// The devices of all allocations, chosen ones included.

@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use crate::devices::{DeviceChanges, uses_any};
 use crate::hint::Changes;
 use crate::object::Pod;
+use crate::volumes::{self, VolumeChanges};
 use coracle_values::object::ObjectExt;
 
 /// The state of a pod in the queue.
@@ -58,6 +59,8 @@ pub(crate) struct Queue {
     tried: HashSet<String>,
     /// Pods that use claims of devices.
     with_devices: HashSet<String>,
+    /// Pods that use claims of volumes.
+    with_claims: HashSet<String>,
     serial: u64,
 }
 
@@ -72,6 +75,7 @@ impl Queue {
             unschedulable: HashSet::new(),
             tried: HashSet::new(),
             with_devices: HashSet::new(),
+            with_claims: HashSet::new(),
             serial: 0,
         }
     }
@@ -82,6 +86,9 @@ impl Queue {
         // The claims of a pod never change.
         if !pod.spec.resource_claims.is_empty() {
             self.with_devices.insert(uid.clone());
+        }
+        if volumes::claims_of(&pod).next().is_some() {
+            self.with_claims.insert(uid.clone());
         }
         let Some(entry) = self.entries.get_mut(&uid) else {
             self.serial += 1;
@@ -110,6 +117,7 @@ impl Queue {
     pub(crate) fn remove(&mut self, uid: &str) -> bool {
         self.leave(uid);
         self.with_devices.remove(uid);
+        self.with_claims.remove(uid);
         self.entries.remove(uid).is_some()
     }
 
@@ -172,6 +180,18 @@ impl Queue {
         });
         for (uid, changes) in helped.collect::<Vec<_>>() {
             self.help(&uid, changes, now);
+        }
+    }
+
+    /// Records changes of claims and volumes. They help only pods with claims: a changed claim helps the pods that use
+    /// it, and a changed volume or class helps all of them.
+    pub(crate) fn volumes_changed(&mut self, changes: &VolumeChanges, now: Instant) {
+        let helped = self.with_claims.iter().filter(|uid| {
+            let uses = |entry: &Entry| volumes::uses_any(&entry.pod, &changes.claims);
+            changes.supply || self.entries.get(*uid).is_some_and(uses)
+        });
+        for uid in helped.cloned().collect::<Vec<_>>() {
+            self.help(&uid, Changes::ALL, now);
         }
     }
 
@@ -261,6 +281,27 @@ mod tests {
         queue.remove("one");
         queue.remove("two");
         assert!(queue.with_devices.is_empty());
+    }
+
+    #[tokio::test]
+    async fn changed_claims_and_volumes_help_only_pods_that_can_use_them() {
+        let (mut queue, now) = (empty(), Instant::now());
+        let claim =
+            |name: &str| json!({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": name}}]});
+        for pod in [pod("plain", json!({})), pod("one", claim("one")), pod("two", claim("two"))] {
+            queue.add(pod);
+            let pod = queue.pop(now).unwrap();
+            queue.refused(pod.uid(), Changes::ALL, now);
+        }
+        let later = now + Duration::from_secs(5);
+        let claims = [coracle_values::object::Key::new("d", "two")].into();
+        queue.volumes_changed(&VolumeChanges { supply: false, claims }, later);
+        assert_eq!([pop(&mut queue, later), pop(&mut queue, later)], ["two", ""]);
+        queue.volumes_changed(&VolumeChanges { supply: true, ..VolumeChanges::default() }, later);
+        assert_eq!([pop(&mut queue, later), pop(&mut queue, later)], ["one", ""]);
+        queue.remove("one");
+        queue.remove("two");
+        assert!(queue.with_claims.is_empty());
     }
 
     #[tokio::test]

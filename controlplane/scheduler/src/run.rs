@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::bind;
 use crate::budget::Budgets;
 use crate::config::{Profile, SchedulerConfig};
-use crate::decide::{Unschedulable, decide};
+use crate::decide::{Unschedulable, decide, reserve_failed};
 use crate::devices::{self, Reservations};
 use crate::hint::Changes;
 use crate::object::{Namespace, Node, Pod, PodDisruptionBudget};
@@ -61,6 +61,9 @@ struct Scheduler {
     /// The budgets of a list that is being received.
     listed_budgets: Budgets,
 }
+
+/// The volumes and the devices that are reserved for a pod.
+type Reserved = (Vec<(Key, Choice)>, Reservations);
 
 /// The progress of the list of one kind.
 #[derive(Default)]
@@ -112,7 +115,10 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
                 let changes = scheduler.snapshot.devices.take_changes();
                 scheduler.queue.devices_changed(&changes, Instant::now());
             }
-            Ok(()) = volume_changes.changed() => scheduler.queue.change(Changes::ALL, Instant::now()),
+            Ok(()) = volume_changes.changed() => {
+                let changes = scheduler.snapshot.volumes.take_changes();
+                scheduler.queue.volumes_changed(&changes, Instant::now());
+            }
             Some(Ok(bound)) = scheduler.bindings.join_next() => scheduler.bound(bound),
             Some(_) = scheduler.marks.join_next() => {}
             Some(_) = sending.join_next() => return,
@@ -306,11 +312,10 @@ impl Scheduler {
         let Some(pod) = self.queue.pop(Instant::now()) else { return };
         let Some(profile) = self.config.profile(pod.scheduler()).cloned() else { return };
         match decide(&pod, &profile, &mut self.snapshot) {
-            Ok(node) => match self.snapshot.reserve_devices(&pod, &node) {
-                Ok(devices) => self.assume(pod, node, devices),
-                Err(why) => {
+            Ok(node) => match self.reserve(&pod, &profile, &node) {
+                Ok(reserved) => self.assume(pod, node, reserved),
+                Err(message) => {
                     self.queue.failed(pod.uid(), Instant::now());
-                    let message = format!("running Reserve plugin \"DynamicResources\": {why}");
                     self.record(&pod, Event::warning("FailedScheduling", message));
                 }
             },
@@ -318,13 +323,25 @@ impl Scheduler {
         }
     }
 
+    /// Reserves volumes and devices on a node for a pod: both or none.
+    fn reserve(&self, pod: &Pod, profile: &Profile, node: &str) -> Result<Reserved, String> {
+        let volumes = self.snapshot.reserve_volumes(pod, profile, node);
+        let volumes = volumes.map_err(|why| reserve_failed("VolumeBinding", &why))?;
+        match self.snapshot.reserve_devices(pod, node) {
+            Ok(devices) => Ok((volumes, devices)),
+            Err(why) => {
+                self.snapshot.volumes.release(&volumes);
+                Err(reserve_failed("DynamicResources", &why))
+            }
+        }
+    }
+
     /// Places a pod on its node and starts the binding.
-    fn assume(&mut self, pod: Pod, node: String, reserved: Reservations) {
+    fn assume(&mut self, pod: Pod, node: String, (chosen, reserved): Reserved) {
         let changes = self.snapshot.place(&pod, &node);
         self.changed(changes);
         self.assumed.insert(pod.uid().to_owned());
         let (client, volumes) = (self.client.clone(), self.snapshot.volumes.clone());
-        let chosen = self.snapshot.reserve_volumes(&pod, &node);
         let devices = self.snapshot.devices.clone();
         self.bindings.spawn(async move {
             let result = async {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::config::Profile;
-use crate::decide::{Unschedulable, filter, refused_beside_nominated};
+use crate::decide::{Unschedulable, filter, refused_beside_nominated, reserve_failed};
 use crate::object::{Namespace, Node, Pod, PodDisruptionBudget};
 use crate::preempt::{candidates, harm, preempt, with_outcome};
 use crate::score;
@@ -127,8 +127,10 @@ fn decide(snapshot: &mut Snapshot, pod: &Pod) -> Decision {
         let best = decision.scores.iter().rev().max_by_key(|(_, scores)| total(scores));
         if let Some(node) = best.map(|(node, _)| node.clone()) {
             snapshot.denominate(pod.uid());
-            snapshot.place(pod, &node);
-            snapshot.reserve_volumes(pod, &node);
+            match snapshot.reserve_volumes(pod, &profile, &node) {
+                Ok(_) => drop(snapshot.place(pod, &node)),
+                Err(why) => decision.message = reserve_failed("VolumeBinding", &why),
+            }
         }
         return decision;
     };

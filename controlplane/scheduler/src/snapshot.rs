@@ -10,6 +10,7 @@ use coracle_values::pod_resources::Resources;
 use k8s_openapi::api::core::v1::{PodCondition, Taint};
 
 use crate::budget::Budgets;
+use crate::config::Profile;
 use crate::devices::{Devices, Reservations};
 use crate::hint::Changes;
 use crate::object::{Node, Pod};
@@ -364,11 +365,20 @@ impl Snapshot {
         true
     }
 
-    /// Chooses and reserves volumes on a node for the pod's claims.
-    pub(crate) fn reserve_volumes(&self, pod: &Pod, node: &str) -> Vec<(Key, Choice)> {
+    /// Chooses and reserves volumes on a node for the pod's claims. The error is the reason why the node cannot have
+    /// them any more: volumes and claims change while the pod is decided.
+    pub(crate) fn reserve_volumes(
+        &self,
+        pod: &Pod,
+        profile: &Profile,
+        node: &str,
+    ) -> Result<Vec<(Key, Choice)>, String> {
+        if !profile.filters_by("VolumeBinding") {
+            return Ok(Vec::new());
+        }
         let facts = self.nodes.get(node).and_then(|info| info.facts.as_ref());
-        let claims = self.volumes.of_pod(pod).ok();
-        claims.zip(facts).map(|(claims, node)| self.volumes.reserve(&claims, node)).unwrap_or_default()
+        let facts = facts.ok_or_else(|| format!("node {node:?} not found"))?;
+        self.volumes.reserve(pod, facts)
     }
 
     /// Chooses and reserves devices on a node for the pod's claims. The error is the reason why the node cannot provide

@@ -12,7 +12,7 @@ mod object;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coracle_values::object::{Key, ObjectExt};
@@ -40,6 +40,15 @@ struct Shared {
     changes: watch::Sender<u64>,
 }
 
+/// Changes of claims and volumes that may help pods with claims.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct VolumeChanges {
+    /// Whether volumes, classes, drivers or free space changed: any pod with claims may be helped.
+    pub(crate) supply: bool,
+    /// Claims that changed. They help the pods that use them.
+    pub(crate) claims: HashSet<Key>,
+}
+
 #[derive(Debug, Default)]
 struct State {
     claims: HashMap<Key, Claim>,
@@ -51,6 +60,8 @@ struct State {
     csi_nodes: HashMap<String, CsiNode>,
     capacities: HashMap<Key, Capacity>,
     attachments: HashMap<String, Attachment>,
+    /// Changes that the scheduler has not taken yet.
+    pending: VolumeChanges,
     /// Which kinds are listed.
     listed: [bool; 7],
 }
@@ -78,9 +89,14 @@ impl Volumes {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notifies about each change that may let a pod be scheduled.
+    /// Notifies if [`Self::take_changes`] has changes.
     pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.shared.changes.subscribe()
+    }
+
+    /// The changes since the last call.
+    pub(crate) fn take_changes(&self) -> VolumeChanges {
+        std::mem::take(&mut self.lock().pending)
     }
 
     /// Whether all kinds are listed.
@@ -130,16 +146,25 @@ impl Volumes {
         if pod.spec.volumes.is_empty() { Ok(PodClaims::default()) } else { filter::of_pod(&self.lock(), pod) }
     }
 
-    /// Chooses volumes for the unbound claims of a pod on a node, and reserves the chosen ones.
-    pub(crate) fn reserve(&self, claims: &PodClaims, node: &crate::snapshot::Facts) -> Vec<(Key, Choice)> {
+    /// Chooses volumes for the unbound claims of a pod on a node, and reserves the chosen ones. The error is the reason
+    /// why the node cannot have the volumes.
+    pub(crate) fn reserve(
+        &self,
+        pod: &Pod,
+        node: &crate::snapshot::Facts,
+    ) -> Result<Vec<(Key, Choice)>, String> {
+        if pod.spec.volumes.is_empty() {
+            return Ok(Vec::new());
+        }
+        // One lock for the choice and the reservation: the watch may deliver changes in between.
         let mut state = self.lock();
-        let chosen = claims.choices(node).unwrap_or_default();
+        let chosen = filter::of_pod(&state, pod)?.choices(node).map_err(str::to_owned)?;
         for (claim, choice) in &chosen {
             if let Choice::Take(volume) = choice {
                 state.taken.insert(volume.clone(), claim.clone());
             }
         }
-        chosen
+        Ok(chosen)
     }
 
     /// Releases the volumes that were reserved for a pod whose binding failed.
@@ -153,6 +178,11 @@ impl Volumes {
             }
         }
     }
+}
+
+/// Whether a pod uses one of these claims.
+pub(crate) fn uses_any(pod: &Pod, claims: &HashSet<Key>) -> bool {
+    !claims.is_empty() && claims_of(pod).any(|claim| claims.contains(&claim))
 }
 
 /// Names of the claims that a pod uses.

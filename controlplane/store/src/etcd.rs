@@ -175,6 +175,10 @@ impl Store for Etcd {
         true
     }
 
+    fn unreachable_for(&self) -> Option<Duration> {
+        self.shared.connection.unreachable_for()
+    }
+
     fn backup(&self) -> Result<Backup, Error> {
         Err(Error::BackupOfEtcd)
     }

@@ -37,6 +37,11 @@ pub trait Store: Send + Sync + 'static {
     /// acknowledged commits.
     fn is_shared(&self) -> bool;
 
+    /// How long the commits of other processes could not be read. `None`: they can, or there are no other processes.
+    fn unreachable_for(&self) -> Option<Duration> {
+        None
+    }
+
     /// Starts a backup of all durable entries at the current revision. Writes go on meanwhile.
     fn backup(&self) -> Result<Backup, Error>;
 }
@@ -160,7 +165,13 @@ pub enum Event {
     Progress(u64),
     /// The watch missed commits that are compacted. These are all entries under its prefix; the watch continues after
     /// the page's revision.
-    Resync(Page),
+    Resync {
+        /// All entries that can be decrypted.
+        page: Page,
+        /// Keys of entries that exist and cannot be decrypted. The consumer keeps their former values: a missing entry
+        /// counts as deleted, and deletions have effects on other objects.
+        unreadable: Vec<Arc<str>>,
+    },
 }
 
 /// A running watch. Its queue has no limit, so the consumer must keep reading.

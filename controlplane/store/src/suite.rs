@@ -24,7 +24,7 @@ pub(crate) async fn commit(watch: &mut Watch) -> Arc<Commit> {
         match watch.next().await.unwrap() {
             Event::Commit(commit) => return commit,
             Event::Progress(_) => {}
-            Event::Resync(page) => panic!("resync at {}", page.revision),
+            Event::Resync { page, .. } => panic!("resync at {}", page.revision),
         }
     }
 }

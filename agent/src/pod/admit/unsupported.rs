@@ -106,8 +106,18 @@ pub(super) fn check(pod: &Pod) -> Result<(), Verdict> {
     if refused.is_empty() {
         return Ok(());
     }
-    let message = format!("Pod was rejected: this node does not support {}", refused.join(", "));
+    let message = format!("Pod was rejected: this node does not support {}", joined(&refused));
     Err(refuse(UNSUPPORTED, message))
+}
+
+/// The fields as text. A pod can have thousands of them, and its status must stay small.
+fn joined(fields: &[String]) -> String {
+    const SHOWN: usize = 20;
+    let shown = fields.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
+    match fields.len().saturating_sub(SHOWN) {
+        0 => shown,
+        more => format!("{shown} and {more} more fields"),
+    }
 }
 
 /// Rejects an ephemeral container with such a field. The pod continues without the container.
@@ -312,5 +322,12 @@ mod tests {
         );
         let spread = json!([{"maxSkew": 1, "topologyKey": "t", "whenUnsatisfiable": "ScheduleAnyway"}]);
         assert_eq!(of_pod("topologySpreadConstraints", spread), nothing);
+    }
+
+    #[test]
+    fn a_rejection_names_a_limited_number_of_fields() {
+        let names = |count: usize| -> Vec<String> { (0..count).map(|n| format!("f{n}")).collect() };
+        assert_eq!(joined(&names(2)), "f0, f1");
+        assert!(joined(&names(10_000)).ends_with("f19 and 9980 more fields"));
     }
 }

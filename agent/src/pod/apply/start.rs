@@ -10,7 +10,7 @@ use super::mounts::OfRuntime;
 use super::start_queue::StartQueue;
 use super::{ApplyError, Job, Report};
 use crate::cgroup::container_resources;
-use crate::pod::admit::unsupported;
+use crate::pod::admit::{containers, unsupported};
 use crate::pod::config::{container as container_config, files, hostname};
 use crate::pod::env::{Addresses, Sources, environment, needs};
 use crate::pod::events::{ContainerRef, Level};
@@ -198,6 +198,9 @@ impl Job {
 
     /// Checks an ephemeral container: admission did not see it.
     fn judge_added(&self, container: &Container) -> Result<(), NotStarted> {
+        if let Some(spec) = &self.pod.spec {
+            containers::check_added(spec, &container.name).map_err(NotStarted::config)?;
+        }
         unsupported::check_added(container).map_err(NotStarted::config)?;
         let ignored = unsupported::ignored_by(container);
         if !ignored.is_empty() {

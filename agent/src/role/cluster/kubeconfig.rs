@@ -1,5 +1,10 @@
 //! Adds clusters to the kubeconfig files of users, and removes them, as kind does. Other entries, the file's mode and
 //! its owner are kept.
+//!
+//! A user can replace each file and directory in a directory of theirs at any time, also by a link. So such files are
+//! changed with that user's rights, although the command runs as root.
+
+mod rights;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write as _};
@@ -9,8 +14,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use nix::poll::{PollTimeout, poll};
+use nix::unistd::geteuid;
 use serde_json::{Value, json};
 
+use self::rights::Rights;
 use super::place::Cluster;
 
 /// Maximum size of a kubeconfig in bytes.
@@ -140,39 +147,49 @@ fn edit(
     path: &Path,
     change: impl FnOnce(Option<Value>) -> anyhow::Result<Option<Value>>,
 ) -> anyhow::Result<()> {
-    let context = || format!("cannot change the kubeconfig {}", path.display());
+    let failed = || format!("cannot change the kubeconfig {}", path.display());
+    let mut rights = Rights::of_owner(directory(path)).with_context(failed)?;
     // Replace the target of a symbolic link, not the link.
-    let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let dir = path.parent().unwrap_or(Path::new("/"));
-    make_dir(dir).with_context(context)?;
-    let _lock = Lock::take(path).with_context(context)?;
-    let present = match coracle_agent::read_text(path, LARGEST) {
+    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    if rights.is_none() {
+        // A link of root's can lead to a directory of a user.
+        rights = Rights::of_owner(directory(&target)).with_context(failed)?;
+    }
+    let context = || match &rights {
+        Some(rights) => format!("{} with the rights of {rights}; use --kubeconfig FILE", failed()),
+        None => failed(),
+    };
+    make_dir(directory(&target)).with_context(context)?;
+    let _lock = Lock::take(&target).with_context(context)?;
+    let present = match coracle_agent::read_text(&target, LARGEST) {
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         text => Some(parse(&text.with_context(context)?).with_context(context)?),
     };
     let Some(changed) = change(present).with_context(context)? else { return Ok(()) };
-    replace(path, serde_yaml_ng::to_string(&changed)?.as_bytes()).with_context(context)
+    let is_root = rights.is_none() && geteuid().is_root();
+    replace(&target, serde_yaml_ng::to_string(&changed)?.as_bytes(), is_root).with_context(context)
 }
 
-/// Creates the directory of a new kubeconfig. Its owner is that of the parent directory.
+fn directory(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new("/"))
+}
+
+/// Creates the directory of a new kubeconfig.
 fn make_dir(dir: &Path) -> anyhow::Result<()> {
     if dir.is_dir() {
         return Ok(());
     }
     fs::create_dir_all(dir)?;
-    let above = fs::metadata(dir.parent().unwrap_or(Path::new("/")))?;
-    std::os::unix::fs::lchown(dir, Some(above.uid()), Some(above.gid()))?;
     fs::set_permissions(dir, fs::Permissions::from_mode(0o750))?;
     Ok(())
 }
 
-/// Replaces the file atomically, and keeps its mode and owner. A new file is private, and belongs to the owner of its
-/// directory.
-fn replace(path: &Path, content: &[u8]) -> anyhow::Result<()> {
-    let dir = path.parent().unwrap_or(Path::new("/"));
-    let (mode, owner) = match fs::symlink_metadata(path) {
-        Ok(present) => (present.mode() & 0o777, present),
-        Err(error) if error.kind() == ErrorKind::NotFound => (0o600, fs::metadata(dir)?),
+/// Replaces the file atomically, and keeps its mode and, with root's rights, its owner. A new file is private.
+fn replace(path: &Path, content: &[u8], is_root: bool) -> anyhow::Result<()> {
+    let present = match fs::symlink_metadata(path) {
+        // A link to a file that does not exist is replaced. Its mode is that of all links.
+        Ok(present) => Some(present).filter(fs::Metadata::is_file),
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
         Err(error) => return Err(error.into()),
     };
     let mut temporary = path.as_os_str().to_owned();
@@ -180,8 +197,14 @@ fn replace(path: &Path, content: &[u8]) -> anyhow::Result<()> {
     let temporary = PathBuf::from(temporary);
     let written = (|| {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
-        std::os::unix::fs::fchown(&file, Some(owner.uid()), Some(owner.gid()))?;
-        file.set_permissions(fs::Permissions::from_mode(mode))?;
+        if let Some(present) = &present {
+            if is_root {
+                std::os::unix::fs::fchown(&file, Some(present.uid()), Some(present.gid()))?;
+            }
+            // Another group must not get the rights of the former one.
+            let kept = if file.metadata()?.gid() == present.gid() { 0o777 } else { 0o700 };
+            file.set_permissions(fs::Permissions::from_mode(present.mode() & kept))?;
+        }
         file.write_all(content)?;
         file.sync_all()?;
         fs::rename(&temporary, path)
@@ -191,7 +214,7 @@ fn replace(path: &Path, content: &[u8]) -> anyhow::Result<()> {
         let _ = fs::remove_file(&temporary);
     }
     written?;
-    Ok(File::open(dir)?.sync_all()?)
+    Ok(File::open(directory(path))?.sync_all()?)
 }
 
 /// The lock file beside a kubeconfig, as kubectl creates it. It contains the process id, so that the next command can
@@ -301,6 +324,38 @@ mod tests {
         assert_eq!(fs::metadata(&new).unwrap().mode() & 0o777, 0o600);
         let names = fs::read_dir(dir.path().join("deep")).unwrap().count();
         assert_eq!(names, 1, "no lock and no temporary file is left");
+    }
+
+    #[test]
+    fn a_file_in_a_directory_of_a_user_is_changed_with_the_rights_of_that_user() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let (home, secret) = (dir.path().join("home"), dir.path().join("secret"));
+        fs::create_dir(&home).unwrap();
+        std::os::unix::fs::chown(&home, Some(4321), Some(4321)).unwrap();
+        fs::create_dir(&secret).unwrap();
+        fs::write(secret.join("config"), "kind: Config\n").unwrap();
+        fs::set_permissions(&secret, fs::Permissions::from_mode(0o700)).unwrap();
+        let put = |path: &Path| {
+            edit(path, |present| Ok(Some(merged(present.unwrap_or_else(empty), &own("a"), "a")?)))
+        };
+        let new = home.join(".kube/config");
+        put(&new).unwrap();
+        for path in [&new, &home.join(".kube")] {
+            assert_eq!(fs::metadata(path).unwrap().uid(), 4321, "{}", path.display());
+        }
+        // The user's links lead nowhere that the user cannot write.
+        std::os::unix::fs::symlink(secret.join("config"), home.join("link")).unwrap();
+        std::os::unix::fs::symlink(secret.join("new"), home.join("dangling")).unwrap();
+        std::os::unix::fs::symlink(&secret, home.join("dir")).unwrap();
+        put(&home.join("link")).unwrap();
+        put(&home.join("dangling")).unwrap();
+        put(&home.join("dir/config")).unwrap_err();
+        assert_eq!(fs::read_to_string(secret.join("config")).unwrap(), "kind: Config\n");
+        assert!(!secret.join("new").exists());
+        let replaced = fs::symlink_metadata(home.join("dangling")).unwrap();
+        assert_eq!((replaced.mode() & 0o777, replaced.uid()), (0o600, 4321));
+        fs::write(secret.join("own"), "").expect("the rights of root are back");
     }
 
     #[test]

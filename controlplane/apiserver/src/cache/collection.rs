@@ -257,8 +257,9 @@ impl Collection {
         self.objects.insert(entry.key, Arc::new(object));
     }
 
-    /// Replaces all objects by those of a revision. The watches end, because changes are missing.
-    pub(super) fn reload(&mut self, entries: Vec<Entry>, revision: u64) {
+    /// Replaces all objects by those of a revision, and keeps those with unreadable keys. The watches end, because
+    /// changes are missing.
+    pub(super) fn reload(&mut self, entries: Vec<Entry>, revision: u64, unreadable: &[Arc<str>]) {
         if self.is_closed {
             return;
         }
@@ -268,6 +269,7 @@ impl Collection {
             return;
         }
         self.watchers.clear();
+        let kept: Vec<Arc<Object>> = unreadable.iter().filter_map(|key| self.objects.remove(key)).collect();
         self.objects.clear();
         self.changes.clear();
         self.change_bytes = 0;
@@ -275,6 +277,13 @@ impl Collection {
         self.allocated = Allocated::default();
         self.forgotten = revision;
         entries.into_iter().for_each(|entry| self.load(entry));
+        for object in kept {
+            if self.has_references() {
+                self.references.set(None, &object);
+            }
+            self.allocated.set(&self.kind, None, &object);
+            self.objects.insert(object.key.clone(), object);
+        }
     }
 
     /// Applies a commit and tells the watchers. None: it changes nothing, or the objects are not loaded yet.

@@ -6,7 +6,7 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use kube::api::DeleteParams;
 use serde_json::{Map, Value, json};
 
-use super::plan::{ACCOUNT_UID, Action, Missing, account_name, plan};
+use super::plan::{ACCOUNT_UID, Action, Missing, account_name, is_of, plan};
 use super::signer::Subject;
 use crate::context::Context;
 use crate::error::Error;
@@ -43,7 +43,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(secret) = context.caches.account_tokens.get(&key) else { return Ok(Next::Wait) };
     let Some(name) = account_name(&secret) else { return Ok(Next::Wait) };
-    let account = account(context, &Key::new(&key.namespace, name)).await?;
+    let account = account(context, &secret, &Key::new(&key.namespace, name)).await?;
     match plan(&secret, account.as_deref(), context.config.root_ca_pem.as_deref()) {
         Action::Nothing => {}
         Action::Delete => {
@@ -61,11 +61,15 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     Ok(Next::Wait)
 }
 
-/// The service account. If the cache does not have it, the API server is asked: a Secret must not be deleted by
-/// mistake.
-async fn account(context: &Context, key: &Key) -> Result<Option<Arc<ServiceAccount>>, Error> {
+/// The service account. If the cache does not have it, or has another one of that name, the API server is asked: a
+/// Secret must not be deleted by mistake.
+async fn account(
+    context: &Context,
+    secret: &Secret,
+    key: &Key,
+) -> Result<Option<Arc<ServiceAccount>>, Error> {
     let cache = &context.caches.service_accounts;
-    if let Some(known) = cache.get(key) {
+    if let Some(known) = cache.get(key).filter(|known| is_of(secret, known)) {
         return Ok(Some(known));
     }
     Ok(context.writer(cache).live(key).await?.map(Arc::new))

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::plan::{FOREGROUND, ORPHAN};
+use super::plan::{FOREGROUND, ORPHAN, Owner};
 use crate::api_kind::ApiKind;
 use crate::object::Key;
 
@@ -157,14 +157,22 @@ impl Graph {
     }
 
     /// The dependents of an object.
-    pub(crate) fn dependents_of(&self, uid: &str) -> Vec<String> {
+    fn dependents_of(&self, uid: &str) -> Vec<String> {
         self.dependents.get(uid).into_iter().flatten().cloned().collect()
+    }
+
+    /// The dependents that the object may own. A reference from another namespace has no effect on its owner:
+    /// otherwise a tenant could hold up the deletion of another tenant's objects.
+    pub(crate) fn own_dependents(&self, uid: &str) -> Vec<String> {
+        let Some(owner) = self.items.get(uid) else { return Vec::new() };
+        let is_own = |uid: &String| self.items.get(uid).is_some_and(|item| in_reach(item, owner));
+        self.dependents_of(uid).into_iter().filter(is_own).collect()
     }
 
     /// The dependents that block the object's foreground deletion.
     pub(crate) fn blocking_dependents(&self, uid: &str) -> Vec<String> {
         let blocks = |item: &Item| item.owners.iter().any(|edge| &*edge.uid == uid && edge.blocking);
-        self.dependents_of(uid).into_iter().filter(|uid| self.items.get(uid).is_some_and(blocks)).collect()
+        self.own_dependents(uid).into_iter().filter(|uid| self.items.get(uid).is_some_and(blocks)).collect()
     }
 
     /// Whether the object may need an action. Decided without requests to the API server.
@@ -199,10 +207,25 @@ impl Item {
     pub(crate) fn is_foreground(&self) -> bool {
         self.state == State::Foreground
     }
+
+    /// The state of an owner of the object that is in the graph.
+    ///
+    /// A namespaced owner of a cluster-scoped object is not valid: the object is kept. Source:
+    /// `namespacedOwnerOfClusterScopedObjectErr` in the garbage collector.
+    pub(crate) fn owner_state(&self, owner: &Item) -> Owner {
+        if self.key.namespace.is_empty() && owner.kind.namespaced {
+            return Owner::Solid;
+        }
+        match (in_reach(self, owner), owner.is_foreground()) {
+            (false, _) => Owner::Absent,
+            (true, true) => Owner::Waiting,
+            (true, false) => Owner::Solid,
+        }
+    }
 }
 
 /// Whether `owner` may own `item`: an owner is cluster-scoped or in the same namespace.
-pub(crate) fn in_reach(item: &Item, owner: &Item) -> bool {
+fn in_reach(item: &Item, owner: &Item) -> bool {
     !owner.kind.namespaced || owner.key.namespace == item.key.namespace
 }
 
@@ -226,6 +249,28 @@ mod tests {
 
     fn foreground() -> Value {
         json!({"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [FOREGROUND]})
+    }
+
+    #[test]
+    fn references_from_other_namespaces_do_not_hold_up_an_owner() {
+        let (mut graph, kind) = (Graph::default(), kind("K", true));
+        graph.set(&kind, &meta("owner", &[], foreground()));
+        graph.set(&kind, &meta("foreign", &["owner"], json!({"namespace": "other"})));
+        assert_eq!(graph.blocking_dependents("owner"), Vec::<String>::new());
+        graph.set(&kind, &meta("own", &["owner"], json!({})));
+        assert_eq!(graph.blocking_dependents("owner"), ["own"]);
+        assert_eq!(graph.own_dependents("owner"), ["own"]);
+        let state = |uid| graph.items[uid].owner_state(&graph.items["owner"]);
+        assert_eq!((state("own"), state("foreign")), (Owner::Waiting, Owner::Absent));
+    }
+
+    #[test]
+    fn a_cluster_scoped_object_with_a_namespaced_owner_is_kept() {
+        let (mut graph, namespaced, global) = (Graph::default(), kind("K", true), kind("G", false));
+        graph.set(&namespaced, &meta("owner", &[], foreground()));
+        graph.set(&global, &meta("global", &["owner"], json!({"namespace": null})));
+        assert_eq!(graph.items["global"].owner_state(&graph.items["owner"]), Owner::Solid);
+        assert_eq!(graph.blocking_dependents("owner"), Vec::<String>::new());
     }
 
     #[test]

@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::graph::{Graph, Work, in_reach};
+use super::graph::{Graph, Work};
 use super::plan::{Action, FOREGROUND, Facts, ORPHAN, Owner, plan};
 use crate::api_kind::{ApiKind, Meta};
 use crate::cache::Cache;
@@ -332,7 +332,7 @@ impl Collector {
             let Some(item) = graph.get(&uid).filter(|_| graph.is_suspect(&uid)).cloned() else {
                 return Ok(Next::Wait);
             };
-            let dependents = graph.dependents_of(&uid);
+            let dependents = graph.own_dependents(&uid);
             let waits = |uid: &String| graph.get(uid).is_some_and(super::graph::Item::is_foreground);
             let waiting = dependents.iter().any(waits);
             let blocking = graph.blocking_dependents(&uid);
@@ -374,11 +374,7 @@ impl Collector {
         {
             let graph = self.lock();
             if let Some(known) = graph.get(&owner.uid) {
-                return Ok(match (in_reach(item, known), known.is_foreground()) {
-                    (false, _) => Owner::Absent,
-                    (true, true) => Owner::Waiting,
-                    (true, false) => Owner::Solid,
-                });
+                return Ok(item.owner_state(known));
             }
             if graph.was_deleted_lately(&owner.uid) {
                 return Ok(Owner::Absent);
@@ -419,7 +415,7 @@ impl Collector {
             let graph = self.lock();
             let Some(item) = graph.get(&uid).cloned() else { return Ok(Next::Wait) };
             let dependents: Vec<_> =
-                graph.dependents_of(&uid).iter().filter_map(|uid| graph.get(uid).cloned()).collect();
+                graph.own_dependents(&uid).iter().filter_map(|uid| graph.get(uid).cloned()).collect();
             (item, dependents)
         };
         for dependent in dependents {

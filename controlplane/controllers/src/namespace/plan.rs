@@ -91,9 +91,17 @@ pub(crate) fn conditions(old: &[NamespaceCondition], left: &Left, now: Timestamp
     [discovery, parsing, content, remaining, finalizers].map(condition).into()
 }
 
+/// Maximum names in the message of a condition. A tenant chooses the names of finalizers, and an object that is too large
+/// cannot be written.
+const SHOWN: usize = 50;
+
 fn list(counts: &BTreeMap<String, usize>, word: &str) -> String {
     let part = |(name, count): (&String, &usize)| format!("{name} {word} {count} resource instances");
-    counts.iter().map(part).collect::<Vec<_>>().join(", ")
+    let shown = counts.iter().take(SHOWN).map(part).collect::<Vec<_>>().join(", ");
+    match counts.len().saturating_sub(SHOWN) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
 }
 
 #[cfg(test)]
@@ -135,5 +143,12 @@ mod tests {
         );
         let later = "2026-01-02T00:00:00Z".parse().unwrap();
         assert_eq!(conditions(&first, &left, later), first);
+    }
+
+    #[test]
+    fn a_condition_names_a_limited_number_of_finalizers() {
+        let counts: BTreeMap<String, usize> = (0..1000).map(|n| (format!("x.io/f{n}"), 1)).collect();
+        let text = list(&counts, "in");
+        assert!(text.ends_with(" and 950 more") && text.len() < 5000, "{text}");
     }
 }

@@ -1,8 +1,49 @@
-//! The pods to delete, for a node that does not exist or is out of service.
+//! The pods to delete: those of a node that does not exist or is out of service, and the oldest of too many finished ones.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::object::{Node, ObjectExt, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use crate::object::{Key, Node, ObjectExt, Pod};
+
+/// Maximum number of finished pods of the cluster. Source: the default of `--terminated-pod-gc-threshold`.
+const MAX_FINISHED: usize = 12_500;
+
+/// The finished pods that are not being deleted.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    max: usize,
+    /// By time of creation.
+    pods: BTreeSet<(Option<Time>, Key)>,
+}
+
+impl Default for Finished {
+    fn default() -> Self {
+        Self { max: MAX_FINISHED, pods: BTreeSet::new() }
+    }
+}
+
+impl Finished {
+    /// Records a changed pod. Returns the pods above the maximum, which are to be deleted. A pod that changes before its
+    /// deletion is returned again.
+    pub(crate) fn observe(&mut self, old: Option<&Pod>, new: Option<&Pod>) -> Vec<Key> {
+        let place = |pod: &Pod| (pod.metadata.creation_timestamp.clone(), pod.key());
+        if let Some(old) = old {
+            self.pods.remove(&place(old));
+        }
+        if let Some(new) = new.filter(|new| is_left(new)) {
+            self.pods.insert(place(new));
+        }
+        let surplus = self.pods.len().saturating_sub(self.max);
+        (0..surplus).filter_map(|_| self.pods.pop_first()).map(|(_, key)| key).collect()
+    }
+}
+
+/// Whether the pod has finished and nothing deletes it yet.
+pub(crate) fn is_left(pod: &Pod) -> bool {
+    pod.finished() && !pod.is_being_deleted()
+}
 
 /// The taint that an administrator sets on a node that is switched off, so that none of its pods runs.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
@@ -58,5 +99,28 @@ mod tests {
             Arc::new(serde_json::from_value::<Pod>(json!({"spec": {"nodeName": node}})).unwrap())
         };
         assert_eq!(stranded("a", vec![pod("a"), pod("b"), pod("")]).len(), 1);
+    }
+
+    #[test]
+    fn the_oldest_finished_pods_above_the_maximum_are_deleted() {
+        let pod = |name: &str, hour: u8, phase: &str| -> Pod {
+            let time = format!("2026-01-01T{hour:02}:00:00Z");
+            let metadata = json!({"name": name, "namespace": "n", "creationTimestamp": time});
+            serde_json::from_value(json!({"metadata": metadata, "status": {"phase": phase}})).unwrap()
+        };
+        let mut finished = Finished { max: 2, ..Finished::default() };
+        let none = Vec::<Key>::new();
+        assert_eq!(finished.observe(None, Some(&pod("new", 9, "Succeeded"))), none);
+        assert_eq!(finished.observe(None, Some(&pod("running", 1, "Running"))), none);
+        let old = pod("old", 2, "Failed");
+        assert_eq!(finished.observe(None, Some(&old)), none);
+        let surplus = finished.observe(Some(&pod("mid", 5, "Running")), Some(&pod("mid", 5, "Succeeded")));
+        assert_eq!(surplus, [old.key()]);
+        assert_eq!(finished.observe(Some(&old), Some(&old)), [old.key()], "it is not deleted yet");
+        let mut deleting = old.clone();
+        deleting.metadata.deletion_timestamp = old.metadata.creation_timestamp.clone();
+        assert_eq!(finished.observe(Some(&old), Some(&deleting)), none);
+        assert_eq!(finished.observe(Some(&pod("mid", 5, "Succeeded")), None), none);
+        assert_eq!(finished.pods.len(), 1);
     }
 }

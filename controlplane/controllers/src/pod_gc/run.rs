@@ -1,6 +1,7 @@
-//! Deletes the pods of deleted nodes, and the terminating pods of nodes that are out of service.
+//! Deletes the pods of deleted nodes, the terminating pods of nodes that are out of service, and the oldest finished pods
+//! if there are too many.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -18,7 +19,8 @@ use crate::timestamp::whole_seconds;
 /// Wait before the pods of a deleted node are deleted: the node may be registered again.
 const QUARANTINE: Duration = Duration::from_secs(40);
 
-/// Queues nodes of pods that do not exist or are out of service.
+/// Queues nodes of pods that do not exist or are out of service, and finished pods to delete. A node's key has no
+/// namespace.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.nodes.on_change(move |change| {
@@ -28,6 +30,12 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
         if let Some(node) = change.new.filter(|node| plan::is_out_of_service(node)) {
             own.add(node.key());
         }
+    });
+    let (own, finished) = (queue.clone(), Mutex::new(plan::Finished::default()));
+    context.caches.pods.on_change(move |change| {
+        let mut finished = finished.lock().unwrap_or_else(PoisonError::into_inner);
+        let surplus = finished.observe(change.old.map(|old| &**old), change.new.map(|new| &**new));
+        surplus.into_iter().for_each(|pod| own.add(pod));
     });
     let (own, nodes) = (queue.clone(), context.caches.nodes.clone());
     context.caches.pods.on_change(move |change| {
@@ -42,8 +50,14 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
 }
 
-/// Reconciles one node.
+/// Reconciles one node, or deletes one finished pod.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
+    if !key.namespace.is_empty() {
+        if let Some(pod) = context.caches.pods.get(&key).filter(|pod| plan::is_left(pod)) {
+            remove(context, &pod, None).await?;
+        }
+        return Ok(Next::Wait);
+    }
     if let Some(node) = context.caches.nodes.get(&key) {
         for pod in plan::abandoned(&node, context.caches.pods.all()) {
             remove(context, &pod, None).await?;

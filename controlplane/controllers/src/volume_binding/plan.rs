@@ -219,6 +219,12 @@ fn phase(claim: &Claim, phase: &str) -> Vec<Action> {
     vec![Action::PatchClaim(Part::Status, json!({"metadata": {"uid": claim.uid()}, "status": status}))]
 }
 
+/// The claim of a volume in the cache. `None` if the cache lacks it, or has another claim of that name: the cache may be
+/// older than the volume, and the data of a released volume may be deleted. Source: `syncVolume` in `pv_controller.go`.
+pub(crate) fn cached_claim(volume: &PersistentVolume, cached: Option<Arc<Claim>>) -> Option<Arc<Claim>> {
+    cached.filter(|claim| volume.is_for(claim))
+}
+
 /// The steps for a volume. `claim` is the claim that its claimRef names.
 pub(crate) fn volume(volume: &PersistentVolume, claim: Option<&Claim>) -> Vec<Action> {
     if volume.is_being_deleted() {

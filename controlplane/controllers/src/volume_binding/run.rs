@@ -76,7 +76,7 @@ async fn volume(context: &Context, key: &Key) -> Result<(), Error> {
     let Some(volume) = context.caches.volumes.get(key) else { return Ok(()) };
     let claim = match volume.claim() {
         None => None,
-        Some(key) => match context.caches.claims.get(&key) {
+        Some(key) => match plan::cached_claim(&volume, context.caches.claims.get(&key)) {
             Some(claim) => Some(claim),
             // A volume is released only if the API server confirms that its claim is gone.
             None => context.writer(&context.caches.claims).live(&key).await?.map(Arc::new),

@@ -3,7 +3,7 @@
 //! Source: `dynamic-resource-allocation/structured`. Devices that share counters, or are shared by claims, are left
 //! out.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use coracle_cel::Program;
@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::allocated::Allocated;
 use super::object::{Claim, Class, Config, Constraint, Device, Exact, Slice};
+use super::slices::{Slices, node_of};
 use super::{DeviceId, expression, is_reachable};
 use crate::snapshot::Facts;
 
@@ -70,12 +71,12 @@ impl Candidate<'_> {
 impl<'a> Allocator<'a> {
     pub(super) fn new(
         classes: &'a HashMap<String, Class>,
-        slices: &'a BTreeMap<String, Slice>,
+        slices: &'a Slices,
         in_use: &'a Allocated,
         node: &'a Facts,
     ) -> Self {
         let (mut candidates, mut incomplete) = (Vec::new(), None);
-        for ((driver, pool), slices) in pools_of_node(slices, node) {
+        for ((driver, pool), slices) in slices.pools_of(&node.name) {
             let newest = slices.iter().map(|slice| slice.spec.pool.generation).max().unwrap_or_default();
             let newest: Vec<&Slice> =
                 slices.into_iter().filter(|slice| slice.spec.pool.generation == newest).collect();
@@ -316,35 +317,6 @@ struct Step<'s, 'a> {
     selected: &'s [Candidate<'a>],
 }
 
-/// The slices that count for a node, by driver and pool.
-///
-/// The slices of a node are a pool of their own, whatever names they have: a generation or a number of slices that
-/// another node publishes does not count. A pool of several nodes hides a node's pool with the same name, because no
-/// node can publish it: otherwise a node could use up its devices.
-fn pools_of_node<'a>(
-    slices: &'a BTreeMap<String, Slice>,
-    node: &Facts,
-) -> BTreeMap<(&'a str, &'a str), Vec<&'a Slice>> {
-    let id = |slice: &'a Slice| (slice.spec.driver.as_str(), slice.spec.pool.name.as_str());
-    let shared: BTreeSet<_> = slices.values().filter(|slice| node_of(slice).is_none()).map(id).collect();
-    let mut pools: BTreeMap<_, Vec<&Slice>> = BTreeMap::new();
-    for slice in slices.values() {
-        let counts = match node_of(slice) {
-            None => true,
-            Some(name) => name == node.name && !shared.contains(&id(slice)),
-        };
-        if counts {
-            pools.entry(id(slice)).or_default().push(slice);
-        }
-    }
-    pools
-}
-
-/// The node of a slice. `None` for slices of several nodes.
-fn node_of(slice: &Slice) -> Option<&str> {
-    slice.spec.node_name.as_deref().filter(|name| !name.is_empty())
-}
-
 fn is_of_node(slice: &Slice, node: &Facts) -> bool {
     let spec = &slice.spec;
     match (node_of(slice), &spec.node_selector) {
@@ -399,7 +371,7 @@ mod tests {
         let class = json!({"metadata": {"name": "gpu"}, "spec": {"selectors": []}});
         let class: Class = serde_json::from_value(class).unwrap();
         let classes = HashMap::from([("gpu".to_owned(), class)]);
-        let (slices, node) = (BTreeMap::new(), Facts::default());
+        let (slices, node) = (Slices::default(), Facts::default());
         let exact = Exact { device_class_name: "gpu".to_owned(), ..Exact::default() };
         let in_use = Allocated::default();
         let mut allocator = Allocator::new(&classes, &slices, &in_use, &node);

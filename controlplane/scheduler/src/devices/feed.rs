@@ -72,10 +72,10 @@ async fn slices(client: &Client, devices: &Devices) {
             Event::Apply(slice) => state.put_slice(slice),
             Event::Delete(slice) => {
                 // A pool without an outdated slice may be complete.
-                state.pending.supply |= state.slices.remove(slice.name()).is_some();
+                state.pending.supply |= state.slices.remove(slice.name());
             }
             Event::InitDone => {
-                state.slices.retain(|name, _| listed.contains(name));
+                state.slices.retain(&listed);
                 state.listed[2] = true;
                 state.pending.supply = true;
             }
@@ -93,6 +93,6 @@ impl State {
     pub(super) fn put_slice(&mut self, slice: Slice) {
         let known = self.slices.get(slice.name());
         self.pending.supply |= known.is_none_or(|known| known.spec != slice.spec);
-        self.slices.insert(slice.name().to_owned(), slice);
+        self.slices.insert(slice);
     }
 }

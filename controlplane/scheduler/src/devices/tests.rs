@@ -22,7 +22,7 @@ fn devices() -> Devices {
             let slice = json!({"metadata": {"name": node}, "spec": {"driver": "gpu.example.com", "nodeName": node,
                 "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
                 "devices": [device("small", "8Gi", 1), device("large", "80Gi", 2)]}});
-            state.slices.insert(node.to_owned(), serde_json::from_value::<Slice>(slice).unwrap());
+            state.slices.insert(serde_json::from_value::<Slice>(slice).unwrap());
         }
     }
     devices
@@ -174,7 +174,7 @@ fn a_slice_with_a_negative_number_is_read_and_has_no_devices() {
     put(&devices, claim("c", exactly(json!({}))));
     let slice = json!({"metadata": {"name": "a"}, "spec": {"driver": "gpu.example.com", "nodeName": "a",
         "pool": {"name": "a", "generation": 1, "resourceSliceCount": -1}, "devices": [{"name": "d"}]}});
-    devices.lock().slices.insert("a".to_owned(), serde_json::from_value::<Slice>(slice).unwrap());
+    devices.lock().slices.insert(serde_json::from_value::<Slice>(slice).unwrap());
     assert_eq!(reason(&devices, &pod("p", "c"), "a"), "cannot allocate all claims");
 }
 
@@ -222,7 +222,7 @@ fn devices_in_use_on_a_node_are_not_in_use_on_other_nodes() {
 #[test]
 fn a_node_cannot_add_devices_to_a_pool_of_all_nodes_or_use_them_up() {
     let devices = devices();
-    devices.apply(|state| state.slices.clear());
+    devices.apply(|state| state.slices = Slices::default());
     devices.apply(|state| state.put_slice(slice("all", None, json!({}))));
     devices.apply(|state| state.put_slice(slice("x", Some("a"), json!({"generation": 9}))));
     put(&devices, claim("three", exactly(json!({"count": 3}))));
@@ -239,7 +239,7 @@ fn a_reservation_fails_if_slices_or_claims_changed_after_the_filter() {
     put(&devices, claim("one", exactly(json!({}))));
     let claims = devices.of_pod(&pod("p", "one")).unwrap();
     assert!(devices.refuse(&claims, &facts("a")).is_none());
-    devices.apply(|state| drop(state.slices.remove("a")));
+    devices.apply(|state| assert!(state.slices.remove("a")));
     assert_eq!(devices.reserve(&claims, &facts("a")).unwrap_err(), "cannot allocate all claims");
     let reserved = devices.reserve(&claims, &facts("b")).unwrap();
     let (key, allocation) = reserved[0].clone();
@@ -269,7 +269,7 @@ fn only_changes_that_can_help_are_reported() {
     written.status.allocation = None;
     put(&devices, written);
     assert_eq!(changes(), DeviceChanges { supply: true, claims: own });
-    let slice = devices.lock().slices["a"].clone();
+    let slice = devices.lock().slices.get("a").unwrap().clone();
     devices.apply(|state| state.put_slice(slice));
     assert_eq!(changes(), DeviceChanges::default(), "the slice is the same");
 }

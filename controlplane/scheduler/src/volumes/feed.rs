@@ -10,7 +10,7 @@ use kube::Client;
 use kube::runtime::watcher::Event;
 
 use super::object::{Attachment, Capacity, Claim, CsiDriver, CsiNode, Slim, StorageClass, Volume};
-use super::{State, Volumes};
+use super::{State, VolumeChanges, Volumes};
 use crate::run::{stream, watch_config};
 
 /// Keeps the state up to date. Never returns.
@@ -26,7 +26,7 @@ pub(crate) async fn run(client: Client, volumes: Volumes) {
     );
 }
 
-/// Applies the events of one kind by `apply`, which returns whether something changed.
+/// Applies the events of one kind by `apply`, which returns whether something of all pods changed.
 async fn feed<K, I>(
     mut events: BoxStream<'static, Event<K>>,
     volumes: &Volumes,
@@ -34,17 +34,28 @@ async fn feed<K, I>(
 ) {
     let mut listed = HashSet::new();
     while let Some(event) = events.next().await {
-        let changed = apply(&mut volumes.lock(), &mut listed, event);
-        if changed {
+        let helps = {
+            let mut state = volumes.lock();
+            let changed = apply(&mut state, &mut listed, event);
+            state.pending.supply |= changed;
+            state.pending != VolumeChanges::default()
+        };
+        if helps {
             volumes.shared.changes.send_modify(|count| *count += 1);
         }
     }
 }
 
-fn claim(state: &mut State, listed: &mut HashSet<Key>, event: Event<Claim>) -> bool {
+/// A changed claim helps only the pods that use it.
+pub(super) fn claim(state: &mut State, listed: &mut HashSet<Key>, event: Event<Claim>) -> bool {
+    let key = match &event {
+        Event::Apply(claim) | Event::InitApply(claim) | Event::Delete(claim) => Some(claim.key()),
+        Event::Init | Event::InitDone => None,
+    };
     let (changed, done) = apply(&mut state.claims, listed, event, ObjectExt::key);
+    state.pending.claims.extend(key.filter(|_| changed));
     state.listed[0] |= done;
-    changed || done
+    done
 }
 
 fn volume(state: &mut State, listed: &mut HashSet<String>, event: Event<Volume>) -> bool {

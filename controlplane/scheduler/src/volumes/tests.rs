@@ -118,12 +118,33 @@ fn a_reserved_volume_is_not_given_to_a_second_claim() {
     );
     assert!(accepted(&found, &pod(&["c", "d"])).0.is_empty(), "one volume for two claims");
     let snapshot = fixture::snapshot(&[fixture::node("a", json!({}))]);
-    let claims = found.of_pod(&pod(&["c"])).unwrap();
-    let chosen = found.reserve(&claims, snapshot.candidates().next().unwrap().facts);
+    let node = snapshot.candidates().next().unwrap().facts;
+    let chosen = found.reserve(&pod(&["c"]), node).unwrap();
     assert_eq!(chosen, [(Key::new("d", "c"), Choice::Take("v".to_owned()))]);
     assert!(accepted(&found, &pod(&["d"])).0.is_empty());
+    let late = found.reserve(&pod(&["d"]), node).unwrap_err();
+    assert_eq!(late, "node(s) didn't find available persistent volumes to bind");
     found.release(&chosen);
     assert_eq!(accepted(&found, &pod(&["d"])).0, ["a"]);
+    found.lock().claims.clear();
+    assert!(found.reserve(&pod(&["d"]), node).is_err(), "the claim was deleted after the filter");
+}
+
+#[test]
+fn a_changed_claim_helps_its_pods_and_an_unchanged_one_none() {
+    use kube::runtime::watcher::Event;
+    let found = volumes(&[], &[], &[]);
+    let (mut state, mut listed) = (found.lock(), std::collections::HashSet::new());
+    let of = |name: &str| serde_json::from_value::<Claim>(claim(name, json!({}))).unwrap();
+    for (event, claims) in [
+        (Event::Apply(of("c")), 1),
+        (Event::Apply(of("c")), 0),
+        (Event::Delete(of("c")), 1),
+        (Event::Delete(of("c")), 0),
+    ] {
+        assert!(!feed::claim(&mut state, &mut listed, event), "no other pod is helped");
+        assert_eq!(std::mem::take(&mut state.pending).claims.len(), claims);
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::{
         Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tokio::sync::watch;
@@ -42,6 +42,8 @@ pub(super) struct Connection {
     /// Index of the channel in use.
     current: AtomicUsize,
     health: Mutex<Health>,
+    /// When requests began to fail. `None`: the last one did not.
+    failing_since: Mutex<Option<Instant>>,
     /// The revision that every watch must reach.
     expected: watch::Sender<u64>,
 }
@@ -60,6 +62,7 @@ impl Connection {
             channels,
             current: AtomicUsize::new(0),
             health: Mutex::new(Health::Good),
+            failing_since: Mutex::new(None),
             expected: watch::Sender::new(0),
         })
     }
@@ -169,7 +172,15 @@ impl Connection {
             (_, Health::Good) => tracing::info!("etcd serves requests again"),
             (_, other) => tracing::warn!(state = ?other, "etcd does not serve all requests"),
         }
+        let mut since = self.failing_since.lock().unwrap_or_else(PoisonError::into_inner);
+        *since = matches!(found, Health::Failed(_)).then(|| since.unwrap_or_else(Instant::now));
         *health = found;
+    }
+
+    /// How long all requests have failed.
+    pub(super) fn unreachable_for(&self) -> Option<Duration> {
+        let since = self.failing_since.lock().unwrap_or_else(PoisonError::into_inner);
+        since.map(|since| since.elapsed())
     }
 
     /// Makes every watch reach a revision.
@@ -295,5 +306,19 @@ mod tests {
         let error = Connection::new(&["https://127.0.0.1:2379".to_owned()], None).err().unwrap();
         assert!(error.to_string().contains("authority"), "{error}");
         assert!(Connection::new(&[], None).is_err());
+    }
+
+    #[tokio::test]
+    async fn the_time_of_failures_begins_with_the_first_and_ends_with_a_success() {
+        let connection = Connection::new(&["http://127.0.0.1:1".to_owned()], None).unwrap();
+        let since = || *connection.failing_since.lock().unwrap();
+        assert_eq!(connection.unreachable_for(), None);
+        connection.record(Health::Failed("first".to_owned()));
+        let first = since();
+        connection.record(Health::Failed("second".to_owned()));
+        assert!(first.is_some() && since() == first);
+        assert!(connection.unreachable_for().is_some());
+        connection.record(Health::Full { free: 0 });
+        assert_eq!(connection.unreachable_for(), None, "a full database serves reads");
     }
 }

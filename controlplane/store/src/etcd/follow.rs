@@ -229,15 +229,21 @@ impl Follower {
     }
 
     async fn resync(&mut self) -> Result<(), Error> {
-        let page = self.shared.list(&Range { prefix: self.prefix.clone(), ..Range::default() }).await?;
+        let range = Range { prefix: self.prefix.clone(), ..Range::default() };
+        let (page, unreadable) = self.shared.list_readable(&range).await?;
         tracing::warn!(
             after = self.sent,
             revision = page.revision,
             "the watch of etcd missed compacted commits"
         );
+        for (key, error) in &unreadable {
+            let cause = std::error::Error::source(error).map(ToString::to_string);
+            tracing::error!(%key, %error, cause, "kept the former value of an entry in etcd");
+        }
+        let unreadable = unreadable.into_iter().map(|(key, _)| key).collect();
         self.sent = page.revision;
         // If the consumer is gone, the next stream ends.
-        let _ = self.events.send(Event::Resync(page));
+        let _ = self.events.send(Event::Resync { page, unreadable });
         Ok(())
     }
 }
@@ -293,6 +299,12 @@ mod tests {
         ];
         let response = WatchResponse { events: events_of, ..WatchResponse::default() };
         assert!(follower.receive(response).is_ok());
+        let (mut entries, mut unreadable) = (Vec::new(), Vec::new());
+        let kvs = [put("/secrets/a", foreign(), 2), put("/pods/b", b"y".to_vec(), 3)];
+        let kvs = kvs.into_iter().filter_map(|event| event.kv).collect();
+        follower.shared.read(kvs, &mut entries, &mut unreadable);
+        assert_eq!(entries.iter().map(|entry| &*entry.key).collect::<Vec<_>>(), ["/pods/b"]);
+        assert_eq!(unreadable.iter().map(|(key, _)| &**key).collect::<Vec<_>>(), ["/secrets/a"]);
         let Some(Event::Commit(commit)) = events.recv().await else { panic!("no commit") };
         assert_eq!((&*commit.key, commit.revision, commit.guard_follows), ("/pods/b", 3, false));
     }

@@ -1,11 +1,16 @@
 //! Reads: one entry, pages of entries at one revision, the newest revision.
 
+use std::sync::Arc;
+
 use super::{
     Keys, Shared,
     api::{CompactionRequest, KeyValue, RangeRequest},
     revision_of, signed, unsigned,
 };
 use crate::{Entry, Error, Page, Range};
+
+/// The key of an entry that cannot be decrypted, and the cause.
+pub(super) type Unreadable = (Arc<str>, Error);
 
 /// Entries in one response of etcd. A response of more entries could take gigabytes.
 const PAGE: usize = 500;
@@ -32,24 +37,34 @@ impl Shared {
     }
 
     pub(super) async fn list(&self, range: &Range) -> Result<Page, Error> {
+        let (page, unreadable) = self.list_readable(range).await?;
+        match unreadable.into_iter().next() {
+            Some((_, error)) => Err(error),
+            None => Ok(page),
+        }
+    }
+
+    /// The entries of a range that can be decrypted, and the keys of the others.
+    pub(super) async fn list_readable(&self, range: &Range) -> Result<(Page, Vec<Unreadable>), Error> {
         let mut attempts = ATTEMPTS;
         loop {
             match self.list_once(range).await {
                 Err(Error::Compacted { .. }) if attempts > 1 => attempts -= 1,
-                Ok(page) => {
+                Ok((page, unreadable)) => {
                     self.connection.expect_progress(page.revision);
-                    return Ok(page);
+                    return Ok((page, unreadable));
                 }
-                outcome => return outcome,
+                Err(error) => return Err(error),
             }
         }
     }
 
-    async fn list_once(&self, range: &Range) -> Result<Page, Error> {
+    async fn list_once(&self, range: &Range) -> Result<(Page, Vec<Unreadable>), Error> {
         let start = if range.start > range.prefix { &range.start } else { &range.prefix };
         let limit = if range.limit == 0 { usize::MAX } else { range.limit };
         let end = Keys::end_of(self.keys.outer(&range.prefix));
-        let (mut name, mut revision, mut entries) = (self.keys.outer(start), 0, Vec::new());
+        let (mut name, mut revision) = (self.keys.outer(start), 0);
+        let (mut entries, mut unreadable) = (Vec::new(), Vec::new());
         loop {
             let count = PAGE.min(limit - entries.len());
             let response = self.connection.range(RangeRequest {
@@ -65,12 +80,25 @@ impl Shared {
             }
             name = response.kvs.last().map_or_else(Vec::new, |kv| kv.key.clone());
             name.push(0);
-            for kv in response.kvs {
-                let Some(key) = self.keys.inner(&kv.key).map(str::to_owned) else { continue };
-                entries.push(self.entry(&key, kv)?);
-            }
+            self.read(response.kvs, &mut entries, &mut unreadable);
             if !response.more || entries.len() >= limit {
-                return Ok(Page { entries, revision, more: response.more });
+                return Ok((Page { entries, revision, more: response.more }, unreadable));
+            }
+        }
+    }
+
+    /// Adds the entries that can be decrypted to `entries`, and the keys of the others to `unreadable`.
+    pub(super) fn read(
+        &self,
+        kvs: Vec<KeyValue>,
+        entries: &mut Vec<Entry>,
+        unreadable: &mut Vec<Unreadable>,
+    ) {
+        for kv in kvs {
+            let Some(key) = self.keys.inner(&kv.key).map(Arc::<str>::from) else { continue };
+            match self.entry(&key, kv) {
+                Ok(entry) => entries.push(entry),
+                Err(error) => unreadable.push((key, error)),
             }
         }
     }

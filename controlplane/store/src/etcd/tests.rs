@@ -99,7 +99,7 @@ async fn until(watch: &mut Watch, revision: u64) -> Vec<Event> {
         let reached = match &event {
             Event::Commit(commit) => commit.revision,
             Event::Progress(reached) => *reached,
-            Event::Resync(page) => page.revision,
+            Event::Resync { page, .. } => page.revision,
         };
         events.push(event);
         if reached >= revision {
@@ -173,7 +173,7 @@ async fn a_watch_that_missed_compacted_commits_lists_again() {
     server.ports[0] = port;
     server.resume(&Server::built());
     let events = until(&mut watch, third).await;
-    let Some(Event::Resync(page)) = events.last() else { panic!("{events:?}") };
+    let Some(Event::Resync { page, .. }) = events.last() else { panic!("{events:?}") };
     let found: Vec<_> = page.entries.iter().map(|entry| (&*entry.key, entry.modified)).collect();
     assert_eq!(found, [("/w/a", second), ("/w/b", third)]);
 }

@@ -3,11 +3,13 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use flate2::bufread::MultiGzDecoder;
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 
 use super::ImportError;
 use crate::archive::{Archive, ArchiveError, Kind};
@@ -23,7 +25,10 @@ const LINKS_MAX: usize = 40;
 
 /// Origin of the files.
 pub(super) enum Source {
-    Directory(PathBuf),
+    Directory {
+        path: PathBuf,
+        root: File,
+    },
     Archive {
         path: PathBuf,
         file: Arc<File>,
@@ -54,12 +59,17 @@ impl Source {
     /// first, because its files are read in any order.
     pub(super) fn open(path: &Path, layers: &Layers, limits: &Limits) -> Result<Source, ImportError> {
         let error = |source| ImportError::Read { path: path.to_owned(), source };
-        if std::fs::metadata(path).map_err(error)?.is_dir() {
-            return Ok(Source::Directory(path.to_owned()));
+        // A pipe must not block the node.
+        let mut file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(error)?;
+        let metadata = file.metadata().map_err(error)?;
+        if metadata.is_dir() {
+            return Ok(Source::Directory { path: path.to_owned(), root: file });
         }
-        let mut file = File::open(path).map_err(error)?;
+        if !metadata.is_file() {
+            return Err(ImportError::Layout { reason: "it is not a regular file" });
+        }
         let mut magic = [0; 4];
-        let packed = file.metadata().map_err(error)?.len();
+        let packed = metadata.len();
         let most = packed.saturating_mul(limits.ratio).max(limits.ratio_from);
         let n = file.read(&mut magic).map_err(error)?;
         file.rewind().map_err(error)?;
@@ -89,11 +99,10 @@ impl Source {
     pub(super) fn size(&self, name: &str) -> Result<Option<u64>, ImportError> {
         match self {
             Source::Archive { index, .. } => Ok(index.get(&normalize(name)).map(|(_, size)| *size)),
-            Source::Directory(directory) => match std::fs::metadata(directory.join(normalize(name))) {
-                Ok(metadata) => Ok(Some(metadata.len())),
-                Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-                Err(source) => Err(ImportError::Read { path: directory.join(normalize(name)), source }),
-            },
+            Source::Directory { path, root } => {
+                let size = open_within(root, name).and_then(|file| Ok(file.metadata()?.len()));
+                unless_absent(size, path, name)
+            }
         }
     }
 
@@ -104,13 +113,9 @@ impl Source {
                 let section = Section { file: file.clone(), offset: *offset, left: *size };
                 Box::new(section) as Box<dyn Read + Send>
             })),
-            Source::Directory(directory) => {
-                let path = directory.join(normalize(name));
-                match File::open(&path) {
-                    Ok(file) => Ok(Some(Box::new(file))),
-                    Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-                    Err(source) => Err(ImportError::Read { path, source }),
-                }
+            Source::Directory { path, root } => {
+                let file = unless_absent(open_within(root, name), path, name)?;
+                Ok(file.map(|file| Box::new(file) as Box<dyn Read + Send>))
             }
         }
     }
@@ -129,8 +134,30 @@ impl Source {
 
     fn path(&self) -> &Path {
         match self {
-            Source::Directory(path) | Source::Archive { path, .. } => path,
+            Source::Directory { path, .. } | Source::Archive { path, .. } => path,
         }
+    }
+}
+
+/// Opens a file of a layout directory. The directory may belong to a user, who can replace its files by links and pipes
+/// at any time: no link leads out of the directory, and only regular files are opened.
+fn open_within(root: &File, name: &str) -> io::Result<File> {
+    let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+    let within = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS;
+    let opened = openat2(root, Path::new(&normalize(name)), OpenHow::new().flags(flags).resolve(within));
+    let file = match opened {
+        Err(Errno::EXDEV) => return Err(io::Error::other("a link leads out of the layout directory")),
+        opened => File::from(opened?),
+    };
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is not a regular file")) }
+}
+
+/// The result for a file; `None` if it does not exist.
+fn unless_absent<T>(found: io::Result<T>, directory: &Path, name: &str) -> Result<Option<T>, ImportError> {
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(ImportError::Read { path: directory.join(normalize(name)), source }),
     }
 }
 

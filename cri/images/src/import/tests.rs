@@ -70,6 +70,35 @@ async fn layouts_and_archives_of_any_compression_are_imported() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_file_of_a_layout_is_neither_outside_of_it_nor_a_pipe() {
+    let image = TestImage::small("imported");
+    let files = layout(&[(&image, serde_json::json!({"io.containerd.image.name": "example.com/app:1"}))]);
+    let place = tempfile::tempdir().unwrap();
+    let (directory, outside) = (place.path().join("layout"), place.path().join("outside"));
+    std::fs::create_dir(&outside).unwrap();
+    for (number, (name, content)) in files.iter().enumerate() {
+        let (path, file) = (directory.join(name), outside.join(number.to_string()));
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&file, content).unwrap();
+        std::os::unix::fs::symlink(&file, &path).unwrap();
+    }
+    let root = tempfile::tempdir().unwrap();
+    let images = store(root.path()).await;
+    let import = async || images.import(&directory, None).await.unwrap_err();
+    let why = |error: &dyn std::error::Error| {
+        std::iter::successors(Some(error), |error| error.source())
+            .map(ToString::to_string)
+            .collect::<String>()
+    };
+    assert!(why(&import().await).contains("a link leads out of the layout directory"));
+    let index = directory.join("index.json");
+    std::fs::remove_file(&index).unwrap();
+    nix::unistd::mkfifo(&index, nix::sys::stat::Mode::from_bits_truncate(0o600)).unwrap();
+    assert!(why(&import().await).contains("not a regular file"));
+    assert!(why(&images.import(&index, None).await.unwrap_err()).contains("not a regular file"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn names_come_from_annotations_or_the_caller() {
     let (one, two) = (TestImage::small("one"), TestImage::small("two"));
     let place = tempfile::tempdir().unwrap();

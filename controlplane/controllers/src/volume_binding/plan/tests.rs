@@ -37,6 +37,15 @@ fn class(provisioner: &str, mode: &str) -> Option<Arc<StorageClass>> {
     Some(Arc::new(serde_json::from_value(class).unwrap()))
 }
 
+#[test]
+fn a_cached_claim_with_another_uid_does_not_release_a_volume() {
+    let claim = Arc::new(claim_of(json!({})));
+    let of =
+        |uid: &str| volume_of(json!({"spec": {"claimRef": {"namespace": "n", "name": "c", "uid": uid}}}));
+    assert!(cached_claim(&of("u"), Some(claim.clone())).is_some());
+    assert!(cached_claim(&of("newer"), Some(claim)).is_none(), "the API server is asked");
+}
+
 fn reasons(steps: &[Action]) -> Vec<&'static str> {
     let reason = |step: &Action| match step {
         Action::Record(reason, ..) => Some(*reason),

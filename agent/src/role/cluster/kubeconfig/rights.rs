@@ -1,0 +1,78 @@
+//! The rights with which files in directories of users are changed.
+
+use std::fmt;
+use std::fs::{self, Metadata};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::unistd::{Gid, Uid, geteuid, setfsgid, setfsuid};
+
+/// Maximum number of links in a path, as in the kernel.
+const MAX_LINKS: usize = 40;
+
+/// The rights of a user for files, in this thread and until it is dropped. Root's capabilities for files are absent
+/// meanwhile: capabilities(7), "Effect of user ID changes on capabilities".
+pub(super) struct Rights {
+    user: Uid,
+    former: (Uid, Gid),
+}
+
+// === impl Rights ===
+
+impl Rights {
+    /// Takes the rights of the user to whom a directory belongs, or a directory above it. `None`: only root can change
+    /// the path, or this process is not root.
+    pub(super) fn of_owner(dir: &Path) -> io::Result<Option<Self>> {
+        if !geteuid().is_root() {
+            return Ok(None);
+        }
+        let Some(owner) = first_owner(dir, MAX_LINKS)? else { return Ok(None) };
+        let (user, group) = (Uid::from_raw(owner.uid()), Gid::from_raw(owner.gid()));
+        let former = (setfsuid(Uid::from_raw(u32::MAX)), setfsgid(group));
+        setfsuid(user);
+        let taken = Self { user, former };
+        // The calls report no errors. A change to an invalid user changes nothing and returns the current one.
+        if setfsuid(Uid::from_raw(u32::MAX)) == user && setfsgid(Gid::from_raw(u32::MAX)) == group {
+            Ok(Some(taken))
+        } else {
+            Err(Errno::EPERM.into())
+        }
+    }
+}
+
+impl Drop for Rights {
+    fn drop(&mut self) {
+        setfsuid(self.former.0);
+        setfsgid(self.former.1);
+    }
+}
+
+impl fmt::Display for Rights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "user {}, to whom the directory belongs", self.user)
+    }
+}
+
+/// The first part of a path that does not belong to root. Its owner can replace everything below it.
+fn first_owner(path: &Path, links: usize) -> io::Result<Option<Metadata>> {
+    let mut walked = PathBuf::new();
+    let mut parts = path.components();
+    while let Some(part) = parts.next() {
+        walked.push(part);
+        let found = match fs::symlink_metadata(&walked) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            found => found?,
+        };
+        if found.uid() != 0 {
+            return Ok(Some(found));
+        }
+        if found.is_symlink() {
+            let links = links.checked_sub(1).ok_or(Errno::ELOOP)?;
+            let target = walked.parent().unwrap_or(Path::new("/")).join(fs::read_link(&walked)?);
+            return first_owner(&target.join(parts.as_path()), links);
+        }
+    }
+    Ok(None)
+}
