@@ -5,6 +5,7 @@
     clippy::expect_used,
     clippy::disallowed_methods,
     clippy::print_stdout,
+    clippy::print_stderr,
     reason = "a measurement that fails has no result"
 )]
 

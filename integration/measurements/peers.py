@@ -1,5 +1,5 @@
 """Programs, API clients and tables of the measurements beside Kubernetes' own components."""
-import concurrent.futures, ctypes, http.client, json, os, ssl, statistics, subprocess, sys, threading, time, types
+import concurrent.futures, ctypes, http.client, json, math, os, ssl, statistics, subprocess, sys, threading, time, types
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
@@ -61,22 +61,25 @@ class Api:
         self.address, self.ca, self.local = address, ca, threading.local()
 
     def connection(self):
-        if not hasattr(self.local, "connection"):
+        """The connection of this thread. A server closes idle ones, so a connection is not used again after ten seconds."""
+        now = time.monotonic()
+        if now - getattr(self.local, "used", -math.inf) > 10:
             context = ssl.create_default_context()
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
             host, port = self.address.split(":")
             self.local.connection = http.client.HTTPSConnection(host, int(port), context=context, timeout=120)
+        self.local.used = now
         return self.local.connection
 
     def send(self, method, path, body=None, media="application/json"):
         headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": media}
-        connection = self.connection()
         try:
+            connection = self.connection()
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             answer = connection.getresponse()
             return answer.status, json.loads(answer.read() or b"null") if path != "/readyz" else answer.read()
         except (OSError, http.client.HTTPException):
-            del self.local.connection
+            self.local.used = -math.inf
             raise
 
     def __call__(self, method, path, body=None, media="application/json"):

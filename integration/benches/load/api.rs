@@ -161,7 +161,7 @@ pub(crate) fn requests(arguments: &Requests) -> serde_json::Value {
             let succeeded = status < 300;
             if !succeeded && !std::mem::replace(&mut *reported.lock().unwrap(), true) {
                 let text = String::from_utf8_lossy(&response);
-                writeln!(std::io::stderr(), "load: {method} {path}: {status} {text}").unwrap();
+                eprintln!("load: {method} {path}: {status} {text}");
             }
             succeeded
         }

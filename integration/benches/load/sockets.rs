@@ -63,7 +63,8 @@ pub(crate) fn connect(arguments: &Connect) -> serde_json::Value {
 
 pub(crate) fn dns(arguments: &Dns) -> serde_json::Value {
     run(arguments.limits, |client| {
-        let socket = UdpSocket::bind(if arguments.server.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }).unwrap();
+        let socket =
+            UdpSocket::bind(if arguments.server.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }).unwrap();
         socket.connect(arguments.server).unwrap();
         socket.set_read_timeout(Some(TIMEOUT)).unwrap();
         move |operation| {
