@@ -1,8 +1,9 @@
-// Package stock pins the version of Kubernetes' controller manager and scheduler that scripts/test-stock runs on our API
-// server.
+// Package stock pins the version of Kubernetes' controller manager, scheduler and proxy: scripts/test-stock and the
+// benchmarks run them.
 package stock
 
 import (
 	_ "k8s.io/kubernetes/cmd/kube-controller-manager/app"
+	_ "k8s.io/kubernetes/cmd/kube-proxy/app"
 	_ "k8s.io/kubernetes/cmd/kube-scheduler/app"
 )

@@ -1,7 +1,8 @@
 //! The fixed part of the table.
 //!
 //! ```text
-//! prerouting, output (nat) ─► services ─ cluster IP  ─► chain of the service ─► DNAT to an endpoint
+//! prerouting, output (nat) ─► services ─ cluster IP  ─► balance N ─► DNAT to one of N targets
+//!                                      ─ … with affinity or many endpoints ─► chain of the service ─► DNAT
 //!                                      ─ external IP ─► external chain of the service
 //!                                      ─ node port   ─► external chain of the service
 //! postrouting (nat)        ─ marked, or from an endpoint to itself ─► masquerade
@@ -10,7 +11,7 @@
 //! ```
 
 use coracle_nft::{
-    BaseChain, Header, Hook, INET_PROTO, INET_SERVICE, IPV4_ADDR, IPV6_ADDR, Meta, R0, Rule, SetSpec,
+    BaseChain, Header, Hook, INET_PROTO, INET_SERVICE, IPV4_ADDR, IPV6_ADDR, MARK, Meta, R0, Rule, SetSpec,
     Transaction, concatenated,
 };
 use ipnetwork::{IpNetwork, Ipv4Network};
@@ -24,8 +25,14 @@ pub(crate) const REJECT: &str = "reject";
 pub(crate) const DROP: &str = "drop";
 pub(crate) const POSTROUTING: &str = "postrouting";
 
-pub(crate) const MAPS: [Map; 8] = [
+/// Maximum targets of a service port in the map that all services share. The kernel compares the name of a new set with
+/// those of all sets of the table, also for sets that belong to a rule. Without sets of their own, 5,000 services are
+/// programmed in linear time.
+pub(crate) const SHARED_MAX: usize = 32;
+
+pub(crate) const MAPS: [Map; 9] = [
     Map::Services,
+    Map::Targets,
     Map::External,
     Map::NodePorts,
     Map::Rejected,
@@ -47,6 +54,7 @@ pub(crate) fn make(transaction: &mut Transaction<'_>, node: &NodeView) {
     }
     transaction.rule(REJECT, &Rule::default().reject());
     transaction.rule(DROP, &Rule::default().drop());
+    (1..=SHARED_MAX).for_each(|count| balance(transaction, count));
     services(transaction, node);
     checks(transaction, node);
     nat(transaction, node);
@@ -58,6 +66,8 @@ pub(crate) fn name(map: Map, is_ipv4: bool) -> &'static str {
     match (map, is_ipv4) {
         (Map::Services, true) => "services4",
         (Map::Services, false) => "services6",
+        (Map::Targets, true) => "targets4",
+        (Map::Targets, false) => "targets6",
         (Map::External, true) => "external4",
         (Map::External, false) => "external6",
         (Map::NodePorts, true) => "node_ports4",
@@ -81,19 +91,21 @@ pub(crate) fn address(is_ipv4: bool) -> (u32, u32) {
 }
 
 fn make_map(transaction: &mut Transaction<'_>, map: Map, is_ipv4: bool) {
-    let (kind, length) = address(is_ipv4);
+    let (kind, address_length) = address(is_ipv4);
     let (types, length): (&[u32], u32) = match map {
         Map::Services | Map::External | Map::Rejected | Map::Guarded => {
-            (&[kind, INET_PROTO, INET_SERVICE], length + 8)
+            (&[kind, INET_PROTO, INET_SERVICE], address_length + 8)
         }
+        Map::Targets => (&[kind, INET_PROTO, INET_SERVICE, MARK], address_length + 12),
         Map::NodePorts | Map::RejectedPorts => (&[INET_PROTO, INET_SERVICE], 8),
-        Map::ClusterIps => (&[kind], length),
-        Map::Hairpin => (&[kind, kind], 2 * length),
+        Map::ClusterIps => (&[kind], address_length),
+        Map::Hairpin => (&[kind, kind], 2 * address_length),
     };
     transaction.make_set(&SetSpec {
         name: name(map, is_ipv4),
         key: (concatenated(types), length),
-        verdicts: !matches!(map, Map::ClusterIps | Map::Hairpin),
+        value: matches!(map, Map::Targets).then(|| (concatenated(&[kind, INET_SERVICE]), address_length + 4)),
+        verdicts: !matches!(map, Map::ClusterIps | Map::Hairpin | Map::Targets),
         ..SetSpec::default()
     });
 }
@@ -109,6 +121,23 @@ fn registers(is_ipv4: bool) -> u32 {
 /// Loads destination, protocol and port, the key of most maps.
 fn destination(is_ipv4: bool) -> Rule {
     of_family(is_ipv4).destination(is_ipv4, R0).protocol_and_port(R0 + registers(is_ipv4))
+}
+
+/// Name of the chain that chooses one of so many targets of the destination.
+pub(crate) fn balancing(count: usize, is_ipv4: bool) -> String {
+    format!("balance {count}/{}", if is_ipv4 { 4 } else { 6 })
+}
+
+fn balance(transaction: &mut Transaction<'_>, count: usize) {
+    for is_ipv4 in [true, false] {
+        let (chain, registers) = (balancing(count, is_ipv4), registers(is_ipv4));
+        transaction.make_chain(&chain);
+        let modulus = u32::try_from(count).unwrap_or(u32::MAX);
+        // After the address, the protocol and the port.
+        let rule = destination(is_ipv4).random(modulus, R0 + registers + 2);
+        let rule = rule.lookup(name(Map::Targets, is_ipv4));
+        transaction.rule(&chain, &rule.destination_nat(if is_ipv4 { 2 } else { 10 }, registers));
+    }
 }
 
 fn services(transaction: &mut Transaction<'_>, node: &NodeView) {

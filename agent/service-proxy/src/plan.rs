@@ -13,8 +13,8 @@ use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, Service, ServicePort, ServiceSpec};
 
 use crate::endpoints::{Choice, PortId, choose};
-use crate::layout::{DROP, REJECT};
-use crate::program::{Connectionless, Map, Program};
+use crate::layout::{DROP, REJECT, SHARED_MAX};
+use crate::program::{Connectionless, Entry, Map, Program};
 use chains::Chains;
 
 /// Default timeout of session affinity, as the API's.
@@ -56,7 +56,7 @@ struct Port<'a> {
 
 /// Where a packet to a port goes.
 enum Destination {
-    Chain(String),
+    Entry(Entry),
     /// Without endpoints: `reject`, or `drop` if another node has endpoints.
     Nowhere(&'static str),
 }
@@ -76,7 +76,7 @@ pub(crate) fn plan(service: &Service, slices: &[Arc<EndpointSlice>], node: &Node
             continue;
         }
         for address in &addresses {
-            program.element(Map::ClusterIps, is_ipv4, Key::default().address(*address), None);
+            program.element(Map::ClusterIps, is_ipv4, Key::default().address(*address), Entry::Member);
         }
         let external = External::of(service, spec, is_ipv4, node);
         for port in spec.ports.iter().flatten() {
@@ -205,7 +205,7 @@ impl<'a> Port<'a> {
         }
         for address in &self.choice.on_this_node {
             let key = Key::default().address(*address).address(*address);
-            program.element(Map::Hairpin, self.is_ipv4, key, None);
+            program.element(Map::Hairpin, self.is_ipv4, key, Entry::Member);
         }
     }
 
@@ -220,7 +220,7 @@ impl<'a> Port<'a> {
             Destination::Nowhere(REJECT)
         } else {
             chains.make_external(program, &self.choice, self.affinity(), is_local.then_some(node));
-            Destination::Chain(chains.external())
+            Destination::Entry(goto(&chains.external()))
         };
         for address in external.ips.iter().chain(&balancer) {
             self.address(program, Map::External, *address, &destination);
@@ -228,41 +228,39 @@ impl<'a> Port<'a> {
         if let Some(sources) = &external.sources {
             chains.make_guard(program, sources);
             for address in &balancer {
-                let goto = Verdict::Goto(chains.guard());
-                program.element(
-                    Map::Guarded,
-                    self.is_ipv4,
-                    self.key(Some(*address), self.number),
-                    Some(goto),
-                );
+                let key = self.key(Some(*address), self.number);
+                program.element(Map::Guarded, self.is_ipv4, key, goto(&chains.guard()));
             }
         }
         let Some(node_port) = self.node_port else { return };
-        let (map, verdict) = match &destination {
-            Destination::Chain(chain) => (Map::NodePorts, chain.clone()),
-            Destination::Nowhere(chain) => (Map::RejectedPorts, (*chain).to_owned()),
+        let (map, entry) = match destination {
+            Destination::Entry(entry) => (Map::NodePorts, entry),
+            Destination::Nowhere(chain) => (Map::RejectedPorts, goto(chain)),
         };
-        program.element(map, self.is_ipv4, self.key(None, node_port), Some(Verdict::Goto(verdict)));
+        program.element(map, self.is_ipv4, self.key(None, node_port), entry);
         self.connectionless(program, None, node_port);
     }
 
-    /// The chain of a traffic policy.
+    /// Where packets to the cluster IPs go.
     fn destination(&self, program: &mut Program, chains: &Chains, is_local: bool) -> Destination {
         let targets = if is_local { &self.choice.local } else { &self.choice.cluster };
         if targets.is_empty() {
             let elsewhere = is_local && !self.choice.cluster.is_empty();
             return Destination::Nowhere(if elsewhere { DROP } else { REJECT });
         }
-        Destination::Chain(chains.make_balancing(program, targets, self.affinity(), is_local))
+        let affinity = self.affinity();
+        if affinity.is_none() && targets.len() <= SHARED_MAX {
+            return Destination::Entry(Entry::OneOf(targets.as_slice().into()));
+        }
+        Destination::Entry(goto(&chains.make_balancing(program, targets, affinity, is_local)))
     }
 
     fn address(&self, program: &mut Program, map: Map, address: IpAddr, destination: &Destination) {
-        let (map, chain) = match destination {
-            Destination::Chain(chain) => (map, chain.clone()),
-            Destination::Nowhere(chain) => (Map::Rejected, (*chain).to_owned()),
+        let (map, entry) = match destination {
+            Destination::Entry(entry) => (map, entry.clone()),
+            Destination::Nowhere(chain) => (Map::Rejected, goto(chain)),
         };
-        let key = self.key(Some(address), self.number);
-        program.element(map, self.is_ipv4, key, Some(Verdict::Goto(chain)));
+        program.element(map, self.is_ipv4, self.key(Some(address), self.number), entry);
         self.connectionless(program, Some(address), self.number);
     }
 
@@ -280,6 +278,10 @@ impl<'a> Port<'a> {
         let port = Connectionless { protocol: self.protocol, is_ipv4: self.is_ipv4, address, port };
         program.connectionless.insert(port, all.map(|target| target.address).collect());
     }
+}
+
+fn goto(chain: &str) -> Entry {
+    Entry::Verdict(Verdict::Goto(chain.to_owned()))
 }
 
 #[cfg(test)]

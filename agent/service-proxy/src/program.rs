@@ -3,15 +3,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_nft::{Key, Rule, Verdict};
+use coracle_nft::{Element, Key, Rule, Value, Verdict};
+
+use crate::endpoints::Target;
+use crate::layout;
 
 /// The maps and sets of the table, each once for IPv4 and once for IPv6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Map {
     /// Cluster IP, protocol and port to a chain.
     Services,
+    /// Cluster IP, protocol, port and the number of a target to the target.
+    Targets,
     /// External address, protocol and port to a chain.
     External,
     /// Protocol and node port to a chain.
@@ -36,6 +42,18 @@ pub(crate) struct Slot {
     pub(crate) key: Key,
 }
 
+/// Where a key leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Entry {
+    /// An element of a set.
+    Member,
+    /// A chain.
+    Verdict(Verdict),
+    /// A random one of these targets: at most [`layout::SHARED_MAX`]. Only for [`Map::Services`], because the targets have
+    /// the destination in their keys.
+    OneOf(Arc<[Target]>),
+}
+
 /// A set of clients that reached an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Affinity {
@@ -58,13 +76,12 @@ pub(crate) struct Connectionless {
 pub(crate) struct Program {
     pub(crate) chains: BTreeMap<String, Vec<Rule>>,
     pub(crate) affinities: BTreeMap<String, Affinity>,
-    /// `None` for elements of sets.
-    pub(crate) elements: BTreeMap<Slot, Option<Verdict>>,
+    pub(crate) elements: BTreeMap<Slot, Entry>,
     /// The addresses to which these ports lead.
     pub(crate) connectionless: BTreeMap<Connectionless, BTreeSet<IpAddr>>,
     /// The targets of the chains that choose one.
     #[cfg(test)]
-    pub(crate) targets: BTreeMap<String, BTreeSet<crate::endpoints::Target>>,
+    pub(crate) targets: BTreeMap<String, BTreeSet<Target>>,
 }
 
 /// The part of an applied program that is needed to compare it with the next one.
@@ -73,16 +90,55 @@ pub(crate) struct Applied {
     /// Names of chains with the hash of their rules.
     pub(crate) chains: BTreeMap<String, u64>,
     pub(crate) affinities: BTreeSet<String>,
-    pub(crate) elements: BTreeSet<Slot>,
+    pub(crate) elements: Box<[Slot]>,
     pub(crate) connectionless: BTreeMap<Connectionless, BTreeSet<IpAddr>>,
+}
+
+// === impl Entry ===
+
+impl Entry {
+    /// The element of a slot with this entry.
+    pub(crate) fn element(&self, slot: &Slot) -> Element {
+        let value = match self {
+            Self::Member => None,
+            Self::Verdict(verdict) => Some(Value::Verdict(verdict.clone())),
+            Self::OneOf(targets) => {
+                let chain = layout::balancing(targets.len(), slot.is_ipv4);
+                Some(Value::Verdict(Verdict::Goto(chain)))
+            }
+        };
+        Element { key: slot.key.clone(), value, expires: None }
+    }
+
+    /// Elements of the map of targets that end, and those that begin, when the entry of a slot changes.
+    pub(crate) fn target_changes(
+        slot: &Slot,
+        before: Option<&Self>,
+        now: Option<&Self>,
+    ) -> (Vec<Element>, Vec<Element>) {
+        let targets = |entry: Option<&Self>| match entry {
+            Some(Self::OneOf(targets)) => Arc::clone(targets),
+            _ => Arc::default(),
+        };
+        let (before, now) = (targets(before), targets(now));
+        let of = |all: &[Target], others: &[Target]| {
+            let numbered = (0u32..).zip(all).zip((0..).map(|at| others.get(at)));
+            let differing = numbered.filter(|((_, target), other)| Some(*target) != *other);
+            let element = |((number, target), _): ((u32, &Target), _)| {
+                Element::pair(slot.key.clone().number(number), Value::Target(target.address, target.port))
+            };
+            differing.map(element).collect()
+        };
+        (of(&before, &now), of(&now, &before))
+    }
 }
 
 // === impl Program ===
 
 impl Program {
     /// Adds an element, unless the program has one with this key.
-    pub(crate) fn element(&mut self, map: Map, is_ipv4: bool, key: Key, verdict: Option<Verdict>) {
-        self.elements.entry(Slot { map, is_ipv4, key }).or_insert(verdict);
+    pub(crate) fn element(&mut self, map: Map, is_ipv4: bool, key: Key, entry: Entry) {
+        self.elements.entry(Slot { map, is_ipv4, key }).or_insert(entry);
     }
 
     pub(crate) fn summary(&self) -> Applied {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::sync::Arc;
 
-use coracle_nft::{Attributes, Channel, Element, INET, SetSpec, Transaction, Value, Verb, Verdict};
+use coracle_nft::{Attributes, Channel, Element, INET, SetSpec, Transaction, Verb};
 use coracle_services::EndpointSlice;
 use coracle_values::object::Key;
 use k8s_openapi::api::core::v1::Service;
@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::flows::{self, Changed};
 use crate::layout::{self, address};
 use crate::plan::{NodeView, plan};
-use crate::program::{Affinity, Applied, Program, Slot, hash};
+use crate::program::{Affinity, Applied, Entry, Map, Program, Slot, hash};
 
 /// Maximum clients of an endpoint that session affinity remembers.
 const CLIENTS_MAX: u32 = 65_536;
@@ -31,8 +31,8 @@ pub struct Proxy {
     channel: Channel,
     node: NodeView,
     applied: HashMap<Key, (Owner, Applied)>,
-    /// All services that claim a key of a map. The first one has it.
-    claims: HashMap<Slot, BTreeMap<Owner, Option<Verdict>>>,
+    /// All services that claim a key of a map, in order. The first one has it.
+    claims: HashMap<Slot, Vec<(Owner, Entry)>>,
     /// Whether the table in the kernel is unknown, so that it must be replaced.
     is_unknown: bool,
 }
@@ -47,8 +47,8 @@ struct Difference {
     ended_chains: BTreeSet<String>,
     affinities: BTreeMap<String, Affinity>,
     ended_affinities: BTreeSet<String>,
-    /// The elements of each touched slot before the change.
-    before: BTreeMap<Slot, Option<Option<Verdict>>>,
+    /// The entry of each touched slot before the change.
+    before: BTreeMap<Slot, Option<Entry>>,
     flows: Changed,
 }
 
@@ -175,9 +175,9 @@ impl Proxy {
                 self.touch(&mut difference, slot);
                 self.unclaim(slot, &old_owner);
             }
-            for (slot, verdict) in program.elements {
+            for (slot, entry) in program.elements {
                 self.touch(&mut difference, &slot);
-                self.claims.entry(slot).or_default().insert(owner.clone(), verdict);
+                self.claim(slot, owner.clone(), entry);
             }
             if state.is_some() {
                 self.applied.insert(key, (owner, summary));
@@ -186,25 +186,34 @@ impl Proxy {
         difference
     }
 
+    fn claim(&mut self, slot: Slot, owner: Owner, entry: Entry) {
+        // Nearly all keys have one claim.
+        let claims = self.claims.entry(slot).or_insert_with(|| Vec::with_capacity(1));
+        match claims.binary_search_by(|(known, _)| known.cmp(&owner)) {
+            Ok(at) => claims[at].1 = entry,
+            Err(at) => claims.insert(at, (owner, entry)),
+        }
+    }
+
     fn unclaim(&mut self, slot: &Slot, owner: &Owner) {
         if let Some(claims) = self.claims.get_mut(slot) {
-            claims.remove(owner);
+            claims.retain(|(known, _)| known != owner);
             if claims.is_empty() {
                 self.claims.remove(slot);
             }
         }
     }
 
-    /// Notes the element that the slot has in the kernel.
+    /// Notes the entry that the slot has in the kernel.
     fn touch(&self, difference: &mut Difference, slot: &Slot) {
         if !difference.before.contains_key(slot) {
             difference.before.insert(slot.clone(), self.element(slot));
         }
     }
 
-    /// The element of a slot: that of the oldest service which claims it.
-    fn element(&self, slot: &Slot) -> Option<Option<Verdict>> {
-        self.claims.get(slot)?.values().next().cloned()
+    /// The entry of a slot: that of the oldest service which claims it.
+    fn element(&self, slot: &Slot) -> Option<Entry> {
+        self.claims.get(slot)?.first().map(|(_, entry)| entry.clone())
     }
 
     /// Writes the difference in the order that the kernel requires: an element's chain exists before the element, and a
@@ -217,14 +226,17 @@ impl Proxy {
             if now == before {
                 continue;
             }
-            let name = layout::name(slot.map, slot.is_ipv4);
-            if before.is_some() {
-                gone.entry(name).or_default().push(Element::member(slot.key.clone()));
+            let element = |entry: &Option<Entry>| entry.as_ref().map(|entry| entry.element(&slot));
+            let (was, is) = (element(&before), element(&now));
+            if was != is {
+                let name = layout::name(slot.map, slot.is_ipv4);
+                gone.entry(name).or_default().extend(was);
+                new.entry(name).or_default().extend(is);
             }
-            if let Some(verdict) = now {
-                let value = verdict.map(Value::Verdict);
-                new.entry(name).or_default().push(Element { key: slot.key, value, expires: None });
-            }
+            let (ended, added) = Entry::target_changes(&slot, before.as_ref(), now.as_ref());
+            let name = layout::name(Map::Targets, slot.is_ipv4);
+            gone.entry(name).or_default().extend(ended);
+            new.entry(name).or_default().extend(added);
         }
         for (name, affinity) in &difference.affinities {
             transaction.make_set(&SetSpec {
@@ -235,7 +247,11 @@ impl Proxy {
             });
         }
         difference.chains.keys().for_each(|name| transaction.make_chain(name));
-        gone.iter().for_each(|(name, elements)| transaction.remove(name, elements));
+        for (name, elements) in gone {
+            let keys: Vec<Element> =
+                elements.into_iter().map(|element| Element::member(element.key)).collect();
+            transaction.remove(name, &keys);
+        }
         difference.flushed.iter().for_each(|name| transaction.flush_chain(name));
         for (name, rules) in &difference.chains {
             rules.iter().for_each(|rule| transaction.rule(name, rule));

@@ -54,6 +54,13 @@ impl Key {
         self
     }
 
+    /// Appends a number in host byte order.
+    #[must_use]
+    pub fn number(mut self, number: u32) -> Self {
+        self.0.extend_from_slice(&number.to_ne_bytes());
+        self
+    }
+
     /// Appends an interface name.
     #[must_use]
     pub fn interface(mut self, name: &str) -> Self {

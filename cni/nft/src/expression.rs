@@ -325,9 +325,9 @@ impl Rule {
 
     /// Loads a random number below `modulus`, in host byte order.
     #[must_use]
-    pub fn random(self, modulus: u32) -> Self {
+    pub fn random(self, modulus: u32, into: u32) -> Self {
         const RANDOM: u32 = 1;
-        let data = Attributes::default().number(1, R0).number(2, modulus).number(3, RANDOM);
+        let data = Attributes::default().number(1, into).number(2, modulus).number(3, RANDOM);
         self.push("numgen", data.number(4, 0))
     }
 

@@ -29,6 +29,6 @@ pub use message::{
     messages, number_of,
 };
 pub use transaction::{
-    BaseChain, INET_PROTO, INET_SERVICE, IPV4_ADDR, IPV6_ADDR, SetSpec, Transaction, concatenated,
+    BaseChain, INET_PROTO, INET_SERVICE, IPV4_ADDR, IPV6_ADDR, MARK, SetSpec, Transaction, concatenated,
 };
 pub use watch::Monitor;

@@ -14,6 +14,8 @@ pub const IPV6_ADDR: u32 = 8;
 pub const INET_PROTO: u32 = 12;
 /// `TYPE_INET_SERVICE`.
 pub const INET_SERVICE: u32 = 13;
+/// `TYPE_MARK`: a number in host byte order.
+pub const MARK: u32 = 19;
 /// `NFT_DATA_VERDICT`.
 const VERDICT: u32 = 0xffff_ff00;
 

@@ -7,6 +7,7 @@ use crate::devices::PodDevices;
 use crate::filter::{self, Refused, node_affinity};
 use crate::hint::Changes;
 use crate::object::Pod;
+use crate::request::Needs;
 use crate::score;
 use crate::snapshot::{Candidate, Snapshot};
 use crate::topology::Topology;
@@ -31,6 +32,7 @@ pub(crate) struct Unschedulable {
 #[derive(Debug, Default)]
 pub(crate) struct Prepared {
     pub(crate) topology: Topology,
+    needs: Needs,
     claims: PodClaims,
     devices: PodDevices,
 }
@@ -116,7 +118,7 @@ pub(crate) fn prepare(pod: &Pod, profile: &Profile, snapshot: &Snapshot) -> Resu
         PodClaims::default()
     };
     let devices = snapshot.devices.of_pod(pod)?;
-    Ok(Prepared { topology: Topology::of(pod, profile, snapshot), claims, devices })
+    Ok(Prepared { topology: Topology::of(pod, profile, snapshot), needs: Needs::of(pod), claims, devices })
 }
 
 /// The refusal of the first filter that refuses the pod, in upstream's order. `None` if the node can run it.
@@ -126,7 +128,7 @@ pub(crate) fn refuse(
     prepared: &Prepared,
     (node, snapshot): (Candidate<'_>, &Snapshot),
 ) -> Option<Refused> {
-    filter::refuse(pod, profile, node)
+    filter::refuse(pod, &prepared.needs, profile, node)
         .or_else(|| prepared.claims.refuse(profile, node, snapshot))
         .or_else(|| prepared.topology.refuse(profile, node))
         .or_else(|| snapshot.devices.refuse(&prepared.devices, node.facts))

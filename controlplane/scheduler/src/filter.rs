@@ -10,6 +10,7 @@ mod unschedulable;
 use crate::config::Profile;
 use crate::hint::Changes;
 use crate::object::Pod;
+use crate::request::Needs;
 use crate::snapshot::Candidate;
 
 /// Why a node cannot run a pod, with upstream's text.
@@ -34,8 +35,8 @@ const FIXED: [(&str, Filter); 3] = [
     ("TaintToleration", taints::refuse),
 ];
 
-/// The refusal of the first of these filters that refuses the pod. `None` if none refuses it.
-pub(crate) fn refuse(pod: &Pod, profile: &Profile, node: Candidate<'_>) -> Option<Refused> {
+/// The refusal of the first of these filters that refuses the pod. `None` if none refuses it. `needs` are those of the pod.
+pub(crate) fn refuse(pod: &Pod, needs: &Needs, profile: &Profile, node: Candidate<'_>) -> Option<Refused> {
     let fixed = FIXED.iter().filter(|(plugin, _)| profile.filters_by(plugin));
     let mut fixed = fixed.map(|(_, filter)| filter(pod, node)).find(|reasons| !reasons.is_empty());
     if fixed.is_none() && profile.filters_by("NodeAffinity") {
@@ -47,7 +48,7 @@ pub(crate) fn refuse(pod: &Pod, profile: &Profile, node: Candidate<'_>) -> Optio
     }
     let helped_by = Changes::NODE | Changes::POD_GONE;
     if profile.filters_by("NodePorts") {
-        let reasons = host_ports::refuse(pod, node);
+        let reasons = host_ports::refuse(&needs.ports, node);
         if !reasons.is_empty() {
             return Some(Refused { reasons, resolvable: true, helped_by });
         }
@@ -55,6 +56,39 @@ pub(crate) fn refuse(pod: &Pod, profile: &Profile, node: Candidate<'_>) -> Optio
     if !profile.filters_by("NodeResourcesFit") {
         return None;
     }
-    let (reasons, resolvable) = resources::refuse(pod, &profile.fit, node);
+    let (reasons, resolvable) = resources::refuse(&needs.requests, &profile.fit, node);
     (!reasons.is_empty()).then_some(Refused { reasons, resolvable, helped_by })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture;
+    use serde_json::json;
+
+    #[test]
+    fn requests_and_ports_are_read_once_for_all_nodes() {
+        let pod = |cpu: &str| {
+            let resources = json!({"requests": {"cpu": cpu}});
+            fixture::pod(
+                "p",
+                json!({"containers": [{"resources": resources, "ports": [{"containerPort": 80, "hostPort": 80}]}]}),
+            )
+        };
+        let mut snapshot = fixture::snapshot(&[fixture::node("a", json!({}))]);
+        snapshot.place(
+            &fixture::pod(
+                "other",
+                json!({"containers": [{"ports": [{"containerPort": 80, "hostPort": 80}]}]}),
+            ),
+            "a",
+        );
+        let node = snapshot.candidates().next().unwrap();
+        let refused = |needs: &Needs| refuse(&pod("64"), needs, &Profile::default(), node);
+        assert_eq!(refused(&Needs::default()), None, "the filters read the needs, not the pod");
+        let ports = Needs { ports: Needs::of(&pod("1")).ports, ..Needs::default() };
+        assert!(refused(&ports).unwrap().reasons[0].contains("free ports"));
+        let requests = Needs { requests: Needs::of(&pod("64")).requests, ..Needs::default() };
+        assert_eq!(refused(&requests).unwrap().reasons, ["Insufficient cpu"]);
+    }
 }

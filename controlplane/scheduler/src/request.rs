@@ -21,6 +21,19 @@ pub(crate) struct HostPort {
     pub(crate) port: i32,
 }
 
+/// What filters compare with each node, read from the pod once.
+#[derive(Debug, Default)]
+pub(crate) struct Needs {
+    pub(crate) requests: Resources,
+    pub(crate) ports: Vec<HostPort>,
+}
+
+impl Needs {
+    pub(crate) fn of(pod: &Pod) -> Self {
+        Self { requests: of_pod(pod), ports: host_ports(&pod.spec) }
+    }
+}
+
 /// The effective requests of a pod. While a resize is pending, the larger of the desired and the actual ones.
 pub(crate) fn of_pod(pod: &Pod) -> Resources {
     sum(

@@ -78,7 +78,7 @@ impl Chains {
                 let value = (concatenated(&[kind, INET_SERVICE]), length + 4);
                 let targets = all.iter().map(|target| Value::Target(target.address, target.port));
                 let count = u32::try_from(all.len()).unwrap_or(u32::MAX);
-                Rule::default().random(count).lookup_in(AnonymousMap::choice(Some(value), targets))
+                Rule::default().random(count, R0).lookup_in(AnonymousMap::choice(Some(value), targets))
             }
         };
         rule.destination_nat(self.family(), self.registers())
@@ -101,7 +101,7 @@ impl Chains {
             chains.push(Value::Verdict(Verdict::Goto(chain)));
         }
         let count = u32::try_from(chains.len()).unwrap_or(u32::MAX);
-        rules.push(Rule::default().random(count).lookup_in(AnonymousMap::choice(None, chains)));
+        rules.push(Rule::default().random(count, R0).lookup_in(AnonymousMap::choice(None, chains)));
         rules
     }
 

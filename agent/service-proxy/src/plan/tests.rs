@@ -1,4 +1,4 @@
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
@@ -38,8 +38,9 @@ fn planned(spec: Value, endpoints: Value) -> Program {
 
 fn verdict(program: &Program, map: Map, key: Key) -> Option<String> {
     let slot = Slot { map, is_ipv4: true, key };
-    match program.elements.get(&slot)?.as_ref()? {
-        Verdict::Goto(chain) => Some(chain.clone()),
+    match program.elements.get(&slot)? {
+        Entry::Verdict(Verdict::Goto(chain)) => Some(chain.clone()),
+        Entry::OneOf(targets) => Some(format!("one of {}", targets.len())),
         other => panic!("{other:?}"),
     }
 }
@@ -53,10 +54,10 @@ fn two() -> Value {
 }
 
 #[test]
-fn a_cluster_ip_leads_to_the_chain_of_its_port() {
+fn a_service_without_affinity_has_no_chain_and_no_set_of_its_own() {
     let program = planned(json!({"clusterIP": "10.43.1.1"}), two());
-    let chain = verdict(&program, Map::Services, at("10.43.1.1", 80)).unwrap();
-    assert_eq!((chain.as_str(), program.chains[&chain].len()), ("cluster n/s/6-80/4", 1));
+    assert_eq!(verdict(&program, Map::Services, at("10.43.1.1", 80)).unwrap(), "one of 2");
+    assert_eq!(program.chains, BTreeMap::new(), "the kernel searches all sets for each new one");
     assert!(verdict(&program, Map::Rejected, at("10.43.1.1", 80)).is_none());
     assert!(program.connectionless.is_empty() && program.affinities.is_empty());
 }
@@ -168,8 +169,21 @@ fn this_node_serves_the_named_ports_of_its_load_balancers_at_its_addresses() {
 }
 
 #[test]
+fn many_endpoints_have_a_chain_of_their_own() {
+    let endpoints = |count: usize| {
+        let all =
+            (0..count).map(|number| json!({"addresses": [format!("10.42.1.{number}")], "nodeName": "there"}));
+        planned(json!({"clusterIP": "10.43.1.1"}), all.collect())
+    };
+    let of = |program: &Program| verdict(program, Map::Services, at("10.43.1.1", 80)).unwrap();
+    assert_eq!(of(&endpoints(SHARED_MAX)), format!("one of {SHARED_MAX}"));
+    let many = endpoints(SHARED_MAX + 1);
+    assert_eq!((of(&many).as_str(), many.chains["cluster n/s/6-80/4"].len()), ("cluster n/s/6-80/4", 1));
+}
+
+#[test]
 fn odd_names_do_not_reach_the_kernel() {
-    let mut service = service(json!({"clusterIP": "10.43.1.1"}));
+    let mut service = service(json!({"clusterIP": "10.43.1.1", "sessionAffinity": "ClientIP"}));
     service.metadata.name = Some("a\"} ; flush\0".to_owned());
     let program = plan(&service, &slice(two()), &node());
     let chain = program.chains.keys().next().unwrap();

@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use coracle_nft::Rule;
+use coracle_nft::{Rule, Verdict};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -16,7 +16,7 @@ use crate::program::Map;
 struct Kernel {
     chains: BTreeMap<String, Vec<Rule>>,
     affinities: BTreeMap<String, Affinity>,
-    elements: BTreeMap<Slot, Option<Verdict>>,
+    elements: BTreeMap<Slot, Entry>,
 }
 
 // === impl Kernel ===
@@ -34,8 +34,8 @@ impl Kernel {
         }
         self.chains.extend(difference.chains);
         for slot in difference.before.into_keys() {
-            if let Some(verdict) = proxy.element(&slot) {
-                self.elements.insert(slot, verdict);
+            if let Some(entry) = proxy.element(&slot) {
+                self.elements.insert(slot, entry);
             }
         }
         for chain in &difference.ended_chains {
@@ -45,9 +45,18 @@ impl Kernel {
             assert!(self.affinities.remove(set).is_some(), "{set} does not exist");
         }
         let fixed = [layout::REJECT.to_owned(), layout::DROP.to_owned()];
-        for verdict in self.elements.values().flatten() {
-            let Verdict::Goto(chain) = verdict else { panic!("{verdict:?}") };
-            assert!(self.chains.contains_key(chain) || fixed.contains(chain), "{chain} does not exist");
+        for entry in self.elements.values() {
+            match entry {
+                Entry::Member => {}
+                Entry::Verdict(Verdict::Goto(chain)) => {
+                    assert!(
+                        self.chains.contains_key(chain) || fixed.contains(chain),
+                        "{chain} does not exist"
+                    );
+                }
+                Entry::OneOf(targets) => assert!((1..=layout::SHARED_MAX).contains(&targets.len())),
+                Entry::Verdict(other) => panic!("{other:?}"),
+            }
         }
     }
 }
@@ -202,18 +211,15 @@ fn happens(
     key: &coracle_nft::Key,
     is_ipv4: bool,
 ) -> Outcome {
-    let at = |map| match kernel.elements.get(&Slot { map, is_ipv4, key: key.clone() }) {
-        Some(Some(Verdict::Goto(chain))) => Some(chain.as_str()),
-        _ => None,
-    };
+    let at = |map| kernel.elements.get(&Slot { map, is_ipv4, key: key.clone() });
+    // The translation comes first.
     match (at(Map::Services), at(Map::Rejected)) {
-        (Some(chain), None) => Outcome::To(targets[chain].clone()),
-        (None, Some(layout::REJECT)) => Outcome::Reject,
-        (None, Some(layout::DROP)) => Outcome::Drop,
+        (Some(Entry::OneOf(targets)), _) => Outcome::To(targets.iter().copied().collect()),
+        (Some(Entry::Verdict(Verdict::Goto(chain))), _) => Outcome::To(targets[chain].clone()),
+        (None, Some(Entry::Verdict(Verdict::Goto(chain)))) if chain == layout::REJECT => Outcome::Reject,
+        (None, Some(Entry::Verdict(Verdict::Goto(chain)))) if chain == layout::DROP => Outcome::Drop,
         (None, None) => Outcome::None,
-        // The translation comes first.
-        (Some(chain), Some(_)) => Outcome::To(targets[chain].clone()),
-        (None, Some(other)) => panic!("{other}"),
+        other => panic!("{other:?}"),
     }
 }
 
@@ -242,6 +248,36 @@ fn key(number: u8) -> Key {
 fn proxy() -> Proxy {
     let node = NodeView { name: "here".to_owned(), ..NodeView::default() };
     Proxy::open("unused", node).unwrap()
+}
+
+fn elements(targets: &[Target]) -> BTreeMap<coracle_nft::Key, coracle_nft::Value> {
+    let slot = Slot { map: Map::Services, is_ipv4: true, key: coracle_nft::Key::default().port(80) };
+    let (_, added) = Entry::target_changes(&slot, None, Some(&Entry::OneOf(targets.into())));
+    added.into_iter().map(|element| (element.key, element.value.unwrap())).collect()
+}
+
+proptest! {
+    #[test]
+    fn a_change_of_targets_is_their_difference(
+        lists in prop::array::uniform2(prop::collection::btree_set(1u8..12, 0..8))
+    ) {
+        let slot = Slot { map: Map::Services, is_ipv4: true, key: coracle_nft::Key::default().port(80) };
+        let [before, now] = lists.map(|numbers| -> Vec<Target> {
+            numbers.into_iter().map(|number| Target { address: address(true, 42, number), port: 8080 }).collect()
+        });
+        let entry = |targets: &[Target]| (!targets.is_empty()).then(|| Entry::OneOf(targets.into()));
+        let (ended, added) = Entry::target_changes(&slot, entry(&before).as_ref(), entry(&now).as_ref());
+        let mut kernel = elements(&before);
+        for element in &ended {
+            prop_assert_eq!(kernel.remove(&element.key), element.value.clone());
+        }
+        for element in &added {
+            prop_assert_eq!(kernel.insert(element.key.clone(), element.value.clone().unwrap()), None);
+        }
+        prop_assert_eq!(kernel, elements(&now));
+        let same = before.iter().zip(&now).filter(|(one, other)| one == other).count();
+        prop_assert_eq!((ended.len(), added.len()), (before.len() - same, now.len() - same));
+    }
 }
 
 proptest! {

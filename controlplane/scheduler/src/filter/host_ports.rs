@@ -1,12 +1,10 @@
 //! Filter NodePorts: a host port belongs to one pod of a node.
 
 use super::Refusal;
-use crate::object::Pod;
-use crate::request::host_ports;
+use crate::request::HostPort;
 use crate::snapshot::Candidate;
 
-pub(crate) fn refuse(pod: &Pod, node: Candidate<'_>) -> Vec<Refusal> {
-    let wanted = host_ports(&pod.spec);
+pub(crate) fn refuse(wanted: &[HostPort], node: Candidate<'_>) -> Vec<Refusal> {
     if wanted.iter().any(|port| node.info.ports().any(|taken| taken.conflicts(port))) {
         return vec!["node(s) didn't have free ports for the requested pod ports".to_owned()];
     }
@@ -17,6 +15,7 @@ pub(crate) fn refuse(pod: &Pod, node: Candidate<'_>) -> Vec<Refusal> {
 mod tests {
     use super::*;
     use crate::fixture;
+    use crate::request::host_ports;
     use serde_json::json;
 
     #[test]
@@ -27,7 +26,7 @@ mod tests {
         let mut snapshot = fixture::snapshot(&[fixture::node("a", json!({}))]);
         snapshot.place(&pod("first", 8080), "a");
         let node = snapshot.candidates().next().unwrap();
-        assert_eq!(refuse(&pod("second", 8080), node).len(), 1);
-        assert!(refuse(&pod("second", 8081), node).is_empty());
+        assert_eq!(refuse(&host_ports(&pod("second", 8080).spec), node).len(), 1);
+        assert!(refuse(&host_ports(&pod("second", 8081).spec), node).is_empty());
     }
 }

@@ -1,14 +1,13 @@
 //! Filter NodeResourcesFit: requests may not exceed what the node has free.
 
+use coracle_values::pod_resources::Resources;
+
 use super::Refusal;
 use crate::config::Fit;
-use crate::object::Pod;
-use crate::request::of_pod;
 use crate::snapshot::Candidate;
 
 /// The resources that the node lacks, and whether it would have them without other pods.
-pub(crate) fn refuse(pod: &Pod, fit: &Fit, node: Candidate<'_>) -> (Vec<Refusal>, bool) {
-    let wanted = of_pod(pod);
+pub(crate) fn refuse(wanted: &Resources, fit: &Fit, node: Candidate<'_>) -> (Vec<Refusal>, bool) {
     let (has, given) = (&node.facts.allocatable, &node.info.requested);
     let (mut reasons, mut resolvable) = (Vec::new(), true);
     if given.pods + 1 > has.pods {
@@ -36,6 +35,8 @@ pub(crate) fn refuse(pod: &Pod, fit: &Fit, node: Candidate<'_>) -> (Vec<Refusal>
 mod tests {
     use super::*;
     use crate::fixture;
+    use crate::object::Pod;
+    use crate::request::of_pod;
     use serde_json::{Value, json};
 
     fn pod(name: &str, requests: Value) -> Pod {
@@ -47,7 +48,8 @@ mod tests {
         let mut snapshot = fixture::snapshot(&[fixture::node("a", json!({"/status/allocatable/pods": "2"}))]);
         snapshot.place(&pod("first", json!({"cpu": "3"})), "a");
         let reasons = |pod: &Pod, snapshot: &crate::snapshot::Snapshot| {
-            refuse(pod, &Fit::default(), snapshot.candidates().next().unwrap()).0.join(", ")
+            let node = snapshot.candidates().next().unwrap();
+            refuse(&of_pod(pod), &Fit::default(), node).0.join(", ")
         };
         assert_eq!(reasons(&pod("p", json!({"cpu": "1", "memory": "8Gi"})), &snapshot), "");
         let greedy = pod("p", json!({"cpu": "1001m", "memory": "9Gi", "x.io/gpu": "1"}));
@@ -56,8 +58,8 @@ mod tests {
             "Insufficient cpu, Insufficient memory, Insufficient x.io/gpu"
         );
         let node = snapshot.candidates().next().unwrap();
-        assert!(!refuse(&greedy, &Fit::default(), node).1, "the node never has 9 GiB");
-        assert!(refuse(&pod("p", json!({"cpu": "2"})), &Fit::default(), node).1);
+        assert!(!refuse(&of_pod(&greedy), &Fit::default(), node).1, "the node never has 9 GiB");
+        assert!(refuse(&of_pod(&pod("p", json!({"cpu": "2"}))), &Fit::default(), node).1);
         snapshot.place(&pod("second", json!({})), "a");
         assert_eq!(reasons(&pod("p", json!({})), &snapshot), "Too many pods");
     }
