@@ -259,7 +259,7 @@ def policies(api, side):
     for number in range(PODS):
         container = {"name": "c", "image": image, "command": ["sleep", "100000"]}
         api("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", {"metadata": {"name": f"p{number}", "labels": {"app": f"p{number}"}}, "spec": {
-            "nodeName": "ours", "terminationGracePeriodSeconds": 0, "containers": [container]}})
+            "nodeName": "ours", "terminationGracePeriodSeconds": 0, "enableServiceLinks": False, "containers": [container]}})
     running = lambda: all(pod["status"].get("podIP") for pod in api.items(f"/api/v1/namespaces/{NAMESPACE}/pods")) or time.sleep(0.2)
     wait("the pods", 120, running)
     path = f"/apis/networking.k8s.io/v1/namespaces/{NAMESPACE}/networkpolicies"
