@@ -346,11 +346,13 @@ mod tests {
         }
         // The user's links lead nowhere that the user cannot write.
         std::os::unix::fs::symlink(secret.join("config"), home.join("link")).unwrap();
-        std::os::unix::fs::symlink(secret.join("new"), home.join("dangling")).unwrap();
+        std::os::unix::fs::symlink(secret.join("new"), home.join("new")).unwrap();
         std::os::unix::fs::symlink(&secret, home.join("dir")).unwrap();
-        put(&home.join("link")).unwrap();
+        std::os::unix::fs::symlink("absent", home.join("dangling")).unwrap();
+        for path in ["link", "new", "dir/config"] {
+            put(&home.join(path)).unwrap_err();
+        }
         put(&home.join("dangling")).unwrap();
-        put(&home.join("dir/config")).unwrap_err();
         assert_eq!(fs::read_to_string(secret.join("config")).unwrap(), "kind: Config\n");
         assert!(!secret.join("new").exists());
         let replaced = fs::symlink_metadata(home.join("dangling")).unwrap();
