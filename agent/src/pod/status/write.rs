@@ -1,8 +1,14 @@
 //! Status writes: the newest status of each pod, as a patch against the last acknowledged one, some at a time. The
 //! last write deletes the object of a pod that has been removed from the node.
+//!
+//! A pod that starts has three statuses before it runs: accepted, with a sandbox, with created containers. Each write
+//! costs a commit and an event in every watch of pods. So these statuses wait for a second, and most of them are
+//! replaced by the status of the running pod.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+mod waiting;
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
@@ -10,6 +16,9 @@ use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::{Api, Client};
 use serde_json::{Map, Value, json};
 use tokio::sync::{Notify, Semaphore};
+use tokio::time::{Instant, sleep_until};
+
+use waiting::Waiting;
 
 /// Maximum concurrent requests.
 const AT_ONCE: usize = 8;
@@ -22,7 +31,7 @@ pub(crate) struct StatusWriter {
 
 struct Shared {
     client: Client,
-    pending: Mutex<HashMap<String, Update>>,
+    pending: Mutex<Waiting>,
     wake: Notify,
     permits: Semaphore,
 }
@@ -53,38 +62,50 @@ impl StatusWriter {
 
     /// Queues a status, in place of the pod's waiting one.
     pub(crate) fn send(&self, update: Update) {
-        let mut pending = self.shared.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        // The waiting status was not sent, so the API still has the status that it was compared with.
-        let known = pending.remove(&update.uid).map_or_else(|| update.known.clone(), |older| older.known);
-        pending.insert(update.uid.clone(), Update { known, ..update });
-        drop(pending);
+        self.shared.pending().put(update, Instant::now());
         self.shared.wake.notify_one();
     }
 
     /// Sends until dropped.
     pub(crate) async fn run(&self) {
         let mut busy = tokio::task::JoinSet::new();
-        let mut in_flight: HashMap<String, ()> = HashMap::new();
+        let mut in_flight: HashSet<String> = HashSet::new();
         loop {
-            for update in self.take(&in_flight) {
-                in_flight.insert(update.uid.clone(), ());
+            let (updates, due) = {
+                let mut pending = self.shared.pending();
+                (pending.take_due(&in_flight, Instant::now()), pending.next_due())
+            };
+            for update in updates {
+                in_flight.insert(update.uid.clone());
                 let shared = Arc::clone(&self.shared);
                 busy.spawn(async move { deliver(&shared, update).await });
             }
-            // Both arms are cancel-safe: a notification is kept, and a finished task is joined later.
+            // All arms are cancel-safe: a notification is kept, and a finished task is joined later.
             tokio::select! {
                 () = self.shared.wake.notified() => {}
+                () = until(due) => {}
                 Some(done) = busy.join_next() => match done {
-                    Ok(uid) => { in_flight.remove(&uid); }
+                    Ok(uid) => {
+                        in_flight.remove(&uid);
+                        self.shared.pending().delivered(&uid);
+                    }
                     Err(error) => tracing::error!(%error, "a status writer panicked"),
                 },
             }
         }
     }
+}
 
-    fn take(&self, in_flight: &HashMap<String, ()>) -> Vec<Update> {
-        let mut pending = self.shared.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        pending.extract_if(|uid, _| !in_flight.contains_key(uid)).map(|(_, update)| update).collect()
+impl Shared {
+    fn pending(&self) -> MutexGuard<'_, Waiting> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn until(due: Option<Instant>) {
+    match due {
+        Some(due) => sleep_until(due).await,
+        None => std::future::pending().await,
     }
 }
 
@@ -94,6 +115,7 @@ async fn deliver(shared: &Shared, mut update: Update) -> String {
     loop {
         let tried = {
             let Ok(_permit) = shared.permits.acquire().await else { break };
+            update = newest(shared, update);
             attempt(&shared.client, &update).await
         };
         match tried {
@@ -106,13 +128,16 @@ async fn deliver(shared: &Shared, mut update: Update) -> String {
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(Duration::from_secs(10));
-        let newer = shared.pending.lock().unwrap_or_else(PoisonError::into_inner).remove(&update.uid);
-        if let Some(newer) = newer {
-            // The failed try did not change the API's status.
-            update = Update { known: update.known, ..newer };
-        }
     }
     update.uid
+}
+
+/// The pod's newest status, with the API's status that the given, unsent one was compared with.
+fn newest(shared: &Shared, update: Update) -> Update {
+    match shared.pending().remove(&update.uid) {
+        Some(newer) => Update { known: update.known, ..newer },
+        None => update,
+    }
 }
 
 async fn attempt(client: &Client, update: &Update) -> Result<(), kube::Error> {
