@@ -1,6 +1,8 @@
 //! The `coracle` binary: one program with a subcommand per role.
 
 mod allocator;
+#[cfg(all(target_arch = "x86_64", any(test, all(target_env = "musl", not(debug_assertions)))))]
+mod byte_functions;
 mod lock;
 mod places;
 mod role;
