@@ -156,6 +156,19 @@ impl Tally {
     pub(crate) fn next(&self) -> Option<Duration> {
         self.next
     }
+
+    /// How long the set rests after a write of its status. While many pods start, each of them changes the counts, and
+    /// each write causes one of the deployment. The rest ends with the start: its length falls with the number of pods
+    /// that are not ready.
+    pub(crate) fn rest(&self) -> Option<Duration> {
+        /// Minimum number of such pods.
+        const MANY: usize = 10;
+        const PER_POD: Duration = Duration::from_millis(1);
+        const LONGEST: Duration = Duration::from_millis(100);
+        let missing = self.replicas.saturating_sub(self.ready);
+        let rest = PER_POD.saturating_mul(u32::try_from(missing).unwrap_or(u32::MAX)).min(LONGEST);
+        (missing >= MANY).then_some(rest)
+    }
 }
 
 /// The change of the number of pods, if it can be decided by counts: all pods of the set match its selector, no orphan
@@ -425,5 +438,16 @@ mod tests {
         let tally = Tally::of_groups(&set(3), &groups("a", 3));
         let expected = Tally { replicas: 3, labelled: 3, ready: 1, available: 1, next: None };
         assert_eq!(tally, expected);
+    }
+
+    #[test]
+    fn a_set_rests_while_many_of_its_pods_are_not_ready() {
+        let rest = |replicas, ready| Tally { replicas, ready, ..Tally::default() }.rest();
+        assert_eq!(rest(9, 0), None);
+        assert_eq!(rest(100, 91), None);
+        assert_eq!(rest(100, 60), Some(Duration::from_millis(40)));
+        assert_eq!(rest(5000, 0), Some(Duration::from_millis(100)));
+        // More pods can be ready than are counted as replicas while a set shrinks.
+        assert_eq!(rest(10, 20), None);
     }
 }

@@ -138,7 +138,7 @@ fn new_pod<K: Replicas>(set: &K) -> Value {
     pod
 }
 
-/// Writes the set's status if it has changed.
+/// Writes the set's status if it has changed. Returns when to reconcile next.
 async fn show<K: Replicas>(context: &Context, set: &K, failure: Option<&Failure>) -> Result<Next, Error> {
     let now = Timestamp::now();
     let tally = if plan::min_ready(set) == 0 {
@@ -149,6 +149,7 @@ async fn show<K: Replicas>(context: &Context, set: &K, failure: Option<&Failure>
         Tally::of_pods(set, &active, now)
     };
     let status = plan::status(set, &tally, failure, now);
+    let mut rest = None;
     if !plan::same(&status, set.status()) {
         let mut status = json!(status);
         // A merge patch deletes a field only if it names it with null.
@@ -160,6 +161,11 @@ async fn show<K: Replicas>(context: &Context, set: &K, failure: Option<&Failure>
         // Without resourceVersion: no other client writes the status, and it names the generation that it describes.
         let patch = json!({"metadata": {"uid": set.uid()}, "status": status});
         context.writer(K::cache(&context.caches)).merge(&set.key(), Part::Status, patch).await?;
+        rest = tally.rest();
     }
-    Ok(tally.next().map_or(Next::Wait, Next::After))
+    Ok(match (tally.next(), rest) {
+        (Some(next), _) => Next::After(next),
+        (None, Some(rest)) => Next::Rest(rest),
+        (None, None) => Next::Wait,
+    })
 }
