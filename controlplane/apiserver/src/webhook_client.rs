@@ -6,19 +6,26 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use bytes::Bytes;
 use coracle_kinds::kind::by_resource;
 use http::{Request, header};
-use http_body_util::{BodyExt as _, Full, Limited};
+use http_body_util::Full;
 use hyper_util::rt::TokioIo;
-use rand::seq::IndexedRandom as _;
 use rustls_pki_types::{CertificateDer, ServerName, pem::PemObject as _};
 use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use crate::offload::{self, LARGE};
-use crate::server::State;
+use crate::{
+    body,
+    in_flight::BodyMemory,
+    offload::{self, LARGE},
+    server::State,
+    sub::target,
+};
 
-/// Maximum bytes of a response.
+/// Maximum bytes of a response, whatever was sent.
 const MAX_RESPONSE: usize = 3 << 20;
+
+/// Bytes by which the limit of a response grows for each byte that was sent, up to the endpoint's own limit.
+const PER_BYTE_SENT: usize = 8;
 
 /// Default port of a service.
 const PORT: u16 = 443;
@@ -61,83 +68,87 @@ fn tls(ca_bundle: &str) -> Result<Arc<rustls::ClientConfig>, String> {
 }
 
 /// Sends a review to a webhook, within its timeout.
-pub(crate) async fn call(state: &State, hook: &Endpoint, review: &Value) -> Result<Value, String> {
+///
+/// The response counts to the memory of all webhook responses as long as `memory` lives.
+pub(crate) async fn call(
+    state: &State,
+    hook: &Endpoint,
+    review: &Value,
+    memory: &mut BodyMemory,
+) -> Result<Value, String> {
     let url = hook.target.url(hook.timeout.as_secs());
-    let called = tokio::time::timeout(hook.timeout, exchange(state, hook, review)).await;
+    let called = tokio::time::timeout(hook.timeout, exchange(state, hook, review, memory)).await;
     let called = called.unwrap_or_else(|_elapsed| Err("context deadline exceeded".to_owned()));
     called.map_err(|why| format!("failed to call webhook: Post {url:?}: {why}"))
 }
 
-async fn exchange(state: &State, hook: &Endpoint, review: &Value) -> Result<Value, String> {
+async fn exchange(
+    state: &State,
+    hook: &Endpoint,
+    review: &Value,
+    memory: &mut BodyMemory,
+) -> Result<Value, String> {
     let tls = hook.tls.clone()?;
-    let (address, host) = address(state, &hook.target)?;
+    let host = hook.target.host();
     let name = ServerName::try_from(host.clone()).map_err(|error| error.to_string())?;
-    let stream = TcpStream::connect((address.0.as_str(), address.1)).await;
-    let stream = stream.map_err(|error| format!("dial tcp {}:{}: {error}", address.0, address.1))?;
-    let _ = stream.set_nodelay(true);
+    let stream = connect(state, &hook.target).await?;
     let stream =
         TlsConnector::from(tls).connect(name, stream).await.map_err(|error| format!("tls: {error}"))?;
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = handshake.map_err(|error| error.to_string())?;
     // The sender gets the failure of the connection.
     tokio::spawn(connection);
+    let sent = offload::run(offload::is_longer(review, LARGE), || serde_json::to_vec(review));
+    let sent = sent.map_err(|error| error.to_string())?;
+    let max_response = hook.max_response(sent.len());
     let path = format!("{}?timeout={}s", hook.target.path(), hook.timeout.as_secs());
     let request = Request::post(path)
         .header(header::HOST, host)
         .header(header::CONTENT_TYPE, "application/json")
         .header(header::ACCEPT, "application/json")
-        .body(Full::<Bytes>::from(review.to_string()))
+        .body(Full::<Bytes>::from(sent))
         .map_err(|error| error.to_string())?;
     let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
     let status = response.status();
     if !status.is_success() {
         return Err(format!("the webhook responded with the status {status}"));
     }
-    let body = Limited::new(response.into_body(), hook.max_response).collect().await;
-    let body = body.map_err(|error| format!("cannot read the response: {error}"))?.to_bytes();
+    let body = body::read_up_to(response.into_body(), max_response, memory).await;
+    let body = body.map_err(|error| match error.code {
+        413 => format!("cannot read the response: it has more than {max_response} bytes"),
+        429 => "cannot read the response: other responses of webhooks take the memory; try again".to_owned(),
+        _ => format!("cannot read the response: {}", error.message),
+    })?;
     let parsed = offload::run(body.len() > LARGE, || serde_json::from_slice(&body));
     parsed.map_err(|error| format!("the response is not JSON: {error}"))
 }
 
-/// The address and the name of the server's certificate. A service is reached through one of its ready endpoints.
-fn address(state: &State, target: &Target) -> Result<((String, u16), String), String> {
+/// A connection to a webhook. A service is reached through one of its ready endpoints.
+async fn connect(state: &State, target: &Target) -> Result<TcpStream, String> {
     match target {
-        Target::Url { host, port, .. } => Ok(((host.clone(), *port), host.clone())),
+        Target::Url { host, port, .. } => {
+            let stream = TcpStream::connect((host.as_str(), *port)).await;
+            let stream = stream.map_err(|error| format!("dial tcp {host}:{port}: {error}"))?;
+            let _ = stream.set_nodelay(true);
+            Ok(stream)
+        }
         Target::Service { namespace, name, port, .. } => {
             let endpoint = endpoint(state, (namespace, name), *port)?;
-            Ok((endpoint, format!("{name}.{namespace}.svc")))
+            endpoint.connect().await.map_err(|error| error.message)
         }
     }
 }
 
-fn endpoint(state: &State, (namespace, name): (&str, &str), port: u16) -> Result<(String, u16), String> {
-    let kind = |group, plural| by_resource(group, "v1", plural).ok_or("the kind is not served");
-    let service = state.cache.get(kind("", "services")?, namespace, name);
+/// An endpoint of a service, by the same rules as for proxied requests: a tenant may write the endpoints.
+fn endpoint(state: &State, (namespace, name): (&str, &str), port: u16) -> Result<target::Endpoint, String> {
+    let services = by_resource("", "v1", "services").ok_or("the kind is not served")?;
+    let service = state.cache.get(services, namespace, name);
     let service = service.ok_or_else(|| format!("service {name:?} not found"))?.value();
     let ports = service["spec"]["ports"].as_array().into_iter().flatten();
     let wanted = ports.into_iter().find(|one| one["port"].as_u64() == Some(port.into()));
     let wanted = wanted.ok_or_else(|| format!("no service port {port} found for service {name:?}"))?;
     let port_name = wanted["name"].as_str().unwrap_or_default();
-    let mut found = Vec::new();
-    for slice in state.cache.list(kind("discovery.k8s.io", "endpointslices")?, namespace) {
-        let slice = slice.value();
-        if slice["metadata"]["labels"]["kubernetes.io/service-name"] != name {
-            continue;
-        }
-        let mut ports = slice["ports"].as_array().into_iter().flatten();
-        let port = ports.find(|one| one["name"].as_str().unwrap_or_default() == port_name);
-        let Some(port) = port.and_then(|one| one["port"].as_u64()).and_then(|port| u16::try_from(port).ok())
-        else {
-            continue;
-        };
-        let endpoints = slice["endpoints"].as_array().into_iter().flatten();
-        for endpoint in endpoints.filter(|one| one["conditions"]["ready"] != false) {
-            let addresses = endpoint["addresses"].as_array().into_iter().flatten();
-            found.extend(addresses.filter_map(Value::as_str).map(|address| (address.to_owned(), port)));
-        }
-    }
-    let chosen = found.choose(&mut rand::rng()).cloned();
-    chosen.ok_or_else(|| format!("no endpoints available for service {name:?}"))
+    target::ready(state, (namespace, name), port_name).map_err(|error| error.message)
 }
 
 // === impl Endpoint ===
@@ -149,10 +160,15 @@ impl Endpoint {
         Self { target: Target::read(config), tls, timeout, max_response: MAX_RESPONSE }
     }
 
-    /// The same with another limit of the response.
+    /// The same with another limit of the response, for long requests.
     pub(crate) fn with_max_response(mut self, bytes: usize) -> Self {
         self.max_response = bytes;
         self
+    }
+
+    /// Maximum bytes of the response to a request of that many bytes.
+    fn max_response(&self, sent: usize) -> usize {
+        MAX_RESPONSE.saturating_add(sent.saturating_mul(PER_BYTE_SENT)).min(self.max_response)
     }
 }
 
@@ -190,6 +206,14 @@ impl Target {
         }
     }
 
+    /// The name of the server's certificate.
+    fn host(&self) -> String {
+        match self {
+            Self::Url { host, .. } => host.clone(),
+            Self::Service { namespace, name, .. } => format!("{name}.{namespace}.svc"),
+        }
+    }
+
     fn path(&self) -> &str {
         match self {
             Self::Url { path, .. } | Self::Service { path, .. } => path,
@@ -209,5 +233,15 @@ mod tests {
         assert_eq!(url, Target::Url { host: "2001:db8::1".into(), port: 8443, path: "/hook".into() });
         let service = Target::read(&json!({"service": {"namespace": "n", "name": "s", "port": 443}}));
         assert_eq!(service.url(5), "https://s.n.svc:443/?timeout=5s");
+    }
+
+    #[test]
+    fn the_limit_of_a_response_depends_on_the_request() {
+        let hook = Endpoint::read(&json!({}), Duration::from_secs(1));
+        assert_eq!(hook.max_response(1 << 20), 3 << 20);
+        let conversion = hook.with_max_response(64 << 20);
+        for (sent, limit) in [(0, 3), (1 << 20, 11), (100 << 20, 64), (usize::MAX, 64)] {
+            assert_eq!(conversion.max_response(sent), limit << 20, "{sent}");
+        }
     }
 }

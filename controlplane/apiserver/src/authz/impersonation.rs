@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use coracle_values::names::{dns1123_label, dns1123_subdomain};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::authorize_also;
@@ -29,7 +30,7 @@ pub(crate) async fn user(state: &State, user: User, headers: &HeaderMap) -> Resu
         let why = "groups, uid or extra values are impersonated without a user";
         return if alone { Err(ApiError::bad_request(why)) } else { Ok(user) };
     }
-    let account = wanted.name.strip_prefix(ACCOUNTS).and_then(|rest| rest.split_once(':'));
+    let account = account(&wanted.name);
     match account {
         Some((namespace, account)) => {
             may(state, &user, ("", "serviceaccounts", ""), (namespace, account)).await?
@@ -53,6 +54,14 @@ pub(crate) async fn user(state: &State, user: User, headers: &HeaderMap) -> Resu
     }
     complete_groups(&mut wanted);
     Ok(wanted)
+}
+
+/// Namespace and name of a service account's user. Any other text, such as one with a further colon, names an ordinary
+/// user. Source: `SplitUsername` of `k8s.io/apiserver/pkg/authentication/serviceaccount`.
+fn account(user: &str) -> Option<(&str, &str)> {
+    let (namespace, name) = user.strip_prefix(ACCOUNTS)?.split_once(':')?;
+    let is_valid = dns1123_label(namespace).is_empty() && dns1123_subdomain(name).is_empty();
+    is_valid.then_some((namespace, name))
 }
 
 /// Whether the headers name a user to impersonate, be it the caller.
@@ -123,4 +132,18 @@ async fn may(
         ..ResourceInfo::default()
     };
     authorize_also(state, user, "impersonate", resource).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_exact_form_names_a_service_account() {
+        assert_eq!(account("system:serviceaccount:default:web"), Some(("default", "web")));
+        assert_eq!(account("system:serviceaccount:default:web.v1"), Some(("default", "web.v1")));
+        for other in ["a:b:c", "a:b:", "a.b:c", ":b", "a:", "a", "A:b", "a:b c"] {
+            assert_eq!(account(&format!("system:serviceaccount:{other}")), None, "{other}");
+        }
+    }
 }
