@@ -111,6 +111,23 @@ pub(crate) struct Authenticators {
 /// A request without credentials is anonymous, as far as the configuration allows it.
 struct Anonymous(ArcSwap<AnonymousConfig>);
 
+/// An authenticator that does not read the audiences of the request. Its tokens are for this API server, and not for
+/// others that ask by a TokenReview. Source: `WrapAudienceAgnosticToken` of `k8s.io/apiserver`.
+struct OwnAudience<A> {
+    of: A,
+    /// Audiences of this API server.
+    audiences: Vec<String>,
+}
+
+impl<A: Authenticator> Authenticator for OwnAudience<A> {
+    fn authenticate<'a>(&'a self, credential: &'a Credential<'a>) -> Authenticating<'a> {
+        if credential.audiences.iter().any(|one| self.audiences.contains(one)) {
+            return self.of.authenticate(credential);
+        }
+        known(None)
+    }
+}
+
 impl<T: Authenticator> Authenticator for Arc<T> {
     fn authenticate<'a>(&'a self, credential: &'a Credential<'a>) -> Authenticating<'a> {
         (**self).authenticate(credential)
@@ -186,13 +203,13 @@ impl Authenticators {
         chain.push(Box::new(x509::ClientCertificates));
         if let Some(path) = sources.token_file {
             let file = TokenFile::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
-            chain.push(Box::new(file));
+            chain.push(Box::new(OwnAudience { of: file, audiences: tokens.audiences.clone() }));
         }
         chain.push(Box::new(service_account::ServiceAccounts(tokens.clone())));
         chain.push(Box::new(bootstrap_token::BootstrapTokens { audiences: tokens.audiences.clone() }));
         let config = sources.config;
         let issuers = Arc::new(ArcSwap::from_pointee(oidc::Issuers::new(config.issuers)?));
-        chain.push(Box::new(issuers.clone()));
+        chain.push(Box::new(OwnAudience { of: issuers.clone(), audiences: tokens.audiences.clone() }));
         if let Some(webhook) = sources.token_webhook {
             let webhook = token_webhook::TokenWebhook::new(webhook, tokens.audiences.clone())?;
             chain.push(Box::new(webhook));
@@ -285,4 +302,27 @@ pub(crate) fn fuzz(token: &str) {
 /// The answer of a local authenticator.
 fn known<'a>(user: Option<User>) -> Authenticating<'a> {
     Either::Left(ready(user))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_token_without_audiences_is_for_this_server_only() {
+        struct Any;
+        impl Authenticator for Any {
+            fn authenticate<'a>(&'a self, _credential: &'a Credential<'a>) -> Authenticating<'a> {
+                known(Some(User::new("ann", &[])))
+            }
+        }
+        let authenticator = OwnAudience { of: Any, audiences: vec!["api".to_owned()] };
+        let cache = Cache::new(0);
+        for (asked, expect) in [(&["api", "vault"][..], true), (&["vault"], false), (&[], false)] {
+            let audiences: Vec<String> = asked.iter().map(|&one| one.to_owned()).collect();
+            let credential =
+                Credential { token: Some("t"), audiences: &audiences, ..Credential::none(&cache) };
+            assert_eq!(authenticator.authenticate(&credential).await.is_some(), expect, "{asked:?}");
+        }
+    }
 }

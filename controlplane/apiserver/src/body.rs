@@ -66,6 +66,15 @@ where
     B: http_body::Body<Data = Bytes>,
     B::Error: std::fmt::Display,
 {
+    read_up_to(body, LIMIT, memory).await
+}
+
+/// Reads the whole body, up to that many bytes and as long as there is memory for it.
+pub(crate) async fn read_up_to<B>(body: B, limit: usize, memory: &mut BodyMemory) -> Result<Bytes>
+where
+    B: http_body::Body<Data = Bytes>,
+    B::Error: std::fmt::Display,
+{
     let mut body = std::pin::pin!(body);
     let mut first = Bytes::new();
     let mut rest: Option<Vec<u8>> = None;
@@ -78,7 +87,7 @@ where
             rest.get_or_insert_with(|| first.to_vec()).extend_from_slice(&data);
         }
         let length = rest.as_ref().map_or(first.len(), Vec::len);
-        if length > LIMIT {
+        if length > limit {
             return Err(ApiError::too_large());
         }
         memory.grow(length)?;

@@ -25,6 +25,8 @@ const READ: usize = 0;
 const WRITE: usize = 1;
 /// Maximum KiB of all request bodies that are held in memory.
 const BODIES: usize = 64 << 10;
+/// Maximum KiB of all responses of webhooks that are held in memory.
+const RESPONSES: usize = 64 << 10;
 /// Bytes of a body that are always accepted.
 const SMALL_BODY: usize = 64 << 10;
 
@@ -34,6 +36,7 @@ pub(crate) struct InFlight {
     of_user: [usize; 2],
     counts: Arc<Mutex<Counts>>,
     bodies: Arc<Semaphore>,
+    responses: Arc<Semaphore>,
 }
 
 #[derive(Default)]
@@ -71,7 +74,8 @@ impl InFlight {
     /// `max`: the server's maximum read-only and mutating requests.
     pub(crate) fn new(max: [usize; 2]) -> Self {
         let of_user = max.map(|max| (max / 2).max(1));
-        Self { of_user, counts: Arc::default(), bodies: Arc::new(Semaphore::new(BODIES)) }
+        let [bodies, responses] = [BODIES, RESPONSES].map(|kib| Arc::new(Semaphore::new(kib)));
+        Self { of_user, counts: Arc::default(), bodies, responses }
     }
 
     /// Counts a request, or refuses it when its user has too many.
@@ -101,6 +105,11 @@ impl InFlight {
     /// Memory for a body that comes from the network.
     pub(crate) fn body(&self) -> BodyMemory {
         BodyMemory { bodies: Some(self.bodies.clone()), ..BodyMemory::default() }
+    }
+
+    /// Memory for the response of a webhook. Hostile webhooks cannot take the memory of clients.
+    pub(crate) fn response(&self) -> BodyMemory {
+        BodyMemory { bodies: Some(self.responses.clone()), ..BodyMemory::default() }
     }
 }
 
@@ -195,6 +204,10 @@ mod tests {
         };
         assert_eq!((refused.code, held.len()), (429, 21));
         assert!(limits.body().grow(1000).is_ok());
+        // Responses have memory of their own.
+        let mut response = limits.response();
+        assert!(response.grow(64 << 20).is_ok());
+        assert_eq!(limits.response().grow(1 << 20).unwrap_err().code, 429);
         held.clear();
         assert_eq!(limits.bodies.available_permits(), BODIES);
     }

@@ -6,6 +6,7 @@
 use std::cell::Cell;
 use std::sync::{Condvar, Mutex, PoisonError};
 
+use serde_json::Value;
 use tokio::runtime::{Handle, RuntimeFlavor};
 
 /// Minimum bytes of a body, or of a stored object, that is offloaded.
@@ -37,6 +38,23 @@ pub(crate) fn run<T>(is_heavy: bool, work: impl FnOnce() -> T) -> T {
     })
 }
 
+/// Whether the JSON text of a tree has about that many bytes or more. The walk ends there.
+pub(crate) fn is_longer(value: &Value, bytes: usize) -> bool {
+    left(value, bytes).is_none()
+}
+
+/// What is left of the bytes after the text of a value. None if the text is longer.
+fn left(value: &Value, bytes: usize) -> Option<usize> {
+    match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => bytes.checked_sub(4),
+        Value::String(text) => bytes.checked_sub(text.len() + 3),
+        Value::Array(list) => list.iter().try_fold(bytes.checked_sub(2)?, |bytes, one| left(one, bytes)),
+        Value::Object(fields) => fields.iter().try_fold(bytes.checked_sub(2)?, |bytes, (key, one)| {
+            left(one, bytes.checked_sub(key.len() + 4)?)
+        }),
+    }
+}
+
 impl Gate {
     fn wait(&self) -> Turn {
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
@@ -61,6 +79,15 @@ impl Drop for Turn {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_length_of_a_tree_is_that_of_its_text() {
+        let tree = serde_json::json!({"key": ["text", 1234, true, {}], "other": "x".repeat(100)});
+        let length = tree.to_string().len();
+        assert!(is_longer(&tree, length - 10));
+        assert!(!is_longer(&tree, length + 10));
+        assert!(is_longer(&vec![Value::Null; 1000].into(), 3000));
+    }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn nested_work_does_not_wait_for_itself() {

@@ -4,23 +4,28 @@ use std::{sync::Arc, time::Duration};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use bytes::Bytes;
+use coracle_kinds::kind::by_resource;
 use http::{Request, header};
-use http_body_util::{BodyExt as _, Full, Limited};
+use http_body_util::Full;
 use hyper_util::rt::TokioIo;
 use rustls_pki_types::{CertificateDer, ServerName, pem::PemObject as _};
 use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use crate::offload::{self, LARGE};
-use crate::server::State;
-use crate::sub;
+use crate::{
+    body,
+    in_flight::BodyMemory,
+    offload::{self, LARGE},
+    server::State,
+    sub::target,
+};
 
-/// Maximum bytes of a response to a small request.
+/// Maximum bytes of a response, whatever was sent.
 const MAX_RESPONSE: usize = 3 << 20;
 
-/// How much longer than its request a response may be, in addition to [`MAX_RESPONSE`].
-const MAX_GROWTH: usize = 8;
+/// Bytes by which the limit of a response grows for each byte that was sent, up to the endpoint's own limit.
+const PER_BYTE_SENT: usize = 8;
 
 /// Default port of a service.
 const PORT: u16 = 443;
@@ -32,7 +37,7 @@ pub(crate) struct Endpoint {
     /// The TLS configuration, or why there is none.
     tls: Result<Arc<rustls::ClientConfig>, String>,
     timeout: Duration,
-    /// Maximum bytes of a response to a large request.
+    /// Maximum bytes of a response.
     max_response: usize,
 }
 
@@ -63,75 +68,87 @@ fn tls(ca_bundle: &str) -> Result<Arc<rustls::ClientConfig>, String> {
 }
 
 /// Sends a review to a webhook, within its timeout.
-pub(crate) async fn call(state: &State, hook: &Endpoint, review: &Value) -> Result<Value, String> {
+///
+/// The response counts to the memory of all webhook responses as long as `memory` lives.
+pub(crate) async fn call(
+    state: &State,
+    hook: &Endpoint,
+    review: &Value,
+    memory: &mut BodyMemory,
+) -> Result<Value, String> {
     let url = hook.target.url(hook.timeout.as_secs());
-    let called = tokio::time::timeout(hook.timeout, exchange(state, hook, review)).await;
+    let called = tokio::time::timeout(hook.timeout, exchange(state, hook, review, memory)).await;
     let called = called.unwrap_or_else(|_elapsed| Err("context deadline exceeded".to_owned()));
     called.map_err(|why| format!("failed to call webhook: Post {url:?}: {why}"))
 }
 
-async fn exchange(state: &State, hook: &Endpoint, review: &Value) -> Result<Value, String> {
+async fn exchange(
+    state: &State,
+    hook: &Endpoint,
+    review: &Value,
+    memory: &mut BodyMemory,
+) -> Result<Value, String> {
     let tls = hook.tls.clone()?;
-    let (stream, host) = connect(state, &hook.target).await?;
+    let host = hook.target.host();
     let name = ServerName::try_from(host.clone()).map_err(|error| error.to_string())?;
+    let stream = connect(state, &hook.target).await?;
     let stream =
         TlsConnector::from(tls).connect(name, stream).await.map_err(|error| format!("tls: {error}"))?;
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = handshake.map_err(|error| error.to_string())?;
     // The sender gets the failure of the connection.
     tokio::spawn(connection);
-    let text = offload::run(is_large(review), || review.to_string());
-    let max_response = hook.max_response(text.len());
+    let sent = offload::run(offload::is_longer(review, LARGE), || serde_json::to_vec(review));
+    let sent = sent.map_err(|error| error.to_string())?;
+    let max_response = hook.max_response(sent.len());
     let path = format!("{}?timeout={}s", hook.target.path(), hook.timeout.as_secs());
     let request = Request::post(path)
         .header(header::HOST, host)
         .header(header::CONTENT_TYPE, "application/json")
         .header(header::ACCEPT, "application/json")
-        .body(Full::<Bytes>::from(text))
+        .body(Full::<Bytes>::from(sent))
         .map_err(|error| error.to_string())?;
     let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
     let status = response.status();
     if !status.is_success() {
         return Err(format!("the webhook responded with the status {status}"));
     }
-    let body = Limited::new(response.into_body(), max_response).collect().await;
-    let body = body.map_err(|error| format!("cannot read the response: {error}"))?.to_bytes();
+    let body = body::read_up_to(response.into_body(), max_response, memory).await;
+    let body = body.map_err(|error| match error.code {
+        413 => format!("cannot read the response: it has more than {max_response} bytes"),
+        429 => "cannot read the response: other responses of webhooks take the memory; try again".to_owned(),
+        _ => format!("cannot read the response: {}", error.message),
+    })?;
     let parsed = offload::run(body.len() > LARGE, || serde_json::from_slice(&body));
     parsed.map_err(|error| format!("the response is not JSON: {error}"))
 }
 
-/// Connects to the webhook. Returns the connection and the name of the server's certificate. A service is reached through
-/// one of its ready endpoints, under the same restrictions as the proxy of services.
-async fn connect(state: &State, target: &Target) -> Result<(TcpStream, String), String> {
+/// A connection to a webhook. A service is reached through one of its ready endpoints.
+async fn connect(state: &State, target: &Target) -> Result<TcpStream, String> {
     match target {
         Target::Url { host, port, .. } => {
             let stream = TcpStream::connect((host.as_str(), *port)).await;
             let stream = stream.map_err(|error| format!("dial tcp {host}:{port}: {error}"))?;
             let _ = stream.set_nodelay(true);
-            Ok((stream, host.clone()))
+            Ok(stream)
         }
         Target::Service { namespace, name, port, .. } => {
-            let endpoint = sub::target::service(state, (namespace, name), &port.to_string());
-            let stream = endpoint.map_err(|error| error.message)?.connect().await;
-            Ok((stream.map_err(|error| error.message)?, format!("{name}.{namespace}.svc")))
+            let endpoint = endpoint(state, (namespace, name), *port)?;
+            endpoint.connect().await.map_err(|error| error.message)
         }
     }
 }
 
-/// Whether the text of the value is longer than [`LARGE`]. Reads no more than that of it.
-fn is_large(value: &Value) -> bool {
-    fn rest(value: &Value, left: usize) -> Option<usize> {
-        let left = left.checked_sub(2)?;
-        match value {
-            Value::String(text) => left.checked_sub(text.len()),
-            Value::Array(items) => items.iter().try_fold(left, |left, item| rest(item, left)),
-            Value::Object(fields) => {
-                fields.iter().try_fold(left, |left, (name, value)| rest(value, left.checked_sub(name.len())?))
-            }
-            Value::Null | Value::Bool(_) | Value::Number(_) => Some(left),
-        }
-    }
-    rest(value, LARGE).is_none()
+/// An endpoint of a service, by the same rules as for proxied requests: a tenant may write the endpoints.
+fn endpoint(state: &State, (namespace, name): (&str, &str), port: u16) -> Result<target::Endpoint, String> {
+    let services = by_resource("", "v1", "services").ok_or("the kind is not served")?;
+    let service = state.cache.get(services, namespace, name);
+    let service = service.ok_or_else(|| format!("service {name:?} not found"))?.value();
+    let ports = service["spec"]["ports"].as_array().into_iter().flatten();
+    let wanted = ports.into_iter().find(|one| one["port"].as_u64() == Some(port.into()));
+    let wanted = wanted.ok_or_else(|| format!("no service port {port} found for service {name:?}"))?;
+    let port_name = wanted["name"].as_str().unwrap_or_default();
+    target::ready(state, (namespace, name), port_name).map_err(|error| error.message)
 }
 
 // === impl Endpoint ===
@@ -143,15 +160,15 @@ impl Endpoint {
         Self { target: Target::read(config), tls, timeout, max_response: MAX_RESPONSE }
     }
 
-    /// The same with a higher limit for responses to large requests.
+    /// The same with another limit of the response, for long requests.
     pub(crate) fn with_max_response(mut self, bytes: usize) -> Self {
         self.max_response = bytes;
         self
     }
 
-    /// Maximum bytes of the response to a request of this length.
-    fn max_response(&self, request: usize) -> usize {
-        MAX_RESPONSE.saturating_add(request.saturating_mul(MAX_GROWTH)).min(self.max_response)
+    /// Maximum bytes of the response to a request of that many bytes.
+    fn max_response(&self, sent: usize) -> usize {
+        MAX_RESPONSE.saturating_add(sent.saturating_mul(PER_BYTE_SENT)).min(self.max_response)
     }
 }
 
@@ -189,6 +206,14 @@ impl Target {
         }
     }
 
+    /// The name of the server's certificate.
+    fn host(&self) -> String {
+        match self {
+            Self::Url { host, .. } => host.clone(),
+            Self::Service { namespace, name, .. } => format!("{name}.{namespace}.svc"),
+        }
+    }
+
     fn path(&self) -> &str {
         match self {
             Self::Url { path, .. } | Self::Service { path, .. } => path,
@@ -211,17 +236,12 @@ mod tests {
     }
 
     #[test]
-    fn a_response_may_be_as_much_longer_as_its_request_is_long() {
-        let endpoint = Endpoint::read(&json!({"url": "https://a"}), Duration::from_secs(1));
-        assert_eq!([endpoint.max_response(100), endpoint.max_response(1 << 30)], [MAX_RESPONSE; 2]);
-        let conversion = endpoint.with_max_response(64 << 20);
-        assert_eq!(conversion.max_response(1000), MAX_RESPONSE + 8000);
-        assert_eq!(conversion.max_response(1 << 30), 64 << 20);
-    }
-
-    #[test]
-    fn large_reviews_are_recognized() {
-        assert!(!is_large(&json!({"a": ["b", 1, null]})));
-        assert!(is_large(&json!({"a": {"b": "x".repeat(LARGE)}})) && is_large(&json!(vec![0; LARGE])));
+    fn the_limit_of_a_response_depends_on_the_request() {
+        let hook = Endpoint::read(&json!({}), Duration::from_secs(1));
+        assert_eq!(hook.max_response(1 << 20), 3 << 20);
+        let conversion = hook.with_max_response(64 << 20);
+        for (sent, limit) in [(0, 3), (1 << 20, 11), (100 << 20, 64), (usize::MAX, 64)] {
+            assert_eq!(conversion.max_response(sent), limit << 20, "{sent}");
+        }
     }
 }

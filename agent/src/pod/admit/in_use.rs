@@ -24,9 +24,16 @@ pub(crate) fn check(pod: &Pod, config: &AgentConfig) -> Result<(), Verdict> {
     if pod.spec.as_ref().is_some_and(|spec| spec.host_network == Some(true)) {
         return Ok(());
     }
-    let own = own(config);
-    let mut sockets = Sockets::default();
-    for wanted in host_ports(pod) {
+    are_free(host_ports(pod), &own(config), &mut Sockets::default())
+}
+
+/// Rejects host ports that a process of the node uses. The sockets are listed once, however many ports a pod has.
+fn are_free(
+    ports: impl IntoIterator<Item = HostPort>,
+    own: &[OwnPort],
+    sockets: &mut Sockets,
+) -> Result<(), Verdict> {
+    for wanted in ports {
         let Some((protocol, port)) = parse(&wanted) else { continue };
         let used = own.iter().find(|(p, number, _)| (*p, *number) == (protocol, port));
         if let Some((.., by)) = used {
@@ -199,6 +206,21 @@ mod tests {
             let found = shadowed(&wanted(ip, port), port.try_into().unwrap(), &sockets).is_some();
             assert_eq!(found, expected, "{ip}:{port} {address}");
         }
+    }
+
+    #[test]
+    fn the_sockets_are_listed_once_for_all_ports_of_a_pod() {
+        // A kernel that is asked again would not list this socket.
+        let address = "0.0.0.0".parse().unwrap();
+        let kernel = Listener { protocol: Protocol::Tcp, address, port: 0, inode: 0, v6_only: false };
+        let mut sockets = Sockets { listed: vec![(Protocol::Tcp, vec![kernel])], ..Sockets::default() };
+        let ports = |last| {
+            let port = |port| HostPort { ip: String::new(), port, protocol: "TCP".to_owned() };
+            [port(1), port(2), port(last)]
+        };
+        assert!(are_free(ports(3), &[], &mut sockets).is_ok());
+        assert!(are_free(ports(0), &[], &mut sockets).is_err());
+        assert!(are_free(ports(3), &[(Protocol::Tcp, 2, "the kubelet API")], &mut sockets).is_err());
     }
 
     #[test]

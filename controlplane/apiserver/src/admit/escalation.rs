@@ -25,20 +25,29 @@ impl Admit for Escalation {
         if attributes.kind.group != rbac::GROUP || !writes || attributes.user.is_in("system:masters") {
             return Ok(());
         }
-        let changed = |fields: &[&str]| {
-            let old = attributes.old.unwrap_or(&Value::Null);
-            attributes.old.is_none() || fields.iter().any(|field| old[field] != object[field])
-        };
+        if attributes.old.is_some_and(|old| is_garbage_collection(old, object)) {
+            return Ok(());
+        }
         match &*attributes.kind.kind {
-            "Role" | "ClusterRole" if changed(&["rules", "aggregationRule"]) => {
-                write(state, attributes, object).await
-            }
-            "RoleBinding" | "ClusterRoleBinding" if changed(&["roleRef", "subjects"]) => {
-                bind(state, attributes, &object["roleRef"]).await
-            }
+            "Role" | "ClusterRole" => write(state, attributes, object).await,
+            "RoleBinding" | "ClusterRoleBinding" => bind(state, attributes, &object["roleRef"]).await,
             _ => Ok(()),
         }
     }
+}
+
+/// Whether an update changes at most owners and finalizers. Source: `IsOnlyMutatingGCFields` of `registry/rbac`. Every
+/// other change is checked: a label can add the rules of a role to an aggregated role.
+fn is_garbage_collection(old: &Value, new: &Value) -> bool {
+    let rest = |object: &Value| {
+        let mut object = object.clone();
+        if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+            let ignored = ["ownerReferences", "finalizers", "managedFields", "resourceVersion"];
+            metadata.retain(|field, _| !ignored.contains(&field.as_str()));
+        }
+        object
+    };
+    rest(old) == rest(new)
 }
 
 async fn write(state: &State, attributes: &Attributes<'_>, role: &Value) -> Result<()> {
@@ -46,8 +55,9 @@ async fn write(state: &State, attributes: &Attributes<'_>, role: &Value) -> Resu
         return Ok(());
     }
     let mut wanted = Rule::list(role);
-    if role["aggregationRule"].is_object() {
-        // The rules of an aggregated role are not known here.
+    if [role, attributes.old.unwrap_or(role)].iter().any(|role| role["aggregationRule"].is_object()) {
+        // The rules of an aggregated role are not known here. Without its aggregation rule the role keeps rules that
+        // would else be removed.
         wanted.extend(Rule::all());
     }
     holds(state, attributes, &wanted)

@@ -14,8 +14,12 @@ use std::{
 use coracle_kinds::{Resource, kind::by_resource};
 use serde_json::Value;
 
-use super::{Attributes, GROUP, matching::Matching, webhook::objects};
-use crate::{error::Result, server::State};
+use super::{
+    Attributes, GROUP,
+    matching::Matching,
+    webhook::{objects, review::Objects},
+};
+use crate::{error::Result, offload, server::State};
 
 pub(super) use mutating::MutatingPolicies;
 pub(super) use validating::ValidatingPolicies;
@@ -77,19 +81,42 @@ impl<P> Policies<P> {
         let newest =
             |kind: &Resource| state.cache.of(kind).map_or(0, |collection| collection.lock().newest());
         let of = (newest(policies), newest(bindings));
-        {
+        let known = || {
             let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
-            if current.of == of {
-                return current.bound.clone();
+            (current.of == of, current.bound.clone())
+        };
+        if let (true, bound) = known() {
+            return bound;
+        }
+        // Compilation holds no lock: requests that compare their revisions never wait for it.
+        offload::run(true, || match known() {
+            (true, bound) => bound,
+            (false, old) => {
+                let bound = self.compile(state, (policies, bindings), &old);
+                self.replace(of, &bound);
+                bound
             }
-        }
-        // The objects may be newer than these revisions; then they are read once more.
+        })
+    }
+
+    /// Keeps compiled policies. The objects may be newer than these revisions; then they are read once more.
+    fn replace(&self, of: (u64, u64), bound: &Arc<[Bound<P>]>) {
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        if current.of == of {
-            return current.bound.clone();
+        // Another request may have compiled newer ones meanwhile.
+        if current.of.0 <= of.0 && current.of.1 <= of.1 {
+            *current = Current { of, bound: bound.clone() };
         }
+    }
+
+    /// The policies that have bindings. Those that did not change are taken from the old ones.
+    fn compile(
+        &self,
+        state: &State,
+        (policies, bindings): (&Resource, &Resource),
+        old: &[Bound<P>],
+    ) -> Arc<[Bound<P>]> {
         let mut known: HashMap<&str, &Arc<Policy<P>>> =
-            current.bound.iter().map(|bound| (bound.policy.name.as_str(), &bound.policy)).collect();
+            old.iter().map(|bound| (bound.policy.name.as_str(), &bound.policy)).collect();
         let mut by_policy: HashMap<String, Vec<Binding>> = HashMap::new();
         for binding in state.cache.list(bindings, "") {
             let binding = binding.value();
@@ -105,9 +132,7 @@ impl<P> Policies<P> {
             });
             bound.push(Bound { policy, bindings });
         }
-        let bound: Arc<[Bound<P>]> = bound.into();
-        *current = Current { of, bound: bound.clone() };
-        bound
+        bound.into()
     }
 }
 
@@ -144,6 +169,18 @@ impl Binding {
     }
 }
 
+/// Bytes of objects and parameters above which expressions are evaluated off the async workers. Two nested loops over
+/// that many bytes take about a million units of cost.
+const SMALL: usize = 2 << 10;
+
+/// Whether expressions may take long with these objects and this parameter.
+fn is_heavy(objects: &Objects, params: Option<&Value>) -> bool {
+    [Some(&objects.new), Some(&objects.old), params]
+        .into_iter()
+        .flatten()
+        .any(|value| offload::is_longer(value, SMALL))
+}
+
 /// The error of a request that a policy denies.
 fn denied(attributes: &Attributes<'_>, message: &str, reason: &str) -> crate::error::ApiError {
     let mut error = crate::error::ApiError::forbidden_object(attributes.kind, attributes.name, message);
@@ -160,10 +197,32 @@ fn denied(attributes: &Attributes<'_>, message: &str, reason: &str) -> crate::er
 }
 
 /// The objects of the request in the version of a rule.
-async fn versioned(
-    attributes: &Attributes<'_>,
-    kind: &Resource,
-    object: &Value,
-) -> Result<super::webhook::review::Objects> {
+async fn versioned(attributes: &Attributes<'_>, kind: &Resource, object: &Value) -> Result<Objects> {
     objects(attributes, kind, object).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_older_compilation_does_not_replace_a_newer_one() {
+        let policies: Policies<()> = Policies::new("p", "b", |_spec| ());
+        let revisions = || policies.current.read().unwrap().of;
+        let bound: Arc<[Bound<()>]> = Arc::new([]);
+        for (of, expect) in [((1, 4), (1, 4)), ((2, 4), (2, 4)), ((1, 4), (2, 4)), ((3, 3), (2, 4))] {
+            policies.replace(of, &bound);
+            assert_eq!(revisions(), expect, "{of:?}");
+        }
+    }
+
+    #[test]
+    fn expressions_over_long_objects_or_parameters_are_heavy() {
+        let (short, long) = (serde_json::json!({"a": 1}), Value::from("x".repeat(SMALL)));
+        let objects = |new: &Value, old: &Value| Objects { new: new.clone(), old: old.clone() };
+        assert!(!is_heavy(&objects(&short, &Value::Null), Some(&short)));
+        assert!(is_heavy(&objects(&long, &short), None));
+        assert!(is_heavy(&objects(&short, &long), None));
+        assert!(is_heavy(&objects(&short, &short), Some(&long)));
+    }
 }

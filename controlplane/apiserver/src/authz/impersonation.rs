@@ -30,7 +30,7 @@ pub(crate) async fn user(state: &State, user: User, headers: &HeaderMap) -> Resu
         let why = "groups, uid or extra values are impersonated without a user";
         return if alone { Err(ApiError::bad_request(why)) } else { Ok(user) };
     }
-    let account = service_account(&wanted.name);
+    let account = account(&wanted.name);
     match account {
         Some((namespace, account)) => {
             may(state, &user, ("", "serviceaccounts", ""), (namespace, account)).await?
@@ -56,11 +56,12 @@ pub(crate) async fn user(state: &State, user: User, headers: &HeaderMap) -> Resu
     Ok(wanted)
 }
 
-/// Namespace and name of a service account, if this is the user name of one. Another name with the prefix is that of a
-/// user (`serviceaccount.SplitUsername`).
-fn service_account(user: &str) -> Option<(&str, &str)> {
+/// Namespace and name of a service account's user. Any other text, such as one with a further colon, names an ordinary
+/// user. Source: `SplitUsername` of `k8s.io/apiserver/pkg/authentication/serviceaccount`.
+fn account(user: &str) -> Option<(&str, &str)> {
     let (namespace, name) = user.strip_prefix(ACCOUNTS)?.split_once(':')?;
-    (dns1123_label(namespace).is_empty() && dns1123_subdomain(name).is_empty()).then_some((namespace, name))
+    let is_valid = dns1123_label(namespace).is_empty() && dns1123_subdomain(name).is_empty();
+    is_valid.then_some((namespace, name))
 }
 
 /// Whether the headers name a user to impersonate, be it the caller.
@@ -135,14 +136,14 @@ async fn may(
 
 #[cfg(test)]
 mod tests {
-    use super::service_account;
+    use super::*;
 
     #[test]
-    fn only_valid_names_are_names_of_service_accounts() {
-        assert_eq!(service_account("system:serviceaccount:n:a.b"), Some(("n", "a.b")));
-        for user in ["n:a", "", ":a", "n:", "n:a:b", "N:a", "n.m:a"] {
-            assert_eq!(service_account(&format!("system:serviceaccount:{user}")), None, "{user}");
+    fn only_the_exact_form_names_a_service_account() {
+        assert_eq!(account("system:serviceaccount:default:web"), Some(("default", "web")));
+        assert_eq!(account("system:serviceaccount:default:web.v1"), Some(("default", "web.v1")));
+        for other in ["a:b:c", "a:b:", "a.b:c", ":b", "a:", "a", "A:b", "a:b c"] {
+            assert_eq!(account(&format!("system:serviceaccount:{other}")), None, "{other}");
         }
-        assert_eq!(service_account("alice"), None);
     }
 }

@@ -14,11 +14,18 @@ use coracle_kinds::{Resource, kind::by_resource};
 use serde_json::Value;
 
 use super::{Authorizer, Deciding, Decision, Question};
-use crate::{authn::User, cache::Cache, write::text};
+use crate::{authn::User, cache::Cache, offload, write::text};
 use rule::Rule;
 
 pub(crate) const GROUP: &str = "rbac.authorization.k8s.io";
 const RESOURCES: [&str; 4] = ["roles", "clusterroles", "rolebindings", "clusterrolebindings"];
+
+/// Maximum number of rules, each of them short, that are compared on the async workers.
+const FEW_RULES: usize = 20;
+/// Maximum number of missing rules that an error names.
+const NAMED_RULES: usize = 200;
+/// Maximum characters of a word in an error.
+const NAMED_CHARS: usize = 256;
 
 /// The index, with a lower bound of the newest change of each kind in it.
 #[derive(Default)]
@@ -143,14 +150,28 @@ impl Policy {
 /// Fails unless the user has all of these rules in the namespace.
 pub(crate) fn holds(cache: &Cache, user: &User, namespace: &str, wanted: &[Rule]) -> Result<(), String> {
     let policy = cache.policies.current(cache);
-    let mut missing = rule::missing(policy.rules(user, namespace), wanted);
+    let cut = |word: &String| format!("{:?}", word.chars().take(NAMED_CHARS).collect::<String>());
+    let quoted = |list: &[String]| list.iter().map(cut).collect::<Vec<_>>();
+    let refusal = |why: &str| {
+        let groups = quoted(&user.groups).join(" ");
+        format!("user {:?} (groups=[{groups}]) is attempting to grant RBAC permissions {why}", user.name)
+    };
+    let compare = || rule::missing(policy.rules(user, namespace), wanted);
+    let Ok(mut missing) = offload::run(wanted.len() > FEW_RULES || wanted.iter().any(Rule::is_long), compare)
+    else {
+        let most = rule::MAX_PARTS;
+        return Err(refusal(&format!(
+            "of more than {most} combinations of verbs, groups, resources and names; split the role"
+        )));
+    };
     if missing.is_empty() {
         return Ok(());
     }
     missing.dedup();
-    let quoted = |list: &[String]| list.iter().map(|word| format!("{word:?}")).collect::<Vec<_>>();
-    let lines: Vec<String> = missing
+    let others = missing.len().saturating_sub(NAMED_RULES);
+    let mut lines: Vec<String> = missing
         .iter()
+        .take(NAMED_RULES)
         .map(|rule| {
             let named = [
                 ("APIGroups", &rule.groups),
@@ -164,12 +185,10 @@ pub(crate) fn holds(cache: &Cache, user: &User, namespace: &str, wanted: &[Rule]
             format!("{{{}}}", fields.collect::<Vec<_>>().join(", "))
         })
         .collect();
-    Err(format!(
-        "user {:?} (groups=[{}]) is attempting to grant RBAC permissions not currently held:\n{}",
-        user.name,
-        quoted(&user.groups).join(" "),
-        lines.join("\n")
-    ))
+    if others > 0 {
+        lines.push(format!("and {others} more"));
+    }
+    Err(refusal(&format!("not currently held:\n{}", lines.join("\n"))))
 }
 
 #[cfg(test)]

@@ -65,7 +65,8 @@ fn completed(found: &Value, wanted: &Value) -> Value {
         return new;
     }
     let held = Rule::list(found);
-    let lacking = missing(held.iter(), &Rule::list(wanted));
+    let wanted_rules = Rule::list(wanted);
+    let lacking = missing(held.iter(), &wanted_rules).unwrap_or(wanted_rules);
     append(&mut new, "rules", lacking.iter().map(Rule::json));
     let subjects = wanted["subjects"].as_array().cloned().unwrap_or_default();
     let has = |subject: &Value| found["subjects"].as_array().is_some_and(|all| all.contains(subject));

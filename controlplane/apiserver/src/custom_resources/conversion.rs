@@ -16,7 +16,7 @@ use crate::webhook_client::{self, Endpoint};
 /// Maximum time of one call.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Maximum bytes of a response to a large request: a list of large objects is converted by one call.
+/// Maximum bytes of the response to a long request. A list of large objects is converted by one call.
 const MAX_RESPONSE: usize = 64 << 20;
 
 /// Maximum number of objects of one call. A longer list is converted by several calls.
@@ -55,7 +55,8 @@ impl WebhookConversion {
         let request = json!({"kind": "ConversionReview", "apiVersion": api_version, "request": {
             "uid": uid, "desiredAPIVersion": to, "objects": objects,
         }});
-        let review = webhook_client::call(&state, &self.endpoint, &request).await?;
+        let mut memory = state.in_flight.response();
+        let review = webhook_client::call(&state, &self.endpoint, &request, &mut memory).await?;
         let converted = response(review, &api_version, &uid)?;
         if converted.len() != objects.len() {
             return Err(format!("returned {} objects, expected {}", converted.len(), objects.len()));

@@ -58,8 +58,7 @@ fn number(port: &Value) -> Option<u16> {
 
 /// A ready endpoint of a service. The port is a number or a name; by default the service has one port.
 pub(crate) fn service(state: &State, (namespace, name): (&str, &str), port: &str) -> Result<Endpoint> {
-    let kind = |group, plural| by_resource(group, "v1", plural).ok_or_else(ApiError::no_resource);
-    let services = kind("", "services")?;
+    let services = by_resource("", "v1", "services").ok_or_else(ApiError::no_resource)?;
     let service = state.cache.get(services, namespace, name);
     let service = service.ok_or_else(|| ApiError::not_found(services, name))?.value();
     let ports = service["spec"]["ports"].as_array().map_or(&[][..], Vec::as_slice);
@@ -71,10 +70,25 @@ pub(crate) fn service(state: &State, (namespace, name): (&str, &str), port: &str
         }),
     };
     let none = || ApiError::unavailable(format!("no endpoints available for service {name:?}"));
-    let port_name = wanted.ok_or_else(none)?["name"].as_str().unwrap_or_default();
-    let mut found: Vec<(String, u16)> = Vec::new();
-    for slice in state.cache.list(kind("discovery.k8s.io", "endpointslices")?, namespace) {
-        let slice = slice.value();
+    ready(state, (namespace, name), wanted.ok_or_else(none)?["name"].as_str().unwrap_or_default())
+}
+
+/// A ready endpoint of a service's port, among those to which requests may go.
+pub(crate) fn ready(state: &State, (namespace, name): (&str, &str), port_name: &str) -> Result<Endpoint> {
+    let kind = by_resource("discovery.k8s.io", "v1", "endpointslices").ok_or_else(ApiError::no_resource)?;
+    let slices = state.cache.list(kind, namespace);
+    let slices: Vec<Value> = slices.iter().map(|slice| slice.value()).collect();
+    let (found, refused) = ready_in(&slices, name, port_name);
+    found.choose(&mut rand::rng()).cloned().ok_or_else(|| {
+        let none = || ApiError::unavailable(format!("no endpoints available for service {name:?}"));
+        refused.unwrap_or_else(none)
+    })
+}
+
+/// The ready endpoints of a service's port, and the error of an endpoint to which no request may go.
+fn ready_in(slices: &[Value], name: &str, port_name: &str) -> (Vec<Endpoint>, Option<ApiError>) {
+    let (mut found, mut refused) = (Vec::new(), None);
+    for slice in slices {
         if slice["metadata"]["labels"]["kubernetes.io/service-name"] != name {
             continue;
         }
@@ -84,11 +98,15 @@ pub(crate) fn service(state: &State, (namespace, name): (&str, &str), port: &str
         let endpoints = slice["endpoints"].as_array().into_iter().flatten();
         for endpoint in endpoints.filter(|one| one["conditions"]["ready"] != false) {
             let addresses = endpoint["addresses"].as_array().into_iter().flatten();
-            found.extend(addresses.filter_map(Value::as_str).map(|address| (address.to_owned(), port)));
+            for address in addresses.filter_map(Value::as_str) {
+                match Endpoint::of(address, port) {
+                    Ok(endpoint) => found.push(endpoint),
+                    Err(error) => refused = Some(error),
+                }
+            }
         }
     }
-    let (address, port) = found.choose(&mut rand::rng()).ok_or_else(none)?;
-    Endpoint::of(address, *port)
+    (found, refused)
 }
 
 // === impl Endpoint ===
@@ -205,5 +223,27 @@ impl ServerCertVerifier for AnyCertificate {
 
     fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
         self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn endpoints_of_this_machine_and_names_are_never_chosen() {
+        let slice = |addresses: Value| {
+            json!({"metadata": {"labels": {"kubernetes.io/service-name": "s"}},
+                "ports": [{"name": "p", "port": 443}], "endpoints": [{"addresses": addresses}]})
+        };
+        let slices =
+            [slice(json!(["127.0.0.1", "10.1.2.3", "169.254.169.254", "::1"])), slice(json!(["a.example"]))];
+        let (found, refused) = ready_in(&slices, "s", "p");
+        let found: Vec<String> = found.iter().map(Endpoint::to_string).collect();
+        assert_eq!((found, refused.unwrap().code), (vec!["10.1.2.3:443".to_owned()], 400));
+        assert!(ready_in(&slices, "s", "q").0.is_empty());
+        assert!(ready_in(&slices, "t", "p").0.is_empty());
     }
 }

@@ -14,6 +14,9 @@ use crate::{
     request::{Query, RequestInfo, ResourceInfo},
 };
 
+/// Maximum number of audiences of a token review. The token is checked for each of them.
+const MAX_AUDIENCES: usize = 32;
+
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
     // A review has no metadata to make a table of.
     media::negotiate(&call.headers, &call.info.query, &[])?;
@@ -119,12 +122,34 @@ async fn token(call: &Call, spec: &Value) -> Value {
     let asked = spec["audiences"].as_array().into_iter().flatten();
     let asked: Vec<String> = asked.filter_map(Value::as_str).map(str::to_owned).collect();
     let audiences = if asked.is_empty() { state.authenticators.tokens.audiences.clone() } else { asked };
+    if audiences.len() > MAX_AUDIENCES {
+        return json!({"user": {}, "error": format!("more than {MAX_AUDIENCES} audiences")});
+    }
     match state.authenticators.token_user(&state.cache, token, &audiences).await {
-        Some(user) => json!({"authenticated": true, "user": described(&user), "audiences": audiences}),
+        Some(user) => {
+            let audiences = accepted(call, token, audiences).await;
+            json!({"authenticated": true, "user": described(&user), "audiences": audiences})
+        }
         None => {
             json!({"user": {}, "error": "invalid bearer token"})
         }
     }
+}
+
+/// Those of the audiences for which a valid token is. The client trusts each audience in the response.
+async fn accepted(call: &Call, token: &str, audiences: Vec<String>) -> Vec<String> {
+    if audiences.len() == 1 {
+        return audiences;
+    }
+    let state = &call.state;
+    let mut accepted = Vec::new();
+    for audience in audiences {
+        let only = std::slice::from_ref(&audience);
+        if state.authenticators.token_user(&state.cache, token, only).await.is_some() {
+            accepted.push(audience);
+        }
+    }
+    accepted
 }
 
 #[cfg(test)]

@@ -5,12 +5,12 @@ use coracle_admission_policies::{MutatingPolicy, Patch};
 use coracle_kinds::{Resource, patch};
 use serde_json::Value;
 
-use super::{Binding, Bound, Policies, Policy, denied, is_exempt, params, versioned};
+use super::{Binding, Bound, Objects, Policies, Policy, denied, is_exempt, is_heavy, params, versioned};
 use crate::{
     admit::{Admit, Attributes, Operation, expression::Subject, webhook::completed},
     convert,
     error::{ApiError, Result},
-    field_manager,
+    field_manager, offload,
     server::State,
 };
 
@@ -121,23 +121,13 @@ impl Invocation<'_> {
         attributes: &Attributes<'_>,
         (kind, object): (&Resource, &mut Value),
     ) -> Result<std::result::Result<bool, String>> {
-        let rules = &self.policy.rules;
         let mut objects = versioned(attributes, kind, object).await?;
         let before = objects.new.clone();
         let subject = Subject::new(state, attributes, kind);
-        match rules.matches(&subject.input(&objects, self.params)) {
+        let is_heavy = is_heavy(&objects, self.params);
+        match offload::run(is_heavy, || self.mutate(attributes, (kind, &subject), &mut objects)) {
             Ok(true) => {}
             other => return Ok(other),
-        }
-        for index in 0..rules.len() {
-            let patch = match rules.patch(index, &subject.input(&objects, self.params)) {
-                Ok(patch) => patch,
-                Err(why) => return Ok(Err(why)),
-            };
-            match patched(attributes, kind, &objects.new, patch) {
-                Ok(new) => objects.new = new,
-                Err(why) => return Ok(Err(why)),
-            }
         }
         if objects.new != before {
             *object = match attributes.own_object() {
@@ -146,6 +136,24 @@ impl Invocation<'_> {
             };
         }
         Ok(Ok(true))
+    }
+
+    /// Changes the new object. Returns whether the match conditions hold.
+    fn mutate(
+        &self,
+        attributes: &Attributes<'_>,
+        (kind, subject): (&Resource, &Subject<'_>),
+        objects: &mut Objects,
+    ) -> std::result::Result<bool, String> {
+        let rules = &self.policy.rules;
+        if !rules.matches(&subject.input(objects, self.params))? {
+            return Ok(false);
+        }
+        for index in 0..rules.len() {
+            let patch = rules.patch(index, &subject.input(objects, self.params))?;
+            objects.new = patched(attributes, kind, &objects.new, patch)?;
+        }
+        Ok(true)
     }
 }
 

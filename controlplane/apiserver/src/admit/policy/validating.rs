@@ -4,10 +4,11 @@ use async_trait::async_trait;
 use coracle_admission_policies::{Denial, Outcome, ValidatingPolicy};
 use serde_json::{Value, json};
 
-use super::{Binding, Bound, Policies, denied, is_exempt, params, versioned};
+use super::{Binding, Bound, Policies, denied, is_exempt, is_heavy, params, versioned};
 use crate::{
     admit::{Admit, Attributes, expression::Subject},
     error::{ApiError, Result},
+    offload,
     server::State,
 };
 
@@ -77,7 +78,9 @@ async fn judge(
             Err(_) => continue,
         };
         for params in &params {
-            let outcome = policy.rules.evaluate(&subject.input(&objects, params.as_ref()));
+            let params = params.as_ref();
+            let evaluate = || policy.rules.evaluate(&subject.input(&objects, params));
+            let outcome = offload::run(is_heavy(&objects, params), evaluate);
             let found = act(attributes, (&policy.name, binding), outcome);
             first = first.or(found);
         }

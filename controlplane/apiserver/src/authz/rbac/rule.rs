@@ -1,5 +1,7 @@
 //! One rule of a role: what it allows, and whether it covers another rule.
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value, json};
 
 use crate::request::{RequestInfo, ResourceInfo};
@@ -14,6 +16,17 @@ pub(crate) struct Rule {
     pub(crate) names: Vec<String>,
     pub(crate) urls: Vec<String>,
 }
+
+/// Maximum number of parts of all rules of a role that are compared one by one. Four lists of a thousand words have
+/// 10¹² parts, in a request of a few kilobytes.
+pub(crate) const MAX_PARTS: usize = 20_000;
+
+/// Maximum bytes of the words of all these parts. A word may have a megabyte, and each part repeats it.
+const MAX_BYTES: usize = 16 << 20;
+
+/// The rules have more than [`MAX_PARTS`] parts, or [`MAX_BYTES`] bytes.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct TooManyParts;
 
 /// The fields of a rule in JSON.
 const FIELDS: [&str; 5] = ["verbs", "apiGroups", "resources", "resourceNames", "nonResourceURLs"];
@@ -79,6 +92,41 @@ impl Rule {
         })
     }
 
+    /// The rule without repeated words.
+    fn without_repeats(&self) -> Self {
+        let once = |list: &[String]| {
+            let mut found = HashSet::new();
+            list.iter().filter(|word| found.insert(*word)).cloned().collect()
+        };
+        Self {
+            verbs: once(&self.verbs),
+            groups: once(&self.groups),
+            resources: once(&self.resources),
+            names: once(&self.names),
+            urls: once(&self.urls),
+        }
+    }
+
+    /// Whether the comparison of the rule with others may take long.
+    pub(super) fn is_long(&self) -> bool {
+        let lists = [&self.verbs, &self.groups, &self.resources, &self.names, &self.urls];
+        lists.iter().any(|list| list.len() > 100) || self.part_count() > 1000
+    }
+
+    /// Number of parts.
+    fn part_count(&self) -> usize {
+        let lists = [self.groups.len(), self.resources.len(), self.names.len().max(1)];
+        let objects = lists.into_iter().fold(1, usize::saturating_mul);
+        self.verbs.len().saturating_mul(self.urls.len().saturating_add(objects))
+    }
+
+    /// Bytes of the parts, at most.
+    fn part_bytes(&self) -> usize {
+        let lists = [&self.verbs, &self.groups, &self.resources, &self.names, &self.urls];
+        let longest = lists.map(|list| list.iter().map(String::len).max().unwrap_or_default());
+        self.part_count().saturating_mul(longest.iter().sum())
+    }
+
     /// Splits the rule into parts with one verb, group, resource, name or URL each.
     fn parts(&self) -> Vec<Self> {
         let one = |word: &String| vec![word.clone()];
@@ -105,9 +153,10 @@ impl Rule {
         parts
     }
 
-    /// Whether the rule covers a part.
+    /// Whether the rule covers a rule for resources or for URLs. A name is literal: `*` is no wildcard there.
     fn covers(&self, part: &Self) -> bool {
-        let all = |own: &[String], asked: &[String]| has(own, "*") || asked.iter().all(|word| has(own, word));
+        let each = |own: &[String], asked: &[String]| asked.iter().all(|word| has(own, word));
+        let all = |own: &[String], asked: &[String]| has(own, "*") || each(own, asked);
         if !all(&self.verbs, &part.verbs) {
             return false;
         }
@@ -118,7 +167,7 @@ impl Rule {
             let (of, sub) = asked.split_once('/').unwrap_or((asked, ""));
             has(&self.resources, asked) || self.has_resource(of, sub)
         };
-        let named = self.names.is_empty() || (!part.names.is_empty() && all(&self.names, &part.names));
+        let named = self.names.is_empty() || (!part.names.is_empty() && each(&self.names, &part.names));
         all(&self.groups, &part.groups) && part.resources.iter().all(resource) && named
     }
 }
@@ -134,9 +183,22 @@ fn name<'a>(verb: &str, resource: &'a ResourceInfo, info: &'a RequestInfo) -> &'
 }
 
 /// The parts of these rules that the held rules do not cover.
-pub(crate) fn missing<'a>(held: impl Iterator<Item = &'a Rule> + Clone, wanted: &[Rule]) -> Vec<Rule> {
-    let parts = wanted.iter().flat_map(Rule::parts);
-    parts.filter(|part| !held.clone().any(|rule| rule.covers(part))).collect()
+///
+/// # Errors
+/// There are too many parts to compare. Rules that one held rule covers as a whole do not count.
+pub(crate) fn missing<'a>(
+    held: impl Iterator<Item = &'a Rule> + Clone,
+    wanted: &[Rule],
+) -> Result<Vec<Rule>, TooManyParts> {
+    let is_one_kind = |rule: &Rule| rule.urls.is_empty() || rule.resources.is_empty();
+    let is_covered = |rule: &Rule| is_one_kind(rule) && held.clone().any(|own| own.covers(rule));
+    let open: Vec<Rule> = wanted.iter().map(Rule::without_repeats).filter(|rule| !is_covered(rule)).collect();
+    let sum = |of: fn(&Rule) -> usize| open.iter().map(of).fold(0, usize::saturating_add);
+    if sum(Rule::part_count) > MAX_PARTS || sum(Rule::part_bytes) > MAX_BYTES {
+        return Err(TooManyParts);
+    }
+    let parts = open.iter().flat_map(Rule::parts);
+    Ok(parts.filter(|part| !held.clone().any(|rule| rule.covers(part))).collect())
 }
 
 #[cfg(test)]
@@ -206,7 +268,7 @@ mod tests {
             ),
             rule(json!({"verbs": ["get"], "nonResourceURLs": ["/a/*"]})),
         ];
-        let missing = |value: Value| missing(held.iter(), &[rule(value)]).len();
+        let missing = |value: Value| missing(held.iter(), &[rule(value)]).unwrap().len();
         assert_eq!(missing(json!({"verbs": ["get"], "apiGroups": ["", "apps"], "resources": ["pods"]})), 0);
         assert_eq!(missing(json!({"verbs": ["get"], "apiGroups": ["apps"], "resources": ["d/scale"]})), 0);
         assert_eq!(missing(json!({"verbs": ["get", "delete"], "apiGroups": [""], "resources": ["pods"]})), 1);
@@ -217,5 +279,38 @@ mod tests {
         assert_eq!(missing(json!({"verbs": ["get"], "nonResourceURLs": ["/a/b", "/a/*"]})), 0);
         assert_eq!(missing(json!({"verbs": ["get"], "nonResourceURLs": ["/b", "*"]})), 2);
         assert_eq!(missing(Rule::all()[0].json()), 1);
+    }
+
+    #[test]
+    fn the_name_of_an_object_is_no_wildcard() {
+        let named = |name: &str| {
+            rule(
+                json!({"verbs": ["get"], "apiGroups": [""], "resources": ["secrets"], "resourceNames": [name]}),
+            )
+        };
+        assert_eq!(missing([named("*")].iter(), &[named("db")]), Ok(vec![named("db")]));
+        assert_eq!(missing([named("*")].iter(), &[named("*")]), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn the_parts_of_a_role_are_limited() {
+        let words = |count: usize| (0..count).map(|number| number.to_string()).collect::<Vec<_>>();
+        let large = rule(json!({"verbs": words(1000), "apiGroups": words(1000), "resources": words(1000),
+            "resourceNames": words(1000)}));
+        let many = vec![rule(json!({"verbs": words(10), "nonResourceURLs": words(1000)})); 3];
+        for wanted in [&[large.clone()][..], &many] {
+            assert_eq!(missing([].iter(), wanted), Err(TooManyParts));
+            assert_eq!(missing(Rule::all().iter(), wanted), Ok(Vec::new()), "one rule covers each of them");
+        }
+        let long = json!({"verbs": ["x".repeat(1 << 20)], "apiGroups": [""], "resources": words(1000)});
+        assert_eq!(missing([].iter(), &[rule(long)]), Err(TooManyParts));
+        let repeated =
+            rule(json!({"verbs": vec!["get"; 1000], "apiGroups": vec![""; 1000], "resources": ["pods"]}));
+        assert_eq!(missing([].iter(), &[repeated]).unwrap().len(), 1);
+        // A rule for both resources and URLs is covered by parts only.
+        let both = rule(
+            json!({"verbs": ["get"], "apiGroups": [""], "resources": ["pods"], "nonResourceURLs": ["/a"]}),
+        );
+        assert_eq!(missing(Rule::all()[1..].iter(), &[both]).unwrap().len(), 1);
     }
 }

@@ -69,6 +69,23 @@ async fn a_token_dies_with_the_pod_that_it_is_bound_to() {
 }
 
 #[tokio::test]
+async fn a_review_of_a_token_names_only_audiences_of_the_token() {
+    let server = Fixture::new().await;
+    let path = "/api/v1/namespaces/default/serviceaccounts/default/token";
+    let made = server.post(path, json!({"spec": {"audiences": ["a", "b"]}})).await;
+    let review = async |audiences: Value| {
+        let spec = json!({"token": made.body["status"]["token"], "audiences": audiences});
+        let answer = server.post("/apis/authentication.k8s.io/v1/tokenreviews", json!({"spec": spec})).await;
+        answer.body["status"].clone()
+    };
+    assert_eq!(review(json!(["c", "b"])).await["audiences"], json!(["b"]));
+    assert_eq!(review(json!(["b", "a"])).await["audiences"], json!(["b", "a"]));
+    assert_ne!(review(json!(["c", "d"])).await["authenticated"], true);
+    let many: Vec<String> = (0..40).map(|number| number.to_string()).chain(["a".to_owned()]).collect();
+    assert_ne!(review(json!(many)).await["authenticated"], true);
+}
+
+#[tokio::test]
 async fn the_use_of_a_token_in_a_secret_is_recorded_and_an_invalid_one_is_refused() {
     let server = Fixture::new().await;
     let account = server.get("/api/v1/namespaces/default/serviceaccounts/default").await.body;

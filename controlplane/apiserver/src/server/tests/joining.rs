@@ -318,4 +318,10 @@ async fn a_node_sees_and_touches_its_own_pods_only() {
     assert!(answer.body["message"].as_str().unwrap().contains("reference secrets"), "{}", answer.body);
     let answer = server.send_as(node("n1"), "POST", pods, mirror).await;
     assert_eq!(answer.code, 201, "{}", answer.body);
+    // A node evicts its own mirror pods only.
+    for (of, expect) in [("n2", 403), ("n1", 201)] {
+        let eviction = json!({"metadata": {"name": "m"}});
+        let answer = server.send_as(node(of), "POST", &format!("{pods}/m/eviction"), eviction).await;
+        assert_eq!(answer.code, expect, "{of}: {}", answer.body);
+    }
 }

@@ -35,6 +35,11 @@ impl Fixture {
         self.post_as(user, &path, json!({"spec": spec})).await.body["status"].clone()
     }
 
+    async fn merge_as(&self, user: User, path: &str, body: Value) -> Answer {
+        let request = Request::patch(path).header("content-type", "application/merge-patch+json");
+        self.send(user, request.body(Full::new(body.to_string().into())).unwrap()).await
+    }
+
     async fn post_as(&self, user: User, path: &str, body: Value) -> Answer {
         let request = Request::post(path).header("content-type", "application/json");
         self.send(user, request.body(Full::new(body.to_string().into())).unwrap()).await
@@ -121,12 +126,32 @@ async fn nobody_gives_away_what_it_does_not_have() {
     server.role("default", "binder", json!([bind])).await;
     server.bind("default", ("Role", "binder"), "ann").await;
     assert_eq!(server.post_as(ann(), &bindings, binding(("Role", "secrets"), "ben")).await.code, 201);
-    // What changes nothing of the rights may be changed.
+    // The garbage collector's fields may be changed by all.
+    let finalizers = json!({"metadata": {"finalizers": ["example.com/f"]}});
+    assert_eq!(server.merge_as(ann(), &format!("{roles}/secrets"), finalizers).await.code, 200);
+    // Labels may not, because they add the rules of a role to an aggregated role.
     let labels = json!({"metadata": {"labels": {"a": "b"}}});
-    let request =
-        Request::patch(format!("{roles}/secrets")).header("content-type", "application/merge-patch+json");
-    let request = request.body(Full::new(labels.to_string().into())).unwrap();
-    assert_eq!(server.send(ann(), request).await.code, 200);
+    assert_eq!(server.merge_as(ann(), &format!("{roles}/secrets"), labels.clone()).await.code, 403);
+    assert_eq!(server.merge_as(ann(), &format!("{roles}/pods"), labels).await.code, 200);
+}
+
+#[tokio::test]
+async fn aggregation_gives_no_rights_that_the_writer_does_not_have() {
+    let server = Fixture::new().await;
+    server.role("", "manager", json!([rule(&["get", "update", "patch"], &["clusterroles"])])).await;
+    let manager = json!({"metadata": {"name": "m"}, "roleRef": {"kind": "ClusterRole", "name": "manager"},
+        "subjects": [{"kind": "User", "name": "ann"}]});
+    assert_eq!(server.post(&at("", "rolebindings"), manager).await.code, 201);
+    server.role("", "secrets", json!([rule(&["get"], &["secrets"])])).await;
+    let roles = at("", "roles");
+    let selects = json!({"metadata": {"name": "all"},
+        "aggregationRule": {"clusterRoleSelectors": [{"matchLabels": {"a": "b"}}]}});
+    assert_eq!(server.post(&roles, selects).await.code, 201);
+    let labels = json!({"metadata": {"labels": {"a": "b"}}});
+    assert_eq!(server.merge_as(ann(), &format!("{roles}/secrets"), labels).await.code, 403);
+    // A role without its aggregation rule would keep rules of which the cluster's owner deprives others.
+    let fixed = json!({"aggregationRule": null, "rules": []});
+    assert_eq!(server.merge_as(ann(), &format!("{roles}/all"), fixed).await.code, 403);
 }
 
 #[tokio::test]
