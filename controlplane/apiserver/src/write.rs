@@ -207,8 +207,7 @@ pub(crate) async fn update(
     (part, writer): (Part, Writer),
     mut change: impl FnMut(&Value) -> Result<Value> + Send,
 ) -> Result<Stored> {
-    let kind = &*call.kind;
-    let is_dry_run = call.dry_run()?;
+    let (kind, is_dry_run) = (&*call.kind, call.dry_run()?);
     for _ in 0..RETRIES {
         let current = call
             .state
