@@ -6,7 +6,7 @@ use coracle_kinds::{
     schema::{self, FieldValidation, Parsed},
 };
 use http_body_util::BodyExt as _;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::{
     call::Call,
@@ -20,6 +20,8 @@ mod yaml;
 
 pub(crate) use yaml::{first_duplicate, parse as parse_yaml};
 
+/// The beginning of the message about a body that is not JSON.
+const NO_VERSION: &str = "couldn't get version/kind";
 /// No request body is larger, as upstream.
 const LIMIT: usize = 3 << 20;
 
@@ -104,7 +106,35 @@ pub(crate) fn object(call: &Call) -> Result<(Value, Vec<String>)> {
 /// The body as an object of an expected kind, with warnings.
 pub(crate) fn decode(call: &Call, expected: &Expected<'_>) -> Result<(Value, Vec<String>)> {
     let validation = call.validation()?;
-    offload::run(call.body.len() > LARGE, || check(tree(call)?, expected, validation))
+    offload::run(call.body.len() > LARGE, || {
+        let mut parsed = tree(call).map_err(|error| unrecognized(error, expected.kind, &call.body))?;
+        if parsed.value.is_null() {
+            // Go decodes null as an object without fields.
+            parsed.value = Value::Object(Map::new());
+        }
+        check(parsed, expected, validation)
+    })
+}
+
+/// The error of a body that is not JSON, with the expected kind and the beginning of the body. Source:
+/// `transformDecodeError` of the generic API server.
+fn unrecognized(mut error: ApiError, kind: &str, body: &[u8]) -> ApiError {
+    /// Maximum bytes of the body in the message.
+    const SHOWN: usize = 30;
+    if !error.message.starts_with(NO_VERSION) {
+        return error;
+    }
+    let shown = &body[..body.len().min(SHOWN)];
+    let more = if body.len() > SHOWN { " ..." } else { "" };
+    let summary = match shown.first() {
+        None => "<empty>".to_owned(),
+        Some(b'{') => String::from_utf8_lossy(shown).into_owned(),
+        Some(_) => shown.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}")),
+    };
+    let message = &error.message;
+    error.message =
+        format!("the object provided is unrecognized (must be of type {kind}): {message} ({summary}{more})");
+    error
 }
 
 /// The body as a tree, whatever it is.
@@ -114,7 +144,8 @@ pub(crate) fn parse(call: &Call) -> Result<Parsed> {
 
 fn tree(call: &Call) -> Result<Parsed> {
     if call.body.is_empty() {
-        return Err(ApiError::bad_request("the request has no body"));
+        let message = format!("{NO_VERSION}; json parse error: unexpected end of JSON input");
+        return Err(ApiError::bad_request(message));
     }
     match media::body_type(&call.headers)? {
         BodyType::Json => {

@@ -64,13 +64,13 @@ impl Call {
     }
 
     pub(crate) fn dry_run(&self) -> Result<bool> {
-        match self.info.query.get("dryRun") {
-            "" => Ok(false),
-            "All" => Ok(true),
-            other => Err(self.invalid_parameter(|causes| {
-                causes.unsupported(&Path::root("dryRun"), &serde_json::json!([other]), &["All"]);
-            })),
+        let values = self.info.query.all("dryRun");
+        if values.iter().any(|value| value != "All") {
+            return Err(self.invalid_parameter(|causes| {
+                causes.unsupported(&Path::root("dryRun"), &serde_json::json!(values), &["All"]);
+            }));
         }
+        Ok(!values.is_empty())
     }
 
     pub(crate) fn validation(&self) -> Result<FieldValidation> {

@@ -88,6 +88,17 @@ impl ApiError {
         Self::new(409, "Conflict", message).of_object(kind, name)
     }
 
+    /// Another object or version than the one of a deletion's preconditions. Upstream names the kind here, not the
+    /// resource. Source: `BeforeDelete`.
+    pub(crate) fn precondition(kind: &Resource, name: &str, why: &str) -> Self {
+        let mut error = Self::conflict(kind, name, why);
+        let kind = kind.stored_as();
+        error.message =
+            format!("Operation cannot be fulfilled on {} \"{name}\": {why}", kind.qualified_kind());
+        error.details["kind"] = kind.kind.as_ref().into();
+        error
+    }
+
     /// The object changed since the client read it.
     pub(crate) fn modified(kind: &Resource, name: &str) -> Self {
         let why =
@@ -161,6 +172,14 @@ impl ApiError {
         // Here, alone, `kind` is the kind and not the resource.
         error.details["kind"] = kind.kind.as_ref().into();
         error.details["causes"] = listed(causes);
+        error
+    }
+
+    /// An invalid Scale of a workload.
+    pub(crate) fn invalid_scale(name: &str, causes: &[Cause]) -> Self {
+        let mut error = Self::invalid_parameters(("Scale", "autoscaling"), causes);
+        error.message = error.message.replacen("\"\"", &format!("\"{name}\""), 1);
+        error.details["name"] = name.into();
         error
     }
 

@@ -48,8 +48,8 @@ pub(crate) fn check_parameters(call: &Call, is_apply: bool) -> Result<()> {
     let (path, mut causes) = (Path::root("fieldManager"), Causes::default());
     if name.len() > MAX_NAME {
         causes.too_long(&path, MAX_NAME);
-    } else if let Some(bad) = name.chars().find(|letter| letter.is_control()) {
-        let why = format!("should only contain printable characters, found {bad:?}");
+    } else if let Some((at, bad)) = name.char_indices().find(|(_, letter)| letter.is_control()) {
+        let why = format!("invalid character U+{:04X} (at position {at})", u32::from(bad));
         causes.invalid(&path, &name.into(), &why);
     }
     if is_apply && name.is_empty() {

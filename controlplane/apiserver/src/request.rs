@@ -63,7 +63,8 @@ impl RequestInfo {
 fn resource_verb(method: &Method, resource: &ResourceInfo, query: &Query) -> &'static str {
     let collection = resource.name.is_empty();
     match *method {
-        Method::GET | Method::HEAD if query.flag("watch") && resource.subresource.is_empty() => "watch",
+        // With a name it is a get, whatever the query says, as upstream: it needs the permission to get.
+        Method::GET | Method::HEAD if collection && query.flag("watch") => "watch",
         Method::GET | Method::HEAD if collection => "list",
         Method::GET | Method::HEAD => "get",
         Method::POST => "create",
@@ -280,6 +281,7 @@ mod tests {
             assert_eq!(verb(Method::GET, &format!("/api/v1/pods?{no}")), "list", "{no}");
         }
         assert_eq!(verb(Method::GET, "/api/v1/namespaces/a/pods/b"), "get");
+        assert_eq!(verb(Method::GET, "/api/v1/namespaces/a/pods/b?watch=1"), "get");
         assert_eq!(verb(Method::DELETE, "/api/v1/namespaces/a/pods"), "deletecollection");
         assert_eq!(verb(Method::GET, "/healthz"), "get");
     }

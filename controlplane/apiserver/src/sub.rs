@@ -4,6 +4,7 @@ pub(crate) mod binding;
 pub(crate) mod eviction;
 pub(crate) mod finalize;
 pub(crate) mod kubelet;
+mod log_options;
 mod log_socket;
 pub(crate) mod proxy;
 pub(crate) mod scale;

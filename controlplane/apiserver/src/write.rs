@@ -89,6 +89,7 @@ impl Stored {
 /// knows it by that beginning.
 pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Result<Stored> {
     let kind = &*call.kind;
+    call.dry_run()?;
     let applied = (writer == Writer::Apply).then(|| object["metadata"]["managedFields"].take());
     stamp_new(&mut object, writer);
     defaults::apply(kind, &mut object);
@@ -206,7 +207,7 @@ pub(crate) async fn update(
     (part, writer): (Part, Writer),
     mut change: impl FnMut(&Value) -> Result<Value> + Send,
 ) -> Result<Stored> {
-    let kind = &*call.kind;
+    let (kind, is_dry_run) = (&*call.kind, call.dry_run()?);
     for _ in 0..RETRIES {
         let current = call
             .state
@@ -225,7 +226,7 @@ pub(crate) async fn update(
         if is_current && strategy::is_noop(&new, &old) {
             return Ok(Stored::Committed(convert::object(kind, current).await?));
         }
-        if call.dry_run()? {
+        if is_dry_run {
             return Ok(Stored::DryRun(new));
         }
         let expect = Expect::Revision(current.revision);

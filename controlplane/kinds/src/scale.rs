@@ -54,25 +54,22 @@ pub fn apply(kind: &Resource, workload: &mut Value, scale: &Value) -> Result<(),
     if replicas < 0 {
         causes.invalid(&path, &replicas.into(), "must be greater than or equal to 0");
     }
-    let mut same = |name: &str| {
-        let (given, stored) = (&scale["metadata"][name], &workload["metadata"][name]);
-        if !given.is_null() && given != stored {
-            causes.invalid(&Path::root("metadata").field(name), given, "field is immutable");
-        }
-    };
-    same("name");
-    same("uid");
     if !causes.is_empty() {
         return Err(causes.into_list());
     }
-    match &kind.scale {
-        Some(paths) => set(workload, &paths.spec_replicas, replicas),
-        None => workload["spec"]["replicas"] = replicas.into(),
-    }
+    set_replicas(kind, workload, replicas);
     if let Some(version) = scale["metadata"].get("resourceVersion").filter(|version| !version.is_null()) {
         workload["metadata"]["resourceVersion"] = version.clone();
     }
     Ok(())
+}
+
+/// Sets the replicas of a workload, or of a configuration for one.
+pub fn set_replicas(kind: &Resource, workload: &mut Value, replicas: i64) {
+    match &kind.scale {
+        Some(paths) => set(workload, &paths.spec_replicas, replicas),
+        None => workload["spec"]["replicas"] = replicas.into(),
+    }
 }
 
 /// The value at a path; null if absent.

@@ -36,7 +36,10 @@ pub struct Parsed {
 pub enum SchemaError {
     /// The body is not JSON.
     #[error("couldn't get version/kind; json parse error: {0}")]
-    Syntax(String),
+    Syntax(
+        /// The error of the parser.
+        String,
+    ),
     /// A value has the wrong type, or in strict validation a field is unknown or duplicate.
     #[error("{kind} in version \"{version}\" cannot be handled as a {kind}: {problem}")]
     Decode {
@@ -51,7 +54,12 @@ pub enum SchemaError {
 
 /// Parses JSON and records duplicate keys.
 pub fn parse_json(bytes: &[u8]) -> Result<Parsed, SchemaError> {
-    parse::parse(bytes).map_err(|error| SchemaError::Syntax(error.to_string()))
+    parse::parse(bytes).map_err(|error| SchemaError::Syntax(syntax(&error)))
+}
+
+/// The error of the parser; an incomplete text in the words of Go.
+fn syntax(error: &serde_json::Error) -> String {
+    if error.is_eof() { "unexpected end of JSON input".to_owned() } else { error.to_string() }
 }
 
 /// Checks the metadata of an object whose other fields another schema describes, and makes it canonical. Returns

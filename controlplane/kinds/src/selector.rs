@@ -42,7 +42,7 @@ impl FieldSelector {
         let mut terms = Vec::new();
         for field_selector::FieldRequirement { field: name, equal, value } in field_selector::parse(text)? {
             let known = kind.fields.iter().find(|field| *field.name == *name).cloned();
-            let field = known.ok_or(SelectorError::UnknownField(name))?;
+            let field = known.ok_or_else(|| SelectorError::UnknownField(unknown(kind, &name)))?;
             terms.push(Term { field, equal, value });
         }
         Ok(FieldSelector { terms })
@@ -80,6 +80,28 @@ impl FieldSelector {
     }
 }
 
+/// The message about a field that a kind cannot be selected by. Source: `AddFieldLabelConversionFunc` of the groups, and
+/// `DefaultMetaV1FieldSelectorConversion` for kinds without a function.
+fn unknown(kind: &Resource, name: &str) -> String {
+    let has_function = matches!(
+        (&*kind.group, &*kind.kind),
+        ("", "Pod" | "Node" | "ReplicationController" | "Event" | "Namespace" | "Secret" | "Service")
+            | ("events.k8s.io", "Event")
+            | ("certificates.k8s.io", _)
+    );
+    let is_built_in = || crate::kind::by_resource(&kind.group, &kind.version, &kind.plural).is_some();
+    match (&*kind.group, &*kind.kind) {
+        ("batch", "Job") => format!("field label {name:?} not supported for Job"),
+        ("resource.k8s.io", "ResourceSlice") => {
+            format!("field label not supported for {}, Kind={}: {name}", kind.api_version(), kind.kind)
+        }
+        _ if has_function || !is_built_in() => format!("field label not supported: {name}"),
+        _ => {
+            format!("{name:?} is not a known field selector: only \"metadata.name\", \"metadata.namespace\"")
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -111,6 +133,23 @@ mod tests {
         let pod = by_kind("v1", "Pod").unwrap();
         let error = |text| FieldSelector::parse(pod, text).map(|_| ()).unwrap_err().to_string();
         assert_eq!(error("spec.foo=1"), "field label not supported: spec.foo");
+        for (api_version, kind, message) in [
+            ("batch/v1", "Job", "field label \"x\" not supported for Job"),
+            (
+                "batch/v1",
+                "CronJob",
+                "\"x\" is not a known field selector: only \"metadata.name\", \"metadata.namespace\"",
+            ),
+            (
+                "resource.k8s.io/v1",
+                "ResourceSlice",
+                "field label not supported for resource.k8s.io/v1, Kind=ResourceSlice: x",
+            ),
+        ] {
+            let error =
+                FieldSelector::parse(by_kind(api_version, kind).unwrap(), "x=1").map(|_| ()).unwrap_err();
+            assert_eq!(error.to_string(), message, "{kind}");
+        }
         assert_eq!(
             error("metadata.name"),
             "invalid selector: 'metadata.name'; can't understand 'metadata.name'"

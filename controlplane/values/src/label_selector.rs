@@ -30,6 +30,10 @@ pub enum Requirement {
     Exists(String),
     /// `!k`.
     DoesNotExist(String),
+    /// `k>n`: the label is an integer above the number.
+    GreaterThan(String, i64),
+    /// `k<n`: the label is an integer below the number.
+    LessThan(String, i64),
 }
 
 /// A label selector. An object matches if it meets all requirements, so an empty selector matches every object.
@@ -45,19 +49,7 @@ impl LabelSelector {
     /// Parses the text form.
     pub fn parse(text: &str) -> Result<LabelSelector, SelectorError> {
         check_size(text)?;
-        let mut parser = Parser { rest: text.trim() };
-        let mut requirements = Vec::new();
-        while !parser.rest.is_empty() {
-            requirements.push(parser.requirement()?);
-            check_count(requirements.len())?;
-            if parser.rest.is_empty() {
-                break;
-            }
-            parser.expect(',')?;
-            if parser.rest.is_empty() {
-                return Err(SelectorError::Label("found '', expected: identifier after ','".to_owned()));
-            }
-        }
+        let requirements = Parser { rest: text }.selector()?;
         Ok(LabelSelector { requirements })
     }
 
@@ -101,6 +93,8 @@ impl LabelSelector {
             }
             Requirement::Exists(key) => value(key).is_some(),
             Requirement::DoesNotExist(key) => value(key).is_none(),
+            Requirement::GreaterThan(key, bound) => number(value(key)).is_some_and(|number| number > *bound),
+            Requirement::LessThan(key, bound) => number(value(key)).is_some_and(|number| number < *bound),
         })
     }
 
@@ -163,103 +157,169 @@ impl Requirement {
             },
             Requirement::Exists(key) => (key, key.clone()),
             Requirement::DoesNotExist(key) => (key, format!("!{key}")),
+            Requirement::GreaterThan(key, bound) => (key, format!("{key}>{bound}")),
+            Requirement::LessThan(key, bound) => (key, format!("{key}<{bound}")),
         }
     }
 }
 
-/// A parser of the text form. Its methods consume blanks behind what they read.
+/// The label as an integer.
+fn number(label: Option<&str>) -> Option<i64> {
+    label?.parse().ok()
+}
+
+/// A parser of the text form, with the tokens and the errors of upstream. Source: `pkg/labels/selector.go`.
 struct Parser<'a> {
     rest: &'a str,
 }
 
 impl<'a> Parser<'a> {
-    fn requirement(&mut self) -> Result<Requirement, SelectorError> {
-        if self.eat("!") {
-            return Ok(Requirement::DoesNotExist(self.key()?));
-        }
-        let key = self.key()?;
-        if self.rest.is_empty() || self.rest.starts_with(',') {
-            return Ok(Requirement::Exists(key));
-        }
-        if self.eat("!=") {
-            return Ok(Requirement::NotIn(key, vec![self.value()?]));
-        }
-        if self.eat("==") || self.eat("=") {
-            return Ok(Requirement::In(key, vec![self.value()?]));
-        }
-        match self.word() {
-            "in" => Ok(Requirement::In(key, self.values()?)),
-            "notin" => Ok(Requirement::NotIn(key, self.values()?)),
-            other => {
-                let wrong = format!("found '{other}', expected: in, notin, =, ==, !=, gt, lt");
-                Err(SelectorError::Label(wrong))
+    fn selector(&mut self) -> Result<Vec<Requirement>, SelectorError> {
+        let mut requirements = Vec::new();
+        loop {
+            match self.peek() {
+                "" if requirements.is_empty() => return Ok(requirements),
+                token if token == "!" || is_word(token) => {}
+                found if requirements.is_empty() => {
+                    return Err(syntax(found, "!, identifier, or 'end of string'"));
+                }
+                found => return Err(syntax(found, "identifier after ','")),
+            }
+            requirements.push(self.requirement()?);
+            check_count(requirements.len())?;
+            match self.next() {
+                "" => return Ok(requirements),
+                "," => {}
+                found => return Err(syntax(found, "',' or 'end of string'")),
             }
         }
     }
 
-    fn values(&mut self) -> Result<Vec<String>, SelectorError> {
-        self.expect('(')?;
-        let mut values = vec![self.value()?];
-        while self.eat(",") {
-            values.push(self.value()?);
+    fn requirement(&mut self) -> Result<Requirement, SelectorError> {
+        let is_negated = self.peek() == "!";
+        if is_negated {
+            self.next();
         }
-        self.expect(')')?;
-        values.sort();
-        values.dedup();
-        Ok(values)
+        let key = self.key()?;
+        if is_negated {
+            return Ok(Requirement::DoesNotExist(key));
+        }
+        if matches!(self.peek(), "" | ",") {
+            return Ok(Requirement::Exists(key));
+        }
+        match self.next() {
+            "=" | "==" => checked(&key, &[self.value()?]).map(|values| Requirement::In(key, values)),
+            "!=" => checked(&key, &[self.value()?]).map(|values| Requirement::NotIn(key, values)),
+            "in" => checked(&key, &self.values()?).map(|values| Requirement::In(key, values)),
+            "notin" => checked(&key, &self.values()?).map(|values| Requirement::NotIn(key, values)),
+            ">" => Ok(Requirement::GreaterThan(key, self.number()?)),
+            "<" => Ok(Requirement::LessThan(key, self.number()?)),
+            found => Err(expected(found, "in, notin, =, ==, !=, gt, lt")),
+        }
     }
 
     fn key(&mut self) -> Result<String, SelectorError> {
-        let word = self.word();
+        let word = self.next();
+        if !is_word(word) {
+            return Err(expected(word, "identifier"));
+        }
         match names::qualified_name(word).into_iter().next() {
             None => Ok(word.to_owned()),
-            Some(_) if word.is_empty() => {
-                let found = self.rest.chars().next().map(String::from).unwrap_or_default();
-                Err(SelectorError::Label(format!(
-                    "found '{found}', expected: !, identifier, or 'end of string'"
-                )))
-            }
             Some(problem) => Err(SelectorError::Label(format!("<nil>: Invalid value: {word:?}: {problem}"))),
         }
     }
 
-    fn value(&mut self) -> Result<String, SelectorError> {
-        let word = self.word();
-        match names::label_value(word).into_iter().next() {
-            None => Ok(word.to_owned()),
-            Some(problem) => {
-                Err(SelectorError::Label(format!("values[0][]: Invalid value: {word:?}: {problem}")))
+    /// The value behind `=`; empty if there is none.
+    fn value(&mut self) -> Result<&'a str, SelectorError> {
+        match self.peek() {
+            "" | "," => Ok(""),
+            token if is_word(token) => Ok(self.next()),
+            found => Err(expected(found, "identifier")),
+        }
+    }
+
+    /// The number behind `>` and `<`.
+    fn number(&mut self) -> Result<i64, SelectorError> {
+        let value = self.value()?;
+        let detail = "for 'Gt', 'Lt' operators, the value must be an integer";
+        let wrong = |_| SelectorError::Label(format!("values[0]: Invalid value: {value:?}: {detail}"));
+        value.parse().map_err(wrong)
+    }
+
+    /// The values in parentheses. A missing value is empty.
+    fn values(&mut self) -> Result<Vec<&'a str>, SelectorError> {
+        match self.next() {
+            "(" => {}
+            found => return Err(SelectorError::Label(format!("found '{found}' expected: '('"))),
+        }
+        let first = self.peek();
+        if !matches!(first, ")" | ",") && !is_word(first) {
+            return Err(expected(first, "',', ')' or identifier"));
+        }
+        let mut values = Vec::new();
+        loop {
+            let value = if is_word(self.peek()) { self.next() } else { "" };
+            values.push(value);
+            match self.next() {
+                "," => {}
+                ")" => return Ok(values),
+                found if value.is_empty() => return Err(expected(found, "',', or identifier")),
+                found => return Err(expected(found, "',' or ')'")),
             }
         }
     }
 
-    /// Consumes the characters up to the next separator.
-    fn word(&mut self) -> &'a str {
+    /// The next token, without consuming it. Empty at the end.
+    fn peek(&self) -> &'a str {
+        Parser { rest: self.rest }.next()
+    }
+
+    /// Consumes the next token: a symbol, or the characters up to the next symbol or blank. Empty at the end.
+    fn next(&mut self) -> &'a str {
         self.rest = self.rest.trim_start();
-        let special = |c: char| c.is_whitespace() || matches!(c, '=' | '!' | '(' | ')' | ',' | '<' | '>');
-        let end = self.rest.find(special).unwrap_or(self.rest.len());
-        let (word, rest) = self.rest.split_at(end);
-        self.rest = rest.trim_start();
-        word
-    }
-
-    fn eat(&mut self, token: &str) -> bool {
-        match self.rest.strip_prefix(token) {
-            Some(rest) => {
-                self.rest = rest.trim_start();
-                true
+        let end = match self.rest.chars().next() {
+            None => 0,
+            Some(first) if !is_symbol(first) => {
+                self.rest.find(|c: char| c.is_whitespace() || is_symbol(c)).unwrap_or(self.rest.len())
             }
-            None => false,
-        }
+            Some(_) if self.rest.starts_with("==") || self.rest.starts_with("!=") => 2,
+            Some(_) => 1,
+        };
+        let (token, rest) = self.rest.split_at(end);
+        self.rest = rest;
+        token
     }
+}
 
-    fn expect(&mut self, token: char) -> Result<(), SelectorError> {
-        if self.eat(token.encode_utf8(&mut [0; 4])) {
-            return Ok(());
+fn is_symbol(c: char) -> bool {
+    matches!(c, '=' | '!' | '(' | ')' | ',' | '<' | '>')
+}
+
+/// Whether a token is a key, a value, or an operator in letters.
+fn is_word(token: &str) -> bool {
+    token.chars().next().is_some_and(|first| !is_symbol(first))
+}
+
+/// The values of a requirement in order, each once.
+fn checked(key: &str, values: &[&str]) -> Result<Vec<String>, SelectorError> {
+    let mut values: Vec<String> = values.iter().copied().map(str::to_owned).collect();
+    values.sort();
+    values.dedup();
+    for (index, value) in values.iter().enumerate() {
+        if let Some(problem) = names::label_value(value).into_iter().next() {
+            let place = format!("values[{index}][{key}]");
+            return Err(SelectorError::Label(format!("{place}: Invalid value: {value:?}: {problem}")));
         }
-        let found = self.rest.chars().next().map(String::from).unwrap_or_default();
-        Err(SelectorError::Label(format!("found '{found}', expected: '{token}'")))
     }
+    Ok(values)
+}
+
+fn expected(found: &str, what: &str) -> SelectorError {
+    SelectorError::Label(format!("found '{found}', expected: {what}"))
+}
+
+fn syntax(found: &str, what: &str) -> SelectorError {
+    SelectorError::Syntax(format!("found '{found}', expected: {what}"))
 }
 
 #[cfg(test)]
@@ -280,7 +340,8 @@ mod tests {
 
     #[test]
     fn texts_match_labels() {
-        let object = json!({"metadata": {"labels": {"app": "web", "tier": "front", "example.com/x": ""}}});
+        let object =
+            json!({"metadata": {"labels": {"app": "web", "tier": "front", "example.com/x": "", "n": "5"}}});
         let labels = serde_json::from_value(object["metadata"]["labels"].clone()).unwrap();
         let cases = [
             ("", true),
@@ -297,6 +358,13 @@ mod tests {
             ("other in (a)", false),
             ("example.com/x=", true),
             ("example.com/x in (,a)", true),
+            ("n>4,n<6", true),
+            ("n > 5", false),
+            ("n<5", false),
+            ("app>1", false),
+            ("other<1", false),
+            ("app in ()", false),
+            ("example.com/x in (a,)", true),
             ("in in (a)", false),
             ("notin=a", false),
         ];
@@ -308,12 +376,38 @@ mod tests {
     }
 
     #[test]
-    fn invalid_texts_are_refused() {
-        for text in [
-            "a b", "a=b,", "a in b", "a in (b", "=a", "a=b=c", "a,,b", "!", "a=b c", "-a=b", "a=-",
-            "a in ()x", "a!",
+    fn invalid_texts_are_refused_in_the_words_of_upstream() {
+        for (text, why) in [
+            ("a b", "unable to parse requirement: found 'b', expected: in, notin, =, ==, !=, gt, lt"),
+            ("a=b,", "found '', expected: identifier after ','"),
+            ("a,,b", "found ',', expected: identifier after ','"),
+            (",", "found ',', expected: !, identifier, or 'end of string'"),
+            ("=a", "found '=', expected: !, identifier, or 'end of string'"),
+            ("a=b c", "found 'c', expected: ',' or 'end of string'"),
+            ("a=b=c", "found '=', expected: ',' or 'end of string'"),
+            ("!a=b", "found '=', expected: ',' or 'end of string'"),
+            ("a in ()x", "found 'x', expected: ',' or 'end of string'"),
+            ("!", "unable to parse requirement: found '', expected: identifier"),
+            ("a!", "unable to parse requirement: found '!', expected: in, notin, =, ==, !=, gt, lt"),
+            ("a<=b", "unable to parse requirement: found '=', expected: identifier"),
+            ("a in b", "unable to parse requirement: found 'b' expected: '('"),
+            ("a in (", "unable to parse requirement: found '', expected: ',', ')' or identifier"),
+            ("a in (b", "unable to parse requirement: found '', expected: ',' or ')'"),
+            ("a in (b,(", "unable to parse requirement: found '(', expected: ',', or identifier"),
+            (
+                "a>x",
+                "unable to parse requirement: values[0]: Invalid value: \"x\": for 'Gt', 'Lt' operators, the \
+                     value must be an integer",
+            ),
         ] {
-            assert!(LabelSelector::parse(text).is_err(), "for {text}");
+            assert_eq!(LabelSelector::parse(text).unwrap_err().to_string(), why, "for {text}");
+        }
+        for (text, start) in [
+            ("-a=b", "unable to parse requirement: <nil>: Invalid value: \"-a\": "),
+            ("a=-", "unable to parse requirement: values[0][a]: Invalid value: \"-\": "),
+        ] {
+            let error = LabelSelector::parse(text).unwrap_err().to_string();
+            assert!(error.starts_with(start), "{error}");
         }
     }
 

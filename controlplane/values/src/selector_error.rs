@@ -8,14 +8,17 @@ pub(crate) const MAX_REQUIREMENTS: usize = 256;
 /// Error of a selector: the API server answers 400.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum SelectorError {
-    /// Syntax of a label selector.
+    /// Syntax of a requirement of a label selector.
     #[error("unable to parse requirement: {0}")]
     Label(String),
+    /// Syntax of a label selector between its requirements.
+    #[error("{0}")]
+    Syntax(String),
     /// Syntax of a field selector: the selector and the requirement.
     #[error("invalid selector: '{0}'; can't understand '{1}'")]
     Field(String, String),
-    /// The kind has no such field to select by.
-    #[error("field label not supported: {0}")]
+    /// The kind has no such field to select by: the message.
+    #[error("{0}")]
     UnknownField(String),
     /// The selector is longer than [`MAX_BYTES`].
     #[error("the selector has too many bytes: {0}, the limit is {MAX_BYTES}")]

@@ -130,9 +130,7 @@ async fn apply(state: &State, hook: &Hook, attributes: &Attributes<'_>, object: 
         return Ok(true);
     }
     let failed = |why: String| ApiError::internal(format!("the patch of webhook {:?}: {why}", hook.name));
-    if attributes.subresource == "scale"
-        || matches!(attributes.operation, Operation::Delete | Operation::Connect)
-    {
+    if attributes.subresource == "scale" || attributes.operation == Operation::Delete {
         return Err(failed("this request cannot be changed".to_owned()));
     }
     let sent = objects(attributes, &kind, object).await?.new;

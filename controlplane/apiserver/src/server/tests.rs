@@ -24,6 +24,7 @@ mod joining;
 mod list;
 mod load;
 mod metrics;
+mod options;
 mod pod_security;
 mod policy;
 mod quota;

@@ -13,6 +13,7 @@ use crate::{
 };
 
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
+    call.dry_run()?;
     let (binding, warnings) = body_of(call)?;
     let name = &call.resource.name;
     if text(&binding, "name") != name {

@@ -39,6 +39,7 @@ enum Verdict {
 }
 
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
+    call.dry_run()?;
     let (eviction, warnings) = body_of(call)?;
     if text(&eviction, "name") != call.resource.name {
         return Err(ApiError::bad_request("name in URL does not match name in Eviction object"));

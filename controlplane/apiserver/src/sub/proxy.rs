@@ -66,7 +66,13 @@ pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Resu
         authorize_also(&call.state, &call.user, "create", call.resource.clone()).await?;
     }
     if let Some(options) = options(call) {
-        call.state.admission.admit_subresource(call, Operation::Connect, options).await?;
+        let admitted =
+            call.state.admission.admit_subresource(call, Operation::Connect, options.clone()).await?;
+        if admitted != options {
+            return Err(ApiError::internal(
+                "an admission policy or webhook changed the options of a proxy request",
+            ));
+        }
     }
     let request = request(call, method)?;
     let host = call.headers.get(header::HOST).and_then(|host| host.to_str().ok());

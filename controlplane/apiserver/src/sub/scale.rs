@@ -1,51 +1,153 @@
 //! A workload's `scale`: its replicas in a kind that is the same for all workloads.
 
-use coracle_kinds::{scale, schema::Parsed};
-use serde_json::Value;
+use coracle_kinds::{
+    Resource, scale,
+    schema::{FieldValidation, Parsed},
+};
+use serde_json::{Value, json};
 
 use super::{body_of, parent};
 use crate::{
     body::{self, Expected},
     call::Call,
     error::{ApiError, Result},
-    field_manager::Writer,
+    field_manager::{self, Writer},
+    media::{self, BodyType},
     reply::{self, Reply},
-    verb::patch,
-    write::{self, Part, check_revision},
+    verb::{apply, create, patch, update},
+    write::{self, Part, check_revision, text},
 };
 
 const SCHEMA: &str = "io.k8s.api.autoscaling.v1.Scale";
+const API_VERSION: &str = "autoscaling/v1";
+const KIND: &str = "Scale";
 
 pub(crate) async fn get(call: &Call) -> Result<Reply> {
     Ok(reply::json(200, &scale::read(&call.kind, &parent(call).await?)))
 }
 
 pub(crate) async fn update(call: &Call) -> Result<Reply> {
-    let (wanted, _) = body_of(call)?;
-    write(call, |_| Ok(wanted.clone())).await
+    field_manager::check_parameters(call, false)?;
+    let (mut wanted, warnings) = body_of(call)?;
+    create::place(call, &mut wanted)?;
+    update::same_name(&wanted, &call.resource.name)?;
+    write(call, Writer::Update, &warnings, |old| changed(call, old, &wanted)).await
 }
 
 pub(crate) async fn patch(call: &Call) -> Result<Reply> {
+    let is_apply = media::body_type(&call.headers)? == BodyType::ApplyPatch;
+    field_manager::check_parameters(call, is_apply)?;
+    if is_apply {
+        return apply(call).await;
+    }
     let patch = patch::read(call)?;
     let validation = call.validation()?;
-    write(call, |current| {
-        let value = patch.apply(Some(SCHEMA), current)?;
+    let notes = patch.notes(validation)?;
+    let mut warnings = Vec::new();
+    let stored = store(call, Writer::Update, |old| {
+        let value = patch.apply(Some(SCHEMA), &scale::read(&call.kind, old))?;
         let parsed = Parsed { value, duplicates: Vec::new(), keys: Vec::new() };
-        let expected = Expected::defined("autoscaling/v1", "Scale", SCHEMA);
-        Ok(body::check(parsed, &expected, validation)?.0)
+        let (mut wanted, found) = body::check(parsed, &expected(), validation).map_err(|error| {
+            if error.code == 400 { ApiError::invalid_patch(&error.message) } else { error }
+        })?;
+        create::place(call, &mut wanted)?;
+        update::same_name(&wanted, &call.resource.name)?;
+        warnings = found;
+        changed(call, old, &wanted)
+    })
+    .await?;
+    Ok(reply::warned(stored, &[notes, warnings].concat()))
+}
+
+/// Server-side apply: the manager owns the replicas of the workload through the subresource. A Scale has no other field
+/// that can be set. Source: `ScaleHandler` of `managedfields`.
+async fn apply(call: &Call) -> Result<Reply> {
+    let (config, replicas) = config(call)?;
+    write(call, Writer::Apply, &[], |old| {
+        let kind = &call.kind;
+        let mut wanted = scale::read(kind, old);
+        let mut fields = json!({"apiVersion": kind.api_version(), "kind": kind.kind});
+        if let Some(replicas) = replicas {
+            scale::set_replicas(kind, &mut fields, replicas);
+        }
+        let new = field_manager::apply(call, old, &fields)?;
+        // Without an owner the replicas are gone, which a Scale has as 0.
+        wanted["spec"]["replicas"] = scale::read(kind, &new)["spec"]["replicas"].clone();
+        for field in ["uid", "resourceVersion"] {
+            if let Some(given) = config["metadata"].get(field) {
+                wanted["metadata"][field] = given.clone();
+            }
+        }
+        changed(call, &new, &wanted)
     })
     .await
 }
 
-async fn write(call: &Call, wanted: impl Fn(&Value) -> Result<Value> + Send + Sync) -> Result<Reply> {
+/// The configuration of an apply request, and the replicas that it sets. The decoded form has no 0.
+fn config(call: &Call) -> Result<(Value, Option<i64>)> {
+    let mut parsed = body::parse_yaml(&call.body)
+        .map_err(|error| ApiError::bad_request(format!("error decoding YAML: {}", error.message)))?;
+    parsed.duplicates.clear();
+    if !parsed.value["metadata"]["managedFields"].is_null() {
+        return Err(ApiError::bad_request("metadata.managedFields must be nil"));
+    }
+    apply::same_type(&parsed.value, API_VERSION, KIND)?;
+    let replicas = parsed.value["spec"]["replicas"].as_i64();
+    let (mut config, notes) = body::check(parsed, &expected(), FieldValidation::Warn)?;
+    if let Some(field) =
+        notes.iter().find_map(|note| note.strip_prefix("unknown field \"")?.strip_suffix('"'))
+    {
+        let (namespace, name) = (text(&config, "namespace"), text(&config, "name"));
+        return Err(ApiError::of_apply(format!(
+            "failed to create typed patch object ({namespace}/{name}; {API_VERSION}, Kind={KIND}): .{field}: field not \
+             declared in schema"
+        )));
+    }
+    create::place(call, &mut config)?;
+    if !text(&config, "name").is_empty() {
+        update::same_name(&config, &call.resource.name)?;
+    }
+    Ok((config, replicas))
+}
+
+fn expected() -> Expected<'static> {
+    Expected::defined(API_VERSION, KIND, SCHEMA)
+}
+
+/// The workload with the replicas of a Scale.
+fn changed(call: &Call, old: &Value, wanted: &Value) -> Result<Value> {
     let (kind, name) = (&call.kind, &call.resource.name);
-    let stored = write::update(call, name, (Part::Main, Writer::Update), |old| {
-        let wanted = wanted(&scale::read(kind, old))?;
-        check_revision(kind, old, &wanted["metadata"]["resourceVersion"])?;
-        let mut new = old.clone();
-        scale::apply(kind, &mut new, &wanted).map_err(|causes| ApiError::invalid(kind, name, &causes))?;
-        Ok(new)
-    })
-    .await?;
-    Ok(reply::json(200, &scale::read(kind, &stored.value())))
+    check_revision(kind, old, &wanted["metadata"]["resourceVersion"])?;
+    same_uid(kind, old, wanted)?;
+    let mut new = old.clone();
+    scale::apply(kind, &mut new, wanted).map_err(|causes| ApiError::invalid_scale(name, &causes))?;
+    Ok(new)
+}
+
+fn same_uid(kind: &Resource, old: &Value, wanted: &Value) -> Result<()> {
+    let (given, stored) = (text(wanted, "uid"), text(old, "uid"));
+    if given.is_empty() || given == stored {
+        return Ok(());
+    }
+    let why = format!("Precondition failed: UID in precondition: {given}, UID in object meta: {stored}");
+    Err(ApiError::conflict(kind, text(old, "name"), why))
+}
+
+async fn write(
+    call: &Call,
+    writer: Writer,
+    warnings: &[String],
+    change: impl FnMut(&Value) -> Result<Value> + Send,
+) -> Result<Reply> {
+    let reply = store(call, writer, change).await?;
+    Ok(reply::warned(reply, warnings))
+}
+
+async fn store(
+    call: &Call,
+    writer: Writer,
+    change: impl FnMut(&Value) -> Result<Value> + Send,
+) -> Result<Reply> {
+    let stored = write::update(call, &call.resource.name, (Part::Main, writer), change).await?;
+    Ok(reply::json(200, &scale::read(&call.kind, &stored.value())))
 }

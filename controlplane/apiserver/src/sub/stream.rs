@@ -10,7 +10,7 @@ use hyper_util::rt::TokioIo;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Map, Value};
 
-use super::{kubelet, log_socket, parent};
+use super::{kubelet, log_options, log_socket, parent};
 use crate::{
     admit::Operation,
     call::Call,
@@ -28,16 +28,30 @@ const LONGEST_REFUSAL: usize = 64 << 10;
 const UPGRADE_HEADERS: &[&str] = &["connection", "upgrade", "x-stream-protocol-version"];
 
 pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Result<Reply> {
+    let is_log = verb_of(call) == "containerLogs";
+    if is_log {
+        log_options::check(&call.info.query, &call.resource.name)?;
+    }
     let pod = parent(call).await?;
+    let container = match call.resource.subresource.as_str() {
+        "portforward" => None,
+        _ => Some(container(&pod, call.info.query.get("container"), is_log)?),
+    };
     let node = pod["spec"]["nodeName"].as_str().filter(|node| !node.is_empty());
     let name = &call.resource.name;
     let node =
         node.ok_or_else(|| ApiError::bad_request(format!("pod {name} does not have a host assigned")))?;
-    if let Some(options) = options(call) {
-        call.state.admission.admit_subresource(call, Operation::Connect, options).await?;
-    }
-    let path = path(call, &pod)?;
-    let is_log = verb_of(call) == "containerLogs";
+    let requested = options(call);
+    let admitted = match requested.clone() {
+        Some(options) => {
+            Some(call.state.admission.admit_subresource(call, Operation::Connect, options).await?)
+        }
+        None => None,
+    };
+    let path = match &admitted {
+        Some(options) if admitted != requested => changed_path(call, &pod, options)?,
+        _ => path(call, container.as_deref()),
+    };
     // The API server itself sends the log over the WebSocket: the kubelet responds with plain text.
     let socket = if is_log { log_socket::Agreed::with(&call.headers)? } else { None };
     let mut request = Request::builder().method(method.clone()).uri(path).body(Full::default());
@@ -108,17 +122,51 @@ async fn refusal(answer: Response<Incoming>) -> ApiError {
     ApiError::of_node(code, &String::from_utf8_lossy(&said))
 }
 
-/// The kubelet's path for the subresource.
-fn path(call: &Call, pod: &Value) -> Result<String> {
-    let encode = |text: &str| utf8_percent_encode(text, SEGMENT).to_string();
-    let at = format!("{}/{}", encode(call.namespace()), encode(&call.resource.name));
-    let query = &call.info.query;
-    let verb = verb_of(call);
-    if verb == "portForward" {
-        return Ok(format!("/{verb}/{at}?{}", query.raw));
+/// The kubelet's path for the subresource. None for the container: of the pod.
+fn path(call: &Call, container: Option<&str>) -> String {
+    let raw = &call.info.query.raw;
+    match container {
+        None => format!("{}?{raw}", base(call)),
+        Some(container) => {
+            let query = as_the_kubelet_reads(raw);
+            format!("{}/{}?{query}", base(call), utf8_percent_encode(container, SEGMENT))
+        }
     }
-    let container = container(pod, query.get("container"), verb == "containerLogs")?;
-    Ok(format!("/{verb}/{at}/{}?{}", encode(&container), as_the_kubelet_reads(&query.raw)))
+}
+
+/// The kubelet's path for options that admission has changed.
+fn changed_path(call: &Call, pod: &Value, options: &Value) -> Result<String> {
+    let container = match verb_of(call) {
+        "portForward" => String::new(),
+        _ => {
+            let name = container(pod, options["container"].as_str().unwrap_or_default(), false)?;
+            format!("/{}", utf8_percent_encode(&name, SEGMENT))
+        }
+    };
+    Ok(format!("{}{container}?{}", base(call), query_of(options)))
+}
+
+/// The kubelet's path of the pod.
+fn base(call: &Call) -> String {
+    let encode = |text: &str| utf8_percent_encode(text, SEGMENT).to_string();
+    format!("/{}/{}/{}", verb_of(call), encode(call.namespace()), encode(&call.resource.name))
+}
+
+/// Options of exec, attach or portforward as the kubelet reads them.
+fn query_of(options: &Value) -> String {
+    let mut words = form_urlencoded::Serializer::new(String::new());
+    for (field, own) in [("stdin", "input"), ("stdout", "output"), ("stderr", "error"), ("tty", "tty")] {
+        if options[field] == true {
+            words.append_pair(own, "1");
+        }
+    }
+    for word in options["command"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+        words.append_pair("command", word);
+    }
+    for port in options["ports"].as_array().into_iter().flatten() {
+        words.append_pair("ports", &port.to_string());
+    }
+    words.finish()
 }
 
 /// The query for the kubelet: its parameters of streams have other names, and only `1` means true.
@@ -229,6 +277,8 @@ pub(crate) fn pass(answer: Response<Incoming>) -> Reply {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -236,6 +286,13 @@ mod tests {
         let asked = "command=a%20b&command=c&container=x&stdin=true&stdout=1&stderr=false&tty=true";
         assert_eq!(as_the_kubelet_reads(asked), "command=a+b&command=c&input=1&output=1&tty=1");
         assert_eq!(as_the_kubelet_reads("follow=true&container=x&tailLines=3"), "follow=true&tailLines=3");
+    }
+
+    #[test]
+    fn changed_options_reach_the_kubelet() {
+        let options = json!({"kind": "PodExecOptions", "stdin": true, "stdout": false, "tty": true, "command": ["a b", "c"]});
+        assert_eq!(query_of(&options), "input=1&tty=1&command=a+b&command=c");
+        assert_eq!(query_of(&json!({"ports": [80, 81]})), "ports=80&ports=81");
     }
 
     #[test]

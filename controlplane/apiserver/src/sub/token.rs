@@ -18,6 +18,7 @@ const LEAST_SECONDS: i64 = 600;
 const MOST_SECONDS: i64 = 1 << 32;
 
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
+    call.dry_run()?;
     let (request, warnings) = body_of(call)?;
     let account = parent(call).await?;
     let mut request = call.state.admission.admit_subresource(call, Operation::Create, request).await?;

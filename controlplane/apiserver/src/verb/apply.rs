@@ -69,7 +69,7 @@ fn merged(call: &Call, live: &Value, config: &Value) -> Result<Value> {
     body::check(parsed, &expected, FieldValidation::Ignore).map(|(object, _)| object)
 }
 
-/// Refuses fields that the schema of a custom resource does not declare, as the typed merge of upstream does.
+/// Refuses fields that the schema does not declare, as the typed merge of upstream does.
 fn declared(call: &Call, parsed: &Parsed, expected: &Expected<'_>) -> Result<()> {
     let Ok((_, notes)) = body::check(parsed.clone(), expected, FieldValidation::Warn) else { return Ok(()) };
     let fields = notes.iter().filter_map(|note| note.strip_prefix("unknown field \"")?.strip_suffix('"'));
@@ -78,11 +78,25 @@ fn declared(call: &Call, parsed: &Parsed, expected: &Expected<'_>) -> Result<()>
     if problems.is_empty() {
         return Ok(());
     }
-    let (kind, resource) = (&call.kind, &call.resource);
-    let object = format!("{}/{}; {}", resource.namespace, resource.name, kind.api_version());
+    let kind = &call.kind;
+    let slash = if kind.group.is_empty() { "/" } else { "" };
+    let (namespace, name) = (text(&parsed.value, "namespace"), text(&parsed.value, "name"));
+    let object = format!("{namespace}/{name}; {slash}{}", kind.api_version());
     let problems = problems.join("\n");
     let message = format!("failed to create typed patch object ({object}, Kind={}): {problems}", kind.kind);
     Err(ApiError::of_apply(message))
+}
+
+/// Refuses a configuration of another kind or version. Source: `versionCheckManager` of upstream.
+pub(crate) fn same_type(config: &Value, api_version: &str, kind: &str) -> Result<()> {
+    let text = |field: &str| config[field].as_str().unwrap_or_default();
+    let (given_version, given_kind) = (text("apiVersion"), text("kind"));
+    if (given_version, given_kind) == (api_version, kind) {
+        return Ok(());
+    }
+    let slash = if given_version.contains('/') { "" } else { "/" };
+    let message = format!("invalid object type: {slash}{given_version}, Kind={given_kind}");
+    Err(ApiError::bad_request(message))
 }
 
 /// The configuration of the body, whether it has a name, and warnings about unknown fields.
@@ -92,17 +106,9 @@ fn config(call: &Call) -> Result<(Value, bool, Vec<String>)> {
     if !parsed.value["metadata"]["managedFields"].is_null() {
         return Err(ApiError::bad_request("metadata.managedFields must be nil"));
     }
-    let api_version = call.kind.api_version();
-    let given = parsed.value["apiVersion"].as_str().unwrap_or_default();
-    if given != api_version {
-        return Err(ApiError::bad_request(format!(
-            "Incorrect version specified in apply patch. Specified patch version: {given}, expected: {api_version}"
-        )));
-    }
+    same_type(&parsed.value, call.kind.api_version(), &call.kind.kind)?;
     let expected = Expected::config(&call.kind);
-    if call.kind.patch_definition().is_none() {
-        declared(call, &parsed, &expected)?;
-    }
+    declared(call, &parsed, &expected)?;
     let validation = call.validation()?;
     let duplicate = match validation {
         _ if std::mem::take(&mut parsed.duplicates).is_empty() => None,

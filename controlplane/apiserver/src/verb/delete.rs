@@ -1,6 +1,9 @@
 //! DELETE of one object: at once, after a grace period, or when its finalizers are done.
 
-use coracle_kinds::{Resource, validate::Path};
+use coracle_kinds::{
+    Resource,
+    validate::{Causes, Path},
+};
 use coracle_store::Expect;
 use serde_json::{Value, json};
 
@@ -113,13 +116,19 @@ pub(crate) async fn one(call: &Call, name: &str, options: &Options) -> Result<Ou
             let current = convert::object(kind, current).await?;
             return Ok(Outcome::Marked(Stored::Committed(current)));
         }
+        // Kinds with a grace period show that it is over. Source: `CheckGracefulDelete` of the pod's strategy.
+        let last = || if kind.is("", "Pod") { new.clone() } else { old.clone() };
         if options.dry_run {
-            return Ok(if finished { Outcome::Removed(old) } else { Outcome::Marked(Stored::DryRun(new)) });
+            return Ok(if finished {
+                Outcome::Removed(last())
+            } else {
+                Outcome::Marked(Stored::DryRun(new))
+            });
         }
         let value = (!finished).then_some(&new);
         match write::commit(&call.state, kind, &current.key, Expect::Revision(current.revision), value).await
         {
-            Ok(None) => return Ok(Outcome::Removed(old)),
+            Ok(None) => return Ok(Outcome::Removed(last())),
             Ok(Some(object)) => return Ok(Outcome::Marked(Stored::Committed(object))),
             // Unless the client named a revision, the deletion is meant whatever the object looks like.
             Err(Failed::Conflict | Failed::Allocated) => {}
@@ -141,6 +150,9 @@ pub(crate) fn options(call: &Call) -> Result<Options> {
     let mut tree = json!({});
     if !call.body.is_empty() {
         let mut parsed = body::parse(call)?;
+        if parsed.value.is_null() {
+            parsed.value = json!({});
+        }
         // Clients write the version of the resource's own group here; it is the same type.
         if let Some(object) = parsed.value.as_object_mut() {
             let kind = object.get("kind").and_then(Value::as_str).unwrap_or_default();
@@ -188,29 +200,36 @@ pub(crate) fn options_from(call: &Call, tree: &Value) -> Result<Options> {
             }));
         }
     };
-    let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
+    let dry_run = &tree["dryRun"];
+    if dry_run.as_array().into_iter().flatten().any(|value| value != "All") {
+        let mut causes = Causes::default();
+        causes.unsupported(&Path::root("dryRun"), dry_run, &["All"]);
+        return Err(ApiError::invalid_parameters(("DeleteOptions", "meta.k8s.io"), &causes.into_list()));
+    }
+    let text = |value: &Value| value.as_str().map(str::to_owned);
     Ok(Options {
         grace: tree["gracePeriodSeconds"].as_i64().or_else(|| query.get("gracePeriodSeconds").parse().ok()),
         propagation,
         uid: text(&tree["preconditions"]["uid"]),
         revision: text(&tree["preconditions"]["resourceVersion"]),
-        dry_run: call.dry_run()? || tree["dryRun"].as_array().is_some_and(|list| !list.is_empty()),
+        dry_run: call.dry_run()? || dry_run.as_array().is_some_and(|list| !list.is_empty()),
     })
 }
 
 fn check(kind: &Resource, old: &Value, options: &Options) -> Result<()> {
     let name = text(old, "name");
-    for (what, wanted, found) in [
-        ("UID", &options.uid, text(old, "uid")),
-        ("ResourceVersion", &options.revision, text(old, "resourceVersion")),
+    for (what, wanted, found, hint) in [
+        ("UID", &options.uid, text(old, "uid"), "deleted and then recreated"),
+        ("ResourceVersion", &options.revision, text(old, "resourceVersion"), "modified"),
     ] {
         if let Some(wanted) = wanted
             && wanted != found
         {
             let why = format!(
-                "Precondition failed: {what} in precondition: {wanted}, {what} in object meta: {found}"
+                "the {what} in the precondition ({wanted}) does not match the {what} in record ({found}). The object \
+                 might have been {hint}"
             );
-            return Err(ApiError::conflict(kind, name, why));
+            return Err(ApiError::precondition(kind, name, &why));
         }
     }
     Ok(())

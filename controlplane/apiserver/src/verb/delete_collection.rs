@@ -17,7 +17,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let mut scope = list::scope(call)?;
     let fields = version_fields::take(&call.kind, &mut scope);
     let options = delete::options(call)?;
-    let mut objects: Vec<_> = call.state.cache.of(&call.kind)?.lock().under(&scope.prefix).cloned().collect();
+    let mut objects = list::chosen(call, &scope)?;
     if let Some(fields) = fields {
         objects = version_fields::select(&call.kind, &fields, objects).await?;
     }

@@ -5,11 +5,19 @@ use crate::{
     convert,
     error::{ApiError, Result},
     reply::{self, Reply},
+    verb::list,
     write::Stored,
 };
 
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let name = &call.resource.name;
+    if let Some(asked) = list::revision(call.info.query.get("resourceVersion"))? {
+        let cache = &call.state.cache;
+        let newest = cache.revision().max(cache.of(&call.kind)?.lock().newest());
+        if asked > newest {
+            return Err(ApiError::future_revision(asked, newest));
+        }
+    }
     let object = call.state.cache.get(&call.kind, call.namespace(), name);
     let object = object.ok_or_else(|| ApiError::not_found(&call.kind, name))?;
     let object = convert::object(&call.kind, object).await?;

@@ -6,7 +6,6 @@ use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use coracle_kinds::{
     Resource,
     selector::{FieldSelector, LabelSelector},
-    validate::Path,
 };
 use serde_json::json;
 
@@ -16,7 +15,7 @@ use crate::{
     convert,
     error::{ApiError, Result},
     reply::{self, Reply},
-    verb::version_fields,
+    verb::{list_options, version_fields},
 };
 
 /// Lifetime in seconds of the tokens of pages: upstream compacts its history at this interval.
@@ -36,6 +35,7 @@ struct Continue {
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let mut scope = scope(call)?;
     let fields = version_fields::take(&call.kind, &mut scope);
+    list_options::check(call, false)?;
     let earlier = token(call)?;
     let issued = earlier.as_ref().filter(|token| token.rv != 0).map_or_else(now, |token| token.issued);
     let (mut objects, revision) = snapshot(call, &scope, earlier)?;
@@ -90,6 +90,12 @@ pub(crate) fn scope_of(call: &Call, kind: &Resource) -> Result<Scope> {
     Ok(Scope { prefix: prefix_of(kind, call.namespace()), labels, fields })
 }
 
+/// The objects of the scope that the options of the request choose, without pages.
+pub(crate) fn chosen(call: &Call, scope: &Scope) -> Result<Vec<Arc<Object>>> {
+    list_options::check(call, false)?;
+    snapshot(call, scope, token(call)?).map(|(objects, _)| objects)
+}
+
 /// The objects of the scope's prefix, from the page's start on, and the revision they are of.
 fn snapshot(call: &Call, scope: &Scope, earlier: Option<Continue>) -> Result<(Vec<Arc<Object>>, u64)> {
     let query = &call.info.query;
@@ -109,23 +115,12 @@ fn snapshot(call: &Call, scope: &Scope, earlier: Option<Continue>) -> Result<(Ve
         let rest = found.into_iter().filter(|object| *object.key >= *token.start);
         return Ok((rest.collect(), revision));
     }
-    match (revision(query.get("resourceVersion"))?, query.get("resourceVersionMatch")) {
-        (None, "") => {}
-        (None, _) => {
-            return Err(call.invalid_parameter(|causes| {
-                let detail = "resourceVersionMatch is forbidden unless resourceVersion is provided";
-                causes.forbidden(&Path::root("resourceVersionMatch"), detail);
-            }));
+    match revision(query.get("resourceVersion"))? {
+        Some(asked) if asked > newest => return Err(ApiError::future_revision(asked, newest)),
+        Some(asked) if query.get("resourceVersionMatch") == "Exact" => {
+            return Ok((objects.under_at(&scope.prefix, asked)?, asked));
         }
-        (Some(asked), _) if asked > newest => return Err(ApiError::future_revision(asked, newest)),
-        (Some(asked), "Exact") => return Ok((objects.under_at(&scope.prefix, asked)?, asked)),
-        (Some(_), "" | "NotOlderThan") => {}
-        (Some(_), other) => {
-            return Err(call.invalid_parameter(|causes| {
-                let known = &["Exact", "NotOlderThan", ""];
-                causes.unsupported(&Path::root("resourceVersionMatch"), &other.into(), known);
-            }));
-        }
+        _ => {}
     }
     // One name: no need to look at the others.
     let found = match scope.fields.exact_name() {
@@ -156,10 +151,15 @@ pub(crate) fn revision(text: &str) -> Result<Option<u64>> {
 
 /// The token of the query.
 fn token(call: &Call) -> Result<Option<Continue>> {
-    match call.info.query.get("continue") {
-        "" => Ok(None),
-        text => Continue::decode(text).map(Some),
+    let query = &call.info.query;
+    let token = match query.get("continue") {
+        "" => return Ok(None),
+        text => Continue::decode(text)?,
+    };
+    if !matches!(query.get("resourceVersion"), "" | "0") {
+        return Err(ApiError::bad_request("specifying resource version is not allowed when using continue"));
     }
+    Ok(Some(token))
 }
 
 /// The current time in seconds since 1970.
@@ -171,9 +171,11 @@ fn now() -> u64 {
 
 impl Continue {
     fn decode(text: &str) -> Result<Self> {
-        let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).unwrap_or_default();
-        serde_json::from_slice(&bytes)
-            .map_err(|_malformed| ApiError::bad_request("continue key is not valid"))
+        let wrong = |why: String| {
+            ApiError::bad_request(format!("invalid continue token: continue key is not valid: {why}"))
+        };
+        let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).map_err(|error| wrong(error.to_string()))?;
+        serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))
     }
 
     fn encode(&self) -> Result<String> {

@@ -2,10 +2,10 @@
 
 use coracle_kinds::{
     patch::{self, PatchError},
-    schema::{self, Parsed},
+    schema::{self, FieldValidation, Parsed, SchemaError},
     validate::{Causes, Path},
 };
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::{
     body::{self, Expected},
@@ -19,8 +19,10 @@ use crate::{
     write::{self, Part},
 };
 
-/// Text in each error of strict decoding.
-const STRICT: &str = "strict decoding error";
+/// The fields of an operation of a JSON patch.
+const OPERATION_FIELDS: [&str; 4] = ["op", "path", "from", "value"];
+/// Maximum warnings about the operations of one patch.
+const MAX_NOTES: usize = 100;
 
 /// A patch that was read, ready for any object.
 pub(crate) enum Patch {
@@ -38,6 +40,7 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     let mut warnings = Vec::new();
     let expected = Expected::of(&call.kind);
     let validation = call.validation()?;
+    let notes = patch.notes(validation)?;
     let is_heavy = matches!(patch, Patch::Json(_)) || call.body.len() > LARGE;
     let apply = |old: &Value| {
         let patched = patch.apply(call.kind.patch_definition(), old)?;
@@ -45,7 +48,7 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
         same_identity(call, old, &patched)?;
         let parsed = Parsed { value: patched, duplicates: Vec::new(), keys: Vec::new() };
         body::check(parsed, &expected, validation).map_err(|error| match error.code {
-            400 if !error.message.contains(STRICT) => ApiError::invalid_patch(&error.message),
+            400 => ApiError::invalid_patch(&error.message),
             _ => error,
         })
     };
@@ -56,7 +59,7 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     })
     .await?;
     let reply = reply::object(200, call.form()?, &call.kind, &stored);
-    Ok(reply::warned(reply, &warnings))
+    Ok(reply::warned(reply, &[notes, warnings].concat()))
 }
 
 /// Reads the body as the patch that its content type names.
@@ -64,7 +67,13 @@ pub(crate) fn read(call: &Call) -> Result<Patch> {
     let body_type = media::body_type(&call.headers)?;
     let tree = || {
         let parsed = offload::run(call.body.len() > LARGE, || schema::parse_json(&call.body));
-        parsed.map(|parsed| parsed.value).map_err(|error| ApiError::bad_request(error.to_string()))
+        parsed.map(|parsed| parsed.value).map_err(|error| {
+            let why = match error {
+                SchemaError::Syntax(why) => why,
+                other => other.to_string(),
+            };
+            ApiError::bad_request(format!("error decoding patch: {why}"))
+        })
     };
     match body_type {
         BodyType::JsonPatch => Ok(Patch::Json(tree()?)),
@@ -81,6 +90,24 @@ pub(crate) fn read(call: &Call) -> Result<Patch> {
 }
 
 impl Patch {
+    /// Warnings about fields of operations that JSON patch does not have. Strict validation refuses them.
+    pub(crate) fn notes(&self, validation: FieldValidation) -> Result<Vec<String>> {
+        let Self::Json(Value::Array(operations)) = self else { return Ok(Vec::new()) };
+        if validation == FieldValidation::Ignore {
+            return Ok(Vec::new());
+        }
+        let fields = operations.iter().zip(0..).flat_map(|(operation, index)| {
+            let names = operation.as_object().into_iter().flat_map(Map::keys);
+            let unknown = names.filter(|name| !OPERATION_FIELDS.contains(&name.as_str()));
+            unknown.map(move |name| format!("json patch unknown field \"[{index}].{name}\""))
+        });
+        let notes: Vec<String> = fields.take(MAX_NOTES).collect();
+        if validation == FieldValidation::Strict && !notes.is_empty() {
+            return Err(ApiError::invalid_patch(&format!("strict decoding error: {}", notes.join(", "))));
+        }
+        Ok(notes)
+    }
+
     /// Applies the patch. Without a definition a strategic merge patch is refused.
     pub(crate) fn apply(&self, definition: Option<&str>, old: &Value) -> Result<Value> {
         let patched = match self {
@@ -107,6 +134,9 @@ impl Patch {
 fn same_identity(call: &Call, old: &Value, new: &Value) -> Result<()> {
     let (before, after) = (&old["metadata"], &new["metadata"]);
     let name = |object: &Value| object["name"].as_str().unwrap_or_default().to_owned();
+    if name(after).is_empty() {
+        return Err(ApiError::no_name(&name(before)));
+    }
     if before["name"] != after["name"] {
         return Err(ApiError::bad_request(format!(
             "the name of the object ({}) does not match the name on the URL ({})",
@@ -116,7 +146,7 @@ fn same_identity(call: &Call, old: &Value, new: &Value) -> Result<()> {
     }
     if before["namespace"] != after["namespace"] {
         return Err(ApiError::bad_request(
-            "the namespace of the object does not match the namespace on the request",
+            "the namespace of the provided object does not match the namespace sent on the request",
         ));
     }
     let uid = &after["uid"];

@@ -48,7 +48,8 @@ fn require_revision(call: &Call, revision: &Value) -> Result<()> {
     Err(error)
 }
 
-fn same_name(object: &Value, name: &str) -> Result<()> {
+/// Refuses an object without a name, or with another one than the path.
+pub(crate) fn same_name(object: &Value, name: &str) -> Result<()> {
     match write::text(object, "name") {
         "" => Err(ApiError::no_name(name)),
         found if found == name => Ok(()),

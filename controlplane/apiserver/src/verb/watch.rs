@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use coracle_kinds::{Resource, table, validate::Path};
+use coracle_kinds::{Resource, table};
 use futures::{Stream, StreamExt as _, stream};
 use http::{HeaderValue, Response, header};
 use http_body::Frame;
@@ -19,7 +19,7 @@ use crate::{
     error::{ApiError, Result},
     media::Form,
     reply::{Reply, full, status_text},
-    verb::{list, version_fields, version_fields::Transitions},
+    verb::{list, list_options, version_fields, version_fields::Transitions},
 };
 
 /// Without `timeoutSeconds` a watch ends after half an hour to an hour, so that clients spread.
@@ -46,11 +46,6 @@ enum Start {
 
 pub(crate) fn run(call: &Call) -> Result<Reply> {
     let mut scope = list::scope(call)?;
-    if !call.resource.name.is_empty() {
-        let text = format!("metadata.name={}", call.resource.name);
-        scope.fields = coracle_kinds::selector::FieldSelector::parse(&call.kind, &text)
-            .map_err(|error| ApiError::bad_request(error.to_string()))?;
-    }
     let fields = version_fields::take(&call.kind, &mut scope);
     let mut transitions = fields.map(Transitions::new);
     let start = start(call)?;
@@ -111,22 +106,11 @@ fn ended_by(error: &ApiError) -> Reply {
 }
 
 fn start(call: &Call) -> Result<Start> {
+    list_options::check(call, true)?;
     let query = &call.info.query;
-    let forbidden = |why: &str| {
-        call.invalid_parameter(|causes| causes.forbidden(&Path::root("resourceVersionMatch"), why))
-    };
     let revision = list::revision(query.get("resourceVersion"))?;
-    let rule = query.get("resourceVersionMatch");
     if query.flag("sendInitialEvents") {
-        if rule != "NotOlderThan" {
-            return Err(forbidden("sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"));
-        }
         return Ok(Start::Now { end_marker: query.flag("allowWatchBookmarks") });
-    }
-    if !rule.is_empty() && !query.has("sendInitialEvents") {
-        return Err(forbidden(
-            "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
-        ));
     }
     let skip_initial = query.has("sendInitialEvents");
     Ok(match revision {

@@ -36,5 +36,6 @@ pub(crate) fn autoscaler(object: &mut Value) {
 
 fn rules(rules: &mut Map<String, Value>, policies: Value) {
     fill_absent(rules, "selectPolicy", "Max");
-    fill(rules, "policies", policies);
+    // An empty list is kept, for validation to refuse, as upstream does.
+    fill_absent(rules, "policies", policies);
 }

@@ -13,6 +13,9 @@ pub(crate) fn service(object: &mut Value) {
         spec.get(name).and_then(Value::as_str).unwrap_or_default().to_owned()
     };
     let kind = text(spec, "type");
+    if text(spec, "sessionAffinity") == "None" {
+        spec.remove("sessionAffinityConfig");
+    }
     if text(spec, "sessionAffinity") == "ClientIP" {
         let config = child_of(spec, "sessionAffinityConfig").and_then(|config| child_of(config, "clientIP"));
         if let Some(client) = config {

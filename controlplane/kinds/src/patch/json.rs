@@ -4,7 +4,7 @@
 //! too: `move` can nest an object deeper than a recursive encoder can handle, and inserting at the front of a long list
 //! moves all its elements.
 
-use json_patch::PatchOperation;
+use json_patch::{AddOperation, PatchOperation};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -41,18 +41,47 @@ pub(super) fn apply(object: &Value, patch: &Value) -> Result<Value, PatchError> 
             "Request entity too large: The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {count}"
         )));
     }
-    let patch = json_patch::Patch::deserialize(patch)
-        .map_err(|error| PatchError::Malformed(format!("error decoding patch: {error}")))?;
+    let operations = match patch {
+        // Upstream decodes null as no operations.
+        Value::Null => &[],
+        Value::Array(operations) if operations.iter().all(Value::is_object) => operations.as_slice(),
+        _ => {
+            let message = "error decoding patch: a JSON patch must be a list of operations".to_owned();
+            return Err(PatchError::Malformed(message));
+        }
+    };
     let mut object = object.clone();
     let mut used = Used::default();
-    for (index, operation) in patch.0.iter().enumerate() {
-        used.count(&object, operation)?;
-        json_patch::patch_unsafe(&mut object, std::slice::from_ref(operation)).map_err(|error| {
+    for (index, operation) in operations.iter().enumerate() {
+        let operation = PatchOperation::deserialize(operation)
+            .map_err(|error| PatchError::Unprocessable(format!("operation '/{index}': {error}")))?;
+        let Some(operation) = lenient(&object, operation) else { continue };
+        used.count(&object, &operation)?;
+        json_patch::patch_unsafe(&mut object, std::slice::from_ref(&operation)).map_err(|error| {
             let cause = error.to_string().replacen("operation '/0'", &format!("operation '/{index}'"), 1);
             PatchError::Unprocessable(cause)
         })?;
     }
     Ok(object)
+}
+
+/// The operation for an absent field of a present map, which upstream reads as null: `replace` adds the field, `test`
+/// finds null, `copy` copies null. None if there is nothing to do. Source: `partialDoc.get` of `evanphx/json-patch`.
+fn lenient(object: &Value, operation: PatchOperation) -> Option<PatchOperation> {
+    let is_missing = |path: &str| {
+        let parent = path.rsplit_once('/').and_then(|(parent, _)| object.pointer(parent));
+        parent.is_some_and(Value::is_object) && object.pointer(path).is_none()
+    };
+    match operation {
+        PatchOperation::Replace(replace) if is_missing(replace.path.as_str()) => {
+            Some(PatchOperation::Add(AddOperation { path: replace.path, value: replace.value }))
+        }
+        PatchOperation::Test(test) if test.value.is_null() && is_missing(test.path.as_str()) => None,
+        PatchOperation::Copy(copy) if is_missing(copy.from.as_str()) => {
+            Some(PatchOperation::Add(AddOperation { path: copy.path, value: Value::Null }))
+        }
+        other => Some(other),
+    }
 }
 
 // === impl Used ===

@@ -173,8 +173,35 @@ fn json_and_merge_patches_follow_their_standards() {
     let failing = json!([{"op": "test", "path": "/a/b", "value": 9}]);
     assert!(matches!(json(&original, &failing), Err(PatchError::Unprocessable(_))));
     assert!(matches!(json(&original, &json!({"op": "test"})), Err(PatchError::Malformed(_))));
+    for wrong in
+        [json!({"op": "nope", "path": "/a"}), json!({"path": "/a"}), json!({"op": "remove", "path": "a"})]
+    {
+        assert!(matches!(json(&original, &json!([wrong])), Err(PatchError::Unprocessable(_))), "{wrong}");
+    }
+    assert_eq!(json(&original, &Value::Null), Ok(original.clone()));
     assert_eq!(merge(&original, &json!({"a": {"b": null, "d": 3}})), Ok(json!({"a": {"d": 3}, "c": [1, 2]})));
     assert!(matches!(merge(&original, &json!([])), Err(PatchError::Malformed(_))));
+}
+
+#[test]
+fn an_absent_field_is_null_for_json_patches_as_upstream() {
+    let original = json!({"a": {"b": 1}, "c": [1]});
+    let patched = |patch: Value| json(&original, &json!([patch]));
+    let replaced = json!({"a": {"b": 1, "x/y": 2}, "c": [1]});
+    assert_eq!(patched(json!({"op": "replace", "path": "/a/x~1y", "value": 2})), Ok(replaced));
+    assert_eq!(patched(json!({"op": "test", "path": "/a/x", "value": null})), Ok(original.clone()));
+    let copied = json!({"a": {"b": 1, "y": null}, "c": [1]});
+    assert_eq!(patched(json!({"op": "copy", "from": "/a/x", "path": "/a/y"})), Ok(copied));
+    for refused in [
+        json!({"op": "test", "path": "/a/x", "value": 1}),
+        json!({"op": "test", "path": "/x/y", "value": null}),
+        json!({"op": "replace", "path": "/x/y", "value": 1}),
+        json!({"op": "replace", "path": "/c/1", "value": 1}),
+        json!({"op": "remove", "path": "/a/x"}),
+        json!({"op": "move", "from": "/a/x", "path": "/a/y"}),
+    ] {
+        assert!(matches!(patched(refused.clone()), Err(PatchError::Unprocessable(_))), "{refused}");
+    }
 }
 
 #[test]

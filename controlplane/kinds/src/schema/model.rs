@@ -8,6 +8,8 @@ use std::sync::LazyLock;
 use serde::Deserialize;
 
 static DEFINITIONS: &[u8] = include_bytes!("../../schema/definitions.json.deflate");
+/// Lists for which empty and absent differ: absent ones have a default, and empty ones are invalid.
+const REFUSED_IF_EMPTY: &[(&str, &str)] = &[("io.k8s.api.autoscaling.v2.HPAScalingRules", "policies")];
 static PRESENCE: &[u8] = include_bytes!("../../schema/presence.json.deflate");
 static TYPES: &[u8] = include_bytes!("../../schema/types.json.deflate");
 static SCHEMAS: LazyLock<Schemas> = LazyLock::new(Schemas::load);
@@ -166,6 +168,7 @@ impl Schemas {
             .filter_map(|name| {
                 let mut definition = Definition::new(name, file.definitions.get(*name)?, &ids);
                 definition.set_presence(presence.get(name).copied().unwrap_or_default());
+                definition.keep_empty_lists();
                 if let Some(types) = types.get(name) {
                     definition.set_types(types);
                 }
@@ -243,6 +246,14 @@ impl Definition {
             .zip(&self.properties)
             .filter_map(|(index, property)| (property.presence == Presence::Zero).then_some(index));
         self.always = always.collect();
+    }
+
+    /// Keeps empty lists that validation refuses: Go decodes them, and omits them only when it encodes.
+    fn keep_empty_lists(&mut self) {
+        let Some((_, field)) = REFUSED_IF_EMPTY.iter().find(|(name, _)| *name == &*self.name) else { return };
+        for property in self.properties.iter_mut().filter(|property| &*property.name == *field) {
+            property.presence = Presence::Present;
+        }
     }
 
     /// Sets the Go types of fields: each is a type, a space, and the path of the embedded structs.

@@ -75,13 +75,35 @@ pub(crate) fn service_cidr(object: &Value, now: Timestamp) -> Vec<Value> {
     vec![name(object), all.join(",").into(), created(object, now)]
 }
 
-pub(crate) const IP_ADDRESS: &[Column] =
-    &[NAME, string("ParentRef", "The object that has the address."), AGE];
+pub(crate) const IP_ADDRESS: &[Column] = &[NAME, string("ParentRef", "The object that has the address.")];
 
-pub(crate) fn ip_address(object: &Value, now: Timestamp) -> Vec<Value> {
-    let parent = &object["spec"]["parentRef"];
-    let fields = ["group", "resource", "namespace", "name"].iter();
-    let parts: Vec<&str> =
-        fields.filter_map(|field| parent[*field].as_str()).filter(|part| !part.is_empty()).collect();
-    vec![name(object), parts.join("/").into(), created(object, now)]
+pub(crate) fn ip_address(object: &Value, _now: Timestamp) -> Vec<Value> {
+    vec![name(object), parent(&object["spec"]["parentRef"]).into()]
+}
+
+/// A reference as `resource.group/namespace/name`.
+fn parent(reference: &Value) -> String {
+    let text = |field: &str| reference[field].as_str().filter(|text| !text.is_empty());
+    if reference.is_null() {
+        return "<none>".to_owned();
+    }
+    let resource: Vec<&str> = [text("resource"), text("group")].into_iter().flatten().collect();
+    let parts = [Some(resource.join(".").to_lowercase()), text("namespace").map(str::to_owned)];
+    let name = text("name").unwrap_or_default().to_owned();
+    parts.into_iter().flatten().chain([name]).collect::<Vec<_>>().join("/")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_address_shows_its_parent() {
+        let service = json!({"resource": "services", "namespace": "n", "name": "s"});
+        assert_eq!(parent(&service), "services/n/s");
+        assert_eq!(parent(&json!({"group": "x.io", "resource": "Gates", "name": "g"})), "gates.x.io/g");
+        assert_eq!(parent(&Value::Null), "<none>");
+    }
 }

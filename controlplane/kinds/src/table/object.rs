@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{AGE, Column, NAME, created, integer, length, name, string};
+use super::{AGE, Column, NAME, created, length, name, string};
 
 pub(crate) const NAMESPACE: &[Column] = &[NAME, string("Status", "Whether the namespace is in use."), AGE];
 
@@ -26,11 +26,10 @@ pub(crate) fn secret(object: &Value, now: Timestamp) -> Vec<Value> {
     vec![name(object), object["type"].clone(), length(&object["data"]), created(object, now)]
 }
 
-pub(crate) const SERVICE_ACCOUNT: &[Column] =
-    &[NAME, integer("Secrets", "Number of secrets that pods may use."), AGE];
+pub(crate) const SERVICE_ACCOUNT: &[Column] = &[NAME, AGE];
 
 pub(crate) fn service_account(object: &Value, now: Timestamp) -> Vec<Value> {
-    vec![name(object), length(&object["secrets"]), created(object, now)]
+    vec![name(object), created(object, now)]
 }
 
 pub(crate) const LEASE: &[Column] = &[NAME, string("Holder", "Who holds the lease."), AGE];

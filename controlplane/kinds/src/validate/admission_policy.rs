@@ -14,7 +14,7 @@ const MAX_ANNOTATION_EXPRESSION: usize = 5 * 1024;
 const REASONS: &[&str] = &["Forbidden", "Invalid", "RequestEntityTooLarge"];
 const ACTIONS: &[&str] = &["Audit", "Deny", "Warn"];
 /// Operations that a mutating policy may name.
-const MUTABLE: &[&str] = &["CREATE", "UPDATE"];
+const MUTABLE: &[&str] = &["*", "CONNECT", "CREATE", "UPDATE"];
 
 /// Validates a ValidatingAdmissionPolicy.
 pub(crate) fn validating(causes: &mut Causes, object: &Value, old: Option<&Value>) {

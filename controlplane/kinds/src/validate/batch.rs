@@ -151,8 +151,9 @@ fn job_spec(causes: &mut Causes, path: &Path, spec: &Value) {
                 let modes = &["NonIndexed", "Indexed"];
                 causes.unsupported(&path.field("completionMode"), &spec["completionMode"], modes);
             }
+            let is_known = mode.is_none_or(|mode| mode == "NonIndexed");
             for name in ["backoffLimitPerIndex", "maxFailedIndexes", "successPolicy"] {
-                if !spec[name].is_null() {
+                if !spec[name].is_null() && (is_known || name == "successPolicy") {
                     causes.invalid(&path.field(name), &spec[name], "requires indexed completion mode");
                 }
             }

@@ -20,17 +20,26 @@ pub(super) fn create(causes: &mut Causes, kind: &Resource, object: &Value) {
     finalizers(causes, kind, &path.field("finalizers"), &metadata["finalizers"]);
 }
 
-/// Checks finalizers. Those of built-in kinds have a domain, except the standard ones.
+/// The message about a finalizer without a domain that is no standard one.
+pub(super) const PLAIN_FINALIZER: &str =
+    "name is neither a standard finalizer name nor is it fully qualified";
+
+/// Whether a finalizer has no domain and is no standard one.
+pub(super) fn is_plain_finalizer(name: &str) -> bool {
+    !name.contains('/') && !["kubernetes", "foregroundDeletion", "orphan"].contains(&name)
+}
+
+/// Checks finalizers. Those of built-in kinds have a domain, except the standard ones. Upstream has no such rule for
+/// webhooks and admission policies.
 fn finalizers(causes: &mut Causes, kind: &Resource, path: &Path, list: &Value) {
-    const STANDARD: [&str; 3] = ["kubernetes", "foregroundDeletion", "orphan"];
+    let has_rule = kind.is_built_in && kind.group != "admissionregistration.k8s.io";
     for (index, finalizer) in items(list) {
         let name = text(finalizer);
         let problems = format::qualified_name(name);
-        let is_plain = problems.is_empty() && !name.contains('/') && !STANDARD.contains(&name);
+        let is_plain = problems.is_empty() && is_plain_finalizer(name);
         causes.format(path, name, problems);
-        if is_plain && kind.is_built_in {
-            let detail = "name is neither a standard finalizer name nor is it fully qualified";
-            causes.invalid(&path.index(index), finalizer, detail);
+        if is_plain && has_rule {
+            causes.invalid(&path.index(index), finalizer, PLAIN_FINALIZER);
         }
     }
 }

@@ -2,13 +2,18 @@
 
 use serde_json::Value;
 
-use super::{Causes, Path, format, items, text};
+use super::{Causes, Path, format, items, meta, text};
 
 pub(crate) fn namespace(causes: &mut Causes, object: &Value, _old: Option<&Value>) {
     let path = Path::root("spec").field("finalizers");
-    for (index, finalizer) in items(&object["spec"]["finalizers"]) {
+    for (_, finalizer) in items(&object["spec"]["finalizers"]) {
         let name = text(finalizer);
-        causes.format(&path.index(index), name, format::qualified_name(name));
+        let problems = format::qualified_name(name);
+        let is_plain = problems.is_empty() && meta::is_plain_finalizer(name);
+        causes.format(&path, name, problems);
+        if is_plain {
+            causes.invalid(&path, finalizer, meta::PLAIN_FINALIZER);
+        }
     }
 }
 

@@ -108,7 +108,7 @@ fn limit_item(causes: &mut Causes, path: &Path, limit: &Value) {
             if matches!(kind, "Pod" | "Container") {
                 resources::container_name(causes, &here, name);
             } else {
-                causes.format(&here, name, format::qualified_name(name));
+                resources::standard_name(causes, &here, name);
             }
             if !names.contains(&name) {
                 names.push(name);
@@ -122,6 +122,9 @@ fn limit_item(causes: &mut Causes, path: &Path, limit: &Value) {
     }
     for name in names {
         amounts(causes, path, limit, name);
+        if kind != "Pod" {
+            same_defaults(causes, path, limit, name);
+        }
     }
 }
 
@@ -162,5 +165,31 @@ fn amounts(causes: &mut Causes, path: &Path, limit: &Value, name: &str) {
     let here = path.field("maxLimitRequestRatio").key(name);
     if Quantity::parse("1").is_ok_and(|one| ratio < one) {
         causes.invalid(&here, &limit["maxLimitRequestRatio"][name], &format!("ratio {ratio} is less than 1"));
+    }
+    if let (Some(min), Some(max)) = (amount("min"), amount("max"))
+        && let Some(most) = exceeded(ratio, min, max)
+    {
+        let detail = format!("ratio {ratio} is greater than max/min = {most}");
+        causes.invalid(&here, &limit["maxLimitRequestRatio"][name], &detail);
+    }
+}
+
+/// The quotient of maximum and minimum with six digits, if the ratio is greater.
+fn exceeded(ratio: Quantity, min: Quantity, max: Quantity) -> Option<String> {
+    let [ratio, min, max] = [ratio, min, max].map(Quantity::thousandths);
+    if min <= 0 || max < 0 || ratio.saturating_mul(min) <= max.saturating_mul(1000) {
+        return None;
+    }
+    let most = max.saturating_mul(1_000_000).saturating_add(min / 2) / min;
+    Some(format!("{}.{:06}", most / 1_000_000, most % 1_000_000))
+}
+
+/// Checks that request and limit of a resource that cannot be overcommitted are the same.
+fn same_defaults(causes: &mut Causes, path: &Path, limit: &Value, name: &str) {
+    let amount = |list: &str| Quantity::parse(limit[list][name].as_str()?).ok();
+    let (Some(own), Some(request)) = (amount("default"), amount("defaultRequest")) else { return };
+    if own != request && resources::is_exact(name) {
+        let detail = format!("default value {own} must equal to defaultRequest value {request} in {name}");
+        causes.invalid(&path.field("defaultRequest").key(name), &limit["defaultRequest"][name], &detail);
     }
 }

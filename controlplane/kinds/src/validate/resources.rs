@@ -91,7 +91,7 @@ fn requirements(causes: &mut Causes, path: &Path, resources: &Value, rule: fn(&m
 }
 
 /// Whether a request must equal its limit. Source: `IsOvercommitAllowed`.
-fn is_exact(name: &str) -> bool {
+pub(super) fn is_exact(name: &str) -> bool {
     let is_native = !name.contains('/') || name.contains("kubernetes.io/");
     !is_native || pod_level::is_huge_pages(name)
 }
@@ -127,7 +127,7 @@ fn resource_name(causes: &mut Causes, path: &Path, name: &str) {
 }
 
 /// Checks a resource name by the general rule. Source: `validateResourceName`.
-fn standard_name(causes: &mut Causes, path: &Path, name: &str) {
+pub(super) fn standard_name(causes: &mut Causes, path: &Path, name: &str) {
     let problems = format::qualified_name(name);
     let good = problems.is_empty();
     causes.format(path, name, problems);

@@ -52,6 +52,10 @@ pub(crate) fn service(causes: &mut Causes, object: &Value, old: Option<&Value>) 
     }
     ports(causes, &path.field("ports"), spec);
     traffic(causes, &path, spec);
+    if !spec["allocateLoadBalancerNodePorts"].is_null() && spec["type"] != "LoadBalancer" {
+        let here = path.field("allocateLoadBalancerNodePorts");
+        causes.forbidden(&here, "may only be used when `type` is 'LoadBalancer'");
+    }
     balancer_class(causes, &path.field("loadBalancerClass"), spec, old.map(|old| &old["spec"]));
     health_check_port(causes, &path.field("healthCheckNodePort"), spec, old.map(|old| &old["spec"]));
     if let Some(old) = old {
@@ -229,7 +233,11 @@ pub(crate) fn endpoints(causes: &mut Causes, object: &Value, _old: Option<&Value
                 endpoint_address(causes, &here, address);
                 if !is_api_server(object) {
                     let ip = text(&address["ip"]);
-                    causes.format(&here.field("ip"), ip, format::endpoint_ip(ip));
+                    let problems = match ip.parse::<std::net::IpAddr>() {
+                        Ok(_) => format::endpoint_ip(ip),
+                        Err(_) => vec!["must be a valid IP address".to_owned()],
+                    };
+                    causes.format(&here.field("ip"), ip, problems);
                 }
             }
         }

@@ -1,5 +1,7 @@
 //! Stateful sets.
 
+use std::collections::HashSet;
+
 use serde_json::{Value, json};
 
 use super::workload::{int_or_percent, is_label_selector, is_zero, percent, selected_template, template_of};
@@ -38,8 +40,6 @@ pub(crate) fn stateful_set(causes: &mut Causes, object: &Value, old: Option<&Val
     if old.is_none() {
         for (index, claim) in items(&spec["volumeClaimTemplates"]) {
             let here = path.field("volumeClaimTemplates").index(index);
-            let name = text(&claim["metadata"]["name"]);
-            causes.format(&here.field("metadata").field("name"), name, format::dns1123_subdomain(name));
             storage::claim_spec(causes, &here.field("spec"), &claim["spec"]);
         }
         let service = text(&spec["serviceName"]);
@@ -129,8 +129,15 @@ fn with_claims(spec: &Value) -> Value {
     let Some(pod) = template["spec"].as_object_mut() else { return template };
     pod.remove("hostname");
     pod.remove("subdomain");
-    let claims: Vec<&Value> =
-        items(&spec["volumeClaimTemplates"]).map(|(_, claim)| &claim["metadata"]["name"]).collect();
+    // Upstream has a map of them: templates of one name are one volume.
+    let mut claims: Vec<&Value> = Vec::new();
+    let mut seen = HashSet::new();
+    for (_, claim) in items(&spec["volumeClaimTemplates"]) {
+        let name = &claim["metadata"]["name"];
+        if seen.insert(text(name)) {
+            claims.push(name);
+        }
+    }
     if claims.is_empty() {
         return template;
     }

@@ -195,6 +195,7 @@ fn strategy(causes: &mut Causes, path: &Path, strategy: &Value) {
         "Recreate" if !rolling.is_null() => {
             causes.forbidden(&here, "may not be specified when strategy `type` is 'Recreate'");
         }
+        "Recreate" => {}
         "RollingUpdate" if rolling.is_null() => {
             causes.required(&here, "this should be defaulted and never be nil")
         }

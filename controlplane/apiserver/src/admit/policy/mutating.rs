@@ -71,7 +71,7 @@ impl Admit for MutatingPolicies {
 }
 
 fn cannot_change(attributes: &Attributes<'_>) -> bool {
-    is_exempt(attributes) || matches!(attributes.operation, Operation::Delete | Operation::Connect)
+    is_exempt(attributes) || attributes.operation == Operation::Delete
 }
 
 /// Applies a policy for each of its bindings and parameters. Returns whether it ran.

@@ -190,6 +190,7 @@ fn selectors_and_labels_of_templates_are_reported_as_upstream_does() {
 
 #[test]
 fn strategies_are_checked_as_upstream_does() {
+    check("Deployment", "/spec/strategy", json!({"type": "Recreate"}), &[]);
     let strategy = json!({"type": "Nope"});
     let refused = |field: &str| format!("spec.{field}: Unsupported value: {{\"type\":\"Nope\"}}");
     refuse("Deployment", "/spec/strategy", strategy.clone(), &refused("strategy"));
@@ -206,6 +207,83 @@ fn strategies_are_checked_as_upstream_does() {
     let problems =
         [format!("{place}.maxSurge: Invalid value: \"x\""), format!("{place}.maxUnavailable: Required")];
     check("DaemonSet", "/spec/updateStrategy", rolling, &problems.each_ref().map(String::as_str));
+}
+
+#[test]
+fn a_limit_range_has_a_possible_ratio() {
+    let limit = |ratio: &str, kind: &str| json!({"type": kind, "min": {"cpu": "3"}, "max": {"cpu": "7"}, "maxLimitRequestRatio": {"cpu": ratio}});
+    for kind in ["Pod", "Container"] {
+        check("LimitRange", "/spec/limits", json!([limit("2300m", kind)]), &[]);
+        let text = "spec.limits[0].maxLimitRequestRatio[cpu]: Invalid value: \"2334m\": ratio 2334m is greater than \
+                    max/min = 2.333333";
+        refuse("LimitRange", "/spec/limits", json!([limit("2334m", kind)]), text);
+    }
+    let (one, two) = (json!({"example.com/gpu": "1"}), json!({"example.com/gpu": "2"}));
+    let limits = |request: &Value| json!([{"type": "Container", "default": two, "defaultRequest": request}]);
+    check("LimitRange", "/spec/limits", limits(&two), &[]);
+    let text = "spec.limits[0].defaultRequest[example.com/gpu]: Invalid value: \"1\": default value 2 must equal to \
+                defaultRequest value 1 in example.com/gpu";
+    refuse("LimitRange", "/spec/limits", limits(&one), text);
+}
+
+#[test]
+fn details_of_kinds_are_those_of_upstream() {
+    let spec =
+        |kind: &str| json!({"type": kind, "ports": [{"port": 80}], "allocateLoadBalancerNodePorts": false});
+    check("Service", "/spec", spec("LoadBalancer"), &[]);
+    refuse(
+        "Service",
+        "/spec",
+        spec("NodePort"),
+        "spec.allocateLoadBalancerNodePorts: Forbidden: may only be used",
+    );
+    let claim = |name: &str| {
+        json!({"metadata": {"name": name}, "spec": {"accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": "1Gi"}}}})
+    };
+    check("StatefulSet", "/spec/volumeClaimTemplates", json!([claim("a"), claim("a")]), &[]);
+    let invalid = ["spec.template.spec.volumes[0].name: Invalid value: \"A b\""];
+    check("StatefulSet", "/spec/volumeClaimTemplates", json!([claim("A b")]), &invalid);
+    let job = json!({"completionMode": "x", "backoffLimitPerIndex": 1, "successPolicy": {"rules": [{"succeededCount": 1}]},
+        "completions": 1, "parallelism": 1, "template": good("Job")["spec"]["template"]});
+    let invalid = ["spec.completionMode: Unsupported value: \"x\"", "spec.successPolicy: Invalid value"];
+    check("Job", "/spec", job, &invalid);
+    let mut namespace = good("Namespace");
+    namespace["spec"] = json!({"finalizers": ["a", "kubernetes", "a.b/c"]});
+    let problems = texts(create(kind("Namespace"), &namespace));
+    let plain = "spec.finalizers: Invalid value: \"a\": name is neither a standard finalizer name";
+    assert!(matches!(problems.as_slice(), [only] if only.starts_with(plain)), "{problems:?}");
+    let limits = json!([{"type": "PersistentVolumeClaim", "min": {"storage": "1", "a": "1"}}]);
+    refuse(
+        "LimitRange",
+        "/spec/limits",
+        limits,
+        "spec.limits[0].min[a]: Invalid value: \"a\": must be a standard resource",
+    );
+    let subsets = json!([{"addresses": [{"ip": "x"}], "ports": [{"port": 80, "protocol": "TCP"}]}]);
+    let ip = "subsets[0].addresses[0].ip: Invalid value: \"x\": must be a valid IP address";
+    check("Endpoints", "/subsets", subsets, &[ip, ip]);
+}
+
+#[test]
+fn an_autoscaler_needs_policies() {
+    let kind = crate::kind::by_kind("autoscaling/v2", "HorizontalPodAutoscaler").unwrap();
+    let said = |rules: &str, policies: Value| {
+        let target = json!({"apiVersion": "apps/v1", "kind": "Deployment", "name": "d"});
+        let value = json!({"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler",
+            "metadata": {"name": "h", "namespace": "n"}, "spec": {"maxReplicas": 2, "scaleTargetRef": target,
+            "behavior": {rules: {"policies": policies}}}});
+        let parsed = crate::schema::Parsed { value, duplicates: Vec::new(), keys: Vec::new() };
+        let (mut object, _) = kind.strategy().decode(parsed, crate::schema::FieldValidation::Strict).unwrap();
+        defaults::apply(kind, &mut object);
+        texts(create(kind, &object))
+    };
+    for rules in ["scaleUp", "scaleDown"] {
+        assert_eq!(said(rules, Value::Null), Vec::<String>::new());
+        let text =
+            format!("spec.behavior.{rules}.policies: Required value: must specify at least one Policy");
+        assert_eq!(said(rules, json!([])), [text]);
+    }
 }
 
 #[test]
