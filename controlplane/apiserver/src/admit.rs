@@ -164,7 +164,8 @@ impl Admission {
         Ok(())
     }
 
-    /// Runs the local members again, and the policies that want it, after a webhook has changed the object.
+    /// Runs the local members again after a webhook has changed the object, and policies with
+    /// `reinvocationPolicy: IfNeeded`.
     async fn reinvoke(&self, state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
         for member in &self.chain {
             member.reinvoke(state, attributes, object).await?;

@@ -20,17 +20,17 @@ mod yaml;
 
 pub(crate) use yaml::{first_duplicate, parse as parse_yaml};
 
-/// No request body is larger, as upstream.
+/// Maximum bytes of a request body, as upstream.
 const LIMIT: usize = 3 << 20;
 
-/// What a body must be.
+/// The expected type of a body.
 pub(crate) struct Expected<'a> {
     api_version: &'a str,
     kind: &'a str,
     rules: Rules<'a>,
 }
 
-/// What checks the fields of a body.
+/// The rules for the fields of a body.
 enum Rules<'a> {
     /// A built-in definition, by name.
     Definition(&'a str),

@@ -203,7 +203,7 @@ impl ApiError {
         Self::new(503, "ServiceUnavailable", message)
     }
 
-    /// What a node said when it refused to hand something over: words of its own, that the client is to read.
+    /// The error response of a node. The client gets the node's text and HTTP status.
     pub(crate) fn of_node(code: u16, said: &str) -> Self {
         let said = said.trim();
         match code {

@@ -21,7 +21,7 @@ use crate::{
 /// Maximum bytes of a manager's name. Source: `validation.FieldManagerMaxLength`.
 const MAX_NAME: usize = 128;
 
-/// How a write came to its object.
+/// The origin of the new object: an update or a server-side apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Writer {
     /// The writer owns what it changes.

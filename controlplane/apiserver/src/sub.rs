@@ -21,7 +21,7 @@ use crate::{
     error::{ApiError, Result},
 };
 
-/// The body as the kind that the called subresource speaks.
+/// Decodes the body as the kind of the called subresource. Returns the object and the warnings.
 pub(crate) fn body_of(call: &Call) -> Result<(Value, Vec<String>)> {
     let name = call.resource.subresource.as_str();
     let sub = call.kind.subresource(name).ok_or_else(ApiError::no_resource)?;
@@ -30,7 +30,7 @@ pub(crate) fn body_of(call: &Call) -> Result<(Value, Vec<String>)> {
     body::decode(call, &Expected::defined(&api_version, &sub.kind, schema))
 }
 
-/// The object that a subresource is called on.
+/// The object whose subresource is called.
 pub(crate) async fn parent(call: &Call) -> Result<Value> {
     let (kind, name): (&Resource, &str) = (&call.kind, &call.resource.name);
     let object = call.state.cache.get(kind, call.namespace(), name);

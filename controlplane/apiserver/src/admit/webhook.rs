@@ -96,7 +96,7 @@ fn is_exempt(attributes: &Attributes<'_>) -> bool {
     attributes.kind.group == GROUP
 }
 
-/// The version of the resource that a webhook wants; None if the request is not for the webhook.
+/// The resource in the version that a webhook's rules select; `None` if the request does not match the webhook.
 ///
 /// # Errors
 /// A match condition failed, and the failure policy is `Fail`.

@@ -31,7 +31,7 @@ pub(crate) struct Tokens {
     legacy_uses: Uses,
 }
 
-/// What a new token is for.
+/// The claims of a new token.
 pub(crate) struct Claims<'a> {
     pub(crate) namespace: &'a str,
     pub(crate) name: &'a str,

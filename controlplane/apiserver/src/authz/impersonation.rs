@@ -55,7 +55,7 @@ pub(crate) async fn user(state: &State, user: User, headers: &HeaderMap) -> Resu
     Ok(wanted)
 }
 
-/// Whether the headers name a user to impersonate, be it the caller.
+/// Whether the headers request impersonation, also if they name the caller.
 pub(crate) fn is_wanted(headers: &HeaderMap) -> bool {
     headers.contains_key("impersonate-user")
 }

@@ -1,4 +1,4 @@
-//! DELETE of a collection: each object that the selectors take, by the rules of a single deletion.
+//! DELETE of a collection: deletes each object that the selectors match, by the rules of a single deletion.
 
 use serde_json::json;
 

@@ -59,7 +59,7 @@ fn described(user: &User) -> Value {
     value
 }
 
-/// The user that a review asks about, exactly as it says.
+/// The user in the spec of a review, unchanged.
 fn subject(spec: &Value) -> User {
     let texts = |list: &Value| {
         let list = list.as_array().into_iter().flatten().filter_map(Value::as_str);
