@@ -48,7 +48,7 @@ pub(crate) struct Cache {
     resyncs: AtomicU64,
     /// The RBAC index, built from this cache.
     pub(crate) policies: Policies,
-    /// What the objects use of their quotas. Locked before a collection.
+    /// The usage of quotas by the objects. Locked before a collection.
     pub(crate) quotas: Ledger,
 }
 

@@ -141,7 +141,7 @@ impl ApiError {
         Self::new(413, "RequestEntityTooLarge", message)
     }
 
-    /// Too many requests are in flight; the client may come again.
+    /// Too many requests are in flight. The client may retry.
     pub(crate) fn too_many_requests() -> Self {
         let message = "Too many requests, please try again later.";
         let mut error = Self::new(429, "TooManyRequests", message);
@@ -233,7 +233,7 @@ impl ApiError {
         Self::new(code, reason, message)
     }
 
-    /// An eviction that a disruption budget does not allow now; the client may come again, after a time if one is given.
+    /// An eviction that a disruption budget does not allow now. The client may retry, after `seconds` unless that is 0.
     pub(crate) fn disruption_budget(why: &str, seconds: u64) -> Self {
         let message = "Cannot evict pod as it would violate the pod's disruption budget.";
         let mut error = Self::new(429, "TooManyRequests", message);
@@ -250,7 +250,7 @@ impl ApiError {
         Self::new(500, "", message)
     }
 
-    /// It took too long; the client may come again after a time.
+    /// The request took too long. The client may retry after `seconds`.
     pub(crate) fn timeout(why: impl std::fmt::Display, seconds: u64) -> Self {
         let mut error = Self::new(504, "Timeout", format!("Timeout: {why}"));
         error.details = json!({"retryAfterSeconds": seconds});

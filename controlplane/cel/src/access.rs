@@ -79,7 +79,7 @@ pub struct AccessDecision {
     pub error: Option<String>,
 }
 
-/// What an expression has of a question.
+/// A partial authorization question: the value of `authorizer` and of the results of its functions.
 #[derive(Clone)]
 pub struct Access<'a> {
     pub(crate) host: &'a dyn Authorize,
@@ -89,7 +89,7 @@ pub struct Access<'a> {
     pub(crate) request: Arc<AccessQuestion>,
 }
 
-/// The functions that a question has next.
+/// The type of the value, which determines the functions that can be called next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     Authorizer,

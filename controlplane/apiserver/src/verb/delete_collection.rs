@@ -28,7 +28,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
         }
         match delete::one(call, object.name(), &options).await {
             Ok(_) => touched.push(object),
-            // Another request deleted the object in the meantime.
+            // Another request has deleted the object meanwhile.
             Err(error) if error.reason == "NotFound" => {}
             Err(error) => return Err(error),
         }

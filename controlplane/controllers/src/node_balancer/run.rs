@@ -18,7 +18,7 @@ use crate::write::Part;
 
 const COMPONENT: &str = "service-lb-controller";
 
-/// What the controller keeps between two reconciles.
+/// The state that the controller keeps between reconciles.
 #[derive(Debug, Default)]
 pub(crate) struct State {
     claims: Mutex<Claims>,

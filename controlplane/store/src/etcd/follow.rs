@@ -189,7 +189,7 @@ impl Follower {
         let mut commits = commits.into_iter().peekable();
         while let Some(mut commit) = commits.next() {
             last = commit.revision;
-            // A commit that was left out does not follow: the consumer would wait for it for ever.
+            // Set only if the guard's commit passed the filters: the consumer waits for an announced commit.
             commit.guard_follows = commits.peek().is_some_and(|next| next.revision == last);
             self.events.send(Event::Commit(Arc::new(commit))).map_err(|_closed| End::Unused)?;
         }

@@ -121,7 +121,7 @@ async fn nobody_gives_away_what_it_does_not_have() {
     server.role("default", "binder", json!([bind])).await;
     server.bind("default", ("Role", "binder"), "ann").await;
     assert_eq!(server.post_as(ann(), &bindings, binding(("Role", "secrets"), "ben")).await.code, 201);
-    // What changes nothing of the rights may be changed.
+    // A change that leaves the rules as they are needs no further permission.
     let labels = json!({"metadata": {"labels": {"a": "b"}}});
     let request =
         Request::patch(format!("{roles}/secrets")).header("content-type", "application/merge-patch+json");
