@@ -15,7 +15,7 @@ static NAMESPACE: LazyLock<Type> = LazyLock::new(namespace);
 pub enum Want {
     /// A validation: `bool`.
     Validation,
-    /// A message: `string`. It cannot ask for permissions.
+    /// A message: `string`. It has no variable `authorizer`.
     Message,
     /// The value of an audit annotation: `string` or null.
     Annotation,

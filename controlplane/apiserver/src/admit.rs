@@ -88,7 +88,7 @@ pub(crate) trait Admit: Send + Sync {
         if self.is_local() { self.mutate(state, attributes, object).await } else { Ok(()) }
     }
 
-    /// Whether the member is compiled in: it asks no other server and has no configuration in the API.
+    /// Whether the member is compiled in: it calls no other server and has no configuration in the API.
     fn is_local(&self) -> bool {
         true
     }

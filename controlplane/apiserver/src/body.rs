@@ -98,7 +98,7 @@ pub(crate) fn decode(call: &Call, expected: &Expected<'_>) -> Result<(Value, Vec
     offload::run(call.body.len() > LARGE, || check(tree(call)?, expected, validation))
 }
 
-/// The body as a tree, whatever it is.
+/// The body as a tree, without a check of its type.
 pub(crate) fn parse(call: &Call) -> Result<Parsed> {
     offload::run(call.body.len() > LARGE, || tree(call))
 }

@@ -238,7 +238,7 @@ impl Cache {
         let _ = seen.wait_for(|_| holds()).await;
     }
 
-    /// The collection of a resource, whatever its version.
+    /// The collection of a resource. All versions of the resource share one collection.
     pub(crate) fn of(&self, kind: &Resource) -> Result<Arc<Shared>> {
         let stored = kind.stored_as();
         let collections = self.collections.load();

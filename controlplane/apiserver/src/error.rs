@@ -19,7 +19,7 @@ pub struct ApiError {
     pub rest: String,
 }
 
-/// The outcome of anything that answers a request.
+/// The result of request handlers and of the functions that they call.
 pub(crate) type Result<T> = std::result::Result<T, ApiError>;
 
 // === impl ApiError ===
@@ -95,7 +95,7 @@ impl ApiError {
         Self::conflict(kind, name, why)
     }
 
-    /// An apply request that other managers own fields of.
+    /// An apply request changes fields that other managers own.
     pub(crate) fn apply_conflict(message: impl Into<String>) -> Self {
         Self::new(409, "Conflict", message)
     }
@@ -136,7 +136,7 @@ impl ApiError {
         Self::new(413, "RequestEntityTooLarge", "etcdserver: request is too large")
     }
 
-    /// A request that is within the limit of bytes but exceeds another one.
+    /// A request that exceeds another limit than that of its bytes.
     pub(crate) fn entity_too_large(message: impl Into<String>) -> Self {
         Self::new(413, "RequestEntityTooLarge", message)
     }
@@ -158,7 +158,7 @@ impl ApiError {
         let kind = kind.stored_as();
         let message = coracle_kinds::validate::message(kind, name, causes);
         let mut error = Self::new(422, "Invalid", message).of_object(kind, name);
-        // Here, alone, `kind` is the kind and not the resource.
+        // Only in this Status `details.kind` is the kind; in all others it is the resource.
         error.details["kind"] = kind.kind.as_ref().into();
         error.details["causes"] = listed(causes);
         error
@@ -190,7 +190,7 @@ impl ApiError {
         error
     }
 
-    /// A request, not an object, that makes no sense.
+    /// The request itself is invalid, not the object in it.
     pub(crate) fn unprocessable(message: impl Into<String>) -> Self {
         Self::new(422, "Invalid", message)
     }
@@ -244,7 +244,7 @@ impl ApiError {
         error
     }
 
-    /// An eviction of a pod that several budgets are for.
+    /// An eviction of a pod that several disruption budgets select.
     pub(crate) fn several_budgets() -> Self {
         let message = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.";
         Self::new(500, "", message)
@@ -257,7 +257,7 @@ impl ApiError {
         error
     }
 
-    /// The client asks for a revision that does not exist yet.
+    /// The client requests a revision that does not exist yet.
     pub(crate) fn future_revision(asked: u64, newest: u64) -> Self {
         let message = format!("Too large resource version: {asked}, current: {newest}");
         let mut error = Self::new(504, "Timeout", message);

@@ -9,7 +9,7 @@
 //! | mutate | `admit`: mutating admission |
 //! | prepare | `coracle_kinds::strategy`: status, generation, fields that only the server sets |
 //! | allocate | `allocate`: addresses and ports of services |
-//! | judge | `admit`: validating admission |
+//! | admit | `admit`: validating admission |
 //! | validate | `coracle_kinds::validate` |
 //! | quota | `quota`: charges the quotas of the namespace; the charge is held until the commit |
 //! | commit | [`commit`]: the stored version; returns after the watch cache has the commit |
@@ -46,7 +46,7 @@ pub(crate) enum Stored {
     DryRun(Value),
 }
 
-/// Which part of an object an update may change.
+/// The part of an object that an update may change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     /// All but the status.
@@ -145,7 +145,7 @@ async fn commit_named(
     outcome
 }
 
-/// Validates and commits what admission passed. `named` is the name in the request.
+/// Validates and commits an admitted object. `named` is the name in the request.
 async fn commit_new(
     call: &Call,
     (object, named): (&Value, &str),
@@ -371,7 +371,7 @@ pub(crate) fn is_finished(object: &Value) -> bool {
         && !holds_namespace
 }
 
-/// Why a commit did not happen.
+/// The reason why a commit failed.
 pub(crate) enum Failed {
     /// Another write changed the entry first. The cache has its version.
     Conflict,

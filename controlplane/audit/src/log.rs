@@ -22,7 +22,7 @@ pub struct LogOptions {
     pub max_bytes: u64,
     /// Maximum number of old files; 0 keeps all.
     pub max_backups: usize,
-    /// Maximum age of old files; zero keeps all.
+    /// Maximum age of old files; 0 keeps all.
     pub max_age: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! The variable `authorizer`: builds questions about permissions and asks the host.
+//! The variable `authorizer`: builds authorization questions and passes them to the host.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub trait Authorize: Send + Sync {
 /// A question about a permission. Without a service account it is about the user of the request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct AccessQuestion {
-    /// Namespace and name of the service account to ask for.
+    /// Namespace and name of the service account whose permissions are checked.
     pub service_account: Option<(String, String)>,
     /// A path that is no resource.
     pub path: Option<String>,

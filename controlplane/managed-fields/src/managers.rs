@@ -20,7 +20,7 @@ pub enum Operation {
     Update,
 }
 
-/// The identity of a manager. The same name can be several managers.
+/// The identity of a manager. One name can belong to several managers.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ManagerId {
     /// The name from the request, or the default name that the server chose.

@@ -91,7 +91,7 @@ impl Admit for Webhooks {
     }
 }
 
-/// Requests for webhook configurations are sent to no webhook: a broken one could not be repaired.
+/// Whether a request is for a webhook configuration. It is sent to no webhook, so that a broken webhook can be repaired.
 fn is_exempt(attributes: &Attributes<'_>) -> bool {
     attributes.kind.group == GROUP
 }
@@ -163,7 +163,7 @@ pub(super) fn completed(
     Ok(value)
 }
 
-/// Asks a webhook. None if the call failed and the failure is ignored.
+/// Calls a webhook. `None` if the call failed and its failure policy is `Ignore`.
 async fn ask(
     state: &State,
     hook: &Hook,

@@ -52,7 +52,7 @@ struct Controller {
     definitions: HashMap<String, Definition>,
     /// The served state of each definition: its specification and accepted names, as text.
     served: HashMap<String, String>,
-    /// Definitions whose objects a task deletes.
+    /// Names of terminating definitions. A task deletes the objects of each.
     cleaning: BTreeSet<String>,
     ended: mpsc::Sender<String>,
 }

@@ -35,7 +35,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     Ok(reply::warned(reply::json(201, &review), &warnings))
 }
 
-/// Refuses a review that does not ask exactly one question, or one that its kind does not answer.
+/// Refuses a review without exactly one question, or with a question that its kind does not support.
 fn check(call: &Call, review: &Value) -> Result<()> {
     let kind = &*call.kind.kind;
     let causes = validate::review(kind, review, call.namespace());

@@ -101,7 +101,7 @@ fn volume(claim: &Claim, class: &StorageClass, (node, hostname, directory): (&st
     })
 }
 
-/// The size that a bound claim asks for, if it is larger than its volume.
+/// The size that a bound claim requests, if it is larger than its volume.
 pub(crate) fn expansion(claim: &Claim, volume: &PersistentVolume) -> Option<String> {
     let requested = claim.requested()?;
     let size = coracle_values::Quantity::parse(&requested.0).ok()?;

@@ -20,7 +20,7 @@ const IMMUTABLE: [(&str, &str); 13] = [
     ("reportingController", "reportingController"),
     ("reportingInstance", "reportingInstance"),
 ];
-/// Fields that are for events of the core group.
+/// Fields that only events of the core group may have.
 const DEPRECATED: std::ops::Range<usize> = 3..7;
 
 pub(crate) fn event(causes: &mut Causes, event: &Value, old: Option<&Value>) {

@@ -1,4 +1,4 @@
-//! The task of one watch: it follows etcd, and resumes where it was after a disconnection.
+//! The task of one watch: it follows etcd, and after a disconnection resumes at its last revision.
 //!
 //! States: connecting, following; after a failure it pauses and connects to the next member. If the commits that it
 //! missed are compacted, it lists all entries, sends them as [`Event::Resync`] and continues behind the list.
