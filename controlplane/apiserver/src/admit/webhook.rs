@@ -91,7 +91,7 @@ impl Admit for Webhooks {
     }
 }
 
-/// Whether a request is for a webhook configuration. It is sent to no webhook, so that a broken webhook can be repaired.
+/// Whether a request is for a webhook configuration. No webhook gets it, so that a broken webhook can be repaired.
 fn is_exempt(attributes: &Attributes<'_>) -> bool {
     attributes.kind.group == GROUP
 }

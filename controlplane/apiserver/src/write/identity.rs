@@ -5,8 +5,8 @@ use serde_json::Value;
 
 use crate::error::{ApiError, Result};
 
-/// The fields that identify an object for admission. A mutating webhook must not change them, because other plugins have
-/// already decided by them.
+/// The fields that identify an object for admission. A mutating webhook must not change them, because other plugins
+/// have already decided by them.
 pub(super) struct Identity([Value; 4]);
 
 impl Identity {

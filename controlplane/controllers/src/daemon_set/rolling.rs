@@ -38,7 +38,7 @@ fn scaled(value: Option<&IntOrString>, whole: usize, absent: usize) -> usize {
     }
 }
 
-/// The pods of a node: of the present template and of an old one. None if there are several of one sort.
+/// The pods of a node: of the current template and of an old one. `None` if there are several of either.
 type Pair<'a> = (Option<&'a Arc<Pod>>, Option<&'a Arc<Pod>>);
 
 fn pair<'a>(view: &View<'_>, pods: &'a [Arc<Pod>]) -> Option<Pair<'a>> {

@@ -17,9 +17,9 @@ use crate::object::HorizontalPodAutoscaler;
 /// Default tolerance of usage, in parts of the target.
 const TOLERANCE: f64 = 0.1;
 
-/// The condition that says whether metrics are valid.
+/// The type of the condition for valid metrics.
 pub(super) const ACTIVE: &str = "ScalingActive";
-/// The condition that says whether the target can be scaled.
+/// The type of the condition for a target that can be scaled.
 pub(super) const ABLE: &str = "AbleToScale";
 const LIMITED: &str = "ScalingLimited";
 
