@@ -88,7 +88,7 @@ pub(crate) fn to_clean(
     unused
 }
 
-/// A new revision of the present template.
+/// A new revision of the current template.
 fn new_revision(workload: &Workload<'_>, number: i64, collisions: i32) -> Value {
     let hash = workload.template.hash(Some(collisions));
     let mut template = workload.template.value();

@@ -37,7 +37,7 @@ pub trait Store: Send + Sync + 'static {
     /// acknowledged commits.
     fn is_shared(&self) -> bool;
 
-    /// Starts a backup of all durable entries at the current revision. Writes go on meanwhile.
+    /// Starts a backup of all durable entries at the current revision. Writes continue meanwhile.
     fn backup(&self) -> Result<Backup, Error>;
 }
 

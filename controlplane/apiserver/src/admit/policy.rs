@@ -44,7 +44,7 @@ struct Binding {
     actions: Vec<String>,
 }
 
-/// The policies of one sort, as of the revisions of policies and bindings.
+/// The policies of one kind, compiled at these revisions of policies and bindings.
 struct Policies<P> {
     policies: &'static str,
     bindings: &'static str,

@@ -34,7 +34,7 @@ use crate::{
 const MUTATING: &str = "mutatingwebhookconfigurations";
 const VALIDATING: &str = "validatingwebhookconfigurations";
 
-/// The webhooks of one sort of configuration, as of a revision.
+/// The webhooks of one kind of configuration, parsed at a revision.
 struct Hooks {
     plural: &'static str,
     parsed: RwLock<(u64, Arc<[Hook]>)>,

@@ -20,7 +20,7 @@ const BURST: usize = 250;
 /// The input of the plan.
 pub(crate) struct Snapshot<'a> {
     pub(crate) set: &'a DaemonSet,
-    /// The hash of the present template's revision.
+    /// The hash of the current template's revision.
     pub(crate) hash: &'a str,
     pub(crate) nodes: &'a [Arc<Node>],
     /// The pods that the set controls.

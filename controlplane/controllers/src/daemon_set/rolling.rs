@@ -102,7 +102,7 @@ fn surge_update(view: &View<'_>, surge: usize, desired: usize, plan: &mut Plan) 
     plan.create.extend(candidates.into_iter().take(surge.saturating_sub(surging)));
 }
 
-/// Deletes surplus pods of a node with surge: at most one pod of each sort stays, and the old one only while it is
+/// Deletes surplus pods of a node with surge: at most one new and one old pod stay, the old one only while it is
 /// ready and the new one is not available.
 pub(super) fn prune(view: &View<'_>, running: &[Arc<Pod>], plan: &mut Plan) {
     let (new, old): (Vec<&Arc<Pod>>, Vec<&Arc<Pod>>) = running.iter().partition(|pod| view.is_updated(pod));
