@@ -57,7 +57,8 @@ struct Current<P> {
     bound: Arc<[Bound<P>]>,
 }
 
-/// Requests for policies and webhooks are sent to none: a broken one could not be repaired.
+/// Whether a request is for a policy or a webhook configuration. No policy applies to it, so that a broken policy can
+/// be repaired.
 fn is_exempt(attributes: &Attributes<'_>) -> bool {
     attributes.kind.group == GROUP
 }

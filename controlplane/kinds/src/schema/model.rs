@@ -43,7 +43,7 @@ pub(crate) struct Property {
     pub(crate) shape: Shape,
     /// When Go writes the field.
     pub(crate) presence: Presence,
-    /// Its Go name and type in decoding errors, if they do not follow from the shape.
+    /// Its Go type and embedded structs in decoding errors, if they do not follow from the shape.
     pub(crate) go: Option<Box<GoField>>,
     /// Markers for strategic merge.
     pub(crate) patch: PatchMarkers,
@@ -51,7 +51,7 @@ pub(crate) struct Property {
     pub(crate) ownership: OwnershipMarkers,
 }
 
-/// A field as Go's decoding errors name it.
+/// The Go type and the embedded structs of a field, for Go's decoding errors.
 pub(crate) struct GoField {
     /// `[]v1.PersistentVolumeAccessMode`.
     pub(crate) of: Box<str>,
