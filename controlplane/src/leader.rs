@@ -71,7 +71,7 @@ impl Candidate {
             let term = shutdown.child_token();
             let mut working = std::pin::pin!(work(term.clone()));
             tokio::select! {
-                // The work ends only at the shutdown, or by its own failure.
+                // The work ends at the shutdown, or when it fails.
                 () = &mut working => {}
                 // A renewal that is interrupted may have taken effect; the release reads the lease again.
                 () = self.renew(held_since, &shutdown) => {
@@ -111,7 +111,7 @@ impl Candidate {
     }
 
     /// Renews the lease until that fails for too long, or until the shutdown. The deadline counts from the start of the
-    /// last successful attempt: other candidates may have seen the lease from then on.
+    /// last successful attempt, because other candidates may have observed the lease since then.
     async fn renew(&mut self, held_since: Instant, shutdown: &CancellationToken) {
         let mut renewed = held_since;
         loop {

@@ -15,7 +15,7 @@ static NAMESPACE: LazyLock<Type> = LazyLock::new(namespace);
 pub enum Want {
     /// A validation: `bool`.
     Validation,
-    /// A message: `string`. It cannot ask for permissions.
+    /// A message: `string`. It has no variable `authorizer`.
     Message,
     /// The value of an audit annotation: `string` or null.
     Annotation,
@@ -37,7 +37,7 @@ pub struct Expressions {
     shared: Shared,
 }
 
-/// What the expressions of a request see.
+/// The variables of the expressions for one request.
 #[derive(Clone)]
 pub struct Input<'a> {
     /// The AdmissionRequest without its objects.
@@ -114,7 +114,7 @@ impl Expressions {
     }
 }
 
-/// Whether a word is a name and no word of the language.
+/// Whether a text is a valid CEL identifier and not a reserved word.
 pub fn is_free_name(name: &str) -> bool {
     coracle_cel::escape::escape(name)
         .is_some_and(|escaped| escaped == name || escaped.contains("__underscores__"))

@@ -34,7 +34,7 @@ struct Validation {
     reason: String,
 }
 
-/// What a policy says to a request.
+/// The result of a policy for one request.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Failed validations, and errors if the failure policy is `Fail`.

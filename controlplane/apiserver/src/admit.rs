@@ -88,7 +88,7 @@ pub(crate) trait Admit: Send + Sync {
         if self.is_local() { self.mutate(state, attributes, object).await } else { Ok(()) }
     }
 
-    /// Whether the member is compiled in: it asks no other server and has no configuration in the API.
+    /// Whether the member is compiled in: it calls no other server and has no configuration in the API.
     fn is_local(&self) -> bool {
         true
     }
@@ -164,7 +164,8 @@ impl Admission {
         Ok(())
     }
 
-    /// Runs the local members again, and the policies that want it, after a webhook has changed the object.
+    /// Runs the local members again after a webhook has changed the object, and policies with
+    /// `reinvocationPolicy: IfNeeded`.
     async fn reinvoke(&self, state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
         for member in &self.chain {
             member.reinvoke(state, attributes, object).await?;

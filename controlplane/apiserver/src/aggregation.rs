@@ -82,7 +82,7 @@ impl Remote {
         self.resources.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The same server with other priorities. Its health and documents are kept.
+    /// Takes over resources and documents of the server's former state, after a change of its priorities.
     fn after(self, former: &Self) -> Self {
         let resources = Mutex::new(former.resources());
         Self { resources, documents: former.documents.clone(), ..self }

@@ -29,14 +29,14 @@ struct Taken<'a> {
     addresses: &'a Allocated,
     /// Key of the service.
     own: &'a str,
-    /// What the service has already.
+    /// Addresses and ports that the service has already.
     held: Held,
     /// Ports that this service has chosen already.
     chosen: HashSet<u16>,
 }
 
-/// What a service has before an update. It keeps that without another check: its range may be closed meanwhile, and a
-/// service that cannot change cannot lose its finalizers either.
+/// Addresses and ports of a service before an update. The service keeps them without a check of the ranges: after a
+/// change of the ranges every update would fail, also the update that removes the finalizers.
 #[derive(Default)]
 struct Held {
     /// The cluster IPs.

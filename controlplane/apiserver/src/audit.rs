@@ -129,7 +129,7 @@ impl Auditor {
         }
     }
 
-    /// Begins the record of a request; `None` if the policy does not want one.
+    /// Begins the record of a request; `None` if the policy records nothing of it.
     pub(crate) async fn begin(self: &Arc<Self>, request: &Received<'_>) -> Option<Arc<Record>> {
         let resource = request.info.resource.as_ref();
         let decision = self.policy.decide(&Attributes {
@@ -289,7 +289,7 @@ impl Record {
         subresource == "proxy" || subresource.starts_with("proxy/")
     }
 
-    /// Records the body of a response; `None` is one that is too large.
+    /// Records the body of a response. `None`: the body is too large to be recorded.
     fn receive_answer(&self, code: u16, bytes: Option<&[u8]>) {
         let Some(bytes) = bytes else { return self.annotate(TRUNCATED, "true") };
         let Ok(mut object) = serde_json::from_slice::<Value>(bytes) else { return };
@@ -299,7 +299,7 @@ impl Record {
             let field = |name: &str| Some((name.to_owned(), object.get(name)?.clone()));
             let status = fields.iter().filter_map(|name| field(name));
             let mut status: Map<String, Value> = status.collect();
-            // The body says what it wants; the code is the one that was sent.
+            // The code in the body can differ from the HTTP status that was sent.
             status.insert("code".to_owned(), code.into());
             event.response_status = Some(Value::Object(status));
         }

@@ -51,7 +51,7 @@ pub struct User {
     pub(crate) component: bool,
 }
 
-/// What a request brings to prove its identity.
+/// The credentials of a request.
 pub(crate) struct Credential<'a> {
     /// A client certificate signed by the cluster's certificate authority.
     pub(crate) certificate: Option<&'a CertificateDer<'a>>,
@@ -68,8 +68,8 @@ pub(crate) struct Credential<'a> {
     pub(crate) cache: &'a Cache,
 }
 
-/// A running authentication: the user, or none if the authenticator does not know the credential. A local authenticator
-/// answers at once, without an allocation.
+/// A running authentication: the user, or `None` if the authenticator does not recognize the credential. A local
+/// authenticator returns a ready result, without an allocation.
 pub(crate) type Authenticating<'a> = Either<Ready<Option<User>>, BoxFuture<'a, Option<User>>>;
 
 /// A member of the chain.
@@ -108,7 +108,7 @@ pub(crate) struct Authenticators {
     pub(crate) tokens: Arc<Tokens>,
 }
 
-/// A request without credentials is anonymous, as far as the configuration allows it.
+/// The authenticator of requests without credentials: they are anonymous if the configuration allows it for their path.
 struct Anonymous(ArcSwap<AnonymousConfig>);
 
 /// An authenticator that does not read the audiences of the request. Its tokens are for this API server, and not for

@@ -36,7 +36,7 @@ pub(crate) struct Question<'a> {
     pub(crate) cache: &'a Cache,
 }
 
-/// What an authorizer says to a request.
+/// The result of one authorizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Allow,

@@ -25,14 +25,14 @@ const NO_VERSION: &str = "couldn't get version/kind";
 /// No request body is larger, as upstream.
 const LIMIT: usize = 3 << 20;
 
-/// What a body must be.
+/// The expected type of a body.
 pub(crate) struct Expected<'a> {
     api_version: &'a str,
     kind: &'a str,
     rules: Rules<'a>,
 }
 
-/// What checks the fields of a body.
+/// The rules for the fields of a body.
 enum Rules<'a> {
     /// A built-in definition, by name.
     Definition(&'a str),
@@ -137,7 +137,7 @@ fn unrecognized(mut error: ApiError, kind: &str, body: &[u8]) -> ApiError {
     error
 }
 
-/// The body as a tree, whatever it is.
+/// The body as a tree, without a check of its type.
 pub(crate) fn parse(call: &Call) -> Result<Parsed> {
     offload::run(call.body.len() > LARGE, || tree(call))
 }

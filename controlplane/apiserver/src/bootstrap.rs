@@ -1,4 +1,4 @@
-//! What every cluster has from the start: its namespaces, its roles, and the service by which pods find this server.
+//! The objects that every cluster has from the start: namespaces, roles, and the Service `kubernetes` of this server.
 
 mod addresses;
 mod policy;

@@ -48,7 +48,7 @@ pub(crate) struct Cache {
     resyncs: AtomicU64,
     /// The RBAC index, built from this cache.
     pub(crate) policies: Policies,
-    /// What the objects use of their quotas. Locked before a collection.
+    /// The usage of quotas by the objects. Locked before a collection.
     pub(crate) quotas: Ledger,
 }
 
@@ -239,7 +239,7 @@ impl Cache {
         let _ = seen.wait_for(|_| holds()).await;
     }
 
-    /// The collection of a resource, whatever its version.
+    /// The collection of a resource. All versions of the resource share one collection.
     pub(crate) fn of(&self, kind: &Resource) -> Result<Arc<Shared>> {
         let stored = kind.stored_as();
         let collections = self.collections.load();

@@ -78,8 +78,8 @@ fn discovery_list(headers: &HeaderMap, list: &Value) -> Reply {
     reply
 }
 
-/// Media types by which clients ask for the document as protobuf. The answer always names the first one: client-go asks for
-/// the second one and cannot parse it in an answer, since RFC 2045 allows no `@` in a media type.
+/// Media types in requests for the document as protobuf. The response always has the first one. client-go requests the
+/// second one, but cannot parse it in a response, because RFC 2045 allows no `@` in a media type.
 const OPENAPI_V2_PROTOBUF: [&str; 2] = [
     "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
     "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",

@@ -19,7 +19,7 @@ pub struct ApiError {
     pub rest: String,
 }
 
-/// The outcome of anything that answers a request.
+/// The result of request handlers and of the functions that they call.
 pub(crate) type Result<T> = std::result::Result<T, ApiError>;
 
 // === impl ApiError ===
@@ -106,7 +106,7 @@ impl ApiError {
         Self::conflict(kind, name, why)
     }
 
-    /// An apply request that other managers own fields of.
+    /// An apply request changes fields that other managers own.
     pub(crate) fn apply_conflict(message: impl Into<String>) -> Self {
         Self::new(409, "Conflict", message)
     }
@@ -147,12 +147,12 @@ impl ApiError {
         Self::new(413, "RequestEntityTooLarge", "etcdserver: request is too large")
     }
 
-    /// A request that is within the limit of bytes but exceeds another one.
+    /// A request that exceeds another limit than that of its bytes.
     pub(crate) fn entity_too_large(message: impl Into<String>) -> Self {
         Self::new(413, "RequestEntityTooLarge", message)
     }
 
-    /// Too many requests are in flight; the client may come again.
+    /// Too many requests are in flight. The client may retry.
     pub(crate) fn too_many_requests() -> Self {
         let message = "Too many requests, please try again later.";
         let mut error = Self::new(429, "TooManyRequests", message);
@@ -169,7 +169,7 @@ impl ApiError {
         let kind = kind.stored_as();
         let message = coracle_kinds::validate::message(kind, name, causes);
         let mut error = Self::new(422, "Invalid", message).of_object(kind, name);
-        // Here, alone, `kind` is the kind and not the resource.
+        // Only in this Status `details.kind` is the kind; in all others it is the resource.
         error.details["kind"] = kind.kind.as_ref().into();
         error.details["causes"] = listed(causes);
         error
@@ -209,7 +209,7 @@ impl ApiError {
         error
     }
 
-    /// A request, not an object, that makes no sense.
+    /// The request itself is invalid, not the object in it.
     pub(crate) fn unprocessable(message: impl Into<String>) -> Self {
         Self::new(422, "Invalid", message)
     }
@@ -222,7 +222,7 @@ impl ApiError {
         Self::new(503, "ServiceUnavailable", message)
     }
 
-    /// What a node said when it refused to hand something over: words of its own, that the client is to read.
+    /// The error response of a node. The client gets the node's text and HTTP status.
     pub(crate) fn of_node(code: u16, said: &str) -> Self {
         let said = said.trim();
         match code {
@@ -252,7 +252,7 @@ impl ApiError {
         Self::new(code, reason, message)
     }
 
-    /// An eviction that a disruption budget does not allow now; the client may come again, after a time if one is given.
+    /// An eviction that a disruption budget does not allow now. The client may retry, after `seconds` unless that is 0.
     pub(crate) fn disruption_budget(why: &str, seconds: u64) -> Self {
         let message = "Cannot evict pod as it would violate the pod's disruption budget.";
         let mut error = Self::new(429, "TooManyRequests", message);
@@ -263,20 +263,20 @@ impl ApiError {
         error
     }
 
-    /// An eviction of a pod that several budgets are for.
+    /// An eviction of a pod that several disruption budgets select.
     pub(crate) fn several_budgets() -> Self {
         let message = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.";
         Self::new(500, "", message)
     }
 
-    /// It took too long; the client may come again after a time.
+    /// The request took too long. The client may retry after `seconds`.
     pub(crate) fn timeout(why: impl std::fmt::Display, seconds: u64) -> Self {
         let mut error = Self::new(504, "Timeout", format!("Timeout: {why}"));
         error.details = json!({"retryAfterSeconds": seconds});
         error
     }
 
-    /// The client asks for a revision that does not exist yet.
+    /// The client requests a revision that does not exist yet.
     pub(crate) fn future_revision(asked: u64, newest: u64) -> Self {
         let message = format!("Too large resource version: {asked}, current: {newest}");
         let mut error = Self::new(504, "Timeout", message);

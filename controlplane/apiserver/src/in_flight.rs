@@ -60,7 +60,8 @@ pub(crate) struct BodyMemory {
     bytes: usize,
 }
 
-/// Whether a request may last: a watch, a log or a stream. Upstream's rule, by verb and subresource.
+/// Whether a request is long-running: a watch, a log, a stream or a backup. Upstream's rule, by verb and subresource;
+/// backups are added.
 pub(crate) fn is_long_running(info: &RequestInfo) -> bool {
     let stream = |sub: &str| matches!(sub, "attach" | "exec" | "proxy" | "log" | "portforward");
     info.verb == "watch"

@@ -6,7 +6,7 @@
 //! once. `registry.rs` has the served resources; [`Apiserver::add_resource`] adds a custom one at run time.
 //!
 //! Invariants:
-//! - Only `coracle-kinds` knows what a kind is; verbs are generic over its resources.
+//! - Rules of single kinds are in `coracle-kinds` only; verbs are generic over its resources.
 //! - A write is answered after the cache has it, so a client always reads its own writes.
 //! - A request that no authorizer allows is forbidden.
 

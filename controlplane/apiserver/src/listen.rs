@@ -38,7 +38,7 @@ const HEADER: Duration = Duration::from_secs(32);
 const H2: &[u8] = b"h2";
 /// The API server uses at most one in this many of the process's descriptors.
 const SHARE: u64 = 4;
-/// Maximum connections, whatever the descriptor limit.
+/// Maximum connections, also with a larger limit of descriptors.
 const CONNECTIONS: usize = 16 << 10;
 /// Maximum HTTP/2 streams of one connection, as upstream.
 const STREAMS: u32 = 250;

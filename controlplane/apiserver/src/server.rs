@@ -83,7 +83,7 @@ pub(crate) struct State {
 #[derive(Clone, Copy)]
 pub(crate) struct PeerAddress(pub(crate) IpAddr);
 
-/// What is left of a request when its user and its attributes are known.
+/// A request after authentication: everything except its user and its attributes.
 struct Incoming<B> {
     method: Method,
     headers: HeaderMap,

@@ -31,7 +31,7 @@ pub(crate) fn body_of(call: &Call) -> Result<(Value, Vec<String>)> {
     body::decode(call, &Expected::defined(&api_version, &sub.kind, schema))
 }
 
-/// The object that a subresource is called on.
+/// The object whose subresource is called.
 pub(crate) async fn parent(call: &Call) -> Result<Value> {
     let (kind, name): (&Resource, &str) = (&call.kind, &call.resource.name);
     let object = call.state.cache.get(kind, call.namespace(), name);

@@ -39,11 +39,11 @@ const LONGEST_WINDOW: Duration = Duration::from_secs(60);
 const SHORTEST_WINDOW: Duration = Duration::from_secs(1);
 /// Maximum time to get the samples of a node, including the wait for another request that gets them.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Time during which a node that failed is not asked again, so that a hostile node does not delay every request.
+/// Time during which a node gets no request after a failed one, so that a hostile node does not delay every request.
 const FAILED: Duration = Duration::from_secs(30);
 /// Maximum bytes of a summary.
 const LONGEST_SUMMARY: usize = 16 << 20;
-/// Maximum number of nodes that are asked at the same time.
+/// Maximum number of concurrent requests to nodes.
 const PARALLEL: usize = 32;
 
 /// Two samples of one node.

@@ -5,14 +5,14 @@
 //! | decode | `body`: bytes to a tree of the requested version |
 //! | convert | `convert`: the stored object to the requested version |
 //! | default | `Strategy::default`, before and after admission |
-//! | field manager | `field_manager`: who owns which field |
+//! | field manager | `field_manager`: which manager owns which field |
 //! | mutate | `admit`: mutating admission |
-//! | prepare | `coracle_kinds::strategy`: status, generation, what the server owns |
+//! | prepare | `coracle_kinds::strategy`: status, generation, fields that only the server sets |
 //! | allocate | `allocate`: addresses and ports of services |
-//! | judge | `admit`: validating admission |
+//! | admit | `admit`: validating admission |
 //! | validate | `coracle_kinds::validate` |
-//! | quota | `quota`: the request fits into the quotas of its namespace, until it is committed |
-//! | commit | [`commit`]: the stored version; the cache has it when the write is answered |
+//! | quota | `quota`: charges the quotas of the namespace; the charge is held until the commit |
+//! | commit | [`commit`]: the stored version; returns after the watch cache has the commit |
 
 mod identity;
 mod limits;
@@ -38,15 +38,15 @@ use crate::{
     verb::create::generated,
 };
 
-/// What a write left behind.
+/// The result of a write.
 #[derive(Debug)]
 pub(crate) enum Stored {
     Committed(Arc<Object>),
-    /// What would be there, had it not been a dry run.
+    /// The new state, which is not stored: the request is a dry run, or the write has removed the object.
     DryRun(Value),
 }
 
-/// Which part of an object an update may change.
+/// The part of an object that an update may change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     /// All but the status.
@@ -59,7 +59,7 @@ pub(crate) enum Part {
     Resize,
     /// The approval of a certificate signing request.
     Approval,
-    /// What the server itself changes: no strategy, no validation.
+    /// Changes by the server itself, without strategy, admission and validation.
     Internal,
 }
 
@@ -78,15 +78,14 @@ impl Stored {
         }
     }
 
-    /// The same. Large objects are processed off the async workers.
+    /// As [`Stored::value`]. Large objects are processed off the async workers.
     pub(crate) fn offloaded_value(&self) -> Value {
         let is_large = matches!(self, Self::Committed(object) if object.is_large());
         offload::run(is_large, || self.value())
     }
 }
 
-/// A new object. One that brings only the beginning of a name gets the whole of it after admission, which
-/// knows it by that beginning.
+/// Creates an object. With `generateName`, admission gets the prefix as the name; the full name is generated after it.
 pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Result<Stored> {
     let kind = &*call.kind;
     call.dry_run()?;
@@ -147,7 +146,7 @@ async fn commit_named(
     outcome
 }
 
-/// Validates and commits what admission passed. `named` is the name in the request.
+/// Validates and commits an admitted object. `named` is the name in the request.
 async fn commit_new(
     call: &Call,
     (object, named): (&Value, &str),
@@ -179,7 +178,8 @@ async fn commit_new(
     }
 }
 
-/// Sets and removes fields that are the server's alone. A resourceVersion is refused later, after validation.
+/// Sets uid and creation time, and removes other fields that only the server sets. A resourceVersion is refused later,
+/// after validation.
 fn stamp_new(object: &mut Value, writer: Writer) {
     let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else { return };
     for field in
@@ -194,7 +194,7 @@ fn stamp_new(object: &mut Value, writer: Writer) {
     metadata.insert("creationTimestamp".to_owned(), now().into());
 }
 
-/// The present as the API writes times.
+/// The current time in the API's format: RFC 3339, UTC, whole seconds.
 pub(crate) fn now() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
@@ -217,11 +217,11 @@ pub(crate) async fn update(
         let is_large = current.is_large() || call.body.len() > LARGE;
         let stored = offload::run(is_large, || current.value());
         let mut old = convert::value(kind, stored).await?;
-        // An earlier version stored fields that are omitted now.
+        // Earlier versions of this server stored fields that the canonical form omits.
         kind.strategy().canonical(&mut old);
         let new = offload::run(is_large, || change(&old))?;
         let (new, held) = prepared(call, (part, writer), (&old, is_large), new).await?;
-        // An object in another version than the stored one is written anew.
+        // An object that is stored in another API version is written again, even if nothing changes.
         let is_current = current.api_version() == kind.stored_as().api_version();
         if is_current && strategy::is_noop(&new, &old) {
             return Ok(Stored::Committed(convert::object(kind, current).await?));
@@ -269,7 +269,7 @@ async fn prepared(
     call.state.admission.mutate(&call.state, &attributes, &mut new).await?;
     Identity::of(&before).check(kind, &new)?;
     if new != before {
-        // A webhook may change only what the request may change.
+        // Admission may change only the part of the object that the request may change.
         let managed_fields = new["metadata"]["managedFields"].clone();
         prepare(kind, part, old, &mut new);
         put_managed_fields(&mut new, Some(managed_fields));
@@ -299,7 +299,7 @@ async fn prepared(
     Ok((new, Held { allocating, charged }))
 }
 
-/// Defaults of an update, and the strategy of its part: the rest is as in the old object.
+/// Applies the defaults and the strategy of the updated part. All other parts stay as in the old object.
 fn prepare(kind: &Resource, part: Part, old: &Value, new: &mut Value) {
     match part {
         Part::Status => strategy::prepare_for_status_update(kind, new, old),
@@ -320,7 +320,7 @@ fn prepare(kind: &Resource, part: Part, old: &Value, new: &mut Value) {
     kind.strategy().canonical(new);
 }
 
-/// What no update changes. A client that names another uid means another object.
+/// Restores the fields that an update cannot change. A different uid is a conflict: the client means another object.
 fn keep_identity(kind: &Resource, name: &str, old: &Value, new: &mut Value) -> Result<()> {
     let uid = text(new, "uid");
     if !uid.is_empty() && uid != text(old, "uid") {
@@ -337,7 +337,7 @@ fn keep_identity(kind: &Resource, name: &str, old: &Value, new: &mut Value) -> R
     for field in ["uid", "creationTimestamp", "resourceVersion", "generation", "managedFields"] {
         keep(metadata, field, &old["metadata"][field]);
     }
-    // Only a deletion sets these, and nothing takes them back.
+    // An update without these fields does not remove them: a deletion cannot be undone.
     for field in ["deletionTimestamp", "deletionGracePeriodSeconds"] {
         if metadata.get(field).is_none_or(Value::is_null) {
             keep(metadata, field, &old["metadata"][field]);
@@ -361,7 +361,7 @@ fn keep(metadata: &mut serde_json::Map<String, Value>, field: &str, old: &Value)
     }
 }
 
-/// Whether an object that is being deleted has nothing left that holds it.
+/// Whether the object can be removed: it is being deleted, without grace period and without finalizers.
 pub(crate) fn is_finished(object: &Value) -> bool {
     let metadata = &object["metadata"];
     let empty = |list: &Value| list.as_array().is_none_or(Vec::is_empty);
@@ -372,23 +372,23 @@ pub(crate) fn is_finished(object: &Value) -> bool {
         && !holds_namespace
 }
 
-/// Why a commit did not happen.
+/// The reason why a commit failed.
 pub(crate) enum Failed {
-    /// Another writer was faster; the cache has its version.
+    /// Another write changed the entry first. The cache has its version.
     Conflict,
-    /// Another server has allocated addresses or ports since; the cache has them.
+    /// Another server has allocated addresses or ports meanwhile. The cache has them.
     Allocated,
     Other(ApiError),
 }
 
-/// What no other request gets until this one is committed: addresses and ports, and a part of the quotas.
+/// Reservations of a write until its commit: addresses, ports and charged quotas.
 #[derive(Default)]
 struct Held {
     allocating: Allocating,
     charged: Charged,
 }
 
-/// A commit that releases afterwards what is held for it.
+/// Commits a write, then releases its reservations.
 async fn commit_held(
     call: &Call,
     held: Held,
@@ -401,7 +401,8 @@ async fn commit_held(
     }
     let (state, kind, key, object) = (call.state.clone(), call.kind.clone(), key.to_owned(), object.cloned());
     let expect = Expected { entry: expect, guard: held.allocating.as_ref().map(|permit| permit.guard()) };
-    // A caller that disconnects drops its future, and not this task: the write may be on its way to the store.
+    // If the caller disconnects, its future is dropped, and this task continues: the reservations are held until the
+    // store has finished the write.
     let task = tokio::spawn(async move {
         let committed = commit(&state, &kind, &key, expect, object.as_ref()).await;
         drop(held);
@@ -431,7 +432,7 @@ impl From<Expect> for Expected {
     }
 }
 
-/// One commit, after which the cache has it. `None` deletes, and returns nothing.
+/// Commits an object and waits until the cache has the commit. With `None` it deletes the entry and returns `None`.
 pub(crate) async fn commit(
     state: &State,
     kind: &Resource,
@@ -460,7 +461,7 @@ pub(crate) async fn commit(
                 return Ok(object.map(|object| Arc::new(Object::of(kind, key, revision, object))));
             }
             Ok(stored.map(|bytes| {
-                // The cache's own copy, unless yet another write replaced it already.
+                // Shares the object of the cache, unless a later write has replaced it there.
                 let cached = state.cache.of(kind).ok().and_then(|objects| objects.lock().get(&key));
                 cached
                     .filter(|cached| cached.revision == revision)
@@ -484,7 +485,7 @@ pub(crate) fn text<'a>(object: &'a Value, field: &str) -> &'a str {
     object["metadata"][field].as_str().unwrap_or_default()
 }
 
-/// Whether a resourceVersion that a client gave fits an object; an empty one always does.
+/// Checks the resourceVersion of the client against the object. An empty one and "0" match every object.
 pub(crate) fn check_revision(kind: &Resource, old: &Value, given: &Value) -> Result<()> {
     let given = given.as_str().unwrap_or_default();
     if given.is_empty() || given == "0" || given == text(old, "resourceVersion") {
@@ -493,7 +494,7 @@ pub(crate) fn check_revision(kind: &Resource, old: &Value, given: &Value) -> Res
     Err(ApiError::modified(kind, text(old, "name")))
 }
 
-/// The metadata of an object as a map, made if absent.
+/// The metadata of an object as a map. Adds it if absent; `None` if the object or its metadata is not a map.
 pub(crate) fn metadata_mut(object: &mut Value) -> Option<&mut serde_json::Map<String, Value>> {
     let object = object.as_object_mut()?;
     object.entry("metadata").or_insert_with(|| json!({})).as_object_mut()

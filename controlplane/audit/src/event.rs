@@ -25,15 +25,15 @@ pub struct Event {
     pub request_uri: String,
     /// `get`, `list`, `create`.
     pub verb: String,
-    /// Who authenticated.
+    /// The authenticated user.
     pub user: UserInfo,
-    /// On whose behalf, if the request impersonates a user.
+    /// The impersonated user, if the request impersonates one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub impersonated_user: Option<UserInfo>,
-    /// Addresses of the client: first what proxies say, last the connection's own.
+    /// Addresses of the client: first those from the headers of proxies, last that of the connection.
     #[serde(rename = "sourceIPs", skip_serializing_if = "Vec::is_empty")]
     pub source_ips: Vec<String>,
-    /// What the client says about itself.
+    /// The `User-Agent` of the client.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub user_agent: String,
     /// The object, if the path names a resource.
@@ -48,11 +48,11 @@ pub struct Event {
     /// The object of the response.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub response_object: Option<Value>,
-    /// When the request came: RFC 3339 with microseconds.
+    /// Time of the request's arrival: RFC 3339 with microseconds.
     pub request_received_timestamp: String,
-    /// When the stage was reached.
+    /// Time at which the stage was reached.
     pub stage_timestamp: String,
-    /// What the chain of handlers adds, as `authorization.k8s.io/decision`.
+    /// Annotations of the chain of handlers: `authorization.k8s.io/decision`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
 }

@@ -8,12 +8,12 @@ use std::time::{Duration, SystemTime};
 
 use tokio::sync::{mpsc, oneshot};
 
-/// Lines that wait for the disk. A request waits when there are more.
+/// Capacity of the queue of lines. While it is full, requests wait.
 const QUEUE: usize = 1024;
 /// Time between two messages about a log that cannot be written.
 const MESSAGE_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Where events are written, and when old files are removed.
+/// The file of the log, and the limits on old files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogOptions {
     /// The file; `-` is the standard output.
@@ -22,7 +22,7 @@ pub struct LogOptions {
     pub max_bytes: u64,
     /// Maximum number of old files; 0 keeps all.
     pub max_backups: usize,
-    /// Maximum age of old files; zero keeps all.
+    /// Maximum age of old files; 0 keeps all.
     pub max_age: Duration,
 }
 
@@ -72,7 +72,7 @@ impl Log {
         Ok(Self { lines })
     }
 
-    /// Writes a line. Waits when the disk is slower than the requests, so that no event is lost.
+    /// Queues a line. Waits while the queue is full, so that no event is lost.
     pub async fn write(&self, line: String) {
         // The thread ends only after the last sender.
         let _ = self.lines.send(Message::Line(line)).await;

@@ -113,7 +113,7 @@ pub struct ResourceAttributes<'a> {
     pub name: &'a str,
 }
 
-/// What the policy says about a request.
+/// The decision of the policy about a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decision {
     /// How much is recorded.

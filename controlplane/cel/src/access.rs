@@ -1,4 +1,4 @@
-//! The variable `authorizer`: builds questions about permissions and asks the host.
+//! The variable `authorizer`: builds authorization questions and passes them to the host.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub trait Authorize: Send + Sync {
 /// A question about a permission. Without a service account it is about the user of the request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct AccessQuestion {
-    /// Namespace and name of the service account to ask for.
+    /// Namespace and name of the service account whose permissions are checked.
     pub service_account: Option<(String, String)>,
     /// A path that is no resource.
     pub path: Option<String>,
@@ -79,7 +79,7 @@ pub struct AccessDecision {
     pub error: Option<String>,
 }
 
-/// What an expression has of a question.
+/// A partial authorization question: the value of `authorizer` and of the results of its functions.
 #[derive(Clone)]
 pub struct Access<'a> {
     pub(crate) host: &'a dyn Authorize,
@@ -89,7 +89,7 @@ pub struct Access<'a> {
     pub(crate) request: Arc<AccessQuestion>,
 }
 
-/// The functions that a question has next.
+/// The type of the value, which determines the functions that can be called next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     Authorizer,

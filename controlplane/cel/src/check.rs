@@ -1,4 +1,4 @@
-//! Static check: names, fields, functions and types. What it cannot know is `dyn` and is checked when evaluated.
+//! Static check: names, fields, functions and types. An unknown type is `dyn`; the evaluation checks it.
 
 use std::sync::Arc;
 

@@ -426,7 +426,7 @@ impl<'a, 'v> Evaluator<'a, 'v> {
     }
 }
 
-/// How a step adds to the result of a loop.
+/// The expression that one step of a loop appends to the result.
 enum Growth<'a> {
     Item(&'a Expr),
     Entry(&'a Expr, &'a Expr),

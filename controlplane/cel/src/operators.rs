@@ -33,7 +33,7 @@ pub(crate) fn apply<'a>(
     })
 }
 
-/// Equality, which costs the work that it takes.
+/// Equality. Its cost grows with the compared sizes and is at least 1.
 pub(crate) fn equals<'a>(
     evaluator: &mut Evaluator<'a, '_>,
     left: &Value<'a>,

@@ -25,7 +25,7 @@ pub(crate) struct Expr {
     pub(crate) at: u32,
 }
 
-/// What an expression is.
+/// The node types of the syntax tree.
 #[derive(Clone, Debug)]
 pub(crate) enum Kind {
     Literal(Literal),

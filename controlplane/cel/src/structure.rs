@@ -88,7 +88,7 @@ impl<'a> Structure<'a> {
     /// Checks that the type of each nested object is named by the path of its field.
     ///
     /// # Errors
-    /// A name does not fit; the text says which.
+    /// The name of a type does not match its path. The text has the name.
     pub fn check_names(&self) -> Result<(), String> {
         for (field, value) in &self.fields {
             check_names(value, &format!("{}.{field}", self.name))?;

@@ -58,7 +58,7 @@ struct Relist<K> {
     written: BTreeSet<Key>,
 }
 
-/// An object that may or may not exist: only the API server knows (see [`Cache::apply`]).
+/// An object that may not exist any more. The caller must ask the API server (see [`Cache::apply`]).
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Doubtful {
     pub(crate) key: Key,
@@ -101,7 +101,7 @@ impl<K: Object> Cache<K> {
 
     /// Returns once the first list is complete.
     pub(crate) async fn synced(&self) {
-        // The sender lives in self, so this cannot fail.
+        // `self` owns the sender, so this cannot fail.
         drop(self.synced.subscribe().wait_for(|synced| *synced).await);
     }
 

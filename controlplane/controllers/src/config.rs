@@ -43,7 +43,7 @@ pub struct ControllersConfig {
     pub load_balancer_pool: Vec<IpNetwork>,
     /// Time without a heartbeat after which a node's conditions become Unknown.
     pub node_monitor_grace: Duration,
-    /// The same time for a node that has never written its status.
+    /// Grace period of a node that has never written its status.
     pub node_startup_grace: Duration,
     /// Minimum time between two NoExecute taints in one zone.
     pub eviction_interval: Duration,

@@ -137,7 +137,7 @@ impl Pod {
         bound.or(self.metadata.creation_timestamp.as_ref()).map(|time| time.0)
     }
 
-    /// The fields on which endpoints depend, and that change while a pod lives.
+    /// The fields on which endpoints depend and that can change while the pod exists.
     pub(crate) fn endpoint_facts(&self) -> impl PartialEq + '_ {
         let (meta, status) = (&self.metadata, &self.status);
         let state = (self.is_being_deleted(), self.finished(), self.ready_since().is_some());

@@ -20,11 +20,11 @@ use coracle_values::label_selector::LabelSelector;
 
 use crate::object::Key;
 
-/// What is kept between the reconciles of all autoscalers.
+/// The state of all autoscalers between reconciles.
 #[derive(Debug, Default)]
 pub(crate) struct State(Mutex<HashMap<Key, Kept>>);
 
-/// What is kept of one autoscaler.
+/// The state of one autoscaler between reconciles.
 #[derive(Clone, Debug, Default)]
 struct Kept {
     history: behavior::History,

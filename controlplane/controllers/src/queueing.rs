@@ -1,4 +1,4 @@
-//! Which changes queue which objects: the parts that several controllers share.
+//! Functions of several controllers that queue the objects affected by a change.
 
 use std::sync::Arc;
 

@@ -30,14 +30,14 @@ pub(crate) struct Workload<'a> {
     pub(crate) collisions: i32,
 }
 
-/// What to do about the revision of the present template.
+/// The action for the revision of the current template.
 #[derive(Debug)]
 pub(crate) enum Step {
-    /// This revision has the present template and the highest number.
+    /// This revision has the current template and the highest number.
     Keep(Arc<ControllerRevision>),
-    /// This revision has the present template. It needs a new number.
+    /// This revision has the current template. It needs a new number.
     Renumber(Arc<ControllerRevision>, i64),
-    /// No revision has the present template.
+    /// No revision has the current template.
     Create(i64),
 }
 
@@ -88,7 +88,7 @@ pub(crate) fn to_clean(
     unused
 }
 
-/// A new revision of the present template.
+/// A new revision of the current template.
 fn new_revision(workload: &Workload<'_>, number: i64, collisions: i32) -> Value {
     let hash = workload.template.hash(Some(collisions));
     let mut template = workload.template.value();

@@ -9,7 +9,7 @@ use crate::definition::{Condition, Definition, Names};
 /// The finalizer that keeps a definition until its objects are gone.
 pub const FINALIZER: &str = "customresourcecleanup.apiextensions.k8s.io";
 
-/// The status that a definition should have. None if the present one is right.
+/// The desired status of a definition. `None` if the current status is equal.
 ///
 /// `others` are the other definitions of the same group. A definition whose names are accepted becomes established in
 /// the same step: its resource is served before its status is written.

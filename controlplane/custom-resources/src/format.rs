@@ -40,7 +40,7 @@ pub(crate) fn fits(format: &str, text: &str) -> bool {
     }
 }
 
-/// Whether upstream knows the format for the type. Others get a warning.
+/// Whether upstream supports the format for the type. Unsupported formats get a warning.
 pub(crate) fn is_known(kind: &str, format: &str) -> bool {
     const TEXTS: &[&str] = &[
         "uri",

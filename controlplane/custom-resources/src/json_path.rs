@@ -205,7 +205,7 @@ fn holds(
 
 struct Reader<'a> {
     rest: &'a str,
-    /// Number of filters around the present place.
+    /// Number of filters around the current position.
     depth: usize,
     /// Whether the depth exceeds its limit.
     too_deep: bool,

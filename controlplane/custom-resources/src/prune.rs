@@ -1,4 +1,4 @@
-//! Pruning: removes the fields that the schema does not know (`apiserver/schema/pruning`).
+//! Pruning: removes the fields that the schema does not declare (`apiserver/schema/pruning`).
 
 use serde_json::Value;
 

@@ -9,7 +9,7 @@ use crate::violation::{Path, Violations};
 
 const TYPES: &[&str] = &["array", "boolean", "integer", "number", "object", "string"];
 
-/// What applies to a node because of its ancestors.
+/// Restrictions on a node that come from its ancestors.
 #[derive(Clone, Default)]
 struct Context {
     /// Reason why defaults are forbidden.

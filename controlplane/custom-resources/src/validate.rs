@@ -72,7 +72,7 @@ pub fn update_status(object: &Value, violations: &mut Violations) {
     );
 }
 
-/// Formats that the API does not know, for warnings. Each is listed once.
+/// The unsupported formats of all schemas, for warnings. Each is listed once.
 pub fn unknown_formats(object: &Value) -> Vec<String> {
     let mut found = Vec::new();
     let Ok(definition) = Definition::parse(object) else { return found };

@@ -18,7 +18,7 @@ pub enum EventType {
     Warning,
 }
 
-/// What happened to an object.
+/// An event about an object: type, reason and message.
 #[derive(Clone, Debug)]
 pub struct Event {
     /// The type.

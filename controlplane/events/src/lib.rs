@@ -29,7 +29,7 @@ pub use printable::printable;
 
 /// Maximum bytes of an event's message, as in events.k8s.io/v1.
 pub const MESSAGE_MAX: usize = 1024;
-/// Capacity of the queue. Further events are dropped: the API server is away, and events are not worth more memory.
+/// Capacity of the queue. While it is full (the API server does not answer), new events are dropped, to limit memory.
 const QUEUE: usize = 1000;
 /// Capacity of the table of sent events, for counting repeats.
 const SENT_MAX: usize = 4096;
@@ -67,8 +67,8 @@ pub fn recorder(client: Client, host: &str) -> (Recorder, Sender) {
     (Recorder { queue: sender }, Sender { client, queue: receiver, host: host.into(), sent, correlator })
 }
 
-/// Whether an error says nothing about the request: no connection, a timeout, a server that is overloaded or starting,
-/// or expired credentials of the client. The same request can succeed later.
+/// Whether an error is transient: no connection, a timeout, a server that is overloaded or starting, or expired
+/// credentials of the client. The same request can succeed later.
 pub fn is_unavailable(error: &kube::Error) -> bool {
     match error {
         kube::Error::Api(status) => status.code >= 500 || matches!(status.code, 401 | 429),

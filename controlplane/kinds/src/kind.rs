@@ -77,7 +77,7 @@ pub(crate) struct Rules {
     pub(crate) name: NameRule,
     /// Whether an update without a resourceVersion is allowed.
     pub(crate) unconditional_update: bool,
-    /// How writes treat status and generation.
+    /// The handling of status and generation in writes.
     pub(crate) writes: Writes,
     /// Table columns.
     pub(crate) columns: &'static [crate::table::Column],
@@ -85,7 +85,7 @@ pub(crate) struct Rules {
     pub(crate) cells: fn(&Value, jiff::Timestamp) -> Vec<Value>,
 }
 
-/// How writes treat status and generation.
+/// The handling of status and generation in writes.
 #[derive(Clone, Copy)]
 pub(crate) struct Writes {
     /// Whether the kind has a status that only `/status` can change.

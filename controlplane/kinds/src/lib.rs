@@ -2,8 +2,7 @@
 //!
 //! Start at [`kind`]: one table with a row for each built-in kind, so that a new kind is added in one place.
 //! [`resource`] has the form in which rows and custom resources are served. Objects are JSON
-//! trees (`serde_json::Value`), never typed structs: a typed round trip would drop fields that this version does not
-//! know.
+//! trees (`serde_json::Value`), never typed structs: a typed round trip would drop fields of later versions.
 //!
 //! A write passes: bytes → [`schema::parse_json`] or [`protobuf::decode`] → [`schema::decode`] (types, unknown and
 //! duplicate fields) → [`strategy`] `prepare_for_*` → [`defaults::apply`] → [`validate`] → store.

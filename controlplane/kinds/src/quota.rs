@@ -18,7 +18,7 @@ use crate::Resource;
 /// Amounts by the names that quotas use, in thousandths. 128 bits, so that no sum overflows.
 pub type Usage = BTreeMap<String, i128>;
 
-/// What a ResourceQuota limits.
+/// The limits and scopes of a ResourceQuota.
 #[derive(Clone, Debug, Default)]
 pub struct Quota {
     /// Name of the object.
@@ -62,7 +62,7 @@ impl Quota {
         self.scopes.iter().all(|selector| selector.matches(kind, object))
     }
 
-    /// What the object uses of this quota.
+    /// The usage of this quota by an object.
     pub fn usage(&self, kind: &Resource, object: &Value) -> Usage {
         if !self.covers(kind, object) {
             return Usage::new();

@@ -1,6 +1,6 @@
 //! A resource that the API server serves: names, scope, verbs, storage and rules, as data that may come and go.
 //!
-//! Built-in rows ([`crate::Kind`]) and custom resources are both made into a [`Resource`]; everything above knows only
+//! Built-in rows ([`crate::Kind`]) and custom resources are both converted to a [`Resource`]. The API server uses only
 //! that type. One `Resource` is one version of one resource. [`Resources`] is an immutable set of them with indexes.
 //!
 //! A custom resource: implement [`Strategy`], call [`Resource::new`] for each served version, set its public fields,

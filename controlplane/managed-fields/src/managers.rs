@@ -11,7 +11,7 @@ const MAX_UPDATERS: usize = 10;
 /// The manager that old managers by update are merged into.
 const OLD_UPDATERS: &str = "ancient-changes";
 
-/// How a manager writes.
+/// The operation of a manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Operation {
     /// Server-side apply.
@@ -20,12 +20,12 @@ pub enum Operation {
     Update,
 }
 
-/// The identity of a manager. The same name can be several managers.
+/// The identity of a manager. One name can belong to several managers.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ManagerId {
-    /// The name that the client gave, or was given.
+    /// The name from the request, or the default name that the server chose.
     pub name: String,
-    /// How it writes.
+    /// Its operation: apply or update.
     pub operation: Operation,
     /// For updates the API version (`apps/v1`). Empty for apply: an applier stays the same in every version.
     pub api_version: String,
@@ -33,7 +33,7 @@ pub struct ManagerId {
     pub subresource: String,
 }
 
-/// What a manager owns.
+/// The fields of a manager.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owned {
     /// The fields, in the form of `api_version`.

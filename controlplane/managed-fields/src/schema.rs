@@ -1,4 +1,4 @@
-//! The shape of objects as field ownership sees it: what is owned as a whole, and how elements of a list are identified.
+//! The schema for field ownership: the values that are owned as a whole, and the keys of list elements.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ pub struct Schema {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TypeId(u32);
 
-/// How a value is owned and merged.
+/// The type of a value, which determines its ownership and its merge.
 #[derive(Clone, Debug)]
 pub enum Type {
     /// A value without parts.
@@ -59,7 +59,7 @@ pub struct Key {
     pub default: Option<Scalar>,
 }
 
-/// The type of values that no schema declares; [`Schema::get`] knows it without an entry.
+/// The id of [`Type::Deduced`], the type of values that no schema declares. It has no entry in `types`.
 const DEDUCED: TypeId = TypeId(u32::MAX);
 
 // === impl Schema ===

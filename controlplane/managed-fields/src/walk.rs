@@ -16,7 +16,7 @@ use crate::{
     schema::{Key, Schema, Type, TypeId},
 };
 
-/// A value as its type sees it.
+/// A value interpreted by its type.
 #[derive(Clone, Copy)]
 pub(crate) enum View<'a> {
     /// Owned as a whole. Also a value that does not fit its type.

@@ -59,7 +59,7 @@ pub(crate) async fn mark_unschedulable(
     api.patch_status(pod.name(), &PatchParams::default(), &Patch::Strategic(patch)).await.map(drop)
 }
 
-/// Deletes a pod that makes room for another one, with the condition that says so.
+/// Deletes a victim of preemption, after the condition `DisruptionTarget` is set.
 pub(crate) async fn evict(client: Client, victim: &Victim, scheduler: &str) -> Result<(), Error> {
     let now = jiff::Timestamp::now();
     let now = jiff::Timestamp::from_second(now.as_second()).unwrap_or(now).to_string();

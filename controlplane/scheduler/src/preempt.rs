@@ -1,4 +1,5 @@
-//! Preemption: which pods of lower priority make room for a pod. Source: upstream's plugin DefaultPreemption.
+//! Preemption: the choice of pods of lower priority to delete, so that a pod fits. Source: upstream's plugin
+//! DefaultPreemption.
 //!
 //! A victim violates a disruption budget only if no other choice of victims makes room.
 

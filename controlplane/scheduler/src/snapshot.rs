@@ -29,7 +29,7 @@ pub(crate) struct Facts {
     pub(crate) allocatable: Resources,
 }
 
-/// What a pod uses of its node.
+/// A pod on its node: requests, ports and the fields that filters and scores of other pods read.
 #[derive(Clone, Debug)]
 pub(crate) struct Placed {
     requests: Resources,
@@ -310,7 +310,7 @@ impl Snapshot {
         self.nominated.insert(pod.uid().to_owned(), nominated);
     }
 
-    /// Forgets the nomination of a pod.
+    /// Removes the nomination of a pod.
     pub(crate) fn denominate(&mut self, uid: &str) {
         self.nominated.remove(uid);
     }

@@ -15,7 +15,7 @@ use crate::snapshot::{Candidate, Placed, Snapshot};
 
 pub(crate) use term::{Labels, PodTerms};
 
-/// What the constraints of a pod need of the other pods.
+/// Counts of other pods by topology domain, for the spread constraints and the affinity of one pod.
 #[derive(Debug, Default)]
 pub(crate) struct Topology {
     affinity: affinity::Affinity,

@@ -66,7 +66,7 @@ struct State {
     listed: [bool; 7],
 }
 
-/// How an unbound claim gets its volume on a node.
+/// The source of the volume for an unbound claim on a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
     /// The volume with this name.

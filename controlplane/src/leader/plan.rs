@@ -1,4 +1,4 @@
-//! What a candidate does with a lease. No I/O, no clock of its own.
+//! The plan of a candidate for a lease. No I/O; the caller passes the time.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ pub(super) struct Observation {
     since: Instant,
 }
 
-/// What to do with the lease.
+/// The action for the lease.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Action {
     /// Become its holder.

@@ -34,7 +34,7 @@ pub struct BackupHead {
     pub(crate) reserved: u64,
 }
 
-/// What a backup contains.
+/// Revision and size of a backup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackupSummary {
     /// The newest revision. The backup has all durable commits up to it.

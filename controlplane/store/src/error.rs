@@ -22,7 +22,7 @@ pub enum Error {
     /// The store's server does not answer, or has no leader. The outcome of a write is unknown.
     #[error("etcd cannot serve the request: {detail}")]
     Unavailable {
-        /// What the connection or the server said.
+        /// The error text of the connection or the server.
         detail: String,
     },
     /// The database of the store's server has reached its quota.
@@ -109,7 +109,7 @@ pub enum Error {
     /// A backup cannot be read.
     #[error("cannot read the backup: {detail}")]
     Backup {
-        /// What is wrong with it.
+        /// The defect.
         detail: String,
     },
     /// The store has no backups of its own.

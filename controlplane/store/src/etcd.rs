@@ -66,7 +66,7 @@ pub struct Etcd {
     compaction: JoinHandle<()>,
 }
 
-/// The part of the store that its tasks have, too.
+/// The part of the store that it shares with its tasks.
 struct Shared {
     connection: Connection,
     keys: Keys,

@@ -150,7 +150,7 @@ pub struct Commit {
     pub key: Arc<str>,
     /// The new bytes; `None` when deleted.
     pub value: Option<Bytes>,
-    /// The commit that created the entry; 0 if the store does not know it, for a deletion.
+    /// Revision of the commit that created the entry; 0 for a deletion if the store does not have it.
     pub created: u64,
     /// Whether the commit of the write's guard follows, with the same revision. That commit completes the revision.
     pub guard_follows: bool,

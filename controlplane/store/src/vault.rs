@@ -120,7 +120,7 @@ impl Vault {
         self.encode(key, revisions, &entry.value).map(Some).map_err(failed)
     }
 
-    /// The configured providers, if they are for this key.
+    /// The configured providers, if the configuration names the resource of this key.
     fn encryption(&self, key: &str) -> Option<&Encryption> {
         let encryption = self.0.as_ref()?.encryption.as_deref()?;
         encryption.covers(key).then_some(encryption)

@@ -79,7 +79,7 @@ impl LabelSelector {
         self.requirements.is_empty()
     }
 
-    /// Whether labels meet all requirements. No labels are as an empty map.
+    /// Whether labels meet all requirements. `None` counts as an empty map.
     pub fn matches(&self, labels: Option<&Labels>) -> bool {
         self.matches_by(|key| labels?.get(key).map(String::as_str))
     }

@@ -16,8 +16,8 @@
 //! | schedules and time zones of cron jobs | [`schedule`] | `github.com/robfig/cron/v3` |
 //! | name, namespace, uid, owner of an object | [`object`] | `apimachinery/pkg/apis/meta/v1` |
 //!
-//! Invariants: no I/O (except that time zones may be read from the system's database), no async, no clock, no panic on any input; each text has a limit on its size or is read in
-//! linear time.
+//! Invariants: no I/O (except that time zones may be read from the system's database), no async, no clock, no panic on
+//! any input. Each text has a limit on its size or is read in linear time.
 
 pub mod field_selector;
 pub mod label_selector;

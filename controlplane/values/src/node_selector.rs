@@ -6,7 +6,7 @@ use crate::label_selector::Labels;
 
 /// Whether a node meets every requirement of the term. An empty term matches no node.
 ///
-/// The only field that upstream knows is `metadata.name`.
+/// The only supported field is `metadata.name`, as upstream.
 pub fn term_matches(term: &NodeSelectorTerm, labels: &Labels, name: &str) -> bool {
     let expressions = term.match_expressions.as_deref().unwrap_or_default();
     let fields = term.match_fields.as_deref().unwrap_or_default();

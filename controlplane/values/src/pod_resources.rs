@@ -39,7 +39,7 @@ pub enum Side {
     Limits,
 }
 
-/// What of a container its pod's resources depend on.
+/// The fields of a container that its pod's resources depend on.
 #[derive(Clone, Copy, Debug)]
 pub struct ContainerResources<'a> {
     /// `resources`.
@@ -61,7 +61,7 @@ pub struct StatusResources<'a> {
     pub is_infeasible: bool,
 }
 
-/// What of a pod spec the pod's resources depend on.
+/// The fields of a pod spec that the pod's resources depend on.
 #[derive(Clone, Debug)]
 pub struct PodResources<'a> {
     /// `containers`.
@@ -213,8 +213,8 @@ impl<'a> StatusResources<'a> {
     }
 }
 
-/// Whether the conditions say that the node can never have the resources of the pod's spec. A condition about an earlier
-/// generation says nothing of the resources that a later resize wants.
+/// Whether the conditions report the pod's resize as infeasible: the node can never provide the resources of the spec.
+/// A condition about an earlier generation is ignored, because a later resize has other resources.
 pub fn is_resize_infeasible(conditions: Option<&Vec<PodCondition>>, generation: Option<i64>) -> bool {
     let mut conditions = conditions.into_iter().flatten();
     let pending = conditions.find(|condition| condition.type_ == "PodResizePending");
@@ -245,7 +245,7 @@ impl<'a> PodResources<'a> {
 }
 
 impl PodResources<'_> {
-    /// What the pod requests of its node. The pod itself counts as one of `pods`.
+    /// The requests of the pod, with its overhead. The pod itself counts as one of `pods`.
     pub fn requests(&self) -> Resources {
         let mut total = self.containers_and_pod_level(Side::Requests);
         total.add(&Resources::of(self.overhead));
@@ -253,7 +253,7 @@ impl PodResources<'_> {
         total
     }
 
-    /// What the pod is limited to; 0 for a resource without a limit. The overhead raises the limits that there are.
+    /// The limits of the pod; 0 for a resource without a limit. The overhead is added to existing limits only.
     pub fn limits(&self) -> Resources {
         let mut total = self.containers_and_pod_level(Side::Limits);
         for (name, quantity) in self.overhead.into_iter().flatten() {

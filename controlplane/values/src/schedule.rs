@@ -125,7 +125,7 @@ impl FromStr for Schedule {
         if fields.split_whitespace().count() != 5 {
             return Err(ScheduleError::Fields(fields.to_owned()));
         }
-        // `?` means `*`. The parser also knows extensions that upstream does not.
+        // `?` means `*`. The parser also accepts extensions that upstream does not have.
         let fields = fields.replace('?', "*");
         if let Some(part) = fields.split([' ', '\t', ',', '-', '/']).find(|part| !is_plain(part)) {
             return Err(ScheduleError::Field(part.to_owned()));

@@ -1,4 +1,4 @@
-//! What CEL expressions of policies and webhooks see of a request.
+//! The input of CEL expressions in policies and webhooks, made from a request.
 
 use coracle_admission_policies::Input;
 use coracle_cel::access::{Access, AccessDecision, AccessQuestion, Authorize};

@@ -1,4 +1,4 @@
-//! Which requests a webhook, a policy or a binding is for.
+//! Match rules: the requests to which a webhook, a policy or a binding applies.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ struct Rule {
     scope: String,
 }
 
-/// What rules are compared with.
+/// The attributes of a request that match rules compare.
 #[derive(Clone, Copy)]
 struct Subject<'a> {
     operation: Operation,

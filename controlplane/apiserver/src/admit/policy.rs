@@ -48,7 +48,7 @@ struct Binding {
     actions: Vec<String>,
 }
 
-/// The policies of one sort, as of the revisions of policies and bindings.
+/// The policies of one kind, compiled at these revisions of policies and bindings.
 struct Policies<P> {
     policies: &'static str,
     bindings: &'static str,
@@ -61,7 +61,8 @@ struct Current<P> {
     bound: Arc<[Bound<P>]>,
 }
 
-/// Requests for policies and webhooks are sent to none: a broken one could not be repaired.
+/// Whether a request is for a policy or a webhook configuration. No policy applies to it, so that a broken policy can
+/// be repaired.
 fn is_exempt(attributes: &Attributes<'_>) -> bool {
     attributes.kind.group == GROUP
 }

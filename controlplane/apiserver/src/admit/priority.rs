@@ -19,7 +19,7 @@ const PREEMPT: &str = "PreemptLowerPriority";
 
 pub(super) struct Priority;
 
-/// What a class gives to its pods.
+/// The fields of a PriorityClass that its pods get.
 struct Class {
     name: String,
     value: i64,

@@ -22,8 +22,8 @@ const DEFAULT_PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) struct ServiceAccount;
 
-/// Waits a moment for the service account of a new pod: in a new namespace or cluster the controller may not have
-/// created it yet.
+/// Waits for the service account of a new pod, for a limited time: in a new namespace or cluster the controller may not
+/// have created it yet.
 async fn wait_for_account(state: &State, pod: &Value) {
     let Some(kind) = by_resource("", "v1", "serviceaccounts") else { return };
     let namespace = pod["metadata"]["namespace"].as_str().unwrap_or_default();

@@ -34,7 +34,7 @@ use crate::{
 const MUTATING: &str = "mutatingwebhookconfigurations";
 const VALIDATING: &str = "validatingwebhookconfigurations";
 
-/// The webhooks of one sort of configuration, as of a revision.
+/// The webhooks of one kind of configuration, parsed at a revision.
 struct Hooks {
     plural: &'static str,
     parsed: RwLock<(u64, Arc<[Hook]>)>,
@@ -91,12 +91,12 @@ impl Admit for Webhooks {
     }
 }
 
-/// Requests for webhook configurations are sent to no webhook: a broken one could not be repaired.
+/// Whether a request is for a webhook configuration. No webhook gets it, so that a broken webhook can be repaired.
 fn is_exempt(attributes: &Attributes<'_>) -> bool {
     attributes.kind.group == GROUP
 }
 
-/// The version of the resource that a webhook wants; None if the request is not for the webhook.
+/// The resource in the version that a webhook's rules select; `None` if the request does not match the webhook.
 ///
 /// # Errors
 /// A match condition failed, and the failure policy is `Fail`.
@@ -161,7 +161,7 @@ pub(super) fn completed(
     Ok(value)
 }
 
-/// Asks a webhook. None if the call failed and the failure is ignored.
+/// Calls a webhook. `None` if the call failed and its failure policy is `Ignore`.
 async fn ask(
     state: &State,
     hook: &Hook,

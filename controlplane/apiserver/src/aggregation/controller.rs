@@ -67,7 +67,7 @@ fn watch(state: &Arc<State>, kind: &Arc<Resource>) -> Result<Events> {
     Ok(events)
 }
 
-/// Takes the present API services of other servers, and checks each. Returns whether there is any.
+/// Reads the current APIServices of other servers, and checks each server. Returns whether there is any.
 async fn follow(state: &Arc<State>, kind: &Arc<Resource>) -> bool {
     let former = state.remotes.current.load_full();
     let mut current = BTreeMap::new();

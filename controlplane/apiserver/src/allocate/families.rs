@@ -131,7 +131,7 @@ fn not_configured(new: &Value, old: Option<&Value>, cluster: &[&str]) -> Vec<Cau
     causes
 }
 
-/// Adds the default family, and the other one if the policy asks for both and `may_have_both`.
+/// Adds the default family, and the other one if the policy requests both and `may_have_both`.
 fn add_families(new: &mut Value, cluster: &[&str], may_have_both: bool) {
     let mut families = list(new, "ipFamilies");
     if families.is_empty() {

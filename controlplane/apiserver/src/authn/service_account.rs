@@ -31,7 +31,7 @@ pub(crate) struct Tokens {
     legacy_uses: Uses,
 }
 
-/// What a new token is for.
+/// The claims of a new token.
 pub(crate) struct Claims<'a> {
     pub(crate) namespace: &'a str,
     pub(crate) name: &'a str,
@@ -136,8 +136,8 @@ impl Tokens {
         Some(user)
     }
 
-    /// The account behind the token in a Secret, as long as the Secret has it and both live. Such a token has no end
-    /// and is for this server alone.
+    /// The account of a token in a Secret, while the Secret has the token and both objects exist. Such a token does not
+    /// expire, and its only audience is this server.
     fn legacy_user(&self, cache: &Cache, token: &str, claims: &Value, audiences: &[String]) -> Option<User> {
         let for_us = audiences.iter().any(|one| self.audiences.contains(one));
         let claim = |name: &str| claims[format!("kubernetes.io/serviceaccount/{name}")].as_str();

@@ -39,7 +39,7 @@ async fn reconcile(state: &Arc<State>, wanted: Value) -> Result<()> {
         return Ok(());
     }
     if found["roleRef"] != wanted["roleRef"] {
-        // Which role a binding is of cannot be changed.
+        // The roleRef of a binding is immutable: the binding is deleted and created again.
         delete::one(&call, name, &delete::Options::default()).await?;
         return write::create(&call, wanted.clone(), Writer::Update).await.map(drop);
     }

@@ -286,7 +286,7 @@ impl Collection {
         }
     }
 
-    /// Applies a commit and tells the watchers. None: it changes nothing, or the objects are not loaded yet.
+    /// Applies a commit and sends it to the watchers. `None`: it changes nothing, or the objects are not loaded yet.
     pub(super) fn apply(&mut self, commit: &Commit) -> Option<Change> {
         if let Some(pending) = &mut self.pending {
             pending.push(commit.clone());

@@ -40,12 +40,12 @@ impl Object {
         Self::stamped(key, revision, encode(kind, object))
     }
 
-    /// The same object at the later commit that deletes it.
+    /// The object with the revision of the commit that deletes it.
     pub(crate) fn restamped(&self, revision: u64) -> Self {
         Self { revision, ..self.without_facets() }
     }
 
-    /// The same object, whose facets will be read again.
+    /// A copy of the object without its parsed facets; they are parsed again at the next use.
     pub(crate) fn without_facets(&self) -> Self {
         let (key, stored) = (self.key.clone(), self.stored.clone());
         Self { key, revision: self.revision, stored, fields_at: self.fields_at, facets: OnceLock::new() }

@@ -50,9 +50,9 @@ struct Controller {
     state: Weak<State>,
     /// Definitions by name.
     definitions: HashMap<String, Definition>,
-    /// What is served of each definition, as the text of its specification and accepted names.
+    /// The served state of each definition: its specification and accepted names, as text.
     served: HashMap<String, String>,
-    /// Definitions whose objects a task deletes.
+    /// Names of terminating definitions. A task deletes the objects of each.
     cleaning: BTreeSet<String>,
     ended: mpsc::Sender<String>,
 }

@@ -45,7 +45,7 @@ struct Built {
     body: Option<Bytes>,
 }
 
-/// What a document was built of.
+/// The parts that a document was built from.
 #[derive(Clone)]
 struct Parts {
     resources: Weak<Resources>,

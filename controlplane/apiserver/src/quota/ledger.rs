@@ -1,4 +1,4 @@
-//! What the objects of the watch cache use of each quota. A change of an object costs its own size.
+//! The usage of each quota by the objects of the watch cache. A change of an object costs its own size.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -172,7 +172,7 @@ impl Account {
     }
 }
 
-/// What all objects of the namespace use of a quota.
+/// The usage of a quota by all objects of the namespace.
 fn count(cache: &Cache, namespace: &str, quota: &Quota) -> Usage {
     let mut used = Usage::new();
     for collection in cache.all() {

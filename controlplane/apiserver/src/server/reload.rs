@@ -24,7 +24,7 @@ pub(super) struct AuthenticationFile {
     path: PathBuf,
     /// Text of the last read.
     text: Mutex<String>,
-    /// Whether anonymous requests are refused, whatever the file says.
+    /// Whether anonymous requests are refused, even if the file enables them.
     refuses_anonymous: bool,
 }
 

@@ -22,19 +22,20 @@ use crate::{
 
 /// Maximum number of evictions that the controller has not processed yet, as upstream.
 const MOST_DISRUPTED: usize = 2000;
-/// Upstream's, and its delay for those who are to come again.
+/// Maximum attempts of an eviction while other requests change the pod or its budget, as upstream.
 const RETRIES: usize = 20;
+/// `retryAfterSeconds` of a refusal that ends soon, as upstream.
 const COME_AGAIN_SECONDS: u64 = 10;
 
-/// What becomes of a pod.
+/// The decision about an eviction.
 #[derive(Debug, PartialEq)]
 enum Verdict {
-    /// It is deleted.
+    /// Delete the pod.
     Delete,
-    /// It is deleted if it still is as it was looked at; otherwise there is another look, or, with a budget's name,
-    /// the client comes again.
+    /// Delete the pod if its resourceVersion is unchanged. After a change the server decides again; with the name of a
+    /// budget the client must retry instead.
     DeleteUnchanged(Option<String>),
-    /// It is deleted when the budget has been written so.
+    /// Commit this budget, which allows one disruption less, then delete the pod.
     Spend(Value),
 }
 
@@ -55,7 +56,7 @@ async fn evict(call: &Call, options: &delete::Options) -> Result<()> {
     let mut name = String::new();
     for _ in 0..RETRIES {
         let pod = parent(call).await?;
-        // Before anything is spent on, or noted at, what will not be deleted.
+        // An eviction that fails these checks must change neither the budget nor the pod.
         options.check(&call.kind, &pod)?;
         delete::admit(call, &call.resource.name, &pod).await?;
         match verdict(budgets, &pod, &covering(call, budgets, &pod)?, &write::now())? {
@@ -85,21 +86,21 @@ async fn evict(call: &Call, options: &delete::Options) -> Result<()> {
     Err(ApiError::timeout(why, COME_AGAIN_SECONDS))
 }
 
-/// The budgets that are for this pod.
+/// The disruption budgets that select this pod.
 fn covering(call: &Call, kind: &Resource, pod: &Value) -> Result<Vec<Value>> {
     let prefix = prefix_of(kind, call.namespace());
     let all: Vec<_> = call.state.cache.of(kind)?.lock().under(&prefix).cloned().collect();
     Ok(all.iter().map(|object| object.value()).filter(|budget| covers(budget, pod)).collect())
 }
 
-/// Without a selector it is for none, with an empty one for all.
+/// Whether a budget selects the pod. A budget without selector selects no pods, one with an empty selector all pods.
 fn covers(budget: &Value, pod: &Value) -> bool {
     let selector = &budget["spec"]["selector"];
     !selector.is_null()
         && LabelSelector::from_object(selector).is_ok_and(|selector| selector.matches_object(pod))
 }
 
-/// Decides about a pod as it is, under the budgets that are for it.
+/// Decides about an eviction from the state of the pod and the budgets that select it. Pure.
 fn verdict(kind: &Resource, pod: &Value, budgets: &[Value], now: &str) -> Result<Verdict> {
     let deleting = !pod["metadata"]["deletionTimestamp"].is_null();
     match pod["status"]["phase"].as_str() {
@@ -144,7 +145,7 @@ fn is_ready(pod: &Value) -> bool {
     conditions.into_iter().flatten().any(|one| one["type"] == "Ready" && one["status"] == "True")
 }
 
-/// The budget with one disruption less, and the pod that it was spent on.
+/// The budget with one allowed disruption less and the pod in `disruptedPods`.
 fn spent(budget: &Value, allowed: i64, pod: &str, now: &str) -> Value {
     let mut budget = budget.clone();
     let generation = budget["status"]["observedGeneration"].clone();
@@ -165,7 +166,7 @@ fn spent(budget: &Value, allowed: i64, pod: &str, now: &str) -> Value {
     budget
 }
 
-/// The budget allows nothing now, for this reason.
+/// The error of a budget that allows no disruptions now. It has the reason.
 fn refused(budget: &Value) -> ApiError {
     let (name, status) = (text(budget, "name"), &budget["status"]);
     let count = |field: &str| status[field].as_i64().unwrap_or(0);

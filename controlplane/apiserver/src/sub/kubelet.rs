@@ -34,7 +34,7 @@ impl std::fmt::Display for Address {
     }
 }
 
-/// Maximum time to connect to a kubelet, as upstream: the caller may wait for as long as it likes.
+/// Maximum time to connect to a kubelet, as upstream. Without it the request would wait as long as its caller.
 const CONNECT: Duration = Duration::from_secs(30);
 
 /// Sends a request to the kubelet of a node; upgrades stay possible.

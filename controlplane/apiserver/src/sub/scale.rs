@@ -1,4 +1,4 @@
-//! A workload's `scale`: its replicas in a kind that is the same for all workloads.
+//! The subresource `scale`: the replicas of a workload as a Scale object, whatever the workload's kind.
 
 use coracle_kinds::{
     Resource, scale,

@@ -1,4 +1,4 @@
-//! Server-side apply: a PATCH that brings the fields that its manager wants, and creates the object if there is none.
+//! Server-side apply: a PATCH with the fields that its manager owns. It creates the object if there is none.
 
 use coracle_kinds::schema::{FieldValidation, Parsed};
 use serde_json::{Value, json};

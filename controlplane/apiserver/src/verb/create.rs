@@ -12,7 +12,7 @@ use crate::{
     write,
 };
 
-/// No vowels and nothing that looks like another letter, so that no words come out.
+/// Letters of generated names: no vowels, so that they form no words, and no letters that look like others.
 const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
@@ -48,7 +48,7 @@ pub(crate) fn place(call: &Call, object: &mut Value) -> Result<()> {
     }
 }
 
-/// A name from its beginning: cut so that five letters fit.
+/// A name from its prefix, which is cut so that five random letters fit.
 pub(crate) fn generated(base: &str) -> String {
     let mut base = base.to_owned();
     base.truncate(base.floor_char_boundary(58));

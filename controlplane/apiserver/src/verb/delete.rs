@@ -22,7 +22,7 @@ const FOREGROUND: &str = "foregroundDeletion";
 const ORPHAN: &str = "orphan";
 const DELETE_OPTIONS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions";
 
-/// What the client wants of a deletion, from the body and the query.
+/// The options of a deletion, from the body and the query.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Options {
     grace: Option<i64>,
@@ -33,24 +33,24 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Whether nothing is to be stored.
+    /// Whether the request is a dry run: nothing is stored.
     pub(crate) fn dry_run(&self) -> bool {
         self.dry_run
     }
 
-    /// The same, of this version of the object alone, unless the client named one itself.
+    /// Adds the precondition that the object has this resourceVersion. A precondition of the client stays.
     pub(crate) fn at(mut self, revision: &str) -> Self {
         self.revision.get_or_insert_with(|| revision.to_owned());
         self
     }
 
-    /// The same, of the version that our own write made of the one that was meant.
+    /// Replaces the resourceVersion of the precondition after a write of our own. No effect without a precondition.
     pub(crate) fn following(mut self, revision: &str) -> Self {
         self.revision = self.revision.map(|_| revision.to_owned());
         self
     }
 
-    /// Fails when another object or version is meant than this.
+    /// Checks the preconditions (uid and resourceVersion). A mismatch is a conflict.
     pub(crate) fn check(&self, kind: &Resource, old: &Value) -> Result<()> {
         check(kind, old, self)
     }
@@ -63,11 +63,11 @@ enum Propagation {
     Orphan,
 }
 
-/// What became of the object.
+/// The result of a deletion.
 pub(crate) enum Outcome {
-    /// It is gone; this was its last state.
+    /// The object is removed. Its last state.
     Removed(Value),
-    /// It will be, when its grace period or its finalizers are over.
+    /// The object is marked. It is removed after its grace period, when it has no finalizers any more.
     Marked(Stored),
 }
 
@@ -130,22 +130,23 @@ pub(crate) async fn one(call: &Call, name: &str, options: &Options) -> Result<Ou
         {
             Ok(None) => return Ok(Outcome::Removed(last())),
             Ok(Some(object)) => return Ok(Outcome::Marked(Stored::Committed(object))),
-            // Unless the client named a revision, the deletion is meant whatever the object looks like.
+            // Another write came first: the loop decides again from the new state. If the client named a
+            // resourceVersion, its precondition fails there.
             Err(Failed::Conflict | Failed::Allocated) => {}
             Err(Failed::Other(error)) => return Err(error),
         }
     }
 }
 
-/// Fails when the caller may not delete this object, whatever the authorizers say.
+/// Admission of the deletion: plugins can refuse it after the authorizers have allowed it.
 pub(crate) async fn admit(call: &Call, name: &str, old: &Value) -> Result<()> {
     let attributes = Attributes::new(call, Operation::Delete, name, Some(old));
-    // Mutating members see a deletion; there is nothing to change.
+    // Mutating plugins get a copy, because a deletion stores none of their changes.
     call.state.admission.mutate(&call.state, &attributes, &mut old.clone()).await?;
     call.state.admission.validate(&call.state, &attributes, old).await
 }
 
-/// The options of the request; the body's win over the query's.
+/// The options of the request. The body takes precedence over the query.
 pub(crate) fn options(call: &Call) -> Result<Options> {
     let mut tree = json!({});
     if !call.body.is_empty() {
@@ -170,7 +171,7 @@ pub(crate) fn options(call: &Call) -> Result<Options> {
     options_from(call, &tree)
 }
 
-/// The options of a tree; what it leaves open the query may say.
+/// The options of a DeleteOptions tree. A grace period or propagation that the tree does not have comes from the query.
 pub(crate) fn options_from(call: &Call, tree: &Value) -> Result<Options> {
     let query = &call.info.query;
     query.check_number("gracePeriodSeconds")?;
@@ -235,7 +236,7 @@ fn check(kind: &Resource, old: &Value, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The object as the deletion leaves it. Pure: when it is finished, it can go.
+/// The object with deletion timestamp and finalizers. Pure. If [`is_finished`], the caller removes the object at once.
 fn marked(kind: &Resource, old: &Value, options: &Options, now: jiff::Timestamp) -> Value {
     let mut new = old.clone();
     set_finalizers(&mut new, options.propagation.or_else(|| default_propagation(kind, old)));
@@ -255,7 +256,7 @@ fn marked(kind: &Resource, old: &Value, options: &Options, now: jiff::Timestamp)
     if let Some(metadata) = write::metadata_mut(&mut new) {
         metadata.insert("deletionTimestamp".into(), at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string().into());
         metadata.insert("deletionGracePeriodSeconds".into(), grace.into());
-        // Being deleted is a change that controllers must observe.
+        // The generation rises, so that `observedGeneration` shows whether a controller has processed the deletion.
         if let Some(generation) = metadata.get("generation").and_then(Value::as_i64).filter(|_| !already) {
             metadata.insert("generation".into(), (generation + 1).into());
         }
@@ -269,8 +270,8 @@ fn marked(kind: &Resource, old: &Value, options: &Options, now: jiff::Timestamp)
     new
 }
 
-/// The propagation of kinds that orphan their pods if the client names no policy. Source: `DefaultGarbageCollectionPolicy`
-/// of upstream's strategies.
+/// The propagation of kinds that orphan their pods if the client names no policy. Source:
+/// `DefaultGarbageCollectionPolicy` of upstream's strategies.
 fn default_propagation(kind: &Resource, old: &Value) -> Option<Propagation> {
     let orphans = kind.is("batch", "Job") || kind.is("", "ReplicationController");
     let finalizers = old["metadata"]["finalizers"].as_array();
@@ -278,7 +279,7 @@ fn default_propagation(kind: &Resource, old: &Value) -> Option<Propagation> {
     (orphans && !decided).then_some(Propagation::Orphan)
 }
 
-/// How long the object may take to end. Only pods that run somewhere need any time.
+/// The grace period in seconds: 0 except for pods that are bound to a node and have not finished.
 fn grace(kind: &Resource, old: &Value, options: &Options) -> i64 {
     let is_pod = kind.is("", "Pod");
     let over = matches!(old["status"]["phase"].as_str(), Some("Failed" | "Succeeded"));

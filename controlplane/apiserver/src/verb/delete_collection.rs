@@ -1,4 +1,4 @@
-//! DELETE of a collection: each object that the selectors take, by the rules of a single deletion.
+//! DELETE of a collection: deletes each object that the selectors match, by the rules of a single deletion.
 
 use serde_json::json;
 
@@ -28,7 +28,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
         }
         match delete::one(call, object.name(), &options).await {
             Ok(_) => touched.push(object),
-            // Another request deleted the object in the meantime.
+            // Another request has deleted the object meanwhile.
             Err(error) if error.reason == "NotFound" => {}
             Err(error) => return Err(error),
         }

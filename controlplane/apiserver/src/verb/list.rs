@@ -67,12 +67,12 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     Ok(reply::list(call.form()?, call.kind.clone(), (page, copies), meta))
 }
 
-/// What the query selects.
+/// The scope of a list or watch, from the path and the query.
 pub(crate) fn scope(call: &Call) -> Result<Scope> {
     scope_of(call, &call.kind)
 }
 
-/// What the query selects of this kind.
+/// As [`scope`], for another kind than the call's.
 pub(crate) fn scope_of(call: &Call, kind: &Resource) -> Result<Scope> {
     let query = &call.info.query;
     for number in ["limit", "timeoutSeconds"] {
@@ -122,7 +122,7 @@ fn snapshot(call: &Call, scope: &Scope, earlier: Option<Continue>) -> Result<(Ve
         }
         _ => {}
     }
-    // One name: no need to look at the others.
+    // One name: only that object is read.
     let found = match scope.fields.exact_name() {
         Some(name) if !scope.prefix.ends_with("//") && is_single(call) => {
             objects.get(&format!("{}{name}", scope.prefix)).into_iter().collect()

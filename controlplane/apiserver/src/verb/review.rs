@@ -38,7 +38,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     Ok(reply::warned(reply::json(201, &review), &warnings))
 }
 
-/// Refuses a review that does not ask exactly one question, or one that its kind does not answer.
+/// Refuses a review without exactly one question, or with a question that its kind does not support.
 fn check(call: &Call, review: &Value) -> Result<()> {
     let kind = &*call.kind.kind;
     let causes = validate::review(kind, review, call.namespace());
@@ -62,7 +62,7 @@ fn described(user: &User) -> Value {
     value
 }
 
-/// The user that a review asks about, exactly as it says.
+/// The user in the spec of a review, unchanged.
 fn subject(spec: &Value) -> User {
     let texts = |list: &Value| {
         let list = list.as_array().into_iter().flatten().filter_map(Value::as_str);

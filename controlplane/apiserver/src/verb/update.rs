@@ -31,7 +31,7 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     Ok(reply::warned(reply, &warnings))
 }
 
-/// Some kinds refuse to be overwritten blindly.
+/// Refuses an update without resourceVersion of a kind that requires one.
 fn require_revision(call: &Call, revision: &Value) -> Result<()> {
     if call.kind.unconditional_update || revision.as_str().is_some_and(|given| !given.is_empty()) {
         return Ok(());

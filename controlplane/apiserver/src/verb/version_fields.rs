@@ -21,7 +21,7 @@ pub(super) fn take(kind: &Resource, scope: &mut Scope) -> Option<FieldSelector> 
     takes.then(|| std::mem::take(&mut scope.fields))
 }
 
-/// The objects in the version, of which only those that the selector matches.
+/// Converts the objects to the requested version, and keeps those that the selector matches.
 pub(super) async fn select(
     kind: &Resource,
     fields: &FieldSelector,
@@ -32,7 +32,7 @@ pub(super) async fn select(
     Ok(converted)
 }
 
-/// Which objects a watch has sent, so that an object that matches no more is sent as deleted.
+/// The objects that a watch has sent. An object that stops matching is sent as deleted.
 pub(super) struct Transitions {
     fields: FieldSelector,
     /// Whether the last state of an object matched.

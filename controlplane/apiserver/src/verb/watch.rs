@@ -25,22 +25,22 @@ use crate::{
 /// Without `timeoutSeconds` a watch ends after half an hour to an hour, so that clients spread.
 const DEFAULT_SECONDS: u64 = 1800;
 
-/// What every event of one watch is written with.
+/// Writes the events of one watch.
 struct Writer {
     kind: Arc<Resource>,
     form: Form,
     headers_written: bool,
 }
 
-/// Cancelled when a watch gets no more events; what is queued for its client is still sent.
+/// Cancelled when a watch gets no more events. Queued events are still sent to the client.
 #[derive(Clone)]
 pub(crate) struct WatchEnd(pub(crate) CancellationToken);
 
 /// Where a watch begins.
 enum Start {
-    /// With everything that exists, as ADDED.
+    /// With all existing objects, as ADDED.
     Now { end_marker: bool },
-    /// With what happened after a revision.
+    /// With the events after a revision.
     After(u64),
 }
 
@@ -97,8 +97,8 @@ fn error_line(error: &ApiError) -> Bytes {
     format!("{{\"type\":\"ERROR\",\"object\":{}}}\n", status.trim_end()).into()
 }
 
-/// A stream of one ERROR event. Upstream tells a revision that is too old in the stream, not by the status of
-/// the answer, and clients rely on it: kube-rs lists again only then.
+/// A stream of one ERROR event. Upstream reports a compacted revision in the stream, not by the HTTP status. Clients
+/// rely on it: kube-rs lists again only after an ERROR event.
 fn ended_by(error: &ApiError) -> Reply {
     let mut response = Response::new(full(error_line(error)));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -120,7 +120,7 @@ fn start(call: &Call) -> Result<Start> {
     })
 }
 
-/// The events that come at once, and the channel of the rest.
+/// The first events, which are sent at once, and the channel of the later ones.
 fn subscribe(call: &Call, scope: Scope, start: &Start) -> Result<(Vec<Event>, Events)> {
     let cache = &call.state.cache;
     let (watcher, events) = Watcher::new(scope, call.info.query.flag("allowWatchBookmarks"));
@@ -159,7 +159,7 @@ fn limited<S: Stream>(call: &Call, lines: S) -> impl Stream<Item = S::Item> + us
     let shutdown = call.state.shutdown.clone();
     lines.take_until(Box::pin(async move {
         tokio::select! {
-            // Both only wait: nothing is lost when the other is first.
+            // Both branches only wait, so cancelling one of them loses nothing.
             () = tokio::time::sleep(Duration::from_secs(seconds)) => {}
             () = shutdown.cancelled_owned() => {}
         }

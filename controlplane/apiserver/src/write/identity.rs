@@ -5,7 +5,8 @@ use serde_json::Value;
 
 use crate::error::{ApiError, Result};
 
-/// What admission judges an object by. No mutating webhook can change it: the other members decided before.
+/// The fields that identify an object for admission. A mutating webhook must not change them, because other plugins
+/// have already decided by them.
 pub(super) struct Identity([Value; 4]);
 
 impl Identity {

@@ -1,9 +1,9 @@
-//! What a loop goes over.
+//! The range of a comprehension.
 
 use crate::eval::EvalError;
 use crate::value::Value;
 
-/// What a loop goes over: the elements of a list, or the keys of a map.
+/// The range of a comprehension: the elements of a list, or the keys of a map.
 pub(super) struct Range<'a> {
     value: Value<'a>,
     keys: Option<Vec<Value<'a>>>,

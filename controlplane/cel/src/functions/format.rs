@@ -113,7 +113,7 @@ pub(super) fn format_text<'a>(
         let Some(item) = next.next() else { return failed("index out of range") };
         let before = out.len();
         let written = write_clause(&mut out, clause, precision.unwrap_or(6), item);
-        // What was written until an error counts, too: a loop may ignore the error.
+        // The text before an error has its cost, too: a loop can ignore the error and repeat the call.
         evaluator.charge(traversal(u64::try_from(out.len() - before).unwrap_or(u64::MAX)))?;
         written?;
     }

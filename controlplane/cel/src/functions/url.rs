@@ -9,7 +9,7 @@ use super::{failed, traversal};
 use crate::eval::{Evaluated, Evaluator};
 use crate::value::{Key, Value};
 
-/// Scheme and host that stand for those that a URL without them lacks.
+/// Placeholder for the scheme and host of a URL that is only a path.
 const BASE: &str = "none://none.invalid";
 
 pub(super) fn call<'a>(

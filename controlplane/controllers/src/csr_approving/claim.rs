@@ -3,7 +3,7 @@
 //! By default a token of `coracle token create` is for one machine. Its Secret has a mark for that. Before the first
 //! node's certificate is approved, the node's name is written into the Secret, with the resource version that was
 //! read. If two machines race, one of the two writes conflicts, and that request is refused at the retry. Secrets
-//! without the mark, as kubeadm makes them, are for any number of machines.
+//! without the mark, as kubeadm makes them, can be used by any number of machines.
 
 use std::sync::Arc;
 

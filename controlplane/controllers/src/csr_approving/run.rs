@@ -82,7 +82,7 @@ async fn ask(
 }
 
 /// Records the node in the request's bootstrap token. Returns why the token may not be used. A conflict means that
-/// another machine was faster; the retry sees its name.
+/// another machine was faster; the retry reads that machine's name.
 async fn claim_token(
     context: &Context,
     request: &CertificateSigningRequest,

@@ -40,7 +40,7 @@ impl Backoff {
         nodes.insert(node.to_owned(), Entry { wait, since: now });
     }
 
-    /// Forgets a daemon set that does not exist any more.
+    /// Removes the entries of a deleted daemon set.
     pub(crate) fn forget(&mut self, set: &Key) {
         self.0.remove(set);
     }

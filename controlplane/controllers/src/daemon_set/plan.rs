@@ -1,4 +1,4 @@
-//! Which pods a daemon set creates and deletes, and its status.
+//! The plan of a daemon set: pods to create and to delete, and the status.
 
 use std::collections::HashMap;
 use std::sync::Arc;

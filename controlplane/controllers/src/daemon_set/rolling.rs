@@ -38,7 +38,7 @@ fn scaled(value: Option<&IntOrString>, whole: usize, absent: usize) -> usize {
     }
 }
 
-/// The pods of a node: of the present template and of an old one. None if there are several of one sort.
+/// The pods of a node: of the current template and of an old one. `None` if there are several of either.
 type Pair<'a> = (Option<&'a Arc<Pod>>, Option<&'a Arc<Pod>>);
 
 fn pair<'a>(view: &View<'_>, pods: &'a [Arc<Pod>]) -> Option<Pair<'a>> {
@@ -102,7 +102,7 @@ fn surge_update(view: &View<'_>, surge: usize, desired: usize, plan: &mut Plan) 
     plan.create.extend(candidates.into_iter().take(surge.saturating_sub(surging)));
 }
 
-/// Deletes surplus pods of a node with surge: at most one pod of each sort stays, and the old one only while it is
+/// Deletes surplus pods of a node with surge: at most one new and one old pod stay, the old one only while it is
 /// ready and the new one is not available.
 pub(super) fn prune(view: &View<'_>, running: &[Arc<Pod>], plan: &mut Plan) {
     let (new, old): (Vec<&Arc<Pod>>, Vec<&Arc<Pod>>) = running.iter().partition(|pod| view.is_updated(pod));

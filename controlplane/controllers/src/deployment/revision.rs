@@ -102,7 +102,7 @@ pub(crate) fn missing_annotations(
     missing
 }
 
-/// The annotations for a set's share of the deployment's size, where they differ from the present ones.
+/// The annotations for a set's share of the deployment's size, where they differ from the current ones.
 pub(crate) fn size_annotations(set: Option<&ReplicaSet>, desired: i32, max: i32) -> BTreeMap<String, String> {
     [(DESIRED_REPLICAS, desired), (MAX_REPLICAS, max)]
         .into_iter()

@@ -10,7 +10,7 @@ use crate::object::EndpointSlice;
 /// Maximum endpoints of a slice, the default of the reference's controller.
 pub(crate) const SLICE_MAX: usize = 100;
 
-/// What slices have in common: `IPv4` or `IPv6`, and the ports.
+/// The address type (`IPv4` or `IPv6`) and the ports of a slice.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Shape {
     pub(crate) address_type: &'static str,
@@ -82,7 +82,7 @@ fn pack_group(group: Group, slices: Vec<Arc<EndpointSlice>>, changes: &mut Chang
     let occupied = all.iter().filter(|kept| !kept.endpoints.is_empty()).count() + changes.create.len();
     let mut is_placeholder_needed = occupied == 0;
     for kept in all {
-        // One empty slice stays: it says that the service was processed.
+        // One empty slice stays as the sign that the service was processed.
         if kept.endpoints.is_empty() && !std::mem::take(&mut is_placeholder_needed) {
             changes.delete.push(kept.slice);
         } else if kept.is_changed {

@@ -41,7 +41,8 @@ pub(crate) fn groups(
     all
 }
 
-/// The families of a service. The API server sets them; of a service of an earlier version the address tells.
+/// The IP families of a service. Without `ipFamilies` (a service of an earlier version) it is the family of the cluster
+/// IP.
 fn families(service: &Service) -> Vec<&'static str> {
     let spec = &service.spec;
     let known = |family: &String| match family.as_str() {

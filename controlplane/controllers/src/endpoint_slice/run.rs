@@ -67,7 +67,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     Ok(rest_after(count))
 }
 
-/// What all slices of an owner have.
+/// The metadata of all slices of an owner.
 pub(crate) struct Identity {
     pub(crate) owner: OwnerReference,
     pub(crate) labels: BTreeMap<String, String>,

@@ -82,7 +82,7 @@ pub(crate) async fn run(context: Arc<Context>) {
     });
     loop {
         collector.kinds_changed.notified().await;
-        // One discovery for the events of a moment.
+        // One discovery for all events that arrive within a short time.
         tokio::time::sleep(SETTLE).await;
         let known = collector.kinds();
         collector.set_kinds(discover(&context, &known).await);

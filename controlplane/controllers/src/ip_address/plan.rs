@@ -15,7 +15,7 @@ const MANAGER: &str = "ipallocator.k8s.io";
 /// Label of an IPAddress with its family.
 const FAMILY: &str = "ipaddress.kubernetes.io/ip-family";
 
-/// What to do with the IPAddress of one address.
+/// The action for the IPAddress of one address.
 #[derive(Debug)]
 pub(crate) enum Action {
     Create(Value),

@@ -1,4 +1,4 @@
-//! Which pods a job creates and deletes.
+//! The plan of a job: pods to create and to delete.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -75,7 +75,7 @@ fn delete(mut pods: Vec<Arc<Pod>>) -> Change {
     if pods.is_empty() { Change::Nothing } else { Change::Delete(pods) }
 }
 
-/// How many pods should be active.
+/// The desired number of active pods.
 fn wanted(view: &View<'_>, active: usize) -> usize {
     let parallelism = view.job.spec.parallelism.unwrap_or(1);
     let wanted = match view.job.spec.completions {

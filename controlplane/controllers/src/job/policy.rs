@@ -5,7 +5,7 @@ use k8s_openapi::api::batch::v1::{PodFailurePolicyOnExitCodesRequirement, PodFai
 use super::indexes::Indexes;
 use crate::object::{Job, ObjectExt, Pod};
 
-/// What the failure policy says of a failed pod.
+/// The decision of the failure policy about a failed pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
     /// The failure counts.

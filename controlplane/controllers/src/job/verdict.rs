@@ -12,14 +12,14 @@ use super::pods::{
 use super::policy::{self, Failure};
 use crate::object::{Job, ObjectExt, Pod};
 
-/// How a job ends.
+/// The result of a finished job, with reason and message of its condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Fails { reason: String, message: String },
     Succeeds { reason: String, message: String },
 }
 
-/// What is known of a job. Built from the job and all pods that it controls.
+/// The observed state of a job, made from the job and all pods that it controls.
 #[derive(Debug)]
 pub(crate) struct View<'a> {
     pub(super) job: &'a Job,
@@ -37,7 +37,7 @@ pub(crate) struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// What is known of a job and its pods at this time.
+    /// The observed state of a job and its pods at the time `now`.
     pub(crate) fn of(job: &'a Job, pods: &'a [Arc<Pod>], now: Timestamp) -> Self {
         let mut view = Self {
             job,

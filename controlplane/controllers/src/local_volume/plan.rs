@@ -1,4 +1,4 @@
-//! The volume for a claim, or why there is none.
+//! The plan of a claim: the volume to create, or the reason why none is created.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use super::{DIRECTORY, FINALIZER, NODE, PROVISIONER_NAME};
 use crate::object::{Claim, Node, ObjectExt, PersistentVolume, StorageClass};
 use crate::volume_binding::{PROVISIONED_BY, SELECTED_NODE};
 
-/// What to do for a claim.
+/// The action for a claim.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Provision {
     /// The claim needs no volume from this provisioner now.
@@ -101,7 +101,7 @@ fn volume(claim: &Claim, class: &StorageClass, (node, hostname, directory): (&st
     })
 }
 
-/// The size that a bound claim asks for, if it is larger than its volume.
+/// The size that a bound claim requests, if it is larger than its volume.
 pub(crate) fn expansion(claim: &Claim, volume: &PersistentVolume) -> Option<String> {
     let requested = claim.requested()?;
     let size = coracle_values::Quantity::parse(&requested.0).ok()?;

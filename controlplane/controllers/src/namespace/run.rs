@@ -63,7 +63,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     Err(Error::NotEmpty { object: format!("Namespace {key}") })
 }
 
-/// Deletes all objects of these kinds. Returns what is left.
+/// Deletes all objects of these kinds. Returns the remaining objects and the failures.
 async fn empty(context: &Context, namespace: &str, kinds: &[&ApiKind]) -> Left {
     let mut left = Left::default();
     for kind in kinds {

@@ -1,4 +1,4 @@
-//! The ports that LoadBalancer services want at the nodes' addresses, and which service has each port.
+//! The ports that LoadBalancer services request at the nodes' addresses, and the service that gets each port.
 //!
 //! A service that serves a port keeps it. Otherwise the oldest service gets it. So an older service that adds the port,
 //! or becomes a load balancer, takes nothing from another one.

@@ -1,5 +1,5 @@
-//! Writes the addresses of nodes into the status of LoadBalancer services. There is one worker, so that no two services
-//! get a port at once.
+//! Writes the addresses of nodes into the status of LoadBalancer services. One worker reconciles all services, so that
+//! two services never get the same port.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ use crate::write::Part;
 
 const COMPONENT: &str = "service-lb-controller";
 
-/// What the controller keeps between two reconciles.
+/// The state that the controller keeps between reconciles.
 #[derive(Debug, Default)]
 pub(crate) struct State {
     claims: Mutex<Claims>,

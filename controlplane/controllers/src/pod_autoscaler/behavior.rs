@@ -1,4 +1,4 @@
-//! How fast an autoscaler may follow its metrics: stabilization windows and policies. Source: upstream's
+//! Limits on the speed of scaling: stabilization windows and policies. Source: upstream's
 //! `horizontal.go`.
 
 use jiff::{SignedDuration, Timestamp};

@@ -32,7 +32,7 @@ pub(crate) enum Measured {
     Value(i64),
 }
 
-/// What the target's pods have in common.
+/// The pods of the target: their namespace and their selector.
 pub(crate) struct Selected<'a> {
     pub(crate) client: &'a Client,
     pub(crate) namespace: &'a str,

@@ -17,9 +17,9 @@ use crate::object::HorizontalPodAutoscaler;
 /// Default tolerance of usage, in parts of the target.
 const TOLERANCE: f64 = 0.1;
 
-/// The condition that says whether metrics are valid.
+/// The type of the condition for valid metrics.
 pub(super) const ACTIVE: &str = "ScalingActive";
-/// The condition that says whether the target can be scaled.
+/// The type of the condition for a target that can be scaled.
 pub(super) const ABLE: &str = "AbleToScale";
 const LIMITED: &str = "ScalingLimited";
 
@@ -36,7 +36,7 @@ pub(super) struct Observed<'a> {
     pub(super) now: Timestamp,
 }
 
-/// What to do with the target.
+/// The decision about the target.
 #[derive(Debug)]
 pub(super) struct Decision {
     /// The replicas to set with the reason; None if the target stays.
@@ -62,7 +62,7 @@ struct Failed {
     whole: String,
 }
 
-/// What can be decided without metrics: the replicas are outside of the limits, or 0. None: metrics decide.
+/// The decision if the replicas are outside of the limits, or 0. `None`: the decision needs the metrics.
 pub(super) fn without_metrics(
     autoscaler: &HorizontalPodAutoscaler,
     current: i32,

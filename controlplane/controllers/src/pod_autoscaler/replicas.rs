@@ -7,7 +7,7 @@ use jiff::Timestamp;
 
 use super::pod::{Groups, Pod, PodValue, PodValues};
 
-/// How far usage may be from its target without a change: parts of the target.
+/// Tolerance, as a fraction of the target: a smaller deviation of the usage changes nothing.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tolerance {
     pub(super) down: f64,
@@ -42,7 +42,7 @@ pub(super) struct Proposal {
     pub(super) utilization: Option<i32>,
 }
 
-/// What the usage of pods is compared with.
+/// The target value of the pods' usage.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Wanted<'a> {
     /// A mean in thousandths.

@@ -12,7 +12,7 @@ use crate::error::{Error, is_already_exists};
 use crate::object::{ControllerRevision, Key, ObjectExt};
 use crate::write::{Part, owners_patch};
 
-/// The revision of the present template, all revisions, and the collision count.
+/// The revision of the current template, all revisions, and the collision count.
 #[derive(Debug)]
 pub(crate) struct Current {
     pub(crate) revision: Arc<ControllerRevision>,
@@ -23,7 +23,7 @@ pub(crate) struct Current {
 /// Maximum number of names that are tried for one revision.
 const ATTEMPTS: i32 = 8;
 
-/// Finds or writes the revision of the present template. Adopts orphaned revisions that match the selector.
+/// Finds or writes the revision of the current template. Adopts orphaned revisions that match the selector.
 pub(crate) async fn current(
     context: &Context,
     workload: &Workload<'_>,

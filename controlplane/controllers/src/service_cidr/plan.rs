@@ -19,7 +19,7 @@ const READY: &str = "Kubernetes Service CIDR is ready";
 const IN_USE: &str =
     "There are still IPAddresses referencing the ServiceCIDR, please remove them or create a new ServiceCIDR";
 
-/// What to do with a ServiceCIDR.
+/// The action for a ServiceCIDR.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Action {
     /// Patches the metadata.

@@ -1,4 +1,4 @@
-//! When a pod's condition DisruptionTarget is stale.
+//! The time at which a pod's condition DisruptionTarget becomes stale.
 
 use jiff::{SignedDuration, Timestamp};
 
@@ -7,7 +7,7 @@ use crate::object::{ObjectExt, Pod};
 /// A client that sets the condition deletes the pod within this time. Upstream has the same value.
 const DELETION_TIMEOUT: SignedDuration = SignedDuration::from_secs(120);
 
-/// When the condition becomes stale. None without the condition, or if the pod ends.
+/// The time at which the condition becomes stale. `None` without the condition, or if the pod ends.
 pub(crate) fn stale_at(pod: &Pod) -> Option<Timestamp> {
     if pod.is_being_deleted() || pod.finished() {
         return None;

@@ -1,4 +1,4 @@
-//! The claims of a stateful set's pods, and who owns them.
+//! The claims of a stateful set's pods, and their owner references.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde_json::{Value, json};

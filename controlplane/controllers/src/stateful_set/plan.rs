@@ -1,4 +1,4 @@
-//! Which pods a stateful set creates and deletes. With ordered management there is one step at a time.
+//! The plan of a stateful set: pods to create and to delete. With ordered management it is one step at a time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

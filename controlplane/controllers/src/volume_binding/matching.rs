@@ -1,4 +1,4 @@
-//! Which volume a claim gets: the one that is reserved for it, else the smallest one that fits.
+//! The choice of a volume for a claim: the volume that is reserved for it, else the smallest one that fits.
 
 use std::sync::Arc;
 

@@ -14,7 +14,7 @@ use crate::write::Part;
 /// A provisioner of this name makes no volumes: an administrator does.
 const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 
-/// What is known about a claim.
+/// The observed state of a claim.
 pub(crate) struct View<'a> {
     pub(crate) claim: &'a Claim,
     /// The volume that `spec.volumeName` names.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// How strict a policy is; ordered from loose to strict.
+/// The level of a policy, ordered from loose to strict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// No checks.

@@ -1,4 +1,4 @@
-//! What an object uses, by the names that quotas use.
+//! The usage of an object, by the resource names of quotas.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ pub(super) const PLAIN_COUNTS: &[&str] =
 const REQUIRED: [&str; 6] =
     ["cpu", "limits.cpu", "limits.memory", "memory", "requests.cpu", "requests.memory"];
 
-/// What an object uses.
+/// The usage of an object, by the resource names of quotas, in thousandths.
 pub(super) fn of(kind: &Resource, object: &Value) -> Usage {
     let mut usage = Usage::new();
     if !is_counted(kind) {

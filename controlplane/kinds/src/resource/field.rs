@@ -13,11 +13,11 @@ pub struct SelectableField {
     pub name: Arc<str>,
     /// Its name in the stored version.
     pub stored: Arc<str>,
-    /// How its value is read.
+    /// The way to read its value.
     pub value: FieldValue,
 }
 
-/// How the value of a selectable field is read, as text.
+/// The way to read the value of a selectable field, as text.
 #[derive(Clone, Debug)]
 pub enum FieldValue {
     /// By a function of a built-in row.

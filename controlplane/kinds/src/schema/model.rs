@@ -45,15 +45,15 @@ pub(crate) struct Property {
     pub(crate) shape: Shape,
     /// When Go writes the field.
     pub(crate) presence: Presence,
-    /// How decoding errors name it, if that does not follow from the shape.
+    /// Its Go type and embedded structs in decoding errors, if they do not follow from the shape.
     pub(crate) go: Option<Box<GoField>>,
-    /// How a strategic merge treats it.
+    /// Markers for strategic merge.
     pub(crate) patch: PatchMarkers,
-    /// How field ownership treats it.
+    /// Markers for field ownership.
     pub(crate) ownership: OwnershipMarkers,
 }
 
-/// A field as Go's decoding errors name it.
+/// The Go type and the embedded structs of a field, for Go's decoding errors.
 pub(crate) struct GoField {
     /// `[]v1.PersistentVolumeAccessMode`.
     pub(crate) of: Box<str>,
@@ -86,7 +86,7 @@ pub(crate) struct OwnershipMarkers {
     pub(crate) default: Option<serde_json::Value>,
 }
 
-/// How elements of a list are owned.
+/// Field ownership of a list: `x-kubernetes-list-type`.
 #[derive(Default, Clone, Debug)]
 pub(crate) enum ListType {
     /// The list has one owner.

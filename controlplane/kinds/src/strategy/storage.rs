@@ -92,7 +92,7 @@ mod tests {
             let mut new = json!({"status": status});
             set_transition_time(&mut new, &old);
             let time = new["status"][TRANSITION].as_str().unwrap();
-            // None: the present.
+            // `None` expects the current time.
             assert!(expect.map_or(time > own, |expect| time == expect), "{new}");
         }
     }

@@ -17,7 +17,7 @@ const FIELDS: &[&str] = &[
     "status.podIP",
     "status.podIPs",
 ];
-/// Fields that upstream's conversion knows. A reference to any other field gets a conversion error. Source:
+/// Fields that upstream's conversion supports. A reference to any other field gets a conversion error. Source:
 /// `ConvertDownwardAPIFieldLabel`.
 const KNOWN_FIELDS: &[&str] = &[
     "metadata.annotations",

@@ -20,7 +20,7 @@ const IMMUTABLE: [(&str, &str); 13] = [
     ("reportingController", "reportingController"),
     ("reportingInstance", "reportingInstance"),
 ];
-/// Fields that are for events of the core group.
+/// Fields that only events of the core group may have.
 const DEPRECATED: std::ops::Range<usize> = 3..7;
 
 pub(crate) fn event(causes: &mut Causes, event: &Value, old: Option<&Value>) {
@@ -59,7 +59,7 @@ fn content(causes: &mut Causes, event: &Value) {
     let path = Path::root("involvedObject").field("namespace");
     let mismatch = "does not match event.namespace";
     if event["eventTime"].is_null() {
-        // An event of an old client, which has none of the fields below.
+        // An event of an old client (core/v1). It does not have the fields that are checked below.
         causes.required(&Path::root("eventTime"), "");
         if about != own && !(about.is_empty() && own == "default") {
             causes.invalid(&path, &about.into(), mismatch);

@@ -22,7 +22,7 @@ pub(crate) struct Comparison {
     pub(crate) removed: FieldSet,
 }
 
-/// How a value differs from its old state as a whole.
+/// The change of a value as a whole.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Change {
     None,

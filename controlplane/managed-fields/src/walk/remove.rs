@@ -33,7 +33,7 @@ pub(crate) fn remove(schema: &Schema, of: TypeId, value: &Value, fields: &FieldS
     }
 }
 
-/// What stays of a part. None if the part is in the set.
+/// A part without the fields of the set. `None` if the part itself is in the set.
 fn part_of(
     schema: &Schema,
     of: TypeId,

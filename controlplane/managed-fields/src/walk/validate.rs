@@ -1,4 +1,4 @@
-//! Checks that each element of an applied list can be identified, and is there once.
+//! Checks that each element of an applied list can be identified, and that the list has no duplicates.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ use crate::{
 pub struct InvalidElement {
     /// The path of the list.
     pub path: Path,
-    /// What is wrong.
+    /// The defect, in upstream's text.
     pub reason: String,
 }
 

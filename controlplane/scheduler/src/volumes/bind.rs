@@ -92,7 +92,7 @@ fn reservation(claim: &Claim, volume: &Volume) -> Value {
     }}})
 }
 
-/// Tells the provisioner the node.
+/// Sets the annotation of the claim that names the node to the provisioner.
 async fn select_node(client: &Client, volumes: &Volumes, key: &Key, node: &str) -> Result<(), BindError> {
     let patch = {
         let state = volumes.lock();
@@ -112,7 +112,10 @@ async fn select_node(client: &Client, volumes: &Volumes, key: &Key, node: &str) 
     Ok(())
 }
 
-/// Whether every claim is bound. An error: the choice is void.
+/// Whether every claim is bound.
+///
+/// # Errors
+/// A claim is being deleted, or the provisioner has refused the node. The pod must be scheduled again.
 fn all_bound(volumes: &Volumes, chosen: &[(Key, Choice)], node: &str) -> Result<bool, BindError> {
     let state = volumes.lock();
     let mut all = true;
@@ -124,7 +127,7 @@ fn all_bound(volumes: &Volumes, chosen: &[(Key, Choice)], node: &str) -> Result<
         }
         all = false;
         if *choice == Choice::Provision && claim.annotation(SELECTED_NODE) != Some(node) {
-            // The provisioner gave the node back.
+            // The provisioner has removed the annotation: it cannot make the volume for this node.
             let why = format!("provisioning failed for PVC {:?}", key.name);
             return Err(BindError::Volumes(why));
         }

@@ -1,4 +1,4 @@
-//! Which nodes can have the volumes of a pod.
+//! The volume filter: refuses nodes that cannot have the volumes of a pod.
 
 use std::collections::{BTreeSet, HashSet};
 

@@ -47,7 +47,7 @@ const INFO: usize = 32;
 const SEEDS: usize = 1000;
 /// Maximum number of callers that wait for the plugin. Each keeps a thread; more of them get an error at once.
 const WAITING: usize = 32;
-/// Interval of key checks. The first write after it asks the plugin for its key id, in the background.
+/// Interval of key checks. The first write after it requests the plugin's key id, in the background.
 const CHECK: Duration = Duration::from_secs(60);
 /// Maximum bytes of the parts of a response, as upstream.
 const MAX_KEY_ID: usize = 1 << 10;
@@ -84,7 +84,7 @@ struct Shared {
     running: Mutex<HashMap<Encrypted, Vec<Caller>>>,
     /// Held during a check of the plugin's key.
     renewing: tokio::sync::Mutex<()>,
-    /// When the plugin was last asked for its key.
+    /// Time of the last request for the plugin's key id.
     checked: Mutex<Instant>,
     seeds: Mutex<Sources>,
 }
@@ -240,7 +240,7 @@ fn failed(settings: &KmsSettings, reason: String) -> Error {
     Error::Kms { name: settings.name.clone(), reason }
 }
 
-/// Runs a function that waits. The other tasks of an async worker go on in another thread meanwhile.
+/// Runs a blocking function. Meanwhile the other tasks of the async worker run on another thread.
 fn off_worker<T>(work: impl FnOnce() -> T) -> T {
     let is_worker = Handle::try_current().is_ok_and(|own| own.runtime_flavor() == RuntimeFlavor::MultiThread);
     if is_worker { tokio::task::block_in_place(work) } else { work() }

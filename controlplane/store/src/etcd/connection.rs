@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{Error, Health};
 
-/// Maximum duration of a request. etcd itself gives up after seven seconds.
+/// Maximum duration of a request. The timeout of etcd itself is seven seconds.
 const REQUEST: Duration = Duration::from_secs(8);
 /// Maximum duration of connecting.
 const CONNECT: Duration = Duration::from_secs(3);

@@ -1,4 +1,4 @@
-//! The task of one watch: it follows etcd, and resumes where it was after a disconnection.
+//! The task of one watch: it follows etcd, and after a disconnection resumes at its last revision.
 //!
 //! States: connecting, following; after a failure it pauses and connects to the next member. If the commits that it
 //! missed are compacted, it lists all entries, sends them as [`Event::Resync`] and continues behind the list.
@@ -189,7 +189,7 @@ impl Follower {
         let mut commits = commits.into_iter().peekable();
         while let Some(mut commit) = commits.next() {
             last = commit.revision;
-            // A commit that was left out does not follow: the consumer would wait for it for ever.
+            // Set only if the guard's commit passed the filters: the consumer waits for an announced commit.
             commit.guard_follows = commits.peek().is_some_and(|next| next.revision == last);
             self.events.send(Event::Commit(Arc::new(commit))).map_err(|_closed| End::Unused)?;
         }

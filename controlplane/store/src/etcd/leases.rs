@@ -8,7 +8,7 @@ use tokio::{sync::Mutex, time::Instant};
 use super::{api::LeaseGrantRequest, connection::Connection};
 use crate::Error;
 
-/// Maximum time during which a lease is attached to entries. An entry lives at most this much longer.
+/// Maximum time during which a lease is attached to new entries. An entry can outlive its TTL by at most this time.
 const SHARED: Duration = Duration::from_secs(60);
 /// Maximum number of entries of a lease.
 const ENTRIES: usize = 1000;
@@ -45,7 +45,7 @@ impl Leases {
         Ok(id)
     }
 
-    /// Stops the use of a lease that etcd does not know any more.
+    /// Removes a lease that etcd reports as unknown. The next entry gets a new lease.
     pub(super) async fn forget(&self, ttl: Duration) {
         self.0.lock().await.remove(&ttl);
     }

@@ -1,4 +1,5 @@
-//! What happens to objects of a namespace that does not exist: it is created, or they are refused.
+//! NamespaceAutoProvision creates the missing namespace of a new object. NamespaceExists refuses requests in a missing
+//! namespace.
 //!
 //! Source: `plugin/pkg/admission/namespace/{autoprovision,exists}`.
 

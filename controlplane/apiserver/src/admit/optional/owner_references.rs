@@ -1,5 +1,5 @@
-//! Who changes the owners of an object must be allowed to delete the object. Who lets an object block the deletion of its
-//! owner must be allowed to change the owner's finalizers.
+//! OwnerReferencesPermissionEnforcement: a change of an object's owners needs the permission to delete the object.
+//! An owner reference with `blockOwnerDeletion` needs the permission to change the owner's finalizers.
 //!
 //! Source: `plugin/pkg/admission/gc`.
 

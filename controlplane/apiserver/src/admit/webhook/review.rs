@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::super::{Attributes, Operation};
 use crate::error::ApiError;
 
-/// What a webhook answered.
+/// The response of a webhook.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Verdict {
     pub(super) allowed: bool,
@@ -18,7 +18,7 @@ pub(super) struct Verdict {
     pub(super) warnings: Vec<String>,
 }
 
-/// The object before and after the request, in the version that the webhook wants.
+/// The object before and after the request, in the version that the webhook's rules select.
 pub(in crate::admit) struct Objects {
     pub(in crate::admit) new: Value,
     pub(in crate::admit) old: Value,

@@ -22,21 +22,21 @@ const ALGORITHMS: [Algorithm; 8] = [
     Algorithm::PS512,
 ];
 
-/// Which authenticators there are besides those of the cluster itself.
+/// The authenticators that the configuration file adds to those of the cluster itself.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AuthenticationConfig {
     pub(crate) issuers: Vec<IssuerConfig>,
     pub(crate) anonymous: AnonymousConfig,
 }
 
-/// Which requests without credentials are accepted.
+/// Anonymous authentication: the paths on which requests without credentials are accepted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum AnonymousConfig {
     /// All of them.
     #[default]
     Enabled,
     Disabled,
-    /// Those of these paths.
+    /// Requests with one of these paths.
     Paths(Vec<String>),
 }
 

@@ -111,7 +111,7 @@ impl Keys {
         let place = document["jwks_uri"].as_str().ok_or("the discovery document has no jwks_uri")?;
         let set = self.get(place).await?;
         let keys = set["keys"].as_array().ok_or("the key set has no keys")?;
-        // Keys of unknown types are for other clients.
+        // A key of an unknown type is skipped: the set can have keys for other clients.
         Ok(keys.iter().take(KEYS).filter_map(|key| serde_json::from_value(key.clone()).ok()).collect())
     }
 

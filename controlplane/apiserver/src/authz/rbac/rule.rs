@@ -12,7 +12,7 @@ pub(crate) struct Rule {
     pub(crate) verbs: Vec<String>,
     pub(crate) groups: Vec<String>,
     pub(crate) resources: Vec<String>,
-    /// None allows all.
+    /// `resourceNames`. An empty list allows all names.
     pub(crate) names: Vec<String>,
     pub(crate) urls: Vec<String>,
 }

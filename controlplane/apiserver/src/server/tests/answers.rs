@@ -141,7 +141,7 @@ async fn a_status_begins_with_its_kind_and_ends_with_a_newline() {
 async fn the_openapi_document_comes_as_protobuf_or_json() {
     let server = Fixture::new().await;
     let protobuf = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
-    // What kubectl asks for; it cannot parse this name in an answer.
+    // kubectl accepts this media type. It cannot parse the same name in a response.
     let of_client_go = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf";
     for (accept, media) in [
         (protobuf, protobuf),

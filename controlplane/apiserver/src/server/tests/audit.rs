@@ -82,7 +82,7 @@ async fn refusals_are_recorded_and_impersonated_users_are_named() {
     let event = &events(&server, "/api/v1/nodes", 2).await[1];
     assert_eq!((&event["user"]["username"], &event["auditID"]), (&json!("admin"), &json!("mine")));
     assert_eq!(event["impersonatedUser"]["username"], "bob");
-    // A token that no authenticator knows.
+    // A token that no authenticator recognizes.
     let mut unknown = request();
     unknown.headers_mut().insert("authorization", "Bearer wrong".parse().unwrap());
     assert_eq!(server.api.handle(unknown, None).await.status(), 401);

@@ -176,7 +176,7 @@ async fn a_request_is_for_one_name_however_it_is_read() {
             assert!(answer.body["message"].as_str().unwrap().contains(why), "{}", answer.body);
         }
     }
-    // What others sign is theirs to judge.
+    // The requests of other signers are not restricted: their signer decides.
     let other = with_subject("c", "example.com/signer", &[&[node], &[controllers]]);
     assert_eq!(server.send_as(admin(), "POST", REQUESTS, other).await.code, 201);
     for signer in [NODE_CLIENT, "kubernetes.io/kubelet-serving", "kubernetes.io/kube-apiserver-client"] {

@@ -123,7 +123,7 @@ async fn a_validating_webhook_refuses_and_warns() {
     assert_eq!((&requests[2]["object"], &requests[2]["oldObject"]["data"]["a"]), (&Value::Null, &json!("b")));
 }
 
-/// CVE-2021-25735: webhooks for updates of nodes judged the old node.
+/// CVE-2021-25735: webhooks for updates of nodes got the old node in place of the new one.
 #[tokio::test]
 async fn cve_2021_25735_a_webhook_judges_the_new_node_and_gets_the_old_one() {
     let server = Fixture::new().await;
