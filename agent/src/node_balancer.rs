@@ -128,7 +128,7 @@ impl NodeBalancer {
         });
     }
 
-    /// Forgets all results, so that each service is checked again.
+    /// Discards all results, so that each service is checked again.
     pub(crate) fn forget(&self) {
         let mut checks = self.lock();
         checks.services.values_mut().for_each(|check| check.ports.clear());
@@ -144,7 +144,7 @@ impl NodeBalancer {
         }
     }
 
-    /// Forgets the results of refused services. Returns their keys.
+    /// Discards the results of refused services. Returns their keys.
     pub(crate) fn forget_refused(&self) -> Vec<Key> {
         let mut checks = self.lock();
         checks.retry = None;

@@ -96,7 +96,7 @@ impl PolicyGate {
         }
     }
 
-    /// Forgets a pod whose sandbox is removed.
+    /// Removes the entry of a pod whose sandbox is removed.
     pub(crate) fn release(&self, uid: &str) {
         if let Some(requests) = &self.requests {
             let _ = requests.send(Request::Release { uid: uid.to_owned() });

@@ -1,4 +1,4 @@
-//! systemd slices and scopes: cgroups that systemd makes, so that it knows their limits and does not change
+//! systemd slices and scopes: cgroups that systemd makes, so that it has their limits and does not change
 //! them.
 //!
 //! Communicates with systemd over its private socket, in blocking calls. The socket exists wherever systemd

@@ -85,7 +85,7 @@ impl Shim {
         }
     }
 
-    /// Forgets the pid of a reaped creator: the pid may be reused, and a deletion must not kill that process.
+    /// Clears the pid of a reaped creator: the pid may be reused, and a deletion must not kill the new process.
     fn forget_creator(&mut self, pid: i32) {
         for container in self.containers.values_mut() {
             if let Phase::Creating { creator, .. } = &mut container.phase
