@@ -1,4 +1,4 @@
-//! The table in the kernel: programs of services, compared with what is applied.
+//! The table in the kernel: writes the difference between the desired and the applied programs of services.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;

@@ -24,7 +24,7 @@ use super::{Events, Host, ImageChanges, RuntimeError, answer};
 
 /// Maximum size in bytes of a message, as in the kubelet: a list of all containers exceeds gRPC's default.
 const MESSAGE_MAX: usize = 16 << 20;
-/// Limit of a call without a limit of its own: the kubelet's `runtimeRequestTimeout`.
+/// Default timeout of a call: the kubelet's `runtimeRequestTimeout`.
 const CALL_LIMIT: Duration = Duration::from_secs(120);
 /// Limit of connecting, at the start and after the runtime restarted.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
@@ -73,7 +73,7 @@ pub(super) trait Limited {
     }
 }
 
-/// The limit of a call that waits `seconds` by itself.
+/// Timeout of a call that may take `seconds` in the runtime: both times together.
 fn with_wait(seconds: i64) -> Option<Duration> {
     Some(CALL_LIMIT.saturating_add(Duration::from_secs(u64::try_from(seconds).unwrap_or_default())))
 }
