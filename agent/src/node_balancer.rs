@@ -1,9 +1,9 @@
 //! Checks load balancers before this node serves them at its addresses: no service takes a port that a program of the
 //! node or a pod's host port uses.
 //!
-//! The control plane's controller decides which service has which port of the nodes. It does not know the sockets of a
-//! node. So the node checks each service itself, never serves a refused one, and names refused ports in an annotation.
-//! The controller then removes the node's address from the status.
+//! The control plane's controller decides which service has which port of the nodes. It has no list of a node's
+//! sockets. So the node checks each service itself, never serves a refused one, and names refused ports in an
+//! annotation. The controller then removes the node's address from the status.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

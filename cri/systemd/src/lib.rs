@@ -11,7 +11,7 @@
 //! Invariants:
 //! - systemd gets the limits that the kernel has ([`property::held`]), never separately calculated ones.
 //! - A call returns when its job has ended, not earlier.
-//! - It knows neither pods nor containers.
+//! - The crate is independent of pods and containers.
 
 mod connection;
 mod message;
