@@ -352,7 +352,7 @@ impl Checkpoint {
             Ok(record) if record.version == VERSION => Some((record.name, record.value)),
             Ok(record) => {
                 let version = record.version;
-                files::set_aside(path, &format!("its version is {version}, this program knows {VERSION}"));
+                files::set_aside(path, &format!("its version is {version}, this program supports {VERSION}"));
                 None
             }
             Err(error) => {

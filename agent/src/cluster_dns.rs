@@ -48,7 +48,7 @@ impl ClusterDns {
     /// Serves until dropped. Names of the cluster are answered from the tables, also while the API server is away.
     pub(crate) async fn run(self, tables: Arc<RwLock<Tables>>, node: watch::Receiver<Option<Arc<Node>>>) {
         let (clients, permitted) = watch::channel(pod_networks(node.borrow().as_deref()));
-        // Both end only with this task. The second never ends by itself before the agent does.
+        // `follow` returns only when the agent ends, so this method does not return before.
         tokio::join!(self.serve(tables, permitted), follow(node, clients));
     }
 
@@ -58,7 +58,7 @@ impl ClusterDns {
             let Some(zone) = Zone::new(&self.domain, Arc::clone(&tables), self.addresses.clone()) else {
                 tracing::error!(
                     domain = self.domain,
-                    "cluster DNS is off: the cluster domain is no domain name"
+                    "cluster DNS is off: the cluster domain is not a domain name"
                 );
                 return;
             };

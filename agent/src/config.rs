@@ -20,7 +20,8 @@ use crate::node::EvictionThresholds;
 pub struct AgentConfig {
     /// Name of the node.
     pub node_name: String,
-    /// Directory of what is kept across boots: pod directories under `pods/`, stored objects under `agent/`, `sealing.key`, `pki/`.
+    /// State directory, kept across boots: pod directories under `pods/`, stored objects under `agent/`,
+    /// `sealing.key`, `pki/`.
     pub state_dir: PathBuf,
     /// Directory of what ends with a boot.
     pub run_dir: PathBuf,

@@ -342,7 +342,7 @@ impl NetworkPolicies {
         self.model.put_pod(facts);
     }
 
-    /// The object is gone. The sandbox on this node may still exist: then the pod stays until it is released.
+    /// The pod object was deleted. If its sandbox on this node still exists, the pod is kept until it is released.
     fn lose_pod(&mut self, uid: &str) {
         if !self.admitted.lose(uid) {
             self.model.take_pod(uid);

@@ -1,9 +1,9 @@
 //! Checks load balancers before this node serves them at its addresses: no service takes a port that a program of the
 //! node or a pod's host port uses.
 //!
-//! The control plane's controller decides which service has which port of the nodes. It does not know the sockets of a
-//! node. So the node checks each service itself, never serves a refused one, and names refused ports in an annotation.
-//! The controller then removes the node's address from the status.
+//! The control plane's controller decides which service has which port of the nodes. It has no list of a node's
+//! sockets. So the node checks each service itself, never serves a refused one, and names refused ports in an
+//! annotation. The controller then removes the node's address from the status.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -128,7 +128,7 @@ impl NodeBalancer {
         });
     }
 
-    /// Forgets all results, so that each service is checked again.
+    /// Discards all results, so that each service is checked again.
     pub(crate) fn forget(&self) {
         let mut checks = self.lock();
         checks.services.values_mut().for_each(|check| check.ports.clear());
@@ -144,7 +144,7 @@ impl NodeBalancer {
         }
     }
 
-    /// Forgets the results of refused services. Returns their keys.
+    /// Discards the results of refused services. Returns their keys.
     pub(crate) fn forget_refused(&self) -> Vec<Key> {
         let mut checks = self.lock();
         checks.retry = None;

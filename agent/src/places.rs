@@ -40,9 +40,9 @@ pub(crate) fn fix_umask() {
     umask(Mode::from_bits_truncate(0o022));
 }
 
-/// Makes the directory and the named ones below it, and takes away permissions that an earlier version gave.
+/// Makes the directory and the named ones below it, and removes permissions that an earlier version gave.
 ///
-/// A file where a directory should be is left to its owner's error.
+/// A file in place of a directory is not an error here: the code that uses the directory reports it.
 ///
 /// # Errors
 /// A directory cannot be made or its mode cannot be changed.
@@ -60,7 +60,7 @@ pub(crate) fn prepare(top: &Path, below: &[&[(&str, u32)]]) -> anyhow::Result<()
     Ok(())
 }
 
-/// Takes away permissions that an earlier version gave to the directory and to the named ones below it, and makes none.
+/// Removes permissions that an earlier version gave to the directory and to the named ones below it. Makes none.
 ///
 /// # Errors
 /// A mode cannot be changed.

@@ -2,7 +2,7 @@
 //!
 //! The API server and administrators authenticate with a client certificate of the cluster's CA. All others need a
 //! permission that the API server confirms, for a certificate or a token ([`Access`]). Only `/healthz` is open. Pods
-//! come from a [`PodView`]; containers are asked from the runtime, so that a response is never older than the
+//! come from a [`PodView`]; containers are read from the runtime, so that a response is never older than the
 //! runtime's state. Exec, attach and port-forward are authorized here and served by the runtime (`Streams`).
 
 mod access;

@@ -350,7 +350,7 @@ impl Bridge<'_> {
         link.and(claim).and(ipam.map(drop))
     }
 
-    /// Forgets the permitted source of a port that is gone.
+    /// Removes the permitted source of a port that no longer exists.
     fn unguard(&self, port: &str) -> Result<(), Error> {
         self.host.guard.as_ref().map_or(Ok(()), |guard| guard.remove(port))
     }

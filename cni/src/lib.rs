@@ -7,7 +7,7 @@
 //! `nft`, `tc` or `iptables` is needed.
 //!
 //! Invariants:
-//! - knows sandboxes by id and network namespace only; never a pod spec, CRI or Kubernetes;
+//! - a sandbox is an id and a network namespace; the crate has no pod specs, and no types of the CRI or Kubernetes;
 //! - all its objects are derivable: [`Network::reconcile`] rebuilds addresses and firewall from the namespaces of
 //!   running sandboxes, and removes objects without an owner;
 //! - the firewall is one nftables table of ours, changed by one atomic transaction at a time.

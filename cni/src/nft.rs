@@ -175,7 +175,7 @@ pub(crate) fn forward_drops(channel: &mut Channel) -> io::Result<bool> {
 // === impl Plan ===
 
 impl Plan {
-    /// Host ports without connections: a sender of datagrams does not notice who answers.
+    /// Host ports of connectionless protocols. A sender of datagrams does not notice that the target has changed.
     pub(crate) fn connectionless(&self) -> BTreeSet<Mapping> {
         let all = self.mappings.iter().chain(self.conditional.iter().map(|(mapping, _)| mapping));
         all.filter(|mapping| mapping.protocol != Protocol::Tcp).cloned().collect()

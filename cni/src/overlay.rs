@@ -1,4 +1,4 @@
-//! The overlay between nodes: pods reach the pods of other nodes. It knows nodes by name, ranges and addresses; the caller
+//! The overlay between nodes: pods reach the pods of other nodes. A node is a name, ranges and addresses; the caller
 //! finds other nodes and publishes this one.
 //!
 //! ```text

@@ -23,7 +23,7 @@ struct Conf {
     snat: bool,
     #[serde(default)]
     masq_all: bool,
-    /// Ignored: our rules do not mark packets, because conntrack knows those of host ports.
+    /// Ignored: our rules do not mark packets, because conntrack identifies packets to host ports.
     mark_masq_bit: Option<u8>,
     external_set_mark_chain: Option<Value>,
     #[serde(rename = "conditionsV4")]

@@ -97,7 +97,7 @@ impl SourceGuard {
         })
     }
 
-    /// Forgets a port that is gone.
+    /// Removes the rules of a port that no longer exists.
     pub(crate) fn remove(&self, port: &str) -> Result<(), Error> {
         self.change(|state, transaction| {
             if let Some(old) = state.ports.remove(port) {

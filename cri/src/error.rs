@@ -56,7 +56,7 @@ pub enum Error {
         /// The end of its outputs, with a separator.
         last_words: String,
     },
-    /// The outputs of running commands use all the memory that they may use.
+    /// The outputs of running commands have reached their memory limit.
     #[error(
         "cannot keep the output of command {command:?}: outputs of commands in {scope} are limited to {mebibytes} MiB at \
          a time; write less, or run fewer commands at once"
@@ -64,7 +64,7 @@ pub enum Error {
     OutputMemory {
         /// The command.
         command: String,
-        /// Whose outputs are limited.
+        /// The scope of the limit: `this pod` or `all pods`.
         scope: &'static str,
         /// The limit.
         mebibytes: usize,

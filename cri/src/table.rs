@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::lock::locked;
 
-/// Index keys of an object beside its id. They do not change during its life.
+/// Index keys of an object, in addition to its id. They do not change during its life.
 pub(crate) trait Row {
     /// The sandbox of a container; a sandbox's own id.
     fn sandbox_id(&self) -> &str;

@@ -1,4 +1,4 @@
-//! Queries and their replies: what is answered at once, what is forwarded, and the form of messages.
+//! Queries and their replies: immediate answers, forwarding, and the form of messages.
 
 use std::sync::Arc;
 

@@ -30,7 +30,7 @@ const PORT: u16 = 53;
 pub struct StubDomain {
     /// The domain.
     pub domain: String,
-    /// Its servers, in the order in which they are asked.
+    /// Its servers, in the order in which they are queried.
     pub servers: Vec<SocketAddr>,
 }
 

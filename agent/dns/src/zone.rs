@@ -17,9 +17,9 @@ use names::{Owner, endpoint_name, parse};
 
 /// Time to live of all records, in seconds.
 const TTL: u32 = 5;
-/// Version of the specification.
+/// Version of the specification of DNS-based service discovery.
 const VERSION: &str = "1.1.0";
-/// Maximum records of an answer: they fit into a message over TCP.
+/// Maximum records of an answer, so that it fits into a message over TCP (64 KiB).
 const RECORDS_MAX: usize = 1000;
 
 /// The names of a cluster.
@@ -76,7 +76,7 @@ impl Zone {
         Record::from_rdata(self.domain.clone(), TTL, RData::SOA(soa))
     }
 
-    /// Names of an address. An unknown address is of no interest: its name is looked up elsewhere.
+    /// PTR records of an address. `None` for an unknown address, whose query is forwarded.
     fn reverse(&self, tables: &Tables, name: &Name, kind: RecordType) -> Option<Answer> {
         let network = name.parse_arpa_name().ok()?;
         let host_prefix = if network.addr().is_ipv4() { 32 } else { 128 };
@@ -220,7 +220,7 @@ impl Lookup<'_> {
         let Some(base) = self.zone.service_name(&key_of(service)) else { return absent() };
         let mut targets: Vec<(u16, Name, IpAddr)> = Vec::new();
         if is_headless(service) {
-            // A tenant chooses the numbers of ports and endpoints: their product is never made.
+            // A tenant controls the numbers of ports and endpoints, so their full product is never built.
             for slice in slices {
                 let ports = slice.ports.iter().filter(|port| fits(port.name(), port.protocol()));
                 let ports: Vec<u16> = ports.filter_map(|port| port.port).take(RECORDS_MAX).collect();
@@ -286,7 +286,7 @@ impl Lookup<'_> {
         let mut all: Vec<IpAddr> = all.into_iter().filter(fits).collect();
         all.sort_unstable();
         all.dedup();
-        // Clients often take the first address: each answer begins elsewhere.
+        // Clients often use the first address, so each answer begins with a random one.
         if !all.is_empty() {
             let first = rand::random_range(0..all.len());
             all.rotate_left(first);
@@ -301,7 +301,7 @@ impl Lookup<'_> {
     }
 }
 
-/// The answer before the tables are complete, as CoreDNS: an absent name would be cached by clients.
+/// The answer before the tables are complete, as in CoreDNS. Clients would cache a negative answer.
 fn unknown() -> Answer {
     Answer { code: ResponseCode::ServFail, ..Answer::default() }
 }

@@ -252,7 +252,7 @@ impl Model {
         }
     }
 
-    /// Removes the claims of an entry that is replaced or gone.
+    /// Removes the claims of an entry that is replaced or deleted.
     fn forget(&mut self, old: &PodEntry, uid: &str) {
         // Before groups are released: a selection may end with them.
         let none = BTreeSet::new();

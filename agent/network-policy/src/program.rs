@@ -206,7 +206,7 @@ impl Program {
         changes
     }
 
-    /// All content as changes of an empty table. Forgets what was touched.
+    /// All content as changes of an empty table. Clears the record of touched objects.
     pub(crate) fn all(&mut self) -> Changes {
         self.touched = Touched::default();
         let mut changes = Changes {

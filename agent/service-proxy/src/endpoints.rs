@@ -101,7 +101,8 @@ fn available(all: &BTreeMap<Target, Candidate<'_>>, of: impl Fn(&Candidate<'_>) 
     if ready.is_empty() { those(|of| of.is_serving() && of.is_terminating()) } else { ready }
 }
 
-/// The endpoints whose hints name this node or its zone. `None` if an endpoint has no hints, or if none is near.
+/// The endpoints whose hints name this node or its zone. `None` if a usable endpoint has no hints, or if no endpoint
+/// has a hint for this node or zone.
 fn nearest(all: &BTreeMap<Target, Candidate<'_>>, usable: &[Target], node: &NodeView) -> Option<Vec<Target>> {
     let near = |names: &dyn Fn(&Hints) -> Option<bool>| {
         let mut near = Vec::new();

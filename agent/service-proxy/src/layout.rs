@@ -19,7 +19,7 @@ use ipnetwork::{IpNetwork, Ipv4Network};
 use crate::plan::NodeView;
 use crate::program::Map;
 
-/// Bit of the packet mark that asks for masquerading, the same as kube-proxy's.
+/// Bit of the packet mark that requests masquerading, the same as kube-proxy's.
 pub(crate) const MASQUERADE: u32 = 0x4000;
 pub(crate) const REJECT: &str = "reject";
 pub(crate) const DROP: &str = "drop";

@@ -17,12 +17,12 @@ use crate::layout::{DROP, REJECT, SHARED_MAX};
 use crate::program::{Connectionless, Entry, Map, Program};
 use chains::Chains;
 
-/// Default timeout of session affinity, as the API's.
+/// Default timeout of session affinity: three hours, the API's default for `sessionAffinityConfig`.
 const AFFINITY: Duration = Duration::from_secs(10_800);
-/// Longest timeout of session affinity that the API permits.
+/// Maximum timeout of session affinity: one day, the maximum that the API permits.
 const LONGEST_AFFINITY: Duration = Duration::from_secs(86_400);
 
-/// What the proxy knows of its node.
+/// The properties of the proxy's node on which its rules depend.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeView {
     /// Name of the node.
@@ -37,8 +37,8 @@ pub struct NodeView {
     pub served_here: Vec<IpAddr>,
     /// Ranges of addresses that services may take by `externalIPs`.
     pub external_ips: Vec<IpNetwork>,
-    /// UDP port of the network between nodes. Pods may send nothing to it: the kernel cannot tell their packets from
-    /// those of other nodes, and would deliver what is inside with any source address.
+    /// UDP port of the network between nodes. Packets of pods to it are dropped: the kernel cannot distinguish them
+    /// from packets of other nodes, and would deliver the inner packet with any source address.
     pub overlay_port: Option<u16>,
     /// Addresses of this node. It serves a load balancer at all of them if the load balancer's status has one of them.
     pub addresses: Vec<IpAddr>,
@@ -54,7 +54,7 @@ struct Port<'a> {
     choice: Choice,
 }
 
-/// Where a packet to a port goes.
+/// Destination of a packet to a port: a chain, or a verdict.
 enum Destination {
     Entry(Entry),
     /// Without endpoints: `reject`, or `drop` if another node has endpoints.

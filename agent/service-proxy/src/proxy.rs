@@ -1,4 +1,4 @@
-//! The table in the kernel: programs of services, compared with what is applied.
+//! The table in the kernel: writes the difference between the desired and the applied programs of services.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
@@ -15,7 +15,7 @@ use crate::layout::{self, address};
 use crate::plan::{NodeView, plan};
 use crate::program::{Affinity, Applied, Entry, Map, Program, Slot, hash};
 
-/// Maximum clients of an endpoint that session affinity remembers.
+/// Maximum clients of an endpoint in its session affinity set.
 const CLIENTS_MAX: u32 = 65_536;
 
 /// A service and its slices. `None` without the service.
@@ -262,7 +262,7 @@ impl Proxy {
         difference.flows
     }
 
-    /// The clients that the kernel's table remembers, by set. Empty without a table.
+    /// The session affinity clients in the kernel's table, by set. Empty without a table.
     fn clients(&mut self) -> HashMap<String, Vec<Element>> {
         let table = self.table.clone();
         match coracle_nft::dynamic_elements(&mut self.channel, &table) {

@@ -90,7 +90,7 @@ impl Tree {
         written
     }
 
-    /// The same with systemd, which also stores the limits. On v1, hierarchies that systemd does not manage are
+    /// Writes limits through systemd, which also stores them. On v1, hierarchies that systemd does not manage are
     /// written directly.
     fn ensure_slice(&self, path: &str, limits: &Limits) -> Result<(), CgroupError> {
         let below = self.below(path);
@@ -129,7 +129,7 @@ impl Tree {
     fn create(&self, path: &str, below: &str, select: impl Fn(&str) -> bool) -> Result<(), CgroupError> {
         let mut selected: Vec<_> = self.mounts.iter().filter(|(name, _)| select(name)).collect();
         if self.is_v2() {
-            // All controllers are at the one mount.
+            // On v2 all controllers have the same mount.
             selected.truncate(1);
         }
         let failed = |source| CgroupError::Create { path: self.absolute(path), source };

@@ -36,7 +36,7 @@ pub enum JoinError {
         /// Public part of the token.
         id: String,
     },
-    /// The cluster knows the token's id with another secret.
+    /// The cluster has a token with this id and another secret.
     #[error("the secret of token {id} is wrong")]
     WrongSecret {
         /// Public part of the token.

@@ -84,7 +84,7 @@ pub(super) async fn serving(
     }
 }
 
-/// Returns when the addresses change; never if their sender is gone.
+/// Returns when the addresses change. Waits for ever if their sender was dropped.
 async fn changed(addresses: &mut watch::Receiver<Vec<IpAddr>>) {
     if addresses.changed().await.is_err() {
         std::future::pending().await

@@ -53,7 +53,7 @@ impl Admitted {
         }
     }
 
-    /// Notes that the pod's object is gone. Returns whether the sandbox may still exist.
+    /// Records that the pod's object was deleted. Returns whether the sandbox may still exist.
     pub(super) fn lose(&mut self, uid: &str) -> bool {
         self.pods.get_mut(uid).map(|entry| entry.is_watched = false).is_some()
     }

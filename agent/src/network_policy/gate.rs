@@ -24,7 +24,7 @@ const RECORD_MAX: u64 = 64 << 20;
 pub(super) enum Request {
     /// The pod's sandbox has these addresses. `done` is answered when its policies are in the kernel.
     Admit { facts: PodFacts, done: oneshot::Sender<()> },
-    /// The pod has no sandbox any more.
+    /// The pod's sandbox was removed.
     Release { uid: String },
 }
 
@@ -53,7 +53,7 @@ pub(super) struct Restricted {
     namespaces: Arc<RwLock<Option<BTreeSet<String>>>>,
 }
 
-/// The task's end of a gate.
+/// The side of the gate that the network policy task holds.
 pub(crate) struct GateEnd {
     pub(super) requests: mpsc::UnboundedReceiver<Request>,
     pub(super) restricted: Restricted,
@@ -96,7 +96,7 @@ impl PolicyGate {
         }
     }
 
-    /// Forgets a pod whose sandbox is removed.
+    /// Removes the entry of a pod whose sandbox is removed.
     pub(crate) fn release(&self, uid: &str) {
         if let Some(requests) = &self.requests {
             let _ = requests.send(Request::Release { uid: uid.to_owned() });

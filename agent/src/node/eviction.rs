@@ -74,7 +74,7 @@ impl Threshold {
         }
     }
 
-    /// The threshold of this capacity, rounded up.
+    /// The threshold as an amount of this capacity, rounded up.
     pub(crate) fn of(self, capacity: u64) -> u64 {
         match self {
             Self::Amount(amount) => amount,
@@ -85,7 +85,7 @@ impl Threshold {
         }
     }
 
-    /// Whether the threshold is more than what is available. A file system without inodes (capacity 0) has no threshold.
+    /// Whether less than the threshold is available. A file system without inodes (capacity 0) has no threshold.
     pub(crate) fn exceeds(self, available: u64, capacity: u64) -> bool {
         capacity > 0 && available < self.of(capacity)
     }

@@ -50,7 +50,7 @@ pub(super) fn peer(node: &Node) -> Option<Result<Peer, String>> {
         "vxlan" => PeerKind::Vxlan,
         "host-gw" => PeerKind::HostGw,
         "udp" => PeerKind::Udp,
-        other => return Some(Err(format!("its backend {other:?} is none of vxlan, host-gw and udp"))),
+        other => return Some(Err(format!("its backend {other:?} is not vxlan, host-gw or udp"))),
     };
     let ends = [V4, V6].iter().filter_map(|family| end(family, annotations).transpose());
     let ends: Result<Vec<End>, String> = ends.collect();

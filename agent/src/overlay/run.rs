@@ -23,10 +23,11 @@ use crate::node::find_addresses_again;
 
 const FIRST_RETRY: Duration = Duration::from_millis(200);
 const LAST_RETRY: Duration = Duration::from_secs(30);
-/// Pause before a new peer is tested: it learns of this node at the same time.
+/// Pause before a new peer is tested: the peer receives the event of this node at the same time, and must apply it
+/// first.
 const BEFORE_TEST: Duration = Duration::from_millis(300);
-/// Spacing of the nodes' tests of one peer. All nodes learn of a new node at the same time. By default a kernel sends
-/// at most 1000 answers a second that a port is closed (icmp_msgs_per_sec), and a test needs two.
+/// Spacing of the nodes' tests of one peer. All nodes receive the event of a new node at the same time. A test needs two
+/// answers that a port is closed. By default a kernel sends at most 1000 of these a second (icmp_msgs_per_sec).
 const FOR_EACH: Duration = Duration::from_millis(4);
 
 /// The overlay with its inputs and outputs.
@@ -191,8 +192,8 @@ impl OverlayAgent {
         Ok(())
     }
 
-    /// Drops the test results after a change of the paths. What an earlier agent found out about checksum offload is
-    /// kept.
+    /// Drops the test results after a change of the paths. The checksum offload results of an earlier agent
+    /// are kept.
     fn reset_tests(&self, tests: &mut Tests) {
         if !std::mem::replace(&mut tests.begun, true) {
             match self.overlay.offload() {

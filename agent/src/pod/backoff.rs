@@ -32,7 +32,7 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// For operations that are cheap to retry.
+    /// Delays of 1 s to 120 s, for operations that are cheap to retry.
     pub(crate) fn quick() -> Self {
         Self { first: SignedDuration::from_secs(1), most: SignedDuration::from_secs(120), ..Self::default() }
     }
@@ -49,7 +49,7 @@ impl Backoff {
         (now < until).then(|| until.min(sane))
     }
 
-    /// The same, counted from the last [`Backoff::fail`].
+    /// The end of the wait after the last [`Backoff::fail`]. None if it is over.
     pub(crate) fn since_failure(&self, key: &str, now: Timestamp) -> Option<Timestamp> {
         let updated = self.entries.get(key)?.updated;
         self.until(key, updated, now)

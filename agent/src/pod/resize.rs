@@ -50,7 +50,7 @@ struct Decisions {
     accepted: Option<AcceptedResize>,
 }
 
-/// Resizes of one pod, as its worker knows them.
+/// Resizes of one pod in the state of its worker.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ResizeState {
     pub(crate) pending: Option<PendingResize>,

@@ -75,7 +75,7 @@ pub(crate) fn sandbox(spec: &PodSpec, users: Option<cri::IdMapping>) -> cri::Lin
     cri::LinuxSandboxSecurityContext {
         namespace_options: Some(namespaces(spec, users)),
         run_as_user: context.run_as_user.map(|value| cri::Int64Value { value }),
-        // The CRI forbids a group without a user here. Containers have the group, beside their images' users.
+        // The CRI forbids a group without a user in a sandbox. Containers get the group with the users of their images.
         run_as_group: context.run_as_user.and(context.run_as_group).map(|value| cri::Int64Value { value }),
         supplemental_groups: groups(spec),
         supplemental_groups_policy: groups_policy(spec),

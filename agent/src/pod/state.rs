@@ -98,7 +98,7 @@ pub(crate) enum ContainerRun {
         started: Timestamp,
     },
     Exited(Exit),
-    /// The runtime does not know: the container must be stopped before another may start.
+    /// The runtime reports CONTAINER_UNKNOWN: the container must be stopped before another may start.
     Unknown,
 }
 

@@ -82,7 +82,7 @@ impl Relist {
     }
 }
 
-/// Lists until the last subscriber is gone.
+/// Lists until the last subscriber is dropped.
 async fn run(
     mut client: RuntimeServiceClient<Channel>,
     sender: Arc<Mutex<Option<broadcast::Sender<ContainerEventResponse>>>>,
@@ -133,7 +133,7 @@ async fn list(client: &mut RuntimeServiceClient<Channel>) -> Result<HashMap<Stri
     Ok(listed_sandboxes.chain(listed_containers).collect())
 }
 
-/// An event for each sandbox and container that is new, has another state or is gone.
+/// An event for each sandbox and container that is new, has another state or was removed.
 fn differences(
     known: &HashMap<String, Listed>,
     found: &HashMap<String, Listed>,

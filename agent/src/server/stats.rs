@@ -173,7 +173,7 @@ impl Node {
         Node::of(&read("/proc/stat"), &read("/proc/meminfo"), ticks.unwrap_or(100))
     }
 
-    /// CPU time without idle and iowait; memory without what is available.
+    /// CPU time without idle and iowait; total memory minus available memory.
     fn of(stat: &str, meminfo: &str, ticks: u64) -> Node {
         let line = stat.lines().find_map(|line| line.strip_prefix("cpu ")).unwrap_or_default();
         let fields: Vec<u64> = line.split_whitespace().map(|field| field.parse().unwrap_or(0)).collect();

@@ -124,7 +124,10 @@ impl RuntimeSettings {
 
 fn socket(listen: &str) -> anyhow::Result<PathBuf> {
     let socket = listen.strip_prefix("unix://").unwrap_or(listen);
-    anyhow::ensure!(socket.starts_with('/'), "--listen wants unix:// and an absolute path, not {listen}");
+    anyhow::ensure!(
+        socket.starts_with('/'),
+        "--listen must be an absolute path or unix:///PATH, not {listen}"
+    );
     Ok(socket.into())
 }
 

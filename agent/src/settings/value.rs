@@ -304,7 +304,7 @@ macro_rules! whole_numbers {
 }
 whole_numbers!(u8, u16, u32, i64, NonZero<u16>, NonZero<u32>);
 
-/// Implements [`Single`] for an enumeration that clap knows.
+/// Implements [`Single`] for an enumeration that implements clap's `ValueEnum`.
 macro_rules! choices {
     ($($type:ty),+ $(,)?) => {
         $(

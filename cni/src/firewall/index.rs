@@ -7,7 +7,7 @@ use super::ledger::Ledger;
 use crate::error::Error;
 use crate::nft::Plan;
 
-/// The claims. A change of one claim costs its own size.
+/// The claims. The work for a change is proportional to the changed claim, not to all claims.
 #[derive(Debug, Default)]
 pub(super) struct Index {
     claims: BTreeMap<String, Claim>,
@@ -29,7 +29,7 @@ impl Index {
 
     /// Adds or replaces a claim. Returns the replaced one.
     pub(super) fn put(&mut self, key: String, claim: Claim) -> Option<Claim> {
-        // Before the old one is removed: the ledger counts what both need once more.
+        // Added before the old claim is removed, so that the counts of objects that both need never become 0.
         self.ledger.add(&content(&claim));
         let before = self.remove(&key);
         self.of_sandbox.entry(claim.id.clone()).or_default().insert(key.clone());

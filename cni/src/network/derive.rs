@@ -31,7 +31,7 @@ const RETRY: Duration = Duration::from_secs(10);
 const RARELY: Duration = Duration::from_secs(300);
 
 impl Network {
-    /// Restores what the running sandboxes need of addresses, interfaces and firewall, and frees the rest (CNI GC).
+    /// Restores the addresses, interfaces and firewall rules of running sandboxes, and frees all others (CNI GC).
     /// For a sandbox without a record, `live` must contain the parameters of its [`add`](Self::add).
     ///
     /// # Errors

@@ -23,7 +23,7 @@ const LAST_RETRY: Duration = Duration::from_secs(300);
 #[derive(Default)]
 pub(super) struct ReleaseQueue {
     state: Mutex<State>,
-    /// Held by a sweep: a caller that waits for it knows that everything released before is removed.
+    /// Held during a sweep. After a caller has waited for it, everything that was released before is removed.
     sweeping: tokio::sync::Mutex<()>,
 }
 
@@ -54,7 +54,7 @@ impl ReleaseQueue {
         !std::mem::replace(&mut state.retrying, true)
     }
 
-    /// Forgets a sandbox that is attached again: its new network must not be removed.
+    /// Cancels the release of a sandbox that is attached again, because its new network must not be removed.
     pub(super) fn forget(&self, id: &str) {
         let mut state = self.lock();
         state.released.remove(id);

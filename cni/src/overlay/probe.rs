@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use socket::{Echoes, Request, disable_fragmentation};
 
-/// Timeout of an answer: nodes of one cluster are near each other.
+/// Timeout of an answer. The round trip between nodes of one cluster is assumed to be shorter.
 const TIMEOUT: Duration = Duration::from_millis(250);
 /// Number of attempts: the first packets may be lost while the underlay resolves neighbours.
 const ATTEMPTS: usize = 3;

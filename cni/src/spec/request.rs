@@ -223,7 +223,7 @@ mod tests {
         assert_eq!(request(good, "").own::<Own>().unwrap().size, 3);
         let error = request(json!({"size": 3, "colour": 1}), "").own::<Own>().unwrap_err();
         assert_eq!((error.code(), error.to_string().contains("colour")), (2, true));
-        // Key and value, as the specification wants it.
+        // Key and value, as the specification requires.
         let error = request(json!({"size": 3, "colour": {"deep": "red"}}), "").own::<Own>().unwrap_err();
         assert!(error.to_string().contains(r#"{"deep":"red"}"#), "{error}");
         assert_eq!(request(json!({"size": "x"}), "").own::<Own>().unwrap_err().code(), 7);

@@ -73,7 +73,8 @@ pub struct PullProgress {
 pub struct ImageGcInfo {
     /// Time of the last pull or import.
     pub pulled: SystemTime,
-    /// Time of the last use: held, pulled or imported. After a restart up to an hour too early.
+    /// Time of the last use: held, pulled or imported. After a restart it may be up to an hour too early, because it is
+    /// written at most once an hour.
     pub used: SystemTime,
     /// Whether a [`Held`](crate::Held) exists.
     pub held: bool,

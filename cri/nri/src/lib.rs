@@ -13,7 +13,7 @@
 //! - Requests reach plugins one at a time, as in upstream's adaptation; plugins rely on it.
 //! - A plugin that joins gets every pod and container, also those that are being created ([`Nri::block_joins`]).
 //! - `adjust`, `apply` and `describe` are pure.
-//! - It knows NRI and the OCI, not the CRI.
+//! - The crate uses types of NRI and the OCI, and none of the CRI.
 
 pub mod adjust;
 pub mod apply;

@@ -10,7 +10,7 @@
 //! - It calls the container library only in `creator`, a fork that exits after one container.
 //! - Its memory does not grow with time: without an agent it queues one event per ended process.
 //! - It mounts file systems in its own mount namespace, so they vanish with it.
-//! - It knows neither CRI nor Kubernetes, only OCI specs and its own protocol.
+//! - The shim uses OCI specs and its own protocol, and no types of the CRI or Kubernetes.
 
 mod call_error;
 mod call_id;

@@ -38,7 +38,7 @@ pub(crate) struct Limits {
 pub(crate) struct Log {
     path: PathBuf,
     file: File,
-    /// Length of the file, as far as this process knows.
+    /// Length of the file after this process's last write. Other processes may have changed it since.
     written: u64,
     limits: Limits,
     /// Length at which the file is rotated. Larger than the limit after a failed rotation.

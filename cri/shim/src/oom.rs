@@ -4,7 +4,7 @@
 //! exit. The kernel's counter vanishes with the cgroup, and v1 keeps no counter in the parent. eventfds
 //! remain: `memory.oom_control` signals one at every OOM, and once more at the cgroup's removal (memory.rst,
 //! "OOM Control"; `memcg_event_remove` in mm/memcontrol-v1.c). A second eventfd, which is signalled only at
-//! the removal, tells the two cases apart.
+//! the removal, distinguishes the two cases.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};

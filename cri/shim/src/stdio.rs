@@ -2,7 +2,7 @@
 //! on the other.
 //!
 //! The shim does not copy input of a pipe: an attached client gets the write end itself. With stdin-once the
-//! shim gives away its only copy, so that the client's close ends the input. Input of a terminal goes through
+//! shim passes on its only copy, so that the client's close ends the input. Input of a terminal goes through
 //! the shim, because the master serves both directions.
 
 use std::io;

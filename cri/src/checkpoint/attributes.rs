@@ -13,7 +13,7 @@ use nix::errno::Errno;
 const KEY: &str = "SCHILY.xattr.";
 /// Maximum bytes of all attributes of one file: the limit of the readers.
 const MOST: usize = 1 << 20;
-/// Maximum bytes of a record beside its key and value.
+/// Maximum bytes of a record without its key and value.
 const RECORD: usize = 16;
 
 /// The records of a file; links are followed. An attribute that an archive cannot contain is left out with a warning: a

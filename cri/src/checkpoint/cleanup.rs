@@ -9,7 +9,8 @@ use super::build::BUILD_DIR;
 use super::error::{CheckpointError, file};
 use super::{location, manifest, restore};
 
-/// File beside the build directory with the output directory of a pod's checkpoint.
+/// Name of the file that contains the path of the output directory of a pod's checkpoint. It is next to the build
+/// directory.
 pub(super) const OUTPUT: &str = "checkpoint.output";
 
 /// Removes an incomplete checkpoint.

@@ -1,9 +1,9 @@
-//! Reasons why there is no checkpoint.
+//! Errors of a checkpoint.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Reasons why CRIU did not dump.
+/// Errors of a dump by CRIU.
 #[derive(Debug, thiserror::Error)]
 pub enum CriuError {
     /// CRIU is not installed on this machine.
@@ -20,7 +20,7 @@ pub enum CriuError {
     Failed(String),
 }
 
-/// Reasons why there is no checkpoint.
+/// Errors of a checkpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     /// CRIU failed.

@@ -1,7 +1,8 @@
 //! Checkpoints of pods: the containers are frozen together, dumped one after the other, and continue to run.
 //!
 //! The output directory gets one archive per container and, last, the manifest. The files get their names when all are
-//! complete. The output directory is noted beside each build directory first, so that a restart can remove an incomplete checkpoint.
+//! complete. Before that, a file next to each build directory records
+//! the output directory, so that a restart can remove an incomplete checkpoint.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};

@@ -23,7 +23,7 @@ impl std::fmt::Debug for Announcement {
 // === impl Announcement ===
 
 impl Announcement {
-    /// Tells plugins that the object is removed.
+    /// Notifies plugins that the object is removed.
     pub(crate) async fn revoke(&self, nri: &Nri) {
         match self {
             Self::Pod(pod) => nri.remove_pod(&pod.id, || pod.as_ref().clone()).await,

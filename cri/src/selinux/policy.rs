@@ -53,7 +53,7 @@ impl Policy {
         format!("on, {mode}, containers are {}", self.defaults.process)
     }
 
-    /// Asks the kernel whether the policy knows a label.
+    /// Checks that the kernel's policy has a label.
     pub(super) fn check(&self, label: &Label) -> io::Result<()> {
         fs::write(Path::new(MOUNT).join("context"), label.to_string())
     }

@@ -148,7 +148,7 @@ impl ExecService {
         }
     }
 
-    /// Forgets an exec without a waiting caller.
+    /// Removes the entry of an exec without a waiting caller.
     pub(crate) fn forget(&self, container: &Container, exec_id: &str) {
         if let Some(sandbox) = self.tables.sandboxes.get(&container.record.sandbox_id) {
             sandbox.forget_exec(exec_id);

@@ -117,7 +117,7 @@ impl StatusService {
         Ok(cri::RuntimeConfigResponse { linux: Some(linux) })
     }
 
-    /// Sets the node's pod CIDRs, which the kubelet knows.
+    /// Sets the node's pod CIDRs, which the kubelet sends.
     pub(crate) async fn runtime_config_update(
         &self,
         request: cri::UpdateRuntimeConfigRequest,

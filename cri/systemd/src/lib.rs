@@ -1,4 +1,4 @@
-//! systemd slices and scopes: cgroups that systemd makes, so that it knows their limits and does not change
+//! systemd slices and scopes: cgroups that systemd makes, so that it has their limits and does not change
 //! them.
 //!
 //! Communicates with systemd over its private socket, in blocking calls. The socket exists wherever systemd
@@ -11,7 +11,7 @@
 //! Invariants:
 //! - systemd gets the limits that the kernel has ([`property::held`]), never separately calculated ones.
 //! - A call returns when its job has ended, not earlier.
-//! - It knows neither pods nor containers.
+//! - The crate is independent of pods and containers.
 
 mod connection;
 mod message;

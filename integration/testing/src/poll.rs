@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Factor on every deadline: tests pass on machines that are this much slower, or this busy.
+/// Factor on every deadline, for slow or busy machines.
 const SLOWDOWN: u64 = 6;
 /// The interval grows from the first to the last value: a condition often runs kubectl, which takes a tenth of a second
 /// of processor time.
@@ -80,7 +80,7 @@ impl Poll {
         Self { interval: FIRST_INTERVAL, deadline, seconds }
     }
 
-    /// How long to sleep before the next attempt. Panics after the deadline.
+    /// Pause before the next attempt. Panics after the deadline.
     #[track_caller]
     fn next_interval(&mut self, what: &str) -> Duration {
         assert!(Instant::now() < self.deadline, "timed out after {} s: {what}", self.seconds);

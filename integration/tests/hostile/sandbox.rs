@@ -1,4 +1,4 @@
-//! Pods that attack process 1 of their sandbox, their shim and the pids that the node knows.
+//! Pods that attack process 1 of their sandbox, their shim and the pids that the node has recorded.
 
 use std::fs;
 use std::os::linux::net::SocketAddrExt as _;

@@ -158,7 +158,7 @@ impl Node {
     }
 
     /// Whether the subscriber received the deletion of every object. A runtime that is killed while an event is in transit
-    /// believes that the event was delivered.
+    /// has already recorded the event as delivered.
     pub(crate) async fn has_sent_all_deletions(&self) -> bool {
         soon(|| {
             let received = self.received.lock().unwrap();

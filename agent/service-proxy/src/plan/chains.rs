@@ -129,7 +129,7 @@ impl Chains {
                     rules.push(Rule::default().source_is_local().goto(&cluster));
                 }
                 rules.push(match choice.local.is_empty() {
-                    // A load balancer finds out by its health check that the packet belongs to another node.
+                    // The node has no local endpoint. Its health check reports that to load balancers.
                     true => Rule::default().drop(),
                     false => {
                         Rule::default().goto(&self.make_balancing(program, &choice.local, affinity, true))

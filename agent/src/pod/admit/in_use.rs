@@ -47,7 +47,7 @@ fn are_free(
     Ok(())
 }
 
-/// A port of this agent, and what it is for.
+/// A port of this agent, and its purpose.
 pub(crate) type OwnPort = (Protocol, u16, &'static str);
 
 /// The listening sockets of this node, listed at the first use of each protocol.

@@ -38,7 +38,7 @@ pub(super) fn check(facts: &Facts<'_>) -> Result<(), Verdict> {
     Ok(())
 }
 
-/// The name with dots as separators; slashes are accepted, too.
+/// Normalizes a name to dots as separators. Names with slashes are accepted.
 fn dotted(name: &str) -> String {
     let slash_first = name.find('/').is_some_and(|slash| name.find('.').is_none_or(|dot| slash < dot));
     if !slash_first {

@@ -196,7 +196,7 @@ impl Job {
         container_config::config(&self.pod, container, parts).map_err(NotStarted::config)
     }
 
-    /// Checks an ephemeral container: admission did not see it.
+    /// Checks an ephemeral container, which was added after the pod's admission.
     fn judge_added(&self, container: &Container) -> Result<(), NotStarted> {
         if let Some(spec) = &self.pod.spec {
             containers::check_added(spec, &container.name).map_err(NotStarted::config)?;
@@ -246,7 +246,8 @@ impl Job {
         Ok(ids)
     }
 
-    /// Whether the runtime supports recursive read-only mounts. Asked only if the container uses one.
+    /// Whether the runtime supports recursive read-only mounts. The runtime is queried only if
+    /// the container uses one.
     async fn recursive_read_only(&self, container: &Container) -> Result<bool, NotStarted> {
         let mut mounts = container.volume_mounts.iter().flatten();
         if !mounts.any(|mount| mount.recursive_read_only.as_deref().is_some_and(|mode| mode != "Disabled")) {

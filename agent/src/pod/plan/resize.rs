@@ -8,7 +8,7 @@ use super::{Action, Facts, Plan, ResizeContainer, grace_of, redefined, wake_at};
 use crate::pod::resize::{Change, change};
 use crate::pod::state::{ObservedContainer, RESIZE, Shape};
 
-/// Plans updates of running containers, and stops of those whose policy wants a restart.
+/// Plans updates of running containers, and stops of those whose resize policy requires a restart.
 pub(super) fn plan(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
     let (mut containers, mut is_due) = (Vec::new(), facts.state.resize.is_cgroup_due);
     for (container, observed) in running(facts, shape) {

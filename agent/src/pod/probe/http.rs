@@ -214,7 +214,7 @@ async fn exchange(
     };
     tokio::pin!(exchange);
     tokio::pin!(connection);
-    // The connection is polled beside the exchange and dropped with it.
+    // The connection is polled concurrently with the exchange, and dropped with it.
     tokio::select! {
         answer = &mut exchange => answer,
         ended = &mut connection => match ended {

@@ -152,7 +152,7 @@ pub(super) fn applies(key: &str, domain: &str, path: &str) -> bool {
 fn glob(pattern: &str, text: &str) -> bool {
     let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
     let (mut at, mut here) = (0, 0);
-    // Position after the last `*`, and end of what it matches.
+    // Position after the last `*`, and the end of the text that it matches.
     let mut star: Option<(usize, usize)> = None;
     while here < text.len() {
         match (pattern.get(at), star) {

@@ -70,7 +70,7 @@ impl Sync {
         true
     }
 
-    /// Forgets a resize that was withdrawn, or whose pod has ended.
+    /// Removes a pending resize that was withdrawn, or whose pod has ended.
     pub(super) fn forget_resize(&mut self, uid: &str) {
         self.pending.remove(uid);
         self.node.resizes.forget(uid);

@@ -1,5 +1,5 @@
-//! Spools: compressed data of incomplete layers, kept beside the unpacking. After a broken pull, even of a
-//! killed process, the next pull asks the registry only for the rest.
+//! Spools: compressed data of incomplete layers, written while the layer is unpacked. After a broken pull, even
+//! of a killed process, the next pull requests only the rest from the registry.
 //!
 //! Spools are untrusted: the data is decompressed and hashed again as if it came from the network, and
 //! discarded if the digest is wrong. So a spool is never flushed to disk.
@@ -23,7 +23,7 @@ pub(crate) struct Spools {
 
 struct Known {
     busy: bool,
-    /// To be removed even by its current user.
+    /// Whether the current user of the spool must remove it at the end.
     unwanted: bool,
     keep_until: Instant,
 }

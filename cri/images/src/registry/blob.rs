@@ -7,8 +7,8 @@
 //!                     └─────────┘ the spooled data is damaged              │   └──next host──┘ wrong, or broken
 //!                                                                          └──none left──► error of all hosts
 //! ```
-//! A host that sent a complete blob with a wrong digest is not asked again. If several hosts sent parts, the
-//! wrong part is unknown, so each is asked alone.
+//! A host that sent a complete blob with a wrong digest gets no further request. If several hosts sent parts, the
+//! wrong part is unknown, so the complete blob is requested from each host alone.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
@@ -52,7 +52,7 @@ pub(crate) struct Blob<'a> {
     verified: bool,
     /// The current transfer, and the number of its first bytes to skip.
     response: Option<(Response, u64)>,
-    /// The hosts to ask, and the index of the current one.
+    /// The hosts of the requests, and the index of the current one.
     hosts: Vec<Host>,
     at: usize,
     foreign: Vec<Url>,
@@ -60,7 +60,7 @@ pub(crate) struct Blob<'a> {
     senders: BTreeSet<Host>,
     /// Some data comes from a spool.
     kept: bool,
-    /// Hosts to ask next, each alone, because the joint data was wrong.
+    /// Hosts of the next requests, each for the complete blob, because the joint data was wrong.
     left: Option<VecDeque<Host>>,
     /// Errors of earlier hosts.
     refused: Vec<RegistryError>,

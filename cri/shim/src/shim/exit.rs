@@ -21,8 +21,8 @@ const DRAIN_TIMEOUT: Duration = Duration::from_millis(100);
 pub(super) struct UnclaimedExits(BTreeMap<i32, i32>);
 
 impl UnclaimedExits {
-    /// A pid that ended twice keeps the later status: pids are reported as soon as they are assigned, so the
-    /// later process is meant.
+    /// Adds an exit status. A second exit of the same pid replaces the first one: a pid is reported as soon as it
+    /// is assigned, so a report refers to the later process.
     fn insert(&mut self, pid: i32, status: i32) {
         self.0.insert(pid, status);
     }
@@ -85,7 +85,7 @@ impl Shim {
         }
     }
 
-    /// Forgets the pid of a reaped creator: the pid may be reused, and a deletion must not kill that process.
+    /// Clears the pid of a reaped creator: the pid may be reused, and a deletion must not kill the new process.
     fn forget_creator(&mut self, pid: i32) {
         for container in self.containers.values_mut() {
             if let Phase::Creating { creator, .. } = &mut container.phase
