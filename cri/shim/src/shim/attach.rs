@@ -14,7 +14,8 @@ impl Shim {
     pub(super) fn attach(&mut self, attach: &Attach) -> CallResult {
         let attached: usize = self.containers.values().map(|container| container.stdio.attached()).sum();
         if attached >= MAX_ATTACHED {
-            let message = "{MAX_ATTACHED} clients are attached to the pod's containers, which is the maximum";
+            let message =
+                format!("{MAX_ATTACHED} clients are attached to the pod's containers, which is the maximum");
             return Err(CallError::new(Kind::Internal, message));
         }
         let container = self.container(&attach.container_id)?;
