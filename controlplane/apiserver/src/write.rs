@@ -178,8 +178,7 @@ async fn commit_new(
     }
 }
 
-/// Sets uid and creation time, and removes other fields that only the server sets. A resourceVersion is refused later,
-/// after validation.
+/// Sets uid and creation time. Removes other fields of the server, but not the resourceVersion, which is refused later.
 fn stamp_new(object: &mut Value, writer: Writer) {
     let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else { return };
     for field in
