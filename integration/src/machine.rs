@@ -17,6 +17,9 @@ const ADDRESS: &str = "198.51.100.10";
 /// Resources of one test. Dropping it ends all processes in its cgroup.
 pub struct Machine {
     dir: tempfile::TempDir,
+    /// The run directory: on a tmpfs if there is one, like `/run` of users' machines. There a small file needs no inode of
+    /// the disk, and no call waits for the disk.
+    run: tempfile::TempDir,
     name: String,
     registry: Option<Child>,
 }
@@ -48,13 +51,17 @@ impl Machine {
         run("ip", &["link", "set", "uplink0", "up"]);
         run("ip", &["link", "set", "uplink1", "up"]);
         let name = format!("coracle-test-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
-        Self { dir: tempfile::tempdir().unwrap(), name, registry: None }
+        let memory = ["/run", "/dev/shm"].map(Path::new).into_iter().find(|path| is_tmpfs(path));
+        let run = memory.map_or_else(tempfile::tempdir, tempfile::tempdir_in).unwrap();
+        Self { dir: tempfile::tempdir().unwrap(), run, name, registry: None }
     }
 
-    /// A path in the machine's directory.
+    /// A path in the machine's directory. `run` is the run directory.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
+        let path = Path::new(name);
+        let directory = if path.starts_with("run") { &self.run } else { &self.dir };
+        directory.path().join(path)
     }
 
     /// A unique name. The machine's cgroup is `/<name>`.
@@ -189,6 +196,10 @@ impl Drop for Machine {
         // Pods outlive the runtime. A failed test may have left some.
         end_cgroup(&self.name);
     }
+}
+
+fn is_tmpfs(path: &Path) -> bool {
+    nix::sys::statfs::statfs(path).is_ok_and(|found| found.filesystem_type() == nix::sys::statfs::TMPFS_MAGIC)
 }
 
 /// The root directory of the repository.

@@ -22,10 +22,10 @@ mod latency;
 mod memory;
 #[path = "hostile_soak/pods.rs"]
 mod pods;
+#[path = "hostile_soak/processor.rs"]
+mod processor;
 
 use std::fs;
-use std::io::Write as _;
-use std::path::Path;
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -35,6 +35,7 @@ use client::Address;
 use coracle_integration::{Cluster, eventually, on_a_machine};
 use latency::Latencies;
 use memory::Memory;
+use processor::Shares;
 
 /// Time without load before the memory of the node is measured.
 const REST: Duration = Duration::from_secs(20);
@@ -50,7 +51,7 @@ fn ordinary_pods_do_not_notice_hostile_clients_and_pods() {
     client::raise_descriptors();
     on_a_machine(move |machine| {
         let mirrors = machine.start_registry();
-        prefer(machine.name());
+        let shares = Shares::divide(machine.name());
         let config = machine.path("config.toml");
         let tokens = machine.path("tokens.csv");
         fs::write(&tokens, attack::TOKENS).unwrap();
@@ -58,6 +59,7 @@ fn ordinary_pods_do_not_notice_hostile_clients_and_pods() {
         let config = config.to_str().unwrap();
         let flags = ["--image-gc-high-threshold", "100", "--pod-max-pids", "64", "--config", config];
         let mut cluster = Cluster::up_with(machine, &mirrors, &flags);
+        shares.enter_node(cluster.pid());
         pods::start_ordinary(&cluster);
         let address = Address::of(machine);
         sleep(REST);
@@ -89,22 +91,6 @@ fn ordinary_pods_do_not_notice_hostile_clients_and_pods() {
         assert!(latencies.p99() < P99, "the API is slow for others: {latencies}");
         cluster.down();
     });
-}
-
-/// Gives the ordinary pods a higher CPU weight, so that other load on this machine does not fail their probes.
-fn prefer(cgroup: &str) {
-    for (hierarchy, file, weight) in [("cpu/", "cpu.shares", "20480"), ("", "cpu.weight", "2000")] {
-        let root = format!("/sys/fs/cgroup/{hierarchy}");
-        if Path::new(&root).join("cgroup.procs").exists() {
-            let group = Path::new(&root).join(cgroup);
-            fs::create_dir_all(&group).unwrap();
-            // The file exists in one cgroup version only.
-            let _absent = fs::OpenOptions::new()
-                .write(true)
-                .open(group.join(file))
-                .and_then(|mut file| file.write_all(weight.as_bytes()));
-        }
-    }
 }
 
 /// Prints the node's memory once a minute.
