@@ -123,6 +123,12 @@ impl Container {
         }
     }
 
+    /// When its outputs may be read again, if it writes too fast. After the end of its first process nothing waits, because the
+    /// rest of the output has a time limit.
+    pub(crate) fn paused_until(&self, now: Instant) -> Option<Instant> {
+        self.is_alive().then(|| self.stdio.paused_until(now))?
+    }
+
     pub(crate) fn description(&self) -> &'static str {
         match self.phase {
             Phase::Creating { .. } => "still being created",

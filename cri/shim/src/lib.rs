@@ -27,6 +27,7 @@ mod kernel;
 mod log;
 mod null;
 mod oom;
+mod output_rate;
 mod overlay;
 mod process;
 mod program;

@@ -202,12 +202,17 @@ impl Shim {
 
     /// The earliest deadline of any container.
     fn next_deadline(&self) -> Option<Instant> {
+        let now = Instant::now();
         let dues = self.containers.values().flat_map(|container| {
             let draining = match container.phase {
                 Phase::Draining { until, .. } => Some(until),
                 _ => None,
             };
-            [draining, container.deletion.as_ref().and_then(|deletion| deletion.retry_at)]
+            [
+                draining,
+                container.deletion.as_ref().and_then(|deletion| deletion.retry_at),
+                container.paused_until(now),
+            ]
         });
         dues.flatten().min()
     }
@@ -365,7 +370,8 @@ fn watch_container<'a>(
 ) {
     let input = PollFlags::POLLIN;
     watched.extend(container.report.as_ref().map(|report| (Source::Report(serial), report.as_fd(), input)));
-    for output in [Output::Stdout, Output::Stderr] {
+    let is_paused = container.paused_until(Instant::now()).is_some();
+    for output in [Output::Stdout, Output::Stderr].into_iter().filter(|_| !is_paused) {
         watched.extend(container.stdio.output(output).map(|fd| (Source::Output(serial, output), fd, input)));
     }
     if let Some(master) = container.stdio.master().filter(|_| container.stdio.has_queued_input()) {

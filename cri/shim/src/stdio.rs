@@ -7,7 +7,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coracle_proto::shim::{Attach, Attached, CreateContainer};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -17,6 +17,7 @@ use nix::unistd::{pipe2, read, write};
 use crate::call_error::CallError;
 use crate::log::{self, Limits, Lines, Log, Output};
 use crate::null;
+use crate::output_rate::OutputRate;
 use crate::report::{note, set_nonblocking};
 
 /// Maximum reads from one output per event, so that a busy output does not starve the others.
@@ -28,6 +29,8 @@ const ATTACH_BUFFER: i32 = 1 << 20;
 #[derive(Debug, Default)]
 pub(crate) struct Stdio {
     log: Option<Log>,
+    /// The speed of both outputs together.
+    rate: OutputRate,
     stdout: Option<Stream>,
     stderr: Option<Stream>,
     /// A terminal's master; `stdout` then reads a copy of it.
@@ -111,6 +114,11 @@ impl Stdio {
         self.stream(output).as_ref().map(|stream| stream.fd.as_fd())
     }
 
+    /// When the outputs of a container that writes too fast may be read again.
+    pub(crate) fn paused_until(&self, now: Instant) -> Option<Instant> {
+        self.rate.paused_until(now)
+    }
+
     pub(crate) fn terminals(&self) -> &[Terminal] {
         &self.terminals
     }
@@ -133,12 +141,13 @@ impl Stdio {
     /// Reads available output into the log and sends it to all attached clients.
     pub(crate) fn forward_output(&mut self, output: Output, buffer: &mut [u8]) {
         let now = log::now();
-        let mut lines = Vec::new();
+        let (mut lines, mut bytes) = (Vec::new(), 0);
         for _ in 0..MAX_READS {
             let Some(stream) = self.stream_mut(output).as_mut() else { break };
             match read(&stream.fd, buffer) {
                 Ok(0) => self.end(output, now, &mut lines),
                 Ok(count) => {
+                    bytes += count;
                     stream.lines.push(&buffer[..count], now, &mut lines);
                     self.fan_out(output, &buffer[..count]);
                     if count < buffer.len() {
@@ -151,6 +160,7 @@ impl Stdio {
                 Err(_) => self.end(output, now, &mut lines),
             }
         }
+        self.rate.count(bytes, Instant::now());
         self.write_log(&lines, now);
     }
 

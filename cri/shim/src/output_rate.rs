@@ -1,0 +1,89 @@
+//! The speed at which a container's output is read. Pure.
+//!
+//! A container that writes faster waits. Without a limit a container that writes all the time takes the disk from the node's store,
+//! and the processor from the shims of other pods: copying and formatting costs the shim more than writing costs the container.
+
+use std::time::{Duration, Instant};
+
+/// Bytes per second that a container may write for a long time.
+const PER_SECOND: u64 = 16 << 20;
+/// Bytes that it may write at once.
+const BURST: u64 = 64 << 20;
+/// Length of a pause: that of 1 MiB at [`PER_SECOND`], so that the shim does not wake up for each page.
+const PAUSE: Duration = Duration::from_micros(62_500);
+
+/// What a container has written lately.
+#[derive(Debug, Default)]
+pub(crate) struct OutputRate {
+    /// Bytes of [`BURST`] that are used up. Time reduces them.
+    used: u64,
+    /// When `used` was last reduced.
+    counted_at: Option<Instant>,
+    /// End of the last pause.
+    resumes: Option<Instant>,
+}
+
+// === impl OutputRate ===
+
+impl OutputRate {
+    /// Counts bytes that were read, and begins a pause if the burst is used up.
+    pub(crate) fn count(&mut self, bytes: usize, now: Instant) {
+        let passed = self.counted_at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
+        let regained =
+            u64::try_from(passed.as_micros()).unwrap_or(u64::MAX).saturating_mul(PER_SECOND) / 1_000_000;
+        self.used = self.used.saturating_sub(regained).saturating_add(bytes as u64);
+        self.counted_at = Some(now);
+        self.resumes = (self.used >= BURST).then(|| now + PAUSE);
+    }
+
+    /// The end of the present pause. `None`: the output may be read.
+    pub(crate) fn paused_until(&self, now: Instant) -> Option<Instant> {
+        self.resumes.filter(|end| *end > now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const READ: usize = 64 << 10;
+
+    /// Bytes that a container which never stops writing has written after `seconds`.
+    fn written_in(seconds: u64) -> u64 {
+        let begin = Instant::now();
+        let (mut rate, mut now, mut written) = (OutputRate::default(), begin, 0);
+        while now < begin + Duration::from_secs(seconds) {
+            match rate.paused_until(now) {
+                Some(end) => now = end,
+                None => {
+                    rate.count(READ, now);
+                    written += READ as u64;
+                    now += Duration::from_micros(100);
+                }
+            }
+        }
+        written
+    }
+
+    #[test]
+    fn output_without_end_is_slowed_down_after_a_burst() {
+        assert!(written_in(60) < BURST + 61 * PER_SECOND, "{} bytes in a minute", written_in(60));
+        assert!(written_in(60) > BURST + 59 * PER_SECOND, "{} bytes in a minute", written_in(60));
+    }
+
+    #[test]
+    fn short_and_slow_output_is_never_paused() {
+        let begin = Instant::now();
+        let mut rate = OutputRate::default();
+        for _ in 0..BURST / READ as u64 - 1 {
+            rate.count(READ, begin);
+            assert_eq!(rate.paused_until(begin), None);
+        }
+        let mut rate = OutputRate::default();
+        for second in 0..100 {
+            let now = begin + Duration::from_secs(second);
+            rate.count(PER_SECOND as usize - 1, now);
+            assert_eq!(rate.paused_until(now), None);
+        }
+    }
+}
