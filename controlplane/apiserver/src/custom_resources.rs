@@ -17,6 +17,7 @@ mod controller;
 mod conversion;
 mod ownership;
 mod resource;
+mod stored;
 mod strategy;
 
 use coracle_custom_resources::conditions::{self, FINALIZER, condition};

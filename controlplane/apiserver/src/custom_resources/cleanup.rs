@@ -9,7 +9,7 @@ use coracle_custom_resources::definition::Condition;
 use coracle_kinds::Resource;
 use serde_json::json;
 
-use super::controller::edit;
+use super::stored::edit;
 use crate::bootstrap;
 use crate::cache::{Scope, Watcher, prefix_of};
 use crate::error::{ApiError, Result};

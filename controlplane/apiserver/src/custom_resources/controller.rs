@@ -9,28 +9,18 @@ use std::sync::{Arc, Weak};
 use coracle_custom_resources::Definition;
 use coracle_custom_resources::conditions::{self, FINALIZER, StatusChange};
 use coracle_custom_resources::definition::Names;
-use coracle_kinds::Resource;
-use coracle_kinds::kind::by_resource;
 use serde_json::Value;
 use tokio::sync::mpsc;
 
+use super::stored::{edit, kind};
 use super::{cleanup, resource};
-use crate::bootstrap;
 use crate::cache::{Event, Events, Scope, Watcher, prefix_of};
-use crate::error::{ApiError, Result};
-use crate::field_manager::Writer;
+use crate::error::Result;
 use crate::server::State;
-use crate::write::{self, Part};
+use crate::write;
 
 /// Capacity of the queue of definitions whose cleanup ended.
 const QUEUE: usize = 64;
-
-/// The kind of definitions.
-pub(super) fn kind() -> Result<Arc<Resource>> {
-    by_resource("apiextensions.k8s.io", "v1", "customresourcedefinitions")
-        .cloned()
-        .ok_or_else(ApiError::no_resource)
-}
 
 /// Serves the established definitions, then follows all in a task.
 pub(crate) async fn start(state: &Arc<State>) {
@@ -243,20 +233,4 @@ fn built_in_names(group: &str) -> Vec<Definition> {
 
 async fn write_status(state: &Arc<State>, name: &str, change: &StatusChange) -> Result<()> {
     edit(state, name, |object| change.apply(object, &write::now())).await
-}
-
-/// Changes a definition as this server.
-pub(super) async fn edit(
-    state: &Arc<State>,
-    name: &str,
-    change: impl Fn(&mut Value) + Send + Sync,
-) -> Result<()> {
-    let call = bootstrap::call(state, kind()?, &Value::Null);
-    write::update(&call, name, (Part::Internal, Writer::Update), |old| {
-        let mut new = old.clone();
-        change(&mut new);
-        Ok(new)
-    })
-    .await
-    .map(|_| ())
 }

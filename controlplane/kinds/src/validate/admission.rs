@@ -4,7 +4,7 @@ use coracle_admission_policies::{Expressions, MAX_CONDITIONS, Want};
 use coracle_values::names;
 use serde_json::Value;
 
-use super::{Causes, Path, format, items, text, workload};
+use super::{Causes, Path, format, items, selector, text};
 
 const OPERATIONS: &[&str] = &["*", "CONNECT", "CREATE", "DELETE", "UPDATE"];
 const VERSIONS: [&str; 2] = ["v1", "v1beta1"];
@@ -57,7 +57,7 @@ fn webhook(causes: &mut Causes, path: &Path, hook: &Value) {
         causes.invalid(&path.field("timeoutSeconds"), &hook["timeoutSeconds"], detail);
     }
     for selector in ["namespaceSelector", "objectSelector"] {
-        workload::label_selector(causes, &path.field(selector), &hook[selector]);
+        selector::label_selector(causes, &path.field(selector), &hook[selector]);
     }
     client(causes, &path.field("clientConfig"), &hook["clientConfig"]);
     review_versions(causes, &path.field("admissionReviewVersions"), &hook["admissionReviewVersions"]);

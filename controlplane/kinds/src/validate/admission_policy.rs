@@ -5,7 +5,7 @@ use coracle_values::names;
 use serde_json::Value;
 
 use super::admission::{match_conditions, rule};
-use super::{Causes, Path, format, items, text, workload};
+use super::{Causes, Path, format, items, selector, text};
 
 /// Maximum number of audit annotations.
 const MAX_ANNOTATIONS: usize = 20;
@@ -278,7 +278,7 @@ fn match_resources(causes: &mut Causes, path: &Path, resources: &Value) {
         if resources[selector].is_null() {
             causes.required(&path.field(selector), "");
         } else {
-            workload::label_selector(causes, &path.field(selector), &resources[selector]);
+            selector::label_selector(causes, &path.field(selector), &resources[selector]);
         }
     }
     for list in ["resourceRules", "excludeResourceRules"] {
@@ -330,7 +330,7 @@ fn param_ref(causes: &mut Causes, path: &Path, reference: &Value) {
         path_segment(causes, &path.field("name"), &reference["name"]);
     }
     if has_selector {
-        workload::label_selector(causes, &path.field("selector"), &reference["selector"]);
+        selector::label_selector(causes, &path.field("selector"), &reference["selector"]);
     }
     match (has_name, has_selector) {
         (true, true) => {

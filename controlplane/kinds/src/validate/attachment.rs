@@ -4,8 +4,8 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
+use super::selector::label_selector;
 use super::storage::{parameters, provisioner};
-use super::workload::label_selector;
 use super::{Causes, Path, entries, format, items, text};
 use coracle_values::Quantity;
 

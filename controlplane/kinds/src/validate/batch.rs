@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 
-use super::workload::{label_selector, selected_template};
+use super::selector::label_selector;
+use super::workload::selected_template;
 use super::{Causes, Path, batch_policy, format, items, meta, pod, text};
 use coracle_values::schedule::{Schedule, TimeZone};
 

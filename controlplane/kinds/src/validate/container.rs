@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
+use super::file_path::relative;
 use super::volume::Volumes;
 use super::{Causes, Path, env, format, items, probe, resources, security, text};
 
@@ -158,15 +159,5 @@ fn mounts(causes: &mut Causes, path: &Path, container: &Value, volumes: &Volumes
                 );
             }
         }
-    }
-}
-
-/// Checks a relative path without `..`. It may be empty.
-pub(super) fn relative(causes: &mut Causes, path: &Path, value: &str) {
-    if value.starts_with('/') {
-        causes.invalid(path, &value.into(), "must be a relative path");
-    }
-    if value.split('/').any(|part| part == "..") {
-        causes.invalid(path, &value.into(), "must not contain '..'");
     }
 }

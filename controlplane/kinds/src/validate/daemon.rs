@@ -2,10 +2,9 @@
 
 use serde_json::{Value, json};
 
+use super::selector::is_label_selector;
 use super::stateful::collisions;
-use super::workload::{
-    int_or_percent, is_label_selector, is_zero, percent, same_selector, selected_template, template_of,
-};
+use super::workload::{int_or_percent, is_zero, percent, same_selector, selected_template, template_of};
 use super::{Causes, Path, text};
 
 pub(crate) fn daemon_set(causes: &mut Causes, object: &Value, old: Option<&Value>) {

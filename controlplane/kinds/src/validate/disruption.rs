@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Causes, Path, condition, workload};
+use super::{Causes, Path, condition, selector, workload};
 
 pub(crate) fn budget(causes: &mut Causes, object: &Value, _old: Option<&Value>) {
     let (path, spec) = (Path::root("spec"), &object["spec"]);
@@ -24,7 +24,7 @@ pub(crate) fn budget(causes: &mut Causes, object: &Value, _old: Option<&Value>) 
         }
     }
     if !spec["selector"].is_null() {
-        workload::label_selector(causes, &path.field("selector"), &spec["selector"]);
+        selector::label_selector(causes, &path.field("selector"), &spec["selector"]);
     }
 }
 

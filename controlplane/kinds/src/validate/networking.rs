@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use ipnetwork::IpNetwork;
 use serde_json::Value;
 
-use super::{Causes, Path, format, items, text, workload};
+use super::{Causes, Path, format, items, selector, text};
 
 const PROTOCOLS: &[&str] = &["SCTP", "TCP", "UDP"];
 /// Maximum length of the name of an ingress class' controller in bytes.
@@ -16,7 +16,7 @@ const PATH_TYPES: &[&str] = &["Exact", "ImplementationSpecific", "Prefix"];
 
 pub(crate) fn network_policy(causes: &mut Causes, object: &Value, _old: Option<&Value>) {
     let (path, spec) = (Path::root("spec"), &object["spec"]);
-    workload::label_selector(causes, &path.field("podSelector"), &spec["podSelector"]);
+    selector::label_selector(causes, &path.field("podSelector"), &spec["podSelector"]);
     for (direction, peers) in [("ingress", "from"), ("egress", "to")] {
         for (index, rule) in items(&spec[direction]) {
             let here = path.field(direction).index(index);
@@ -80,7 +80,7 @@ fn policy_peer(causes: &mut Causes, path: &Path, peer: &Value) {
     let present = |field: &str| !peer[field].is_null();
     for selector in ["podSelector", "namespaceSelector"] {
         if present(selector) {
-            workload::label_selector(causes, &path.field(selector), &peer[selector]);
+            selector::label_selector(causes, &path.field(selector), &peer[selector]);
         }
     }
     let selects = present("podSelector") || present("namespaceSelector");

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Causes, Path, format, items, text, workload};
+use super::{Causes, Path, format, items, selector, text};
 
 const GROUP: &str = "rbac.authorization.k8s.io";
 
@@ -23,7 +23,7 @@ pub(crate) fn cluster_role(causes: &mut Causes, object: &Value, _old: Option<&Va
     }
     for (index, selector) in items(selectors) {
         let here = path.index(index);
-        if !workload::is_label_selector(causes, &here, selector) {
+        if !selector::is_label_selector(causes, &here, selector) {
             causes.invalid(&here, selector, "invalid label selector.");
         }
     }

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Causes, Path, format, items, meta, text, workload};
+use super::{Causes, Path, format, items, meta, selector, text};
 
 /// Checks the scheduling fields of a spec.
 pub(super) fn spec(causes: &mut Causes, path: &Path, spec: &Value) {
@@ -164,8 +164,8 @@ fn pod_affinity(causes: &mut Causes, path: &Path, affinity: &Value) {
 }
 
 fn pod_term(causes: &mut Causes, path: &Path, term: &Value) {
-    workload::label_selector(causes, &path.field("labelSelector"), &term["labelSelector"]);
-    workload::label_selector(causes, &path.field("namespaceSelector"), &term["namespaceSelector"]);
+    selector::label_selector(causes, &path.field("labelSelector"), &term["labelSelector"]);
+    selector::label_selector(causes, &path.field("namespaceSelector"), &term["namespaceSelector"]);
     for (_, name) in items(&term["namespaces"]) {
         causes.format(&path.field("namespace"), text(name), format::dns1123_label(text(name)));
     }
@@ -207,6 +207,6 @@ fn spreading(causes: &mut Causes, path: &Path, constraints: &Value) {
             "DoNotSchedule" | "ScheduleAnyway" => {}
             other => causes.unsupported(&here.field("whenUnsatisfiable"), &other.into(), ways),
         }
-        workload::label_selector(causes, &here.field("labelSelector"), &constraint["labelSelector"]);
+        selector::label_selector(causes, &here.field("labelSelector"), &constraint["labelSelector"]);
     }
 }

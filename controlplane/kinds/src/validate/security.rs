@@ -74,7 +74,7 @@ fn profile(causes: &mut Causes, path: &Path, context: &Value, name: &str) {
     match (profile["type"] == "Localhost", local.is_null()) {
         (true, true) => causes.required(&here, "must be set when type is Localhost"),
         (false, false) => causes.invalid(&here, local, "can only be set when type is Localhost"),
-        (true, false) => super::container::relative(causes, &here, text(local)),
+        (true, false) => super::file_path::relative(causes, &here, text(local)),
         (false, true) => {}
     }
 }

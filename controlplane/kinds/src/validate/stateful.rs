@@ -4,7 +4,8 @@ use std::collections::HashSet;
 
 use serde_json::{Value, json};
 
-use super::workload::{int_or_percent, is_label_selector, is_zero, percent, selected_template, template_of};
+use super::selector::is_label_selector;
+use super::workload::{int_or_percent, is_zero, percent, selected_template, template_of};
 use super::{Causes, Path, format, items, storage, text};
 
 const MUTABLE: &[&str] = &[

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use serde_json::Value;
 
 use super::scheduling::node_terms;
-use super::workload::label_selector;
-use super::{Causes, Path, entries, format, items, text, volume};
+use super::selector::label_selector;
+use super::{Causes, Path, entries, file_path, format, items, text};
 use coracle_values::Quantity;
 
 const ACCESS_MODES: &[&str] = &["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];
@@ -304,7 +304,7 @@ fn source(causes: &mut Causes, path: &Path, spec: &Value) {
         let detail = "may not be 'recycle' for a hostPath mount of '/'";
         causes.forbidden(&path.field("persistentVolumeReclaimPolicy"), detail);
     }
-    volume::host_path_type(causes, &path.field("hostPath").field("type"), &spec["hostPath"]["type"]);
+    file_path::host_path_type(causes, &path.field("hostPath").field("type"), &spec["hostPath"]["type"]);
     for name in ["hostPath", "local"] {
         let directory = text(&spec[name]["path"]);
         if spec[name].is_null() {

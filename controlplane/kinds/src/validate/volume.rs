@@ -4,16 +4,14 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
-use super::container::relative;
 use super::env::{field_reference, resource_reference};
+use super::file_path::{host_path_type, relative};
 use super::{Causes, Path, entries, format, items, storage, text};
 use coracle_values::Quantity;
 
 /// The names of volumes, for mounts.
 pub(super) type Volumes<'a> = HashSet<&'a str>;
 
-const HOST_PATH_TYPES: &[&str] =
-    &["", "BlockDevice", "CharDevice", "Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket"];
 const PULL_POLICIES: &[&str] = &["Always", "IfNotPresent", "Never"];
 /// Maximum bytes of the name of a storage driver.
 const LONGEST_DRIVER: usize = 63;
@@ -130,11 +128,6 @@ fn host_path(causes: &mut Causes, path: &Path, source: &Value) {
         causes.invalid(&path.field("path"), &source["path"], "must not contain '..'");
     }
     host_path_type(causes, &path.field("type"), &source["type"]);
-}
-
-/// Checks the type of a host path, in a pod or in a persistent volume.
-pub(super) fn host_path_type(causes: &mut Causes, path: &Path, kind: &Value) {
-    causes.optional_word(path, kind, HOST_PATH_TYPES);
 }
 
 fn mode(causes: &mut Causes, path: &Path, mode: &Value) {
