@@ -74,7 +74,7 @@ impl ExitRecorder {
         let mut pending = self.outbox.pending();
         sandbox.note(pending.add(ContainerStoppedEvent, now()));
         if let Err(error) = self.records.write_sandbox(&sandbox.record_now()) {
-            warn!(sandbox = sandbox.id, error = error.chain(), "could not record a dead sandbox");
+            warn!(sandbox = sandbox.id, error = error.chain(), "cannot record a dead sandbox");
         }
         pending.send_for_sandbox(sandbox);
     }
@@ -97,7 +97,7 @@ impl ExitRecorder {
             },
         };
         if let Err(error) = self.record_exit_after_start(container, exit).await {
-            warn!(container = container.id, error = error.chain(), "could not record a lost container");
+            warn!(container = container.id, error = error.chain(), "cannot record a lost container");
         }
     }
 }

@@ -358,7 +358,7 @@ fn scattered(parts: PathBuf) -> Option<PathBuf> {
         Ok(())
     };
     let made = make();
-    made.inspect_err(|error| debug!(%error, "could not spread writable layers over the disk")).ok()?;
+    made.inspect_err(|error| debug!(%error, "cannot spread writable layers over the disk")).ok()?;
     Some(parts)
 }
 

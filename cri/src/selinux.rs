@@ -62,7 +62,7 @@ impl Selinux {
             }
             match relabel(&dir, &label) {
                 Ok(()) => info!(dir = %dir.display(), label, "labelled the layers"),
-                Err(error) => warn!(dir = %dir.display(), label, %error, "could not label the layers"),
+                Err(error) => warn!(dir = %dir.display(), label, %error, "cannot label the layers"),
             }
         }
     }

@@ -102,7 +102,7 @@ pub(crate) struct Job {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ApplyError {
     /// A call of the runtime failed.
-    #[error("{call} of {what}")]
+    #[error("{call} of {what} failed")]
     Runtime {
         call: &'static str,
         what: String,
@@ -110,13 +110,13 @@ pub(crate) enum ApplyError {
         source: RuntimeError,
     },
     /// The ids of the pod's user namespace.
-    #[error("user namespace of the pod")]
+    #[error("cannot prepare the user namespace of the pod")]
     UserIds(#[source] super::user_ids::UserIdsError),
     /// The pod's cgroup.
-    #[error("cgroup of the pod")]
+    #[error("cannot prepare or remove the cgroup of the pod")]
     Cgroup(#[source] crate::cgroup::CgroupError),
     /// The pod's volumes.
-    #[error("volumes of the pod")]
+    #[error("cannot unmount the volumes of the pod")]
     Volume(#[source] crate::volume::VolumeError),
     /// A file of the agent.
     #[error("cannot {verb} {path}")]

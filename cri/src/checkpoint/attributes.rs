@@ -34,7 +34,7 @@ pub(super) fn records(of: &str, path: &Path) -> io::Result<Vec<(String, Vec<u8>)
                 records.push((key, value));
             }
             _ => {
-                tracing::warn!(path = %path.display(), ?name, "could not archive an extended attribute")
+                tracing::warn!(path = %path.display(), ?name, "cannot archive an extended attribute")
             }
         }
     }

@@ -84,7 +84,7 @@ async fn run_or_undo<T, U>(
         return;
     }
     if let Err(error) = undo(created).await {
-        warn!(error = error.chain(), "could not undo a cancelled call");
+        warn!(error = error.chain(), "cannot undo a cancelled call");
     }
 }
 

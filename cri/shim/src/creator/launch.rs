@@ -22,21 +22,21 @@ use crate::report::{Message, Reporter};
 pub(super) enum LaunchError {
     #[error(transparent)]
     Limit(#[from] LimitError),
-    #[error("pass the container's limits to systemd")]
+    #[error("cannot pass the container's limits to systemd")]
     Unit(#[from] coracle_systemd::Error),
-    #[error("set the out-of-memory score {score}")]
+    #[error("cannot set the out-of-memory score {score}")]
     OomScore { score: i32, source: io::Error },
-    #[error("connect to the console socket")]
+    #[error("cannot connect to the console socket")]
     Console(#[source] io::Error),
-    #[error("set the resource limits")]
+    #[error("cannot set the resource limits")]
     ResourceLimits(#[source] nix::Error),
-    #[error("join the namespace {}", .path.display())]
+    #[error("cannot join the namespace {}", .path.display())]
     Join { path: PathBuf, source: io::Error },
-    #[error("become root of the pod's user namespace")]
+    #[error("cannot become root of the pod's user namespace")]
     User(#[source] io::Error),
-    #[error("hide the creator's /proc entry from the container")]
+    #[error("cannot hide the /proc entry of the creator from the container")]
     Hide(#[source] io::Error),
-    #[error("start the container's first process")]
+    #[error("cannot start the container's first process")]
     Fork(#[source] io::Error),
 }
 

@@ -25,11 +25,11 @@ use crate::kernel;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PropagationError {
-    #[error("enter the host's mount namespace")]
+    #[error("cannot enter the host's mount namespace")]
     Visit(#[source] io::Error),
-    #[error("copy the mounts at {}", .path.display())]
+    #[error("cannot copy the mounts at {}", .path.display())]
     Copy { path: PathBuf, source: io::Error },
-    #[error("set the propagation of {}", .path.display())]
+    #[error("cannot set the propagation of {}", .path.display())]
     Set { path: PathBuf, source: io::Error },
 }
 

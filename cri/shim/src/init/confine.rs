@@ -16,19 +16,19 @@ use crate::seccomp::Filter;
 /// The step that failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ConfineError {
-    #[error("set the user {uid}:{gid}")]
+    #[error("cannot set the user {uid}:{gid}")]
     User { uid: u32, gid: u32, source: io::Error },
-    #[error("drop capabilities")]
+    #[error("cannot drop capabilities")]
     Capabilities(#[source] caps::errors::CapsError),
-    #[error("set the AppArmor profile {name:?}")]
+    #[error("cannot set the AppArmor profile {name:?}")]
     Apparmor { name: String, source: io::Error },
-    #[error("forbid new privileges")]
+    #[error("cannot set no_new_privs")]
     NoNewPrivileges(#[source] io::Error),
-    #[error("close the shim's descriptors")]
+    #[error("cannot close the shim's descriptors")]
     Close(#[source] io::Error),
-    #[error("set the parent-death signal")]
+    #[error("cannot set the parent-death signal")]
     End(#[source] io::Error),
-    #[error("load the seccomp profile")]
+    #[error("cannot load the seccomp profile")]
     Seccomp(#[source] io::Error),
 }
 

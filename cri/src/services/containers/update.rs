@@ -67,7 +67,7 @@ impl ContainerService {
             warn!(
                 container = container.id,
                 error = error.chain(),
-                "could not write the OOM score for new execs"
+                "cannot write the OOM score for new execs"
             );
         }
         coracle_fault::point("update.scored");
@@ -97,7 +97,7 @@ impl ContainerService {
             warn!(
                 container = record.id,
                 error = error.chain(),
-                "could not complete or revert a change of limits"
+                "cannot complete or revert a change of limits"
             );
         }
     }
