@@ -12,7 +12,7 @@ use crate::cache::Question;
 
 /// Size of UDP messages that never need fragments (DNS flag day 2020).
 pub(crate) const UDP_PAYLOAD: u16 = 1232;
-/// Maximum datagrams to skip that do not answer the query.
+/// Maximum received datagrams that do not answer the query. Above it the exchange fails.
 const STRANGERS_MAX: usize = 16;
 
 /// Sends the query to the server. Returns the answer and its bytes.

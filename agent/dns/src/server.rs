@@ -229,7 +229,7 @@ fn is_of_interface(address: IpAddr) -> bool {
     })
 }
 
-/// Without `SO_REUSEPORT`: a pod with the host's network could take a share of the queries.
+/// Binds a socket without `SO_REUSEPORT`, with which a pod on the host's network could receive a share of the queries.
 fn bound(address: SocketAddr, kind: SockType) -> nix::Result<std::os::fd::OwnedFd> {
     let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let descriptor = socket(family, kind, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?;
@@ -237,7 +237,7 @@ fn bound(address: SocketAddr, kind: SockType) -> nix::Result<std::os::fd::OwnedF
     if kind == SockType::Stream {
         setsockopt(&descriptor, sockopt::ReuseAddr, &true)?;
     }
-    // The address may still be tentative.
+    // The address may still be tentative: then the kernel refuses a bind without `IP_FREEBIND`.
     setsockopt(&descriptor, sockopt::IpFreebind, &true).or_else(|errno| match address.is_ipv6() {
         true => Ok(()),
         false => Err(errno),

@@ -124,7 +124,7 @@ impl Eviction {
         }
     }
 
-    /// Evicts a pod that uses more than one of its own limits.
+    /// Evicts a pod whose disk usage exceeds one of its own limits.
     async fn check_limits(&mut self, pod: &Arc<Pod>) {
         let Some(uid) = pod.metadata.uid.as_deref() else { return };
         let begun = Instant::now();

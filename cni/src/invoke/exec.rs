@@ -161,7 +161,7 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         if let Some(leader) = self.0 {
-            // No process is left: that is the goal.
+            // An error means that no process of the group is left.
             let _ = killpg(leader, Signal::SIGKILL);
         }
     }

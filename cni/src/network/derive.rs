@@ -207,7 +207,7 @@ impl Network {
         first
     }
 
-    /// Addresses and interfaces that the sandbox has now.
+    /// Reads the addresses and interfaces of the sandbox from its namespace.
     async fn look(&self, live: &Attachment) -> Result<Answer, Error> {
         let host = &self.inner.host.links;
         let links = Links::inside(&Netns::open(&live.netns)?)?;

@@ -60,7 +60,7 @@ impl GcLock {
         }
     }
 
-    /// Ends when an attachment waits, and not before [`PATIENCE`].
+    /// Returns when an attachment waits, at the earliest after [`PATIENCE`].
     async fn patience(&self) {
         tokio::time::sleep(PATIENCE).await;
         // The sender is a field of this, so the wait cannot fail.
