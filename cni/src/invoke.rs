@@ -108,8 +108,8 @@ impl Invoker<'_> {
         Ok(())
     }
 
-    /// Runs GC of the plugins that run in process, or of those that run as executables. Our own plugins know GC in all
-    /// versions. All plugins are run; the first error is returned. No plugin is run if the list has `disableGC`,
+    /// Runs GC of the plugins that run in process, or of those that run as executables. Our own plugins support GC in
+    /// all versions. All plugins are run; the first error is returned. No plugin is run if the list has `disableGC`,
     /// because others attach to the network, too.
     pub(crate) async fn gc(&self, list: &List, valid: &[Valid], of: Where) -> Result<(), Error> {
         let mut first = Ok(());

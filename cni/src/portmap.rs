@@ -100,7 +100,8 @@ pub(crate) fn claim(request: &Request) -> Result<Option<Claim>, Error> {
 
 impl Conf {
     fn check(&self) -> Result<(), Error> {
-        // nftables does both here.
+        // Both backends of the reference plugin are accepted. The rules are nftables rules with
+        // either of them.
         if let Some(backend) = self.backend.as_deref().filter(|b| !["iptables", "nftables"].contains(b)) {
             return Err(Error::invalid("backend", format!("{backend:?} is neither iptables nor nftables")));
         }

@@ -33,12 +33,12 @@ pub enum Blocked {
     Thread(#[source] io::Error),
 }
 
-/// Whether no one waits for the result any more. The work then leaves nothing behind.
+/// Whether the caller has stopped waiting for the result. The work then leaves nothing behind.
 #[derive(Clone, Debug, Default)]
 pub struct Abandoned(Arc<AtomicBool>);
 
 impl Abandoned {
-    /// Whether no one waits any more.
+    /// Whether the caller has stopped waiting.
     #[must_use]
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::SeqCst)

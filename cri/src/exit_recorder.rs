@@ -63,7 +63,7 @@ impl ExitRecorder {
         container.note(pending.add(ContainerStoppedEvent, now()));
         let written = self.records.write_container(&container.record_now());
         coracle_fault::point("exit.recorded");
-        // Also if the record cannot be written (disk full): there is no other source of this event.
+        // Sent even if the record cannot be written (disk full): there is no other source of this event.
         pending.send_for_container(container);
         self.hooks.stop_container_in_background(&container.id);
         written

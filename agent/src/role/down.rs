@@ -84,7 +84,7 @@ pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow
     note("directories", remove_dir(&node.dirs.state.join("pods")));
     note("directories", remove_dir(&node.dirs.state.join("containers")));
     if purge || !was_there {
-        // Without a state directory before, this one was made only to search for pods.
+        // The state directory did not exist before. This command made it only to search for pods.
         note("directories", remove_dir(&node.dirs.state));
     }
     drop(lock);

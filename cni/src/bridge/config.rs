@@ -171,7 +171,8 @@ impl Written {
         if self.hairpin_mode && self.promisc_mode {
             return Err(Error::invalid("promiscMode", "cannot be had together with hairpinMode"));
         }
-        // nftables does both here.
+        // Both backends of the reference plugin are accepted. The rules are nftables rules with either
+        // of them.
         if let Some(backend) =
             self.ip_masq_backend.as_deref().filter(|b| !["iptables", "nftables"].contains(b))
         {

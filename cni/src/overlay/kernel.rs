@@ -34,7 +34,7 @@ pub(crate) struct Kernel {
     indexes: BTreeMap<Port, u32>,
     /// The interfaces that the last call of [`uplinks`](Self::uplinks) found.
     uplinks: Vec<u32>,
-    /// Foreign interfaces that prevent ours.
+    /// Indexes of foreign interfaces that prevent ours: they have a name of ours, or the same VNI and UDP port.
     blockers: Vec<u32>,
 }
 

@@ -215,8 +215,8 @@ fn create(request: &CreateRequest<'_>, reporter: Reporter) -> Result<(), CreateE
     }
 }
 
-/// Returns the container's cgroup path, and the systemd scope if the spec asks for one. From then on the spec
-/// has the plain path in both cases.
+/// Returns the container's cgroup path, and the systemd scope if the spec requests one. From then on the spec has
+/// the plain path in both cases.
 fn take_cgroup(spec: &mut Spec) -> Result<(String, Option<Scope>), CreateError> {
     let linux = spec.linux_mut().as_mut();
     let linux = linux.ok_or(CreateError::Missing("cgroupsPath"))?;

@@ -4,7 +4,7 @@
 //! A container with CAP_SYS_PTRACE can reach everything that process 1 has. So it has as little as possible:
 //! - [`root`]: a mount namespace of its own, whose only mount is a read-only tmpfs with the program;
 //! - [`program`]: an executable of its own, without memory of the shim or files of the node;
-//! - [`confine`]: the user and the profiles that the pod asks for, and no capability except CAP_SYS_PTRACE;
+//! - [`confine`]: the user and the profiles that the pod requests, and no capability except CAP_SYS_PTRACE;
 //! - two pipes as its standard streams.
 //!
 //! With SELinux it gets the pod's label, as the pause process of other runtimes does. So the pod's containers

@@ -43,8 +43,8 @@ where
     }
 }
 
-/// Runs a creation to its end in a task. If the caller disconnects before the response is delivered, also by its deadline,
-/// the created object is undone: the caller does not know that it exists.
+/// Runs a creation to its end in a task. If the caller disconnects before the response is delivered, also by its
+/// deadline, the created object is undone, because the caller did not get its id.
 pub(super) async fn create<T, U>(
     call: impl Future<Output = Result<T, Error>> + Send + 'static,
     undo: impl FnOnce(T) -> U + Send + 'static,

@@ -125,7 +125,7 @@ fn receive_now(fd: &OwnedFd) -> std::io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>>
     let mut fds = Vec::new();
     for part in message.cmsgs()? {
         if let ControlMessageOwned::ScmRights(raw) = part {
-            // SAFETY: the kernel has just created these descriptors for this process, and no other code knows them.
+            // SAFETY: the kernel has just created these descriptors for this process, so nothing else owns them.
             fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
         }
     }

@@ -12,7 +12,7 @@ use nix::unistd::{Gid, Uid, fchownat};
 use crate::kernel;
 
 /// The base directory and the path below it at which to make the working directory. If the working directory
-/// lies in a volume, the base is the volume's source, because the volume covers the root there. `None` if
+/// is in a volume, the base is the volume's source, because the volume covers the root there. `None` if
 /// nothing can be made.
 fn place<'a>(spec: &'a Spec, root: &'a Path, cwd: &'a Path) -> Option<(&'a Path, PathBuf)> {
     let mounts = spec.mounts().as_deref().unwrap_or_default();

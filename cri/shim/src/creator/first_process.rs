@@ -219,8 +219,8 @@ fn share_root(spec: &Spec) -> nix::Result<()> {
     mount(none, "/", none, MsFlags::MS_SHARED, none)
 }
 
-/// Replaces standard streams that are the host's /dev/null by the container's, which lies on a mount that
-/// CRIU can restore.
+/// Replaces standard streams that are the host's /dev/null by the container's /dev/null, which is on a mount
+/// that CRIU can restore.
 fn take_own_null(root: BorrowedFd<'_>) -> io::Result<()> {
     for standard in 0..3 {
         if null::is_null(kernel::borrow(standard))? {

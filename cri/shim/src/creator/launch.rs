@@ -66,7 +66,8 @@ pub(super) fn launch(
             .map_err(|source| LaunchError::OomScore { score, source })?;
     }
     let console = request.console.map(connect).transpose().map_err(LaunchError::Console)?;
-    // Before a pid namespace is joined: a process that is forked inside reports the pid of that namespace.
+    // The cgroups are entered before a pid namespace is joined, because a process that is forked inside
+    // reports its pid of that namespace.
     enter(&cgroups, request.shim, reporter)?;
     let own = join_namespaces(spec)?;
     let limits = process.and_then(|process| process.rlimits().as_deref()).unwrap_or_default();
@@ -85,9 +86,9 @@ pub(super) fn launch(
                 pids_limit.map_or(Ok(()), super::limits::PidsLimit::write).map_err(LaunchError::from);
             let limited = limited.and_then(|()| Ok(unit.map_or(Ok(()), Unit::set_limits)?));
             if limited.is_err() {
-                // The shim does not know it yet. It waits in a cgroup that is about to be removed. It is the
-                // creator's sibling, and the shim reaps it only after the creator has ended or reported its
-                // pid. So the pid is still its own here.
+                // The shim has no pid of the first process yet, so the creator kills it. The process waits
+                // in a cgroup that is about to be removed. It is the creator's sibling: the shim reaps it
+                // only after the creator has ended or reported its pid. So the pid cannot have been reused.
                 let _ = kernel::pidfd_open(pid).and_then(|first| kernel::send_signal(&first, libc::SIGKILL));
             }
             limited?;

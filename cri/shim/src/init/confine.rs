@@ -1,8 +1,8 @@
 //! Confinement of process 1: user, capabilities, AppArmor and seccomp profile, set before its program starts.
 //!
 //! In other runtimes process 1 runs a program of the pause image. The program here only waits. User and
-//! profiles matter for two reasons: a container that shares the pid namespace sees them, and they bind a
-//! tracer that makes process 1 do anything else.
+//! profiles matter for two reasons. A container that shares the pid namespace can read them in /proc. And a
+//! container's process that traces process 1 can execute code in it, which is restricted by them.
 
 use std::fs;
 use std::io::{self, Write as _};

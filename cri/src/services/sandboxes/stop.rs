@@ -97,7 +97,7 @@ impl SandboxService {
         let written = self.objects.records.write_sandbox(&sandbox.record_now());
         coracle_fault::point("stop-pod.recorded");
         info!(sandbox = sandbox.id, "sandbox stopped");
-        // Also if the record cannot be written (disk full): there is no other source of this event.
+        // Sent even if the record cannot be written (disk full): there is no other source of this event.
         pending.send_for_sandbox(sandbox);
         written
     }
