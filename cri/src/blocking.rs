@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 /// Maximum wait for the work.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Places with work in progress.
 static IN_PROGRESS: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
@@ -79,7 +79,7 @@ pub async fn run<T: Send + 'static>(
     place: &Path,
     work: impl FnOnce(&Abandoned) -> T + Send + 'static,
 ) -> Result<T, Blocked> {
-    run_within(PATIENCE, place, work).await
+    run_within(TIMEOUT, place, work).await
 }
 
 async fn run_within<T: Send + 'static>(

@@ -137,7 +137,7 @@ impl Model {
         self.select(&uid);
         self.restrict_by_all(&uid);
         if let Some(old) = old {
-            self.forget(&old, &uid);
+            self.remove_claims(&old, &uid);
         }
     }
 
@@ -150,7 +150,7 @@ impl Model {
                 self.pods_in.remove(&entry.facts.namespace);
             }
         }
-        self.forget(&entry, uid);
+        self.remove_claims(&entry, uid);
     }
 
     /// Adds or replaces a policy. A policy that cannot be parsed is ignored: it selects no pod.
@@ -254,7 +254,7 @@ impl Model {
     }
 
     /// Removes the claims and references of an entry that is replaced or deleted.
-    fn forget(&mut self, old: &PodEntry, uid: &str) {
+    fn remove_claims(&mut self, old: &PodEntry, uid: &str) {
         // Before groups are released: a selection may end with them.
         let none = BTreeSet::new();
         for number in &old.selections {

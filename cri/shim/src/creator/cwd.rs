@@ -16,8 +16,8 @@ use crate::kernel;
 /// nothing can be made.
 fn place<'a>(spec: &'a Spec, root: &'a Path, cwd: &'a Path) -> Option<(&'a Path, PathBuf)> {
     let mounts = spec.mounts().as_deref().unwrap_or_default();
-    let covering = mounts.iter().filter(|mount| cwd.starts_with(mount.destination()));
-    let deepest = covering.max_by_key(|mount| mount.destination().components().count());
+    let enclosing = mounts.iter().filter(|mount| cwd.starts_with(mount.destination()));
+    let deepest = enclosing.max_by_key(|mount| mount.destination().components().count());
     match deepest {
         None => Some((root, cwd.to_owned())),
         Some(mount) if is_bind(mount) => {
