@@ -221,7 +221,7 @@ fn read(path: &Path) -> anyhow::Result<File> {
 fn log_unknown_variables(sources: &Sources) {
     let known: Vec<_> = TABLES.iter().map(|(_, fields)| *fields).collect();
     for variable in sources.unknown_variables(&known) {
-        tracing::warn!(variable, "ignoring an environment variable that is no setting");
+        tracing::warn!(variable, "ignoring an environment variable that is not a setting");
     }
 }
 

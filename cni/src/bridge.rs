@@ -387,7 +387,7 @@ impl Bridge<'_> {
         if let Some(Interface { name, .. }) = host_end {
             let link = links.find(name).await?.ok_or_else(|| changed(name, gone))?;
             if link.controller != Some(bridge.index) {
-                return Err(changed(name, "it is no port of the bridge"));
+                return Err(changed(name, "it is not a port of the bridge"));
             }
             if self.conf.vlans.any() && !self.conf.vlans.are(&links.vlans(&link).await?) {
                 return Err(changed(name, "it is in other VLANs"));

@@ -290,7 +290,8 @@ fn requested(request: &Request) -> Result<Vec<IpAddr>, Error> {
     let parse = |field: &'static str| {
         move |text: String| {
             let host = text.split_once('/').map_or(text.as_str(), |(host, _)| host);
-            host.parse::<IpAddr>().map_err(|_not| Error::invalid(field, format!("{text:?} is no address")))
+            host.parse::<IpAddr>()
+                .map_err(|_not| Error::invalid(field, format!("{text:?} is not an address")))
         }
     };
     let mut wanted = Vec::new();

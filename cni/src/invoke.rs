@@ -156,7 +156,12 @@ impl Invoker<'_> {
     }
 
     async fn run(&self, request: &Request) -> Result<Option<Answer>, Error> {
-        debug!(plugin = request.kind(), command = request.command.name(), id = request.container_id, "CNI");
+        debug!(
+            plugin = request.kind(),
+            command = request.command.name(),
+            id = request.container_id,
+            "calling a CNI plugin"
+        );
         run(self.host, self.executables, request.kind(), request).await
     }
 }

@@ -150,7 +150,7 @@ impl Recovery {
 
     /// Removes a pod whose restore is incomplete. Its creation event was already sent.
     async fn remove_incomplete_restore(&self, id: String) {
-        info!(sandbox = id, "remove an incompletely restored pod");
+        info!(sandbox = id, "removing an incompletely restored pod");
         if let Err(error) = self.sandboxes.undo_run(id.clone()).await {
             warn!(sandbox = id, error = error.chain(), "cannot remove an incompletely restored pod");
         }
@@ -159,7 +159,7 @@ impl Recovery {
     /// Completes an interrupted stop of a pod, which may already have lost its network. The wait has a timeout; the stop
     /// then continues in the background.
     async fn complete_stop(&self, id: String) {
-        info!(sandbox = id, "complete an interrupted stop of a pod");
+        info!(sandbox = id, "completing an interrupted stop of a pod");
         let Some(sandbox) = self.tables.sandboxes.get(&id) else { return };
         let sandboxes = self.sandboxes.clone();
         let stopped = tokio::spawn(async move {
@@ -204,7 +204,7 @@ impl Recovery {
 
     /// Undoes an incompletely created sandbox, or a sandbox without a readable record.
     async fn undo_sandbox(&self, id: &str, found: Found) {
-        info!(sandbox = id, "undo an incompletely created sandbox");
+        info!(sandbox = id, "undoing an incompletely created sandbox");
         let ended = match found {
             Found::Answers(shim, _) => shim.shutdown().await,
             Found::Silent(shim) => shim.kill_itself().await,
@@ -332,7 +332,7 @@ impl Recovery {
 
     /// Undoes an incompletely created container, or a container of a lost pod.
     async fn undo_container(&self, record: &ContainerRecord, shim: Option<&Shim>) {
-        info!(container = record.id, "undo an incompletely created container");
+        info!(container = record.id, "undoing an incompletely created container");
         if let Some(shim) = shim
             && let Err(error) = shim.delete(&record.id).await
         {

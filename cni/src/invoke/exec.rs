@@ -77,7 +77,12 @@ impl Executables {
         }
         let said = String::from_utf8_lossy(&output.stderr);
         if !said.trim().is_empty() {
-            warn!(plugin = kind, command = request.command.name(), said = said.trim(), "a plugin's words");
+            warn!(
+                plugin = kind,
+                command = request.command.name(),
+                stderr = said.trim(),
+                "a CNI plugin wrote to standard error"
+            );
         }
         if !output.status.success() {
             return Err(refusal(kind, &output.stdout, &said, &output.status.to_string()));

@@ -151,7 +151,7 @@ pub(super) async fn end_stray(dir: &Path, times: Times) {
         let Ok(process) = Process::open(pid) else { continue };
         // The pid may have been reused before it was opened. From here on it is not reused.
         if is_of_directory(pid, dir) {
-            tracing::warn!(pid, dir = %dir.display(), "kill a shim to which no client can connect");
+            tracing::warn!(pid, dir = %dir.display(), "killing a shim to which no client can connect");
             if timeout(times.death, process.kill_and_reap()).await.is_err() {
                 tracing::warn!(pid, "a killed shim still sleeps in the kernel");
             }

@@ -88,7 +88,7 @@ impl ContainerService {
             if is_complete {
                 note.score().map_or(Ok(()), |score| service.write_oom_score(&id, score))?;
             } else {
-                info!(container = id, "revert an incomplete change of limits");
+                info!(container = id, "reverting an incomplete change of limits");
                 note.revert(&service.machine.cgroups, &group);
             }
             Note::try_remove(&bundle)
