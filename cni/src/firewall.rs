@@ -162,7 +162,7 @@ impl Firewall {
         state.claims.get(&claim.key()).cloned()
     }
 
-    /// Removes a claim. A claim that does not exist is no error.
+    /// Removes a claim. A claim that does not exist is not an error.
     pub(crate) fn remove(&self, claim: &Claim) -> Result<(), Error> {
         let (state, lock) = self.lock()?;
         self.remove_keys(state, lock, vec![claim.key()])
@@ -459,7 +459,7 @@ fn read_all(dir: &Path) -> Result<BTreeMap<String, Claim>, Error> {
         }
         match fs::read(&path).ok().and_then(|text| Claim::of_file(&text)) {
             Some(claim) => drop(claims.insert(claim.key(), claim)),
-            // An incomplete claim is no error: the ADD that was interrupted is repeated or undone.
+            // An incomplete claim is not an error: the ADD that was interrupted is repeated or undone.
             None => remove(&path)?,
         }
     }

@@ -92,7 +92,7 @@ impl Invoker<'_> {
     }
 
     /// Runs STATUS of each plugin. Lists before 1.1.0 have no STATUS: then it is only checked that the executables
-    /// exist. A full range is no failure: existing pods work, and ADD reports it.
+    /// exist. A full range is not a failure: existing pods work, and ADD reports it.
     pub(crate) async fn status(&self, list: &List) -> Result<(), Error> {
         for plugin in &list.plugins {
             let has_status = list.version.has_status_and_gc() || Kind::parse(kind(plugin)).is_some();

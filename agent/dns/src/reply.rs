@@ -18,7 +18,7 @@ pub(crate) enum Reply {
     Now(Message),
     /// The query must be forwarded to upstream servers.
     Forward(Pending),
-    /// No reply: the message is no query.
+    /// No reply: the message is not a query.
     Nothing,
 }
 

@@ -216,7 +216,8 @@ fn received(reply: &Message, client: IpAddr, is_tcp: bool) -> Received {
 }
 
 /// Whether an interface of this machine has the address. If a bind to the address fails, no interface has it, and the
-/// interfaces need not be listed. A bind that succeeds is no proof: it also succeeds with the sysctl `ip_nonlocal_bind`.
+/// interfaces need not be listed. If the bind succeeds, they are listed: it also succeeds for an absent address if the
+/// sysctl `ip_nonlocal_bind` is set.
 fn is_here(address: IpAddr) -> bool {
     StdUdpSocket::bind((address, 0)).is_ok() && is_of_interface(address)
 }

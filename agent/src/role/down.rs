@@ -33,7 +33,7 @@ pub(crate) struct Arguments {
     places: Flags<Places>,
     #[command(flatten)]
     node: Flags<NodeSettings>,
-    /// Also remove what is kept across boots: images, volumes, keys and all objects of the cluster
+    /// Also remove the data that is kept across boots: images, volumes, keys and all objects of the cluster
     #[arg(long)]
     purge: bool,
 }

@@ -73,7 +73,7 @@ pub(super) fn add(path: &Path, cluster: &Cluster) -> anyhow::Result<()> {
     edit(path, |present| Ok(Some(merged(present.unwrap_or_else(empty), &own, &name)?)))
 }
 
-/// Removes the cluster from the file. An absent file is no error.
+/// Removes the cluster from the file. An absent file is not an error.
 pub(super) fn remove(path: &Path, cluster: &Cluster) -> anyhow::Result<()> {
     let name = cluster.name.context();
     if !path.exists() {
