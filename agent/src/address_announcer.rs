@@ -51,7 +51,7 @@ impl AddressAnnouncer {
             return;
         }
         changes.take();
-        self.learn(self.services.keys());
+        self.read_services(self.services.keys());
         loop {
             let own = node.borrow().as_deref().and_then(node_address);
             self.hold(own).await;
@@ -60,7 +60,7 @@ impl AddressAnnouncer {
             loop {
                 // Cancel-safe: changed keys stay in the subscription until they are returned.
                 let is_other = tokio::select! {
-                    changed = changes.next() => self.learn(changed),
+                    changed = changes.next() => self.read_services(changed),
                     () = reached(renewal) => true,
                 };
                 if is_other {
@@ -71,7 +71,7 @@ impl AddressAnnouncer {
     }
 
     /// Reads services again. Returns whether addresses of this node changed.
-    fn learn(&mut self, changed: impl IntoIterator<Item = Key>) -> bool {
+    fn read_services(&mut self, changed: impl IntoIterator<Item = Key>) -> bool {
         let mut is_other = false;
         for key in changed {
             let state = self.services.state(&key);

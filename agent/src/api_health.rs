@@ -28,12 +28,12 @@ impl ApiHealth {
         failed.is_some_and(|at| at.elapsed() < AWAY)
     }
 
-    /// Notes a response, of any content.
+    /// Records that the API server responded, with any status.
     pub(crate) fn answered(&self) {
         *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Notes a request without a response.
+    /// Records that a request got no response.
     pub(crate) fn failed(&self) {
         *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }

@@ -106,7 +106,7 @@ impl Checkpoint {
     /// Encrypts the plain records of earlier versions.
     ///
     /// # Errors
-    /// When a directory or the key file cannot be used. Unreadable records are no error.
+    /// When a directory or the key file cannot be used. Unreadable records are not an error.
     pub(crate) fn open(agent_dir: &Path, key_file: &Path) -> Result<Self, CheckpointError> {
         let dir = agent_dir.join("checkpoint");
         for dir in std::iter::once(dir.clone()).chain(Kind::ALL.map(|kind| dir.join(kind.directory()))) {

@@ -77,7 +77,8 @@ impl ClusterDns {
     }
 
     async fn attempt(&self, server: Server) -> Result<(), String> {
-        // Before the addresses exist: a process that is killed between leaves no unknown address.
+        // Written before the addresses are added, so that a process that is killed in between leaves no unrecorded
+        // address.
         let text: String = self.addresses.iter().map(|address| format!("{address}\n")).collect();
         let record = self.record.clone();
         let written =
@@ -92,7 +93,8 @@ impl ClusterDns {
     }
 }
 
-/// The record of the addresses that cluster DNS has on this node, one a line. It ends with the boot, as they do.
+/// The record of the addresses that cluster DNS has on this node, one a line. Neither the record nor the addresses
+/// survive a reboot.
 #[must_use]
 pub fn dns_record(run_dir: &Path) -> PathBuf {
     run_dir.join("cluster-dns")

@@ -23,7 +23,7 @@ pub struct AgentConfig {
     /// State directory, kept across boots: pod directories under `pods/`, stored objects under `agent/`,
     /// `sealing.key`, `pki/`.
     pub state_dir: PathBuf,
-    /// Directory of what ends with a boot.
+    /// Run directory, for files that a reboot makes invalid: sockets, locks and records of kernel objects.
     pub run_dir: PathBuf,
     /// Directory of local volumes that are provisioned for claims.
     pub local_volume_dir: PathBuf,

@@ -14,11 +14,11 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 /// Maximum wait for a killed holder to exit: the kernel frees its memory before it closes its files.
-const PATIENCE: Duration = Duration::from_secs(30);
+const MAX_WAIT: Duration = Duration::from_secs(30);
 /// Interval between two checks of a holder that does not seem to be exiting.
 const STEP: Duration = Duration::from_millis(20);
 /// Maximum checks of such a holder. A signal or an unlock a moment ago may be visible at the second check only.
-const LOOKS: u32 = 5;
+const MAX_CHECKS: u32 = 5;
 
 /// Flag of a process that exits, in its `stat`: `PF_EXITING` of include/linux/sched.h.
 const EXITING: u64 = 4;
@@ -40,8 +40,8 @@ impl Lock {
         std::fs::create_dir_all(run_dir).with_context(|| format!("cannot create {}", run_dir.display()))?;
         let path = run_dir.join("coracle.lock");
         let context = || format!("cannot open {}", path.display());
-        let end = Instant::now() + PATIENCE;
-        let mut looks = 0;
+        let end = Instant::now() + MAX_WAIT;
+        let mut checks = 0;
         loop {
             let mut options = OpenOptions::new();
             let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
@@ -63,16 +63,16 @@ impl Lock {
             let mut holder = String::new();
             file.read_to_string(&mut holder)?;
             let holder = holder.trim();
-            looks += 1;
+            checks += 1;
             let dies = wait_if_dying(holder.parse().ok(), end)?;
             if dies && Instant::now() >= end {
                 bail!(
                     "cannot take {}: process {holder} was killed and has not ended within {} s",
                     run_dir.display(),
-                    PATIENCE.as_secs()
+                    MAX_WAIT.as_secs()
                 )
             }
-            if !dies && looks >= LOOKS {
+            if !dies && checks >= MAX_CHECKS {
                 bail!(
                     "{} is in use by process {holder} (another coracle?); stop it, or use other directories",
                     run_dir.display()

@@ -158,12 +158,12 @@ impl NetworkPolicies {
         }
     }
 
-    /// Brings the kernel to the model, and answers the requests that are fulfilled then.
+    /// Writes the model to the kernel, and answers the requests of pods whose policies are in the kernel then.
     async fn commit(&mut self, table: &mut Option<Table>) -> Result<(), Error> {
         if !self.policies.is_complete {
             return Ok(());
         }
-        // Before the kernel has the policies: pods of these namespaces wait for them.
+        // Recorded before the policies are in the kernel, because pods of these namespaces must wait for them.
         if std::mem::take(&mut self.are_policies_new) {
             self.restricted.set(self.model.restricted_namespaces()).await;
         }
@@ -330,7 +330,8 @@ impl NetworkPolicies {
         }
     }
 
-    /// A pod that has ended has no address any more, unless its sandbox on this node still exists.
+    /// Adds a pod or replaces its facts. A pod that has ended is removed, unless its sandbox on this node still
+    /// exists.
     fn learn_pod(&mut self, pod: &Pod) {
         let Some(mut facts) = PodFacts::of(pod, &self.node_name) else { return };
         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
@@ -342,7 +343,8 @@ impl NetworkPolicies {
         self.model.put_pod(facts);
     }
 
-    /// The pod object was deleted. If its sandbox on this node still exists, the pod is kept until it is released.
+    /// Removes a pod whose object was deleted. If its sandbox on this node still exists, the pod is kept until its
+    /// release.
     fn lose_pod(&mut self, uid: &str) {
         if !self.admitted.lose(uid) {
             self.model.take_pod(uid);

@@ -94,7 +94,7 @@ fn make(path: &Path, mode: u32) -> io::Result<()> {
 fn restrict(path: &Path, mode: u32) -> io::Result<()> {
     let found = fs::metadata(path)?;
     let now = found.mode() & 0o7777;
-    // A sticky directory, such as /tmp, belongs to all users: only what lies below it is ours.
+    // A sticky directory, such as /tmp, belongs to all users: only directories below it are the node's.
     if !found.is_dir() || now & 0o1000 != 0 || now & !mode == 0 {
         return Ok(());
     }

@@ -85,7 +85,7 @@ pub(crate) fn version() -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes to standard output. A closed reader (`| head`) is no error.
+/// Writes to standard output. A closed reader (`| head`) is not an error.
 fn print(text: &str) -> anyhow::Result<()> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),

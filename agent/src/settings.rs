@@ -69,9 +69,9 @@ settings! {
     /// Configuration file: TOML with keys like the flags, in the tables node, control-plane and runtime; or a
     /// KubeletConfiguration (.yaml, .yml, .json).
     config: Option<PathBuf> = unset "/etc/coracle/config.toml if it exists", "FILE";
-    /// Directory of what is kept across boots: images, volumes, pods, store, keys.
+    /// Directory of data that is kept across boots: images, volumes, pods, store, keys.
     state_dir: PathBuf = default "/var/lib/coracle", "DIR";
-    /// Directory of what ends with a boot: sockets and records.
+    /// Directory of data that is valid until the next boot: sockets and records.
     run_dir: PathBuf = default "/run/coracle", "DIR";
 }
 
@@ -221,7 +221,7 @@ fn read(path: &Path) -> anyhow::Result<File> {
 fn log_unknown_variables(sources: &Sources) {
     let known: Vec<_> = TABLES.iter().map(|(_, fields)| *fields).collect();
     for variable in sources.unknown_variables(&known) {
-        tracing::warn!(variable, "ignoring an environment variable that is no setting");
+        tracing::warn!(variable, "ignoring an environment variable that is not a setting");
     }
 }
 

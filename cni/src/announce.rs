@@ -18,7 +18,8 @@ const ARP: u16 = 0x0806;
 const IPV6: u16 = 0x86dd;
 
 /// Announces the addresses from inside the link's namespace, on a thread of its own: closing such a socket waits some
-/// 10 ms for the kernel's grace period. A failure is only logged: neighbours also learn the address by asking.
+/// 10 ms for the kernel's grace period. A failure is only logged: neighbours also find the address by ARP requests and
+/// neighbour solicitations.
 pub(crate) fn announce(netns: Netns, link: &Link, addresses: &[IpAddr]) -> Option<JoinHandle<()>> {
     let mac = <[u8; 6]>::try_from(&link.mac[..]).ok()?;
     let frames: Vec<_> = addresses.iter().map(|address| frame(mac, *address)).collect();
@@ -26,7 +27,7 @@ pub(crate) fn announce(netns: Netns, link: &Link, addresses: &[IpAddr]) -> Optio
     (!frames.is_empty()).then(|| {
         std::thread::spawn(move || {
             if let Err(error) = netns.enter().and_then(|()| send(index, &frames)) {
-                debug!(%error, "addresses are not announced");
+                debug!(%error, "cannot announce addresses");
             }
         })
     })

@@ -56,7 +56,7 @@ pub async fn announce_address(
     Ok(())
 }
 
-/// Removes the address from all interfaces. An absent address is no error. The node's own addresses are kept.
+/// Removes the address from all interfaces. An absent address is not an error. The node's own addresses are kept.
 ///
 /// # Errors
 /// When netlink fails.

@@ -49,7 +49,7 @@ pub(crate) async fn run(
         }
         Command::Gc => {
             let collected = bridge.run_ipam_without_attachment().await;
-            // Also if the IPAM plugin fails.
+            // The claims are collected even if the GC of the IPAM plugin fails.
             host.firewall.keep_valid(request).and(collected)?;
         }
         Command::Version => {}
@@ -165,7 +165,7 @@ impl Bridge<'_> {
             let addresses = answer.ips.iter().map(|ip| ip.address.ip()).collect();
             guard.put(&host_end.name, Source { mac, addresses })?;
         }
-        // Its state after the interface inside is up.
+        // Read again, because its state changes when the interface inside is set up.
         let host_end = self.host.links.get(&host_end.name).await?;
         let gateway = self.set_up_gateway(bridge, answer).await?;
         if let Some(claim) = self.conf.claim(self.request, answer) {
@@ -189,7 +189,7 @@ impl Bridge<'_> {
             Pair { host: &host_name, inside: &request.ifname, bridge: bridge.index, mtu: conf.mtu, mac };
         let host_end = links.add_pair(&pair, netns).await?;
         coracle_fault::point("bridge.paired");
-        // Before the interface inside is up, so that no packet comes from the wrong VLAN.
+        // The VLANs are set before the interface inside is up, so that no packet enters the wrong VLAN.
         if conf.vlans.any() {
             links.set_vlans(bridge, &host_end, &conf.vlans).await?;
         }
@@ -387,7 +387,7 @@ impl Bridge<'_> {
         if let Some(Interface { name, .. }) = host_end {
             let link = links.find(name).await?.ok_or_else(|| changed(name, gone))?;
             if link.controller != Some(bridge.index) {
-                return Err(changed(name, "it is no port of the bridge"));
+                return Err(changed(name, "it is not a port of the bridge"));
             }
             if self.conf.vlans.any() && !self.conf.vlans.are(&links.vlans(&link).await?) {
                 return Err(changed(name, "it is in other VLANs"));

@@ -11,7 +11,7 @@ use coracle_nft::{Channel, Flow, delete_flows};
 
 use crate::nft::Mapping;
 
-/// Removes entries of packets to these ports of this machine, whatever their target is.
+/// Removes the conntrack entries of packets to these ports of this machine, with any target.
 pub(crate) fn forget(channel: &mut Channel, ports: &[Mapping]) -> io::Result<()> {
     let mut groups: BTreeMap<(bool, u8), Vec<&Mapping>> = BTreeMap::new();
     for port in ports {
@@ -27,8 +27,8 @@ pub(crate) fn forget(channel: &mut Channel, ports: &[Mapping]) -> io::Result<()>
     first
 }
 
-/// Whether the port's rules apply to the entry. Packets that are forwarded to the same port of another machine do not
-/// count.
+/// Whether the port's rules apply to the entry. They do not apply to packets that are forwarded to the same port of
+/// another machine.
 fn came_by(flow: &Flow, port: &Mapping, here: &mut HashMap<IpAddr, bool>) -> bool {
     flow.port == port.host_port
         && match port.host_ip {

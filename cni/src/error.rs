@@ -154,7 +154,7 @@ pub enum Error {
     Run {
         /// Its type.
         kind: String,
-        /// The system's answer.
+        /// The error of the system call.
         #[source]
         source: io::Error,
     },
@@ -191,7 +191,7 @@ pub enum Error {
     Name {
         /// The lock, or the directory of the locks.
         path: PathBuf,
-        /// The system's answer.
+        /// The error of the system call.
         #[source]
         source: io::Error,
     },
@@ -220,7 +220,7 @@ pub enum Error {
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// The error of the system call.
         #[source]
         source: io::Error,
     },
@@ -229,7 +229,7 @@ pub enum Error {
     Namespace {
         /// Its path.
         path: PathBuf,
-        /// The system's answer.
+        /// The error of the system call.
         #[source]
         source: io::Error,
     },
@@ -244,7 +244,7 @@ pub enum Error {
     Socket {
         /// The failed operation.
         action: &'static str,
-        /// The system's answer.
+        /// The error of the system call.
         #[source]
         source: io::Error,
     },
@@ -255,7 +255,7 @@ pub enum Error {
         action: &'static str,
         /// The interface, address or route.
         what: String,
-        /// The kernel's answer.
+        /// The kernel's error.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -266,7 +266,7 @@ pub enum Error {
         action: &'static str,
         /// The table's name.
         table: String,
-        /// The kernel's answer.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },

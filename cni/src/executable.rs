@@ -106,7 +106,8 @@ fn may_be_own(environment: &dyn Fn(&str) -> String) -> bool {
 
 fn command(environment: &dyn Fn(&str) -> String) -> Result<Command, Error> {
     let text = environment("CNI_COMMAND");
-    let wrong = || Error::Environment { variable: "CNI_COMMAND", reason: format!("{text:?} is no command") };
+    let wrong =
+        || Error::Environment { variable: "CNI_COMMAND", reason: format!("{text:?} is not a command") };
     Command::ALL.into_iter().find(|command| command.name() == text).ok_or_else(wrong)
 }
 
@@ -130,7 +131,7 @@ fn request(command: Command, environment: &dyn Fn(&str) -> String, input: &[u8])
         serde_json::from_slice(input).map_err(|error| decode(error.to_string()))?;
     match conf.get("name").and_then(Value::as_str) {
         Some(name) if is_identifier(name) => {}
-        _ => return Err(Error::invalid("name", "is no name of a network")),
+        _ => return Err(Error::invalid("name", "is not a valid network name")),
     }
     Ok(Request { command, container_id, netns, ifname, args: environment("CNI_ARGS"), path, conf })
 }

@@ -1,9 +1,9 @@
 //! Firewall claims of attachments, one file each, and the nftables table that is derived from them. A table that was
 //! flushed or changed by others can be made again at any time.
 //!
-//! Several processes may share a directory (plugin executables): they take turns by a lock, and each reads the files
-//! of the others, and whether one was killed between its claim and the table. A single process (the node) keeps all
-//! claims in memory.
+//! Several processes may share a directory (plugin executables). A lock admits one at a time. Each process reads the
+//! files of the others, and detects whether one was killed between its claim and the table. A single process (the
+//! node) keeps all claims in memory.
 
 mod claim;
 mod index;
@@ -47,9 +47,9 @@ struct State {
     claims: Index,
     /// Whether the table has the content that the ledger of the claims settled last. Otherwise its content is unknown.
     is_known: bool,
-    /// Host ports whose datagrams conntrack may forward.
+    /// Host ports whose conntrack entries may exist: datagrams to them may be forwarded to former targets.
     led: BTreeSet<Mapping>,
-    /// Removed claims whose files still exist: the next process would read them.
+    /// Keys of removed claims whose files still exist. Another process would read these files as claims.
     gone: BTreeSet<String>,
     /// Opened at first use: most requests to plugins need no nftables, and closing the socket waits until the kernel
     /// has freed everything removed from nftables by any process.
@@ -162,7 +162,7 @@ impl Firewall {
         state.claims.get(&claim.key()).cloned()
     }
 
-    /// Removes a claim. A claim that does not exist is no error.
+    /// Removes a claim. A claim that does not exist is not an error.
     pub(crate) fn remove(&self, claim: &Claim) -> Result<(), Error> {
         let (state, lock) = self.lock()?;
         self.remove_keys(state, lock, vec![claim.key()])
@@ -206,17 +206,18 @@ impl Firewall {
         if !gone.is_empty() {
             self.mark()?;
         }
-        // The process that made them may have been killed before it recorded the ports in `led`.
+        // The process that made these claims may have been killed before it recorded their ports in `led`.
         for (_, claim) in gone {
             state.led.extend(content(claim).connectionless());
         }
-        // Before the rules that protect these interfaces are removed, whatever the recorded state of the table is.
+        // Interfaces are closed before the rules that protect them are removed, whatever the recorded state of the
+        // table is.
         for interface in gone.iter().filter_map(|(_, claim)| claim.opened.as_ref()) {
             if !state.claims.ledger.opens(interface) {
                 sysctl::route_localnet(interface, false)?;
             }
         }
-        // Also if no claim is removed: the last update of the table may have failed.
+        // The table is also checked if no claim is removed, because its last update may have failed.
         if !state.is_current() {
             self.check_table(state)?;
         }
@@ -449,7 +450,7 @@ fn read_all(dir: &Path) -> Result<BTreeMap<String, Claim>, Error> {
         let path = entry.map_err(failed("read", dir))?.path();
         match path.extension().and_then(|extension| extension.to_str()) {
             Some("json") => {}
-            // The writer was killed: the lock is held here.
+            // A leftover of a killed writer: a living writer holds the lock that this process holds now.
             Some("new") => {
                 remove(&path)?;
                 continue;
@@ -458,7 +459,7 @@ fn read_all(dir: &Path) -> Result<BTreeMap<String, Claim>, Error> {
         }
         match fs::read(&path).ok().and_then(|text| Claim::of_file(&text)) {
             Some(claim) => drop(claims.insert(claim.key(), claim)),
-            // An incomplete claim is no error: its owner makes it again.
+            // An incomplete claim is not an error: the ADD that was interrupted is repeated or undone.
             None => remove(&path)?,
         }
     }

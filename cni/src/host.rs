@@ -14,7 +14,7 @@ pub(crate) struct Host {
     pub(crate) firewall: Firewall,
     /// Permitted sources of the default network's ports. `None`: pods may send from any address.
     pub(crate) guard: Option<SourceGuard>,
-    /// Attachments of this runtime. `None` in an executable, which knows only its own attachment.
+    /// Attachments of this runtime. `None` in an executable, which handles only the attachment of its request.
     pub(crate) attachments: Option<Arc<Cache>>,
 }
 

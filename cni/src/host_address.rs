@@ -8,8 +8,8 @@ use netlink_packet_route::address::AddressScope;
 use crate::error::Error;
 use crate::link::Links;
 
-/// Adds the address to the loopback interface. An existing address is no error. Its scope is the host, so that it is
-/// not taken for an address of the node.
+/// Adds the address to the loopback interface. An existing address is not an error. Its scope is the host, so that
+/// it is not taken for an address of the node.
 ///
 /// # Errors
 /// When netlink fails.
@@ -19,7 +19,7 @@ pub async fn add_host_address(address: IpAddr) -> Result<(), Error> {
     links.add_scoped_address(&lo, IpNetwork::from(address), AddressScope::Host).await
 }
 
-/// Removes the address from the loopback interface. An absent address is no error.
+/// Removes the address from the loopback interface. An absent address is not an error.
 ///
 /// # Errors
 /// When netlink fails.

@@ -149,8 +149,8 @@ impl Ipam {
         Ok(Self { sets, routes: conf.routes, dir, resolv_conf })
     }
 
-    /// Allocates an address of each set. A runtime knows its attachments: files that another program deleted are
-    /// restored first. An executable refuses an owner that already has an address.
+    /// Allocates an address of each set. A runtime has records of its attachments: files that another program deleted
+    /// are restored first. An executable refuses an owner that already has an address.
     fn add(&self, request: &Request, owner: &Owner, attachments: Option<&Cache>) -> Result<Answer, Error> {
         let dns = self.resolv_conf.as_deref().map(resolver::read).transpose()?.unwrap_or_default();
         let choices = self.assign(requested(request)?)?;
@@ -290,7 +290,8 @@ fn requested(request: &Request) -> Result<Vec<IpAddr>, Error> {
     let parse = |field: &'static str| {
         move |text: String| {
             let host = text.split_once('/').map_or(text.as_str(), |(host, _)| host);
-            host.parse::<IpAddr>().map_err(|_not| Error::invalid(field, format!("{text:?} is no address")))
+            host.parse::<IpAddr>()
+                .map_err(|_not| Error::invalid(field, format!("{text:?} is not an address")))
         }
     };
     let mut wanted = Vec::new();

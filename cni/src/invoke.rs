@@ -92,7 +92,7 @@ impl Invoker<'_> {
     }
 
     /// Runs STATUS of each plugin. Lists before 1.1.0 have no STATUS: then it is only checked that the executables
-    /// exist. A full range is no failure: existing pods work, and ADD reports it.
+    /// exist. A full range is not a failure: existing pods work, and ADD reports it.
     pub(crate) async fn status(&self, list: &List) -> Result<(), Error> {
         for plugin in &list.plugins {
             let has_status = list.version.has_status_and_gc() || Kind::parse(kind(plugin)).is_some();
@@ -108,8 +108,8 @@ impl Invoker<'_> {
         Ok(())
     }
 
-    /// Runs GC of the plugins that run in process, or of those that run as executables. Our own plugins know GC in all
-    /// versions. All plugins are run; the first error is returned. No plugin is run if the list has `disableGC`,
+    /// Runs GC of the plugins that run in process, or of those that run as executables. Our own plugins support GC in
+    /// all versions. All plugins are run; the first error is returned. No plugin is run if the list has `disableGC`,
     /// because others attach to the network, too.
     pub(crate) async fn gc(&self, list: &List, valid: &[Valid], of: Where) -> Result<(), Error> {
         let mut first = Ok(());
@@ -156,7 +156,12 @@ impl Invoker<'_> {
     }
 
     async fn run(&self, request: &Request) -> Result<Option<Answer>, Error> {
-        debug!(plugin = request.kind(), command = request.command.name(), id = request.container_id, "CNI");
+        debug!(
+            plugin = request.kind(),
+            command = request.command.name(),
+            id = request.container_id,
+            "calling a CNI plugin"
+        );
         run(self.host, self.executables, request.kind(), request).await
     }
 }

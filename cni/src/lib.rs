@@ -1,10 +1,10 @@
 //! Pod networking by the Container Network Interface: configuration lists, plugins, addresses, the node's
 //! bridge, host ports and masquerading, all over netlink.
 //!
-//! Two sides of one specification. A runtime's: [`Network`] runs the plugins of a configuration list, or of the
-//! default network, for each sandbox. And the plugins': bridge, host-local, loopback, portmap, bandwidth, tuning
-//! and firewall, in process for our own runtime, and as executables ([`plugin_main`]) for any other. No `ip`,
-//! `nft`, `tc` or `iptables` is needed.
+//! The crate implements both sides of the specification. The runtime's side: [`Network`] runs the plugins of a
+//! configuration list, or of the default network, for each sandbox. The plugins' side: bridge, host-local,
+//! loopback, portmap, bandwidth, tuning and firewall run in process for our own runtime, and as executables
+//! ([`plugin_main`]) for any other. No `ip`, `nft`, `tc` or `iptables` is needed.
 //!
 //! Invariants:
 //! - a sandbox is an id and a network namespace; the crate has no pod specs, and no types of the CRI or Kubernetes;

@@ -312,7 +312,7 @@ impl Links {
         self.change(LinkUnspec::new_with_index(link.index).down(), "set down", &link.name).await
     }
 
-    /// Removes a link. An absent link is no error.
+    /// Removes a link. An absent link is not an error.
     pub(crate) async fn delete(&self, name: &str) -> Result<(), Error> {
         let Some(link) = self.find(name).await? else { return Ok(()) };
         if self.is_here {

@@ -23,7 +23,7 @@ use crate::netns;
 const DIRECTORY: &str = "/run/coracle-networks";
 
 /// Longest wait for a process that is about to end.
-const PATIENCE: Duration = Duration::from_secs(5);
+const MAX_WAIT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Locks of a network or an overlay. Dropping releases them.
@@ -95,7 +95,7 @@ fn open(directory: &Path) -> io::Result<()> {
 
 /// Returns `None` if another process holds the file.
 async fn take(path: &Path) -> io::Result<Option<Lock>> {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + MAX_WAIT;
     loop {
         match Lock::try_take(path, true)? {
             None if Instant::now() < end => tokio::time::sleep(PAUSE).await,

@@ -24,7 +24,7 @@ impl Netns {
             let file = File::open(path)?;
             match fstatfs(&file)?.filesystem_type() {
                 NSFS_MAGIC => Ok(file),
-                _ => Err(io::Error::other("it is no namespace")),
+                _ => Err(io::Error::other("it is not a network namespace")),
             }
         };
         let file = open().map_err(|source| Error::Namespace { path: path.to_owned(), source })?;

@@ -163,7 +163,7 @@ impl Network {
     ///
     /// # Errors
     /// When another network of this network namespace has the same bridge or table (one that is about to end is waited
-    /// for), or the state directory or a netlink socket cannot be opened. An unusable configuration is no error:
+    /// for), or the state directory or a netlink socket cannot be opened. An unusable configuration is not an error:
     /// [`ready`](Self::ready) reports it until it is repaired.
     pub async fn open(config: NetworkConfig) -> Result<Self, Error> {
         let names = [
@@ -323,7 +323,7 @@ impl Network {
         Some(self.inner.cache.get(id)?.result?.to_value(Version::NEWEST))
     }
 
-    /// Runs CHECK of each plugin. A sandbox that was never added is no error.
+    /// Runs CHECK of each plugin. A sandbox that was never added is not an error.
     ///
     /// # Errors
     /// The first difference from the result of ADD.
@@ -338,8 +338,8 @@ impl Network {
         }
     }
 
-    /// Removes everything that [`add`](Self::add) made (CNI DEL). A sandbox that was never added is no error, and its
-    /// namespace may be gone.
+    /// Removes everything that [`add`](Self::add) made (CNI DEL). A sandbox that was never added is not an error, and
+    /// its namespace may be gone.
     ///
     /// # Errors
     /// When a plugin fails. The call can be repeated.

@@ -124,7 +124,7 @@ pub(crate) fn replace(table: &str, plan: &Plan, served: &[IpAddr]) -> Batch {
         }
     }
     if !plan.has_masquerading_rules() {
-        // Otherwise they are written with those of networks.
+        // With masquerading rules, `turn` writes all rules of the chain.
         table.postrouting_rules(plan);
     }
     table.turn(&Plan::default(), plan);

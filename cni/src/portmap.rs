@@ -46,7 +46,10 @@ pub(crate) fn run(host: &Host, request: &Request) -> Result<Option<Answer>, Erro
             let previous = request.chained()?;
             if let Some(claim) = claim(request)? {
                 if claim.to.is_empty() {
-                    return Err(Error::invalid("prevResult", "has no address that ports could lead to"));
+                    return Err(Error::invalid(
+                        "prevResult",
+                        "has no address to which ports can be forwarded",
+                    ));
                 }
                 host.firewall.put(&claim)?;
             }
@@ -70,7 +73,7 @@ pub(crate) fn run(host: &Host, request: &Request) -> Result<Option<Answer>, Erro
 fn ports(request: &Request) -> Result<Vec<PortMapping>, Error> {
     let ports: Vec<PortMapping> = request.capability("portMappings")?.unwrap_or_default();
     match ports.iter().any(|port| port.host_port == 0 || port.container_port == 0) {
-        true => Err(Error::invalid("runtimeConfig.portMappings", "0 is no port")),
+        true => Err(Error::invalid("runtimeConfig.portMappings", "0 is not a port")),
         false => Ok(ports),
     }
 }
@@ -100,7 +103,8 @@ pub(crate) fn claim(request: &Request) -> Result<Option<Claim>, Error> {
 
 impl Conf {
     fn check(&self) -> Result<(), Error> {
-        // nftables does both here.
+        // Both backends of the reference plugin are accepted. The rules are nftables rules with
+        // either of them.
         if let Some(backend) = self.backend.as_deref().filter(|b| !["iptables", "nftables"].contains(b)) {
             return Err(Error::invalid("backend", format!("{backend:?} is neither iptables nor nftables")));
         }

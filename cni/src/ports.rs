@@ -50,7 +50,7 @@ mod lenient {
         match Option::<String>::deserialize(from)?.as_deref() {
             None | Some("") => Ok(None),
             Some(text) => {
-                text.parse().map(Some).map_err(|_not| D::Error::custom(format!("{text:?} is no address")))
+                text.parse().map(Some).map_err(|_not| D::Error::custom(format!("{text:?} is not an address")))
             }
         }
     }

@@ -126,7 +126,7 @@ impl SourceGuard {
         self.make(&mut state)
     }
 
-    /// Whether another process changed the table, and the netlink port that identifies own changes.
+    /// The netlink port that identifies own changes in notifications. `None` before the first change.
     pub(crate) fn author(&self) -> Option<u32> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.channel.as_ref().map(Channel::port)
@@ -143,7 +143,7 @@ impl SourceGuard {
             return self.make(&mut state);
         }
         let changed = self.commit(&mut state, transaction, "change");
-        // After a refused change the kernel's content is unknown.
+        // After a refused change the content in the kernel is unknown, so the table is replaced.
         if changed.is_err() { self.make(&mut state) } else { Ok(()) }
     }
 

@@ -72,7 +72,7 @@ fn led_by_routers(routes: &str) -> BTreeSet<&str> {
 
 /// Sets whether 127.0.0.1 of the node may use host ports: such packets leave through the interface with a loopback
 /// source until they are masqueraded. The sysctl also accepts packets that arrive for 127.0.0.1, so the rules against
-/// these must exist before. An absent interface is no error.
+/// these must exist before. An absent interface is not an error.
 pub(crate) fn route_localnet(interface: &str, on: bool) -> Result<(), Error> {
     let path = format!("/proc/sys/net/ipv4/conf/{interface}/route_localnet");
     unless_absent(ensure(&path, if on { "1" } else { "0" }))
@@ -96,7 +96,7 @@ fn on_link(routes: &str, address: Ipv4Addr) -> Option<&str> {
 }
 
 /// Disables router advertisements on an interface: a pod may send them and become the node's router (CVE-2020-10749).
-/// Must be called before packets can arrive. A kernel without IPv6 is no error.
+/// Must be called before packets can arrive. A kernel without IPv6 is not an error.
 pub(crate) fn no_router_advertisements(interface: &str) -> Result<(), Error> {
     unless_absent(ensure(&format!("/proc/sys/net/ipv6/conf/{interface}/accept_ra"), "0"))
 }
@@ -104,7 +104,7 @@ pub(crate) fn no_router_advertisements(interface: &str) -> Result<(), Error> {
 /// Disables IPv6 on a port of a bridge. Only the bridge has addresses. With IPv6 each port adds routes and addresses to the
 /// kernel's tables, and the kernel walks them whenever a port goes down: the cost of a pod grows with the number of pods.
 /// It also implies that the port accepts no router advertisements. Must be called before packets can arrive. A kernel
-/// without IPv6 is no error.
+/// without IPv6 is not an error.
 pub(crate) fn no_ipv6(port: &str) -> Result<(), Error> {
     unless_absent(ensure(&format!("/proc/sys/net/ipv6/conf/{port}/disable_ipv6"), "1"))
 }

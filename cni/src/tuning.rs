@@ -93,7 +93,7 @@ impl Tuning {
             queue_length: request.conf_arg("txQLen")?.or(conf.queue_length),
         };
         if let Some(mac) = wanted.mac.as_deref().filter(|mac| parse_mac(mac).is_none()) {
-            return Err(Error::invalid("mac", format!("{mac:?} is no hardware address of one interface")));
+            return Err(Error::invalid("mac", format!("{mac:?} is not a unicast hardware address")));
         }
         if let Some(mtu) = wanted.mtu.filter(|mtu| !(68..=65535).contains(mtu)) {
             return Err(Error::invalid("mtu", format!("{mtu} is not between 68 and 65535")));
@@ -272,7 +272,7 @@ fn path_of(name: &str, ifname: &str) -> Result<String, Error> {
     let path = if name.contains('/') { name.to_owned() } else { name.replace('.', "/") };
     let path = path.replace("IFNAME", ifname);
     if !path.starts_with("net/") || path.split('/').any(|part| matches!(part, "" | "." | "..")) {
-        return Err(wrong("is no parameter of a network namespace"));
+        return Err(wrong("is not a parameter of a network namespace"));
     }
     Ok(format!("/proc/sys/{path}"))
 }

@@ -105,7 +105,7 @@ impl HostNetwork {
         blocked.map_err(|source| Error::Socket { action: "look up the policies of other tables", source })
     }
 
-    /// Removes the hosts' interfaces and namespaces, the bridge and the table. Absent ones are no error.
+    /// Removes the hosts' interfaces and namespaces, the bridge and the table. Absent ones are not an error.
     ///
     /// # Errors
     /// When netlink, nftables or an unmount fails.

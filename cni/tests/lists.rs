@@ -575,7 +575,7 @@ fn a_plugin_gets_status_and_gc() {
         drop(network);
         let again = host.open().await;
         again.reconcile(&[attachment("a1", &a)]).await.unwrap();
-        // Both may take their time, and no call waits for them.
+        // DEL and GC run in the background, and `reconcile` does not wait for them.
         let said = async || std::fs::read_to_string(&log).unwrap();
         eventually_async("the DEL", 20, async || said().await.lines().count() == 2).await;
         let said = said().await;
@@ -766,7 +766,7 @@ fn lost_records_are_restored_from_running_sandboxes() {
         drop(network);
         std::fs::remove_dir_all(host.path("state")).unwrap();
         let network = host.open().await;
-        // The ranges become known only after the first reconcile, as on a node.
+        // The ranges are set after the first reconcile, as on a node.
         network.reconcile(&[attachment("a1", &a)]).await.unwrap();
         network
             .set_pod_cidrs(vec!["10.85.0.0/24".parse().unwrap(), "fd85::/64".parse().unwrap()])
@@ -872,7 +872,7 @@ fn plugins_of_old_versions_get_no_unknown_command() {
         let sandbox = Sandbox::new();
         assert_eq!(text(&network.add(&attachment("a1", &sandbox)).await.unwrap()), ["10.91.0.2/24"]);
         network.del("a1").await.unwrap();
-        // From 1.1.0 on they do, whatever their answer.
+        // With version 1.1.0 STATUS is called. It fails here.
         host.configure(&conf("1.1.0"));
         eventually_async("the question", 20, async || network.status().await.is_err()).await;
     });

@@ -683,7 +683,7 @@ fn ranges_without_masquerading_survive_a_restart() {
         let again = open(node.dir.path()).await;
         again.set_pod_cidrs(vec!["10.99.0.0/24".parse().unwrap()]).await.unwrap();
         assert_eq!(elements("not_beyond_10.99.0.0_24"), covered(&ranges, true));
-        // Until the ranges are known.
+        // The stored ranges are used until new ones are set.
         again.set_unmasqueraded(ranges[..2].to_vec()).await.unwrap();
         assert_eq!(elements("not_beyond_10.99.0.0_24"), covered(&ranges[..2], true));
         again.set_unmasqueraded(Vec::new()).await.unwrap();

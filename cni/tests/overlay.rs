@@ -220,7 +220,7 @@ fn pods_reach_pods_with_another_vni_and_port() {
         let link = ip("-d link show coracle.1");
         assert!(link.contains("vxlan id 77777") && link.contains("dstport 4790"), "{link}");
         assert_eq!(passing(overlay), [(1450, true), (1430, true)]);
-        // Peers with another VNI are known but not reachable.
+        // A peer with another VNI is refused.
         let peers = BTreeMap::from([peer(2, VXLAN)]);
         let refused = overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap().refused;
         assert!(refused[0].1.contains("its VNI is 1, ours 77777"), "{refused:?}");

@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 /// Maximum wait for the work.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Places with work in progress.
 static IN_PROGRESS: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
@@ -33,12 +33,12 @@ pub enum Blocked {
     Thread(#[source] io::Error),
 }
 
-/// Whether no one waits for the result any more. The work then leaves nothing behind.
+/// Whether the caller has stopped waiting for the result. The work then leaves nothing behind.
 #[derive(Clone, Debug, Default)]
 pub struct Abandoned(Arc<AtomicBool>);
 
 impl Abandoned {
-    /// Whether no one waits any more.
+    /// Whether the caller has stopped waiting.
     #[must_use]
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::SeqCst)
@@ -79,7 +79,7 @@ pub async fn run<T: Send + 'static>(
     place: &Path,
     work: impl FnOnce(&Abandoned) -> T + Send + 'static,
 ) -> Result<T, Blocked> {
-    run_within(PATIENCE, place, work).await
+    run_within(TIMEOUT, place, work).await
 }
 
 async fn run_within<T: Send + 'static>(

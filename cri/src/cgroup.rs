@@ -23,7 +23,7 @@ use crate::error::Error;
 use crate::pidfd;
 
 /// Maximum processes that are open at a time while a cgroup gets a signal.
-const MOST_OPEN: usize = 64;
+const MAX_OPEN_PIDFDS: usize = 64;
 
 /// Interval at which a cgroup that is being killed or removed is checked.
 const KILL_STEP: Duration = Duration::from_millis(5);
@@ -154,7 +154,7 @@ impl Cgroups {
     /// Sends a signal to listed processes of a group. A process can end after it was listed, and its pid can be reused. So
     /// each process is opened first, and gets the signal only if its pid is still listed afterwards.
     fn signal(&self, group: &str, listed: &[i32], signal: i32) {
-        for some in listed.chunks(MOST_OPEN) {
+        for some in listed.chunks(MAX_OPEN_PIDFDS) {
             let open = |pid: &i32| Some((*pid, pidfd::open(*pid).ok()?));
             let opened: Vec<_> = some.iter().filter_map(open).collect();
             let still = self.processes(group);

@@ -44,7 +44,7 @@ pub(crate) fn checkpoint(subject: &Subject, location: &Path) -> Result<(), Check
         coracle_fault::point("checkpoint.noted");
         let one = std::slice::from_ref(subject);
         let dumped = frozen::dump(one, Connections::Kept);
-        // In every case, and before slow operations.
+        // Thawed in every case, and before slow operations.
         let thawed = frozen::thaw(one);
         dumped.and(thawed)?;
         location::pack(&subject.layer, &subject.layer.join(BUILD_DIR), location)

@@ -75,7 +75,7 @@ pub enum Error {
     )]
     TooSlow,
     /// The image store failed.
-    #[error("image {reference:?}")]
+    #[error("cannot use image {reference:?}")]
     Image {
         /// The requested image.
         reference: String,
@@ -84,16 +84,19 @@ pub enum Error {
         source: coracle_images::Error,
     },
     /// A network operation of a pod failed.
-    #[error("network of sandbox {id:?}")]
+    #[error(
+        "cannot configure the network{}",
+        if id.is_empty() { String::new() } else { format!(" of sandbox {id:?}") }
+    )]
     Network {
-        /// The sandbox's id.
+        /// The sandbox's id; empty for an operation of the whole network.
         id: String,
         /// The cause.
         #[source]
         source: coracle_cni::Error,
     },
     /// A call to a shim failed.
-    #[error("{doing}")]
+    #[error("cannot {doing}")]
     Shim {
         /// The operation.
         doing: &'static str,
@@ -102,7 +105,7 @@ pub enum Error {
         source: shim_client::Error,
     },
     /// A checkpoint or restore failed.
-    #[error("checkpoint of {what} {id:?}")]
+    #[error("cannot checkpoint or restore {what} {id:?}")]
     Checkpoint {
         /// The kind of object.
         what: &'static str,
@@ -119,10 +122,10 @@ pub enum Error {
     #[error("NRI")]
     Nri(#[from] coracle_nri::Error),
     /// systemd failed to manage a cgroup.
-    #[error("cgroup")]
+    #[error("cannot manage a cgroup with systemd")]
     Systemd(#[from] coracle_systemd::Error),
     /// A file operation failed.
-    #[error("{doing} {}", path.display())]
+    #[error("cannot {doing} {}", path.display())]
     File {
         /// The operation.
         doing: &'static str,
@@ -133,7 +136,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// A file has invalid contents.
-    #[error("{doing} {}", path.display())]
+    #[error("cannot {doing} {}", path.display())]
     Format {
         /// The operation.
         doing: &'static str,
@@ -166,10 +169,10 @@ pub enum Error {
         source: shim_client::Error,
     },
     /// The gRPC server failed.
-    #[error("serve CRI")]
+    #[error("cannot serve the CRI")]
     Serve(#[source] tonic::transport::Error),
     /// A system call without a path failed.
-    #[error("{doing}")]
+    #[error("cannot {doing}")]
     Kernel {
         /// The operation.
         doing: &'static str,

@@ -88,7 +88,7 @@ impl EventOutbox {
         let mut pending = self.pending();
         container.note(pending.add(ContainerStartedEvent, now()));
         if let Err(error) = self.records.write_container(&container.record_now()) {
-            warn!(container = container.id, error = error.chain(), "could not record that a container runs");
+            warn!(container = container.id, error = error.chain(), "cannot record that a container runs");
         }
         pending
     }

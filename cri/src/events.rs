@@ -28,7 +28,8 @@ use crate::lock::locked;
 
 /// Maximum undelivered events of one listener.
 const BACKLOG: usize = 1024;
-/// Maximum events for the first listener that happen after the start. With more events it is not waited for any longer.
+/// Maximum events that are kept for the first listener after the start. If there are more, all are dropped: no client
+/// listens.
 const EARLY: usize = 256;
 
 /// The listeners of container events.

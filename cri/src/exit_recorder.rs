@@ -63,7 +63,7 @@ impl ExitRecorder {
         container.note(pending.add(ContainerStoppedEvent, now()));
         let written = self.records.write_container(&container.record_now());
         coracle_fault::point("exit.recorded");
-        // Also if the record cannot be written (disk full): there is no other source of this event.
+        // Sent even if the record cannot be written (disk full): there is no other source of this event.
         pending.send_for_container(container);
         self.hooks.stop_container_in_background(&container.id);
         written
@@ -74,7 +74,7 @@ impl ExitRecorder {
         let mut pending = self.outbox.pending();
         sandbox.note(pending.add(ContainerStoppedEvent, now()));
         if let Err(error) = self.records.write_sandbox(&sandbox.record_now()) {
-            warn!(sandbox = sandbox.id, error = error.chain(), "could not record a dead sandbox");
+            warn!(sandbox = sandbox.id, error = error.chain(), "cannot record a dead sandbox");
         }
         pending.send_for_sandbox(sandbox);
     }
@@ -97,7 +97,7 @@ impl ExitRecorder {
             },
         };
         if let Err(error) = self.record_exit_after_start(container, exit).await {
-            warn!(container = container.id, error = error.chain(), "could not record a lost container");
+            warn!(container = container.id, error = error.chain(), "cannot record a lost container");
         }
     }
 }

@@ -4,8 +4,8 @@
 //! (free) ──claim──► in progress ──keep, delivered──► taken ──release──► (free)
 //!                       └──dropped: failed or undone──► (free)
 //! ```
-//! A claim waits while a creation with the same name is in progress. A client whose call timed out or was cancelled retries
-//! with the same name, and cannot know that its first creation is being undone.
+//! A claim waits while a creation with the same name is in progress. A client whose call timed out or was cancelled
+//! retries with the same name, while its first creation is being undone.
 
 use std::collections::HashMap;
 use std::fmt;

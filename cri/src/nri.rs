@@ -221,7 +221,7 @@ impl PluginHooks {
     fn spec_of(&self, id: &str) -> Spec {
         let path = self.records.container_dir(id).join("config.json");
         Spec::load(&path).unwrap_or_else(|error| {
-            warn!(container = id, %error, "could not read the spec of a container for NRI plugins");
+            warn!(container = id, %error, "cannot read the spec of a container for NRI plugins");
             Spec::default()
         })
     }

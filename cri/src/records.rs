@@ -358,7 +358,7 @@ fn scattered(parts: PathBuf) -> Option<PathBuf> {
         Ok(())
     };
     let made = make();
-    made.inspect_err(|error| debug!(%error, "could not spread writable layers over the disk")).ok()?;
+    made.inspect_err(|error| debug!(%error, "cannot spread writable layers over the disk")).ok()?;
     Some(parts)
 }
 
@@ -398,7 +398,7 @@ fn load<T: DeserializeOwned>(dir: &Path) -> Result<Found<T>, Error> {
             Ok(record) => found.readable.push(record),
             Err(error @ Error::Later { .. }) => return Err(error),
             Err(error) => {
-                warn!(id, error = error.chain(), "ignore an unreadable record");
+                warn!(id, error = error.chain(), "ignoring an unreadable record");
                 found.lost.push(id);
             }
         }

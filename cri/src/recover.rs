@@ -150,21 +150,21 @@ impl Recovery {
 
     /// Removes a pod whose restore is incomplete. Its creation event was already sent.
     async fn remove_incomplete_restore(&self, id: String) {
-        info!(sandbox = id, "remove an incompletely restored pod");
+        info!(sandbox = id, "removing an incompletely restored pod");
         if let Err(error) = self.sandboxes.undo_run(id.clone()).await {
-            warn!(sandbox = id, error = error.chain(), "could not remove an incompletely restored pod");
+            warn!(sandbox = id, error = error.chain(), "cannot remove an incompletely restored pod");
         }
     }
 
     /// Completes an interrupted stop of a pod, which may already have lost its network. The wait has a timeout; the stop
     /// then continues in the background.
     async fn complete_stop(&self, id: String) {
-        info!(sandbox = id, "complete an interrupted stop of a pod");
+        info!(sandbox = id, "completing an interrupted stop of a pod");
         let Some(sandbox) = self.tables.sandboxes.get(&id) else { return };
         let sandboxes = self.sandboxes.clone();
         let stopped = tokio::spawn(async move {
             if let Err(error) = sandboxes.stop_sandbox(&sandbox).await {
-                warn!(sandbox = id, error = error.chain(), "could not complete the stop of a pod");
+                warn!(sandbox = id, error = error.chain(), "cannot complete the stop of a pod");
             }
         });
         let _continues = timeout(self.config.shim_times.answer, stopped).await;
@@ -204,18 +204,18 @@ impl Recovery {
 
     /// Undoes an incompletely created sandbox, or a sandbox without a readable record.
     async fn undo_sandbox(&self, id: &str, found: Found) {
-        info!(sandbox = id, "undo an incompletely created sandbox");
+        info!(sandbox = id, "undoing an incompletely created sandbox");
         let ended = match found {
             Found::Answers(shim, _) => shim.shutdown().await,
             Found::Silent(shim) => shim.kill_itself().await,
             Found::Gone => Ok(()),
         };
         if let Err(error) = ended {
-            warn!(sandbox = id, %error, "could not end the shim of an incompletely created sandbox");
+            warn!(sandbox = id, %error, "cannot end the shim of an incompletely created sandbox");
         }
         coracle_fault::point("recover.sandbox-shim");
         if let Err(error) = self.network.del(id).await {
-            warn!(sandbox = id, %error, "could not remove the network of an incompletely created sandbox");
+            warn!(sandbox = id, %error, "cannot remove the network of an incompletely created sandbox");
         }
         coracle_fault::point("recover.sandbox-network");
         let group = self.layout.own_pod(id);
@@ -224,7 +224,7 @@ impl Recovery {
         coracle_fault::point("recover.sandbox-cgroup");
         for result in [removed, self.records.remove_sandbox(id)] {
             if let Err(error) = result {
-                warn!(sandbox = id, error = error.chain(), "could not undo an incompletely created sandbox");
+                warn!(sandbox = id, error = error.chain(), "cannot undo an incompletely created sandbox");
             }
         }
         coracle_fault::point("recover.sandbox-forgotten");
@@ -239,7 +239,7 @@ impl Recovery {
         }
         for container in self.tables.containers.all() {
             if let Err(error) = self.records.write_container(&container.record_now()) {
-                warn!(container = container.id, error = error.chain(), "could not record a container");
+                warn!(container = container.id, error = error.chain(), "cannot record a container");
             }
             coracle_fault::point("recover.numbered");
         }
@@ -276,7 +276,7 @@ impl Recovery {
         let layers = self.records.layers()?;
         for id in layers.iter().chain(&found.lost).filter(|id| !known.contains(*id)) {
             if let Err(error) = self.records.forget_container(id) {
-                warn!(container = id, error = error.chain(), "could not remove a container without a record");
+                warn!(container = id, error = error.chain(), "cannot remove a container without a record");
             }
             coracle_fault::point("recover.bundle-forgotten");
             self.containers.remove_layer(id);
@@ -291,7 +291,7 @@ impl Recovery {
         let ids = state.containers.iter().map(|seen| &seen.container_id);
         for id in ids.filter(|id| !known.contains(*id)) {
             if let Err(error) = shim.delete(id).await {
-                warn!(container = id, %error, "could not delete a container without a record");
+                warn!(container = id, %error, "cannot delete a container without a record");
             }
         }
     }
@@ -322,7 +322,7 @@ impl Recovery {
         let id = container.id.clone();
         tokio::spawn(async move {
             if let Err(error) = checkpoint::criu_ended(&layer).await {
-                warn!(container = id, %error, "could not wait for the end of CRIU");
+                warn!(container = id, %error, "cannot wait for the end of CRIU");
             }
             let _gone =
                 tokio::task::spawn_blocking(move || remove_checkpoint(&id, freezer.as_ref(), &layer)).await;
@@ -332,11 +332,11 @@ impl Recovery {
 
     /// Undoes an incompletely created container, or a container of a lost pod.
     async fn undo_container(&self, record: &ContainerRecord, shim: Option<&Shim>) {
-        info!(container = record.id, "undo an incompletely created container");
+        info!(container = record.id, "undoing an incompletely created container");
         if let Some(shim) = shim
             && let Err(error) = shim.delete(&record.id).await
         {
-            warn!(container = record.id, %error, "could not delete an incompletely created container");
+            warn!(container = record.id, %error, "cannot delete an incompletely created container");
         }
         coracle_fault::point("recover.container-deleted");
         self.cgroups.kill(&record.cgroup).await;
@@ -347,7 +347,7 @@ impl Recovery {
                 warn!(
                     container = record.id,
                     error = error.chain(),
-                    "could not undo an incompletely created container"
+                    "cannot undo an incompletely created container"
                 );
             }
         }
@@ -374,7 +374,7 @@ impl Recovery {
                 warn!(
                     container = record.id,
                     error = chain(&error),
-                    "could not remove the images of a restored container"
+                    "cannot remove the images of a restored container"
                 );
             }
         }
@@ -449,7 +449,7 @@ impl Recovery {
         let images = self.images.clone();
         tokio::spawn(async move {
             if let Err(error) = images.collect().await {
-                warn!(%error, "could not remove unused images");
+                warn!(%error, "cannot remove unused images");
             }
         });
     }
@@ -458,11 +458,11 @@ impl Recovery {
 /// Thaws a container and removes its incomplete checkpoint.
 fn remove_checkpoint(id: &str, freezer: Option<&Freezer>, layer: &Path) {
     if let Some(Err(error)) = freezer.map(Freezer::thaw) {
-        warn!(container = id, %error, "could not thaw a container");
+        warn!(container = id, %error, "cannot thaw a container");
     }
     if let Err(error) = checkpoint::forget(layer) {
         let error = chain(&error);
-        warn!(container = id, error, "could not remove an incomplete checkpoint");
+        warn!(container = id, error, "cannot remove an incomplete checkpoint");
     }
 }
 

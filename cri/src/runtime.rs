@@ -99,7 +99,7 @@ impl Runtime {
         let host: Arc<dyn coracle_nri::Host> = Arc::<PluginHost>::clone(&self.plugin_host);
         if let Err(error) = self.nri.start(Arc::downgrade(&host)).await {
             let socket = self.nri.socket();
-            warn!(?socket, %error, "could not listen for NRI plugins; pods run without plugins");
+            warn!(?socket, %error, "cannot listen for NRI plugins; pods run without plugins");
         }
     }
 

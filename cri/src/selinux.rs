@@ -50,9 +50,10 @@ impl Selinux {
         Self { policy: Policy::detect(), levels: Levels::default() }
     }
 
-    /// Labels the layers of images and containers in the runtime's root directory, once. New files inherit the label of their
-    /// directory, and keep it after a rename. The kernel checks a program that maps a file of its root against the label of
-    /// the layer, not of the overlay. Policies know the directories of other runtimes, but not ours.
+    /// Labels the layers of images and containers in the runtime's root directory, once. New files inherit the label of
+    /// their directory, and keep it after a rename. The kernel checks a program that maps a file of its root against
+    /// the label of the layer, not of the overlay. Policies have rules for the directories of other runtimes, but not
+    /// for ours.
     pub(crate) fn label_layers(&self, root: &Path) {
         let Some(policy) = &self.policy else { return };
         let label = policy.defaults.read_only.to_string();
@@ -62,7 +63,7 @@ impl Selinux {
             }
             match relabel(&dir, &label) {
                 Ok(()) => info!(dir = %dir.display(), label, "labelled the layers"),
-                Err(error) => warn!(dir = %dir.display(), label, %error, "could not label the layers"),
+                Err(error) => warn!(dir = %dir.display(), label, %error, "cannot label the layers"),
             }
         }
     }
@@ -79,7 +80,7 @@ impl Selinux {
     /// The labels of a new pod. Its level is used until [`Selinux::release`].
     ///
     /// # Errors
-    /// If the options are invalid, or the policy does not know the labels.
+    /// If the options are invalid, or the policy does not contain the labels.
     pub(crate) fn label_pod(
         &self,
         id: &str,
@@ -141,7 +142,7 @@ impl Selinux {
         self.levels.release(id);
     }
 
-    /// Refuses labels that the policy does not know; otherwise only the start of the program would fail.
+    /// Refuses labels that the policy does not contain; otherwise only the start of the program would fail.
     fn check(&self, policy: &Policy, requested: &RequestedLabel, labels: Labels) -> Result<Labels, Error> {
         if *requested != RequestedLabel::default() {
             for label in [&labels.process, &labels.mount].into_iter().flatten() {

@@ -135,7 +135,7 @@ impl ShimMonitor {
             warn!(
                 sandbox = sandbox.id,
                 error = source.chain(),
-                "could not remove the network of a dead pod; it is retried"
+                "cannot remove the network of a dead pod; it is retried"
             );
             state.network.del_later(&sandbox.id);
         }
@@ -197,14 +197,14 @@ impl Connection {
         let all = locked(&self.acknowledgements).done(sequence);
         let shim = &self.shim;
         if let Err(error) = recorded {
-            warn!(dir = %shim.dir().display(), error = error.chain(), "could not record an exit");
+            warn!(dir = %shim.dir().display(), error = error.chain(), "cannot record an exit");
             return;
         }
         // A shim that is shutting down is not an error.
         if let Err(error) = shim.acknowledge(all).await
             && error.kind != ErrorKind::Gone
         {
-            warn!(dir = %shim.dir().display(), %error, "could not acknowledge an exit");
+            warn!(dir = %shim.dir().display(), %error, "cannot acknowledge an exit");
         }
     }
 }

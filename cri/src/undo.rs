@@ -128,7 +128,7 @@ async fn try_undo(context: &UndoContext, steps: Vec<Step>) -> Vec<Step> {
                 what,
                 of,
                 error = error.chain(),
-                "could not undo a step of an incomplete creation; it is retried"
+                "cannot undo a step of an incomplete creation; it is retried"
             );
             left.push(step);
         }

@@ -11,11 +11,11 @@ use tokio::time::Instant;
 const GENERATION: usize = 4096;
 /// Maximum bytes of the answers and names in each of the two generations: 8 MiB in total.
 const GENERATION_BYTES: usize = 4 << 20;
-/// Largest answer that is stored, in bytes of the message.
+/// Largest answer that is stored, in bytes on the wire.
 const LARGEST: usize = 4096;
-/// Longest time that an answer is used.
+/// Maximum time for which an answer is used, whatever its time to live.
 const LONGEST: Duration = Duration::from_secs(3600);
-/// Longest time of a negative answer (RFC 2308 recommends one to three hours at most).
+/// Maximum time for which a negative answer is used. RFC 2308 section 5 recommends a limit of one to three hours.
 const LONGEST_NEGATIVE: Duration = Duration::from_secs(30);
 /// Time after its expiry in which an answer is used while no server responds (RFC 8767).
 const STALE: Duration = Duration::from_secs(3600);
@@ -25,7 +25,7 @@ const PREFETCH_PERCENT: u32 = 10;
 /// Minimum uses of a frequently used answer.
 const PREFETCH_USES: u32 = 2;
 
-/// Name, type.
+/// Key of the cache: name and record type.
 pub(crate) type Question = (Name, RecordType);
 
 /// An answer and its age. The message is stored as on the wire: parsed, it needs up to 100 times the memory.

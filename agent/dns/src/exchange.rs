@@ -12,8 +12,8 @@ use crate::cache::Question;
 
 /// Size of UDP messages that never need fragments (DNS flag day 2020).
 pub(crate) const UDP_PAYLOAD: u16 = 1232;
-/// Maximum datagrams to skip that do not answer the query.
-const STRANGERS_MAX: usize = 16;
+/// Maximum received datagrams that do not answer the query. Above it the exchange fails.
+const SKIPPED_MAX: usize = 16;
 
 /// Sends the query to the server. Returns the answer and its bytes.
 pub(crate) async fn exchange(server: SocketAddr, question: &Question) -> io::Result<(Message, Vec<u8>)> {
@@ -26,7 +26,7 @@ pub(crate) async fn exchange(server: SocketAddr, question: &Question) -> io::Res
     socket.connect(server).await?;
     socket.send(&bytes).await?;
     let mut buffer = vec![0; 4096];
-    for _ in 0..STRANGERS_MAX {
+    for _ in 0..SKIPPED_MAX {
         let size = socket.recv(&mut buffer).await?;
         let answer = buffer.get(..size).and_then(|bytes| Message::from_vec(bytes).ok());
         match answer.filter(|answer| answers(answer, &query)) {

@@ -192,7 +192,7 @@ fn server_failure() -> Message {
     Message::error_msg(0, OpCode::Query, ResponseCode::ServFail)
 }
 
-/// Whether another server cannot know better.
+/// Whether the response is final. After a failure or a refusal the next server is queried.
 fn is_useful(message: &Message) -> bool {
     !matches!(
         message.metadata.response_code,

@@ -27,7 +27,7 @@ pub struct Metrics {
     responses: [AtomicU64; CODES.len()],
     durations: [AtomicU64; BUCKETS + 1],
     duration_micros: AtomicU64,
-    /// Number of answers with records, and number of negative answers.
+    /// Cache hits: of answers with records, and of negative answers.
     hits: [AtomicU64; 2],
     misses: AtomicU64,
     prefetches: AtomicU64,

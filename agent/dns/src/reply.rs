@@ -16,13 +16,13 @@ const UDP_MIN: u16 = 512;
 pub(crate) enum Reply {
     /// This reply.
     Now(Message),
-    /// Other servers must be asked.
+    /// The query must be forwarded to upstream servers.
     Forward(Pending),
-    /// No reply: the message is no query.
+    /// No reply: the message is not a query.
     Nothing,
 }
 
-/// A query that other servers must complete.
+/// A query that upstream servers must answer.
 pub(crate) struct Pending {
     reply: Message,
     query: Query,
@@ -128,7 +128,7 @@ fn malformed(bytes: &[u8]) -> Reply {
 // === impl Pending ===
 
 impl Pending {
-    /// Asks other servers.
+    /// Forwards the query to the upstream servers, and completes the reply with their answer.
     pub(crate) async fn resolve(self, upstream: Arc<Upstream>) -> Message {
         let answer = upstream.resolve(self.question.clone()).await;
         self.merged(answer)
@@ -159,13 +159,14 @@ impl Pending {
     }
 }
 
-/// The most bytes of a reply by UDP that the client accepts.
+/// Maximum bytes of a UDP reply that the client accepts.
 pub(crate) fn udp_size(query: &[u8]) -> u16 {
     let theirs = Message::from_vec(query).ok().and_then(|query| query.edns);
     theirs.map_or(UDP_MIN, |edns| edns.max_payload()).clamp(UDP_MIN, UDP_PAYLOAD)
 }
 
-/// The message as bytes. A message that is too long says so and has no records.
+/// Encodes the message. A message of more than `most` bytes is sent truncated: with the flag TC and without
+/// records.
 pub(crate) fn encode(message: &Message, most: u16) -> Option<Vec<u8>> {
     let bytes = message.to_vec().ok().filter(|bytes| bytes.len() <= usize::from(most));
     bytes.or_else(|| message.truncate().to_vec().ok())

@@ -216,7 +216,8 @@ fn received(reply: &Message, client: IpAddr, is_tcp: bool) -> Received {
 }
 
 /// Whether an interface of this machine has the address. If a bind to the address fails, no interface has it, and the
-/// interfaces need not be listed. A bind that succeeds is no proof: it also succeeds with the sysctl `ip_nonlocal_bind`.
+/// interfaces need not be listed. If the bind succeeds, they are listed: it also succeeds for an absent address if the
+/// sysctl `ip_nonlocal_bind` is set.
 fn is_here(address: IpAddr) -> bool {
     StdUdpSocket::bind((address, 0)).is_ok() && is_of_interface(address)
 }
@@ -229,7 +230,7 @@ fn is_of_interface(address: IpAddr) -> bool {
     })
 }
 
-/// Without `SO_REUSEPORT`: a pod with the host's network could take a share of the queries.
+/// Binds a socket without `SO_REUSEPORT`, with which a pod on the host's network could receive a share of the queries.
 fn bound(address: SocketAddr, kind: SockType) -> nix::Result<std::os::fd::OwnedFd> {
     let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let descriptor = socket(family, kind, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?;
@@ -237,7 +238,7 @@ fn bound(address: SocketAddr, kind: SockType) -> nix::Result<std::os::fd::OwnedF
     if kind == SockType::Stream {
         setsockopt(&descriptor, sockopt::ReuseAddr, &true)?;
     }
-    // The address may still be tentative.
+    // The address may still be tentative: then the kernel refuses a bind without `IP_FREEBIND`.
     setsockopt(&descriptor, sockopt::IpFreebind, &true).or_else(|errno| match address.is_ipv6() {
         true => Ok(()),
         false => Err(errno),

@@ -33,7 +33,8 @@ pub struct Judged {
 /// whose connections are judged; `None` judges all.
 ///
 /// # Errors
-/// When the kernel refuses it. All connections are tried.
+/// When the kernel refuses to list or to mark connections. The other connections are still judged; the first error is
+/// returned.
 pub fn judge_connections(model: &Model, of: Option<&BTreeSet<IpAddr>>) -> io::Result<Judged> {
     let mut channel = Channel::open()?;
     let wanted = |flow: &Flow| Some(!model.program.allows(&Packet::of(flow)));

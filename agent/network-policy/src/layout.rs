@@ -24,7 +24,8 @@ use crate::rules::Direction;
 const EGRESS_PRIORITY: i32 = -62;
 const INGRESS_PRIORITY: i32 = -61;
 const ICMPV6: u8 = 58;
-/// Neighbour solicitation and advertisement, which conntrack does not know.
+/// First and last ICMPv6 type of neighbour solicitation and advertisement. conntrack does not track these
+/// packets.
 const NEIGHBOURS: (u8, u8) = (135, 136);
 
 /// The sets that exist without policies.
@@ -64,7 +65,8 @@ pub(crate) fn make(transaction: &mut Transaction<'_>) {
         let discovery = Rule::default().meta(Meta::Transport, R0).equal(R0, &[ICMPV6]);
         let discovery = discovery.payload(Header::Transport, 0, 1, R0);
         transaction.rule(name, &discovery.between(R0, &[NEIGHBOURS.0], &[NEIGHBOURS.1]).accept());
-        // Policies know no link-local addresses. A pod must not reach another one by them.
+        // No policy matches link-local addresses, so a pod could bypass policies with them. Their packets are
+        // dropped.
         for address in [of_family(false).source(false, R0), of_family(false).destination(false, R0)] {
             let address = address.between(R0, &LINK_LOCAL.0.octets(), &LINK_LOCAL.1.octets());
             transaction.rule(name, &address.verdict(&Verdict::Drop));

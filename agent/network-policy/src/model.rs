@@ -46,7 +46,7 @@ type GroupKey = (Direction, BTreeSet<u64>);
 #[derive(Debug)]
 struct PodEntry {
     facts: PodFacts,
-    /// Distinguishes pods that claim one address: the latest has it.
+    /// Order of pods that claim one address: the pod with the highest number has it.
     number: u64,
     /// Selections that contain the pod.
     selections: BTreeSet<u64>,
@@ -59,7 +59,7 @@ struct PodEntry {
 struct Version {
     namespace: String,
     rules: Rules,
-    /// Groups with this policy.
+    /// Number of groups with this policy.
     users: usize,
     built: Built,
 }
@@ -67,7 +67,7 @@ struct Version {
 #[derive(Debug)]
 struct Group {
     number: u64,
-    /// Pods of this group.
+    /// Number of pods in this group.
     users: usize,
 }
 
@@ -132,11 +132,12 @@ impl Model {
         self.pods_in.entry(namespace).or_default().insert(uid.clone());
         let entry = PodEntry { facts, number, selections: BTreeSet::new(), policies: BTreeMap::new() };
         self.pods.insert(uid.clone(), entry);
-        // Before the old entry is removed: what both need is neither removed nor made again.
+        // The new entry is added before the old one is removed: chains and sets of both are then neither removed nor
+        // made again.
         self.select(&uid);
         self.restrict_by_all(&uid);
         if let Some(old) = old {
-            self.forget(&old, &uid);
+            self.remove_claims(&old, &uid);
         }
     }
 
@@ -149,7 +150,7 @@ impl Model {
                 self.pods_in.remove(&entry.facts.namespace);
             }
         }
-        self.forget(&entry, uid);
+        self.remove_claims(&entry, uid);
     }
 
     /// Adds or replaces a policy. A policy that cannot be parsed is ignored: it selects no pod.
@@ -252,8 +253,8 @@ impl Model {
         }
     }
 
-    /// Removes the claims of an entry that is replaced or deleted.
-    fn forget(&mut self, old: &PodEntry, uid: &str) {
+    /// Removes the claims and references of an entry that is replaced or deleted.
+    fn remove_claims(&mut self, old: &PodEntry, uid: &str) {
         // Before groups are released: a selection may end with them.
         let none = BTreeSet::new();
         for number in &old.selections {

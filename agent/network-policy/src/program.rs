@@ -13,7 +13,7 @@ use crate::rules::Direction;
 pub(crate) enum Set {
     /// Map of this node's isolated pods to the chains of their policies.
     Isolated(Direction, bool),
-    /// Each isolated pod of this node twice: its packets to itself.
+    /// Pairs of one address, for each isolated pod of this node: packets of a pod to itself.
     Itself(bool),
     /// Addresses of the pods of a selection.
     Addresses(u64, bool),
@@ -26,9 +26,9 @@ pub(crate) enum Set {
 /// Names of chains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Chain {
-    /// All policies of some pods: what none of them allows is dropped.
+    /// Jumps to all policies that select the same pods, and drops packets that none of them accepts.
     Group(u64),
-    /// What a policy allows.
+    /// Rules of a policy in one direction: they accept what the policy allows.
     Policy(u64, Direction),
     /// Ports of a rule of a policy.
     Ports(u64, Direction, usize),
@@ -194,7 +194,7 @@ impl Program {
                 continue;
             }
             let (set, key) = slot;
-            // The elements of a set end with it.
+            // The elements of a removed set are removed with it.
             let is_ended = changes.ended_sets.binary_search(&set).is_ok();
             if before.is_some() && !is_ended {
                 changes.ended_elements.entry(set).or_default().push(key.clone());

@@ -23,7 +23,8 @@ pub(crate) enum Direction {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Rules {
     pub(crate) selects: LabelSelector,
-    /// `None`: the policy does not restrict the direction. Without rules nothing is allowed.
+    /// Rules for packets to the pods. `None`: the policy does not restrict the direction. An empty list
+    /// allows nothing.
     pub(crate) ingress: Option<Vec<Rule>>,
     pub(crate) egress: Option<Vec<Rule>>,
 }

@@ -123,7 +123,7 @@ fn destination(is_ipv4: bool) -> Rule {
     of_family(is_ipv4).destination(is_ipv4, R0).protocol_and_port(R0 + registers(is_ipv4))
 }
 
-/// Name of the chain that chooses one of so many targets of the destination.
+/// Name of the chain that chooses one of `count` targets of the destination.
 pub(crate) fn balancing(count: usize, is_ipv4: bool) -> String {
     format!("balance {count}/{}", if is_ipv4 { 4 } else { 6 })
 }
@@ -133,7 +133,7 @@ fn balance(transaction: &mut Transaction<'_>, count: usize) {
         let (chain, registers) = (balancing(count, is_ipv4), registers(is_ipv4));
         transaction.make_chain(&chain);
         let modulus = u32::try_from(count).unwrap_or(u32::MAX);
-        // After the address, the protocol and the port.
+        // The random number follows the address, the protocol and the port in the key.
         let rule = destination(is_ipv4).random(modulus, R0 + registers + 2);
         let rule = rule.lookup(name(Map::Targets, is_ipv4));
         transaction.rule(&chain, &rule.destination_nat(if is_ipv4 { 2 } else { 10 }, registers));
@@ -182,8 +182,8 @@ fn checks(transaction: &mut Transaction<'_>, node: &NodeView) {
     }
 }
 
-/// Host ports of pods (priority -100) take precedence: a load balancer that got a port while its pod was away does not keep
-/// it from the pod's return.
+/// Host ports of pods (priority -100) take precedence. A load balancer may get a port while the pod with that host port
+/// does not run; the pod gets its port again when it starts.
 const AFTER_HOST_PORTS: i32 = -99;
 
 fn nat(transaction: &mut Transaction<'_>, node: &NodeView) {

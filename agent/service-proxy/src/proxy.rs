@@ -156,7 +156,7 @@ impl Proxy {
         Ok(())
     }
 
-    /// Plans the services, and notes the differences.
+    /// Plans the changed services, and records the difference from the applied programs.
     fn learn(&mut self, changed: impl IntoIterator<Item = State>) -> Difference {
         let mut difference = Difference::default();
         for (key, state) in changed {
@@ -204,7 +204,7 @@ impl Proxy {
         }
     }
 
-    /// Notes the entry that the slot has in the kernel.
+    /// Records the entry that the slot has in the kernel.
     fn touch(&self, difference: &mut Difference, slot: &Slot) {
         if !difference.before.contains_key(slot) {
             difference.before.insert(slot.clone(), self.element(slot));

@@ -3,7 +3,7 @@
 //!
 //! Start at [`Tables`]. Invariants:
 //! - a change touches only the entries of the changed object;
-//! - addresses are parsed once, when an EndpointSlice is read; an invalid address is no endpoint.
+//! - addresses are parsed once, when an EndpointSlice is read; an invalid address is not an endpoint.
 
 mod slice;
 mod tables;

@@ -41,7 +41,8 @@ pub fn container_resources(pod: &Pod, container: &Container, machine: Machine) -
     let weight = request.unwrap_or(limit);
     let mut unified = HashMap::new();
     if machine.cgroup_v2 {
-        // The OOM killer ends all processes of the container, so that no part of it goes on.
+        // The OOM killer ends all processes of the container: a container must not continue without some of
+        // them.
         unified.insert("memory.oom.group".to_owned(), "1".to_owned());
     }
     LinuxContainerResources {
@@ -94,19 +95,19 @@ fn burstable_score(container: &Container, node_memory: i64) -> i64 {
     1000 - i64::try_from(parts).unwrap_or(1000)
 }
 
-/// What the pod requests in total. None of the amounts is so large that sums over a node's pods could overflow.
+/// Total requests of the pod. Each amount is at most 2^47, so that sums over the node's pods cannot overflow.
 pub fn pod_requests(pod: &Pod) -> Amount {
     pod.spec.as_ref().map_or_else(Amount::default, |spec| Amount::of(&PodResources::from(spec).requests()))
 }
 
-/// What the pod is limited to in total; 0 without a limit.
+/// Total limits of the pod; 0 without a limit.
 pub fn pod_limits(pod: &Pod) -> Amount {
     pod.spec.as_ref().map_or_else(Amount::default, |spec| Amount::of(&PodResources::from(spec).limits()))
 }
 
 impl Amount {
     fn of(resources: &Resources) -> Self {
-        /// 2^47: 128 TiB of memory, or 10^11 cores.
+        /// Maximum amount: 128 TiB of memory, or 10^11 cores.
         const MAX: i64 = i64::MAX >> 16;
         let cap = |amount: i128| i64::try_from(amount).unwrap_or(MAX).min(MAX);
         Self { cpu_millis: cap(resources.cpu_millis), memory: cap(resources.memory) }

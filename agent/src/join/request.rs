@@ -229,7 +229,7 @@ pub(super) async fn certificate(
     client: &Client,
     wanted: &Wanted,
     key: &KeyPair,
-    patience: Duration,
+    limit: Duration,
 ) -> Result<Identity, Failure> {
     let unusable = |error: rcgen::Error| Failure::Join(JoinError::Certificate(error.to_string()));
     let object = wanted.object(key).map_err(unusable)?;
@@ -239,9 +239,9 @@ pub(super) async fn certificate(
         made => drop(made.map_err(|error| Failure::Api(Box::new(error)))?),
     }
     let name = object.metadata.name.unwrap_or_default();
-    let answer = tokio::time::timeout(patience, answer(&api, &name, wanted)).await;
+    let answer = tokio::time::timeout(limit, answer(&api, &name, wanted)).await;
     let pem = answer.map_err(|_elapsed| {
-        Failure::Join(JoinError::Unanswered { name: name.clone(), seconds: patience.as_secs() })
+        Failure::Join(JoinError::Unanswered { name: name.clone(), seconds: limit.as_secs() })
     })??;
     Identity::new(pem, key.serialize_pem()).map_err(Failure::Join)
 }

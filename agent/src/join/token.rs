@@ -52,7 +52,7 @@ impl CaHash {
     /// When the text has no certificate.
     pub fn of(pem: &str) -> Result<Self, JoinError> {
         let unusable = |why: &dyn fmt::Display| {
-            JoinError::ClusterInfo(format!("its authority is no certificate: {why}"))
+            JoinError::ClusterInfo(format!("its authority is not a certificate: {why}"))
         };
         let der = CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|error| unusable(&error))?;
         let (_, certificate) = X509Certificate::from_der(&der).map_err(|error| unusable(&error))?;

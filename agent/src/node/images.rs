@@ -11,13 +11,13 @@ use tokio::sync::watch;
 use crate::runtime::Runtime;
 
 /// Maximum images in the status: the kubelet's `nodeStatusMaxImages`.
-const MOST: usize = 50;
+const MAX_IMAGES: usize = 50;
 /// Maximum names of an image in the status: the kubelet's `MaxNamesPerImageInNodeStatus`.
-const MOST_NAMES: usize = 5;
+const MAX_NAMES_OF_IMAGE: usize = 5;
 /// Period of lists with a runtime that sends no notifications.
 const PERIOD: Duration = Duration::from_secs(60);
 /// Pause after a change: images are added and removed in groups, and a group is one update.
-const TOGETHER: Duration = Duration::from_secs(1);
+const BATCH_PAUSE: Duration = Duration::from_secs(1);
 
 /// Keeps the list up to date, for ever: lists the images again after each notification of the runtime, or periodically.
 pub(crate) async fn keep(
@@ -49,16 +49,16 @@ pub(crate) async fn keep(
             },
             None => tokio::time::sleep(PERIOD).await,
         }
-        tokio::time::sleep(TOGETHER).await;
+        tokio::time::sleep(BATCH_PAUSE).await;
     }
 }
 
 /// The largest images, which are the most expensive to pull elsewhere.
 fn reported(mut images: Vec<cri::Image>) -> Vec<ContainerImage> {
     images.sort_by(|a, b| (Reverse(a.size), &a.id).cmp(&(Reverse(b.size), &b.id)));
-    let reported = images.into_iter().take(MOST).map(|image| {
+    let reported = images.into_iter().take(MAX_IMAGES).map(|image| {
         let names: Vec<String> =
-            image.repo_digests.into_iter().chain(image.repo_tags).take(MOST_NAMES).collect();
+            image.repo_digests.into_iter().chain(image.repo_tags).take(MAX_NAMES_OF_IMAGE).collect();
         ContainerImage {
             names: Some(names).filter(|names| !names.is_empty()),
             size_bytes: i64::try_from(image.size).ok(),

@@ -28,7 +28,7 @@ const LAST_RETRY: Duration = Duration::from_secs(30);
 const BEFORE_TEST: Duration = Duration::from_millis(300);
 /// Spacing of the nodes' tests of one peer. All nodes receive the event of a new node at the same time. A test needs two
 /// answers that a port is closed. By default a kernel sends at most 1000 of these a second (icmp_msgs_per_sec).
-const FOR_EACH: Duration = Duration::from_millis(4);
+const TEST_SPACING: Duration = Duration::from_millis(4);
 
 /// The overlay with its inputs and outputs.
 pub(crate) struct OverlayAgent {
@@ -276,7 +276,7 @@ fn turn(name: &str, nodes: usize) -> Duration {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });
     let mixed = (hash ^ (hash >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let window = FOR_EACH.saturating_mul(u32::try_from(nodes).unwrap_or(u32::MAX));
+    let window = TEST_SPACING.saturating_mul(u32::try_from(nodes).unwrap_or(u32::MAX));
     window.mul_f64(f64::from(u32::try_from(mixed >> 32).unwrap_or_default()) / f64::from(u32::MAX))
 }
 
@@ -439,7 +439,7 @@ mod tests {
     fn a_thousand_nodes_test_a_new_one_within_its_kernels_limits() {
         for names in ["node-", "ip-10-0-3-", "worker.example.org-"] {
             let turns: Vec<_> = (0..1000).map(|number| turn(&format!("{names}{number}"), 1000)).collect();
-            assert!(turns.iter().all(|turn| *turn <= FOR_EACH * 1000));
+            assert!(turns.iter().all(|turn| *turn <= TEST_SPACING * 1000));
             assert_eq!(deaf(turns), 0, "{names}");
         }
         assert!(deaf(vec![Duration::ZERO; 1000]) > 0, "at once they would");

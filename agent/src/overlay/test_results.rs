@@ -9,7 +9,7 @@ use coracle_cni::{self as cni, Passes, Way};
 const CONFIRMED: u32 = 2;
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// Maximum doublings of the retry's pause.
-const MOST: u32 = 6;
+const MAX_DOUBLINGS: u32 = 6;
 
 /// Results of each peer's paths, and the state of checksum offload.
 #[derive(Debug, Default)]
@@ -112,7 +112,7 @@ impl TestResults {
     pub(super) fn again(&self) -> Option<(Vec<String>, Duration)> {
         let wrong = || self.peers.iter().filter(|(_, result)| result.wrong > 0);
         let least = wrong().map(|(_, result)| result.wrong).min()?;
-        let pause = FIRST_RETRY * 2u32.pow((least - 1).min(MOST));
+        let pause = FIRST_RETRY * 2u32.pow((least - 1).min(MAX_DOUBLINGS));
         Some((wrong().map(|(name, _)| name.clone()).collect(), pause))
     }
 

@@ -102,23 +102,23 @@ pub(crate) struct Job {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ApplyError {
     /// A call of the runtime failed.
-    #[error("{call} of {what}")]
+    #[error("{call} of {what} failed")]
     Runtime {
         call: &'static str,
         what: String,
         #[source]
         source: RuntimeError,
     },
-    /// The ids of the pod's user namespace.
-    #[error("user namespace of the pod")]
+    /// The ids of the pod's user namespace cannot be allocated or recorded.
+    #[error("cannot prepare the user namespace of the pod")]
     UserIds(#[source] super::user_ids::UserIdsError),
-    /// The pod's cgroup.
-    #[error("cgroup of the pod")]
+    /// The pod's cgroup cannot be created, limited or removed.
+    #[error("cannot prepare or remove the cgroup of the pod")]
     Cgroup(#[source] crate::cgroup::CgroupError),
-    /// The pod's volumes.
-    #[error("volumes of the pod")]
+    /// The pod's volumes cannot be unmounted or removed.
+    #[error("cannot unmount the volumes of the pod")]
     Volume(#[source] crate::volume::VolumeError),
-    /// A file of the agent.
+    /// A file of the agent cannot be written or removed.
     #[error("cannot {verb} {path}")]
     File {
         verb: &'static str,

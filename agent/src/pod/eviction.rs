@@ -24,7 +24,7 @@ pub(crate) use plan::is_limited;
 const INTERVAL: Duration = Duration::from_secs(10);
 /// The interval of a pod's measurements is at least this many times their duration, so that they take at most 2 % of
 /// a processor.
-const WORTH: u32 = 50;
+const MIN_INTERVAL_FACTOR: u32 = 50;
 
 /// Evictions that the pods' workers have not processed yet; cheap to clone.
 #[derive(Clone, Debug)]
@@ -124,7 +124,7 @@ impl Eviction {
         }
     }
 
-    /// Evicts a pod that uses more than one of its own limits.
+    /// Evicts a pod whose disk usage exceeds one of its own limits.
     async fn check_limits(&mut self, pod: &Arc<Pod>) {
         let Some(uid) = pod.metadata.uid.as_deref() else { return };
         let begun = Instant::now();
@@ -132,7 +132,7 @@ impl Eviction {
             return;
         }
         let used = usage::of(&self.node, pod).await;
-        self.due.insert(uid.to_owned(), begun + begun.elapsed() * WORTH);
+        self.due.insert(uid.to_owned(), begun + begun.elapsed() * MIN_INTERVAL_FACTOR);
         if let Some(message) = plan::exceeded(pod, &used) {
             tracing::info!(uid, message, "evicting a pod that exceeded a limit on its disk usage");
             self.node.evictions.request(uid, Evicted { message, by_pressure: false });

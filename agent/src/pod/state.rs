@@ -85,7 +85,7 @@ pub(crate) struct ObservedContainer {
     pub(crate) user: Option<LinuxContainerUser>,
     /// The resources that it was created with. None if an earlier agent did not record them.
     pub(crate) created_with: Option<ResourceRequirements>,
-    /// Its limits in the kernel when it was first seen, if the runtime reports them.
+    /// Its limits in the kernel when the agent first observed it, if the runtime reports them.
     pub(crate) limits: Option<KernelLimits>,
     pub(crate) run: ContainerRun,
 }

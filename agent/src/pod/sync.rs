@@ -229,7 +229,7 @@ impl Sync {
         }
     }
 
-    /// All pods in the API are known: others that run or are stored must end.
+    /// The API server has listed all pods: pods that run or are stored without an object must end.
     fn complete(&mut self, uids: &HashSet<String>) {
         self.finished.retain(|uid| uids.contains(uid));
         let stale: Vec<(String, Arc<Pod>)> = self
@@ -262,7 +262,7 @@ impl Sync {
         }
     }
 
-    /// Sets the weight of the burstable class from the requests of its pods.
+    /// Sets the CPU weight of the burstable class to the sum of its pods' requests.
     fn weigh(&self) {
         if let Err(error) = self.node.cgroups.update_qos(self.inputs.pods.burstable_millis()) {
             tracing::warn!(

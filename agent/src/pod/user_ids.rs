@@ -72,7 +72,7 @@ impl UserIds {
         Self { pods_dir: pods_dir.to_owned(), taken: Mutex::new(taken.collect()) }
     }
 
-    /// Gives the pod a block, the recorded one or the lowest free one, and records it.
+    /// Allocates a block to the pod, the recorded one or the lowest free one, and records it.
     pub(crate) fn give(&self, uid: &str) -> Result<(), UserIdsError> {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         if taken.contains_key(uid) {

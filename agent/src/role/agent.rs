@@ -112,7 +112,7 @@ async fn membership(node: &Node, way: Way) -> anyhow::Result<Membership> {
             // The node only has to prove its identity again.
             Err(over @ JoinError::Expired { .. }) => {
                 join::may_return(state, hash)?;
-                tracing::warn!("{over}: joining again");
+                tracing::warn!(reason = %over, "joining the cluster again");
             }
             Err(error) => return Err(error.into()),
         }

@@ -64,7 +64,7 @@ enum Verb {
         #[arg(default_value = place::DEFAULT)]
         name: Name,
     },
-    /// Stop a cluster and remove all its files and interfaces. An absent cluster is no error
+    /// Stop a cluster and remove all its files and interfaces. An absent cluster is not an error
     Delete {
         /// Name of the cluster
         #[arg(default_value = place::DEFAULT)]

@@ -33,7 +33,7 @@ pub(crate) struct Arguments {
     places: Flags<Places>,
     #[command(flatten)]
     node: Flags<NodeSettings>,
-    /// Also remove what is kept across boots: images, volumes, keys and all objects of the cluster
+    /// Also remove the data that is kept across boots: images, volumes, keys and all objects of the cluster
     #[arg(long)]
     purge: bool,
 }
@@ -84,7 +84,7 @@ pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow
     note("directories", remove_dir(&node.dirs.state.join("pods")));
     note("directories", remove_dir(&node.dirs.state.join("containers")));
     if purge || !was_there {
-        // Without a state directory before, this one was made only to search for pods.
+        // The state directory did not exist before. This command made it only to search for pods.
         note("directories", remove_dir(&node.dirs.state));
     }
     drop(lock);

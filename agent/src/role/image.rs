@@ -61,7 +61,7 @@ enum Verb {
         #[arg(long, short, value_enum, default_value_t)]
         output: Format,
     },
-    /// Remove an image with all its names; an absent image is no error
+    /// Remove an image with all its names; an absent image is not an error
     #[command(visible_alias = "remove")]
     Rm {
         /// A name or id

@@ -30,7 +30,7 @@ const SINGLE: &str = "usage-single-node";
 const USED_BY: &str = "used-by-node";
 const LETTERS: &[u8] = b"abcdefghijklmnopqrstuvwxyz0123456789";
 /// Timeout of the controller's signature of cluster-info, which normally takes milliseconds.
-const PATIENCE: Duration = Duration::from_secs(60);
+const SIGNATURE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Flags of `coracle token`.
 #[derive(Args)]
@@ -116,7 +116,7 @@ pub(super) async fn make(client: &Client, ttl: Duration, uses: Uses) -> anyhow::
     let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
     let secret = secret(&token, ttl, uses, Timestamp::now())?;
     secrets.create(&PostParams::default(), &secret).await.map_err(said).context("cannot create the token")?;
-    let published = tokio::time::timeout(PATIENCE, published(client, &token)).await;
+    let published = tokio::time::timeout(SIGNATURE_TIMEOUT, published(client, &token)).await;
     let (server, authority) =
         published.context("the cluster does not publish itself in kube-public/cluster-info")??;
     Ok(Join { server, token, hash: CaHash::of(&authority)? })

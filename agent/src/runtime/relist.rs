@@ -30,7 +30,7 @@ const CAPACITY: usize = 1024;
 pub(super) struct Relist {
     client: RuntimeServiceClient<Channel>,
     needed: AtomicBool,
-    /// Of the running task. None if there is no task.
+    /// Sends the events of the running task to the subscribers. None if there is no task.
     sender: Arc<Mutex<Option<broadcast::Sender<ContainerEventResponse>>>>,
 }
 

@@ -54,7 +54,7 @@ fn clients_of(
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ServerError> {
     let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     let found = read.map_err(|error| failed(path, error))?;
-    if found.is_empty() { Err(failed(path, "no certificate in it")) } else { Ok(found) }
+    if found.is_empty() { Err(failed(path, "the file has no certificate")) } else { Ok(found) }
 }
 
 fn failed(path: &Path, reason: impl Display) -> ServerError {

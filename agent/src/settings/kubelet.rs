@@ -145,7 +145,7 @@ impl Parser<'_> {
     }
 }
 
-/// A value that the kubelet replaces by the default if the field is no pointer.
+/// A value that the kubelet replaces by the default if the field is not a pointer.
 fn is_zero(value: &Value) -> bool {
     match value {
         Value::Null => true,

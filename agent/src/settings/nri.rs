@@ -9,11 +9,11 @@ use super::value::PathOrOff;
 /// Socket, directory of plugins, directory of their configurations.
 pub(super) type Paths = (Option<PathOrOff>, Option<PathOrOff>, PathBuf);
 
-/// Run directory of a node's own runtime. A second runtime has another one, and must not start the node's plugins.
+/// Run directory of the node's own runtime. A second runtime has another one, and must not start the node's plugins.
 const OWN: &str = "/run/coracle";
 
-/// The runtime with the default run directory uses the paths that NRI plugins know. Another runtime has its socket in its
-/// own run directory, and starts no plugins unless a setting names them.
+/// The runtime with the default run directory uses the default paths of NRI. Another runtime has its socket in its own
+/// run directory, and starts no plugins unless a setting names them.
 pub(super) fn decide((socket, plugins, configs): Paths, run_dir: &Path) -> NriSettings {
     let own = run_dir == Path::new(OWN);
     let socket = socket.unwrap_or_else(|| {

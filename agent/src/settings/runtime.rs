@@ -23,9 +23,9 @@ settings! {
     config: Option<PathBuf> = unset "/etc/coracle/config.toml if it exists", "FILE";
     /// Socket of the container runtime interface.
     listen: String = default "unix:///run/coracle/cri.sock", "unix://PATH";
-    /// Directory of what is kept across boots: images and the containers' writable layers.
+    /// Directory of data that is kept across boots: images and the containers' writable layers.
     root: PathBuf = default "/var/lib/coracle", "DIR";
-    /// Directory of what ends with a boot: records and sockets.
+    /// Directory of data that is valid until the next boot: records and sockets.
     state: PathBuf = default "/run/coracle", "DIR";
     /// Directory of network configurations (CNI). Without a configuration, or with an empty path, pods use the built-in
     /// bridge network.

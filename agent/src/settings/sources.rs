@@ -10,7 +10,7 @@ use super::value::Value;
 /// Prefix of all environment variables of settings.
 const PREFIX: &str = "CORACLE_";
 
-/// Variables with the prefix that are no settings: credentials of `coracle image pull`, and the fault points of tests.
+/// Variables with the prefix that are not settings: credentials of `coracle image pull`, and the fault points of tests.
 const OTHER_VARIABLES: [&str; 2] = ["CORACLE_REGISTRY_CREDS", "CORACLE_FAULT"];
 
 /// The sources below the command line, and the problems found so far.
@@ -68,7 +68,7 @@ impl Sources {
         }
     }
 
-    /// Variables with our prefix that are no setting of any table, `known`.
+    /// Variables with our prefix that are not settings of any table, `known`.
     pub(crate) fn unknown_variables<'a>(
         &'a self,
         known: &'a [&'static [Field]],

@@ -66,15 +66,15 @@ fn count(dir: &Path) -> io::Result<usize> {
 }
 
 fn fill(dir: &Path, payload: &Payload, group: Option<u32>) -> Result<(), SetUpError> {
-    fs::create_dir(dir).map_err(SetUpError::io("mkdir", dir))?;
-    ownership::chmod(dir, 0o755).map_err(SetUpError::io("chmod", dir))?;
+    fs::create_dir(dir).map_err(SetUpError::io("create the directory", dir))?;
+    ownership::chmod(dir, 0o755).map_err(SetUpError::io("set the mode of", dir))?;
     for (path, file) in payload {
         let at = dir.join(path);
         make_parents(dir, path)?;
         write_file(&at, file).map_err(SetUpError::io("write", &at))?;
     }
     match group {
-        Some(group) => ownership::give(dir, group, true).map_err(SetUpError::io("chown", dir)),
+        Some(group) => ownership::give(dir, group, true).map_err(SetUpError::io("set the owner of", dir)),
         None => Ok(()),
     }
 }
@@ -85,8 +85,8 @@ fn make_parents(dir: &Path, path: &str) -> Result<(), SetUpError> {
     for part in Path::new(path).parent().into_iter().flat_map(Path::components) {
         at.push(part);
         if !at.exists() {
-            fs::create_dir(&at).map_err(SetUpError::io("mkdir", &at))?;
-            ownership::chmod(&at, 0o755).map_err(SetUpError::io("chmod", &at))?;
+            fs::create_dir(&at).map_err(SetUpError::io("create the directory", &at))?;
+            ownership::chmod(&at, 0o755).map_err(SetUpError::io("set the mode of", &at))?;
         }
     }
     Ok(())
@@ -105,7 +105,7 @@ fn swap(volume: &Path, name: &str) -> Result<(), SetUpError> {
     let (new, data) = (volume.join(NEW_DATA), volume.join(DATA));
     // A crash between the two calls below leaves this link.
     let _ = fs::remove_file(&new);
-    symlink(name, &new).map_err(SetUpError::io("symlink", &new))?;
+    symlink(name, &new).map_err(SetUpError::io("create the link", &new))?;
     fs::rename(&new, &data).map_err(SetUpError::io("rename", &data))
 }
 
@@ -113,7 +113,7 @@ fn link(volume: &Path, tops: &BTreeSet<&str>) -> Result<(), SetUpError> {
     for top in tops {
         let at = volume.join(top);
         if !at.is_symlink() {
-            symlink(Path::new(DATA).join(top), &at).map_err(SetUpError::io("symlink", &at))?;
+            symlink(Path::new(DATA).join(top), &at).map_err(SetUpError::io("create the link", &at))?;
         }
     }
     Ok(())

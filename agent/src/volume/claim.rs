@@ -87,7 +87,7 @@ pub(super) fn is_in_use(pods_dir: &Path, volume: &str) -> io::Result<bool> {
 
 fn unreadable_record(record: &Path, error: &io::Error) -> io::Error {
     let record = record.display();
-    io::Error::new(error.kind(), format!("cannot read {record}, so that its pod may use the volume: {error}"))
+    io::Error::new(error.kind(), format!("cannot read {record}: {error}; its pod may use the volume"))
 }
 
 /// The paths in a directory. An absent directory, or a file in its place, has none.

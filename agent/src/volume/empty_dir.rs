@@ -21,14 +21,14 @@ pub(super) fn mount(
     let access = Access::of(target.pod, source);
     match source.medium.as_deref() {
         Some("Memory") => {
-            super::make_private(&dir).map_err(SetUpError::io("mkdir", &dir))?;
+            super::make_private(&dir).map_err(SetUpError::io("create the directory", &dir))?;
             let size = size(target.pod, source, target.ctx.shared.node.memory_allocatable());
             let mounted = mounts::ensure_tmpfs(&dir, &access.tmpfs_options(size));
-            mounted.map_err(SetUpError::io("mount tmpfs", &dir))?;
+            mounted.map_err(SetUpError::io("mount a tmpfs at", &dir))?;
         }
         // Huge pages need a file system of their own; without this check the medium would be the disk.
         Some(medium) if medium.starts_with("HugePages") => {
-            return Err(SetUpError::io("mount hugetlbfs", &dir)(std::io::ErrorKind::Unsupported.into()));
+            return Err(SetUpError::io("mount a hugetlbfs at", &dir)(std::io::ErrorKind::Unsupported.into()));
         }
         _ if dir.exists() => {}
         _ => make(&dir, access)?,
@@ -63,10 +63,10 @@ impl Access {
 fn make(dir: &Path, access: Access) -> Result<(), SetUpError> {
     // No volume has this name: names of volumes begin with a letter or a digit.
     let new = dir.with_file_name(".new");
-    super::make_private(&new).map_err(SetUpError::io("mkdir", &new))?;
-    ownership::chmod(&new, access.mode).map_err(SetUpError::io("chmod", &new))?;
+    super::make_private(&new).map_err(SetUpError::io("create the directory", &new))?;
+    ownership::chmod(&new, access.mode).map_err(SetUpError::io("set the mode of", &new))?;
     if let Some(group) = access.group {
-        ownership::give(&new, group, false).map_err(SetUpError::io("chown", &new))?;
+        ownership::give(&new, group, false).map_err(SetUpError::io("set the owner of", &new))?;
     }
     fs::rename(&new, dir).map_err(SetUpError::io("rename", dir))
 }

@@ -130,7 +130,7 @@ pub enum SetUpError {
         reason: String,
     },
     /// A system call failed.
-    #[error("{what} {path}")]
+    #[error("cannot {what} {path}")]
     Io {
         /// The operation.
         what: &'static str,

@@ -44,7 +44,11 @@ fn make_dir(path: &Path) -> Result<(), SetUpError> {
     if path.exists() {
         return Ok(());
     }
-    fs::DirBuilder::new().recursive(true).mode(0o755).create(path).map_err(SetUpError::io("mkdir", path))
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(path)
+        .map_err(SetUpError::io("create the directory", path))
 }
 
 fn make_file(path: &Path) -> Result<(), SetUpError> {

@@ -127,7 +127,9 @@ pub(super) async fn give_to_group(pod: &Pod, path: &Path) -> Result<(), SetUpErr
     }
     let tree = path.to_owned();
     let given = tokio::task::spawn_blocking(move || ownership::give(&tree, group, false)).await;
-    given.unwrap_or_else(|error| Err(io::Error::other(error))).map_err(SetUpError::io("chown", path))
+    given
+        .unwrap_or_else(|error| Err(io::Error::other(error)))
+        .map_err(SetUpError::io("set the owner of", path))
 }
 
 #[cfg(test)]

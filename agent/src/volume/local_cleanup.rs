@@ -52,7 +52,11 @@ pub(crate) async fn run(client: Client, node: String, directories: Directories) 
                 }
                 Some(Ok(Event::Init | Event::InitDone)) => Vec::new(),
                 Some(Err(error)) => {
-                    tracing::debug!(kind = "PersistentVolume", "watch: {error}");
+                    tracing::debug!(
+                        error = &error as &dyn std::error::Error,
+                        kind = "PersistentVolume",
+                        "a watch failed"
+                    );
                     tokio::time::sleep(PAUSE).await;
                     Vec::new()
                 }

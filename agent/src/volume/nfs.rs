@@ -49,11 +49,11 @@ struct Arguments {
 /// Mounts an export, unless it is mounted already.
 pub(super) async fn mount(export: &Export, at: &Path) -> Result<(), SetUpError> {
     let failed = |why: String| SetUpError::Nfs { export: source_of(export), reason: why };
-    super::make_parent(at).map_err(SetUpError::io("mkdir", at))?;
+    super::make_parent(at).map_err(SetUpError::io("create the directory", at))?;
     if mounts::is_mount_point(at).map_err(SetUpError::io("read the mounts of", at))? {
         return Ok(());
     }
-    std::fs::create_dir_all(at).map_err(SetUpError::io("mkdir", at))?;
+    std::fs::create_dir_all(at).map_err(SetUpError::io("create the directory", at))?;
     let address = tokio::time::timeout(TIMEOUT, resolve(&export.server)).await;
     let address =
         address.map_err(|_elapsed| failed("the server's name was not resolved in time".to_owned()))?;

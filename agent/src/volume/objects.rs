@@ -54,7 +54,7 @@ impl Objects {
         Objects { client, configs, watched: Mutex::default() }
     }
 
-    /// The object, asked for now unless it is watched already.
+    /// The object, with its watch. Starts the watch unless it runs.
     pub(super) fn get(&self, kind: Kind, namespace: &str, name: &str) -> Arc<Object> {
         let key = Key { kind, namespace: namespace.to_owned(), name: name.to_owned() };
         let mut watched = lock(&self.watched);

@@ -230,16 +230,16 @@ impl Source {
     /// Creates the directory in memory, and the symlink at the kubelet's path.
     fn prepare(&self) -> Result<(), SetUpError> {
         if !self.dir.is_dir() {
-            ownership::make_private(&self.dir).map_err(SetUpError::io("mkdir", &self.dir))?;
-            ownership::chmod(&self.dir, 0o755).map_err(SetUpError::io("chmod", &self.dir))?;
+            ownership::make_private(&self.dir).map_err(SetUpError::io("create the directory", &self.dir))?;
+            ownership::chmod(&self.dir, 0o755).map_err(SetUpError::io("set the mode of", &self.dir))?;
         }
         if fs::read_link(&self.link).is_ok_and(|found| found == self.dir) {
             return Ok(());
         }
         if let Some(parent) = self.link.parent() {
-            ownership::make_private(parent).map_err(SetUpError::io("mkdir", parent))?;
+            ownership::make_private(parent).map_err(SetUpError::io("create the directory", parent))?;
         }
         let _ = fs::remove_file(&self.link);
-        symlink(&self.dir, &self.link).map_err(SetUpError::io("symlink", &self.link))
+        symlink(&self.dir, &self.link).map_err(SetUpError::io("create the link", &self.link))
     }
 }

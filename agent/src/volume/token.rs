@@ -34,10 +34,10 @@ const TOKEN_MAX: u64 = 64 << 10;
 pub(super) struct Tokens {
     checkpoint: Checkpoint,
     health: ApiHealth,
-    held: Mutex<HashMap<Key, Held>>,
+    held: Mutex<HashMap<Key, CachedToken>>,
 }
 
-struct Held {
+struct CachedToken {
     uid: String,
     issued: Issued,
     /// Whether an event has reported that the token expired.
@@ -137,7 +137,7 @@ impl Tokens {
             return;
         }
         let uid = pod.metadata.uid.clone().unwrap_or_default();
-        held.insert(key.clone(), Held { uid, issued: issued.clone(), is_expiry_reported: false });
+        held.insert(key.clone(), CachedToken { uid, issued: issued.clone(), is_expiry_reported: false });
         drop(held);
         self.checkpoint.put(key.clone(), issued);
     }

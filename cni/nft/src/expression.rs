@@ -212,14 +212,14 @@ impl Rule {
         if elsewhere { rule.unequal(R0, &address) } else { rule.equal(R0, &address) }
     }
 
-    /// The packet's destination is an address of this machine (`fib daddr type local`).
+    /// Matches packets whose destination is an address of this machine (`fib daddr type local`).
     #[must_use]
     pub fn destination_is_local(self) -> Self {
         const DESTINATION: u32 = 2;
         self.local(DESTINATION)
     }
 
-    /// The packet's source is an address of this machine (`fib saddr type local`).
+    /// Matches packets whose source is an address of this machine (`fib saddr type local`).
     #[must_use]
     pub fn source_is_local(self) -> Self {
         const SOURCE: u32 = 1;
@@ -233,7 +233,7 @@ impl Rule {
         self.push("fib", data).equal(R0, &LOCAL.to_ne_bytes())
     }
 
-    /// The connection's destination was translated (`ct status dnat`).
+    /// Matches packets of connections whose destination was translated (`ct status dnat`).
     #[must_use]
     pub fn translated(self) -> Self {
         const STATUS: u32 = 2;
@@ -241,19 +241,19 @@ impl Rule {
         rule.mask(R0, &0x20u32.to_ne_bytes()).unequal(R0, &0u32.to_ne_bytes())
     }
 
-    /// The connection is neither established nor related (`ct state`).
+    /// Matches packets of connections that are neither established nor related (`ct state`).
     #[must_use]
     pub fn unasked(self) -> Self {
         self.state().equal(R0, &0u32.to_ne_bytes())
     }
 
-    /// The connection is established or related (`ct state`).
+    /// Matches packets of established and related connections (`ct state`).
     #[must_use]
     pub fn asked(self) -> Self {
         self.state().unequal(R0, &0u32.to_ne_bytes())
     }
 
-    /// The connection's mark has one of the bits (`ct mark`).
+    /// Matches packets of connections whose mark has one of the bits (`ct mark`).
     #[must_use]
     pub fn connection_marked(self, bits: u32) -> Self {
         const MARK: u32 = 3;
@@ -357,7 +357,7 @@ impl Rule {
         self.push("immediate", Attributes::default().number(1, register).nest(2, value(data)))
     }
 
-    /// Answers with "port unreachable".
+    /// Rejects the packet with an ICMP error "port unreachable".
     #[must_use]
     pub fn reject(self) -> Self {
         const ICMPX_UNREACHABLE: u32 = 2;
@@ -371,7 +371,7 @@ impl Rule {
         self.push("immediate", Attributes::default().number(1, VERDICT).nest(2, verdict_data(verdict)))
     }
 
-    /// Ends the base chain for the packet.
+    /// Accepts the packet: ends the evaluation of the base chain.
     #[must_use]
     pub fn accept(self) -> Self {
         self.verdict(&Verdict::Accept)

@@ -78,7 +78,8 @@ const PORTS_MAX: usize = 16;
 /// entries to few ports, if it can. Returns the number of listed entries.
 ///
 /// # Errors
-/// When the kernel refuses the list or a deletion. All stale entries are tried.
+/// When the kernel refuses the list or a deletion. The other stale entries are still deleted; the first error is
+/// returned.
 pub fn delete_flows(
     channel: &mut Channel,
     is_ipv4: bool,
@@ -118,7 +119,7 @@ pub fn delete_flows(
 /// its mark.
 ///
 /// # Errors
-/// When the kernel refuses the list or a change. All connections are tried.
+/// When the kernel refuses the list or a change. The other connections are still changed; the first error is returned.
 pub fn mark_flows(
     channel: &mut Channel,
     ends: Ends,
@@ -200,8 +201,9 @@ impl Ends {
         };
         let by = |address, direction| Question { filter: by_source(address, direction), is_probe: false };
         let both = [by(address, (ORIGINAL, ORIGINAL_FLAGS)), by(address, (REPLY, REPLY_FLAGS))];
-        // Linux 6.18 compares IPv6 addresses the wrong way round (`ctnetlink_filter_match_tuple`), and lists
-        // all other connections. Then this list, of an address that no connection has, is that of all connections.
+        // Linux 6.18 compares IPv6 addresses the wrong way round (`ctnetlink_filter_match_tuple`), and lists all
+        // connections except those of the address. A filter for an address that no connection has then lists all
+        // connections.
         let unused = by_source(Ipv6Addr::UNSPECIFIED.into(), (ORIGINAL, ORIGINAL_FLAGS));
         let probe = address.is_ipv6().then_some(Question { filter: unused, is_probe: true });
         probe.into_iter().chain(both).collect()

@@ -1,8 +1,8 @@
 //! nftables over netlink: tables, chains, rules, sets, maps, transactions, dumps and notifications; and the removal of
 //! conntrack entries, which use the same socket family.
 //!
-//! Start at [`Transaction`], which collects changes of one table, and [`Channel`], which commits them. The crate knows
-//! no pods, ports or Services. Each user has a table, or chains, of its own.
+//! Start at [`Transaction`], which collects changes of one table, and [`Channel`], which commits them. The crate has
+//! no types of pods, host ports or Services. Each user has its own table or its own chains.
 //!
 //! Invariants:
 //! - a [`Transaction`] is applied completely or not at all;

@@ -101,7 +101,7 @@ impl<'a> Transaction<'a> {
     }
 
     /// Deletes the table if it exists. The deletion of an absent table is an error, so the table is made first, which
-    /// is no error for an existing one.
+    /// is not an error for an existing one.
     pub fn delete_table(&mut self) {
         self.make_table();
         let named = self.named();

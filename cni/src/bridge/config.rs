@@ -114,7 +114,7 @@ impl Conf {
         };
         let gateway = conf.vlans.native.filter(|_| conf.is_gateway).map(|vlan| conf.gateway_of(vlan));
         match gateway.filter(|name| !is_interface_name(name)) {
-            Some(name) => Err(Error::invalid("bridge", format!("{name:?} is no name of an interface"))),
+            Some(name) => Err(Error::invalid("bridge", format!("{name:?} is not a valid interface name"))),
             None => Ok(conf),
         }
     }
@@ -163,15 +163,16 @@ impl Default for Written {
 impl Written {
     fn check(&self) -> Result<(), Error> {
         if !is_interface_name(&self.bridge) {
-            return Err(Error::invalid("bridge", format!("{:?} is no name of an interface", self.bridge)));
+            return Err(Error::invalid("bridge", format!("{:?} is not a valid interface name", self.bridge)));
         }
         if self.mtu != 0 && !(68..=65535).contains(&self.mtu) {
             return Err(Error::invalid("mtu", format!("{} is not between 68 and 65535", self.mtu)));
         }
         if self.hairpin_mode && self.promisc_mode {
-            return Err(Error::invalid("promiscMode", "cannot be had together with hairpinMode"));
+            return Err(Error::invalid("promiscMode", "cannot be combined with hairpinMode"));
         }
-        // nftables does both here.
+        // Both backends of the reference plugin are accepted. The rules are nftables rules with either
+        // of them.
         if let Some(backend) =
             self.ip_masq_backend.as_deref().filter(|b| !["iptables", "nftables"].contains(b))
         {
@@ -185,7 +186,7 @@ impl Written {
 
     fn vlans(&self) -> Result<Vlans, Error> {
         let wrong = |field: &str, number: u16| {
-            Error::invalid(field, format!("{number} is no VLAN: they are from 1 to {LAST}"))
+            Error::invalid(field, format!("{number} is not a VLAN ID: they are from 1 to {LAST}"))
         };
         let valid = |vlan: &u16| (1..=LAST).contains(vlan);
         if self.vlan > LAST {
@@ -226,7 +227,7 @@ fn requested_mac(request: &Request) -> Result<Option<[u8; 6]>, Error> {
     let Some((field, text)) = asked.into_iter().find_map(|(field, text)| Some((field, text?))) else {
         return Ok(None);
     };
-    let wrong = || Error::invalid(field, format!("{text:?} is no hardware address of one interface"));
+    let wrong = || Error::invalid(field, format!("{text:?} is not a unicast hardware address"));
     parse_mac(&text).map(Some).ok_or_else(wrong)
 }
 

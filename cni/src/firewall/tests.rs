@@ -60,7 +60,7 @@ fn networks_are_masqueraded_once_for_all_their_members() {
     assert_eq!(plan([&member("a"), &member("b")].into_iter()).masquerade.len(), 1);
 }
 
-/// What the kernel has of a table, in a network namespace of this thread's own.
+/// The table as nft lists it, in the network namespace of this thread.
 fn listed(table: &str) -> String {
     let output = std::process::Command::new("nft").args(["list", "table", "inet", table]).output().unwrap();
     String::from_utf8(output.stdout).unwrap()
@@ -75,18 +75,19 @@ fn a_change_of_a_killed_process_is_completed_by_the_next() {
         let of_network =
             |id: &str| Claim { masquerade: vec!["10.1.0.0/16".parse().unwrap()], ..claim(id, Vec::new()) };
         process().put(&claim("a", vec![port(None, 1)])).unwrap();
-        // Killed when its claim is written, it never comes to the table.
+        // Killed after it has written the claim: the claim is not in the table.
         let killed = process();
         let (state, lock) = killed.lock().unwrap();
         killed.mark().unwrap();
         killed.write(&of_network("b").key(), &of_network("b")).unwrap();
         drop((state, lock));
         assert!(!process().holds(&of_network("b")).unwrap());
-        // Nor does the claim of the same network change what it says.
+        // A claim of the same network: its ranges get into the table although the file of `b` already has
+        // them.
         process().put(&of_network("c")).unwrap();
         assert!(listed("t").contains("10.1.0.0/16 ip daddr"), "{}", listed("t"));
         assert!(process().holds(&of_network("b")).unwrap());
-        // Killed when a claim is removed, it leaves the port behind.
+        // Killed after it has removed the claim's file: the table still has the port.
         let (state, lock) = killed.lock().unwrap();
         killed.mark().unwrap();
         remove(&killed.path(&claim("a", Vec::new()).key())).unwrap();
@@ -266,7 +267,8 @@ fn a_change_of_one_sandbox_visits_its_own_content() {
     index.check_ports(&of(7).key(), &of(7)).unwrap();
 }
 
-/// The table's handle, which another table of the same name does not have, and its content in a fixed order.
+/// The first line of nft's list, whose handle a table that was made again does not have, and the table's
+/// content in a fixed order.
 fn content_of(table: &str) -> (String, Vec<String>, Vec<String>) {
     let output =
         std::process::Command::new("nft").args(["-a", "list", "table", "inet", table]).output().unwrap();

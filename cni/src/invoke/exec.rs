@@ -77,7 +77,12 @@ impl Executables {
         }
         let said = String::from_utf8_lossy(&output.stderr);
         if !said.trim().is_empty() {
-            warn!(plugin = kind, command = request.command.name(), said = said.trim(), "a plugin's words");
+            warn!(
+                plugin = kind,
+                command = request.command.name(),
+                stderr = said.trim(),
+                "a CNI plugin wrote to standard error"
+            );
         }
         if !output.status.success() {
             return Err(refusal(kind, &output.stdout, &said, &output.status.to_string()));
@@ -161,7 +166,7 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         if let Some(leader) = self.0 {
-            // No process is left: that is the goal.
+            // An error means that no process of the group is left.
             let _ = killpg(leader, Signal::SIGKILL);
         }
     }

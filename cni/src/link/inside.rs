@@ -39,7 +39,7 @@ struct Step {
 
 /// Sets the loopback up.
 pub(crate) async fn loopback_up(netns: &Netns) -> Result<(), Error> {
-    netns.visit(|| say(&mut open()?, vec![(Step::new("set up", "lo"), up(LOOPBACK))])).await?
+    netns.visit(|| send_all(&mut open()?, vec![(Step::new("set up", "lo"), up(LOOPBACK))])).await?
 }
 
 // === impl Setup ===
@@ -60,7 +60,7 @@ impl Setup {
                 RouteNetlinkMessage::NewLink(link) => Link::of(&link),
                 _ => return Err(failed("look up", ifname)(io::Error::from(io::ErrorKind::InvalidData))),
             };
-        say(&mut socket, self.steps(&link))?;
+        send_all(&mut socket, self.steps(&link))?;
         Ok(link)
     }
 
@@ -100,7 +100,7 @@ fn up(index: u32) -> Request {
 }
 
 /// Sends all changes. Returns the first error.
-fn say(socket: &mut RouteSocket, steps: Vec<(Step, Request)>) -> Result<(), Error> {
+fn send_all(socket: &mut RouteSocket, steps: Vec<(Step, Request)>) -> Result<(), Error> {
     let (steps, requests): (Vec<Step>, Vec<Request>) = steps.into_iter().unzip();
     let refused =
         socket.batch(requests).map_err(|source| Error::Socket { action: "set up an interface", source })?;

@@ -143,7 +143,8 @@ fn rate(message: &TcMessage) -> Option<u64> {
     if !message.attributes.iter().any(|a| matches!(a, TcAttribute::Kind(kind) if kind == TBF)) {
         return None;
     }
-    // The library does not know this kind: its options are one attribute with all others inside.
+    // The netlink library does not support this kind: it returns the options as one attribute that contains all
+    // others.
     let options = message.attributes.iter().find_map(|a| match a {
         TcAttribute::Options(options) => match options.first() {
             Some(TcOption::Other(nla)) => Some(nla),

@@ -188,7 +188,7 @@ impl Network {
         let Some(list) = state.list.clone() else { return Ok(()) };
         let mut first = Ok(());
         for live in state.unrecorded.as_mut().map(std::mem::take).unwrap_or_default() {
-            match self.look(&live).await {
+            match self.read_attachment(&live).await {
                 Ok(result) => {
                     warn!(
                         sandbox = live.id,
@@ -207,8 +207,8 @@ impl Network {
         first
     }
 
-    /// Addresses and interfaces that the sandbox has now.
-    async fn look(&self, live: &Attachment) -> Result<Answer, Error> {
+    /// Reads the addresses and interfaces of the sandbox from its namespace.
+    async fn read_attachment(&self, live: &Attachment) -> Result<Answer, Error> {
         let host = &self.inner.host.links;
         let links = Links::inside(&Netns::open(&live.netns)?)?;
         let Some(link) = links.find(&live.ifname).await? else { return Ok(Answer::default()) };

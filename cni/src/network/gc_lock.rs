@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::{RwLock, RwLockReadGuard, watch};
 
 /// Longest wait of a pod for a GC.
-const PATIENCE: Duration = Duration::from_secs(5);
+const MAX_POD_WAIT: Duration = Duration::from_secs(5);
 
 pub(super) struct GcLock {
     lock: RwLock<()>,
@@ -56,13 +56,13 @@ impl GcLock {
         tokio::select! {
             biased;
             done = gc => Some(done),
-            () = self.patience() => None,
+            () = self.cancelled() => None,
         }
     }
 
-    /// Ends when an attachment waits, and not before [`PATIENCE`].
-    async fn patience(&self) {
-        tokio::time::sleep(PATIENCE).await;
+    /// Returns when an attachment waits, at the earliest after [`MAX_POD_WAIT`].
+    async fn cancelled(&self) {
+        tokio::time::sleep(MAX_POD_WAIT).await;
         // The sender is a field of this, so the wait cannot fail.
         let _ = self.waiting.subscribe().wait_for(|waiting| *waiting > 0).await;
     }
@@ -102,7 +102,7 @@ mod tests {
             drop(lock.record().await);
             begun.elapsed()
         });
-        assert!(given_up.is_none() && waited >= PATIENCE && waited < 2 * PATIENCE, "{waited:?}");
+        assert!(given_up.is_none() && waited >= MAX_POD_WAIT && waited < 2 * MAX_POD_WAIT, "{waited:?}");
         drop(lock.record().await);
     }
 }

@@ -58,8 +58,8 @@ pub(crate) fn set(index: u32, device: &Device) -> RouteNetlinkMessage {
     RouteNetlinkMessage::NewLink(message)
 }
 
-/// A request for a VXLAN device without a VNI. The kernel refuses it always, and the error tells whether it knows the
-/// type.
+/// A request for a VXLAN device without a VNI. The kernel always refuses it. The error shows whether the kernel
+/// supports the device type.
 pub(crate) fn impossible() -> RouteNetlinkMessage {
     let mut message = LinkMessage::default();
     message.attributes.push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Vxlan)]));

@@ -11,7 +11,7 @@ pub enum OverlayError {
     Socket {
         /// The failed operation.
         action: &'static str,
-        /// The kernel's answer.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -31,7 +31,7 @@ pub enum OverlayError {
     Change {
         /// The change.
         what: String,
-        /// The kernel's answer.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -92,7 +92,7 @@ pub enum OverlayError {
     Tunnel {
         /// The failed operation.
         action: &'static str,
-        /// The system's answer.
+        /// The error of the system call.
         #[source]
         source: io::Error,
     },

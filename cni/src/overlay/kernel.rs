@@ -34,7 +34,7 @@ pub(crate) struct Kernel {
     indexes: BTreeMap<Port, u32>,
     /// The interfaces that the last call of [`uplinks`](Self::uplinks) found.
     uplinks: Vec<u32>,
-    /// Foreign interfaces that prevent ours.
+    /// Indexes of foreign interfaces that prevent ours: they have a name of ours, or the same VNI and UDP port.
     blockers: Vec<u32>,
 }
 
@@ -396,7 +396,7 @@ enum LinkAsk<'a> {
     Name(&'a str),
 }
 
-/// Whether an error is relevant. Removing an absent object, or adding an existing one, is no error.
+/// Whether the error of a change is reported. Removing an absent object or adding an existing one is not an error.
 fn matters(change: &Change, error: &io::Error) -> bool {
     let absent = [libc::ENOENT, libc::ESRCH, libc::ENODEV, libc::EADDRNOTAVAIL];
     let is_absent = error.raw_os_error().is_some_and(|code| absent.contains(&code));

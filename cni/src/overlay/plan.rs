@@ -210,10 +210,10 @@ pub(crate) fn wanted<'a>(
     planner.wanted
 }
 
-/// Whether a peer uses a family of pod addresses. The cluster gives each node a range of each family, also a flannel
-/// node that is configured for one family only and whose pods have no address of the other. Such a peer announces an
-/// address of one family, as does a node of ours that carries both families in packets of one; then the family of
-/// these packets decides. A peer with ranges of one family uses them, whatever carries them.
+/// Whether pods of a peer use a family of addresses. A range does not prove it, because the cluster gives each node a
+/// range of each family, also a flannel node that is configured for one family. So a peer with ranges of both families
+/// uses only the families of the addresses that it announces. This includes a node that carries both families in
+/// packets of one. A peer with ranges of one family uses that family, whatever addresses it announces.
 fn speaks(peer: &Peer, v6: bool) -> bool {
     let announces = |v6: bool| peer.ends.iter().any(|end| end.ip.is_ipv6() == v6);
     let has_range = |v6: bool| peer.cidrs.iter().any(|cidr| cidr.is_ipv6() == v6);

@@ -60,14 +60,14 @@ impl List {
         let Some(map) = value.as_object() else { return Err("it is no JSON object".to_owned()) };
         let name = match map.get("name") {
             Some(Value::String(name)) if is_identifier(name) => name.clone(),
-            Some(name) => return Err(format!("name: {name} is no name of a network")),
+            Some(name) => return Err(format!("name: {name} is not a valid network name")),
             None => return Err("name: is missing".to_owned()),
         };
         let plugins = match (map.get("plugins"), map.get("type")) {
             (Some(Value::Array(plugins)), _) => {
                 plugins.iter().cloned().map(plugin).collect::<Result<_, _>>()?
             }
-            (Some(_), _) => return Err("plugins: is no list".to_owned()),
+            (Some(_), _) => return Err("plugins: is not a list".to_owned()),
             (None, Some(_)) => vec![plugin(value.clone())?],
             (None, None) => Vec::new(),
         };
@@ -140,16 +140,16 @@ fn version(map: &Map<String, Value>) -> Result<Version, String> {
     let mut offered = Vec::new();
     match map.get("cniVersion") {
         Some(Value::String(text)) => offered.push(text.as_str()),
-        Some(other) => return Err(format!("cniVersion: {other} is no text")),
+        Some(other) => return Err(format!("cniVersion: {other} is not a string")),
         None => {}
     }
     match map.get("cniVersions") {
         Some(Value::Array(list)) => {
             for one in list {
-                offered.push(one.as_str().ok_or_else(|| format!("cniVersions: {one} is no text"))?);
+                offered.push(one.as_str().ok_or_else(|| format!("cniVersions: {one} is not a string"))?);
             }
         }
-        Some(other) => return Err(format!("cniVersions: {other} is no list")),
+        Some(other) => return Err(format!("cniVersions: {other} is not a list")),
         None => {}
     }
     if offered.is_empty() {
@@ -164,7 +164,9 @@ fn version(map: &Map<String, Value>) -> Result<Version, String> {
 
 /// A plugin's configuration: an object with a type that is a valid file name.
 fn plugin(value: Value) -> Result<Map<String, Value>, String> {
-    let Value::Object(map) = value else { return Err("plugins: has a member that is no object".to_owned()) };
+    let Value::Object(map) = value else {
+        return Err("plugins: has a member that is not an object".to_owned());
+    };
     file_name(map.get("type"), "type")?;
     match map.get("ipam") {
         None | Some(Value::Null) => {}
@@ -172,7 +174,7 @@ fn plugin(value: Value) -> Result<Map<String, Value>, String> {
         Some(ipam) => file_name(ipam.get("type"), "ipam.type")?,
     }
     if map.get("capabilities").is_some_and(|c| !c.is_object()) {
-        return Err("capabilities: is no object".to_owned());
+        return Err("capabilities: is not an object".to_owned());
     }
     Ok(map)
 }
@@ -181,7 +183,7 @@ fn file_name(value: Option<&Value>, field: &str) -> Result<(), String> {
     let reserved = |name: &str| matches!(name, "" | "." | "..") || name.contains(['/', '\\', '\0']);
     match value {
         Some(Value::String(name)) if !reserved(name) => Ok(()),
-        Some(other) => Err(format!("{field}: {other} is no name of a plugin")),
+        Some(other) => Err(format!("{field}: {other} is not a valid plugin name")),
         None => Err(format!("{field}: is missing")),
     }
 }

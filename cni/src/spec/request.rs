@@ -144,7 +144,9 @@ impl Request {
         let ignore =
             self.env_arg("IgnoreUnknown").is_some_and(|v| matches!(v, "1" | "true" | "True" | "TRUE"));
         for pair in self.args.split(';').filter(|pair| !pair.is_empty()) {
-            let (key, _) = pair.split_once('=').ok_or_else(|| wrong(format!("{pair:?} is no KEY=VALUE")))?;
+            let (key, _) = pair
+                .split_once('=')
+                .ok_or_else(|| wrong(format!("{pair:?} is not of the form KEY=VALUE")))?;
             let known = ["ignoreunknown", "mac", "ip"].contains(&key.to_ascii_lowercase().as_str());
             if !known && !ignore {
                 return Err(wrong(format!("the key {key} is not known, and IgnoreUnknown is not set")));

@@ -256,7 +256,7 @@ pub(crate) fn manifest_kind(error: &ManifestError) -> ErrorKind {
         | ManifestError::Size { .. }
         | ManifestError::Nesting => ErrorKind::Rejected,
         ManifestError::Schema1 | ManifestError::Unsupported { .. } => ErrorKind::Unsupported,
-        // As in containerd, the user sees an absent image.
+        // Reported as an absent image, as in containerd.
         ManifestError::Platform { .. } => ErrorKind::NotFound,
     }
 }

@@ -380,7 +380,8 @@ impl Unpacking {
         let mut slots = layers.slots();
         match slots.get(&diff_id) {
             Some(Slot::Unpacking(other)) => Err(other.clone()),
-            // It was completed after the caller looked. A closed channel makes the caller look again.
+            // Another caller has completed the layer after this caller's look-up. A closed channel makes the
+            // caller repeat it.
             Some(Slot::Complete { .. }) => Err(watch::channel(()).1),
             None => {
                 let (wake, unpacking) = watch::channel(());

@@ -431,7 +431,7 @@ fn time_spec(mtime: Mtime) -> TimeSpec {
 
 fn cannot_write(path: &PlainPath, source: Errno) -> UnpackError {
     match source {
-        // The path itself is too long, or a link's target.
+        // The path itself, or the target of a link, is too long.
         Errno::ENAMETOOLONG => UnpackError::TooLarge(TooLarge::Path),
         source => UnpackError::Write { path: path.display(), source },
     }

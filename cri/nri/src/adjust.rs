@@ -1,4 +1,4 @@
-//! Merges the adjustments of several plugins for one container. Plugins are asked in the order of their
+//! Merges the adjustments of several plugins for one container. Plugins are called in the order of their
 //! indices, each with the container as adjusted so far. Two plugins may not set the same field. Pure.
 
 mod fields;
@@ -17,7 +17,7 @@ pub enum MergeError {
     /// Two plugins set the same field.
     #[error(transparent)]
     Conflict(#[from] Conflict),
-    /// A plugin asked to update the container that is being created.
+    /// A plugin requested an update of the container that is being created.
     #[error("plugin {plugin:?} asked to update container {id}, which is being created")]
     UpdatesNewContainer {
         /// The plugin.
@@ -67,7 +67,7 @@ pub struct Change {
 // === impl Creation ===
 
 impl Creation {
-    /// The state before any plugin was asked.
+    /// The state before the first plugin is called.
     #[must_use]
     pub fn new(container: Container) -> Self {
         Self { container, ..Self::default() }
@@ -214,7 +214,7 @@ impl Updates {
 // === impl Change ===
 
 impl Change {
-    /// The state before any plugin was asked.
+    /// The state before the first plugin is called.
     #[must_use]
     pub fn new(id: &str, resources: LinuxResources) -> Self {
         Self { id: id.to_owned(), resources, ..Self::default() }

@@ -325,7 +325,8 @@ impl Nri {
         Ok(Some(creation.adjustment))
     }
 
-    /// The creation of a container that plugins know has failed.
+    /// Reports to plugins that a container was removed, because its creation failed after they were
+    /// called for it.
     pub async fn undo_create(&self, id: &str, about: impl FnOnce() -> PodAndContainer) {
         self.remove_container(id, about).await;
     }

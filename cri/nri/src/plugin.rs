@@ -65,7 +65,7 @@ pub(crate) enum JoinError {
     Name(String),
     #[error("the plugin subscribed to unknown events ({0:#x})")]
     Events(i32),
-    #[error("{doing}")]
+    #[error("cannot {doing}")]
     Call { doing: &'static str, source: CallError },
     #[error("the plugin does not support a synchronization in several messages")]
     Parts,

@@ -22,9 +22,9 @@ impl CallError {
         Self::new(Kind::Internal, chain(error))
     }
 
-    /// An internal error: the failed operation, then the error chain.
+    /// An internal error: `cannot`, the operation `doing` as a verb with its object, then the error chain.
     pub(crate) fn doing(doing: &str, error: &dyn std::error::Error) -> Self {
-        Self::new(Kind::Internal, format!("{doing}: {}", chain(error)))
+        Self::new(Kind::Internal, format!("cannot {doing}: {}", chain(error)))
     }
 
     pub(crate) fn no_container(id: &str) -> Self {

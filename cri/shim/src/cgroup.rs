@@ -37,13 +37,13 @@ const MAX_KILL_SCANS: usize = 100;
 /// A cgroup operation that the kernel refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CgroupError {
-    #[error("read the mounted cgroup hierarchies")]
+    #[error("cannot read the mounted cgroup hierarchies")]
     Hierarchies(#[source] io::Error),
-    #[error("make the cgroup {}", .path.display())]
+    #[error("cannot make the cgroup {}", .path.display())]
     Make { path: PathBuf, source: io::Error },
-    #[error("enter the cgroup {}", .path.display())]
+    #[error("cannot enter the cgroup {}", .path.display())]
     Enter { path: PathBuf, source: io::Error },
-    #[error("remove the cgroup {}", .path.display())]
+    #[error("cannot remove the cgroup {}", .path.display())]
     Remove { path: PathBuf, source: io::Error },
 }
 

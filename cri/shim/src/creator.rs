@@ -99,37 +99,37 @@ enum Method {
 
 #[derive(Debug, thiserror::Error)]
 enum CreateError {
-    #[error("read {}", .path.display())]
+    #[error("cannot read {}", .path.display())]
     Read { path: PathBuf, source: OciSpecError },
     #[error("the spec has no {0}")]
     Missing(&'static str),
     #[error("the cgroup {0:?} is not below the root of its hierarchy")]
     Cgroup(String),
-    #[error("join the namespace {}: the pod has no process {pid} that runs", .path.display())]
+    #[error("cannot join the namespace {}: the pod has no process {pid}", .path.display())]
     NotOfThePod { path: PathBuf, pid: i32 },
-    #[error("mount the root file system")]
+    #[error("cannot mount the root file system")]
     Rootfs(#[source] OverlayError),
-    #[error("make the working directory {}", .path.display())]
+    #[error("cannot make the working directory {}", .path.display())]
     Cwd { path: PathBuf, source: io::Error },
-    #[error("open the pod's namespaces")]
+    #[error("cannot open the pod's namespaces")]
     Namespaces(#[source] io::Error),
-    #[error("prepare the volumes")]
+    #[error("cannot prepare the volumes")]
     Stage(#[source] stage::StageError),
-    #[error("set kernel parameters")]
+    #[error("cannot set kernel parameters")]
     Parameters(#[source] setup::SetupError),
-    #[error("adjust the spec")]
+    #[error("cannot change the spec of the container")]
     Build(#[source] OciSpecError),
-    #[error("write {}", .path.display())]
+    #[error("cannot write {}", .path.display())]
     Write { path: PathBuf, source: OciSpecError },
-    #[error("keep the seccomp profile")]
+    #[error("cannot save the seccomp profile")]
     Filter(#[source] io::Error),
-    #[error("duplicate a descriptor")]
+    #[error("cannot duplicate a descriptor")]
     Duplicate(#[source] io::Error),
-    #[error("close the shim's descriptors")]
+    #[error("cannot close the shim's descriptors")]
     Close(#[source] io::Error),
-    #[error("create the container")]
+    #[error("cannot create the container")]
     Library(#[source] Box<LibcontainerError>),
-    #[error("make the container's cgroup")]
+    #[error("cannot make the container's cgroup")]
     Unit(#[from] coracle_systemd::Error),
     #[error(transparent)]
     Limit(#[from] LimitError),
@@ -215,8 +215,8 @@ fn create(request: &CreateRequest<'_>, reporter: Reporter) -> Result<(), CreateE
     }
 }
 
-/// Returns the container's cgroup path, and the systemd scope if the spec asks for one. From then on the spec
-/// has the plain path in both cases.
+/// Returns the container's cgroup path, and the systemd scope if the spec requests one. From then on the spec has
+/// the plain path in both cases.
 fn take_cgroup(spec: &mut Spec) -> Result<(String, Option<Scope>), CreateError> {
     let linux = spec.linux_mut().as_mut();
     let linux = linux.ok_or(CreateError::Missing("cgroupsPath"))?;

@@ -23,21 +23,21 @@ pub use self::home::fuzz as fuzz_home;
 /// The step that failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum IdentityError {
-    #[error("enter the working directory {path}")]
+    #[error("cannot enter the working directory {path}")]
     Cwd { path: String, source: io::Error },
     #[error("the working directory {0} is not in the container")]
     Outside(String),
-    #[error("set the user {uid}:{gid}")]
+    #[error("cannot set the user {uid}:{gid}")]
     User { uid: u32, gid: u32, source: io::Error },
-    #[error("apply the AppArmor profile")]
+    #[error("cannot apply the AppArmor profile")]
     Apparmor(#[source] Box<dyn std::error::Error>),
-    #[error("set the SELinux label {label:?}")]
+    #[error("cannot set the SELinux label {label:?}")]
     Selinux { label: String, source: io::Error },
-    #[error("set the capabilities")]
+    #[error("cannot set the capabilities")]
     Capabilities(#[source] Box<dyn std::error::Error>),
-    #[error("forbid new privileges")]
+    #[error("cannot set no_new_privs")]
     NoNewPrivileges(#[source] io::Error),
-    #[error("load the seccomp profile")]
+    #[error("cannot load the seccomp profile")]
     Seccomp(#[source] io::Error),
 }
 

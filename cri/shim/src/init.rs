@@ -4,7 +4,7 @@
 //! A container with CAP_SYS_PTRACE can reach everything that process 1 has. So it has as little as possible:
 //! - [`root`]: a mount namespace of its own, whose only mount is a read-only tmpfs with the program;
 //! - [`program`]: an executable of its own, without memory of the shim or files of the node;
-//! - [`confine`]: the user and the profiles that the pod asks for, and no capability except CAP_SYS_PTRACE;
+//! - [`confine`]: the user and the profiles that the pod requests, and no capability except CAP_SYS_PTRACE;
 //! - two pipes as its standard streams.
 //!
 //! With SELinux it gets the pod's label, as the pause process of other runtimes does. So the pod's containers
@@ -70,13 +70,13 @@ pub(crate) struct Process1 {
 /// The step that failed.
 #[derive(Debug, thiserror::Error)]
 enum InitError {
-    #[error("connect the standard streams of process 1")]
+    #[error("cannot connect the standard streams of process 1")]
     Streams(#[source] io::Error),
-    #[error("give process 1 a root directory of its own")]
+    #[error("cannot give process 1 its own root directory")]
     Root(#[source] io::Error),
     #[error(transparent)]
     Confine(#[from] ConfineError),
-    #[error("start the program of process 1")]
+    #[error("cannot start the program of process 1")]
     Program(#[source] nix::Error),
 }
 
@@ -153,7 +153,7 @@ impl Init {
             return;
         }
         if let Err(error) = selinux::exec_as(&self.process_label) {
-            note(&format!("start process 1 with the SELinux label {}: {error}", self.process_label));
+            note(&format!("cannot start process 1 with the SELinux label {}: {error}", self.process_label));
         }
     }
 

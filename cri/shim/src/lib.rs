@@ -73,19 +73,19 @@ pub struct ShimArgs {
 
 #[derive(Debug, thiserror::Error)]
 enum StartError {
-    #[error("read {}", .path.display())]
+    #[error("cannot read {}", .path.display())]
     Read { path: PathBuf, source: io::Error },
-    #[error("decode {}", .path.display())]
+    #[error("cannot decode {}", .path.display())]
     Decode { path: PathBuf, source: prost::DecodeError },
-    #[error("close inherited descriptors")]
+    #[error("cannot close inherited descriptors")]
     Inherited(#[source] io::Error),
-    #[error("limit the open descriptors")]
+    #[error("cannot limit the open descriptors")]
     OpenFiles(#[source] nix::Error),
-    #[error("set up the pod")]
+    #[error("cannot set up the pod")]
     Setup(#[source] SetupError),
-    #[error("report that the pod is ready")]
+    #[error("cannot report that the pod is ready")]
     Ready(#[source] io::Error),
-    #[error("wait for events")]
+    #[error("cannot wait for events")]
     Loop(#[source] nix::Error),
 }
 
@@ -153,7 +153,7 @@ fn move_into_cgroups(pod: &Pod) {
         }
     });
     if let Err(error) = forked {
-        report::note(&format!("fork to move into the shim's cgroup: {error}"));
+        report::note(&format!("cannot fork to move into the shim's cgroup: {error}"));
     }
 }
 

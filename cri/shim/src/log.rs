@@ -146,7 +146,7 @@ impl Log {
         if self.limits.size > 0 && self.written > 0 && self.written + length > self.full {
             self.full = self.limits.size;
             if let Err(error) = self.rotate(now) {
-                note(&format!("rotate {}: {error}", self.path.display()));
+                note(&format!("cannot rotate the log {}: {error}", self.path.display()));
                 self.full = self.written + self.limits.size;
             }
         }

@@ -14,13 +14,13 @@ mod classic;
 /// The step of mounting that failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OverlayError {
-    #[error("make the mount point {}", .path.display())]
+    #[error("cannot make the mount point {}", .path.display())]
     Target { path: PathBuf, source: io::Error },
-    #[error("bind {} at {}", .layer.display(), .target.display())]
+    #[error("cannot bind {} at {}", .layer.display(), .target.display())]
     Bind { layer: PathBuf, target: PathBuf, source: nix::Error },
-    #[error("configure an overlay of {layers} layers")]
+    #[error("cannot configure an overlay of {layers} layers")]
     Configure { layers: usize, source: io::Error },
-    #[error("attach the overlay at {}", .target.display())]
+    #[error("cannot attach the overlay at {}", .target.display())]
     Attach { target: PathBuf, source: io::Error },
 }
 

@@ -45,21 +45,21 @@ pub(crate) struct RestoreRequest<'a> {
 /// The step that failed.
 #[derive(Debug, thiserror::Error)]
 enum RestoreError {
-    #[error("write CRIU's output to {}", .path.display())]
+    #[error("cannot write CRIU's output to {}", .path.display())]
     Log { path: PathBuf, source: io::Error },
-    #[error("close the shim's descriptors")]
+    #[error("cannot close the shim's descriptors")]
     Close(#[source] io::Error),
-    #[error("open the container's streams")]
+    #[error("cannot open the container's streams")]
     Stream(#[source] io::Error),
-    #[error("join the container's cgroup")]
+    #[error("cannot join the container's cgroup")]
     Cgroup(#[source] CgroupError),
-    #[error("join the container's {0} namespace")]
+    #[error("cannot join the container's {0} namespace")]
     Namespace(&'static str, #[source] io::Error),
-    #[error("copy the mount at {}", .path.display())]
+    #[error("cannot copy the mount at {}", .path.display())]
     Copy { path: PathBuf, source: io::Error },
-    #[error("make the restorer's mount namespace")]
+    #[error("cannot make the restorer's mount namespace")]
     Separate(#[source] nix::Error),
-    #[error("mount at {}", .path.display())]
+    #[error("cannot mount at {}", .path.display())]
     Attach { path: PathBuf, source: io::Error },
     #[error("{0}")]
     Program(String),

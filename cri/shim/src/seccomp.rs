@@ -22,10 +22,11 @@ pub(crate) struct Filter {
 // === impl Filter ===
 
 impl Filter {
-    /// The filter that a spec asks for.
+    /// The filter that a spec requires.
     ///
     /// # Errors
-    /// The program is missing or incomplete. A container never runs with less than its spec asks for.
+    /// The program is missing or incomplete. A container never runs without the filter that its spec
+    /// requires.
     pub(crate) fn of(
         spec: &Spec,
         program: impl FnOnce() -> io::Result<Vec<u8>>,

@@ -55,7 +55,7 @@ pub(crate) fn with_context(options: &str, label: Option<&str>) -> String {
 /// Sets the label of the program that this process executes next.
 ///
 /// # Errors
-/// The policy forbids the label or does not know it, or /proc is not a proc file system.
+/// The policy forbids the label or does not contain it, or /proc is not a proc file system.
 pub(crate) fn exec_as(label: &str) -> io::Result<()> {
     match set_exec(label) {
         // After `hide_from_proc` the process's files in /proc belong to the node's root. A process of another

@@ -26,37 +26,37 @@ const DEFAULT_SHM: u64 = 64 << 20;
 /// The step that failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SetupError {
-    #[error("begin a new session")]
+    #[error("cannot begin a new session")]
     Session(#[source] nix::Error),
-    #[error("set the process name")]
+    #[error("cannot set the process name")]
     Name(#[source] io::Error),
-    #[error("prepare the shim's cgroup")]
+    #[error("cannot prepare the shim's cgroup")]
     Cgroup(#[source] CgroupError),
-    #[error("make the shim's systemd scope")]
+    #[error("cannot make the shim's systemd scope")]
     Scope(#[source] coracle_systemd::Error),
-    #[error("become a subreaper for orphans")]
+    #[error("cannot become a subreaper for orphans")]
     Subreaper(#[source] io::Error),
-    #[error("set up the receipt of signals")]
+    #[error("cannot set up the signal descriptor")]
     Signals(#[source] nix::Error),
-    #[error("open the host's mount namespace")]
+    #[error("cannot open the host's mount namespace")]
     HostMounts(#[source] io::Error),
-    #[error("make the pod's namespaces ({flags:?})")]
+    #[error("cannot make the pod's namespaces ({flags:?})")]
     Unshare { flags: CloneFlags, source: nix::Error },
-    #[error("make the pod's user namespace")]
+    #[error("cannot make the pod's user namespace")]
     User(#[source] UserNamespaceError),
-    #[error("keep the pod's mounts from propagating to the host")]
+    #[error("cannot keep the pod's mounts from propagating to the host")]
     Propagation(#[source] nix::Error),
-    #[error("set the host name {name:?}")]
+    #[error("cannot set the host name {name:?}")]
     Hostname { name: String, source: nix::Error },
-    #[error("set the kernel parameter {name}")]
+    #[error("cannot set the kernel parameter {name}")]
     Sysctl { name: String, source: io::Error },
-    #[error("mount the pod's shared memory at {}", .path.display())]
+    #[error("cannot mount the pod's shared memory at {}", .path.display())]
     SharedMemory { path: PathBuf, source: io::Error },
-    #[error("start process 1 of the pod's pid namespace")]
+    #[error("cannot start process 1 of the pod's pid namespace")]
     Init(#[source] io::Error),
-    #[error("make the directory {}", .path.display())]
+    #[error("cannot make the directory {}", .path.display())]
     Directory { path: PathBuf, source: io::Error },
-    #[error("listen on {}", .path.display())]
+    #[error("cannot listen on {}", .path.display())]
     Listen { path: PathBuf, source: io::Error },
 }
 

@@ -241,7 +241,7 @@ impl Shim {
                 self.greeted = false;
             }
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-            Err(error) => note(&format!("accept an agent: {error}")),
+            Err(error) => note(&format!("cannot accept an agent: {error}")),
         }
     }
 
@@ -268,7 +268,7 @@ impl Shim {
 
     fn disconnect_on_error(&mut self, sent: std::io::Result<()>) {
         if let Err(error) = sent {
-            note(&format!("send to the agent, which is disconnected: {error}"));
+            note(&format!("cannot send to the agent, closing its connection: {error}"));
             self.agent = None;
         }
     }

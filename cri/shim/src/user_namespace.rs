@@ -22,17 +22,17 @@ use crate::kernel::{self, Fork};
 /// The step that failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum UserNamespaceError {
-    #[error("start a process in a new user namespace")]
+    #[error("cannot start a process in a new user namespace")]
     Fork(#[source] io::Error),
-    #[error("make a user namespace")]
+    #[error("cannot make a user namespace")]
     Make(#[source] io::Error),
-    #[error("write {file} of the user namespace: {text:?}")]
+    #[error("cannot write {file} of the user namespace: {text:?}")]
     Map { file: &'static str, text: String, source: io::Error },
-    #[error("make the pod's namespaces in its user namespace")]
+    #[error("cannot make the pod's namespaces in its user namespace")]
     InnerNamespaces(#[source] io::Error),
-    #[error("open the namespace {name}")]
+    #[error("cannot open the namespace {name}")]
     Open { name: &'static str, source: io::Error },
-    #[error("enter the namespace {name}")]
+    #[error("cannot enter the namespace {name}")]
     Enter { name: &'static str, source: nix::Error },
 }
 

@@ -11,7 +11,7 @@ pub(crate) enum CdiError {
     Unresolvable { devices: Vec<String>, notes: Vec<String> },
     #[error("CDI device {device} needs {what}, which this runtime does not support")]
     Unsupported { device: String, what: &'static str },
-    #[error("stat the device node {}", .path.display())]
+    #[error("cannot stat the device node {}", .path.display())]
     Node { path: PathBuf, source: std::io::Error },
     #[error("the CDI device node {} is not a device", .path.display())]
     NoNode { path: PathBuf },

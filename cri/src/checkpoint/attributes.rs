@@ -12,7 +12,7 @@ use nix::errno::Errno;
 /// Prefix of a record's key.
 const KEY: &str = "SCHILY.xattr.";
 /// Maximum bytes of all attributes of one file: the limit of the readers.
-const MOST: usize = 1 << 20;
+const MAX_BYTES: usize = 1 << 20;
 /// Maximum bytes of a record without its key and value.
 const RECORD: usize = 16;
 
@@ -29,12 +29,12 @@ pub(super) fn records(of: &str, path: &Path) -> io::Result<Vec<(String, Vec<u8>)
         let key = name.to_str().filter(|name| !name.contains('=')).map(|name| format!("{KEY}{name}"));
         let length = name.len() + value.len() + KEY.len() + RECORD;
         match key {
-            Some(key) if size + length <= MOST => {
+            Some(key) if size + length <= MAX_BYTES => {
                 size += length;
                 records.push((key, value));
             }
             _ => {
-                tracing::warn!(path = %path.display(), ?name, "could not archive an extended attribute")
+                tracing::warn!(path = %path.display(), ?name, "cannot archive an extended attribute")
             }
         }
     }

@@ -10,10 +10,10 @@ pub enum CriuError {
     #[error("CRIU is not installed")]
     Absent,
     /// CRIU could not be executed.
-    #[error("run criu")]
+    #[error("cannot run criu")]
     Run(#[source] io::Error),
     /// The container's mounts could not be read.
-    #[error("read the container's mounts")]
+    #[error("cannot read the container's mounts")]
     Mounts(#[source] io::Error),
     /// CRIU failed, with its error messages.
     #[error("criu failed: {0}")]
@@ -24,10 +24,10 @@ pub enum CriuError {
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     /// CRIU failed.
-    #[error("dump the processes")]
+    #[error("cannot dump the processes")]
     Criu(#[from] CriuError),
     /// A file could not be read or written.
-    #[error("{doing} {}", path.display())]
+    #[error("cannot {doing} {}", path.display())]
     File {
         /// The operation.
         doing: &'static str,
@@ -38,7 +38,7 @@ pub enum CheckpointError {
         source: io::Error,
     },
     /// A container could not be frozen.
-    #[error("freeze container {id}")]
+    #[error("cannot freeze container {id}")]
     Freeze {
         /// The container's id.
         id: String,
@@ -47,7 +47,7 @@ pub enum CheckpointError {
         source: io::Error,
     },
     /// A container of the pod could not be dumped.
-    #[error("container {id}")]
+    #[error("cannot checkpoint container {id}")]
     Container {
         /// The container's id.
         id: String,

@@ -1,8 +1,8 @@
 //! Checkpoints of pods: the containers are frozen together, dumped one after the other, and continue to run.
 //!
 //! The output directory gets one archive per container and, last, the manifest. The files get their names when all are
-//! complete. Before that, a file next to each build directory records
-//! the output directory, so that a restart can remove an incomplete checkpoint.
+//! complete. Before that, a file next to each build directory records the output directory, so that a restart can
+//! remove an incomplete checkpoint.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -30,7 +30,7 @@ pub(crate) struct PodSubject {
 pub(crate) fn checkpoint_pod(pod: &PodSubject) -> Result<(), CheckpointError> {
     let made = prepare(pod).and_then(|()| {
         let dumped = frozen::dump(&pod.containers, Connections::Ended);
-        // In every case, and before slow operations.
+        // Thawed in every case, and before slow operations.
         let thawed = frozen::thaw(&pod.containers);
         put(pod, &dumped?).and(thawed)
     });

@@ -84,7 +84,7 @@ impl Filters {
 
 /// The number of a system call.
 enum Number {
-    /// A call that libseccomp knows.
+    /// A call that libseccomp supports.
     Known(ScmpSyscall),
     /// A call that is newer than libseccomp. Its number is the same on every architecture.
     Newer(u32),

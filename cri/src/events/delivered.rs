@@ -64,7 +64,7 @@ impl Delivered {
         std::mem::replace(&mut state.removed, later).values().for_each(|record| forget(record));
         // Always the same length, so that it overwrites the previous number.
         if let Err(error) = self.file.write_all_at(format!("{number:020}").as_bytes(), 0) {
-            warn!(%error, "could not record the last delivered event; the next start replays events");
+            warn!(%error, "cannot record the last delivered event; the next start replays events");
         }
     }
 }

@@ -91,7 +91,7 @@ pub(crate) fn container(record: &ContainerRecord, spec: &Spec) -> Container {
 
 fn state(container: &mut Container, phase: &ContainerPhase) {
     let state = match phase {
-        // The container does not exist yet: plugins are asked for adjustments.
+        // The container does not exist yet: plugins are called for adjustments.
         ContainerPhase::Creating => ContainerState::ContainerUnknown,
         ContainerPhase::Created => ContainerState::ContainerCreated,
         ContainerPhase::Running { started_at } => {

@@ -1,4 +1,5 @@
-//! What NRI plugins can ask of the runtime: the known objects, updates of limits, evictions.
+//! Requests of NRI plugins to the runtime: the existing pods and containers, updates of limits,
+//! evictions.
 
 use std::sync::Arc;
 

@@ -65,7 +65,7 @@ impl Records {
         remove(&dir).inspect_err(|_| {
             // The object still exists: its record must be found by the next call or the next start.
             if let Err(error) = std::fs::rename(&file, &record) {
-                warn!(%error, record = %record.display(), "could not move a record back");
+                warn!(%error, record = %record.display(), "cannot move a record back");
             }
         })?;
         Ok(file)
@@ -91,7 +91,7 @@ impl Records {
 pub(crate) fn forget(file: &Path) {
     match std::fs::remove_file(file) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
-            warn!(%error, file = %file.display(), "could not remove the record of a removed object");
+            warn!(%error, file = %file.display(), "cannot remove the record of a removed object");
         }
         _ => {}
     }
@@ -115,7 +115,7 @@ fn decode<T: DeserializeOwned>(file: &Path) -> Option<T> {
     }
     let decoded = serde_json::from_slice(&bytes);
     decoded
-        .inspect_err(|error| warn!(error = chain(error), "could not read the record of a removed object"))
+        .inspect_err(|error| warn!(error = chain(error), "cannot read the record of a removed object"))
         .ok()
 }
 

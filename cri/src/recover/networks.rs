@@ -24,7 +24,7 @@ impl Recovery {
             })
             .collect();
         if let Err(error) = self.network.reconcile(&live).await {
-            warn!(error = error.chain(), "could not reconcile the network");
+            warn!(error = error.chain(), "cannot reconcile the network");
         }
     }
 

@@ -55,8 +55,7 @@ impl Note {
         let path = bundle.join(FILE);
         let text = std::fs::read(&path).ok()?;
         let note = serde_json::from_slice(&text);
-        note.inspect_err(|error| warn!(path = %path.display(), %error, "could not read a note of limits"))
-            .ok()
+        note.inspect_err(|error| warn!(path = %path.display(), %error, "cannot read a note of limits")).ok()
     }
 
     /// Writes the note to a bundle.
@@ -83,7 +82,7 @@ impl Note {
     /// next start examines a note that is left, and the next change replaces it.
     pub(crate) fn remove(bundle: &Path) {
         if let Err(error) = Self::try_remove(bundle) {
-            warn!(error = error.chain(), "could not remove a note of limits");
+            warn!(error = error.chain(), "cannot remove a note of limits");
         }
     }
 
@@ -98,7 +97,7 @@ impl Note {
         self.limits.iter().rev().for_each(|old| drop(revert(old)));
         for old in self.limits.iter().rev() {
             if let Err(error) = revert(old) {
-                warn!(path = %old.path.display(), %error, "could not revert a limit");
+                warn!(path = %old.path.display(), %error, "cannot revert a limit");
             }
         }
         if let Some(scores) = &self.scores {
@@ -106,7 +105,7 @@ impl Note {
             scores.pids.iter().for_each(|pid| scores.revert(*pid, group));
         }
         if let Err(error) = cgroups.update_unit(group) {
-            warn!(group, error = error.chain(), "could not update the systemd unit of reverted limits");
+            warn!(group, error = error.chain(), "cannot update the systemd unit of reverted limits");
         }
     }
 }
@@ -125,7 +124,7 @@ impl Scores {
             && let Err(error) = set_adjustment(pid, group, self.from)
             && error.kind() != ErrorKind::NotFound
         {
-            warn!(pid, %error, "could not revert an OOM score");
+            warn!(pid, %error, "cannot revert an OOM score");
         }
     }
 }

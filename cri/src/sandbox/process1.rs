@@ -33,7 +33,7 @@ pub(crate) fn watch(sandbox: &Arc<Sandbox>, live: &Live) {
             return;
         }
         if let Err(error) = shim.kill_itself().await {
-            warn!(sandbox = id, %error, "could not end the shim of a pod without process 1");
+            warn!(sandbox = id, %error, "cannot end the shim of a pod without process 1");
         }
     });
 }
@@ -46,7 +46,7 @@ async fn ended(pid: i32, shim: &Shim) {
     };
     match waited {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            warn!(pid, %error, "could not watch process 1 of a pod");
+            warn!(pid, %error, "cannot watch process 1 of a pod");
             std::future::pending().await
         }
         Ok(()) | Err(_) => {}

@@ -43,8 +43,8 @@ where
     }
 }
 
-/// Runs a creation to its end in a task. If the caller disconnects before the response is delivered, also by its deadline,
-/// the created object is undone: the caller does not know that it exists.
+/// Runs a creation to its end in a task. If the caller disconnects before the response is delivered, also by its
+/// deadline, the created object is undone, because the caller did not get its id.
 pub(super) async fn create<T, U>(
     call: impl Future<Output = Result<T, Error>> + Send + 'static,
     undo: impl FnOnce(T) -> U + Send + 'static,
@@ -84,7 +84,7 @@ async fn run_or_undo<T, U>(
         return;
     }
     if let Err(error) = undo(created).await {
-        warn!(error = error.chain(), "could not undo a cancelled call");
+        warn!(error = error.chain(), "cannot undo a cancelled call");
     }
 }
 

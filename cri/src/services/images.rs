@@ -110,7 +110,7 @@ impl ImageService {
         Ok(cri::RemoveImageResponse {})
     }
 
-    /// Waits until removed images are deleted from the disk. The kubelet removes images and then asks for the free space
+    /// Waits until removed images are deleted from the disk. The kubelet removes images and then queries the free space
     /// before it evicts a pod.
     pub(crate) async fn wait_for_removals(&self) {
         self.images.wait_for_space().await;

@@ -1,4 +1,5 @@
-//! Additional data of verbose responses, with the names that tools know from other runtimes. Pure.
+//! Additional data of verbose responses, with the names of other runtimes, which tools expect.
+//! Pure.
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};

@@ -51,7 +51,7 @@ impl Error {
     }
 
     pub(super) fn invalid(doing: &str, error: &dyn std::error::Error) -> Self {
-        Self::new(ErrorKind::Invalid, format!("{doing}: {error}"))
+        Self::new(ErrorKind::Invalid, format!("cannot {doing}: {error}"))
     }
 
     pub(super) fn too_large(length: usize, most: usize) -> Self {

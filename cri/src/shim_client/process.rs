@@ -40,7 +40,7 @@ impl Process {
     pub(super) fn open(pid: i32) -> Result<Self, Error> {
         let failed = |error: &std::io::Error| {
             let kind = if error.kind() == NotFound { ErrorKind::Gone } else { ErrorKind::Internal };
-            Error::new(kind, format!("open the shim's pid {pid}: {error}"))
+            Error::new(kind, format!("cannot open the shim's process {pid}: {error}"))
         };
         let pidfd = pidfd::open(pid).map_err(|error| failed(&error))?;
         let watched = pidfd.try_clone().and_then(pidfd::watch);
@@ -123,7 +123,8 @@ pub(super) async fn spawn(
     let (binary, of, config) = (binary.to_owned(), dir.to_owned(), config.encode_to_vec());
     let mut starting = tokio::task::spawn_blocking(move || spawn_blocking(&binary, &of, &config, begun));
     if let Ok(pid) = timeout(times.work, &mut starting).await {
-        let pid = pid.map_err(|error| Error::new(ErrorKind::Spawn, format!("start a shim: {error}")))??;
+        let pid =
+            pid.map_err(|error| Error::new(ErrorKind::Spawn, format!("cannot start a shim: {error}")))??;
         return Process::open(pid);
     }
     // Until the blocking task ends it does not reap the child, so the pid is not reused.
@@ -150,7 +151,7 @@ pub(super) async fn end_stray(dir: &Path, times: Times) {
         let Ok(process) = Process::open(pid) else { continue };
         // The pid may have been reused before it was opened. From here on it is not reused.
         if is_of_directory(pid, dir) {
-            tracing::warn!(pid, dir = %dir.display(), "kill a shim to which no client can connect");
+            tracing::warn!(pid, dir = %dir.display(), "killing a shim to which no client can connect");
             if timeout(times.death, process.kill_and_reap()).await.is_err() {
                 tracing::warn!(pid, "a killed shim still sleeps in the kernel");
             }
@@ -165,7 +166,7 @@ fn spawn_blocking(
     begun: oneshot::Sender<i32>,
 ) -> Result<i32, Error> {
     let failed = |doing: &str, path: &Path, error: &std::io::Error| {
-        Error::new(ErrorKind::Spawn, format!("{doing} {}: {error}", path.display()))
+        Error::new(ErrorKind::Spawn, format!("cannot {doing} {}: {error}", path.display()))
     };
     std::fs::create_dir_all(dir).map_err(|error| failed("create the directory", dir, &error))?;
     let path = dir.join(CONFIG);
@@ -202,7 +203,7 @@ fn spawn_blocking(
         let _ = nix::sys::wait::waitpid(nix::unistd::Pid::from_raw(pid), None);
     }
     let words = if words.is_empty() { status } else { words };
-    Err(Error::new(ErrorKind::Spawn, format!("start the shim: {words}")))
+    Err(Error::new(ErrorKind::Spawn, format!("cannot start the shim: {words}")))
 }
 
 /// Parses the shim's output: the pid of the process that became the shim, if it is another one, and the other lines.
@@ -221,8 +222,9 @@ fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
 
 pub(super) async fn read_config(dir: &Path) -> Result<SandboxConfig, Error> {
     let path: PathBuf = dir.join(CONFIG);
-    let failed =
-        |kind, error: &dyn std::error::Error| Error::new(kind, format!("read {}: {error}", path.display()));
+    let failed = |kind, error: &dyn std::error::Error| {
+        Error::new(kind, format!("cannot read {}: {error}", path.display()))
+    };
     let bytes = tokio::fs::read(&path).await.map_err(|error| match error.kind() {
         NotFound | NotADirectory => failed(ErrorKind::Gone, &error),
         _ => failed(ErrorKind::Internal, &error),

@@ -39,7 +39,7 @@ impl Socket {
     pub(super) async fn connect(path: &Path) -> Result<Self, Error> {
         let failed = |doing: &str, errno: Errno| {
             let kind = if is_absence(errno) { ErrorKind::Gone } else { ErrorKind::Internal };
-            Error::new(kind, format!("{doing} the shim at {}: {errno}", path.display()))
+            Error::new(kind, format!("cannot {doing} the shim at {}: {errno}", path.display()))
         };
         let fd = socket(
             AddressFamily::Unix,
@@ -65,7 +65,7 @@ impl Socket {
         }
         // SAFETY: the `AsyncFd` owns the descriptor and nothing else closes it.
         let fd = unsafe { AsyncFd::register(fd) }
-            .map_err(|error| Error::new(ErrorKind::Internal, format!("register a socket: {error}")))?;
+            .map_err(|error| Error::new(ErrorKind::Internal, format!("cannot register a socket: {error}")))?;
         Ok(Self { fd })
     }
 
@@ -83,7 +83,7 @@ impl Socket {
     pub(super) fn peer_pid(&self) -> Result<i32, Error> {
         getsockopt(self.fd.get_ref(), sockopt::PeerCredentials)
             .map(|credentials| credentials.pid())
-            .map_err(|errno| Error::new(ErrorKind::Internal, format!("ask for the shim's pid: {errno}")))
+            .map_err(|errno| Error::new(ErrorKind::Internal, format!("cannot get the shim's pid: {errno}")))
     }
 
     pub(super) async fn send(&self, packet: &[u8], fds: &[OwnedFd]) -> std::io::Result<()> {
@@ -125,7 +125,7 @@ fn receive_now(fd: &OwnedFd) -> std::io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>>
     let mut fds = Vec::new();
     for part in message.cmsgs()? {
         if let ControlMessageOwned::ScmRights(raw) = part {
-            // SAFETY: the kernel has just created these descriptors for this process, and no other code knows them.
+            // SAFETY: the kernel has just created these descriptors for this process, so nothing else owns them.
             fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
         }
     }

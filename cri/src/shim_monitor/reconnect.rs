@@ -78,7 +78,7 @@ pub(super) async fn reconnect(
                 info!(sandbox = sandbox.id, "connected to the shim again");
                 return Some(connected);
             }
-            Err(error) => warn!(sandbox = sandbox.id, %error, "could not connect to the shim again"),
+            Err(error) => warn!(sandbox = sandbox.id, %error, "cannot connect to the shim again"),
         }
     }
 }

@@ -56,7 +56,7 @@ impl ShimMonitor {
         let mut pending = self.state.exits.outbox.pending();
         sandbox.note(pending.add(ContainerStartedEvent, now()));
         if let Err(error) = self.state.records.write_sandbox(&sandbox.record_now()) {
-            warn!(sandbox = sandbox.id, error = error.chain(), "could not record a sandbox");
+            warn!(sandbox = sandbox.id, error = error.chain(), "cannot record a sandbox");
         }
         pending.send_for_sandbox(sandbox);
     }
@@ -88,7 +88,7 @@ impl ShimMonitor {
                 }
             };
             if let Err(error) = applied {
-                warn!(container = container.id, error = error.chain(), "could not record a container");
+                warn!(container = container.id, error = error.chain(), "cannot record a container");
             }
         }
         // Containers whose creation was undone while the shim could not be reached.
@@ -96,7 +96,7 @@ impl ShimMonitor {
             if containers.iter().all(|container| container.id != *unknown)
                 && let Err(error) = shim.delete(unknown).await
             {
-                warn!(container = unknown, %error, "could not delete a container without a record");
+                warn!(container = unknown, %error, "cannot delete a container without a record");
             }
         }
         true

@@ -154,14 +154,14 @@ impl Target<'_> {
     async fn resize(&self, width: u16, height: u16) {
         if let Some(terminal) = &self.terminal {
             if let Err(error) = set_window(terminal, width, height) {
-                debug!(container = self.container_id, %error, "could not resize a terminal");
+                debug!(container = self.container_id, %error, "cannot resize a terminal");
             }
             return;
         }
         let Ok(container) = self.tables.container(self.container_id) else { return };
         let Ok(shim) = self.tables.shim_of(&container) else { return };
         if let Err(error) = shim.resize(self.container_id, width, height).await {
-            debug!(container = self.container_id, %error, "could not resize a terminal");
+            debug!(container = self.container_id, %error, "cannot resize a terminal");
         }
     }
 
@@ -172,7 +172,7 @@ impl Target<'_> {
         let Ok(container) = self.tables.container(self.container_id) else { return };
         let Ok(shim) = self.tables.shim_of(&container) else { return };
         if let Err(error) = shim.close_stdin(self.container_id).await {
-            debug!(container = self.container_id, %error, "could not close the standard input of a container");
+            debug!(container = self.container_id, %error, "cannot close the standard input of a container");
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::tables::Tables;
 
 const BACKLOG: usize = 16;
 /// Maximum connections of a client. Each has two streams, a descriptor of ours, and one in the pod.
-const MOST: usize = 512;
+const MAX_CONNECTIONS: usize = 512;
 
 /// The streams of all connections.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ pub(super) async fn forward(tables: &Arc<Tables>, request: &cri::PortForwardRequ
             answer(&writer, pair, what).await;
         }
     };
-    let mut connections = Connections::new(MOST);
+    let mut connections = Connections::new(MAX_CONNECTIONS);
     let serving = async {
         while let Some(event) = session.events.recv().await {
             match event {

@@ -254,7 +254,7 @@ async fn outward(mut from: impl tokio::io::AsyncRead + Unpin, mut sink: Sender) 
 pub(crate) fn fuzz(data: &[u8]) {
     use tokio_tungstenite::tungstenite::WebSocket;
 
-    /// A connection on which the client's bytes lie already, and which takes every answer.
+    /// A connection that already has the client's bytes, and accepts every response.
     struct Wire<'a>(&'a [u8]);
 
     impl io::Read for Wire<'_> {

@@ -19,10 +19,10 @@ const UNIT_EXISTS: &str = "org.freedesktop.systemd1.UnitExists";
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// systemd is not reachable.
-    #[error("connect to systemd at {SOCKET}")]
+    #[error("cannot connect to systemd at {SOCKET}")]
     Connect(#[source] io::Error),
     /// The connection broke, or there was no reply in time.
-    #[error("communicate with systemd")]
+    #[error("cannot communicate with systemd")]
     Communication(#[source] io::Error),
     /// systemd returned an error.
     #[error("systemd refuses {member} of {unit}: {text} ({name})")]

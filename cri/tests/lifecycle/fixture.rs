@@ -54,8 +54,8 @@ pub(crate) use tests;
 // === impl Session ===
 
 impl Session {
-    /// Parses the arguments and unshares namespaces. If the arguments say so, this process is the shim of a pod instead;
-    /// the error is its exit code.
+    /// Parses the arguments and unshares namespaces. If the first argument is `shim`, this process runs the shim of a
+    /// pod instead; the error is then its exit code.
     pub(crate) fn begin(namespaces: CloneFlags) -> Result<Self, ExitCode> {
         let arguments: Vec<String> = std::env::args().collect();
         if arguments.get(1).is_some_and(|role| role == "shim") {
@@ -207,7 +207,7 @@ impl Machine {
         self.open_runtime().await;
     }
 
-    /// A runtime in the directory of a lent machine.
+    /// A runtime in the directory of a machine that another process has set up.
     #[allow(dead_code, reason = "only some of the test programs have such a process")]
     pub(crate) async fn borrowed(dir: &Path, cgroup_root: &str) -> Runtime {
         let network = open_network(dir).await;

@@ -156,7 +156,7 @@ pub(crate) async fn an_adjustment_reaches_the_kernel(machine: &mut Machine) {
 pub(crate) async fn hooks_run_at_every_stage(machine: &mut Machine) {
     let log = machine.path("hooks.log");
     let hook = |stage: &str| {
-        // The state says how far the container is.
+        // The script records its stage only if the state that it reads has a status.
         let script = format!("read it; case $it in *'\"status\":'*) echo {stage} >>{};; esac", log.display());
         vec![Hook {
             path: "/bin/sh".into(),

@@ -1,4 +1,4 @@
-//! A test plugin with the real protocol. It records all calls, and answers as the test says.
+//! A test plugin with the real protocol. It records all calls and replies with the test's responses.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -46,7 +46,7 @@ pub(crate) struct Heard {
 
 type Answer = dyn Fn(&Heard) -> Say + Send + Sync;
 
-struct Ears {
+struct TestService {
     events: i32,
     heard: Mutex<Vec<Heard>>,
     configured: Mutex<ConfigureRequest>,
@@ -57,7 +57,7 @@ struct Ears {
 
 pub(crate) struct Plugin {
     pub(crate) connection: Arc<Connection>,
-    ears: Arc<Ears>,
+    service: Arc<TestService>,
 }
 
 // === impl Say ===
@@ -70,9 +70,9 @@ impl Say {
     }
 }
 
-// === impl Ears ===
+// === impl TestService ===
 
-impl Service for Ears {
+impl Service for TestService {
     fn serve(&self, request: Request) -> BoxFuture<'_, Result<Vec<u8>, Status>> {
         Box::pin(async move {
             let payload = request.payload.as_slice();
@@ -154,7 +154,7 @@ impl Plugin {
         events: i32,
         answer: impl Fn(&Heard) -> Say + Send + Sync + 'static,
     ) -> Self {
-        let ears = Arc::new(Ears {
+        let service = Arc::new(TestService {
             events,
             heard: Mutex::default(),
             configured: Mutex::default(),
@@ -162,8 +162,8 @@ impl Plugin {
             synchronized: tokio::sync::watch::Sender::new(false),
             answer: Box::new(answer),
         });
-        let service: Arc<dyn Service> = Arc::<Ears>::clone(&ears);
-        Self { connection: Connection::open(stream, mux::RUNTIME, service), ears }
+        let handler: Arc<dyn Service> = Arc::<TestService>::clone(&service);
+        Self { connection: Connection::open(stream, mux::RUNTIME, handler), service }
     }
 
     pub(crate) async fn register(&self, index: &str, name: &str) -> Result<(), CallError> {
@@ -176,7 +176,7 @@ impl Plugin {
     }
 
     pub(crate) async fn synchronized(&self) {
-        let mut done = self.ears.synchronized.subscribe();
+        let mut done = self.service.synchronized.subscribe();
         let wait = done.wait_for(|done| *done);
         let _seen = tokio::time::timeout(LONG, wait).await.expect("in time").expect("alive");
     }
@@ -188,16 +188,16 @@ impl Plugin {
 
     /// The request of Synchronize.
     pub(crate) fn known(&self) -> SynchronizeRequest {
-        self.ears.known.lock().unwrap().clone()
+        self.service.known.lock().unwrap().clone()
     }
 
     pub(crate) fn configured(&self) -> ConfigureRequest {
-        self.ears.configured.lock().unwrap().clone()
+        self.service.configured.lock().unwrap().clone()
     }
 
     /// All calls about a pod or container.
     pub(crate) fn heard_of(&self, id: &str) -> Vec<Heard> {
-        let heard = self.ears.heard.lock().unwrap();
+        let heard = self.service.heard.lock().unwrap();
         let id_of = |heard: &Heard| match &heard.about.container {
             Some(container) => container.id.clone(),
             None => heard.about.pod.clone().unwrap_or_default().id,
@@ -212,7 +212,7 @@ impl Plugin {
 
     /// All calls of one method.
     pub(crate) fn all(&self, method: &str) -> Vec<Heard> {
-        self.ears.heard.lock().unwrap().iter().filter(|heard| heard.method == method).cloned().collect()
+        self.service.heard.lock().unwrap().iter().filter(|heard| heard.method == method).cloned().collect()
     }
 
     /// Waits for a call of this method about a pod or container.

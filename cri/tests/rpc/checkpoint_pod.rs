@@ -243,7 +243,7 @@ pub(crate) async fn a_partly_restored_pod_is_undone(machine: &mut Machine) {
     assert_eq!(machine.traces().await, Vec::<String>::new());
 }
 
-/// As in RunPodSandbox: a retry gets the name when the first attempt is undone. After a response the name is in use.
+/// As in RunPodSandbox: a retry succeeds once the first attempt is undone. After a success the name is in use.
 async fn can_be_retried_once(machine: &Machine, output: &Path) -> cri::RestorePodResponse {
     for millis in [1, 300, 1000] {
         let call = restore(machine, restore_request(machine, output));

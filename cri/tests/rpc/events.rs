@@ -18,7 +18,8 @@ async fn listen(machine: &Machine) -> impl Stream<Item = ReceivedEvent> + Unpin 
     machine.runtime.get_container_events(request).await.expect("events").into_inner()
 }
 
-/// A listener that has received all previous events. To know that, it makes and removes a pod and waits for its event.
+/// A listener that has received all previous events: it makes and removes a pod and waits for the event of the
+/// removal.
 async fn up_to_date(machine: &Machine) -> impl Stream<Item = ReceivedEvent> + Unpin + use<> {
     let mut events = listen(machine).await;
     let last = machine.pod("last").await;
@@ -64,7 +65,7 @@ pub(crate) async fn a_start_that_cannot_be_recorded_still_has_an_event(machine: 
     machine.start(&id).await;
     assert_eq!(next(&mut events, 1).await, [(id.clone(), ContainerStartedEvent.into())]);
     std::fs::remove_dir(&in_the_way).expect("directory");
-    // The record says "created", but the shim says "running".
+    // The record has "created", the shim reports "running".
     machine.restart(Duration::ZERO).await;
     assert_eq!(machine.status(&id).await.state, i32::from(cri::ContainerState::ContainerRunning));
     machine.remove_pod(&pod).await;

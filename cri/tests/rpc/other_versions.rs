@@ -130,7 +130,7 @@ pub(crate) fn stand_in_if_called() -> Option<ExitCode> {
 
 #[allow(unsafe_code, reason = "takes a descriptor from the kernel")]
 fn adopt(raw: i32) -> OwnedFd {
-    // SAFETY: the kernel has just created the descriptor, and no other code knows it.
+    // SAFETY: the kernel has just created the descriptor, and nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(raw) }
 }
 

@@ -144,7 +144,7 @@ fn ports_with_equal_names_and_numbers_have_one_record() {
     assert_eq!((answer.records.len(), answer.additionals.len()), (700, 1));
 }
 
-/// With each port of each endpoint, an answer would take gigabytes.
+/// An answer with every port of every endpoint would be gigabytes large.
 #[test]
 fn many_ports_of_many_endpoints_are_a_bounded_answer() {
     let mut all = tables();

@@ -8,7 +8,7 @@ use crate::blocks::ranges;
 use crate::program::{Chain, Line, Lines, Ports, Set, Then};
 use crate::rules::{Direction, PodPeer, PortList, Rule, Rules};
 
-/// What a policy has in the table.
+/// The objects of a policy in the table.
 #[derive(Debug, Default)]
 pub(super) struct Built {
     chains: Vec<Chain>,
@@ -43,7 +43,7 @@ impl Model {
         built
     }
 
-    /// Removes them.
+    /// Removes the chains and sets of a policy.
     pub(super) fn dismantle(&mut self, built: Built) {
         built.chains.into_iter().for_each(|chain| self.program.remove_chain(chain));
         built.sets.into_iter().for_each(|set| self.program.remove_set(set));
@@ -99,7 +99,8 @@ impl Model {
         sets
     }
 
-    /// Conditions on ports. Named ports are those of the pods that receive: here those that the policy selects.
+    /// Conditions on the ports of a rule. A named port is a port of the receiving pod: for ingress, of the pods
+    /// that the policy selects.
     fn conditions(&mut self, built: &mut Built, place: Place<'_>, list: &PortList) -> Vec<Ports> {
         let mut conditions: Vec<Ports> = list.protocols.iter().copied().map(Ports::Protocol).collect();
         if !list.single.is_empty() {
@@ -118,7 +119,8 @@ impl Model {
         conditions
     }
 
-    /// The sets of named ports of the peers. Without peers those of all pods; IP blocks have no names.
+    /// The sets with the named ports of the rule's peers, or of all pods if the rule has no peers. IP blocks
+    /// have no named ports.
     fn named_of_peers(
         &mut self,
         built: &mut Built,

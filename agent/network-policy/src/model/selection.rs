@@ -55,7 +55,8 @@ impl Selected {
         })
     }
 
-    /// Whether it contains a pod. A namespace whose labels are unknown matches only the empty selector.
+    /// Whether the selection contains a pod. A namespace whose labels are unknown matches only the empty
+    /// selector.
     fn contains(&self, facts: &PodFacts, labels: Option<&Labels>) -> bool {
         let is_in = match &self.selection.scope {
             Scope::Namespace(namespace) => *namespace == facts.namespace,
@@ -66,7 +67,7 @@ impl Selected {
         is_in && self.selection.pods.matches(Some(&facts.labels))
     }
 
-    /// The elements of a pod that it contains.
+    /// The set elements of a pod that the selection contains.
     pub(super) fn elements<'a>(
         &'a self,
         facts: &'a PodFacts,

@@ -171,7 +171,8 @@ impl Cluster {
                 let names_need_a_pod =
                     |port: &NetworkPolicyPort| matches!(port.port, Some(IntOrString::String(_)));
                 let by_block = |peer: &NetworkPolicyPeer| peer.ip_block.is_some();
-                // A name is a pod's: a rule with a block and a name allows nothing by the block.
+                // A port's name is resolved in the pod that receives the packet. So with a named port the rule's
+                // `ipBlock` peers allow nothing.
                 rule.ports.as_deref().unwrap_or_default().iter().any(|port| {
                     let peers: Option<Vec<_>> = rule.to.as_ref().map(|peers| {
                         let usable = |peer: &&NetworkPolicyPeer| !(names_need_a_pod(port) && by_block(peer));

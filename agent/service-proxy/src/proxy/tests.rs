@@ -184,8 +184,8 @@ fn jiff_time(age: i64) -> String {
     format!("2026-01-01T00:00:{age:02}Z")
 }
 
-/// What the API's documentation says about a packet to a cluster IP. If several services claim it, the oldest one with
-/// endpoints has it.
+/// Where a packet to a cluster IP goes by the documentation of the API. If several services have the cluster IP and
+/// the port, the oldest one with endpoints gets the packet.
 fn expected(services: &Services, packet: &Packet) -> Outcome {
     let &Packet { is_ipv4, ip, port, is_udp } = packet;
     let claims = |(_, spec): &(&u8, &ServiceSpec)| {

@@ -12,7 +12,7 @@ use crate::pod::pull::{Missing, Present, PullTask};
 
 /// Time for which a container with an image waits for those before it in the spec. A lookup in the image store takes
 /// less than a millisecond; a pull takes longer.
-const LOOK: Duration = Duration::from_millis(20);
+const LOOKUP_WAIT: Duration = Duration::from_millis(20);
 
 /// Containers that wait for their images, in the order of the spec.
 pub(super) struct StartQueue {
@@ -38,7 +38,7 @@ impl StartQueue {
         }
         let mut ready = self.first_ready(self.waiting.len()).await;
         if !self.looked {
-            let before = tokio::time::timeout(LOOK, async {
+            let before = tokio::time::timeout(LOOKUP_WAIT, async {
                 while ready > 0 {
                     ready = self.first_ready(ready).await;
                 }

@@ -13,7 +13,7 @@ use crate::pod::state::{ObservedContainer, Shape, is_sidecar};
 use crate::runtime::RuntimeError;
 
 /// Minimum grace period in seconds after the preStop hook, as in the kubelet.
-const LEAST_AFTER_HOOK: i64 = 2;
+const MIN_AFTER_HOOK: i64 = 2;
 
 impl Job {
     /// Stops one container while its pod continues.
@@ -93,7 +93,7 @@ impl Job {
         if let Some(container) = container.filter(|_| grace > 0 && !self.pre_stop_done.contains(id))
             && self.pre_stop(container, id, grace).await
         {
-            timeout = (grace - (Timestamp::now() - began).get_seconds()).max(LEAST_AFTER_HOOK);
+            timeout = (grace - (Timestamp::now() - began).get_seconds()).max(MIN_AFTER_HOOK);
         }
         let request = cri::StopContainerRequest { container_id: id.to_owned(), timeout };
         match self.node.runtime.stop_container(request).await {

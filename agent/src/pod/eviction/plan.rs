@@ -54,7 +54,7 @@ impl Disk {
 // === impl Usage ===
 
 impl Usage {
-    /// All that the pod has on disk.
+    /// Total disk usage of the pod.
     pub(crate) fn total(&self) -> Disk {
         let parts = self.containers.iter().chain(&self.empty_dirs).map(|(_, disk)| *disk);
         parts.fold(self.own_files, Disk::plus)
@@ -81,7 +81,7 @@ pub(crate) fn is_critical(pod: &Pod) -> bool {
     priority(pod) >= CRITICAL_PRIORITY
 }
 
-/// The message of the eviction when the pod uses more than one of its own limits.
+/// The message of the eviction, if the pod exceeds one of its own limits. None otherwise.
 pub(crate) fn exceeded(pod: &Pod, usage: &Usage) -> Option<String> {
     let spec = pod.spec.as_ref()?;
     for volume in spec.volumes.iter().flatten() {

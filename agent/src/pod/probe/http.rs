@@ -192,7 +192,7 @@ async fn once(request: &Request) -> Result<Answer, HttpError> {
         .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
         .with_no_client_auth();
     let name = ServerName::try_from(request.host.clone()).map_err(|_invalid| {
-        HttpError::Tls(rustls::Error::General("the host is no server name".to_owned()))
+        HttpError::Tls(rustls::Error::General("the host is not a valid server name".to_owned()))
     })?;
     let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
     exchange(connector.connect(name, stream).await.map_err(connect_error)?, request).await

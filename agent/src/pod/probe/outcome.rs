@@ -1,4 +1,4 @@
-//! The outcome of one probe attempt. An error of this machine is no result about the container.
+//! The outcome of one probe attempt. An error of this machine is not a result about the container.
 
 use std::error::Error;
 use std::io;

@@ -96,7 +96,7 @@ impl Providers {
             let name = settings.name.clone();
             let wrong = |what: String| ProviderError::Provider { name: name.clone(), what };
             if !names.insert(name.clone()) {
-                return Err(wrong("is there twice".to_owned()));
+                return Err(wrong("is configured twice".to_owned()));
             }
             providers.push(Provider::new(settings, programs).map_err(wrong)?);
         }
@@ -134,14 +134,16 @@ impl Provider {
             return Err("matchImages is empty".to_owned());
         }
         if !PROTOCOL_VERSIONS.contains(&settings.api_version.as_str()) {
-            return Err(format!("apiVersion {:?} is not served", settings.api_version));
+            return Err(format!("apiVersion {:?} is not supported", settings.api_version));
         }
         if settings.token_attributes.is_some() {
-            return Err("tokenAttributes are not served: providers get no service account tokens".to_owned());
+            return Err(
+                "tokenAttributes are not supported: providers get no service account tokens".to_owned()
+            );
         }
         let written = settings.default_cache_duration.as_deref().ok_or("defaultCacheDuration is missing")?;
         let default_cache = duration::parse(written)
-            .ok_or_else(|| format!("defaultCacheDuration {written:?} is no duration"))?;
+            .ok_or_else(|| format!("defaultCacheDuration {written:?} is not a duration"))?;
         let program = programs.join(name);
         access(&program, AccessFlags::X_OK)
             .map_err(|error| format!("{} cannot be executed: {error}", program.display()))?;
@@ -184,7 +186,7 @@ impl Provider {
                 }
             }
             Err(error) => {
-                tracing::warn!(provider = self.settings.name, image, %error, "no credentials from a provider");
+                tracing::warn!(provider = self.settings.name, image, %error, "cannot get credentials from a provider");
             }
         }
         CallResult { image: image.to_owned(), answer }

@@ -13,7 +13,7 @@ const OURS: [&str; 5] =
 /// Types of the conditions of a resize that is not accepted yet, and of one that is not complete.
 const RESIZE: [&str; 2] = ["PodResizePending", "PodResizeInProgress"];
 
-/// Type of the condition of a pod that is ended by something other than itself.
+/// Type of the condition of a pod that the node or another component ends, such as an eviction.
 const DISRUPTION: &str = "DisruptionTarget";
 
 struct Judged {

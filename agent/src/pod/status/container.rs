@@ -132,7 +132,7 @@ fn unseen(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
         let all = all.chain(&status.ephemeral_container_statuses).flatten();
         all.into_iter().find(|s| s.name == container.name)
     });
-    // The runtime does not know a container that has run: after a reboot, or at the pod's end.
+    // The runtime does not report a container that has run: after a reboot, or at the pod's end.
     if let Some(old) = old.filter(|s| s.container_id.is_some()) {
         return ContainerStatus { ready: false, started: Some(false), ..lost(old.clone(), facts) };
     }
@@ -210,7 +210,7 @@ fn before(facts: &Facts<'_>, observed: &ObservedContainer) -> ContainerState {
         .unwrap_or_default()
 }
 
-/// The end before this one, from the last status, if the runtime has removed that container.
+/// The end of the container's previous run from the last status, if the runtime has removed that container.
 fn remembered_end(facts: &Facts<'_>, observed: &ObservedContainer) -> Option<ContainerState> {
     if observed.attempt == 0 {
         return None;

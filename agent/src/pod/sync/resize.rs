@@ -19,7 +19,7 @@ use crate::pod::state::{DesiredPod, has_ended};
 pub(super) struct PendingPod {
     /// The pod as it is in the API.
     pod: Arc<Pod>,
-    /// When the resize was first seen.
+    /// Time at which the agent first observed the resize.
     since: Timestamp,
 }
 
@@ -53,7 +53,7 @@ impl Sync {
         }
     }
 
-    /// Notes a resize. Returns whether it must be judged.
+    /// Records a pending resize. Returns whether it must be judged.
     fn note_pending(&mut self, uid: &str, pod: &Arc<Pod>) -> bool {
         if let Some(known) = self.pending.get_mut(uid) {
             let is_new = known.pod.metadata.generation != pod.metadata.generation;
@@ -79,7 +79,7 @@ impl Sync {
     /// Judges all pending resizes, in upstream's order. An accepted one may make room for those before it.
     pub(super) fn retry_resizes(&mut self) {
         if self.pending.is_empty() || self.orphans.is_some() {
-            // Before all pods are known, the node may look emptier than it is.
+            // Before all pods are received, the node may seem to have more room than it has.
             return;
         }
         while self.judge_all() {}

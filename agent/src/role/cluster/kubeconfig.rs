@@ -40,9 +40,9 @@ pub(super) fn of(cluster: &Cluster) -> anyhow::Result<String> {
     let path = cluster.node(1).kubeconfig();
     let text = coracle_agent::read_text(&path, LARGEST)
         .with_context(|| format!("cannot read {}; did the cluster start?", path.display()))?;
-    let written = parse(&text).with_context(|| format!("{} is no kubeconfig", path.display()))?;
+    let written = parse(&text).with_context(|| format!("{} is not a kubeconfig", path.display()))?;
     let own = renamed(&written, &cluster.name.context(), &server(cluster))
-        .with_context(|| format!("{} is no kubeconfig", path.display()))?;
+        .with_context(|| format!("{} is not a kubeconfig", path.display()))?;
     Ok(serde_yaml_ng::to_string(&own)?)
 }
 
@@ -73,7 +73,7 @@ pub(super) fn add(path: &Path, cluster: &Cluster) -> anyhow::Result<()> {
     edit(path, |present| Ok(Some(merged(present.unwrap_or_else(empty), &own, &name)?)))
 }
 
-/// Removes the cluster from the file. An absent file is no error.
+/// Removes the cluster from the file. An absent file is not an error.
 pub(super) fn remove(path: &Path, cluster: &Cluster) -> anyhow::Result<()> {
     let name = cluster.name.context();
     if !path.exists() {
@@ -134,12 +134,12 @@ fn without(mut present: Value, name: &str) -> anyhow::Result<Option<Value>> {
 }
 
 fn entries<'a>(config: &'a mut Value, list: &str) -> anyhow::Result<&'a mut Vec<Value>> {
-    let config = config.as_object_mut().context("it is no mapping")?;
+    let config = config.as_object_mut().context("it is not a mapping")?;
     let entries = config.entry(list).or_insert(Value::Null);
     if entries.is_null() {
         *entries = json!([]);
     }
-    entries.as_array_mut().with_context(|| format!("{list} is no list"))
+    entries.as_array_mut().with_context(|| format!("{list} is not a list"))
 }
 
 /// Changes a file under the lock that kubectl uses. `change` returns `None` to leave the file unchanged.

@@ -25,7 +25,7 @@ const RESOLVERS: [&str; 2] = ["/etc/resolv.conf", "/run/systemd/resolve/resolv.c
 /// Maximum size of a resolver configuration or a log's end in bytes.
 const TEXT_MAX: u64 = 1 << 20;
 /// Maximum wait for the end of a killed process, in milliseconds.
-const PATIENCE: u16 = 10_000;
+const EXIT_TIMEOUT_MS: u16 = 10_000;
 
 /// A node of a cluster.
 #[derive(Debug, Clone, Copy)]
@@ -232,7 +232,7 @@ impl Node<'_> {
                 Ok(()) | Err(rustix::io::Errno::SRCH) => {}
                 Err(errno) => return Err(errno).context("cannot stop a process of the node"),
             }
-            poll(&mut [PollFd::new(process.as_fd(), PollFlags::POLLIN)], PollTimeout::from(PATIENCE))?;
+            poll(&mut [PollFd::new(process.as_fd(), PollFlags::POLLIN)], PollTimeout::from(EXIT_TIMEOUT_MS))?;
         }
         Ok(found)
     }

@@ -65,7 +65,7 @@ fn all_flags(command: &Command) -> BTreeSet<&str> {
     flags(command).chain(command.get_subcommands().flat_map(all_flags)).collect()
 }
 
-/// The problem of a command line of coracle. None if it is correct, or if the text is no such command line.
+/// The problem of a command line of coracle. None if it is correct, or if the text is not such a command line.
 fn invalid(line: &str, definition: &Command) -> Option<String> {
     let line = line.trim_start_matches("$ ").trim_start_matches("ExecStart=");
     let line = line.split(" #").next()?.split(['|', '&', ';', '>']).next()?;

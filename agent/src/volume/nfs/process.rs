@@ -86,7 +86,7 @@ fn number<T: std::str::FromStr>(word: &OsStr) -> Option<T> {
     word.to_str()?.parse().ok()
 }
 
-/// The exit status for an error. Errors of NFS that are no error numbers are above 255.
+/// The exit status for an error. Errors of NFS that are not error numbers are above 255.
 fn code(errno: Errno) -> ExitCode {
     let known = u8::try_from(errno as i32).unwrap_or_default();
     ExitCode::from(if known == 0 { u8::MAX } else { known })

@@ -72,14 +72,15 @@ impl Layers {
             disk::make_private(path)?;
         }
         let near = Path::new("..").join("partial").join(unpack_dir.path.file_name().unwrap_or_default());
-        let view_of = View { layers: &self.layers, options: options(&near, ids), at: near.join("view") };
-        if view_of.options.len() >= OPTIONS_MAX {
+        let composed =
+            ComposedMount { layers: &self.layers, options: options(&near, ids), at: near.join("view") };
+        if composed.options.len() >= OPTIONS_MAX {
             return Err(LayerError::Deep { layer, count: ids.len() });
         }
         let failed = |source| LayerError::View { layer, source };
         std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("links".to_owned());
-            let linking = thread.spawn_scoped(scope, || view_of.link(links));
+            let linking = thread.spawn_scoped(scope, || composed.link(links));
             let linking = linking.map_err(|_refused| failed(Errno::EAGAIN))?;
             linking.join().map_err(|_panicked| LayerError::Stopped)?.map_err(failed)
         })?
@@ -95,7 +96,7 @@ impl Layers {
 }
 
 /// A mount of the layers as in an image. Changes are written into the new layer.
-struct View<'a> {
+struct ComposedMount<'a> {
     layers: &'a Path,
     options: String,
     at: PathBuf,
@@ -109,9 +110,9 @@ struct Made {
     directories: Vec<String>,
 }
 
-// === impl View ===
+// === impl ComposedMount ===
 
-impl View<'_> {
+impl ComposedMount<'_> {
     /// Makes the links. Must be called on a separate thread: the mount is in a namespace that ends with the
     /// thread, so it is invisible elsewhere and cannot be left over.
     fn link(&self, links: &[Link]) -> Result<Result<(), LinkError>, Errno> {

@@ -9,9 +9,9 @@
 //! removal of a record is lost, its image is either complete again, or a layer is missing and the image is
 //! dropped.
 //!
-//! A removal itself waits for no sync, because a sync waits for a commit of the file system's journal, and
-//! that for discards of earlier deletions. The thread that deletes next syncs once for all layers that were
-//! renamed meanwhile.
+//! A removal itself does not wait for the sync. A sync waits for a commit of the file system's journal, and
+//! the commit waits for discards of earlier deletions. The thread that deletes next syncs once for all layers
+//! that were renamed meanwhile.
 //!
 //! The threads belong to the process, not to the async runtime, which would wait for them at its end.
 

@@ -295,7 +295,7 @@ impl<'a> Blob<'a> {
             self.waited = Duration::ZERO;
         }
         self.failures.push(error);
-        // The first host may fail twice before the others are asked.
+        // The first host may fail twice before the others are tried.
         let most = FAILURES_MAX.max(u32::try_from(hosts).unwrap_or(u32::MAX).saturating_add(1));
         if count >= most || !(pause.is_some() || other_host) {
             let mut failures = std::mem::take(&mut self.failures);

@@ -179,7 +179,7 @@ pub(super) fn parse(text: &str, path: &Path, domain: &str) -> Result<Vec<Host>, 
         None => toml::Table::new(),
     };
     let mut sections: Vec<(String, toml::Value)> = hosts.into_iter().collect();
-    // Hosts are asked in the order of the file, which the table does not keep.
+    // Hosts are tried in the order of the file, which the parsed table does not keep.
     let order = host_order(text);
     sections.sort_by_key(|(url, _)| order.iter().position(|o| o == url).unwrap_or(usize::MAX));
     let mut found = Vec::new();

@@ -422,7 +422,8 @@ fn implied_directories_and_the_names_that_are_kept_are_limited() {
     let error = unpack(tar.as_slice(), into.path(), &limits).unwrap_err();
     assert!(matches!(error, UnpackError::TooLarge(TooLarge::Entries(20))), "{error:?}");
 
-    // Each directory is replaced by a file and made again. In memory, because a disk would take minutes.
+    // Each directory is replaced by a file and made again. The files are in memory, because on a disk
+    // this takes minutes.
     let into = tempfile::tempdir_in("/dev/shm").unwrap();
     let mut tar = TestTar::new();
     let steep = format!("a/{}f", "d/".repeat(1500));

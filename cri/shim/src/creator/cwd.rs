@@ -12,12 +12,12 @@ use nix::unistd::{Gid, Uid, fchownat};
 use crate::kernel;
 
 /// The base directory and the path below it at which to make the working directory. If the working directory
-/// lies in a volume, the base is the volume's source, because the volume covers the root there. `None` if
+/// is in a volume, the base is the volume's source, because the volume covers the root there. `None` if
 /// nothing can be made.
 fn place<'a>(spec: &'a Spec, root: &'a Path, cwd: &'a Path) -> Option<(&'a Path, PathBuf)> {
     let mounts = spec.mounts().as_deref().unwrap_or_default();
-    let covering = mounts.iter().filter(|mount| cwd.starts_with(mount.destination()));
-    let deepest = covering.max_by_key(|mount| mount.destination().components().count());
+    let enclosing = mounts.iter().filter(|mount| cwd.starts_with(mount.destination()));
+    let deepest = enclosing.max_by_key(|mount| mount.destination().components().count());
     match deepest {
         None => Some((root, cwd.to_owned())),
         Some(mount) if is_bind(mount) => {

@@ -24,9 +24,9 @@ const LINKS: [(&str, &str); 5] = [
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DeviceError {
-    #[error("make the device {}", .path.display())]
+    #[error("cannot make the device {}", .path.display())]
     Node { path: PathBuf, source: io::Error },
-    #[error("make the link /dev/{name}")]
+    #[error("cannot make the link /dev/{name}")]
     Link { name: &'static str, source: io::Error },
 }
 

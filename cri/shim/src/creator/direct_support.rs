@@ -4,7 +4,7 @@ use libcontainer::oci_spec::runtime::{
     Linux, LinuxNamespace, LinuxNamespaceType, LinuxSeccompAction, Process, Spec,
 };
 
-/// Whether `launch` and `first_process` implement everything that the spec asks for. They implement all
+/// Whether `launch` and `first_process` implement everything that the spec requests. They implement all
 /// fields that are not checked here.
 pub(super) fn is_supported(spec: &Spec) -> bool {
     let has_hooks = spec.hooks().is_some();

@@ -50,15 +50,15 @@ pub(super) enum Root<'a> {
 enum FirstError {
     #[error("the spec has no process")]
     NoProcess,
-    #[error("begin a session")]
+    #[error("cannot begin a session")]
     Session(#[source] nix::Error),
-    #[error("connect the standard streams")]
+    #[error("cannot connect the standard streams")]
     Stdio(#[source] io::Error),
-    #[error("separate the mounts of the container")]
+    #[error("cannot set the propagation of the container's mounts")]
     Propagation(#[source] nix::Error),
-    #[error("mount the root file system")]
+    #[error("cannot mount the root file system")]
     Overlay(#[source] OverlayError),
-    #[error("open the root file system {}", .path.display())]
+    #[error("cannot open the root file system {}", .path.display())]
     Root { path: PathBuf, source: io::Error },
     #[error(transparent)]
     Mount(#[from] MountError),
@@ -66,17 +66,17 @@ enum FirstError {
     Device(#[from] DeviceError),
     #[error(transparent)]
     Mask(#[from] MaskError),
-    #[error("make the working directory {}", .path.display())]
+    #[error("cannot make the working directory {}", .path.display())]
     Cwd { path: PathBuf, source: io::Error },
-    #[error("enter the root file system")]
+    #[error("cannot enter the root file system")]
     Enter(#[source] io::Error),
-    #[error("take the terminal")]
+    #[error("cannot set up the terminal of the container")]
     Terminal(#[source] io::Error),
-    #[error("make the root file system read-only")]
+    #[error("cannot make the root file system read-only")]
     ReadOnly(#[source] io::Error),
-    #[error("close the shim's descriptors")]
+    #[error("cannot close the shim's descriptors")]
     Close(#[source] io::Error),
-    #[error("read the seccomp profile")]
+    #[error("cannot read the seccomp profile")]
     Filter(#[source] io::Error),
     #[error(transparent)]
     Identity(#[from] IdentityError),
@@ -219,8 +219,8 @@ fn share_root(spec: &Spec) -> nix::Result<()> {
     mount(none, "/", none, MsFlags::MS_SHARED, none)
 }
 
-/// Replaces standard streams that are the host's /dev/null by the container's, which lies on a mount that
-/// CRIU can restore.
+/// Replaces standard streams that are the host's /dev/null by the container's /dev/null, which is on a mount
+/// that CRIU can restore.
 fn take_own_null(root: BorrowedFd<'_>) -> io::Result<()> {
     for standard in 0..3 {
         if null::is_null(kernel::borrow(standard))? {

@@ -22,21 +22,21 @@ use crate::report::{Message, Reporter};
 pub(super) enum LaunchError {
     #[error(transparent)]
     Limit(#[from] LimitError),
-    #[error("pass the container's limits to systemd")]
+    #[error("cannot pass the container's limits to systemd")]
     Unit(#[from] coracle_systemd::Error),
-    #[error("set the out-of-memory score {score}")]
+    #[error("cannot set the out-of-memory score {score}")]
     OomScore { score: i32, source: io::Error },
-    #[error("connect to the console socket")]
+    #[error("cannot connect to the console socket")]
     Console(#[source] io::Error),
-    #[error("set the resource limits")]
+    #[error("cannot set the resource limits")]
     ResourceLimits(#[source] nix::Error),
-    #[error("join the namespace {}", .path.display())]
+    #[error("cannot join the namespace {}", .path.display())]
     Join { path: PathBuf, source: io::Error },
-    #[error("become root of the pod's user namespace")]
+    #[error("cannot become root of the pod's user namespace")]
     User(#[source] io::Error),
-    #[error("hide the creator's /proc entry from the container")]
+    #[error("cannot hide the /proc entry of the creator from the container")]
     Hide(#[source] io::Error),
-    #[error("start the container's first process")]
+    #[error("cannot start the container's first process")]
     Fork(#[source] io::Error),
 }
 
@@ -66,7 +66,8 @@ pub(super) fn launch(
             .map_err(|source| LaunchError::OomScore { score, source })?;
     }
     let console = request.console.map(connect).transpose().map_err(LaunchError::Console)?;
-    // Before a pid namespace is joined: a process that is forked inside reports the pid of that namespace.
+    // The cgroups are entered before a pid namespace is joined, because a process that is forked inside
+    // reports its pid of that namespace.
     enter(&cgroups, request.shim, reporter)?;
     let own = join_namespaces(spec)?;
     let limits = process.and_then(|process| process.rlimits().as_deref()).unwrap_or_default();
@@ -85,9 +86,9 @@ pub(super) fn launch(
                 pids_limit.map_or(Ok(()), super::limits::PidsLimit::write).map_err(LaunchError::from);
             let limited = limited.and_then(|()| Ok(unit.map_or(Ok(()), Unit::set_limits)?));
             if limited.is_err() {
-                // The shim does not know it yet. It waits in a cgroup that is about to be removed. It is the
-                // creator's sibling, and the shim reaps it only after the creator has ended or reported its
-                // pid. So the pid is still its own here.
+                // The shim has no pid of the first process yet, so the creator kills it. The process waits
+                // in a cgroup that is about to be removed. It is the creator's sibling: the shim reaps it
+                // only after the creator has ended or reported its pid. So the pid cannot have been reused.
                 let _ = kernel::pidfd_open(pid).and_then(|first| kernel::send_signal(&first, libc::SIGKILL));
             }
             limited?;

@@ -68,7 +68,7 @@ impl Executor for Runner {
         if let Some(label) = label.filter(|label| !label.is_empty())
             && let Err(error) = selinux::exec_as(label)
         {
-            let message = format!("take the SELinux label {label:?}: {error}");
+            let message = format!("cannot set the SELinux label {label:?}: {error}");
             self.reporter.send(&Message::Failed(Kind::Internal, message));
             kernel::leave(255)
         }

@@ -26,11 +26,11 @@ pub(super) enum LimitError {
     Cgroup(#[from] CgroupError),
     #[error("no cgroup hierarchy has the controller {0}, which a limit needs")]
     NoController(&'static str),
-    #[error("write {value:?} to {}", .path.display())]
+    #[error("cannot write {value:?} to {}", .path.display())]
     Write { path: PathBuf, value: String, source: io::Error },
-    #[error("limit the container's cgroup")]
+    #[error("cannot limit the container's cgroup")]
     Unified(#[from] V2ManagerError),
-    #[error("limit the container's devices{}", bpf_hint(.0))]
+    #[error("cannot limit the container's devices{}", bpf_hint(.0))]
     Devices(#[source] io::Error),
 }
 

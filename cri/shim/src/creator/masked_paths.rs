@@ -13,9 +13,9 @@ use crate::selinux;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MaskError {
-    #[error("mask {}", .path.display())]
+    #[error("cannot mask {}", .path.display())]
     Mask { path: PathBuf, source: io::Error },
-    #[error("make {} read-only", .path.display())]
+    #[error("cannot make {} read-only", .path.display())]
     ReadOnly { path: PathBuf, source: io::Error },
 }
 

@@ -50,21 +50,21 @@ const TIMES: [(u64, u64); 3] = [
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MountError {
-    #[error("parse the options of the mount at {}: {why}", .at.display())]
+    #[error("cannot parse the options of the mount at {}: {why}", .at.display())]
     Options { at: PathBuf, why: String },
     #[error("the mount at {} has no source", .0.display())]
     NoSource(PathBuf),
     #[error("refuse the mount at {}: only proc may be mounted there", .0.display())]
     InProc(PathBuf),
-    #[error("open {}, to be mounted at {}", .what.display(), .at.display())]
+    #[error("cannot open {} to mount it at {}", .what.display(), .at.display())]
     Source { what: PathBuf, at: PathBuf, source: io::Error },
-    #[error("make the mount point {}", .at.display())]
+    #[error("cannot make the mount point {}", .at.display())]
     Place { at: PathBuf, source: io::Error },
-    #[error("make a file system of type {kind:?}, for {}", .at.display())]
+    #[error("cannot make a file system of type {kind:?} for {}", .at.display())]
     Create { kind: String, at: PathBuf, source: io::Error },
-    #[error("set the attributes of the mount at {}", .at.display())]
+    #[error("cannot set the attributes of the mount at {}", .at.display())]
     Attributes { at: PathBuf, source: io::Error },
-    #[error("mount at {}", .at.display())]
+    #[error("cannot mount at {}", .at.display())]
     Attach { at: PathBuf, source: io::Error },
 }
 

@@ -1,8 +1,7 @@
 //! Mount propagation of each volume, which the container library does not support.
 //!
-//! The library sets one propagation for the whole root, and every bind mount inherits that of its source. So
-//! each volume is put on the [stage](super::stage) with the propagation that it asks for, and is bound from
-//! there:
+//! The library sets one propagation for the whole root, and every bind mount inherits that of its source. So each
+//! volume is put on the [stage](super::stage) with the propagation that it requests, and is bound from there:
 //!
 //! | a mount with | is staged as | the root becomes |
 //! |---|---|---|
@@ -25,11 +24,11 @@ use crate::kernel;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PropagationError {
-    #[error("enter the host's mount namespace")]
+    #[error("cannot enter the host's mount namespace")]
     Visit(#[source] io::Error),
-    #[error("copy the mounts at {}", .path.display())]
+    #[error("cannot copy the mounts at {}", .path.display())]
     Copy { path: PathBuf, source: io::Error },
-    #[error("set the propagation of {}", .path.display())]
+    #[error("cannot set the propagation of {}", .path.display())]
     Set { path: PathBuf, source: io::Error },
 }
 

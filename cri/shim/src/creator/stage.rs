@@ -36,27 +36,27 @@ const PUBLIC: [&str; 6] = ["/mnt", "/media", "/srv", "/opt", "/home", "/tmp"];
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StageError {
-    #[error("make a stage in {}", .dir.display())]
+    #[error("cannot make the stage in {}", .dir.display())]
     Make { dir: PathBuf, source: io::Error },
     #[error("no directory is accessible to the users of a user namespace: tried {PUBLIC:?}")]
     NowherePublic,
     #[error(transparent)]
     Propagation(#[from] PropagationError),
-    #[error("mount the root file system")]
+    #[error("cannot mount the root file system")]
     Root(#[source] OverlayError),
-    #[error("mount an image as a volume")]
+    #[error("cannot mount the image of a volume")]
     Image(#[source] OverlayError),
     #[error("the image volume has no {sub_path:?}")]
     SubPath { sub_path: String, source: io::Error },
-    #[error("copy the mount at {}", .path.display())]
+    #[error("cannot copy the mount at {}", .path.display())]
     Copy { path: PathBuf, source: io::Error },
-    #[error("map the ids of {}: its file system must support idmapped mounts", .path.display())]
+    #[error("cannot map the ids of {}: its file system must support idmapped mounts", .path.display())]
     Map { path: PathBuf, source: io::Error },
-    #[error("map the ids of a volume")]
+    #[error("cannot map the ids of a volume")]
     Namespace(#[source] UserNamespaceError),
-    #[error("put {} on the stage", .path.display())]
+    #[error("cannot attach {} to the stage", .path.display())]
     Place { path: PathBuf, source: io::Error },
-    #[error("make the device {}", .path.display())]
+    #[error("cannot make the device {}", .path.display())]
     Device { path: PathBuf, source: nix::Error },
 }
 

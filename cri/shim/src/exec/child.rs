@@ -23,39 +23,39 @@ use crate::terminal;
 /// The step that failed.
 #[derive(Debug, thiserror::Error)]
 enum ExecError {
-    #[error("receive the process")]
+    #[error("cannot receive the process of the exec")]
     Received(#[source] io::Error),
-    #[error("read the process")]
+    #[error("cannot decode the process of the exec")]
     Process(#[source] serde_json::Error),
-    #[error("read the container's spec")]
+    #[error("cannot read the container's spec")]
     Spec(#[source] libcontainer::oci_spec::OciSpecError),
-    #[error("read the container's seccomp profile")]
+    #[error("cannot read the container's seccomp profile")]
     Filter(#[source] io::Error),
-    #[error("open the host's /dev/null")]
+    #[error("cannot open the host's /dev/null")]
     Null(#[source] io::Error),
-    #[error("hide the exec's /proc entry from the container")]
+    #[error("cannot hide the exec's /proc entry from the container")]
     Hide(#[source] io::Error),
-    #[error("join the container's cgroup")]
+    #[error("cannot join the container's cgroup")]
     Cgroup(#[source] CgroupError),
-    #[error("set the out-of-memory score {score}")]
+    #[error("cannot set the out-of-memory score {score}")]
     OomScore { score: i32, source: io::Error },
-    #[error("set the resource limits")]
+    #[error("cannot set the resource limits")]
     Limits(#[source] nix::Error),
-    #[error("close the shim's descriptors")]
+    #[error("cannot close the shim's descriptors")]
     Close(#[source] io::Error),
-    #[error("join the container's namespaces")]
+    #[error("cannot join the container's namespaces")]
     Namespaces(#[source] nix::Error),
-    #[error("fork in the container")]
+    #[error("cannot fork in the container")]
     Fork(#[source] io::Error),
-    #[error("begin a session")]
+    #[error("cannot begin a session")]
     Session(#[source] nix::Error),
-    #[error("become a subreaper for orphans")]
+    #[error("cannot become a subreaper for orphans")]
     Adopt(#[source] io::Error),
-    #[error("connect the standard streams")]
+    #[error("cannot connect the standard streams")]
     Stdio(#[source] io::Error),
-    #[error("take the terminal")]
+    #[error("cannot set up the terminal of the exec")]
     Terminal(#[source] io::Error),
-    #[error("set the user {uid}:{gid}")]
+    #[error("cannot set the user {uid}:{gid}")]
     User { uid: u32, gid: u32, source: io::Error },
     #[error(transparent)]
     Identity(#[from] IdentityError),

@@ -1,8 +1,8 @@
 //! Confinement of process 1: user, capabilities, AppArmor and seccomp profile, set before its program starts.
 //!
 //! In other runtimes process 1 runs a program of the pause image. The program here only waits. User and
-//! profiles matter for two reasons: a container that shares the pid namespace sees them, and they bind a
-//! tracer that makes process 1 do anything else.
+//! profiles matter for two reasons. A container that shares the pid namespace can read them in /proc. And a
+//! container's process that traces process 1 can execute code in it, which is restricted by them.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -16,19 +16,19 @@ use crate::seccomp::Filter;
 /// The step that failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ConfineError {
-    #[error("set the user {uid}:{gid}")]
+    #[error("cannot set the user {uid}:{gid}")]
     User { uid: u32, gid: u32, source: io::Error },
-    #[error("drop capabilities")]
+    #[error("cannot drop capabilities")]
     Capabilities(#[source] caps::errors::CapsError),
-    #[error("set the AppArmor profile {name:?}")]
+    #[error("cannot set the AppArmor profile {name:?}")]
     Apparmor { name: String, source: io::Error },
-    #[error("forbid new privileges")]
+    #[error("cannot set no_new_privs")]
     NoNewPrivileges(#[source] io::Error),
-    #[error("close the shim's descriptors")]
+    #[error("cannot close the shim's descriptors")]
     Close(#[source] io::Error),
-    #[error("set the parent-death signal")]
+    #[error("cannot set the parent-death signal")]
     End(#[source] io::Error),
-    #[error("load the seccomp profile")]
+    #[error("cannot load the seccomp profile")]
     Seccomp(#[source] io::Error),
 }
 

@@ -36,12 +36,12 @@ impl Shim {
         let Some(port) = u16::try_from(port).ok().filter(|port| *port > 0) else {
             return Some(Err(CallError::new(
                 Kind::Invalid,
-                format!("connect to port {port} of the pod: the number is not a valid port"),
+                format!("cannot connect to port {port} of the pod: the number is not a valid port"),
             )));
         };
         if self.connects.len() >= MAX_CONNECTING {
             let message = format!(
-                "connect to port {port} of the pod: {MAX_CONNECTING} connections are in progress already"
+                "cannot connect to port {port} of the pod: {MAX_CONNECTING} connections are in progress already"
             );
             return Some(Err(CallError::new(Kind::Internal, message)));
         }
@@ -102,7 +102,7 @@ fn refused(port: u16, four: Errno, six: Errno) -> CallError {
     let lacks_six = matches!(six, Errno::EADDRNOTAVAIL | Errno::EAFNOSUPPORT | Errno::ENETUNREACH);
     let errno = if lacks_six { four } else { six };
     let kind = if errno == Errno::ECONNREFUSED { Kind::ConnectionRefused } else { Kind::Internal };
-    CallError::new(kind, format!("connect to port {port} of the pod: {}", errno.desc()))
+    CallError::new(kind, format!("cannot connect to port {port} of the pod: {}", errno.desc()))
 }
 
 #[cfg(test)]

@@ -159,13 +159,13 @@ impl Shim {
         if let Some(console) = container.console.take() {
             let master = console.receive().and_then(|master| container.stdio.set_master(master));
             if let Err(error) = master {
-                note(&format!("receive the terminal of {}: {error}", container.id));
+                note(&format!("cannot receive the terminal of container {}: {error}", container.id));
             }
         }
         container.oom_events =
             OomEvents::listen(&self.pod.hierarchies, &container.cgroup).and_then(|events| {
                 let id = &container.id;
-                events.map_err(|error| note(&format!("register for OOM events of {id}: {error}"))).ok()
+                events.map_err(|error| note(&format!("cannot watch OOM events of {id}: {error}"))).ok()
             });
         container.pid = pid;
         container.phase = Phase::Created;
@@ -222,7 +222,7 @@ impl Shim {
         if let Some(target) = container.target.as_deref()
             && let Err(error) = overlay::unmount(target)
         {
-            note(&format!("unmount {}: {error}", target.display()));
+            note(&format!("cannot unmount {}: {error}", target.display()));
         }
     }
 }

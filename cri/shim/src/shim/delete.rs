@@ -101,7 +101,7 @@ impl Shim {
         let id = self.containers.get(&serial).map(|container| container.id.clone()).unwrap_or_default();
         let removed = creator::remove_files(&self.container_dir(&id), &self.state_dir(&id));
         if let Err(error) = removed {
-            note(&format!("remove the directories of {id}: {}", call_error::chain(&error)));
+            note(&format!("cannot remove the directories of container {id}: {}", call_error::chain(&error)));
         }
         let _ = std::fs::remove_file(self.dir.join("exits").join(&id));
         if result.is_ok() || self.shutdown.is_some() {

@@ -164,7 +164,7 @@ impl Shim {
         if exec_id.is_empty() {
             let path = self.dir.join("exits").join(container_id);
             if let Err(error) = std::fs::write(&path, event.encode_to_vec()) {
-                note(&format!("record the exit of {container_id}: {error}"));
+                note(&format!("cannot record the exit of container {container_id}: {error}"));
             }
         }
         if !self.greeted {

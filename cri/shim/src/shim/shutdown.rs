@@ -41,7 +41,7 @@ impl Shim {
 
     /// Process 1 has ended, and the kernel has killed all processes of its namespace. Containers with pid
     /// namespaces of their own are killed too, because the pod has ended. Further calls are refused. The
-    /// agent learns of it by the shim's exit.
+    /// agent is notified by the shim's exit.
     pub(super) fn init_ended(&mut self) {
         if self.shutdown.is_some() {
             return;
@@ -52,7 +52,7 @@ impl Shim {
         for serial in serials {
             let Some(container) = self.containers.get(&serial) else { continue };
             match container.phase {
-                // The agent does not know this container yet.
+                // The agent has no response for this container yet, so the creation is undone.
                 Phase::Creating { .. } => self.begin_deletion(serial, None),
                 Phase::Restoring { restorer, .. } => {
                     end(restorer);

@@ -23,7 +23,7 @@ pub(crate) async fn readers_get_what_is_written_and_a_slow_one_is_dropped(mut po
         (out, err)
     });
     pod.shim.start("c").await.unwrap();
-    // No one reads `slow`. The container ends nevertheless.
+    // The output of `slow` is not read. The container exits all the same.
     assert_eq!(pod.exit("c", "").await.code, 0);
     let (out, err) = reading.join().unwrap();
     assert!(out.starts_with(b"one\n"));

@@ -2,7 +2,7 @@
 //!
 //! A C library tries the newest call first and falls back to an older one on `ENOSYS`. On a profile's `EPERM` it
 //! assumes that the call is forbidden, and fails. So calls newer than all calls of the profile get `ENOSYS`, as in
-//! runc. Calls that the profile has but libseccomp does not know are decided here. The result is a prefix of
+//! runc. Calls that the profile has but libseccomp does not support are decided here. The result is a prefix of
 //! libseccomp's program, which decides all other calls.
 
 use libseccomp::{ScmpAction, ScmpSyscall};
@@ -68,7 +68,7 @@ const RETURN: u16 = 0x06;
 /// A BPF instruction: code, two jump distances, value.
 type Instruction = (u16, u8, u8, u32);
 
-/// The number of a call that libseccomp does not know.
+/// The number of a call that is newer than libseccomp. `None` for other calls.
 pub(super) fn number(name: &str) -> Option<u32> {
     NEWER.iter().find(|(known, _)| *known == name).map(|(_, number)| *number)
 }

@@ -114,6 +114,6 @@ pub(crate) async fn undo_checkpoint(request: cri::CheckpointPodRequest, stays: S
         tokio::task::spawn_blocking(move || remove_pod_output(Path::new(&output_path), &container_ids));
     let done = work.await;
     drop(stays);
-    let done = done.map_err(Error::panicked("take back"))?;
+    let done = done.map_err(Error::panicked("remove the checkpoint"))?;
     done.map_err(|source| Error::Checkpoint { what: "pod sandbox", id, source })
 }

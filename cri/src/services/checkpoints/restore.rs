@@ -70,11 +70,7 @@ impl CheckpointService {
             }
             Err(error) => {
                 if let Err(error) = self.sandboxes.undo_run(id.clone()).await {
-                    warn!(
-                        sandbox = id,
-                        error = error.chain(),
-                        "could not remove an incompletely restored pod"
-                    );
+                    warn!(sandbox = id, error = error.chain(), "cannot remove an incompletely restored pod");
                     self.names.hold(sandbox::name(&metadata), id);
                 }
                 Err(error)

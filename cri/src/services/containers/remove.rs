@@ -67,11 +67,7 @@ impl ContainerService {
             let removed = tokio::task::spawn_blocking(move || records.remove_layer(&layer)).await;
             // If the runtime ends first, its next start removes the layer.
             if let Ok(Err(error)) = removed {
-                warn!(
-                    container = id,
-                    error = error.chain(),
-                    "could not remove a layer; the next start retries"
-                );
+                warn!(container = id, error = error.chain(), "cannot remove a layer; the next start retries");
             }
         });
     }

@@ -51,7 +51,7 @@ impl ContainerService {
             warn!(
                 container = container.id,
                 error = chain(&error),
-                "could not remove the images of a restored container"
+                "cannot remove the images of a restored container"
             );
         }
         Ok(())

@@ -121,7 +121,7 @@ impl ContainerService {
         let freezer = self.machine.cgroups.freezer(&container.record.cgroup);
         let Some(freezer) = freezer.filter(Freezer::holds_killed) else { return };
         if let Err(error) = freezer.thaw() {
-            warn!(container = container.id, %error, "could not thaw a container that was killed");
+            warn!(container = container.id, %error, "cannot thaw a container that was killed");
         }
     }
 }

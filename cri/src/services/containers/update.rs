@@ -67,7 +67,7 @@ impl ContainerService {
             warn!(
                 container = container.id,
                 error = error.chain(),
-                "could not write the OOM score for new execs"
+                "cannot write the OOM score for new execs"
             );
         }
         coracle_fault::point("update.scored");
@@ -88,7 +88,7 @@ impl ContainerService {
             if is_complete {
                 note.score().map_or(Ok(()), |score| service.write_oom_score(&id, score))?;
             } else {
-                info!(container = id, "revert an incomplete change of limits");
+                info!(container = id, "reverting an incomplete change of limits");
                 note.revert(&service.machine.cgroups, &group);
             }
             Note::try_remove(&bundle)
@@ -97,7 +97,7 @@ impl ContainerService {
             warn!(
                 container = record.id,
                 error = error.chain(),
-                "could not complete or revert a change of limits"
+                "cannot complete or revert a change of limits"
             );
         }
     }

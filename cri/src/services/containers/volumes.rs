@@ -56,7 +56,7 @@ impl ContainerService {
             return Ok(config);
         }
         let bundle = self.objects.records.container_dir(&record.id);
-        // The id is another one for each attempt. The name is not.
+        // The key has the container's name and attempt instead of its id, because a retried creation has another id.
         let metadata = config.metadata.clone().unwrap_or_default();
         let name = format!("{}-{}", metadata.name, metadata.attempt);
         let place = self.objects.records.sandbox_dir(&record.sandbox_id).join(name);

@@ -146,7 +146,7 @@ impl Process {
         // The name in parentheses can contain any character.
         let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
         let number = |at: usize| fields.get(at)?.parse::<i32>().ok();
-        // A process whose first thread has ended is no zombie while another thread runs.
+        // A process whose first thread has ended is not a zombie while another thread runs.
         let dead = matches!(*fields.first()?, "Z" | "X") && number(17)? <= 1;
         let started = fields.get(19)?.trim_end().parse().ok()?;
         Some(Self { pid, parent: number(1)?, session: number(3)?, started, dead })

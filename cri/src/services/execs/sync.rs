@@ -21,7 +21,8 @@ use crate::shim_client::ExecStdio;
 
 /// Time for which outputs may stay open after the command ended: child processes can hold them.
 const DRAIN_TIME: Duration = Duration::from_secs(5);
-/// The same after the command and its child processes were killed: only the pipes' contents are left to read.
+/// Time for which outputs may stay open after the command and its child processes were killed: only the contents of the
+/// pipes are left to read.
 const DRAIN_TIME_KILLED: Duration = Duration::from_millis(500);
 /// Maximum bytes of a command line in an error.
 const COMMAND_SHOWN: usize = 256;

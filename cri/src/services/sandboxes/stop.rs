@@ -37,7 +37,7 @@ impl SandboxService {
             warn!(
                 sandbox = sandbox.id,
                 error = error.chain(),
-                "could not record that a sandbox is being stopped"
+                "cannot record that a sandbox is being stopped"
             );
         }
         coracle_fault::point("stop-pod.begun");
@@ -69,7 +69,7 @@ impl SandboxService {
                 warn!(
                     sandbox = sandbox.id,
                     error = error.chain(),
-                    "could not kill a container before the end of its shim"
+                    "cannot kill a container before the end of its shim"
                 );
             }
             errors.extend(self.record_stop(sandbox).await.err());
@@ -97,7 +97,7 @@ impl SandboxService {
         let written = self.objects.records.write_sandbox(&sandbox.record_now());
         coracle_fault::point("stop-pod.recorded");
         info!(sandbox = sandbox.id, "sandbox stopped");
-        // Also if the record cannot be written (disk full): there is no other source of this event.
+        // Sent even if the record cannot be written (disk full): there is no other source of this event.
         pending.send_for_sandbox(sandbox);
         written
     }
