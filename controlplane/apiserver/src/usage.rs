@@ -113,16 +113,18 @@ async fn measure(call: &Call, objects: Vec<Value>) -> Vec<Value> {
     };
     call.state.usage.prune();
     let nodes: BTreeSet<String> = objects.iter().filter_map(node_of).collect();
-    let asked = futures::stream::iter(nodes).map(|node| async move {
+    let samples = futures::stream::iter(nodes).map(|node| async move {
         let pair = sampled(call, &node).await;
         (node, pair)
     });
     let mut pairs: HashMap<String, Pair> = HashMap::new();
-    let mut asked = std::pin::pin!(asked.buffer_unordered(PARALLEL));
-    while let Some((node, pair)) = asked.next().await {
+    let mut samples = std::pin::pin!(samples.buffer_unordered(PARALLEL));
+    while let Some((node, pair)) = samples.next().await {
         match pair {
             Ok(pair) => drop(pairs.insert(node, pair)),
-            Err(error) => tracing::debug!(node, "no usage: {}", error.status()),
+            Err(error) => {
+                tracing::debug!(node, error = %error.status(), "cannot measure the usage of a node")
+            }
         }
     }
     let measured = objects.iter().filter_map(|object| {

@@ -360,23 +360,23 @@ impl<'a, 'v> Evaluator<'a, 'v> {
     fn step(&mut self, inner: &'a Comprehension, base: usize) -> Evaluated<'a> {
         let accumulator = &*inner.accumulator;
         let is_accumulator = |expr: &Expr| matches!(&expr.kind, Kind::Ident(name) if &**name == accumulator);
-        let (condition, grown) = match &inner.step.kind {
+        let (condition, added) = match &inner.step.kind {
             Kind::Call { name, args, .. } if &**name == "_?_:_" => match args.as_slice() {
                 [condition, yes, no] if is_accumulator(no) => (Some(condition), yes),
                 _ => return self.eval(&inner.step),
             },
             _ => (None, &inner.step),
         };
-        let growth = match &grown.kind {
+        let addition = match &added.kind {
             Kind::Call { name, args, .. } => match (&**name, args.as_slice()) {
                 ("_+_", [left, Expr { kind: Kind::List(items), .. }]) if is_accumulator(left) => {
                     match items.as_slice() {
-                        [(item, false)] => Growth::Item(item),
+                        [(item, false)] => Addition::Item(item),
                         _ => return self.eval(&inner.step),
                     }
                 }
-                ("@map_insert", [_, key, value]) => Growth::Entry(key, value),
-                ("@map_insert", [_, entries]) => Growth::Entries(entries),
+                ("@map_insert", [_, key, value]) => Addition::Entry(key, value),
+                ("@map_insert", [_, entries]) => Addition::Entries(entries),
                 _ => return self.eval(&inner.step),
             },
             _ => return self.eval(&inner.step),
@@ -389,14 +389,14 @@ impl<'a, 'v> Evaluator<'a, 'v> {
             }
         }
         self.charge(12)?;
-        self.grow(&growth, base)
+        self.append(&addition, base)
     }
 
-    fn grow(&mut self, growth: &Growth<'a>, base: usize) -> Evaluated<'a> {
-        let new = match growth {
-            Growth::Item(item) => vec![(Value::Null, self.eval(item)?)],
-            Growth::Entry(key, value) => vec![(self.eval(key)?, self.eval(value)?)],
-            Growth::Entries(entries) => {
+    fn append(&mut self, addition: &Addition<'a>, base: usize) -> Evaluated<'a> {
+        let new = match addition {
+            Addition::Item(item) => vec![(Value::Null, self.eval(item)?)],
+            Addition::Entry(key, value) => vec![(self.eval(key)?, self.eval(value)?)],
+            Addition::Entries(entries) => {
                 let entries = self.eval(entries)?;
                 self.charge(entries.cost_size().saturating_add(entries.keys_cost()))?;
                 let keys = entries.keys().ok_or(EvalError::NoOverload)?;
@@ -427,7 +427,7 @@ impl<'a, 'v> Evaluator<'a, 'v> {
 }
 
 /// The expression that one step of a loop appends to the result.
-enum Growth<'a> {
+enum Addition<'a> {
     Item(&'a Expr),
     Entry(&'a Expr, &'a Expr),
     Entries(&'a Expr),

@@ -241,14 +241,14 @@ impl<K: Object> State<K> {
             self.unindex(old);
         }
         self.owned.entry(index(&*object)).or_default().insert(object.name().to_owned(), object.clone());
-        self.tell(&Change { old: old.as_ref(), new: Some(&object) });
+        self.notify(&Change { old: old.as_ref(), new: Some(&object) });
         true
     }
 
     fn remove(&mut self, key: &Key) {
         if let Some(old) = self.objects.remove(key) {
             self.unindex(&old);
-            self.tell(&Change { old: Some(&old), new: None });
+            self.notify(&Change { old: Some(&old), new: None });
         }
     }
 
@@ -262,7 +262,7 @@ impl<K: Object> State<K> {
         }
     }
 
-    fn tell(&self, change: &Change<'_, K>) {
+    fn notify(&self, change: &Change<'_, K>) {
         self.handlers.iter().for_each(|handler| handler(change));
     }
 }

@@ -56,7 +56,7 @@ pub(crate) async fn feed<K: Object>(client: Client, cache: Arc<Cache<K>>, config
             }
             Err(error) => {
                 let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-                tracing::debug!(kind = %K::kind(&()), cause, "watch: {error}");
+                tracing::debug!(kind = %K::kind(&()), %error, cause, "cannot watch a kind");
                 retry.wait().await;
             }
         }

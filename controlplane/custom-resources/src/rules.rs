@@ -298,7 +298,7 @@ impl Run<'_> {
             (false, None) => {}
         }
         let (result, cost) = program.evaluate(&variables);
-        self.spend(cost, path, &shown)?;
+        self.charge(cost, path, &shown)?;
         match result {
             Ok(Cel::Bool(true)) => return Ok(()),
             Ok(Cel::Bool(false)) => {}
@@ -321,7 +321,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn spend(&mut self, cost: u64, path: &Path, shown: &Value) -> Result<(), Exhausted> {
+    fn charge(&mut self, cost: u64, path: &Path, shown: &Value) -> Result<(), Exhausted> {
         match self.budget.checked_sub(cost) {
             Some(left) => {
                 self.budget = left;

@@ -66,7 +66,7 @@ impl Controller {
         let objects = state.cache.of(&kind)?.lock().watch_from_now(watcher, state.cache.revision());
         self.definitions.clear();
         for object in objects {
-            self.remember(object.name(), &object.value());
+            self.store_definition(object.name(), &object.value());
         }
         let mut names: Vec<String> = self.definitions.keys().cloned().collect();
         names.sort();
@@ -104,7 +104,7 @@ impl Controller {
         match event {
             Event::Added(object) | Event::Modified(object) => {
                 let name = object.name().to_owned();
-                self.remember(&name, &object.value());
+                self.store_definition(&name, &object.value());
                 self.reconcile(state, &name).await;
             }
             Event::Deleted(object) => {
@@ -117,7 +117,7 @@ impl Controller {
         }
     }
 
-    fn remember(&mut self, name: &str, object: &Value) {
+    fn store_definition(&mut self, name: &str, object: &Value) {
         match Definition::parse(object) {
             Ok(definition) => {
                 self.definitions.insert(name.to_owned(), definition);

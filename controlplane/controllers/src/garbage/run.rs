@@ -175,7 +175,7 @@ async fn watch(
                 }
             }
             Err(error) => {
-                tracing::debug!(kind = %kind.name(), "watch: {error}");
+                tracing::debug!(kind = %kind.name(), %error, "cannot watch a kind");
                 // The kind may have been removed.
                 collector.kinds_changed.notify_one();
                 retry.wait().await;
