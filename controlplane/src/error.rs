@@ -27,7 +27,7 @@ pub enum Error {
     ClientAuthority {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
@@ -39,7 +39,7 @@ pub enum Error {
     Listen {
         /// The address.
         address: SocketAddr,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },

@@ -103,7 +103,7 @@ impl Candidate {
                 },
             }
             tokio::select! {
-                // Both only wait.
+                // Cancel-safe: both futures only wait.
                 () = shutdown.cancelled() => return None,
                 () = tokio::time::sleep(self.times.retry) => {}
             }
@@ -117,7 +117,7 @@ impl Candidate {
         loop {
             let deadline = renewed + self.times.deadline;
             tokio::select! {
-                // Both only wait.
+                // Cancel-safe: both futures only wait.
                 () = shutdown.cancelled() => return,
                 () = tokio::time::sleep_until(deadline.min(Instant::now() + self.times.retry)) => {}
             }

@@ -19,7 +19,8 @@ use crate::{
 };
 
 const NODE_PORTS: std::ops::RangeInclusive<u16> = 30000..=32767;
-/// The first addresses are reserved for static assignments, such as the cluster's DNS.
+/// Number of addresses at the start of a large range that are not allocated automatically: manifests can name them, for
+/// example for the cluster's DNS.
 const BY_HAND: u128 = 256;
 
 /// Addresses and ports that one service cannot get.

@@ -228,12 +228,12 @@ impl Record {
         self.event().annotations.entry(key.to_owned()).or_insert_with(|| value.into());
     }
 
-    /// Records on whose behalf the request runs.
+    /// Records the impersonated user.
     pub(crate) fn impersonates(&self, user: &User) {
         self.event().impersonated_user = Some(described(user));
     }
 
-    /// Records what the authorizers decided.
+    /// Records the decision of the authorizers.
     pub(crate) fn decided(&self, decision: &Verdict) {
         let outcome = if decision.verdict == Outcome::Allow { "allow" } else { "forbid" };
         self.annotate("authorization.k8s.io/decision", outcome);

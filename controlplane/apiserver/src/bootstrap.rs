@@ -23,7 +23,7 @@ use crate::{
 
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
 
-/// Makes what is missing, and corrects the address of this server.
+/// Creates the missing objects, and writes the address of this server.
 pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
     for name in NAMESPACES {
         let metadata = json!({"name": name});

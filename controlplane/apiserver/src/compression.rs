@@ -26,7 +26,7 @@ use crate::{
 /// Minimum bytes of a response that is compressed.
 const MINIMUM: usize = 128 << 10;
 
-/// A body whose start was read to learn its size: the start, then the rest.
+/// A body whose start was read to determine its size: the start, then the rest.
 struct Started {
     start: VecDeque<Bytes>,
     rest: Body,

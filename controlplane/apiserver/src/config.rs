@@ -114,7 +114,7 @@ pub enum OpenError {
     AuditPolicyFile {
         /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
@@ -132,7 +132,7 @@ pub enum OpenError {
     AuditLog {
         /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },

@@ -16,9 +16,10 @@ use crate::{
     verb::list,
 };
 
-/// Maximum time that the store has to tell its newest revision.
+/// Maximum duration of the query for the store's newest revision.
 const REVISION: Duration = Duration::from_secs(2);
-/// Maximum time until the cache has a revision. Source: `blockTimeout` in `apiserver/pkg/storage/cacher/watch_cache.go`.
+/// Maximum wait until the cache has that revision. Source: `blockTimeout` of
+/// `apiserver/pkg/storage/cacher/watch_cache.go`.
 const REACH: Duration = Duration::from_secs(3);
 
 /// Maximum time that tokens of service accounts and bootstrap tokens are accepted without the store.

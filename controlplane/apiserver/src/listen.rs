@@ -36,7 +36,7 @@ const IDLE: Duration = Duration::from_secs(90);
 const HEADER: Duration = Duration::from_secs(32);
 /// ALPN name of HTTP/2, whose frames need not belong to a request.
 const H2: &[u8] = b"h2";
-/// The API server uses at most one in this many of the process's descriptors.
+/// Divisor of the process's limit of descriptors: connections to the API server use at most this part of it.
 const SHARE: u64 = 4;
 /// Maximum connections, also with a larger limit of descriptors.
 const CONNECTIONS: usize = 16 << 10;
@@ -113,7 +113,7 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, slot: Arc<Slo
     let certificates = stream.get_ref().1.peer_certificates();
     let peer = certificates.and_then(|chain| server.state.authenticators.peer(chain));
     if peer.is_some() {
-        // The handshake has verified it.
+        // The handshake has verified the client certificate, so the connection counts as authenticated.
         slot.prove();
     }
     let client = stream.get_ref().0.peer_addr().ok().map(|address| PeerAddress(address.ip().to_canonical()));

@@ -127,7 +127,7 @@ impl<'a, 'v> Evaluator<'a, 'v> {
         let Some((name, program)) = session.shared().find(name) else {
             return Err(EvalError::Failed(format!("no such key: {name}")));
         };
-        // The expression does not see the variables of loops around its use.
+        // The variables of loops around the use are not in the scope of the expression.
         let scopes = std::mem::take(&mut self.scopes);
         let result = self.eval(program.expr());
         self.scopes = scopes;
@@ -249,7 +249,7 @@ impl<'a, 'v> Evaluator<'a, 'v> {
                 None => functions::call(self, name, values, target.is_some()),
             },
         };
-        // An error may quote an argument, and a loop may ignore it.
+        // The text of an error can contain an argument, and a loop can ignore the error and repeat the call.
         if let Err(EvalError::Failed(text)) = &result {
             self.charge(u64::try_from(text.len() / 10).unwrap_or(u64::MAX))?;
         }
@@ -356,7 +356,7 @@ impl<'a, 'v> Evaluator<'a, 'v> {
         Ok(())
     }
 
-    /// One step. A list or a map that only grows is not copied.
+    /// Evaluates the step of one iteration. A list or map to which the step only appends is changed in place.
     fn step(&mut self, inner: &'a Comprehension, base: usize) -> Evaluated<'a> {
         let accumulator = &*inner.accumulator;
         let is_accumulator = |expr: &Expr| matches!(&expr.kind, Kind::Ident(name) if &**name == accumulator);

@@ -43,7 +43,7 @@ struct State<K> {
     objects: BTreeMap<Key, Arc<K>>,
     /// Objects by namespace and controller's uid (empty for orphans), and by name below that.
     owned: HashMap<(String, String), BTreeMap<String, Arc<K>>>,
-    /// The highest version seen by the watch.
+    /// The highest resource version that the watch has delivered.
     progress: u64,
     /// Objects that this process deleted, until the watch reports their deletion.
     tombstones: HashSet<String>,

@@ -65,7 +65,7 @@ impl Outcome {
 }
 
 impl Checker<'_> {
-    /// Counts work: a number of things, and the work of each. Returns false if there is too much.
+    /// Subtracts `count` times `each` from the remaining work. Returns false if none is left.
     fn charge(&mut self, count: usize, each: usize) -> bool {
         let work = u64::try_from(count.saturating_mul(each)).unwrap_or(u64::MAX);
         self.left = self.left.saturating_sub(work);

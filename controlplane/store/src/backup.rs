@@ -17,7 +17,7 @@ use sha2::{Digest as _, Sha256};
 use crate::Error;
 
 const MAGIC: &[u8; 16] = b"coracle backup\r\n";
-/// The version that this program writes. It reads no later one.
+/// The version that this program writes. Backups of later versions are refused.
 const VERSION: u32 = 1;
 /// Bytes of one chunk of a backup, approximately.
 const CHUNK: usize = 64 << 10;
@@ -180,7 +180,7 @@ impl<R: BufRead> Reader<R> {
         if length > max {
             return Err(invalid("it is damaged: an entry is too long"));
         }
-        // The length is not trusted with memory before the bytes are there.
+        // Memory is allocated as the bytes arrive, because the length may be damaged.
         let mut bytes = Vec::new();
         let limit = u64::try_from(length).unwrap_or(u64::MAX);
         let read = self.source.by_ref().take(limit).read_to_end(&mut bytes).map_err(|error| short(&error))?;

@@ -36,7 +36,7 @@ pub enum Error {
     Endpoint {
         /// The endpoint, certificate or key.
         what: String,
-        /// Why.
+        /// The cause.
         detail: String,
     },
     /// The watch starts at a revision whose commits are compacted.
@@ -72,14 +72,14 @@ pub enum Error {
     Open {
         /// The store's directory.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
     /// The disk failed. The store refuses writes until the disk accepts them again.
     #[error("the store cannot write to its disk: {detail}")]
     Disk {
-        /// What the engine said.
+        /// The error text of the engine.
         detail: String,
     },
     /// Too little space is left for new objects. Deletions still work.
@@ -94,7 +94,7 @@ pub enum Error {
     /// A file of the store cannot be read, or its content is corrupt.
     #[error("the store cannot read its files: {detail}")]
     Read {
-        /// What the engine said.
+        /// The error text of the engine.
         detail: String,
     },
     /// An encrypted entry cannot be decrypted, or an entry cannot be encrypted.

@@ -12,7 +12,7 @@ use crate::{
 };
 
 const GROUP: &str = "scheduling.k8s.io";
-/// The classes that every cluster has; they count even before they are created.
+/// Name and value of the system classes. Pods can name them even before their objects exist.
 pub(crate) const SYSTEM: [(&str, i64); 2] =
     [("system-cluster-critical", 2_000_000_000), ("system-node-critical", 2_000_001_000)];
 const PREEMPT: &str = "PreemptLowerPriority";
@@ -89,7 +89,8 @@ impl Admit for Priority {
     }
 }
 
-/// Keeps what was set at the creation: clients write again what they wrote then.
+/// Copies the priority of the stored pod into an update without one. Clients update with the manifest of the creation,
+/// which does not have it.
 fn keep(object: &mut Value, old: &Value) {
     let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) else { return };
     for field in ["priority", "preemptionPolicy"] {
@@ -109,7 +110,7 @@ fn named(state: &State, name: &str) -> Option<Class> {
     })
 }
 
-/// The default class. If several were made at once, the one with the lowest value.
+/// The default class. If concurrent requests created several, the one with the lowest value.
 fn default_class(state: &State) -> Option<Class> {
     let kind = by_resource(GROUP, "v1", "priorityclasses")?;
     let all = state.cache.list(kind, "");

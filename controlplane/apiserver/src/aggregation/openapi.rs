@@ -57,7 +57,7 @@ struct Inner {
 #[derive(Clone)]
 struct Part {
     text: Arc<str>,
-    /// Another number for each content.
+    /// Number of the content: it changes with the text.
     version: u64,
 }
 

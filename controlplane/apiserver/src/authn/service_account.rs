@@ -22,7 +22,7 @@ const LEEWAY: i64 = 10;
 const LEGACY_ISSUER: &str = "kubernetes/serviceaccount";
 const LEGACY_TYPE: &str = "kubernetes.io/service-account-token";
 
-/// The signing key and what stands in every token.
+/// The signing key, and the issuer and default audiences of the tokens.
 pub(crate) struct Tokens {
     key: EcdsaKeyPair,
     key_id: String,
@@ -38,7 +38,8 @@ pub(crate) struct Claims<'a> {
     pub(crate) uid: &'a str,
     pub(crate) audiences: &'a [String],
     pub(crate) seconds: i64,
-    /// The object that the token dies with: claim name, object name, uid; and more claims that it brings.
+    /// Claims about the bound objects, by `pod`, `secret` or `node`: name and uid. The token is invalid once the bound
+    /// object is deleted.
     pub(crate) bound: Value,
 }
 
@@ -53,7 +54,7 @@ impl Authenticator for ServiceAccounts {
 }
 
 impl Tokens {
-    /// From a PKCS#8 key on the P-256 curve.
+    /// Creates the issuer of tokens from a PKCS#8 key on the P-256 curve.
     pub(crate) fn new(
         pkcs8: &[u8],
         issuer: String,
@@ -97,7 +98,8 @@ impl Tokens {
         Ok(format!("{signed}.{}", BASE64_URL_SAFE_NO_PAD.encode(signature)))
     }
 
-    /// The service account behind a token, if the token is ours, of now, and its objects still live.
+    /// The service account of a token. `None` if another key signed the token, it is not valid now or for these
+    /// audiences, or the account or a bound object does not exist any more.
     pub(crate) fn user(&self, cache: &Cache, token: &str, audiences: &[String]) -> Option<User> {
         let claims = self.verified(token)?;
         if claims["iss"] == LEGACY_ISSUER {
@@ -114,7 +116,7 @@ impl Tokens {
             user.extra.insert(CREDENTIAL.to_owned(), vec![format!("JTI={id}")]);
         }
         if let Some(node) = about.get("node") {
-            // A pod's token outlives its node's registration; a token for a node alone does not.
+            // A token that is bound to a node alone is valid while the Node exists. A pod's token needs only the pod.
             if about.get("pod").is_none() {
                 lives(cache, "nodes", ("", node["name"].as_str()?, node["uid"].as_str()?))?;
             }
@@ -215,7 +217,7 @@ fn account(namespace: &str, name: &str, uid: &str) -> User {
     user
 }
 
-/// Whether the object with this name is still the one with this uid.
+/// `Some` if the object exists with this name and uid and is not being deleted. Terminating pods count as existing.
 fn lives(cache: &Cache, resource: &str, (namespace, name, uid): (&str, &str, &str)) -> Option<()> {
     let kind = coracle_kinds::kind::by_resource("", "v1", resource)?;
     let object = cache.get(kind, namespace, name)?.value();

@@ -85,7 +85,7 @@ fn with_empty_fields(spec: &Value) -> Value {
         }
     }
     if let Some(fields) = spec.as_object_mut() {
-        // v1beta1 names the field differently; expressions see v1.
+        // v1beta1 names the field `group`; expressions always use the name of v1, `groups`.
         if let Some(groups) = fields.remove("group") {
             fields.insert("groups".to_owned(), groups);
         }

@@ -37,7 +37,7 @@ pub(super) async fn publish(state: &Arc<State>) -> Result<()> {
 pub(super) async fn keep(state: Arc<State>) {
     loop {
         tokio::select! {
-            // Both only wait.
+            // Cancel-safe: both futures only wait.
             () = state.shutdown.cancelled() => break,
             () = tokio::time::sleep(RENEWAL) => {}
         }
@@ -79,8 +79,8 @@ async fn write_registered(state: &Arc<State>) -> Result<()> {
     write_endpoints(state, &servers).await
 }
 
-/// Writes the Endpoints and the EndpointSlice, if they differ. No servers leave the last ones: the next start writes its
-/// own.
+/// Writes the Endpoints and the EndpointSlice, if they differ. If no server is registered, the objects are not changed:
+/// the next server that starts writes its address.
 async fn write_endpoints(state: &Arc<State>, servers: &[SocketAddr]) -> Result<()> {
     let Some((addresses, port)) = endpoints(servers) else { return Ok(()) };
     let metadata = json!({"name": "kubernetes", "namespace": "default",

@@ -1,7 +1,7 @@
 //! Follows the definitions: plans their names and conditions, adds and removes their resources.
 //!
 //! A change of one definition concerns that definition alone, unless it releases names: then the definitions of its group
-//! that wait for names are looked at again.
+//! that wait for names are reconciled again.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Weak};

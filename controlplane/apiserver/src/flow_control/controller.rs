@@ -206,7 +206,7 @@ impl Step {
                 let name = write::text(wanted, "name");
                 let written = write::update(&call, name, (Part::Main, Writer::Update), |old| {
                     let mut new = annotated(old, true);
-                    // The numbers of the exempt level are the administrators'.
+                    // Administrators may change the numbers of the exempt level, so these alone cause no correction.
                     if let Some(object) = new.as_object_mut().filter(|_| fixed(old) != fixed(wanted)) {
                         object.insert("spec".to_owned(), wanted["spec"].clone());
                     }

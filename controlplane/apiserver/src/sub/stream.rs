@@ -73,7 +73,7 @@ pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Resu
     Ok(pass(answer))
 }
 
-/// The query as the options object that admission gets. None for logs, which are no connection.
+/// The query as the options object for admission. None for logs: they are read with GET, not connected.
 fn options(call: &Call) -> Option<Value> {
     let (query, mut options) = (&call.info.query, Map::new());
     let declared = call.kind.subresource(&call.resource.subresource)?;
@@ -122,7 +122,7 @@ async fn refusal(answer: Response<Incoming>) -> ApiError {
     ApiError::of_node(code, &String::from_utf8_lossy(&said))
 }
 
-/// The kubelet's path for the subresource. None for the container: of the pod.
+/// The kubelet's path for the subresource. Without a container it is a path of the pod, with the unchanged query.
 fn path(call: &Call, container: Option<&str>) -> String {
     let raw = &call.info.query.raw;
     match container {

@@ -1,4 +1,4 @@
-//! GET of a collection: selectors, pages, and as of which revision.
+//! GET of a collection: selectors, pages, and the revision of the list.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::{
 /// Lifetime in seconds of the tokens of pages: upstream compacts its history at this interval.
 const LIFETIME: u64 = 300;
 
-/// Where the next page starts and as of which revision.
+/// The continue token: where the next page starts, and the revision of the list.
 #[derive(Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 struct Continue {
     /// 0 for the newest revision: the list is not consistent.

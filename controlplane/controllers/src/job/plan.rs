@@ -158,7 +158,7 @@ fn next_failures(view: &View<'_>, last: &Pod) -> (i32, i32) {
     }
 }
 
-/// The rest of the back-off after failures in a row. The pods themselves tell how many there were.
+/// The rest of the back-off. It depends on the number of pods that failed since the last success.
 fn backoff(view: &View<'_>) -> Option<Duration> {
     let ended = |is: &dyn Fn(&Pod) -> bool| {
         let times = view.pods.iter().filter(|pod| is(pod)).filter_map(|pod| finished_at(pod));

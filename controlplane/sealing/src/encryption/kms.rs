@@ -45,7 +45,7 @@ const SEED: usize = 32;
 const INFO: usize = 32;
 /// Maximum number of cached seeds.
 const SEEDS: usize = 1000;
-/// Maximum number of callers that wait for the plugin. Each keeps a thread; more of them get an error at once.
+/// Maximum number of callers that wait for the plugin. Each occupies a thread. Further callers get an error at once.
 const WAITING: usize = 32;
 /// Interval of key checks. The first write after it requests the plugin's key id, in the background.
 const CHECK: Duration = Duration::from_secs(60);

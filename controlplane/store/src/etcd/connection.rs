@@ -30,7 +30,7 @@ use crate::{Error, Health};
 const REQUEST: Duration = Duration::from_secs(8);
 /// Maximum duration of connecting.
 const CONNECT: Duration = Duration::from_secs(3);
-/// Pings on a connection, and the time for the answer: a member behind a broken network is noticed.
+/// Interval of pings, and maximum time for the answer. They detect a member behind a broken network.
 const PING: Duration = Duration::from_secs(10);
 const PONG: Duration = Duration::from_secs(5);
 /// Maximum bytes of a response: a page of the largest objects that etcd accepts.

@@ -86,7 +86,7 @@ impl Follower {
             }
             tracing::debug!(%error, "the watch of etcd is interrupted");
             tokio::select! {
-                // Both only wait.
+                // Cancel-safe: both futures only wait.
                 () = tokio::time::sleep(pause) => {}
                 () = self.events.closed() => return,
             }
@@ -122,7 +122,7 @@ impl Follower {
                     Ok(None) => return End::Failed(Error::Unavailable { detail: "the watch ended".to_owned() }),
                     Err(status) => return End::Failed(failed(&status)),
                 },
-                // Waits only.
+                // Cancel-safe: the future only waits.
                 () = progress => {
                     if waits {
                         asked = Instant::now() + PROGRESS;
@@ -132,7 +132,7 @@ impl Follower {
                         asked = Instant::now() + PROGRESS / 5;
                     }
                 }
-                // Waits only.
+                // Cancel-safe: the future only waits.
                 () = self.events.closed() => return End::Unused,
             }
         }
