@@ -32,7 +32,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// The CA cannot sign certificate requests.
-    #[error("the cluster's authority cannot sign")]
+    #[error("cannot sign certificates with the cluster's authority")]
     Signer(#[source] SignError),
     /// The API server cannot listen on its address.
     #[error("the API server cannot listen on {address}")]

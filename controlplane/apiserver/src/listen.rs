@@ -98,7 +98,7 @@ async fn connection(server: Apiserver, acceptor: TlsAcceptor, stream: TcpStream,
     let serving = async {
         match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
             Ok(Ok(stream)) => requests(server, stream, slot.clone()).await,
-            Ok(Err(error)) => tracing::debug!(%error, "no TLS with a client"),
+            Ok(Err(error)) => tracing::debug!(%error, "cannot complete the TLS handshake with a client"),
             Err(_elapsed) => {}
         }
     };

@@ -113,7 +113,7 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
         call.state.admission.validate(&call.state, &attributes, &object).await?;
         match commit_named(call, (&mut object, &base), generate, &allocating).await {
             Err(Failed::Allocated) => object.clone_from(requested.as_ref().unwrap_or(&Value::Null)),
-            Err(Failed::Conflict) => return Err(ApiError::internal("no free name was found")),
+            Err(Failed::Conflict) => return Err(ApiError::internal("cannot find a free name")),
             Err(Failed::Other(error)) => return Err(error),
             Ok(stored) => return Ok(stored),
         }
@@ -172,7 +172,7 @@ async fn commit_new(
     let reserved = Reservations { allocating: allocating.clone(), charged };
     match commit_held(call, reserved, &key_of(kind, namespace, name), Expect::Absent, Some(object)).await {
         Ok(Some(object)) => Ok(Stored::Committed(object)),
-        Ok(None) => other(ApiError::internal("a new object vanished")),
+        Ok(None) => other(ApiError::internal("the commit returned no object")),
         Err(Failed::Conflict) => other(ApiError::already_exists(kind, name)),
         Err(failed) => Err(failed),
     }

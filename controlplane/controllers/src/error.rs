@@ -17,7 +17,7 @@ pub(crate) enum Error {
         source: kube::Error,
     },
     /// An invalid label selector.
-    #[error("invalid selector of {object}")]
+    #[error("cannot parse the label selector of {object}")]
     Selector {
         /// Kind and key of the object.
         object: String,

@@ -164,7 +164,9 @@ fn read_subject(name: &X509Name<'_>) -> std::result::Result<Subject, String> {
 fn plain_text(attribute: &AttributeTypeAndValue<'_>) -> std::result::Result<String, String> {
     let usual = matches!(attribute.attr_value().tag(), Tag::Utf8String | Tag::PrintableString);
     let text = attribute.as_str().ok().filter(|text| usual && !text.chars().any(char::is_control));
-    text.map(str::to_owned).ok_or_else(|| "the subject has a text of an unusual sort".to_owned())
+    text.map(str::to_owned).ok_or_else(|| {
+        "the subject has a text of an unusual type; use UTF8String without control characters".to_owned()
+    })
 }
 
 /// Checks the permission for the signer, or for all signers of its domain.

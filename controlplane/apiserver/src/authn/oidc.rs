@@ -37,7 +37,7 @@ struct Issuer {
 enum Refusal {
     #[error("cannot get the keys of the issuer: {0}")]
     Keys(String),
-    #[error("no key of the issuer fits the token")]
+    #[error("the issuer has no key for the token")]
     UnknownKey,
     #[error("the signing algorithm {0:?} is not allowed")]
     Algorithm(Algorithm),

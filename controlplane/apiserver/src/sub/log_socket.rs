@@ -73,7 +73,7 @@ impl Agreed {
                     // Cancelling the copy loses no data: the client can read the log again.
                     shutdown.run_until_cancelled(copy(TokioIo::new(connection), log, base64)).await;
                 }
-                Err(error) => tracing::debug!(%error, "a log was not upgraded"),
+                Err(error) => tracing::debug!(%error, "cannot upgrade the connection of a log"),
             }
         });
         reply

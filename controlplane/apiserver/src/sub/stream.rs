@@ -238,7 +238,7 @@ pub(crate) fn join(client: OnUpgrade, node: OnUpgrade, shutdown: tokio_util::syn
         let (client, node) = match futures::future::try_join(client, node).await {
             Ok(both) => both,
             Err(error) => {
-                tracing::debug!(%error, "a stream to a pod was not upgraded");
+                tracing::debug!(%error, "cannot upgrade the connection of a stream to a pod");
                 return;
             }
         };
