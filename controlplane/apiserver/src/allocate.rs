@@ -21,7 +21,7 @@ use crate::{
 const NODE_PORTS: std::ops::RangeInclusive<u16> = 30000..=32767;
 /// Number of addresses at the start of a large range that are not allocated automatically: manifests can name them, for
 /// example for the cluster's DNS.
-const BY_HAND: u128 = 256;
+const STATIC_ADDRESSES: u128 = 256;
 
 /// Addresses and ports that one service cannot get.
 struct Taken<'a> {
@@ -265,7 +265,7 @@ fn address(ranges: &[ServiceRange], taken: &Taken<'_>, wanted: &str) -> std::res
 /// A random free address of a range.
 fn free_address(range: ServiceRange, taken: &Taken<'_>) -> Option<IpAddr> {
     let size = range.size().saturating_sub(1);
-    let first = if size > 2 * BY_HAND { BY_HAND } else { 1 };
+    let first = if size > 2 * STATIC_ADDRESSES { STATIC_ADDRESSES } else { 1 };
     let span = size.saturating_sub(first).max(1);
     let start = rand::rng().random_range(0..span);
     // One of (number of used addresses + 1) candidates is free, unless the range is exhausted.
@@ -404,7 +404,10 @@ mod tests {
             let mut taken = Vec::new();
             for _ in 0..50 {
                 let chosen: IpAddr = chosen(&[range], &taken, "").unwrap().parse().unwrap();
-                assert!(range.contains(chosen) && (0..BY_HAND).all(|place| range.nth(place) != Some(chosen)));
+                assert!(
+                    range.contains(chosen)
+                        && (0..STATIC_ADDRESSES).all(|place| range.nth(place) != Some(chosen))
+                );
                 assert!(!taken.contains(&chosen));
                 taken.push(chosen);
             }

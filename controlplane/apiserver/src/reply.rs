@@ -101,14 +101,14 @@ pub(crate) fn list(
 }
 
 /// Maximum bytes of all warnings of one response, and of one of several, as upstream.
-const WARNINGS: usize = 4096;
+const MAX_WARNING_BYTES: usize = 4096;
 const WARNING: usize = 256;
 
 /// Adds warnings for the client.
 pub(crate) fn warned(mut reply: Reply, warnings: &[String]) -> Reply {
-    let is_long = warnings.iter().map(String::len).sum::<usize>() > WARNINGS;
-    let cut = |warning: &str| warning.floor_char_boundary(if is_long { WARNING } else { WARNINGS });
-    let mut left = WARNINGS;
+    let is_long = warnings.iter().map(String::len).sum::<usize>() > MAX_WARNING_BYTES;
+    let cut = |warning: &str| warning.floor_char_boundary(if is_long { WARNING } else { MAX_WARNING_BYTES });
+    let mut left = MAX_WARNING_BYTES;
     for warning in warnings {
         let warning = &warning[..cut(warning)];
         let Some(rest) = left.checked_sub(warning.len()) else { break };

@@ -15,7 +15,7 @@ const FIRST_DELAY: Duration = Duration::from_millis(5);
 const LONGEST_DELAY: Duration = Duration::from_secs(300);
 /// Maximum time of one reconcile. A request that is never answered must not keep a worker forever. A reconcile of many
 /// objects that is cut off continues at the retry, because it starts from the observed state.
-const RECONCILE: Duration = Duration::from_secs(600);
+const RECONCILE_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A work queue.
 pub(crate) struct Queue<T> {
@@ -164,8 +164,8 @@ impl<T: Clone + Eq + Hash> Queue<T> {
     {
         loop {
             let key = self.next().await;
-            let reconciled = tokio::time::timeout(RECONCILE, reconcile(key.clone())).await;
-            match reconciled.unwrap_or(Err(Error::TooLong { limit: RECONCILE })) {
+            let reconciled = tokio::time::timeout(RECONCILE_TIMEOUT, reconcile(key.clone())).await;
+            match reconciled.unwrap_or(Err(Error::TooLong { limit: RECONCILE_TIMEOUT })) {
                 Ok(next) => {
                     self.lock().failures.remove(&key);
                     match next {
@@ -280,7 +280,7 @@ mod tests {
         tokio::select! {
             () = work => unreachable!("work has no end"),
             key = done.recv() => assert_eq!(key, Some("next")),
-            () = tokio::time::sleep(RECONCILE * 2) => panic!("the worker is stuck"),
+            () = tokio::time::sleep(RECONCILE_TIMEOUT * 2) => panic!("the worker is stuck"),
         }
         assert_eq!(queue.lock().failures.get("stuck"), Some(&1));
     }

@@ -12,7 +12,7 @@ use crate::types;
 use crate::violation::{Path, Violations};
 
 /// Maximum cost of all rules of one object (`RuntimeCELCostBudget`).
-const BUDGET: u64 = 10_000_000;
+const MAX_COST: u64 = 10_000_000;
 
 /// Maximum length of the result of a messageExpression in bytes.
 const MAX_MESSAGE: usize = 5 * 1024;
@@ -179,7 +179,7 @@ impl Rules {
         at: &Path,
         violations: &mut Violations,
     ) {
-        let mut run = Run { budget: BUDGET, violations };
+        let mut run = Run { budget: MAX_COST, violations };
         // The outcome says whether the budget is used up. The violations have it too.
         let _ = run.node((self, schema), (object, old), at, false);
     }

@@ -29,9 +29,9 @@ use coracle_events::{Event, Recorder};
 use coracle_values::object::{Key, ObjectExt};
 
 /// Timeout of a watch request: long, so that an idle machine rarely wakes up.
-const RENEWAL_SECONDS: u32 = 1500;
+const WATCH_TIMEOUT_SECONDS: u32 = 1500;
 const FIRST_DELAY: Duration = Duration::from_millis(20);
-const LONGEST_DELAY: Duration = Duration::from_secs(10);
+const MAX_DELAY: Duration = Duration::from_secs(10);
 
 /// The result of a binding.
 struct Bound {
@@ -135,7 +135,7 @@ async fn wait_until(due: Option<Instant>) {
 }
 
 pub(crate) fn watch_config() -> watcher::Config {
-    watcher::Config::default().timeout(RENEWAL_SECONDS)
+    watcher::Config::default().timeout(WATCH_TIMEOUT_SECONDS)
 }
 
 /// The watch events of one kind. After a failure the stream pauses; the pause doubles each time.
@@ -160,7 +160,7 @@ where
             let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
             tracing::debug!(kind = %K::kind(&()), %error, cause, "cannot watch a kind");
             pause = delay;
-            delay = (delay * 2).min(LONGEST_DELAY);
+            delay = (delay * 2).min(MAX_DELAY);
             if is_unserved(&error) {
                 return Some((watcher::Event::InitDone, (events, delay, pause)));
             }

@@ -20,7 +20,7 @@ const MAGIC: &[u8; 16] = b"coracle backup\r\n";
 /// The version that this program writes. Backups of later versions are refused.
 const VERSION: u32 = 1;
 /// Bytes of one chunk of a backup, approximately.
-const CHUNK: usize = 64 << 10;
+const CHUNK_BYTES: usize = 64 << 10;
 /// Maximum bytes of a key, and of a value: more is a damaged length.
 const MAX_KEY: usize = 64 << 10;
 const MAX_VALUE: usize = 64 << 20;
@@ -83,14 +83,14 @@ impl Iterator for Backup {
         if self.is_ended {
             return None;
         }
-        let mut chunk = Vec::with_capacity(CHUNK);
+        let mut chunk = Vec::with_capacity(CHUNK_BYTES);
         if let Some(head) = self.head.take() {
             chunk.extend_from_slice(MAGIC);
             chunk.extend_from_slice(&VERSION.to_be_bytes());
             chunk.extend_from_slice(&head.revision.to_be_bytes());
             chunk.extend_from_slice(&head.reserved.to_be_bytes());
         }
-        while chunk.len() < CHUNK {
+        while chunk.len() < CHUNK_BYTES {
             match self.records.next() {
                 Some(Ok((key, value))) => {
                     self.entries += 1;

@@ -19,7 +19,7 @@ const LAST_USED: &str = "kubernetes.io/legacy-token-last-used";
 /// Label with the day since which the token is invalid.
 const INVALID_SINCE: &str = "kubernetes.io/legacy-token-invalid-since";
 /// Capacity of the queue. A use that does not fit is recorded with the next request.
-const QUEUE: usize = 64;
+const QUEUE_CAPACITY: usize = 64;
 
 /// A Secret whose token was used.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub(crate) struct Uses(mpsc::Sender<Use>);
 
 /// A queue of uses for [`record`].
 pub(crate) fn queue() -> (Uses, mpsc::Receiver<Use>) {
-    let (sender, receiver) = mpsc::channel(QUEUE);
+    let (sender, receiver) = mpsc::channel(QUEUE_CAPACITY);
     (Uses(sender), receiver)
 }
 

@@ -20,11 +20,11 @@ use crate::{
 const AUTOUPDATE: &str = "rbac.authorization.kubernetes.io/autoupdate";
 
 /// Number of concurrent writes: the store commits the concurrent writes of the first start together.
-const AT_ONCE: usize = 32;
+const CONCURRENT_WRITES: usize = 32;
 
 pub(super) async fn run(state: &Arc<State>) -> Result<()> {
     let objects = stream::iter(policy::objects().into_iter().map(Ok));
-    objects.try_for_each_concurrent(AT_ONCE, |wanted| reconcile(state, wanted)).await
+    objects.try_for_each_concurrent(CONCURRENT_WRITES, |wanted| reconcile(state, wanted)).await
 }
 
 async fn reconcile(state: &Arc<State>, wanted: Value) -> Result<()> {

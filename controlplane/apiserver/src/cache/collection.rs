@@ -20,12 +20,12 @@ use super::{Allocated, Object, References};
 use crate::error::{ApiError, Result};
 
 /// Maximum number of recent changes of a kind, and maximum bytes of their superseded objects.
-const HISTORY: usize = 1000;
-const HISTORY_BYTES: usize = 384 << 10;
+const MAX_HISTORY: usize = 1000;
+const MAX_HISTORY_BYTES: usize = 384 << 10;
 /// Maximum events that wait for a watcher. A slower watcher is disconnected and can resume.
-const BACKLOG: usize = 4096;
+const MAX_QUEUED_EVENTS: usize = 4096;
 /// Maximum bytes of the events that wait for a watcher: the queue may be the only owner of these objects.
-const BACKLOG_BYTES: usize = 4 << 20;
+const MAX_QUEUED_BYTES: usize = 4 << 20;
 
 /// One applied commit.
 #[derive(Clone, Debug)]
@@ -133,7 +133,7 @@ impl Scope {
 
 impl Watcher {
     pub(crate) fn new(scope: Scope, bookmarks: bool) -> (Self, Events) {
-        let (events, receiver) = mpsc::channel(BACKLOG);
+        let (events, receiver) = mpsc::channel(MAX_QUEUED_EVENTS);
         let (queued, cut) = (Arc::new(AtomicUsize::new(0)), CancellationToken::new());
         let received = Events { events: receiver, queued: queued.clone(), cut: cut.clone() };
         (Self { scope, bookmarks, sent: 0, events, queued, _cut: cut.drop_guard() }, received)
@@ -143,7 +143,7 @@ impl Watcher {
     fn send(&mut self, event: Event, revision: u64) -> bool {
         self.sent = revision;
         let before = self.queued.fetch_add(event.weight(), Ordering::Relaxed);
-        before <= BACKLOG_BYTES && self.events.try_send(event).is_ok()
+        before <= MAX_QUEUED_BYTES && self.events.try_send(event).is_ok()
     }
 }
 
@@ -333,7 +333,7 @@ impl Collection {
         let newest = change.revision;
         self.change_bytes += weight(&change);
         self.changes.push_back(change);
-        while self.changes.len() > HISTORY || self.change_bytes > HISTORY_BYTES {
+        while self.changes.len() > MAX_HISTORY || self.change_bytes > MAX_HISTORY_BYTES {
             let Some(oldest) = self.changes.pop_front() else { break };
             self.change_bytes -= weight(&oldest);
             self.compacted = oldest.revision;

@@ -23,7 +23,7 @@ use crate::server::State;
 use crate::write::{self, Part};
 
 /// Capacity of the queue of definitions whose cleanup ended.
-const QUEUE: usize = 64;
+const QUEUE_CAPACITY: usize = 64;
 
 /// The kind of definitions.
 pub(super) fn kind() -> Result<Arc<Resource>> {
@@ -34,7 +34,7 @@ pub(super) fn kind() -> Result<Arc<Resource>> {
 
 /// Serves the established definitions, then follows all in a task.
 pub(crate) async fn start(state: &Arc<State>) {
-    let (ended, cleanups) = mpsc::channel(QUEUE);
+    let (ended, cleanups) = mpsc::channel(QUEUE_CAPACITY);
     let mut controller = Controller {
         state: Arc::downgrade(state),
         definitions: HashMap::new(),

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Maximum bytes of a client's message. Clients send no data.
-const LONGEST_MESSAGE: usize = 4 << 10;
+const MAX_MESSAGE: usize = 4 << 10;
 
 /// The negotiated WebSocket protocol.
 pub(super) struct Agreed {
@@ -86,9 +86,8 @@ fn words<'a>(headers: &'a HeaderMap, name: &header::HeaderName) -> impl Iterator
 }
 
 async fn copy(connection: TokioIo<hyper::upgrade::Upgraded>, mut log: Incoming, base64: bool) {
-    let config = WebSocketConfig::default()
-        .max_message_size(Some(LONGEST_MESSAGE))
-        .max_frame_size(Some(LONGEST_MESSAGE));
+    let config =
+        WebSocketConfig::default().max_message_size(Some(MAX_MESSAGE)).max_frame_size(Some(MAX_MESSAGE));
     let socket = WebSocketStream::from_raw_socket(connection, Role::Server, Some(config)).await;
     let (mut sink, mut source) = socket.split();
     let sending = async {

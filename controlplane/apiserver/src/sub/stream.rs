@@ -22,7 +22,7 @@ use crate::{
 const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// Maximum bytes of a kubelet's error message.
-const LONGEST_REFUSAL: usize = 64 << 10;
+const MAX_REFUSAL: usize = 64 << 10;
 
 /// Headers of an upgrade. No other headers are forwarded.
 const UPGRADE_HEADERS: &[&str] = &["connection", "upgrade", "x-stream-protocol-version"];
@@ -117,7 +117,7 @@ fn verb_of(call: &Call) -> &str {
 /// Converts a kubelet's plain-text error into a Status: a client of logs must not read the error as a log.
 async fn refusal(answer: Response<Incoming>) -> ApiError {
     let code = answer.status().as_u16();
-    let said = Limited::new(answer.into_body(), LONGEST_REFUSAL).collect().await;
+    let said = Limited::new(answer.into_body(), MAX_REFUSAL).collect().await;
     let said = said.map(|said| said.to_bytes()).unwrap_or_default();
     ApiError::of_node(code, &String::from_utf8_lossy(&said))
 }

@@ -68,7 +68,7 @@ pub(crate) async fn run(context: Arc<Context>) {
     let listed = watches.update(&context, &collector, &heard);
     context.caches.synced().await;
     // One aggregated server that does not respond must not stop the garbage collection of all kinds.
-    let _late = tokio::time::timeout(FIRST_LISTS, listed.join_all()).await;
+    let _late = tokio::time::timeout(FIRST_LISTS_TIMEOUT, listed.join_all()).await;
     let mut tasks = JoinSet::new();
     for _ in 0..4 {
         let (own, context) = (collector.clone(), context.clone());
@@ -83,7 +83,7 @@ pub(crate) async fn run(context: Arc<Context>) {
     loop {
         collector.kinds_changed.notified().await;
         // One discovery for all events that arrive within a short time.
-        tokio::time::sleep(SETTLE).await;
+        tokio::time::sleep(DISCOVERY_DELAY).await;
         let known = collector.kinds();
         collector.set_kinds(discover(&context, &known).await);
         let mut listed = watches.update(&context, &collector, &heard);
@@ -92,9 +92,9 @@ pub(crate) async fn run(context: Arc<Context>) {
 }
 
 /// Maximum wait for the first lists, as upstream. Kinds that are listed later are added later.
-const FIRST_LISTS: Duration = Duration::from_secs(30);
+const FIRST_LISTS_TIMEOUT: Duration = Duration::from_secs(30);
 /// Delay between a change of a definition and the discovery.
-const SETTLE: Duration = Duration::from_millis(200);
+const DISCOVERY_DELAY: Duration = Duration::from_millis(200);
 
 /// The kinds that are served, except events. Known kinds whose server does not respond are kept: their objects still
 /// exist.

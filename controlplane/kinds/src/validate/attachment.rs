@@ -10,7 +10,7 @@ use super::{Causes, Path, entries, format, items, text};
 use coracle_values::Quantity;
 
 /// Maximum bytes of an attachment's metadata and of an error message.
-const LONGEST_METADATA: usize = 256;
+const MAX_METADATA: usize = 256;
 const LONGEST_MESSAGE: usize = 1024;
 const FS_GROUP_POLICIES: &[&str] = &["File", "None", "ReadWriteOnceWithFSType"];
 const LIFECYCLE_MODES: &[&str] = &["Persistent", "Ephemeral"];
@@ -35,8 +35,8 @@ pub(super) fn attachment_status(causes: &mut Causes, status: &Value) {
     let path = Path::root("status");
     let metadata = &status["attachmentMetadata"];
     let size: usize = entries(metadata).map(|(key, value)| key.len() + text(value).len()).sum();
-    if size > LONGEST_METADATA {
-        causes.too_long(&path.field("attachmentMetadata"), LONGEST_METADATA);
+    if size > MAX_METADATA {
+        causes.too_long(&path.field("attachmentMetadata"), MAX_METADATA);
     }
     for name in ["attachError", "detachError"] {
         let here = path.field(name);

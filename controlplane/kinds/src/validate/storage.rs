@@ -26,7 +26,7 @@ const NO_SOURCES: &[&str] = &[
 ];
 const MAX_PARAMETERS: usize = 512;
 /// Maximum bytes of all parameters of a class.
-const PARAMETERS_SIZE: usize = 256 * 1024;
+const MAX_PARAMETERS_SIZE: usize = 256 * 1024;
 const CLAIM_IMMUTABLE: &str = "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims";
 
 pub(crate) fn volume(causes: &mut Causes, object: &Value, old: Option<&Value>) {
@@ -210,8 +210,8 @@ pub(super) fn parameters(causes: &mut Causes, parameters: &Value) {
         causes.invalid(&path, &"".into(), "field can not be empty.");
     }
     let size: usize = entries(parameters).map(|(key, value)| key.len() + text(value).len()).sum();
-    if size > PARAMETERS_SIZE {
-        causes.too_long(&path, PARAMETERS_SIZE);
+    if size > MAX_PARAMETERS_SIZE {
+        causes.too_long(&path, MAX_PARAMETERS_SIZE);
     }
 }
 

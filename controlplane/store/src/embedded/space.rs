@@ -17,7 +17,7 @@ use super::migrate::beside;
 use crate::Health;
 
 /// Maximum bytes of the journal that are allocated ahead.
-const AHEAD: u64 = 32 << 20;
+const MAX_ALLOCATED_AHEAD: u64 = 32 << 20;
 /// Written bytes after which the journal is checked again.
 const STEP: u64 = 1 << 20;
 /// Bounds in bytes of the free space below which the store refuses new objects: 1/32 of the disk within these bounds.
@@ -82,7 +82,7 @@ impl Space {
 
     /// Whether updates are refused too: the blocks that are allocated ahead are kept for deletions.
     pub(super) fn is_exhausted(&self) -> bool {
-        self.allocated.saturating_sub(self.position) < AHEAD / 32
+        self.allocated.saturating_sub(self.position) < MAX_ALLOCATED_AHEAD / 32
     }
 
     /// Records that the journal grew.
@@ -133,7 +133,7 @@ impl Space {
             (self.allocated, self.next_look) = (self.position, self.position + STEP);
             self.journal = journal;
         }
-        let wanted = AHEAD.min(Room::of(&self.path)?.free / 8);
+        let wanted = MAX_ALLOCATED_AHEAD.min(Room::of(&self.path)?.free / 8);
         if self.position + wanted / 2 > self.allocated {
             let file = File::options().write(true).open(&self.journal)?;
             fallocate(file, FallocateFlags::KEEP_SIZE, self.position, wanted)?;
