@@ -32,7 +32,7 @@ impl Admit for Priority {
         if attributes.is(Operation::Update, "Pod")
             && let Some(old) = attributes.old
         {
-            keep(object, old);
+            keep_priority(object, old);
             return Ok(());
         }
         if !attributes.is(Operation::Create, "Pod") || !object["spec"].is_object() {
@@ -91,7 +91,7 @@ impl Admit for Priority {
 
 /// Copies the priority of the stored pod into an update without one. Clients update with the manifest of the creation,
 /// which does not have it.
-fn keep(object: &mut Value, old: &Value) {
+fn keep_priority(object: &mut Value, old: &Value) {
     let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) else { return };
     for field in ["priority", "preemptionPolicy"] {
         let before = &old["spec"][field];

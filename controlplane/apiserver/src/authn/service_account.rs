@@ -110,7 +110,7 @@ impl Tokens {
         let namespace = about["namespace"].as_str()?;
         let (name, uid) =
             (about["serviceaccount"]["name"].as_str()?, about["serviceaccount"]["uid"].as_str()?);
-        lives(cache, "serviceaccounts", (namespace, name, uid))?;
+        require_live(cache, "serviceaccounts", (namespace, name, uid))?;
         let mut user = account(namespace, name, uid);
         if let Some(id) = claims["jti"].as_str().filter(|id| !id.is_empty()) {
             user.extra.insert(CREDENTIAL.to_owned(), vec![format!("JTI={id}")]);
@@ -118,7 +118,7 @@ impl Tokens {
         if let Some(node) = about.get("node") {
             // A token that is bound to a node alone is valid while the Node exists. A pod's token needs only the pod.
             if about.get("pod").is_none() {
-                lives(cache, "nodes", ("", node["name"].as_str()?, node["uid"].as_str()?))?;
+                require_live(cache, "nodes", ("", node["name"].as_str()?, node["uid"].as_str()?))?;
             }
             for field in ["name", "uid"] {
                 let Some(value) = node[field].as_str() else { continue };
@@ -129,7 +129,7 @@ impl Tokens {
         for (claim, resource) in [("pod", "pods"), ("secret", "secrets")] {
             let Some(bound) = about.get(claim) else { continue };
             let (name, uid) = (bound["name"].as_str()?, bound["uid"].as_str()?);
-            lives(cache, resource, (namespace, name, uid))?;
+            require_live(cache, resource, (namespace, name, uid))?;
             for (field, value) in [("name", name), ("uid", uid)] {
                 let key = format!("authentication.kubernetes.io/{claim}-{field}");
                 user.extra.insert(key, vec![value.to_owned()]);
@@ -151,7 +151,7 @@ impl Tokens {
         let stored = base64::prelude::BASE64_STANDARD.decode(secret["data"]["token"].as_str()?).ok()?;
         let is_live = secret["metadata"]["deletionTimestamp"].is_null();
         (is_live && secret["type"] == LEGACY_TYPE && stored == token.as_bytes()).then_some(())?;
-        lives(cache, "serviceaccounts", (namespace, name, uid))?;
+        require_live(cache, "serviceaccounts", (namespace, name, uid))?;
         (!legacy_use::is_invalid(&secret)).then_some(())?;
         self.legacy_uses.note(&secret);
         Some(account(namespace, name, uid))
@@ -218,7 +218,7 @@ fn account(namespace: &str, name: &str, uid: &str) -> User {
 }
 
 /// `Some` if the object exists with this name and uid and is not being deleted. Terminating pods count as existing.
-fn lives(cache: &Cache, resource: &str, (namespace, name, uid): (&str, &str, &str)) -> Option<()> {
+fn require_live(cache: &Cache, resource: &str, (namespace, name, uid): (&str, &str, &str)) -> Option<()> {
     let kind = coracle_kinds::kind::by_resource("", "v1", resource)?;
     let object = cache.get(kind, namespace, name)?.value();
     let live = object["metadata"]["deletionTimestamp"].is_null() || resource == "pods";

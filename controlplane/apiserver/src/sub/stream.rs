@@ -128,7 +128,7 @@ fn path(call: &Call, container: Option<&str>) -> String {
     match container {
         None => format!("{}?{raw}", base(call)),
         Some(container) => {
-            let query = as_the_kubelet_reads(raw);
+            let query = kubelet_query(raw);
             format!("{}/{}?{query}", base(call), utf8_percent_encode(container, SEGMENT))
         }
     }
@@ -170,7 +170,7 @@ fn query_of(options: &Value) -> String {
 }
 
 /// The query for the kubelet: its parameters of streams have other names, and only `1` means true.
-fn as_the_kubelet_reads(query: &str) -> String {
+fn kubelet_query(query: &str) -> String {
     let mut words = form_urlencoded::Serializer::new(String::new());
     for (key, value) in form_urlencoded::parse(query.as_bytes()) {
         let own = match &*key {
@@ -284,8 +284,8 @@ mod tests {
     #[test]
     fn kubelets_are_asked_in_their_own_words() {
         let asked = "command=a%20b&command=c&container=x&stdin=true&stdout=1&stderr=false&tty=true";
-        assert_eq!(as_the_kubelet_reads(asked), "command=a+b&command=c&input=1&output=1&tty=1");
-        assert_eq!(as_the_kubelet_reads("follow=true&container=x&tailLines=3"), "follow=true&tailLines=3");
+        assert_eq!(kubelet_query(asked), "command=a+b&command=c&input=1&output=1&tty=1");
+        assert_eq!(kubelet_query("follow=true&container=x&tailLines=3"), "follow=true&tailLines=3");
     }
 
     #[test]

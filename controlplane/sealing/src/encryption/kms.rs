@@ -151,7 +151,7 @@ impl Kms {
     }
 
     pub(super) fn seal(&self, plain: &[u8], context: &[u8]) -> Result<Vec<u8>, Error> {
-        self.check_sometimes();
+        self.check_if_due();
         let current = self.shared.current.load();
         let current = current.as_ref().as_ref().ok_or(Error::Cipher)?;
         let info: [u8; INFO] = random()?;
@@ -221,7 +221,7 @@ impl Kms {
     }
 
     /// Starts a check of the plugin's key, if one is due. Does not wait.
-    fn check_sometimes(&self) {
+    fn check_if_due(&self) {
         let mut checked = self.shared.checked.lock().unwrap_or_else(PoisonError::into_inner);
         if checked.elapsed() > CHECK_INTERVAL {
             *checked = Instant::now();
