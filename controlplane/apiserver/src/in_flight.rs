@@ -21,7 +21,9 @@ use crate::{
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Default of the maximum read-only and mutating requests in flight, as upstream.
 pub const MAX_IN_FLIGHT: [usize; 2] = [400, 200];
+/// Index of the read-only requests in a pair of limits such as [`MAX_IN_FLIGHT`].
 const READ: usize = 0;
+/// Index of the mutating requests.
 const WRITE: usize = 1;
 /// Maximum KiB of all request bodies that are held in memory.
 const MAX_BODIES_KIB: usize = 64 << 10;

@@ -46,9 +46,10 @@ const MAX_STREAMS: u32 = 250;
 const MAX_HEADER_BYTES: u32 = 64 << 10;
 /// Maximum bytes that wait for the client on one HTTP/2 stream.
 const MAX_SEND_BUFFER: usize = 64 << 10;
-/// Interval of HTTP/2 pings, and how long a client may take to answer one.
+/// Interval of HTTP/2 pings to a client.
 const PING_INTERVAL: Duration = Duration::from_secs(60);
-const PONG: Duration = Duration::from_secs(20);
+/// Maximum time for the answer to a ping. Later, the connection is closed.
+const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
 impl Apiserver {
     /// Serves connections until the shutdown token is cancelled, then waits for running requests.
@@ -165,6 +166,6 @@ fn builder() -> auto::Builder<TokioExecutor> {
         .max_header_list_size(MAX_HEADER_BYTES)
         .max_send_buf_size(MAX_SEND_BUFFER)
         .keep_alive_interval(PING_INTERVAL)
-        .keep_alive_timeout(PONG);
+        .keep_alive_timeout(PING_TIMEOUT);
     builder
 }

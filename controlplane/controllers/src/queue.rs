@@ -11,8 +11,9 @@ use tokio::time::Instant;
 
 use crate::error::Error;
 
+/// Delay of the first retry after a failed reconcile. It doubles with each further failure, up to [`MAX_DELAY`].
 const FIRST_DELAY: Duration = Duration::from_millis(5);
-const LONGEST_DELAY: Duration = Duration::from_secs(300);
+const MAX_DELAY: Duration = Duration::from_secs(300);
 /// Maximum time of one reconcile. A request that is never answered must not keep a worker forever. A reconcile of many
 /// objects that is cut off continues at the retry, because it starts from the observed state.
 const RECONCILE_TIMEOUT: Duration = Duration::from_secs(600);
@@ -54,11 +55,11 @@ pub(crate) fn rest_after(items: usize) -> Next {
     /// Maximum number of items without a delay.
     const SMALL: usize = 100;
     const PER_ITEM: Duration = Duration::from_millis(1);
-    const LONGEST: Duration = Duration::from_secs(1);
+    const MAX_REST: Duration = Duration::from_secs(1);
     if items < SMALL {
         return Next::Wait;
     }
-    Next::Rest(PER_ITEM.saturating_mul(u32::try_from(items).unwrap_or(u32::MAX)).min(LONGEST))
+    Next::Rest(PER_ITEM.saturating_mul(u32::try_from(items).unwrap_or(u32::MAX)).min(MAX_REST))
 }
 
 /// The duration until `then`; None if it has passed. Rounded up a little, so that it has passed after the wait.
@@ -189,7 +190,7 @@ impl<T: Clone + Eq + Hash> Queue<T> {
 }
 
 fn backoff(failures: u32) -> Duration {
-    FIRST_DELAY.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1))).min(LONGEST_DELAY)
+    FIRST_DELAY.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1))).min(MAX_DELAY)
 }
 
 impl<T: Clone + Eq + Hash> State<T> {

@@ -33,9 +33,9 @@ pub const MESSAGE_MAX: usize = 1024;
 const QUEUE_CAPACITY: usize = 1000;
 /// Capacity of the table of sent events, for counting repeats.
 const SENT_MAX: usize = 4096;
-/// Pause before an event is sent again that the API server did not answer. It doubles up to [`LONGEST_PAUSE`].
+/// Pause before an event is sent again that the API server did not answer. It doubles up to [`MAX_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+const MAX_PAUSE: Duration = Duration::from_secs(30);
 
 /// Records events. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -116,7 +116,7 @@ impl Sender {
                 return;
             }
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause = (pause * 2).min(MAX_PAUSE);
         }
     }
 

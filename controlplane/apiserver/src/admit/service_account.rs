@@ -16,8 +16,9 @@ use crate::{
 const MOUNT_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// One hour and seven seconds. Old API servers recognize this type of token by this duration.
 const TOKEN_SECONDS: i64 = 3607;
-/// Maximum time that a new pod waits for its service account. The controller creates the default one, but may be late.
+/// Maximum time that a new pod waits for its service account.
 const ACCOUNT_TIMEOUT: Duration = Duration::from_secs(1);
+/// The same for the account `default`, which a controller creates some time after the namespace.
 const DEFAULT_ACCOUNT_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) struct ServiceAccount;

@@ -13,7 +13,9 @@ use crate::{
     write::text,
 };
 
+/// Lifetime of a token whose request has none.
 const DEFAULT_SECONDS: i64 = 3600;
+/// Minimum and maximum of the requested lifetime, as upstream.
 const MIN_SECONDS: i64 = 600;
 const MAX_SECONDS: i64 = 1 << 32;
 

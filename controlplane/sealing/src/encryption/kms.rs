@@ -40,18 +40,21 @@ mod v2 {
     tonic::include_proto!("v2");
 }
 
-/// Bytes of a seed, and of the random bytes that a key is derived with.
+/// Bytes of a seed.
 const SEED_BYTES: usize = 32;
-const INFO: usize = 32;
+/// Number of random bytes of each value. Its key is derived from them and from the seed.
+const INFO_BYTES: usize = 32;
 /// Maximum number of cached seeds.
 const MAX_CACHED_SEEDS: usize = 1000;
 /// Maximum number of callers that wait for the plugin. Each occupies a thread. Further callers get an error at once.
 const WAITING: usize = 32;
 /// Interval of key checks. The first write after it requests the plugin's key id, in the background.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
-/// Maximum bytes of the parts of a response, as upstream.
+/// Maximum bytes of the key id in a response, as upstream.
 const MAX_KEY_ID: usize = 1 << 10;
+/// Maximum bytes of an encrypted seed, as upstream.
 const MAX_SOURCE: usize = 1 << 10;
+/// Maximum bytes of all annotations of an encrypted seed, as upstream.
 const MAX_ANNOTATIONS: usize = 32 << 10;
 
 /// The settings of a plugin.
@@ -154,7 +157,7 @@ impl Kms {
         self.check_if_due();
         let current = self.shared.current.load();
         let current = current.as_ref().as_ref().ok_or(Error::Cipher)?;
-        let info: [u8; INFO] = random()?;
+        let info: [u8; INFO_BYTES] = random()?;
         let key = current.source.key(&info).ok_or(Error::Cipher)?;
         let mut data = info.to_vec();
         data.extend(gcm::seal(&key, plain, context)?);
@@ -181,7 +184,7 @@ impl Kms {
         let opened = match &*source {
             Source::Key(key) => gcm::open(key, &data, context),
             Source::Seed(_) => data
-                .split_first_chunk::<INFO>()
+                .split_first_chunk::<INFO_BYTES>()
                 .and_then(|(info, text)| gcm::open(&source.key(info)?, text, context)),
         };
         opened.ok_or_else(damaged)

@@ -30,8 +30,9 @@ use crate::{Error, Health};
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(8);
 /// Maximum duration of connecting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// Interval of pings, and maximum time for the answer. They detect a member behind a broken network.
+/// Interval of pings. They detect a member behind a broken network.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
+/// Maximum time for the answer to a ping.
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum bytes of a response: a page of the largest objects that etcd accepts.
 const MAX_RESPONSE: usize = 1 << 30;
